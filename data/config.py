@@ -1,0 +1,57 @@
+"""Recipe sections that the data room reads. No torch here."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from ..config import Section
+
+RowShape = Literal[
+    "auto", "messages", "conversations", "prompt_completion", "instruction", "text", "tokens"
+]
+
+
+class DataConfig(Section):
+    """Where the text comes from and how it becomes rows of tokens."""
+
+    source: str = "stdlib"
+    """`stdlib` (the Python standard library's sources), a file, a folder, a glob, or `hub:NAME`."""
+    revision: str | None = None
+    """Commit, tag or branch of a hub data set; set it, or the run cannot be repeated."""
+    split: str = "train"
+    """Split of a hub data set to train on."""
+    validation: str | None = None
+    """Source of held-out rows; without it `validation_share` of the rows is held out by a hash."""
+    validation_share: float = Field(0.03, gt=0, lt=0.5)
+    """Share of rows held out when no validation source is named."""
+    shape: RowShape = "auto"
+    """Shape of a row; `auto` finds it by the columns and prints it."""
+    columns: dict[str, str] = {}
+    """Renames columns before the shape is looked for, e.g. `{question: prompt}`."""
+    loss_on: Literal["assistant", "all"] = "assistant"
+    """Which tokens of a chat count in the loss; plain text always counts whole."""
+    chat_template: str | None = None
+    """A Jinja file to use in place of the tokenizer's own chat template."""
+    sequence_length: int = Field(512, ge=8)
+    """Tokens in a packed row."""
+    packing: bool = True
+    """Put several documents into a row (best fit); attention never crosses documents."""
+    limit_rows: int | None = Field(None, ge=1)
+    """Read only the first rows, for a quick look."""
+    max_rejected_share: float = Field(0.01, ge=0, le=1)
+    """Stop when more than this share of the rows is unusable."""
+    cache: str | None = None
+    """Folder of tokenised data; default is the user's cache folder."""
+
+
+class TokenizerConfig(Section):
+    """The tokenizer of a target made from scratch."""
+
+    path: str | None = None
+    """An existing tokenizer (folder or hub name); without it one is trained on the data."""
+    vocabulary: int = Field(4096, ge=300)
+    """Entries of a trained byte-level BPE, special tokens included."""
+    chat_template: str | None = None
+    """A Jinja file stored with a trained tokenizer, so that chat rows can be rendered."""

@@ -1,0 +1,61 @@
+"""Recipe sections that evaluation and audit read. No torch here."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from ..config import Section
+
+
+class EvalConfig(Section):
+    """How the trained drafter is measured."""
+
+    prompts: str = "stdlib"
+    """`stdlib`, or a JSONL file of prompts in our shapes, Spec-Bench's or HumanEval's."""
+    limit: int | None = Field(24, ge=1)
+    """Prompts used; empty uses all."""
+    prompt_tokens: int = Field(128, ge=1)
+    """Longest prompt; a longer one keeps its end."""
+    max_new_tokens: int = Field(96, ge=2)
+    """Tokens written per prompt at most."""
+    temperatures: list[float] = [0.0, 1.0]
+    """One row of results per temperature; 0 is greedy."""
+    top_k: int = Field(0, ge=0)
+    """Keep the k likeliest tokens; 0 keeps all."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Keep the likeliest tokens up to this mass."""
+    min_p: float = Field(0.0, ge=0, lt=1)
+    """Drop tokens below this share of the likeliest one's probability."""
+    draft_length: int = Field(4, ge=1)
+    """Drafted tokens per target call."""
+    sweep: list[int] = [1, 2, 3, 4, 5, 6, 7, 8]
+    """Draft lengths of the K sweep; an empty list leaves it out."""
+    batch: int = Field(1, ge=1)
+    """Prompts decoded together."""
+    repeats: int = Field(2, ge=1)
+    """Interleaved timing rounds of baseline and drafter."""
+    seed: int = 0
+    """Seed of sampling and of the bootstrap."""
+
+
+class AuditConfig(Section):
+    """How much evidence the losslessness audit collects."""
+
+    tokens: int = Field(12_000, ge=500)
+    """Tokens of the Rosenblatt test on the real pair; more tokens see smaller biases."""
+    sequences: int = Field(1_000_000, ge=10_000)
+    """Sampled sequences of the enumeration proof on a tiny vocabulary."""
+    temperature: float = Field(1.0, gt=0)
+    """Temperature of the sampling proofs."""
+    top_k: int = Field(0, ge=0)
+    """Top-k of the sampling proofs on the real pair."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Top-p of the sampling proofs on the real pair."""
+    draft_length: int = Field(4, ge=1)
+    """Drafted tokens per target call."""
+    batch: int = Field(16, ge=1)
+    """Rows decoded together in the Rosenblatt test."""
+    prompts: int = Field(24, ge=1)
+    """Prompts of the greedy replay."""
+    seed: int = 0
+    """Seed of every draw of the audit."""

@@ -1,0 +1,136 @@
+"""Recipe sections that the trainers read. No torch here."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from ..config import Section
+
+
+class TargetConfig(Section):
+    """The frozen model that a drafter is made for."""
+
+    path: str = "tiny"
+    """Folder or hub name of a causal LM; `tiny` is the embedded default target."""
+    revision: str | None = None
+    """Commit, tag or branch on the hub."""
+    dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Precision of the frozen target's weights."""
+    trust_remote_code: bool = False
+    """Run code that comes with the model. Leave off unless you have read it."""
+
+
+class ModelConfig(Section):
+    """Architecture of a model made from scratch; unset sizes are derived from the target's."""
+
+    architecture: Literal["qwen3", "llama"] | None = None
+    """Family of `transformers` classes; default: the target's own, or qwen3."""
+    layers: int | None = Field(None, ge=1)
+    """Decoder layers; derived: a quarter of the target's, at least one."""
+    hidden: int | None = Field(None, ge=8)
+    """Hidden size; derived: half of the target's, rounded to whole heads."""
+    intermediate: int | None = Field(None, ge=8)
+    """Inner size of the feed-forward part; derived: same ratio to `hidden` as in the target."""
+    heads: int | None = Field(None, ge=1)
+    """Attention heads; derived from `hidden` and `head_size`."""
+    kv_heads: int | None = Field(None, ge=1)
+    """Key-value heads; derived: the target's ratio."""
+    head_size: int | None = Field(None, ge=4)
+    """Size of a head; derived: the target's."""
+    tied: bool = True
+    """Share the input embedding with the output projection."""
+    max_positions: int | None = Field(None, ge=16)
+    """Longest context in tokens; derived: the target's, or 2048."""
+    start_from: str | None = None
+    """Folder or hub name of an existing model to go on from, in place of fresh weights."""
+
+
+class ObjectiveConfig(Section):
+    """What is minimised."""
+
+    kl: float = Field(1.0, ge=0)
+    """Weight of the forward KL divergence from the target's law to the draft's."""
+    ce: float = Field(0.0, ge=0)
+    """Weight of the cross-entropy on the text's own next token."""
+    temperature: float = Field(1.0, gt=0)
+    """Softens both laws inside the KL."""
+    chunk: int = Field(256, ge=1)
+    """Positions whose full-vocabulary logits exist at the same time; less memory when small."""
+
+
+class OptimizerConfig(Section):
+    """How weights move."""
+
+    name: Literal["adamw", "muon"] = "adamw"
+    """`muon` orthogonalises the update of hidden matrices (AdamW for the rest): fewer tokens."""
+    lr: float = Field(1e-3, gt=0)
+    """Peak learning rate of AdamW."""
+    muon_lr: float = Field(0.02, gt=0)
+    """Peak learning rate of Muon's matrices."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Decay of AdamW's first and second moments."""
+    weight_decay: float = Field(0.1, ge=0)
+    """Decoupled weight decay on matrices; vectors get none."""
+    clip: float = Field(1.0, gt=0)
+    """Gradient norm above which gradients are scaled down."""
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    """Shape of the learning rate after warm-up."""
+    warmup_steps: int = Field(50, ge=0)
+    """Steps of linear warm-up."""
+    final_share: float = Field(0.1, ge=0, le=1)
+    """Learning rate at the last step as a share of the peak."""
+
+
+class LoopConfig(Section):
+    """How long, how large, how precise, how often reported."""
+
+    steps: int = Field(200, ge=1)
+    """Optimiser steps."""
+    batch_rows: int = Field(16, ge=1)
+    """Rows of an optimiser step over all processes together."""
+    micro_rows: int = Field(16, ge=1)
+    """Rows of one forward pass in one process; accumulation follows from it."""
+    precision: Literal["fp32", "bf16", "fp16"] = "bf16"
+    """Mixed precision of forward and backward; weights and moments stay fp32."""
+    seed: int = 0
+    """Seed of weights, row order and dropout."""
+    ema: float | None = Field(None, gt=0, lt=1)
+    """Decay of an exponential moving average of the weights; off when empty."""
+    log_every: int = Field(10, ge=1)
+    """Steps between progress lines and `metrics.jsonl` records."""
+    validate_every: int = Field(100, ge=1)
+    """Steps between measurements of the held-out loss."""
+    validate_rows: int = Field(64, ge=1)
+    """Held-out rows of such a measurement."""
+    max_bad_steps: int = Field(3, ge=0)
+    """Non-finite steps in a row that are skipped before the run stops."""
+    trackers: list[Literal["tensorboard", "trackio", "wandb", "mlflow", "aim"]] = []
+    """Trackers that get copies of the metrics."""
+    deterministic: bool = True
+    """Refuse kernels whose result depends on timing, so that a resume is exact."""
+    dataloader_workers: int = Field(0, ge=0)
+    """Processes that build batches ahead; 0 builds them in the training process."""
+
+
+class CheckpointConfig(Section):
+    """What is saved, how often, how much is kept."""
+
+    every_steps: int = Field(100, ge=1)
+    """Steps between resumable checkpoints; the last step is always saved."""
+    keep: int = Field(2, ge=1)
+    """Complete resumable checkpoints that are kept; older ones go after the new one stands."""
+
+
+class ProbeConfig(Section):
+    """Periodic real decoding on held-out prompts; the checkpoint with the best tau is kept."""
+
+    every_steps: int | None = Field(None, ge=1)
+    """Steps between probes; empty probes at the last step only."""
+    prompts: int = Field(8, ge=1)
+    """Held-out prompts per probe."""
+    max_new_tokens: int = Field(48, ge=2)
+    """Tokens written per prompt."""
+    draft_length: int = Field(4, ge=1)
+    """Drafted tokens per target call."""
