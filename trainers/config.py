@@ -66,17 +66,17 @@ class OptimizerConfig(Section):
     name: Literal["adamw", "muon"] = "adamw"
     """`muon` orthogonalises the update of hidden matrices (AdamW for the rest): fewer tokens."""
     lr: float = Field(1e-3, gt=0)
-    """Peak learning rate of AdamW."""
-    muon_lr: float = Field(0.02, gt=0)
-    """Peak learning rate of Muon's matrices."""
+    """Peak learning rate; Muon's updates are scaled to the size of AdamW's."""
     betas: tuple[float, float] = (0.9, 0.95)
     """Decay of AdamW's first and second moments."""
     weight_decay: float = Field(0.1, ge=0)
     """Decoupled weight decay on matrices; vectors get none."""
     clip: float = Field(1.0, gt=0)
     """Gradient norm above which gradients are scaled down."""
-    schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    """Shape of the learning rate after warm-up."""
+    schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
+    """Shape of the learning rate after warm-up; `wsd` is constant, then a linear decay."""
+    decay_share: float = Field(0.25, gt=0, le=1)
+    """Share of the steps in which `wsd` decays; a run can be lengthened before that point."""
     warmup_steps: int = Field(50, ge=0)
     """Steps of linear warm-up."""
     final_share: float = Field(0.1, ge=0, le=1)
@@ -110,8 +110,6 @@ class LoopConfig(Section):
     """Trackers that get copies of the metrics."""
     deterministic: bool = True
     """Refuse kernels whose result depends on timing, so that a resume is exact."""
-    dataloader_workers: int = Field(0, ge=0)
-    """Processes that build batches ahead; 0 builds them in the training process."""
 
 
 class CheckpointConfig(Section):

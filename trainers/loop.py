@@ -1,0 +1,370 @@
+"""The one training loop: every objective goes through here.
+
+`Loop.run` is the whole story: rows of the step, forward and backward, guard, update, report,
+save. Policy (when to report, validate, probe, save) sits in named helpers below it.
+Read next: `objective.py` for what a method supplies, `checkpoint.py` for what a kill cannot break.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from accelerate import Accelerator
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from ..errors import Stopped, TrainingFailed
+from . import checkpoint, optimizer, state
+from .config import CheckpointConfig, LoopConfig, OptimizerConfig, ProbeConfig
+from .objective import Batch, Objective
+from .order import RowOrder, share_of_rank
+from .progress import Meter, Record, Screen, copy_to_trackers
+from .signals import StopFlag, stop_on_signal
+
+Probe = Callable[[nn.Module], dict[str, float]]
+_log = logging.getLogger(__name__)
+
+
+class Rows(Protocol):
+    """What the loop needs of a data set."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, rows: list[int]) -> Batch: ...
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The recipe sections that the loop reads."""
+
+    loop: LoopConfig
+    optimizer: OptimizerConfig
+    checkpoint: CheckpointConfig
+    probe: ProbeConfig
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a finished run ended."""
+
+    steps: int
+    validation_loss: float
+    best: dict[str, float] | None
+
+
+class Loop:
+    """Trains one objective on one set of rows, in one process or many."""
+
+    def __init__(
+        self, objective: Objective, train: Rows, validation: Rows, plan: Plan,
+        accelerator: Accelerator, *, out: Path, export_to: Path, probe: Probe | None,
+    ) -> None:  # fmt: skip
+        self.objective, self.train_rows, self.validation_rows = objective, train, validation
+        self.plan, self.accelerator, self.probe = plan, accelerator, probe
+        self.out, self.export_to = out, export_to
+        self.order = RowOrder(len(train), plan.loop.batch_rows, plan.loop.seed)
+        self.bad_steps = self.skipped = 0
+        self.best: dict[str, float] | None = None
+        optimizers = optimizer.build(objective.module, plan.optimizer)
+        self.module, *self.optimizers = accelerator.prepare(objective.module, *optimizers)
+        decay = plan.loop.ema
+        self.average = None if decay is None else state.Average(objective.module, decay)
+
+    def run(self, resume: Path | None) -> Outcome:
+        """Train from the start, or from a complete checkpoint, to the last step."""
+        loop = self.plan.loop
+        first = 0 if resume is None else self.load(resume)
+        main = self.accelerator.is_main_process
+        record = Record(self.out / "metrics.jsonl", after=first, active=main)
+        screen = Screen(loop.steps, first=first, active=main)
+        meter = Meter()
+        validation = float("nan")
+        with stop_on_signal() as stop, contextlib.closing(record), contextlib.closing(screen):
+            for step in range(first, loop.steps):
+                done, last = step + 1, step + 1 == loop.steps
+                self.train_step(step, meter)
+                screen.step()
+                if done % loop.log_every == 0 or last:
+                    self.report(done, meter, record, screen)
+                if done % loop.validate_every == 0 or last:
+                    validation = self.validate(done, record, screen)
+                    meter.restart()
+                if self.is_due(done, self.plan.probe.every_steps):
+                    self.probe_and_export(done, record, screen)
+                    meter.restart()
+                stopped = self.agreed(stop)
+                if stopped or last or done % self.plan.checkpoint.every_steps == 0:
+                    self.save(done)
+                if stopped and not last:
+                    raise Stopped(
+                        f"{stop.name or 'a signal on another process'}: stopped after step {done} "
+                        f"of {loop.steps} with a checkpoint; `--resume auto` goes on from it"
+                    )
+        return Outcome(loop.steps, validation, self.best)
+
+    # ---- one step -------------------------------------------------------------------------
+
+    def train_step(self, step: int, meter: Meter) -> None:
+        """Forward, backward, guard, update. A non-finite step leaves the weights untouched."""
+        began = time.perf_counter()
+        batches = self.batches(self.order.step(step))
+        waited = time.perf_counter() - began
+        labels = self.total(sum(int(batch["loss_mask"].sum()) for batch in batches))
+        if labels == 0:
+            raise TrainingFailed(f"step {step}: none of its {self.order.batch} rows has a label")
+        self.seed(step)
+        sums: dict[str, float] = {}
+        for number, batch in enumerate(batches):
+            with self.last_synchronises(number, len(batches)):
+                terms = self.backward(batch, labels, len(batches))
+            for name, value in terms.items():
+                sums[name] = sums.get(name, 0.0) + float(value)
+        sums = {name: self.total(value) for name, value in sums.items()}
+        self.update(step, finite=all(map(_finite, sums.values())))
+        tokens = self.order.batch * batches[0]["input_ids"].shape[1]
+        meter.add(sums, labels, tokens, waited)
+
+    def batches(self, rows: list[int]) -> list[Batch]:
+        """This process's micro-batches of a step's global rows, on its device."""
+        accelerator, micro = self.accelerator, self.plan.loop.micro_rows
+        shares = share_of_rank(rows, accelerator.process_index, accelerator.num_processes, micro)
+        return [self.to_device(self.train_rows.batch(share)) for share in shares]
+
+    def backward(self, batch: Batch, labels: float, micro_batches: int) -> dict[str, Tensor]:
+        """Add the gradient of this micro-batch's share of the mean loss over all labels."""
+        lesson = self.objective.prepare(batch)
+        loss, terms = self.module(batch, lesson)
+        # data parallelism averages gradients over processes; the loss is a sum over them
+        scale = self.accelerator.num_processes / labels
+        if self.uses_deepspeed:
+            scale *= micro_batches  # DeepSpeed divides by the accumulation steps itself
+        self.accelerator.backward(loss * scale)
+        return terms
+
+    def update(self, step: int, *, finite: bool) -> None:
+        """Clip and step, unless something is not finite: then skip, and stop after too many."""
+        plan = self.plan
+        if self.uses_deepspeed:
+            self.set_rate(step)
+            if not finite:
+                raise TrainingFailed(
+                    f"step {step}: the loss is not finite, and DeepSpeed has already stepped; "
+                    "resume from the last checkpoint with a smaller optimizer.lr"
+                )
+        else:
+            norm = self.accelerator.clip_grad_norm_(self.module.parameters(), plan.optimizer.clip)
+            finite = finite and bool(torch.isfinite(torch.as_tensor(norm)))
+        self.bad_steps = 0 if finite else self.bad_steps + 1
+        if self.bad_steps > plan.loop.max_bad_steps:
+            raise TrainingFailed(
+                f"step {step}: {self.bad_steps} non-finite steps in a row (limit "
+                f"loop.max_bad_steps = {plan.loop.max_bad_steps}). The weights are those before "
+                "the first of them; lower optimizer.lr or set loop.precision to fp32"
+            )
+        if finite and not self.uses_deepspeed:
+            self.set_rate(step)
+            for each in self.optimizers:
+                each.step()
+        elif not finite:
+            self.skipped += 1
+            _log.warning("step %d skipped: loss or gradient is not finite", step)
+        for each in self.optimizers:
+            each.zero_grad()
+        if finite and self.average is not None:
+            self.average.update(self.objective.module)
+
+    def set_rate(self, step: int) -> None:
+        lr = optimizer.rate(step, self.plan.loop.steps, self.plan.optimizer)
+        for each in self.optimizers:
+            for group in each.param_groups:
+                group["lr"] = lr
+
+    def seed(self, step: int) -> None:
+        """Every step draws from its own seed: there is no random state to save."""
+        key = f"{self.plan.loop.seed}/{step}/{self.accelerator.process_index}"
+        torch.manual_seed(int.from_bytes(hashlib.sha256(key.encode()).digest()[:7], "big"))
+
+    # ---- policy ---------------------------------------------------------------------------
+
+    def is_due(self, done: int, every: int | None) -> bool:
+        return done == self.plan.loop.steps or (every is not None and done % every == 0)
+
+    def report(self, done: int, meter: Meter, record: Record, screen: Screen) -> None:
+        lr = optimizer.rate(done - 1, self.plan.loop.steps, self.plan.optimizer)
+        values = {**meter.means(), "lr": lr, "epoch": self.order.epoch(done), **meter.clock()}
+        if self.skipped:
+            values["skipped_steps"] = self.skipped
+        record.write("train", done, values)
+        screen.report(done, values)
+        copy_to_trackers(self.accelerator, values, done)
+        meter.restart()
+
+    def validate(self, done: int, record: Record, screen: Screen) -> float:
+        """Mean terms over held-out rows, every process on its share."""
+        count = min(self.plan.loop.validate_rows, len(self.validation_rows))
+        rank, world = self.accelerator.process_index, self.accelerator.num_processes
+        sums: dict[str, float] = {}
+        labels = 0
+        with self.averaged(), torch.no_grad(), _eval_mode(self.module):
+            for row in range(rank, count, world):
+                batch = self.to_device(self.validation_rows.batch([row]))
+                if not bool(batch["loss_mask"].any()):
+                    continue
+                with self.accelerator.autocast():
+                    _, terms = self.objective.module(batch, self.objective.prepare(batch))
+                labels += int(batch["loss_mask"].sum())
+                for name, value in terms.items():
+                    sums[name] = sums.get(name, 0.0) + float(value)
+        total = max(1.0, self.total(labels))
+        values = {f"validation_{name}": self.total(value) / total for name, value in sums.items()}
+        record.write("validation", done, values)
+        screen.report(done, values)
+        copy_to_trackers(self.accelerator, values, done)
+        return values.get("validation_loss", float("nan"))
+
+    def probe_and_export(self, done: int, record: Record, screen: Screen) -> None:
+        """Decode for real; export when tau is the best so far. Without a probe, the last wins."""
+        draft = self.objective.draft()
+        if self.probe is None or draft is None:
+            if done == self.plan.loop.steps:
+                self.export()
+            return
+        with self.averaged(), _eval_mode(draft):
+            values = self.probe(draft) if self.accelerator.is_main_process else {}
+        if values:
+            record.write("probe", done, values)
+            screen.report(done, {f"probe_{name}": value for name, value in values.items()})
+        better = self.total(float(bool(values) and self.beats_best(values)))
+        if better:
+            self.best = {**values, "step": float(done)}
+            self.export()
+        self.accelerator.wait_for_everyone()
+
+    def beats_best(self, values: dict[str, float]) -> bool:
+        return self.best is None or values["tau"] > self.best["tau"]
+
+    def export(self) -> None:
+        with self.averaged():
+            if self.accelerator.is_main_process:
+                checkpoint.replace_folder(self.export_to, self.objective.export)
+
+    # ---- saving and resuming --------------------------------------------------------------
+
+    def save(self, done: int) -> None:
+        """Write and publish a checkpoint, then delete those beyond `checkpoint.keep`."""
+        folder = self.out / "checkpoints"
+        if self.uses_deepspeed:
+            self.save_deepspeed(folder, done)
+        elif self.accelerator.is_main_process:
+            checkpoint.write(folder, f"step-{done:08d}", lambda place: self.fill(place, done))
+            checkpoint.delete_older(folder, self.plan.checkpoint.keep)
+        self.accelerator.wait_for_everyone()
+
+    def fill(self, place: Path, done: int) -> None:
+        state.save_tensors(place / "model.safetensors", state.trainable(self.objective.module))
+        state.save_optimizers(place, [_unwrapped(each) for each in self.optimizers])
+        self.fill_counters(place, done)
+
+    def fill_counters(self, place: Path, done: int) -> None:
+        if self.average is not None:
+            state.save_tensors(place / "average.safetensors", self.average.tensors)
+        counters = {"step": done, "best": self.best, "skipped": self.skipped,
+                    "bad_steps": self.bad_steps}  # fmt: skip
+        (place / "trainer.json").write_text(json.dumps(counters))
+
+    def save_deepspeed(self, folder: Path, done: int) -> None:
+        """DeepSpeed's own files as one part of the staged folder, under our manifest."""
+        staging = folder / f".staging-step-{done:08d}"
+        staging.mkdir(parents=True, exist_ok=True)
+        self.accelerator.wait_for_everyone()
+        self.module.save_checkpoint(str(staging), tag="deepspeed", exclude_frozen_parameters=True)
+        self.accelerator.wait_for_everyone()
+        if self.accelerator.is_main_process:
+            self.fill_counters(staging, done)
+            checkpoint.publish(staging, folder / f"step-{done:08d}")
+            checkpoint.delete_older(folder, self.plan.checkpoint.keep)
+
+    def load(self, place: Path) -> int:
+        """Put everything back as it was after the checkpoint's step, and return that step."""
+        counters = json.loads((place / "trainer.json").read_text())
+        if self.uses_deepspeed:
+            self.module.load_checkpoint(str(place), tag="deepspeed")
+        else:
+            state.load_trainable(self.objective.module, load_file(place / "model.safetensors"))
+            state.load_optimizers(place, [_unwrapped(each) for each in self.optimizers])
+        if self.average is not None:
+            self.average.tensors = load_file(place / "average.safetensors")
+        self.best, self.skipped = counters["best"], counters["skipped"]
+        self.bad_steps = counters["bad_steps"]
+        _log.info(
+            "resumed %s: step %d, %.2f epochs seen", place, counters["step"],
+            self.order.epoch(counters["step"]),
+        )  # fmt: skip
+        return int(counters["step"])
+
+    # ---- small parts ----------------------------------------------------------------------
+
+    @property
+    def uses_deepspeed(self) -> bool:
+        return self.accelerator.state.deepspeed_plugin is not None
+
+    def total(self, value: float) -> float:
+        """The sum of a number over all processes."""
+        if self.accelerator.num_processes == 1:
+            return float(value)
+        tensor = torch.tensor(float(value), dtype=torch.float64, device=self.accelerator.device)
+        return float(self.accelerator.reduce(tensor, reduction="sum"))
+
+    def agreed(self, stop: StopFlag) -> bool:
+        """Whether any process was asked to stop: all of them stop after the same step."""
+        return self.total(float(bool(stop))) > 0
+
+    def to_device(self, batch: Batch) -> Batch:
+        device = self.accelerator.device
+        return {name: t.to(device, non_blocking=True) for name, t in batch.items()}
+
+    def last_synchronises(self, number: int, count: int) -> contextlib.AbstractContextManager[Any]:
+        if number == count - 1 or self.uses_deepspeed:
+            return contextlib.nullcontext()
+        return self.accelerator.no_sync(self.module)
+
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Use the moving average of the weights inside the block, where one is kept."""
+        if self.average is None:
+            yield
+            return
+        module = self.objective.module
+        trained = {name: t.clone() for name, t in state.trainable(module).items()}
+        state.load_trainable(module, self.average.tensors)
+        try:
+            yield
+        finally:
+            state.load_trainable(module, trained)
+
+
+@contextlib.contextmanager
+def _eval_mode(module: nn.Module) -> Iterator[None]:
+    was = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(was)
+
+
+def _finite(value: float) -> bool:
+    return value == value and abs(value) != float("inf")
+
+
+def _unwrapped(wrapped: Any) -> torch.optim.Optimizer:
+    return getattr(wrapped, "optimizer", wrapped)

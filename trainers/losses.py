@@ -1,0 +1,170 @@
+"""Losses over the vocabulary that never hold all logits at once.
+
+With V = 151,936 the fp32 logits of 2,048 positions weigh 1.2 GB, and a plain distillation loss
+keeps about six such tensors. Here positions go through in chunks: logits, loss and the gradient
+with respect to the logits of one chunk are made, folded into the gradients of the hidden states
+and of the head, and dropped (the idea of Liger's fused linear cross-entropy, Hsu et al. 2024).
+A method's mathematics is one pure function of a chunk (`TokenLoss`). Read next: `distill.py`.
+
+Shapes: P labelled positions, C positions of a chunk, V vocabulary, H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+# (draft logits [C, V] fp32, target logits [C, V] fp32 or None, label ids [C]) -> named losses [C]
+# The first entry is what is minimised; the others are only reported.
+TokenLoss = Callable[[Tensor, Tensor | None, Tensor], dict[str, Tensor]]
+
+
+def cross_entropy(logits_CV: Tensor, _target: Tensor | None, label_C: Tensor) -> dict[str, Tensor]:
+    """-log q(label), in nats."""
+    ce_C = F.cross_entropy(logits_CV, label_C, reduction="none")
+    return {"loss": ce_C, "ce": ce_C.detach()}
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """`kl` * KL(p || q) at `temperature` + `ce` * cross-entropy on the text's own token.
+
+    The forward KL of Hinton et al. 2015 and of DistillSpec (Zhou et al. 2023, FKL). It also
+    reports `alpha`, sum_v min(p, q): the acceptance rate of sampling at temperature 1
+    (Leviathan et al. 2023, theorem 3.5), the quantity that distillation is for.
+    """
+
+    kl: float
+    ce: float
+    temperature: float = 1.0
+
+    def __call__(
+        self, draft_CV: Tensor, target_CV: Tensor | None, label_C: Tensor
+    ) -> dict[str, Tensor]:
+        if target_CV is None:
+            raise ValueError("distillation needs the target's logits")
+        log_q_CV = (draft_CV / self.temperature).log_softmax(-1)
+        log_p_CV = (target_CV / self.temperature).log_softmax(-1)
+        kl_C = (log_p_CV.exp() * (log_p_CV - log_q_CV)).nan_to_num(0.0).sum(-1)
+        ce_C = F.cross_entropy(draft_CV, label_C, reduction="none")
+        with torch.no_grad():
+            alpha_C = torch.minimum(draft_CV.softmax(-1), target_CV.softmax(-1)).sum(-1)
+        loss_C = self.kl * kl_C + self.ce * ce_C
+        return {"loss": loss_C, "kl": kl_C.detach(), "ce": ce_C.detach(), "alpha": alpha_C}
+
+
+class ChunkedLoss(nn.Module):
+    """The head and the loss in one: hidden states in, sum of losses out.
+
+    It is a module with the head's weight as its own parameter, so that whatever shards
+    parameters gathers it here as for any other layer.
+    """
+
+    def __init__(self, head: nn.Linear, loss: TokenLoss, *, chunk: int) -> None:
+        super().__init__()
+        if head.bias is not None:
+            raise ValueError("an output projection with a bias is not supported by the chunked loss")
+        self.weight = head.weight
+        self.loss = loss
+        self.chunk = chunk
+
+    def forward(
+        self, hidden_PH: Tensor, label_P: Tensor, teacher: Teacher | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Sum of the loss over P positions (a scalar with a gradient) and the sums of all terms."""
+        names: list[str] = []
+        sums = _ChunkedSum.apply(
+            hidden_PH, self.weight, label_P, teacher, self.loss, self.chunk, names
+        )
+        return sums[0], dict(zip(names, sums[1], strict=True))
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """The frozen target's last hidden states and head: its logits are made chunk by chunk."""
+
+    hidden_PH: Tensor
+    weight_VH: Tensor
+
+    def logits(self, part: slice, vocabulary: int) -> Tensor:
+        """fp32 logits [C, V] of some positions, cut to the rows that have a token."""
+        return F.linear(self.hidden_PH[part], self.weight_VH)[:, :vocabulary].float()
+
+
+class _ChunkedSum(torch.autograd.Function):
+    """Sum over chunks, with the gradients made in the forward pass while the logits exist."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_PH: Tensor, weight_VH: Tensor, label_P: Tensor, teacher: Teacher | None,
+        loss: TokenLoss, chunk: int, names: list[str],
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        compute = _compute_dtype(hidden_PH)
+        weight = weight_VH.to(compute)
+        wanted = any(ctx.needs_input_grad[:2])
+        hidden_grad = torch.empty_like(hidden_PH) if wanted else None
+        weight_grad = torch.zeros_like(weight_VH, dtype=torch.float32) if wanted else None
+        totals: Tensor | None = None
+        with torch.autocast(hidden_PH.device.type, enabled=False):
+            for at in range(0, len(hidden_PH), chunk):
+                part = slice(at, at + chunk)
+                hidden_CH = hidden_PH[part].to(compute)
+                logits_CV = F.linear(hidden_CH, weight).float()
+                target_CV = teacher.logits(part, len(weight)) if teacher is not None else None
+                terms, grad_CV = _terms(loss, logits_CV, target_CV, label_P[part], wanted)
+                del logits_CV, target_CV
+                names[:] = list(terms)
+                sums = torch.stack([term.sum(dtype=torch.float32) for term in terms.values()])
+                totals = sums if totals is None else totals + sums
+                if grad_CV is not None and hidden_grad is not None and weight_grad is not None:
+                    grad_CV = grad_CV.to(compute)
+                    hidden_grad[part] = grad_CV @ weight
+                    _add_product(weight_grad, grad_CV, hidden_CH)
+        if totals is None:
+            raise ValueError("no labelled position in the batch")
+        ctx.save_for_backward(hidden_grad, weight_grad)
+        ctx.mark_non_differentiable(totals)
+        return totals[0].clone(), totals
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        hidden_grad, weight_grad = ctx.saved_tensors
+        scale = grads[0]
+        return (
+            hidden_grad.mul_(scale.to(hidden_grad.dtype)), weight_grad.mul_(scale),
+            None, None, None, None, None,
+        )  # fmt: skip
+
+
+def _terms(
+    loss: TokenLoss, logits_CV: Tensor, target_CV: Tensor | None, label_C: Tensor, wanted: bool
+) -> tuple[dict[str, Tensor], Tensor | None]:
+    """The loss's terms and, when wanted, the gradient of their first with respect to the logits."""
+    if not wanted:
+        return loss(logits_CV, target_CV, label_C), None
+    with torch.enable_grad():
+        logits_CV.requires_grad_()
+        terms = loss(logits_CV, target_CV, label_C)
+        first = next(iter(terms.values()))
+        (grad_CV,) = torch.autograd.grad(first.sum(), logits_CV)
+    return {name: term.detach() for name, term in terms.items()}, grad_CV
+
+
+def _add_product(into_VH: Tensor, grad_CV: Tensor, hidden_CH: Tensor) -> None:
+    """into += grad^T hidden, summed over chunks in fp32."""
+    if grad_CV.dtype == into_VH.dtype:
+        into_VH.addmm_(grad_CV.T, hidden_CH)
+    else:
+        into_VH.add_(grad_CV.T @ hidden_CH)
+
+
+def _compute_dtype(hidden_PH: Tensor) -> torch.dtype:
+    device = hidden_PH.device.type
+    if torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return hidden_PH.dtype

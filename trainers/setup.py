@@ -1,0 +1,109 @@
+"""From plan to finished run: accelerator, resume decision, loop, outcome.
+
+Shared by every method; `target.py` and `distill.py` call it with their objective.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import InitProcessGroupKwargs
+
+from ..errors import RequestError
+from . import checkpoint
+from .config import LoopConfig, OptimizerConfig
+from .loop import Loop, Outcome, Plan, Probe, Rows
+from .objective import Objective
+
+_log = logging.getLogger(__name__)
+
+
+def make_accelerator(loop: LoopConfig, optimizer: OptimizerConfig, out: Path) -> Accelerator:
+    """The accelerator of this run, checked against the recipe's batch."""
+    on_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in {"1", "true", "yes"}
+    on_cpu = on_cpu or not torch.cuda.is_available()
+    # DeepSpeed on CPU believes that every rank is alone unless the backend is named; a single
+    # process that names one is taken for a rank of a group that nobody started
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    handlers: list[Any] = [InitProcessGroupKwargs(backend="gloo")] if on_cpu and several else []
+    precision = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}[loop.precision]
+    if precision == "fp16" and on_cpu:
+        raise RequestError(
+            "loop.precision is fp16, which needs a GPU (gradient scaling); use bf16 or fp32 here"
+        )
+    accelerator = Accelerator(
+        mixed_precision=precision, cpu=on_cpu, kwargs_handlers=handlers,
+        log_with=list(loop.trackers) or None, project_dir=str(out),
+    )  # fmt: skip
+    accumulation = _accumulation(loop, accelerator.num_processes)
+    plugin = accelerator.state.deepspeed_plugin
+    if plugin is not None:
+        if optimizer.name != "adamw":
+            raise RequestError(
+                f"optimizer.name is {optimizer.name!r}; DeepSpeed takes one optimiser: use adamw"
+            )
+        accelerator.gradient_accumulation_steps = accumulation
+        plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = loop.micro_rows
+        plugin.deepspeed_config["gradient_accumulation_steps"] = accumulation
+        plugin.deepspeed_config["gradient_clipping"] = optimizer.clip
+    if loop.trackers:
+        accelerator.init_trackers("draftsmith")
+    return accelerator
+
+
+def _accumulation(loop: LoopConfig, processes: int) -> int:
+    """Micro-batches per process and step; the recipe's batch must divide evenly."""
+    each = loop.micro_rows * processes
+    if loop.batch_rows % each:
+        raise RequestError(
+            f"loop.batch_rows is {loop.batch_rows}, which is not a multiple of loop.micro_rows "
+            f"({loop.micro_rows}) x processes ({processes}) = {each}; "
+            f"try --loop.batch_rows {max(1, round(loop.batch_rows / each)) * each}"
+        )
+    return loop.batch_rows // each
+
+
+def make_deterministic(loop: LoopConfig) -> None:
+    """Seed the making of the weights, and refuse kernels that depend on timing if asked to."""
+    torch.manual_seed(loop.seed)
+    if loop.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+
+
+def resume_from(out: Path, resume: str) -> Path | None:
+    """The checkpoint to go on from: `auto` (newest complete, if any), `never`, or a path."""
+    if resume == "never":
+        if any((out / "checkpoints").glob("step-*")):
+            raise RequestError(
+                f"{out} holds checkpoints and --resume is never; "
+                "use --resume auto to go on, or another --out"
+            )
+        return None
+    if resume == "auto":
+        return checkpoint.newest(out / "checkpoints")
+    reason = checkpoint.fault(Path(resume))
+    if reason is not None:
+        raise RequestError(f"--resume {resume}: {reason}; expected a folder like step-00000100")
+    return Path(resume)
+
+
+def run_loop(
+    objective: Objective, train: Rows, validation: Rows, plan: Plan, accelerator: Accelerator,
+    *, out: Path, export_to: Path, probe: Probe | None, resume: str,
+) -> Outcome:  # fmt: skip
+    """Train to the last step and report how it ended."""
+    start = resume_from(out, resume)
+    loop = Loop(
+        objective, train, validation, plan, accelerator,
+        out=out, export_to=export_to, probe=probe,
+    )  # fmt: skip
+    outcome = loop.run(start)
+    if accelerator.trackers:
+        accelerator.end_training()
+    return outcome

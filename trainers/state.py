@@ -1,0 +1,87 @@
+"""What a resumable checkpoint holds: weights, moments, averages and counters, in full precision.
+
+Random state is not among them: every step seeds its generators from (seed, step, rank), and the
+row order is a pure function too, so a step number says it all. Read next: `loop.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+
+def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Write tensors as safetensors; shared storage is written once per name."""
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
+
+
+def trainable(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters that are trained, and buffers that are saved, by name; shared ones once."""
+    frozen = {name for name, p in module.named_parameters() if not p.requires_grad}
+    seen: set[int] = set()
+    kept = {}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        if name in frozen or id(tensor) in seen:
+            continue
+        seen.add(id(tensor))
+        kept[name] = tensor.detach()
+    return kept
+
+
+def load_trainable(module: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Copy saved tensors into `module`; the names must be exactly the ones it trains."""
+    own = trainable(module)
+    if own.keys() != tensors.keys():
+        odd = sorted(own.keys() ^ tensors.keys())[:5]
+        raise ValueError(f"the checkpoint holds other weights than the model: {odd}")
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(tensors[name])
+
+
+def save_optimizers(folder: Path, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Moments as tensors, the rest (step counts, hyper-parameters) as JSON."""
+    for number, optimizer in enumerate(optimizers):
+        tensors: dict[str, Tensor] = {}
+        plain: dict[str, Any] = {}
+        saved = optimizer.state_dict()
+        for index, state in saved["state"].items():
+            for key, value in state.items():
+                if isinstance(value, Tensor):
+                    tensors[f"{index}.{key}"] = value
+                else:
+                    plain[f"{index}.{key}"] = value
+        save_tensors(folder / f"optimizer-{number}.safetensors", tensors)
+        content = {"plain": plain, "groups": saved["param_groups"]}
+        (folder / f"optimizer-{number}.json").write_text(json.dumps(content))
+
+
+def load_optimizers(folder: Path, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """The inverse of `save_optimizers`, bit for bit."""
+    for number, optimizer in enumerate(optimizers):
+        content = json.loads((folder / f"optimizer-{number}.json").read_text())
+        state: dict[int, dict[str, Any]] = {}
+        tensors = load_file(folder / f"optimizer-{number}.safetensors")
+        for name, value in [*tensors.items(), *content["plain"].items()]:
+            index, key = name.split(".", 1)
+            state.setdefault(int(index), {})[key] = value
+        optimizer.load_state_dict({"state": state, "param_groups": content["groups"]})
+
+
+class Average:
+    """Exponential moving average of the trained weights (Polyak averaging), in fp32."""
+
+    def __init__(self, module: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self.tensors = {name: t.float().clone() for name, t in trainable(module).items()}
+
+    @torch.no_grad()
+    def update(self, module: nn.Module) -> None:
+        for name, tensor in trainable(module).items():
+            self.tensors[name].lerp_(tensor.float(), 1 - self.decay)

@@ -1,0 +1,73 @@
+"""Train a small causal LM from scratch, so that everything can be tried without a hub.
+
+Order of the file, as in every trainer: the module, the objective, set-up.
+Read next: `loop.py`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from .architecture import fresh_model
+from .config import ModelConfig
+from .losses import ChunkedLoss, cross_entropy
+from .objective import Batch, hidden_states, labelled
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+class NextToken(nn.Module):
+    """Cross-entropy of the next token, in chunks over positions."""
+
+    def __init__(self, model: PreTrainedModel, *, chunk: int) -> None:
+        super().__init__()
+        self.model = model
+        self.head = ChunkedLoss(model.get_output_embeddings(), cross_entropy, chunk=chunk)
+
+    def forward(self, batch: Batch, _lesson: None = None) -> tuple[Tensor, dict[str, Tensor]]:
+        hidden_PH, label_P = labelled(hidden_states(self.model, batch), batch)
+        return self.head(hidden_PH, label_P)
+
+
+class TargetObjective:
+    """Trains `model` on the text itself."""
+
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, chunk: int
+    ) -> None:
+        self.module: nn.Module = NextToken(model, chunk=chunk)
+        self._model, self._tokenizer = model, tokenizer
+
+    def prepare(self, _batch: Batch) -> None:
+        """A target learns from the text alone."""
+
+    def export(self, folder: Path) -> None:
+        """An ordinary `transformers` folder in bf16 safetensors, with its tokenizer."""
+        import torch
+
+        weights = {name: t.to(torch.bfloat16) for name, t in self._model.state_dict().items()}
+        config = self._model.config
+        config.dtype = torch.bfloat16
+        config.use_cache = True
+        self._model.save_pretrained(folder, state_dict=weights)
+        self._tokenizer.save_pretrained(folder)
+
+    def draft(self) -> None:
+        """No drafter is trained here."""
+
+
+def build(
+    config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, chunk: int
+) -> TargetObjective:
+    """A fresh model over the tokenizer's vocabulary, or the one `start_from` names."""
+    if config.start_from is not None:
+        from transformers import AutoModelForCausalLM
+
+        model = AutoModelForCausalLM.from_pretrained(config.start_from, dtype="float32")
+    else:
+        model = fresh_model(config, vocabulary=len(tokenizer), eos=tokenizer.eos_token_id)
+    return TargetObjective(model, tokenizer, chunk=chunk)
