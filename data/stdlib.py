@@ -16,8 +16,7 @@ Split = Literal["train", "validation", "prompts"]
 
 # tests repeat one pattern thousands of times, and vendored or generated trees are not the library
 _SKIPPED = {
-    "__pycache__", "dist-packages", "ensurepip", "idle_test", "idlelib", "lib-dynload",
-    "lib2to3", "pydoc_data", "site-packages", "test", "tests", "turtledemo", "encodings",
+    "__pycache__", "dist-packages", "idle_test", "lib-dynload", "site-packages", "test", "tests",
 }  # fmt: skip
 
 
