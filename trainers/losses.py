@@ -65,21 +65,31 @@ class ChunkedLoss(nn.Module):
     parameters gathers it here as for any other layer.
     """
 
-    def __init__(self, head: nn.Linear, loss: TokenLoss, *, chunk: int) -> None:
+    def __init__(
+        self, head: nn.Linear, loss: TokenLoss, *, chunk: int, rows: int | None = None
+    ) -> None:
+        """`rows`: how many of the head's rows are compared, all of them unless it is padded."""
         super().__init__()
         if head.bias is not None:
             raise ValueError("an output projection with a bias is not supported by the chunked loss")
         self.weight = head.weight
         self.loss = loss
         self.chunk = chunk
+        self.rows = len(head.weight) if rows is None else rows
 
     def forward(
         self, hidden_PH: Tensor, label_P: Tensor, teacher: Teacher | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Sum of the loss over P positions (a scalar with a gradient) and the sums of all terms."""
+        """Sum of the loss over P positions (a scalar with a gradient) and the sums of all terms.
+
+        No labelled position at all (P = 0, a micro-batch of prompts alone) gives zero and no terms.
+        """
+        if len(hidden_PH) == 0:
+            return (hidden_PH.sum() + self.weight.sum()) * 0.0, {}
         names: list[str] = []
+        weight_VH = self.weight[: self.rows]
         sums = _ChunkedSum.apply(
-            hidden_PH, self.weight, label_P, teacher, self.loss, self.chunk, names
+            hidden_PH, weight_VH, label_P, teacher, self.loss, self.chunk, names
         )
         return sums[0], dict(zip(names, sums[1], strict=True))
 
@@ -125,8 +135,7 @@ class _ChunkedSum(torch.autograd.Function):
                     grad_CV = grad_CV.to(compute)
                     hidden_grad[part] = grad_CV @ weight
                     _add_product(weight_grad, grad_CV, hidden_CH)
-        if totals is None:
-            raise ValueError("no labelled position in the batch")
+        assert totals is not None  # P > 0
         ctx.save_for_backward(hidden_grad, weight_grad)
         ctx.mark_non_differentiable(totals)
         return totals[0].clone(), totals

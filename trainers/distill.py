@@ -1,0 +1,128 @@
+"""Distil an independent draft model from a frozen target, the target run in the same process.
+
+Sources: Hinton et al. 2015; DistillSpec (Zhou et al. 2023) for the forward KL on drafts. Other
+divergences enter as another `TokenLoss`. Order of the file, as in every trainer: the module, the
+objective, set-up. Read next: `losses.py` for the mathematics, `loop.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import RequestError
+from .architecture import fresh_model
+from .config import ModelConfig, ObjectiveConfig
+from .losses import ChunkedLoss, Distillation, Teacher
+from .objective import Batch, hidden_states, labelled
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+Save = Callable[[nn.Module, Path], None]
+
+
+class DraftStudent(nn.Module):
+    """The draft and its loss against the target's law, in chunks over positions."""
+
+    def __init__(self, draft: PreTrainedModel, loss: Distillation, *, chunk: int, rows: int) -> None:
+        super().__init__()
+        self.draft = draft
+        head = draft.get_output_embeddings()
+        self.head = ChunkedLoss(head, loss, chunk=chunk, rows=rows)
+
+    def forward(self, batch: Batch, teacher: Teacher) -> tuple[Tensor, dict[str, Tensor]]:
+        hidden_PH, label_P = labelled(hidden_states(self.draft, batch), batch)
+        return self.head(hidden_PH, label_P, teacher)
+
+
+class DistillObjective:
+    """Trains `draft` to have the law of the frozen `target`."""
+
+    def __init__(
+        self, draft: PreTrainedModel, target: PreTrainedModel, config: ObjectiveConfig, save: Save
+    ) -> None:
+        # a head may be padded beyond the tokenizer; the rows that both have are compared
+        rows = min(_rows(draft), _rows(target))
+        loss = Distillation(config.kl, config.ce, config.temperature)
+        self.module: nn.Module = DraftStudent(draft, loss, chunk=config.chunk, rows=rows)
+        self._draft, self._target, self._save = draft, target, save
+
+    @torch.no_grad()
+    def prepare(self, batch: Batch) -> Teacher:
+        """The target's last hidden states at the labelled positions."""
+        target = self._target
+        device = batch["input_ids"].device
+        if target.device != device:
+            target.to(device)
+        hidden_PH, _ = labelled(hidden_states(target, batch), batch)
+        weight_VH = target.get_output_embeddings().weight
+        return Teacher(hidden_PH.to(weight_VH.dtype), weight_VH)
+
+    def export(self, folder: Path) -> None:
+        """A drafter checkpoint, as `drafters/` writes and reads it."""
+        self._save(self._draft, folder)
+
+    def draft(self) -> nn.Module:
+        return self._draft
+
+
+def build(
+    model: ModelConfig, objective: ObjectiveConfig, target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase, save: Save,
+) -> DistillObjective:  # fmt: skip
+    """A fresh or given draft for `target`, which is frozen here."""
+    if not (objective.kl or objective.ce):
+        raise RequestError(
+            "objective.kl and objective.ce are both 0: nothing would be learnt; set one of them"
+        )
+    target.requires_grad_(False).eval()
+    draft = draft_model(model, target, tokenizer)
+    return DistillObjective(draft, target, objective, save)
+
+
+def draft_model(
+    config: ModelConfig, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> PreTrainedModel:
+    """Fresh weights over the target's vocabulary, or the model that `start_from` names."""
+    if config.start_from is None:
+        return fresh_model(
+            config, vocabulary=_rows(target), eos=tokenizer.eos_token_id, like=target.config
+        )
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    draft = AutoModelForCausalLM.from_pretrained(config.start_from, dtype=torch.float32)
+    refuse_other_tokens(AutoTokenizer.from_pretrained(config.start_from), tokenizer, config)
+    if _rows(draft) < len(tokenizer):
+        raise RequestError(
+            f"model.start_from {config.start_from!r} has an output projection of {_rows(draft)} "
+            f"rows, the target's tokenizer has {len(tokenizer)} tokens: it cannot say all of them"
+        )
+    return draft
+
+
+def refuse_other_tokens(
+    own: PreTrainedTokenizerBase, tokenizer: PreTrainedTokenizerBase, config: ModelConfig
+) -> None:
+    """A draft must mean the same tokens by the same numbers; the first difference is named."""
+    mine, theirs = own.get_vocab(), tokenizer.get_vocab()
+    if mine == theirs:
+        return
+    token = min(
+        (token for token in mine.keys() | theirs.keys() if mine.get(token) != theirs.get(token)),
+        key=lambda token: theirs.get(token, mine.get(token, 0)),
+    )
+    raise RequestError(
+        f"model.start_from {config.start_from!r} has another tokenizer than the target: token "
+        f"{token!r} is {mine.get(token, 'missing')} there and {theirs.get(token, 'missing')} in "
+        "the target. Take a draft of the same family, or leave start_from out"
+    )
+
+
+def _rows(model: PreTrainedModel) -> int:
+    """Rows of the output projection: the vocabulary, padding included."""
+    return int(model.get_output_embeddings().weight.shape[0])
