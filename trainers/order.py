@@ -37,9 +37,10 @@ class RowOrder:
 
 @lru_cache(maxsize=4)
 def _permutation(rows: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    # Philox is counter-based: the key alone decides, on every platform and version
+    # numpy promises the raw stream of a bit generator for ever, but not what `permutation` makes
+    # of it; sorting raw draws is a shuffle that no new version can change
     key = np.array([seed & (2**64 - 1), epoch], dtype=np.uint64)
-    return np.random.Generator(np.random.Philox(key=key)).permutation(rows)
+    return np.argsort(np.random.Philox(key=key).random_raw(rows), kind="stable")
 
 
 def share_of_rank(rows: list[int], rank: int, world: int, micro: int) -> list[list[int]]:
