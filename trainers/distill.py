@@ -29,7 +29,9 @@ Save = Callable[[nn.Module, Path], None]
 class DraftStudent(nn.Module):
     """The draft and its loss against the target's law, in chunks over positions."""
 
-    def __init__(self, draft: PreTrainedModel, loss: Distillation, *, chunk: int, rows: int) -> None:
+    def __init__(
+        self, draft: PreTrainedModel, loss: Distillation, *, chunk: int, rows: int
+    ) -> None:
         super().__init__()
         self.draft = draft
         head = draft.get_output_embeddings()

@@ -210,13 +210,16 @@ class Loop:
 
     def validate(self, done: int, record: Record, screen: Screen) -> float:
         """Mean terms over held-out rows, every process on its share."""
-        count = min(self.plan.loop.validate_rows, len(self.validation_rows))
+        held_out = self.validation_rows
+        # a seeded spread: packing puts the longest documents first, so the first rows are no sample
+        count = min(self.plan.loop.validate_rows, len(held_out))
+        chosen = RowOrder(len(held_out), count, self.plan.loop.seed).step(0)
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
         sums: dict[str, float] = {}
         labels = 0
         with self.averaged(), torch.no_grad(), _eval_mode(self.module):
-            for row in range(rank, count, world):
-                batch = self.to_device(self.validation_rows.batch([row]))
+            for row in chosen[rank::world]:
+                batch = self.to_device(held_out.batch([row]))
                 if not bool(batch["loss_mask"].any()):
                     continue
                 with self.accelerator.autocast():

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from accelerate.utils import InitProcessGroupKwargs
 
 from ..errors import RequestError
@@ -36,6 +37,8 @@ def make_accelerator(loop: LoopConfig, optimizer: OptimizerConfig, out: Path) ->
         raise RequestError(
             "loop.precision is fp16, which needs a GPU (gradient scaling); use bf16 or fp32 here"
         )
+    # an earlier run of this process may have had another precision, which the state remembers
+    AcceleratorState._reset_state()
     accelerator = Accelerator(
         mixed_precision=precision, cpu=on_cpu, kwargs_handlers=handlers,
         log_with=list(loop.trackers) or None, project_dir=str(out),

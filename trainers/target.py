@@ -11,10 +11,16 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
+from ..data.config import DataConfig, TokenizerConfig
+from ..data.prepare import prepare, training_texts
+from ..data.tokenizer import train_tokenizer
+from . import checkpoint
 from .architecture import fresh_model
-from .config import ModelConfig
+from .config import ModelConfig, ObjectiveConfig
+from .loop import Outcome, Plan
 from .losses import ChunkedLoss, cross_entropy
 from .objective import Batch, hidden_states, labelled
+from .setup import make_accelerator, make_deterministic, run_loop
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -71,3 +77,40 @@ def build(
     else:
         model = fresh_model(config, vocabulary=len(tokenizer), eos=tokenizer.eos_token_id)
     return TargetObjective(model, tokenizer, chunk=chunk)
+
+
+def run(
+    *, data: DataConfig, tokenizer: TokenizerConfig, model: ModelConfig,
+    objective: ObjectiveConfig, plan: Plan, out: Path, resume: str,
+) -> Outcome:  # fmt: skip
+    """Train a target into `out/target`. Resumes as `setup.resume_from` says."""
+    make_deterministic(plan.loop)
+    accelerator = make_accelerator(plan.loop, plan.optimizer, out)
+    with accelerator.main_process_first():
+        words = _tokenizer(data, tokenizer, out)
+        rows = prepare(data, words, out=out)
+    goal = build(model, words, chunk=objective.chunk)
+    return run_loop(
+        goal, rows.train, rows.validation, plan, accelerator,
+        out=out, export_to=out / "target", probe=None, resume=resume,
+    )  # fmt: skip
+
+
+def _tokenizer(data: DataConfig, config: TokenizerConfig, out: Path) -> PreTrainedTokenizerBase:
+    """The named tokenizer, or one trained once per run folder, so that a resume finds the same."""
+    from transformers import AutoTokenizer
+
+    if config.path is not None:
+        return AutoTokenizer.from_pretrained(config.path)
+    place = out / "tokenizer"
+    if not place.is_dir():
+        template = None
+        if config.chat_template is not None:
+            template = Path(config.chat_template).read_text(encoding="utf-8")
+        made = train_tokenizer(training_texts(data), config.vocabulary, chat_template=template)
+        checkpoint.replace_folder(place, lambda folder: _save_tokenizer(made, folder))
+    return AutoTokenizer.from_pretrained(place)
+
+
+def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    tokenizer.save_pretrained(folder)

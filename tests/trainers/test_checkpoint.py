@@ -52,6 +52,11 @@ def save(parent: Path, step: int) -> None:
     checkpoint.delete_older(parent, keep=1)
 
 
+def save_steps(parent: Path, steps: range) -> None:
+    for step in steps:
+        save(parent, step)
+
+
 def operations(tmp_path: Path, cut_after) -> int:
     left = cut_after(10_000)
     save(tmp_path / "count", 1)
@@ -72,8 +77,7 @@ def test_every_cut_of_a_save_leaves_a_complete_checkpoint(
         save(parent, 1)
         cut_after(point)
         with pytest.raises(Cut):
-            for step in range(2, 5):
-                save(parent, step)
+            save_steps(parent, range(2, 5))
         monkeypatch.undo()
         found = checkpoint.newest(parent)
         assert found is not None, f"nothing to resume from after a cut at operation {point}"

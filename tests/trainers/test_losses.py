@@ -15,9 +15,7 @@ def setting(seed: int = 0) -> tuple[nn.Linear, Tensor, Tensor, Teacher]:
     nn.init.normal_(head.weight, generator=g)
     hidden = torch.randn(P, H, generator=g).requires_grad_()
     label = torch.randint(0, V, (P,), generator=g)
-    teacher = Teacher(
-        torch.randn(P, H_TARGET, generator=g), torch.randn(V, H_TARGET, generator=g)
-    )
+    teacher = Teacher(torch.randn(P, H_TARGET, generator=g), torch.randn(V, H_TARGET, generator=g))
     return head, hidden, label, teacher
 
 

@@ -1,0 +1,86 @@
+"""The one warper: temperature, top-k, top-p, min-p, used by target, draft and baseline alike.
+
+Order: temperature -> top-k -> top-p -> min-p, in fp32, each on what the one before has kept.
+Ties are kept by value: a token as likely as the last one kept is kept too, so the result does not
+depend on the order in which a sort meets equal logits. Read next: `acceptance.py`.
+
+Shapes: `...` any leading dimensions, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Warper:
+    """Turns logits into the law that tokens are drawn from.
+
+    `temperature` 0 is greedy: all mass on the largest logit, the lowest id winning ties.
+    `top_k` 0, `top_p` 1 and `min_p` 0 switch the respective filter off.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0 or self.top_k < 0:
+            raise ValueError("temperature and top_k are not negative")
+        if not (0 < self.top_p <= 1 and 0 <= self.min_p < 1):
+            raise ValueError("top_p is in (0, 1] and min_p in [0, 1)")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """Probabilities [..., V], fp32, of logits [..., V] of any float type."""
+        if self.greedy:
+            best = logits.argmax(-1)  # the first among equals, by torch's own contract
+            return torch.zeros_like(logits, dtype=torch.float32).scatter_(-1, best[..., None], 1.0)
+        logits = logits.float() / self.temperature
+        if 0 < self.top_k < logits.shape[-1]:
+            last_kept = logits.topk(self.top_k, dim=-1).values[..., -1:]
+            logits = logits.masked_fill(logits < last_kept, -torch.inf)
+        probs = logits.softmax(dim=-1)
+        if self.top_p < 1:
+            probs = _renormalised(probs, probs >= _top_p_threshold(probs, self.top_p))
+        if self.min_p > 0:
+            probs = _renormalised(probs, probs >= self.min_p * probs.amax(-1, keepdim=True))
+        return probs
+
+
+def draw(probs: Tensor, uniform: Tensor) -> Tensor:
+    """Index with P(i) = probs[i], by inverting the cumulative sum at `uniform`.
+
+    Args:
+        probs: [..., V], fp32, not necessarily normalised, at least one entry positive.
+        uniform: [...], in [0, 1).
+
+    Returns:
+        int64 [...]; never an entry of probability zero.
+    """
+    cumulative = probs.cumsum(-1, dtype=torch.float64)
+    # scaled by the total, so rounding can neither fall off the end nor reach a zero entry there
+    point = uniform.double()[..., None] * cumulative[..., -1:]
+    index = torch.searchsorted(cumulative, point, right=True).squeeze(-1)
+    last = probs.shape[-1] - 1 - (probs > 0).flip(-1).to(torch.uint8).argmax(-1)
+    return torch.minimum(index, last)
+
+
+def _top_p_threshold(probs: Tensor, top_p: float) -> Tensor:
+    """Probability of the last token inside the nucleus: the smallest set of mass >= top_p."""
+    ordered = probs.sort(dim=-1, descending=True).values
+    before = ordered.cumsum(-1) - ordered
+    inside = (before < top_p).sum(-1, keepdim=True)
+    return ordered.gather(-1, inside - 1)
+
+
+def _renormalised(probs: Tensor, kept: Tensor) -> Tensor:
+    probs = probs * kept
+    return probs / probs.sum(-1, keepdim=True)

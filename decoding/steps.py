@@ -1,0 +1,78 @@
+"""What every speculative step tested, accepted and emitted: the raw material of all measures.
+
+Read next: `eval/metrics.py`, which turns it into the measures of the design.
+
+Shapes: T steps, B rows, D depths.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .acceptance import Outcome
+
+
+class StepLog:
+    """Per step and row, kept on the device until it is asked for."""
+
+    def __init__(self, rows: int, depth: int) -> None:
+        self.rows, self.depth = rows, depth
+        self._accepted: list[Tensor] = []
+        self._tested: list[Tensor] = []
+        self._alpha: list[Tensor] = []
+        self._running: list[Tensor] = []
+        self._kept: list[list[int]] = []
+
+    def add(self, outcome: Outcome, kept: list[int], running_B: Tensor) -> None:
+        """Record a step; `kept` counts the tokens that EOS and the limit left of it."""
+        self._accepted.append(outcome.accepted_B)
+        self._tested.append(outcome.tested_BD)
+        self._alpha.append(outcome.alpha_hat_BD)
+        self._running.append(running_B)
+        self._kept.append(kept)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    @property
+    def running_TB(self) -> NDArray[np.bool_]:
+        """Whether the row took part in the step; everything else counts only where it did."""
+        return self._stacked(self._running, (self.rows,), np.bool_)
+
+    @property
+    def accepted_TB(self) -> NDArray[np.int64]:
+        """Drafted tokens accepted, before EOS and the limit cut anything."""
+        return self._stacked(self._accepted, (self.rows,), np.int64)
+
+    @property
+    def kept_TB(self) -> NDArray[np.int64]:
+        """Tokens emitted by the step, after EOS and the limit."""
+        return np.array(self._kept, dtype=np.int64).reshape(-1, self.rows)
+
+    @property
+    def truncated_TB(self) -> NDArray[np.bool_]:
+        """Steps of which EOS or the limit cut something off; measures count them apart."""
+        return self.running_TB & (self.kept_TB < self.accepted_TB + 1)
+
+    @property
+    def tested_TBD(self) -> NDArray[np.bool_]:
+        """Depths whose candidate was put to the test."""
+        return self._stacked(self._tested, (self.rows, self.depth), np.bool_)
+
+    @property
+    def passed_TBD(self) -> NDArray[np.bool_]:
+        """Depths whose candidate was accepted."""
+        return np.arange(self.depth) < self.accepted_TB[..., None]
+
+    @property
+    def alpha_hat_TBD(self) -> NDArray[np.float32]:
+        """Chance of acceptance at each tested depth, given the two laws there."""
+        return self._stacked(self._alpha, (self.rows, self.depth), np.float32)
+
+    def _stacked(self, parts: list[Tensor], shape: tuple[int, ...], dtype: type) -> NDArray:
+        if not parts:
+            return np.zeros((0, *shape), dtype=dtype)
+        return torch.stack(parts).cpu().numpy().astype(dtype)
