@@ -15,10 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import RequestError
+from ..data.config import DataConfig
+from ..data.prepare import prepare
+from ..decoding.backbone import Backbone, load_target
+from ..drafters.checkpoint import save_draft_model
 from .architecture import fresh_model
-from .config import ModelConfig, ObjectiveConfig
+from .config import ModelConfig, ObjectiveConfig, TargetConfig
+from .loop import Outcome, Plan, Probe
 from .losses import ChunkedLoss, Distillation, Teacher
 from .objective import Batch, hidden_states, labelled
+from .setup import make_accelerator, make_deterministic, run_loop
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -85,6 +91,30 @@ def build(
     target.requires_grad_(False).eval()
     draft = draft_model(model, target, tokenizer)
     return DistillObjective(draft, target, objective, save)
+
+
+def run(
+    *, target: TargetConfig, data: DataConfig, model: ModelConfig, objective: ObjectiveConfig,
+    plan: Plan, out: Path, resume: str, make_probe: Callable[[Backbone], Probe] | None,
+) -> Outcome:  # fmt: skip
+    """Distil a draft into `out/drafter`. `make_probe` supplies the real decoding of probes."""
+    make_deterministic(plan.loop)
+    accelerator = make_accelerator(plan.loop, plan.optimizer, out)
+    teacher = load_target(
+        target.path, revision=target.revision, dtype=target.dtype,
+        device=str(accelerator.device), trust_remote_code=target.trust_remote_code,
+    )  # fmt: skip
+    with accelerator.main_process_first():
+        rows = prepare(data, teacher.tokenizer, out=out)
+    torch.manual_seed(plan.loop.seed)  # fresh weights must not depend on what loading has drawn
+    goal = build(
+        model, objective, teacher.model, teacher.tokenizer,
+        lambda module, folder: save_draft_model(module, folder, teacher),
+    )  # fmt: skip
+    return run_loop(
+        goal, rows.train, rows.validation, plan, accelerator, out=out, export_to=out / "drafter",
+        probe=make_probe(teacher) if make_probe else None, resume=resume,
+    )  # fmt: skip
 
 
 def draft_model(

@@ -1,0 +1,80 @@
+"""Drafter checkpoints: `config.json`, safetensors weights, a model card. Never pickle.
+
+The folder is an ordinary `transformers` model too (its `config.json` carries one extra entry), so
+a draft model can be served by anything that loads a causal LM. Read next: `registry.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import RequestError
+from .identity import TargetIdentity
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ..decoding.backbone import Backbone
+
+ENTRY = "draftsmith"
+FORMAT = 1
+
+
+def save_draft_model(module: nn.Module, folder: Path, target: Backbone) -> None:
+    """Write weights (fp32), config with the target's identity, tokenizer and card."""
+    identity = TargetIdentity.of(target)
+    module.save_pretrained(folder)
+    target.tokenizer.save_pretrained(folder)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config[ENTRY] = {"format": FORMAT, "family": "draft_model", "target": identity.to_dict()}
+    path.write_text(json.dumps(config, indent=2) + "\n")
+    (folder / "README.md").write_text(_card(module, identity), encoding="utf-8")
+
+
+def read_entry(folder: Path) -> dict[str, Any]:
+    """The draftsmith part of a drafter's config.
+
+    Raises:
+        RequestError: not a drafter folder, or of a format that this version does not read.
+    """
+    path = folder / "config.json"
+    try:
+        entry = json.loads(path.read_text())[ENTRY]
+        family, identity = entry["family"], TargetIdentity(**entry["target"])
+    except FileNotFoundError:
+        raise RequestError(
+            f"{folder} holds no drafter: {path.name} is missing; expected the `drafter` folder of "
+            "a training run"
+        ) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise RequestError(
+            f"{path} does not describe a drafter ({error}); expected an entry {ENTRY!r} with "
+            "family and target, as training writes it"
+        ) from error
+    if entry.get("format") != FORMAT:
+        raise RequestError(
+            f"{path} has drafter format {entry.get('format')!r}; this version reads {FORMAT}"
+        )
+    return {"family": family, "identity": identity}
+
+
+def _card(module: nn.Module, identity: TargetIdentity) -> str:
+    size = sum(p.numel() for p in module.parameters())
+    return f"""---
+library_name: transformers
+tags: [speculative-decoding, draft-model, draftsmith]
+---
+# Draft model for {identity.name}
+
+A draft model of {size:,} parameters for speculative decoding with the target `{identity.name}`
+(revision {identity.revision or "not pinned"}, vocabulary {identity.vocabulary}, hidden size
+{identity.hidden_size}). Its tokenizer is the target's (SHA-256 `{identity.tokenizer[:16]}`).
+
+    draftsmith eval --target TARGET --drafter THIS_FOLDER
+
+Acceptance and speed depend on the prompts and the machine; `draftsmith eval` measures both and
+`draftsmith audit` proves that the output is the target's own.
+"""
