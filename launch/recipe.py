@@ -1,0 +1,278 @@
+"""Recipes: one strict schema, YAML read safely, every error at once with its path and line.
+
+Values come from the defaults, a `base:` recipe, the recipe, and flags, in rising precedence; where
+each came from is remembered for `show`. No torch here. Read next: `train.py`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pydantic import BaseModel, Field, ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap
+from ruamel.yaml.error import YAMLError
+
+from ..config import Section
+from ..data.config import DataConfig, TokenizerConfig
+from ..drafters.config import DrafterConfig
+from ..errors import RequestError
+from ..eval.config import AuditConfig, EvalConfig
+from ..trainers.config import (
+    CheckpointConfig,
+    LoopConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    ProbeConfig,
+    TargetConfig,
+)
+
+Path_ = tuple[str, ...]
+
+
+class Recipe(Section):
+    """A whole run: the resolved recipe alone repeats it."""
+
+    method: Literal["target", "distill"]
+    """What is trained: `target` a small model from scratch, `distill` a draft for a target."""
+    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Name of the run; its folder is `runs/NAME` unless --out says otherwise."""
+    summary: str = ""
+    """One line for `draftsmith ls`."""
+    data: DataConfig = DataConfig()
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    target: TargetConfig = TargetConfig()
+    model: ModelConfig = ModelConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    loop: LoopConfig = LoopConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    probe: ProbeConfig = ProbeConfig()
+    drafter: DrafterConfig = DrafterConfig()
+    eval: EvalConfig = EvalConfig()
+    audit: AuditConfig = AuditConfig()
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A validated recipe and where each of its values comes from."""
+
+    recipe: Recipe
+    origin: Mapping[str, str]
+    """Dotted path -> `default`, `FILE:LINE` or the flag."""
+
+    def yaml(self) -> str:
+        """The recipe with every value written out, as saved beside a run."""
+        stream = io.StringIO()
+        writer = YAML()
+        writer.dump(json.loads(self.recipe.model_dump_json()), stream)
+        return stream.getvalue()
+
+
+@dataclass
+class _Values:
+    """Raw values by path, with their origin, before validation."""
+
+    values: dict[Path_, Any] = field(default_factory=dict)
+    origin: dict[Path_, str] = field(default_factory=dict)
+    errors: list[str] = field(default_factory=list)
+
+    def nested(self) -> dict[str, Any]:
+        tree: dict[str, Any] = {}
+        for path, value in self.values.items():
+            at = tree
+            for key in path[:-1]:
+                at = at.setdefault(key, {})
+            at[path[-1]] = value
+        return tree
+
+
+def load_recipe(name: str, overrides: Sequence[tuple[str, str]] = ()) -> Resolved:
+    """Read a recipe by name or path, apply `section.field` overrides, validate everything.
+
+    Raises:
+        RequestError: with all errors at once, each with its path and where it came from.
+    """
+    place = find_recipe(name)
+    found = _Values()
+    _read_with_base(place, found)
+    for flag, text in overrides:
+        _override(flag, text, found)
+    try:
+        recipe = Recipe.model_validate(found.nested())
+    except ValidationError as error:
+        found.errors += [_explain(each, found, place) for each in error.errors()]
+    if found.errors:
+        count = len(found.errors)
+        head = f"{place}: {count} error{'s' if count > 1 else ''} in the recipe"
+        raise RequestError("\n".join([head, *(f"  - {line}" for line in found.errors)]))
+    origin = {".".join(path): where for path, where in found.origin.items()}
+    return Resolved(recipe, {path: origin.get(path, "default") for path in field_paths()})
+
+
+def shipped_recipes() -> list[Path]:
+    """The recipes that come with the package, sorted by name."""
+    return sorted(Path(str(files("draftsmith.recipes"))).glob("*.yaml"))
+
+
+def find_recipe(name: str) -> Path:
+    """A shipped recipe by name, or any file by path."""
+    if name.endswith((".yaml", ".yml")) or "/" in name:
+        place = Path(name)
+        if place.is_file():
+            return place
+        raise RequestError(f"there is no recipe file {name}; `draftsmith ls` lists shipped ones")
+    shipped = {path.stem: path for path in shipped_recipes()}
+    if name in shipped:
+        return shipped[name]
+    near = difflib.get_close_matches(name, shipped, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise RequestError(
+        f"no recipe is called {name!r}{hint} Shipped: {', '.join(shipped)}. A file is named by its "
+        "path, as in ./my.yaml"
+    )
+
+
+def field_paths(model: type[BaseModel] = Recipe, prefix: Path_ = ()) -> list[str]:
+    """Dotted paths of all fields, sections opened."""
+    return [".".join(path) for path, _ in _fields(model, prefix)]
+
+
+def _fields(model: type[BaseModel], prefix: Path_ = ()) -> Iterator[tuple[Path_, Any]]:
+    for name, info in model.model_fields.items():
+        section = info.annotation
+        if isinstance(section, type) and issubclass(section, BaseModel):
+            yield from _fields(section, (*prefix, name))
+        else:
+            yield (*prefix, name), info
+
+
+def _read_with_base(place: Path, found: _Values) -> None:
+    content = _read_yaml(place)
+    base = content.pop("base", None)
+    if base is not None:
+        if not isinstance(base, str):
+            raise RequestError(f"{place}: base is {base!r}; expected the name or path of a recipe")
+        beside = place.parent / base
+        base_place = beside if beside.is_file() else find_recipe(base)
+        below = _read_yaml(base_place)
+        if "base" in below:
+            raise RequestError(
+                f"{place}: base {base_place} has a base itself; only one level is allowed"
+            )
+        _collect(below, base_place, found)
+    _collect(content, place, found)
+
+
+def _read_yaml(place: Path) -> CommentedMap:
+    try:
+        content = YAML(typ="rt", pure=True).load(place.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{place}: not UTF-8 text ({error.reason} at byte {error.start})") from error
+    except OSError as error:
+        raise RequestError(f"{place}: cannot be read ({error.strerror})") from error
+    except (YAMLError, ValueError, RecursionError) as error:
+        raise RequestError(f"{place}: not valid YAML: {_yaml_reason(error)}") from error
+    if not isinstance(content, CommentedMap):
+        found = "nothing" if content is None else f"a {type(content).__name__}"
+        raise RequestError(f"{place}: holds {found}; expected sections such as `data:` and `loop:`")
+    return content
+
+
+def _yaml_reason(error: Exception) -> str:
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+    return f"{problem} (line {mark.line + 1})" if mark is not None else f"{problem}"
+
+
+def _collect(content: CommentedMap, place: Path, found: _Values, prefix: Path_ = ()) -> None:
+    """Flatten a mapping into paths, noting lines; keys that are no fields become errors."""
+    sections = _section_names(prefix)
+    for key, value in content.items():
+        path = (*prefix, str(key))
+        line = content.lc.key(key)[0] + 1 if key in content.lc.data else content.lc.line + 1
+        where = f"{place.name}:{line}"
+        if getattr(value, "tag", None) is not None and str(value.tag.value or "").startswith("!"):
+            found.errors.append(f"{'.'.join(path)} ({where}): YAML tags are not allowed")
+        elif str(key) in sections:
+            if isinstance(value, CommentedMap):
+                _collect(value, place, found, path)
+            elif value is not None:
+                found.errors.append(
+                    f"{'.'.join(path)} ({where}): found {value!r}; expected a section of fields"
+                )
+        elif _known(path):
+            found.values[path], found.origin[path] = _plain(value), where
+        else:
+            found.errors.append(f"{'.'.join(path)} ({where}): unknown key{_suggest(path)}")
+
+
+def _section_names(prefix: Path_) -> set[str]:
+    depth = len(prefix)
+    return {
+        path[depth] for path, _ in _fields(Recipe) if path[:depth] == prefix and len(path) > depth + 1
+    }
+
+
+def _known(path: Path_) -> bool:
+    return any(path == known for known, _ in _fields(Recipe))
+
+
+def _suggest(path: Path_) -> str:
+    """The nearest known key: of the same section first, then anywhere."""
+    full = ".".join(path)
+    siblings = [each for each in field_paths() if each.rsplit(".", 1)[0] == full.rsplit(".", 1)[0]]
+    sections = sorted({each.split(".")[0] for each in field_paths()})
+    for names in (siblings, field_paths(), sections):
+        near = difflib.get_close_matches(full, names, n=1, cutoff=0.6)
+        if near:
+            return f"; did you mean {near[0]!r}?"
+    same_name = [each for each in field_paths() if each.split(".")[-1] == path[-1]]
+    return f"; did you mean {same_name[0]!r}?" if same_name else ""
+
+
+def _plain(value: Any) -> Any:
+    """ruamel's own containers and scalars as ordinary Python values."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    for kind in (bool, int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
+    return value
+
+
+def _override(flag: str, text: str, found: _Values) -> None:
+    path = tuple(flag.split("."))
+    if not _known(path):
+        found.errors.append(f"--{flag}: unknown flag{_suggest(path)}")
+        return
+    try:
+        value = YAML(typ="safe", pure=True).load(text) if text else ""
+    except YAMLError:
+        value = text
+    info = dict(_fields(Recipe))[path]
+    if str in (info.annotation, *get_args(info.annotation)) and value is not None:
+        value = text
+    found.values[path], found.origin[path] = value, f"--{flag}"
+
+
+def _explain(error: Any, found: _Values, place: Path) -> str:
+    path = tuple(str(part) for part in error["loc"])
+    where = next(
+        (found.origin[path[:n]] for n in range(len(path), 0, -1) if path[:n] in found.origin),
+        place.name,
+    )
+    message = error["msg"][0].lower() + error["msg"][1:]
+    if error["type"] == "missing":
+        return f"{'.'.join(path)} ({where}): missing; {Recipe.model_fields[path[0]].description}"
+    return f"{'.'.join(path)} ({where}): found {error['input']!r}; {message}"
