@@ -73,12 +73,16 @@ class DraftModel:
                 continue
             law_BV = warper(logits_BV)
             laws.append(law_BV)
-            tokens.append(draw(law_BV, random_BK[:, k]))
+            tokens.append(self.choose(law_BV, random_BK[:, k]))
         tree = chain(self.draft_length)
         if random_BK is None:
             return Proposal(torch.stack(tokens, 1), tree, Law.POINT_MASS)
         laws.append(torch.zeros_like(laws[0]))  # the last node is a leaf: its row is never read
         return Proposal(torch.stack(tokens, 1), tree, Law.IID, torch.stack(laws, 1))
+
+    def choose(self, law_BV: Tensor, uniform_B: Tensor) -> Tensor:
+        """One token per row from the law that is declared as q."""
+        return draw(law_BV, uniform_B)
 
     def observe(self, committed: Committed) -> None:
         """Go on behind what was committed; what stands in the arena of it is kept.

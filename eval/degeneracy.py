@@ -1,0 +1,56 @@
+"""How degenerate a target's own text is: a target that writes "the the the" is easy to foresee.
+
+Any draft agrees with such a text, and tau says nothing. Read next: `evaluate.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+MAX_PERIOD = 16
+MIN_REPEATS = 3
+LOOP_LIMIT = 0.5
+DISTINCT_LIMIT = 0.25
+
+
+@dataclass(frozen=True)
+class Degeneracy:
+    """Measures over a set of texts, means over tokens."""
+
+    distinct_2: float
+    """Different bigrams / bigrams, inside each text (Li et al. 2016)."""
+    loop_share: float
+    """Share of tokens inside a stretch that repeats a period of up to 16 tokens 3 times."""
+
+    @property
+    def flagged(self) -> bool:
+        """Whether tau on such text cannot be believed."""
+        return self.loop_share > LOOP_LIMIT or self.distinct_2 < DISTINCT_LIMIT
+
+
+def degeneracy(texts: Sequence[Sequence[int]]) -> Degeneracy:
+    """Measure token sequences, as written by the target alone."""
+    bigrams = distinct = looped = tokens = 0
+    for text in texts:
+        pairs = list(zip(text, text[1:]))
+        bigrams += len(pairs)
+        distinct += len(set(pairs))
+        looped += sum(in_loop(text))
+        tokens += len(text)
+    return Degeneracy(distinct / bigrams if bigrams else 1.0, looped / tokens if tokens else 0.0)
+
+
+def in_loop(text: Sequence[int]) -> list[bool]:
+    """For each token, whether it stands in a stretch of at least three equal periods."""
+    inside = [False] * len(text)
+    for period in range(1, MAX_PERIOD + 1):
+        start = 0
+        for at in range(period, len(text) + 1):
+            if at < len(text) and text[at] == text[at - period]:
+                continue
+            # text[start:at] repeats with this period
+            if at - start >= MIN_REPEATS * period:
+                inside[start:at] = [True] * (at - start)
+            start = at - period + 1
+    return inside

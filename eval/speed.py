@@ -1,0 +1,83 @@
+"""Time: interleaved speed against the baseline, and the costs c and c_v of the speed model.
+
+Read next: `evaluate.py`.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..decoding.arena import KVArena
+from ..decoding.backbone import Backbone
+from ..decoding.tree import chain
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Forward times relative to a one-token target call at the same context length."""
+
+    target_call_seconds: float
+    c: float
+    """One draft step."""
+    c_v: dict[int, float]
+    """A verify call behind K drafted tokens, by K."""
+
+    def predicted_speedup(self, tau: float, draft_length: int) -> float:
+        """tau / (c_v + K c): Leviathan et al. 2023, theorem 3.8, with the verify cost measured."""
+        return tau / (self.c_v[draft_length] + draft_length * self.c)
+
+
+@torch.inference_mode()
+def measure_costs(
+    target: Backbone, draft: Backbone, lengths: Sequence[int], *, context: int, rounds: int = 15
+) -> Costs:
+    """Median forward times behind `context` tokens, all variants in turn in every round."""
+    arms: dict[str, Callable[[], object]] = {
+        "target": _one_call(target, 0, context),
+        "draft": _one_call(draft, 0, context),
+    }
+    for length in lengths:
+        arms[f"verify {length}"] = _one_call(target, length, context)
+    times = interleaved(arms, rounds)
+    base = times["target"]
+    return Costs(
+        base, times["draft"] / base, {n: times[f"verify {n}"] / base for n in lengths}
+    )
+
+
+def interleaved(arms: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Median seconds of each arm; arms take turns, so a slow minute of the machine hits all."""
+    seconds: dict[str, list[float]] = {name: [] for name in arms}
+    for number in range(rounds + 1):
+        for name, call in arms.items():
+            start = time.perf_counter()
+            call()
+            _wait()
+            if number:  # the first round warms up
+                seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def _one_call(backbone: Backbone, drafted: int, context: int) -> Callable[[], object]:
+    """A forward of the root and `drafted` nodes behind `context` tokens."""
+    arena = KVArena(1, context + drafted + 1)
+    backbone.prefill([[1] * context], arena)
+    tokens = torch.ones(1, drafted + 1, dtype=torch.long, device=backbone.device)
+    lengths = torch.tensor([context], device=backbone.device)
+    return lambda: backbone.forward(tokens, lengths, chain(drafted), arena)
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def bytes_of(backbone: Backbone) -> int:
+    """Bytes of weights that a forward reads; shared tensors count once."""
+    seen = {p.data_ptr(): p.numel() * p.element_size() for p in backbone.model.parameters()}
+    return sum(seen.values())
