@@ -6,9 +6,11 @@ Read next: `loop.py`.
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
 from ..data.config import DataConfig, TokenizerConfig
@@ -53,13 +55,9 @@ class TargetObjective:
 
     def export(self, folder: Path) -> None:
         """An ordinary `transformers` folder in bf16 safetensors, with its tokenizer."""
-        import torch
-
-        weights = {name: t.to(torch.bfloat16) for name, t in self._model.state_dict().items()}
-        config = self._model.config
-        config.dtype = torch.bfloat16
-        config.use_cache = True
-        self._model.save_pretrained(folder, state_dict=weights)
+        half = copy.deepcopy(self._model).to(torch.bfloat16)
+        half.config.use_cache = True
+        half.save_pretrained(folder)
         self._tokenizer.save_pretrained(folder)
 
     def draft(self) -> None:

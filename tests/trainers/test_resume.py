@@ -126,7 +126,7 @@ def test_accumulation_does_not_change_the_mathematics(tmp_path: Path) -> None:
 
 def test_it_learns(tmp_path: Path) -> None:
     _, outcome = train(tmp_path, plan(steps=60))
-    assert outcome.validation_loss < 1.5  # ln 61 = 4.1 for a uniform guess
+    assert outcome.validation_loss < 2.0  # ln 61 = 4.1 for a uniform guess
 
 
 class Poisoned(RandomRows):

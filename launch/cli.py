@@ -1,0 +1,314 @@
+"""The command line: one function per verb, torch imported only by the verbs that compute.
+
+Read next: `recipe.py` for recipes and overrides, `train.py`, `quickstart.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from ..errors import DraftsmithError, RequestError
+from .recipe import find_recipe, load_recipe, shipped_recipes
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Positional = tyro.conf.Positional
+
+
+@dataclass
+class Ls:
+    """List the shipped recipes."""
+
+    def run(self) -> None:
+        from rich.table import Table
+
+        table = Table("recipe", "method", "what it does")
+        for path in shipped_recipes():
+            recipe = load_recipe(str(path)).recipe
+            table.add_row(path.stem, recipe.method, recipe.summary)
+        _console().print(table)
+
+
+@dataclass
+class Show:
+    """Print a recipe resolved, with where each value comes from."""
+
+    recipe: Positional[str]
+    """Name of a shipped recipe, or path of a file."""
+
+    def run(self, overrides: Sequence[tuple[str, str]]) -> None:
+        resolved = load_recipe(self.recipe, overrides)
+        for path, origin in resolved.origin.items():
+            value: object = resolved.recipe
+            for part in path.split("."):
+                value = getattr(value, part)
+            _say(f"{path:28} {value!s:24} {origin}")
+
+
+@dataclass
+class Copy:
+    """Copy a shipped recipe to edit it."""
+
+    recipe: Positional[str]
+    """Name of a shipped recipe."""
+    path: Positional[Path]
+    """Where to write it."""
+
+    def run(self) -> None:
+        if self.path.exists():
+            raise RequestError(f"{self.path} exists; name a new file")
+        shutil.copyfile(find_recipe(self.recipe), self.path)
+        _say(f"{self.path}: edit it, then `draftsmith check {self.path}`")
+
+
+@dataclass
+class Check:
+    """Pre-flight: everything that can fail, before hours are spent."""
+
+    recipe: Positional[str]
+    """Name of a shipped recipe, or path of a file."""
+
+    def run(self, overrides: Sequence[tuple[str, str]]) -> None:
+        from .check import check
+
+        check(load_recipe(self.recipe, overrides), _console())
+
+
+@dataclass
+class Train:
+    """Train from a recipe; any value can be set with --section.field VALUE."""
+
+    recipe: Positional[str]
+    """Name of a shipped recipe, or path of a file."""
+    out: Path | None = None
+    """Folder of the run; default runs/NAME."""
+    resume: str = "auto"
+    """auto (go on if there is a checkpoint), never, or the path of a checkpoint."""
+
+    def run(self, overrides: Sequence[tuple[str, str]]) -> None:
+        resolved = load_recipe(self.recipe, overrides)
+        from .train import train
+
+        out = self.out or Path("runs") / resolved.recipe.name
+        outcome = train(resolved, out=out, resume=self.resume)
+        if os.environ.get("RANK", "0") == "0":
+            _say(f"trained {outcome.steps} steps, held-out loss {outcome.validation_loss:.3f}")
+            if outcome.best is not None:
+                _say(f"best draft: step {outcome.best['step']:.0f}, not audited yet")
+            if resolved.recipe.method == "distill":
+                _say(f"next: draftsmith eval {out}")
+
+
+@dataclass
+class Pair:
+    """A target and a drafter, from a run folder or by themselves."""
+
+    run_folder: Annotated[Positional[Path | None], tyro.conf.arg(metavar="RUN")] = None
+    """Folder of a finished run; it names target, drafter and settings."""
+    target: str | None = None
+    """Folder or hub name of the target, in place of a run."""
+    drafter: str | None = None
+    """Folder of the drafter, in place of a run."""
+
+
+@dataclass
+class Eval(Pair):
+    """Measure acceptance and speed with the real decoder, beside the audit's verdict."""
+
+    prompts: str | None = None
+    """`stdlib` or a JSONL file; default: the recipe's."""
+    out: Path | None = None
+    """Folder for results.json; default RUN/eval."""
+    audit: bool = True
+    """Run the losslessness audit first; --no-audit shows "not audited" in its place."""
+
+    def run(self, overrides: Sequence[tuple[str, str]]) -> None:
+        from .measure import run_eval
+
+        run_eval(self, overrides, _console())
+
+
+@dataclass
+class Audit(Pair):
+    """Prove that the decoder's output is the target's own; exit code 5 if it is not."""
+
+    plant: str | None = None
+    """A known bug to decode with; the audit then has to fail."""
+    decoder: Literal["draftsmith", "hf"] = "draftsmith"
+    """`hf` audits transformers' own assisted generation."""
+    prompts: str | None = None
+    """`stdlib` or a JSONL file; default: the recipe's."""
+    out: Path | None = None
+    """Folder for audit.json; default RUN/eval."""
+
+    def run(self, overrides: Sequence[tuple[str, str]]) -> None:
+        from .measure import run_audit
+
+        if not run_audit(self, overrides, _console()):
+            raise DraftsmithError("the audit failed: the output is not the target's own")
+
+
+@dataclass
+class Report:
+    """Write report.html and report.md of an evaluated run."""
+
+    run_folder: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")]
+    """Folder of the run; it holds eval/results.json."""
+
+    def run(self) -> None:
+        from ..eval.report import write_report
+
+        _say(f"report: {write_report(self.run_folder)}")
+
+
+@dataclass
+class Inspect:
+    """Print rows as input token -> label token, in or out of the loss."""
+
+    recipe: Positional[str]
+    """Name of a shipped recipe, or path of a file."""
+    rows: int = 2
+    """How many rows."""
+
+    def run(self, overrides: Sequence[tuple[str, str]]) -> None:
+        from .inspect import inspect
+
+        _say(inspect(load_recipe(self.recipe, overrides), self.rows))
+
+
+@dataclass
+class Quickstart:
+    """From nothing to a trained, audited and reported drafter, offline, on a CPU."""
+
+    out: Path = Path("quickstart")
+    """Folder for everything."""
+
+    def run(self) -> None:
+        from .quickstart import quickstart
+
+        quickstart(self.out, _console())
+
+
+@dataclass
+class Doctor:
+    """Print the environment block that a bug report needs."""
+
+    def run(self) -> None:
+        from .doctor import doctor
+
+        _say(doctor())
+
+
+_VERBS: dict[str, type] = {
+    "ls": Ls, "show": Show, "copy": Copy, "check": Check, "train": Train, "eval": Eval,
+    "audit": Audit, "report": Report, "inspect": Inspect, "quickstart": Quickstart,
+    "doctor": Doctor,
+}  # fmt: skip
+_WITH_OVERRIDES = {"show", "check", "train", "eval", "audit", "inspect"}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code (see `errors.py`)."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words
+    words = [word for word in words if word != "--debug"]
+    _log_to_screen()
+    try:
+        return _run(words)
+    except DraftsmithError as error:
+        return _fail(str(error), error.exit_code, debug)
+    except KeyboardInterrupt:
+        return _fail("interrupted", 130, debug)
+    except Exception as error:  # noqa: BLE001 - the last resort of a command line
+        text = f"unexpected {type(error).__name__}: {error}"
+        return _fail(f"{text}\nrun again with --debug for the traceback", 5, debug)
+
+
+def _run(words: list[str]) -> int:
+    overrides: list[tuple[str, str]] = []
+    if words and words[0] in _WITH_OVERRIDES:
+        words, overrides = split_overrides(words)
+    try:
+        verb = tyro.cli(_union(), args=words, prog="draftsmith", description=_ABOUT)
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    run: Callable[..., None] = verb.run
+    run(overrides) if type(verb) in _taking_overrides() else run()
+    return 0
+
+
+_ABOUT = "Train, prove and ship drafters for speculative decoding."
+
+
+def _union() -> Any:
+    from functools import reduce
+    from operator import or_
+
+    parts = [
+        Annotated[verb, tyro.conf.subcommand(name=name, prefix_name=False)]
+        for name, verb in _VERBS.items()
+    ]
+    return reduce(or_, parts)
+
+
+def _taking_overrides() -> set[type]:
+    return {_VERBS[name] for name in _WITH_OVERRIDES}
+
+
+def split_overrides(words: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
+    """Take `--section.field value` and `--section.field=value` out of the words."""
+    rest: list[str] = []
+    found: list[tuple[str, str]] = []
+    waiting = list(words)
+    while waiting:
+        word = waiting.pop(0)
+        name, equals, value = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or "." not in name:
+            rest.append(word)
+            continue
+        if not equals:
+            if not waiting or waiting[0].startswith("--"):
+                raise RequestError(f"{word}: no value given; expected {word} VALUE")
+            value = waiting.pop(0)
+        found.append((name.replace("-", "_"), value))
+    return rest, found
+
+
+def _fail(message: str, code: int, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    print(f"draftsmith: {message}", file=sys.stderr)  # noqa: T201
+    return code
+
+
+def _log_to_screen() -> None:
+    rank = os.environ.get("RANK")
+    prefix = f"[rank {rank}] " if rank else ""
+    level = logging.INFO if rank in (None, "0") else logging.WARNING
+    logging.basicConfig(level=logging.WARNING, format=f"{prefix}%(message)s", stream=sys.stderr)
+    logging.getLogger("draftsmith").setLevel(level)
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+def _say(text: str) -> None:
+    print(text)  # noqa: T201
+
+
+if __name__ == "__main__":
+    sys.exit(main())
