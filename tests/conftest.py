@@ -1,0 +1,66 @@
+"""Fixtures that several rooms use: tiny random models, small enough for every test."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# tiny models gain nothing from threads, and two workers with two threads each lose a great deal
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from draftsmith.decoding.backbone import Backbone
+    from draftsmith.drafters.draft_model import DraftModel
+
+VOCABULARY = 61
+
+
+@pytest.fixture(scope="session")
+def target() -> Backbone:
+    """A random Qwen3 target whose greedy text does not repeat at once."""
+    return make_target("qwen3")
+
+
+def make_target(architecture: str, *, seed: int = 0) -> Backbone:
+    import torch
+    from draftsmith.decoding.backbone import Backbone
+    from draftsmith.trainers.architecture import fresh_model
+    from draftsmith.trainers.config import ModelConfig
+
+    torch.manual_seed(seed)
+    sizes = ModelConfig(
+        architecture=architecture, layers=2, hidden=32, heads=4, kv_heads=2, head_size=16,
+        max_positions=256,
+    )  # fmt: skip
+    model = fresh_model(sizes, vocabulary=VOCABULARY, eos=None).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(3)
+    return Backbone(model, name="random")
+
+
+def make_drafter(target: Backbone, *, noise: float = 0.02, **settings) -> DraftModel:
+    """The target's own weights, shaken: accepts something, never everything."""
+    import copy
+
+    import torch
+    from draftsmith.decoding.backbone import Backbone
+    from draftsmith.drafters.draft_model import DraftModel
+
+    g = torch.Generator().manual_seed(1)
+    model = copy.deepcopy(target.model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(noise * torch.randn(parameter.shape, generator=g))
+    return DraftModel(Backbone(model, name="draft"), target.vocabulary, **settings)
+
+
+@pytest.fixture
+def drafter(target: Backbone) -> DraftModel:
+    return make_drafter(target)

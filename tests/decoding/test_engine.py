@@ -1,0 +1,177 @@
+"""The engine's promises: exact at T=0, EOS and length exact, rows independent, cache as prefilled."""
+
+import pytest
+import torch
+from conftest import make_drafter, make_target
+from draftsmith.decoding.arena import KVArena
+from draftsmith.decoding.backbone import Backbone
+from draftsmith.decoding.engine import autoregressive, generate
+from draftsmith.decoding.sampling import Warper
+from draftsmith.decoding.tree import Tree, chain
+from draftsmith.errors import RequestError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10], [11], [12, 13, 14, 15]]
+GREEDY = Warper(0.0)
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "llama"])
+@pytest.mark.parametrize("length", [1, 2, 5])
+@pytest.mark.parametrize("noise", [0.0, 0.05, 1.0])
+def test_greedy_output_is_the_targets_own(architecture: str, length: int, noise: float) -> None:
+    target = make_target(architecture)
+    drafter = make_drafter(target, noise=noise, draft_length=length)
+    own = generate(target, drafter, PROMPTS, warper=GREEDY, max_new_tokens=40)
+    base = autoregressive(target, PROMPTS, warper=GREEDY, max_new_tokens=40)
+    assert own.tokens == base.tokens
+    for prompt, tokens in zip(PROMPTS, own.tokens):
+        theirs = target.model.generate(
+            torch.tensor([prompt]), max_new_tokens=40, do_sample=False, pad_token_id=0
+        )
+        assert tokens == theirs[0, len(prompt) :].tolist()
+    if noise == 0.0:
+        assert own.target_calls <= -(-39 // (length + 1))
+
+
+@pytest.mark.parametrize("warper", [GREEDY, Warper(1.0), Warper(0.7, top_k=9, top_p=0.9)])
+def test_a_row_alone_writes_what_it_writes_in_a_batch(target, drafter, warper: Warper) -> None:
+    together = generate(target, drafter, PROMPTS, warper=warper, max_new_tokens=30, seed=4)
+    for row, prompt in enumerate(PROMPTS):
+        alone = generate(
+            target, drafter, [prompt], warper=warper, max_new_tokens=30, seed=4, requests=[row]
+        )
+        assert alone.tokens[0] == together.tokens[row]
+        assert alone.origin[0] == together.origin[row]
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(0, 60), st.integers(1, 20), st.integers(1, 6), st.sampled_from([0.0, 1.0]))
+def test_nothing_after_eos_and_never_too_long(
+    eos: int, limit: int, length: int, temperature: float
+) -> None:
+    target = make_target("qwen3")
+    drafter = make_drafter(target, noise=0.01, draft_length=length)
+    warper = Warper(temperature)
+    done = generate(
+        target, drafter, PROMPTS, warper=warper, max_new_tokens=limit, eos_ids=[eos], seed=eos
+    )
+    free = generate(target, drafter, PROMPTS, warper=warper, max_new_tokens=limit, seed=eos)
+    for tokens, unbounded, origin in zip(done.tokens, free.tokens, done.origin):
+        assert 1 <= len(tokens) <= limit
+        assert eos not in tokens[:-1]
+        # EOS cuts the text and changes nothing before it
+        assert tokens == unbounded[: len(tokens)]
+        assert len(tokens) == limit or tokens[-1] == eos
+        assert len(origin) == len(tokens)
+        assert origin[0] == "prefill"
+    assert done.steps.kept_TB.sum(0).tolist() == [len(tokens) - 1 for tokens in done.tokens]
+
+
+def test_the_log_counts_what_was_emitted(target, drafter) -> None:
+    done = generate(target, drafter, PROMPTS, warper=Warper(1.0), max_new_tokens=33, seed=2)
+    log = done.steps
+    whole = log.running_TB & ~log.truncated_TB
+    assert (log.kept_TB[whole] == log.accepted_TB[whole] + 1).all()
+    drafted = [origin.count("draft") for origin in done.origin]
+    assert all(((log.kept_TB - 1) * whole).sum(0) <= drafted)
+
+
+def commit_pattern(target: Backbone, tree: Tree, path: list[int], seed: int) -> None:
+    """Verify a tree, keep a path, and compare the next logits with a fresh prefill."""
+    g = torch.Generator().manual_seed(seed)
+    prompts = [torch.randint(0, 61, (n,), generator=g).tolist() for n in (5, 9)]
+    arena = KVArena(2, 60)
+    with torch.inference_mode():
+        target.prefill(prompts, arena)
+        lengths = torch.tensor([5, 9])
+        tokens = torch.randint(0, 61, (2, len(tree)), generator=g)
+        target.forward(tokens, lengths, tree, arena)
+        arena.commit(lengths, torch.tensor([path + [-1] * (tree.depth - len(path))] * 2))
+        lengths = lengths + 1 + len(path)
+        probe = torch.tensor([[7], [8]])
+        got = target.forward(probe, lengths, chain(0), arena)[:, 0]
+        for row in range(2):
+            kept = [*prompts[row], *(int(tokens[row, node]) for node in (0, *path))]
+            fresh = target.prefill([[*kept, int(probe[row, 0])]], KVArena(1, 60))
+            torch.testing.assert_close(got[row], fresh[0], atol=2e-5, rtol=1e-4)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.data())
+def test_the_cache_after_a_commit_equals_a_fresh_prefill(data: st.DataObject) -> None:
+    target = make_target("qwen3")
+    size = data.draw(st.integers(1, 7))
+    tree = Tree((-1, *(data.draw(st.integers(0, node)) for node in range(size))))
+    path: list[int] = []
+    at = 0
+    while tree.children[at] and data.draw(st.booleans()):
+        at = data.draw(st.sampled_from(tree.children[at]))
+        path.append(at)
+    commit_pattern(target, tree, path, data.draw(st.integers(0, 1000)))
+
+
+def test_the_draft_law_while_decoding_is_the_one_of_training(target, drafter) -> None:
+    """Teacher-forced logits of the draft equal those that q was made from."""
+    from draftsmith.drafters.draft_model import DraftModel
+
+    seen: list[tuple[list[int], torch.Tensor]] = []
+
+    class Recorder(DraftModel):
+        def _logits(self, tokens, start):
+            logits = super()._logits(tokens, start)
+            end = int(start[0]) + tokens.shape[1] - 1
+            text = self._history_BL[0, : end + 1].tolist()
+            text[end - tokens.shape[1] + 1 :] = tokens[0].tolist()
+            # drafted tokens are not history yet: take them from what was fed in this step
+            self._fed = (*getattr(self, "_fed", ()), (int(start[0]), tokens[0].tolist()))
+            for begin, fed in self._fed:
+                for offset, token in enumerate(fed):
+                    if begin + offset <= end:
+                        text[begin + offset] = token
+            seen.append((text, logits[0].clone()))
+            return logits
+
+    recorder = Recorder(drafter.backbone, drafter.vocabulary, draft_length=4)
+    generate(target, recorder, PROMPTS[:1], warper=Warper(1.0), max_new_tokens=24)
+    assert len(seen) > 12
+    for text, logits in seen:
+        forced = drafter.module(torch.tensor([text])).logits[0, -1]
+        torch.testing.assert_close(logits, forced, atol=2e-5, rtol=1e-4)
+
+
+def test_bad_requests_are_named(target, drafter) -> None:
+    with pytest.raises(RequestError, match="prompt is empty"):
+        generate(target, drafter, [[1], []], warper=GREEDY, max_new_tokens=4)
+    with pytest.raises(RequestError, match="need 264 positions; the target random has 256"):
+        generate(target, drafter, [[1] * 200], warper=GREEDY, max_new_tokens=60)
+    with pytest.raises(RequestError, match="the lossless rule is 'greedy-match'"):
+        generate(target, drafter, [[1]], warper=GREEDY, max_new_tokens=4, rule="rejection")
+
+
+def test_state_that_cannot_be_rolled_back_is_refused_by_name() -> None:
+    from transformers import MambaConfig, MambaForCausalLM, MistralConfig, MistralForCausalLM
+
+    sizes = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1}
+    mistral = MistralForCausalLM(
+        MistralConfig(
+            **sizes, intermediate_size=16, num_attention_heads=2, num_key_value_heads=2,
+            sliding_window=8,
+        )  # fmt: skip
+    )
+    with pytest.raises(RequestError, match=r"Mistral.*sliding window|Mistral.*sliding_attention"):
+        Backbone(mistral, name="m")
+    with pytest.raises(RequestError, match="Mamba"):
+        Backbone(MambaForCausalLM(MambaConfig(**sizes)), name="s")
+
+
+@pytest.mark.parametrize("extra", [-3, 5])
+def test_padding_rows_of_a_draft_head_are_never_drafted(target, extra: int) -> None:
+    from draftsmith.drafters.draft_model import fit_vocabulary
+
+    logits = torch.randn(2, target.vocabulary + extra)
+    fitted = fit_vocabulary(logits, target.vocabulary)
+    assert fitted.shape[-1] == target.vocabulary
+    law = Warper(1.0)(fitted)
+    if extra < 0:
+        assert torch.equal(law[:, extra:], torch.zeros(2, -extra))
