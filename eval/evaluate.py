@@ -51,6 +51,19 @@ class Run:
     differing: int = 0
     baseline_texts: list[list[int]] = field(default_factory=list)
 
+    def add(self, base: Generation, own: Generation, *, first: bool) -> None:
+        """Take in a batch decoded by both. Its first token comes from the prefill, timed apart."""
+        self.seconds_R.append(own.decode_seconds)
+        self.baseline_seconds_R.append(base.decode_seconds)
+        self.tokens_R.append(sum(len(t) - 1 for t in own.tokens))
+        self.baseline_tokens_R.append(sum(len(t) - 1 for t in base.tokens))
+        if first:
+            self.counts += counts_of(own.steps)
+            self.generations.append(own)
+            self.baseline_texts += base.tokens
+            self.differing += sum(a != b for a, b in zip(own.tokens, base.tokens, strict=True))
+            self.prefill_seconds += own.prefill_seconds
+
 
 def evaluate(
     target: Backbone, drafter: DraftModel, prompts: Sequence[Prompt], config: EvalConfig,
@@ -112,11 +125,11 @@ def _row(
     target: Backbone, drafter: DraftModel, requests: Sequence[Request], config: EvalConfig,
     temperature: float, costs: Costs, name: str, verdict: str,
 ) -> dict[str, Any]:  # fmt: skip
-    run = decode(target, drafter, requests, config, temperature)
+    length = config.draft_length
+    run = decode(target, drafter, requests, config, temperature, [length])[length]
     found = acceptance(run.counts, seed=config.seed)
     text = degeneracy(run.baseline_texts)
     draft_share = bytes_of(drafter.backbone) / bytes_of(target)
-    length = config.draft_length
     return {
         "method": name,
         "temperature": temperature,
@@ -155,37 +168,28 @@ def acceptance_fields(found: Acceptance) -> dict[str, Any]:
 
 def decode(
     target: Backbone, drafter: DraftModel, requests: Sequence[Request], config: EvalConfig,
-    temperature: float,
-) -> Run:  # fmt: skip
-    """Baseline and drafter in turn on every batch, `repeats` times; acceptance from the first."""
+    temperature: float, lengths: Sequence[int],
+) -> dict[int, Run]:  # fmt: skip
+    """Baseline and every draft length in turn on each batch, `repeats` times.
+
+    Acceptance comes from the first repeat: the later ones draw the same numbers again.
+    """
     warper = Warper(temperature, config.top_k, config.top_p, config.min_p)
-    run = Run()
+    runs = {length: Run() for length in lengths}
     _warm_up(target, drafter, requests, warper)
     for at in range(0, len(requests), config.batch):
         part = requests[at : at + config.batch]
-        ids, numbers = [each.ids for each in part], [each.number for each in part]
         common: dict[str, Any] = {
             "warper": warper, "max_new_tokens": config.max_new_tokens, "eos_ids": target.eos_ids,
-            "seed": config.seed, "requests": numbers,
+            "seed": config.seed, "requests": [each.number for each in part],
         }  # fmt: skip
-        base_seconds = own_seconds = 0.0
+        ids = [each.ids for each in part]
         for repeat in range(config.repeats):
             base = autoregressive(target, ids, **common)
-            own = generate(target, drafter, ids, **common)
-            base_seconds += base.decode_seconds
-            own_seconds += own.decode_seconds
-            if repeat == 0:
-                run.counts += counts_of(own.steps)
-                run.generations.append(own)
-                run.baseline_texts += base.tokens
-                run.differing += sum(a != b for a, b in zip(own.tokens, base.tokens))
-                run.prefill_seconds += own.prefill_seconds
-        # the first token comes from the prefill, which is reported apart
-        run.tokens_R.append(config.repeats * sum(len(t) - 1 for t in own.tokens))
-        run.baseline_tokens_R.append(config.repeats * sum(len(t) - 1 for t in base.tokens))
-        run.seconds_R.append(own_seconds)
-        run.baseline_seconds_R.append(base_seconds)
-    return run
+            for length, run in runs.items():
+                drafter.draft_length = length
+                run.add(base, generate(target, drafter, ids, **common), first=repeat == 0)
+    return runs
 
 
 def _warm_up(
@@ -228,11 +232,11 @@ def _sweep(
     costs: Costs,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Acceptance, cost and speed against the draft length, greedy."""
+    some = requests[: config.sweep_prompts]
+    runs = decode(target, drafter, some, config, 0.0, config.sweep)
+    drafter.draft_length = config.draft_length
     found = []
-    quick = config.model_copy(update={"repeats": 1})
-    for length in config.sweep:
-        drafter.draft_length = length
-        run = decode(target, drafter, requests, quick, 0.0)
+    for length, run in runs.items():
         measured = acceptance(run.counts, seed=config.seed)
         found.append(
             {
@@ -245,7 +249,6 @@ def _sweep(
                 "speedup": _speed_fields(run, config.seed)["speedup"],
             }
         )
-    drafter.draft_length = config.draft_length
     return found
 
 

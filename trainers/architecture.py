@@ -31,7 +31,7 @@ def fresh_model(
     return model_class(
         config_class(
             vocab_size=vocabulary, eos_token_id=eos, bos_token_id=None, pad_token_id=None,
-            tie_word_embeddings=config.tied, attention_bias=False, use_cache=False, **sizes,
+            tie_word_embeddings=config.tied, attention_bias=False, **sizes,
         )
     )  # fmt: skip
 

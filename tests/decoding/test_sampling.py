@@ -71,7 +71,7 @@ def test_draws_follow_their_law_and_never_hit_zero() -> None:
     u = torch.rand(200_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     counts = np.bincount(draw(law.expand(len(u), -1), u).numpy(), minlength=6)
     assert counts[[0, 2, 5]].sum() == 0
-    assert stats.chisquare(counts[[1, 3, 4]], 200_000 * law[[1, 3, 4]].numpy()).pvalue > 1e-4
+    assert stats.chisquare(counts[[1, 3, 4]], [100_000, 40_000, 60_000]).pvalue > 1e-4
 
 
 @pytest.mark.parametrize("u", [0.0, 1 - 2**-53])
