@@ -56,8 +56,7 @@ Python standard library's own sources, so that every part of draftsmith can be t
 It writes plausible Python and knows nothing else.
 
 - Held-out loss {validation["validation_loss"]:.3f} nats per token over held-out library files (split by a hash of
-  the module's path), after {recipe.loop.steps} steps and {tokens / 1e6:.1f} M tokens. The `encodings` package, generated
-  tables that are easy to foresee, is part of both sides.
+  the module's path), after {recipe.loop.steps} steps and {tokens / 1e6:.1f} M tokens.
 - `run.yaml` is the resolved recipe, `metrics.jsonl` the loss curve; `make tiny-target` makes it anew.
 - Versions: torch {versions["torch"]}, transformers {versions["transformers"]}, tokenizers {versions["tokenizers"]}.
 - The training text is under the PSF licence; the weights come under Apache-2.0.
