@@ -17,13 +17,15 @@ class DataConfig(Section):
     """Where the text comes from and how it becomes rows of tokens."""
 
     source: str = "stdlib"
-    """`stdlib` (the Python standard library's sources), a file, a folder, a glob, or `hub:NAME`."""
+    """`stdlib` (the library's own sources), a file, a folder, a glob, `hub:NAME[:CONFIG]`."""
     revision: str | None = None
     """Commit, tag or branch of a hub data set; set it, or the run cannot be repeated."""
     split: str = "train"
     """Split of a hub data set to train on."""
     validation: str | None = None
     """Source of held-out rows; without it `validation_share` of the rows is held out by a hash."""
+    validation_split: str | None = None
+    """Split of the hub data set that is held out, of `validation` or else of `source`."""
     validation_share: float = Field(0.03, gt=0, lt=0.5)
     """Share of rows held out when no validation source is named."""
     shape: RowShape = "auto"
@@ -33,7 +35,8 @@ class DataConfig(Section):
     loss_on: Literal["assistant", "all"] = "assistant"
     """Which tokens of a chat count in the loss; plain text always counts whole."""
     chat_template: str | None = None
-    """A Jinja file to use in place of the tokenizer's own chat template."""
+    """A Jinja file in place of the tokenizer's own template, for example the same with generation
+    marks; prompts must render as by the tokenizer's, because the decoder knows only that one."""
     sequence_length: int = Field(512, ge=8)
     """Tokens in a packed row."""
     packing: bool = True
@@ -54,4 +57,4 @@ class TokenizerConfig(Section):
     vocabulary: int = Field(4096, ge=300)
     """Entries of a trained byte-level BPE, special tokens included."""
     chat_template: str | None = None
-    """A Jinja file stored with a trained tokenizer, so that chat rows can be rendered."""
+    """Stored with a trained tokenizer so that chats can be written: `chatml`, or a Jinja file."""

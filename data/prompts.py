@@ -5,14 +5,17 @@ Read next: `eval/evaluate.py`, which decodes them.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DataError, RequestError
+from .encode import beginning
+from .readers import Rejected, read_jsonl
+from .shapes import BadRow, chat_messages, clean_text, filled, instruction_text
 from .stdlib import stdlib_texts
+from .templates import render_chat
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -26,6 +29,7 @@ class Prompt:
     category: str
     turns: tuple[str, ...]
     chat: bool
+    system: str | None = None
 
 
 def load_prompts(source: str, *, limit: int | None = None, seed: int = 0) -> list[Prompt]:
@@ -46,19 +50,36 @@ def render(
     prompt: Prompt, tokenizer: PreTrainedTokenizerBase, *, answers: Sequence[str] = (),
     limit: int | None = None,
 ) -> list[int]:  # fmt: skip
-    """Token ids of the turn that follows `answers`; of a longer prompt the last `limit` ids."""
+    """Token ids of the turn that follows `answers`; of a longer prompt the last `limit` ids.
+
+    Chats go through the same renderer as training rows; plain text begins as training text does.
+
+    Raises:
+        DataError: the tokenizer's template refuses the chat.
+    """
+    turns = prompt.turns[: len(answers) + 1]
     if prompt.chat and tokenizer.chat_template is not None:
-        messages = []
-        for at, turn in enumerate(prompt.turns[: len(answers) + 1]):
-            messages.append({"role": "user", "content": turn})
-            if at < len(answers):
-                messages.append({"role": "assistant", "content": answers[at]})
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        text, before = _render_turns(prompt, turns, answers, tokenizer), []
     else:
-        text = prompt.turns[len(answers)]
-        text = "".join([*(f"{t}{a}" for t, a in zip(prompt.turns, answers)), text])
-    ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+        said = [part for pair in zip(turns, answers) for part in pair]
+        text, before = "".join([*said, turns[len(answers)]]), beginning(tokenizer)
+    ids = [*before, *tokenizer(text, add_special_tokens=False)["input_ids"]]
     return ids if limit is None else ids[-limit:]
+
+
+def _render_turns(
+    prompt: Prompt, turns: Sequence[str], answers: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+) -> str:  # fmt: skip
+    messages = [] if prompt.system is None else [{"role": "system", "content": prompt.system}]
+    for at, turn in enumerate(turns):
+        messages.append({"role": "user", "content": turn})
+        if at < len(answers):
+            messages.append({"role": "assistant", "content": answers[at]})
+    try:
+        return render_chat(tokenizer, messages, answer_next=True)
+    except BadRow as bad:
+        raise DataError(f"prompt {prompt.id} ({prompt.category}): {bad}") from bad
 
 
 def _stdlib_prompts() -> list[Prompt]:
@@ -75,50 +96,54 @@ def _stdlib_prompts() -> list[Prompt]:
 
 
 def _read(path: Path) -> list[Prompt]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        raise RequestError(f"there is no prompt file {path}; expected JSONL or 'stdlib'") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read as UTF-8 text ({error})") from error
+    if not path.is_file():
+        raise RequestError(f"there is no prompt file {path}; expected JSONL or 'stdlib'")
     prompts = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    for row in read_jsonl(path):
+        if isinstance(row, Rejected):
+            raise DataError(f"{row.file}:{row.line}: {row.reason}")
         try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise DataError(f"{path}:{number}: not JSON ({error})") from error
-        prompts.append(_prompt(row, f"{path}:{number}", str(number)))
+            prompts.append(_prompt(row.columns, str(row.line)))
+        except BadRow as bad:
+            raise DataError(f"{row.file}:{row.line}: {bad}") from bad
     return prompts
 
 
-def _prompt(row: Any, where: str, number: str) -> Prompt:
+def _prompt(row: Mapping[str, Any], number: str) -> Prompt:
     """A row of any known shape, by its keys."""
-    if not isinstance(row, dict):
-        raise DataError(f"{where}: found {type(row).__name__}; expected an object")
     category = str(row.get("category", row.get("subject", "all")))
     name = str(row.get("question_id", row.get("task_id", row.get("id", number))))
-    if "turns" in row:
-        return Prompt(name, category, _texts(row["turns"], where), chat=True)
-    if "task_id" in row and "prompt" in row:
-        return Prompt(name, "humaneval", _texts([row["prompt"]], where), chat=False)
-    for key, speaker, text, user in (
-        ("messages", "role", "content", "user"), ("conversations", "from", "value", "human"),
-    ):  # fmt: skip
-        if key in row:
-            turns = [m[text] for m in row[key] if m.get(speaker) in (user, "user")]
-            return Prompt(name, category, _texts(turns, where), chat=True)
-    for key, chat in (("prompt", True), ("instruction", True), ("text", False)):
-        if key in row:
-            return Prompt(name, category, _texts([row[key]], where), chat=chat)
-    raise DataError(
-        f"{where}: keys {sorted(row)} are no prompt; expected turns, messages, conversations, "
+    if "turns" in row:  # Spec-Bench, MT-Bench
+        return Prompt(name, category, _turns(row["turns"]), chat=True)
+    if "task_id" in row and "prompt" in row:  # HumanEval
+        return Prompt(name, "humaneval", (filled(row["prompt"], "prompt"),), chat=False)
+    for column in ("messages", "conversations"):
+        if column in row:
+            return _chat(name, category, chat_messages(row[column], column), row.get("system"))
+    if "prompt" in row:
+        if isinstance(row["prompt"], list):
+            return _chat(name, category, chat_messages(row["prompt"], "prompt"), None)
+        return Prompt(name, category, (filled(row["prompt"], "prompt"),), chat=True)
+    if "instruction" in row:
+        return Prompt(name, category, (instruction_text(row),), chat=True)
+    if "text" in row:
+        return Prompt(name, category, (filled(row["text"], "text"),), chat=False)
+    raise BadRow(
+        f"keys {', '.join(sorted(row))} are no prompt; expected turns, messages, conversations, "
         "prompt, instruction or text"
     )
 
 
-def _texts(turns: Any, where: str) -> tuple[str, ...]:
-    if not (isinstance(turns, list) and turns and all(isinstance(t, str) and t for t in turns)):
-        raise DataError(f"{where}: found turns {turns!r:.80}; expected one or more non-empty texts")
-    return tuple(turns)
+def _chat(name: str, category: str, messages: list[dict[str, Any]], system: Any) -> Prompt:
+    """The user's turns; the answers are the model's to give."""
+    if messages[0]["role"] in ("system", "developer"):
+        system = messages[0]["content"]
+    turns = [message["content"] for message in messages if message["role"] == "user"]
+    before = None if not system else clean_text(system, "system")
+    return Prompt(name, category, _turns(turns), chat=True, system=before)
+
+
+def _turns(turns: Any) -> tuple[str, ...]:
+    if not isinstance(turns, list) or not turns:
+        raise BadRow(f"turns is {turns!r:.80}; expected one or more texts of the user")
+    return tuple(filled(turn, f"turns[{at}]") for at, turn in enumerate(turns))

@@ -75,7 +75,7 @@ class KVArena(Cache):
             store.scatter_(2, into_BD[:, None, :, None].expand(shape), moved)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Slots before the tokens of the running forward; models ask for it, ours pass positions."""
+        """Slots before the tokens of the running forward; models ask, ours pass positions."""
         return self._start
 
     def _room(self, states: Tensor) -> Tensor:

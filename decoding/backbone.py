@@ -51,9 +51,7 @@ class Backbone:
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        from transformers import AutoTokenizer
-
-        return AutoTokenizer.from_pretrained(self.name, revision=self.revision)
+        return load_tokenizer(self.name, revision=self.revision)
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
@@ -142,11 +140,34 @@ def load_target(
     return Backbone(model, name=str(place), revision=revision)
 
 
+def load_tokenizer(
+    path: str, *, revision: str | None = None, trust_remote_code: bool = False
+) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model by folder or hub name; `tiny` is the embedded default target's.
+
+    Raises:
+        RequestError: there is none.
+    """
+    from transformers import AutoTokenizer
+
+    place = embedded_target() if path == EMBEDDED else path
+    try:
+        return AutoTokenizer.from_pretrained(
+            place, revision=revision, trust_remote_code=trust_remote_code
+        )
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise RequestError(
+            f"cannot load the tokenizer of {path!r}: {reason}; expected a folder with "
+            "tokenizer.json, or a hub name"
+        ) from error
+
+
 def embedded_target() -> str:
     """Folder of the target that ships with the package."""
     place = Path(str(files("draftsmith.recipes"))) / "assets" / "tiny-target"
     if not (place / "config.json").is_file():
-        raise RequestError(f"the embedded target is missing at {place}; `make tiny-target` makes it")
+        raise RequestError(f"the embedded target is missing at {place}; run `make tiny-target`")
     return str(place)
 
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from draftsmith.decoding.backbone import Backbone
     from draftsmith.drafters.draft_model import DraftModel
 
@@ -64,3 +66,22 @@ def make_drafter(target: Backbone, *, noise: float = 0.02, **settings) -> DraftM
 @pytest.fixture
 def drafter(target: Backbone) -> DraftModel:
     return make_drafter(target)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Tokenised data of tests stays out of the user's cache."""
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="session")
+def chat_tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small byte-level tokenizer with the package's own chat template."""
+    from draftsmith.data.templates import named_template
+    from draftsmith.data.tokenizer import train_tokenizer
+
+    words = ["the quick brown fox asks, and a lazy dog answers: yes, no, perhaps\n"] * 20
+    folder = tmp_path_factory.mktemp("chat-tokenizer")
+    template = named_template("chatml")
+    train_tokenizer(words, 400, chat_template=template).save_pretrained(folder)
+    return folder

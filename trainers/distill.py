@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ..errors import RequestError
 from ..data.config import DataConfig
 from ..data.prepare import prepare
-from ..decoding.backbone import Backbone, load_target
+from ..decoding.backbone import Backbone, load_target, load_tokenizer
 from ..drafters.checkpoint import save_draft_model
+from ..errors import RequestError
 from .architecture import fresh_model
 from .config import ModelConfig, ObjectiveConfig, TargetConfig
 from .loop import Outcome, Plan, Probe
@@ -125,10 +125,10 @@ def draft_model(
         return fresh_model(
             config, vocabulary=_rows(target), eos=tokenizer.eos_token_id, like=target.config
         )
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
     draft = AutoModelForCausalLM.from_pretrained(config.start_from, dtype=torch.float32)
-    refuse_other_tokens(AutoTokenizer.from_pretrained(config.start_from), tokenizer, config)
+    refuse_other_tokens(load_tokenizer(config.start_from), tokenizer, config)
     if _rows(draft) < len(tokenizer):
         raise RequestError(
             f"model.start_from {config.start_from!r} has an output projection of {_rows(draft)} "

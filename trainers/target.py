@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from ..data.config import DataConfig, TokenizerConfig
 from ..data.prepare import prepare, training_texts
+from ..data.templates import named_template
 from ..data.tokenizer import train_tokenizer
+from ..decoding.backbone import load_tokenizer
 from . import checkpoint
 from .architecture import fresh_model
 from .config import ModelConfig, ObjectiveConfig
@@ -85,7 +87,7 @@ def run(
     make_deterministic(plan.loop)
     accelerator = make_accelerator(plan.loop, plan.optimizer, out)
     with accelerator.main_process_first():
-        words = _tokenizer(data, tokenizer, out)
+        words = tokenizer_for(data, tokenizer, out)
         rows = prepare(data, words, out=out)
     goal = build(model, words, chunk=objective.chunk)
     return run_loop(
@@ -94,20 +96,17 @@ def run(
     )  # fmt: skip
 
 
-def _tokenizer(data: DataConfig, config: TokenizerConfig, out: Path) -> PreTrainedTokenizerBase:
+def tokenizer_for(data: DataConfig, config: TokenizerConfig, out: Path) -> PreTrainedTokenizerBase:
     """The named tokenizer, or one trained once per run folder, so that a resume finds the same."""
-    from transformers import AutoTokenizer
-
     if config.path is not None:
-        return AutoTokenizer.from_pretrained(config.path)
+        return load_tokenizer(config.path)
     place = out / "tokenizer"
     if not place.is_dir():
-        template = None
-        if config.chat_template is not None:
-            template = Path(config.chat_template).read_text(encoding="utf-8")
+        name = config.chat_template
+        template = None if name is None else named_template(name)
         made = train_tokenizer(training_texts(data), config.vocabulary, chat_template=template)
         checkpoint.replace_folder(place, lambda folder: _save_tokenizer(made, folder))
-    return AutoTokenizer.from_pretrained(place)
+    return load_tokenizer(str(place))
 
 
 def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
