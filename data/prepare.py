@@ -55,7 +55,9 @@ def prepare(
     train, validation = open_sources(config)
     encoder = Encoder.of(tokenizer, config)  # reads the template: its errors come first
     key = cache.make_key(
-        config, tokenizer, [each and each.identity() for each in (train, validation)]
+        config,
+        tokenizer,
+        [None if each is None else each.identity() for each in (train, validation)],
     )
     folder = cache.cache_folder(config)
     prepared = cache.load(folder, key)

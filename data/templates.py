@@ -56,10 +56,13 @@ def render_chat(
     """
     from jinja2 import TemplateError, TemplateSyntaxError
 
+    render: Any = tokenizer.apply_chat_template  # its return type depends on `tokenize`
     try:
-        return tokenizer.apply_chat_template(
-            list(messages), tools=tools, chat_template=template, tokenize=False,
-            add_generation_prompt=answer_next,
+        return str(
+            render(
+                list(messages), tools=tools, chat_template=template, tokenize=False,
+                add_generation_prompt=answer_next,
+            )
         )  # fmt: skip
     except TemplateSyntaxError as error:
         raise DataError(
@@ -133,10 +136,11 @@ class ChatTemplate:
         )  # fmt: skip
 
     def _by_marks(self, chat: Chat, text: str) -> list[Span]:
-        from transformers.utils.chat_template_utils import render_jinja_template
+        from transformers.utils import chat_template_utils
 
         messages = [{k: v for k, v in m.items() if v is not None} for m in chat.messages]
-        rendered, spans = render_jinja_template(
+        render: Any = chat_template_utils.render_jinja_template
+        rendered, spans = render(
             conversations=[messages], tools=chat.tools, chat_template=self._source(chat.tools),
             return_assistant_tokens_mask=True, **self.tokenizer.special_tokens_map,
         )  # fmt: skip

@@ -25,6 +25,7 @@ from .loop import Outcome, Plan, Probe
 from .losses import ChunkedLoss, Distillation, Teacher
 from .objective import Batch, hidden_states, labelled
 from .setup import make_accelerator, make_deterministic, run_loop
+from .sharding import standalone
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -73,7 +74,7 @@ class DistillObjective:
 
     def export(self, folder: Path) -> None:
         """A drafter checkpoint, as `drafters/` writes and reads it."""
-        self._save(self._draft, folder)
+        self._save(standalone(self._draft), folder)
 
     def draft(self) -> nn.Module:
         return self._draft

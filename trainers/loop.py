@@ -22,12 +22,13 @@ from accelerate import Accelerator
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from ..errors import Stopped, TrainingFailed
+from ..errors import RequestError, Stopped, TrainingFailed
 from . import checkpoint, optimizer, state
 from .config import CheckpointConfig, LoopConfig, OptimizerConfig, ProbeConfig
 from .objective import Batch, Objective
 from .order import RowOrder, share_of_rank
 from .progress import Meter, Record, Screen, copy_to_trackers
+from .sharding import gathered, is_sharded, standalone
 from .signals import StopFlag, stop_on_signal
 
 Probe = Callable[[nn.Module], dict[str, float]]
@@ -77,6 +78,8 @@ class Loop:
         optimizers = optimizer.build(objective.module, plan.optimizer)
         self.module, *self.optimizers = accelerator.prepare(objective.module, *optimizers)
         decay = plan.loop.ema
+        if decay is not None and is_sharded(objective.module):
+            raise RequestError("loop.ema is set, but ZeRO-3 shards the weights; use ZeRO-2 or less")
         self.average = None if decay is None else state.Average(objective.module, decay)
 
     def run(self, resume: Path | None) -> Outcome:
@@ -122,6 +125,7 @@ class Loop:
         if labels == 0:
             raise TrainingFailed(f"step {step}: none of its {self.order.batch} rows has a label")
         self.seed(step)
+        self.set_rate(step)  # before the backward pass, in which DeepSpeed steps
         sums: dict[str, float] = {}
         for number, batch in enumerate(batches):
             with self.last_synchronises(number, len(batches)):
@@ -153,14 +157,12 @@ class Loop:
     def update(self, step: int, *, finite: bool) -> None:
         """Clip and step, unless something is not finite: then skip, and stop after too many."""
         plan = self.plan
-        if self.uses_deepspeed:
-            self.set_rate(step)
-            if not finite:
-                raise TrainingFailed(
-                    f"step {step}: the loss is not finite, and DeepSpeed has already stepped; "
-                    "resume from the last checkpoint with a smaller optimizer.lr"
-                )
-        else:
+        if self.uses_deepspeed and not finite:
+            raise TrainingFailed(
+                f"step {step}: the loss is not finite, and DeepSpeed has already stepped; "
+                "resume from the last checkpoint with a smaller optimizer.lr"
+            )
+        if not self.uses_deepspeed:
             norm = self.accelerator.clip_grad_norm_(self.module.parameters(), plan.optimizer.clip)
             finite = finite and bool(torch.isfinite(torch.as_tensor(norm)))
         self.bad_steps = 0 if finite else self.bad_steps + 1
@@ -171,7 +173,6 @@ class Loop:
                 "the first of them; lower optimizer.lr or set loop.precision to fp32"
             )
         if finite and not self.uses_deepspeed:
-            self.set_rate(step)
             for each in self.optimizers:
                 each.step()
         elif not finite:
@@ -241,8 +242,8 @@ class Loop:
             if done == self.plan.loop.steps:
                 self.export()
             return
-        with self.averaged(), _eval_mode(draft):
-            values = self.probe(draft) if self.accelerator.is_main_process else {}
+        with self.averaged(), _eval_mode(draft), gathered(draft):
+            values = self.probe(standalone(draft)) if self.accelerator.is_main_process else {}
         if values:
             record.write("probe", done, values)
             screen.report(done, {f"probe_{name}": value for name, value in values.items()})
@@ -256,7 +257,7 @@ class Loop:
         return self.best is None or values["tau"] > self.best["tau"]
 
     def export(self) -> None:
-        with self.averaged():
+        with self.averaged(), gathered(self.objective.module):
             if self.accelerator.is_main_process:
                 checkpoint.replace_folder(self.export_to, self.objective.export)
 
@@ -336,7 +337,10 @@ class Loop:
         return {name: t.to(device, non_blocking=True) for name, t in batch.items()}
 
     def last_synchronises(self, number: int, count: int) -> contextlib.AbstractContextManager[Any]:
-        if number == count - 1 or self.uses_deepspeed:
+        last = number == count - 1
+        if self.uses_deepspeed:
+            self.accelerator.sync_gradients = last  # else it steps after every micro-batch
+        if last or self.uses_deepspeed:
             return contextlib.nullcontext()
         return self.accelerator.no_sync(self.module)
 

@@ -14,6 +14,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import InitProcessGroupKwargs
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from ..errors import RequestError
 from . import checkpoint
@@ -28,6 +29,8 @@ def make_accelerator(loop: LoopConfig, optimizer: OptimizerConfig, out: Path) ->
     """The accelerator of this run, checked against the recipe's batch."""
     on_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in {"1", "true", "yes"}
     on_cpu = on_cpu or not torch.cuda.is_available()
+    if on_cpu:  # DeepSpeed, where it is installed, guesses and warns otherwise
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
     # DeepSpeed on CPU believes that every rank is alone unless the backend is named; a single
     # process that names one is taken for a rank of a group that nobody started
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
@@ -39,12 +42,22 @@ def make_accelerator(loop: LoopConfig, optimizer: OptimizerConfig, out: Path) ->
         )
     # an earlier run of this process may have had another precision, which the state remembers
     AcceleratorState._reset_state()
+    wants_deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true"
     accelerator = Accelerator(
-        mixed_precision=precision, cpu=on_cpu, kwargs_handlers=handlers,
+        # told `cpu`, accelerate leaves DeepSpeed out without a word
+        mixed_precision=precision, cpu=on_cpu and not wants_deepspeed, kwargs_handlers=handlers,
         log_with=list(loop.trackers) or None, project_dir=str(out),
     )  # fmt: skip
     accumulation = _accumulation(loop, accelerator.num_processes)
     plugin = accelerator.state.deepspeed_plugin
+    if plugin is not None:
+        # transformers would cut every model into pieces while it is made, the frozen target too
+        unset_hf_deepspeed_config()
+    kind = str(accelerator.distributed_type.value)
+    if plugin is not None:
+        kind += f" ZeRO-{plugin.zero_stage}"
+    if accelerator.num_processes > 1 or plugin is not None:
+        _log.info("%d processes: %s", accelerator.num_processes, kind)
     if plugin is not None:
         if optimizer.name != "adamw":
             raise RequestError(

@@ -25,6 +25,7 @@ from .loop import Outcome, Plan
 from .losses import ChunkedLoss, cross_entropy
 from .objective import Batch, hidden_states, labelled
 from .setup import make_accelerator, make_deterministic, run_loop
+from .sharding import standalone
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -57,7 +58,7 @@ class TargetObjective:
 
     def export(self, folder: Path) -> None:
         """An ordinary `transformers` folder in bf16 safetensors, with its tokenizer."""
-        half = copy.deepcopy(self._model).to(torch.bfloat16)
+        half = copy.deepcopy(standalone(self._model)).to(torch.bfloat16)
         half.config.use_cache = True
         half.save_pretrained(folder)
         self._tokenizer.save_pretrained(folder)

@@ -132,8 +132,10 @@ def test_a_prompt_rendered_otherwise_stops_the_run(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
     """An answer that the template writes with a mark that prompts do not have."""
-    with_template(tokenizer, LAST_REASONS.replace("<think></think>", "")).chat_template = (
-        UNMARKED.replace("'<|im_start|>assistant\\n'", "'<|im_start|>assistant\\nSure: '")
+    with_template(
+        tokenizer, LAST_REASONS.replace("<think></think>", "")
+    ).chat_template = UNMARKED.replace(
+        "'<|im_start|>assistant\\n'", "'<|im_start|>assistant\\nSure: '"
     )
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "why", "completion": "because"}\n')

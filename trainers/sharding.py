@@ -1,0 +1,42 @@
+"""Weights that DeepSpeed ZeRO-3 has cut into pieces, made whole for decoding and export.
+
+With ZeRO-3 a parameter of the trained module is an empty tensor between its uses. Decoding and
+export want ordinary weights on one process, without DeepSpeed's hooks. Read next: `loop.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Whether ZeRO-3 holds the parameters."""
+    return any(hasattr(parameter, "ds_id") for parameter in module.parameters())
+
+
+def gathered(module: nn.Module) -> contextlib.AbstractContextManager[Any]:
+    """Inside, every process sees whole parameters; all processes have to enter together."""
+    if not is_sharded(module):
+        return contextlib.nullcontext()
+    import deepspeed
+
+    return deepspeed.zero.GatheredParameters(list(module.parameters()))
+
+
+def standalone(model: nn.Module) -> nn.Module:
+    """`model`, or its copy without DeepSpeed's hooks. Call it inside `gathered`."""
+    if not is_sharded(model):
+        return model
+    source: Any = model
+    with torch.device("meta"):
+        copy = type(source)(source.config)
+    copy.to_empty(device=source.device)
+    copy.load_state_dict({name: t.detach().clone() for name, t in source.state_dict().items()})
+    # buffers that are not saved (rotary frequencies) were made empty
+    for (_, mine), (_, theirs) in zip(copy.named_buffers(), source.named_buffers(), strict=True):
+        mine.copy_(theirs)
+    return copy.eval()
