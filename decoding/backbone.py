@@ -8,7 +8,8 @@ Shapes: B rows, N nodes, V rows of the output projection, S prompt tokens, T slo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
@@ -22,7 +23,7 @@ from .arena import KVArena
 from .tree import Tree
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 EMBEDDED = "tiny"
@@ -125,10 +126,13 @@ def load_target(
     from transformers import AutoModelForCausalLM
 
     place = embedded_target() if path == EMBEDDED else path
+    # a bar is for what takes long: a download, not a folder that is here
+    quiet = no_progress_bars() if Path(place).is_dir() else nullcontext()
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            place, revision=revision, dtype=_DTYPES[dtype], trust_remote_code=trust_remote_code
-        )
+        with quiet:
+            model = AutoModelForCausalLM.from_pretrained(
+                place, revision=revision, dtype=_DTYPES[dtype], trust_remote_code=trust_remote_code
+            )
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise RequestError(
@@ -138,6 +142,29 @@ def load_target(
     chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
     model.requires_grad_(False).eval().to(chosen)
     return Backbone(model, name=str(place), revision=revision)
+
+
+def load_config(
+    path: str, *, revision: str | None = None, trust_remote_code: bool = False
+) -> PretrainedConfig:
+    """The config of a model by folder or hub name, no weights read.
+
+    Raises:
+        RequestError: there is none.
+    """
+    from transformers import AutoConfig
+
+    place = embedded_target() if path == EMBEDDED else path
+    try:
+        return AutoConfig.from_pretrained(
+            place, revision=revision, trust_remote_code=trust_remote_code
+        )
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise RequestError(
+            f"cannot load the config of {path!r}: {reason}; expected a folder with config.json, "
+            "or a hub name"
+        ) from error
 
 
 def load_tokenizer(
@@ -161,6 +188,20 @@ def load_tokenizer(
             f"cannot load the tokenizer of {path!r}: {reason}; expected a folder with "
             "tokenizer.json, or a hub name"
         ) from error
+
+
+@contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """Keep the bars of `transformers` off the screen inside the block."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def embedded_target() -> str:

@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..decoding.backbone import no_progress_bars
 from ..errors import RequestError
 from .identity import TargetIdentity
 
@@ -25,7 +26,8 @@ FORMAT = 1
 def save_draft_model(module: nn.Module, folder: Path, target: Backbone) -> None:
     """Write weights (fp32), config with the target's identity, tokenizer and card."""
     identity = TargetIdentity.of(target)
-    module.save_pretrained(folder)
+    with no_progress_bars():
+        module.save_pretrained(folder)
     target.tokenizer.save_pretrained(folder)
     path = folder / "config.json"
     config = json.loads(path.read_text())

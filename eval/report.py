@@ -7,6 +7,8 @@ Read next: `report.html.j2`, `plots.py`.
 from __future__ import annotations
 
 import json
+import re
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ def write_report(run: Path) -> Path:
         loader=PackageLoader("draftsmith.eval", "."), undefined=StrictUndefined,
         autoescape=select_autoescape(("html.j2",)), trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters["interval"] = interval
+    environment.filters |= {"interval": interval, "cell": _cell}
     for name in ("report.html", "report.md"):
         text = environment.get_template(f"{name}.j2").render(content)
         (run / name).write_text(text.replace("\0", "�"), encoding="utf-8")
@@ -56,6 +58,9 @@ def context(
         "sweep_plot": plots.sweep(results["sweep"]) if results["sweep"] else "",
         "curve_plot": plots.training(curve) if curve else "",
         "samples": first["sample"],
+        "depths": max(len(row["n_alpha"]) for row in results["rows"]),
+        "marks": _MARKS,
+        "fence": _fence(first["sample"]),
         "environment": results["environment"],
         "settings": results["settings"],
     }
@@ -72,6 +77,23 @@ def sentence(row: dict[str, Any]) -> str:
     if row["flagged"]:
         text += " The target's own text is degenerate: do not believe tau."
     return text
+
+
+# how Markdown tells the origin of a token, where HTML has colours
+_MARKS = {"draft": ("", ""), "correction": ("[-", "-]"), "bonus": ("[+", "+]"), "prefill": ("", "")}
+
+
+def _cell(text: str) -> str:
+    """Text as one cell of a Markdown table, or as a line: no markup, no line end, no bar."""
+    text = "".join(" " if unicodedata.category(c).startswith("C") else c for c in text)
+    return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", text)
+
+
+def _fence(samples: list[dict[str, Any]]) -> str:
+    """A code fence longer than any run of backticks inside, so that no text can close it."""
+    texts = "".join(s["prompt"] + "".join(piece for piece, _ in s["tokens"]) for s in samples)
+    longest = max((len(run) for run in re.findall("`+", texts)), default=0)
+    return "`" * max(3, longest + 1)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -109,10 +109,12 @@ def audit_pair(
 
 
 def prompts_of(pair: Loaded, source: str | None) -> list[Prompt]:
+    """The prompts of a measurement: those of `source`, or the recipe's."""
     config = pair.recipe.eval
     return load_prompts(source or config.prompts, limit=config.limit, seed=config.seed)
 
 
 def write_json(path: Path, content: Any) -> None:
+    """Write a result so that people can read it too."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

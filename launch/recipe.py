@@ -200,7 +200,7 @@ def _collect(content: CommentedMap, place: Path, found: _Values, prefix: Path_ =
         path = (*prefix, str(key))
         line = content.lc.key(key)[0] + 1 if key in content.lc.data else content.lc.line + 1
         where = f"{place.name}:{line}"
-        if getattr(value, "tag", None) is not None and str(value.tag.value or "").startswith("!"):
+        if _tag(value) not in _PLAIN_TAGS:
             found.errors.append(f"{'.'.join(path)} ({where}): YAML tags are not allowed")
         elif str(key) in sections:
             if isinstance(value, CommentedMap):
@@ -215,6 +215,14 @@ def _collect(content: CommentedMap, place: Path, found: _Values, prefix: Path_ =
             found.errors.append(f"{'.'.join(path)} ({where}): unknown key{_suggest(path)}")
 
 
+_PLAIN_TAGS = {None, *(f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool"))}
+
+
+def _tag(value: Any) -> str | None:
+    """The tag written before a value, if there is one."""
+    return getattr(getattr(value, "tag", None), "value", None)
+
+
 def _section_names(prefix: Path_) -> set[str]:
     depth = len(prefix)
     return {
@@ -227,16 +235,16 @@ def _known(path: Path_) -> bool:
 
 
 def _suggest(path: Path_) -> str:
-    """The nearest known key: of the same section first, then anywhere."""
-    full = ".".join(path)
-    siblings = [each for each in field_paths() if each.rsplit(".", 1)[0] == full.rsplit(".", 1)[0]]
-    sections = sorted({each.split(".")[0] for each in field_paths()})
-    for names in (siblings, field_paths(), sections):
-        near = difflib.get_close_matches(full, names, n=1, cutoff=0.6)
-        if near:
-            return f"; did you mean {near[0]!r}?"
-    same_name = [each for each in field_paths() if each.split(".")[-1] == path[-1]]
-    return f"; did you mean {same_name[0]!r}?" if same_name else ""
+    """The key that was probably meant: its namesake elsewhere, a sibling, then any of all."""
+    full, name = ".".join(path), path[-1]
+    known = field_paths()
+    if len(path) == 1:
+        known = sorted({each.split(".")[0] for each in known})
+    namesakes = [each for each in known if each.split(".")[-1] == name]
+    siblings = [each for each in known if each.split(".")[:-1] == list(path[:-1])]
+    near = difflib.get_close_matches(full, siblings, n=1, cutoff=0.75)
+    near = namesakes or near or difflib.get_close_matches(full, known, n=1, cutoff=0.6)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def _plain(value: Any) -> Any:

@@ -48,7 +48,7 @@ def make_accelerator(loop: LoopConfig, optimizer: OptimizerConfig, out: Path) ->
         mixed_precision=precision, cpu=on_cpu and not wants_deepspeed, kwargs_handlers=handlers,
         log_with=list(loop.trackers) or None, project_dir=str(out),
     )  # fmt: skip
-    accumulation = _accumulation(loop, accelerator.num_processes)
+    accumulation = accumulation(loop, accelerator.num_processes)
     plugin = accelerator.state.deepspeed_plugin
     if plugin is not None:
         # transformers would cut every model into pieces while it is made, the frozen target too
@@ -72,7 +72,7 @@ def make_accelerator(loop: LoopConfig, optimizer: OptimizerConfig, out: Path) ->
     return accelerator
 
 
-def _accumulation(loop: LoopConfig, processes: int) -> int:
+def accumulation(loop: LoopConfig, processes: int) -> int:
     """Micro-batches per process and step; the recipe's batch must divide evenly."""
     each = loop.micro_rows * processes
     if loop.batch_rows % each:

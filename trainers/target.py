@@ -17,7 +17,7 @@ from ..data.config import DataConfig, TokenizerConfig
 from ..data.prepare import prepare, training_texts
 from ..data.templates import named_template
 from ..data.tokenizer import train_tokenizer
-from ..decoding.backbone import load_tokenizer
+from ..decoding.backbone import load_tokenizer, no_progress_bars
 from . import checkpoint
 from .architecture import fresh_model
 from .config import ModelConfig, ObjectiveConfig
@@ -60,7 +60,8 @@ class TargetObjective:
         """An ordinary `transformers` folder in bf16 safetensors, with its tokenizer."""
         half = copy.deepcopy(standalone(self._model)).to(torch.bfloat16)
         half.config.use_cache = True
-        half.save_pretrained(folder)
+        with no_progress_bars():
+            half.save_pretrained(folder)
         self._tokenizer.save_pretrained(folder)
 
     def draft(self) -> None:

@@ -1,0 +1,65 @@
+"""A run folder with real results of tiny random models, and texts that try to break out of a page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import make_drafter, make_target
+from draftsmith.data.prompts import Prompt
+from draftsmith.data.tokenizer import train_tokenizer
+from draftsmith.eval.audit import audit
+from draftsmith.eval.config import AuditConfig, EvalConfig
+from draftsmith.eval.evaluate import evaluate
+
+HOSTILE = "</pre></style><script>document.title='broken'</script>\u202e\u0000'\"```|\U0001f40d<b>"
+
+
+@pytest.fixture(scope="session")
+def measured() -> tuple[dict[str, Any], dict[str, Any]]:
+    """`results.json` and `audit.json` of a real evaluation and a real (small) audit."""
+    target = make_target("qwen3")
+    words = train_tokenizer(["abc def ghi jkl\n"] * 5, 300)
+    # the random models know 61 tokens; the tokenizer's first 61 stand for them
+    target.tokenizer = words
+    drafter = make_drafter(target)
+    prompts = [Prompt(str(n), "even" if n % 2 else "odd", ("",), chat=False) for n in range(4)]
+    ids = [[5 + n, 7, 11] for n in range(4)]
+    config = EvalConfig(
+        max_new_tokens=12, sweep=[1, 2], sweep_prompts=2, repeats=1, draft_length=2, limit=None
+    )
+    report = audit(target, drafter, ids, AuditConfig(tokens=500, sequences=20_000, prompts=2))
+    import draftsmith.eval.evaluate as module
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "render", lambda prompt, *_args, **_kw: ids[int(prompt.id)])
+        results = evaluate(target, drafter, prompts, config, name="draft model", verdict=report.verdict)
+    return json.loads(json.dumps(results)), json.loads(json.dumps(report.to_dict()))
+
+
+@pytest.fixture
+def run_folder(measured: tuple[dict[str, Any], dict[str, Any]], tmp_path: Path) -> Path:
+    results, found = measured
+    (tmp_path / "eval").mkdir()
+    (tmp_path / "eval" / "results.json").write_text(json.dumps(results))
+    (tmp_path / "eval" / "audit.json").write_text(json.dumps(found))
+    records = [{"kind": "train", "step": n, "loss": 3 - n / 10} for n in range(10)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, records)))
+    return tmp_path
+
+
+@pytest.fixture
+def hostile_run(run_folder: Path) -> Path:
+    """The same run with hostile text wherever text comes from outside."""
+    path = run_folder / "eval" / "results.json"
+    results = json.loads(path.read_text())
+    results["target"]["name"] = HOSTILE
+    for row in results["rows"]:
+        row["method"] = HOSTILE
+        for sample in row["sample"]:
+            sample["id"] = sample["prompt"] = HOSTILE
+            sample["tokens"].append([HOSTILE, "draft"])
+    path.write_text(json.dumps(results))
+    return run_folder
