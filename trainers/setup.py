@@ -48,7 +48,7 @@ def make_accelerator(loop: LoopConfig, optimizer: OptimizerConfig, out: Path) ->
         mixed_precision=precision, cpu=on_cpu and not wants_deepspeed, kwargs_handlers=handlers,
         log_with=list(loop.trackers) or None, project_dir=str(out),
     )  # fmt: skip
-    accumulation = accumulation(loop, accelerator.num_processes)
+    micro_batches = accumulation(loop, accelerator.num_processes)
     plugin = accelerator.state.deepspeed_plugin
     if plugin is not None:
         # transformers would cut every model into pieces while it is made, the frozen target too
@@ -63,9 +63,9 @@ def make_accelerator(loop: LoopConfig, optimizer: OptimizerConfig, out: Path) ->
             raise RequestError(
                 f"optimizer.name is {optimizer.name!r}; DeepSpeed takes one optimiser: use adamw"
             )
-        accelerator.gradient_accumulation_steps = accumulation
+        accelerator.gradient_accumulation_steps = micro_batches
         plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = loop.micro_rows
-        plugin.deepspeed_config["gradient_accumulation_steps"] = accumulation
+        plugin.deepspeed_config["gradient_accumulation_steps"] = micro_batches
         plugin.deepspeed_config["gradient_clipping"] = optimizer.clip
     if loop.trackers:
         accelerator.init_trackers("draftsmith")
