@@ -99,18 +99,14 @@ def evaluate(
     }  # fmt: skip
 
 
-def make_requests(
-    target: Backbone, prompts: Sequence[Prompt], config: EvalConfig
-) -> list[Request]:
+def make_requests(target: Backbone, prompts: Sequence[Prompt], config: EvalConfig) -> list[Request]:
     """Every turn of every prompt; of earlier turns the target's own greedy answer is history."""
     requests = []
     warper = Warper(0.0)
     for prompt in prompts:
         answers: list[str] = []
         for turn in range(len(prompt.turns)):
-            ids = render(
-                prompt, target.tokenizer, answers=answers, limit=config.prompt_tokens
-            )
+            ids = render(prompt, target.tokenizer, answers=answers, limit=config.prompt_tokens)
             requests.append(Request(prompt, ids, len(requests)))
             if turn + 1 < len(prompt.turns):
                 done = autoregressive(

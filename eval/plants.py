@@ -78,9 +78,7 @@ def _make_reused_coins() -> Rule:
     memory: dict[int, Tensor] = {}
     keep_alive: list[Uniforms] = []
 
-    def rule(
-        logits_BNV: Tensor, proposal: Proposal, warper: Warper, uniforms: Uniforms
-    ) -> Outcome:
+    def rule(logits_BNV: Tensor, proposal: Proposal, warper: Warper, uniforms: Uniforms) -> Outcome:
         keep_alive.append(uniforms)  # an id must not be given to another run's numbers
         frozen = _Frozen(uniforms, memory)
         return accept_chain(logits_BNV, proposal, warper, frozen)  # type: ignore[arg-type]
@@ -98,9 +96,7 @@ PLANTS = {
     "fresh-draw": Plant(
         draw, lambda: _fresh_draw, "after a rejection a fresh draw from p, not from the residual"
     ),
-    "reused-coins": Plant(
-        draw, _make_reused_coins, "the same coins in every step of a sequence"
-    ),
+    "reused-coins": Plant(draw, _make_reused_coins, "the same coins in every step of a sequence"),
     "residual-argmax": Plant(
         draw, lambda: _residual_argmax, "after a rejection the argmax of the residual, not a draw"
     ),

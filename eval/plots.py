@@ -28,6 +28,7 @@ def acceptance_by_depth(rows: Sequence[dict[str, Any]]) -> Markup:
         if points:
             _errorbar(axes, points, f"{row['method']}, T={row['temperature']:g}", number)
     axes.set_ylim(0, 1)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     return _svg(figure, axes, "Acceptance by depth")
 
 
@@ -59,7 +60,7 @@ def training(records: Sequence[dict[str, Any]]) -> Markup:
 def _axes(x: str, y: str) -> tuple[Any, Axes]:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6.2, 3.2), layout="constrained")
+    figure = Figure(figsize=(5.6, 3.2), layout="constrained")
     axes = figure.add_subplot()
     axes.set_xlabel(x, color=_INK)
     axes.set_ylabel(y, color=_INK)
@@ -77,9 +78,14 @@ def _errorbar(axes: Axes, points: Sequence[Sequence[Any]], label: str, number: i
     low = [p[1] - (p[2] if p[2] is not None else p[1]) for p in points]
     high = [(p[3] if p[3] is not None else p[1]) - p[1] for p in points]
     axes.errorbar(
-        x, middle, yerr=[low, high], label=label, capsize=3,
+        x, middle, yerr=[low, high], label=_drawable(label), capsize=3,
         color=_COLOURS[number % 4], marker=_MARKS[number % 4],
     )  # fmt: skip
+
+
+def _drawable(label: str) -> str:
+    """A label in characters that the plots' font has."""
+    return label.encode("latin-1", errors="replace").decode("latin-1").replace("\0", " ")
 
 
 def _svg(figure: Any, axes: Axes, title: str) -> Markup:

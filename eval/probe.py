@@ -29,9 +29,7 @@ def tau_probe(
         drafter = DraftModel(
             Backbone(module, name="draft"), target.vocabulary, draft_length=draft_length
         )
-        done = generate(
-            target, drafter, prompts, warper=Warper(0.0), max_new_tokens=max_new_tokens
-        )
+        done = generate(target, drafter, prompts, warper=Warper(0.0), max_new_tokens=max_new_tokens)
         return {"tau": tau([done.steps])}
 
     return probe

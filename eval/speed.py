@@ -45,9 +45,7 @@ def measure_costs(
         arms[f"verify {length}"] = _one_call(target, length, context)
     times = interleaved(arms, rounds)
     base = times["target"]
-    return Costs(
-        base, times["draft"] / base, {n: times[f"verify {n}"] / base for n in lengths}
-    )
+    return Costs(base, times["draft"] / base, {n: times[f"verify {n}"] / base for n in lengths})
 
 
 def interleaved(arms: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:

@@ -154,9 +154,7 @@ def _data(recipe: Recipe) -> str:
     from ..data.sources import open_sources
     from .inspect import tokenizer_of
 
-    few = recipe.model_copy(
-        update={"data": recipe.data.model_copy(update={"limit_rows": _SAMPLE})}
-    )
+    few = recipe.model_copy(update={"data": recipe.data.model_copy(update={"limit_rows": _SAMPLE})})
     source, validation = open_sources(few.data)
     encoder = Encoder.of(tokenizer_of(few), few.data)
     tally, reader = Tally(), RecordReader(few.data)

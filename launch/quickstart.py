@@ -77,6 +77,6 @@ def _untrained(pair: Loaded, prompts: list[Prompt], resolved: Resolved, verdict:
     config = resolved.recipe.eval.model_copy(
         update={"temperatures": [0.0], "sweep": [], "repeats": 1}
     )
-    return evaluate(
-        pair.target, drafter, prompts, config, name="untrained draft", verdict=verdict
-    )["rows"][0]
+    return evaluate(pair.target, drafter, prompts, config, name="untrained draft", verdict=verdict)[
+        "rows"
+    ][0]

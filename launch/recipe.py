@@ -176,7 +176,9 @@ def _read_yaml(place: Path) -> CommentedMap:
     try:
         content = YAML(typ="rt", pure=True).load(place.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
-        raise RequestError(f"{place}: not UTF-8 text ({error.reason} at byte {error.start})") from error
+        raise RequestError(
+            f"{place}: not UTF-8 text ({error.reason} at byte {error.start})"
+        ) from error
     except OSError as error:
         raise RequestError(f"{place}: cannot be read ({error.strerror})") from error
     except (YAMLError, ValueError, RecursionError) as error:
@@ -226,7 +228,9 @@ def _tag(value: Any) -> str | None:
 def _section_names(prefix: Path_) -> set[str]:
     depth = len(prefix)
     return {
-        path[depth] for path, _ in _fields(Recipe) if path[:depth] == prefix and len(path) > depth + 1
+        path[depth]
+        for path, _ in _fields(Recipe)
+        if path[:depth] == prefix and len(path) > depth + 1
     }
 
 

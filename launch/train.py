@@ -116,9 +116,7 @@ def _probe(target: Backbone, recipe: Recipe) -> Probe:
     from ..eval.probe import tau_probe
 
     prompts = load_prompts(recipe.eval.prompts, limit=recipe.probe.prompts, seed=recipe.eval.seed)
-    ids = [
-        render(prompt, target.tokenizer, limit=recipe.eval.prompt_tokens) for prompt in prompts
-    ]
+    ids = [render(prompt, target.tokenizer, limit=recipe.eval.prompt_tokens) for prompt in prompts]
     return tau_probe(
         target, ids, draft_length=recipe.probe.draft_length,
         max_new_tokens=recipe.probe.max_new_tokens,

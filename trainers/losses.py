@@ -71,9 +71,7 @@ class ChunkedLoss(nn.Module):
         """`rows`: how many of the head's rows are compared, all of them unless it is padded."""
         super().__init__()
         if head.bias is not None:
-            raise ValueError(
-                "the chunked loss takes an output projection without a bias"
-            )
+            raise ValueError("the chunked loss takes an output projection without a bias")
         self.weight = head.weight
         self.loss = loss
         self.chunk = chunk

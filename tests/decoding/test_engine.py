@@ -155,7 +155,10 @@ def test_state_that_cannot_be_rolled_back_is_refused_by_name() -> None:
     sizes = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1}
     mistral = MistralForCausalLM(
         MistralConfig(
-            **sizes, intermediate_size=16, num_attention_heads=2, num_key_value_heads=2,
+            **sizes,
+            intermediate_size=16,
+            num_attention_heads=2,
+            num_key_value_heads=2,
             sliding_window=8,
         )  # fmt: skip
     )

@@ -35,7 +35,9 @@ def measured() -> tuple[dict[str, Any], dict[str, Any]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "render", lambda prompt, *_args, **_kw: ids[int(prompt.id)])
-        results = evaluate(target, drafter, prompts, config, name="draft model", verdict=report.verdict)
+        results = evaluate(
+            target, drafter, prompts, config, name="draft model", verdict=report.verdict
+        )
     return json.loads(json.dumps(results)), json.loads(json.dumps(report.to_dict()))
 
 

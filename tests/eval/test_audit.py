@@ -52,9 +52,7 @@ def test_the_stated_power_is_real() -> None:
     law[: cells // 2] *= 1 + 2 * shift
     law[cells // 2 :] *= 1 - 2 * shift
     rng = np.random.default_rng(0)
-    caught = [
-        stats.chisquare(rng.multinomial(samples, law)).pvalue < LEVEL for _ in range(1000)
-    ]
+    caught = [stats.chisquare(rng.multinomial(samples, law)).pvalue < LEVEL for _ in range(1000)]
     assert np.mean(caught) >= 0.98
     honest = [
         stats.chisquare(rng.multinomial(samples, np.full(cells, 1 / cells))).pvalue < LEVEL

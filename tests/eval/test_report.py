@@ -16,7 +16,9 @@ from draftsmith.eval.tables import interval
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking",
          "--disable-component-update", "--disable-sync", "--no-first-run"]  # fmt: skip
 
@@ -40,7 +42,10 @@ def opened(browser: Browser, page_file: Path, scheme: str) -> tuple[Page, list[s
     said: list[str] = []
     page.on("console", lambda message: said.append(message.text))
     page.on("pageerror", lambda error: said.append(str(error)))
-    page.on("request", lambda request: said.append(request.url) if "file://" not in request.url else None)
+    page.on(
+        "request",
+        lambda request: said.append(request.url) if "file://" not in request.url else None,
+    )
     page.goto(page_file.as_uri())
     return page, said
 

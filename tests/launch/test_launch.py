@@ -1,0 +1,61 @@
+"""One recipe under every launch configuration: the same losses in one process and in two."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import draftsmith
+import pytest
+import torch
+from small_run import STEPS, drafter, losses, write_recipe
+
+CONFIGS = Path(draftsmith.__file__).parent / "launch" / "configs"
+
+
+def launch(config: str, folder: Path, *words: str) -> tuple[Path, str]:
+    """Run the small recipe with `accelerate launch` and return the run's folder."""
+    out = folder / config
+    command = [
+        sys.executable, "-m", "accelerate.commands.launch",
+        "--config_file", str(CONFIGS / f"{config}.yaml"),
+        *(["--num_processes", "2"] if config != "cpu" else []),
+        "-m", "draftsmith.launch.train", str(write_recipe(folder)), "--out", str(out), *words,
+    ]  # fmt: skip
+    environment = {**os.environ, "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return launch("cpu", tmp_path_factory.mktemp("launch"))[0]
+
+
+@pytest.mark.run
+@pytest.mark.parametrize("config", ["multi_cpu", "zero2", "zero3"])
+def test_two_processes_train_the_same(config: str, alone: Path, tmp_path: Path) -> None:
+    """Row order and loss do not depend on how the batch is spread; rounding alone differs."""
+    if config.startswith("zero"):
+        pytest.importorskip("deepspeed", reason="DeepSpeed is not installed here")
+    out, said = launch(config, tmp_path)
+    assert "2 processes: " + {"multi_cpu": "MULTI_CPU", "zero2": "DEEPSPEED ZeRO-2",
+                              "zero3": "DEEPSPEED ZeRO-3"}[config] in said  # fmt: skip
+    one, two = losses(alone), losses(out)
+    assert one.keys() == two.keys() == set(range(1, STEPS + 1))
+    assert torch.allclose(
+        torch.tensor(list(two.values())), torch.tensor(list(one.values())), rtol=1e-3
+    )
+    mine, theirs = drafter(out), drafter(alone)
+    for name, weight in theirs.items():
+        assert mine[name].shape == weight.shape
+        assert (mine[name] - weight).norm() < 0.05 * weight.norm(), name
+
+
+@pytest.mark.run
+def test_a_batch_that_does_not_divide_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="loop.batch_rows is 8, which is not a multiple"):
+        launch("multi_cpu", tmp_path, "--loop.micro_rows", "3")
