@@ -50,6 +50,11 @@ def make_accelerator(loop: LoopConfig, optimizer: OptimizerConfig, out: Path) ->
     )  # fmt: skip
     micro_batches = accumulation(loop, accelerator.num_processes)
     plugin = accelerator.state.deepspeed_plugin
+    if wants_deepspeed and plugin is None:
+        raise RequestError(
+            "the launch asks for DeepSpeed, and ACCELERATE_USE_CPU makes accelerate leave it out; "
+            "unset that variable, and on a machine without a GPU set DS_ACCELERATOR=cpu"
+        )
     if plugin is not None:
         # transformers would cut every model into pieces while it is made, the frozen target too
         unset_hf_deepspeed_config()
