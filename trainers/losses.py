@@ -11,7 +11,7 @@ Shapes: P labelled positions, C positions of a chunk, V vocabulary, H hidden siz
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,8 +121,7 @@ class _ChunkedSum(torch.autograd.Function):
         weight_grad = torch.zeros_like(weight_VH, dtype=torch.float32) if wanted else None
         totals: Tensor | None = None
         with torch.autocast(hidden_PH.device.type, enabled=False):
-            for at in range(0, len(hidden_PH), chunk):
-                part = slice(at, at + chunk)
+            for part in _parts(len(hidden_PH), chunk):
                 hidden_CH = hidden_PH[part].to(compute)
                 logits_CV = F.linear(hidden_CH, weight).float()
                 target_CV = teacher.logits(part, len(weight)) if teacher is not None else None
@@ -148,6 +147,19 @@ class _ChunkedSum(torch.autograd.Function):
             hidden_grad.mul_(scale.to(hidden_grad.dtype)), weight_grad.mul_(scale),
             None, None, None, None, None,
         )  # fmt: skip
+
+
+def _parts(count: int, chunk: int) -> Iterator[slice]:
+    """Chunks, and what is left over in powers of two.
+
+    The number of labels differs from batch to batch, and on a CPU every new shape of a product
+    stays in memory as a compiled kernel; so there must be few shapes (7 GB were seen otherwise).
+    """
+    at = 0
+    while at < count:
+        size = chunk if count - at >= chunk else 1 << ((count - at).bit_length() - 1)
+        yield slice(at, at + size)
+        at += size
 
 
 def _terms(

@@ -3,7 +3,9 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from draftsmith.trainers.losses import ChunkedLoss, Distillation, Teacher, cross_entropy
+from draftsmith.trainers.losses import ChunkedLoss, Distillation, Teacher, _parts, cross_entropy
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 P, H, H_TARGET, V = 37, 16, 24, 101
@@ -93,3 +95,12 @@ def test_full_logits_never_exist_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
     ChunkedLoss(head, spy, chunk=8)(hidden, label, teacher)
     assert max(sizes) == 8
     assert sum(sizes) == P
+
+
+@given(st.integers(0, 5000), st.integers(1, 1100))
+def test_parts_cover_everything_in_few_sizes(count: int, chunk: int) -> None:
+    """Each size that occurs is a compiled kernel in memory on a CPU."""
+    parts = list(_parts(count, chunk))
+    assert [i for part in parts for i in range(part.start, part.stop)] == list(range(count))
+    sizes = {part.stop - part.start for part in parts}
+    assert all(size == chunk or (size < chunk and size & (size - 1) == 0) for size in sizes)
