@@ -1,0 +1,98 @@
+"""Every command in README and docs runs, on models made tiny by flags behind it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import draftsmith
+import pytest
+from draftsmith.launch.cli import main
+
+ROOT = Path(draftsmith.__file__).parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SMALL_TRAINING = (
+    "--loop.steps 2 --loop.batch_rows 2 --loop.micro_rows 2 --loop.validate_rows 2 "
+    "--data.sequence_length 64 --data.limit_rows 40 --checkpoint.every_steps 1 --model.layers 1 "
+    "--model.hidden 32 --model.heads 2 --model.kv_heads 1 --model.head_size 16 "
+    "--model.intermediate 32 --probe.prompts 1 --probe.max_new_tokens 4"
+).split()
+SMALL_AUDIT = (
+    "--audit.tokens 500 --audit.sequences 200000 --audit.prompts 1 --audit.max_new_tokens 8 "
+    "--audit.batch 4 --eval.limit 2"
+).split()
+SMALL_EVAL = [*SMALL_AUDIT, *"--eval.max_new_tokens 4 --eval.sweep [1] --eval.repeats 1".split()]
+EXTRA = {"train": SMALL_TRAINING, "eval": SMALL_EVAL, "audit": SMALL_AUDIT, "check": [],
+         "inspect": ["--data.limit_rows", "40"]}  # fmt: skip
+# what a newcomer types first; `make quickstart` and its proof are the whole suite's other half
+NOT_HERE = ("make ", "draftsmith quickstart", "pip ", "git ", "cd ")
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def commands(page: Path) -> list[str]:
+    lines = [line.split("  #")[0].strip() for block in blocks(page, "sh") for line in block.splitlines()]
+    return [line for line in lines if line and not line.startswith(NOT_HERE)]
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the pages take for granted: a finished run, chat rows, prompts."""
+    place = tmp_path_factory.mktemp("docs")
+    assert main(["train", "distill-tiny", "--out", str(place / "runs" / "distill-tiny"), *SMALL_TRAINING]) == 0
+    (place / "chats").mkdir()
+    rows = [
+        {"prompt": f"How many legs have {n} ants?", "completion": f"{n} ants have {6 * n} legs."}
+        for n in range(60)
+    ]
+    (place / "chats" / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (place / "prompts.jsonl").write_text('{"prompt": "How many legs have two ants?"}\n' * 2)
+    return place
+
+
+def run(line: str) -> int:
+    program, verb, *rest = shlex.split(line)
+    if program == "accelerate":
+        recipe = shlex.split(line)[1:]
+        words = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", *recipe[1:]]
+        return subprocess.run([*words, *SMALL_TRAINING]).returncode
+    if program == "python":
+        return subprocess.run([sys.executable, str(ROOT / verb), *rest]).returncode
+    assert program == "draftsmith", f"no test knows how to run {program}"
+    return main([verb, *rest, *EXTRA.get(verb, [])])
+
+
+@pytest.mark.run
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands(
+    page: Path, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(workplace, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    for line in commands(page):
+        expected = 5 if "--plant" in line else 0
+        assert run(line) == expected, line
+    for number, code in enumerate(blocks(page, "python")):
+        path = tmp_path / f"block{number}.py"
+        path.write_text(code)
+        done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout
+
+
+def test_there_are_commands() -> None:
+    assert sum(len(commands(page)) for page in PAGES) >= 15
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+        if not link.startswith("http"):
+            assert (page.parent / link).exists(), link
