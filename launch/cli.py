@@ -103,7 +103,9 @@ class Train:
         out = self.out or Path("runs") / resolved.recipe.name
         outcome = train(resolved, out=out, resume=self.resume)
         if os.environ.get("RANK", "0") == "0":
-            _say(f"trained {outcome.steps} steps, held-out loss {outcome.validation_loss:.3f}")
+            loss = outcome.validation_loss
+            held_out = "" if loss != loss else f", held-out loss {loss:.3f}"
+            _say(f"trained {outcome.steps} steps{held_out}")
             if outcome.best is not None:
                 _say(f"best draft: step {outcome.best['step']:.0f}, not audited yet")
             if resolved.recipe.method == "distill":

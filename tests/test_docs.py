@@ -38,7 +38,9 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def commands(page: Path) -> list[str]:
-    lines = [line.split("  #")[0].strip() for block in blocks(page, "sh") for line in block.splitlines()]
+    lines = [
+        line.split("  #")[0].strip() for block in blocks(page, "sh") for line in block.splitlines()
+    ]
     return [line for line in lines if line and not line.startswith(NOT_HERE)]
 
 
@@ -46,7 +48,18 @@ def commands(page: Path) -> list[str]:
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the pages take for granted: a finished run, chat rows, prompts."""
     place = tmp_path_factory.mktemp("docs")
-    assert main(["train", "distill-tiny", "--out", str(place / "runs" / "distill-tiny"), *SMALL_TRAINING]) == 0
+    assert (
+        main(
+            [
+                "train",
+                "distill-tiny",
+                "--out",
+                str(place / "runs" / "distill-tiny"),
+                *SMALL_TRAINING,
+            ]
+        )
+        == 0
+    )
     (place / "chats").mkdir()
     rows = [
         {"prompt": f"How many legs have {n} ants?", "completion": f"{n} ants have {6 * n} legs."}

@@ -59,6 +59,7 @@ class Outcome:
 
     steps: int
     validation_loss: float
+    """Mean over held-out rows; not a number when the run was finished before it was resumed."""
     best: dict[str, float] | None
 
 
@@ -112,6 +113,8 @@ class Loop:
                         f"{stop.name or 'a signal on another process'}: stopped after step {done} "
                         f"of {loop.steps} with a checkpoint; `--resume auto` goes on from it"
                     )
+        if first == loop.steps:
+            _log.info("the run was finished already, after step %d", first)
         return Outcome(loop.steps, validation, self.best)
 
     # ---- one step -------------------------------------------------------------------------
