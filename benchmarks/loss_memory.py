@@ -35,7 +35,6 @@ def main() -> None:
 def measure(args: argparse.Namespace) -> dict[str, float]:
     """One forward and backward of a variant: seconds, GB of growth, the loss."""
     import torch
-
     from draftsmith.trainers.losses import ChunkedLoss, Distillation, Teacher
 
     torch.manual_seed(0)
@@ -101,8 +100,8 @@ def _show(rounds: list[dict[str, dict[str, float]]], args: argparse.Namespace) -
         print(f"{variant:8} peak {gb:7.3f} GB   median {best[variant][1]:7.2f} s   "
               f"range {seconds[0]:.2f} to {seconds[-1]:.2f} s   "
               f"loss {rounds[0][variant]['loss']:.6f}")  # fmt: skip
-    memory, seconds = (best["chunked"][i] / best["plain"][i] for i in (0, 1))
-    print(f"memory {memory:.1%} of plain (at most 25 %), time {seconds:.2f}x (at most 1.3x)")
+    memory, duration = (best["chunked"][i] / best["plain"][i] for i in (0, 1))
+    print(f"memory {memory:.1%} of plain (at most 25 %), time {duration:.2f}x (at most 1.3x)")
 
 
 def _arguments() -> argparse.Namespace:

@@ -12,10 +12,10 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
-
 from draftsmith.data.prompts import load_prompts, render
 from draftsmith.decoding.backbone import Backbone, load_target
 from draftsmith.decoding.engine import autoregressive, generate
@@ -44,7 +44,8 @@ def main() -> None:
 
 def make_arms(target: Backbone, drafter: DraftModel, limit: int) -> dict[str, Arm]:
     """The four decoders, each from prompt ids to new ids."""
-    assistant = drafter.backbone.model
+    assistant: Any = drafter.backbone.model
+    model: Any = target.model
     # as many drafted tokens as ours, no early stop: both decoders do the same work
     assistant.generation_config.num_assistant_tokens = drafter.draft_length
     assistant.generation_config.num_assistant_tokens_schedule = "constant"
@@ -52,7 +53,7 @@ def make_arms(target: Backbone, drafter: DraftModel, limit: int) -> dict[str, Ar
 
     def theirs(ids: list[int], **how: object) -> list[int]:
         tensor = torch.tensor([ids])
-        done = target.model.generate(
+        done = model.generate(
             tensor, attention_mask=torch.ones_like(tensor), max_new_tokens=limit,
             do_sample=False, eos_token_id=None, pad_token_id=0, **how,
         )  # fmt: skip
@@ -94,8 +95,10 @@ def run(
 def show(seconds: dict[str, np.ndarray], same: dict[str, int], args: argparse.Namespace) -> None:
     count = len(next(iter(seconds.values())))
     place = environment()
-    print(f"{place['processor']}, {place['threads']} threads, torch {torch.__version__}, "
-          f"transformers {place['versions']['transformers']}")  # type: ignore[index]
+    print(
+        f"{place['processor']}, {place['threads']} threads, torch {torch.__version__}, "
+        f"transformers {place['versions']['transformers']}"
+    )
     print(f"{count} prompts, {args.max_new_tokens} new tokens, draft length {args.draft_length}, "
           f"{args.rounds} interleaved rounds, prefill included, fp32, T = 0")  # fmt: skip
     for name, each in seconds.items():

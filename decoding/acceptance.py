@@ -119,9 +119,7 @@ def _chain_outcome(accepted_B: Tensor, extra_B: Tensor, alpha_hat_BK: Tensor) ->
     return Outcome(accepted_B, path_BK, extra_B, tested_BK, alpha_hat_BK)
 
 
-def _walk_matching(
-    wanted_BN: Tensor, proposal: Proposal, p_BNV: Tensor | None = None
-) -> Outcome:
+def _walk_matching(wanted_BN: Tensor, proposal: Proposal, p_BNV: Tensor | None = None) -> Outcome:
     """Follow from the root the child that equals the token wanted at its parent."""
     tree, tokens_BN = proposal.tree, proposal.tokens_BN
     if tree.is_chain:

@@ -26,8 +26,9 @@ FORMAT = 1
 def save_draft_model(module: nn.Module, folder: Path, target: Backbone) -> None:
     """Write weights (fp32), config with the target's identity, tokenizer and card."""
     identity = TargetIdentity.of(target)
+    model: Any = module
     with no_progress_bars():
-        module.save_pretrained(folder)
+        model.save_pretrained(folder)
     target.tokenizer.save_pretrained(folder)
     path = folder / "config.json"
     config = json.loads(path.read_text())

@@ -169,7 +169,8 @@ def _hf(
     warper: Warper, config: AuditConfig,
 ) -> Answers:  # fmt: skip
     """transformers' `generate(assistant_model=...)`, one request at a time as it demands."""
-    assistant = drafter.backbone.model
+    assistant: Any = drafter.backbone.model
+    model: Any = target.model
     assistant.generation_config.num_assistant_tokens = config.draft_length
     assistant.generation_config.num_assistant_tokens_schedule = "constant"
     assistant.generation_config.assistant_confidence_threshold = 0.0
@@ -181,7 +182,7 @@ def _hf(
     for prompt, number in zip(prompts, numbers, strict=True):
         torch.manual_seed(config.seed * 1_000_003 + number)
         ids = torch.tensor([list(prompt)], device=target.device)
-        done = target.model.generate(
+        done = model.generate(
             ids, attention_mask=torch.ones_like(ids), assistant_model=assistant,
             max_new_tokens=config.max_new_tokens, eos_token_id=None, pad_token_id=0, **sampling,
         )  # fmt: skip

@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 import platform
 from importlib import metadata
+from typing import Any
 
 _PACKAGES = ("torch", "transformers", "accelerate", "datasets", "peft", "deepspeed", "safetensors",
              "tokenizers", "numpy", "scipy")  # fmt: skip
 
 
-def environment() -> dict[str, object]:
+def environment() -> dict[str, Any]:
     """Versions, processor, cores, memory, accelerators."""
     import psutil
     import torch

@@ -101,7 +101,7 @@ def evaluate(
 
 def make_requests(target: Backbone, prompts: Sequence[Prompt], config: EvalConfig) -> list[Request]:
     """Every turn of every prompt; of earlier turns the target's own greedy answer is history."""
-    requests = []
+    requests: list[Request] = []
     warper = Warper(0.0)
     for prompt in prompts:
         answers: list[str] = []
@@ -113,7 +113,8 @@ def make_requests(target: Backbone, prompts: Sequence[Prompt], config: EvalConfi
                     target, [ids], warper=warper, max_new_tokens=config.max_new_tokens,
                     eos_ids=target.eos_ids,
                 )  # fmt: skip
-                answers.append(target.tokenizer.decode(done.tokens[0], skip_special_tokens=True))
+                text = target.tokenizer.decode(done.tokens[0], skip_special_tokens=True)
+                answers.append(str(text))
     return requests
 
 

@@ -22,13 +22,15 @@ _INK = "#808080"
 
 def acceptance_by_depth(rows: Sequence[dict[str, Any]]) -> Markup:
     """Conditional acceptance at each depth, with intervals."""
+    from matplotlib.ticker import MaxNLocator
+
     figure, axes = _axes("drafted token", "accepted, given the ones before")
     for number, row in enumerate(rows):
         points = [(d + 1, *v) for d, v in enumerate(row["n_alpha"]) if v[0] is not None]
         if points:
             _errorbar(axes, points, f"{row['method']}, T={row['temperature']:g}", number)
     axes.set_ylim(0, 1)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return _svg(figure, axes, "Acceptance by depth")
 
 

@@ -6,7 +6,7 @@ Read next: `evaluate.py`, the full measurement.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from torch import nn
 
@@ -22,13 +22,12 @@ if TYPE_CHECKING:
 
 def tau_probe(
     target: Backbone, prompts: Sequence[Sequence[int]], *, draft_length: int, max_new_tokens: int
-) -> Callable[[PreTrainedModel | nn.Module], dict[str, float]]:
+) -> Callable[[nn.Module], dict[str, float]]:
     """A function of the draft module: greedy tau over the prompts, steps cut short left out."""
 
-    def probe(module: PreTrainedModel | nn.Module) -> dict[str, float]:
-        drafter = DraftModel(
-            Backbone(module, name="draft"), target.vocabulary, draft_length=draft_length
-        )
+    def probe(module: nn.Module) -> dict[str, float]:
+        draft = Backbone(cast("PreTrainedModel", module), name="draft")
+        drafter = DraftModel(draft, target.vocabulary, draft_length=draft_length)
         done = generate(target, drafter, prompts, warper=Warper(0.0), max_new_tokens=max_new_tokens)
         return {"tau": tau([done.steps])}
 

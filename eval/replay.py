@@ -58,8 +58,8 @@ def replay(
             counts[kind] += 1
             if kind == "bug" and first_bug is None:
                 first_bug = (
-                    f"request {row}, token {at}: emitted {token}, argmax {int(single[at].argmax())}, "
-                    f"margin {gap:.3g} against noise {noise:.3g}"
+                    f"request {row}, token {at}: emitted {token}, argmax "
+                    f"{int(single[at].argmax())}, margin {gap:.3g} against noise {noise:.3g}"
                 )
     return Replay(
         len(margins), counts["argmax"], counts["near"], counts["bug"], noise,

@@ -101,7 +101,7 @@ def _read(path: Path) -> dict[str, Any]:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RequestError(
-            f"{path} is missing: evaluate the run first, with `draftsmith eval {path.parent.parent}`"
+            f"{path} is missing: evaluate the run first: `draftsmith eval {path.parent.parent}`"
         ) from None
     except ValueError as error:
         raise RequestError(f"{path} is not JSON ({error}); evaluate the run again") from error

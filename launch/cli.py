@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
+from tyro.conf import Positional
 
 from ..errors import DraftsmithError, RequestError
 from .recipe import find_recipe, load_recipe, shipped_recipes
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-Positional = tyro.conf.Positional
 
 
 @dataclass

@@ -51,11 +51,11 @@ def _row(row: dict[str, Tensor], tokenizer: PreTrainedTokenizerBase) -> list[str
     ids, mask = row["input_ids"].tolist(), row["loss_mask"].tolist()
     documents, positions = row["documents"].tolist(), row["positions"].tolist()
     lines = []
-    for at, (token, label) in enumerate(zip(ids, [*ids[1:], None])):
+    for at, (token, label) in enumerate(zip(ids, [*ids[1:], -1])):
         if documents[at] < 0:
             lines.append(f"{at:6}       padding to the row's end")
             break
-        follows = label is not None and documents[at + 1] == documents[at]
+        follows = label >= 0 and documents[at + 1] == documents[at]
         shown = _shown(tokenizer, label) if follows else "(end of document)"
         mark = "[x]" if follows and mask[at + 1] else "[ ]"
         place = f"{at:6} {documents[at]:4} {positions[at]:5}"
@@ -63,5 +63,5 @@ def _row(row: dict[str, Tensor], tokenizer: PreTrainedTokenizerBase) -> list[str
     return lines
 
 
-def _shown(tokenizer: PreTrainedTokenizerBase, token: int | None) -> str:
+def _shown(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
     return f"{token} {tokenizer.decode([token])!r}"

@@ -42,7 +42,7 @@ def card(asset: Path) -> str:
     validation = [each for each in records if each["kind"] == "validation"][-1]
     recipe = load_recipe(str(asset / "run.yaml")).recipe
     tokens = recipe.loop.steps * recipe.loop.batch_rows * recipe.data.sequence_length
-    versions = environment()["versions"]
+    versions, used = environment()["versions"], ("torch", "transformers", "tokenizers")
     return f"""---
 library_name: transformers
 license: apache-2.0
@@ -55,10 +55,12 @@ A causal LM of the Qwen3 architecture ({recipe.model.layers} layers, hidden size
 Python standard library's own sources, so that every part of draftsmith can be tried offline.
 It writes plausible Python and knows nothing else.
 
-- Held-out loss {validation["validation_loss"]:.3f} nats per token over held-out library files (split by a hash of
-  the module's path), after {recipe.loop.steps} steps and {tokens / 1e6:.1f} M tokens.
-- `run.yaml` is the resolved recipe, `metrics.jsonl` the loss curve; `make tiny-target` makes it anew.
-- Versions: torch {versions["torch"]}, transformers {versions["transformers"]}, tokenizers {versions["tokenizers"]}.
+- Held-out loss {validation["validation_loss"]:.3f} nats per token over held-out library files
+  (split by a hash of the module's path), after {recipe.loop.steps} steps and
+  {tokens / 1e6:.1f} M tokens.
+- `run.yaml` is the resolved recipe, `metrics.jsonl` the loss curve; `make tiny-target` makes it
+  anew.
+- Versions: {", ".join(f"{name} {versions[name]}" for name in used)}.
 - The training text is under the PSF licence; the weights come under Apache-2.0.
 """
 

@@ -16,17 +16,56 @@ from draftsmith.launch.cli import main
 
 ROOT = Path(draftsmith.__file__).parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-SMALL_TRAINING = (
-    "--loop.steps 2 --loop.batch_rows 2 --loop.micro_rows 2 --loop.validate_rows 2 "
-    "--data.sequence_length 64 --data.limit_rows 40 --checkpoint.every_steps 1 --model.layers 1 "
-    "--model.hidden 32 --model.heads 2 --model.kv_heads 1 --model.head_size 16 "
-    "--model.intermediate 32 --probe.prompts 1 --probe.max_new_tokens 4"
-).split()
-SMALL_AUDIT = (
-    "--audit.tokens 500 --audit.sequences 200000 --audit.prompts 1 --audit.max_new_tokens 8 "
-    "--audit.batch 4 --eval.limit 2"
-).split()
-SMALL_EVAL = [*SMALL_AUDIT, *"--eval.max_new_tokens 4 --eval.sweep [1] --eval.repeats 1".split()]
+SMALL_TRAINING = [
+    "--loop.steps",
+    "2",
+    "--loop.batch_rows",
+    "2",
+    "--loop.micro_rows",
+    "2",
+    "--loop.validate_rows",
+    "2",
+    "--data.sequence_length",
+    "64",
+    "--data.limit_rows",
+    "40",
+    "--checkpoint.every_steps",
+    "1",
+    "--model.layers",
+    "1",
+    "--model.hidden",
+    "32",
+    "--model.heads",
+    "2",
+    "--model.kv_heads",
+    "1",
+    "--model.head_size",
+    "16",
+    "--model.intermediate",
+    "32",
+    "--probe.prompts",
+    "1",
+    "--probe.max_new_tokens",
+    "4",
+]
+SMALL_AUDIT = [
+    "--audit.tokens",
+    "500",
+    "--audit.sequences",
+    "200000",
+    "--audit.prompts",
+    "1",
+    "--audit.max_new_tokens",
+    "8",
+    "--audit.batch",
+    "4",
+    "--eval.limit",
+    "2",
+]
+SMALL_EVAL = [
+    *SMALL_AUDIT,
+    *["--eval.max_new_tokens", "4", "--eval.sweep", "[1]", "--eval.repeats", "1"],
+]
 EXTRA = {"train": SMALL_TRAINING, "eval": SMALL_EVAL, "audit": SMALL_AUDIT, "check": [],
          "inspect": ["--data.limit_rows", "40"]}  # fmt: skip
 # what a newcomer types first; `make quickstart` and its proof are the whole suite's other half

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -64,7 +64,7 @@ class DistillObjective:
     @torch.no_grad()
     def prepare(self, batch: Batch) -> Teacher:
         """The target's last hidden states at the labelled positions."""
-        target = self._target
+        target: Any = self._target
         device = batch["input_ids"].device
         if target.device != device:
             target.to(device)

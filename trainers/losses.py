@@ -65,6 +65,11 @@ class ChunkedLoss(nn.Module):
     parameters gathers it here as for any other layer.
     """
 
+    weight: nn.Parameter
+    loss: TokenLoss
+    chunk: int
+    rows: int
+
     def __init__(
         self, head: nn.Linear, loss: TokenLoss, *, chunk: int, rows: int | None = None
     ) -> None:
@@ -140,7 +145,7 @@ class _ChunkedSum(torch.autograd.Function):
         return totals[0].clone(), totals
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         hidden_grad, weight_grad = ctx.saved_tensors
         scale = grads[0]
         return (

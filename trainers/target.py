@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from ..data.prepare import prepare, training_texts
 from ..data.templates import named_template
 from ..data.tokenizer import train_tokenizer
 from ..decoding.backbone import load_tokenizer, no_progress_bars
+from ..errors import RequestError
 from . import checkpoint
 from .architecture import fresh_model
 from .config import ModelConfig, ObjectiveConfig
@@ -58,7 +59,7 @@ class TargetObjective:
 
     def export(self, folder: Path) -> None:
         """An ordinary `transformers` folder in bf16 safetensors, with its tokenizer."""
-        half = copy.deepcopy(standalone(self._model)).to(torch.bfloat16)
+        half: Any = copy.deepcopy(standalone(self._model)).to(torch.bfloat16)
         half.config.use_cache = True
         with no_progress_bars():
             half.save_pretrained(folder)
@@ -75,7 +76,13 @@ def build(
     if config.start_from is not None:
         from transformers import AutoModelForCausalLM
 
-        model = AutoModelForCausalLM.from_pretrained(config.start_from, dtype="float32")
+        model: Any = AutoModelForCausalLM.from_pretrained(config.start_from, dtype="float32")
+        rows = len(model.get_output_embeddings().weight)
+        if rows < len(tokenizer):
+            raise RequestError(
+                f"model.start_from {config.start_from!r} has {rows} tokens, the tokenizer "
+                f"{len(tokenizer)}; name its own tokenizer by tokenizer.path"
+            )
     else:
         model = fresh_model(config, vocabulary=len(tokenizer), eos=tokenizer.eos_token_id)
     return TargetObjective(model, tokenizer, chunk=chunk)
