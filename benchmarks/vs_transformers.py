@@ -24,6 +24,7 @@ from draftsmith.drafters.draft_model import DraftModel
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.eval.environment import environment
 from draftsmith.eval.metrics import ratio
+from transformers import AutoModelForCausalLM
 
 GREEDY = Warper(0.0)
 Arm = Callable[[list[int]], list[int]]
@@ -44,8 +45,9 @@ def main() -> None:
 
 def make_arms(target: Backbone, drafter: DraftModel, limit: int) -> dict[str, Arm]:
     """The four decoders, each from prompt ids to new ids."""
-    assistant: Any = drafter.backbone.model
-    model: Any = target.model
+    # models of their own, as anybody loads them: ours attend by another function
+    model: Any = AutoModelForCausalLM.from_pretrained(target.name, dtype=torch.float32)
+    assistant: Any = AutoModelForCausalLM.from_pretrained(drafter.backbone.name)
     # as many drafted tokens as ours, no early stop: both decoders do the same work
     assistant.generation_config.num_assistant_tokens = drafter.draft_length
     assistant.generation_config.num_assistant_tokens_schedule = "constant"

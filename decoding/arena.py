@@ -28,6 +28,8 @@ class KVArena(Cache):
         self._end = 0
         self._slots_BN: Tensor | None = None
         self._row: int | None = None
+        self.ragged = False
+        """Whether the rows of the running forward have different lengths."""
 
     def aim(self, lengths_B: Tensor, count: int, *, row: int | None = None) -> int:
         """Let the next forward write `count` tokens per row behind `lengths_B`.
@@ -40,9 +42,9 @@ class KVArena(Cache):
         self._start, self._end = longest, longest + count
         if self._end > self.capacity:
             raise ValueError(f"{self._end} tokens in an arena of {self.capacity}")
-        ragged = len(lengths_B) > 1 and int(lengths_B.min()) != longest
+        self.ragged = len(lengths_B) > 1 and int(lengths_B.min()) != longest
         self._slots_BN = None
-        if ragged:
+        if self.ragged:
             steps_N = torch.arange(count, device=lengths_B.device)
             self._slots_BN = lengths_B[:, None] + steps_N
         return self._end
@@ -77,6 +79,14 @@ class KVArena(Cache):
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Slots before the tokens of the running forward; models ask, ours pass positions."""
         return self._start
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        """Where the tokens of the running forward begin."""
+        return self._start
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        """Slots in view, and the first of them; asked for where no mask is given."""
+        return self._end, 0
 
     def _room(self, states: Tensor) -> Tensor:
         _, heads, _, size = states.shape

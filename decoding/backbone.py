@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from ..errors import RequestError
 from .arena import KVArena
+from .attention import use_grouped_attention
 from .tree import Tree
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Backbone:
 
     @property
     def device(self) -> torch.device:
+        """Where the weights are."""
         return self.model.device
 
     @property
@@ -73,9 +75,9 @@ class Backbone:
         for row, prompt in enumerate(prompts):
             tokens_1S = torch.tensor([list(prompt)], device=self.device)
             slots = arena.aim(torch.zeros(1, dtype=torch.long), len(prompt), row=row)
-            mask = torch.ones(slots, slots, dtype=torch.bool, device=self.device).tril()[None, None]
             positions = torch.arange(slots, device=self.device)[None]
-            last.append(self._run(tokens_1S, mask, positions, arena, keep=1)[:, -1])
+            # without a mask and from an empty row, `transformers` attends causally
+            last.append(self._run(tokens_1S, None, positions, arena, keep=1)[:, -1])
         return torch.cat(last)
 
     def forward(
@@ -83,12 +85,12 @@ class Backbone:
     ) -> Tensor:
         """Logits [B, N, V] of the nodes of a tree behind `lengths_B`; `keep` > 0: of the last."""
         slots = arena.aim(lengths_B, len(tree))
-        mask = tree_mask(tree, lengths_B, slots)
-        positions_BN = lengths_B[:, None] + tree.depths_on(self.device)
+        mask = tree_mask(tree, lengths_B, slots, ragged=arena.ragged)
+        positions_BN = lengths_B[:, None] + tree.depths_on(lengths_B.device)
         return self._run(tokens_BN, mask, positions_BN, arena, keep=keep)
 
     def _run(
-        self, tokens: Tensor, mask: Tensor, positions: Tensor, arena: KVArena, *, keep: int
+        self, tokens: Tensor, mask: Tensor | None, positions: Tensor, arena: KVArena, *, keep: int
     ) -> Tensor:
         return self.model(
             input_ids=tokens, attention_mask=mask, position_ids=positions,
@@ -96,14 +98,19 @@ class Backbone:
         ).logits  # fmt: skip
 
 
-def tree_mask(tree: Tree, lengths_B: Tensor, slots: int) -> Tensor:
-    """bool [B, 1, N, T]: a node sees its row's past, its ancestors and itself."""
-    device = lengths_B.device
-    if len(lengths_B) == 1 and len(tree) == 1:
-        return torch.ones(1, 1, 1, slots, dtype=torch.bool, device=device)
-    behind_BT = torch.arange(slots, device=device) - lengths_B[:, None]
-    ancestors_NN = tree.ancestors_on(device)
+def tree_mask(tree: Tree, lengths_B: Tensor, slots: int, *, ragged: bool) -> Tensor | None:
+    """bool [B, 1, N, T] (or [1, 1, N, T] where rows are equally long): what a node may look at.
+
+    That is its row's past, its ancestors and itself. None for one node of one row, which sees
+    every slot: without a mask `transformers` need not copy the key-value heads that are shared.
+    """
     N = len(tree)
+    if len(lengths_B) == 1 and N == 1:
+        return None
+    ancestors_NN = tree.ancestors_on(lengths_B.device)
+    if not ragged:
+        return nn.functional.pad(ancestors_NN, (slots - N, 0), value=True)[None, None]
+    behind_BT = torch.arange(slots, device=lengths_B.device) - lengths_B[:, None]
     inside_BT = (behind_BT >= 0) & (behind_BT < N)
     seen_NBT = ancestors_NN[:, behind_BT.clamp(0, N - 1)]
     seen_BNT = seen_NBT.transpose(0, 1) & inside_BT[:, None]
@@ -141,6 +148,7 @@ def load_target(
         ) from error
     chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
     model.requires_grad_(False).eval().to(chosen)
+    use_grouped_attention(model)
     return Backbone(model, name=str(place), revision=revision)
 
 
