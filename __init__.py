@@ -17,7 +17,7 @@ _HOMES = {
     "load_recipe": "launch.recipe",
     "generate": "decoding.engine",
     "autoregressive": "decoding.engine",
-    "load_target": "decoding.backbone",
+    "load_target": "decoding.loading",
     "Warper": "decoding.sampling",
     "load_drafter": "drafters.registry",
     "evaluate": "eval.evaluate",

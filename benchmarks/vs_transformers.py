@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 from draftsmith.data.prompts import load_prompts, render
-from draftsmith.decoding.backbone import Backbone, load_target
+from draftsmith.decoding.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive, generate
+from draftsmith.decoding.loading import load_target
 from draftsmith.decoding.sampling import Warper
 from draftsmith.drafters.draft_model import DraftModel
 from draftsmith.drafters.registry import load_drafter

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..storage import flush, sha256
 from .config import DataConfig
 from .readers import Rejected
 from .report import DataReport
@@ -78,7 +79,7 @@ def load(folder: Path, key: str) -> Prepared | None:
         return None
     try:
         record = json.loads((entry / "entry.json").read_text(encoding="utf-8"))
-        broken = [name for name, sum_ in record["files"].items() if _sum(entry / name) != sum_]
+        broken = [name for name, sum_ in record["files"].items() if sha256(entry / name) != sum_]
         if broken:
             raise ValueError(f"{broken[0]} has another checksum")
         return Prepared(
@@ -115,11 +116,11 @@ def _write(draft: Path, prepared: Prepared) -> None:
     record = {
         "report": prepared.report.to_dict(),
         "rejected": [list(each) for each in prepared.rejected],
-        "files": {path.name: _sum(path) for path in sorted(draft.iterdir())},
+        "files": {path.name: sha256(path) for path in sorted(draft.iterdir())},
     }
     (draft / "entry.json").write_text(json.dumps(record), encoding="utf-8")
     for path in (*draft.iterdir(), draft):
-        _sync(path)
+        flush(path)
 
 
 def _read_rows(entry: Path, part: str, key: str) -> PackedRows:
@@ -139,12 +140,7 @@ def _tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def _file_hash(path: str | None) -> str | None:
-    return None if path is None else _sum(Path(path).expanduser())
-
-
-def _sum(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    return None if path is None else sha256(Path(path).expanduser())
 
 
 def _version(package: str) -> str | None:
@@ -152,11 +148,3 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

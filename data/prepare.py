@@ -19,13 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError, EnvironmentFailure
+from ..storage import write_text
 from . import cache
 from .cache import Prepared
 from .config import DataConfig
 from .encode import Encoder
 from .readers import Rejected
 from .records import Placed, RecordReader, held_out
-from .report import DataReport, Tally, check_tally, token_counts, write_rejected, write_text
+from .report import DataReport, Tally, check_tally, token_counts, write_rejected
 from .rows import Document, PackedRows, pack
 from .shapes import BadRow, Chat, Text, digest
 from .sources import Source, open_sources

@@ -6,7 +6,6 @@ Read next: `prepare.py`, which fills the tally while it reads.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DataError
+from ..storage import write_text
 from .encode import Encoded
 from .readers import Rejected
 from .rows import PackedRows
@@ -157,14 +157,6 @@ def write_rejected(rejected: Sequence[Rejected], folder: Path) -> Path:
         return place
     write_text(place, "".join(json.dumps(each._asdict()) + "\n" for each in rejected))
     return place
-
-
-def write_text(place: Path, text: str) -> None:
-    """Write a small file at once: several processes may write the same one."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    draft = place.with_name(f".{place.name}.{os.getpid()}")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(place)
 
 
 def token_counts(rows: PackedRows) -> tuple[int, int, int]:

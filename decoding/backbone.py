@@ -1,18 +1,15 @@
 """A causal LM as the decoder sees it: tokens of a tree in, logits of every node out.
 
 Any causal LM of `transformers` with full attention; others are refused by name, because their
-state cannot be rolled back. Read next: `engine.py`.
+state cannot be rolled back. Read next: `loading.py`, `engine.py`.
 
 Shapes: B rows, N nodes, V rows of the output projection, S prompt tokens, T slots in view.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
 from functools import cached_property
-from importlib.resources import files
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,14 +17,10 @@ from torch import Tensor, nn
 
 from ..errors import RequestError
 from .arena import KVArena
-from .attention import use_grouped_attention
 from .tree import Tree
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-EMBEDDED = "tiny"
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 class Backbone:
@@ -54,6 +47,8 @@ class Backbone:
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
+        from .loading import load_tokenizer
+
         return load_tokenizer(self.name, revision=self.revision)
 
     @property
@@ -115,109 +110,6 @@ def tree_mask(tree: Tree, lengths_B: Tensor, slots: int, *, ragged: bool) -> Ten
     seen_NBT = ancestors_NN[:, behind_BT.clamp(0, N - 1)]
     seen_BNT = seen_NBT.transpose(0, 1) & inside_BT[:, None]
     return (seen_BNT | (behind_BT < 0)[:, None])[:, None]
-
-
-def load_target(
-    path: str,
-    *,
-    revision: str | None = None,
-    dtype: str = "fp32",
-    device: str | None = None,
-    trust_remote_code: bool = False,
-) -> Backbone:
-    """Load a causal LM by folder or hub name; `tiny` is the embedded default target.
-
-    Raises:
-        RequestError: there is no such model, or its state cannot be rolled back.
-    """
-    from transformers import AutoModelForCausalLM
-
-    place = embedded_target() if path == EMBEDDED else path
-    # a bar is for what takes long: a download, not a folder that is here
-    quiet = no_progress_bars() if Path(place).is_dir() else nullcontext()
-    try:
-        with quiet:
-            model = AutoModelForCausalLM.from_pretrained(
-                place, revision=revision, dtype=_DTYPES[dtype], trust_remote_code=trust_remote_code
-            )
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise RequestError(
-            f"cannot load the target {path!r}: {reason}; expected a folder with config.json and "
-            "safetensors weights, a hub name, or 'tiny'"
-        ) from error
-    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    model.requires_grad_(False).eval().to(chosen)
-    use_grouped_attention(model)
-    return Backbone(model, name=str(place), revision=revision)
-
-
-def load_config(
-    path: str, *, revision: str | None = None, trust_remote_code: bool = False
-) -> PretrainedConfig:
-    """The config of a model by folder or hub name, no weights read.
-
-    Raises:
-        RequestError: there is none.
-    """
-    from transformers import AutoConfig
-
-    place = embedded_target() if path == EMBEDDED else path
-    try:
-        return AutoConfig.from_pretrained(
-            place, revision=revision, trust_remote_code=trust_remote_code
-        )
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise RequestError(
-            f"cannot load the config of {path!r}: {reason}; expected a folder with config.json, "
-            "or a hub name"
-        ) from error
-
-
-def load_tokenizer(
-    path: str, *, revision: str | None = None, trust_remote_code: bool = False
-) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model by folder or hub name; `tiny` is the embedded default target's.
-
-    Raises:
-        RequestError: there is none.
-    """
-    from transformers import AutoTokenizer
-
-    place = embedded_target() if path == EMBEDDED else path
-    try:
-        return AutoTokenizer.from_pretrained(
-            place, revision=revision, trust_remote_code=trust_remote_code
-        )
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise RequestError(
-            f"cannot load the tokenizer of {path!r}: {reason}; expected a folder with "
-            "tokenizer.json, or a hub name"
-        ) from error
-
-
-@contextmanager
-def no_progress_bars() -> Iterator[None]:
-    """Keep the bars of `transformers` off the screen inside the block."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
-
-
-def embedded_target() -> str:
-    """Folder of the target that ships with the package."""
-    place = Path(str(files("draftsmith.recipes"))) / "assets" / "tiny-target"
-    if not (place / "config.json").is_file():
-        raise RequestError(f"the embedded target is missing at {place}; run `make tiny-target`")
-    return str(place)
 
 
 def refuse_state_without_rollback(model: nn.Module) -> None:

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..decoding.backbone import no_progress_bars
+from ..decoding.loading import no_progress_bars
 from ..errors import RequestError
 from .identity import TargetIdentity
 

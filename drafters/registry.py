@@ -28,7 +28,7 @@ def load_drafter(
         RequestError: the folder is no drafter, its family is unknown, or it was made for another
             target; the message names the field that differs.
     """
-    from ..decoding.backbone import load_target
+    from ..decoding.loading import load_target
 
     folder = Path(path)
     entry = read_entry(folder)

@@ -76,7 +76,7 @@ def _target(recipe: Recipe) -> str:
 
 
 def _target_config(recipe: Recipe) -> Any:
-    from ..decoding.backbone import load_config
+    from ..decoding.loading import load_config
 
     target = recipe.target
     return load_config(
@@ -124,7 +124,7 @@ def _trained(recipe: Recipe) -> tuple[int, int]:
     """Parameters of the model that is trained, and its vocabulary."""
     import torch
 
-    from ..decoding.backbone import load_config
+    from ..decoding.loading import load_config
     from ..trainers.architecture import fresh_model
 
     if recipe.model.start_from is not None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..data.prepare import prepare
-from ..decoding.backbone import load_tokenizer
+from ..decoding.loading import load_tokenizer
 from .recipe import Recipe, Resolved
 
 if TYPE_CHECKING:

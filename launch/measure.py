@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..data.prompts import Prompt, load_prompts, render
-from ..decoding.backbone import Backbone, load_target
+from ..decoding.backbone import Backbone
+from ..decoding.loading import load_target
 from ..drafters.draft_model import DraftModel
 from ..drafters.registry import load_drafter
 from ..errors import RequestError
 from ..eval.audit import AuditReport, audit
 from ..eval.evaluate import NOT_AUDITED, evaluate
 from ..eval.tables import show
+from ..storage import write_text
 from .recipe import Recipe, load_recipe
 
 if TYPE_CHECKING:
@@ -116,5 +118,4 @@ def prompts_of(pair: Loaded, source: str | None) -> list[Prompt]:
 
 def write_json(path: Path, content: Any) -> None:
     """Write a result so that people can read it too."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(content, indent=1) + "\n")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DraftsmithError, RequestError
+from ..storage import write_text
 from .recipe import Recipe, Resolved, load_recipe
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def prepare_folder(folder: Path, resolved: Resolved, resume: str) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if os.environ.get("RANK", "0") == "0":
-            saved.write_text(resolved.yaml(), encoding="utf-8")
+            write_text(saved, resolved.yaml())
     except OSError as error:
         raise RequestError(f"cannot write the run folder {folder}: {error.strerror}") from error
 
@@ -133,7 +134,7 @@ class _Status:
     def write(self, state: str, code: int | None, message: str = "") -> None:
         if self._active:
             content = {"state": state, "exit_code": code, "message": message}
-            self._path.write_text(json.dumps(content) + "\n")
+            write_text(self._path, json.dumps(content) + "\n")
 
 
 if __name__ == "__main__":

@@ -8,15 +8,14 @@ Read next: `state.py`, what the loop puts in; `loop.py`, when.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ..errors import EnvironmentFailure
+from ..storage import flush, sha256
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -56,21 +55,21 @@ def publish(staging: Path, place: Path) -> None:
     files = sorted(path for path in staging.rglob("*") if path.is_file())
     entries = {}
     for path in files:
-        _flush(path)
+        flush(path)
         entries[path.relative_to(staging).as_posix()] = {
             "bytes": path.stat().st_size,
-            "sha256": _sha256(path),
+            "sha256": sha256(path),
         }
     manifest = staging / MANIFEST
     manifest.write_text(json.dumps({"format": FORMAT, "files": entries}, indent=1))
-    _flush(manifest)
+    flush(manifest)
     for folder in {path.parent for path in files} | {staging}:
-        _flush(folder)
+        flush(folder)
     if place.exists():
         # an incomplete folder of that name: it has no valid manifest, so nothing reads it
         shutil.rmtree(place)
     staging.rename(place)
-    _flush(place.parent)
+    flush(place.parent)
 
 
 def is_complete(place: Path) -> bool:
@@ -95,7 +94,7 @@ def fault(place: Path) -> str | None:
             return f"{name} is missing"
         if path.stat().st_size != entry["bytes"]:
             return f"{name} has {path.stat().st_size} bytes, the manifest says {entry['bytes']}"
-        if _sha256(path) != entry["sha256"]:
+        if sha256(path) != entry["sha256"]:
             return f"{name} does not match its checksum"
     return None
 
@@ -135,35 +134,14 @@ def replace_folder(place: Path, fill: Callable[[Path], None]) -> None:
     staging.mkdir(parents=True)
     fill(staging)
     for path in staging.rglob("*"):
-        _flush(path)
+        flush(path)
     if place.exists():
         place.rename(old)
     staging.rename(place)
-    _flush(place.parent)
+    flush(place.parent)
     shutil.rmtree(old, ignore_errors=True)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replace a small file whole: no reader ever sees half of it."""
-    staging = path.with_name(f".staging-{path.name}")
-    staging.write_text(text, encoding="utf-8")
-    _flush(staging)
-    staging.replace(path)
 
 
 def _published(parent: Path, prefix: str) -> Iterator[Path]:
     if parent.is_dir():
         yield from sorted(place for place in parent.glob(f"{prefix}*") if place.is_dir())
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from ..data.config import DataConfig
 from ..data.prepare import prepare
-from ..decoding.backbone import Backbone, load_target, load_tokenizer
+from ..decoding.backbone import Backbone
+from ..decoding.loading import load_target, load_tokenizer
 from ..drafters.checkpoint import save_draft_model
 from ..errors import RequestError
 from .architecture import fresh_model

@@ -17,7 +17,7 @@ import psutil
 import torch
 from tqdm import tqdm
 
-from . import checkpoint
+from ..storage import write_text
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -33,7 +33,7 @@ class Record:
         self._file = None
         if active:
             if path.is_file():
-                checkpoint.write_text(path, "".join(_lines_up_to(path, after)))
+                write_text(path, "".join(_lines_up_to(path, after)))
             self._file = path.open("a", encoding="utf-8")
 
     def write(self, kind: str, step: int, values: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ from ..data.config import DataConfig, TokenizerConfig
 from ..data.prepare import prepare, training_texts
 from ..data.templates import named_template
 from ..data.tokenizer import train_tokenizer
-from ..decoding.backbone import load_tokenizer, no_progress_bars
+from ..decoding.loading import load_tokenizer, no_progress_bars
 from ..errors import RequestError
 from . import checkpoint
 from .architecture import fresh_model

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from draftsmith.data.prompts import Prompt, load_prompts, render
-from draftsmith.decoding.backbone import load_tokenizer
+from draftsmith.decoding.loading import load_tokenizer
 from draftsmith.errors import DataError, RequestError
 
 SPEC_BENCH = {"question_id": 81, "category": "writing", "turns": ["Compose a post", "Shorter"]}

@@ -14,7 +14,7 @@ from draftsmith.data.records import Placed, RecordReader, held_out
 from draftsmith.data.shapes import Chat, Record, Text, Tokens, find_shape, parse
 from draftsmith.data.sources import open_sources
 from draftsmith.data.stdlib import stdlib_texts
-from draftsmith.decoding.backbone import load_tokenizer
+from draftsmith.decoding.loading import load_tokenizer
 from draftsmith.errors import DataError, RequestError
 
 ROWS = [{"prompt": f"question {n}\n\tπ", "completion": f'"answer", {n}'} for n in range(9)]

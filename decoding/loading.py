@@ -1,0 +1,122 @@
+"""Models, configs and tokenizers by folder or hub name, with one clear message where there is none.
+
+Read next: `backbone.py`, what a loaded model becomes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..errors import RequestError
+from .attention import use_grouped_attention
+from .backbone import Backbone
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+EMBEDDED = "tiny"
+
+
+def load_target(
+    path: str,
+    *,
+    revision: str | None = None,
+    dtype: str = "fp32",
+    device: str | None = None,
+    trust_remote_code: bool = False,
+) -> Backbone:
+    """Load a causal LM by folder or hub name; `tiny` is the embedded default target.
+
+    Raises:
+        RequestError: there is no such model, or its state cannot be rolled back.
+    """
+    from transformers import AutoModelForCausalLM
+
+    place = _place(path)
+    # a bar is for what takes long: a download, not a folder that is here
+    quiet = no_progress_bars() if Path(place).is_dir() else nullcontext()
+    with _explained("target", path, "config.json and safetensors weights"), quiet:
+        model = AutoModelForCausalLM.from_pretrained(
+            place, revision=revision, dtype=_DTYPES[dtype], trust_remote_code=trust_remote_code
+        )
+    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    model.requires_grad_(False).eval().to(chosen)
+    use_grouped_attention(model)
+    return Backbone(model, name=place, revision=revision)
+
+
+def load_config(
+    path: str, *, revision: str | None = None, trust_remote_code: bool = False
+) -> PretrainedConfig:
+    """The config of a model, no weights read.
+
+    Raises:
+        RequestError: there is none.
+    """
+    from transformers import AutoConfig
+
+    with _explained("config of", path, "config.json"):
+        return AutoConfig.from_pretrained(
+            _place(path), revision=revision, trust_remote_code=trust_remote_code
+        )
+
+
+def load_tokenizer(
+    path: str, *, revision: str | None = None, trust_remote_code: bool = False
+) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model.
+
+    Raises:
+        RequestError: there is none.
+    """
+    from transformers import AutoTokenizer
+
+    with _explained("tokenizer of", path, "tokenizer.json"):
+        return AutoTokenizer.from_pretrained(
+            _place(path), revision=revision, trust_remote_code=trust_remote_code
+        )
+
+
+def _place(path: str) -> str:
+    return embedded_target() if path == EMBEDDED else path
+
+
+@contextmanager
+def _explained(what: str, path: str, files_expected: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise RequestError(
+            f"cannot load the {what} {path!r}: {reason}; expected a folder with "
+            f"{files_expected}, a hub name, or 'tiny'"
+        ) from error
+
+
+@contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """Keep the bars of `transformers` off the screen inside the block."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def embedded_target() -> str:
+    """Folder of the target that ships with the package."""
+    place = Path(str(files("draftsmith.recipes"))) / "assets" / "tiny-target"
+    if not (place / "config.json").is_file():
+        raise RequestError(f"the embedded target is missing at {place}; run `make tiny-target`")
+    return str(place)
