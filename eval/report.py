@@ -58,6 +58,7 @@ def context(
         "sweep_plot": plots.sweep(results["sweep"]) if results["sweep"] else "",
         "curve_plot": plots.training(curve) if curve else "",
         "samples": first["sample"],
+        "categories": [each["category"] for each in first["categories"]],
         "depths": max(len(row["n_alpha"]) for row in results["rows"]),
         "marks": _MARKS,
         "fence": _fence(first["sample"]),

@@ -68,6 +68,19 @@ SMALL_EVAL = [
 ]
 EXTRA = {"train": SMALL_TRAINING, "eval": SMALL_EVAL, "audit": SMALL_AUDIT, "check": [],
          "inspect": ["--data.limit_rows", "40"]}  # fmt: skip
+BENCHMARKS = {
+    "benchmarks/vs_transformers.py": ["--prompts", "1", "--max-new-tokens", "4", "--rounds", "1"],
+    "benchmarks/loss_memory.py": [
+        "--vocabulary",
+        "500",
+        "--positions",
+        "64",
+        "--hidden",
+        "16",
+        "--rounds",
+        "1",
+    ],
+}
 # what a newcomer types first; `make quickstart` and its proof are the whole suite's other half
 NOT_HERE = ("make ", "draftsmith quickstart", "pip ", "git ", "cd ")
 
@@ -116,7 +129,9 @@ def run(line: str) -> int:
         words = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", *recipe[1:]]
         return subprocess.run([*words, *SMALL_TRAINING]).returncode
     if program == "python":
-        return subprocess.run([sys.executable, str(ROOT / verb), *rest]).returncode
+        return subprocess.run(
+            [sys.executable, str(ROOT / verb), *rest, *BENCHMARKS[verb]]
+        ).returncode
     assert program == "draftsmith", f"no test knows how to run {program}"
     return main([verb, *rest, *EXTRA.get(verb, [])])
 

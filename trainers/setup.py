@@ -16,7 +16,7 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import InitProcessGroupKwargs
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from ..errors import RequestError
+from ..errors import EnvironmentFailure, RequestError
 from . import checkpoint
 from .config import LoopConfig, OptimizerConfig
 from .loop import Loop, Outcome, Plan, Probe, Rows
@@ -73,8 +73,20 @@ def make_accelerator(loop: LoopConfig, optimizer: OptimizerConfig, out: Path) ->
         plugin.deepspeed_config["gradient_accumulation_steps"] = micro_batches
         plugin.deepspeed_config["gradient_clipping"] = optimizer.clip
     if loop.trackers:
+        _refuse_missing_trackers(loop, accelerator)
         accelerator.init_trackers("draftsmith")
     return accelerator
+
+
+def _refuse_missing_trackers(loop: LoopConfig, accelerator: Accelerator) -> None:
+    """accelerate leaves out a tracker that is not installed, without a word."""
+    found = {str(getattr(each, "value", each)) for each in accelerator.log_with}
+    missing = [name for name in loop.trackers if name not in found]
+    if missing:
+        raise EnvironmentFailure(
+            f"loop.trackers names {missing[0]}, which is not installed: pip install {missing[0]}, "
+            "or leave it out (metrics.jsonl is always written)"
+        )
 
 
 def accumulation(loop: LoopConfig, processes: int) -> int:

@@ -66,6 +66,24 @@ def test_folders_and_globs_are_read_in_order_of_name(tmp_path: Path) -> None:
     assert records(source=str(tmp_path), limit_rows=3) == expected[:3]
 
 
+def test_hub_sets_by_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`datasets` takes a folder for a repository of that name, so its way can be gone offline."""
+    (tmp_path / "chats").mkdir()
+    write(tmp_path / "chats" / "train.jsonl", ROWS[:6])
+    write(tmp_path / "chats" / "test.jsonl", ROWS[6:])
+    monkeypatch.chdir(tmp_path)
+    expected = [parse(row, "prompt_completion") for row in ROWS]
+    assert records(source="hub:chats", revision="main") == expected[:6]
+    assert records(source="hub:chats", split="test") == expected[6:]
+    config = DataConfig(source="hub:chats", validation_split="test")
+    train, held = open_sources(config)
+    assert held is not None
+    assert train.identity() != held.identity()
+    assert train.identity() == open_sources(config)[0].identity()
+    with pytest.raises(RequestError, match="hub:chats"):
+        open_sources(DataConfig(source="hub:chats", split="nothing"))
+
+
 def test_shapes_are_found_by_columns() -> None:
     message = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]

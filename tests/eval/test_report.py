@@ -77,6 +77,9 @@ def test_a_person_can_read_it(browser: Browser, run_folder: Path, scheme: str) -
     assert f"{audit['rosenblatt']['detectable']:.4f}" in text
     assert "drafted and accepted" in text
     assert "bonus after a full draft" in text
+    for category in results["rows"][0]["categories"]:
+        assert interval(category["tau"]) in text
+        assert category["category"] in text
     assert page.locator("svg").count() == 3
     for label in ("Acceptance by depth", "Speed-up against draft length", "Training"):
         assert page.locator(f"svg[aria-label='{label}']").is_visible()
@@ -126,7 +129,7 @@ def test_hostile_text_in_markdown(hostile_run: Path) -> None:
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert rows
     assert not any("<script>" in line.replace("\\<", "") for line in rows)
-    assert {line.replace("\\|", "").count("|") for line in rows[:3]} == {9}
+    assert {line.replace("\\|", "").count("|") for line in rows[:3]} <= {6, 9}
     assert "\0" not in text
 
 
