@@ -22,9 +22,9 @@ from .config import EvalConfig
 from .degeneracy import degeneracy
 from .environment import environment
 from .metrics import Acceptance, Counts, acceptance, counts_of, ratio
+from .results import SCHEMA_VERSION
 from .speed import Costs, bytes_of, measure_costs
 
-FORMAT = 1
 NOT_AUDITED = "not audited"
 
 
@@ -85,9 +85,9 @@ def evaluate(
         for temperature in config.temperatures
     ]
     return {
-        "format": FORMAT,
+        "schema_version": SCHEMA_VERSION,
         "rows": rows,
-        "sweep": _sweep(target, drafter, requests, config, costs),
+        "sweep": _sweep(target, drafter, requests, config, costs, verdict),
         "costs": {
             "target_call_ms": costs.target_call_seconds * 1e3, "c": costs.c,
             "c_v": {str(k): v for k, v in costs.c_v.items()}, "context": context,
@@ -144,7 +144,7 @@ def _row(
         "loop_share": text.loop_share,
         "flagged": text.flagged,
         "differing_rows": run.differing if temperature == 0 else None,
-        "categories": _categories(requests, run, config.seed),
+        "categories": _categories(requests, run, config.seed, verdict),
         "sample": _sample(target, requests, run),
     }
 
@@ -211,7 +211,9 @@ def _speed_fields(run: Run, seed: int) -> dict[str, Any]:
     }
 
 
-def _categories(requests: Sequence[Request], run: Run, seed: int) -> list[dict[str, Any]]:
+def _categories(
+    requests: Sequence[Request], run: Run, seed: int, verdict: str
+) -> list[dict[str, Any]]:
     found = []
     for category in sorted({each.prompt.category for each in requests}):
         mine = [
@@ -220,13 +222,13 @@ def _categories(requests: Sequence[Request], run: Run, seed: int) -> list[dict[s
             if each.prompt.category == category
         ]
         fields = acceptance_fields(acceptance(mine, seed=seed))
-        found.append({"category": category, "requests": len(mine), **fields})
+        found.append({"category": category, "requests": len(mine), "verdict": verdict, **fields})
     return found
 
 
 def _sweep(
     target: Backbone, drafter: DraftModel, requests: Sequence[Request], config: EvalConfig,
-    costs: Costs,
+    costs: Costs, verdict: str,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Acceptance, cost and speed against the draft length, greedy."""
     some = requests[: config.sweep_prompts]
@@ -238,6 +240,7 @@ def _sweep(
         found.append(
             {
                 "draft_length": length,
+                "verdict": verdict,
                 "tau": measured.tau.to_list(),
                 "alpha": measured.alpha.to_list(),
                 "c": costs.c,

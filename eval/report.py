@@ -1,43 +1,53 @@
 """The report of a run: one self-contained HTML page, and the same as Markdown.
 
-Opens anywhere, needs no network, runs no script. Everything from outside is escaped.
-Read next: `report.html.j2`, `plots.py`.
+Opens anywhere, needs no network, runs no script. Everything from outside is escaped, and what
+cannot be seen or would turn the reading direction is shown by its number.
+Read next: `report.html.j2`, `plots.py`, `results.py`.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import unicodedata
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup
 
 from ..errors import RequestError
+from ..storage import write_text
 from . import plots
-from .tables import best_lengths, interval
+from .results import read_results
+from .tables import MISSING, best_measured, best_predicted, degenerate, interval, number
+
+# how Markdown tells the origin of a token, where HTML has colours
+_MARKS = {"draft": ("", ""), "correction": ("[-", "-]"), "bonus": ("[+", "+]"), "prefill": ("", "")}
+# controls but tab and line feed, directions, invisible spaces, halves of a character
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff"
+    "\ud800-\udfff]"
+)
 
 
 def write_report(run: Path) -> Path:
     """Write `report.html` and `report.md` into a run folder; return the page's path.
 
     Raises:
-        RequestError: the run has not been evaluated.
+        RequestError: the run has not been evaluated, or by another version.
     """
-    results = _read(run / "eval" / "results.json")
-    audit_path = run / "eval" / "audit.json"
-    audit = _read(audit_path) if audit_path.is_file() else None
-    curve = _records(run / "metrics.jsonl")
-    content = context(results, audit, curve)
+    results = read_results(run / "eval" / "results.json")
+    content = context(results, _audit(run / "eval" / "audit.json"), _curve(run / "metrics.jsonl"))
     environment = Environment(
         loader=PackageLoader("draftsmith.eval", "."), undefined=StrictUndefined,
         autoescape=select_autoescape(("html.j2",)), trim_blocks=True, lstrip_blocks=True,
+        finalize=visible,
     )  # fmt: skip
-    environment.filters |= {"interval": interval, "cell": _cell}
+    environment.filters |= {"interval": interval, "number": number, "cell": _cell}
     for name in ("report.html", "report.md"):
-        text = environment.get_template(f"{name}.j2").render(content)
-        (run / name).write_text(text.replace("\0", "�"), encoding="utf-8")
+        write_text(run / name, environment.get_template(f"{name}.j2").render(content) + "\n")
     return run / "report.html"
 
 
@@ -45,70 +55,119 @@ def context(
     results: dict[str, Any], audit: dict[str, Any] | None, curve: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """What the templates show."""
-    first = results["rows"][0]
+    rows, sweep = results["rows"], results["sweep"]
     return {
         "results": results,
-        "rows": results["rows"],
-        "sweep": results["sweep"],
-        "best": best_lengths(results["sweep"]) if results["sweep"] else "",
-        "sentence": sentence(first),
+        "rows": rows,
+        "sweep": sweep,
+        "best": (best_predicted(sweep), best_measured(sweep)) if sweep else None,
+        "sentence": sentence(rows[0]),
+        "warnings": warnings(rows, audit),
         "audit": audit,
-        "verdict": first["verdict"],
-        "depth_plot": plots.acceptance_by_depth(results["rows"]),
-        "sweep_plot": plots.sweep(results["sweep"]) if results["sweep"] else "",
-        "curve_plot": plots.training(curve) if curve else "",
-        "samples": first["sample"],
-        "categories": [each["category"] for each in first["categories"]],
-        "depths": max(len(row["n_alpha"]) for row in results["rows"]),
+        "verdict": verdict(rows),
+        "depths": max(len(row["n_alpha"]) for row in rows),
+        "categories": [each["category"] for each in rows[0]["categories"]],
+        "samples": [{**each, "counts": _origins(each)} for each in rows[0]["sample"]],
+        "plots": _plots(results, audit, curve),
         "marks": _MARKS,
-        "fence": _fence(first["sample"]),
+        "fence": _fence(rows[0]["sample"]),
         "environment": results["environment"],
         "settings": results["settings"],
+        "missing": MISSING,
     }
+
+
+def _plots(
+    results: dict[str, Any], audit: dict[str, Any] | None, curve: list[dict[str, Any]]
+) -> dict[str, Markup]:
+    found = {"depth": plots.acceptance_by_depth(results["rows"])}
+    if results["sweep"]:
+        found["sweep_acceptance"] = plots.sweep_acceptance(results["sweep"])
+        found["sweep_speed"] = plots.sweep_speed(results["sweep"])
+    if audit is not None:
+        found["uniformity"] = plots.uniformity(audit["rosenblatt"]["histogram"])
+    if curve:
+        found["training"] = plots.training(curve)
+    return found
+
+
+def verdict(rows: Sequence[dict[str, Any]]) -> str:
+    """The worst verdict of all rows."""
+    found = {row["verdict"] for row in rows}
+    return next(each for each in ("NOT lossless", "not audited", "lossless") if each in found)
 
 
 def sentence(row: dict[str, Any]) -> str:
     """The result in one sentence, never without its verdict."""
-    speed = interval(row["speedup"])
-    text = (
+    return (
         f"{row['method']}: {interval(row['tau'])} tokens per target call at temperature "
-        f"{row['temperature']:g}, {speed} times the speed of the autoregressive baseline "
-        f"({row['predicted_speedup']:.2f} predicted); audit: {row['verdict']}."
+        f"{row['temperature']:g}, {interval(row['speedup'])} times the speed of plain decoding in "
+        f"the same engine ({number(row['predicted_speedup'])} predicted); audit: {row['verdict']}."
     )
-    if row["flagged"]:
-        text += " The target's own text is degenerate: do not believe tau."
-    return text
 
 
-# how Markdown tells the origin of a token, where HTML has colours
-_MARKS = {"draft": ("", ""), "correction": ("[-", "-]"), "bonus": ("[+", "+]"), "prefill": ("", "")}
+def warnings(rows: Sequence[dict[str, Any]], audit: dict[str, Any] | None) -> list[str]:
+    """What a reader has to know before believing a figure."""
+    found = [degenerate(row) for row in rows if row["flagged"]]
+    worst = verdict(rows)
+    if worst == "NOT lossless":
+        found.append("The audit failed: the output is not the target's own, and a biased rule "
+                     "accepts more. No figure of acceptance or speed here can be used.")  # fmt: skip
+    if worst == "not audited":
+        found.append("These figures were made without an audit: a biased rule accepts more, so "
+                     "they prove nothing yet.")  # fmt: skip
+    differing = sum(row["differing_rows"] or 0 for row in rows)
+    if differing:
+        found.append(
+            f"At T = 0, {differing} outputs differ from plain decoding: near-ties, or a bug. The "
+            "audit's replay tells which."
+        )
+    if audit is not None and (audit["verdict"] != worst or audit["decoder"] != "draftsmith"):
+        found.append(
+            f"The audit below is of another time or decoder ({audit['decoder']}, verdict "
+            f"{audit['verdict']}); the figures carry the verdict they were made with, {worst}."
+        )
+    return found
+
+
+def visible(value: object) -> object:
+    """Text in which nothing hides: unseen characters and turned directions by their number."""
+    if isinstance(value, Markup) or not isinstance(value, str):
+        return value
+    return _UNSEEN.sub(lambda found: f"[U+{ord(found.group()):04X}]", value)
 
 
 def _cell(text: str) -> str:
     """Text as one cell of a Markdown table, or as a line: no markup, no line end, no bar."""
-    text = "".join(" " if unicodedata.category(c).startswith("C") else c for c in text)
-    return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", text)
+    text = re.sub(r"\s", " ", str(visible(text)))
+    return re.sub(r"([\\`*_\[\]<>|#&~$])", r"\\\1", text)
 
 
-def _fence(samples: list[dict[str, Any]]) -> str:
+def _fence(samples: Sequence[dict[str, Any]]) -> str:
     """A code fence longer than any run of backticks inside, so that no text can close it."""
     texts = "".join(s["prompt"] + "".join(piece for piece, _ in s["tokens"]) for s in samples)
     longest = max((len(run) for run in re.findall("`+", texts)), default=0)
     return "`" * max(3, longest + 1)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _origins(sample: dict[str, Any]) -> dict[str, int]:
+    counts = Counter(origin for _, origin in sample["tokens"])
+    return {origin: counts[origin] for origin in _MARKS}
+
+
+def _audit(path: Path) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise RequestError(
-            f"{path} is missing: evaluate the run first: `draftsmith eval {path.parent.parent}`"
-        ) from None
     except ValueError as error:
-        raise RequestError(f"{path} is not JSON ({error}); evaluate the run again") from error
+        raise RequestError(
+            f"{path} is not JSON ({error}): audit the run: `draftsmith audit {path.parent.parent}`"
+        ) from error
 
 
-def _records(path: Path) -> list[dict[str, Any]]:
+def _curve(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]

@@ -1,16 +1,26 @@
 """Results as tables for the terminal, 80 columns wide.
 
-Acceptance never stands without the audit's verdict. Read next: `evaluate.py`.
+Acceptance never stands without the audit's verdict. Read next: `evaluate.py`, which makes the
+results; `report.py` shows the same as a page.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+MISSING = "-"
+DEGENERATE = "do not believe tau"
+_WORDS = ("method", "audit")
+_NAME = 12  # columns that a method's name keeps when the line is full
+_COLOURS = {"lossless": "green", "NOT lossless": "bold red", "not audited": "yellow"}
 
 
 def show(results: dict[str, Any], console: Console) -> None:
@@ -18,75 +28,129 @@ def show(results: dict[str, Any], console: Console) -> None:
     console.print(acceptance_table(results["rows"]))
     for row in results["rows"]:
         if row["flagged"]:
-            console.print(
-                f"T={row['temperature']:g}: the target's own text is degenerate (distinct-2 "
-                f"{row['distinct_2']:.2f}, {row['loop_share']:.0%} in loops): do not believe tau"
-            )
+            console.print(Text(f"! {degenerate(row)}", style="yellow"))
+    console.print()
     console.print(speed_table(results["rows"]))
+    console.print()
     if results["sweep"]:
-        console.print(sweep_table(results["sweep"], results["rows"][0]["verdict"]))
-        console.print(best_lengths(results["sweep"]))
+        console.print(sweep_table(results["sweep"]))
+        console.print(Text(best_lengths(results["sweep"])))
+        console.print()
 
 
 def acceptance_table(rows: Sequence[dict[str, Any]]) -> Table:
     """tau and alpha with intervals, beside the share of looping text and the audit's verdict."""
-    table = _table("Acceptance (95 % intervals)", "method", "T", "tau", "alpha", "loops", "audit")
-    for row in rows:
-        loops = f"{row['loop_share']:.0%}{' !' if row['flagged'] else ''}"
-        table.add_row(
-            row["method"], f"{row['temperature']:g}", interval(row["tau"]), interval(row["alpha"]),
-            loops, row["verdict"],
-        )  # fmt: skip
-    return table
+    cells = [
+        (
+            *_who(row), interval(row["tau"]), interval(row["alpha"]),
+            f"{'! ' if row['flagged'] else ''}{100 * row['loop_share']:.0f}", _verdict(row),
+        )
+        for row in rows
+    ]  # fmt: skip
+    columns = (
+        ("method", ""), ("T", ""), ("tau", "tokens/call"), ("alpha", "accepted"), ("loops", "%"),
+        ("audit", ""),
+    )  # fmt: skip
+    return _table("Acceptance [95 % interval]", columns, cells)
 
 
 def speed_table(rows: Sequence[dict[str, Any]]) -> Table:
     """Measured and predicted speed-up; c and c_v are the costs that the prediction rests on."""
-    table = _table(
-        "Speed against the autoregressive baseline", "method", "T", "measured", "predicted", "K",
-        "c", "c_v",
+    cells = [
+        (
+            *_who(row), str(row["draft_length"]), interval(row["speedup"]),
+            number(row["predicted_speedup"]), number(row["tokens_per_second"], 0),
+            number(row["c"]), number(row["c_v"]),
+        )
+        for row in rows
+    ]  # fmt: skip
+    columns = (
+        ("method", ""), ("T", ""), ("K", ""), ("measured", "times"), ("predicted", "times"),
+        ("speed", "tokens/s"), ("c", "calls"), ("c_v", "calls"),
     )  # fmt: skip
-    for row in rows:
-        table.add_row(
-            row["method"], f"{row['temperature']:g}", interval(row["speedup"]),
-            f"{row['predicted_speedup']:.2f}", str(row["draft_length"]), f"{row['c']:.2f}",
-            f"{row['c_v']:.2f}",
-        )  # fmt: skip
-    return table
+    return _table("Speed over plain decoding in the same engine", columns, cells)
 
 
-def sweep_table(sweep: Sequence[dict[str, Any]], verdict: str) -> Table:
-    """Acceptance and speed against the draft length, with the cost of its verify call."""
-    table = _table(
-        f"Draft length K at T=0 (audit: {verdict})", "K", "tau", "alpha", "c_v", "measured",
-        "predicted",
-    )  # fmt: skip
-    for row in sweep:
-        table.add_row(
+def sweep_table(sweep: Sequence[dict[str, Any]]) -> Table:
+    """Acceptance and speed against the draft length."""
+    cells = [
+        (
             str(row["draft_length"]), interval(row["tau"]), interval(row["alpha"]),
-            f"{row['c_v']:.2f}", interval(row["speedup"]), f"{row['predicted_speedup']:.2f}",
-        )  # fmt: skip
-    return table
-
-
-def _table(title: str, *names: str) -> Table:
-    """Columns that never break a number; a long name of a method is what gives way."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in names:
-        table.add_column(name, no_wrap=name != "method", overflow="fold")
-    return table
+            interval(row["speedup"]), number(row["predicted_speedup"]),
+        )
+        for row in sweep
+    ]  # fmt: skip
+    columns = (
+        ("K", ""), ("tau", "tokens/call"), ("alpha", "accepted"), ("measured", "times"),
+        ("predicted", "times"),
+    )  # fmt: skip
+    verdicts = ", ".join(sorted({row["verdict"] for row in sweep}))
+    return _table(f"Draft length K at T = 0 (audit: {verdicts})", columns, cells)
 
 
 def best_lengths(sweep: Sequence[dict[str, Any]]) -> str:
     """The best K by the speed model and by the clock."""
-    predicted = max(sweep, key=lambda row: row["predicted_speedup"])["draft_length"]
-    measured = max(sweep, key=lambda row: row["speedup"][0] or 0)["draft_length"]
+    predicted, measured = best_predicted(sweep), best_measured(sweep)
     return f"best K: {predicted} predicted, {measured} measured"
+
+
+def best_predicted(sweep: Sequence[dict[str, Any]]) -> int:
+    """The draft length that the speed model likes best."""
+    return int(max(sweep, key=lambda row: row["predicted_speedup"] or 0)["draft_length"])
+
+
+def best_measured(sweep: Sequence[dict[str, Any]]) -> int:
+    """The draft length that was fastest by the clock."""
+    return int(max(sweep, key=lambda row: row["speedup"][0] or 0)["draft_length"])
+
+
+def degenerate(row: dict[str, Any]) -> str:
+    """Why the tau of a flagged row says nothing."""
+    return (
+        f"{row['method']}, T = {row['temperature']:g}: the target's own text is degenerate "
+        f"(distinct-2 {row['distinct_2']:.2f}, {row['loop_share']:.0%} in loops): {DEGENERATE}"
+    )
 
 
 def interval(value: Sequence[float | None]) -> str:
     """`1.72 [1.65, 1.79]`."""
     middle, low, high = value
     if middle is None:
-        return "-"
+        return MISSING
     return f"{middle:.2f}" if low is None else f"{middle:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """`1.72`; what could not be computed is a dash."""
+    return MISSING if value is None or math.isnan(value) else f"{value:,.{digits}f}"
+
+
+def _table(
+    title: str, columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[str | Text]]
+) -> Table:
+    """Name and unit above each column; a long name of a method gives way, a number never."""
+    table = Table(
+        title=Text(title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0), pad_edge=False, show_edge=False,
+    )  # fmt: skip
+    for at, (name, unit) in enumerate(columns):
+        needed = max(len(name), len(unit), *(cell_len(str(row[at])) for row in rows))
+        table.add_column(
+            Text.assemble(name, "\n", (unit, "not bold dim")),
+            justify="left" if name in _WORDS else "right",
+            # rich would rather crop a number without a word than print a wide line
+            min_width=min(needed, _NAME) if name == "method" else needed,
+            no_wrap=name != "method", overflow="fold",
+        )  # fmt: skip
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _who(row: dict[str, Any]) -> tuple[Text, str]:
+    # as Text: brackets in a name are no markup
+    return Text(row["method"]), f"{row['temperature']:g}"
+
+
+def _verdict(row: dict[str, Any]) -> Text:
+    return Text(row["verdict"], style=_COLOURS[row["verdict"]])
