@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -37,19 +37,30 @@ def load_target(
     Raises:
         RequestError: there is no such model, or its state cannot be rolled back.
     """
+    model = load_model(path, revision=revision, dtype=dtype, trust_remote_code=trust_remote_code)
+    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    model.requires_grad_(False).eval().to(chosen)
+    use_grouped_attention(model)
+    return Backbone(model, name=_place(path), revision=revision)
+
+
+def load_model(
+    path: str, *, revision: str | None = None, dtype: str = "fp32", trust_remote_code: bool = False
+) -> Any:
+    """The weights alone, ready to train further; the class is that of `transformers`.
+
+    Raises:
+        RequestError: there is no such model.
+    """
     from transformers import AutoModelForCausalLM
 
     place = _place(path)
     # a bar is for what takes long: a download, not a folder that is here
     quiet = no_progress_bars() if Path(place).is_dir() else nullcontext()
-    with _explained("target", path, "config.json and safetensors weights"), quiet:
-        model = AutoModelForCausalLM.from_pretrained(
+    with _explained("model", path, "config.json and safetensors weights"), quiet:
+        return AutoModelForCausalLM.from_pretrained(
             place, revision=revision, dtype=_DTYPES[dtype], trust_remote_code=trust_remote_code
         )
-    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    model.requires_grad_(False).eval().to(chosen)
-    use_grouped_attention(model)
-    return Backbone(model, name=place, revision=revision)
 
 
 def load_config(
@@ -93,7 +104,7 @@ def _explained(what: str, path: str, files_expected: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = str(error).strip().splitlines()[0].rstrip(".")
         raise RequestError(
             f"cannot load the {what} {path!r}: {reason}; expected a folder with "
             f"{files_expected}, a hub name, or 'tiny'"

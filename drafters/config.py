@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
-
 from ..config import Section
 
 
 class DrafterConfig(Section):
     """How a draft model proposes."""
 
-    draft_length: int = Field(4, ge=1)
-    """Drafted tokens per target call."""
     policy: Literal["sample", "argmax"] = "sample"
     """At temperature > 0: draw from the draft's warped law, or take its argmax (a point mass)."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
 from ..config import Section
@@ -18,7 +20,7 @@ class EvalConfig(Section):
     """Longest prompt; a longer one keeps its end."""
     max_new_tokens: int = Field(96, ge=2)
     """Tokens written per prompt at most."""
-    temperatures: list[float] = [0.0, 1.0]
+    temperatures: list[Annotated[float, Field(ge=0)]] = Field([0.0, 1.0], min_length=1)
     """One row of results per temperature; 0 is greedy."""
     top_k: int = Field(0, ge=0)
     """Keep the k likeliest tokens; 0 keeps all."""
@@ -28,7 +30,7 @@ class EvalConfig(Section):
     """Drop tokens below this share of the likeliest one's probability."""
     draft_length: int = Field(4, ge=1)
     """Drafted tokens per target call."""
-    sweep: list[int] = [1, 2, 3, 4, 5, 6, 7, 8]
+    sweep: list[Annotated[int, Field(ge=1)]] = [1, 2, 3, 4, 5, 6, 7, 8]
     """Draft lengths of the K sweep; an empty list leaves it out."""
     sweep_prompts: int = Field(8, ge=1)
     """Prompts of the K sweep, the first ones of the set."""

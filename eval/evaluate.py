@@ -7,6 +7,7 @@ reported without the audit's verdict beside it; "not audited" is one. Read next:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -135,10 +136,10 @@ def _row(
         "draft_length": length,
         "verdict": verdict,
         **acceptance_fields(found),
-        "mbsu": found.tau.value / (1 + length * draft_share),
+        "mbsu": _or_null(found.tau.value / (1 + length * draft_share)),
         "c": costs.c,
         "c_v": costs.c_v[length],
-        "predicted_speedup": costs.predicted_speedup(found.tau.value, length),
+        "predicted_speedup": _or_null(costs.predicted_speedup(found.tau.value, length)),
         **_speed_fields(run, config.seed),
         "distinct_2": text.distinct_2,
         "loop_share": text.loop_share,
@@ -245,11 +246,28 @@ def _sweep(
                 "alpha": measured.alpha.to_list(),
                 "c": costs.c,
                 "c_v": costs.c_v[length],
-                "predicted_speedup": costs.predicted_speedup(measured.tau.value, length),
+                "predicted_speedup": _or_null(costs.predicted_speedup(measured.tau.value, length)),
                 "speedup": _speed_fields(run, config.seed)["speedup"],
             }
         )
     return found
+
+
+def _or_null(value: float) -> float | None:
+    """JSON knows no NaN, which stands for "no whole step was seen"."""
+    return None if math.isnan(value) else value
+
+
+def _pieces(target: Backbone, tokens: Sequence[int]) -> list[str]:
+    """What each token adds to the text; of a character in several tokens the last one shows it."""
+    pieces, written = [], ""
+    for count in range(1, len(tokens) + 1):
+        text = str(target.tokenizer.decode(list(tokens[:count])))
+        # an unfinished character decodes as a replacement sign until its last byte is there
+        piece = "" if text.endswith("\ufffd") and count < len(tokens) else text[len(written) :]
+        pieces.append(piece)
+        written += piece
+    return pieces
 
 
 def _sample(target: Backbone, requests: Sequence[Request], run: Run) -> list[dict[str, Any]]:
@@ -261,7 +279,7 @@ def _sample(target: Backbone, requests: Sequence[Request], run: Run) -> list[dic
         for tokens, origin in zip(each.tokens, each.origin, strict=True)
     ]
     for request, (tokens, origin) in list(zip(requests, emitted, strict=True))[:3]:
-        pieces = [target.tokenizer.decode([token]) for token in tokens]
+        pieces = _pieces(target, tokens)
         shown.append(
             {
                 "id": request.prompt.id,

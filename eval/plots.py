@@ -73,8 +73,8 @@ def uniformity(counts: Sequence[int]) -> Markup:
     )  # fmt: skip
     axes.axhline(expected, color=_COLOURS[1], linestyle="--", linewidth=1.4, label="expected")
     axes.set_xlim(0, 1)
-    axes.set_ylim(0, 1.25 * max(*counts, 1))
-    axes.xaxis.set_major_locator(_ticks(integer=False))
+    axes.set_ylim(0, 1.15 * max(*counts, 1))
+    axes.set_xticks([0, 0.25, 0.5, 0.75, 1])
     return _svg(figure, axes, "Histogram of the audit")
 
 
@@ -94,25 +94,20 @@ def training(records: Sequence[dict[str, Any]]) -> Markup:
 
 def _axes(x: str, y: str) -> tuple[Any, Axes]:
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(5.2, 3.0), layout="constrained")
     axes = figure.add_subplot()
     axes.set_xlabel(x, color=_INK, fontsize=9)
     axes.set_ylabel(y, color=_INK, fontsize=9)
     axes.tick_params(colors=_INK, labelsize=8.5, length=0)
-    axes.xaxis.set_major_locator(_ticks(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
     axes.grid(axis="y", color=_GRID, linewidth=0.7)
     axes.set_axisbelow(True)
     for side, spine in axes.spines.items():
         spine.set_visible(side == "bottom")
         spine.set_color(_INK)
     return figure, axes
-
-
-def _ticks(*, integer: bool) -> Any:
-    from matplotlib.ticker import MaxNLocator
-
-    return MaxNLocator(nbins=8, integer=integer)
 
 
 def _errorbar(axes: Axes, points: Sequence[Point], label: str, number: int) -> None:

@@ -20,15 +20,15 @@ from markupsafe import Markup
 from ..errors import RequestError
 from ..storage import write_text
 from . import plots
-from .results import read_results
+from .results import VERDICTS, read_results
 from .tables import MISSING, best_measured, best_predicted, degenerate, interval, number
 
 # how Markdown tells the origin of a token, where HTML has colours
 _MARKS = {"draft": ("", ""), "correction": ("[-", "-]"), "bonus": ("[+", "+]"), "prefill": ("", "")}
 # controls but tab and line feed, directions, invisible spaces, halves of a character
 _UNSEEN = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff"
-    "\ud800-\udfff]"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
+    "\ufeff\ud800-\udfff\U000e0000-\U000e007f]"
 )
 
 
@@ -94,7 +94,7 @@ def _plots(
 def verdict(rows: Sequence[dict[str, Any]]) -> str:
     """The worst verdict of all rows."""
     found = {row["verdict"] for row in rows}
-    return next(each for each in ("NOT lossless", "not audited", "lossless") if each in found)
+    return next(each for each in VERDICTS if each in found)
 
 
 def sentence(row: dict[str, Any]) -> str:
@@ -111,11 +111,15 @@ def warnings(rows: Sequence[dict[str, Any]], audit: dict[str, Any] | None) -> li
     found = [degenerate(row) for row in rows if row["flagged"]]
     worst = verdict(rows)
     if worst == "NOT lossless":
-        found.append("The audit failed: the output is not the target's own, and a biased rule "
-                     "accepts more. No figure of acceptance or speed here can be used.")  # fmt: skip
+        found.append(
+            "The audit failed: the output is not the target's own, and a biased rule accepts "
+            "more. No figure of acceptance or speed here can be used."
+        )
     if worst == "not audited":
-        found.append("These figures were made without an audit: a biased rule accepts more, so "
-                     "they prove nothing yet.")  # fmt: skip
+        found.append(
+            "These figures were made without an audit: a biased rule accepts more, so they prove "
+            "nothing yet."
+        )
     differing = sum(row["differing_rows"] or 0 for row in rows)
     if differing:
         found.append(
@@ -169,5 +173,9 @@ def _audit(path: Path) -> dict[str, Any] | None:
 def _curve(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines]
+    # a kill may have cut the last line short; only a whole line ends with a line end
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    try:
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+    except ValueError as error:
+        raise RequestError(f"{path} is damaged ({error}); move it away for a report") from error

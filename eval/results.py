@@ -15,6 +15,8 @@ from typing import Any
 from ..errors import RequestError
 
 SCHEMA_VERSION = 1
+# worst first
+VERDICTS = ("NOT lossless", "not audited", "lossless")
 
 
 def schema() -> dict[str, Any]:
@@ -26,7 +28,8 @@ def read_results(path: Path) -> dict[str, Any]:
     """Read `results.json` of this version.
 
     Raises:
-        RequestError: there is none, it is not JSON, or another version wrote it.
+        RequestError: there is none, it is not JSON, another version wrote it, or a row shows
+            acceptance without a verdict.
     """
     again = f"evaluate the run: `draftsmith eval {path.parent.parent}`"
     if not path.is_file():
@@ -40,4 +43,15 @@ def read_results(path: Path) -> dict[str, Any]:
         raise RequestError(
             f"{path} has schema_version {version!r}, this version reads {SCHEMA_VERSION}: {again}"
         )
+    for row in _with_acceptance(results):
+        if row.get("verdict") not in VERDICTS:
+            raise RequestError(
+                f"{path} shows acceptance with the verdict {row.get('verdict')!r}, expected one of "
+                f"{', '.join(VERDICTS)}: {again}"
+            )
     return results
+
+
+def _with_acceptance(results: dict[str, Any]) -> list[dict[str, Any]]:
+    rows = results["rows"]
+    return [*rows, *(each for row in rows for each in row["categories"]), *results["sweep"]]

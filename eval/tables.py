@@ -24,16 +24,19 @@ _COLOURS = {"lossless": "green", "NOT lossless": "bold red", "not audited": "yel
 
 
 def show(results: dict[str, Any], console: Console) -> None:
-    """Print acceptance, speed and the sweep; a row whose tau cannot be believed is named."""
-    console.print(acceptance_table(results["rows"]))
+    """Print acceptance, speed and the sweep; a row whose tau cannot be believed is named.
+
+    On a terminal narrower than 80 columns lines run over: better than a number without its end.
+    """
+    console.print(acceptance_table(results["rows"]), crop=False)
     for row in results["rows"]:
         if row["flagged"]:
             console.print(Text(f"! {degenerate(row)}", style="yellow"))
     console.print()
-    console.print(speed_table(results["rows"]))
+    console.print(speed_table(results["rows"]), crop=False)
     console.print()
     if results["sweep"]:
-        console.print(sweep_table(results["sweep"]))
+        console.print(sweep_table(results["sweep"]), crop=False)
         console.print(Text(best_lengths(results["sweep"])))
         console.print()
 

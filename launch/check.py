@@ -1,8 +1,7 @@
 """`draftsmith check`: everything that can fail, before hours are spent. Nothing is trained.
 
 Each check is one function that returns what it found; all of them run, and every failure is
-reported at once. Models are only measured (on torch's meta device): no weights are needed.
-Read next: `train.py`.
+reported at once. Read next: `check_models.py`, `train.py`.
 """
 
 from __future__ import annotations
@@ -12,19 +11,18 @@ import shutil
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import DataError, DraftsmithError, EnvironmentFailure, RequestError
+from .check_models import SAMPLE, Models, check_model, check_target, in_units, parameters, processes
 from .recipe import Recipe, Resolved
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-_SAMPLE = 200  # rows of data that are read
 
-
-def check(resolved: Resolved, console: Console) -> None:
-    """Run every check and print what each found.
+def check(resolved: Resolved, console: Console, out: Path | None = None) -> None:
+    """Run every check and print what each found; `out` is the run's folder (default runs/NAME).
 
     Raises:
         RequestError: with all failures; DataError or EnvironmentFailure when all are of that kind.
@@ -32,10 +30,9 @@ def check(resolved: Resolved, console: Console) -> None:
     from rich.table import Table
 
     recipe = resolved.recipe
-    folder = Path("runs") / recipe.name
     table = Table("check", "found", "verdict")
     failures: list[DraftsmithError] = []
-    for name, run in _checks(recipe, folder).items():
+    for name, run in _checks(recipe, out or Path("runs") / recipe.name).items():
         try:
             table.add_row(name, run(), "ok")
         except DraftsmithError as error:
@@ -48,45 +45,28 @@ def check(resolved: Resolved, console: Console) -> None:
 
 
 def _checks(recipe: Recipe, folder: Path) -> dict[str, Callable[[], str]]:
+    models = Models(recipe)
     found: dict[str, Callable[[], str]] = {
         "device": lambda: _device(recipe),
         "batch": lambda: _batch(recipe),
-        "model": lambda: _model(recipe),
-        "data": lambda: _data(recipe),
-        "disk": lambda: _disk(recipe, folder),
+        "model": lambda: check_model(recipe, models),
+        "data": lambda: _data(recipe, models),
+        "disk": lambda: _disk(recipe, models, folder),
     }
     if recipe.method != "target":
-        found = {"target": lambda: _target(recipe), **found, "prompts": lambda: _prompts(recipe)}
+        first = {"target": lambda: check_target(recipe, models)}
+        found = {**first, **found, "prompts": lambda: _prompts(recipe, models)}
     return found
-
-
-def _target(recipe: Recipe) -> str:
-    config = _target_config(recipe)
-    length, context = recipe.data.sequence_length, getattr(config, "max_position_embeddings", None)
-    if context is not None and length > context:
-        raise RequestError(
-            f"data.sequence_length is {length}; the target's context is {context} tokens"
-        )
-    weights, bytes_each = _parameters(config), {"fp32": 4, "bf16": 2, "fp16": 2}
-    memory = weights * bytes_each[recipe.target.dtype]
-    return (
-        f"{config.model_type}, {weights / 1e6:,.1f} M parameters, {_size(memory)} in "
-        f"{recipe.target.dtype}, vocabulary {config.vocab_size:,}, context {context}"
-    )
-
-
-def _target_config(recipe: Recipe) -> Any:
-    from ..decoding.loading import load_config
-
-    target = recipe.target
-    return load_config(
-        target.path, revision=target.revision, trust_remote_code=target.trust_remote_code
-    )
 
 
 def _device(recipe: Recipe) -> str:
     import torch
+    from accelerate.tracking import get_available_trackers
 
+    installed = {str(getattr(each, "value", each)) for each in get_available_trackers()}
+    missing = sorted(set(recipe.loop.trackers) - installed)
+    if missing:
+        raise EnvironmentFailure(f"loop.trackers names {missing[0]}, which is not installed")
     if not torch.cuda.is_available():
         if recipe.loop.precision == "fp16":
             raise RequestError("loop.precision is fp16, which needs a GPU; use bf16 or fp32 here")
@@ -98,67 +78,28 @@ def _device(recipe: Recipe) -> str:
 def _batch(recipe: Recipe) -> str:
     from ..trainers.setup import accumulation
 
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    loop = recipe.loop
-    steps = accumulation(loop, processes)
+    count, loop = processes(), recipe.loop
+    steps = accumulation(loop, count)
     tokens = loop.batch_rows * recipe.data.sequence_length
     return (
         f"{loop.steps:,} steps of {loop.batch_rows} rows = {tokens:,} tokens "
-        f"({steps} x {loop.micro_rows} rows on {processes} process{'es' * (processes > 1)}); "
+        f"({steps} x {loop.micro_rows} rows on {count} process{'es' * (count > 1)}); "
         f"{tokens * loop.steps / 1e6:,.1f} M tokens in all"
     )
 
 
-def _model(recipe: Recipe) -> str:
-    """Size and memory of what is trained: weights, gradient and two moments in fp32."""
-    weights, vocabulary = _trained(recipe)
-    # logits, their softmax and gradient of draft and target exist for one chunk at a time
-    chunk = recipe.objective.chunk * vocabulary * 4 * 4
-    return (
-        f"{weights / 1e6:,.2f} M parameters; {_size(16 * weights)} for weights, gradient and "
-        f"moments, {_size(chunk)} for a chunk of logits, activations beside it"
-    )
-
-
-def _trained(recipe: Recipe) -> tuple[int, int]:
-    """Parameters of the model that is trained, and its vocabulary."""
-    import torch
-
-    from ..decoding.loading import load_config
-    from ..trainers.architecture import fresh_model
-
-    if recipe.model.start_from is not None:
-        config = load_config(recipe.model.start_from)
-        return _parameters(config), config.vocab_size
-    like = None if recipe.method == "target" else _target_config(recipe)
-    vocabulary = recipe.tokenizer.vocabulary if like is None else like.vocab_size
-    with torch.device("meta"):
-        model = fresh_model(recipe.model, vocabulary=vocabulary, eos=None, like=like)
-    return sum(parameter.numel() for parameter in model.parameters()), vocabulary
-
-
-def _parameters(config: Any) -> int:
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
-def _data(recipe: Recipe) -> str:
+def _data(recipe: Recipe, models: Models) -> str:
     """The first rows, read, rendered, tokenised and masked as for training."""
     from ..data.encode import Encoded, Encoder
     from ..data.records import Placed, RecordReader
     from ..data.report import Tally, check_tally
     from ..data.sources import open_sources
-    from .inspect import tokenizer_of
 
-    few = recipe.model_copy(update={"data": recipe.data.model_copy(update={"limit_rows": _SAMPLE})})
-    source, validation = open_sources(few.data)
-    encoder = Encoder.of(tokenizer_of(few), few.data)
-    tally, reader = Tally(), RecordReader(few.data)
-    rows = list(islice(reader.read(source), _SAMPLE))
+    data = recipe.data
+    source, validation = open_sources(data)
+    encoder = Encoder.of(models.tokenizer(), data)
+    tally, reader = Tally(), RecordReader(data)
+    rows = list(islice(reader.read(source), SAMPLE))
     placed = [row for row in rows if isinstance(row, Placed)]
     tally.rejected += [row for row in rows if not isinstance(row, Placed)]
     for row, found in zip(placed, encoder([row.record for row in placed]), strict=True):
@@ -166,49 +107,62 @@ def _data(recipe: Recipe) -> str:
             tally.add(found)
         else:
             tally.rejected.append(row.rejected(str(found)))
-    check_tally(tally, source.name, few.data.max_rejected_share, None)
+    # a few bad rows among the first ones prove nothing about the share in all
+    allowed = data.max_rejected_share
+    check_tally(tally, source.name, allowed if len(rows) < SAMPLE else max(allowed, 0.5), None)
     held = "a share by hash" if validation is None else validation.name
     return (
         f"{source.name}: of the first {len(rows)} rows {tally.usable} are usable "
         f"({', '.join(sorted(set(reader.shapes.values())))}), {tally.cut} longer than "
-        f"{few.data.sequence_length} tokens; held out: {held}"
+        f"{data.sequence_length} tokens; held out: {held}"
     )
 
 
-def _disk(recipe: Recipe, folder: Path) -> str:
+def _disk(recipe: Recipe, models: Models, folder: Path) -> str:
     """Room for the checkpoints that exist at once: those kept, and the one being written."""
-    need = 12 * _trained(recipe)[0] * (recipe.checkpoint.keep + 1)
-    place = next(each for each in (folder, *folder.absolute().parents) if each.is_dir())
-    if not os.access(place, os.W_OK):
-        raise EnvironmentFailure(f"{place} cannot be written to; name another folder with --out")
+    need = 12 * parameters(models.student()) * (recipe.checkpoint.keep + 1)
+    place = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        reason = "cannot be written to" if place.is_dir() else "is a file"
+        raise EnvironmentFailure(f"{place} {reason}; name another folder with --out")
     free = shutil.disk_usage(place).free
     if free < need:
         raise EnvironmentFailure(
-            f"{folder}: checkpoints need {_size(need)}, and {_size(free)} are free; lower "
+            f"{folder}: checkpoints need {in_units(need)}, and {in_units(free)} are free; lower "
             "checkpoint.keep, or name another folder with --out"
         )
-    return f"checkpoints need {_size(need)} in {folder}; {_size(free)} are free"
+    return f"checkpoints need {in_units(need)} in {folder}; {in_units(free)} are free"
 
 
-def _prompts(recipe: Recipe) -> str:
-    from ..data.prompts import load_prompts
+def _prompts(recipe: Recipe, models: Models) -> str:
+    """Prompts are read, rendered, and have room in the target's context with their answers."""
+    from ..data.prompts import load_prompts, render
 
-    prompts = load_prompts(recipe.eval.prompts, limit=recipe.eval.limit, seed=recipe.eval.seed)
+    config, audit = recipe.eval, recipe.audit
+    prompts = load_prompts(config.prompts, limit=config.limit, seed=config.seed)
+    tokenizer = models.tokenizer()
+    longest = max(len(render(each, tokenizer, limit=config.prompt_tokens)) for each in prompts)
+    answer = max(config.max_new_tokens, audit.max_new_tokens, recipe.probe.max_new_tokens)
+    depth = max(config.draft_length, audit.draft_length, recipe.probe.draft_length, *config.sweep)
+    context = getattr(models.target().config, "max_position_embeddings", None)
+    if context is not None and longest + answer + depth > context:
+        raise RequestError(
+            f"{config.prompts}: a prompt of {longest} tokens, an answer of {answer} and a draft of "
+            f"{depth} do not fit the target's context of {context}; lower eval.prompt_tokens or "
+            "max_new_tokens"
+        )
     categories = sorted({prompt.category for prompt in prompts})
-    return f"{len(prompts)} of {recipe.eval.prompts}: {', '.join(categories[:6])}"
+    return (
+        f"{len(prompts)} of {config.prompts}: {', '.join(categories[:6])}; "
+        f"the longest has {longest} tokens"
+    )
 
 
 def _together(failures: list[DraftsmithError]) -> DraftsmithError:
-    message = "\n".join(["the pre-flight fails:", *(f"  - {failure}" for failure in failures)])
+    # what several checks need fails in each of them, and is said once
+    reasons = dict.fromkeys(str(failure) for failure in failures)
+    message = "\n".join(["the pre-flight fails:", *(f"  - {reason}" for reason in reasons)])
     kinds = {type(failure) for failure in failures}
     if kinds <= {DataError} or kinds <= {EnvironmentFailure}:
         return kinds.pop()(message)
     return RequestError(message)
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"

@@ -77,11 +77,13 @@ class Check:
 
     recipe: Positional[str]
     """Name of a shipped recipe, or path of a file."""
+    out: Path | None = None
+    """Folder that the run will have; default runs/NAME."""
 
     def run(self, overrides: Sequence[tuple[str, str]]) -> None:
         from .check import check
 
-        check(load_recipe(self.recipe, overrides), _console())
+        check(load_recipe(self.recipe, overrides), _console(), self.out)
 
 
 @dataclass

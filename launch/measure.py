@@ -61,7 +61,7 @@ def load_pair(pair: Pair, overrides: Sequence[tuple[str, str]]) -> Loaded:
         trust_remote_code=recipe.target.trust_remote_code,
     )  # fmt: skip
     drafter = load_drafter(
-        drafter_path, target, draft_length=recipe.drafter.draft_length,
+        drafter_path, target, draft_length=recipe.eval.draft_length,
         policy=recipe.drafter.policy,
     )  # fmt: skip
     return Loaded(recipe, target, drafter, folder)

@@ -13,12 +13,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal, get_args
+from types import UnionType
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, Field, ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.error import YAMLError
+from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent
 
 from ..config import Section
 from ..data.config import DataConfig, TokenizerConfig
@@ -107,7 +109,8 @@ def load_recipe(name: str, overrides: Sequence[tuple[str, str]] = ()) -> Resolve
     for flag, text in overrides:
         _override(flag, text, found)
     try:
-        recipe = Recipe.model_validate(found.nested())
+        # strictly, or `true` would be a count of 1; as JSON, or a list would be no pair of numbers
+        recipe = Recipe.model_validate_json(json.dumps(found.nested(), default=str), strict=True)
     except ValidationError as error:
         found.errors += [_explain(each, found, place) for each in error.errors()]
     if found.errors:
@@ -134,10 +137,10 @@ def find_recipe(name: str) -> Path:
     if name in shipped:
         return shipped[name]
     near = difflib.get_close_matches(name, shipped, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = f"; did you mean {near[0]!r}?" if near else "."
     raise RequestError(
-        f"no recipe is called {name!r}{hint} Shipped: {', '.join(shipped)}. A file is named by its "
-        "path, as in ./my.yaml"
+        f"no recipe is called {_shown(name)}{hint} Shipped: {', '.join(shipped)}. A file is named "
+        "by its path, as in ./my.yaml"
     )
 
 
@@ -160,9 +163,10 @@ def _read_with_base(place: Path, found: _Values) -> None:
     base = content.pop("base", None)
     if base is not None:
         if not isinstance(base, str):
-            raise RequestError(f"{place}: base is {base!r}; expected the name or path of a recipe")
-        beside = place.parent / base
-        base_place = beside if beside.is_file() else find_recipe(base)
+            raise RequestError(
+                f"{place}: base is {_shown(base)}; expected the name or path of a recipe"
+            )
+        base_place = _find_base(base, place)
         below = _read_yaml(base_place)
         if "base" in below:
             raise RequestError(
@@ -172,9 +176,23 @@ def _read_with_base(place: Path, found: _Values) -> None:
     _collect(content, place, found)
 
 
+def _find_base(base: str, place: Path) -> Path:
+    """The file beside the recipe, or a shipped one: a copied recipe keeps the base that it had."""
+    shipped = {path.name: path for path in shipped_recipes()}
+    beside = place.parent / base
+    if beside.is_file() or base in shipped:
+        return beside if beside.is_file() else shipped[base]
+    try:
+        return find_recipe(base)
+    except RequestError as error:
+        raise RequestError(f"{place}: base: {error}") from error
+
+
 def _read_yaml(place: Path) -> CommentedMap:
     try:
-        content = YAML(typ="rt", pure=True).load(place.read_text(encoding="utf-8"))
+        text = place.read_text(encoding="utf-8")
+        _refuse_more_than_values(text, place)
+        content = YAML(typ="rt", pure=True).load(text)
     except UnicodeDecodeError as error:
         raise RequestError(
             f"{place}: not UTF-8 text ({error.reason} at byte {error.start})"
@@ -189,10 +207,32 @@ def _read_yaml(place: Path) -> CommentedMap:
     return content
 
 
+_PLAIN_TAGS = {None, *(f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool"))}
+_DEEPEST = 16  # mappings and lists inside each other; a recipe needs three
+
+
+def _refuse_more_than_values(text: str, place: Path) -> None:
+    """Refuse what could run code, grow without bound, or give one value two lines."""
+    depth = 0
+    for event in YAML(typ="rt", pure=True).parse(text):
+        depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
+        reason = None
+        if getattr(event, "tag", None) not in _PLAIN_TAGS:
+            reason = f"YAML tags are not allowed; found {_shown(str(event.tag))}"
+        elif getattr(event, "anchor", None) is not None:
+            sign = "*" if isinstance(event, AliasEvent) else "&"
+            reason = f"YAML aliases are not allowed; found {_shown(sign + event.anchor)}. "
+            reason += "Write the value out, or share it by `base:`"
+        elif depth > _DEEPEST:
+            reason = f"values are nested more than {_DEEPEST} deep"
+        if reason is not None:
+            raise RequestError(f"{place}:{event.start_mark.line + 1}: {reason}")
+
+
 def _yaml_reason(error: Exception) -> str:
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-    return f"{problem} (line {mark.line + 1})" if mark is not None else f"{problem}"
+    return f"{problem:.200} (line {mark.line + 1})" if mark is not None else f"{problem:.200}"
 
 
 def _collect(content: CommentedMap, place: Path, found: _Values, prefix: Path_ = ()) -> None:
@@ -200,29 +240,22 @@ def _collect(content: CommentedMap, place: Path, found: _Values, prefix: Path_ =
     sections = _section_names(prefix)
     for key, value in content.items():
         path = (*prefix, str(key))
-        line = content.lc.key(key)[0] + 1 if key in content.lc.data else content.lc.line + 1
+        lines = content.lc.data or {}  # a key of a merge (`<<`) has no line of its own
+        line = (lines[key][0] if key in lines else content.lc.line) + 1
         where = f"{place.name}:{line}"
-        if _tag(value) not in _PLAIN_TAGS:
-            found.errors.append(f"{'.'.join(path)} ({where}): YAML tags are not allowed")
-        elif str(key) in sections:
+        if str(key) in sections:
             if isinstance(value, CommentedMap):
                 _collect(value, place, found, path)
             elif value is not None:
                 found.errors.append(
-                    f"{'.'.join(path)} ({where}): found {value!r}; expected a section of fields"
+                    f"{'.'.join(path)} ({where}): found {_shown(_plain(value))}; "
+                    "expected a section of fields"
                 )
         elif _known(path):
             found.values[path], found.origin[path] = _plain(value), where
         else:
-            found.errors.append(f"{'.'.join(path)} ({where}): unknown key{_suggest(path)}")
-
-
-_PLAIN_TAGS = {None, *(f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool"))}
-
-
-def _tag(value: Any) -> str | None:
-    """The tag written before a value, if there is one."""
-    return getattr(getattr(value, "tag", None), "value", None)
+            name = f"{'.'.join(path):.80}"
+            found.errors.append(f"{name} ({where}): unknown key{_suggest(path)}")
 
 
 def _section_names(prefix: Path_) -> set[str]:
@@ -268,14 +301,20 @@ def _override(flag: str, text: str, found: _Values) -> None:
     if not _known(path):
         found.errors.append(f"--{flag}: unknown flag{_suggest(path)}")
         return
+    annotation = dict(_fields(Recipe))[path].annotation
+    found.values[path], found.origin[path] = _flag_value(text, annotation), f"--{flag}"
+
+
+def _flag_value(text: str, annotation: Any) -> Any:
+    """A flag's text as YAML would read it; where text is expected it stays as it is."""
+    if not text:
+        return "" if annotation is str else None
     try:
-        value = YAML(typ="safe", pure=True).load(text) if text else ""
-    except YAMLError:
-        value = text
-    info = dict(_fields(Recipe))[path]
-    if str in (info.annotation, *get_args(info.annotation)) and value is not None:
-        value = text
-    found.values[path], found.origin[path] = value, f"--{flag}"
+        value = YAML(typ="safe", pure=True).load(text)
+    except (YAMLError, ValueError, RecursionError):
+        return text
+    either = get_args(annotation) if get_origin(annotation) is UnionType else (annotation,)
+    return text if str in either and value is not None else value
 
 
 def _explain(error: Any, found: _Values, place: Path) -> str:
@@ -287,4 +326,10 @@ def _explain(error: Any, found: _Values, place: Path) -> str:
     message = error["msg"][0].lower() + error["msg"][1:]
     if error["type"] == "missing":
         return f"{'.'.join(path)} ({where}): missing; {Recipe.model_fields[path[0]].description}"
-    return f"{'.'.join(path)} ({where}): found {error['input']!r}; {message}"
+    return f"{'.'.join(path)} ({where}): found {_shown(error['input'])}; {message}"
+
+
+def _shown(value: object) -> str:
+    """A value as a message shows it, its beginning when it is long."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -32,7 +32,10 @@ def train(
     Returns how the run ended; files are in `out` (default `runs/NAME`): `run.yaml`,
     `metrics.jsonl`, `checkpoints/`, and `drafter/` or `target/`.
     """
-    flags = [(key.replace("__", "."), str(value)) for key, value in overrides.items()]
+    flags = [
+        (key.replace("__", "."), value if isinstance(value, str) else json.dumps(value))
+        for key, value in overrides.items()
+    ]
     resolved = load_recipe(recipe, flags) if isinstance(recipe, str) else recipe
     folder = Path(out) if out is not None else Path("runs") / resolved.recipe.name
     prepare_folder(folder, resolved, resume)

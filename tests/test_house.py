@@ -10,7 +10,7 @@ from pathlib import Path
 
 import draftsmith
 import pytest
-from draftsmith.launch.recipe import field_paths
+from draftsmith.launch.recipe import Recipe, field_paths
 
 ROOT = Path(draftsmith.__file__).parent
 ROOMS = ("decoding", "drafters", "data", "trainers", "eval", "launch")
@@ -24,7 +24,8 @@ ARROWS = {
     "launch": {"trainers", "eval", "data", "drafters", "decoding"},
 }
 SOURCES = [path for room in ROOMS for path in sorted((ROOT / room).glob("*.py"))]
-TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES}
+ALL = [*sorted(ROOT.glob("*.py")), *SOURCES]
+TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in ALL}
 
 
 def name_of(path: Path) -> str:
@@ -40,12 +41,25 @@ def test_arrows(path: Path) -> None:
         if not isinstance(node, ast.ImportFrom):
             continue
         assert not (node.module or "").startswith("draftsmith"), "inside, imports are relative"
-        if node.level == 2 and node.module and (ROOT / node.module.split(".")[0]).is_dir():
-            other = node.module.split(".")[0]
-            assert other in ARROWS[room], f"{room} may not import {other} (line {node.lineno})"
+        assert node.level <= 2, f"line {node.lineno} reaches outside the package"
+        if node.level == 2:
+            names = [node.module] if node.module else [alias.name for alias in node.names]
+            others = {name.split(".")[0] for name in names if (ROOT / name.split(".")[0]).is_dir()}
+            assert others <= ARROWS[room], f"{room} may not import {others} (line {node.lineno})"
 
 
-@pytest.mark.parametrize("path", [p for p in SOURCES if p.name != "__init__.py"], ids=name_of)
+def test_tests_and_benchmarks_import_as_users_do() -> None:
+    files = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").glob("*.py")]
+    assert len(files) > 20
+    relative = [
+        f"{name_of(path)}:{node.lineno}"
+        for path in files for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and node.level
+    ]  # fmt: skip
+    assert relative == []
+
+
+@pytest.mark.parametrize("path", [p for p in ALL if p.read_bytes()], ids=name_of)
 def test_docstrings(path: Path) -> None:
     """A file says what it is; a public function or class says what it does, in its own line."""
     assert ast.get_docstring(TREES[path])
@@ -57,7 +71,7 @@ def test_docstrings(path: Path) -> None:
     assert not missing
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+@pytest.mark.parametrize("path", ALL, ids=name_of)
 def test_nothing_unsafe(path: Path) -> None:
     """No pickle, no YAML or code from data, no remote code by default."""
     for node in ast.walk(TREES[path]):
@@ -74,14 +88,33 @@ def test_nothing_unsafe(path: Path) -> None:
                     assert ast.unparse(keyword.value) != "False"
 
 
+def unread(fields: list[str]) -> list[str]:
+    """Fields that no file reads which knows their section, by its class or as `recipe.SECTION`."""
+    classes = {
+        name: info.annotation.__name__ for name, info in Recipe.model_fields.items()
+        if isinstance(info.annotation, type)
+    }  # fmt: skip
+    read: set[tuple[str, str]] = set()
+    for path, tree in TREES.items():
+        if path.name == "config.py":
+            continue
+        attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
+                 for alias in node.names}  # fmt: skip
+        for section, found in classes.items():
+            if path.name != "recipe.py" and (section in attributes or found in names):
+                read |= {(section, each) for each in attributes}
+        if {"Recipe", "Resolved", "load_recipe"} & names:
+            read |= {("", each) for each in attributes}
+    return [path for path in fields if tuple(("." + path).split(".")[-2:]) not in read]
+
+
 def test_every_field_is_read() -> None:
     """A declared recipe field that nothing reads would be a promise broken in silence."""
-    read = {
-        node.attr
-        for path, tree in TREES.items() if path.name != "config.py"
-        for node in ast.walk(tree) if isinstance(node, ast.Attribute)
-    }  # fmt: skip
-    assert [path for path in field_paths() if path.split(".")[-1] not in read] == []
+    assert unread(["loop.stepz", "audit.schedule", "columns"]) == [
+        "loop.stepz", "audit.schedule", "columns",
+    ]  # fmt: skip
+    assert unread(field_paths()) == []
 
 
 LIGHT = [
@@ -112,7 +145,7 @@ def test_public_names() -> None:
 def test_no_path_of_any_machine() -> None:
     """Shipped files speak of no home folder, no scratch folder, no private host."""
     wrong = re.compile(r"/home/|/root/|/work/|/tmp/|/Users/")  # noqa: S108
-    places = [*SOURCES, *(ROOT / "recipes").rglob("*.yaml"), *(ROOT / "docs").glob("*.md"),
+    places = [*ALL, *(ROOT / "recipes").rglob("*.yaml"), *(ROOT / "docs").glob("*.md"),
               ROOT / "README.md", *(ROOT / "recipes" / "assets").rglob("*.json*")]  # fmt: skip
     found = [name_of(path) for path in places if wrong.search(path.read_text(encoding="utf-8"))]
     assert found == []

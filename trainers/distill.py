@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..data.config import DataConfig
 from ..data.prepare import prepare
 from ..decoding.backbone import Backbone
-from ..decoding.loading import load_target, load_tokenizer
+from ..decoding.loading import load_model, load_target, load_tokenizer
 from ..drafters.checkpoint import save_draft_model
 from ..errors import RequestError
 from .architecture import fresh_model
@@ -127,9 +127,7 @@ def draft_model(
         return fresh_model(
             config, vocabulary=_rows(target), eos=tokenizer.eos_token_id, like=target.config
         )
-    from transformers import AutoModelForCausalLM
-
-    draft = AutoModelForCausalLM.from_pretrained(config.start_from, dtype=torch.float32)
+    draft = load_model(config.start_from)
     refuse_other_tokens(load_tokenizer(config.start_from), tokenizer, config)
     if _rows(draft) < len(tokenizer):
         raise RequestError(

@@ -17,7 +17,7 @@ from ..data.config import DataConfig, TokenizerConfig
 from ..data.prepare import prepare, training_texts
 from ..data.templates import named_template
 from ..data.tokenizer import train_tokenizer
-from ..decoding.loading import load_tokenizer, no_progress_bars
+from ..decoding.loading import load_model, load_tokenizer, no_progress_bars
 from ..errors import RequestError
 from . import checkpoint
 from .architecture import fresh_model
@@ -74,9 +74,7 @@ def build(
 ) -> TargetObjective:
     """A fresh model over the tokenizer's vocabulary, or the one `start_from` names."""
     if config.start_from is not None:
-        from transformers import AutoModelForCausalLM
-
-        model: Any = AutoModelForCausalLM.from_pretrained(config.start_from, dtype="float32")
+        model: Any = load_model(config.start_from)
         rows = len(model.get_output_embeddings().weight)
         if rows < len(tokenizer):
             raise RequestError(

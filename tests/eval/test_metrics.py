@@ -70,3 +70,19 @@ def test_the_the_the_is_flagged_and_text_is_not() -> None:
     assert degeneracy([[3, 4] + [7] * 60]).flagged
     rng = np.random.default_rng(0)
     assert not degeneracy([rng.integers(0, 200, 80).tolist() for _ in range(4)]).flagged
+
+
+def test_a_character_in_several_tokens_is_shown_once() -> None:
+    from draftsmith.data.tokenizer import train_tokenizer
+    from draftsmith.eval.evaluate import _or_null, _pieces
+
+    class WithWords:
+        tokenizer = train_tokenizer(["plain words\n"], 300)
+
+    text = "a \U0001f40d b é"
+    ids = WithWords.tokenizer(text)["input_ids"]
+    pieces = _pieces(WithWords, ids)
+    assert "".join(pieces) == text
+    assert len(pieces) == len(ids)
+    assert "\U0001f40d" in pieces
+    assert _or_null(float("nan")) is None

@@ -4,40 +4,129 @@ from __future__ import annotations
 
 import copy
 import json
-from importlib.resources import files
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
+from draftsmith.errors import RequestError
+from draftsmith.eval.config import EvalConfig
+from draftsmith.eval.results import SCHEMA_VERSION, VERDICTS, read_results, schema
 
-SCHEMA = json.loads((files("draftsmith.eval") / "results.schema.json").read_text())
+Measured = tuple[dict[str, Any], dict[str, Any]]
+SCHEMA = schema()
+CHECK = jsonschema.Draft202012Validator(SCHEMA)
+# what shows how much is accepted, directly or multiplied into a speed
+ACCEPTANCE = {"tau", "tau_macro", "alpha", "alpha_hat", "n_alpha", "mbsu", "predicted_speedup"}
 
 
-def test_real_results_fit(measured: tuple[dict[str, Any], dict[str, Any]]) -> None:
+@pytest.fixture
+def results(measured: Measured) -> dict[str, Any]:
+    return copy.deepcopy(measured[0])
+
+
+def test_real_results_fit(results: dict[str, Any]) -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
-    jsonschema.validate(measured[0], SCHEMA)
+    CHECK.validate(results)
+    assert results["schema_version"] == SCHEMA_VERSION
+    assert results["sweep"]
+    assert len(results["rows"][0]["categories"]) == 2
+    # any reader of JSON can read it: no NaN, no infinity
+    json.dumps(results, allow_nan=False)
 
 
-@pytest.mark.parametrize("field", ["verdict", "tau", "distinct_2", "predicted_speedup"])
-def test_nothing_may_be_left_out(
-    field: str, measured: tuple[dict[str, Any], dict[str, Any]]
-) -> None:
+def objects(node: Any) -> Iterator[dict[str, Any]]:
+    """Every object that the schema describes."""
+    if isinstance(node, dict):
+        if "properties" in node and isinstance(node["properties"], dict):
+            yield node
+        for child in node.values():
+            yield from objects(child)
+    if isinstance(node, list):
+        for child in node:
+            yield from objects(child)
+
+
+def test_whatever_shows_acceptance_demands_a_verdict() -> None:
+    showing = [each for each in objects(SCHEMA) if ACCEPTANCE & set(each["properties"])]
+    assert len(showing) == 3  # a row, a category of it, a draft length of the sweep
+    for each in showing:
+        assert "verdict" in each["required"]
+        assert each["properties"]["verdict"] == {"$ref": "#/$defs/verdict"}
+    assert set(SCHEMA["$defs"]["verdict"]["enum"]) == set(VERDICTS)
+
+
+def test_every_field_is_described_and_nothing_else_allowed() -> None:
+    for each in objects(SCHEMA):
+        assert each["additionalProperties"] is False
+        for name, field in each["properties"].items():
+            target = SCHEMA["$defs"][field["$ref"].rsplit("/", 1)[-1]] if "$ref" in field else field
+            assert field.get("description") or target.get("description"), name
+
+
+def test_settings_are_those_of_the_recipe() -> None:
+    assert set(SCHEMA["properties"]["settings"]["properties"]) == set(EvalConfig.model_fields)
+
+
+ROW, CATEGORY, SWEEP = ["rows", 0], ["rows", 0, "categories", 0], ["sweep", 0]
+
+
+def at(results: dict[str, Any], path: list[Any]) -> Any:
+    place: Any = results
+    for part in path:
+        place = place[part]
+    return place
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [(ROW, "verdict"), (CATEGORY, "verdict"), (SWEEP, "verdict"), (ROW, "tau"), (SWEEP, "tau"),
+     (ROW, "distinct_2"), (ROW, "predicted_speedup"), ([], "schema_version")],
+)  # fmt: skip
+def test_nothing_may_be_left_out(path: list[Any], field: str, results: dict[str, Any]) -> None:
     """Above all, no acceptance without the audit's verdict."""
-    results = copy.deepcopy(measured[0])
-    del results["rows"][0][field]
-    with pytest.raises(jsonschema.ValidationError, match=field):
-        jsonschema.validate(results, SCHEMA)
+    del at(results, path)[field]
+    with pytest.raises(jsonschema.ValidationError, match=f"'{field}' is a required property"):
+        CHECK.validate(results)
 
 
-def test_nothing_may_be_added(measured: tuple[dict[str, Any], dict[str, Any]]) -> None:
-    results = copy.deepcopy(measured[0])
-    results["rows"][0]["taux"] = 1
-    with pytest.raises(jsonschema.ValidationError, match="taux"):
-        jsonschema.validate(results, SCHEMA)
-
-
-def test_a_verdict_is_one_of_three(measured: tuple[dict[str, Any], dict[str, Any]]) -> None:
-    results = copy.deepcopy(measured[0])
-    results["rows"][0]["verdict"] = "probably fine"
+@pytest.mark.parametrize(
+    ("path", "field", "value"),
+    [(ROW, "verdict", "probably fine"), (SWEEP, "verdict", None), (ROW, "taux", 1),
+     (ROW, "tau", [1.7, 1.6]), (ROW, "tau", [0.4, 0.3, 0.5]), (ROW, "alpha", [1.2, 1.1, 1.3]),
+     (ROW, "sample", [{"id": "a", "prompt": "b", "tokens": [["c", "guess"]]}]),
+     ([], "schema_version", 2), (["costs"], "c_v", {"four": 1.2})],
+)  # fmt: skip
+def test_wrong_values_are_refused(
+    path: list[Any], field: str, value: Any, results: dict[str, Any]
+) -> None:
+    at(results, path)[field] = value
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(results, SCHEMA)
+        CHECK.validate(results)
+
+
+def test_reading_again(results: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "run" / "eval" / "results.json"
+    with pytest.raises(RequestError, match=r"is missing: .*draftsmith eval .*run`"):
+        read_results(path)
+    path.parent.mkdir(parents=True)
+    path.write_text("{")
+    with pytest.raises(RequestError, match="not JSON"):
+        read_results(path)
+    path.write_text(json.dumps(results))
+    assert read_results(path) == results
+    path.write_text(json.dumps({**results, "schema_version": 0}))
+    with pytest.raises(RequestError, match="schema_version 0, this version reads 1"):
+        read_results(path)
+
+
+@pytest.mark.parametrize("path", [ROW, CATEGORY, SWEEP])
+def test_reading_acceptance_without_a_verdict(
+    path: list[Any], results: dict[str, Any], tmp_path: Path
+) -> None:
+    del at(results, path)["verdict"]
+    file = tmp_path / "results.json"
+    file.write_text(json.dumps(results))
+    with pytest.raises(RequestError, match="acceptance with the verdict None"):
+        read_results(file)

@@ -1,43 +1,107 @@
-"""The terminal's tables fit 80 columns, and no number is broken over two lines."""
+"""The terminal's tables fit 80 columns, and no number is cut or broken over two lines."""
 
 from __future__ import annotations
 
 import copy
 import io
+import re
 from typing import Any
 
 import pytest
-from draftsmith.eval.tables import interval, show
+from draftsmith.eval.tables import interval, number, show
+from rich.cells import cell_len
 from rich.console import Console
 
+Measured = tuple[dict[str, Any], dict[str, Any]]
 
-def printed(results: dict[str, Any]) -> str:
+
+def printed(results: dict[str, Any], width: int = 80) -> str:
     out = io.StringIO()
-    show(results, Console(file=out, width=80, highlight=False))
+    show(results, Console(file=out, width=width, highlight=False))
     return out.getvalue()
 
 
-def test_they_fit(measured: tuple[dict[str, Any], dict[str, Any]]) -> None:
-    results = copy.deepcopy(measured[0])
+@pytest.fixture
+def results(measured: Measured) -> dict[str, Any]:
+    return copy.deepcopy(measured[0])
+
+
+def test_they_fit(results: dict[str, Any]) -> None:
     results["rows"].append({**results["rows"][0], "method": "untrained draft"})
     for row in results["rows"]:
-        row["verdict"] = "not audited"
-        row["tau"] = [1.74, 1.60, 1.93]
+        row |= {"verdict": "not audited", "tau": [1.74, 1.60, 1.93], "flagged": False}
     text = printed(results)
-    assert max(map(len, text.splitlines())) <= 80
+    assert max(map(cell_len, text.splitlines())) <= 80
     assert text.count("1.74 [1.60, 1.93]") == len(results["rows"])
+    # short names stay on one line, beside their numbers
+    assert sum("untrained draft" in line for line in text.splitlines()) == 2
+    for unit in ("tokens/call", "accepted", "%", "times", "tokens/s", "calls"):
+        assert unit in text
     for row in results["sweep"]:
+        assert interval(row["tau"]) in text
+        assert interval(row["alpha"]) in text
         assert interval(row["speedup"]) in text
-    assert "best K" in text
+    best = max(results["sweep"], key=lambda row: row["speedup"][0])["draft_length"]
+    assert f"{best} measured" in text
 
 
-def test_degenerate_text_is_called_so(measured: tuple[dict[str, Any], dict[str, Any]]) -> None:
-    results = copy.deepcopy(measured[0])
+@pytest.mark.parametrize(
+    "name", ["x" * 70, "a draft model with quite a long name, K = 16", "猫" * 20, "[/bold] [red]"]
+)
+def test_the_widest_numbers_stay_whole(name: str, results: dict[str, Any]) -> None:
+    """A long name gives way, a number never; brackets in a name are no markup."""
+    wide = [12.34, 11.11, 13.45]
+    for row in results["rows"]:
+        row |= {"method": name, "temperature": 0.75, "verdict": "NOT lossless", "tau": wide,
+                "alpha": [0.44, 0.38, 0.51], "loop_share": 1.0, "flagged": True,
+                "speedup": wide, "predicted_speedup": 12.34, "tokens_per_second": 123_456.7,
+                "c": 10.25, "c_v": 11.75, "draft_length": 16}  # fmt: skip
+    for row in results["sweep"]:
+        row |= {"tau": wide, "speedup": wide, "predicted_speedup": 12.34, "draft_length": 16,
+                "verdict": "NOT lossless"}  # fmt: skip
+    lines = printed(results).splitlines()
+    assert max(map(cell_len, lines)) <= 80
+    rows, sweep = len(results["rows"]), len(results["sweep"])
+    assert sum(line.count("12.34 [11.11, 13.45]") for line in lines) == 2 * rows + 2 * sweep
+    whole = ("0.75", "0.44 [0.38, 0.51]", "! 100", "NOT lossless")
+    assert sum(all(cell in line for cell in whole) for line in lines) == rows
+    speed = ("0.75", "16", "12.34", "123,457", "10.25", "11.75")
+    assert sum(all(cell in line for cell in speed) for line in lines) == rows
+    assert name.replace(" ", "")[:10] in "".join(lines).replace(" ", "")
+
+
+def test_a_narrow_terminal_cuts_no_number(results: dict[str, Any]) -> None:
+    text = printed(results, width=50)
+    for row in (*results["rows"], *results["sweep"]):
+        for measure in ("tau", "alpha", "speedup"):
+            assert f"{interval(row[measure])} " in text
+        assert re.search(rf"{re.escape(number(row['predicted_speedup']))}\s", text)
+
+
+def test_degenerate_text_is_called_so(results: dict[str, Any]) -> None:
     for row in results["rows"]:
         row["flagged"] = False
-    assert "do not believe tau" not in printed(results)
+    plain = printed(results)
+    assert "do not believe tau" not in plain
+    assert "!" not in plain
     results["rows"][0]["flagged"] = True
-    assert "do not believe tau" in printed(results).replace("\n", " ")
+    flagged = printed(results)
+    assert "do not believe tau" in flagged.replace("\n", " ")
+    assert f"! {100 * results['rows'][0]['loop_share']:.0f}" in flagged
+
+
+def test_the_verdict_stands_with_every_acceptance(results: dict[str, Any]) -> None:
+    for verdict in ("lossless", "NOT lossless", "not audited"):
+        for row in (*results["rows"], *results["sweep"]):
+            row["verdict"] = verdict
+        text = printed(results)
+        assert text.count(verdict) == len(results["rows"]) + 1
+        assert f"(audit: {verdict})" in text
+
+
+def test_without_a_sweep(results: dict[str, Any]) -> None:
+    results["sweep"] = []
+    assert "K at T" not in printed(results)
 
 
 @pytest.mark.parametrize(
@@ -46,3 +110,10 @@ def test_degenerate_text_is_called_so(measured: tuple[dict[str, Any], dict[str, 
 )
 def test_interval(value: list[float | None], text: str) -> None:
     assert interval(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(1.724, "1.72"), (None, "-"), (float("nan"), "-"), (12345.6, "12,345.60")]
+)
+def test_number(value: float | None, text: str) -> None:
+    assert number(value) == text

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import jsonschema
@@ -14,7 +16,10 @@ from draftsmith.launch.schema import recipe_schema, schema_file, schema_text
 from ruamel.yaml import YAML
 
 DEEP = "data: " + "{a: " * 3000 + "1" + "}" * 3000
-LAUGHS = "a: &a [x, x]\nb: &b [*a, *a]\nmethod: *b\n"
+# a few hundred bytes that would be a list of a thousand million words
+LAUGHS = "a0: &a0 [x, x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 8)}]\n" for n in range(1, 11)
+)
 
 # name, content (or flags behind a good recipe), what the message has to say
 RECIPES: list[tuple[str, str | bytes, str]] = [
@@ -32,8 +37,25 @@ RECIPES: list[tuple[str, str | bytes, str]] = [
     ("binary", bytes(range(256)), "not "),
     ("python_tag", "method: !!python/object/apply:os.system [ls]\n", "tags are not allowed"),
     ("own_tag", "method: !secret distill\n", "tags are not allowed"),
-    ("deep", DEEP, ""),
-    ("aliases", LAUGHS, "unknown key"),
+    ("tag_in_a_list", "method: distill\neval:\n  sweep: [1, !!set {2}]\n", "tags are not allowed"),
+    ("tag_on_a_section", "method: distill\nloop: !x\n  steps: 5\n", ":2: YAML tags"),
+    ("tag_on_everything", "!!python/object:os.x\nmethod: distill\n", ":1: YAML tags"),
+    ("deep", DEEP, "nested more than 16 deep"),
+    ("aliases", LAUGHS, "aliases are not allowed"),
+    ("aliases_as_value", LAUGHS + "method: *a10\n", "aliases are not allowed"),
+    ("aliases_as_list", LAUGHS + "eval: {sweep: *a10}\n", "aliases are not allowed"),
+    ("alias_of_itself", "method: distill\ndata: &d\n  columns: *d\n", "found '&d'"),
+    ("alias_of_nothing", "method: *nothing\n", "found '*nothing'"),
+    ("merged", "method: distill\noptimizer: &o {lr: 1}\nloop:\n  <<: *o\n", ":2: YAML aliases"),
+    ("merged_in_place", "method: distill\nloop:\n  <<: {stepz: 1}\n", "'loop.steps'?"),
+    ("zero_byte", b"method: distill\nname: a\x00b\n", "not valid YAML"),
+    ("utf16", "method: distill\n".encode("utf-16"), "not UTF-8"),
+    ("number_of_5000_digits", "method: distill\nloop: {steps: " + "9" * 5000 + "}\n", "digits"),
+    ("true_for_a_count", "method: distill\nloop: {steps: true}\n", "found True"),
+    ("one_for_a_switch", "method: distill\ndata: {packing: 1}\n", "found 1; "),
+    ("quoted_number", "method: distill\nloop: {steps: '5'}\n", "found '5'"),
+    ("number_for_text", "method: distill\nsummary: 5\n", "found 5; "),
+    ("yes_for_true", "method: distill\ndata: {packing: yes}\n", "found 'yes'"),
     ("method_missing", "name: a\n", "method"),
     ("method_unknown", "method: distil\n", "'distil'"),
     ("method_is_list", "method: [distill]\n", "method"),
@@ -60,8 +82,11 @@ RECIPES: list[tuple[str, str | bytes, str]] = [
     ("base_missing", "base: nowhere\n", "no recipe is called 'nowhere'"),
     ("base_is_number", "base: 5\n", "base is 5"),
     ("base_of_base", "base: target-chat\n", "only one level"),
-    ("number_as_key", "method: distill\n5: a\n", "5"),
-    ("null_method", "method:\n", "method"),
+    ("base_is_a_folder", "base: ./\n", "there is no recipe file ./"),
+    ("base_is_itself", "base: base_is_itself.yaml\n", "only one level"),
+    ("number_as_key", "method: distill\n5: a\n", "5 (number_as_key.yaml:2): unknown key"),
+    ("list_as_key", "method: distill\n? [a, b]\n: 4\n", "unknown key"),
+    ("null_method", "method:\n", "found None"),
 ]
 
 
@@ -80,7 +105,8 @@ def test_one_clear_message(
     said = capfd.readouterr()
     assert said.err.count("draftsmith: ") == 1, said.err
     assert reason in said.err
-    assert f"{name}.yaml" in said.err or "nowhere" in said.err
+    assert f"{name}.yaml" in said.err
+    assert len(said.err) < 1000, "a message is for reading"
     assert "Traceback" not in said.err
     assert "draftsmith: unexpected" not in said.err
     assert not said.out
@@ -88,6 +114,24 @@ def test_one_clear_message(
 
 def test_there_are_forty() -> None:
     assert len(RECIPES) >= 40
+
+
+def test_broken_recipes_are_refused_without_torch(tmp_path: Path) -> None:
+    """All in one process of its own: an error must not cost the seconds of a heavy import."""
+    for name, content, _ in RECIPES:
+        data = content if isinstance(content, bytes) else content.encode()
+        (tmp_path / f"{name}.yaml").write_bytes(data)
+    code = (
+        "import sys; from pathlib import Path; from draftsmith.launch.cli import main\n"
+        "codes = [main(['train', str(path)]) for path in sorted(Path().glob('*.yaml'))]\n"
+        f"assert codes == [2] * {len(RECIPES)}, codes\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(
@@ -99,6 +143,10 @@ def test_there_are_forty() -> None:
         (["--loop.steps", "x"], "found 'x'"),
         (["--loop.steps=0"], "greater than or equal to 1"),
         (["--nothing.at_all", "1"], "unknown flag"),
+        (["--loop.steps", "true"], "found True"),
+        (["--loop.steps", "9" * 5000], "loop.steps (--loop.steps)"),
+        (["--eval.sweep", "[1, 2"], "found '[1, 2'"),
+        (["--data.columns", "question"], "data.columns (--data.columns)"),
     ],
 )
 def test_flags(flags: list[str], reason: str, capfd: pytest.CaptureFixture[str]) -> None:
@@ -106,6 +154,32 @@ def test_flags(flags: list[str], reason: str, capfd: pytest.CaptureFixture[str])
     said = capfd.readouterr().err
     assert reason in said
     assert said.count("draftsmith: ") == 1
+
+
+@pytest.mark.parametrize(
+    ("flag", "text", "value"),
+    [
+        ("loop.steps", "5", 5),
+        ("optimizer.lr", "1e-4", 1e-4),
+        ("optimizer.lr", "1", 1.0),
+        ("optimizer.betas", "[0.8, 0.9]", (0.8, 0.9)),
+        ("eval.sweep", "[]", []),
+        ("eval.limit", "null", None),
+        ("eval.limit", "", None),
+        ("data.columns", "{question: prompt}", {"question": "prompt"}),
+        ("data.packing", "false", False),
+        ("name", "2024", "2024"),
+        ("summary", "", ""),
+        ("target.revision", "1e4", "1e4"),
+    ],
+)
+def test_flag_values(flag: str, text: str, value: object) -> None:
+    """As in a recipe's YAML; where text is expected, a number stays the text it was."""
+    section: object = load_recipe("distill-tiny", [(flag, text)]).recipe
+    for part in flag.split("."):
+        section = getattr(section, part)
+    assert section == value
+    assert type(section) is type(value)
 
 
 def test_a_name_that_is_not_shipped(capfd: pytest.CaptureFixture[str]) -> None:

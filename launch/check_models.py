@@ -1,0 +1,170 @@
+"""The pre-flight's checks of models: built on torch's meta device, so no weights are read.
+
+Read next: `check.py`, which calls them among the others.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from ..errors import DraftsmithError, EnvironmentFailure, RequestError
+from .recipe import Recipe
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+_Made = TypeVar("_Made")
+
+SAMPLE = 200  # rows of data that are read
+_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+
+class Once(Generic[_Made]):
+    """A value made at the first call; a failure is kept too, as looking twice takes as long."""
+
+    def __init__(self, make: Callable[[], _Made]) -> None:
+        self._make = make
+        self._kept: _Made | DraftsmithError | None = None
+
+    def __call__(self) -> _Made:
+        if self._kept is None:
+            try:
+                self._kept = self._make()
+            except DraftsmithError as error:
+                self._kept = error
+        if isinstance(self._kept, DraftsmithError):
+            raise self._kept
+        return self._kept
+
+
+class Models:
+    """What the run would load, each made when a check first asks for it; no weights are read."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.target: Once[PreTrainedModel] = Once(partial(_target, recipe))
+        self.tokenizer: Once[PreTrainedTokenizerBase] = Once(partial(_tokenizer, recipe))
+        self.student: Once[PreTrainedModel] = Once(partial(_student, recipe, self))
+
+
+def check_target(recipe: Recipe, models: Models) -> str:
+    """Size of the target; its state can be rolled back, and training rows fit its context."""
+    from ..decoding.backbone import refuse_state_without_rollback
+
+    model = models.target()
+    refuse_state_without_rollback(model)
+    config: Any = model.config
+    length, context = recipe.data.sequence_length, getattr(config, "max_position_embeddings", None)
+    if context is not None and length > context:
+        raise RequestError(
+            f"data.sequence_length is {length}; the target's context is {context} tokens"
+        )
+    memory = parameters(model) * _BYTES[recipe.target.dtype]
+    return (
+        f"{config.model_type}, {parameters(model) / 1e6:,.1f} M parameters, {in_units(memory)} in "
+        f"{recipe.target.dtype}, vocabulary {config.vocab_size:,}, context {context}"
+    )
+
+
+def check_model(recipe: Recipe, models: Models) -> str:
+    """Size of what is trained, with gradient and two moments in fp32, and the memory for it."""
+    objective, distils = recipe.objective, recipe.method != "target"
+    if distils and not (objective.kl or objective.ce):
+        raise RequestError("objective.kl and objective.ce are both 0: nothing would be learnt")
+    model: Any = models.student()
+    weights, state = parameters(model), 16 * parameters(model)
+    # logits, their softmax and gradient of draft and target exist for one chunk at a time
+    need = {"weights, gradient and moments": state}
+    need["a chunk of logits"] = objective.chunk * model.config.vocab_size * 4 * _BYTES["fp32"]
+    if distils:
+        need["the target"] = parameters(models.target()) * _BYTES[recipe.target.dtype]
+    listed = ", ".join(f"{in_units(count)} for {what}" for what, count in need.items())
+    have = _device_memory()
+    if sum(need.values()) > have and processes() == 1:  # several may share the state
+        raise EnvironmentFailure(
+            f"training needs {listed}, and activations; the device has {in_units(have)}. Take a "
+            "smaller model or objective.chunk, or shard it with several processes"
+        )
+    return f"{weights / 1e6:,.2f} M parameters; {listed}, activations beside it"
+
+
+def _target(recipe: Recipe) -> PreTrainedModel:
+    from ..decoding.loading import load_config
+
+    path, revision = recipe.target.path, recipe.target.revision
+    trust = recipe.target.trust_remote_code
+    return _skeleton(load_config(path, revision=revision, trust_remote_code=trust), trust)
+
+
+def _tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase:
+    """The run's tokenizer; one that is yet to be trained learns from the first rows only."""
+    from .inspect import tokenizer_of
+
+    few = recipe.data.model_copy(update={"limit_rows": SAMPLE})
+    return tokenizer_of(recipe.model_copy(update={"data": few}))
+
+
+def _student(recipe: Recipe, models: Models) -> PreTrainedModel:
+    """The model that is trained; one to go on from must mean the same tokens as the target."""
+    import torch
+
+    from ..decoding.loading import load_config, load_tokenizer
+    from ..trainers.architecture import fresh_model
+    from ..trainers.distill import refuse_other_tokens
+
+    given = recipe.model.start_from
+    if given is not None:
+        if recipe.method != "target":
+            refuse_other_tokens(load_tokenizer(given), models.tokenizer(), recipe.model)
+        return _skeleton(load_config(given))
+    vocabulary, like = recipe.tokenizer.vocabulary, None
+    if recipe.method != "target":
+        like = models.target().config
+        vocabulary = like.vocab_size
+    elif recipe.tokenizer.path is not None:
+        vocabulary = len(models.tokenizer())
+    with torch.device("meta"):
+        return fresh_model(recipe.model, vocabulary=vocabulary, eos=None, like=like)
+
+
+def _skeleton(config: Any, trust: bool = False) -> PreTrainedModel:
+    """The model of a config, its weights only shapes."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=trust)
+    except ValueError as error:
+        raise RequestError(f"{config.model_type} is no causal LM: {error!s:.200}") from error
+
+
+def parameters(model: PreTrainedModel) -> int:
+    """How many numbers are in the weights; tied ones count once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def processes() -> int:
+    """Processes of this launch."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _device_memory() -> int:
+    """Bytes of the first GPU, or of the machine where there is none."""
+    import psutil
+    import torch
+
+    if torch.cuda.is_available():
+        return int(torch.cuda.get_device_properties(0).total_memory)
+    return int(psutil.virtual_memory().total)
+
+
+def in_units(count: float) -> str:
+    """Bytes in the unit that fits, three digits."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
