@@ -45,7 +45,7 @@ class Models:
 
     def __init__(self, recipe: Recipe) -> None:
         self.target: Once[PreTrainedModel] = Once(partial(_target, recipe))
-        self.tokenizer: Once[PreTrainedTokenizerBase] = Once(partial(_tokenizer, recipe))
+        self.tokenizer: Once[PreTrainedTokenizerBase] = Once(partial(_tokenizer, recipe, self))
         self.student: Once[PreTrainedModel] = Once(partial(_student, recipe, self))
 
 
@@ -98,10 +98,12 @@ def _target(recipe: Recipe) -> PreTrainedModel:
     return _skeleton(load_config(path, revision=revision, trust_remote_code=trust), trust)
 
 
-def _tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase:
+def _tokenizer(recipe: Recipe, models: Models) -> PreTrainedTokenizerBase:
     """The run's tokenizer; one that is yet to be trained learns from the first rows only."""
     from .inspect import tokenizer_of
 
+    if recipe.method != "target":
+        models.target()  # where there is no model there is no tokenizer: one reason is enough
     few = recipe.data.model_copy(update={"limit_rows": SAMPLE})
     return tokenizer_of(recipe.model_copy(update={"data": few}))
 
