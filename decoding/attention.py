@@ -1,7 +1,7 @@
 """Attention under a tree mask without copying the key-value heads that query heads share.
 
 With a mask, `transformers` repeats each key-value head for its group of query heads before
-attention; on a CPU that copy of the whole past costs a tenth of a verify call. On a GPU the masked
+attention; on a CPU that copy of the whole past slows every verify call down. On a GPU the masked
 kernels want the copy, so there the stock function runs. Read next: `backbone.py`.
 
 Shapes: B rows, Q query heads, G key-value heads, N new tokens, T slots in view, D head size.

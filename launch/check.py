@@ -61,15 +61,12 @@ def _checks(recipe: Recipe, folder: Path) -> dict[str, Callable[[], str]]:
 
 def _device(recipe: Recipe) -> str:
     import torch
-    from accelerate.tracking import get_available_trackers
 
-    installed = {str(getattr(each, "value", each)) for each in get_available_trackers()}
-    missing = sorted(set(recipe.loop.trackers) - installed)
-    if missing:
-        raise EnvironmentFailure(f"loop.trackers names {missing[0]}, which is not installed")
-    if not torch.cuda.is_available():
-        if recipe.loop.precision == "fp16":
-            raise RequestError("loop.precision is fp16, which needs a GPU; use bf16 or fp32 here")
+    from ..trainers.setup import refuse_impossible
+
+    on_cpu = not torch.cuda.is_available()
+    refuse_impossible(recipe.loop, on_cpu=on_cpu)
+    if on_cpu:
         return f"CPU, {os.cpu_count()} cores, precision {recipe.loop.precision}"
     name = torch.cuda.get_device_name(0)
     return f"{torch.cuda.device_count()} x {name}, precision {recipe.loop.precision}"

@@ -70,9 +70,11 @@ def check_target(recipe: Recipe, models: Models) -> str:
 
 def check_model(recipe: Recipe, models: Models) -> str:
     """Size of what is trained, with gradient and two moments in fp32, and the memory for it."""
+    from ..trainers.distill import refuse_nothing
+
     objective, distils = recipe.objective, recipe.method != "target"
-    if distils and not (objective.kl or objective.ce):
-        raise RequestError("objective.kl and objective.ce are both 0: nothing would be learnt")
+    if distils:
+        refuse_nothing(objective)
     model: Any = models.student()
     weights, state = parameters(model), 16 * parameters(model)
     # logits, their softmax and gradient of draft and target exist for one chunk at a time

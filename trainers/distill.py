@@ -86,13 +86,18 @@ def build(
     tokenizer: PreTrainedTokenizerBase, save: Save,
 ) -> DistillObjective:  # fmt: skip
     """A fresh or given draft for `target`, which is frozen here."""
+    refuse_nothing(objective)
+    target.requires_grad_(False).eval()
+    draft = draft_model(model, target, tokenizer)
+    return DistillObjective(draft, target, objective, save)
+
+
+def refuse_nothing(objective: ObjectiveConfig) -> None:
+    """Raise RequestError when every weight of the objective is zero."""
     if not (objective.kl or objective.ce):
         raise RequestError(
             "objective.kl and objective.ce are both 0: nothing would be learnt; set one of them"
         )
-    target.requires_grad_(False).eval()
-    draft = draft_model(model, target, tokenizer)
-    return DistillObjective(draft, target, objective, save)
 
 
 def run(

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from accelerate.tracking import get_available_trackers
 from accelerate.utils import InitProcessGroupKwargs
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
@@ -35,58 +36,68 @@ def make_accelerator(loop: LoopConfig, optimizer: OptimizerConfig, out: Path) ->
     # process that names one is taken for a rank of a group that nobody started
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     handlers: list[Any] = [InitProcessGroupKwargs(backend="gloo")] if on_cpu and several else []
-    precision = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}[loop.precision]
-    if precision == "fp16" and on_cpu:
-        raise RequestError(
-            "loop.precision is fp16, which needs a GPU (gradient scaling); use bf16 or fp32 here"
-        )
+    refuse_impossible(loop, on_cpu=on_cpu)
     # an earlier run of this process may have had another precision, which the state remembers
     AcceleratorState._reset_state()
     wants_deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true"
     accelerator = Accelerator(
         # told `cpu`, accelerate leaves DeepSpeed out without a word
-        mixed_precision=precision, cpu=on_cpu and not wants_deepspeed, kwargs_handlers=handlers,
+        mixed_precision="no" if loop.precision == "fp32" else loop.precision,
+        cpu=on_cpu and not wants_deepspeed, kwargs_handlers=handlers,
         log_with=list(loop.trackers) or None, project_dir=str(out),
     )  # fmt: skip
     micro_batches = accumulation(loop, accelerator.num_processes)
-    plugin = accelerator.state.deepspeed_plugin
-    if wants_deepspeed and plugin is None:
-        raise RequestError(
-            "the launch asks for DeepSpeed, and ACCELERATE_USE_CPU makes accelerate leave it out; "
-            "unset that variable, and on a machine without a GPU set DS_ACCELERATOR=cpu"
-        )
-    if plugin is not None:
-        # transformers would cut every model into pieces while it is made, the frozen target too
-        unset_hf_deepspeed_config()
     kind = str(accelerator.distributed_type.value)
-    if plugin is not None:
-        kind += f" ZeRO-{plugin.zero_stage}"
-    if accelerator.num_processes > 1 or plugin is not None:
+    if wants_deepspeed:
+        kind += f" ZeRO-{_set_deepspeed(accelerator, loop, optimizer, micro_batches)}"
+    if accelerator.num_processes > 1 or wants_deepspeed:
         _log.info("%d processes: %s", accelerator.num_processes, kind)
-    if plugin is not None:
-        if optimizer.name != "adamw":
-            raise RequestError(
-                f"optimizer.name is {optimizer.name!r}; DeepSpeed takes one optimiser: use adamw"
-            )
-        accelerator.gradient_accumulation_steps = micro_batches
-        plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = loop.micro_rows
-        plugin.deepspeed_config["gradient_accumulation_steps"] = micro_batches
-        plugin.deepspeed_config["gradient_clipping"] = optimizer.clip
     if loop.trackers:
-        _refuse_missing_trackers(loop, accelerator)
         accelerator.init_trackers("draftsmith")
     return accelerator
 
 
-def _refuse_missing_trackers(loop: LoopConfig, accelerator: Accelerator) -> None:
-    """accelerate leaves out a tracker that is not installed, without a word."""
-    found = {str(getattr(each, "value", each)) for each in accelerator.log_with}
-    missing = [name for name in loop.trackers if name not in found]
+def refuse_impossible(loop: LoopConfig, *, on_cpu: bool) -> None:
+    """Refuse a precision or a tracker that this machine does not have.
+
+    Raises:
+        RequestError: fp16 without a GPU. EnvironmentFailure: a tracker is not installed, which
+            accelerate would leave out without a word.
+    """
+    if loop.precision == "fp16" and on_cpu:
+        raise RequestError(
+            "loop.precision is fp16, which needs a GPU (gradient scaling); use bf16 or fp32 here"
+        )
+    installed = {str(getattr(each, "value", each)) for each in get_available_trackers()}
+    missing = [name for name in loop.trackers if name not in installed]
     if missing:
         raise EnvironmentFailure(
             f"loop.trackers names {missing[0]}, which is not installed: pip install {missing[0]}, "
             "or leave it out (metrics.jsonl is always written)"
         )
+
+
+def _set_deepspeed(
+    accelerator: Accelerator, loop: LoopConfig, optimizer: OptimizerConfig, micro_batches: int
+) -> int:
+    """Give DeepSpeed the recipe's batch, accumulation and clipping; returns the ZeRO stage."""
+    plugin = accelerator.state.deepspeed_plugin
+    if plugin is None:
+        raise RequestError(
+            "the launch asks for DeepSpeed, and ACCELERATE_USE_CPU makes accelerate leave it out; "
+            "unset that variable, and on a machine without a GPU set DS_ACCELERATOR=cpu"
+        )
+    if optimizer.name != "adamw":
+        raise RequestError(
+            f"optimizer.name is {optimizer.name!r}; DeepSpeed takes one optimiser: use adamw"
+        )
+    # transformers would cut every model into pieces while it is made, the frozen target too
+    unset_hf_deepspeed_config()
+    accelerator.gradient_accumulation_steps = micro_batches
+    plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = loop.micro_rows
+    plugin.deepspeed_config["gradient_accumulation_steps"] = micro_batches
+    plugin.deepspeed_config["gradient_clipping"] = optimizer.clip
+    return int(plugin.zero_stage)
 
 
 def accumulation(loop: LoopConfig, processes: int) -> int:
