@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _BATCH = 256  # rows tokenised together: enough to keep the tokenizer's threads busy
 
-__all__ = ["Prepared", "prepare", "training_texts"]
+__all__ = ["Prepared", "all_texts", "prepare", "training_texts"]
 
 
 def prepare(
@@ -88,6 +88,12 @@ def training_texts(config: DataConfig) -> Iterator[str]:
     for placed, skip in zip(_placed(config, train), out, strict=True):
         if not skip:
             yield from _texts(placed)
+
+
+def all_texts(config: DataConfig, limit: int | None = None) -> Iterator[str]:
+    """The texts of a source, as many rows as `limit`: what tables and datastores are made of."""
+    for placed in islice(_placed(config, open_sources(config)[0]), limit):
+        yield from _texts(placed)
 
 
 @dataclass

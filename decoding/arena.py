@@ -19,9 +19,10 @@ from transformers.cache_utils import Cache
 class KVArena(Cache):
     """Keys and values [B, G, L, D] of every layer; what stands behind a row's length is garbage."""
 
-    def __init__(self, rows: int, capacity: int) -> None:
+    def __init__(self, rows: int, capacity: int, *, static: bool = False) -> None:
+        """`static`: every forward sees all slots, so that nobody has to wait for the lengths."""
         super().__init__(layers=[])
-        self.rows, self.capacity = rows, capacity
+        self.rows, self.capacity, self.static = rows, capacity, static
         self._keys: dict[int, Tensor] = {}
         self._values: dict[int, Tensor] = {}
         self._start = 0
@@ -29,25 +30,35 @@ class KVArena(Cache):
         self._slots_BN: Tensor | None = None
         self._row: int | None = None
         self.ragged = False
-        """Whether the rows of the running forward have different lengths."""
+        """Whether the rows of the running forward may have different lengths."""
 
-    def aim(self, lengths_B: Tensor, count: int, *, row: int | None = None) -> int:
+    def aim(self, lengths_B: Tensor, count: int) -> int:
         """Let the next forward write `count` tokens per row behind `lengths_B`.
 
-        With `row`, the forward holds that row of the batch alone. Returns how many slots the
-        forward will see.
+        Returns how many slots the forward will see.
         """
-        self._row = row
-        longest = int(lengths_B.max())
-        self._start, self._end = longest, longest + count
-        if self._end > self.capacity:
+        self._row = None
+        if self.static:
+            self._start, self._end, self.ragged = self.capacity - count, self.capacity, True
+        else:
+            longest = int(lengths_B.max())
+            self._start, self._end = longest, longest + count
+            self.ragged = len(lengths_B) > 1 and int(lengths_B.min()) != longest
+        if self._end > self.capacity or self._start < 0:
             raise ValueError(f"{self._end} tokens in an arena of {self.capacity}")
-        self.ragged = len(lengths_B) > 1 and int(lengths_B.min()) != longest
         self._slots_BN = None
         if self.ragged:
             steps_N = torch.arange(count, device=lengths_B.device)
             self._slots_BN = lengths_B[:, None] + steps_N
         return self._end
+
+    def aim_at_row(self, row: int, count: int) -> int:
+        """Let the next forward hold that row alone, and write it from its first slot on."""
+        self._row, self._start, self._end = row, 0, count
+        self.ragged, self._slots_BN = False, None
+        if count > self.capacity:
+            raise ValueError(f"{count} tokens in an arena of {self.capacity}")
+        return count
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any

@@ -1,7 +1,7 @@
 """A causal LM as the decoder sees it: tokens of a tree in, logits of every node out.
 
-Any causal LM of `transformers` with full attention; others are refused by name, because their
-state cannot be rolled back. Read next: `loading.py`, `engine.py`.
+Any causal LM of `transformers` with full attention, or with a sliding window for as long as nothing
+has left the window. Others are refused by name. Read next: `loading.py`, `engine.py`.
 
 Shapes: B rows, N nodes, V rows of the output projection, S prompt tokens, T slots in view.
 """
@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from ..errors import RequestError
 from .arena import KVArena
-from .tree import Tree
+from .attention import TREE_MASKED
+from .tree import AnyTree, tree_mask
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -42,8 +43,17 @@ class Backbone:
 
     @property
     def context(self) -> int:
-        """Longest sequence in tokens."""
-        return int(getattr(self.model.config, "max_position_embeddings", 2**31))
+        """Longest sequence in tokens that the decoder computes as the model would."""
+        return min(self._limits)[0]
+
+    @property
+    def context_reason(self) -> str:
+        """What sets `context`, to stand behind the number; empty if it is the model's length."""
+        return min(self._limits)[1]
+
+    @cached_property
+    def _limits(self) -> list[tuple[int, str]]:
+        return context_limits(self.model.config.get_text_config(decoder=True))
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -69,19 +79,20 @@ class Backbone:
         last = []
         for row, prompt in enumerate(prompts):
             tokens_1S = torch.tensor([list(prompt)], device=self.device)
-            slots = arena.aim(torch.zeros(1, dtype=torch.long), len(prompt), row=row)
+            slots = arena.aim_at_row(row, len(prompt))
             positions = torch.arange(slots, device=self.device)[None]
             # without a mask and from an empty row, `transformers` attends causally
             last.append(self._run(tokens_1S, None, positions, arena, keep=1)[:, -1])
         return torch.cat(last)
 
     def forward(
-        self, tokens_BN: Tensor, lengths_B: Tensor, tree: Tree, arena: KVArena, *, keep: int = 0
+        self, tokens_BN: Tensor, lengths_B: Tensor, tree: AnyTree, arena: KVArena, *, keep: int = 0
     ) -> Tensor:
         """Logits [B, N, V] of the nodes of a tree behind `lengths_B`; `keep` > 0: of the last."""
         slots = arena.aim(lengths_B, len(tree))
-        mask = tree_mask(tree, lengths_B, slots, ragged=arena.ragged)
-        positions_BN = lengths_B[:, None] + tree.depths_on(lengths_B.device)
+        nodes = tree.on(lengths_B.device)
+        mask = tree_mask(nodes, lengths_B, slots, ragged=arena.ragged)
+        positions_BN = lengths_B[:, None] + nodes.depths_BN
         return self._run(tokens_BN, mask, positions_BN, arena, keep=keep)
 
     def _run(
@@ -93,40 +104,57 @@ class Backbone:
         ).logits  # fmt: skip
 
 
-def tree_mask(tree: Tree, lengths_B: Tensor, slots: int, *, ragged: bool) -> Tensor | None:
-    """bool [B, 1, N, T] (or [1, 1, N, T] where rows are equally long): what a node may look at.
+def context_limits(config: Any) -> list[tuple[int, str]]:
+    """Bounds on a sequence's length, and what sets each of them if it is not the model's own."""
+    limits = [(int(getattr(config, "max_position_embeddings", 2**31)), "")]
+    window = _sliding_window(config)
+    if window is not None:
+        # a tree's mask goes to every layer alike: exact while no layer has anything to forget
+        limits.append((window, ", the sliding window of its attention"))
+    rope = getattr(config, "rope_parameters", None) or {}
+    for each in (rope, *(one for one in rope.values() if isinstance(one, dict))):
+        if each.get("rope_type") == "longrope":
+            # beyond it `transformers` turns all rows of a call by other frequencies
+            length = int(each["original_max_position_embeddings"])
+            limits.append((length, ", behind which its rotary frequencies change"))
+    return limits
 
-    That is its row's past, its ancestors and itself. None for one node of one row, which sees
-    every slot: without a mask `transformers` need not copy the key-value heads that are shared.
-    """
-    N = len(tree)
-    if len(lengths_B) == 1 and N == 1:
-        return None
-    ancestors_NN = tree.ancestors_on(lengths_B.device)
-    if not ragged:
-        return nn.functional.pad(ancestors_NN, (slots - N, 0), value=True)[None, None]
-    behind_BT = torch.arange(slots, device=lengths_B.device) - lengths_B[:, None]
-    inside_BT = (behind_BT >= 0) & (behind_BT < N)
-    seen_NBT = ancestors_NN[:, behind_BT.clamp(0, N - 1)]
-    seen_BNT = seen_NBT.transpose(0, 1) & inside_BT[:, None]
-    return (seen_BNT | (behind_BT < 0)[:, None])[:, None]
+
+def _sliding_window(config: Any) -> int | None:
+    """How many tokens a sliding layer sees, itself included; None if no layer slides."""
+    # a class without layer types of its own, as Mistral's, slides in all layers whatever they say
+    types = config.layer_types if hasattr(type(config), "layer_types") else None
+    sliding = "sliding_attention" in types if types else getattr(config, "use_sliding_window", True)
+    return getattr(config, "sliding_window", None) if sliding else None
 
 
 def refuse_state_without_rollback(model: nn.Module) -> None:
-    """Raise RequestError naming the layers whose state cannot go back to a smaller length."""
+    """Raise RequestError naming what keeps a model's state from going back to a smaller length."""
     config: Any = model.config
     name = f"{type(model).__name__} ({config.model_type})"
-    odd = sorted(set(getattr(config, "layer_types", None) or []) - {"full_attention"})
+    encodes = getattr(config, "is_encoder_decoder", False)
+    config = config.get_text_config(decoder=True)
+    types = set(getattr(config, "layer_types", None) or [])
+    odd = sorted(types - {"full_attention", "sliding_attention"})
     if odd:
         raise RequestError(
             f"{name} has layers of type {', '.join(odd)}, whose state cannot be rolled back after "
-            "a rejection; expected full attention in every layer"
+            "a rejection; expected attention, full or through a sliding window, in every layer"
         )
-    window = getattr(config, "sliding_window", None)
-    if window is not None and getattr(config, "use_sliding_window", True):
-        raise RequestError(
-            f"{name} attends through a sliding window of {window} tokens, which the decoder does "
-            "not support; expected full attention in every layer"
-        )
-    if getattr(model, "_is_stateful", False) or getattr(config, "is_encoder_decoder", False):
+    if encodes or getattr(model, "_is_stateful", False):
         raise RequestError(f"{name} keeps a recurrent or encoder state; expected a causal LM")
+    if "sliding_attention" in types and _sliding_window(config) is None:
+        raise RequestError(f"{name} has sliding layers, but its config names no sliding_window")
+    if any(_sees_ahead(module) for module in model.modules()):
+        raise RequestError(f"{name} attends to what comes later; expected a causal LM")
+    if config._attn_implementation not in TREE_MASKED:
+        raise RequestError(
+            f"{name} attends by {config._attn_implementation!r}, which does not read the mask of a "
+            f"tree; expected one of {', '.join(TREE_MASKED)}, which `load_target` sets where it can"
+        )
+
+
+def _sees_ahead(module: nn.Module) -> bool:
+    """Whether that is an attention layer of an encoder, such as BERT's without `is_decoder`."""
+    # vision towers see ahead as well, but have no place in the cache
+    return not getattr(module, "is_causal", True) and hasattr(module, "layer_idx")

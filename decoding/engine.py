@@ -1,30 +1,36 @@
 """The decoder: propose, verify, accept, commit; and the autoregressive baseline in the same engine.
 
 Guarantees: no token after EOS, never more than `max_new_tokens`, a row does not depend on the
-other rows, and the KV arena after a step equals a fresh prefill of the same tokens.
-Read next: `acceptance.py` for the rules, `steps.py` for what is recorded.
+other rows, and the KV arena after a step equals a fresh prefill of the same tokens. A step never
+waits for the device. Read next: `rules.py` for the rules, `rows.py` for what ends a row, `steps.py`
+for what is recorded, `graphs.py` for replaying steps on CUDA.
 
-Shapes: B rows, N nodes of the tree, V vocabulary, E tokens that a step can emit.
+Shapes: B rows, N nodes of the tree, D depths, V vocabulary, E tokens that a step can emit.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..errors import RequestError
-from .acceptance import Outcome, Rule, rule_for
+from .acceptance import Outcome, Rule
 from .arena import KVArena
 from .backbone import Backbone
+from .graphs import Held, Replayed
 from .proposal import Committed, Proposal, Proposer
 from .random import Uniforms
+from .rows import Late, Rows
+from .rules import rule_for
 from .sampling import Warper, draw
 from .steps import StepLog
 from .tree import chain
+
+_DRAFT, _CORRECTION, _BONUS = 1, 2, 3  # places in `rows.ORIGINS`
 
 
 @dataclass
@@ -37,6 +43,7 @@ class Generation:
         steps: what every step tested, accepted and emitted.
         target_calls: verify calls (or one-token calls), the prefill not counted.
         draft_steps: forward passes of the drafter.
+        propose_seconds: time of drafting; on CUDA that of launching it.
     """
 
     tokens: list[list[int]]
@@ -46,31 +53,7 @@ class Generation:
     decode_seconds: float = 0.0
     target_calls: int = 0
     draft_steps: int = 0
-
-
-@dataclass
-class _Rows:
-    """Per-row state of a running batch."""
-
-    lengths_B: Tensor  # tokens in the arena
-    last_B: Tensor  # emitted, not yet in the arena
-    limit: int
-    eos_ids: frozenset[int]
-    tokens: list[list[int]] = field(default_factory=list)
-    origin: list[list[str]] = field(default_factory=list)
-    done: list[bool] = field(default_factory=list)
-
-    def emit(self, row: int, tokens: Sequence[int], origin: Sequence[str]) -> int:
-        """Append up to EOS and the limit; return how many were kept."""
-        kept = 0
-        for token, source in zip(tokens, origin, strict=True):
-            self.tokens[row].append(token)
-            self.origin[row].append(source)
-            kept += 1
-            if token in self.eos_ids or len(self.tokens[row]) >= self.limit:
-                self.done[row] = True
-                break
-        return kept
+    propose_seconds: float = 0.0
 
 
 @torch.inference_mode()
@@ -85,6 +68,9 @@ def generate(
     seed: int = 0,
     requests: Sequence[int] | None = None,
     rule: Rule | str | None = None,
+    uniforms: Uniforms | None = None,
+    static: bool | None = None,
+    graphs: bool = False,
 ) -> Generation:
     """Speculative decoding of a batch of prompts.
 
@@ -95,31 +81,31 @@ def generate(
         seed, requests: row b draws from stream (seed, requests[b]), b itself by default.
         rule: None for the lossless rule of the proposal's law, a rule's name to insist on it, or
             a function, as the audit does to plant a bug.
+        uniforms: the random numbers themselves, in place of `seed` and `requests`.
+        static: fixed shapes, and a host that learns one step late; by default on CUDA alone.
+        graphs: replay drafting and verifying as CUDA graphs; CUDA alone.
 
     Raises:
-        RequestError: an empty prompt, too long a request, or a rule that is not lossless here.
+        RequestError: an empty prompt, too long a request, a rule that is not lossless here, or
+            graphs where there is no CUDA.
     """
+    _check(target, prompts, max_new_tokens, drafter.draft_length)
+    static = target.device.type == "cuda" if static is None else static
     numbers = range(len(prompts)) if requests is None else requests
-    uniforms = Uniforms(seed, list(numbers), target.device)
-    depth = drafter.draft_length
-    _check(target, prompts, max_new_tokens, depth)
-    arena = KVArena(len(prompts), _room(prompts, max_new_tokens, depth))
+    uniforms = uniforms or Uniforms(seed, list(numbers), target.device)
+    arena = KVArena(len(prompts), _room(prompts, max_new_tokens, drafter.nodes), static=static)
     start = time.perf_counter()
     rows = _begin(target, arena, prompts, warper, uniforms, max_new_tokens, eos_ids)
-    drafter.reset(prompts, max_new_tokens + depth + 1)
+    drafter.reset(prompts, max_new_tokens + drafter.draft_length + 1, static=static)
+    step = _Speculation(target, drafter, arena, rows, warper, uniforms, rule)
+    if graphs:
+        step.replay()
     done_prefill = time.perf_counter()
-    log = StepLog(len(prompts), depth)
-    calls = 0
-    while not all(rows.done):
-        proposal = drafter.propose(rows.last_B, warper, uniforms)
-        logits_BNV = target.forward(proposal.tokens_BN, rows.lengths_B, proposal.tree, arena)
-        chosen = rule if callable(rule) else rule_for(proposal, warper, rule)
-        outcome = chosen(logits_BNV, proposal, warper, uniforms)
-        drafter.observe(_commit(rows, arena, proposal, outcome, log))
-        calls += 1
+    calls = _until_done(rows, step, Late(target.device, wait_a_step=static))
+    tokens, origin = rows.answers()
     return Generation(
-        rows.tokens, rows.origin, log, done_prefill - start,
-        time.perf_counter() - done_prefill, calls, calls * depth,
+        tokens, origin, step.log.cut(calls), done_prefill - start,
+        time.perf_counter() - done_prefill, calls, calls * drafter.draft_steps, step.seconds,
     )  # fmt: skip
 
 
@@ -133,67 +119,99 @@ def autoregressive(
     eos_ids: Sequence[int] = (),
     seed: int = 0,
     requests: Sequence[int] | None = None,
+    static: bool | None = None,
+    graphs: bool = False,
+    pad_to: int = 1,
 ) -> Generation:
-    """The baseline: one token per call, same arena, same warper, same per-row random streams."""
+    """The baseline: one token per call, same arena, same warper, same per-row random streams.
+
+    `pad_to` > 1 computes that many nodes in every call and uses the first: the shapes are then
+    those of a verify call, and so is every rounding.
+    """
+    _check(target, prompts, max_new_tokens, 0)
+    static = target.device.type == "cuda" if static is None else static
     numbers = range(len(prompts)) if requests is None else requests
     uniforms = Uniforms(seed, list(numbers), target.device)
-    _check(target, prompts, max_new_tokens, 0)
-    arena = KVArena(len(prompts), _room(prompts, max_new_tokens, 0))
+    arena = KVArena(len(prompts), _room(prompts, max_new_tokens, pad_to), static=static)
     start = time.perf_counter()
     rows = _begin(target, arena, prompts, warper, uniforms, max_new_tokens, eos_ids)
+    one_B = torch.ones_like(rows.last_B)
+    held = Held(uniforms)
+
+    def verify() -> None:
+        tokens_BN = rows.last_B[:, None].expand(-1, pad_to)
+        logits_BNV = target.forward(tokens_BN, rows.lengths_B, chain(pad_to - 1), arena)
+        token_B = _sample(logits_BNV[:, 0], warper, held)
+        running_B = ~rows.done_B
+        rows.lengths_B += running_B
+        rows.emit(token_B[:, None], one_B, torch.full_like(one_B, _BONUS)[:, None])
+        rows.last_B.copy_(torch.where(running_B, token_B, rows.last_B))
+
+    step: Callable[[], object] = Replayed(verify, held, target.device) if graphs else verify
     done_prefill = time.perf_counter()
-    calls = 0
-    while not all(rows.done):
-        logits_B1V = target.forward(rows.last_B[:, None], rows.lengths_B, chain(0), arena)
-        rows.last_B = _sample(logits_B1V[:, -1], warper, uniforms)
-        rows.lengths_B = rows.lengths_B + 1
-        for row, token in enumerate(rows.last_B.tolist()):
-            if not rows.done[row]:
-                rows.emit(row, [token], ["bonus"])
-        calls += 1
+    calls = _until_done(rows, step, Late(target.device, wait_a_step=static))
+    tokens, origin = rows.answers()
     return Generation(
-        rows.tokens, rows.origin, StepLog(len(prompts), 0), done_prefill - start,
-        time.perf_counter() - done_prefill, calls, 0,
+        tokens, origin, StepLog(len(prompts), 0), done_prefill - start,
+        time.perf_counter() - done_prefill, calls,
     )  # fmt: skip
 
 
-def _begin(
-    target: Backbone, arena: KVArena, prompts: Sequence[Sequence[int]], warper: Warper,
-    uniforms: Uniforms, limit: int, eos_ids: Sequence[int],
-) -> _Rows:  # fmt: skip
-    """Prefill, and the first token of every row."""
-    last_B = _sample(target.prefill(prompts, arena), warper, uniforms)
-    lengths_B = torch.tensor([len(prompt) for prompt in prompts], device=target.device)
-    count = len(prompts)
-    rows = _Rows(lengths_B, last_B, limit, frozenset(eos_ids))
-    rows.tokens, rows.origin = [[] for _ in range(count)], [[] for _ in range(count)]
-    rows.done = [False] * count
-    for row, token in enumerate(last_B.tolist()):
-        rows.emit(row, [token], ["prefill"])
-    return rows
+class _Speculation:
+    """One step of speculative decoding, in the two halves that a graph may hold."""
+
+    def __init__(
+        self, target: Backbone, drafter: Proposer, arena: KVArena, rows: Rows, warper: Warper,
+        uniforms: Uniforms, rule: Rule | str | None,
+    ) -> None:  # fmt: skip
+        self._target, self._drafter, self._arena, self._rows = target, drafter, arena, rows
+        self._warper, self._rule = warper, rule
+        self._draws, self._coins = Held(uniforms), Held(uniforms)
+        self.log = StepLog(len(rows.last_B), drafter.draft_length)
+        self.seconds = 0.0
+        self.propose: Callable[[], Proposal] = self._propose
+        self.verify: Callable[[Proposal], Outcome] = self._verify
+
+    def replay(self) -> None:
+        """Record both halves, and replay them from then on."""
+        device = self._target.device
+        if self._drafter.replayable:
+            self.propose = Replayed(self._propose, self._draws, device)
+        self.verify = Replayed(self._verify, self._coins, device)
+
+    def __call__(self) -> None:
+        start = time.perf_counter()
+        proposal = self.propose()
+        self.seconds += time.perf_counter() - start
+        running_B = ~self._rows.done_B
+        before_B = self._rows.count_B.clone()
+        outcome = self.verify(proposal)
+        self.log.add(outcome, self._rows.count_B - before_B, running_B)
+
+    def _propose(self) -> Proposal:
+        return self._drafter.propose(self._rows.last_B, self._warper, self._draws)
+
+    def _verify(self, proposal: Proposal) -> Outcome:
+        rows, arena = self._rows, self._arena
+        logits_BNV = self._target.forward(proposal.tokens_BN, rows.lengths_B, proposal.tree, arena)
+        rule = self._rule
+        chosen = rule if callable(rule) else rule_for(proposal, self._warper, rule)
+        outcome = chosen(logits_BNV, proposal, self._warper, self._coins)
+        if not proposal.tree.is_chain:
+            arena.commit(rows.lengths_B, outcome.path_BD)
+        self._drafter.observe(_advance(rows, proposal, outcome, logits_BNV))
+        return outcome
 
 
-def _sample(logits_BV: Tensor, warper: Warper, uniforms: Uniforms) -> Tensor:
-    if warper.greedy:
-        return logits_BV.argmax(-1)
-    return draw(warper(logits_BV), uniforms.take(1)[:, 0])
-
-
-def _commit(
-    rows: _Rows, arena: KVArena, proposal: Proposal, outcome: Outcome, log: StepLog
-) -> Committed:
-    """Keep the accepted nodes in the arena, emit their tokens and the extra one."""
-    if not proposal.tree.is_chain:
-        arena.commit(rows.lengths_B, outcome.path_BD)
+def _advance(rows: Rows, proposal: Proposal, outcome: Outcome, logits_BNV: Tensor) -> Committed:
+    """Emit the accepted tokens and the extra one; a row that has ended stands still."""
     tokens_BE = _emitted(proposal, outcome)
-    running = torch.tensor([not done for done in rows.done], device=tokens_BE.device)
-    count_B = (outcome.accepted_B + 1) * running
-    kept = _emit(rows, tokens_BE, outcome)
-    log.add(outcome, kept, running)
-    # a row that has ended stands still: its length and its last token stay what they are
-    rows.lengths_B = rows.lengths_B + count_B
-    rows.last_B = torch.where(running, outcome.extra_B, rows.last_B)
-    return Committed(tokens_BE, count_B)
+    running_B = ~rows.done_B
+    count_B = (outcome.accepted_B + 1) * running_B
+    rows.emit(tokens_BE, count_B, _origins(outcome, tokens_BE.shape[1]))
+    rows.lengths_B += count_B
+    rows.last_B.copy_(torch.where(running_B, outcome.extra_B, rows.last_B))
+    return Committed(tokens_BE, count_B, outcome.path_BD, logits_BNV)
 
 
 def _emitted(proposal: Proposal, outcome: Outcome) -> Tensor:
@@ -204,23 +222,47 @@ def _emitted(proposal: Proposal, outcome: Outcome) -> Tensor:
     return tokens_BE.scatter(1, outcome.accepted_B[:, None], outcome.extra_B[:, None])
 
 
-def _emit(rows: _Rows, tokens_BE: Tensor, outcome: Outcome) -> list[int]:
-    kept = []
-    accepted = outcome.accepted_B.tolist()
-    depth = outcome.path_BD.shape[1]
-    for row, tokens in enumerate(tokens_BE.tolist()):
-        if rows.done[row]:
-            kept.append(0)
-            continue
-        count = accepted[row]
-        last = "bonus" if count == depth else "correction"
-        kept.append(rows.emit(row, tokens[: count + 1], ["draft"] * count + [last]))
-    return kept
+def _origins(outcome: Outcome, emitted: int) -> Tensor:
+    """Where each token of `_emitted` comes from; a bonus follows a path that no test ended."""
+    accepted_B1 = outcome.accepted_B[:, None]
+    rejected_B1 = outcome.tested_BD.sum(1, keepdim=True) > accepted_B1
+    place_E = torch.arange(emitted, device=accepted_B1.device)
+    last_B1 = torch.where(rejected_B1, _CORRECTION, _BONUS)
+    return torch.where(place_E < accepted_B1, _DRAFT, last_B1)
 
 
-def _room(prompts: Sequence[Sequence[int]], max_new_tokens: int, depth: int) -> int:
+def _until_done(rows: Rows, step: Callable[[], object], late: Late) -> int:
+    """Step until all rows have ended; how many steps had a row that had not."""
+    calls = 0
+    while True:
+        ended = late.read(rows.done_B.all())
+        if ended is not None and bool(ended):
+            # a late host has stepped once more, with every row at rest
+            return calls - late.delay if calls else 0
+        step()
+        calls += 1
+
+
+def _begin(
+    target: Backbone, arena: KVArena, prompts: Sequence[Sequence[int]], warper: Warper,
+    uniforms: Uniforms, limit: int, eos_ids: Sequence[int],
+) -> Rows:  # fmt: skip
+    """Prefill, and the first token of every row."""
+    first_B = _sample(target.prefill(prompts, arena), warper, uniforms)
+    rows = Rows([len(prompt) for prompt in prompts], limit, eos_ids, target.device)
+    rows.begin(first_B)
+    return rows
+
+
+def _sample(logits_BV: Tensor, warper: Warper, uniforms: Uniforms) -> Tensor:
+    if warper.greedy:
+        return logits_BV.argmax(-1)
+    return draw(warper(logits_BV), uniforms.take(1)[:, 0])
+
+
+def _room(prompts: Sequence[Sequence[int]], max_new_tokens: int, nodes: int) -> int:
     """Slots of the arena: the longest request, and a tree that may be written behind its end."""
-    return max(map(len, prompts)) + max_new_tokens + 8 * (depth + 1)
+    return max(map(len, prompts)) + max_new_tokens + 2 * nodes
 
 
 def _check(
@@ -235,5 +277,6 @@ def _check(
         raise RequestError(
             f"the longest prompt ({max(map(len, prompts))} tokens), max_new_tokens "
             f"({max_new_tokens}) and the draft length ({depth}) need {longest} positions; the "
-            f"target {target.name} has {target.context}. Shorten the prompt or the answer"
+            f"target {target.name} has {target.context}{target.context_reason}. Shorten the prompt "
+            "or the answer"
         )

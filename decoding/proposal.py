@@ -1,9 +1,10 @@
 """What a drafter hands to the verifier, and how its tokens came about.
 
-The declared law decides which acceptance rule is lossless (`acceptance.rule_for`).
+The declared law decides which acceptance rule is lossless (`rules.rule_for`).
 Read next: `tree.py`, `acceptance.py`.
 
-Shapes: B rows, N nodes of the candidate tree, the root included, V target vocabulary.
+Shapes: B rows, N nodes of the candidate tree, the root included, M laws, C trials of a node,
+E tokens that a step can emit, D depths, V target vocabulary.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from .random import Uniforms
 from .sampling import Warper
-from .tree import Tree
+from .tree import AnyTree
 
 
 class Law(Enum):
@@ -29,6 +30,25 @@ class Law(Enum):
     """Every child of a node ~ q of that node, independently."""
     WITHOUT_REPLACEMENT = "draws without replacement"
     """Siblings ~ q one after another, never the same twice."""
+    SEVERAL = "independent draws from several laws"
+    """Every trial of a node ~ the law of the draft that made it, independently."""
+
+
+@dataclass(frozen=True)
+class Trials:
+    """Which draft tried which child of a node: what `Law.SEVERAL` adds to a merged tree.
+
+    Two drafts that drew the same token share a node, and are two trials of it.
+
+    Attributes:
+        q_BMNV: fp32; row (m, n) is the law from which draft m drew children of node n.
+        child_BNC: int64, node of each trial, in the order of the trials; -1 behind the last.
+        draft_BNC: int64, the draft that made the trial.
+    """
+
+    q_BMNV: Tensor
+    child_BNC: Tensor
+    draft_BNC: Tensor
 
 
 @dataclass(frozen=True)
@@ -37,16 +57,28 @@ class Proposal:
 
     Attributes:
         tokens_BN: int64; node 0 is the root, the last emitted token, not yet in the KV cache.
-        tree: parents of the nodes, the same for all rows; a parent stands before its children.
+        tree: parents of the nodes, for all rows or per row; a parent stands before its children.
         law: how the tokens were drawn.
         q_BNV: fp32 over the full target vocabulary: row n is the law that the children of node n
-            were really drawn from. None for POINT_MASS; rows of leaves are never read.
+            were really drawn from. None for POINT_MASS and SEVERAL; rows of leaves are never read.
+        present_BN: bool, the candidates; others are computed but never accepted. None: all.
+        trials: for SEVERAL, which draft tried what.
+        coins: random numbers that a rule takes in every step, at least one per node. Fixed by a
+            drafter whose trees vary, so that a row's numbers do not depend on its neighbours.
     """
 
     tokens_BN: Tensor
-    tree: Tree
+    tree: AnyTree
     law: Law
     q_BNV: Tensor | None = None
+    present_BN: Tensor | None = None
+    trials: Trials | None = None
+    coins: int = 0
+
+    def take_coins(self, uniforms: Uniforms) -> Tensor:
+        """A fresh number for every node, [B, N]; the root's own is for the extra token."""
+        nodes = len(self.tree)
+        return uniforms.take(max(self.coins, nodes))[:, :nodes]
 
 
 @dataclass(frozen=True)
@@ -56,20 +88,40 @@ class Committed:
     Attributes:
         tokens_BE: emitted tokens, accepted ones first, then the extra one; garbage behind count_B.
         count_B: int64, tokens emitted by each row in this step; 0 for rows that are done.
+        path_BD: int64, node kept at each depth; -1 behind the accepted ones.
+        logits_BNV: the target's logits at every node of the proposal.
     """
 
     tokens_BE: Tensor
     count_B: Tensor
+    path_BD: Tensor
+    logits_BNV: Tensor
 
 
 class Proposer(Protocol):
     """What the engine needs of a drafter."""
 
-    draft_length: int
-    """Depth of the candidate tree; draft calls per step for chains."""
+    @property
+    def draft_length(self) -> int:
+        """Depth of the deepest candidate."""
 
-    def reset(self, prompts: Sequence[Sequence[int]], room: int) -> None:
-        """Start new rows: `prompts` without the first emitted token, `room` tokens may follow."""
+    @property
+    def nodes(self) -> int:
+        """Most nodes of a proposal, the root included."""
+
+    @property
+    def draft_steps(self) -> int:
+        """Forward passes of a drafting model per target call, at most; 0 where there is none."""
+
+    @property
+    def replayable(self) -> bool:
+        """Whether `propose` can be recorded: no decision of the host, the same shapes always."""
+
+    def reset(self, prompts: Sequence[Sequence[int]], room: int, *, static: bool = False) -> None:
+        """Start new rows: `prompts` without the first emitted token, `room` tokens may follow.
+
+        `static`: never wait for the device, fixed shapes.
+        """
 
     def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
         """Draft behind `last_B`, the last emitted token of every row."""

@@ -1,7 +1,10 @@
 """Random numbers per row, so that a row draws the same whoever shares its batch.
 
-Every row has a generator of its own, seeded from (seed, request); each draw is fresh.
+Every row has a generator of its own, seeded from (seed, request). Numbers are made in blocks and
+moved to the device ahead of their use, so that taking some neither waits nor copies.
 Read next: `engine.py`.
+
+Shapes: B rows, R numbers of a block.
 """
 
 from __future__ import annotations
@@ -10,8 +13,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
+
+_BLOCK = 512
 
 
 class Uniforms:
@@ -23,9 +27,32 @@ class Uniforms:
             np.random.Generator(np.random.Philox(key=[seed & (2**64 - 1), request]))
             for request in requests
         ]
-        self._device = device
+        self._device = torch.device(device)
+        self._block_BR = torch.empty(len(self._streams), 0, dtype=torch.float64, device=device)
+        self._at = 0
 
     def take(self, count: int) -> Tensor:
         """The next `count` numbers of every row, [B, count]."""
-        block: NDArray[np.float64] = np.stack([s.random(count) for s in self._streams])
-        return torch.from_numpy(block).to(self._device)
+        if self._at + count > self._block_BR.shape[1]:
+            rest_BR = self._block_BR[:, self._at :]
+            self._block_BR = torch.cat([rest_BR, self._more(max(count, _BLOCK))], 1)
+            self._at = 0
+        self._at += count
+        return self._block_BR[:, self._at - count : self._at]
+
+    def _more(self, count: int) -> Tensor:
+        block_BR = torch.from_numpy(np.stack([each.random(count) for each in self._streams]))
+        if self._device.type == "cpu":
+            return block_BR
+        return block_BR.pin_memory().to(self._device, non_blocking=True)
+
+
+class SharedStream(Uniforms):
+    """One generator for all rows, where they are so many that each could not have its own."""
+
+    def __init__(self, seed: int, rows: int) -> None:
+        self._generator, self._rows = torch.Generator().manual_seed(seed), rows
+
+    def take(self, count: int) -> Tensor:
+        """The next `count` numbers of every row, [B, count]."""
+        return torch.rand(self._rows, count, generator=self._generator, dtype=torch.float64)

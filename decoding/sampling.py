@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from . import kernels
+
 
 @dataclass(frozen=True)
 class Warper:
@@ -39,7 +41,18 @@ class Warper:
         return self.temperature == 0
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """Probabilities [..., V], fp32, of logits [..., V] of any float type."""
+        """Probabilities [..., V], fp32, of logits [..., V] of any float type.
+
+        On CUDA by the kernel of the same definition, elsewhere by `reference`.
+        """
+        if logits.is_cuda and not self.greedy and kernels.available():
+            from .kernels.warp import warp
+
+            return warp(logits, self)
+        return self.reference(logits)
+
+    def reference(self, logits: Tensor) -> Tensor:
+        """The definition, in plain torch."""
         if self.greedy:
             best = logits.argmax(-1)  # the first among equals, by torch's own contract
             return torch.zeros_like(logits, dtype=torch.float32).scatter_(-1, best[..., None], 1.0)

@@ -24,15 +24,26 @@ class StepLog:
         self._tested: list[Tensor] = []
         self._alpha: list[Tensor] = []
         self._running: list[Tensor] = []
-        self._kept: list[list[int]] = []
+        self._kept: list[Tensor] = []
 
-    def add(self, outcome: Outcome, kept: list[int], running_B: Tensor) -> None:
-        """Record a step; `kept` counts the tokens that EOS and the limit left of it."""
-        self._accepted.append(outcome.accepted_B)
-        self._tested.append(outcome.tested_BD)
-        self._alpha.append(outcome.alpha_hat_BD)
+    def add(self, outcome: Outcome, kept_B: Tensor, running_B: Tensor) -> None:
+        """Record a step; `kept_B` counts the tokens that EOS and the limit left of it."""
+        # copies: a replayed step writes its next outcome to the same place
+        self._accepted.append(outcome.accepted_B.clone())
+        self._tested.append(self._deep(outcome.tested_BD))
+        self._alpha.append(self._deep(outcome.alpha_hat_BD))
         self._running.append(running_B)
-        self._kept.append(kept)
+        self._kept.append(kept_B)
+
+    def cut(self, steps: int) -> StepLog:
+        """Forget all but the first steps: those that a late host took too many."""
+        for parts in (self._accepted, self._tested, self._alpha, self._running, self._kept):
+            del parts[steps:]
+        return self
+
+    def _deep(self, x_BD: Tensor) -> Tensor:
+        """A step that drafted less than others is filled up to the common depth."""
+        return torch.nn.functional.pad(x_BD, (0, self.depth - x_BD.shape[1]))
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -50,7 +61,7 @@ class StepLog:
     @property
     def kept_TB(self) -> NDArray[np.int64]:
         """Tokens emitted by the step, after EOS and the limit."""
-        return np.array(self._kept, dtype=np.int64).reshape(-1, self.rows)
+        return self._stacked(self._kept, (self.rows,), np.int64)
 
     @property
     def truncated_TB(self) -> NDArray[np.bool_]:

@@ -4,11 +4,49 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import Field
+
 from ..config import Section
 
 
 class DrafterConfig(Section):
-    """How a draft model proposes."""
+    """How drafters propose: a draft model, and those that need no training."""
 
     policy: Literal["sample", "argmax"] = "sample"
     """At temperature > 0: draw from the draft's warped law, or take its argmax (a point mass)."""
+    adaptive_longest: int = Field(8, ge=1)
+    """Most drafted tokens of `adaptive-draft`."""
+    lookup_longest: int = Field(3, ge=1)
+    """Tokens that `prompt-lookup` tries to match, at most."""
+    lookup_tokens: int = Field(10, ge=1)
+    """Tokens that `prompt-lookup` copies."""
+    lookup_latest: bool = False
+    """Of equal matches take the latest, not the first."""
+    ngram_corpus: str = "stdlib"
+    """Source of the texts that `ngram` counts, as in `data.source`."""
+    ngram_order: int = Field(3, ge=2)
+    """Tokens of the longest n-gram."""
+    ngram_documents: int | None = Field(200, ge=1)
+    """Documents counted; empty counts all."""
+    ngram_tokens: int = Field(4, ge=1)
+    """Tokens that `ngram` drafts."""
+    llma_references: str | None = None
+    """Source of the documents that `llma` copies from, as in `data.source`."""
+    llma_longest: int = Field(5, ge=1)
+    """Tokens that `llma` tries to match, at most."""
+    llma_tokens: int = Field(19, ge=1)
+    """Tokens that `llma` copies."""
+    rest_datastore: str | None = None
+    """Folder that `draftsmith datastore build` wrote, for `rest`."""
+    rest_nodes: int = Field(65, ge=2)
+    """Nodes of `rest`'s tree, the root included."""
+    rest_longest: int = Field(16, ge=1)
+    """Tokens that `rest` tries to match, at most."""
+    rest_tokens: int = Field(10, ge=1)
+    """Longest continuation that `rest` drafts."""
+    lookahead_window: int = Field(7, ge=1)
+    """Columns W of the window of `lookahead`."""
+    lookahead_ngram: int = Field(5, ge=2)
+    """Tokens N of its n-grams."""
+    lookahead_guesses: int = Field(7, ge=1)
+    """Guesses G verified per call."""

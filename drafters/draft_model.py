@@ -3,13 +3,13 @@
 Leviathan et al. 2023, Chen et al. 2023. The module that `trainers/distill.py` trains is the very
 module that drafts here. Read next: `identity.py`, `registry.py`.
 
-Shapes: B rows, K drafted tokens, V target vocabulary, L tokens of history.
+Shapes: B rows, K drafted tokens, V target vocabulary, W tokens fed at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from ..decoding.proposal import Committed, Law, Proposal
 from ..decoding.random import Uniforms
 from ..decoding.sampling import Warper, draw
 from ..decoding.tree import chain
+from .history import History
 
 Policy = Literal["sample", "argmax"]
 
@@ -32,6 +33,7 @@ class DraftModel:
     """
 
     family = "draft_model"
+    replayable = True
 
     def __init__(
         self, backbone: Backbone, vocabulary: int, *, draft_length: int = 4,
@@ -46,43 +48,67 @@ class DraftModel:
         """What is trained."""
         return self.backbone.model
 
-    def reset(self, prompts: Sequence[Sequence[int]], room: int) -> None:
+    @property
+    def nodes(self) -> int:
+        """Most nodes of a proposal, the root included."""
+        return self.draft_length + 1
+
+    @property
+    def draft_steps(self) -> int:
+        """Forward passes per target call."""
+        return self.draft_length
+
+    def reset(self, prompts: Sequence[Sequence[int]], room: int, *, static: bool = False) -> None:
         """Start new rows. `room`: tokens that may follow the longest prompt."""
-        device = self.backbone.device
-        capacity = max(map(len, prompts)) + room + self.draft_length + 2
-        self._arena = KVArena(len(prompts), capacity)
+        room += self.draft_length + 2
+        self._arena = KVArena(len(prompts), max(map(len, prompts)) + room, static=static)
         self.backbone.prefill(prompts, self._arena)
-        self._lengths_B = torch.tensor([len(prompt) for prompt in prompts], device=device)
-        self._known_B = self._lengths_B.clone()
-        self._history_BL = torch.zeros(len(prompts), capacity, dtype=torch.long, device=device)
-        for row, prompt in enumerate(prompts):
-            self._history_BL[row, : len(prompt)] = torch.tensor(list(prompt))
+        self._history = History(prompts, room, self.backbone.device)
+        self._known_B = self._history.lengths_B.clone()
 
     def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
         """A chain behind `last_B`: argmax at temperature 0, else by `policy`."""
+        return self.draft(last_B, warper, uniforms, length=self.draft_length)
+
+    def draft(
+        self, last_B: Tensor, warper: Warper, uniforms: Uniforms, *, length: int,
+        wanted_B: Tensor | None = None,
+    ) -> Proposal:  # fmt: skip
+        """A chain of `length` tokens, of which row b has only the first `wanted_B[b]`."""
         sampled = not warper.greedy and self.policy == "sample"
-        self._history_BL.scatter_(1, self._lengths_B[:, None], last_B[:, None])
+        self._history.write_last(last_B)
+        # always as many numbers: a row's stream must not depend on how far the others draft
         random_BK = uniforms.take(self.draft_length) if sampled else None
         tokens, laws = [last_B], []
         logits_BV = self._catch_up()
-        for k in range(self.draft_length):
+        for k in range(length):
             if k:
-                logits_BV = self._step(tokens[-1], self._lengths_B + k)
+                logits_BV = self._logits(tokens[-1][:, None], self._history.lengths_B + k)
             if random_BK is None:
                 tokens.append(logits_BV.argmax(-1))
                 continue
             law_BV = warper(logits_BV)
-            laws.append(law_BV)
+            laws.append(self.declare(logits_BV, law_BV))
             tokens.append(self.choose(law_BV, random_BK[:, k]))
-        tree = chain(self.draft_length)
+        self._drafted = length
+        place_N = torch.arange(length + 1, device=last_B.device)
+        common: dict[str, Any] = {
+            "present_BN": None if wanted_B is None else place_N <= wanted_B[:, None],
+            "coins": self.nodes,
+        }
         if random_BK is None:
-            return Proposal(torch.stack(tokens, 1), tree, Law.POINT_MASS)
+            return Proposal(torch.stack(tokens, 1), chain(length), Law.POINT_MASS, **common)
         laws.append(torch.zeros_like(laws[0]))  # the last node is a leaf: its row is never read
-        return Proposal(torch.stack(tokens, 1), tree, Law.IID, torch.stack(laws, 1))
+        q_BNV = torch.stack(laws, 1)
+        return Proposal(torch.stack(tokens, 1), chain(length), Law.IID, q_BNV, **common)
 
     def choose(self, law_BV: Tensor, uniform_B: Tensor) -> Tensor:
-        """One token per row from the law that is declared as q."""
+        """One token per row from its law."""
         return draw(law_BV, uniform_B)
+
+    def declare(self, _logits_BV: Tensor, law_BV: Tensor) -> Tensor:
+        """What is handed on as q: the very law that the token is drawn from."""
+        return law_BV
 
     def observe(self, committed: Committed) -> None:
         """Go on behind what was committed; what stands in the arena of it is kept.
@@ -90,25 +116,19 @@ class DraftModel:
         Before the step the arena held everything up to the root, and the root; drafting added all
         drafted tokens but the last. So after a full acceptance one token is missing.
         """
-        B, E = committed.tokens_BE.shape
-        slots_BE = self._lengths_B[:, None] + 1 + torch.arange(E, device=committed.count_B.device)
-        slots_BE = slots_BE.clamp_max(self._history_BL.shape[1] - 1)
-        self._history_BL.scatter_(1, slots_BE, committed.tokens_BE)
-        written_B = self._lengths_B + self.draft_length
-        self._lengths_B = self._lengths_B + committed.count_B
-        self._known_B = torch.minimum(written_B, self._lengths_B)
+        written_B = self._history.lengths_B + self._drafted
+        self._history.append(committed)
+        self._known_B.copy_(torch.minimum(written_B, self._history.lengths_B))
 
     def _catch_up(self) -> Tensor:
         """Feed what the arena lacks, the last emitted token included; logits behind it."""
-        width = int((self._lengths_B + 1 - self._known_B).max())
+        lengths_B = self._history.lengths_B
+        # at most a full acceptance's last token and the extra one
+        width = 2 if self._arena.static else int((lengths_B + 1 - self._known_B).max())
         # rows that lack less see some tokens again, written over with the same values
-        start_B = self._lengths_B + 1 - width
+        start_B = lengths_B + 1 - width
         slots_BW = start_B[:, None] + torch.arange(width, device=start_B.device)
-        tokens_BW = self._history_BL.gather(1, slots_BW)
-        return self._logits(tokens_BW, start_B)
-
-    def _step(self, tokens_B: Tensor, at_B: Tensor) -> Tensor:
-        return self._logits(tokens_B[:, None], at_B)
+        return self._logits(self._history.tokens_BL.gather(1, slots_BW), start_B)
 
     def _logits(self, tokens_BW: Tensor, start_B: Tensor) -> Tensor:
         """Logits [B, V] behind the last of W tokens, as wide as the target's."""

@@ -14,14 +14,16 @@ from typing import Any, Literal
 
 import torch
 
-from ..decoding.acceptance import accept_chain
 from ..decoding.backbone import Backbone
 from ..decoding.engine import generate
-from ..decoding.sampling import Warper, draw
+from ..decoding.proposal import Proposer
+from ..decoding.rules import is_lossy
+from ..decoding.sampling import Warper
 from ..drafters.draft_model import DraftModel
 from ..errors import RequestError
 from .config import AuditConfig
-from .enumeration import Enumeration, enumerate_rule
+from .enumeration import Enumeration, enumerate_decoding
+from .miniature import Miniature, miniature_of
 from .plants import PLANTS, Plant
 from .replay import Replay, replay
 from .rosenblatt import Rosenblatt, judge, transforms
@@ -32,6 +34,7 @@ FORMAT = 1
 FALSE_ALARM = 1e-3
 _TESTS = 4
 _ENUMERATION_WARPER = Warper(temperature=0.7)
+Verdict = Literal["lossless", "NOT lossless", "lossy"]
 
 Answers = list[list[int]]
 
@@ -40,8 +43,10 @@ Answers = list[list[int]]
 class AuditReport:
     """What the audit found and what it would have found."""
 
-    verdict: Literal["lossless", "NOT lossless"]
+    verdict: Verdict
     decoder: Decoder
+    rule: str | None
+    """The rule that was asked for; None: the lossless one."""
     plant: str | None
     temperature: float
     enumeration: Enumeration | None
@@ -51,11 +56,27 @@ class AuditReport:
 
     def to_dict(self) -> dict[str, Any]:
         """For `audit.json`."""
-        return {"format": FORMAT, **asdict(self)}
+        return {"format": FORMAT, **asdict(self), "distance": self.distance}
+
+    @property
+    def distance(self) -> float | None:
+        """Of a lossy rule the measured total variation: the larger of the two proofs' distances.
+
+        Over sequences of four tokens among tables, beyond what sampling noise explains; and of a
+        token of the real pair, of which a histogram sees only a part.
+        """
+        if self.verdict != "lossy":
+            return None
+        seen = [self.rosenblatt.distance]
+        if self.enumeration is not None:
+            seen.append(max(0.0, self.enumeration.total_variation - self.enumeration.noise))
+        return max(seen)
 
     def text(self) -> str:
         """A short block for the terminal."""
-        lines = [f"verdict: {self.verdict}" + (f" (planted: {self.plant})" if self.plant else "")]
+        planted = f" (planted: {self.plant})" if self.plant else ""
+        lossy = f" ({self.rule}, distance {self.distance:.3f})" if self.distance is not None else ""
+        lines = [f"verdict: {self.verdict}{planted}{lossy}"]
         if self.enumeration is not None:
             e = self.enumeration
             lines.append(
@@ -77,8 +98,8 @@ class AuditReport:
 
 
 def audit(
-    target: Backbone, drafter: DraftModel, prompts: Sequence[Sequence[int]], config: AuditConfig,
-    *, plant: str | None = None, decoder: Decoder = "draftsmith",
+    target: Backbone, drafter: Proposer, prompts: Sequence[Sequence[int]], config: AuditConfig,
+    *, plant: str | None = None, decoder: Decoder = "draftsmith", rule: str | None = None,
 ) -> AuditReport:  # fmt: skip
     """Run all proofs on a pair.
 
@@ -86,28 +107,36 @@ def audit(
         prompts: token ids; they are used over and over until `config.tokens` are sampled.
         plant: a known bug of `plants.PLANTS` to decode with; the audit then has to fail.
         decoder: `hf` audits transformers' own assisted generation instead of ours.
+        rule: an acceptance rule by name; with a lossy one the distance is measured.
     """
-    bug = _plant(plant, decoder)
+    bug = _plant(plant, decoder, drafter)
     warper = Warper(config.temperature, config.top_k, config.top_p)
     level = FALSE_ALARM / _TESTS
     counted = None
     if decoder == "draftsmith":
-        rule, choose = (accept_chain, draw) if bug is None else (bug.make_rule(), bug.choose)
-        counted = enumerate_rule(
-            rule, choose, sequences=config.sequences, warper=_ENUMERATION_WARPER,
-            seed=config.seed + 1, level=level,
-        )  # fmt: skip
-    write = _writer(target, drafter, config, bug, decoder)
+        counted = _enumerated(drafter, bug, rule, config, level)
+    write = _writer(target, drafter, config, bug, decoder, rule)
     asked, sampled = _sampled(prompts, config, write, warper)
-    judged = judge(
-        transforms(target, drafter.backbone, asked, sampled, warper, seed=config.seed), level
-    )
+    draft = drafter.backbone if isinstance(drafter, DraftModel) else None
+    judged = judge(transforms(target, draft, asked, sampled, warper, seed=config.seed), level)
     some = list(prompts[: config.prompts])
     greedy = replay(target, some, write(some, list(range(len(some))), Warper(0.0)))
-    failures = _failures(counted, judged, greedy)
+    failures = [] if is_lossy(rule) else _failures(counted, judged, greedy)
+    verdict: Verdict = "NOT lossless" if failures else "lossy" if is_lossy(rule) else "lossless"
     return AuditReport(
-        "NOT lossless" if failures else "lossless", decoder, plant, config.temperature,
-        counted, judged, greedy, failures,
+        verdict, decoder, rule, plant, config.temperature, counted, judged, greedy, failures
+    )
+
+
+def _enumerated(
+    drafter: Proposer, bug: Plant | None, rule: str | None, config: AuditConfig, level: float
+) -> Enumeration:
+    """Proof 1, with the drafter's method in miniature, or with the bug."""
+    small = Miniature.of(miniature_of(drafter), config.seed + 1)
+    return enumerate_decoding(
+        small.target, small.proposer if bug is None else lambda: bug.miniature(small.drafts),
+        rule=rule if bug is None else bug.make_rule(), sequences=config.sequences,
+        warper=_ENUMERATION_WARPER, seed=config.seed + 1, level=level,
     )  # fmt: skip
 
 
@@ -115,35 +144,29 @@ Write = Callable[[Sequence[Sequence[int]], list[int], Warper], Answers]
 
 
 def _writer(
-    target: Backbone, drafter: DraftModel, config: AuditConfig, bug: Plant | None, decoder: Decoder
-) -> Write:
+    target: Backbone, drafter: Proposer, config: AuditConfig, bug: Plant | None, decoder: Decoder,
+    rule: str | None,
+) -> Write:  # fmt: skip
     """Decode a batch of requests with the decoder under audit."""
-    if decoder == "hf":
-        return lambda ids, numbers, warper: _hf(target, drafter, ids, numbers, warper, config)
-    drafter.draft_length = config.draft_length
-    own = drafter if bug is None else _with_choice(drafter, bug)
+    if isinstance(drafter, DraftModel):
+        drafter.draft_length = config.draft_length
+        if decoder == "hf":
+            draft = drafter
+            return lambda ids, numbers, warper: _hf(target, draft, ids, numbers, warper, config)
+        if bug is not None:
+            # a bug of trees is planted in the miniature alone
+            drafter = bug.on_pair(drafter) or drafter
+    own = drafter
 
     def write(ids: Sequence[Sequence[int]], numbers: list[int], warper: Warper) -> Answers:
         # the planted rules are rules of sampling; greedy decoding stays as it is
-        rule = None if bug is None or warper.greedy else bug.make_rule()
+        planted = None if bug is None or warper.greedy or bug.tree else bug.make_rule()
         return generate(
             target, own, ids, warper=warper, max_new_tokens=config.max_new_tokens,
-            seed=config.seed, requests=numbers, rule=rule,
+            seed=config.seed, requests=numbers, rule=planted or rule,
         ).tokens  # fmt: skip
 
     return write
-
-
-def _with_choice(drafter: DraftModel, bug: Plant) -> DraftModel:
-    """The same drafter, choosing its tokens as the plant does."""
-
-    class Planted(DraftModel):
-        def choose(self, law_BV: torch.Tensor, uniform_B: torch.Tensor) -> torch.Tensor:
-            return bug.choose(law_BV, uniform_B)
-
-    return Planted(
-        drafter.backbone, drafter.vocabulary, draft_length=drafter.draft_length, policy="sample"
-    )
 
 
 def _sampled(
@@ -209,11 +232,15 @@ def _failures(counted: Enumeration | None, judged: Rosenblatt, greedy: Replay) -
     return failures
 
 
-def _plant(name: str | None, decoder: Decoder) -> Plant | None:
+def _plant(name: str | None, decoder: Decoder, drafter: Proposer) -> Plant | None:
+    if decoder == "hf" and not isinstance(drafter, DraftModel):
+        raise RequestError("--decoder hf needs a draft model; leave out --method")
     if name is None:
         return None
     if name not in PLANTS:
         raise RequestError(f"no bug is called {name!r}; known: {', '.join(PLANTS)}")
     if decoder == "hf":
         raise RequestError("--plant goes into our own decoder; leave out --decoder hf")
+    if not isinstance(drafter, DraftModel):
+        raise RequestError("--plant goes into a draft model; leave out --method")
     return PLANTS[name]

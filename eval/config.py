@@ -30,6 +30,8 @@ class EvalConfig(Section):
     """Drop tokens below this share of the likeliest one's probability."""
     draft_length: int = Field(4, ge=1)
     """Drafted tokens per target call."""
+    rule: str | None = None
+    """Acceptance rule by name; empty takes the lossless one, `lossy-…` changes the output."""
     sweep: list[Annotated[int, Field(ge=1)]] = [1, 2, 3, 4, 5, 6, 7, 8]
     """Draft lengths of the K sweep; an empty list leaves it out."""
     sweep_prompts: int = Field(8, ge=1)

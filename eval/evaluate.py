@@ -17,7 +17,9 @@ import numpy as np
 from ..data.prompts import Prompt, render
 from ..decoding.backbone import Backbone
 from ..decoding.engine import Generation, autoregressive, generate
+from ..decoding.proposal import Proposer
 from ..decoding.sampling import Warper
+from ..drafters.adaptive import AdaptiveDraft
 from ..drafters.draft_model import DraftModel
 from .config import EvalConfig
 from .degeneracy import degeneracy
@@ -27,6 +29,33 @@ from .results import SCHEMA_VERSION
 from .speed import Costs, bytes_of, measure_costs
 
 NOT_AUDITED = "not audited"
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A method as one row of the tables: a drafter, and what the audit said of it."""
+
+    name: str
+    drafter: Proposer
+    verdict: str = NOT_AUDITED
+    distance: float | None = None
+    """Of a lossy rule: its measured total variation."""
+
+    def at(self, length: int | None) -> Arm:
+        """The same with another draft length, where it has one to set."""
+        if length is not None and isinstance(self.drafter, DraftModel):
+            self.drafter.draft_length = length
+        return self
+
+    @property
+    def backbone(self) -> Backbone | None:
+        """The drafting model, None where there is none."""
+        return self.drafter.backbone if isinstance(self.drafter, DraftModel) else None
+
+    @property
+    def sweeps(self) -> bool:
+        """Whether its draft length can be chosen."""
+        return isinstance(self.drafter, DraftModel) and not isinstance(self.drafter, AdaptiveDraft)
 
 
 @dataclass
@@ -49,11 +78,15 @@ class Run:
     tokens_R: list[int] = field(default_factory=list)
     baseline_tokens_R: list[int] = field(default_factory=list)
     prefill_seconds: float = 0.0
+    propose_seconds: float = 0.0
+    target_calls: int = 0
     differing: int = 0
     baseline_texts: list[list[int]] = field(default_factory=list)
 
     def add(self, base: Generation, own: Generation, *, first: bool) -> None:
         """Take in a batch decoded by both. Its first token comes from the prefill, timed apart."""
+        self.propose_seconds += own.propose_seconds
+        self.target_calls += own.target_calls
         self.seconds_R.append(own.decode_seconds)
         self.baseline_seconds_R.append(base.decode_seconds)
         self.tokens_R.append(sum(len(t) - 1 for t in own.tokens))
@@ -65,37 +98,39 @@ class Run:
             self.differing += sum(a != b for a, b in zip(own.tokens, base.tokens, strict=True))
             self.prefill_seconds += own.prefill_seconds
 
+    def look_up_cost(self, costs: Costs) -> float:
+        """Time of proposing once / time of a one-token target call."""
+        return self.propose_seconds / max(1, self.target_calls) / costs.target_call_seconds
+
 
 def evaluate(
-    target: Backbone, drafter: DraftModel, prompts: Sequence[Prompt], config: EvalConfig,
-    *, name: str, verdict: str = NOT_AUDITED,
-) -> dict[str, Any]:  # fmt: skip
-    """One row of results per temperature, and the sweep over draft lengths.
-
-    Args:
-        name: of the method, in the tables.
-        verdict: of the losslessness audit of this very pair.
-    """
+    target: Backbone, arms: Sequence[Arm], prompts: Sequence[Prompt], config: EvalConfig
+) -> dict[str, Any]:
+    """One row of results per method and temperature, and the first one's sweep of draft lengths."""
     requests = make_requests(target, prompts, config)
     context = int(np.median([len(each.ids) for each in requests])) + config.max_new_tokens // 2
-    lengths = sorted({*config.sweep, config.draft_length})
-    costs = measure_costs(target, drafter.backbone, lengths, context=context)
-    drafter.draft_length = config.draft_length
+    sweeping = config.sweep if arms[0].sweeps else []
+    for arm in arms:
+        arm.at(config.draft_length if arm.sweeps else None)
+    sizes = sorted({*sweeping, *(arm.drafter.nodes - 1 for arm in arms)})
+    model = next((arm.backbone for arm in arms if arm.backbone is not None), None)
+    costs = measure_costs(target, model, sizes, context=context)
     rows = [
-        _row(target, drafter, requests, config, temperature, costs, name, verdict)
+        row
         for temperature in config.temperatures
+        for row in _rows(target, arms, requests, config, temperature, costs)
     ]
     return {
         "schema_version": SCHEMA_VERSION,
         "rows": rows,
-        "sweep": _sweep(target, drafter, requests, config, costs, verdict),
+        "sweep": _sweep(target, arms[0], requests, config, costs) if sweeping else [],
         "costs": {
             "target_call_ms": costs.target_call_seconds * 1e3, "c": costs.c,
             "c_v": {str(k): v for k, v in costs.c_v.items()}, "context": context,
         },
         "settings": config.model_dump(),
         "target": {"name": target.name.rsplit("/", 1)[-1], "bytes": bytes_of(target)},
-        "draft": {"bytes": bytes_of(drafter.backbone)},
+        "draft": {"bytes": 0 if model is None else bytes_of(model)},
         "environment": environment(),
     }  # fmt: skip
 
@@ -119,33 +154,49 @@ def make_requests(target: Backbone, prompts: Sequence[Prompt], config: EvalConfi
     return requests
 
 
+def _rows(
+    target: Backbone, arms: Sequence[Arm], requests: Sequence[Request], config: EvalConfig,
+    temperature: float, costs: Costs,
+) -> list[dict[str, Any]]:  # fmt: skip
+    runs = decode(target, [(arm, None) for arm in arms], requests, config, temperature)
+    return [
+        _row(target, arm, requests, run, config, temperature, costs)
+        for arm, run in zip(arms, runs, strict=True)
+    ]
+
+
 def _row(
-    target: Backbone, drafter: DraftModel, requests: Sequence[Request], config: EvalConfig,
-    temperature: float, costs: Costs, name: str, verdict: str,
+    target: Backbone, arm: Arm, requests: Sequence[Request], run: Run, config: EvalConfig,
+    temperature: float, costs: Costs,
 ) -> dict[str, Any]:  # fmt: skip
-    length = config.draft_length
-    run = decode(target, drafter, requests, config, temperature, [length])[length]
     found = acceptance(run.counts, seed=config.seed)
     text = degeneracy(run.baseline_texts)
-    draft_share = bytes_of(drafter.backbone) / bytes_of(target)
+    steps, size = arm.drafter.draft_steps, arm.drafter.nodes - 1
+    share = 0.0 if arm.backbone is None else bytes_of(arm.backbone) / bytes_of(target)
+    # without a model, looking up is the one draft step
+    c = costs.c if arm.backbone is not None and costs.c is not None else run.look_up_cost(costs)
+    predicted = found.tau.value / (costs.c_v[size] + max(1, steps) * c)
     return {
-        "method": name,
+        "method": arm.name,
         "temperature": temperature,
         "prompts": config.prompts,
         "requests": len(requests),
-        "draft_length": length,
-        "verdict": verdict,
+        "draft_length": arm.drafter.draft_length,
+        "nodes": arm.drafter.nodes,
+        "rule": config.rule,
+        "verdict": arm.verdict,
+        "distance": arm.distance,
         **acceptance_fields(found),
-        "mbsu": _or_null(found.tau.value / (1 + length * draft_share)),
-        "c": costs.c,
-        "c_v": costs.c_v[length],
-        "predicted_speedup": _or_null(costs.predicted_speedup(found.tau.value, length)),
+        "mbsu": _or_null(found.tau.value / (1 + steps * share)),
+        "c": c,
+        "c_v": costs.c_v[size],
+        "predicted_speedup": _or_null(predicted),
         **_speed_fields(run, config.seed),
         "distinct_2": text.distinct_2,
         "loop_share": text.loop_share,
         "flagged": text.flagged,
         "differing_rows": run.differing if temperature == 0 else None,
-        "categories": _categories(requests, run, config.seed, verdict),
+        "categories": _categories(requests, run, config.seed, arm.verdict),
         "sample": _sample(target, requests, run),
     }
 
@@ -165,16 +216,16 @@ def acceptance_fields(found: Acceptance) -> dict[str, Any]:
 
 
 def decode(
-    target: Backbone, drafter: DraftModel, requests: Sequence[Request], config: EvalConfig,
-    temperature: float, lengths: Sequence[int],
-) -> dict[int, Run]:  # fmt: skip
-    """Baseline and every draft length in turn on each batch, `repeats` times.
+    target: Backbone, arms: Sequence[tuple[Arm, int | None]], requests: Sequence[Request],
+    config: EvalConfig, temperature: float,
+) -> list[Run]:  # fmt: skip
+    """Baseline and every arm (with a draft length of its own) in turn on each batch.
 
-    Acceptance comes from the first repeat: the later ones draw the same numbers again.
+    Acceptance comes from the first of `repeats` rounds: the later ones draw the same numbers again.
     """
     warper = Warper(temperature, config.top_k, config.top_p, config.min_p)
-    runs = {length: Run() for length in lengths}
-    _warm_up(target, drafter, requests, warper)
+    runs = [Run() for _ in arms]
+    _warm_up(target, arms, requests, warper)
     for at in range(0, len(requests), config.batch):
         part = requests[at : at + config.batch]
         common: dict[str, Any] = {
@@ -184,18 +235,21 @@ def decode(
         ids = [each.ids for each in part]
         for repeat in range(config.repeats):
             base = autoregressive(target, ids, **common)
-            for length, run in runs.items():
-                drafter.draft_length = length
-                run.add(base, generate(target, drafter, ids, **common), first=repeat == 0)
+            for (arm, length), run in zip(arms, runs, strict=True):
+                drafter = arm.at(length).drafter
+                own = generate(target, drafter, ids, rule=config.rule, **common)
+                run.add(base, own, first=repeat == 0)
     return runs
 
 
 def _warm_up(
-    target: Backbone, drafter: DraftModel, requests: Sequence[Request], warper: Warper
-) -> None:
+    target: Backbone, arms: Sequence[tuple[Arm, int | None]], requests: Sequence[Request],
+    warper: Warper,
+) -> None:  # fmt: skip
     ids = [requests[0].ids]
     autoregressive(target, ids, warper=warper, max_new_tokens=8)
-    generate(target, drafter, ids, warper=warper, max_new_tokens=8)
+    for arm, length in arms:
+        generate(target, arm.at(length).drafter, ids, warper=warper, max_new_tokens=8)
 
 
 def _speed_fields(run: Run, seed: int) -> dict[str, Any]:
@@ -228,20 +282,19 @@ def _categories(
 
 
 def _sweep(
-    target: Backbone, drafter: DraftModel, requests: Sequence[Request], config: EvalConfig,
-    costs: Costs, verdict: str,
-) -> list[dict[str, Any]]:  # fmt: skip
+    target: Backbone, arm: Arm, requests: Sequence[Request], config: EvalConfig, costs: Costs
+) -> list[dict[str, Any]]:
     """Acceptance, cost and speed against the draft length, greedy."""
     some = requests[: config.sweep_prompts]
-    runs = decode(target, drafter, some, config, 0.0, config.sweep)
-    drafter.draft_length = config.draft_length
+    runs = decode(target, [(arm, length) for length in config.sweep], some, config, 0.0)
+    arm.at(config.draft_length)
     found = []
-    for length, run in runs.items():
+    for length, run in zip(config.sweep, runs, strict=True):
         measured = acceptance(run.counts, seed=config.seed)
         found.append(
             {
                 "draft_length": length,
-                "verdict": verdict,
+                "verdict": arm.verdict,
                 "tau": measured.tau.to_list(),
                 "alpha": measured.alpha.to_list(),
                 "c": costs.c,

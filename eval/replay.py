@@ -44,7 +44,7 @@ def replay(
     margins: list[float] = []
     noise = 0.0
     first_bug = None
-    singles = [_one_by_one(target, p, a) for p, a in zip(prompts, answers, strict=True)]
+    singles = [one_by_one(target, p, a) for p, a in zip(prompts, answers, strict=True)]
     for prompt, answer, single in zip(prompts, answers, singles, strict=True):
         ids = torch.tensor([[*prompt, *answer]], device=target.device)
         many = target.model(ids, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
@@ -63,7 +63,7 @@ def replay(
                 )
     return Replay(
         len(margins), counts["argmax"], counts["near"], counts["bug"], noise,
-        min(margins, default=float("nan")), _histogram(margins), first_bug,
+        min(margins, default=float("nan")), histogram_of(margins), first_bug,
     )  # fmt: skip
 
 
@@ -74,7 +74,7 @@ def _class(token: int, argmax: int, gap: float, noise: float) -> str:
     return "near" if gap <= 2 * noise else "bug"
 
 
-def _one_by_one(target: Backbone, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
+def one_by_one(target: Backbone, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
     """Logits [tokens, V] in front of every emitted token, one token per call."""
     arena = KVArena(1, len(prompt) + len(answer) + 1)
     logits = [target.prefill([prompt], arena)[0]]
@@ -85,7 +85,8 @@ def _one_by_one(target: Backbone, prompt: Sequence[int], answer: Sequence[int]) 
     return torch.stack(logits).float()
 
 
-def _histogram(margins: Sequence[float]) -> list[tuple[str, int]]:
+def histogram_of(margins: Sequence[float]) -> list[tuple[str, int]]:
+    """How many margins lie between powers of ten."""
     edges = [0.0, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, float("inf")]
     found = []
     for low, high in zip(edges, edges[1:]):

@@ -14,9 +14,9 @@ from typing import Any
 
 from ..errors import RequestError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 # worst first
-VERDICTS = ("NOT lossless", "not audited", "lossless")
+VERDICTS = ("NOT lossless", "not audited", "lossy", "lossless")
 
 
 def schema() -> dict[str, Any]:

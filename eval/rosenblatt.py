@@ -42,6 +42,8 @@ class Rosenblatt:
     serial_statistic: float
     serial_p: float
     detectable: float
+    distance: float
+    """Total variation of the histogram from the uniform one, beyond what noise explains."""
 
     @property
     def p_values(self) -> list[float]:
@@ -58,8 +60,14 @@ def judge(transforms: Sequence[Floats], level: float) -> Rosenblatt:
     return Rosenblatt(
         len(u_M), counts.tolist(), float(found.statistic), float(found.pvalue), float(u_M.mean()),
         float(2 * stats.norm.sf(abs(z_mean))), serial, float(stats.chi2.sf(serial, 2 * LAGS)),
-        detectable_total_variation(BINS, len(u_M), level),
+        detectable_total_variation(BINS, len(u_M), level), _distance(counts),
     )  # fmt: skip
+
+
+def _distance(counts: NDArray[np.int64]) -> float:
+    share = counts / counts.sum()
+    noise = 0.5 * (2 * len(counts) * (1 - 1 / len(counts)) / (np.pi * counts.sum())) ** 0.5
+    return max(0.0, float(0.5 * np.abs(share - 1 / len(counts)).sum() - noise))
 
 
 def serial_statistic(transforms: Sequence[Floats]) -> float:
@@ -81,10 +89,13 @@ def serial_statistic(transforms: Sequence[Floats]) -> float:
 
 @torch.inference_mode()
 def transforms(
-    target: Backbone, draft: Backbone, prompts: Sequence[Sequence[int]],
+    target: Backbone, draft: Backbone | None, prompts: Sequence[Sequence[int]],
     answers: Sequence[Sequence[int]], warper: Warper, *, seed: int, skip: int = 1,
 ) -> list[Floats]:  # fmt: skip
-    """u_t of every emitted token of each answer, the first `skip` (from the prefill) left out."""
+    """u_t of every emitted token of each answer, the first `skip` (from the prefill) left out.
+
+    Without a draft model the vocabulary is ordered by p alone.
+    """
     rng = np.random.default_rng(seed)
     found = []
     for prompt, answer in zip(prompts, answers, strict=True):
@@ -93,8 +104,10 @@ def transforms(
         ids_1S = torch.tensor([[*prompt, *answer]], device=target.device)
         first = len(prompt) - 1 + skip
         p_MV = warper(target.model(ids_1S, use_cache=False).logits[0, first:-1])
-        q_logits = draft.model(ids_1S, use_cache=False).logits[0, first:-1]
-        q_MV = warper(fit_vocabulary(q_logits, p_MV.shape[-1]))
+        q_MV = torch.zeros_like(p_MV)
+        if draft is not None:
+            q_logits = draft.model(ids_1S, use_cache=False).logits[0, first:-1]
+            q_MV = warper(fit_vocabulary(q_logits, p_MV.shape[-1]))
         w_M = torch.from_numpy(rng.random(len(p_MV))).to(p_MV.device)
         emitted_M = torch.tensor(answer[skip:], device=p_MV.device)
         found.append(transform(p_MV, q_MV, emitted_M, w_M).cpu().numpy())

@@ -22,30 +22,37 @@ class Costs:
     """Forward times relative to a one-token target call at the same context length."""
 
     target_call_seconds: float
-    c: float
-    """One draft step."""
+    c: float | None
+    """One draft step; None without a drafting model."""
     c_v: dict[int, float]
-    """A verify call behind K drafted tokens, by K."""
+    """A verify call of the root and K more nodes, by K."""
 
     def predicted_speedup(self, tau: float, draft_length: int) -> float:
         """tau / (c_v + K c): Leviathan et al. 2023, theorem 3.8, with the verify cost measured."""
-        return tau / (self.c_v[draft_length] + draft_length * self.c)
+        return tau / (self.c_v[draft_length] + draft_length * (self.c or 0.0))
 
 
 @torch.inference_mode()
 def measure_costs(
-    target: Backbone, draft: Backbone, lengths: Sequence[int], *, context: int, rounds: int = 15
+    target: Backbone,
+    draft: Backbone | None,
+    lengths: Sequence[int],
+    *,
+    context: int,
+    rounds: int = 15,
 ) -> Costs:
     """Median forward times behind `context` tokens, all variants in turn in every round."""
     arms: dict[str, Callable[[], object]] = {
         "target": _one_call(target, 0, context),
-        "draft": _one_call(draft, 0, context),
     }
+    if draft is not None:
+        arms["draft"] = _one_call(draft, 0, context)
     for length in lengths:
         arms[f"verify {length}"] = _one_call(target, length, context)
     times = interleaved(arms, rounds)
     base = times["target"]
-    return Costs(base, times["draft"] / base, {n: times[f"verify {n}"] / base for n in lengths})
+    c = None if draft is None else times["draft"] / base
+    return Costs(base, c, {n: times[f"verify {n}"] / base for n in lengths})
 
 
 def interleaved(arms: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:

@@ -20,7 +20,12 @@ MISSING = "-"
 DEGENERATE = "do not believe tau"
 _WORDS = ("method", "audit")
 _NAME = 12  # columns that a method's name keeps when the line is full
-_COLOURS = {"lossless": "green", "NOT lossless": "bold red", "not audited": "yellow"}
+_COLOURS = {
+    "lossless": "green",
+    "NOT lossless": "bold red",
+    "not audited": "yellow",
+    "lossy": "yellow",
+}
 
 
 def show(results: dict[str, Any], console: Console) -> None:
@@ -54,7 +59,7 @@ def acceptance_table(rows: Sequence[dict[str, Any]]) -> Table:
         ("method", ""), ("T", ""), ("tau", "tokens/call"), ("alpha", "accepted"), ("loops", "%"),
         ("audit", ""),
     )  # fmt: skip
-    return _table("Acceptance [95 % interval]", columns, cells)
+    return plain_table("Acceptance [95 % interval]", columns, cells)
 
 
 def speed_table(rows: Sequence[dict[str, Any]]) -> Table:
@@ -71,7 +76,7 @@ def speed_table(rows: Sequence[dict[str, Any]]) -> Table:
         ("method", ""), ("T", ""), ("K", ""), ("measured", "times"), ("predicted", "times"),
         ("speed", "tokens/s"), ("c", "calls"), ("c_v", "calls"),
     )  # fmt: skip
-    return _table("Speed over plain decoding in the same engine", columns, cells)
+    return plain_table("Speed over plain decoding in the same engine", columns, cells)
 
 
 def sweep_table(sweep: Sequence[dict[str, Any]]) -> Table:
@@ -88,7 +93,7 @@ def sweep_table(sweep: Sequence[dict[str, Any]]) -> Table:
         ("predicted", "times"),
     )  # fmt: skip
     verdicts = ", ".join(sorted({row["verdict"] for row in sweep}))
-    return _table(f"Draft length K at T = 0 (audit: {verdicts})", columns, cells)
+    return plain_table(f"Draft length K at T = 0 (audit: {verdicts})", columns, cells)
 
 
 def best_lengths(sweep: Sequence[dict[str, Any]]) -> str:
@@ -128,7 +133,7 @@ def number(value: float | None, digits: int = 2) -> str:
     return MISSING if value is None or math.isnan(value) else f"{value:,.{digits}f}"
 
 
-def _table(
+def plain_table(
     title: str, columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[str | Text]]
 ) -> Table:
     """Name and unit above each column; a long name of a method gives way, a number never."""

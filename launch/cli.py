@@ -123,6 +123,9 @@ class Pair:
     """Folder or hub name of the target, in place of a run."""
     drafter: str | None = None
     """Folder of the drafter, in place of a run."""
+    method: str = "draft-model"
+    """Method, or several with commas between: draft-model, adaptive-draft, and without a drafter
+    prompt-lookup, ngram, llma, rest, lookahead; alone: skeleton-of-thought."""
 
 
 @dataclass
@@ -135,6 +138,8 @@ class Eval(Pair):
     """Folder for results.json; default RUN/eval."""
     audit: bool = True
     """Run the losslessness audit first; --no-audit shows "not audited" in its place."""
+    samples: int = 0
+    """Also write that many samples per prompt: agreement with the greedy answer, majority vote."""
 
     def run(self, overrides: Sequence[tuple[str, str]]) -> None:
         from .measure import run_eval
@@ -154,12 +159,39 @@ class Audit(Pair):
     """`stdlib` or a JSONL file; default: the recipe's."""
     out: Path | None = None
     """Folder for audit.json; default RUN/eval."""
+    determinism: bool = False
+    """In place of the audit: greedy text at other batch sizes, paddings, widths and dtypes."""
+    survey: bool = False
+    """In place of the audit: every method and rule in miniature, at many temperatures; no pair."""
 
     def run(self, overrides: Sequence[tuple[str, str]]) -> None:
         from .measure import run_audit
 
         if not run_audit(self, overrides, _console()):
             raise DraftsmithError("the audit failed: the output is not the target's own")
+
+
+@dataclass
+class Datastore:
+    """Build the datastore that the method `rest` retrieves from."""
+
+    action: Positional[Literal["build"]]
+    """What to do."""
+    source: str
+    """Texts, as in data.source: `stdlib`, a file, a folder, a glob, `hub:NAME[:CONFIG]`."""
+    out: Path
+    """New folder."""
+    target: str = "tiny"
+    """Folder or hub name of the target, whose tokenizer is used."""
+    limit: int | None = None
+    """Use only the first rows."""
+    shard_tokens: int = 16_000_000
+    """Tokens per shard; building takes memory for one at a time."""
+
+    def run(self) -> None:
+        from .datastore import build
+
+        _say(build(self))
 
 
 @dataclass
@@ -216,7 +248,7 @@ class Doctor:
 _VERBS: dict[str, type] = {
     "ls": Ls, "show": Show, "copy": Copy, "check": Check, "train": Train, "eval": Eval,
     "audit": Audit, "report": Report, "inspect": Inspect, "quickstart": Quickstart,
-    "doctor": Doctor,
+    "datastore": Datastore, "doctor": Doctor,
 }  # fmt: skip
 _WITH_OVERRIDES = {"show", "check", "train", "eval", "audit", "inspect"}
 

@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Any
 from ..data.prompts import Prompt, load_prompts, render
 from ..decoding.backbone import Backbone
 from ..decoding.loading import load_target
+from ..decoding.proposal import Proposer
 from ..drafters.draft_model import DraftModel
 from ..drafters.registry import load_drafter
 from ..errors import RequestError
 from ..eval.audit import AuditReport, audit
-from ..eval.evaluate import NOT_AUDITED, evaluate
+from ..eval.evaluate import Arm, evaluate
 from ..eval.tables import show
 from ..storage import write_text
+from .methods import NEED_DRAFT, SKELETON, make_method, split_methods
 from .recipe import Recipe, load_recipe
 
 if TYPE_CHECKING:
@@ -31,16 +33,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A pair ready to decode, the recipe that says how, and where results go."""
+    """A target and its drafters ready to decode, the recipe that says how, where results go."""
 
     recipe: Recipe
     target: Backbone
-    drafter: DraftModel
+    drafters: dict[str, Proposer]
+    """By the name of the method, in the order asked for."""
     folder: Path
+
+    @property
+    def drafter(self) -> Proposer:
+        """The first one."""
+        return next(iter(self.drafters.values()))
 
 
 def load_pair(pair: Pair, overrides: Sequence[tuple[str, str]]) -> Loaded:
-    """The pair of a run folder, or the one that --target and --drafter name."""
+    """The target and drafter of a run folder, or those that --target and --drafter name."""
+    names = split_methods(pair.method)
+    drafter_path: Path | None = None if pair.drafter is None else Path(pair.drafter)
     if pair.run_folder is not None:
         saved = pair.run_folder / "run.yaml"
         if not saved.is_file():
@@ -51,20 +61,33 @@ def load_pair(pair: Pair, overrides: Sequence[tuple[str, str]]) -> Loaded:
         recipe = load_recipe(str(saved), overrides).recipe
         folder = pair.run_folder
         target_path, drafter_path = pair.target or recipe.target.path, folder / "drafter"
-    elif pair.target is not None and pair.drafter is not None:
+    elif pair.target is not None:
         recipe = load_recipe("distill-tiny", overrides).recipe
-        folder, target_path, drafter_path = Path(), pair.target, Path(pair.drafter)
+        folder, target_path = Path(), pair.target
     else:
-        raise RequestError("nothing to measure: name a run folder, or --target and --drafter")
+        raise RequestError(
+            "nothing to measure: name a run folder, or --target and --drafter, or --target and a "
+            "--method that needs no drafter"
+        )
+    if drafter_path is None and set(names) & set(NEED_DRAFT):
+        raise RequestError(
+            f"--method {pair.method} needs a draft model: name its folder by --drafter, or a run"
+        )
     target = load_target(
         target_path, revision=recipe.target.revision, dtype=recipe.target.dtype,
         trust_remote_code=recipe.target.trust_remote_code,
     )  # fmt: skip
-    drafter = load_drafter(
-        drafter_path, target, draft_length=recipe.eval.draft_length,
-        policy=recipe.drafter.policy,
-    )  # fmt: skip
-    return Loaded(recipe, target, drafter, folder)
+
+    def draft() -> DraftModel:
+        return load_drafter(
+            drafter_path or "", target, draft_length=recipe.eval.draft_length,
+            policy=recipe.drafter.policy,
+        )  # fmt: skip
+
+    drafters = {
+        name: make_method(name, recipe, target, draft) for name in names if name != SKELETON
+    }
+    return Loaded(recipe, target, drafters, folder)
 
 
 def run_eval(request: Eval, overrides: Sequence[tuple[str, str]], console: Console) -> None:
@@ -72,42 +95,143 @@ def run_eval(request: Eval, overrides: Sequence[tuple[str, str]], console: Conso
     pair = load_pair(request, overrides)
     out = request.out or pair.folder / "eval"
     prompts = prompts_of(pair, request.prompts)
-    verdict = NOT_AUDITED
-    if request.audit:
-        verdict = audit_pair(pair, prompts, out, console).verdict
+    if not pair.drafters:
+        _skeleton(pair, prompts, out, console)
+        return
+    arms = []
+    for name, drafter in pair.drafters.items():
+        verdict: dict[str, Any] = {}
+        if request.audit:
+            report = audit_pair(pair, prompts, out, console, name)
+            verdict = {"verdict": report.verdict, "distance": report.distance}
+        arms.append(Arm(TABLE_NAMES.get(name, name), drafter, **verdict))
     config = pair.recipe.eval
     if request.prompts is not None:
         config = config.model_copy(update={"prompts": request.prompts})
-    results = evaluate(
-        pair.target, pair.drafter, prompts, config, name="draft model", verdict=verdict
-    )
+    results = evaluate(pair.target, arms, prompts, config)
     write_json(out / "results.json", results)
     show(results, console)
     console.print(f"results: {out / 'results.json'}")
+    if request.samples:
+        _agreement(pair, prompts, request.samples, out, console)
+
+
+TABLE_NAMES = {"draft-model": "draft model", "adaptive-draft": "adaptive draft"}
+
+
+def _skeleton(pair: Loaded, prompts: Sequence[Prompt], out: Path, console: Console) -> None:
+    """Skeleton-of-Thought beside plain decoding: latency, length and calls, no acceptance."""
+    from ..decoding.sampling import Warper
+    from ..eval.skeleton import evaluate_skeleton, skeleton_table
+
+    config = pair.recipe.eval
+    found = [
+        evaluate_skeleton(
+            pair.target, prompts, warper=Warper(temperature, config.top_k, config.top_p),
+            max_new_tokens=config.max_new_tokens, seed=config.seed,
+        )
+        for temperature in config.temperatures
+    ]  # fmt: skip
+    for each in found:
+        console.print(skeleton_table(each))
+    write_json(out / "skeleton.json", found)
+    console.print(f"results: {out / 'skeleton.json'}")
+
+
+def _agreement(
+    pair: Loaded, prompts: Sequence[Prompt], samples: int, out: Path, console: Console
+) -> None:
+    """Agreement of samples with the greedy answer, and the majority vote, in one batch each."""
+    from ..decoding.sampling import Warper
+    from ..eval.agreement import agreement, agreement_table
+
+    config = pair.recipe.eval
+    warm = [each for each in config.temperatures if each > 0]
+    if not warm:
+        raise RequestError("--samples needs a temperature above 0; eval.temperatures has none")
+    found = agreement(
+        pair.target, pair.drafter, first_turns(pair, prompts), samples=samples,
+        warper=Warper(warm[0], config.top_k, config.top_p, config.min_p),
+        max_new_tokens=config.max_new_tokens, eos_ids=pair.target.eos_ids, seed=config.seed,
+    )  # fmt: skip
+    write_json(out / "agreement.json", found)
+    console.print(agreement_table(found))
 
 
 def run_audit(request: Audit, overrides: Sequence[tuple[str, str]], console: Console) -> bool:
-    """Run the audit alone; whether it passed."""
+    """Run the audit alone, or one of the probes in its place; whether it passed."""
+    if request.survey:
+        return _survey(overrides, request.out or Path(), console)
     pair = load_pair(request, overrides)
+    if not pair.drafters:
+        raise RequestError(f"{SKELETON} is not lossless: there is nothing to audit")
     prompts = prompts_of(pair, request.prompts)
     out = request.out or pair.folder / "eval"
-    report = audit_pair(pair, prompts, out, console, plant=request.plant, decoder=request.decoder)
-    return not report.failures
+    if request.determinism:
+        return _determinism(pair, prompts, out, console)
+    reports = [
+        audit_pair(pair, prompts, out, console, name, plant=request.plant, decoder=request.decoder)
+        for name in pair.drafters
+    ]
+    return not any(each.failures for each in reports)
+
+
+def _survey(overrides: Sequence[tuple[str, str]], out: Path, console: Console) -> bool:
+    from ..eval.survey import survey, survey_table
+
+    config = load_recipe("distill-tiny", overrides).recipe.audit
+    found = survey(config)
+    console.print(survey_table(found), crop=False)
+    write_json(out / "survey.json", found)
+    return bool(found["passed"])
+
+
+def _determinism(pair: Loaded, prompts: Sequence[Prompt], out: Path, console: Console) -> bool:
+    from ..drafters.adaptive import AdaptiveDraft
+    from ..eval.determinism import probe_determinism
+
+    drafter = pair.drafter
+    if not isinstance(drafter, DraftModel) or isinstance(drafter, AdaptiveDraft):
+        raise RequestError(
+            "--determinism compares verify calls of chosen widths, which takes a draft model: "
+            "leave out --method"
+        )
+    found = probe_determinism(
+        pair.target, drafter, first_turns(pair, prompts),
+        max_new_tokens=pair.recipe.eval.max_new_tokens,
+    )  # fmt: skip
+    console.print(found.text())
+    write_json(out / "determinism.json", found.to_dict())
+    return found.passed
 
 
 def audit_pair(
-    pair: Loaded, prompts: Sequence[Prompt], out: Path, console: Console, **how: Any
-) -> AuditReport:
-    """Audit the pair on the prompts' first turns and write `audit.json`."""
-    ids = [
-        render(prompt, pair.target.tokenizer, limit=pair.recipe.eval.prompt_tokens)
-        for prompt in prompts
-    ]
-    report = audit(pair.target, pair.drafter, ids, pair.recipe.audit, **how)
+    pair: Loaded, prompts: Sequence[Prompt], out: Path, console: Console, name: str = "draft-model",
+    **how: Any,
+) -> AuditReport:  # fmt: skip
+    """Audit a method on the prompts' first turns and write `audit.json`."""
+    report = audit(
+        pair.target, pair.drafters[name], first_turns(pair, prompts), pair.recipe.audit,
+        rule=pair.recipe.eval.rule, **how,
+    )  # fmt: skip
+    if len(pair.drafters) > 1:
+        console.print(f"{name}:")
     console.print(report.text())
-    name = "audit.json" if how.get("plant") is None else f"audit-planted-{how['plant']}.json"
-    write_json(out / name, report.to_dict())
+    parts = ["audit"]
+    if len(pair.drafters) > 1:
+        parts.append(name)
+    if how.get("plant") is not None:
+        parts.append(f"planted-{how['plant']}")
+    if how.get("decoder", "draftsmith") != "draftsmith":
+        parts.append(how["decoder"])
+    write_json(out / f"{'-'.join(parts)}.json", report.to_dict())
     return report
+
+
+def first_turns(pair: Loaded, prompts: Sequence[Prompt]) -> list[list[int]]:
+    """Token ids of the prompts' first turns."""
+    limit = pair.recipe.eval.prompt_tokens
+    return [render(prompt, pair.target.tokenizer, limit=limit) for prompt in prompts]
 
 
 def prompts_of(pair: Loaded, source: str | None) -> list[Prompt]:

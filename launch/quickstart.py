@@ -43,7 +43,7 @@ def quickstart(out: Path, console: Console) -> None:
 
 def _measure(run: Path, resolved: Resolved, console: Console) -> dict:
     """Audit and measure the trained draft; measure the untrained one beside it."""
-    from ..eval.evaluate import evaluate
+    from ..eval.evaluate import Arm, evaluate
     from .cli import Pair
     from .measure import audit_pair, load_pair, prompts_of, write_json
 
@@ -51,10 +51,8 @@ def _measure(run: Path, resolved: Resolved, console: Console) -> dict:
     prompts = prompts_of(pair, None)
     report = audit_pair(pair, prompts, run / "eval", console)
     console.print("3/4 measuring acceptance and speed ...")
-    results = evaluate(
-        pair.target, pair.drafter, prompts, resolved.recipe.eval, name="draft model",
-        verdict=report.verdict,
-    )  # fmt: skip
+    arm = Arm("draft model", pair.drafter, report.verdict)
+    results = evaluate(pair.target, [arm], prompts, resolved.recipe.eval)
     results["rows"].append(_untrained(pair, prompts, resolved, report.verdict))
     write_json(run / "eval" / "results.json", results)
     if report.failures:
@@ -68,7 +66,7 @@ def _untrained(pair: Loaded, prompts: list[Prompt], resolved: Resolved, verdict:
 
     from ..decoding.backbone import Backbone
     from ..drafters.draft_model import DraftModel
-    from ..eval.evaluate import evaluate
+    from ..eval.evaluate import Arm, evaluate
     from ..trainers.distill import draft_model
 
     torch.manual_seed(resolved.recipe.loop.seed)
@@ -77,6 +75,6 @@ def _untrained(pair: Loaded, prompts: list[Prompt], resolved: Resolved, verdict:
     config = resolved.recipe.eval.model_copy(
         update={"temperatures": [0.0], "sweep": [], "repeats": 1}
     )
-    return evaluate(pair.target, drafter, prompts, config, name="untrained draft", verdict=verdict)[
-        "rows"
-    ][0]
+    arm = Arm("untrained draft", drafter, verdict)
+    row: dict = evaluate(pair.target, [arm], prompts, config)["rows"][0]
+    return row

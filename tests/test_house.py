@@ -23,7 +23,7 @@ ARROWS = {
     "eval": {"data", "drafters", "decoding"},
     "launch": {"trainers", "eval", "data", "drafters", "decoding"},
 }
-SOURCES = [path for room in ROOMS for path in sorted((ROOT / room).glob("*.py"))]
+SOURCES = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
 ALL = [*sorted(ROOT.glob("*.py")), *SOURCES]
 TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in ALL}
 

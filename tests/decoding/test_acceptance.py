@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from draftsmith.decoding.acceptance import accept_greedy, accept_sampled, rule_for
+from draftsmith.decoding.acceptance import accept_greedy, accept_sampled
 from draftsmith.decoding.proposal import Law, Proposal
-from draftsmith.decoding.random import Uniforms
+from draftsmith.decoding.random import SharedStream, Uniforms
+from draftsmith.decoding.rules import rule_for
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.tree import Tree, chain
 from draftsmith.errors import RequestError
@@ -65,7 +66,7 @@ def test_sample_and_match_keeps_the_target_law_and_knows_its_chance(parents: tup
     logits = torch.randn(1, len(tree), V, generator=g).expand(B, -1, -1)
     tokens = torch.randint(0, V, (1, len(tree)), generator=g).expand(B, -1)
     warper = Warper(0.9)
-    stream = _Stream(B)
+    stream = SharedStream(5, B)
     found = accept_sampled(logits, Proposal(tokens, tree, Law.POINT_MASS), warper, stream)
     at_root = torch.where(
         found.accepted_B > 0,
@@ -78,34 +79,35 @@ def test_sample_and_match_keeps_the_target_law_and_knows_its_chance(parents: tup
     assert abs((found.accepted_B > 0).float().mean() - chance) < 0.01
 
 
-class _Stream(Uniforms):
-    def __init__(self, rows: int) -> None:
-        self._g, self._rows = torch.Generator().manual_seed(5), rows
-
-    def take(self, count: int) -> torch.Tensor:
-        return torch.rand(self._rows, count, generator=self._g, dtype=torch.float64)
-
-
 def proposal(law: Law, tree: Tree) -> Proposal:
     return Proposal(torch.zeros(1, len(tree), dtype=torch.long), tree, law)
 
 
 def test_the_lossless_rule_is_chosen_by_the_declared_law() -> None:
+    forked = Tree((-1, 0, 0))
     chosen = {
-        (law, t): rule_for(proposal(law, chain(2)), Warper(t)).__name__
-        for law in (Law.POINT_MASS, Law.IID)
-        for t in (0.0, 1.0)
+        (law, len(tree.children[0])): rule_for(proposal(law, tree), Warper(1.0)).__name__
+        for law in Law
+        for tree in (chain(2), forked)
     }
     assert chosen == {
-        (Law.POINT_MASS, 0.0): "accept_greedy",
-        (Law.POINT_MASS, 1.0): "accept_sampled",
-        (Law.IID, 0.0): "accept_greedy",
-        (Law.IID, 1.0): "accept_chain",
+        (Law.POINT_MASS, 1): "accept_sampled",
+        (Law.POINT_MASS, 2): "accept_sampled",
+        (Law.IID, 1): "accept_chain",
+        (Law.IID, 2): "accept_tree",
+        (Law.WITHOUT_REPLACEMENT, 1): "accept_chain",
+        (Law.WITHOUT_REPLACEMENT, 2): "accept_tree",
+        (Law.SEVERAL, 1): "accept_several",
+        (Law.SEVERAL, 2): "accept_several",
     }
+    for law in Law:
+        assert rule_for(proposal(law, forked), Warper(0.0)) is accept_greedy
 
 
 def test_a_rule_that_is_not_lossless_is_refused_and_the_right_one_named() -> None:
     with pytest.raises(RequestError, match="the lossless rule is 'rejection'"):
         rule_for(proposal(Law.IID, chain(2)), Warper(1.0), "sample-and-match")
-    with pytest.raises(RequestError, match="no lossless rule"):
-        rule_for(proposal(Law.IID, Tree((-1, 0, 0))), Warper(1.0))
+    with pytest.raises(RequestError, match="no acceptance rule is called 'hope'.*lossy-typical"):
+        rule_for(proposal(Law.IID, chain(2)), Warper(1.0), "hope")
+    with pytest.raises(RequestError, match="needs a chain drawn from a draft's law"):
+        rule_for(proposal(Law.POINT_MASS, chain(2)), Warper(1.0), "lossy-lenient")

@@ -1,16 +1,23 @@
 """The engine's promises: exact at T=0, EOS and length exact, rows independent, cache as prefilled."""
 
+from typing import Any
+
 import pytest
 import torch
 from conftest import make_drafter, make_target
 from draftsmith.decoding.arena import KVArena
 from draftsmith.decoding.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive, generate
+from draftsmith.decoding.graphs import Held
+from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.tree import Tree, chain
+from draftsmith.drafters.lookahead import Lookahead
+from draftsmith.drafters.prompt_lookup import PromptLookup
 from draftsmith.errors import RequestError
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10], [11], [12, 13, 14, 15]]
 GREEDY = Warper(0.0)
@@ -121,7 +128,7 @@ def test_the_draft_law_while_decoding_is_the_one_of_training(target, drafter) ->
         def _logits(self, tokens, start):
             logits = super()._logits(tokens, start)
             end = int(start[0]) + tokens.shape[1] - 1
-            text = self._history_BL[0, : end + 1].tolist()
+            text = self._history.tokens_BL[0, : end + 1].tolist()
             text[end - tokens.shape[1] + 1 :] = tokens[0].tolist()
             # drafted tokens are not history yet: take them from what was fed in this step
             self._fed = (*getattr(self, "_fed", ()), (int(start[0]), tokens[0].tolist()))
@@ -150,22 +157,11 @@ def test_bad_requests_are_named(target, drafter) -> None:
 
 
 def test_state_that_cannot_be_rolled_back_is_refused_by_name() -> None:
-    from transformers import MambaConfig, MambaForCausalLM, MistralConfig, MistralForCausalLM
+    from transformers import MambaConfig, MambaForCausalLM
 
-    sizes = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1}
-    mistral = MistralForCausalLM(
-        MistralConfig(
-            **sizes,
-            intermediate_size=16,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            sliding_window=8,
-        )  # fmt: skip
-    )
-    with pytest.raises(RequestError, match=r"Mistral.*sliding window|Mistral.*sliding_attention"):
-        Backbone(mistral, name="m")
+    mamba = MambaForCausalLM(MambaConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1))
     with pytest.raises(RequestError, match="Mamba"):
-        Backbone(MambaForCausalLM(MambaConfig(**sizes)), name="s")
+        Backbone(mamba, name="s")
 
 
 @pytest.mark.parametrize("extra", [-3, 5])
@@ -178,3 +174,98 @@ def test_padding_rows_of_a_draft_head_are_never_drafted(target, extra: int) -> N
     law = Warper(1.0)(fitted)
     if extra < 0:
         assert torch.equal(law[:, extra:], torch.zeros(2, -extra))
+
+
+class _NoWaiting(TorchDispatchMode):
+    """Refuses what makes a host wait for its device, or shapes depend on values."""
+
+    waits = ("_local_scalar_dense", "nonzero", "masked_select", "item", "is_nonzero", "equal")
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function._schema.name.removeprefix("aten::") in self.waits:
+            raise AssertionError(f"the step waits for the device: {function._schema.name}")
+        return function(*args, **(kwargs or {}))
+
+
+class _Steady:
+    """A drafter under which every step but the first runs without waiting."""
+
+    def __init__(self, drafter: Any) -> None:
+        self.inner, self.steps, self.mode = drafter, 0, None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def propose(self, *args: Any) -> Any:
+        self.steps += 1
+        if self.steps > 1:
+            self.mode = _NoWaiting()
+            self.mode.__enter__()
+        return self.inner.propose(*args)
+
+    def observe(self, committed: Any) -> None:
+        self.inner.observe(committed)
+        self.leave()
+
+    def leave(self) -> None:
+        if self.mode is not None:
+            self.mode.__exit__(None, None, None)
+            self.mode = None
+
+
+@pytest.mark.parametrize("kind", ["chain", "lookahead", "lookup"])
+@pytest.mark.parametrize("warper", [GREEDY, Warper(0.8, top_k=9, top_p=0.9)])
+def test_a_steady_step_never_waits_for_the_device(target, kind: str, warper: Warper) -> None:
+    drafter = {
+        "chain": lambda: make_drafter(target),
+        "lookahead": lambda: Lookahead(window=3, ngram=3, guesses=2),
+        "lookup": lambda: PromptLookup(draft_length=4),
+    }[kind]()
+    steady = _Steady(drafter)
+    common = {"warper": warper, "max_new_tokens": 24, "eos_ids": [3], "seed": 1}
+    done = generate(target, steady, PROMPTS, static=True, **common)
+    assert steady.steps > 2
+    assert done.tokens == generate(target, drafter, PROMPTS, **common).tokens
+    waiting = _Steady(drafter)
+    with pytest.raises(AssertionError, match="waits for the device"):
+        generate(target, waiting, PROMPTS, static=False, **common)
+    waiting.leave()
+
+
+def test_a_late_host_changes_nothing_but_its_own_knowledge(target, drafter) -> None:
+    common = {"warper": Warper(1.0), "max_new_tokens": 20, "eos_ids": [5, 9], "seed": 3}
+    early = generate(target, drafter, PROMPTS, static=False, **common)
+    late = generate(target, drafter, PROMPTS, static=True, **common)
+    assert late.tokens == early.tokens
+    assert late.origin == early.origin
+    assert late.target_calls == early.target_calls
+    assert (late.steps.kept_TB == early.steps.kept_TB).all()
+    base = {**common, "static": True}
+    assert autoregressive(target, PROMPTS, **base).tokens == (
+        autoregressive(target, PROMPTS, **common).tokens
+    )
+
+
+def test_graphs_need_cuda(target, drafter) -> None:
+    if target.device.type == "cuda":
+        pytest.skip("there is a GPU")
+    with pytest.raises(RequestError, match="CUDA graphs were asked for, and the target is on cpu"):
+        generate(target, drafter, PROMPTS, warper=GREEDY, max_new_tokens=4, graphs=True)
+
+
+def test_a_held_block_hands_out_every_number_once() -> None:
+    """As under a graph: the step reads one address, the numbers there are always new."""
+    held = Held(Uniforms(0, range(2), "cpu"))
+    plain = Uniforms(0, range(2), "cpu")
+    seen, places = [], set()
+    for step in range(6):
+        if step == 2:
+            held.hold()
+        else:
+            held.restart()
+        first, second = held.take(2), held.take(3)
+        seen.append(torch.cat([first, second], 1).clone())
+        if step >= 2:
+            places.add((first.data_ptr(), second.data_ptr()))
+    assert len(places) == 1
+    assert torch.equal(torch.cat(seen, 1), plain.take(30))

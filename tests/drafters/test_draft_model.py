@@ -28,14 +28,14 @@ WORDS = ["abc def ghi jkl mno pqr\n"] * 5
 class Watched(DraftModel):
     """Keeps what was known before each proposal, and the proposal."""
 
-    def reset(self, prompts, room):  # noqa: ANN001, ANN201
-        super().reset(prompts, room)
+    def reset(self, prompts, room, *, static=False):  # noqa: ANN001, ANN201
+        super().reset(prompts, room, static=static)
         self.seen: list[tuple[list[list[int]], Proposal]] = []
 
     def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
         proposal = super().propose(last_B, warper, uniforms)
         known = [
-            self._history_BL[row, : int(self._lengths_B[row])].tolist()
+            self._history.tokens_BL[row, : int(self._history.lengths_B[row])].tolist()
             for row in range(len(last_B))
         ]
         self.seen.append((known, proposal))

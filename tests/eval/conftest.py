@@ -12,7 +12,7 @@ from draftsmith.data.prompts import Prompt
 from draftsmith.data.tokenizer import train_tokenizer
 from draftsmith.eval.audit import audit
 from draftsmith.eval.config import AuditConfig, EvalConfig
-from draftsmith.eval.evaluate import evaluate
+from draftsmith.eval.evaluate import Arm, evaluate
 
 HOSTILE = "</pre></style><script>document.title='broken'</script>\u202e\u0000'\"```|\U0001f40d<b>"
 
@@ -35,9 +35,7 @@ def measured() -> tuple[dict[str, Any], dict[str, Any]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "render", lambda prompt, *_args, **_kw: ids[int(prompt.id)])
-        results = evaluate(
-            target, drafter, prompts, config, name="draft model", verdict=report.verdict
-        )
+        results = evaluate(target, [Arm("draft model", drafter, report.verdict)], prompts, config)
     return json.loads(json.dumps(results)), json.loads(json.dumps(report.to_dict()))
 
 

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 from conftest import make_drafter, make_target
-from draftsmith.decoding.acceptance import accept_chain
-from draftsmith.decoding.sampling import Warper, draw
+from draftsmith.decoding.sampling import Warper
 from draftsmith.errors import RequestError
 from draftsmith.eval.audit import FALSE_ALARM, _failures, audit
 from draftsmith.eval.config import AuditConfig
-from draftsmith.eval.enumeration import enumerate_rule
+from draftsmith.eval.enumeration import enumerate_decoding
+from draftsmith.eval.miniature import MINIATURES, Miniature
 from draftsmith.eval.plants import PLANTS
 from draftsmith.eval.power import detectable_total_variation
 from draftsmith.eval.replay import replay
@@ -27,21 +27,37 @@ def test_defaults_see_what_the_documentation_promises() -> None:
     assert detectable_total_variation(20, config.tokens, LEVEL) <= 0.02
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_the_right_rule_passes_enumeration(seed: int) -> None:
-    found = enumerate_rule(
-        accept_chain, draw, sequences=300_000, warper=Warper(0.7), seed=seed, level=LEVEL
-    )
+WARPERS = [Warper(0.0), Warper(0.7), Warper(1.0, top_k=2), Warper(0.6, top_p=0.8)]
+
+
+@pytest.mark.parametrize("warper", WARPERS)
+@pytest.mark.parametrize("name", MINIATURES)
+def test_every_method_passes_enumeration(name: str, warper: Warper) -> None:
+    small = Miniature.of(name, seed=1)
+    found = enumerate_decoding(
+        small.target, small.proposer, rule=None, warper=warper, seed=2, level=LEVEL,
+        sequences=4_000 if name in ("rest", "function") else 30_000,  # these ask the host
+    )  # fmt: skip
     assert found.p_value > LEVEL
 
 
 @pytest.mark.parametrize("name", PLANTS)
 def test_enumeration_alone_catches_every_plant(name: str) -> None:
-    plant = PLANTS[name]
-    found = enumerate_rule(
-        plant.make_rule(), plant.choose, sequences=200_000, warper=Warper(0.7), seed=1, level=LEVEL
-    )
+    plant, small = PLANTS[name], Miniature.of("draft-model", seed=1)
+    found = enumerate_decoding(
+        small.target, lambda: plant.miniature(small.drafts), rule=plant.make_rule(),
+        sequences=100_000, warper=Warper(0.7), seed=1, level=LEVEL,
+    )  # fmt: skip
     assert found.p_value < 1e-12
+
+
+@pytest.mark.parametrize("rule", ["lossy-typical", "lossy-lenient", "lossy-topk-match"])
+def test_a_lossy_rule_gets_its_distance_in_place_of_a_verdict(pair, rule: str) -> None:
+    report = audit(*pair, PROMPTS, SMALL, rule=rule)
+    assert report.verdict == "lossy"
+    assert report.distance > 0.03
+    assert f"({rule}, distance 0." in report.text()
+    assert report.failures == []
 
 
 def test_the_stated_power_is_real() -> None:
@@ -106,7 +122,9 @@ def test_the_whole_audit_fails_with_a_plant(pair, name: str) -> None:
     assert report.verdict == "NOT lossless"
 
 
-@pytest.mark.parametrize("name", ["argmax-draft", "fresh-draw", "residual-argmax"])
+@pytest.mark.parametrize(
+    "name", ["argmax-draft", "fresh-draw", "residual-argmax", "typical-acceptance"]
+)
 def test_the_real_pair_alone_sees_a_biased_rule(pair, name: str) -> None:
     report = audit(*pair, PROMPTS, SMALL, plant=name)
     assert _failures(None, report.rosenblatt, report.replay)

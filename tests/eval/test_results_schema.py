@@ -96,7 +96,7 @@ def test_nothing_may_be_left_out(path: list[Any], field: str, results: dict[str,
     [(ROW, "verdict", "probably fine"), (SWEEP, "verdict", None), (ROW, "taux", 1),
      (ROW, "tau", [1.7, 1.6]), (ROW, "tau", [0.4, 0.3, 0.5]), (ROW, "alpha", [1.2, 1.1, 1.3]),
      (ROW, "sample", [{"id": "a", "prompt": "b", "tokens": [["c", "guess"]]}]),
-     ([], "schema_version", 2), (["costs"], "c_v", {"four": 1.2})],
+     ([], "schema_version", 1), (["costs"], "c_v", {"four": 1.2})],
 )  # fmt: skip
 def test_wrong_values_are_refused(
     path: list[Any], field: str, value: Any, results: dict[str, Any]
@@ -117,7 +117,7 @@ def test_reading_again(results: dict[str, Any], tmp_path: Path) -> None:
     path.write_text(json.dumps(results))
     assert read_results(path) == results
     path.write_text(json.dumps({**results, "schema_version": 0}))
-    with pytest.raises(RequestError, match="schema_version 0, this version reads 1"):
+    with pytest.raises(RequestError, match="schema_version 0, this version reads 2"):
         read_results(path)
 
 

@@ -1,0 +1,634 @@
+"""What decoding on a CUDA device costs: bandwidth, verify and draft costs, waits, samplers.
+
+Random weights of Llama-2-7B's shape in bf16, made on the device. Arms take turns within a section,
+figures are medians of CUDA events. Bytes of a token are the fewest that it needs: the weights (of
+an untied embedding one row, left out) and the keys and values of the text so far.
+
+    python benchmarks/decode_gpu.py --out decode_gpu.json
+    python benchmarks/decode_gpu.py --tiny                # on a CPU: checks the script
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import draftsmith
+import torch
+from draftsmith.decoding.arena import KVArena
+from draftsmith.decoding.attention import use_grouped_attention
+from draftsmith.decoding.backbone import Backbone
+from draftsmith.decoding.engine import autoregressive, generate
+from draftsmith.decoding.graphs import Held, Replayed
+from draftsmith.decoding.proposal import Committed, Proposal
+from draftsmith.decoding.random import Uniforms
+from draftsmith.decoding.sampling import Warper, draw
+from draftsmith.decoding.tree import chain
+from draftsmith.drafters.draft_model import DraftModel
+from draftsmith.eval.environment import environment
+from draftsmith.eval.speed import Costs, bytes_of
+from draftsmith.trainers.architecture import fresh_model
+from draftsmith.trainers.config import ModelConfig
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+NODES = (1, 2, 4, 8, 16, 32, 64)
+LENGTHS = tuple(range(1, 9))
+ALPHAS = (0.5, 0.6, 0.7, 0.8, 0.9)
+GREEDY = Warper(0.0)
+SAMPLED = Warper(0.8, top_k=50, top_p=0.95)
+SHARE_GOAL, VERIFY_GOAL = 0.82, 1.15
+TINY_NOTE = "tiny CPU mode: checks the script, measures nothing"
+MISSING, NO_CUDA = "not installed", "needs CUDA"
+_PACKAGE = str(Path(draftsmith.__file__).parent)
+
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Where it runs, the shape of the target, and how much is measured."""
+
+    device: str = "cuda"
+    dtype: torch.dtype = torch.bfloat16
+    layers: int = 32
+    hidden: int = 4096
+    heads: int = 32
+    kv_heads: int = 32
+    intermediate: int = 11008
+    vocabulary: int = 32000
+    context: int = 1024
+    new_tokens: tuple[int, int] = (32, 544)
+    """Two answers; a token's time is their difference, so prefill and recording drop out."""
+    copied_bytes: int = 2_000_000_000
+    rounds: int = 15
+    whole_rounds: int = 5
+    """Rounds of whole answers, which take seconds each."""
+    repeats: int = 10
+    """Calls between two events, back to back, so that launching one hides behind another."""
+    watched_steps: int = 8
+    batches: tuple[int, ...] = (1, 8, 64)
+    vocabularies: tuple[int, ...] = (32000, 151_936)
+
+    @property
+    def cuda(self) -> bool:
+        return self.device.startswith("cuda")
+
+    @property
+    def prompt(self) -> list[int]:
+        """As many token ids as the context has."""
+        return [1 + place * 7919 % (self.vocabulary - 1) for place in range(self.context)]
+
+
+TINY = Sizes(
+    device="cpu", dtype=torch.float32, layers=2, hidden=32, heads=4, kv_heads=2, intermediate=64,
+    vocabulary=61, context=8, new_tokens=(2, 6), copied_bytes=2**16, rounds=2, whole_rounds=1,
+    repeats=1, watched_steps=4, batches=(1, 2), vocabularies=(61, 128),
+)  # fmt: skip
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = _arguments(argv)
+    if not args.tiny and not torch.cuda.is_available():
+        print("decode_gpu: no CUDA device is visible; --tiny checks the script on a CPU",
+              file=sys.stderr)  # fmt: skip
+        return 2
+    sizes = TINY if args.tiny else _sizes(args)
+    target, draft = random_model(sizes, sizes.layers), random_model(sizes, 1)
+    results: dict[str, Any] = {
+        "note": TINY_NOTE if args.tiny else "", "environment": environment(),
+        "cuda": torch.version.cuda, "sizes": asdict(sizes) | {"dtype": str(sizes.dtype)},
+    }  # fmt: skip
+    show_head(results, sizes)
+    # a section that fails leaves those before it printed and written
+    sections: tuple[tuple[str, Callable[[], Any], Callable[[Any], None]], ...] = (
+        ("baseline", lambda: measure_baseline(sizes, target), show_baseline),
+        ("costs", lambda: relative(measure_forwards(sizes, target, draft)), show_costs),
+        ("surface", lambda: surface(costs_of(results["costs"]["seconds"])), show_surface),
+        ("waits", lambda: count_waits(sizes, target, draft), show_waits),
+        ("samplers", lambda: measure_samplers(sizes), show_samplers),
+    )
+    for name, measure, show in sections:
+        results[name] = measure()
+        show(results[name])
+        if args.out:
+            args.out.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    if args.tiny:
+        print(f"\n{TINY_NOTE}")
+    return 0
+
+
+def random_model(sizes: Sizes, layers: int) -> Backbone:
+    """A causal LM with random weights, made on the device in the type that it decodes in."""
+    config = ModelConfig(
+        architecture="llama", layers=layers, hidden=sizes.hidden, heads=sizes.heads,
+        kv_heads=sizes.kv_heads, head_size=sizes.hidden // sizes.heads,
+        intermediate=sizes.intermediate, tied=False,
+        max_positions=sizes.context + sizes.new_tokens[1] + 256,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(sizes.dtype)
+    try:
+        with torch.device(sizes.device):
+            model: Any = fresh_model(config, vocabulary=sizes.vocabulary, eos=None)
+    finally:
+        torch.set_default_dtype(before)
+    model.requires_grad_(False).eval()
+    use_grouped_attention(model)
+    return Backbone(model, name="random weights")
+
+
+# --- time and bytes
+
+
+def medians(
+    arms: dict[str, Call], rounds: int, device: str, *, repeats: int = 1
+) -> dict[str, float]:
+    """Median seconds of a call of each arm; arms take turns, `repeats` calls to a turn."""
+    seconds: dict[str, list[float]] = {name: [] for name in arms}
+    for number in range(rounds + 1):
+        for name, call in arms.items():
+            elapsed = _seconds(call, repeats, device)
+            if number:  # the first round warms up
+                seconds[name].append(elapsed / repeats)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def _seconds(call: Call, repeats: int, device: str) -> float:
+    if device == "cpu":
+        start = time.perf_counter()
+        for _ in range(repeats):
+            call()
+        return time.perf_counter() - start
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    begin.record()
+    for _ in range(repeats):
+        call()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3
+
+
+def recorded(step: Call, sizes: Sizes) -> Call:
+    """The step as the engine replays it, already recorded; the step itself without CUDA."""
+    if not sizes.cuda:
+        return step
+    device = torch.device(sizes.device)
+    replayed = Replayed(step, Held(Uniforms(0, [0], device)), device)
+    for _ in range(3):  # two eager calls, then the recording
+        replayed()
+    return replayed
+
+
+def copy_between(sizes: Sizes) -> Call:
+    """A device-to-device copy of `copied_bytes`: as many are read, and as many written."""
+    source = torch.randint(256, (sizes.copied_bytes,), dtype=torch.uint8, device=sizes.device)
+    to = torch.empty_like(source)
+
+    def copy() -> None:
+        for _ in range(sizes.repeats):
+            to.copy_(source)
+
+    return copy
+
+
+def weight_bytes(backbone: Backbone) -> int:
+    """Bytes of weights that one token needs; an embedding that is not the head is looked up."""
+    model: Any = backbone.model
+    looked_up = model.get_input_embeddings().weight
+    if looked_up.data_ptr() == model.get_output_embeddings().weight.data_ptr():
+        return bytes_of(backbone)
+    return bytes_of(backbone) - looked_up.numel() * looked_up.element_size()
+
+
+def kv_bytes(sizes: Sizes, tokens: float) -> float:
+    """Bytes of the keys and values of `tokens` tokens, in all layers."""
+    of_a_token = 2 * sizes.layers * sizes.kv_heads * (sizes.hidden // sizes.heads)
+    return tokens * of_a_token * sizes.dtype.itemsize
+
+
+@torch.inference_mode()
+def measure_baseline(sizes: Sizes, target: Backbone) -> dict[str, float]:
+    """Whole autoregressive answers, every step a replay, beside the bandwidth of a copy."""
+    short, long = sizes.new_tokens
+
+    def answer(count: int) -> Call:
+        return lambda: autoregressive(
+            target, [sizes.prompt], warper=GREEDY, max_new_tokens=count, static=True,
+            graphs=sizes.cuda,
+        )  # fmt: skip
+
+    arms = {"copy": copy_between(sizes), "short": answer(short), "long": answer(long)}
+    times = medians(arms, sizes.whole_rounds, sizes.device)
+    per_token = (times["long"] - times["short"]) / (long - short)
+    needed = weight_bytes(target) + kv_bytes(sizes, sizes.context + (short + long) / 2)
+    return bandwidths(needed, per_token, 2 * sizes.copied_bytes * sizes.repeats, times["copy"])
+
+
+def bandwidths(
+    needed: float, per_token: float, copied: float, copy_seconds: float
+) -> dict[str, float]:
+    """What a token reads, how fast it is read, and which share that is of what a copy attains."""
+    achieved, attainable = needed / per_token, copied / copy_seconds
+    return {
+        "tokens_per_second": 1 / per_token, "bytes_per_token": needed,
+        "bytes_per_second": achieved, "attainable_bytes_per_second": attainable,
+        "share": achieved / attainable,
+    }  # fmt: skip
+
+
+# --- what a verify call and a draft step cost
+
+
+@torch.inference_mode()
+def measure_forwards(sizes: Sizes, target: Backbone, draft: Backbone) -> dict[str, float]:
+    """Seconds of a forward by nodes ("1", "2", ...) and of a draft step, all behind one context."""
+    nodes = sorted({*NODES, *(length + 1 for length in LENGTHS)})
+    arms = {}
+    for backbone, counts in ((target, nodes), (draft, [1])):
+        # one arena for all: every forward sees the same slots, so nodes are all that differs
+        arena = KVArena(1, sizes.context + nodes[-1], static=True)
+        backbone.prefill([sizes.prompt], arena)
+        for count in counts:
+            name = str(count) if backbone is target else "draft"
+            arms[name] = recorded(_forward(sizes, backbone, count, arena), sizes)
+    return medians(arms, sizes.rounds, sizes.device, repeats=sizes.repeats)
+
+
+def _forward(sizes: Sizes, backbone: Backbone, nodes: int, arena: KVArena) -> Call:
+    tokens = torch.tensor([sizes.prompt[:1] * nodes], device=sizes.device)
+    lengths = torch.tensor([sizes.context], device=sizes.device)
+    return lambda: backbone.forward(tokens, lengths, chain(nodes - 1), arena)
+
+
+def costs_of(forwards: dict[str, float]) -> Costs:
+    """The costs of the speed model: a verify call behind K drafted tokens has K + 1 nodes."""
+    one = forwards["1"]
+    return Costs(one, forwards["draft"] / one, {k: forwards[str(k + 1)] / one for k in LENGTHS})
+
+
+def relative(forwards: dict[str, float]) -> dict[str, Any]:
+    """T(N)/T(1) and c, beside the seconds that they come from."""
+    one = forwards["1"]
+    return {
+        "seconds": forwards, "verify": {str(n): forwards[str(n)] / one for n in NODES},
+        "draft": forwards["draft"] / one,
+    }  # fmt: skip
+
+
+def expected_tokens(alpha: float, length: int) -> float:
+    """tau of a chain whose tokens are accepted independently (Leviathan et al. 2023, eq. 1)."""
+    return (1 - alpha ** (length + 1)) / (1 - alpha)
+
+
+def surface(costs: Costs) -> dict[str, dict[str, float]]:
+    """Predicted speed-up, tau / (c_v + K c), by acceptance and chain length."""
+    return {
+        str(alpha): {str(k): costs.predicted_speedup(expected_tokens(alpha, k), k) for k in LENGTHS}
+        for alpha in ALPHAS
+    }
+
+
+# --- where a step waits for the device
+
+
+class Watch(TorchDispatchMode):
+    """Counts the operations that make the host wait, while it is open.
+
+    On CUDA torch itself says so (`set_sync_debug_mode("error")`): the operation is noted, and run
+    again without complaint. Elsewhere the operations are known by name.
+    """
+
+    NAMES = frozenset({
+        "_local_scalar_dense", "nonzero", "masked_select", "equal", "allclose", "_unique2",
+        "unique_dim", "unique_consecutive", "bincount", "repeat_interleave",
+    })  # fmt: skip
+
+    def __init__(self, *, cuda: bool) -> None:
+        super().__init__()
+        self.cuda = cuda
+        self.found: Counter[str] = Counter()
+        self._open = False
+
+    @property
+    def open(self) -> bool:
+        return self._open
+
+    @open.setter
+    def open(self, value: bool) -> None:
+        self._open = value
+        if self.cuda:
+            torch.cuda.set_sync_debug_mode("error" if value else "default")
+
+    def note(self, name: str) -> None:
+        """Count an operation under its name and the nearest line of the package."""
+        files = ((frame.f_code.co_filename, line) for frame, line in traceback.walk_stack(None))
+        places = (
+            f"{Path(file).name}:{line}" for file, line in files
+            if file.startswith(_PACKAGE) and file != __file__ and "site-packages" not in file
+        )  # fmt: skip
+        place = next(places, "an unknown place")
+        self.found[f"{name} at {place}"] += 1
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not self._open:
+            return func(*args, **kwargs)
+        with self:  # in inference mode `item` comes here whole; its parts are what is known
+            parts = func.decompose(*args, **kwargs)
+        if parts is not NotImplemented:
+            return parts
+        name = func.overloadpacket.__name__
+        if self.cuda:
+            return self._run_on_cuda(name, lambda: func(*args, **kwargs))
+        if name in self.NAMES or (name in ("index", "index_put_") and _has_mask(args[1])):
+            self.note(name)
+        return func(*args, **kwargs)
+
+    def _run_on_cuda(self, name: str, call: Call) -> object:
+        try:
+            return call()
+        except RuntimeError as error:
+            if "synchronizing CUDA operation" not in str(error):
+                raise
+        self.note(name)
+        with _allowed():
+            return call()
+
+
+class WatchCopies(TorchFunctionMode):
+    """Notes the ways from a tensor to the host that no operation shows on a CPU."""
+
+    NAMES = frozenset({"tolist", "numpy", "cpu"})
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict | None = None
+    ) -> Any:
+        name = getattr(func, "__name__", "")
+        if self._watch.open and not self._watch.cuda and name in self.NAMES:
+            self._watch.note(name)
+        return func(*args, **(kwargs or {}))
+
+
+class WatchedDraft(DraftModel):
+    """A draft model that opens the watch for some steps, the first two left out."""
+
+    def observe_with(self, watch: Watch, steps: int) -> WatchedDraft:
+        self._watch, self._steps, self._calls, self.watched = watch, steps, 0, 0
+        return self
+
+    def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
+        self._calls += 1
+        self._watch.open = 2 < self._calls <= 2 + self._steps
+        self.watched += self._watch.open
+        return super().propose(last_B, warper, uniforms)
+
+    def observe(self, committed: Committed) -> None:
+        super().observe(committed)
+        # behind this the host reads the step before; on CUDA a copy that has arrived, and no wait,
+        # on a CPU an operation like any other
+        self._watch.open = self._watch.open and self._watch.cuda
+
+
+def count_waits(
+    sizes: Sizes, target: Backbone, draft: Backbone, *, static: bool = True,
+    family: type[WatchedDraft] = WatchedDraft,
+) -> dict[str, Any]:  # fmt: skip
+    """Operations of steady speculative steps that make the host wait, by name and place.
+
+    Steps are sampled and run without graphs, so that every operation shows.
+    """
+    steps, watch = sizes.watched_steps, Watch(cuda=sizes.cuda)
+    drafter = family(draft, sizes.vocabulary, draft_length=4).observe_with(watch, steps)
+    room = (steps + 4) * drafter.nodes  # enough if every draft is accepted
+    try:
+        with watch, WatchCopies(watch):
+            generate(
+                target, drafter, [sizes.prompt], warper=SAMPLED, max_new_tokens=room,
+                static=static,
+            )  # fmt: skip
+    finally:
+        watch.open = False
+    # the steps that were seen, not those asked for: an unwatched run would count 0 as well
+    return {"steps": drafter.watched, "count": watch.found.total(), "places": dict(watch.found)}
+
+
+def _has_mask(indices: Any) -> bool:
+    """Whether indexing goes by a mask, whose size the host must know."""
+    masks = (torch.bool, torch.uint8)
+    return any(isinstance(each, Tensor) and each.dtype in masks for each in indices)
+
+
+@contextmanager
+def _allowed() -> Iterator[None]:
+    torch.cuda.set_sync_debug_mode("default")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("error")
+
+
+# --- samplers
+
+
+@torch.inference_mode()
+def measure_samplers(sizes: Sizes) -> list[dict[str, Any]]:
+    """Seconds of warping and of warping and drawing, by batch and vocabulary."""
+    return [
+        {"batch": batch, "vocabulary": vocabulary, **_sampler_row(sizes, batch, vocabulary)}
+        for vocabulary in sizes.vocabularies for batch in sizes.batches
+    ]  # fmt: skip
+
+
+def _sampler_row(sizes: Sizes, batch: int, vocabulary: int) -> dict[str, float | str]:
+    g = torch.Generator(sizes.device).manual_seed(0)
+    logits_BV = 4 * torch.randn(batch, vocabulary, generator=g, device=sizes.device)
+    uniform_B = torch.rand(batch, generator=g, device=sizes.device, dtype=torch.float64)
+    arms, absent = sampler_arms(logits_BV.to(sizes.dtype), uniform_B, SAMPLED)
+    times: dict[str, float | str] = {}
+    times |= medians(arms, sizes.rounds, sizes.device, repeats=sizes.repeats)
+    if sizes.cuda:  # a graph of many calls: what is left is the kernels' own time
+        own = {name: call for name, call in arms.items() if not name.startswith("flashinfer")}
+        many = {f"{name}, replayed": _many(call, sizes) for name, call in own.items()}
+        found = medians(many, sizes.rounds, sizes.device)
+        times |= {name: seconds / sizes.repeats for name, seconds in found.items()}
+    return times | absent
+
+
+def _many(call: Call, sizes: Sizes) -> Call:
+    return recorded(lambda: [call() for _ in range(sizes.repeats)], sizes)
+
+
+def sampler_arms(
+    logits_BV: Tensor, uniform_B: Tensor, warper: Warper
+) -> tuple[dict[str, Call], dict[str, str]]:
+    """What can be measured here, and why the rest cannot.
+
+    `warp`: logits to the law; `token`: logits to one token per row. Logits are of one buffer, as
+    warm in the cache as the head leaves them.
+    """
+    arms: dict[str, Call] = {
+        "torch warp": lambda: warper.reference(logits_BV),
+        "torch token": lambda: draw(warper.reference(logits_BV), uniform_B),
+    }
+    absent: dict[str, str] = {}
+    for name, make in (("kernel", _kernel_arms), ("flashinfer", _flashinfer_arms)):
+        found = make(logits_BV, uniform_B, warper)
+        if isinstance(found, str):
+            absent |= {f"{name} {what}": found for what in ("warp", "token")}
+        else:
+            arms |= {f"{name} {what}": call for what, call in found.items()}
+    return arms, absent
+
+
+def _kernel_arms(logits_BV: Tensor, uniform_B: Tensor, warper: Warper) -> dict[str, Call] | str:
+    try:
+        from draftsmith.decoding import kernels
+    except ImportError:
+        return MISSING
+    if not logits_BV.is_cuda:
+        return NO_CUDA
+    if not kernels.available():
+        return MISSING
+    from draftsmith.decoding.kernels.warp import warp
+
+    return {
+        "warp": lambda: warp(logits_BV, warper),
+        "token": lambda: draw(warp(logits_BV, warper), uniform_B),
+    }
+
+
+def _flashinfer_arms(
+    logits_BV: Tensor, _uniform_B: Tensor, warper: Warper
+) -> dict[str, Call] | str:
+    """FlashInfer's own random numbers; it has no temperature, so that is torch's here."""
+    try:
+        from flashinfer import sampling as theirs
+    except ImportError:
+        return MISSING
+    if not logits_BV.is_cuda:
+        return NO_CUDA
+
+    def scaled() -> Tensor:
+        return logits_BV.float() / warper.temperature
+
+    def warp() -> Tensor:
+        law_BV = theirs.top_k_mask_logits(scaled(), warper.top_k).softmax(-1)
+        return theirs.top_p_renorm_probs(law_BV, warper.top_p)
+
+    def token() -> Tensor:
+        return theirs.top_k_top_p_sampling_from_logits(scaled(), warper.top_k, warper.top_p)
+
+    try:
+        warp()
+        token()
+    except (OSError, RuntimeError, TypeError) as error:
+        # it compiles at the first call; where it cannot, a column is lost and not the run
+        return f"failed: {str(error).strip().splitlines()[0] if str(error) else error!r}"
+    return {"warp": warp, "token": token}
+
+
+# --- tables
+
+
+def show_head(results: dict[str, Any], sizes: Sizes) -> None:
+    place = results["environment"]
+    if results["note"]:
+        print(results["note"])
+    where = ", ".join(place["devices"]) if sizes.cuda else place["processor"]
+    print(f"{where}, CUDA {results['cuda']}, torch {torch.__version__}, "
+          f"transformers {place['versions']['transformers']}")  # fmt: skip
+    print(f"{sizes.layers} layers, hidden {sizes.hidden}, {sizes.heads} heads ({sizes.kv_heads} "
+          f"for keys), MLP {sizes.intermediate}, vocabulary {sizes.vocabulary}, {sizes.dtype}, "
+          f"context {sizes.context}, {sizes.rounds} interleaved rounds")  # fmt: skip
+
+
+def show_baseline(found: dict[str, float]) -> None:
+    print("\nAutoregressive baseline, every step a replayed graph")
+    print(f"speed      {found['tokens_per_second']:9.1f} tokens/s")
+    print(f"needed     {found['bytes_per_token'] / 1e9:9.3f} GB per token")
+    print(f"attainable {found['attainable_bytes_per_second'] / 1e9:9.1f} GB/s, of a copy, "
+          "read and written")  # fmt: skip
+    print(f"achieved   {found['bytes_per_second'] / 1e9:9.1f} GB/s, "
+          f"{found['share']:.1%} of attainable (at least {SHARE_GOAL:.0%})")  # fmt: skip
+
+
+def show_costs(found: dict[str, Any]) -> None:
+    print("\nVerify call of N nodes, T(N)/T(1), and one step of a draft of one layer")
+    for nodes, ratio in found["verify"].items():
+        goal = f" (at most {VERIFY_GOAL})" if nodes == str(NODES[-1]) else ""
+        milliseconds = found["seconds"][nodes] * 1e3
+        print(f"N = {nodes:>3}   {milliseconds:9.3f} ms   {ratio:6.3f}{goal}")
+    print(f"draft     {found['seconds']['draft'] * 1e3:9.3f} ms   c = {found['draft']:.4f}")
+
+
+def show_surface(found: dict[str, dict[str, float]]) -> None:
+    print("\nPredicted speed-up, tau / (c_v + K c), * the best K")
+    print("alpha " + "".join(f"{f'K = {k}':>9}" for k in LENGTHS))
+    for alpha, by_length in found.items():
+        best = max(by_length.values())
+        cells = (f"{value:8.2f}{'*' if value == best else ' '}" for value in by_length.values())
+        print(f"{alpha:5} " + "".join(cells))
+
+
+def show_waits(found: dict[str, Any]) -> None:
+    print(f"\nHost synchronisations in {found['steps']} steady speculative steps: "
+          f"{found['count']} (at most 0)")  # fmt: skip
+    for place, count in found["places"].items():
+        print(f"{count:5} x {place}")
+
+
+def show_samplers(found: list[dict[str, Any]]) -> None:
+    print(f"\nSamplers, microseconds a call, {SAMPLED}; eager unless replayed")
+    for row in found:
+        print(f"batch {row['batch']}, vocabulary {row['vocabulary']}")
+        for name, seconds in row.items():
+            if name not in ("batch", "vocabulary"):
+                text = seconds if isinstance(seconds, str) else f"{seconds * 1e6:.1f}"
+                print(f"    {name:24} {text:>12}")
+
+
+def _sizes(args: argparse.Namespace) -> Sizes:
+    short = Sizes.new_tokens[0]
+    return Sizes(
+        layers=args.layers, hidden=args.hidden, heads=args.heads,
+        kv_heads=args.kv_heads or args.heads, intermediate=args.intermediate,
+        vocabulary=args.vocabulary, context=args.context,
+        new_tokens=(short, short + args.new_tokens), rounds=args.rounds,
+        copied_bytes=int(args.copy_gb * 1e9),
+    )  # fmt: skip
+
+
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    for name in ("layers", "hidden", "heads", "intermediate", "vocabulary", "context", "rounds"):
+        parser.add_argument(f"--{name}", type=int, default=getattr(Sizes, name))
+    parser.add_argument("--kv-heads", type=int, help="default: as many as heads")
+    parser.add_argument("--new-tokens", type=int, default=512, help="tokens that are timed")
+    parser.add_argument("--copy-gb", type=float, default=2.0)
+    parser.add_argument("--tiny", action="store_true", help=TINY_NOTE)
+    parser.add_argument("--out", type=Path, help="write the results as JSON as well")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,457 @@
+"""The datastore of REST: a token corpus with suffix arrays, on disk and memory-mapped.
+
+`build_datastore` writes it shard by shard; `Datastore` finds what followed the end of a context
+elsewhere in the corpus, and folds that into a trie of drafts (REST: He et al. 2023, arXiv
+2311.08252). Reading maps the files, so a datastore may be larger than memory. Read next:
+`../storage.py`, and `cache.py` for the other folder that appears by one rename.
+
+In a shard every document is followed by a separator, the first id behind the vocabulary. It
+sorts after all tokens and equals none, so no match runs across it; suffixes that begin with it
+are left out, so there is one suffix per token.
+
+Shapes: M continuations, L tokens of each.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import uuid
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import EnvironmentFailure, RequestError
+from ..storage import flush, sha256, write_text
+
+# raise it when an older folder would be read wrongly
+FORMAT = 1
+MANIFEST = "manifest.json"
+
+
+def build_datastore(
+    documents: Iterable[Sequence[int]],
+    folder: Path,
+    *,
+    vocabulary: int,
+    tokenizer: str,
+    shard_tokens: int = 16_000_000,
+) -> dict[str, Any]:
+    """Write a datastore into a new folder, which appears whole or not at all.
+
+    Needs memory for one shard (about 40 bytes per token of it), however large the corpus is.
+    Documents are kept in their order; empty ones are skipped; one that does not fit into a shard
+    is cut, and its pieces are documents of their own.
+
+    Args:
+        documents: token ids of each document, read once.
+        folder: where to; must not exist yet.
+        vocabulary: number of token ids; all ids are smaller.
+        tokenizer: fingerprint of the tokenizer, compared again when the datastore is opened.
+        shard_tokens: most tokens of a shard, separators included.
+
+    Returns:
+        The manifest, as in `manifest.json`: `format`, `vocabulary`, `tokenizer`, `documents`,
+        `tokens` (separators not counted) and `shards`, each with `documents`, `tokens` and the
+        `sha256` of its two files.
+
+    Raises:
+        RequestError: the folder exists, the corpus is empty, or an id is outside the vocabulary.
+        EnvironmentFailure: the package `pydivsufsort` is missing.
+    """
+    _check_request(folder, vocabulary, shard_tokens)
+    sort = _suffix_sorter()  # before hours may go into reading the corpus
+    pieces = _pieces(documents, vocabulary, longest=shard_tokens - 1)
+    draft = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
+    try:
+        draft.mkdir(parents=True)
+        shards = [
+            _write_shard(draft, number, tokens, sort, separator=vocabulary)
+            for number, tokens in enumerate(_fill(pieces, shard_tokens, separator=vocabulary))
+        ]
+        if not shards:
+            raise RequestError(
+                "datastore: the corpus holds no token; expected at least one document that is "
+                "not empty"
+            )
+        manifest = {
+            "format": FORMAT,
+            "vocabulary": vocabulary,
+            "tokenizer": tokenizer,
+            "documents": sum(shard["documents"] for shard in shards),
+            "tokens": sum(shard["tokens"] for shard in shards),
+            "shards": shards,
+        }
+        write_text(draft / MANIFEST, json.dumps(manifest, indent=2) + "\n")
+        flush(draft)
+        draft.rename(folder)
+        flush(folder.parent)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return manifest
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Tokens with separators, and where its suffixes start, sorted; both mapped, not read."""
+
+    tokens: np.memmap
+    suffixes: np.memmap
+
+    def window(self, at: int, size: int) -> list[int]:
+        """The first `size` entries of the suffix at index `at` of the suffix array."""
+        start = int(self.suffixes[at])
+        return self.tokens[start : start + size].tolist()
+
+    def first(self, sequence: Sequence[int], low: int = 0) -> int:
+        """Index of the first suffix that is not smaller than `sequence`, looked for from `low`.
+
+        Shorter windows at the end of the shard compare rightly: they end in a separator, and
+        `sequence` has one, or something larger, only in its last place.
+        """
+        size = len(sequence)
+        suffixes = range(len(self.suffixes))
+        return bisect_left(suffixes, list(sequence), low, key=lambda at: self.window(at, size))
+
+
+class Datastore:
+    """A datastore on disk, opened for look-ups; its arrays are mapped, never read whole.
+
+    Args:
+        folder: what `build_datastore` wrote.
+        tokenizer: fingerprint that the corpus must have been made with; None accepts any.
+
+    Raises:
+        RequestError: the folder is no datastore, or of another format, or of another tokenizer,
+            or its files do not have the sizes that the manifest names.
+    """
+
+    def __init__(self, folder: Path, *, tokenizer: str | None = None) -> None:
+        self.folder = folder
+        self.manifest = _read_manifest(folder)
+        if tokenizer is not None and self.manifest["tokenizer"] != tokenizer:
+            raise RequestError(
+                f"datastore: {folder}: tokenizer is {self.manifest['tokenizer']!r}, expected "
+                f"{tokenizer!r}; its ids mean other text: build it again with this tokenizer"
+            )
+        self.vocabulary: int = self.manifest["vocabulary"]
+        self.shards = [
+            _open_shard(folder, number, record, separator=self.vocabulary)
+            for number, record in enumerate(self.manifest["shards"])
+        ]
+
+    def verify(self) -> None:
+        """Read every file and compare its checksum.
+
+        Raises:
+            RequestError: a file is damaged or gone.
+        """
+        for number, record in enumerate(self.manifest["shards"]):
+            for name in _files(number):
+                path = self.folder / name
+                if not path.is_file() or sha256(path) != record["sha256"][name]:
+                    raise RequestError(
+                        f"datastore: {path} does not match its checksum in {MANIFEST}; "
+                        "build the datastore again"
+                    )
+
+    def matches(self, suffix: Sequence[int], limit: int) -> list[tuple[int, int]]:
+        """Where the corpus has `suffix` inside a document: (shard, index of its first token).
+
+        Up to `limit` places, in the order of shards and then of their suffix arrays; if there are
+        more, evenly spaced ones. Reads O(log n) windows of `len(suffix) + 1` tokens per shard.
+        """
+        spans = self._spans(_ids(suffix), self.vocabulary + 1)
+        return [
+            (number, start)
+            for number, starts in enumerate(self._pick(spans, limit))
+            for start in starts.tolist()
+        ]
+
+    def continuations(
+        self,
+        context: Sequence[int],
+        *,
+        longest: int = 16,
+        shortest: int = 2,
+        length: int = 10,
+        limit: int = 5000,
+    ) -> NDArray[np.int64]:
+        """What follows the longest end of `context` that the corpus has, at most `limit` times.
+
+        The end has `longest` tokens if it occurs, otherwise one fewer, and so on down to
+        `shortest`. Only places that a token follows count, so that an end known merely from the
+        last words of documents gives way to a shorter one. The order is that of `matches`.
+
+        Returns:
+            int64 [M, L] with L = `length`; -1 behind the end of a document, never in column 0.
+            M is 0 if no end occurs.
+
+        Raises:
+            ValueError: not 1 <= shortest <= longest, or `length` or `limit` is below 1.
+        """
+        if not 1 <= shortest <= longest or length < 1 or limit < 1:
+            raise ValueError(
+                f"longest={longest}, shortest={shortest}, length={length}, limit={limit}: "
+                "expected 1 <= shortest <= longest, and length and limit of at least 1"
+            )
+        end = _ids(context[-longest:])
+        # an end that occurs has all shorter ends occur with it, so bisection finds the longest
+        sizes = range(shortest, len(end) + 1)
+        found = bisect_left(sizes, True, key=lambda size: not self._goes_on(end[-size:]))
+        if found == 0:
+            return np.empty((0, length), dtype=np.int64)
+        query = end[-sizes[found - 1] :]
+        picked = self._pick(self._spans(query, self.vocabulary), limit)
+        return np.concatenate(
+            [
+                _following(shard, starts + len(query), length, separator=self.vocabulary)
+                for shard, starts in zip(self.shards, picked)
+            ]
+        )
+
+    @staticmethod
+    def trie(continuations: NDArray[np.int64], nodes: int) -> tuple[list[int], list[int]]:
+        """The `nodes` most frequent prefixes of the continuations, as a tree of tokens.
+
+        A prefix counts once for each row that begins with it. Equal counts: the shallower first,
+        then the smaller tokens. No prefix is more frequent than its own prefixes, so what is kept
+        is connected, and fewer nodes would give the beginning of the same lists.
+
+        Args:
+            continuations: int64 [M, L]; a row ends at its first -1.
+            nodes: most nodes to keep.
+
+        Returns:
+            Token and parent of each node, the most frequent first; parents are indices into the
+            same lists, smaller than the child's; -1 hangs at the root, the last known token.
+        """
+        token, parent, count = _prefixes(continuations)
+        # prefixes come sorted by depth and then tokens, and a stable sort keeps that for ties
+        kept = np.argsort(-count, kind="stable")[: max(nodes, 0)]
+        new = np.full(len(count) + 1, -1, dtype=np.int64)  # one more, for the root's index -1
+        new[kept] = np.arange(len(kept))
+        return token[kept].tolist(), new[parent[kept]].tolist()
+
+    def _goes_on(self, query: list[int]) -> bool:
+        """Whether the corpus has `query` with a token behind it."""
+        return any(low < high for low, high in self._spans(query, self.vocabulary))
+
+    def _spans(self, query: list[int], above: int) -> Iterator[tuple[int, int]]:
+        """For each shard the range of suffixes that begin with `query` and go on below `above`.
+
+        With `above` the separator a token must follow; with one more, the document may also end.
+        """
+        # the separator is the vocabulary's first foreign id: it must not find itself
+        foreign = any(not 0 <= token < self.vocabulary for token in query)
+        for shard in self.shards:
+            low = 0 if foreign else shard.first(query)
+            yield low, low if foreign else shard.first([*query, above], low)
+
+    def _pick(self, spans: Iterable[tuple[int, int]], limit: int) -> list[NDArray[np.int64]]:
+        """For each shard the starts of the suffixes in its span; `limit` of all, evenly spaced."""
+        low_high = np.array(list(spans), dtype=np.int64)
+        behind = (low_high[:, 1] - low_high[:, 0]).cumsum()
+        total = int(behind[-1])
+        chosen = np.arange(total) if total <= limit else np.arange(limit) * total // limit
+        parts = np.split(chosen, np.searchsorted(chosen, behind[:-1]))
+        return [
+            np.asarray(shard.suffixes[part + (high - end)], dtype=np.int64)
+            for shard, part, high, end in zip(self.shards, parts, low_high[:, 1], behind)
+        ]
+
+
+def _ids(tokens: Sequence[int]) -> list[int]:
+    return [int(token) for token in tokens]
+
+
+def _following(
+    shard: Shard, starts: NDArray[np.int64], length: int, *, separator: int
+) -> NDArray[np.int64]:
+    """The `length` tokens from each start on, -1 behind the end of the document. [M, L]."""
+    # the last entry of a shard is a separator: clipping to it ends the row
+    index_ML = np.minimum(starts[:, None] + np.arange(length), len(shard.tokens) - 1)
+    tokens_ML = np.asarray(shard.tokens[index_ML], dtype=np.int64)
+    tokens_ML[np.logical_or.accumulate(tokens_ML == separator, axis=1)] = -1
+    return tokens_ML
+
+
+def _prefixes(
+    rows_ML: NDArray[np.int64],
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """All distinct prefixes by depth and then tokens: last token, parent, number of rows."""
+    base = int(rows_ML.max(initial=0)) + 1
+    tokens, parents, counts = [], [], []
+    row = np.arange(len(rows_ML))  # rows that have not ended
+    node = np.full(len(rows_ML), -1, dtype=np.int64)  # their prefix so far; -1: the root
+    size = 0
+    for column in rows_ML.T:
+        alive = column[row] >= 0
+        row, node = row[alive], node[alive]
+        # sorted by prefix and then token, hence by all tokens in turn
+        key, inverse, count = np.unique(
+            (node + 1) * base + column[row], return_inverse=True, return_counts=True
+        )
+        tokens.append(key % base)
+        parents.append(key // base - 1)
+        counts.append(count.astype(np.int64))
+        node = size + inverse
+        size += len(key)
+    empty = [np.empty(0, dtype=np.int64)]
+    return (
+        np.concatenate(tokens or empty),
+        np.concatenate(parents or empty),
+        np.concatenate(counts or empty),
+    )
+
+
+def _check_request(folder: Path, vocabulary: int, shard_tokens: int) -> None:
+    if folder.exists():
+        raise RequestError(
+            f"datastore: {folder} exists already; name a new folder, or remove this one first"
+        )
+    if not 1 <= vocabulary < 2**32:
+        raise RequestError(f"datastore: vocabulary is {vocabulary}, expected 1 to {2**32 - 1} ids")
+    if shard_tokens < 2:
+        raise RequestError(
+            f"datastore: shard_tokens is {shard_tokens}, expected at least 2: a token and a "
+            "separator"
+        )
+
+
+def _suffix_sorter() -> Callable[[NDArray[Any]], NDArray[Any]]:
+    """Yuta Mori's divsufsort; it gets wide ids as big-endian bytes, which sort as the ids do."""
+    try:
+        from pydivsufsort import divsufsort
+    except ImportError as error:
+        raise EnvironmentFailure(
+            "building a datastore needs the package `pydivsufsort`: pip install pydivsufsort"
+        ) from error
+    return divsufsort
+
+
+def _pieces(
+    documents: Iterable[Sequence[int]], vocabulary: int, *, longest: int
+) -> Iterator[NDArray[Any]]:
+    """Checked ids of each document, in pieces of at most `longest`."""
+    for number, document in enumerate(documents, 1):
+        ids = np.asarray(document)
+        if not ids.size:
+            continue
+        if ids.ndim != 1 or ids.dtype.kind not in "iu":
+            raise RequestError(
+                f"datastore: document {number} is an array of {ids.dtype} with {ids.ndim} axes, "
+                "expected one sequence of whole numbers"
+            )
+        wrong = ids[(ids < 0) | (ids >= vocabulary)]
+        if wrong.size:
+            raise RequestError(
+                f"datastore: document {number} has token id {wrong[0]}, expected 0 to "
+                f"{vocabulary - 1}; use the tokenizer that the vocabulary belongs to"
+            )
+        for at in range(0, len(ids), longest):
+            yield ids[at : at + longest]
+
+
+def _fill(
+    pieces: Iterable[NDArray[Any]], shard_tokens: int, *, separator: int
+) -> Iterator[NDArray[Any]]:
+    """The tokens of one shard after the other: whole pieces, a separator behind each."""
+    dtype = _dtype(separator)
+    border = np.array([separator], dtype=dtype)
+    parts: list[NDArray[Any]] = []
+    used = 0
+    for piece in pieces:
+        if used + len(piece) + 1 > shard_tokens:
+            yield np.concatenate(parts)
+            parts, used = [], 0
+        parts += [piece.astype(dtype), border]
+        used += len(piece) + 1
+    if parts:
+        yield np.concatenate(parts)
+
+
+def _dtype(separator: int) -> type[np.uint16] | type[np.uint32]:
+    return np.uint16 if separator <= np.iinfo(np.uint16).max else np.uint32
+
+
+def _write_shard(
+    draft: Path,
+    number: int,
+    tokens: NDArray[Any],
+    sort: Callable[[NDArray[Any]], NDArray[Any]],
+    *,
+    separator: int,
+) -> dict[str, Any]:
+    """Sort the suffixes and save both arrays. Returns the shard's record for the manifest."""
+    documents = int((tokens == separator).sum())
+    # the largest entry: all suffixes that begin with it stand at the end
+    suffixes = sort(tokens)[: len(tokens) - documents]
+    # divsufsort counts bytes, so it may answer in int64 where int32 holds every index
+    index = np.int32 if len(tokens) <= np.iinfo(np.int32).max else np.int64
+    files = _files(number)
+    for name, array in zip(files, (tokens, suffixes.astype(index))):
+        np.save(draft / name, array)
+        flush(draft / name)
+    return {
+        "documents": documents,
+        "tokens": len(suffixes),
+        "sha256": {name: sha256(draft / name) for name in files},
+    }
+
+
+def _files(number: int) -> tuple[str, str]:
+    return f"tokens-{number:05d}.npy", f"suffixes-{number:05d}.npy"
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise RequestError(
+            f"datastore: {folder} is no datastore: it has no {MANIFEST}; name a folder that "
+            "build_datastore wrote"
+        )
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RequestError(
+            f"datastore: {path} cannot be read ({error}); build the datastore again"
+        ) from error
+    found = manifest.get("format") if isinstance(manifest, dict) else None
+    if found != FORMAT:
+        raise RequestError(
+            f"datastore: {path}: format is {found!r}, expected {FORMAT}; build the datastore "
+            "again with this version"
+        )
+    for field, kind in (("vocabulary", int), ("tokenizer", str), ("shards", list)):
+        if not isinstance(manifest.get(field), kind) or manifest[field] == []:
+            raise RequestError(
+                f"datastore: {path}: {field} is {manifest.get(field)!r}, expected "
+                f"{kind.__name__}; build the datastore again"
+            )
+    return manifest
+
+
+def _open_shard(folder: Path, number: int, record: dict[str, Any], *, separator: int) -> Shard:
+    """Map the arrays of a shard; their sizes must be what the manifest says."""
+    names = _files(number)
+    try:
+        tokens, suffixes = (
+            np.load(folder / name, mmap_mode="r", allow_pickle=False) for name in names
+        )
+        sizes = (record["tokens"] + record["documents"],), (record["tokens"],)
+        if (tokens.shape, suffixes.shape) != sizes or tokens.dtype != _dtype(separator):
+            raise ValueError("the arrays have other sizes than the manifest names")
+        if set(record["sha256"]) != set(names):
+            raise ValueError("the manifest lacks its checksums")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RequestError(
+            f"datastore: {folder}: shard {number} ({' and '.join(names)}) is damaged: {error}; "
+            "build the datastore again"
+        ) from error
+    return Shard(tokens, suffixes)

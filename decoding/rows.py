@@ -1,0 +1,100 @@
+"""The rows of a running batch, on the device: what was emitted, what ends a row.
+
+Nothing here waits for the device; the host learns through `Late`, one step after the fact, that
+all rows have ended. Read next: `engine.py`.
+
+Shapes: B rows, E tokens that a step can emit, O tokens of the longest answer and a slot for waste.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+ORIGINS = ("prefill", "draft", "correction", "bonus")
+
+
+class Rows:
+    """State per row, updated in place so that a recorded step can be replayed."""
+
+    def __init__(
+        self, lengths: Sequence[int], limit: int, eos_ids: Sequence[int], device: torch.device
+    ) -> None:
+        """`lengths`: tokens of every prompt; `limit`: tokens that a row may emit."""
+        B = len(lengths)
+        self.limit = limit
+        self.lengths_B = torch.tensor(lengths, device=device)
+        """Tokens in the arena."""
+        self.last_B = torch.zeros(B, dtype=torch.long, device=device)
+        """Emitted, not yet in the arena."""
+        self.count_B = torch.zeros(B, dtype=torch.long, device=device)
+        self.done_B = torch.zeros(B, dtype=torch.bool, device=device)
+        self._eos_Z = torch.tensor(list(eos_ids), dtype=torch.long, device=device)
+        self._tokens_BO = torch.zeros(B, limit + 1, dtype=torch.long, device=device)
+        self._origin_BO = torch.zeros(B, limit + 1, dtype=torch.uint8, device=device)
+
+    def begin(self, first_B: Tensor) -> None:
+        """The token that the prefill yields."""
+        self.last_B.copy_(first_B)
+        self.emit(first_B[:, None], torch.ones_like(first_B), torch.zeros_like(first_B)[:, None])
+
+    def emit(self, tokens_BE: Tensor, count_B: Tensor, origin_BE: Tensor) -> Tensor:
+        """Append the first `count_B` tokens up to EOS and the limit; how many were kept, [B]."""
+        place_E = torch.arange(tokens_BE.shape[1], device=tokens_BE.device)
+        fits_BE = (place_E < count_B[:, None]) & (self.count_B[:, None] + place_E < self.limit)
+        fits_BE = fits_BE & ~self.done_B[:, None]
+        ends_BE = (tokens_BE[..., None] == self._eos_Z).any(-1) & fits_BE
+        kept_BE = fits_BE & (ends_BE.cumsum(1) - ends_BE.long() == 0)
+        # what is not kept goes to the slot for waste
+        slot_BE = torch.where(kept_BE, self.count_B[:, None] + place_E, self.limit)
+        self._tokens_BO.scatter_(1, slot_BE, tokens_BE)
+        self._origin_BO.scatter_(1, slot_BE, origin_BE.to(torch.uint8))
+        kept_B = kept_BE.sum(1)
+        self.count_B += kept_B
+        self.done_B |= (ends_BE & kept_BE).any(1) | (self.count_B >= self.limit)
+        return kept_B
+
+    def answers(self) -> tuple[list[list[int]], list[list[str]]]:
+        """Tokens and their origin, row by row; waits for the device."""
+        counts = self.count_B.tolist()
+        tokens, origin = self._tokens_BO.tolist(), self._origin_BO.tolist()
+        return (
+            [row[:count] for row, count in zip(tokens, counts)],
+            [[ORIGINS[o] for o in row[:count]] for row, count in zip(origin, counts)],
+        )
+
+
+class Late:
+    """A value of the device, read by the host one step late; at once where there is no device.
+
+    The copy of this step's value is started, and the one of the step before is handed out: by
+    then it has long arrived, and the device has the next step to work on.
+    """
+
+    def __init__(self, device: torch.device, *, wait_a_step: bool | None = None) -> None:
+        """`wait_a_step`: by default only on CUDA."""
+        late = device.type == "cuda" if wait_a_step is None else wait_a_step
+        self.delay = int(late)
+        self._pending: tuple[Tensor, torch.cuda.Event | None] | None = None
+
+    def read(self, value: Tensor) -> Tensor | None:
+        """The newest value that can be had without waiting; None before the first one."""
+        if not self.delay:
+            return value
+        earlier, self._pending = self._pending, self._start(value)
+        if earlier is None:
+            return None
+        if earlier[1] is not None:
+            earlier[1].synchronize()
+        return earlier[0]
+
+    def _start(self, value: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+        if value.device.type != "cuda":
+            return value.clone(), None
+        copy = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
+        copy.copy_(value, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        return copy, event

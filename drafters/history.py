@@ -1,0 +1,48 @@
+"""What every row has said so far, on the device: what drafters that copy or catch up read.
+
+Read next: `draft_model.py`, `lookup.py`.
+
+Shapes: B rows, L slots of history, E tokens that a step can emit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..decoding.proposal import Committed
+
+
+class History:
+    """Prompt and emitted tokens of every row, updated in place."""
+
+    def __init__(
+        self, prompts: Sequence[Sequence[int]], room: int, device: torch.device | str
+    ) -> None:
+        """`room`: tokens that may follow the longest prompt, those of a cut-off step included."""
+        capacity = max(map(len, prompts)) + room
+        self.tokens_BL = torch.zeros(len(prompts), capacity, dtype=torch.long, device=device)
+        self.lengths_B = torch.tensor([len(prompt) for prompt in prompts], device=device)
+        """Tokens in front of the last emitted one."""
+        for row, prompt in enumerate(prompts):
+            self.tokens_BL[row, : len(prompt)] = torch.tensor(list(prompt))
+
+    def write_last(self, last_B: Tensor) -> None:
+        """Put the last emitted token behind the others."""
+        self.tokens_BL.scatter_(1, self.lengths_B[:, None], last_B[:, None])
+
+    def append(self, committed: Committed) -> None:
+        """Take in a step; garbage behind `count_B` is written over by the next one."""
+        E = committed.tokens_BE.shape[1]
+        slots_BE = self.lengths_B[:, None] + 1 + torch.arange(E, device=self.lengths_B.device)
+        slots_BE = slots_BE.clamp_max(self.tokens_BL.shape[1] - 1)
+        self.tokens_BL.scatter_(1, slots_BE, committed.tokens_BE)
+        self.lengths_B += committed.count_B
+
+    def recent(self, count: int) -> Tensor:
+        """The last `count` tokens, the newest first; -1 in front of a row's first. [B, count]."""
+        slots_BK = self.lengths_B[:, None] - torch.arange(count, device=self.lengths_B.device)
+        recent_BK = self.tokens_BL.gather(1, slots_BK.clamp_min(0))
+        return torch.where(slots_BK >= 0, recent_BK, -1)
