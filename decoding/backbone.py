@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import RequestError
+from . import lean
 from .arena import KVArena
 from .attention import TREE_MASKED
 from .tree import AnyTree, tree_mask
@@ -40,6 +41,12 @@ class Backbone:
     def device(self) -> torch.device:
         """Where the weights are."""
         return self.model.device
+
+    @cached_property
+    def _is_lean(self) -> bool:
+        # a sliding layer forgets, and what runs without a mask has to know
+        config = self.model.config.get_text_config(decoder=True)
+        return lean.fits(self.model) and _sliding_window(config) is None
 
     @property
     def context(self) -> int:
@@ -98,6 +105,8 @@ class Backbone:
     def _run(
         self, tokens: Tensor, mask: Tensor | None, positions: Tensor, arena: KVArena, *, keep: int
     ) -> Tensor:
+        if self._is_lean and self.device.type == "cpu":
+            return lean.lean_forward(self.model, tokens, mask, positions, arena, keep=keep)
         return self.model(
             input_ids=tokens, attention_mask=mask, position_ids=positions,
             past_key_values=arena, use_cache=True, logits_to_keep=keep,

@@ -1,7 +1,7 @@
 """Any function of yours as a drafter: tokens so far in, a guess out.
 
 The guess is a point mass, whatever made it: sample-and-match needs no law of it, only that it does
-not look at the random numbers of the acceptance. Read next: `decoding/tree_build.py`.
+not look at the random numbers of the acceptance. Read next: `tries.py`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ..decoding.proposal import Committed, Law, Proposal
+from ..decoding.proposal import Committed, Proposal
 from ..decoding.random import Uniforms
 from ..decoding.sampling import Warper
-from ..decoding.tree_build import tree_of_tries
 from ..errors import RequestError
 from .history import History
+from .tries import propose_tries
 
 Guess = Sequence[int] | tuple[Sequence[int], Sequence[int]]
 """A chain of tokens, or tokens and parents of a tree (-1: behind the last token)."""
@@ -48,11 +48,7 @@ class CallableDrafter:
         lengths = self._history.lengths_B.tolist()
         rows = self._history.tokens_BL.tolist()
         found = [self._ask(row[: length + 1]) for row, length in zip(rows, lengths)]
-        tokens_BN, tree = tree_of_tries(
-            last_B, [tokens for tokens, _ in found], [parents for _, parents in found],
-            self.nodes, self.draft_length,
-        )  # fmt: skip
-        return Proposal(tokens_BN, tree, Law.POINT_MASS)
+        return propose_tries(last_B, found, nodes=self.nodes, depth=self.draft_length)
 
     def observe(self, committed: Committed) -> None:
         """Go on behind what was committed."""

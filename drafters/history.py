@@ -23,11 +23,10 @@ class History:
     ) -> None:
         """`room`: tokens that may follow the longest prompt, those of a cut-off step included."""
         capacity = max(map(len, prompts)) + room
-        self.tokens_BL = torch.zeros(len(prompts), capacity, dtype=torch.long, device=device)
+        padded = [[*prompt, *[0] * (capacity - len(prompt))] for prompt in prompts]
+        self.tokens_BL = torch.tensor(padded, dtype=torch.long, device=device)
         self.lengths_B = torch.tensor([len(prompt) for prompt in prompts], device=device)
         """Tokens in front of the last emitted one."""
-        for row, prompt in enumerate(prompts):
-            self.tokens_BL[row, : len(prompt)] = torch.tensor(list(prompt))
 
     def write_last(self, last_B: Tensor) -> None:
         """Put the last emitted token behind the others."""

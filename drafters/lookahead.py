@@ -55,6 +55,7 @@ class Lookahead:
         R, W = self.draft_length, self.window
         places = [at * 31 + 7 for at in range(R * W)]
         filled = [[prompt[at % len(prompt)] for at in places] for prompt in prompts]
+        self._static = static
         self._window_BRW = torch.tensor(filled, device=self._device).view(len(prompts), R, W)
         # column 0 is what the n-gram begins with; -1: empty
         self._pool_BPN = torch.full((len(prompts), self._pool, self.ngram), -1, device=self._device)
@@ -62,6 +63,9 @@ class Lookahead:
     def propose(self, last_B: Tensor, _warper: Warper, _uniforms: Uniforms) -> Proposal:
         """The window, and the newest n-grams of the pool that begin with the last token."""
         guess_BGR = self._guesses(last_B)
+        if not self._static:
+            # where the host may look, nothing is computed that no row guesses
+            guess_BGR = guess_BGR[:, : max(1, int((guess_BGR[..., 0] >= 0).sum(1).max()))]
         parents_BX, candidate_BX = self._branches(guess_BGR)
         B = len(last_B)
         window_BX = self._window_BRW.flatten(1)
@@ -75,7 +79,7 @@ class Lookahead:
         )  # fmt: skip
         outside_BX = torch.zeros_like(above_BX, dtype=torch.bool)
         present_BN = torch.cat([none_B1 < 0, outside_BX, candidate_BX], 1)
-        return Proposal(tokens_BN, tree, Law.POINT_MASS, present_BN=present_BN)
+        return Proposal(tokens_BN, tree, Law.POINT_MASS, present_BN=present_BN, coins=self.nodes)
 
     def observe(self, committed: Committed) -> None:
         """One Jacobi step: remember a column's n-gram each, drop the first row, add the new one."""

@@ -38,17 +38,22 @@ class ChainLookup:
     def reset(self, prompts: Sequence[Sequence[int]], room: int, *, static: bool = False) -> None:
         """Start new rows. `room`: tokens that may follow the longest prompt."""
         self._history = History(prompts, room + self.draft_length + 2, self._device)
+        self._static = static
 
     def propose(self, last_B: Tensor, _warper: Warper, _uniforms: Uniforms) -> Proposal:
         """The tokens found, as a point mass at every temperature."""
         self._history.write_last(last_B)
         tokens_BK, count_B = self.find()
-        place_N = torch.arange(self.nodes, device=last_B.device)
-        tokens_BN = torch.cat([last_B[:, None], tokens_BK], 1)
+        # where the host may look, nothing is computed that no row has found
+        length = self.draft_length if self._static else int(count_B.max())
+        place_N = torch.arange(length + 1, device=last_B.device)
+        tokens_BN = torch.cat([last_B[:, None], tokens_BK[:, :length]], 1)
         present_BN = place_N <= count_B[:, None]
         # what is absent is computed all the same: any valid id will do
         tokens_BN = torch.where(present_BN, tokens_BN, 0)
-        return Proposal(tokens_BN, chain(self.draft_length), Law.POINT_MASS, present_BN=present_BN)
+        return Proposal(
+            tokens_BN, chain(length), Law.POINT_MASS, present_BN=present_BN, coins=self.nodes
+        )
 
     def find(self) -> tuple[Tensor, Tensor]:
         """What may follow the history: tokens [B, K], and how many of them were found [B]."""

@@ -3,7 +3,7 @@
 He et al. 2023 (arXiv 2311.08252): suffixes of 16 down to 2 tokens, continuations of 10, the 64
 likeliest nodes. The datastore is searched on the host, so a step waits for the device once.
 Lossless at every temperature with one draw per node (sample-and-match).
-Read next: `data/datastore.py`, which builds and searches; `decoding/tree_build.py`.
+Read next: `data/datastore.py`, which builds and searches; `tries.py`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..decoding.proposal import Committed, Law, Proposal
+from ..decoding.proposal import Committed, Proposal
 from ..decoding.random import Uniforms
 from ..decoding.sampling import Warper
-from ..decoding.tree_build import tree_of_tries
 from .history import History
+from .tries import propose_tries
 
 
 class Store(Protocol):
@@ -60,11 +60,7 @@ class Rest:
         """The trie of every row; a row without a match has the root alone."""
         self._history.write_last(last_B)
         found = [self._look_up(recent) for recent in self._history.recent(self.longest).tolist()]
-        tokens_BN, tree = tree_of_tries(
-            last_B, [tokens for tokens, _ in found], [parents for _, parents in found],
-            self.nodes, self.draft_length,
-        )  # fmt: skip
-        return Proposal(tokens_BN, tree, Law.POINT_MASS)
+        return propose_tries(last_B, found, nodes=self.nodes, depth=self.draft_length)
 
     def observe(self, committed: Committed) -> None:
         """Go on behind what was committed."""

@@ -188,13 +188,18 @@ class _MemoryStore:
     @staticmethod
     def trie(continuations: NDArray[np.int64], nodes: int) -> tuple[list[int], list[int]]:
         """Tokens and parents of the most frequent prefixes."""
-        return Datastore.trie(continuations, nodes)
+        return _trie(continuations.tobytes(), continuations.shape, nodes)
 
     def continuations(
         self, context: Sequence[int], *, longest: int, shortest: int, length: int, limit: int
     ) -> NDArray[np.int64]:
         """What follows the longest suffix that occurs, [M, length], -1 padded."""
         return _follow(tuple(context), longest, shortest, length, limit)
+
+
+@lru_cache(maxsize=1024)
+def _trie(data: bytes, shape: tuple[int, ...], nodes: int) -> tuple[list[int], list[int]]:
+    return Datastore.trie(np.frombuffer(data, dtype=np.int64).reshape(shape), nodes)
 
 
 @lru_cache(maxsize=1024)

@@ -402,3 +402,23 @@ def test_an_attention_that_would_add_a_boolean_mask_is_refused(
 ) -> None:
     with pytest.raises(RequestError, match="'eager', which does not read the mask of a tree"):
         Backbone(make(), name="eager")
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral"])
+def test_the_lean_forward_is_the_models_own(family: str) -> None:
+    """Same modules, same operations: the logits of prompt and tree are equal to the bit."""
+    model = random_model(family, **FAMILIES[family])
+    use_grouped_attention(model)
+    tree = Tree((-1, 0, 0, 1))
+    found = []
+    for lean in (True, False):
+        target = Backbone(model, name="random")
+        assert target._is_lean
+        target.__dict__["_is_lean"] = lean
+        arena = KVArena(2, 40)
+        with torch.inference_mode():
+            first = target.prefill([[1, 2, 3], [4, 5, 6, 7, 8]], arena)
+            tokens = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
+            found.append((first, target.forward(tokens, torch.tensor([3, 5]), tree, arena)))
+    for lean_logits, own_logits in zip(*found):
+        torch.testing.assert_close(lean_logits, own_logits, atol=1e-6, rtol=1e-6)
