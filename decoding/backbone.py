@@ -3,14 +3,15 @@
 Any causal LM of `transformers` with full attention, or with a sliding window for as long as nothing
 has left the window. Others are refused by name. Read next: `loading.py`, `engine.py`.
 
-Shapes: B rows, N nodes, V rows of the output projection, S prompt tokens, T slots in view.
+Shapes: B rows, N nodes, F numbers of the features, V rows of the output projection, S prompt
+tokens, T slots in view.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,13 @@ from .tree import AnyTree, tree_mask
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+class Seen(NamedTuple):
+    """What a forward computed; `features_BNF` are the hidden states asked for, side by side."""
+
+    logits_BNV: Tensor
+    features_BNF: Tensor | None
 
 
 class Backbone:
@@ -78,10 +86,14 @@ class Backbone:
             return ()
         return (found,) if isinstance(found, int) else tuple(found)
 
-    def prefill(self, prompts: Sequence[Sequence[int]], arena: KVArena) -> Tensor:
+    def prefill(
+        self, prompts: Sequence[Sequence[int]], arena: KVArena, *, layers: Sequence[int] = (),
+        features: list[Tensor] | None = None,
+    ) -> Tensor:  # fmt: skip
         """Write every prompt into its row of the arena; logits behind the last token, [B, V].
 
-        Rows go one by one: what a row computes cannot depend on the lengths of the others.
+        Rows go one by one: what a row computes cannot depend on the lengths of the others. With
+        `layers`, each row's hidden states [S, F] are appended to `features`.
         """
         last = []
         for row, prompt in enumerate(prompts):
@@ -89,28 +101,54 @@ class Backbone:
             slots = arena.aim_at_row(row, len(prompt))
             positions = torch.arange(slots, device=self.device)[None]
             # without a mask and from an empty row, `transformers` attends causally
-            last.append(self._run(tokens_1S, None, positions, arena, keep=1)[:, -1])
+            seen = self._run(tokens_1S, None, positions, arena, keep=1, layers=layers)
+            last.append(seen.logits_BNV[:, -1])
+            if features is not None and seen.features_BNF is not None:
+                features.append(seen.features_BNF[0])
         return torch.cat(last)
 
     def forward(
         self, tokens_BN: Tensor, lengths_B: Tensor, tree: AnyTree, arena: KVArena, *, keep: int = 0
     ) -> Tensor:
         """Logits [B, N, V] of the nodes of a tree behind `lengths_B`; `keep` > 0: of the last."""
+        return self.see(tokens_BN, lengths_B, tree, arena, keep=keep).logits_BNV
+
+    def see(
+        self, tokens_BN: Tensor, lengths_B: Tensor, tree: AnyTree, arena: KVArena, *,
+        keep: int = 0, layers: Sequence[int] = (),
+    ) -> Seen:  # fmt: skip
+        """`forward`, and the hidden states of `layers` at every node.
+
+        Layers count as in `hidden_states` of `transformers`: 0 is the embedding, i the output of
+        the i-th layer, -1 what the output projection reads (behind the last norm).
+        """
         slots = arena.aim(lengths_B, len(tree))
         nodes = tree.on(lengths_B.device)
         mask = tree_mask(nodes, lengths_B, slots, ragged=arena.ragged)
         positions_BN = lengths_B[:, None] + nodes.depths_BN
-        return self._run(tokens_BN, mask, positions_BN, arena, keep=keep)
+        return self._run(tokens_BN, mask, positions_BN, arena, keep=keep, layers=layers)
 
     def _run(
-        self, tokens: Tensor, mask: Tensor | None, positions: Tensor, arena: KVArena, *, keep: int
-    ) -> Tensor:
+        self, tokens: Tensor, mask: Tensor | None, positions: Tensor, arena: KVArena, *,
+        keep: int, layers: Sequence[int] = (),
+    ) -> Seen:  # fmt: skip
         if self._is_lean and self.device.type == "cpu":
-            return lean.lean_forward(self.model, tokens, mask, positions, arena, keep=keep)
-        return self.model(
+            states: list[Tensor] | None = [] if layers else None
+            logits_BNV = lean.lean_forward(
+                self.model, tokens, mask, positions, arena, keep=keep, states=states
+            )
+            return Seen(logits_BNV, _joined(states, layers))
+        found = self.model(
             input_ids=tokens, attention_mask=mask, position_ids=positions,
             past_key_values=arena, use_cache=True, logits_to_keep=keep,
-        ).logits  # fmt: skip
+            output_hidden_states=bool(layers),
+        )  # fmt: skip
+        return Seen(found.logits, _joined(found.hidden_states if layers else None, layers))
+
+
+def _joined(states: Sequence[Tensor] | None, layers: Sequence[int]) -> Tensor | None:
+    """The asked-for hidden states side by side, [B, N, F]."""
+    return None if states is None else torch.cat([states[layer] for layer in layers], -1)
 
 
 def context_limits(config: Any) -> list[tuple[int, str]]:

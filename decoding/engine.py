@@ -20,9 +20,9 @@ from torch import Tensor
 from ..errors import RequestError
 from .acceptance import Outcome, Rule
 from .arena import KVArena
-from .backbone import Backbone
+from .backbone import Backbone, Seen
 from .graphs import Held, Replayed
-from .proposal import Committed, Proposal, Proposer
+from .proposal import Committed, FeatureProposer, Proposal, Proposer
 from .random import Uniforms
 from .rows import Late, Rows
 from .rules import rule_for
@@ -95,8 +95,13 @@ def generate(
     uniforms = uniforms or Uniforms(seed, list(numbers), target.device)
     arena = KVArena(len(prompts), _room(prompts, max_new_tokens, drafter.nodes), static=static)
     start = time.perf_counter()
-    rows = _begin(target, arena, prompts, warper, uniforms, max_new_tokens, eos_ids)
+    layers = drafter.layers if isinstance(drafter, FeatureProposer) else ()
+    features: list[Tensor] = []
+    first_BV = target.prefill(prompts, arena, layers=layers, features=features)
+    rows = _begin(first_BV, prompts, warper, uniforms, max_new_tokens, eos_ids)
     drafter.reset(prompts, max_new_tokens + drafter.draft_length + 1, static=static)
+    if isinstance(drafter, FeatureProposer):
+        drafter.begin(features)
     step = _Speculation(target, drafter, arena, rows, warper, uniforms, rule)
     if graphs:
         step.replay()
@@ -134,7 +139,8 @@ def autoregressive(
     uniforms = Uniforms(seed, list(numbers), target.device)
     arena = KVArena(len(prompts), _room(prompts, max_new_tokens, pad_to), static=static)
     start = time.perf_counter()
-    rows = _begin(target, arena, prompts, warper, uniforms, max_new_tokens, eos_ids)
+    first_BV = target.prefill(prompts, arena)
+    rows = _begin(first_BV, prompts, warper, uniforms, max_new_tokens, eos_ids)
     one_B = torch.ones_like(rows.last_B)
     held = Held(uniforms)
 
@@ -166,6 +172,7 @@ class _Speculation:
     ) -> None:  # fmt: skip
         self._target, self._drafter, self._arena, self._rows = target, drafter, arena, rows
         self._warper, self._rule = warper, rule
+        self._layers = drafter.layers if isinstance(drafter, FeatureProposer) else ()
         self._draws, self._coins = Held(uniforms), Held(uniforms)
         self.log = StepLog(len(rows.last_B), drafter.draft_length)
         self.seconds = 0.0
@@ -193,17 +200,19 @@ class _Speculation:
 
     def _verify(self, proposal: Proposal) -> Outcome:
         rows, arena = self._rows, self._arena
-        logits_BNV = self._target.forward(proposal.tokens_BN, rows.lengths_B, proposal.tree, arena)
+        seen = self._target.see(
+            proposal.tokens_BN, rows.lengths_B, proposal.tree, arena, layers=self._layers
+        )
         rule = self._rule
         chosen = rule if callable(rule) else rule_for(proposal, self._warper, rule)
-        outcome = chosen(logits_BNV, proposal, self._warper, self._coins)
+        outcome = chosen(seen.logits_BNV, proposal, self._warper, self._coins)
         if not proposal.tree.is_chain:
             arena.commit(rows.lengths_B, outcome.path_BD)
-        self._drafter.observe(_advance(rows, proposal, outcome, logits_BNV))
+        self._drafter.observe(_advance(rows, proposal, outcome, seen))
         return outcome
 
 
-def _advance(rows: Rows, proposal: Proposal, outcome: Outcome, logits_BNV: Tensor) -> Committed:
+def _advance(rows: Rows, proposal: Proposal, outcome: Outcome, seen: Seen) -> Committed:
     """Emit the accepted tokens and the extra one; a row that has ended stands still."""
     tokens_BE = _emitted(proposal, outcome)
     running_B = ~rows.done_B
@@ -211,7 +220,7 @@ def _advance(rows: Rows, proposal: Proposal, outcome: Outcome, logits_BNV: Tenso
     rows.emit(tokens_BE, count_B, _origins(outcome, tokens_BE.shape[1]))
     rows.lengths_B += count_B
     rows.last_B.copy_(torch.where(running_B, outcome.extra_B, rows.last_B))
-    return Committed(tokens_BE, count_B, outcome.path_BD, logits_BNV)
+    return Committed(tokens_BE, count_B, outcome.path_BD, seen.logits_BNV, seen.features_BNF)
 
 
 def _emitted(proposal: Proposal, outcome: Outcome) -> Tensor:
@@ -244,12 +253,12 @@ def _until_done(rows: Rows, step: Callable[[], object], late: Late) -> int:
 
 
 def _begin(
-    target: Backbone, arena: KVArena, prompts: Sequence[Sequence[int]], warper: Warper,
-    uniforms: Uniforms, limit: int, eos_ids: Sequence[int],
+    logits_BV: Tensor, prompts: Sequence[Sequence[int]], warper: Warper, uniforms: Uniforms,
+    limit: int, eos_ids: Sequence[int],
 ) -> Rows:  # fmt: skip
-    """Prefill, and the first token of every row."""
-    first_B = _sample(target.prefill(prompts, arena), warper, uniforms)
-    rows = Rows([len(prompt) for prompt in prompts], limit, eos_ids, target.device)
+    """The rows behind their prefill, with the first token of each."""
+    first_B = _sample(logits_BV, warper, uniforms)
+    rows = Rows([len(prompt) for prompt in prompts], limit, eos_ids, logits_BV.device)
     rows.begin(first_B)
     return rows
 

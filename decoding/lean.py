@@ -35,13 +35,19 @@ def fits(model: nn.Module) -> bool:
 
 def lean_forward(
     model: Any, tokens_BN: Tensor, mask: Tensor | None, positions_BN: Tensor, arena: KVArena, *,
-    keep: int,
+    keep: int, states: list[Tensor] | None = None,
 ) -> Tensor:  # fmt: skip
-    """Logits [B, N, V] (of the last `keep` tokens if `keep` > 0) with the model's own modules."""
+    """Logits [B, N, V] (of the last `keep` tokens if `keep` > 0) with the model's own modules.
+
+    `states` receives what `transformers` calls `hidden_states`: embedding, every layer's output,
+    the last one behind the last norm.
+    """
     base = model.model
     hidden = base.embed_tokens(tokens_BN)
     cos, sin = (each[:, None] for each in base.rotary_emb(hidden, positions_BN))
     for index, layer in enumerate(base.layers):
+        if states is not None:
+            states.append(hidden)
         normed = _rms(hidden, layer.input_layernorm)
         hidden = hidden + _attend(layer.self_attn, normed, mask, cos, sin, arena, index)
         normed = _rms(hidden, layer.post_attention_layernorm)
@@ -49,6 +55,8 @@ def lean_forward(
         inner = mlp.act_fn(mlp.gate_proj(normed)) * mlp.up_proj(normed)
         hidden = hidden + mlp.down_proj(inner)
     hidden = _rms(hidden, base.norm)
+    if states is not None:
+        states.append(hidden)
     logits: Tensor = model.lm_head(hidden[:, -keep:] if keep else hidden)
     return logits
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -90,12 +90,14 @@ class Committed:
         count_B: int64, tokens emitted by each row in this step; 0 for rows that are done.
         path_BD: int64, node kept at each depth; -1 behind the accepted ones.
         logits_BNV: the target's logits at every node of the proposal.
+        features_BNF: the target's hidden states there, where the drafter asked for some.
     """
 
     tokens_BE: Tensor
     count_B: Tensor
     path_BD: Tensor
     logits_BNV: Tensor
+    features_BNF: Tensor | None = None
 
 
 class Proposer(Protocol):
@@ -128,3 +130,15 @@ class Proposer(Protocol):
 
     def observe(self, committed: Committed) -> None:
         """Roll back what was rejected; the rows go on behind what was committed."""
+
+
+@runtime_checkable
+class FeatureProposer(Proposer, Protocol):
+    """A drafter that rides on the target's hidden states."""
+
+    @property
+    def layers(self) -> Sequence[int]:
+        """Which of the target's hidden states it reads (`Backbone.see`)."""
+
+    def begin(self, features: Sequence[Tensor]) -> None:
+        """Called behind `reset`: each row's features [S, F] of its prompt."""

@@ -32,6 +32,8 @@ class DrafterConfig(Section):
     """Tokens that `ngram` drafts."""
     llma_references: str | None = None
     """Source of the documents that `llma` copies from, as in `data.source`."""
+    llma_documents: int | None = Field(50, ge=1)
+    """Rows of that source that are used; empty uses all. Every step looks through all of them."""
     llma_longest: int = Field(5, ge=1)
     """Tokens that `llma` tries to match, at most."""
     llma_tokens: int = Field(19, ge=1)

@@ -25,7 +25,7 @@ from transformers.cache_utils import DynamicCache
 
 from ..decoding.acceptance import Outcome
 from ..decoding.arena import KVArena
-from ..decoding.backbone import Backbone
+from ..decoding.backbone import Backbone, Seen
 from ..decoding.engine import autoregressive, generate
 from ..decoding.proposal import Proposal, Proposer
 from ..decoding.random import Uniforms
@@ -316,19 +316,19 @@ class _Watched(Backbone):
         self._prints: list[Tensor] = []  # [B, N] of every call, the prefill first
         self._kept: list[Tensor] = []  # [B, D] of every speculative call, -1 behind the path
 
-    def prefill(self, prompts: Sequence[Sequence[int]], arena: KVArena) -> Tensor:
+    def prefill(self, prompts: Sequence[Sequence[int]], arena: KVArena, **features: Any) -> Tensor:
         """The target's own, remembered."""
-        logits_BV = self._target.prefill(prompts, arena)
+        logits_BV = self._target.prefill(prompts, arena, **features)
         self._prints.append(fingerprints(logits_BV[:, None]))
         return logits_BV
 
-    def forward(
-        self, tokens_BN: Tensor, lengths_B: Tensor, tree: AnyTree, arena: KVArena, *, keep: int = 0
-    ) -> Tensor:
+    def see(
+        self, tokens_BN: Tensor, lengths_B: Tensor, tree: AnyTree, arena: KVArena, **how: Any
+    ) -> Seen:
         """The target's own, remembered."""
-        logits_BNV = self._target.forward(tokens_BN, lengths_B, tree, arena, keep=keep)
-        self._prints.append(fingerprints(logits_BNV))
-        return logits_BNV
+        seen = self._target.see(tokens_BN, lengths_B, tree, arena, **how)
+        self._prints.append(fingerprints(seen.logits_BNV))
+        return seen
 
     def rule(
         self, logits_BNV: Tensor, proposal: Proposal, warper: Warper, uniforms: Uniforms

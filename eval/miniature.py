@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..data.datastore import Datastore
 from ..decoding.arena import KVArena
-from ..decoding.backbone import Backbone
+from ..decoding.backbone import Backbone, Seen
 from ..decoding.proposal import Committed, Law, Proposal, Proposer
 from ..decoding.random import Uniforms
 from ..decoding.sampling import Warper
@@ -52,7 +52,9 @@ class TableModel:
         """Row v: logits of the token behind v."""
         self.logits_VV = logits_VV
 
-    def prefill(self, prompts: Sequence[Sequence[int]], _arena: KVArena) -> Tensor:
+    def prefill(
+        self, prompts: Sequence[Sequence[int]], _arena: KVArena, **_features: Any
+    ) -> Tensor:
         """Logits behind the last token of every prompt, [B, V]."""
         return self.logits_VV[torch.tensor([prompt[-1] for prompt in prompts])]
 
@@ -63,6 +65,12 @@ class TableModel:
         """Logits [B, N, V] of every node."""
         logits_BNV = self.logits_VV[tokens_BN]
         return logits_BNV[:, -keep:] if keep else logits_BNV
+
+    def see(
+        self, tokens_BN: Tensor, lengths_B: Tensor, tree: AnyTree, arena: KVArena, **_layers: Any
+    ) -> Seen:
+        """`forward`; a table has no hidden states."""
+        return Seen(self.forward(tokens_BN, lengths_B, tree, arena), None)
 
     def as_backbone(self) -> Backbone:
         """What the engine and the draft model take it for."""

@@ -100,7 +100,8 @@ def _llma(recipe: Recipe, target: Backbone) -> Proposer:
             "--drafter.llma_references SOURCE, as in data.source"
         )
     return Llma(
-        list(token_texts(target, config.llma_references)), draft_length=config.llma_tokens,
+        list(token_texts(target, config.llma_references, config.llma_documents)),
+        draft_length=config.llma_tokens,
         longest=config.llma_longest, device=target.device,
     )  # fmt: skip
 

@@ -69,6 +69,7 @@ SMALL_EVAL = [
 EXTRA = {"train": SMALL_TRAINING, "eval": SMALL_EVAL, "audit": SMALL_AUDIT, "check": [],
          "inspect": ["--data.limit_rows", "40"]}  # fmt: skip
 BENCHMARKS = {
+    "benchmarks/decode_gpu.py": ["--tiny"],
     "benchmarks/decode_cpu.py": ["--prompts", "1", "--max-new-tokens", "4", "--rounds", "1"],
     "benchmarks/loss_memory.py": [
         "--vocabulary",

@@ -269,3 +269,42 @@ def test_a_held_block_hands_out_every_number_once() -> None:
             places.add((first.data_ptr(), second.data_ptr()))
     assert len(places) == 1
     assert torch.equal(torch.cat(seen, 1), plain.take(30))
+
+
+class _Listener(PromptLookup):
+    """A drafter that asks for hidden states and keeps what it gets."""
+
+    layers = (1, -1)
+
+    def begin(self, features: list[torch.Tensor]) -> None:
+        self.prompts, self.kept = list(features), []
+
+    def observe(self, committed: Any) -> None:
+        super().observe(committed)
+        self.kept.append(committed)
+
+
+@pytest.mark.parametrize("lean", [True, False])
+def test_a_drafter_gets_the_hidden_states_that_it_asks_for(lean: bool) -> None:
+    """Those of prompt and accepted tokens equal a plain forward's over the same text."""
+    from draftsmith.decoding.attention import use_grouped_attention
+
+    target = make_target("qwen3")
+    use_grouped_attention(target.model)
+    target.__dict__["_is_lean"] = lean
+    listener = _Listener(draft_length=3)
+    done = generate(target, listener, PROMPTS, warper=GREEDY, max_new_tokens=16)
+    for row, (prompt, answer) in enumerate(zip(PROMPTS, done.tokens)):
+        ids = torch.tensor([[*prompt, *answer]])
+        states = target.model(ids, output_hidden_states=True).hidden_states
+        expected = torch.cat([states[1], states[-1]], -1)[0]
+        torch.testing.assert_close(listener.prompts[row], expected[: len(prompt)])
+        at = len(prompt)
+        for step in listener.kept:
+            count = int(step.count_B[row])
+            nodes = [0, *step.path_BD[row, : max(0, count - 1)].tolist()][:count]
+            got = step.features_BNF[row, nodes]
+            torch.testing.assert_close(
+                got, expected[at : at + count][: len(got)], atol=1e-5, rtol=1e-4
+            ) if at + count <= len(expected) else None
+            at += count

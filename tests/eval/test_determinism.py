@@ -29,13 +29,20 @@ def probe(target: Backbone, prompts=PROMPTS, **settings) -> Determinism:
     return probe_determinism(target, make_drafter(target), prompts, **(usual | settings))
 
 
-class Perturbed(Backbone):
+class Changed(Backbone):
+    """A target whose logits are changed behind every forward."""
+
+    def see(self, tokens_BN, lengths_B, tree, arena, **how):
+        seen = super().see(tokens_BN, lengths_B, tree, arena, **how)
+        return seen._replace(logits_BNV=self.change(seen.logits_BNV, tokens_BN, arena))
+
+
+class Perturbed(Changed):
     """A target that adds a fixed noise to its logits where the shape is `when(B, N, static)`."""
 
     when = staticmethod(lambda rows, nodes, static: False)
 
-    def forward(self, tokens_BN, lengths_B, tree, arena, *, keep=0):
-        logits_BNV = super().forward(tokens_BN, lengths_B, tree, arena, keep=keep)
+    def change(self, logits_BNV, tokens_BN, arena):
         if self.when(*tokens_BN.shape, arena.static):
             g = torch.Generator().manual_seed(0)
             shift_V = torch.randn(logits_BNV.shape[-1], generator=g)
@@ -43,21 +50,20 @@ class Perturbed(Backbone):
         return logits_BNV
 
 
-class Tied(Backbone):
+class Tied(Changed):
     """Its two largest logits are neighbours; which one is larger depends on the batch."""
 
-    def forward(self, tokens_BN, lengths_B, tree, arena, *, keep=0):
-        logits_BNV = super().forward(tokens_BN, lengths_B, tree, arena, keep=keep)
+    def change(self, logits_BNV, tokens_BN, arena):
         best, ids = logits_BNV.topk(2, dim=-1)
         toward = torch.tensor(float("inf") if len(tokens_BN) > 1 else -float("inf"))
         return logits_BNV.scatter(-1, ids[..., 1:], torch.nextafter(best[..., :1], toward))
 
 
-class LastBit(Backbone):
+class LastBit(Changed):
     """All nodes but the root are one bit off."""
 
-    def forward(self, tokens_BN, lengths_B, tree, arena, *, keep=0):
-        logits_BNV = super().forward(tokens_BN, lengths_B, tree, arena, keep=keep).clone()
+    def change(self, logits_BNV, tokens_BN, arena):
+        logits_BNV = logits_BNV.clone()
         far = torch.tensor(float("inf"))
         logits_BNV[:, 1:, 7] = torch.nextafter(logits_BNV[:, 1:, 7], far)
         return logits_BNV
@@ -152,8 +158,8 @@ def test_another_token_than_the_tied_one_is_a_bug_even_at_a_tie() -> None:
     """The margin excuses the second best, not the worst."""
 
     class Worst(Tied):
-        def forward(self, tokens_BN, lengths_B, tree, arena, *, keep=0):
-            logits_BNV = super().forward(tokens_BN, lengths_B, tree, arena, keep=keep)
+        def change(self, logits_BNV, tokens_BN, arena):
+            logits_BNV = super().change(logits_BNV, tokens_BN, arena)
             return -logits_BNV if len(tokens_BN) > 1 else logits_BNV
 
     target = make_target("qwen3")
