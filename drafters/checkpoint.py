@@ -37,6 +37,45 @@ def save_draft_model(module: nn.Module, folder: Path, target: Backbone) -> None:
     (folder / "README.md").write_text(_card(module, identity), encoding="utf-8")
 
 
+def save_heads(
+    module: nn.Module, folder: Path, target: Backbone, *, family: str, settings: dict[str, Any]
+) -> None:
+    """Write a drafter that rides on the target: its own weights (fp32), sizes, identity and card.
+
+    Args:
+        module: what is trained; weights that belong to the target are not among its parameters.
+        settings: what is needed to build the module again, as JSON.
+    """
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    identity = TargetIdentity.of(target)
+    weights = {
+        name: t.detach().float().contiguous().cpu() for name, t in module.state_dict().items()
+    }
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    entry = {"format": FORMAT, "family": family, "target": identity.to_dict(), "settings": settings}
+    (folder / "config.json").write_text(json.dumps({ENTRY: entry}, indent=2) + "\n")
+    (folder / "README.md").write_text(_card(module, identity), encoding="utf-8")
+
+
+def load_weights(module: nn.Module, folder: Path) -> None:
+    """Put the weights of a `save_heads` folder into a module built from its settings.
+
+    Raises:
+        RequestError: the folder lacks weights, has others, or of other shapes.
+    """
+    from safetensors.torch import load_file
+
+    path = folder / "model.safetensors"
+    try:
+        module.load_state_dict(load_file(path))
+    except (OSError, RuntimeError) as error:
+        raise RequestError(
+            f"{path} does not hold the weights that its config.json describes: {error!s:.300}"
+        ) from error
+
+
 def read_entry(folder: Path) -> dict[str, Any]:
     """The draftsmith part of a drafter's config.
 
@@ -61,20 +100,21 @@ def read_entry(folder: Path) -> dict[str, Any]:
         raise RequestError(
             f"{path} has drafter format {entry.get('format')!r}; this version reads {FORMAT}"
         )
-    return {"family": family, "identity": identity}
+    return {"family": family, "identity": identity, "settings": entry.get("settings", {})}
 
 
 def _card(module: nn.Module, identity: TargetIdentity) -> str:
     size = sum(p.numel() for p in module.parameters())
     return f"""---
 library_name: transformers
-tags: [speculative-decoding, draft-model, draftsmith]
+tags: [speculative-decoding, draftsmith]
 ---
-# Draft model for {identity.name}
+# Drafter for {identity.name}
 
-A draft model of {size:,} parameters for speculative decoding with the target `{identity.name}`
-(revision {identity.revision or "not pinned"}, vocabulary {identity.vocabulary}, hidden size
-{identity.hidden_size}). Its tokenizer is the target's (SHA-256 `{identity.tokenizer[:16]}`).
+A drafter of {size:,} parameters of its own for speculative decoding with the target
+`{identity.name}` (revision {identity.revision or "not pinned"}, vocabulary {identity.vocabulary},
+hidden size {identity.hidden_size}). Its tokenizer is the target's (SHA-256
+`{identity.tokenizer[:16]}`).
 
     draftsmith eval --target TARGET --drafter THIS_FOLDER
 

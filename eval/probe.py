@@ -12,6 +12,7 @@ from torch import nn
 
 from ..decoding.backbone import Backbone
 from ..decoding.engine import generate
+from ..decoding.proposal import Proposer
 from ..decoding.sampling import Warper
 from ..drafters.draft_model import DraftModel
 from .metrics import tau
@@ -21,14 +22,24 @@ if TYPE_CHECKING:
 
 
 def tau_probe(
-    target: Backbone, prompts: Sequence[Sequence[int]], *, draft_length: int, max_new_tokens: int
-) -> Callable[[nn.Module], dict[str, float]]:
-    """A function of the draft module: greedy tau over the prompts, steps cut short left out."""
+    target: Backbone, prompts: Sequence[Sequence[int]], *,
+    make_proposer: Callable[[nn.Module], Proposer], max_new_tokens: int,
+) -> Callable[[nn.Module], dict[str, float]]:  # fmt: skip
+    """A function of what is trained: greedy tau over the prompts, steps cut short left out."""
 
     def probe(module: nn.Module) -> dict[str, float]:
-        draft = Backbone(cast("PreTrainedModel", module), name="draft")
-        drafter = DraftModel(draft, target.vocabulary, draft_length=draft_length)
+        drafter = make_proposer(module)
         done = generate(target, drafter, prompts, warper=Warper(0.0), max_new_tokens=max_new_tokens)
         return {"tau": tau([done.steps])}
 
     return probe
+
+
+def as_draft_model(target: Backbone, draft_length: int) -> Callable[[nn.Module], Proposer]:
+    """How a causal LM that is being trained drafts for the target."""
+
+    def make(module: nn.Module) -> Proposer:
+        draft = Backbone(cast("PreTrainedModel", module), name="draft")
+        return DraftModel(draft, target.vocabulary, draft_length=draft_length)
+
+    return make

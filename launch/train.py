@@ -117,12 +117,12 @@ def _train_method(recipe: Recipe, plan: Plan, out: Path, resume: str) -> Outcome
 def _probe(target: Backbone, recipe: Recipe) -> Probe:
     """Real decoding for the training loop: trainers know of no prompts and no measures."""
     from ..data.prompts import load_prompts, render
-    from ..eval.probe import tau_probe
+    from ..eval.probe import as_draft_model, tau_probe
 
     prompts = load_prompts(recipe.eval.prompts, limit=recipe.probe.prompts, seed=recipe.eval.seed)
     ids = [render(prompt, target.tokenizer, limit=recipe.eval.prompt_tokens) for prompt in prompts]
     return tau_probe(
-        target, ids, draft_length=recipe.probe.draft_length,
+        target, ids, make_proposer=as_draft_model(target, recipe.probe.draft_length),
         max_new_tokens=recipe.probe.max_new_tokens,
     )  # fmt: skip
 
