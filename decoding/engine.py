@@ -44,6 +44,7 @@ class Generation:
         target_calls: verify calls (or one-token calls), the prefill not counted.
         draft_steps: forward passes of the drafter.
         propose_seconds: time of drafting; on CUDA that of launching it.
+        nodes: tokens verified by all calls together, per row.
     """
 
     tokens: list[list[int]]
@@ -54,6 +55,7 @@ class Generation:
     target_calls: int = 0
     draft_steps: int = 0
     propose_seconds: float = 0.0
+    nodes: int = 0
 
 
 @torch.inference_mode()
@@ -111,6 +113,7 @@ def generate(
     return Generation(
         tokens, origin, step.log.cut(calls), done_prefill - start,
         time.perf_counter() - done_prefill, calls, calls * drafter.draft_steps, step.seconds,
+        step.nodes,
     )  # fmt: skip
 
 
@@ -175,7 +178,7 @@ class _Speculation:
         self._layers = drafter.layers if isinstance(drafter, FeatureProposer) else ()
         self._draws, self._coins = Held(uniforms), Held(uniforms)
         self.log = StepLog(len(rows.last_B), drafter.draft_length)
-        self.seconds = 0.0
+        self.seconds, self.nodes = 0.0, 0
         self.propose: Callable[[], Proposal] = self._propose
         self.verify: Callable[[Proposal], Outcome] = self._verify
 
@@ -190,6 +193,7 @@ class _Speculation:
         start = time.perf_counter()
         proposal = self.propose()
         self.seconds += time.perf_counter() - start
+        self.nodes += len(proposal.tree)
         running_B = ~self._rows.done_B
         before_B = self._rows.count_B.clone()
         outcome = self.verify(proposal)

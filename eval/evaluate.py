@@ -29,6 +29,7 @@ from .results import SCHEMA_VERSION
 from .speed import Costs, bytes_of, measure_costs
 
 NOT_AUDITED = "not audited"
+_SIZES = (2, 3, 5, 9, 17, 33, 65)  # nodes of the verify calls that are timed
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,7 @@ class Run:
     prefill_seconds: float = 0.0
     propose_seconds: float = 0.0
     target_calls: int = 0
+    nodes: int = 0
     differing: int = 0
     baseline_texts: list[list[int]] = field(default_factory=list)
 
@@ -87,6 +89,7 @@ class Run:
         """Take in a batch decoded by both. Its first token comes from the prefill, timed apart."""
         self.propose_seconds += own.propose_seconds
         self.target_calls += own.target_calls
+        self.nodes += own.nodes
         self.seconds_R.append(own.decode_seconds)
         self.baseline_seconds_R.append(base.decode_seconds)
         self.tokens_R.append(sum(len(t) - 1 for t in own.tokens))
@@ -97,6 +100,11 @@ class Run:
             self.baseline_texts += base.tokens
             self.differing += sum(a != b for a, b in zip(own.tokens, base.tokens, strict=True))
             self.prefill_seconds += own.prefill_seconds
+
+    @property
+    def mean_nodes(self) -> float:
+        """Tokens of a verify call, the root included."""
+        return self.nodes / max(1, self.target_calls)
 
     def look_up_cost(self, costs: Costs) -> float:
         """Time of proposing once / time of a one-token target call."""
@@ -112,7 +120,8 @@ def evaluate(
     sweeping = config.sweep if arms[0].sweeps else []
     for arm in arms:
         arm.at(config.draft_length if arm.sweeps else None)
-    sizes = sorted({*sweeping, *(arm.drafter.nodes - 1 for arm in arms)})
+    widest = max(arm.drafter.nodes for arm in arms)
+    sizes = sorted({*sweeping, widest - 1, *(n - 1 for n in _SIZES if n < widest)})
     model = next((arm.backbone for arm in arms if arm.backbone is not None), None)
     costs = measure_costs(target, model, sizes, context=context)
     rows = [
@@ -171,11 +180,13 @@ def _row(
 ) -> dict[str, Any]:  # fmt: skip
     found = acceptance(run.counts, seed=config.seed)
     text = degeneracy(run.baseline_texts)
-    steps, size = arm.drafter.draft_steps, arm.drafter.nodes - 1
+    # an adaptive draft takes as many steps as it drafts tokens, not as many as it may
+    steps = min(arm.drafter.draft_steps, run.mean_nodes - 1)
     share = 0.0 if arm.backbone is None else bytes_of(arm.backbone) / bytes_of(target)
     # without a model, looking up is the one draft step
     c = costs.c if arm.backbone is not None and costs.c is not None else run.look_up_cost(costs)
-    predicted = found.tau.value / (costs.c_v[size] + max(1, steps) * c)
+    c_v = costs.verify(run.mean_nodes)
+    predicted = found.tau.value / (c_v + (steps or 1) * c)
     return {
         "method": arm.name,
         "temperature": temperature,
@@ -183,13 +194,14 @@ def _row(
         "requests": len(requests),
         "draft_length": arm.drafter.draft_length,
         "nodes": arm.drafter.nodes,
+        "mean_nodes": run.mean_nodes,
         "rule": config.rule,
         "verdict": arm.verdict,
         "distance": arm.distance,
         **acceptance_fields(found),
         "mbsu": _or_null(found.tau.value / (1 + steps * share)),
         "c": c,
-        "c_v": costs.c_v[size],
+        "c_v": c_v,
         "predicted_speedup": _or_null(predicted),
         **_speed_fields(run, config.seed),
         "distinct_2": text.distinct_2,

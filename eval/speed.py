@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from ..decoding.arena import KVArena
@@ -26,6 +27,11 @@ class Costs:
     """One draft step; None without a drafting model."""
     c_v: dict[int, float]
     """A verify call of the root and K more nodes, by K."""
+
+    def verify(self, nodes: float) -> float:
+        """A verify call of so many nodes, on a line between the measured ones."""
+        measured = {1: 1.0, **{k + 1: cost for k, cost in self.c_v.items()}}
+        return float(np.interp(nodes, sorted(measured), [measured[n] for n in sorted(measured)]))
 
     def predicted_speedup(self, tau: float, draft_length: int) -> float:
         """tau / (c_v + K c): Leviathan et al. 2023, theorem 3.8, with the verify cost measured."""

@@ -233,3 +233,26 @@ def test_history_is_what_was_committed() -> None:
     drafter.observe(Committed(committed, torch.tensor([3, 1]), nothing, nothing))
     drafter._history.write_last(torch.tensor([9, 7]))
     assert drafter._history.recent(4).tolist() == [[9, 8, 7, 3], [7, 6, 5, 4]]
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.sampled_from(FAMILIES), st.lists(st.integers(0, 60), max_size=3), st.integers(1, 20),
+    st.sampled_from([0.0, 1.0]), st.booleans(),
+)  # fmt: skip
+def test_nothing_after_eos_and_never_too_long(
+    family: str, eos: list[int], limit: int, temperature: float, static: bool
+) -> None:
+    """Trees, absent nodes and late hosts change neither where a text ends nor what it says."""
+    target = make_target("qwen3")
+    drafter = make(family, target)
+    common = {"warper": Warper(temperature), "max_new_tokens": limit, "seed": limit}
+    done = generate(target, drafter, PROMPTS, eos_ids=eos, static=static, **common)
+    free = generate(target, drafter, PROMPTS, static=static, **common)
+    for tokens, unbounded, origin in zip(done.tokens, free.tokens, done.origin):
+        assert 1 <= len(tokens) <= limit
+        assert not set(eos) & set(tokens[:-1])
+        assert len(tokens) == limit or tokens[-1] in eos
+        assert len(origin) == len(tokens)
+        assert tokens == unbounded[: len(tokens)]
+    assert done.steps.kept_TB.sum(0).tolist() == [len(tokens) - 1 for tokens in done.tokens]
