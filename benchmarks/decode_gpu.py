@@ -210,8 +210,8 @@ def weight_bytes(backbone: Backbone) -> int:
     model: Any = backbone.model
     looked_up = model.get_input_embeddings().weight
     if looked_up.data_ptr() == model.get_output_embeddings().weight.data_ptr():
-        return bytes_of(backbone)
-    return bytes_of(backbone) - looked_up.numel() * looked_up.element_size()
+        return bytes_of(backbone.model)
+    return bytes_of(backbone.model) - looked_up.numel() * looked_up.element_size()
 
 
 def kv_bytes(sizes: Sizes, tokens: float) -> float:

@@ -1,9 +1,9 @@
 """The datastore of REST: a token corpus with suffix arrays, on disk and memory-mapped.
 
-`build_datastore` writes it shard by shard; `Datastore` finds what followed the end of a context
+`datastore_build.py` writes it shard by shard; `Datastore` finds what followed the end of a context
 elsewhere in the corpus, and folds that into a trie of drafts (REST: He et al. 2023, arXiv
-2311.08252). Reading maps the files, so a datastore may be larger than memory. Read next:
-`../storage.py`, and `cache.py` for the other folder that appears by one rename.
+2311.08252). Reading maps the files, so a datastore may be larger than memory.
+Read next: `datastore_build.py`.
 
 In a shard every document is followed by a separator, the first id behind the vocabulary. It
 sorts after all tokens and equals none, so no match runs across it; suffixes that begin with it
@@ -15,10 +15,8 @@ Shapes: M continuations, L tokens of each.
 from __future__ import annotations
 
 import json
-import shutil
-import uuid
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,74 +24,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import EnvironmentFailure, RequestError
-from ..storage import flush, sha256, write_text
+from ..errors import RequestError
+from ..storage import sha256
 
 # raise it when an older folder would be read wrongly
 FORMAT = 1
 MANIFEST = "manifest.json"
-
-
-def build_datastore(
-    documents: Iterable[Sequence[int]],
-    folder: Path,
-    *,
-    vocabulary: int,
-    tokenizer: str,
-    shard_tokens: int = 16_000_000,
-) -> dict[str, Any]:
-    """Write a datastore into a new folder, which appears whole or not at all.
-
-    Needs memory for one shard (about 40 bytes per token of it), however large the corpus is.
-    Documents are kept in their order; empty ones are skipped; one that does not fit into a shard
-    is cut, and its pieces are documents of their own.
-
-    Args:
-        documents: token ids of each document, read once.
-        folder: where to; must not exist yet.
-        vocabulary: number of token ids; all ids are smaller.
-        tokenizer: fingerprint of the tokenizer, compared again when the datastore is opened.
-        shard_tokens: most tokens of a shard, separators included.
-
-    Returns:
-        The manifest, as in `manifest.json`: `format`, `vocabulary`, `tokenizer`, `documents`,
-        `tokens` (separators not counted) and `shards`, each with `documents`, `tokens` and the
-        `sha256` of its two files.
-
-    Raises:
-        RequestError: the folder exists, the corpus is empty, or an id is outside the vocabulary.
-        EnvironmentFailure: the package `pydivsufsort` is missing.
-    """
-    _check_request(folder, vocabulary, shard_tokens)
-    sort = _suffix_sorter()  # before hours may go into reading the corpus
-    pieces = _pieces(documents, vocabulary, longest=shard_tokens - 1)
-    draft = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
-    try:
-        draft.mkdir(parents=True)
-        shards = [
-            _write_shard(draft, number, tokens, sort, separator=vocabulary)
-            for number, tokens in enumerate(_fill(pieces, shard_tokens, separator=vocabulary))
-        ]
-        if not shards:
-            raise RequestError(
-                "datastore: the corpus holds no token; expected at least one document that is "
-                "not empty"
-            )
-        manifest = {
-            "format": FORMAT,
-            "vocabulary": vocabulary,
-            "tokenizer": tokenizer,
-            "documents": sum(shard["documents"] for shard in shards),
-            "tokens": sum(shard["tokens"] for shard in shards),
-            "shards": shards,
-        }
-        write_text(draft / MANIFEST, json.dumps(manifest, indent=2) + "\n")
-        flush(draft)
-        draft.rename(folder)
-        flush(folder.parent)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-    return manifest
 
 
 @dataclass(frozen=True)
@@ -152,7 +88,7 @@ class Datastore:
             RequestError: a file is damaged or gone.
         """
         for number, record in enumerate(self.manifest["shards"]):
-            for name in _files(number):
+            for name in shard_files(number):
                 path = self.folder / name
                 if not path.is_file() or sha256(path) != record["sha256"][name]:
                     raise RequestError(
@@ -310,102 +246,13 @@ def _prefixes(
     )
 
 
-def _check_request(folder: Path, vocabulary: int, shard_tokens: int) -> None:
-    if folder.exists():
-        raise RequestError(
-            f"datastore: {folder} exists already; name a new folder, or remove this one first"
-        )
-    if not 1 <= vocabulary < 2**32:
-        raise RequestError(f"datastore: vocabulary is {vocabulary}, expected 1 to {2**32 - 1} ids")
-    if shard_tokens < 2:
-        raise RequestError(
-            f"datastore: shard_tokens is {shard_tokens}, expected at least 2: a token and a "
-            "separator"
-        )
-
-
-def _suffix_sorter() -> Callable[[NDArray[Any]], NDArray[Any]]:
-    """Yuta Mori's divsufsort; it gets wide ids as big-endian bytes, which sort as the ids do."""
-    try:
-        from pydivsufsort import divsufsort
-    except ImportError as error:
-        raise EnvironmentFailure(
-            "building a datastore needs the package `pydivsufsort`: pip install pydivsufsort"
-        ) from error
-    return divsufsort
-
-
-def _pieces(
-    documents: Iterable[Sequence[int]], vocabulary: int, *, longest: int
-) -> Iterator[NDArray[Any]]:
-    """Checked ids of each document, in pieces of at most `longest`."""
-    for number, document in enumerate(documents, 1):
-        ids = np.asarray(document)
-        if not ids.size:
-            continue
-        if ids.ndim != 1 or ids.dtype.kind not in "iu":
-            raise RequestError(
-                f"datastore: document {number} is an array of {ids.dtype} with {ids.ndim} axes, "
-                "expected one sequence of whole numbers"
-            )
-        wrong = ids[(ids < 0) | (ids >= vocabulary)]
-        if wrong.size:
-            raise RequestError(
-                f"datastore: document {number} has token id {wrong[0]}, expected 0 to "
-                f"{vocabulary - 1}; use the tokenizer that the vocabulary belongs to"
-            )
-        for at in range(0, len(ids), longest):
-            yield ids[at : at + longest]
-
-
-def _fill(
-    pieces: Iterable[NDArray[Any]], shard_tokens: int, *, separator: int
-) -> Iterator[NDArray[Any]]:
-    """The tokens of one shard after the other: whole pieces, a separator behind each."""
-    dtype = _dtype(separator)
-    border = np.array([separator], dtype=dtype)
-    parts: list[NDArray[Any]] = []
-    used = 0
-    for piece in pieces:
-        if used + len(piece) + 1 > shard_tokens:
-            yield np.concatenate(parts)
-            parts, used = [], 0
-        parts += [piece.astype(dtype), border]
-        used += len(piece) + 1
-    if parts:
-        yield np.concatenate(parts)
-
-
-def _dtype(separator: int) -> type[np.uint16] | type[np.uint32]:
+def token_dtype(separator: int) -> type[np.uint16] | type[np.uint32]:
+    """The smallest type that holds the separator, the largest entry."""
     return np.uint16 if separator <= np.iinfo(np.uint16).max else np.uint32
 
 
-def _write_shard(
-    draft: Path,
-    number: int,
-    tokens: NDArray[Any],
-    sort: Callable[[NDArray[Any]], NDArray[Any]],
-    *,
-    separator: int,
-) -> dict[str, Any]:
-    """Sort the suffixes and save both arrays. Returns the shard's record for the manifest."""
-    documents = int((tokens == separator).sum())
-    # the largest entry: all suffixes that begin with it stand at the end
-    suffixes = sort(tokens)[: len(tokens) - documents]
-    # divsufsort counts bytes, so it may answer in int64 where int32 holds every index
-    index = np.int32 if len(tokens) <= np.iinfo(np.int32).max else np.int64
-    files = _files(number)
-    for name, array in zip(files, (tokens, suffixes.astype(index))):
-        np.save(draft / name, array)
-        flush(draft / name)
-    return {
-        "documents": documents,
-        "tokens": len(suffixes),
-        "sha256": {name: sha256(draft / name) for name in files},
-    }
-
-
-def _files(number: int) -> tuple[str, str]:
+def shard_files(number: int) -> tuple[str, str]:
+    """Names of a shard's tokens and suffixes."""
     return f"tokens-{number:05d}.npy", f"suffixes-{number:05d}.npy"
 
 
@@ -439,13 +286,13 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 def _open_shard(folder: Path, number: int, record: dict[str, Any], *, separator: int) -> Shard:
     """Map the arrays of a shard; their sizes must be what the manifest says."""
-    names = _files(number)
+    names = shard_files(number)
     try:
         tokens, suffixes = (
             np.load(folder / name, mmap_mode="r", allow_pickle=False) for name in names
         )
         sizes = (record["tokens"] + record["documents"],), (record["tokens"],)
-        if (tokens.shape, suffixes.shape) != sizes or tokens.dtype != _dtype(separator):
+        if (tokens.shape, suffixes.shape) != sizes or tokens.dtype != token_dtype(separator):
             raise ValueError("the arrays have other sizes than the manifest names")
         if set(record["sha256"]) != set(names):
             raise ValueError("the manifest lacks its checksums")

@@ -211,6 +211,19 @@ def chain_outcome(
     return Outcome(accepted_B, path_BK, extra_B, tested_BK, alpha_hat_BK)
 
 
+def stack_depths(per_depth: list[Tensor], like_B: Tensor) -> Tensor:
+    """[B, D] of what each depth gave; [B, 0] where the root is alone."""
+    return torch.stack(per_depth, 1) if per_depth else like_B[:, None][:, :0]
+
+
+def _outcome(
+    path_BD: Tensor, extra_B: Tensor, tested: list[Tensor], alpha: list[Tensor]
+) -> Outcome:
+    accepted_B = (path_BD >= 0).sum(1)
+    tested_BD = stack_depths(tested, extra_B).bool()
+    return Outcome(accepted_B, path_BD, extra_B, tested_BD, stack_depths(alpha, extra_B).float())
+
+
 def _candidates(child_BNC: Tensor, proposal: Proposal) -> Tensor:
     """Children that may be accepted, per row; -1 elsewhere. int64 [B, N, C]."""
     child_BNC = child_BNC.expand(len(proposal.tokens_BN), -1, -1)
@@ -241,11 +254,8 @@ def _descend(
         stopped_B = tested[-1] & ~alive_B
         P_BV = torch.where(alive_B[:, None], row_of(p_BNV, at_B), P_BV)
         P_BV = torch.where(stopped_B[:, None], found.left_BV, P_BV)
-    path_BD = torch.stack(path, 1)
     extra_B = draw(P_BV, extra_coin_B)
-    return Outcome(
-        (path_BD >= 0).sum(1), path_BD, extra_B, torch.stack(tested, 1), torch.stack(alpha, 1)
-    )
+    return _outcome(stack_depths(path, at_B), extra_B, tested, alpha)
 
 
 class _Trial(NamedTuple):
@@ -323,11 +333,8 @@ def _walk_matching(wanted_BN: Tensor, proposal: Proposal, p_BNV: Tensor | None =
         alive_B = alive_B & hit_BN.any(1)
         at_B = torch.where(alive_B, hit_BN.to(torch.uint8).argmax(1), at_B)
         path.append(torch.where(alive_B, at_B, -1))
-    path_BD = torch.stack(path, 1)
     extra_B = wanted_BN.gather(1, at_B[:, None]).squeeze(1)
-    return Outcome(
-        (path_BD >= 0).sum(1), path_BD, extra_B, torch.stack(tested, 1), torch.stack(alpha, 1)
-    )
+    return _outcome(stack_depths(path, at_B), extra_B, tested, alpha)
 
 
 def _mass_of_children(

@@ -12,7 +12,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .acceptance import Outcome, chain_law, chain_outcome, chain_ratio_test, residual
+from .acceptance import (
+    Outcome,
+    chain_law,
+    chain_outcome,
+    chain_ratio_test,
+    residual,
+    stack_depths,
+)
 from .proposal import Proposal
 from .random import Uniforms
 from .sampling import Warper, draw
@@ -94,7 +101,7 @@ def _longest(p_BNV: Tensor, passed_BN: Tensor, own_BN: Tensor, proposal: Proposa
         tested.append((there_BN & (nodes.parents_BN == at_B1)).any(1))
         path.append(torch.where(here_BN.any(1), here_BN.to(torch.uint8).argmax(1), -1))
         at_B1 = torch.where(path[-1] >= 0, path[-1], -2)[:, None]
-    path_BD, tested_BD = torch.stack(path, 1), torch.stack(tested, 1)
+    path_BD, tested_BD = stack_depths(path, best_B), stack_depths(tested, best_B).bool()
     accepted_B = (path_BD >= 0).sum(1)
     extra_B = p_BNV.argmax(-1).gather(1, best_B[:, None])[:, 0]
     return Outcome(accepted_B, path_BD, extra_B, tested_BD, (path_BD >= 0).float())

@@ -19,6 +19,7 @@ from ..decoding.engine import generate
 from ..decoding.proposal import Proposer
 from ..decoding.rules import is_lossy
 from ..decoding.sampling import Warper
+from ..drafters.adaptive import AdaptiveDraft
 from ..drafters.draft_model import DraftModel
 from ..errors import RequestError
 from .config import AuditConfig
@@ -79,19 +80,21 @@ class AuditReport:
         lines = [f"verdict: {self.verdict}{planted}{lossy}"]
         if self.enumeration is not None:
             e = self.enumeration
-            lines.append(
-                f"  enumeration: {e.sequences:,} sequences over {e.cells} cells, chi-square "
-                f"{e.statistic:.1f}, p = {e.p_value:.3g}; would see a bias of {e.detectable:.4f}"
-            )
+            lines += [
+                f"  enumeration: {e.sequences:,} sequences over {e.cells} cells,",
+                f"    chi-square {e.statistic:.1f}, p = {e.p_value:.3g}; would see a bias of "
+                f"{e.detectable:.4f}",
+            ]
         r, g = self.rosenblatt, self.replay
         lines += [
-            f"  real pair, T = {self.temperature:g}: {r.tokens:,} tokens, histogram p = "
-            f"{r.histogram_p:.3g}, mean p = {r.mean_p:.3g}, serial p = {r.serial_p:.3g}; "
-            f"would see a bias of {r.detectable:.4f}",
-            f"  real pair, T = 0: {g.argmax:,} of {g.tokens:,} tokens are the argmax, "
-            f"{g.near_ties} near-ties, {g.bugs} bugs (noise {g.noise:.2g})",
-            "  a bias is a total variation, stated at power 0.99; "
-            f"a correct decoder fails once in {1 / FALSE_ALARM:,.0f} audits",
+            f"  real pair, T = {self.temperature:g}: {r.tokens:,} tokens, p = {r.histogram_p:.3g} "
+            "(histogram),",
+            f"    {r.mean_p:.3g} (mean), {r.serial_p:.3g} (serial); would see a bias of "
+            f"{r.detectable:.4f}",
+            f"  real pair, T = 0: {g.argmax:,} of {g.tokens:,} tokens are the argmax,",
+            f"    {g.near_ties} near-ties, {g.bugs} bugs (noise {g.noise:.2g})",
+            "  a bias is a total variation, stated at power 0.99;",
+            f"  a correct decoder fails once in {1 / FALSE_ALARM:,.0f} audits",
         ]
         lines += [f"  FAILED: {failure}" for failure in self.failures]
         return "\n".join(lines)
@@ -149,7 +152,8 @@ def _writer(
 ) -> Write:  # fmt: skip
     """Decode a batch of requests with the decoder under audit."""
     if isinstance(drafter, DraftModel):
-        drafter.draft_length = config.draft_length
+        if not isinstance(drafter, AdaptiveDraft):  # which drafts as far as it likes
+            drafter.draft_length = config.draft_length
         if decoder == "hf":
             draft = drafter
             return lambda ids, numbers, warper: _hf(target, draft, ids, numbers, warper, config)
@@ -161,9 +165,11 @@ def _writer(
     def write(ids: Sequence[Sequence[int]], numbers: list[int], warper: Warper) -> Answers:
         # the planted rules are rules of sampling; greedy decoding stays as it is
         planted = None if bug is None or warper.greedy or bug.tree else bug.make_rule()
+        # and a lossless rule of sampling that was asked for is none of greedy decoding
+        asked = None if warper.greedy and not is_lossy(rule) else rule
         return generate(
             target, own, ids, warper=warper, max_new_tokens=config.max_new_tokens,
-            seed=config.seed, requests=numbers, rule=planted or rule,
+            seed=config.seed, requests=numbers, rule=planted or asked,
         ).tokens  # fmt: skip
 
     return write

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from ..config import Section
+
+# the keys of decoding/rules.py, which imports torch; a test compares them
+RuleName = Literal[
+    "greedy-match", "rejection", "sample-and-match", "recursive-rejection", "multi-step",
+    "lossy-typical", "lossy-lenient", "lossy-topk-match",
+]  # fmt: skip
 
 
 class EvalConfig(Section):
@@ -30,7 +36,7 @@ class EvalConfig(Section):
     """Drop tokens below this share of the likeliest one's probability."""
     draft_length: int = Field(4, ge=1)
     """Drafted tokens per target call."""
-    rule: str | None = None
+    rule: RuleName | None = None
     """Acceptance rule by name; empty takes the lossless one, `lossy-…` changes the output."""
     sweep: list[Annotated[int, Field(ge=1)]] = [1, 2, 3, 4, 5, 6, 7, 8]
     """Draft lengths of the K sweep; an empty list leaves it out."""

@@ -54,6 +54,12 @@ class Arm:
         return self.drafter.backbone if isinstance(self.drafter, DraftModel) else None
 
     @property
+    def draft_bytes(self) -> int:
+        """Bytes of the weights that are the drafter's own; 0 where there is no model."""
+        module = getattr(self.drafter, "module", None)
+        return 0 if module is None else bytes_of(module)
+
+    @property
     def sweeps(self) -> bool:
         """Whether its draft length can be chosen."""
         return isinstance(self.drafter, DraftModel) and not isinstance(self.drafter, AdaptiveDraft)
@@ -138,8 +144,8 @@ def evaluate(
             "c_v": {str(k): v for k, v in costs.c_v.items()}, "context": context,
         },
         "settings": config.model_dump(),
-        "target": {"name": target.name.rsplit("/", 1)[-1], "bytes": bytes_of(target)},
-        "draft": {"bytes": 0 if model is None else bytes_of(model)},
+        "target": {"name": target.name.rsplit("/", 1)[-1], "bytes": bytes_of(target.model)},
+        "draft": {"bytes": max(arm.draft_bytes for arm in arms)},
         "environment": environment(),
     }  # fmt: skip
 
@@ -182,7 +188,7 @@ def _row(
     text = degeneracy(run.baseline_texts)
     # an adaptive draft takes as many steps as it drafts tokens, not as many as it may
     steps = min(arm.drafter.draft_steps, run.mean_nodes - 1)
-    share = 0.0 if arm.backbone is None else bytes_of(arm.backbone) / bytes_of(target)
+    share = arm.draft_bytes / bytes_of(target.model)
     # without a model, looking up is the one draft step
     c = costs.c if arm.backbone is not None and costs.c is not None else run.look_up_cost(costs)
     c_v = costs.verify(run.mean_nodes)
@@ -267,6 +273,9 @@ def _warm_up(
 def _speed_fields(run: Run, seed: int) -> dict[str, Any]:
     own, base = np.array(run.seconds_R), np.array(run.baseline_seconds_R)
     tokens, base_tokens = np.array(run.tokens_R, float), np.array(run.baseline_tokens_R, float)
+    # an answer that ends with its first token has nothing to time
+    some = (tokens > 0) & (base_tokens > 0)
+    own, base, tokens, base_tokens = own[some], base[some], tokens[some], base_tokens[some]
     # seconds per token of the baseline over seconds per token of ours, resampled by batch
     scaled = base * tokens / np.maximum(base_tokens, 1)
     speedup = ratio(scaled, own, seed=seed)

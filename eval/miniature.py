@@ -255,6 +255,7 @@ def miniature_of(drafter: Proposer) -> str:
         RequestError: there is none, so that the audit could not prove the method.
     """
     name = str(getattr(drafter, "family", type(drafter).__name__)).replace("_", "-")
+    name = getattr(drafter, "miniature", name)
     if isinstance(drafter, DraftModel) and name == "draft-model" and drafter.policy == "argmax":
         name = "draft-model argmax"
     if name not in MINIATURES:

@@ -120,7 +120,14 @@ def warnings(rows: Sequence[dict[str, Any]], audit: dict[str, Any] | None) -> li
             "These figures were made without an audit: a biased rule accepts more, so they prove "
             "nothing yet."
         )
-    differing = sum(row["differing_rows"] or 0 for row in rows)
+    for row in rows:
+        if row["verdict"] == "lossy" and row["distance"] is not None:
+            found.append(
+                f"{row['method']}, T = {row['temperature']:g}: the rule {row['rule']} is lossy; "
+                f"its output is a total variation of {row['distance']:.3f} away from the target's."
+            )
+    exact = [row for row in rows if row["verdict"] != "lossy"]
+    differing = sum(row["differing_rows"] or 0 for row in exact)
     if differing:
         found.append(
             f"At T = 0, {differing} outputs differ from plain decoding: near-ties, or a bug. The "

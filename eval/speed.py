@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import nn
 
 from ..decoding.arena import KVArena
 from ..decoding.backbone import Backbone
@@ -88,7 +89,7 @@ def _wait() -> None:
         torch.cuda.synchronize()
 
 
-def bytes_of(backbone: Backbone) -> int:
+def bytes_of(module: nn.Module) -> int:
     """Bytes of weights that a forward reads; shared tensors count once."""
-    seen = {p.data_ptr(): p.numel() * p.element_size() for p in backbone.model.parameters()}
+    seen = {p.data_ptr(): p.numel() * p.element_size() for p in module.parameters()}
     return sum(seen.values())

@@ -115,11 +115,16 @@ def survey_table(found: dict[str, Any]) -> Table:
     from rich import box
     from rich.table import Table
 
+    title = (
+        f"{found['sequences']:,} sequences per method and warper; a p below {found['level']:.1g} "
+        f"fails\nwarpers: {'; '.join(WARPERS)}"
+    )
     table = Table(
-        "method", "smallest p", "would see", "rows alone", box=box.SIMPLE_HEAD,
-        title=f"{found['sequences']:,} sequences per method and warper ({', '.join(WARPERS)})",
-        title_justify="left",
+        title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0),
+        pad_edge=False, show_edge=False,
     )  # fmt: skip
+    for name in ("method", "smallest p", "would see", "rows alone"):
+        table.add_column(name, no_wrap=True)
     for name in dict.fromkeys(each["method"] for each in found["exact"]):
         mine = [each for each in found["exact"] if each["method"] == name]
         table.add_row(

@@ -59,7 +59,9 @@ def acceptance_table(rows: Sequence[dict[str, Any]]) -> Table:
         ("method", ""), ("T", ""), ("tau", "tokens/call"), ("alpha", "accepted"), ("loops", "%"),
         ("audit", ""),
     )  # fmt: skip
-    return plain_table("Acceptance [95 % interval]", columns, cells)
+    rules = {row["rule"] for row in rows} - {None}
+    by = f", by {', '.join(sorted(rules))}" if rules else ""
+    return plain_table(f"Acceptance [95 % interval]{by}", columns, cells)
 
 
 def speed_table(rows: Sequence[dict[str, Any]]) -> Table:
@@ -161,4 +163,9 @@ def _who(row: dict[str, Any]) -> tuple[Text, str]:
 
 
 def _verdict(row: dict[str, Any]) -> Text:
-    return Text(row["verdict"], style=_COLOURS[row["verdict"]])
+    words = row["verdict"]
+    if row["distance"] is not None:
+        words += f" {row['distance']:.2f}"
+    elif row["rule"] is not None and row["rule"].startswith("lossy"):
+        words = "lossy, not measured"
+    return Text(words, style=_COLOURS[row["verdict"]])

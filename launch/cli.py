@@ -120,12 +120,13 @@ class Pair:
     run_folder: Annotated[Positional[Path | None], tyro.conf.arg(metavar="RUN")] = None
     """Folder of a finished run; it names target, drafter and settings."""
     target: str | None = None
-    """Folder or hub name of the target, in place of a run."""
+    """Folder or hub name of the target; default: the run's."""
     drafter: str | None = None
-    """Folder of the drafter, in place of a run."""
-    method: str = "draft-model"
-    """Method, or several with commas between: draft-model, adaptive-draft, and without a drafter
-    prompt-lookup, ngram, llma, rest, lookahead; alone: skeleton-of-thought."""
+    """Folder of the drafter; default: the run's."""
+    method: str = "trained"
+    """Method, or several with commas between. By a drafter: trained, adaptive-draft (its length
+    follows what is accepted); without one: prompt-lookup, ngram, llma, rest, lookahead;
+    by itself: skeleton-of-thought."""
 
 
 @dataclass
@@ -142,6 +143,9 @@ class Eval(Pair):
     """Also write that many samples per prompt: agreement with the greedy answer, majority vote."""
 
     def run(self, overrides: Sequence[tuple[str, str]]) -> None:
+        from .methods import split_methods
+
+        split_methods(self.method)  # a typing error costs no import of torch
         from .measure import run_eval
 
         run_eval(self, overrides, _console())
@@ -165,6 +169,9 @@ class Audit(Pair):
     """In place of the audit: every method and rule in miniature, at many temperatures; no pair."""
 
     def run(self, overrides: Sequence[tuple[str, str]]) -> None:
+        from .methods import split_methods
+
+        split_methods(self.method)
         from .measure import run_audit
 
         if not run_audit(self, overrides, _console()):

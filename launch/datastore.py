@@ -5,8 +5,10 @@ Read next: `data/datastore.py`.
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
+from ..errors import RequestError
 from .methods import token_texts
 
 if TYPE_CHECKING:
@@ -15,19 +17,22 @@ if TYPE_CHECKING:
 
 def build(request: Datastore) -> str:
     """Build it and say what it holds."""
-    from ..data.datastore import build_datastore
-    from ..decoding.loading import load_target
+    from ..data.datastore_build import build_datastore
+    from ..decoding.loading import load_tokenizer
     from ..drafters.identity import fingerprint
 
-    target = load_target(request.target, device="cpu")
+    if request.limit is not None and request.limit < 1:
+        raise RequestError(f"--limit is {request.limit}; expected 1 or more rows, or none for all")
+    tokenizer = load_tokenizer(request.target)
     manifest = build_datastore(
-        token_texts(target, request.source, request.limit), request.out,
-        vocabulary=target.vocabulary, tokenizer=fingerprint(target.tokenizer),
+        token_texts(tokenizer, request.source, request.limit), request.out,
+        vocabulary=max(tokenizer.get_vocab().values()) + 1, tokenizer=fingerprint(tokenizer),
         shard_tokens=request.shard_tokens,
     )  # fmt: skip
+    shards = len(manifest["shards"])
     return (
         f"{request.out}: {manifest['tokens']:,} tokens of {manifest['documents']:,} texts in "
-        f"{len(manifest['shards'])} shards\n"
-        f"next: draftsmith eval --target {request.target} --method rest "
-        f"--drafter.rest_datastore {request.out}"
+        f"{shards} shard{'' if shards == 1 else 's'}\n"
+        f"next: draftsmith eval --target {shlex.quote(request.target)} --method rest "
+        f"--drafter.rest_datastore {shlex.quote(str(request.out))}"
     )

@@ -17,7 +17,7 @@ from ..decoding.loading import load_target
 from ..decoding.proposal import Proposer
 from ..drafters.draft_model import DraftModel
 from ..drafters.registry import load_drafter
-from ..errors import RequestError
+from ..errors import DraftsmithError, RequestError
 from ..eval.audit import AuditReport, audit
 from ..eval.evaluate import Arm, evaluate
 from ..eval.tables import show
@@ -60,7 +60,8 @@ def load_pair(pair: Pair, overrides: Sequence[tuple[str, str]]) -> Loaded:
             )
         recipe = load_recipe(str(saved), overrides).recipe
         folder = pair.run_folder
-        target_path, drafter_path = pair.target or recipe.target.path, folder / "drafter"
+        target_path = pair.target or recipe.target.path
+        drafter_path = drafter_path or folder / "drafter"
     elif pair.target is not None:
         recipe = load_recipe("distill-tiny", overrides).recipe
         folder, target_path = Path(), pair.target
@@ -71,21 +72,21 @@ def load_pair(pair: Pair, overrides: Sequence[tuple[str, str]]) -> Loaded:
         )
     if drafter_path is None and set(names) & set(NEED_DRAFT):
         raise RequestError(
-            f"--method {pair.method} needs a draft model: name its folder by --drafter, or a run"
+            f"--method {pair.method} needs a drafter: name its folder by --drafter, or a run"
         )
     target = load_target(
         target_path, revision=recipe.target.revision, dtype=recipe.target.dtype,
         trust_remote_code=recipe.target.trust_remote_code,
     )  # fmt: skip
 
-    def draft() -> DraftModel:
+    def trained() -> Proposer:
         return load_drafter(
             drafter_path or "", target, draft_length=recipe.eval.draft_length,
             policy=recipe.drafter.policy,
         )  # fmt: skip
 
     drafters = {
-        name: make_method(name, recipe, target, draft) for name in names if name != SKELETON
+        name: make_method(name, recipe, target, trained) for name in names if name != SKELETON
     }
     return Loaded(recipe, target, drafters, folder)
 
@@ -95,6 +96,7 @@ def run_eval(request: Eval, overrides: Sequence[tuple[str, str]], console: Conso
     pair = load_pair(request, overrides)
     out = request.out or pair.folder / "eval"
     prompts = prompts_of(pair, request.prompts)
+    _check_samples(request, pair)
     if not pair.drafters:
         _skeleton(pair, prompts, out, console)
         return
@@ -104,19 +106,30 @@ def run_eval(request: Eval, overrides: Sequence[tuple[str, str]], console: Conso
         if request.audit:
             report = audit_pair(pair, prompts, out, console, name)
             verdict = {"verdict": report.verdict, "distance": report.distance}
-        arms.append(Arm(TABLE_NAMES.get(name, name), drafter, **verdict))
+        family = str(getattr(drafter, "family", name))
+        arms.append(Arm(FAMILY_NAMES.get(family, family), drafter, **verdict))
     config = pair.recipe.eval
     if request.prompts is not None:
         config = config.model_copy(update={"prompts": request.prompts})
     results = evaluate(pair.target, arms, prompts, config)
     write_json(out / "results.json", results)
     show(results, console)
-    console.print(f"results: {out / 'results.json'}")
+    _say_where(out / "results.json", console)
     if request.samples:
         _agreement(pair, prompts, request.samples, out, console)
 
 
-TABLE_NAMES = {"draft-model": "draft model", "adaptive-draft": "adaptive draft"}
+def _check_samples(request: Eval, pair: Loaded) -> None:
+    """Now, and not behind an audit of minutes."""
+    if request.samples < 0:
+        raise RequestError(f"--samples is {request.samples}; expected 1 or more, or 0 for none")
+    if request.samples and not pair.drafters:
+        raise RequestError(f"--samples measures a speculative method, which {SKELETON} is not")
+    if request.samples and not any(pair.recipe.eval.temperatures):
+        raise RequestError("--samples needs a temperature above 0; eval.temperatures has none")
+
+
+FAMILY_NAMES = {"draft_model": "draft model", "adaptive-draft": "adaptive draft"}
 
 
 def _skeleton(pair: Loaded, prompts: Sequence[Prompt], out: Path, console: Console) -> None:
@@ -127,15 +140,17 @@ def _skeleton(pair: Loaded, prompts: Sequence[Prompt], out: Path, console: Conso
     config = pair.recipe.eval
     found = [
         evaluate_skeleton(
-            pair.target, prompts, warper=Warper(temperature, config.top_k, config.top_p),
+            pair.target, prompts,
+            warper=Warper(temperature, config.top_k, config.top_p, config.min_p),
             max_new_tokens=config.max_new_tokens, seed=config.seed,
         )
         for temperature in config.temperatures
     ]  # fmt: skip
     for each in found:
-        console.print(skeleton_table(each))
+        console.print(skeleton_table(each), crop=False)
+        console.print()
     write_json(out / "skeleton.json", found)
-    console.print(f"results: {out / 'skeleton.json'}")
+    _say_where(out / "skeleton.json", console)
 
 
 def _agreement(
@@ -146,29 +161,36 @@ def _agreement(
     from ..eval.agreement import agreement, agreement_table
 
     config = pair.recipe.eval
-    warm = [each for each in config.temperatures if each > 0]
-    if not warm:
-        raise RequestError("--samples needs a temperature above 0; eval.temperatures has none")
+    warm = next(each for each in config.temperatures if each > 0)
     found = agreement(
         pair.target, pair.drafter, first_turns(pair, prompts), samples=samples,
-        warper=Warper(warm[0], config.top_k, config.top_p, config.min_p),
+        warper=Warper(warm, config.top_k, config.top_p, config.min_p),
         max_new_tokens=config.max_new_tokens, eos_ids=pair.target.eos_ids, seed=config.seed,
     )  # fmt: skip
     write_json(out / "agreement.json", found)
-    console.print(agreement_table(found))
+    console.print()
+    console.print(agreement_table(found), crop=False)
+    _say_where(out / "agreement.json", console)
 
 
 def run_audit(request: Audit, overrides: Sequence[tuple[str, str]], console: Console) -> bool:
-    """Run the audit alone, or one of the probes in its place; whether it passed."""
+    """Run the audit alone, or one of the probes in its place; whether it passed.
+
+    Raises:
+        DraftsmithError: a probe failed; the message says what of.
+    """
+    _check_audit(request)
     if request.survey:
-        return _survey(overrides, request.out or Path(), console)
+        _survey(overrides, request.out or Path(), console)
+        return True
     pair = load_pair(request, overrides)
     if not pair.drafters:
         raise RequestError(f"{SKELETON} is not lossless: there is nothing to audit")
     prompts = prompts_of(pair, request.prompts)
     out = request.out or pair.folder / "eval"
     if request.determinism:
-        return _determinism(pair, prompts, out, console)
+        _determinism(pair, prompts, out, console)
+        return True
     reports = [
         audit_pair(pair, prompts, out, console, name, plant=request.plant, decoder=request.decoder)
         for name in pair.drafters
@@ -176,49 +198,74 @@ def run_audit(request: Audit, overrides: Sequence[tuple[str, str]], console: Con
     return not any(each.failures for each in reports)
 
 
-def _survey(overrides: Sequence[tuple[str, str]], out: Path, console: Console) -> bool:
+def _check_audit(request: Audit) -> None:
+    """Refuse flags that exclude each other, and a method that a flag would pass over in silence."""
+    asked = {
+        "--plant": request.plant is not None, "--decoder hf": request.decoder == "hf",
+        "--determinism": request.determinism, "--survey": request.survey,
+    }  # fmt: skip
+    flags = [flag for flag, is_set in asked.items() if is_set]
+    if len(flags) > 1:
+        raise RequestError(f"{' and '.join(flags)} exclude each other; leave all but one out")
+    if request.survey:
+        if request.run_folder or request.target or request.drafter:
+            raise RequestError("--survey decodes in miniature: leave out run, target and drafter")
+    elif flags and request.method != "trained":
+        raise RequestError(f"{flags[0]} takes the trained drafter alone: leave out --method")
+
+
+def _survey(overrides: Sequence[tuple[str, str]], out: Path, console: Console) -> None:
     from ..eval.survey import survey, survey_table
 
     config = load_recipe("distill-tiny", overrides).recipe.audit
     found = survey(config)
     console.print(survey_table(found), crop=False)
     write_json(out / "survey.json", found)
-    return bool(found["passed"])
+    _say_where(out / "survey.json", console)
+    if not found["passed"]:
+        raise DraftsmithError(
+            "the survey failed: a p below its level, rows that differ alone, or a bug missed; "
+            "with more --audit.sequences fewer bugs are missed"
+        )
 
 
-def _determinism(pair: Loaded, prompts: Sequence[Prompt], out: Path, console: Console) -> bool:
-    from ..drafters.adaptive import AdaptiveDraft
+def _determinism(pair: Loaded, prompts: Sequence[Prompt], out: Path, console: Console) -> None:
     from ..eval.determinism import probe_determinism
 
     drafter = pair.drafter
-    if not isinstance(drafter, DraftModel) or isinstance(drafter, AdaptiveDraft):
+    if not isinstance(drafter, DraftModel):
         raise RequestError(
-            "--determinism compares verify calls of chosen widths, which takes a draft model: "
-            "leave out --method"
+            "--determinism compares verify calls of chosen widths, which takes a draft model"
         )
     found = probe_determinism(
         pair.target, drafter, first_turns(pair, prompts),
         max_new_tokens=pair.recipe.eval.max_new_tokens,
     )  # fmt: skip
-    console.print(found.text())
+    console.print(found.text(), markup=False)
     write_json(out / "determinism.json", found.to_dict())
-    return found.passed
+    _say_where(out / "determinism.json", console)
+    if not found.passed:
+        raise DraftsmithError(
+            "the determinism probe failed: a greedy text differs by more than rounding explains"
+        )
 
 
 def audit_pair(
-    pair: Loaded, prompts: Sequence[Prompt], out: Path, console: Console, name: str = "draft-model",
-    **how: Any,
+    pair: Loaded, prompts: Sequence[Prompt], out: Path, console: Console,
+    name: str | None = None, **how: Any,
 ) -> AuditReport:  # fmt: skip
-    """Audit a method on the prompts' first turns and write `audit.json`."""
+    """Audit a method (the first by default); `audit.json` is the first one's."""
+    first = next(iter(pair.drafters))
+    name = name or first
     report = audit(
         pair.target, pair.drafters[name], first_turns(pair, prompts), pair.recipe.audit,
         rule=pair.recipe.eval.rule, **how,
     )  # fmt: skip
     if len(pair.drafters) > 1:
         console.print(f"{name}:")
-    console.print(report.text())
+    console.print(report.text(), markup=False)
     parts = ["audit"]
-    if len(pair.drafters) > 1:
+    if name != first:
         parts.append(name)
     if how.get("plant") is not None:
         parts.append(f"planted-{how['plant']}")
@@ -238,6 +285,11 @@ def prompts_of(pair: Loaded, source: str | None) -> list[Prompt]:
     """The prompts of a measurement: those of `source`, or the recipe's."""
     config = pair.recipe.eval
     return load_prompts(source or config.prompts, limit=config.limit, seed=config.seed)
+
+
+def _say_where(path: Path, console: Console) -> None:
+    """Brackets in a path are no markup, and it is not cut in two."""
+    console.print(f"results: {path}", markup=False, soft_wrap=True)
 
 
 def write_json(path: Path, content: Any) -> None:

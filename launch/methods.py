@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 from ..errors import RequestError
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from ..decoding.backbone import Backbone
     from ..decoding.proposal import Proposer
-    from ..drafters.draft_model import DraftModel
     from .recipe import Recipe
 
 SKELETON = "skeleton-of-thought"
@@ -43,27 +44,35 @@ def split_methods(words: str) -> list[str]:
 
 
 def make_method(
-    name: str, recipe: Recipe, target: Backbone, draft: Callable[[], DraftModel]
+    name: str, recipe: Recipe, target: Backbone, trained: Callable[[], Proposer]
 ) -> Proposer:
-    """The proposer of a method; `draft` loads the draft model of those that have one."""
-    if name == "draft-model":
-        return draft()
+    """The proposer of a method; `trained` loads the drafter of those that have one."""
+    if name == "trained":
+        return trained()
     if name == "adaptive-draft":
-        return _adaptive(recipe, draft())
+        return _adaptive(recipe, trained())
     return TRAINING_FREE[name](recipe, target)
 
 
-def token_texts(target: Backbone, source: str, limit: int | None = None) -> Iterator[list[int]]:
-    """The texts of a source as ids of the target's tokenizer."""
+def token_texts(
+    tokenizer: PreTrainedTokenizerBase, source: str, limit: int | None = None
+) -> Iterator[list[int]]:
+    """The texts of a source as token ids."""
     from ..data.config import DataConfig
     from ..data.prepare import all_texts
 
     for text in all_texts(DataConfig(source=source), limit):
-        yield target.tokenizer(text, add_special_tokens=False)["input_ids"]
+        yield tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def _adaptive(recipe: Recipe, draft: DraftModel) -> Proposer:
+def _adaptive(recipe: Recipe, draft: Proposer) -> Proposer:
     from ..drafters.adaptive import AdaptiveDraft
+    from ..drafters.draft_model import DraftModel
+
+    if not isinstance(draft, DraftModel):
+        raise RequestError(
+            "adaptive-draft needs a draft model, and this drafter is none; use --method trained"
+        )
 
     config = recipe.drafter
     return AdaptiveDraft(
@@ -85,7 +94,7 @@ def _ngram(recipe: Recipe, target: Backbone) -> Proposer:
     from ..drafters.ngram import Ngram, NgramTable
 
     config = recipe.drafter
-    texts = token_texts(target, config.ngram_corpus, config.ngram_documents)
+    texts = token_texts(target.tokenizer, config.ngram_corpus, config.ngram_documents)
     table = NgramTable.count(texts, order=config.ngram_order, vocabulary=target.vocabulary)
     return Ngram(table, draft_length=config.ngram_tokens, device=target.device)
 
@@ -100,7 +109,7 @@ def _llma(recipe: Recipe, target: Backbone) -> Proposer:
             "--drafter.llma_references SOURCE, as in data.source"
         )
     return Llma(
-        list(token_texts(target, config.llma_references, config.llma_documents)),
+        list(token_texts(target.tokenizer, config.llma_references, config.llma_documents)),
         draft_length=config.llma_tokens,
         longest=config.llma_longest, device=target.device,
     )  # fmt: skip
@@ -134,7 +143,7 @@ def _lookahead(recipe: Recipe, target: Backbone) -> Proposer:
     )  # fmt: skip
 
 
-NEED_DRAFT = ("draft-model", "adaptive-draft")
+NEED_DRAFT = ("trained", "adaptive-draft")
 TRAINING_FREE: dict[str, Make] = {
     "prompt-lookup": _prompt_lookup,
     "ngram": _ngram,

@@ -122,7 +122,7 @@ def test_a_tied_embedding_is_read_as_the_head() -> None:
     from conftest import make_target
 
     target = make_target("llama")
-    assert decode_gpu.weight_bytes(target) == decode_gpu.bytes_of(target)
+    assert decode_gpu.weight_bytes(target) == decode_gpu.bytes_of(target.model)
 
 
 def test_bandwidths_by_hand() -> None:

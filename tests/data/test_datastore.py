@@ -11,7 +11,8 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pytest
 from draftsmith.data import datastore
-from draftsmith.data.datastore import Datastore, build_datastore
+from draftsmith.data.datastore import Datastore
+from draftsmith.data.datastore_build import build_datastore
 from draftsmith.errors import EnvironmentFailure, RequestError
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -28,7 +29,7 @@ shard_sizes = st.integers(2, 40)
 @pytest.fixture(autouse=True, scope="module")
 def _no_waiting_for_the_disk():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("draftsmith.data.datastore.flush", lambda path: None)
+        patch.setattr("draftsmith.data.datastore_build.flush", lambda path: None)
         patch.setattr("draftsmith.storage.flush", lambda path: None)
         yield
 

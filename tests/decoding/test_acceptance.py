@@ -111,3 +111,12 @@ def test_a_rule_that_is_not_lossless_is_refused_and_the_right_one_named() -> Non
         rule_for(proposal(Law.IID, chain(2)), Warper(1.0), "hope")
     with pytest.raises(RequestError, match="needs a chain drawn from a draft's law"):
         rule_for(proposal(Law.POINT_MASS, chain(2)), Warper(1.0), "lossy-lenient")
+
+
+def test_recipes_know_every_rule_by_name() -> None:
+    from typing import get_args
+
+    from draftsmith.decoding.rules import LOSSLESS, LOSSY
+    from draftsmith.eval.config import RuleName
+
+    assert list(get_args(RuleName)) == [*LOSSLESS, *LOSSY]

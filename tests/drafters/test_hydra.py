@@ -1,0 +1,255 @@
+"""Hydra's heads decode as they are trained, node by node; output is the target's own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import VOCABULARY, make_target
+from draftsmith.data.tokenizer import train_tokenizer
+from draftsmith.decoding.backbone import Backbone
+from draftsmith.decoding.engine import autoregressive, generate
+from draftsmith.decoding.proposal import Committed, FeatureProposer, Law, Proposal
+from draftsmith.decoding.random import Uniforms
+from draftsmith.decoding.sampling import Warper
+from draftsmith.drafters.hydra import Hydra, HydraHeads, load_hydra
+from draftsmith.drafters.medusa import Medusa, MedusaHeads, load_medusa
+from draftsmith.errors import RequestError
+from draftsmith.trainers.config import MedusaConfig, ObjectiveConfig
+from draftsmith.trainers.hydra import build, save_hydra
+from torch import Tensor
+
+PROMPTS = [[5, 9, 2, 33, 7], [11, 4], [1, 2, 3]]
+WORDS = ["abc def ghi jkl mno pqr\n"] * 5
+GREEDY, SAMPLED = Warper(0.0), Warper(1.0)
+# siblings that are expanded after some that are not, and ranks that are not all taken
+ODD = [[0], [2], [2, 1], [2, 0], [0, 3], [2, 0, 1], [0, 3, 0], [0, 3, 0, 2], [1]]
+
+
+def make_hydra(
+    target: Backbone, *, noise: float = 0.05, layers: int = 1, shared: bool = False, **tree
+) -> Hydra:
+    """Heads that are no longer the target's own projection, and still accept something."""
+    heads = HydraHeads.for_target(target.model, heads=4, layers=layers, shared_head=shared)
+    g = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in heads.parameters():
+            parameter.add_(noise * torch.randn(parameter.shape, generator=g))
+    return Hydra(heads.requires_grad_(False), target, **tree)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("layers", [1, 3])
+def test_new_heads_are_the_targets_own(target: Backbone, layers: int) -> None:
+    """Whatever tokens they are shown; so they draft what new Medusa heads draft."""
+    heads = HydraHeads.for_target(target.model, heads=3, layers=layers)
+    head = target.model.get_output_embeddings()
+    hidden, embeds = torch.randn(2, 5, 32), list(torch.randn(3, 2, 5, 32))
+    found = heads.logits(heads(hidden, embeds), head.weight)
+    for k in range(3):
+        assert torch.equal(found[:, :, k], head(hidden))
+    hydra = Hydra(heads, target, paths=[[0], [1], [0, 1], [1, 0]])
+    medusa = Medusa(
+        MedusaHeads.for_target(target.model, heads=3), target, paths=[[0], [1], [0, 1], [1, 0]]
+    )
+    for drafter in (hydra, medusa):
+        drafter.begin([hidden[0], hidden[1]])
+    first, second = (
+        each.propose(torch.tensor([3, 4]), SAMPLED, Uniforms(0, [0, 1], "cpu"))
+        for each in (hydra, medusa)
+    )
+    assert torch.equal(first.tokens_BN, second.tokens_BN)
+    assert first.tree == second.tree
+
+
+class Watched(Hydra):
+    """Keeps, for every proposal, each row's text up to the root, the proposal and all logits met."""
+
+    def reset(self, prompts, room, *, static=False):  # noqa: ANN001, ANN201
+        super().reset(prompts, room, static=static)
+        self.texts = [list(prompt) for prompt in prompts]
+        self.roots: list[int] = []
+        self.accepted = 0
+        self.met: list[tuple[list[list[int]], Proposal, list[Tensor]]] = []
+
+    def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
+        self._levels_met: list[Tensor] = []
+        proposal = super().propose(last_B, warper, uniforms)
+        self.roots = last_B.tolist()
+        self.met.append(([list(text) for text in self.texts], proposal, self._levels_met))
+        return proposal
+
+    def logits(self, depth: int, given_BKF: Tensor) -> Tensor:
+        found = super().logits(depth, given_BKF)
+        self._levels_met.append(found)
+        return found
+
+    def observe(self, committed: Committed) -> None:
+        super().observe(committed)
+        for row, count in enumerate(committed.count_B.tolist()):
+            if count:
+                accepted = committed.tokens_BE[row, : count - 1].tolist()
+                self.texts[row] += [self.roots[row], *accepted]
+                self.accepted += len(accepted)
+
+
+def trained_on(drafter: Hydra, text: list[int]) -> list[Tensor]:
+    """Logits of every head at the last place where the objective trains it on `text`."""
+    goal = build(
+        MedusaConfig(shared_head=drafter.heads.config.shared_head, layers=2),
+        ObjectiveConfig(kl=0, ce=1), drafter._target.model, lambda _module, _folder: None,
+    )  # fmt: skip
+    goal.draft().load_state_dict(drafter.heads.state_dict())
+    ids = torch.tensor([[*[7, 8, 9], *text]])  # packed behind another document
+    documents = torch.tensor([[0, 0, 0] + [1] * len(text)])
+    batch = {
+        "input_ids": ids, "documents": documents, "loss_mask": torch.zeros_like(ids) == 0,
+        "positions": torch.tensor([[0, 1, 2, *range(len(text))]]),
+    }  # fmt: skip
+    seen: list[Tensor] = []
+
+    def spy(logits: Tensor, _target: Tensor | None, label: Tensor) -> dict[str, Tensor]:
+        seen.append(logits.detach())
+        return {"loss": logits.sum(-1), "top1": label.float()}
+
+    for chunked in (*goal.module.losses, *goal.module._frozen):
+        chunked.loss = spy
+    found, lesson = [], goal.prepare(batch)
+    for k in range(1, 5):
+        seen.clear()
+        goal.module.head(k, batch, lesson)
+        found.append(seen[-1][-1])
+    return found
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(("architecture", "static"), [("qwen3", False), ("llama", True)])
+def test_training_and_decoding_see_the_same_logits(
+    architecture: str, shared: bool, static: bool
+) -> None:
+    """Every expanded node = the training objective on the text with that node's path behind it."""
+    target = make_target(architecture)
+    base = make_hydra(target, noise=0.1, layers=2, shared=shared)
+    drafter = Watched(base.heads, target, paths=ODD)
+    generate(target, drafter, PROMPTS, warper=SAMPLED, max_new_tokens=9, static=static)
+    compared = 0
+    for texts, proposal, levels in drafter.met[:3]:
+        tree = proposal.tree
+        for depth, logits_BKV in enumerate(levels):
+            inner = [n for n, own in enumerate(tree.children) if own and tree.depths[n] == depth]
+            assert logits_BKV.shape[1] == len(inner)
+            for row, text in enumerate(texts):
+                for place, node in enumerate(inner):
+                    path: list[int] = []
+                    while node >= 0:
+                        path.insert(0, int(proposal.tokens_BN[row, node]))
+                        node = tree.parents[node]
+                    # the last token is any label: head `depth + 1` then stands at the text's end
+                    expected = trained_on(drafter, [*text, *path, 0])[depth]
+                    torch.testing.assert_close(
+                        logits_BKV[row, place], expected, atol=1e-5, rtol=1e-5
+                    )
+                    compared += 1
+    assert compared >= 3 * 3 * 6
+    assert drafter.accepted > 0
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("paths", [None, ODD, [[0]], [[0], [0, 0], [0, 0, 0]]])
+def test_every_node_takes_its_rank_behind_its_path(
+    target: Backbone, paths: list[list[int]] | None
+) -> None:
+    """The tree against one forward pass per path."""
+    drafter = make_hydra(target, noise=0.3, paths=paths)
+    drafter.begin([torch.randn(4, 32, generator=torch.Generator().manual_seed(3)) for _ in "ab"])
+    proposal = drafter.propose(torch.tensor([3, 50]), SAMPLED, Uniforms(0, [0, 1], "cpu"))
+    assert proposal.law is Law.POINT_MASS
+    tree, ranks = proposal.tree, drafter._choices.ranks
+    embed, head = target.model.get_input_embeddings(), target.model.get_output_embeddings()
+    for row in range(2):
+        for node in range(1, len(tree)):
+            path, at = [], tree.parents[node]
+            while at >= 0:
+                path.insert(0, int(proposal.tokens_BN[row, at]))
+                at = tree.parents[at]
+            embeds = [embed(torch.tensor(token)) for token in path]
+            embeds += [torch.zeros(32)] * (4 - len(path))  # heads further down see more than known
+            logits = drafter.heads.logits(
+                drafter.heads(drafter._hidden_BH[row], embeds), head.weight
+            )[len(path) - 1]
+            best = logits.topk(ranks[node] + 1).indices[-1]
+            assert int(proposal.tokens_BN[row, node]) == int(best)
+
+
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("noise", [0.0, 0.05, 0.5])
+@pytest.mark.parametrize("paths", [None, [[0]], ODD])
+def test_greedy_output_is_the_targets_own(
+    target: Backbone, static: bool, noise: float, paths: list[list[int]] | None
+) -> None:
+    drafter = make_hydra(target, noise=noise, paths=paths)
+    how = {"warper": GREEDY, "max_new_tokens": 30, "eos_ids": (17,)}
+    own = generate(target, drafter, PROMPTS, static=static, **how)
+    assert own.tokens == autoregressive(target, PROMPTS, **how).tokens
+    if noise < 0.1:
+        assert any("draft" in row for row in own.origin)
+
+
+def test_a_row_does_not_depend_on_the_others(target: Backbone) -> None:
+    drafter = make_hydra(target)
+    how = {"warper": SAMPLED, "max_new_tokens": 24, "seed": 3}
+    together = generate(target, drafter, PROMPTS, **how)
+    assert together.tokens == generate(target, drafter, PROMPTS, static=True, **how).tokens
+    for row, prompt in enumerate(PROMPTS):
+        alone = generate(target, drafter, [prompt], requests=[row], **how)
+        assert alone.tokens[0] == together.tokens[row]
+        assert alone.origin[0] == together.origin[row]
+
+
+def test_what_the_engine_is_told(target: Backbone) -> None:
+    drafter = make_hydra(target)
+    assert isinstance(drafter, FeatureProposer)
+    assert (drafter.draft_length, drafter.nodes, drafter.draft_steps) == (4, 20, 4)
+    with pytest.raises(RequestError, match="depth 5"):
+        make_hydra(target, paths=[[0] * depth for depth in range(1, 6)])
+    with pytest.raises(RequestError, match="at most 61 candidates"):
+        make_hydra(target, paths=[[0], [VOCABULARY]])
+
+
+@pytest.fixture(params=[False, True], ids=["own", "shared"])
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Backbone, Hydra, Path]:
+    """A target with a tokenizer, a drafter for it, and the drafter saved."""
+    target = make_target("qwen3")
+    target.tokenizer = train_tokenizer(WORDS, 300)
+    drafter = make_hydra(target, shared=request.param, layers=2)
+    save_hydra(target)(drafter.module, tmp_path / "drafter")
+    return target, drafter, tmp_path / "drafter"
+
+
+def test_a_saved_drafter_drafts_the_same(pair: tuple[Backbone, Hydra, Path]) -> None:
+    target, drafter, folder = pair
+    loaded = load_hydra(folder, target)
+    assert loaded.heads.config == drafter.heads.config
+    how = {"warper": SAMPLED, "max_new_tokens": 20, "seed": 3}
+    one, two = generate(target, drafter, PROMPTS, **how), generate(target, loaded, PROMPTS, **how)
+    assert one.tokens == two.tokens
+    assert one.origin == two.origin
+    assert load_hydra(folder, target, nodes=7).nodes == 7
+    target.model.to(torch.bfloat16)
+    for each in (load_hydra(folder, target), drafter):
+        own = generate(target, each, PROMPTS, warper=GREEDY, max_new_tokens=8)
+        assert [len(row) for row in own.tokens] == [8, 8, 8]
+
+
+def test_another_target_or_family_is_refused(pair: tuple[Backbone, Hydra, Path]) -> None:
+    target, _, folder = pair
+    with pytest.raises(RequestError, match="family 'hydra'; expected 'medusa'"):
+        load_medusa(folder, target)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config["draftsmith"]["target"]["tokenizer"] = "0" * 64
+    path.write_text(json.dumps(config))
+    with pytest.raises(RequestError, match="with tokenizer"):
+        load_hydra(folder, target)
