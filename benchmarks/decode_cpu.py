@@ -17,6 +17,7 @@ import argparse
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from draftsmith.decoding.proposal import Proposer
 from draftsmith.decoding.sampling import Warper
 from draftsmith.drafters.draft_model import DraftModel
 from draftsmith.drafters.prompt_lookup import PromptLookup
-from draftsmith.drafters.registry import load_drafter
+from draftsmith.drafters.registry import load_draft_model
 from draftsmith.eval.environment import environment
 from draftsmith.eval.metrics import ratio
 from draftsmith.trainers.architecture import fresh_model
@@ -45,7 +46,7 @@ Arm = Callable[[list[int]], list[int]]
 def main() -> None:
     args = _arguments()
     target = load_target(args.target)
-    drafter = load_drafter(args.drafter, target, draft_length=args.draft_length)
+    drafter = load_draft_model(Path(args.drafter), target, draft_length=args.draft_length)
     prompts = [
         render(prompt, target.tokenizer, limit=args.prompt_tokens)
         for prompt in load_prompts("stdlib", limit=args.prompts)

@@ -14,6 +14,14 @@ class DrafterConfig(Section):
 
     policy: Literal["sample", "argmax"] = "sample"
     """At temperature > 0: draw from the draft's warped law, or take its argmax (a point mass)."""
+    medusa_nodes: int = Field(20, ge=2)
+    """Nodes of Medusa's static tree, the root included."""
+    eagle_tree: Literal["chain", "static", "dynamic"] = "chain"
+    """Shape of EAGLE's draft: a chain, EAGLE-1's static tree, EAGLE-2's by confidence."""
+    eagle_top_k: int = Field(10, ge=1)
+    """Nodes of the dynamic tree that are expanded at once."""
+    eagle_nodes: int = Field(61, ge=2)
+    """Nodes of the dynamic tree, the root included."""
     adaptive_longest: int = Field(8, ge=1)
     """Most drafted tokens of `adaptive-draft`."""
     lookup_longest: int = Field(3, ge=1)

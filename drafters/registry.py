@@ -1,6 +1,6 @@
 """From a folder to a drafter, by the family that its config names.
 
-Read next: `draft_model.py`.
+Read next: `draft_model.py`, `medusa.py`, `eagle.py`.
 """
 
 from __future__ import annotations
@@ -10,33 +10,60 @@ from typing import TYPE_CHECKING
 
 from ..errors import RequestError
 from .checkpoint import read_entry
-from .draft_model import DraftModel, Policy
+from .config import DrafterConfig
+from .draft_model import DraftModel
+from .eagle import load_eagle
+from .hydra import load_hydra
 from .identity import TargetIdentity
+from .medusa import load_medusa
 
 if TYPE_CHECKING:
     from ..decoding.backbone import Backbone
+    from ..decoding.proposal import Proposer
 
-FAMILIES = ("draft_model",)
+FAMILIES = ("draft_model", "medusa", "hydra", "eagle", "eagle3")
 
 
 def load_drafter(
-    path: str | Path, target: Backbone, *, draft_length: int = 4, policy: Policy = "sample"
-) -> DraftModel:
+    path: str | Path, target: Backbone, *, draft_length: int = 4,
+    config: DrafterConfig | None = None,
+) -> Proposer:  # fmt: skip
     """Load a drafter checkpoint for `target`.
+
+    Args:
+        draft_length: tokens of a chain, depth of a tree by confidence.
+        config: how it proposes; the defaults by default.
 
     Raises:
         RequestError: the folder is no drafter, its family is unknown, or it was made for another
             target; the message names the field that differs.
     """
+    config = config or DrafterConfig()
+    folder = Path(path)
+    family = read_entry(folder)["family"]
+    if family == "medusa":
+        return load_medusa(folder, target, nodes=config.medusa_nodes)
+    if family == "hydra":
+        return load_hydra(folder, target, nodes=config.medusa_nodes)
+    if family in ("eagle", "eagle3"):
+        return load_eagle(
+            folder, target, tree=config.eagle_tree, draft_length=draft_length,
+            policy=config.policy, top_k=config.eagle_top_k, nodes=config.eagle_nodes,
+        )  # fmt: skip
+    if family == "draft_model":
+        return load_draft_model(folder, target, draft_length=draft_length, config=config)
+    raise RequestError(
+        f"{folder} is a drafter of family {family!r}; this version knows {', '.join(FAMILIES)}"
+    )
+
+
+def load_draft_model(
+    folder: Path, target: Backbone, *, draft_length: int = 4, config: DrafterConfig | None = None
+) -> DraftModel:
+    """Load an independent draft model for `target`; errors as for `load_drafter`."""
     from ..decoding.loading import load_target
 
-    folder = Path(path)
-    entry = read_entry(folder)
-    if entry["family"] not in FAMILIES:
-        raise RequestError(
-            f"{folder} is a drafter of family {entry['family']!r}; this version knows "
-            f"{', '.join(FAMILIES)}"
-        )
-    entry["identity"].refuse_other(TargetIdentity.of(target), str(folder))
+    read_entry(folder)["identity"].refuse_other(TargetIdentity.of(target), str(folder))
     backbone = load_target(str(folder), device=str(target.device))
+    policy = (config or DrafterConfig()).policy
     return DraftModel(backbone, target.vocabulary, draft_length=draft_length, policy=policy)

@@ -189,8 +189,9 @@ def _row(
     # an adaptive draft takes as many steps as it drafts tokens, not as many as it may
     steps = min(arm.drafter.draft_steps, run.mean_nodes - 1)
     share = arm.draft_bytes / bytes_of(target.model)
-    # without a model, looking up is the one draft step
-    c = costs.c if arm.backbone is not None and costs.c is not None else run.look_up_cost(costs)
+    # of what is no causal LM, the time of proposing is shared out over its steps
+    own = run.look_up_cost(costs) / (steps or 1)
+    c = costs.c if arm.backbone is not None and costs.c is not None else own
     c_v = costs.verify(run.mean_nodes)
     predicted = found.tau.value / (c_v + (steps or 1) * c)
     return {

@@ -255,7 +255,10 @@ def miniature_of(drafter: Proposer) -> str:
         RequestError: there is none, so that the audit could not prove the method.
     """
     name = str(getattr(drafter, "family", type(drafter).__name__)).replace("_", "-")
-    name = getattr(drafter, "miniature", name)
+    if name in ("medusa", "hydra"):
+        name = "tree, likeliest tokens"
+    if name in ("eagle", "eagle3"):
+        name = _eagle(drafter)
     if isinstance(drafter, DraftModel) and name == "draft-model" and drafter.policy == "argmax":
         name = "draft-model argmax"
     if name not in MINIATURES:
@@ -263,6 +266,14 @@ def miniature_of(drafter: Proposer) -> str:
             f"the audit knows no drafter of family {name!r}; known: {', '.join(MINIATURES)}"
         )
     return name
+
+
+def _eagle(drafter: Any) -> str:
+    if drafter.kind == "dynamic":
+        return "tree, by confidence"
+    if drafter.policy == "argmax":
+        return "draft-model argmax" if drafter.kind == "chain" else "tree, likeliest tokens"
+    return "draft-model" if drafter.kind == "chain" else "tree, without replacement"
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,10 @@ from ..decoding.engine import generate
 from ..decoding.proposal import Proposer
 from ..decoding.sampling import Warper
 from ..drafters.draft_model import DraftModel
+from ..drafters.eagle import Eagle
+from ..drafters.eagle_net import EagleNet
+from ..drafters.hydra import Hydra, HydraHeads
+from ..drafters.medusa import Medusa, MedusaHeads
 from .metrics import tau
 
 if TYPE_CHECKING:
@@ -35,11 +39,22 @@ def tau_probe(
     return probe
 
 
-def as_draft_model(target: Backbone, draft_length: int) -> Callable[[nn.Module], Proposer]:
-    """How a causal LM that is being trained drafts for the target."""
+def as_proposer(
+    method: str, target: Backbone, draft_length: int
+) -> Callable[[nn.Module], Proposer]:
+    """How what is being trained drafts for the target; trees in their default shape."""
 
-    def make(module: nn.Module) -> Proposer:
+    def draft_model(module: nn.Module) -> Proposer:
         draft = Backbone(cast("PreTrainedModel", module), name="draft")
         return DraftModel(draft, target.vocabulary, draft_length=draft_length)
 
-    return make
+    def medusa(module: nn.Module) -> Proposer:
+        return Medusa(cast(MedusaHeads, module), target)
+
+    def hydra(module: nn.Module) -> Proposer:
+        return Hydra(cast(HydraHeads, module), target)
+
+    def eagle(module: nn.Module) -> Proposer:
+        return Eagle(cast(EagleNet, module), target, draft_length=draft_length)
+
+    return {"distill": draft_model, "medusa": medusa, "hydra": hydra, "eagle": eagle}[method]

@@ -14,6 +14,7 @@ from ..errors import DraftsmithError, EnvironmentFailure, RequestError
 from .recipe import Recipe
 
 if TYPE_CHECKING:
+    from torch import nn
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _Made = TypeVar("_Made")
@@ -46,14 +47,16 @@ class Models:
     def __init__(self, recipe: Recipe) -> None:
         self.target: Once[PreTrainedModel] = Once(partial(_target, recipe))
         self.tokenizer: Once[PreTrainedTokenizerBase] = Once(partial(_tokenizer, recipe, self))
-        self.student: Once[PreTrainedModel] = Once(partial(_student, recipe, self))
+        self.student: Once[nn.Module] = Once(partial(_student, recipe, self))
 
 
 def check_target(recipe: Recipe, models: Models) -> str:
     """Size of the target; its state can be rolled back, and training rows fit its context."""
+    from ..decoding.attention import use_grouped_attention
     from ..decoding.backbone import refuse_state_without_rollback
 
     model = models.target()
+    use_grouped_attention(model)  # as `load_target` does, where it can
     refuse_state_without_rollback(model)
     config: Any = model.config
     length, context = recipe.data.sequence_length, getattr(config, "max_position_embeddings", None)
@@ -73,13 +76,14 @@ def check_model(recipe: Recipe, models: Models) -> str:
     from ..trainers.distill import refuse_nothing
 
     objective, distils = recipe.objective, recipe.method != "target"
-    if distils:
+    if recipe.method in ("distill", "medusa", "hydra"):
         refuse_nothing(objective)
     model: Any = models.student()
     weights, state = parameters(model), 16 * parameters(model)
     # logits, their softmax and gradient of draft and target exist for one chunk at a time
     need = {"weights, gradient and moments": state}
-    need["a chunk of logits"] = objective.chunk * model.config.vocab_size * 4 * _BYTES["fp32"]
+    speaks: Any = models.target() if distils else model
+    need["a chunk of logits"] = objective.chunk * speaks.config.vocab_size * 4 * _BYTES["fp32"]
     if distils:
         need["the target"] = parameters(models.target()) * _BYTES[recipe.target.dtype]
     listed = ", ".join(f"{in_units(count)} for {what}" for what, count in need.items())
@@ -110,9 +114,12 @@ def _tokenizer(recipe: Recipe, models: Models) -> PreTrainedTokenizerBase:
     return tokenizer_of(recipe.model_copy(update={"data": few}))
 
 
-def _student(recipe: Recipe, models: Models) -> PreTrainedModel:
-    """The model that is trained; one to go on from must mean the same tokens as the target."""
+def _student(recipe: Recipe, models: Models) -> nn.Module:
+    """What is trained; a model to go on from must mean the same tokens as the target."""
     import torch
+
+    if recipe.method in ("medusa", "hydra", "eagle"):
+        return _heads(recipe, models.target())
 
     from ..decoding.loading import load_config, load_tokenizer
     from ..trainers.architecture import fresh_model
@@ -133,6 +140,26 @@ def _student(recipe: Recipe, models: Models) -> PreTrainedModel:
         return fresh_model(recipe.model, vocabulary=vocabulary, eos=None, like=like)
 
 
+def _heads(recipe: Recipe, target: PreTrainedModel) -> nn.Module:
+    """Medusa's heads or EAGLE's network for a target, their weights only shapes."""
+    import torch
+
+    from ..drafters.eagle_layers import EagleShape
+    from ..drafters.eagle_net import EagleNet
+    from ..drafters.hydra import HydraHeads
+    from ..drafters.medusa import MedusaHeads, MedusaShape, projection_of
+    from ..trainers.eagle import refuse_biased_head
+
+    with torch.device("meta"):
+        if recipe.method == "eagle":
+            refuse_biased_head(target)
+            return EagleNet(EagleShape.like(target.config))
+        V, H = projection_of(target).shape
+        sizes = recipe.medusa
+        shape = MedusaShape(sizes.heads, sizes.layers, H, V, sizes.shared_head)
+        return HydraHeads(shape) if recipe.method == "hydra" else MedusaHeads(shape)
+
+
 def _skeleton(config: Any, trust: bool = False) -> PreTrainedModel:
     """The model of a config, its weights only shapes."""
     import torch
@@ -145,7 +172,7 @@ def _skeleton(config: Any, trust: bool = False) -> PreTrainedModel:
         raise RequestError(f"{config.model_type} is no causal LM: {error!s:.200}") from error
 
 
-def parameters(model: PreTrainedModel) -> int:
+def parameters(model: nn.Module) -> int:
     """How many numbers are in the weights; tied ones count once."""
     return sum(parameter.numel() for parameter in model.parameters())
 

@@ -109,7 +109,7 @@ class Train:
             _say(f"trained {outcome.steps} steps{held_out}")
             if outcome.best is not None:
                 _say(f"best draft: step {outcome.best['step']:.0f}, not audited yet")
-            if resolved.recipe.method == "distill":
+            if resolved.recipe.method != "target":
                 _say(f"next: draftsmith eval {out}")
 
 

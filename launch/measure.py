@@ -82,7 +82,7 @@ def load_pair(pair: Pair, overrides: Sequence[tuple[str, str]]) -> Loaded:
     def trained() -> Proposer:
         return load_drafter(
             drafter_path or "", target, draft_length=recipe.eval.draft_length,
-            policy=recipe.drafter.policy,
+            config=recipe.drafter,
         )  # fmt: skip
 
     drafters = {

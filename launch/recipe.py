@@ -29,7 +29,9 @@ from ..errors import RequestError
 from ..eval.config import AuditConfig, EvalConfig
 from ..trainers.config import (
     CheckpointConfig,
+    EagleConfig,
     LoopConfig,
+    MedusaConfig,
     ModelConfig,
     ObjectiveConfig,
     OptimizerConfig,
@@ -43,8 +45,9 @@ Path_ = tuple[str, ...]
 class Recipe(Section):
     """A whole run: the resolved recipe alone repeats it."""
 
-    method: Literal["target", "distill"]
-    """What is trained: `target` a small model from scratch, `distill` a draft for a target."""
+    method: Literal["target", "distill", "medusa", "hydra", "eagle"]
+    """What is trained: `target` a small model from scratch, `distill` a draft for a target,
+    `medusa` or `hydra` heads or an `eagle` feature drafter on the frozen target."""
     name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Name of the run; its folder is `runs/NAME` unless --out says otherwise."""
     summary: str = ""
@@ -54,6 +57,8 @@ class Recipe(Section):
     target: TargetConfig = TargetConfig()
     model: ModelConfig = ModelConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
+    medusa: MedusaConfig = MedusaConfig()
+    eagle: EagleConfig = EagleConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     loop: LoopConfig = LoopConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()

@@ -106,23 +106,36 @@ def _train_method(recipe: Recipe, plan: Plan, out: Path, resume: str) -> Outcome
             data=recipe.data, tokenizer=recipe.tokenizer, model=recipe.model,
             objective=recipe.objective, plan=plan, out=out, resume=resume,
         )  # fmt: skip
+    common: dict[str, Any] = {
+        "target": recipe.target, "data": recipe.data, "objective": recipe.objective, "plan": plan,
+        "out": out, "resume": resume, "make_probe": lambda target: _probe(target, recipe),
+    }  # fmt: skip
+    if recipe.method == "medusa":
+        from ..trainers import medusa
+
+        return medusa.run(medusa=recipe.medusa, **common)
+    if recipe.method == "hydra":
+        from ..trainers import hydra
+
+        return hydra.run(medusa=recipe.medusa, **common)
+    if recipe.method == "eagle":
+        from ..trainers import eagle
+
+        return eagle.run(eagle=recipe.eagle, **common)
     from ..trainers import distill
 
-    return distill.run(
-        target=recipe.target, data=recipe.data, model=recipe.model, objective=recipe.objective,
-        plan=plan, out=out, resume=resume, make_probe=lambda target: _probe(target, recipe),
-    )  # fmt: skip
+    return distill.run(model=recipe.model, **common)
 
 
 def _probe(target: Backbone, recipe: Recipe) -> Probe:
     """Real decoding for the training loop: trainers know of no prompts and no measures."""
     from ..data.prompts import load_prompts, render
-    from ..eval.probe import as_draft_model, tau_probe
+    from ..eval.probe import as_proposer, tau_probe
 
     prompts = load_prompts(recipe.eval.prompts, limit=recipe.probe.prompts, seed=recipe.eval.seed)
     ids = [render(prompt, target.tokenizer, limit=recipe.eval.prompt_tokens) for prompt in prompts]
     return tau_probe(
-        target, ids, make_proposer=as_draft_model(target, recipe.probe.draft_length),
+        target, ids, make_proposer=as_proposer(recipe.method, target, recipe.probe.draft_length),
         max_new_tokens=recipe.probe.max_new_tokens,
     )  # fmt: skip
 

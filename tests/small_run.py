@@ -34,9 +34,9 @@ def drafter(run: Path) -> dict[str, torch.Tensor]:
     return load_file(run / "drafter" / "model.safetensors")
 
 
-def assert_same_weights(left: Path, right: Path) -> None:
+def assert_same_weights(left: Path, right: Path, steps: int = STEPS) -> None:
     """Bit for bit: the exported drafter and the last checkpoint with its optimiser state."""
-    last = f"checkpoints/step-{STEPS:08d}"
+    last = f"checkpoints/step-{steps:08d}"
     files = ["drafter/model.safetensors", f"{last}/model.safetensors"]
     files += [f"{last}/{path.name}" for path in (left / last).glob("optimizer-*.safetensors")]
     assert len(files) > 2

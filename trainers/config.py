@@ -132,3 +132,46 @@ class ProbeConfig(Section):
     """Tokens written per prompt."""
     draft_length: int = Field(4, ge=1)
     """Drafted tokens per target call."""
+
+
+class EagleConfig(Section):
+    """What EAGLE-1 and EAGLE-2 drafters are trained with."""
+
+    feature: float = Field(1.0, ge=0)
+    """Weight of the SmoothL1 distance between guessed and true features."""
+    ce: float = Field(0.1, ge=0)
+    """Weight of the cross-entropy between the laws that follow from them."""
+    noise: float = Field(0.1, ge=0)
+    """Features are shaken by uniform noise of at most this size in training; 0 is none."""
+    passes: int = Field(1, ge=1)
+    """Passes over its own features in training: 1 is EAGLE-1, 3 is HASS, and costs three times."""
+    top_k: float = Field(0.0, ge=0)
+    """Weight of HASS's cross-entropy on the target's likeliest tokens alone."""
+    top_k_tokens: int = Field(10, ge=1)
+    """How many tokens that is."""
+
+
+class MedusaConfig(Section):
+    """The heads of a Medusa or Hydra drafter, and how much each of them counts."""
+
+    heads: int = Field(4, ge=1)
+    """How many; head k proposes the token k places behind the next one."""
+    layers: int = Field(1, ge=1)
+    """Residual blocks of a head."""
+    decay: float = Field(0.8, gt=0, le=1)
+    """Head k counts decay^k in the loss: far tokens are hard, and rarely reached."""
+    shared_head: bool = False
+    """Read all heads through the target's own output projection: less memory, less is learnt."""
+
+
+class Eagle3Config(Section):
+    """What EAGLE-3 drafters are trained with."""
+
+    passes: int = Field(7, ge=1)
+    """Passes over its own outputs in training: as deep as it will draft, and as costly."""
+    decay: float = Field(0.8, gt=0, le=1)
+    """Pass j counts decay^j in the loss."""
+    vocabulary: int = Field(32000, ge=2)
+    """Tokens that can be drafted, the most frequent labels; at most the target's are taken."""
+    layers: tuple[int, int, int] | None = None
+    """Hidden states that are fused (0: the embedding); default 2, half and the third last."""

@@ -20,6 +20,7 @@ from draftsmith.errors import RequestError
 from draftsmith.trainers.config import MedusaConfig, ObjectiveConfig
 from draftsmith.trainers.hydra import build, save_hydra
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 PROMPTS = [[5, 9, 2, 33, 7], [11, 4], [1, 2, 3]]
 WORDS = ["abc def ghi jkl mno pqr\n"] * 5
@@ -95,8 +96,8 @@ class Watched(Hydra):
                 self.accepted += len(accepted)
 
 
-def trained_on(drafter: Hydra, text: list[int]) -> list[Tensor]:
-    """Logits of every head at the last place where the objective trains it on `text`."""
+def trained_on(drafter: Hydra, text: list[int], k: int) -> Tensor:
+    """Logits of head k at the last place where the objective trains it on `text`."""
     goal = build(
         MedusaConfig(shared_head=drafter.heads.config.shared_head, layers=2),
         ObjectiveConfig(kl=0, ce=1), drafter._target.model, lambda _module, _folder: None,
@@ -116,12 +117,8 @@ def trained_on(drafter: Hydra, text: list[int]) -> list[Tensor]:
 
     for chunked in (*goal.module.losses, *goal.module._frozen):
         chunked.loss = spy
-    found, lesson = [], goal.prepare(batch)
-    for k in range(1, 5):
-        seen.clear()
-        goal.module.head(k, batch, lesson)
-        found.append(seen[-1][-1])
-    return found
+    goal.module.head(k, batch, goal.prepare(batch))
+    return seen[-1][-1]
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -147,7 +144,7 @@ def test_training_and_decoding_see_the_same_logits(
                         path.insert(0, int(proposal.tokens_BN[row, node]))
                         node = tree.parents[node]
                     # the last token is any label: head `depth + 1` then stands at the text's end
-                    expected = trained_on(drafter, [*text, *path, 0])[depth]
+                    expected = trained_on(drafter, [*text, *path, 0], depth + 1)
                     torch.testing.assert_close(
                         logits_BKV[row, place], expected, atol=1e-5, rtol=1e-5
                     )
@@ -206,6 +203,43 @@ def test_a_row_does_not_depend_on_the_others(target: Backbone) -> None:
         alone = generate(target, drafter, [prompt], requests=[row], **how)
         assert alone.tokens[0] == together.tokens[row]
         assert alone.origin[0] == together.origin[row]
+
+
+class NoWaiting(TorchDispatchMode):
+    """Refuses what makes a host wait for its device: values read, sizes by values, copies to it."""
+
+    WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "lift_fresh")
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
+        name = function._schema.name.removeprefix("aten::")
+        assert name not in self.WAITS, f"{name} waits for the device"
+        return function(*args, **(kwargs or {}))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("family", [Medusa, Hydra])
+def test_a_step_can_be_recorded(target: Backbone, family: type, shared: bool) -> None:
+    """From the second step on nothing waits, and what is kept stays at its address."""
+    heads = {Medusa: MedusaHeads, Hydra: HydraHeads}[family]
+    drafter = family(heads.for_target(target.model, heads=4, shared_head=shared), target)
+    assert drafter.replayable
+    drafter.reset(PROMPTS[:2], 50, static=True)
+    drafter.begin([torch.randn(5, 32), torch.randn(2, 32)])
+    last, uniforms = torch.tensor([3, 50]), Uniforms(0, [0, 1], "cpu")
+    first = drafter.propose(last, SAMPLED, uniforms)
+    features = torch.randn(2, drafter.nodes, 32)
+    path = torch.tensor([[1, 5, -1, -1], [-1, -1, -1, -1]])
+    committed = Committed(first.tokens_BN[:, :5], path[:, 0], path, features, features)
+    kept = drafter._hidden_BH.data_ptr()
+    with NoWaiting():
+        drafter.observe(committed)
+        second = drafter.propose(last, SAMPLED, uniforms)
+    assert drafter._hidden_BH.data_ptr() == kept
+    assert torch.equal(drafter._hidden_BH, torch.stack([features[0, 5], features[1, 0]]))
+    assert second.tokens_BN.shape == first.tokens_BN.shape
+    assert second.tree is first.tree
+    assert not torch.equal(second.tokens_BN, first.tokens_BN)
 
 
 def test_what_the_engine_is_told(target: Backbone) -> None:

@@ -1,0 +1,365 @@
+"""EAGLE: a drafter of features, on a chain, on a static tree or on one grown by confidence.
+
+EAGLE-1 (Li et al. 2024, arXiv 2401.15077) drafts a chain or a static tree, EAGLE-2 (2406.16858)
+grows the tree where the same network is confident; EAGLE-3 (2503.01840) has another network and
+decodes alike. The drafter keeps keys and values of its own layer: behind every verification they
+are made anew from the target's true states of what was accepted; drafting goes on from there with
+its own guesses. Read next: `eagle_net.py` and `eagle_net3.py`, the networks.
+
+Shapes: B rows, E tokens that a step can emit, F numbers of the target's features, H hidden size,
+N nodes of the proposal, D depths, V vocabulary, K nodes expanded at once, C children of a node,
+X nodes drafted so far, T slots in view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
+
+import torch
+from torch import Tensor
+
+from ..decoding.arena import KVArena
+from ..decoding.backbone import Backbone
+from ..decoding.proposal import Committed, Law, Proposal
+from ..decoding.random import Uniforms
+from ..decoding.sampling import Warper, draw
+from ..decoding.tree import chain, tree_mask
+from ..decoding.tree_build import dynamic_tree, tree_of_paths
+from ..errors import RequestError
+from .checkpoint import load_weights, read_entry
+from .draft_model import Policy
+from .eagle_layers import EagleShape
+from .eagle_levels import draw_level, levels_of
+from .eagle_net import EagleNet
+from .eagle_net3 import Eagle3Net, Eagle3Shape
+from .identity import TargetIdentity
+
+TreeKind = Literal["chain", "static", "dynamic"]
+
+EAGLE_1_TREE: tuple[tuple[int, ...], ...] = (
+    (0,), (1,), (2,), (3,),
+    (0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0), (2, 1), (3, 0),
+    (0, 0, 0), (0, 0, 1), (0, 0, 2), (0, 1, 0), (0, 1, 1), (0, 2, 0), (0, 2, 1), (1, 0, 0),
+    (0, 0, 0, 0), (0, 0, 0, 1), (0, 0, 0, 2), (0, 0, 0, 0, 0), (0, 0, 0, 0, 1),
+)  # fmt: skip
+"""The 25 candidates of the published EAGLE-1 (`mc_sim_7b_63` there)."""
+
+
+class Eagle:
+    """Drafts from the target's features; how is said by `tree`.
+
+    `chain`: one token after another. `static`: a tree of a fixed shape. Of both, the tokens at
+    temperature > 0 are drawn from the drafter's warped law, siblings without replacement, and that
+    law is declared; at temperature 0, or with policy `argmax`, they are its likeliest ones.
+    `dynamic`: a tree of the likeliest paths, a point mass at every temperature.
+    """
+
+    family = "eagle"
+    replayable = True
+    layers: Sequence[int] = (-1,)
+
+    def __init__(
+        self, net: EagleNet | Eagle3Net, target: Backbone, *, tree: TreeKind = "chain",
+        draft_length: int = 4, policy: Policy = "sample",
+        paths: Sequence[Sequence[int]] = EAGLE_1_TREE, top_k: int = 10, nodes: int = 61,
+    ) -> None:  # fmt: skip
+        """`draft_length`: depth of a chain or dynamic tree; `paths` is the static tree.
+
+        `top_k` nodes of the dynamic tree are expanded at once, and `nodes`, the root included,
+        are kept.
+        """
+        self.net, self._target, self.kind, self.policy = net, target, tree, policy
+        self._choose_tree(tree, draft_length, paths, nodes)
+        self._top_k = top_k
+        width = top_k if tree == "dynamic" else self.tree.width
+        if not 1 <= width <= self._words:
+            raise RequestError(
+                f"a node would have {width} children; expected 1 to {self._words}, the tokens "
+                "that can be drafted"
+            )
+        self._embed: Any = target.model.get_input_embeddings()
+        self._head: Any = target.model.get_output_embeddings()
+
+    def _choose_tree(
+        self, kind: str, draft_length: int, paths: Sequence[Sequence[int]], nodes: int
+    ) -> None:
+        if kind not in get_args(TreeKind):
+            raise RequestError(
+                f"no tree of EAGLE is called {kind!r}; known: {', '.join(get_args(TreeKind))}"
+            )
+        self.tree = tree_of_paths(paths).tree if kind == "static" else chain(draft_length)
+        self.draft_length = self.tree.depth
+        self.nodes = nodes if kind == "dynamic" else len(self.tree)
+        if self.draft_length < 1 or self.nodes < 2:
+            raise RequestError(
+                f"a draft of depth {self.draft_length} with {self.nodes} nodes, the root included, "
+                "proposes nothing; expected at least 1 and 2"
+            )
+
+    @property
+    def module(self) -> EagleNet | Eagle3Net:
+        """What is trained."""
+        return self.net
+
+    @property
+    def draft_steps(self) -> int:
+        """Forward passes per target call: behind what was accepted, and one for every level."""
+        return self.draft_length
+
+    @property
+    def _words(self) -> int:
+        """How many different tokens can be drafted."""
+        return self._target.vocabulary
+
+    # ---- state ----------------------------------------------------------------------------
+
+    def reset(self, prompts: Sequence[Sequence[int]], room: int, *, static: bool = False) -> None:
+        """Start new rows. `room`: tokens that may follow the longest prompt."""
+        device = self._target.device
+        drafted = self._top_k * self.draft_length if self.kind == "dynamic" else self.nodes
+        capacity = max(map(len, prompts)) + room + max(drafted, self.draft_length + 1)
+        self._arena = KVArena(len(prompts), capacity, static=static)
+        self._prompts = prompts
+        # pairs with true features: in the arena, and those that the next step will add
+        self._known_B = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)
+        self._count_B = torch.ones_like(self._known_B)
+        shape = (len(prompts), self.draft_length + 1)
+        self._tokens_BE = torch.zeros(shape, dtype=torch.long, device=device)
+
+    def begin(self, features: Sequence[Tensor]) -> None:
+        """Write every pair of the prompts but the last, which waits for the first emitted token."""
+        B, E = self._tokens_BE.shape
+        self._features_BEF = features[0].new_zeros(B, E, features[0].shape[-1])
+        for row, (prompt, features_SF) in enumerate(zip(self._prompts, features, strict=True)):
+            self._features_BEF[row, 0] = features_SF[-1]
+            if len(prompt) == 1:
+                continue
+            tokens_1S = torch.tensor([list(prompt[1:])], device=features_SF.device)
+            slots = self._arena.aim_at_row(row, len(prompt) - 1)
+            positions_1S = torch.arange(slots, device=features_SF.device)[None]
+            self._run(self.net.fuse(features_SF[None, :-1]), tokens_1S, positions_1S, None)
+
+    def observe(self, committed: Committed) -> None:
+        """Keep the true features of what was accepted, each with the token emitted behind it."""
+        assert committed.features_BNF is not None  # asked for by `layers`
+        # the root was verified too: its feature stands in front of the first accepted token
+        root_B1 = torch.zeros_like(committed.path_BD[:, :1])
+        node_BE = torch.cat([root_B1, committed.path_BD.clamp_min(0)], 1)
+        features_BEF = _pick(committed.features_BNF, node_BE)
+        # a row at rest keeps its last pairs, and would draft the same again
+        runs_B1 = committed.count_B[:, None] > 0
+        self._known_B += self._count_B * runs_B1[:, 0]
+        self._count_B.copy_(torch.where(runs_B1[:, 0], committed.count_B, self._count_B))
+        self._tokens_BE.copy_(torch.where(runs_B1, committed.tokens_BE, self._tokens_BE))
+        self._features_BEF.copy_(torch.where(runs_B1[..., None], features_BEF, self._features_BEF))
+
+    def _catch_up(self, last_B: Tensor) -> Tensor:
+        """Write the pairs with true features; the guess [B, 1, H] behind the last of them."""
+        at_B1 = (self._count_B - 1)[:, None]
+        self._tokens_BE.scatter_(1, at_B1, last_B[:, None])
+        E = self._tokens_BE.shape[1]
+        if not self._arena.static:
+            E = int(self._count_B.max())
+        # what stands behind a row's count is garbage that nothing sees, written over next
+        slots = self._arena.aim(self._known_B, E)
+        nodes = chain(E - 1).on(last_B.device)
+        mask = tree_mask(nodes, self._known_B, slots, ragged=self._arena.ragged)
+        positions_BE = self._known_B[:, None] + nodes.depths_BN
+        hidden_BEH = self.net.fuse(self._features_BEF[:, :E])
+        out_BEH = self._run(hidden_BEH, self._tokens_BE[:, :E], positions_BE, mask)
+        return _pick(out_BEH, at_B1)
+
+    def _run(
+        self, hidden_BNH: Tensor, tokens_BN: Tensor, positions_BN: Tensor, mask: Tensor | None
+    ) -> Tensor:
+        """The network over some pairs; the arena has been aimed."""
+        return self.net(hidden_BNH, self._embed(tokens_BN), positions_BN, mask, self._arena)
+
+    def _logits(self, hidden_BNH: Tensor) -> Tensor:
+        """Logits [B, N, V], fp32, over the target's vocabulary."""
+        return self._head(hidden_BNH.to(self._head.weight.dtype)).float()
+
+    # ---- drafting -------------------------------------------------------------------------
+
+    def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
+        """Draft behind `last_B`."""
+        frontier = _Frontier(self, self._catch_up(last_B), self._known_B + self._count_B)
+        if self.kind == "dynamic":
+            return self._dynamic(last_B, frontier)
+        sampled = not warper.greedy and self.policy == "sample"
+        random_BX = uniforms.take(len(self.tree) - 1) if sampled else None
+        if self.kind == "chain":
+            return self._chain(last_B, frontier, warper, random_BX)
+        return self._static(last_B, frontier, warper, random_BX)
+
+    def _chain(
+        self, last_B: Tensor, frontier: _Frontier, warper: Warper, random_BX: Tensor | None
+    ) -> Proposal:
+        tokens, laws = [last_B], []
+        root_B1 = torch.zeros_like(last_B)[:, None]
+        for k in range(self.draft_length):
+            if k:
+                frontier.expand(tokens[-1][:, None], root_B1)
+            logits_BV = self._logits(frontier.hidden_BKH)[:, 0]
+            if random_BX is None:
+                tokens.append(logits_BV.argmax(-1))
+                continue
+            laws.append(warper(logits_BV))
+            tokens.append(draw(laws[-1], random_BX[:, k]))
+        tokens_BN = torch.stack(tokens, 1)
+        if random_BX is None:
+            return Proposal(tokens_BN, self.tree, Law.POINT_MASS)
+        laws.append(torch.zeros_like(laws[0]))  # the last node is a leaf: its row is never read
+        return Proposal(tokens_BN, self.tree, Law.IID, torch.stack(laws, 1))
+
+    def _static(
+        self, last_B: Tensor, frontier: _Frontier, warper: Warper, random_BX: Tensor | None
+    ) -> Proposal:
+        B, N = len(last_B), len(self.tree)
+        tokens_BN = last_B[:, None].repeat(1, N)
+        present_BN = torch.ones_like(tokens_BN, dtype=torch.bool)
+        q_BNV: Tensor | None = None
+        for number, level in enumerate(levels_of(self.tree, last_B.device)):
+            if number:
+                frontier.expand(tokens_BN[:, level.nodes_K], level.parents_K.expand(B, -1))
+            logits_BKV = self._logits(frontier.hidden_BKH)
+            if random_BX is None:
+                found_BKC = logits_BKV.topk(level.place_KC.shape[1]).indices
+                tokens_BN[:, level.children_X] = found_BKC.flatten(1)[:, level.pick_X]
+                continue
+            law_BKV = warper(logits_BKV)
+            q_BNV = law_BKV.new_zeros(B, N, law_BKV.shape[2]) if q_BNV is None else q_BNV
+            q_BNV[:, level.nodes_K] = law_BKV
+            found_BX, there_BX = draw_level(law_BKV, level, random_BX)
+            tokens_BN[:, level.children_X] = found_BX
+            present_BN[:, level.children_X] = there_BX
+        if q_BNV is None:
+            return Proposal(tokens_BN, self.tree, Law.POINT_MASS)
+        return Proposal(tokens_BN, self.tree, Law.WITHOUT_REPLACEMENT, q_BNV, present_BN)
+
+    def _dynamic(self, last_B: Tensor, frontier: _Frontier) -> Proposal:
+        def likeliest() -> tuple[Tensor, Tensor]:
+            # of the untempered law, as in EAGLE-2: the shape of the tree is no matter of sampling
+            found = self._logits(frontier.hidden_BKH).log_softmax(-1).topk(self._top_k)
+            return found.values, found.indices
+
+        def expand(tokens_BK: Tensor, parents_BK: Tensor, _level: int) -> tuple[Tensor, Tensor]:
+            frontier.expand(tokens_BK, parents_BK)
+            return likeliest()
+
+        logp_B1K, first_B1K = likeliest()
+        tokens_BN, tree = dynamic_tree(
+            last_B, (logp_B1K[:, 0], first_B1K[:, 0]), expand, depth=self.draft_length,
+            top_k=self._top_k, nodes=self.nodes,
+        )  # fmt: skip
+        return Proposal(tokens_BN, tree, Law.POINT_MASS)
+
+
+class _Frontier:
+    """The nodes expanded last: the guess behind each, and which drafted pairs it sees.
+
+    A node's pair is (the guess behind its parent, its token); it sees all true pairs, and of the
+    drafted ones those on its path. The root's own pair is a true one.
+    """
+
+    def __init__(self, drafter: Eagle, hidden_B1H: Tensor, start_B: Tensor) -> None:
+        """`start_B`: true pairs of each row; drafted ones are written behind them."""
+        self._drafter, self._start_B, self._depth = drafter, start_B, 0
+        self.hidden_BKH = hidden_B1H
+        self._sees_BKX = hidden_B1H.new_zeros(len(start_B), 1, 0, dtype=torch.bool)
+
+    def expand(self, tokens_BK: Tensor, parents_BK: Tensor) -> None:
+        """Go on with nodes of the next depth: their tokens, and their parents' place in this."""
+        B, K = tokens_BK.shape
+        before = self._sees_BKX.shape[2]
+        itself_KK = torch.eye(K, dtype=torch.bool, device=tokens_BK.device)
+        sees_BKX = _pick(self._sees_BKX, parents_BK)
+        self._sees_BKX = torch.cat([sees_BKX, itself_KK.expand(B, -1, -1)], 2)
+        slots = self._drafter._arena.aim(self._start_B + before, K)
+        mask = _path_mask(self._sees_BKX, self._start_B, slots)
+        positions_BK = (self._start_B + self._depth)[:, None].expand(-1, K)
+        hidden_BKH = _pick(self.hidden_BKH, parents_BK)
+        self.hidden_BKH = self._drafter._run(hidden_BKH, tokens_BK, positions_BK, mask)
+        self._depth += 1
+
+
+def _pick(x_BKY: Tensor, at_BX: Tensor) -> Tensor:
+    """Rows of the second dimension, [B, X, Y]."""
+    return x_BKY.gather(1, at_BX[..., None].expand(-1, -1, x_BKY.shape[2]))
+
+
+def _path_mask(sees_BKX: Tensor, start_B: Tensor, slots: int) -> Tensor:
+    """bool [B, 1, K, T]: all slots before `start_B`, and of the X behind it those that are seen."""
+    X = sees_BKX.shape[2]
+    behind_BT = torch.arange(slots, device=start_B.device) - start_B[:, None]
+    inside_BT = (behind_BT >= 0) & (behind_BT < X)
+    at_BKT = behind_BT.clamp(0, X - 1)[:, None].expand(-1, sees_BKX.shape[1], -1)
+    seen_BKT = sees_BKX.gather(2, at_BKT) & inside_BT[:, None]
+    return (seen_BKT | (behind_BT < 0)[:, None])[:, None]
+
+
+class Eagle3(Eagle):
+    """Drafts with EAGLE-3's network: fused states of the target, a head over fewer tokens.
+
+    q is zero for tokens outside the draft vocabulary; they come from the target alone.
+    """
+
+    family = "eagle3"
+
+    def __init__(self, net: Eagle3Net, target: Backbone, **settings: Any) -> None:
+        """`settings`: those of `Eagle`."""
+        self._net3, self._ids_U = net, net.ids_U
+        super().__init__(net, target, **settings)
+        self.layers = net.config.layers
+
+    @property
+    def _words(self) -> int:
+        return len(self._ids_U)
+
+    def _logits(self, hidden_BNH: Tensor) -> Tensor:
+        logits_BNU = self._net3.head(hidden_BNH).float()
+        shape = (*logits_BNU.shape[:2], self._target.vocabulary)
+        return logits_BNU.new_full(shape, -torch.inf).index_copy(2, self._ids_U, logits_BNU)
+
+
+def load_eagle(folder: str | Path, target: Backbone, **settings: Any) -> Eagle:
+    """Load an EAGLE-1 or EAGLE-3 checkpoint for `target`; `settings` are those of `Eagle`.
+
+    Raises:
+        RequestError: the folder is no EAGLE drafter, or was made for another target.
+    """
+    path = Path(folder)
+    entry = read_entry(path)
+    if entry["family"] not in (Eagle.family, Eagle3.family):
+        raise RequestError(
+            f"{path} is a drafter of family {entry['family']!r}; expected {Eagle.family!r} or "
+            f"{Eagle3.family!r}"
+        )
+    entry["identity"].refuse_other(TargetIdentity.of(target), str(path))
+    shape = _shape(entry["family"], entry["settings"], path)
+    if isinstance(shape, Eagle3Shape):
+        return Eagle3(_filled(Eagle3Net(shape), path, target), target, **settings)
+    return Eagle(_filled(EagleNet(shape), path, target), target, **settings)
+
+
+def _shape(family: str, sizes: dict[str, Any], folder: Path) -> EagleShape:
+    try:
+        if family == Eagle.family:
+            return EagleShape(**sizes)
+        return Eagle3Shape(**(sizes | {"layers": tuple(sizes["layers"])}))
+    except (TypeError, KeyError) as error:
+        raise RequestError(
+            f"{folder / 'config.json'} does not hold the sizes of an {family} network: {error}"
+        ) from error
+
+
+_Net = TypeVar("_Net", EagleNet, Eagle3Net)
+
+
+def _filled(net: _Net, folder: Path, target: Backbone) -> _Net:
+    """The network with the folder's weights, where and as precise as the target is."""
+    load_weights(net, folder)
+    net.requires_grad_(False).eval().to(device=target.device, dtype=target.model.dtype)
+    return net

@@ -1,0 +1,117 @@
+"""EAGLE-3's network: fused hidden states in, its own output in again, a head of its own.
+
+Li et al. 2025 (arXiv 2503.01840). The pair at t is (what the drafter knows of t, the embedding of
+x_{t+1}). Behind verified tokens that is the target's low, middle and high states, fused; behind
+guessed ones it is the drafter's own output, so training feeds outputs back as well ("training-time
+test", `PairNet.unroll`). Read next: `trainers/eagle3.py`, which trains it; `eagle.py`, which
+decodes.
+
+Shapes: B rows, N pairs, H hidden size, F numbers of the fused states, X width of what attention
+reads, U tokens of the draft vocabulary, V of the target's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .eagle_layers import Attention, EagleShape, FeedForward, Norm, Rotary, sizes_like
+from .eagle_net import PairNet
+
+
+@dataclass(frozen=True)
+class Eagle3Shape(EagleShape):
+    """Sizes of a network with a vocabulary of its own."""
+
+    layers: tuple[int, ...]
+    """Hidden states of the target that are fused, low to high (`Backbone.see`)."""
+    vocabulary: int
+    """Rows of the target's output projection."""
+    draft_vocabulary: int
+    """Tokens that can be drafted."""
+
+    @classmethod
+    def of(
+        cls, config: Any, *, layers: Sequence[int], vocabulary: int, draft_vocabulary: int
+    ) -> Eagle3Shape:
+        """The sizes of a target's `transformers` config, and what is chosen."""
+        return cls(**sizes_like(config), layers=tuple(layers), vocabulary=vocabulary,
+                   draft_vocabulary=draft_vocabulary)  # fmt: skip
+
+
+def fused_layers(count: int) -> tuple[int, int, int]:
+    """The hidden states that EAGLE-3 fuses, for a target of `count` layers.
+
+    2, half and the third last from seven layers on: what every serving engine takes when a
+    checkpoint says nothing. Below that these are not three different ones.
+    """
+    return (2, count // 2, count - 3) if count >= 7 else (count // 4, count // 2, count - 1)
+
+
+class Eagle3Layer(nn.Module):
+    """A Llama layer whose attention reads [norm(embedding), norm(hidden)], twice as wide."""
+
+    def __init__(self, shape: EagleShape) -> None:
+        super().__init__()
+        self.input_layernorm = Norm(shape.hidden, shape.eps)
+        self.hidden_norm = Norm(shape.hidden, shape.eps)
+        self.self_attn = Attention(shape, 2 * shape.hidden)
+        self.post_attention_layernorm = Norm(shape.hidden, shape.eps)
+        self.mlp = FeedForward(shape)
+
+
+class Eagle3Net(PairNet):
+    """The drafter of EAGLE-3; `head` makes logits over the draft vocabulary of its output."""
+
+    d2t: Tensor
+    t2d: Tensor
+
+    def __init__(self, config: Eagle3Shape, ids: Sequence[int] | None = None) -> None:
+        """`ids`: target ids of the draft vocabulary, ascending; given by a checkpoint if None."""
+        super().__init__()
+        self.config = config
+        H, U = config.hidden, config.draft_vocabulary
+        self.fc = nn.Linear(len(config.layers) * H, H, bias=False)
+        self.midlayer = Eagle3Layer(config)
+        self.norm = Norm(H, config.eps)
+        self.lm_head = nn.Linear(H, U, bias=False)
+        self.rotary = Rotary(config)
+        ids_U = torch.arange(U) if ids is None else torch.tensor(list(ids))
+        # an offset, not the id itself: that is what serving engines add
+        self.register_buffer("d2t", ids_U - torch.arange(U))
+        known_V = torch.zeros(config.vocabulary, dtype=torch.bool)
+        self.register_buffer("t2d", known_V.index_fill(0, ids_U, True))
+
+    @property
+    def ids_U(self) -> Tensor:
+        """Target ids of the draft vocabulary."""
+        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+
+    @property
+    def attention(self) -> Attention:
+        """The layer's attention."""
+        return self.midlayer.self_attn
+
+    def fuse(self, features_BNF: Tensor) -> Tensor:
+        """The target's states side by side as one hidden state [B, N, H]."""
+        return self.fc(features_BNF.to(self.fc.weight.dtype))
+
+    def enter(self, hidden_BNH: Tensor, embeds_BNH: Tensor) -> tuple[Tensor, Tensor]:
+        """The hidden state without its norm; and embedding and hidden state, both normed."""
+        layer = self.midlayer
+        embeds_BNH = layer.input_layernorm(embeds_BNH.to(hidden_BNH.dtype))
+        return hidden_BNH, torch.cat((embeds_BNH, layer.hidden_norm(hidden_BNH)), -1)
+
+    def finish(self, residual_BNH: Tensor, attended_BNH: Tensor) -> Tensor:
+        """Residuals and feed-forward part, [B, N, H]; the last norm belongs to `head`."""
+        hidden_BNH = residual_BNH + attended_BNH
+        layer = self.midlayer
+        return hidden_BNH + layer.mlp(layer.post_attention_layernorm(hidden_BNH))
+
+    def head(self, hidden_BNH: Tensor) -> Tensor:
+        """Logits over the draft vocabulary, [B, N, U]."""
+        return self.lm_head(self.norm(hidden_BNH))

@@ -1,0 +1,441 @@
+"""EAGLE's objectives against versions that go through documents one by one; and that they learn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import make_target
+from draftsmith.data.rows import Document, pack
+from draftsmith.data.tokenizer import train_tokenizer
+from draftsmith.decoding.backbone import Backbone
+from draftsmith.decoding.engine import autoregressive, generate
+from draftsmith.decoding.sampling import Warper
+from draftsmith.drafters.eagle import Eagle, Eagle3, load_eagle
+from draftsmith.drafters.eagle_layers import Projected, attend_own, sink_bias
+from draftsmith.errors import RequestError
+from draftsmith.trainers import eagle3
+from draftsmith.trainers.config import Eagle3Config, EagleConfig
+from draftsmith.trainers.eagle import EagleObjective, build, counted, save_eagle
+from torch import Tensor, nn
+
+# two rows: documents of 5, 1 and 4 tokens and no padding; of 2 and 6 tokens and padding
+LENGTHS = [[5, 1, 4], [2, 6]]
+WIDTH = 10
+NAMES = ["loss", "ce", "alpha", "agreement", "feature"]
+NAMES_3 = ["loss", "ce", "alpha", "agreement", "alpha_2", "alpha_3"]
+WORDS = [word for word in range(61) if word % 3 != 1]
+Objective = EagleObjective | eagle3.Eagle3Objective
+
+
+@pytest.fixture(scope="module")
+def target() -> Backbone:
+    backbone = make_target("qwen3")
+    with torch.no_grad():
+        backbone.model.model.norm.weight.mul_(3)
+    return backbone
+
+
+def goal_for(target: Backbone, seed: int = 0, chunk: int = 256, **settings) -> EagleObjective:
+    torch.manual_seed(seed)
+    config = EagleConfig(**settings)
+    return build(config, target.model, lambda _module, _folder: None, chunk=chunk)
+
+
+@pytest.fixture
+def rows() -> dict[str, Tensor]:
+    """Packed rows with a loss mask that has holes, and never the first token of a document."""
+    g = torch.Generator().manual_seed(2)
+    documents, positions = torch.full((2, WIDTH), -1), torch.zeros(2, WIDTH, dtype=torch.long)
+    number = 0
+    for row, lengths in enumerate(LENGTHS):
+        at = 0
+        for length in lengths:
+            documents[row, at : at + length] = number
+            positions[row, at : at + length] = torch.arange(length)
+            at, number = at + length, number + 1
+    mask = (torch.rand(2, WIDTH, generator=g) < 0.8) & (positions > 0) & (documents >= 0)
+    return {
+        "input_ids": torch.randint(0, 61, (2, WIDTH), generator=g), "loss_mask": mask,
+        "positions": positions, "documents": documents,
+    }  # fmt: skip
+
+
+def by_hand(goal: EagleObjective, target: Backbone, rows: dict[str, Tensor]) -> dict[str, float]:
+    """Sums of all terms, every document alone and every position by itself."""
+    net, model = goal.draft(), target.model
+    head, embed = model.get_output_embeddings(), model.get_input_embeddings()
+    sums = dict.fromkeys(NAMES, 0.0)
+    for row, lengths in enumerate(LENGTHS):
+        at = 0
+        for length in lengths:
+            ids = rows["input_ids"][row, at : at + length]
+            counts = rows["loss_mask"][row, at : at + length].tolist()
+            at += length
+            if length < 3:
+                continue  # nothing can be said of a third token
+            f = model(ids[None], output_hidden_states=True).hidden_states[-1][0]
+            out = net(f[None, :-1], embed(ids[None, 1:]), torch.arange(length - 1)[None], None)[0]
+            for t in range(length - 2):
+                if not counts[t + 2]:
+                    continue
+                feature = F.smooth_l1_loss(out[t], f[t + 1])
+                p, q = head(f[t + 1]).softmax(-1), head(out[t]).softmax(-1)
+                ce = -(p * q.log()).sum()
+                found = {
+                    "loss": goal.module._config.feature * feature + goal.module._config.ce * ce,
+                    "feature": feature, "ce": ce, "alpha": torch.minimum(p, q).sum(),
+                    "agreement": float(p.argmax() == q.argmax()),
+                }  # fmt: skip
+                sums = {
+                    name: value + float(torch.as_tensor(found[name]).detach())
+                    for name, value in sums.items()
+                }
+    return sums
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 256])
+def test_loss_and_terms_are_those_of_documents_alone(
+    chunk: int, target: Backbone, rows: dict[str, Tensor]
+) -> None:
+    goal = goal_for(target, chunk=chunk, feature=0.7, ce=0.4, noise=0.0)
+    loss, terms = goal.module(rows, goal.prepare(rows))
+    wanted = by_hand(goal, target, rows)
+    assert list(terms) == NAMES
+    assert float(loss.detach()) == pytest.approx(wanted["loss"], rel=1e-5)
+    for name, value in terms.items():
+        assert float(value) == pytest.approx(wanted[name], rel=1e-5), name
+
+
+def test_hass_trains_on_what_drafting_meets(target: Backbone, rows: dict[str, Tensor]) -> None:
+    """Three passes, every one made from the start for every position; own features are detached."""
+    settings = {"feature": 0.7, "ce": 0.4, "top_k": 0.3, "top_k_tokens": 5, "passes": 3}
+    goal = goal_for(target, noise=0.0, chunk=5, **settings)
+    loss, terms = goal.module(rows, goal.prepare(rows))
+    net, model = goal.draft(), target.model
+    head, embed = model.get_output_embeddings(), model.get_input_embeddings()
+    wanted = torch.zeros(())
+    alphas = [0.0, 0.0, 0.0]
+    for row, lengths in enumerate(LENGTHS):
+        at = 0
+        for length in lengths:
+            ids = rows["input_ids"][row, at : at + length]
+            counts = rows["loss_mask"][row, at : at + length].tolist()
+            at += length
+            f = model(ids[None], output_hidden_states=True).hidden_states[-1]
+            for t in range(length - 1):
+                hidden = f[:, : t + 1]
+                for j in range(min(3, length - 2 - t)):
+                    S = t + 1 + j
+                    out = net(hidden, embed(ids[None, 1 : S + 1]), torch.arange(S)[None], None)
+                    hidden = torch.cat([hidden, out[:, -1:].detach()], 1)
+                    if not counts[t + 2 + j]:
+                        continue
+                    true = f[0, t + 1 + j]
+                    p, q = head(true).softmax(-1), head(out[0, -1]).softmax(-1)
+                    best = p.topk(5).indices
+                    wanted = wanted + 0.7 * F.smooth_l1_loss(out[0, -1], true)
+                    wanted = wanted - 0.4 * (p * q.log()).sum() - 0.3 * (p * q.log())[best].sum()
+                    alphas[j] += float(torch.minimum(p, q).sum().detach())
+    assert float(loss.detach()) == pytest.approx(float(wanted.detach()), rel=1e-5)
+    found = [float(terms[name]) for name in ("alpha", "alpha_2", "alpha_3")]
+    assert found == pytest.approx(alphas, rel=1e-4)
+    loss.backward()
+    own = {name: p.grad.clone() for name, p in net.named_parameters()}
+    goal.module.zero_grad()
+    wanted.backward()
+    for name, parameter in net.named_parameters():
+        torch.testing.assert_close(own[name], parameter.grad, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("ahead", [2, 3])
+def test_positions_that_count(ahead: int, rows: dict[str, Tensor]) -> None:
+    found = counted(rows, ahead)
+    wanted = [
+        [
+            bool(rows["loss_mask"][row, t + ahead])
+            and int(rows["documents"][row, t]) == int(rows["documents"][row, t + ahead])
+            for t in range(WIDTH - ahead)
+        ]
+        for row in range(2)
+    ]
+    assert found.tolist() == wanted
+    assert found.any()
+
+
+def test_gradients_are_those_of_the_plain_loss(target: Backbone, rows: dict[str, Tensor]) -> None:
+    """Through chunks or through all logits at once."""
+    goal = goal_for(target, chunk=3, feature=0.7, ce=0.4, noise=0.0)
+    goal.module(rows, goal.prepare(rows))[0].backward()
+    found = {name: p.grad.clone() for name, p in goal.draft().named_parameters()}
+    goal.module.zero_grad()
+    lesson = goal.prepare(rows)
+    same = rows["documents"][:, :, None] == rows["documents"][:, None]
+    mask = (same & torch.ones(WIDTH, WIDTH, dtype=torch.bool).tril())[:, None]
+    out = goal.draft()(lesson.features_RSH, lesson.embeds_RSH, rows["positions"], mask)
+    counts = counted(rows, 2)
+    guess, true = out[:, :-2][counts], lesson.features_RSH[:, 1:-1][counts]
+    head = target.model.get_output_embeddings()
+    ce = -(head(true).softmax(-1) * head(guess).log_softmax(-1)).sum()
+    (0.7 * F.smooth_l1_loss(guess, true, reduction="none").mean(-1).sum() + 0.4 * ce).backward()
+    for name, parameter in goal.draft().named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_noise_is_uniform_and_for_training_alone(target: Backbone) -> None:
+    goal = goal_for(target, noise=0.1)
+    features = torch.randn(2, 40, 32)
+    shaken = goal.module._noisy(features) - features
+    assert 0.095 < float(shaken.abs().max()) <= 0.1 + 1e-6
+    assert float(shaken.std()) == pytest.approx(0.1 / 3**0.5, rel=0.1)
+    goal.module.eval()
+    assert torch.equal(goal.module._noisy(features), features)
+
+
+def test_only_the_drafter_is_trained_saved_and_wrapped(
+    target: Backbone, rows: dict[str, Tensor]
+) -> None:
+    goal = goal_for(target)
+    goal.module(rows, goal.prepare(rows))[0].backward()
+    own = {id(p) for p in goal.draft().parameters()}
+    assert {id(p) for p in goal.module.parameters()} == own
+    assert not own & {id(p) for p in target.model.parameters()}
+    assert all(p.grad is None for p in target.model.parameters())
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in goal.module.parameters())
+
+
+def test_a_batch_without_labels_gives_zero(target: Backbone, rows: dict[str, Tensor]) -> None:
+    goal = goal_for(target)
+    rows["loss_mask"] = torch.zeros_like(rows["loss_mask"])
+    loss, terms = goal.module(rows, goal.prepare(rows))
+    loss.backward()
+    assert float(loss.detach()) == 0
+    assert terms == {}
+
+
+def test_impossible_objectives_are_refused(target: Backbone) -> None:
+    with pytest.raises(RequestError, match="nothing would be learnt"):
+        goal_for(target, feature=0.0, ce=0.0)
+    biased = make_target("qwen3")
+    biased.model.lm_head.bias = nn.Parameter(torch.zeros(61))
+    with pytest.raises(RequestError, match="has a bias"):
+        goal_for(biased)
+
+
+def answers(target: Backbone, rows: int, length: int) -> dict[str, Tensor]:
+    """The target's own greedy texts behind one random token each."""
+    g = torch.Generator().manual_seed(3)
+    first = torch.randint(0, 61, (rows, 2), generator=g)
+    how = {"warper": Warper(0.5), "max_new_tokens": length - 2}
+    found = autoregressive(target, first.tolist(), **how).tokens
+    mask = torch.ones(rows, length, dtype=torch.bool)
+    mask[:, 0] = False
+    return {
+        "input_ids": torch.cat([first, torch.tensor(found)], 1), "loss_mask": mask,
+        "positions": torch.arange(length).expand(rows, -1),
+        "documents": torch.zeros(rows, length, dtype=torch.long),
+    }  # fmt: skip
+
+
+def measured(goal: Objective, rows: dict[str, Tensor]) -> dict[str, float]:
+    goal.module.eval()
+    with torch.no_grad():
+        _, terms = goal.module(rows, goal.prepare(rows))
+    goal.module.train()
+    return {name: float(value) / int(counted(rows, 2).sum()) for name, value in terms.items()}
+
+
+@pytest.mark.parametrize("family", ["eagle", "eagle3"])
+def test_a_few_dozen_steps_teach(family: str, target: Backbone) -> None:
+    """On held-out texts: the loss falls, agreement and what is really accepted rise."""
+    data = answers(target, 40, 40)
+    held_out = {name: t[32:] for name, t in data.items()}
+    goal = goal_for(target, ce=1.0) if family == "eagle" else goal_3_for(target)
+    before = measured(goal, held_out)
+    prompts = held_out["input_ids"][:, :6].tolist()
+
+    def foreseen() -> float:
+        """Share of the tokens of greedy decoding that had been drafted."""
+        make = Eagle if family == "eagle" else Eagle3
+        drafter = make(goal.draft().eval(), target, tree="chain", draft_length=3)
+        done = generate(target, drafter, prompts, warper=Warper(0.0), max_new_tokens=30)
+        return sum(done.origin, []).count("draft") / sum(map(len, done.tokens))
+
+    before["foreseen"] = foreseen()
+    optimizer = torch.optim.AdamW(goal.module.parameters(), lr=5e-3, betas=(0.9, 0.95))
+    g = torch.Generator().manual_seed(4)
+    for _ in range(60):
+        chosen = torch.randint(0, 32, (8,), generator=g)
+        rows = {name: t[chosen] for name, t in data.items()}
+        loss, _ = goal.module(rows, goal.prepare(rows))
+        (loss / int(counted(rows, 2).sum())).backward()
+        torch.nn.utils.clip_grad_norm_(goal.module.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    after = measured(goal, held_out)
+    assert after["loss"] < 0.9 * before["loss"]
+    assert after["ce"] < before["ce"]
+    assert after["alpha"] > before["alpha"] + 0.1
+    assert after["agreement"] > before["agreement"] + 0.3
+    assert foreseen() > before["foreseen"] + 0.1
+    if family == "eagle":
+        assert after["feature"] < before["feature"]
+    else:
+        assert after["alpha_3"] > before["alpha_3"] + 0.1
+
+
+def test_export_is_a_drafter_that_loads(tmp_path: Path, rows: dict[str, Tensor]) -> None:
+    target = make_target("qwen3")
+    target.tokenizer = train_tokenizer(["abc def ghi jkl mno pqr\n"] * 5, 300)
+    goal = build(EagleConfig(), target.model, save_eagle(target))
+    goal.export(tmp_path / "drafter")
+    loaded = load_eagle(tmp_path / "drafter", target)
+    lesson, positions = goal.prepare(rows), rows["positions"]
+    one, two = (
+        net(lesson.features_RSH, lesson.embeds_RSH, positions, None)
+        for net in (goal.draft(), loaded.module)
+    )
+    assert torch.equal(one, two)
+
+
+# ---- EAGLE-3 ------------------------------------------------------------------------------
+
+
+def goal_3_for(
+    target: Backbone, seed: int = 0, chunk: int = 256, **settings
+) -> eagle3.Eagle3Objective:
+    torch.manual_seed(seed)
+    config = Eagle3Config(**{"passes": 3, "layers": (0, 1, 2)} | settings)
+    return eagle3.build(config, target.model, WORDS, lambda _module, _folder: None, chunk=chunk)
+
+
+def by_hand_3(goal: eagle3.Eagle3Objective, target: Backbone, rows: dict[str, Tensor]) -> dict:
+    """Sums of all terms: each document alone, each position drafted from as decoding would."""
+    net, model = goal.draft(), target.model
+    head, embed = model.get_output_embeddings(), model.get_input_embeddings()
+    sums: dict[str, Tensor] = {name: torch.zeros(()) for name in NAMES_3}
+    for row, lengths in enumerate(LENGTHS):
+        at = 0
+        for length in lengths:
+            ids = rows["input_ids"][row, at : at + length]
+            counts = rows["loss_mask"][row, at : at + length].tolist()
+            at += length
+            states = model(ids[None], output_hidden_states=True).hidden_states
+            fused = net.fuse(torch.cat(states[:3], -1))
+            for t in range(length - 1):
+                hidden = fused[:, : t + 1]
+                for j in range(min(3, length - 2 - t)):
+                    S = t + 1 + j
+                    out = net(hidden, embed(ids[None, 1 : S + 1]), torch.arange(S)[None], None)
+                    hidden = torch.cat([hidden, out[:, -1:]], 1)
+                    if not counts[t + 2 + j]:
+                        continue
+                    p = head(states[-1][0, t + 1 + j]).softmax(-1)
+                    q = net.lm_head(net.norm(out[0, -1])).softmax(-1)
+                    short = p[WORDS] / p[WORDS].sum()
+                    ce = -(short * q.log()).sum() * (int(p.argmax()) in WORDS)
+                    sums["loss"] = sums["loss"] + 0.7**j * ce
+                    alpha = torch.minimum(p[WORDS], q).sum()
+                    sums["alpha" if j == 0 else f"alpha_{j + 1}"] += alpha.detach()
+                    if j == 0:
+                        sums["ce"] += ce.detach()
+                        sums["agreement"] += float(p.argmax() == WORDS[q.argmax()])
+    return sums
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 256])
+def test_every_pass_is_what_drafting_would_compute(
+    chunk: int, target: Backbone, rows: dict[str, Tensor]
+) -> None:
+    """Loss, terms and gradients, against passes made from the start for every position."""
+    goal = goal_3_for(target, chunk=chunk, decay=0.7)
+    loss, terms = goal.module(rows, goal.prepare(rows))
+    wanted = by_hand_3(goal, target, rows)
+    assert list(terms) == NAMES_3
+    for name, value in terms.items():
+        assert float(value) == pytest.approx(float(wanted[name].detach()), rel=1e-4), name
+    loss.backward()
+    found = {name: p.grad.clone() for name, p in goal.draft().named_parameters()}
+    goal.module.zero_grad()
+    wanted["loss"].backward()
+    for name, parameter in goal.draft().named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("later", [0, 1, 4])
+def test_own_keys_join_the_softmax(later: int, dtype: torch.dtype) -> None:
+    """A sink stands for them exactly: the softmax over all keys in one dense matrix is the same."""
+    g = torch.Generator().manual_seed(later)
+    B, Q, G, N, D = 2, 4, 2, 6, 8
+    query = 2 * torch.randn(B, Q, N, D, generator=g, dtype=torch.float64)
+    passes = [
+        Projected(query, *(torch.randn(B, G, N, D, generator=g, dtype=torch.float64) for _ in "kv"))
+        for _ in range(1 + later)
+    ]
+    mask = torch.ones(B, 1, N, N, dtype=torch.bool).tril()
+    mask[0, :, 4:, :3] = False  # a document of its own
+    dense = [mask, *[torch.eye(N, dtype=torch.bool).expand(B, 1, N, N)] * later]
+    key, value = (torch.cat([p[at] for p in passes], 2).repeat_interleave(2, 1) for at in (1, 2))
+    wanted = F.scaled_dot_product_attention(query, key, value, attn_mask=torch.cat(dense, 3))
+    cast = [Projected(*(x.to(dtype) for x in p)) for p in passes]
+    found = attend_own(query.to(dtype), cast, sink_bias(mask, dtype), 2)
+    assert found.dtype == dtype
+    close = {torch.float64: 1e-6, torch.float32: 1e-5, torch.bfloat16: 3e-2}[dtype]
+    torch.testing.assert_close(found.double(), wanted, atol=close, rtol=close)
+
+
+def test_the_head_begins_as_the_targets(target: Backbone) -> None:
+    goal = goal_3_for(target)
+    own, theirs = goal.draft().lm_head.weight, target.model.get_output_embeddings().weight
+    assert torch.equal(own, theirs[WORDS])
+    assert own.requires_grad
+    assert not theirs.requires_grad
+    frozen = {id(p) for p in target.model.parameters()}
+    assert not frozen & {id(p) for p in goal.module.parameters()}
+
+
+def test_frequent_tokens_are_counted_among_labels() -> None:
+    documents = [
+        Document(np.array(ids, dtype=np.int32), np.array(ids) != 9)
+        for ids in ([9, 9, 9, 9, 3], [7, 7, 5, 3, 3], [1, 9])
+    ]
+    rows = pack(documents, 6, pad=0, fingerprint="")
+    assert eagle3.frequent_tokens(rows, 2) == [3, 7]
+    # 1 and 5 once each; what is no label at all fills up from below
+    assert eagle3.frequent_tokens(rows, 3) == [1, 3, 7]
+    assert eagle3.frequent_tokens(rows, 5) == [0, 1, 3, 5, 7]
+
+
+def test_layers_that_the_target_lacks_are_refused(target: Backbone) -> None:
+    with pytest.raises(RequestError, match="expected hidden states from 0"):
+        goal_3_for(target, layers=(0, 1, 3))
+
+
+def test_too_short_rows_give_zero(target: Backbone, rows: dict[str, Tensor]) -> None:
+    """No pass has a label; and rows shorter than the passes are no error."""
+    goal = goal_3_for(target, passes=7)
+    short = {name: t[:, :4] for name, t in rows.items()}
+    loss, _ = goal.module(short, goal.prepare(short))
+    assert torch.isfinite(loss)
+    short["loss_mask"] = torch.zeros_like(short["loss_mask"])
+    loss, terms = goal.module(short, goal.prepare(short))
+    loss.backward()
+    assert (float(loss.detach()), terms) == (0, {})
+
+
+def test_export_of_eagle_3_is_a_drafter_that_loads(tmp_path: Path) -> None:
+    target = make_target("qwen3")
+    target.tokenizer = train_tokenizer(["abc def ghi jkl mno pqr\n"] * 5, 300)
+    config = Eagle3Config(layers=(0, 1, 2))
+    goal = eagle3.build(config, target.model, WORDS, eagle3.save_eagle3(target))
+    goal.export(tmp_path / "drafter")
+    loaded = load_eagle(tmp_path / "drafter", target, tree="dynamic", top_k=4, nodes=12)
+    assert isinstance(loaded, Eagle3)
+    assert loaded.layers == (0, 1, 2)
+    assert loaded.module.ids_U.tolist() == WORDS
+    for name, tensor in goal.draft().state_dict().items():
+        assert torch.equal(loaded.module.state_dict()[name], tensor), name

@@ -1,0 +1,108 @@
+"""Train Hydra heads: as Medusa's, on the true tokens in front of the one that each speaks of.
+
+Ankner et al. 2024, arXiv 2402.05109. Hydra is `objective: {kl: 0, ce: 1}` with `medusa.decay` 1;
+the teacher loss of Hydra++ is `{kl: 1, ce: 0}` with `medusa.layers` 4, here without its extra
+layer in front of the heads. Order of the file, as in every trainer: the module, the objective,
+set-up. Read next: `drafters/hydra.py`, the heads; `medusa.py`, labels and losses.
+
+Shapes: R rows, S tokens of a row, H hidden size, F numbers that a head reads, X positions that
+have a token so far ahead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ..data.config import DataConfig
+from ..data.prepare import prepare
+from ..decoding.backbone import Backbone
+from ..decoding.loading import load_target
+from ..drafters.checkpoint import save_heads
+from ..drafters.hydra import HydraHeads, reads
+from .config import MedusaConfig, ObjectiveConfig, TargetConfig
+from .distill import refuse_nothing
+from .loop import Outcome, Plan, Probe
+from .medusa import Lesson, MedusaObjective, MedusaStudent, Save
+from .objective import Batch
+from .setup import make_accelerator, make_deterministic, run_loop
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class HydraStudent(MedusaStudent):
+    """Medusa's losses; head k reads tokens t+1 to t+k too."""
+
+    def given(self, k: int, lesson: Lesson) -> Tensor:
+        """h_t and the embeddings of the k tokens behind t, [R, X, F]."""
+        assert lesson.embeds_RSH is not None  # `HydraObjective.prepare` makes them
+        X = lesson.embeds_RSH.shape[1] - (k + 1)
+        if X <= 0:  # rows too short for this head
+            return reads(lesson.hidden_RSH[:, :0], [lesson.embeds_RSH[:, :0]] * k)
+        embeds = [lesson.embeds_RSH[:, ahead : ahead + X] for ahead in range(1, k + 1)]
+        return reads(lesson.hidden_RSH[:, :X], embeds)
+
+
+class HydraObjective(MedusaObjective):
+    """Medusa's objective; the target's embeddings are part of the lesson."""
+
+    @torch.no_grad()
+    def prepare(self, batch: Batch) -> Lesson:
+        """The target's last hidden states and its embeddings of the tokens."""
+        lesson = super().prepare(batch)
+        embed: Any = self._target.get_input_embeddings()
+        return Lesson(lesson.hidden_RSH, embed(batch["input_ids"]))
+
+
+def build(
+    medusa: MedusaConfig, objective: ObjectiveConfig, target: PreTrainedModel, save: Save
+) -> HydraObjective:
+    """Untrained heads for `target`, which is frozen here.
+
+    Raises:
+        RequestError: nothing would be learnt, or the target's output projection has a bias.
+    """
+    refuse_nothing(objective)
+    target.requires_grad_(False).eval()
+    heads = HydraHeads.for_target(
+        target, heads=medusa.heads, layers=medusa.layers, shared_head=medusa.shared_head
+    )
+    head: Any = target.get_output_embeddings()
+    return HydraObjective(HydraStudent(heads, head, medusa.decay, objective), target, save)
+
+
+def save_hydra(target: Backbone) -> Save:
+    """How trained heads are written for `target`."""
+
+    def save(module: nn.Module, folder: Path) -> None:
+        heads: Any = module
+        save_heads(module, folder, target, family="hydra", settings=asdict(heads.config))
+
+    return save
+
+
+def run(
+    *, target: TargetConfig, data: DataConfig, medusa: MedusaConfig, objective: ObjectiveConfig,
+    plan: Plan, out: Path, resume: str, make_probe: Callable[[Backbone], Probe] | None,
+) -> Outcome:  # fmt: skip
+    """Train heads into `out/drafter`. `make_probe` supplies the real decoding of probes."""
+    make_deterministic(plan.loop)
+    accelerator = make_accelerator(plan.loop, plan.optimizer, out)
+    teacher = load_target(
+        target.path, revision=target.revision, dtype=target.dtype,
+        device=str(accelerator.device), trust_remote_code=target.trust_remote_code,
+    )  # fmt: skip
+    with accelerator.main_process_first():
+        rows = prepare(data, teacher.tokenizer, out=out)
+    torch.manual_seed(plan.loop.seed)  # fresh weights must not depend on what loading has drawn
+    goal = build(medusa, objective, teacher.model, save_hydra(teacher))
+    return run_loop(
+        goal, rows.train, rows.validation, plan, accelerator, out=out, export_to=out / "drafter",
+        probe=make_probe(teacher) if make_probe else None, resume=resume,
+    )  # fmt: skip
