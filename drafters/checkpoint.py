@@ -50,8 +50,10 @@ def save_heads(
 
     folder.mkdir(parents=True, exist_ok=True)
     identity = TargetIdentity.of(target)
+    # whole numbers and truth values, such as a draft vocabulary's, keep their type
     weights = {
-        name: t.detach().float().contiguous().cpu() for name, t in module.state_dict().items()
+        name: (t.float() if t.is_floating_point() else t).detach().contiguous().cpu()
+        for name, t in module.state_dict().items()
     }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     entry = {"format": FORMAT, "family": family, "target": identity.to_dict(), "settings": settings}

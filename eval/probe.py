@@ -15,8 +15,9 @@ from ..decoding.engine import generate
 from ..decoding.proposal import Proposer
 from ..decoding.sampling import Warper
 from ..drafters.draft_model import DraftModel
-from ..drafters.eagle import Eagle
+from ..drafters.eagle import Eagle, Eagle3
 from ..drafters.eagle_net import EagleNet
+from ..drafters.eagle_net3 import Eagle3Net
 from ..drafters.hydra import Hydra, HydraHeads
 from ..drafters.medusa import Medusa, MedusaHeads
 from .metrics import tau
@@ -57,4 +58,13 @@ def as_proposer(
     def eagle(module: nn.Module) -> Proposer:
         return Eagle(cast(EagleNet, module), target, draft_length=draft_length)
 
-    return {"distill": draft_model, "medusa": medusa, "hydra": hydra, "eagle": eagle}[method]
+    def eagle3(module: nn.Module) -> Proposer:
+        return Eagle3(cast(Eagle3Net, module), target, draft_length=draft_length)
+
+    return {
+        "distill": draft_model,
+        "medusa": medusa,
+        "hydra": hydra,
+        "eagle": eagle,
+        "eagle3": eagle3,
+    }[method]

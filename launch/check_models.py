@@ -118,7 +118,7 @@ def _student(recipe: Recipe, models: Models) -> nn.Module:
     """What is trained; a model to go on from must mean the same tokens as the target."""
     import torch
 
-    if recipe.method in ("medusa", "hydra", "eagle"):
+    if recipe.method in ("medusa", "hydra", "eagle", "eagle3"):
         return _heads(recipe, models.target())
 
     from ..decoding.loading import load_config, load_tokenizer
@@ -146,15 +146,25 @@ def _heads(recipe: Recipe, target: PreTrainedModel) -> nn.Module:
 
     from ..drafters.eagle_layers import EagleShape
     from ..drafters.eagle_net import EagleNet
+    from ..drafters.eagle_net3 import Eagle3Net, Eagle3Shape
     from ..drafters.hydra import HydraHeads
     from ..drafters.medusa import MedusaHeads, MedusaShape, projection_of
     from ..trainers.eagle import refuse_biased_head
+    from ..trainers.eagle3 import chosen_layers
 
     with torch.device("meta"):
         if recipe.method == "eagle":
             refuse_biased_head(target)
             return EagleNet(EagleShape.like(target.config))
         V, H = projection_of(target).shape
+        if recipe.method == "eagle3":
+            refuse_biased_head(target)
+            words = min(V, recipe.eagle3.vocabulary)
+            layers = chosen_layers(recipe.eagle3, target)
+            fused = Eagle3Shape.of(
+                target.config, layers=layers, vocabulary=V, draft_vocabulary=words
+            )
+            return Eagle3Net(fused, range(words))
         sizes = recipe.medusa
         shape = MedusaShape(sizes.heads, sizes.layers, H, V, sizes.shared_head)
         return HydraHeads(shape) if recipe.method == "hydra" else MedusaHeads(shape)

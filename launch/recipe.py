@@ -29,6 +29,7 @@ from ..errors import RequestError
 from ..eval.config import AuditConfig, EvalConfig
 from ..trainers.config import (
     CheckpointConfig,
+    Eagle3Config,
     EagleConfig,
     LoopConfig,
     MedusaConfig,
@@ -45,9 +46,9 @@ Path_ = tuple[str, ...]
 class Recipe(Section):
     """A whole run: the resolved recipe alone repeats it."""
 
-    method: Literal["target", "distill", "medusa", "hydra", "eagle"]
+    method: Literal["target", "distill", "medusa", "hydra", "eagle", "eagle3"]
     """What is trained: `target` a small model from scratch, `distill` a draft for a target,
-    `medusa` or `hydra` heads or an `eagle` feature drafter on the frozen target."""
+    `medusa` or `hydra` heads, an `eagle` or `eagle3` feature drafter on the frozen target."""
     name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Name of the run; its folder is `runs/NAME` unless --out says otherwise."""
     summary: str = ""
@@ -59,6 +60,7 @@ class Recipe(Section):
     objective: ObjectiveConfig = ObjectiveConfig()
     medusa: MedusaConfig = MedusaConfig()
     eagle: EagleConfig = EagleConfig()
+    eagle3: Eagle3Config = Eagle3Config()
     optimizer: OptimizerConfig = OptimizerConfig()
     loop: LoopConfig = LoopConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()

@@ -122,6 +122,10 @@ def _train_method(recipe: Recipe, plan: Plan, out: Path, resume: str) -> Outcome
         from ..trainers import eagle
 
         return eagle.run(eagle=recipe.eagle, **common)
+    if recipe.method == "eagle3":
+        from ..trainers import eagle3
+
+        return eagle3.run(eagle3=recipe.eagle3, **common)
     from ..trainers import distill
 
     return distill.run(model=recipe.model, **common)

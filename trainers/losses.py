@@ -121,9 +121,10 @@ class _ChunkedSum(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         compute = _compute_dtype(hidden_PH)
         weight = weight_VH.to(compute)
-        wanted = any(ctx.needs_input_grad[:2])
-        hidden_grad = torch.empty_like(hidden_PH) if wanted else None
-        weight_grad = torch.zeros_like(weight_VH, dtype=torch.float32) if wanted else None
+        wants_hidden, wants_weight = ctx.needs_input_grad[:2]
+        wanted = wants_hidden or wants_weight
+        hidden_grad = torch.empty_like(hidden_PH) if wants_hidden else None
+        weight_grad = torch.zeros_like(weight_VH, dtype=torch.float32) if wants_weight else None
         totals: Tensor | None = None
         with torch.autocast(hidden_PH.device.type, enabled=False):
             for part in _parts(len(hidden_PH), chunk):
@@ -135,9 +136,12 @@ class _ChunkedSum(torch.autograd.Function):
                 names[:] = list(terms)
                 sums = torch.stack([term.sum(dtype=torch.float32) for term in terms.values()])
                 totals = sums if totals is None else totals + sums
-                if grad_CV is not None and hidden_grad is not None and weight_grad is not None:
-                    grad_CV = grad_CV.to(compute)
+                if grad_CV is None:
+                    continue
+                grad_CV = grad_CV.to(compute)
+                if hidden_grad is not None:
                     hidden_grad[part] = grad_CV @ weight
+                if weight_grad is not None:  # a frozen head needs none
                     _add_product(weight_grad, grad_CV, hidden_CH)
         assert totals is not None  # P > 0
         ctx.save_for_backward(hidden_grad, weight_grad)
@@ -149,7 +153,8 @@ class _ChunkedSum(torch.autograd.Function):
         hidden_grad, weight_grad = ctx.saved_tensors
         scale = grads[0]
         return (
-            hidden_grad.mul_(scale.to(hidden_grad.dtype)), weight_grad.mul_(scale),
+            None if hidden_grad is None else hidden_grad.mul_(scale.to(hidden_grad.dtype)),
+            None if weight_grad is None else weight_grad.mul_(scale),
             None, None, None, None, None,
         )  # fmt: skip
 

@@ -22,7 +22,7 @@ MEASURED = [
 
 
 @pytest.mark.run
-@pytest.mark.parametrize("recipe", ["medusa-tiny", "hydra-tiny", "eagle-tiny"])
+@pytest.mark.parametrize("recipe", ["medusa-tiny", "hydra-tiny", "eagle-tiny", "eagle3-tiny"])
 def test_from_recipe_to_verdict(recipe: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
     assert main(["train", recipe, "--out", str(out), "--loop.steps", "2", *SMALL]) == 0
@@ -65,7 +65,7 @@ def test_a_run_that_was_cut_ends_with_the_same_bits(recipe: str, tmp_path: Path)
     assert_same_weights(whole, cut, steps=3)
 
 
-@pytest.mark.parametrize("recipe", ["medusa-tiny", "hydra-tiny", "eagle-tiny"])
+@pytest.mark.parametrize("recipe", ["medusa-tiny", "hydra-tiny", "eagle-tiny", "eagle3-tiny"])
 def test_the_pre_flight_knows_what_is_trained(recipe: str, tmp_path: Path, capfd) -> None:
     assert main(["check", recipe, "--out", str(tmp_path), "--data.limit_rows", "40"]) == 0
     assert "M parameters" in capfd.readouterr().out
