@@ -9,6 +9,7 @@ M tokens of the longest suffix that is looked for.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -21,7 +22,7 @@ from ..decoding.tree import chain
 from .history import History
 
 
-class ChainLookup:
+class ChainLookup(ABC):
     """Drafts a chain of tokens found in a table or a text; a row may find fewer, or none."""
 
     replayable = True
@@ -55,9 +56,9 @@ class ChainLookup:
             tokens_BN, chain(length), Law.POINT_MASS, present_BN=present_BN, coins=self.nodes
         )
 
+    @abstractmethod
     def find(self) -> tuple[Tensor, Tensor]:
         """What may follow the history: tokens [B, K], and how many of them were found [B]."""
-        raise NotImplementedError
 
     def observe(self, committed: Committed) -> None:
         """Go on behind what was committed."""

@@ -7,31 +7,27 @@ objective, set-up. Read next: `losses.py` for the mathematics, `loop.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from ..data.config import DataConfig
-from ..data.prepare import prepare
+from ..data.prepare import Prepared
 from ..decoding.backbone import Backbone
-from ..decoding.loading import load_model, load_target, load_tokenizer
+from ..decoding.loading import load_model, load_tokenizer
 from ..drafters.checkpoint import save_draft_model
 from ..errors import RequestError
 from .architecture import fresh_model
-from .config import ModelConfig, ObjectiveConfig, TargetConfig
-from .loop import Outcome, Plan, Probe
+from .config import ModelConfig, ObjectiveConfig
+from .frozen import Given, Save, run_for_target
+from .loop import Outcome
 from .losses import ChunkedLoss, Distillation, Teacher
 from .objective import Batch, hidden_states, labelled
-from .setup import make_accelerator, make_deterministic, run_loop
 from .sharding import standalone
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-Save = Callable[[nn.Module, Path], None]
 
 
 class DraftStudent(nn.Module):
@@ -100,28 +96,16 @@ def refuse_nothing(objective: ObjectiveConfig) -> None:
         )
 
 
-def run(
-    *, target: TargetConfig, data: DataConfig, model: ModelConfig, objective: ObjectiveConfig,
-    plan: Plan, out: Path, resume: str, make_probe: Callable[[Backbone], Probe] | None,
-) -> Outcome:  # fmt: skip
-    """Distil a draft into `out/drafter`. `make_probe` supplies the real decoding of probes."""
-    make_deterministic(plan.loop)
-    accelerator = make_accelerator(plan.loop, plan.optimizer, out)
-    teacher = load_target(
-        target.path, revision=target.revision, dtype=target.dtype,
-        device=str(accelerator.device), trust_remote_code=target.trust_remote_code,
-    )  # fmt: skip
-    with accelerator.main_process_first():
-        rows = prepare(data, teacher.tokenizer, out=out)
-    torch.manual_seed(plan.loop.seed)  # fresh weights must not depend on what loading has drawn
-    goal = build(
-        model, objective, teacher.model, teacher.tokenizer,
-        lambda module, folder: save_draft_model(module, folder, teacher),
-    )  # fmt: skip
-    return run_loop(
-        goal, rows.train, rows.validation, plan, accelerator, out=out, export_to=out / "drafter",
-        probe=make_probe(teacher) if make_probe else None, resume=resume,
-    )  # fmt: skip
+def run(*, model: ModelConfig, objective: ObjectiveConfig, **given: Unpack[Given]) -> Outcome:
+    """Distil a draft into `out/drafter`."""
+
+    def make(target: Backbone, _rows: Prepared) -> DistillObjective:
+        def save(module: nn.Module, folder: Path) -> None:
+            save_draft_model(module, folder, target)
+
+        return build(model, objective, target.model, target.tokenizer, save)
+
+    return run_for_target(make, given)
 
 
 def draft_model(

@@ -12,34 +12,29 @@ V vocabulary, K likeliest tokens, H hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..data.config import DataConfig
-from ..data.prepare import prepare
+from ..data.prepare import Prepared
 from ..decoding.backbone import Backbone
-from ..decoding.loading import load_target
-from ..drafters.checkpoint import save_heads
 from ..drafters.eagle_layers import EagleShape
 from ..drafters.eagle_net import EagleNet
 from ..errors import RequestError
-from .config import EagleConfig, ObjectiveConfig, TargetConfig
-from .loop import Outcome, Plan, Probe
+from .config import EagleConfig, ObjectiveConfig
+from .frozen import Given, Save, run_for_target, saver
+from .loop import Outcome
 from .losses import ChunkedLoss, Teacher
 from .objective import Batch, document_mask, hidden_states
-from .setup import make_accelerator, make_deterministic, run_loop
 from .sharding import standalone
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-Save = Callable[[nn.Module, Path], None]
 
 
 class Lesson(NamedTuple):
@@ -217,32 +212,10 @@ def refuse_biased_head(target: PreTrainedModel) -> None:
         )
 
 
-def save_eagle(target: Backbone) -> Save:
-    """How a trained network is written for `target`."""
-
-    def save(module: nn.Module, folder: Path) -> None:
-        net: Any = module
-        save_heads(module, folder, target, family="eagle", settings=asdict(net.config))
-
-    return save
-
-
-def run(
-    *, target: TargetConfig, data: DataConfig, eagle: EagleConfig, objective: ObjectiveConfig,
-    plan: Plan, out: Path, resume: str, make_probe: Callable[[Backbone], Probe] | None,
-) -> Outcome:  # fmt: skip
+def run(*, eagle: EagleConfig, objective: ObjectiveConfig, **given: Unpack[Given]) -> Outcome:
     """Train a drafter into `out/drafter`. Of `objective`, `chunk` alone is read."""
-    make_deterministic(plan.loop)
-    accelerator = make_accelerator(plan.loop, plan.optimizer, out)
-    teacher = load_target(
-        target.path, revision=target.revision, dtype=target.dtype,
-        device=str(accelerator.device), trust_remote_code=target.trust_remote_code,
-    )  # fmt: skip
-    with accelerator.main_process_first():
-        rows = prepare(data, teacher.tokenizer, out=out)
-    torch.manual_seed(plan.loop.seed)  # fresh weights must not depend on what loading has drawn
-    goal = build(eagle, teacher.model, save_eagle(teacher), chunk=objective.chunk)
-    return run_loop(
-        goal, rows.train, rows.validation, plan, accelerator, out=out, export_to=out / "drafter",
-        probe=make_probe(teacher) if make_probe else None, resume=resume,
-    )  # fmt: skip
+
+    def make(target: Backbone, _rows: Prepared) -> EagleObjective:
+        return build(eagle, target.model, saver(target, "eagle"), chunk=objective.chunk)
+
+    return run_for_target(make, given)

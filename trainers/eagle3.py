@@ -11,29 +11,26 @@ U tokens of the draft vocabulary, V of the target's, H hidden size, F numbers of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..data.config import DataConfig
-from ..data.prepare import prepare
+from ..data.prepare import Prepared
 from ..data.rows import PackedRows
 from ..decoding.backbone import Backbone
-from ..decoding.loading import load_target
-from ..drafters.checkpoint import save_heads
 from ..drafters.eagle_net3 import Eagle3Net, Eagle3Shape, fused_layers
 from ..errors import RequestError
-from .config import Eagle3Config, ObjectiveConfig, TargetConfig
-from .eagle import Save, compared, refuse_biased_head
-from .loop import Outcome, Plan, Probe
+from .config import Eagle3Config, ObjectiveConfig
+from .eagle import compared, refuse_biased_head
+from .frozen import Given, Save, run_for_target, saver
+from .loop import Outcome
 from .losses import ChunkedLoss, Teacher
 from .objective import Batch, document_mask
-from .setup import make_accelerator, make_deterministic, run_loop
 from .sharding import standalone
 
 if TYPE_CHECKING:
@@ -192,33 +189,11 @@ def frequent_tokens(rows: PackedRows, size: int) -> list[int]:
     return sorted(int(token) for token in order[:size])
 
 
-def save_eagle3(target: Backbone) -> Save:
-    """How a trained network is written for `target`."""
-
-    def save(module: nn.Module, folder: Path) -> None:
-        net: Any = module
-        save_heads(module, folder, target, family="eagle3", settings=asdict(net.config))
-
-    return save
-
-
-def run(
-    *, target: TargetConfig, data: DataConfig, eagle3: Eagle3Config, objective: ObjectiveConfig,
-    plan: Plan, out: Path, resume: str, make_probe: Callable[[Backbone], Probe] | None,
-) -> Outcome:  # fmt: skip
+def run(*, eagle3: Eagle3Config, objective: ObjectiveConfig, **given: Unpack[Given]) -> Outcome:
     """Train a drafter into `out/drafter`. Of `objective`, `chunk` alone is read."""
-    make_deterministic(plan.loop)
-    accelerator = make_accelerator(plan.loop, plan.optimizer, out)
-    teacher = load_target(
-        target.path, revision=target.revision, dtype=target.dtype,
-        device=str(accelerator.device), trust_remote_code=target.trust_remote_code,
-    )  # fmt: skip
-    with accelerator.main_process_first():
-        rows = prepare(data, teacher.tokenizer, out=out)
-    ids = frequent_tokens(rows.train, min(eagle3.vocabulary, teacher.vocabulary))
-    torch.manual_seed(plan.loop.seed)  # fresh weights must not depend on what loading has drawn
-    goal = build(eagle3, teacher.model, ids, save_eagle3(teacher), chunk=objective.chunk)
-    return run_loop(
-        goal, rows.train, rows.validation, plan, accelerator, out=out, export_to=out / "drafter",
-        probe=make_probe(teacher) if make_probe else None, resume=resume,
-    )  # fmt: skip
+
+    def make(target: Backbone, rows: Prepared) -> Eagle3Objective:
+        ids = frequent_tokens(rows.train, min(eagle3.vocabulary, target.vocabulary))
+        return build(eagle3, target.model, ids, saver(target, "eagle3"), chunk=objective.chunk)
+
+    return run_for_target(make, given)

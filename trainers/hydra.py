@@ -11,26 +11,18 @@ have a token so far ahead.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..data.config import DataConfig
-from ..data.prepare import prepare
-from ..decoding.backbone import Backbone
-from ..decoding.loading import load_target
-from ..drafters.checkpoint import save_heads
 from ..drafters.hydra import HydraHeads, reads
-from .config import MedusaConfig, ObjectiveConfig, TargetConfig
+from .config import MedusaConfig, ObjectiveConfig
 from .distill import refuse_nothing
-from .loop import Outcome, Plan, Probe
-from .medusa import Lesson, MedusaObjective, MedusaStudent, Save
+from .frozen import Given, Save, run_for_target, saver
+from .loop import Outcome
+from .medusa import Lesson, MedusaObjective, MedusaStudent
 from .objective import Batch
-from .setup import make_accelerator, make_deterministic, run_loop
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -77,32 +69,8 @@ def build(
     return HydraObjective(HydraStudent(heads, head, medusa.decay, objective), target, save)
 
 
-def save_hydra(target: Backbone) -> Save:
-    """How trained heads are written for `target`."""
-
-    def save(module: nn.Module, folder: Path) -> None:
-        heads: Any = module
-        save_heads(module, folder, target, family="hydra", settings=asdict(heads.config))
-
-    return save
-
-
-def run(
-    *, target: TargetConfig, data: DataConfig, medusa: MedusaConfig, objective: ObjectiveConfig,
-    plan: Plan, out: Path, resume: str, make_probe: Callable[[Backbone], Probe] | None,
-) -> Outcome:  # fmt: skip
-    """Train heads into `out/drafter`. `make_probe` supplies the real decoding of probes."""
-    make_deterministic(plan.loop)
-    accelerator = make_accelerator(plan.loop, plan.optimizer, out)
-    teacher = load_target(
-        target.path, revision=target.revision, dtype=target.dtype,
-        device=str(accelerator.device), trust_remote_code=target.trust_remote_code,
-    )  # fmt: skip
-    with accelerator.main_process_first():
-        rows = prepare(data, teacher.tokenizer, out=out)
-    torch.manual_seed(plan.loop.seed)  # fresh weights must not depend on what loading has drawn
-    goal = build(medusa, objective, teacher.model, save_hydra(teacher))
-    return run_loop(
-        goal, rows.train, rows.validation, plan, accelerator, out=out, export_to=out / "drafter",
-        probe=make_probe(teacher) if make_probe else None, resume=resume,
-    )  # fmt: skip
+def run(*, medusa: MedusaConfig, objective: ObjectiveConfig, **given: Unpack[Given]) -> Outcome:
+    """Train heads into `out/drafter`."""
+    return run_for_target(
+        lambda target, _rows: build(medusa, objective, target.model, saver(target, "hydra")), given
+    )

@@ -11,32 +11,23 @@ H hidden size, F numbers that a head reads, X positions that have a token so far
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from ..data.config import DataConfig
-from ..data.prepare import prepare
-from ..decoding.backbone import Backbone
-from ..decoding.loading import load_target
-from ..drafters.checkpoint import save_heads
 from ..drafters.medusa import MedusaHeads
-from .config import MedusaConfig, ObjectiveConfig, TargetConfig
+from .config import MedusaConfig, ObjectiveConfig
 from .distill import refuse_nothing
-from .loop import Outcome, Plan, Probe
+from .frozen import Given, Save, run_for_target, saver
+from .loop import Outcome
 from .losses import ChunkedLoss, Distillation, Teacher, cross_entropy
 from .objective import Batch, hidden_states
-from .setup import make_accelerator, make_deterministic, run_loop
 from .sharding import standalone
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-Save = Callable[[nn.Module, Path], None]
 
 
 def counted(batch: Batch, k: int) -> Tensor:
@@ -174,32 +165,8 @@ def build(
     return MedusaObjective(MedusaStudent(heads, head, medusa.decay, objective), target, save)
 
 
-def save_medusa(target: Backbone) -> Save:
-    """How trained heads are written for `target`."""
-
-    def save(module: nn.Module, folder: Path) -> None:
-        heads: Any = module
-        save_heads(module, folder, target, family="medusa", settings=asdict(heads.config))
-
-    return save
-
-
-def run(
-    *, target: TargetConfig, data: DataConfig, medusa: MedusaConfig, objective: ObjectiveConfig,
-    plan: Plan, out: Path, resume: str, make_probe: Callable[[Backbone], Probe] | None,
-) -> Outcome:  # fmt: skip
-    """Train heads into `out/drafter`. `make_probe` supplies the real decoding of probes."""
-    make_deterministic(plan.loop)
-    accelerator = make_accelerator(plan.loop, plan.optimizer, out)
-    teacher = load_target(
-        target.path, revision=target.revision, dtype=target.dtype,
-        device=str(accelerator.device), trust_remote_code=target.trust_remote_code,
-    )  # fmt: skip
-    with accelerator.main_process_first():
-        rows = prepare(data, teacher.tokenizer, out=out)
-    torch.manual_seed(plan.loop.seed)  # fresh weights must not depend on what loading has drawn
-    goal = build(medusa, objective, teacher.model, save_medusa(teacher))
-    return run_loop(
-        goal, rows.train, rows.validation, plan, accelerator, out=out, export_to=out / "drafter",
-        probe=make_probe(teacher) if make_probe else None, resume=resume,
-    )  # fmt: skip
+def run(*, medusa: MedusaConfig, objective: ObjectiveConfig, **given: Unpack[Given]) -> Outcome:
+    """Train heads into `out/drafter`."""
+    return run_for_target(
+        lambda target, _rows: build(medusa, objective, target.model, saver(target, "medusa")), given
+    )

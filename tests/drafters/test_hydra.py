@@ -18,7 +18,8 @@ from draftsmith.drafters.hydra import Hydra, HydraHeads, load_hydra
 from draftsmith.drafters.medusa import Medusa, MedusaHeads, load_medusa
 from draftsmith.errors import RequestError
 from draftsmith.trainers.config import MedusaConfig, ObjectiveConfig
-from draftsmith.trainers.hydra import build, save_hydra
+from draftsmith.trainers.frozen import saver
+from draftsmith.trainers.hydra import build
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -258,7 +259,7 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Backbone, Hydr
     target = make_target("qwen3")
     target.tokenizer = train_tokenizer(WORDS, 300)
     drafter = make_hydra(target, shared=request.param, layers=2)
-    save_hydra(target)(drafter.module, tmp_path / "drafter")
+    saver(target, "hydra")(drafter.module, tmp_path / "drafter")
     return target, drafter, tmp_path / "drafter"
 
 

@@ -18,7 +18,8 @@ from draftsmith.decoding.tree_search import expected_tokens
 from draftsmith.drafters.medusa import Medusa, MedusaHeads, default_paths, load_medusa
 from draftsmith.errors import RequestError
 from draftsmith.trainers.config import MedusaConfig, ObjectiveConfig
-from draftsmith.trainers.medusa import build, counted, save_medusa
+from draftsmith.trainers.frozen import saver
+from draftsmith.trainers.medusa import build, counted
 from torch import Tensor, nn
 
 PROMPTS = [[5, 9, 2, 33, 7], [11, 4], [1, 2, 3]]
@@ -246,7 +247,7 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Backbone, Medu
     target = make_target("qwen3")
     target.tokenizer = train_tokenizer(WORDS, 300)
     drafter = make_medusa(target, shared=request.param, layers=2)
-    save_medusa(target)(drafter.module, tmp_path / "drafter")
+    saver(target, "medusa")(drafter.module, tmp_path / "drafter")
     return target, drafter, tmp_path / "drafter"
 
 

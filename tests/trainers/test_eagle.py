@@ -19,7 +19,8 @@ from draftsmith.drafters.eagle_layers import Projected, attend_own, sink_bias
 from draftsmith.errors import RequestError
 from draftsmith.trainers import eagle3
 from draftsmith.trainers.config import Eagle3Config, EagleConfig
-from draftsmith.trainers.eagle import EagleObjective, build, counted, save_eagle
+from draftsmith.trainers.eagle import EagleObjective, build, counted
+from draftsmith.trainers.frozen import saver
 from torch import Tensor, nn
 
 # two rows: documents of 5, 1 and 4 tokens and no padding; of 2 and 6 tokens and padding
@@ -290,7 +291,7 @@ def test_a_few_dozen_steps_teach(family: str, target: Backbone) -> None:
 def test_export_is_a_drafter_that_loads(tmp_path: Path, rows: dict[str, Tensor]) -> None:
     target = make_target("qwen3")
     target.tokenizer = train_tokenizer(["abc def ghi jkl mno pqr\n"] * 5, 300)
-    goal = build(EagleConfig(), target.model, save_eagle(target))
+    goal = build(EagleConfig(), target.model, saver(target, "eagle"))
     goal.export(tmp_path / "drafter")
     loaded = load_eagle(tmp_path / "drafter", target)
     lesson, positions = goal.prepare(rows), rows["positions"]
@@ -431,7 +432,7 @@ def test_export_of_eagle_3_is_a_drafter_that_loads(tmp_path: Path) -> None:
     target = make_target("qwen3")
     target.tokenizer = train_tokenizer(["abc def ghi jkl mno pqr\n"] * 5, 300)
     config = Eagle3Config(layers=(0, 1, 2))
-    goal = eagle3.build(config, target.model, WORDS, eagle3.save_eagle3(target))
+    goal = eagle3.build(config, target.model, WORDS, saver(target, "eagle3"))
     goal.export(tmp_path / "drafter")
     loaded = load_eagle(tmp_path / "drafter", target, tree="dynamic", top_k=4, nodes=12)
     assert isinstance(loaded, Eagle3)

@@ -1,0 +1,71 @@
+"""What all runs share that teach something to draft for a frozen target.
+
+Read next: `distill.py`, `medusa.py`, `eagle.py`, which say what is taught.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypedDict
+
+import torch
+from torch import nn
+
+from ..data.config import DataConfig
+from ..data.prepare import Prepared, prepare
+from ..decoding.backbone import Backbone
+from ..decoding.loading import load_target
+from ..drafters.checkpoint import save_heads
+from .config import TargetConfig
+from .loop import Outcome, Plan, Probe
+from .objective import Objective
+from .setup import make_accelerator, make_deterministic, run_loop
+
+Save = Callable[[nn.Module, Path], None]
+
+
+class Given(TypedDict):
+    """What such a run is given, whatever the method.
+
+    `make_probe` supplies the real decoding of probes.
+    """
+
+    target: TargetConfig
+    data: DataConfig
+    plan: Plan
+    out: Path
+    resume: str
+    make_probe: Callable[[Backbone], Probe] | None
+
+
+def run_for_target(build: Callable[[Backbone, Prepared], Objective], given: Given) -> Outcome:
+    """Train what `build` makes for the target and its rows into `out/drafter`."""
+    plan, out, target, make_probe = (
+        given["plan"], given["out"], given["target"], given["make_probe"]
+    )  # fmt: skip
+    make_deterministic(plan.loop)
+    accelerator = make_accelerator(plan.loop, plan.optimizer, out)
+    teacher = load_target(
+        target.path, revision=target.revision, dtype=target.dtype,
+        device=str(accelerator.device), trust_remote_code=target.trust_remote_code,
+    )  # fmt: skip
+    with accelerator.main_process_first():
+        rows = prepare(given["data"], teacher.tokenizer, out=out)
+    torch.manual_seed(plan.loop.seed)  # fresh weights must not depend on what loading has drawn
+    return run_loop(
+        build(teacher, rows), rows.train, rows.validation, plan, accelerator, out=out,
+        export_to=out / "drafter", probe=make_probe(teacher) if make_probe else None,
+        resume=given["resume"],
+    )  # fmt: skip
+
+
+def saver(target: Backbone, family: str) -> Save:
+    """How a drafter that rides on `target` is written; its sizes are `module.config`."""
+
+    def save(module: nn.Module, folder: Path) -> None:
+        net: Any = module
+        save_heads(module, folder, target, family=family, settings=asdict(net.config))
+
+    return save
