@@ -116,7 +116,13 @@ def test_a_right_decoder_is_called_lossless(pair) -> None:
     assert report.to_dict()["rosenblatt"]["tokens"] >= 6000
 
 
-@pytest.mark.parametrize("name", PLANTS)
+# that enumeration alone catches each is tested above; here one bug of a draft, a rule, a tree
+FEW = {"argmax-draft", "reused-coins", "sorted-siblings"}
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in FEW else pytest.param(n, marks=pytest.mark.slow) for n in PLANTS]
+)
 def test_the_whole_audit_fails_with_a_plant(pair, name: str) -> None:
     report = audit(*pair, PROMPTS, SMALL, plant=name)
     assert report.verdict == "NOT lossless"
