@@ -84,7 +84,6 @@ BENCHMARKS = {
 }
 # commands whose own work has to be made small
 FEW = {
-    "--survey": ["--audit.sequences", "20000"],
     "--determinism": ["--eval.limit", "1", "--eval.max_new_tokens", "6"],
     "--samples": [*SMALL_EVAL, "--no-audit"],
 }
