@@ -78,6 +78,24 @@ def load_weights(module: nn.Module, folder: Path) -> None:
         ) from error
 
 
+def read_settings(
+    folder: str | Path, target: Backbone, *families: str
+) -> tuple[str, dict[str, Any]]:
+    """Family and sizes of a `save_heads` folder, if it is of one of `families` and for `target`.
+
+    Raises:
+        RequestError: it is not; the message names the field that differs.
+    """
+    entry = read_entry(Path(folder))
+    if entry["family"] not in families:
+        expected = " or ".join(map(repr, families))
+        raise RequestError(
+            f"{folder} is a drafter of family {entry['family']!r}; expected {expected}"
+        )
+    entry["identity"].refuse_other(TargetIdentity.of(target), str(folder))
+    return entry["family"], entry["settings"]
+
+
 def read_entry(folder: Path) -> dict[str, Any]:
     """The draftsmith part of a drafter's config.
 

@@ -28,13 +28,12 @@ from ..decoding.sampling import Warper, draw
 from ..decoding.tree import chain, tree_mask
 from ..decoding.tree_build import dynamic_tree, tree_of_paths
 from ..errors import RequestError
-from .checkpoint import load_weights, read_entry
+from .checkpoint import load_weights, read_settings
 from .draft_model import Policy
 from .eagle_layers import EagleShape
 from .eagle_levels import draw_level, levels_of
 from .eagle_net import EagleNet
 from .eagle_net3 import Eagle3Net, Eagle3Shape
-from .identity import TargetIdentity
 
 TreeKind = Literal["chain", "static", "dynamic"]
 
@@ -331,14 +330,8 @@ def load_eagle(folder: str | Path, target: Backbone, **settings: Any) -> Eagle:
         RequestError: the folder is no EAGLE drafter, or was made for another target.
     """
     path = Path(folder)
-    entry = read_entry(path)
-    if entry["family"] not in (Eagle.family, Eagle3.family):
-        raise RequestError(
-            f"{path} is a drafter of family {entry['family']!r}; expected {Eagle.family!r} or "
-            f"{Eagle3.family!r}"
-        )
-    entry["identity"].refuse_other(TargetIdentity.of(target), str(path))
-    shape = _shape(entry["family"], entry["settings"], path)
+    family, sizes = read_settings(path, target, Eagle.family, Eagle3.family)
+    shape = _shape(family, sizes, path)
     if isinstance(shape, Eagle3Shape):
         return Eagle3(_filled(Eagle3Net(shape), path, target), target, **settings)
     return Eagle(_filled(EagleNet(shape), path, target), target, **settings)

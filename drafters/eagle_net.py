@@ -11,6 +11,8 @@ X width of what attention reads, T keys in view.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import torch
 from torch import Tensor, nn
 
@@ -27,7 +29,7 @@ from .eagle_layers import (
 )
 
 
-class PairNet(nn.Module):
+class PairNet(nn.Module, ABC):
     """One decoder layer over pairs (hidden state of t, embedding of x_{t+1}).
 
     A network says what its layer reads of a pair (`enter`), which attention it has, and what it
@@ -44,21 +46,21 @@ class PairNet(nn.Module):
         return self.fc.weight.device
 
     @property
+    @abstractmethod
     def attention(self) -> Attention:
         """The layer's attention."""
-        raise NotImplementedError
 
+    @abstractmethod
     def fuse(self, features_BNF: Tensor) -> Tensor:
         """What the layer takes of the target's hidden states, [B, N, H]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def enter(self, hidden_BNH: Tensor, embeds_BNH: Tensor) -> tuple[Tensor, Tensor]:
         """The residual [B, N, H], and what attention reads [B, N, X]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def finish(self, residual_BNH: Tensor, attended_BNH: Tensor) -> Tensor:
         """The output, [B, N, H]."""
-        raise NotImplementedError
 
     def forward(
         self, hidden_BNH: Tensor, embeds_BNH: Tensor, positions_BN: Tensor, mask: Tensor | None,

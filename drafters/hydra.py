@@ -20,22 +20,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..decoding.backbone import Backbone
-from ..decoding.proposal import Committed, Law, Proposal
+from ..decoding.proposal import Law, Proposal
 from ..decoding.random import Uniforms
 from ..decoding.sampling import Warper
 from ..decoding.tree_build import Choices
-from .checkpoint import load_weights
+from .checkpoint import load_weights, read_settings
 from .medusa import (
+    HeadsOnTree,
     MedusaHeads,
     MedusaShape,
     Paths,
     ResidualBlock,
-    checked_settings,
     head_logits,
-    last_features,
     projection_of,
-    static_tree,
-    take_last_accepted,
 )
 
 
@@ -81,53 +78,22 @@ def reads(hidden_XH: Tensor, embeds: Sequence[Tensor]) -> Tensor:
     return torch.cat([hidden_XH, *(each.to(hidden_XH.dtype) for each in embeds)], -1)
 
 
-class Hydra:
-    """Drafts a static tree of likeliest tokens, level by level: always a point mass."""
+class Hydra(HeadsOnTree):
+    """Fills the tree level by level, every node from the path that leads to it."""
 
     family = "hydra"
-    replayable = True
-    layers: Sequence[int] = (-1,)
 
     def __init__(
         self, heads: HydraHeads, target: Backbone, *, paths: Paths | None = None, nodes: int = 20
     ) -> None:
-        """`paths`: the tree (`tree_of_paths`); by default `default_paths` of `nodes` nodes.
-
-        Raises:
-            RequestError: the tree is deeper than there are heads, or is no tree.
-        """
-        self.heads, self._target = heads, target
-        self._choices = static_tree(
-            paths, heads=heads.config.heads, vocabulary=heads.config.vocabulary, nodes=nodes
-        )
+        """As `HeadsOnTree`."""
+        super().__init__(heads, target, paths=paths, nodes=nodes)
         self._embed: Any = target.model.get_input_embeddings()
-
-    @property
-    def module(self) -> HydraHeads:
-        """What is trained."""
-        return self.heads
-
-    @property
-    def draft_length(self) -> int:
-        """Depth of the tree."""
-        return self._choices.tree.depth
 
     @property
     def draft_steps(self) -> int:
         """Heads that run one after another per target call."""
         return self.draft_length
-
-    @property
-    def nodes(self) -> int:
-        """Nodes of the tree, the root included."""
-        return len(self._choices.tree)
-
-    def reset(self, prompts: Sequence[Sequence[int]], room: int, *, static: bool = False) -> None:
-        """Nothing to prepare: all that is kept of a row is one hidden state, set by `begin`."""
-
-    def begin(self, features: Sequence[Tensor]) -> None:
-        """Start with what the target saw at the last token of every prompt."""
-        self._hidden_BH = last_features(features)
 
     def propose(self, last_B: Tensor, _warper: Warper, _uniforms: Uniforms) -> Proposal:
         """The tree behind `last_B`, every node the likeliest behind its path."""
@@ -145,10 +111,6 @@ class Hydra:
         """fp32 logits [B, K, V] of the tokens behind some nodes; the root has depth 0."""
         hidden_BKH = self.heads.blocks[depth](given_BKF)
         return head_logits(self.heads, depth, hidden_BKH, projection_of(self._target.model))
-
-    def observe(self, committed: Committed) -> None:
-        """Go on from the hidden state at the last accepted node."""
-        take_last_accepted(self._hidden_BH, committed)
 
 
 class _Level(NamedTuple):
@@ -190,7 +152,7 @@ def load_hydra(
         RequestError: the folder is no Hydra drafter, or was made for another target; the message
             names the field that differs.
     """
-    heads = HydraHeads(MedusaShape(**checked_settings(folder, target, Hydra.family)))
+    heads = HydraHeads(MedusaShape(**read_settings(folder, target, Hydra.family)[1]))
     load_weights(heads, Path(folder))
     heads.requires_grad_(False).eval().to(device=target.device, dtype=target.model.dtype)
     return Hydra(heads, target, paths=paths, nodes=nodes)

@@ -10,6 +10,7 @@ of leading dimensions.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -29,8 +30,7 @@ from ..decoding.tree_build import Choices, fill_choices, tree_of_paths
 from ..decoding.tree_search import Path as IndexPath
 from ..decoding.tree_search import best_tree_greedy
 from ..errors import RequestError
-from .checkpoint import load_weights, read_entry
-from .identity import TargetIdentity
+from .checkpoint import load_weights, read_settings
 
 Paths = Sequence[Sequence[int]]
 
@@ -162,16 +162,15 @@ def projection_of(target: nn.Module) -> Tensor:
     return head.weight
 
 
-class Medusa:
-    """Drafts a static tree of the heads' likeliest tokens: a point mass at every temperature.
+class HeadsOnTree(ABC):
+    """What drafters of heads share: a static tree behind one hidden state of the target per row.
 
     The heads read the target's hidden state at the last committed position t: where the target's
-    own projection made the root, token t+1, head k proposes the tokens of depth k.
+    own projection made the root, token t+1, head k proposes the tokens of depth k. Candidates are
+    the likeliest tokens, a point mass at every temperature.
     """
 
-    family = "medusa"
     replayable = True
-    draft_steps = 1
     layers: Sequence[int] = (-1,)
 
     def __init__(
@@ -186,7 +185,6 @@ class Medusa:
         self._choices = static_tree(
             paths, heads=heads.config.heads, vocabulary=heads.config.vocabulary, nodes=nodes
         )
-        self._ranks = max(self._choices.ranks) + 1
 
     @property
     def module(self) -> MedusaHeads:
@@ -199,20 +197,43 @@ class Medusa:
         return self._choices.tree.depth
 
     @property
+    @abstractmethod
+    def draft_steps(self) -> int:
+        """Heads that run one after another per target call."""
+
+    @property
     def nodes(self) -> int:
         """Nodes of the tree, the root included."""
         return len(self._choices.tree)
 
-    def reset(self, prompts: Sequence[Sequence[int]], room: int, *, static: bool = False) -> None:
+    def reset(  # noqa: B027 - every family's, and there is nothing to do
+        self, prompts: Sequence[Sequence[int]], room: int, *, static: bool = False
+    ) -> None:
         """Nothing to prepare: all that is kept of a row is one hidden state, set by `begin`."""
 
     def begin(self, features: Sequence[Tensor]) -> None:
         """Start with what the target saw at the last token of every prompt."""
         self._hidden_BH = last_features(features)
 
+    @abstractmethod
+    def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
+        """The tree behind `last_B`."""
+
+    def observe(self, committed: Committed) -> None:
+        """Go on from the hidden state at the last accepted node."""
+        take_last_accepted(self._hidden_BH, committed)
+
+
+class Medusa(HeadsOnTree):
+    """Fills the whole tree at once, every depth from its head's likeliest tokens."""
+
+    family = "medusa"
+    draft_steps = 1
+
     def propose(self, last_B: Tensor, _warper: Warper, _uniforms: Uniforms) -> Proposal:
         """The tree behind `last_B`, filled from every head's likeliest tokens."""
-        topk_BDR = self.logits()[:, : self.draft_length].topk(self._ranks).indices
+        ranks = max(self._choices.ranks) + 1
+        topk_BDR = self.logits()[:, : self.draft_length].topk(ranks).indices
         tokens_BN = fill_choices(self._choices, last_B, topk_BDR)
         return Proposal(tokens_BN, self._choices.tree, Law.POINT_MASS)
 
@@ -220,10 +241,6 @@ class Medusa:
         """What the heads say of the tokens behind the root, fp32 [B, K, V]."""
         hidden_BKH = self.heads(self._hidden_BH.to(self.heads.dtype))
         return self.heads.logits(hidden_BKH, projection_of(self._target.model))
-
-    def observe(self, committed: Committed) -> None:
-        """Go on from the hidden state at the last accepted node."""
-        take_last_accepted(self._hidden_BH, committed)
 
 
 def last_features(features: Sequence[Tensor]) -> Tensor:
@@ -283,19 +300,7 @@ def load_medusa(
         RequestError: the folder is no Medusa drafter, or was made for another target; the message
             names the field that differs.
     """
-    heads = MedusaHeads(MedusaShape(**checked_settings(folder, target, Medusa.family)))
+    heads = MedusaHeads(MedusaShape(**read_settings(folder, target, Medusa.family)[1]))
     load_weights(heads, Path(folder))
     heads.requires_grad_(False).eval().to(device=target.device, dtype=target.model.dtype)
     return Medusa(heads, target, paths=paths, nodes=nodes)
-
-
-def checked_settings(folder: str | Path, target: Backbone, family: str) -> dict[str, Any]:
-    """The sizes in a checkpoint's config, once its family and target are the right ones."""
-    entry = read_entry(Path(folder))
-    if entry["family"] != family:
-        raise RequestError(
-            f"{folder} is a drafter of family {entry['family']!r}; expected {family!r}"
-        )
-    entry["identity"].refuse_other(TargetIdentity.of(target), str(folder))
-    found: dict[str, Any] = entry["settings"]
-    return found

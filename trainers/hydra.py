@@ -18,10 +18,9 @@ from torch import Tensor
 
 from ..drafters.hydra import HydraHeads, reads
 from .config import MedusaConfig, ObjectiveConfig
-from .distill import refuse_nothing
 from .frozen import Given, Save, run_for_target, saver
 from .loop import Outcome
-from .medusa import Lesson, MedusaObjective, MedusaStudent
+from .medusa import Lesson, MedusaObjective, MedusaStudent, student
 from .objective import Batch
 
 if TYPE_CHECKING:
@@ -55,18 +54,10 @@ class HydraObjective(MedusaObjective):
 def build(
     medusa: MedusaConfig, objective: ObjectiveConfig, target: PreTrainedModel, save: Save
 ) -> HydraObjective:
-    """Untrained heads for `target`, which is frozen here.
-
-    Raises:
-        RequestError: nothing would be learnt, or the target's output projection has a bias.
-    """
-    refuse_nothing(objective)
-    target.requires_grad_(False).eval()
-    heads = HydraHeads.for_target(
-        target, heads=medusa.heads, layers=medusa.layers, shared_head=medusa.shared_head
+    """Untrained heads for `target`, which is frozen here; errors as for `medusa.student`."""
+    return HydraObjective(
+        student(HydraHeads, HydraStudent, medusa, objective, target), target, save
     )
-    head: Any = target.get_output_embeddings()
-    return HydraObjective(HydraStudent(heads, head, medusa.decay, objective), target, save)
 
 
 def run(*, medusa: MedusaConfig, objective: ObjectiveConfig, **given: Unpack[Given]) -> Outcome:

@@ -151,18 +151,28 @@ class MedusaObjective:
 def build(
     medusa: MedusaConfig, objective: ObjectiveConfig, target: PreTrainedModel, save: Save
 ) -> MedusaObjective:
-    """Untrained heads for `target`, which is frozen here.
+    """Untrained heads for `target`, which is frozen here; errors as for `student`."""
+    return MedusaObjective(
+        student(MedusaHeads, MedusaStudent, medusa, objective, target), target, save
+    )
+
+
+def student(
+    heads: type[MedusaHeads], kind: type[MedusaStudent], medusa: MedusaConfig,
+    objective: ObjectiveConfig, target: PreTrainedModel,
+) -> MedusaStudent:  # fmt: skip
+    """Untrained heads of a family and their loss; freezes the target.
 
     Raises:
         RequestError: nothing would be learnt, or the target's output projection has a bias.
     """
     refuse_nothing(objective)
     target.requires_grad_(False).eval()
-    heads = MedusaHeads.for_target(
+    fresh = heads.for_target(
         target, heads=medusa.heads, layers=medusa.layers, shared_head=medusa.shared_head
     )
     head: Any = target.get_output_embeddings()
-    return MedusaObjective(MedusaStudent(heads, head, medusa.decay, objective), target, save)
+    return kind(fresh, head, medusa.decay, objective)
 
 
 def run(*, medusa: MedusaConfig, objective: ObjectiveConfig, **given: Unpack[Given]) -> Outcome:
