@@ -79,6 +79,35 @@ def load_config(
         )
 
 
+def is_here(path: str, *, revision: str | None = None) -> bool:
+    """Whether a model can be loaded without asking a hub: a folder, or fetched before."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    if Path(_place(path)).is_dir():
+        return True
+    try:
+        return isinstance(try_to_load_from_cache(path, "config.json", revision=revision), str)
+    except HFValidationError:  # no name that a hub knows; whatever loads it says what is wrong
+        return False
+
+
+def load_sizes(name: str) -> PretrainedConfig:
+    """The config of a model that is not here, from its config.json or a shipped one's name.
+
+    Raises:
+        RequestError: there is none, or it is no config.
+    """
+    shipped = Path(str(files("draftsmith.recipes"))) / "assets" / "sizes"
+    place = shipped / f"{name}.json"
+    if not place.is_file() and not Path(name).is_file():
+        known = ", ".join(sorted(path.stem for path in shipped.glob("*.json")))
+        raise RequestError(
+            f"no sizes are called {name!r}; expected the path of a config.json, or one of {known}"
+        )
+    return load_config(str(place if place.is_file() else name))
+
+
 def load_tokenizer(
     path: str, *, revision: str | None = None, trust_remote_code: bool = False
 ) -> PreTrainedTokenizerBase:

@@ -53,6 +53,33 @@ def topk_match(
     return _longest(p_BNV, passed_BN, own_BN, proposal)
 
 
+def close_match(
+    logits_BNV: Tensor, proposal: Proposal, warper: Warper, _uniforms: Uniforms, *, epsilon: int = 2
+) -> Outcome:
+    """Accept an id at most `epsilon` from the target's likeliest (Stern et al. 2018, section 5.2).
+
+    For vocabularies whose ids lie on a scale, such as grey values; ids of text have no distance.
+    """
+    p_BNV = warper(logits_BNV)
+    own_BN, parent_BN = _probability_of_nodes(p_BNV, proposal)
+    apart_BN = proposal.tokens_BN - p_BNV.argmax(-1).gather(1, parent_BN)
+    return _longest(p_BNV, apart_BN.abs() <= epsilon, own_BN, proposal)
+
+
+def minimum_block(
+    logits_BNV: Tensor, proposal: Proposal, warper: Warper, _uniforms: Uniforms, *, least: int = 2
+) -> Outcome:
+    """Match the likeliest token, but emit `least` tokens come what may (Stern et al. 2018, 5.3).
+
+    The token behind the accepted ones counts among them, as it does in a block.
+    """
+    p_BNV = warper(logits_BNV)
+    own_BN, parent_BN = _probability_of_nodes(p_BNV, proposal)
+    matches_BN = proposal.tokens_BN == p_BNV.argmax(-1).gather(1, parent_BN)
+    depths_BN = proposal.tree.on(matches_BN.device).depths_BN
+    return _longest(p_BNV, matches_BN | (depths_BN < least), own_BN, proposal)
+
+
 def lenient_rejection(
     logits_BNV: Tensor, proposal: Proposal, warper: Warper, uniforms: Uniforms,
     *, lenience: float = 0.5,

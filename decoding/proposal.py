@@ -9,7 +9,7 @@ E tokens that a step can emit, D depths, V target vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, runtime_checkable
@@ -142,3 +142,15 @@ class FeatureProposer(Proposer, Protocol):
 
     def begin(self, features: Sequence[Tensor]) -> None:
         """Called behind `reset`: each row's features [S, F] of its prompt."""
+
+
+@runtime_checkable
+class Foreseeing(FeatureProposer, Protocol):
+    """One that can say what it would draft along a text that is known already."""
+
+    def foresee(self, features_SF: Tensor, tokens_S: Tensor, depth: int) -> Iterator[Tensor]:
+        """fp32 logits [X, V] for depth 1, 2, ... up to `depth`, or as far as it drafts.
+
+        Row t of depth d speaks of token t + 1 + d, token t + 1 being the root, as drafting would
+        where the tokens in between have all been drafted; X = S - 1 - d.
+        """

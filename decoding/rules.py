@@ -14,7 +14,13 @@ from .acceptance import (
     accept_several,
     accept_tree,
 )
-from .lossy import lenient_rejection, topk_match, typical_acceptance
+from .lossy import (
+    close_match,
+    lenient_rejection,
+    minimum_block,
+    topk_match,
+    typical_acceptance,
+)
 from .proposal import Law, Proposal
 from .sampling import Warper
 
@@ -29,6 +35,8 @@ LOSSY: dict[str, Rule] = {
     "lossy-typical": typical_acceptance,
     "lossy-lenient": lenient_rejection,
     "lossy-topk-match": topk_match,
+    "lossy-close-match": close_match,
+    "lossy-min-block": minimum_block,
 }
 
 

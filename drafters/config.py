@@ -8,14 +8,20 @@ from pydantic import Field
 
 from ..config import Section
 
+DEFAULT_TREE = "default"
+OPTIMISED_TREE = "optimised"
+
 
 class DrafterConfig(Section):
     """How drafters propose: a draft model, and those that need no training."""
 
     policy: Literal["sample", "argmax"] = "sample"
     """At temperature > 0: draw from the draft's warped law, or take its argmax (a point mass)."""
+    tree: str = DEFAULT_TREE
+    """Static tree of heads and EAGLE: `default`, `optimised` (which `draftsmith tree` wrote beside
+    the drafter), or a file like that."""
     medusa_nodes: int = Field(20, ge=2)
-    """Nodes of Medusa's static tree, the root included."""
+    """Nodes of the default static tree of Medusa and Hydra, the root included."""
     eagle_tree: Literal["chain", "static", "dynamic"] = "chain"
     """Shape of EAGLE's draft: a chain, EAGLE-1's static tree, EAGLE-2's by confidence."""
     eagle_top_k: int = Field(10, ge=1)

@@ -4,28 +4,28 @@ EAGLE-1 (Li et al. 2024, arXiv 2401.15077) drafts a chain or a static tree, EAGL
 grows the tree where the same network is confident; EAGLE-3 (2503.01840) has another network and
 decodes alike. The drafter keeps keys and values of its own layer: behind every verification they
 are made anew from the target's true states of what was accepted; drafting goes on from there with
-its own guesses. Read next: `eagle_net.py` and `eagle_net3.py`, the networks.
+its own guesses. Read next: `true_states.py`, what is made anew; `eagle_net.py` and
+`eagle_net3.py`, the networks.
 
-Shapes: B rows, E tokens that a step can emit, F numbers of the target's features, H hidden size,
-N nodes of the proposal, D depths, V vocabulary, K nodes expanded at once, C children of a node,
-X nodes drafted so far, T slots in view.
+Shapes: B rows, E tokens that a step can emit, S tokens of a prompt, F numbers of the target's
+features, H hidden size, N nodes of the proposal, D depths, V vocabulary, K nodes expanded at once,
+C children of a node, X nodes drafted so far, T slots in view.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor
 
-from ..decoding.arena import KVArena
 from ..decoding.backbone import Backbone
 from ..decoding.proposal import Committed, Law, Proposal
 from ..decoding.random import Uniforms
 from ..decoding.sampling import Warper, draw
-from ..decoding.tree import chain, tree_mask
+from ..decoding.tree import chain
 from ..decoding.tree_build import dynamic_tree, tree_of_paths
 from ..errors import RequestError
 from .checkpoint import load_weights, read_settings
@@ -34,6 +34,7 @@ from .eagle_layers import EagleShape
 from .eagle_levels import draw_level, levels_of
 from .eagle_net import EagleNet
 from .eagle_net3 import Eagle3Net, Eagle3Shape
+from .true_states import TrueStates, pick
 
 TreeKind = Literal["chain", "static", "dynamic"]
 
@@ -116,59 +117,30 @@ class Eagle:
 
     def reset(self, prompts: Sequence[Sequence[int]], room: int, *, static: bool = False) -> None:
         """Start new rows. `room`: tokens that may follow the longest prompt."""
-        device = self._target.device
         drafted = self._top_k * self.draft_length if self.kind == "dynamic" else self.nodes
-        capacity = max(map(len, prompts)) + room + max(drafted, self.draft_length + 1)
-        self._arena = KVArena(len(prompts), capacity, static=static)
         self._prompts = prompts
-        # pairs with true features: in the arena, and those that the next step will add
-        self._known_B = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)
-        self._count_B = torch.ones_like(self._known_B)
-        shape = (len(prompts), self.draft_length + 1)
-        self._tokens_BE = torch.zeros(shape, dtype=torch.long, device=device)
+        self._states = TrueStates(
+            prompts, room=room + max(drafted, self.draft_length + 1), depth=self.draft_length,
+            device=self._target.device, static=static,
+        )  # fmt: skip
+        self._arena = self._states.arena
 
     def begin(self, features: Sequence[Tensor]) -> None:
         """Write every pair of the prompts but the last, which waits for the first emitted token."""
-        B, E = self._tokens_BE.shape
-        self._features_BEF = features[0].new_zeros(B, E, features[0].shape[-1])
-        for row, (prompt, features_SF) in enumerate(zip(self._prompts, features, strict=True)):
-            self._features_BEF[row, 0] = features_SF[-1]
-            if len(prompt) == 1:
-                continue
-            tokens_1S = torch.tensor([list(prompt[1:])], device=features_SF.device)
-            slots = self._arena.aim_at_row(row, len(prompt) - 1)
-            positions_1S = torch.arange(slots, device=features_SF.device)[None]
-            self._run(self.net.fuse(features_SF[None, :-1]), tokens_1S, positions_1S, None)
+        for row, features_1SF, positions_1S in self._states.begin(features):
+            tokens_1S = torch.tensor([list(self._prompts[row][1:])], device=features_1SF.device)
+            self._run(self.net.fuse(features_1SF), tokens_1S, positions_1S, None)
 
     def observe(self, committed: Committed) -> None:
         """Keep the true features of what was accepted, each with the token emitted behind it."""
-        assert committed.features_BNF is not None  # asked for by `layers`
-        # the root was verified too: its feature stands in front of the first accepted token
-        root_B1 = torch.zeros_like(committed.path_BD[:, :1])
-        node_BE = torch.cat([root_B1, committed.path_BD.clamp_min(0)], 1)
-        features_BEF = _pick(committed.features_BNF, node_BE)
-        # a row at rest keeps its last pairs, and would draft the same again
-        runs_B1 = committed.count_B[:, None] > 0
-        self._known_B += self._count_B * runs_B1[:, 0]
-        self._count_B.copy_(torch.where(runs_B1[:, 0], committed.count_B, self._count_B))
-        self._tokens_BE.copy_(torch.where(runs_B1, committed.tokens_BE, self._tokens_BE))
-        self._features_BEF.copy_(torch.where(runs_B1[..., None], features_BEF, self._features_BEF))
+        self._states.observe(committed)
 
     def _catch_up(self, last_B: Tensor) -> Tensor:
         """Write the pairs with true features; the guess [B, 1, H] behind the last of them."""
-        at_B1 = (self._count_B - 1)[:, None]
-        self._tokens_BE.scatter_(1, at_B1, last_B[:, None])
-        E = self._tokens_BE.shape[1]
-        if not self._arena.static:
-            E = int(self._count_B.max())
-        # what stands behind a row's count is garbage that nothing sees, written over next
-        slots = self._arena.aim(self._known_B, E)
-        nodes = chain(E - 1).on(last_B.device)
-        mask = tree_mask(nodes, self._known_B, slots, ragged=self._arena.ragged)
-        positions_BE = self._known_B[:, None] + nodes.depths_BN
-        hidden_BEH = self.net.fuse(self._features_BEF[:, :E])
-        out_BEH = self._run(hidden_BEH, self._tokens_BE[:, :E], positions_BE, mask)
-        return _pick(out_BEH, at_B1)
+        new = self._states.waiting(last_B)
+        hidden_BEH = self.net.fuse(new.features_BEF)
+        out_BEH = self._run(hidden_BEH, new.tokens_BE, new.positions_BE, new.mask)
+        return pick(out_BEH, new.last_B1)
 
     def _run(
         self, hidden_BNH: Tensor, tokens_BN: Tensor, positions_BN: Tensor, mask: Tensor | None
@@ -180,11 +152,22 @@ class Eagle:
         """Logits [B, N, V], fp32, over the target's vocabulary."""
         return self._head(hidden_BNH.to(self._head.weight.dtype)).float()
 
+    def foresee(self, features_SF: Tensor, tokens_S: Tensor, depth: int) -> Iterator[Tensor]:
+        """What the network says along a known text, unrolled: `decoding.proposal.Foreseeing`."""
+        X = len(tokens_S) - 1  # pairs of a state and the token behind it
+        positions_1X = torch.arange(X, device=tokens_S.device)[None]
+        outputs = self.net.unroll(
+            self.net.fuse(features_SF[None, :-1]), self._embed(tokens_S[None, 1:]), positions_1X,
+            torch.zeros_like(positions_1X), min(depth, X - 1),
+        )  # fmt: skip
+        for j, out_1XH in enumerate(outputs):
+            yield self._logits(out_1XH[:, : X - 1 - j])[0]
+
     # ---- drafting -------------------------------------------------------------------------
 
     def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
         """Draft behind `last_B`."""
-        frontier = _Frontier(self, self._catch_up(last_B), self._known_B + self._count_B)
+        frontier = _Frontier(self, self._catch_up(last_B), self._states.length_B)
         if self.kind == "dynamic":
             return self._dynamic(last_B, frontier)
         sampled = not warper.greedy and self.policy == "sample"
@@ -274,19 +257,14 @@ class _Frontier:
         B, K = tokens_BK.shape
         before = self._sees_BKX.shape[2]
         itself_KK = torch.eye(K, dtype=torch.bool, device=tokens_BK.device)
-        sees_BKX = _pick(self._sees_BKX, parents_BK)
+        sees_BKX = pick(self._sees_BKX, parents_BK)
         self._sees_BKX = torch.cat([sees_BKX, itself_KK.expand(B, -1, -1)], 2)
         slots = self._drafter._arena.aim(self._start_B + before, K)
         mask = _path_mask(self._sees_BKX, self._start_B, slots)
         positions_BK = (self._start_B + self._depth)[:, None].expand(-1, K)
-        hidden_BKH = _pick(self.hidden_BKH, parents_BK)
+        hidden_BKH = pick(self.hidden_BKH, parents_BK)
         self.hidden_BKH = self._drafter._run(hidden_BKH, tokens_BK, positions_BK, mask)
         self._depth += 1
-
-
-def _pick(x_BKY: Tensor, at_BX: Tensor) -> Tensor:
-    """Rows of the second dimension, [B, X, Y]."""
-    return x_BKY.gather(1, at_BX[..., None].expand(-1, -1, x_BKY.shape[2]))
 
 
 def _path_mask(sees_BKX: Tensor, start_B: Tensor, slots: int) -> Tensor:

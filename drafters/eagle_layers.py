@@ -3,14 +3,12 @@
 Written out here, because attention reads twice the width in one of them and looks at keys of its
 own in training. Tensors have the names that serving engines load. Read next: `eagle_net.py`.
 
-Shapes: B rows, N pairs (a hidden state and the embedding of the token behind it), J later passes,
-H hidden size, X width of what attention reads, Q query heads, G key-value heads, T keys in view,
-D head size.
+Shapes: B rows, N pairs (a hidden state and the embedding of the token behind it), H hidden size,
+X width of what attention reads, Q query heads, G key-value heads, T keys in view, D head size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,9 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..decoding.arena import KVArena
-
-_EXTRA = 8
-"""Numbers added to a head for the sink: two are used, kernels want a multiple of eight."""
 
 
 @dataclass(frozen=True)
@@ -116,57 +111,6 @@ def attend(
         query_BQND, key_BGTD, value_BGTD, attn_mask=mask, enable_gqa=grouped, scale=scale,
         is_causal=mask is None and query_BQND.shape[2] > 1,
     )  # fmt: skip
-
-
-def attend_own(query_BQND: Tensor, passes: Sequence[Projected], bias: Tensor, group: int) -> Tensor:
-    """Attention over the first pass's keys, and over those of later passes at its own place alone.
-
-    Exactly a softmax over both together, by one call of the ordinary kernel: what a query makes of
-    its own keys, J of them, is put in as one more key, a sink, whose score is their log-sum-exp.
-    The weight that the kernel gives the sink comes out as one more number of the value. So memory
-    stays that of ordinary attention, where a mask over (J + 1) N keys would be J + 1 times that.
-
-    Args:
-        bias: what `sink_bias` makes of the mask over the first pass's pairs.
-
-    Returns:
-        [B, Q, N, D].
-    """
-    first, later = passes[0], passes[1:]
-    if not later:
-        return attend(query_BQND, first.key_BGND, first.value_BGND, bias[..., :-1], group)
-    D, scale = query_BQND.shape[-1], query_BQND.shape[-1] ** -0.5
-    own_key = torch.stack([each.key_BGND for each in later]).repeat_interleave(group, 2)
-    own_value = torch.stack([each.value_BGND for each in later]).repeat_interleave(group, 2)
-    score_JBQN = (query_BQND * own_key).float().sum(-1) * scale
-    weight_JBQN = score_JBQN.softmax(0).to(own_value.dtype)
-    own_BQND = (weight_JBQN[..., None] * own_value).sum(0)
-    # in two parts, or half precision would round the score of the sink
-    total_BQN1 = (score_JBQN.logsumexp(0) / scale)[..., None]
-    high = total_BQN1.to(query_BQND.dtype)
-    rest = (total_BQN1 - high.float()).to(query_BQND.dtype)
-    query = F.pad(torch.cat((query_BQND, high, rest), -1), (0, _EXTRA - 2))
-    key, value = (_with_sink(x, ones) for x, ones in ((first.key_BGND, 2), (first.value_BGND, 1)))
-    out = attend(query, key, value, bias, group, scale=scale)
-    return out[..., :D] + out[..., D : D + 1] * own_BQND
-
-
-def sink_bias(mask_BXNN: Tensor, dtype: torch.dtype) -> Tensor:
-    """What is added to the scores [B, 1, N, N + 1] for a bool mask; everybody sees the sink.
-
-    Made once for all passes: of a bool mask every call of the kernel would make and keep its own.
-    """
-    seen = F.pad(mask_BXNN, (0, 1), value=True)
-    return torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, -torch.inf)
-
-
-def _with_sink(x_BGTD: Tensor, ones: int) -> Tensor:
-    """One more slot, all zeros but for `ones` numbers behind the others. [B, G, T + 1, D + 8]."""
-    D = x_BGTD.shape[-1]
-    sink = x_BGTD.new_zeros(D + _EXTRA)
-    sink[D : D + ones] = 1
-    wide = F.pad(x_BGTD, (0, _EXTRA))
-    return torch.cat((wide, sink.expand(*wide.shape[:2], 1, -1)), 2)
 
 
 class Rotary(nn.Module):

@@ -1,9 +1,9 @@
 """The networks of the EAGLE family: what they share, and EAGLE-1's, one layer over features.
 
-What is trained is what decodes: both call `forward` here, training with a mask over whole rows,
-decoding with an arena. Embedding and output projection are the target's, passed in and never
-saved. Read next: `eagle_net3.py`, EAGLE-3's network; `eagle.py`, which decodes;
-`trainers/eagle.py`, which trains.
+What is trained is what decodes: training calls `unroll`, decoding `forward` with an arena, and both
+run the same parts. Embedding and output projection are the target's, passed in and never saved.
+Read next: `eagle_passes.py`, attention in training; `eagle_net3.py`, EAGLE-3's network; `eagle.py`,
+which decodes; `trainers/eagle.py`, which trains.
 
 Shapes: B rows, N pairs (a hidden state and the embedding of the token behind it), H hidden size,
 X width of what attention reads, T keys in view.
@@ -17,16 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from ..decoding.arena import KVArena
-from .eagle_layers import (
-    Attention,
-    EagleShape,
-    FeedForward,
-    Norm,
-    Projected,
-    Rotary,
-    attend_own,
-    sink_bias,
-)
+from .eagle_layers import Attention, EagleShape, FeedForward, Norm, Rotary
+from .eagle_passes import Passes
 
 
 class PairNet(nn.Module, ABC):
@@ -81,31 +73,30 @@ class PairNet(nn.Module, ABC):
         )
 
     def unroll(
-        self, hidden_BNH: Tensor, embeds_BNH: Tensor, positions_BN: Tensor, mask: Tensor,
+        self, hidden_BNH: Tensor, embeds_BNH: Tensor, positions_BN: Tensor, documents_BN: Tensor,
         passes: int, *, detach: bool = False,
     ) -> list[Tensor]:  # fmt: skip
         """The outputs of several passes, each fed with the one before: as drafting will.
 
         Pass j puts the true token x_{t+1+j} beside the output of pass j - 1 at t, at position
-        t + j. It sees the first pass's keys as the mask says, and of the later passes' keys those
-        at t alone: what a draft that begins behind t would hold.
+        t + j. It sees the first pass's keys up to t, and of the later passes' keys those at t
+        alone: what a draft that begins behind t would hold.
 
         Args:
             hidden_BNH: fused states.
             embeds_BNH: embedding of x_{t+1}; rolled on by one token in every pass.
-            mask: bool [B, 1, N, N] over the pairs of the first pass.
+            documents_BN: number of the document that a pair belongs to; it sees no other.
             detach: no gradient through what is fed back.
         """
-        known: list[Projected] = []
         outputs: list[Tensor] = []
-        bias: Tensor | None = None
+        if passes < 1:
+            return outputs
+        attention = Passes(documents_BN, self.attention.group)
         for j in range(passes):
             residual_BNH, read_BNX = self.enter(hidden_BNH, embeds_BNH.roll(-j, 1))
-            known.append(self.attention.project(read_BNX, self.rotary(positions_BN + j)))
-            query_BQND = known[-1].query_BQND
-            bias = sink_bias(mask, query_BQND.dtype) if bias is None else bias
-            out_BQND = attend_own(query_BQND, known, bias, self.attention.group)
-            outputs.append(self.finish(residual_BNH, self.attention.joined(out_BQND)))
+            pairs = self.attention.project(read_BNX, self.rotary(positions_BN + j))
+            attended_BNH = self.attention.joined(attention.attend(pairs))
+            outputs.append(self.finish(residual_BNH, attended_BNH))
             hidden_BNH = outputs[-1].detach() if detach else outputs[-1]
         return outputs
 

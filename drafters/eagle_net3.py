@@ -3,8 +3,9 @@
 Li et al. 2025 (arXiv 2503.01840). The pair at t is (what the drafter knows of t, the embedding of
 x_{t+1}). Behind verified tokens that is the target's low, middle and high states, fused; behind
 guessed ones it is the drafter's own output, so training feeds outputs back as well ("training-time
-test", `PairNet.unroll`). Read next: `trainers/eagle3.py`, which trains it; `eagle.py`, which
-decodes.
+test", `PairNet.unroll`). EAGLE-3.1 is `feature_norms`: the fused states come in equally loud, and
+outputs that are fed back do not grow from pass to pass. Read next: `trainers/eagle3.py`, which
+trains it; `eagle.py`, which decodes.
 
 Shapes: B rows, N pairs, H hidden size, F numbers of the fused states, X width of what attention
 reads, U tokens of the draft vocabulary, V of the target's.
@@ -33,14 +34,17 @@ class Eagle3Shape(EagleShape):
     """Rows of the target's output projection."""
     draft_vocabulary: int
     """Tokens that can be drafted."""
+    feature_norms: bool = False
+    """EAGLE-3.1: each fused state has a norm of its own, and the output comes out of the last."""
 
     @classmethod
     def of(
-        cls, config: Any, *, layers: Sequence[int], vocabulary: int, draft_vocabulary: int
-    ) -> Eagle3Shape:
+        cls, config: Any, *, layers: Sequence[int], vocabulary: int, draft_vocabulary: int,
+        feature_norms: bool = False,
+    ) -> Eagle3Shape:  # fmt: skip
         """The sizes of a target's `transformers` config, and what is chosen."""
         return cls(**sizes_like(config), layers=tuple(layers), vocabulary=vocabulary,
-                   draft_vocabulary=draft_vocabulary)  # fmt: skip
+                   draft_vocabulary=draft_vocabulary, feature_norms=feature_norms)  # fmt: skip
 
 
 def fused_layers(count: int) -> tuple[int, int, int]:
@@ -76,6 +80,8 @@ class Eagle3Net(PairNet):
         self.config = config
         H, U = config.hidden, config.draft_vocabulary
         self.fc = nn.Linear(len(config.layers) * H, H, bias=False)
+        if config.feature_norms:
+            self.fc_norm = nn.ModuleList(Norm(H, config.eps) for _ in config.layers)
         self.midlayer = Eagle3Layer(config)
         self.norm = Norm(H, config.eps)
         self.lm_head = nn.Linear(H, U, bias=False)
@@ -98,7 +104,12 @@ class Eagle3Net(PairNet):
 
     def fuse(self, features_BNF: Tensor) -> Tensor:
         """The target's states side by side as one hidden state [B, N, H]."""
-        return self.fc(features_BNF.to(self.fc.weight.dtype))
+        features_BNF = features_BNF.to(self.fc.weight.dtype)
+        if self.config.feature_norms:
+            states = features_BNF.chunk(len(self.config.layers), -1)
+            normed = [norm(x) for norm, x in zip(self.fc_norm, states, strict=True)]
+            features_BNF = torch.cat(normed, -1)
+        return self.fc(features_BNF)
 
     def enter(self, hidden_BNH: Tensor, embeds_BNH: Tensor) -> tuple[Tensor, Tensor]:
         """The hidden state without its norm; and embedding and hidden state, both normed."""
@@ -107,11 +118,16 @@ class Eagle3Net(PairNet):
         return hidden_BNH, torch.cat((embeds_BNH, layer.hidden_norm(hidden_BNH)), -1)
 
     def finish(self, residual_BNH: Tensor, attended_BNH: Tensor) -> Tensor:
-        """Residuals and feed-forward part, [B, N, H]; the last norm belongs to `head`."""
+        """Residuals and feed-forward part, [B, N, H]; of EAGLE-3.1 behind the last norm."""
         hidden_BNH = residual_BNH + attended_BNH
         layer = self.midlayer
-        return hidden_BNH + layer.mlp(layer.post_attention_layernorm(hidden_BNH))
+        hidden_BNH = hidden_BNH + layer.mlp(layer.post_attention_layernorm(hidden_BNH))
+        return self.norm(hidden_BNH) if self.config.feature_norms else hidden_BNH
+
+    def head_input(self, hidden_BNH: Tensor) -> Tensor:
+        """What the head reads of an output, [B, N, H]: behind the last norm, once."""
+        return hidden_BNH if self.config.feature_norms else self.norm(hidden_BNH)
 
     def head(self, hidden_BNH: Tensor) -> Tensor:
         """Logits over the draft vocabulary, [B, N, U]."""
-        return self.lm_head(self.norm(hidden_BNH))
+        return self.lm_head(self.head_input(hidden_BNH))

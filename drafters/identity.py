@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Any
 from ..errors import RequestError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from ..decoding.backbone import Backbone
+
+TUNED = "draftsmith_tuned"
+"""Entry of a target's own config, where a run has changed its weights."""
 
 
 @dataclass(frozen=True)
@@ -28,15 +31,19 @@ class TargetIdentity:
     vocabulary: int
     tokenizer: str
     """SHA-256 over the tokens and their numbers."""
+    tuned: str | None = None
+    """SHA-256 of what a run has changed in the weights; None for a target as it was published."""
 
     @classmethod
     def of(cls, target: Backbone) -> TargetIdentity:
+        tuned = tuning_of(target.model)
         return cls(
-            name=str(target.name).rstrip("/").rsplit("/", 1)[-1],
+            name=tuned.get("from", _last_part(target.name)),
             revision=target.revision,
             hidden_size=int(target.model.config.hidden_size),
             vocabulary=target.vocabulary,
             tokenizer=fingerprint(target.tokenizer),
+            tuned=tuned.get("sha256"),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -52,12 +59,43 @@ class TargetIdentity:
                     f"{_short(mine)}; this target {found.name!r} has {field} {_short(theirs)}. "
                     "Use the target it was trained for, or train a drafter for this one"
                 )
+        if self.tuned != found.tuned:
+            raise RequestError(
+                f"the drafter {drafter} was made for target {self.name!r} {_version(self)}; this "
+                f"target {found.name!r} is one {_version(found)}. Use the folder `target` of the "
+                "run that trained the drafter, or train a drafter for this one"
+            )
+
+
+def mark_tuned(model: PreTrainedModel, *, name: str, identity: str) -> None:
+    """Write into a target's config that its weights are no longer those of `name`."""
+    setattr(model.config, TUNED, {"from": _last_part(name), "sha256": identity})
+
+
+def tuning_of(model: PreTrainedModel) -> dict[str, str]:
+    """`from` and `sha256` of a target that a run has changed; empty for any other."""
+    return dict(getattr(model.config, TUNED, None) or {})
+
+
+def shown_name(target: Backbone) -> str:
+    """A target's name for people, which says whether a run has changed its weights."""
+    tuned = tuning_of(target.model)
+    return f"{tuned['from']} (tuned)" if tuned else _last_part(target.name)
 
 
 def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """A hash that two tokenizers share if and only if every token has the same number in both."""
     listed = sorted((number, token) for token, number in tokenizer.get_vocab().items())
     return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
+
+
+def _last_part(name: str) -> str:
+    return str(name).rstrip("/").rsplit("/", 1)[-1]
+
+
+def _version(identity: TargetIdentity) -> str:
+    found = identity.tuned
+    return "whose weights no run has changed" if found is None else f"as tuned to {_short(found)}"
 
 
 def _short(value: object) -> str:

@@ -11,7 +11,7 @@ of leading dimensions.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -61,7 +61,38 @@ class ResidualBlock(nn.Module):
         return x_XH
 
 
-class MedusaHeads(nn.Module):
+class Heads(nn.Module, ABC):
+    """What families of heads share: K of them, each with its projection or the target's."""
+
+    config: Any
+    lm_heads: nn.ModuleList
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Precision of the weights, in which hidden states are taken."""
+        return next(self.parameters()).dtype
+
+    @abstractmethod
+    def head(self, k: int, given_XF: Tensor) -> Tensor:
+        """What the projection of head k, counted from 1, reads: [..., F] -> [..., H]."""
+
+    def logits(self, hidden_XKH: Tensor, target_VH: Tensor) -> Tensor:
+        """fp32 logits [..., K, V] behind `forward`, of the first K heads.
+
+        `target_VH` is the target's own projection, which is read where it is shared.
+        """
+        K = hidden_XKH.shape[-2]
+        return torch.stack(
+            [head_logits(self, k, hidden_XKH[..., k, :], target_VH) for k in range(K)], -2
+        )
+
+
+class MedusaHeads(Heads):
     """K heads over the state that the target's output projection reads.
 
     At position t that projection speaks of token t+1; head k, counted from 1, of token t+k+1:
@@ -98,37 +129,22 @@ class MedusaHeads(nn.Module):
         """What head k, counted from 1, computes in front of its projection."""
         return ResidualBlock(self.config.hidden, self.config.layers)
 
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return next(self.parameters()).device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Precision of the weights, in which hidden states are taken."""
-        return next(self.parameters()).dtype
+    def head(self, k: int, given_XF: Tensor) -> Tensor:
+        """What the projection of head k, counted from 1, reads: [..., F] -> [..., H]."""
+        return self.blocks[k - 1](given_XF)
 
     def forward(self, hidden_XH: Tensor) -> Tensor:
         """[..., H] -> what every head's projection reads, [..., K, H]."""
         return torch.stack([block(hidden_XH) for block in self.blocks], -2)
 
-    def logits(self, hidden_XKH: Tensor, target_VH: Tensor) -> Tensor:
-        """fp32 logits [..., K, V] behind `forward`, of the first K heads.
-
-        `target_VH` is the target's own projection, which is read where it is shared.
-        """
-        K = hidden_XKH.shape[-2]
-        return torch.stack(
-            [head_logits(self, k, hidden_XKH[..., k, :], target_VH) for k in range(K)], -2
-        )
-
 
 def empty_heads(config: Any) -> nn.ModuleList:
     """A projection for every head, its weights not set; none where the target's is shared."""
     count = 0 if config.shared_head else config.heads
+    device = torch.get_default_device()  # which `skip_init` does not look at
     return nn.ModuleList(
         # at once overwritten: to draw random weights first takes seconds for a large vocabulary
-        nn.utils.skip_init(nn.Linear, config.hidden, config.vocabulary, bias=False)
+        nn.utils.skip_init(nn.Linear, config.hidden, config.vocabulary, bias=False, device=device)
         for _ in range(count)
     )
 
@@ -174,7 +190,7 @@ class HeadsOnTree(ABC):
     layers: Sequence[int] = (-1,)
 
     def __init__(
-        self, heads: MedusaHeads, target: Backbone, *, paths: Paths | None = None, nodes: int = 20
+        self, heads: Heads, target: Backbone, *, paths: Paths | None = None, nodes: int = 20
     ) -> None:
         """`paths`: the tree (`tree_of_paths`); by default `default_paths` of `nodes` nodes.
 
@@ -187,7 +203,7 @@ class HeadsOnTree(ABC):
         )
 
     @property
-    def module(self) -> MedusaHeads:
+    def module(self) -> Heads:
         """What is trained."""
         return self.heads
 
@@ -195,6 +211,11 @@ class HeadsOnTree(ABC):
     def draft_length(self) -> int:
         """Depth of the tree."""
         return self._choices.tree.depth
+
+    @property
+    def choices(self) -> Choices:
+        """The tree, and which rank each of its nodes takes."""
+        return self._choices
 
     @property
     @abstractmethod
@@ -222,6 +243,17 @@ class HeadsOnTree(ABC):
     def observe(self, committed: Committed) -> None:
         """Go on from the hidden state at the last accepted node."""
         take_last_accepted(self._hidden_BH, committed)
+
+    def foresee(self, hidden_SH: Tensor, tokens_S: Tensor, depth: int) -> Iterator[Tensor]:
+        """What every head says along a known text: `decoding.proposal.Foreseeing`."""
+        projection_VH = projection_of(self._target.model)
+        for k in range(1, min(depth, self.heads.config.heads, len(tokens_S) - 2) + 1):
+            read_XH = self.heads.head(k, self.given(k, hidden_SH, tokens_S))
+            yield head_logits(self.heads, k - 1, read_XH, projection_VH)
+
+    def given(self, k: int, hidden_SH: Tensor, _tokens_S: Tensor) -> Tensor:
+        """What head k reads at every place of a text that has a token k + 1 places ahead."""
+        return hidden_SH[: -(k + 1)].to(self.heads.dtype)
 
 
 class Medusa(HeadsOnTree):

@@ -9,19 +9,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import RequestError
+from .bpd import load_bpd
 from .checkpoint import read_entry
 from .config import DrafterConfig
 from .draft_model import DraftModel
-from .eagle import load_eagle
+from .eagle import EAGLE_1_TREE, load_eagle
 from .hydra import load_hydra
 from .identity import TargetIdentity
 from .medusa import load_medusa
+from .tree_file import named_tree
 
 if TYPE_CHECKING:
     from ..decoding.backbone import Backbone
     from ..decoding.proposal import Proposer
 
-FAMILIES = ("draft_model", "medusa", "hydra", "eagle", "eagle3")
+FAMILIES = ("draft_model", "medusa", "hydra", "hydra++", "bpd", "eagle", "eagle3")
 
 
 def load_drafter(
@@ -41,19 +43,38 @@ def load_drafter(
     config = config or DrafterConfig()
     folder = Path(path)
     family = read_entry(folder)["family"]
+    paths = named_tree(config.tree, folder)
     if family == "medusa":
-        return load_medusa(folder, target, nodes=config.medusa_nodes)
-    if family == "hydra":
-        return load_hydra(folder, target, nodes=config.medusa_nodes)
+        return load_medusa(folder, target, paths=paths, nodes=config.medusa_nodes)
+    if family in ("hydra", "hydra++"):
+        return load_hydra(folder, target, paths=paths, nodes=config.medusa_nodes)
+    if family == "bpd":
+        return load_bpd(folder, target, paths=paths)
+    if paths is not None:
+        _refuse_tree(family, config)
     if family in ("eagle", "eagle3"):
         return load_eagle(
             folder, target, tree=config.eagle_tree, draft_length=draft_length,
-            policy=config.policy, top_k=config.eagle_top_k, nodes=config.eagle_nodes,
+            policy=config.policy, paths=paths or EAGLE_1_TREE, top_k=config.eagle_top_k,
+            nodes=config.eagle_nodes,
         )  # fmt: skip
     if family == "draft_model":
         return load_draft_model(folder, target, draft_length=draft_length, config=config)
     raise RequestError(
         f"{folder} is a drafter of family {family!r}; this version knows {', '.join(FAMILIES)}"
+    )
+
+
+def _refuse_tree(family: str, config: DrafterConfig) -> None:
+    """Raise RequestError where a static tree is named and would be passed over."""
+    if family in ("eagle", "eagle3") and config.eagle_tree == "static":
+        return
+    eagle = family.startswith("eagle")
+    what = f"its drafter.eagle_tree is {config.eagle_tree}" if eagle else "it drafts chains"
+    hint = "add --drafter.eagle_tree static" if eagle else "leave it out"
+    raise RequestError(
+        f"drafter.tree is {config.tree!r}, a static tree, which this drafter of family {family!r} "
+        f"does not use ({what}); {hint}"
     )
 
 

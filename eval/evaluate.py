@@ -21,6 +21,7 @@ from ..decoding.proposal import Proposer
 from ..decoding.sampling import Warper
 from ..drafters.adaptive import AdaptiveDraft
 from ..drafters.draft_model import DraftModel
+from ..drafters.identity import shown_name
 from .config import EvalConfig
 from .degeneracy import degeneracy
 from .environment import environment
@@ -144,7 +145,7 @@ def evaluate(
             "c_v": {str(k): v for k, v in costs.c_v.items()}, "context": context,
         },
         "settings": config.model_dump(),
-        "target": {"name": target.name.rsplit("/", 1)[-1], "bytes": bytes_of(target.model)},
+        "target": {"name": shown_name(target), "bytes": bytes_of(target.model)},
         "draft": {"bytes": max(arm.draft_bytes for arm in arms)},
         "environment": environment(),
     }  # fmt: skip

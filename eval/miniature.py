@@ -255,7 +255,7 @@ def miniature_of(drafter: Proposer) -> str:
         RequestError: there is none, so that the audit could not prove the method.
     """
     name = str(getattr(drafter, "family", type(drafter).__name__)).replace("_", "-")
-    if name in ("medusa", "hydra"):
+    if name in ("medusa", "hydra", "hydra++", "bpd"):
         name = "tree, likeliest tokens"
     if name in ("eagle", "eagle3"):
         name = _eagle(drafter)

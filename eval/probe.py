@@ -14,11 +14,12 @@ from ..decoding.backbone import Backbone
 from ..decoding.engine import generate
 from ..decoding.proposal import Proposer
 from ..decoding.sampling import Warper
+from ..drafters.bpd import Bpd, BpdHeads
 from ..drafters.draft_model import DraftModel
 from ..drafters.eagle import Eagle, Eagle3
 from ..drafters.eagle_net import EagleNet
 from ..drafters.eagle_net3 import Eagle3Net
-from ..drafters.hydra import Hydra, HydraHeads
+from ..drafters.hydra import HydraHeads, hydra_on
 from ..drafters.medusa import Medusa, MedusaHeads
 from .metrics import tau
 
@@ -53,7 +54,10 @@ def as_proposer(
         return Medusa(cast(MedusaHeads, module), target)
 
     def hydra(module: nn.Module) -> Proposer:
-        return Hydra(cast(HydraHeads, module), target)
+        return hydra_on(cast(HydraHeads, module), target)
+
+    def bpd(module: nn.Module) -> Proposer:
+        return Bpd(cast(BpdHeads, module), target)
 
     def eagle(module: nn.Module) -> Proposer:
         return Eagle(cast(EagleNet, module), target, draft_length=draft_length)
@@ -64,7 +68,9 @@ def as_proposer(
     return {
         "distill": draft_model,
         "medusa": medusa,
+        "medusa2": medusa,
         "hydra": hydra,
+        "bpd": bpd,
         "eagle": eagle,
         "eagle3": eagle3,
     }[method]

@@ -21,7 +21,7 @@ from ..errors import RequestError
 from ..storage import write_text
 from . import plots
 from .results import VERDICTS, read_results
-from .tables import MISSING, best_measured, best_predicted, degenerate, interval, number
+from .tables import MISSING, best_measured, best_predicted, degenerate, drifted, interval, number
 
 # how Markdown tells the origin of a token, where HTML has colours
 _MARKS = {"draft": ("", ""), "correction": ("[-", "-]"), "bonus": ("[+", "+]"), "prefill": ("", "")}
@@ -62,7 +62,7 @@ def context(
         "sweep": sweep,
         "best": (best_predicted(sweep), best_measured(sweep)) if sweep else None,
         "sentence": sentence(rows[0]),
-        "warnings": warnings(rows, audit),
+        "warnings": [*tuned(results["target"]), *warnings(rows, audit)],
         "audit": audit,
         "verdict": verdict(rows),
         "depths": max(len(row["n_alpha"]) for row in rows),
@@ -104,6 +104,18 @@ def sentence(row: dict[str, Any]) -> str:
         f"{row['temperature']:g}, {interval(row['speedup'])} times the speed of plain decoding in "
         f"the same engine ({number(row['predicted_speedup'])} predicted); audit: {row['verdict']}."
     )
+
+
+def tuned(target: dict[str, Any]) -> list[str]:
+    """What it means that a run has changed the target, if it has."""
+    drift = target.get("drift")
+    if drift is None:
+        return []
+    return [
+        f"The target is {drift['original']} as this run has tuned it. It is what decodes and what "
+        "the audit compares with: lossless means the tuned target's own output. "
+        f"{drifted(drift)}."
+    ]
 
 
 def warnings(rows: Sequence[dict[str, Any]], audit: dict[str, Any] | None) -> list[str]:

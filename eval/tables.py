@@ -19,6 +19,7 @@ from rich.text import Text
 MISSING = "-"
 DEGENERATE = "do not believe tau"
 _WORDS = ("method", "audit")
+_DEPTHS = 6  # of the table by depth: more do not fit the line
 _NAME = 12  # columns that a method's name keeps when the line is full
 _COLOURS = {
     "lossless": "green",
@@ -29,14 +30,18 @@ _COLOURS = {
 
 
 def show(results: dict[str, Any], console: Console) -> None:
-    """Print acceptance, speed and the sweep; a row whose tau cannot be believed is named.
+    """Print drift, acceptance, speed and the sweep; a row whose tau cannot be believed is named.
 
     On a terminal narrower than 80 columns lines run over: better than a number without its end.
     """
+    if "drift" in results["target"]:
+        console.print(Text(f"drift: {drifted(results['target']['drift'])}\n"))
     console.print(acceptance_table(results["rows"]), crop=False)
     for row in results["rows"]:
         if row["flagged"]:
             console.print(Text(f"! {degenerate(row)}", style="yellow"))
+    console.print()
+    console.print(depth_table(results["rows"]), crop=False)
     console.print()
     console.print(speed_table(results["rows"]), crop=False)
     console.print()
@@ -62,6 +67,25 @@ def acceptance_table(rows: Sequence[dict[str, Any]]) -> Table:
     rules = {row["rule"] for row in rows} - {None}
     by = f", by {', '.join(sorted(rules))}" if rules else ""
     return plain_table(f"Acceptance [95 % interval]{by}", columns, cells)
+
+
+def depth_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """n-alpha, of which the report shows every depth and the intervals."""
+    depths = min(_DEPTHS, max(len(row["n_alpha"]) for row in rows))
+    columns = [
+        ("method", ""),
+        ("T", ""),
+        *((f"n = {n}", "") for n in range(depths)),
+        ("audit", ""),
+    ]
+    cells: list[tuple[str | Text, ...]] = []
+    for row in rows:
+        shares = [number(value) for value, _, _ in row["n_alpha"][:depths]]
+        shares += [""] * (depths - len(shares))
+        cells.append((*_who(row), *shares, _verdict(row)))
+    return plain_table(
+        "n-alpha: accepted at depth n + 1, given that the n before were", columns, cells
+    )
 
 
 def speed_table(rows: Sequence[dict[str, Any]]) -> Table:
@@ -122,12 +146,29 @@ def degenerate(row: dict[str, Any]) -> str:
     )
 
 
+def drifted(drift: dict[str, Any]) -> str:
+    """How far a run has moved its target, in one sentence."""
+    return (
+        f"KL({drift['original']} || tuned) is {nats(drift['kl'])} nats per token on "
+        f"{drift['tokens']:,} tokens of held-out text; the loss on them went from "
+        f"{nats(drift['loss_original'])} to {nats(drift['loss_tuned'])}"
+    )
+
+
 def interval(value: Sequence[float | None]) -> str:
     """`1.72 [1.65, 1.79]`."""
     middle, low, high = value
     if middle is None:
         return MISSING
     return f"{middle:.2f}" if low is None else f"{middle:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def nats(value: Sequence[float | None]) -> str:
+    """`0.0123 [0.0119, 0.0127]`, for what is small."""
+    middle, low, high = value
+    if middle is None:
+        return MISSING
+    return f"{middle:.4f}" if low is None else f"{middle:.4f} [{low:.4f}, {high:.4f}]"
 
 
 def number(value: float | None, digits: int = 2) -> str:

@@ -9,16 +9,26 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import DataError, DraftsmithError, EnvironmentFailure, RequestError
-from .check_models import SAMPLE, Models, check_model, check_target, in_units, parameters, processes
+from .check_features import check_features
+from .check_memory import devices_of, in_units, parameters, refuse_impossible_sharding
+from .check_models import SAMPLE, Models, check_model, check_target
 from .recipe import Recipe, Resolved
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+@dataclass(frozen=True)
+class Waits:
+    """What a check found that has to be repeated where the run will be."""
+
+    found: str
 
 
 def check(resolved: Resolved, console: Console, out: Path | None = None) -> None:
@@ -32,21 +42,32 @@ def check(resolved: Resolved, console: Console, out: Path | None = None) -> None
     recipe = resolved.recipe
     table = Table("check", "found", "verdict")
     failures: list[DraftsmithError] = []
+    waiting: list[str] = []
     for name, run in _checks(recipe, out or Path("runs") / recipe.name).items():
         try:
-            table.add_row(name, run(), "ok")
+            found = run()
+            if isinstance(found, Waits):
+                waiting.append(name)
+            text = found.found if isinstance(found, Waits) else found
+            table.add_row(name, text, "waits" if isinstance(found, Waits) else "ok")
         except DraftsmithError as error:
             failures.append(error)
             table.add_row(name, str(error).splitlines()[0], "FAILS")
     console.print(table)
     if failures:
         raise _together(failures)
+    if waiting:
+        console.print(
+            f"nothing found here speaks against the run; {' and '.join(waiting)} could not be "
+            f"looked at: run the check again where {recipe.target.path} is"
+        )
+        return
     console.print("ready to train")
 
 
-def _checks(recipe: Recipe, folder: Path) -> dict[str, Callable[[], str]]:
+def _checks(recipe: Recipe, folder: Path) -> dict[str, Callable[[], str | Waits]]:
     models = Models(recipe)
-    found: dict[str, Callable[[], str]] = {
+    found: dict[str, Callable[[], str | Waits]] = {
         "device": lambda: _device(recipe),
         "batch": lambda: _batch(recipe),
         "model": lambda: check_model(recipe, models),
@@ -54,8 +75,11 @@ def _checks(recipe: Recipe, folder: Path) -> dict[str, Callable[[], str]]:
         "disk": lambda: _disk(recipe, models, folder),
     }
     if recipe.method != "target":
-        first = {"target": lambda: check_target(recipe, models)}
-        found = {**first, **found, "prompts": lambda: _prompts(recipe, models)}
+        found = {
+            "target": lambda: check_target(recipe, models), **found,
+            "features": lambda: check_features(recipe, models, folder),
+            "prompts": lambda: _prompts(recipe, models),
+        }  # fmt: skip
     return found
 
 
@@ -64,6 +88,11 @@ def _device(recipe: Recipe) -> str:
 
     from ..trainers.setup import refuse_impossible
 
+    devices, precision = devices_of(recipe), recipe.loop.precision
+    if devices.described:
+        refuse_impossible(recipe.loop, on_cpu=False)
+        refuse_impossible_sharding(recipe)
+        return f"{devices}, sharding {devices.sharding}, precision {precision}, as described"
     on_cpu = not torch.cuda.is_available()
     refuse_impossible(recipe.loop, on_cpu=on_cpu)
     if on_cpu:
@@ -75,7 +104,7 @@ def _device(recipe: Recipe) -> str:
 def _batch(recipe: Recipe) -> str:
     from ..trainers.setup import accumulation
 
-    count, loop = processes(), recipe.loop
+    count, loop = devices_of(recipe).processes, recipe.loop
     steps = accumulation(loop, count)
     tokens = loop.batch_rows * recipe.data.sequence_length
     return (
@@ -85,8 +114,10 @@ def _batch(recipe: Recipe) -> str:
     )
 
 
-def _data(recipe: Recipe, models: Models) -> str:
+def _data(recipe: Recipe, models: Models) -> str | Waits:
     """The first rows, read, rendered, tokenised and masked as for training."""
+    if models.described:
+        return _rows(recipe)
     from ..data.encode import Encoded, Encoder
     from ..data.records import Placed, RecordReader
     from ..data.report import Tally, check_tally
@@ -115,7 +146,28 @@ def _data(recipe: Recipe, models: Models) -> str:
     )
 
 
-def _disk(recipe: Recipe, models: Models, folder: Path) -> str:
+def _rows(recipe: Recipe) -> Waits:
+    """The first rows, read alone: without the target's tokenizer nothing more can be said."""
+    from ..data.records import Placed, RecordReader
+    from ..data.sources import open_sources
+
+    data = recipe.data
+    if data.source.startswith("hub:"):
+        return Waits(f"{data.source}: read, rendered and masked where the target's tokenizer is")
+    source, _ = open_sources(data)
+    reader = RecordReader(data)
+    rows = list(islice(reader.read(source), SAMPLE))
+    known = sum(isinstance(row, Placed) for row in rows)
+    if not known:
+        raise DataError(f"{source.name}: none of the first {len(rows)} rows has a known shape")
+    return Waits(
+        f"{source.name}: {known} of the first {len(rows)} rows have a known shape "
+        f"({', '.join(sorted(set(reader.shapes.values())))}); rendered and masked where the "
+        "target's tokenizer is"
+    )
+
+
+def _disk(recipe: Recipe, models: Models, folder: Path) -> str | Waits:
     """Room for the checkpoints that exist at once: those kept, and the one being written."""
     need = 12 * parameters(models.student()) * (recipe.checkpoint.keep + 1)
     place = next(each for each in (folder, *folder.absolute().parents) if each.exists())
@@ -123,6 +175,10 @@ def _disk(recipe: Recipe, models: Models, folder: Path) -> str:
         reason = "cannot be written to" if place.is_dir() else "is a file"
         raise EnvironmentFailure(f"{place} {reason}; name another folder with --out")
     free = shutil.disk_usage(place).free
+    if devices_of(recipe).described:
+        return Waits(
+            f"checkpoints need {in_units(need)} in {folder}; {in_units(free)} are free here"
+        )
     if free < need:
         raise EnvironmentFailure(
             f"{folder}: checkpoints need {in_units(need)}, and {in_units(free)} are free; lower "
@@ -137,8 +193,11 @@ def _prompts(recipe: Recipe, models: Models) -> str:
 
     config, audit = recipe.eval, recipe.audit
     prompts = load_prompts(config.prompts, limit=config.limit, seed=config.seed)
-    tokenizer = models.tokenizer()
-    longest = max(len(render(each, tokenizer, limit=config.prompt_tokens)) for each in prompts)
+    if models.described:
+        longest = config.prompt_tokens  # nothing longer is read
+    else:
+        tokenizer = models.tokenizer()
+        longest = max(len(render(each, tokenizer, limit=config.prompt_tokens)) for each in prompts)
     answer = max(config.max_new_tokens, audit.max_new_tokens, recipe.probe.max_new_tokens)
     depth = max(config.draft_length, audit.draft_length, recipe.probe.draft_length, *config.sweep)
     context = getattr(models.target().config, "max_position_embeddings", None)
@@ -151,7 +210,7 @@ def _prompts(recipe: Recipe, models: Models) -> str:
     categories = sorted({prompt.category for prompt in prompts})
     return (
         f"{len(prompts)} of {config.prompts}: {', '.join(categories[:6])}; "
-        f"the longest has {longest} tokens"
+        f"the longest has {'at most ' * models.described}{longest} tokens"
     )
 
 

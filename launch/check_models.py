@@ -5,22 +5,23 @@ Read next: `check.py`, which calls them among the others.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from ..errors import DraftsmithError, EnvironmentFailure, RequestError
+from ..errors import DraftsmithError, RequestError
+from .check_memory import BYTES, devices_of, in_units, needs, parameters, refuse_too_much
 from .recipe import Recipe
 
 if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from ..trainers.config import TargetConfig
+
 _Made = TypeVar("_Made")
 
 SAMPLE = 200  # rows of data that are read
-_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
 class Once(Generic[_Made]):
@@ -45,6 +46,8 @@ class Models:
     """What the run would load, each made when a check first asks for it; no weights are read."""
 
     def __init__(self, recipe: Recipe) -> None:
+        self.described = is_described(recipe.target)
+        """The target is not here: its sizes are known from a file, its tokenizer is not."""
         self.target: Once[PreTrainedModel] = Once(partial(_target, recipe))
         self.tokenizer: Once[PreTrainedTokenizerBase] = Once(partial(_tokenizer, recipe, self))
         self.student: Once[nn.Module] = Once(partial(_student, recipe, self))
@@ -64,44 +67,58 @@ def check_target(recipe: Recipe, models: Models) -> str:
         raise RequestError(
             f"data.sequence_length is {length}; the target's context is {context} tokens"
         )
-    memory = parameters(model) * _BYTES[recipe.target.dtype]
+    memory = parameters(model) * BYTES[recipe.target.dtype]
+    away = f"; not here, sizes from {recipe.target.sizes}" if models.described else ""
     return (
         f"{config.model_type}, {parameters(model) / 1e6:,.1f} M parameters, {in_units(memory)} in "
-        f"{recipe.target.dtype}, vocabulary {config.vocab_size:,}, context {context}"
+        f"{recipe.target.dtype}, vocabulary {config.vocab_size:,}, context {context}{away}"
     )
 
 
 def check_model(recipe: Recipe, models: Models) -> str:
     """Size of what is trained, with gradient and two moments in fp32, and the memory for it."""
-    from ..trainers.distill import refuse_nothing
-
-    objective, distils = recipe.objective, recipe.method != "target"
-    if recipe.method in ("distill", "medusa", "hydra"):
-        refuse_nothing(objective)
-    model: Any = models.student()
-    weights, state = parameters(model), 16 * parameters(model)
-    # logits, their softmax and gradient of draft and target exist for one chunk at a time
-    need = {"weights, gradient and moments": state}
-    speaks: Any = models.target() if distils else model
-    need["a chunk of logits"] = objective.chunk * speaks.config.vocab_size * 4 * _BYTES["fp32"]
-    if distils:
-        need["the target"] = parameters(models.target()) * _BYTES[recipe.target.dtype]
+    distils = recipe.method != "target"
+    _refuse_objective(recipe)
+    model = models.student()
+    need = needs(recipe, model, models.target() if distils else None)
+    devices = devices_of(recipe)
+    refuse_too_much(need, devices)
     listed = ", ".join(f"{in_units(count)} for {what}" for what, count in need.items())
-    have = _device_memory()
-    if sum(need.values()) > have and processes() == 1:  # several may share the state
-        raise EnvironmentFailure(
-            f"training needs {listed}, and activations; the device has {in_units(have)}. Take a "
-            "smaller model or objective.chunk, or shard it with several processes"
-        )
-    return f"{weights / 1e6:,.2f} M parameters; {listed}, activations beside it"
+    total = f"about {in_units(sum(need.values()))} on each of {devices}"
+    return f"{parameters(model) / 1e6:,.2f} M parameters; {listed}: {total}"
+
+
+def _refuse_objective(recipe: Recipe) -> None:
+    """Raise RequestError where the objective does not suit the method, as training would."""
+    from ..trainers import distill, eagle, eagle3, target
+
+    objective = recipe.objective
+    if recipe.method == "target":
+        target.refuse_terms(objective)
+    elif recipe.method == "eagle":
+        eagle.refuse_no_lesson(recipe.eagle, objective)
+    elif recipe.method == "eagle3":
+        eagle3.refuse_no_lesson(recipe.eagle3, objective)
+    else:
+        together = recipe.method in ("medusa", "medusa2", "hydra")
+        distill.refuse_nothing(objective, places=recipe.medusa.heads if together else 1)
 
 
 def _target(recipe: Recipe) -> PreTrainedModel:
-    from ..decoding.loading import load_config
+    from ..decoding.loading import load_config, load_sizes
 
     path, revision = recipe.target.path, recipe.target.revision
-    trust = recipe.target.trust_remote_code
+    trust, sizes = recipe.target.trust_remote_code, recipe.target.sizes
+    if sizes is not None and is_described(recipe.target):
+        return _skeleton(load_sizes(sizes))
     return _skeleton(load_config(path, revision=revision, trust_remote_code=trust), trust)
+
+
+def is_described(target: TargetConfig) -> bool:
+    """Whether a target has to be taken from `sizes`."""
+    from ..decoding.loading import is_here
+
+    return target.sizes is not None and not is_here(target.path, revision=target.revision)
 
 
 def _tokenizer(recipe: Recipe, models: Models) -> PreTrainedTokenizerBase:
@@ -118,16 +135,19 @@ def _student(recipe: Recipe, models: Models) -> nn.Module:
     """What is trained; a model to go on from must mean the same tokens as the target."""
     import torch
 
-    if recipe.method in ("medusa", "hydra", "eagle", "eagle3"):
-        return _heads(recipe, models.target())
+    if recipe.method in ("medusa", "medusa2", "hydra", "bpd", "eagle", "eagle3"):
+        drafter = _heads(recipe, models.target())
+        return _with_tuned(drafter, recipe, models.target()) if recipe.tunes_target else drafter
 
-    from ..decoding.loading import load_config, load_tokenizer
+    from ..decoding.loading import is_here, load_config, load_sizes, load_tokenizer
     from ..trainers.architecture import fresh_model
     from ..trainers.distill import refuse_other_tokens
 
-    given = recipe.model.start_from
+    given, sizes = recipe.model.start_from, recipe.model.sizes
+    if given is not None and sizes is not None and not is_here(given):
+        return _skeleton(load_sizes(sizes))
     if given is not None:
-        if recipe.method != "target":
+        if recipe.method != "target" and not models.described:
             refuse_other_tokens(load_tokenizer(given), models.tokenizer(), recipe.model)
         return _skeleton(load_config(given))
     vocabulary, like = recipe.tokenizer.vocabulary, None
@@ -144,30 +164,56 @@ def _heads(recipe: Recipe, target: PreTrainedModel) -> nn.Module:
     """Medusa's heads or EAGLE's network for a target, their weights only shapes."""
     import torch
 
+    from ..drafters.bpd import BpdHeads
     from ..drafters.eagle_layers import EagleShape
     from ..drafters.eagle_net import EagleNet
     from ..drafters.eagle_net3 import Eagle3Net, Eagle3Shape
-    from ..drafters.hydra import HydraHeads
+    from ..drafters.hydra import HydraHeads, HydraShape
     from ..drafters.medusa import MedusaHeads, MedusaShape, projection_of
     from ..trainers.eagle import refuse_biased_head
     from ..trainers.eagle3 import chosen_layers
+    from ..trainers.medusa import refuse_prefix
 
     with torch.device("meta"):
         if recipe.method == "eagle":
             refuse_biased_head(target)
             return EagleNet(EagleShape.like(target.config))
         V, H = projection_of(target).shape
+        if recipe.method == "bpd":
+            return BpdHeads.for_target(target, block=recipe.bpd.block, inner=recipe.bpd.inner)
         if recipe.method == "eagle3":
             refuse_biased_head(target)
             words = min(V, recipe.eagle3.vocabulary)
             layers = chosen_layers(recipe.eagle3, target)
             fused = Eagle3Shape.of(
-                target.config, layers=layers, vocabulary=V, draft_vocabulary=words
-            )
+                target.config, layers=layers, vocabulary=V, draft_vocabulary=words,
+                feature_norms=recipe.eagle3.feature_norms,
+            )  # fmt: skip
             return Eagle3Net(fused, range(words))
-        sizes = recipe.medusa
-        shape = MedusaShape(sizes.heads, sizes.layers, H, V, sizes.shared_head)
-        return HydraHeads(shape) if recipe.method == "hydra" else MedusaHeads(shape)
+        chosen = recipe.medusa
+        sizes = (chosen.heads, chosen.layers, H, V, chosen.shared_head)
+        if recipe.method == "hydra":
+            layer = EagleShape.like(target.config) if chosen.prefix else None
+            return HydraHeads(HydraShape(*sizes, layer))
+        refuse_prefix(chosen)
+        return MedusaHeads(MedusaShape(*sizes))
+
+
+def _with_tuned(drafter: nn.Module, recipe: Recipe, target: PreTrainedModel) -> nn.Module:
+    """A drafter and what of the target moves with it."""
+    import copy
+
+    import torch
+
+    from ..decoding.backbone import Backbone
+    from ..trainers.tuned import TunedTarget, refuse_half
+
+    refuse_half(recipe.tune, recipe.target)
+    with torch.device("meta"):
+        own: Any = copy.deepcopy(target)
+        tuned = TunedTarget(Backbone(own, name=recipe.target.path), recipe.tune)
+    moving = torch.nn.ParameterList(tuned.trained().values())
+    return torch.nn.ModuleList([drafter, moving])
 
 
 def _skeleton(config: Any, trust: bool = False) -> PreTrainedModel:
@@ -180,32 +226,3 @@ def _skeleton(config: Any, trust: bool = False) -> PreTrainedModel:
             return AutoModelForCausalLM.from_config(config, trust_remote_code=trust)
     except ValueError as error:
         raise RequestError(f"{config.model_type} is no causal LM: {error!s:.200}") from error
-
-
-def parameters(model: nn.Module) -> int:
-    """How many numbers are in the weights; tied ones count once."""
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
-def processes() -> int:
-    """Processes of this launch."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def _device_memory() -> int:
-    """Bytes of the first GPU, or of the machine where there is none."""
-    import psutil
-    import torch
-
-    if torch.cuda.is_available():
-        return int(torch.cuda.get_device_properties(0).total_memory)
-    return int(psutil.virtual_memory().total)
-
-
-def in_units(count: float) -> str:
-    """Bytes in the unit that fits, three digits."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"

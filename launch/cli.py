@@ -19,6 +19,7 @@ import tyro
 from tyro.conf import Positional
 
 from ..errors import DraftsmithError, RequestError
+from .generate import GenerateRequest, generate
 from .recipe import find_recipe, load_recipe, shipped_recipes
 
 if TYPE_CHECKING:
@@ -179,6 +180,37 @@ class Audit(Pair):
 
 
 @dataclass
+class Tree:
+    """Choose the static tree of heads or of EAGLE by what they are measured to get right."""
+
+    run_folder: Annotated[Positional[Path | None], tyro.conf.arg(metavar="RUN")] = None
+    """Folder of a finished run; it names target, drafter and settings."""
+    target: str | None = None
+    """Folder or hub name of the target; default: the run's."""
+    drafter: str | None = None
+    """Folder of the drafter; default: the run's."""
+    nodes: str | None = None
+    """Nodes of the tree, the root included; `auto` takes the fastest size on this machine; default:
+    as many as the drafter's default tree has."""
+    method: Literal["greedy", "dp"] = "greedy"
+    """How the tree is searched; both find one of the same worth."""
+    depth: int = 6
+    """Deepest candidate that is measured; heads have one depth each."""
+    texts: int = 32
+    """Held-out texts of the training data to measure on, `eval.max_new_tokens` of each."""
+    temperature: float = 0.0
+    """At which the target writes them."""
+    out: Path | None = None
+    """File to write; default `tree.json` beside the drafter, for `--drafter.tree optimised`."""
+
+    def run(self, overrides: Sequence[tuple[str, str]]) -> None:
+        from .tree import run_tree
+
+        pair = Pair(self.run_folder, self.target, self.drafter)
+        _say(f"tree: {run_tree(self, pair, overrides, _console())}")
+
+
+@dataclass
 class Datastore:
     """Build the datastore that the method `rest` retrieves from."""
 
@@ -202,6 +234,14 @@ class Datastore:
 
 
 @dataclass
+class Generate(GenerateRequest):
+    """Answer the rows of a source anew by the target; run it again to go on after a stop."""
+
+    def run(self, overrides: Sequence[tuple[str, str]]) -> None:
+        _say(generate(self, overrides))
+
+
+@dataclass
 class Report:
     """Write report.html and report.md of an evaluated run."""
 
@@ -212,6 +252,27 @@ class Report:
         from ..eval.report import write_report
 
         _say(f"report: {write_report(self.run_folder)}")
+
+
+@dataclass
+class Export:
+    """Write a trained drafter as a folder that a serving engine loads."""
+
+    run_folder: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")]
+    """Folder of the run."""
+    format: Literal["vllm", "sglang", "speculators"] = "vllm"
+    """Whose: vllm (Medusa, EAGLE, EAGLE-3), sglang (EAGLE, EAGLE-3), speculators (EAGLE-3)."""
+    out: Path | None = None
+    """New folder; default RUN/FORMAT."""
+    target: str | None = None
+    """Folder or hub name that the engine knows the target by; default: the run's."""
+    dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
+    """Precision of the weights."""
+
+    def run(self) -> None:
+        from .export import export
+
+        _say(export(self))
 
 
 @dataclass
@@ -255,9 +316,10 @@ class Doctor:
 _VERBS: dict[str, type] = {
     "ls": Ls, "show": Show, "copy": Copy, "check": Check, "train": Train, "eval": Eval,
     "audit": Audit, "report": Report, "inspect": Inspect, "quickstart": Quickstart,
-    "datastore": Datastore, "doctor": Doctor,
+    "datastore": Datastore, "generate": Generate, "tree": Tree, "export": Export,
+    "doctor": Doctor,
 }  # fmt: skip
-_WITH_OVERRIDES = {"show", "check", "train", "eval", "audit", "inspect"}
+_WITH_OVERRIDES = {"show", "check", "train", "eval", "audit", "tree", "inspect", "generate"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -60,7 +60,7 @@ def load_pair(pair: Pair, overrides: Sequence[tuple[str, str]]) -> Loaded:
             )
         recipe = load_recipe(str(saved), overrides).recipe
         folder = pair.run_folder
-        target_path = pair.target or recipe.target.path
+        target_path = pair.target or tuned_target(folder, recipe) or recipe.target.path
         drafter_path = drafter_path or folder / "drafter"
     elif pair.target is not None:
         recipe = load_recipe("distill-tiny", overrides).recipe
@@ -91,6 +91,45 @@ def load_pair(pair: Pair, overrides: Sequence[tuple[str, str]]) -> Loaded:
     return Loaded(recipe, target, drafters, folder)
 
 
+def tuned_target(folder: Path, recipe: Recipe) -> str | None:
+    """The target that a run has changed and its drafter fits; None where it was frozen."""
+    place = folder / "target"
+    return str(place) if recipe.method != "target" and place.is_dir() else None
+
+
+def say_tuned(pair: Loaded, console: Console) -> bool:
+    """Whether the run has changed the target that decodes; said, as no verdict tells it."""
+    tuned = tuned_target(pair.folder, pair.recipe)
+    if tuned is None or pair.target.name != tuned:
+        return False
+    console.print(
+        f"the run has tuned its target: {tuned} decodes, and the audit compares with it",
+        markup=False, soft_wrap=True,
+    )  # fmt: skip
+    return True
+
+
+def drift_of(pair: Loaded, console: Console) -> dict[str, Any] | None:
+    """How far a run has moved its target from the original, on the run's held-out rows.
+
+    None where the target is not the run's own.
+    """
+    if not say_tuned(pair, console):
+        return None
+    from ..data.prepare import prepare
+    from ..eval.drift import measure_drift
+
+    config = pair.recipe.target
+    original = load_target(
+        config.path, revision=config.revision, dtype=config.dtype,
+        device=str(pair.target.device), trust_remote_code=config.trust_remote_code,
+    )  # fmt: skip
+    rows = prepare(pair.recipe.data, pair.target.tokenizer, out=None).validation
+    loop = pair.recipe.loop
+    found = measure_drift(original, pair.target, rows, count=loop.validate_rows, seed=loop.seed)
+    return found.to_dict()
+
+
 def run_eval(request: Eval, overrides: Sequence[tuple[str, str]], console: Console) -> None:
     """Audit, measure, print, and write `results.json` and `audit.json`."""
     pair = load_pair(request, overrides)
@@ -100,23 +139,34 @@ def run_eval(request: Eval, overrides: Sequence[tuple[str, str]], console: Conso
     if not pair.drafters:
         _skeleton(pair, prompts, out, console)
         return
-    arms = []
-    for name, drafter in pair.drafters.items():
-        verdict: dict[str, Any] = {}
-        if request.audit:
-            report = audit_pair(pair, prompts, out, console, name)
-            verdict = {"verdict": report.verdict, "distance": report.distance}
-        family = str(getattr(drafter, "family", name))
-        arms.append(Arm(FAMILY_NAMES.get(family, family), drafter, **verdict))
+    drift = drift_of(pair, console)
+    arms = audited_arms(pair, prompts, out, console, prove=request.audit)
     config = pair.recipe.eval
     if request.prompts is not None:
         config = config.model_copy(update={"prompts": request.prompts})
     results = evaluate(pair.target, arms, prompts, config)
+    if drift is not None:
+        results["target"]["drift"] = drift
     write_json(out / "results.json", results)
     show(results, console)
     _say_where(out / "results.json", console)
     if request.samples:
         _agreement(pair, prompts, request.samples, out, console)
+
+
+def audited_arms(
+    pair: Loaded, prompts: Sequence[Prompt], out: Path, console: Console, *, prove: bool = True
+) -> list[Arm]:
+    """Every drafter of the pair with the audit's verdict; without `prove` it is "not audited"."""
+    arms = []
+    for name, drafter in pair.drafters.items():
+        verdict: dict[str, Any] = {}
+        if prove:
+            report = audit_pair(pair, prompts, out, console, name)
+            verdict = {"verdict": report.verdict, "distance": report.distance}
+        family = str(getattr(drafter, "family", name))
+        arms.append(Arm(FAMILY_NAMES.get(family, family), drafter, **verdict))
+    return arms
 
 
 def _check_samples(request: Eval, pair: Loaded) -> None:
@@ -186,6 +236,7 @@ def run_audit(request: Audit, overrides: Sequence[tuple[str, str]], console: Con
     pair = load_pair(request, overrides)
     if not pair.drafters:
         raise RequestError(f"{SKELETON} is not lossless: there is nothing to audit")
+    say_tuned(pair, console)
     prompts = prompts_of(pair, request.prompts)
     out = request.out or pair.folder / "eval"
     if request.determinism:

@@ -1,17 +1,18 @@
-"""From nothing to a trained, proven and reported drafter: the main job, offline, on a CPU.
+"""From nothing to trained, proven and reported drafters: the main job, offline, on a CPU.
 
-The embedded target, the recipe `distill-tiny`, the untrained draft as the control, audit,
-evaluation, report. Read next: `train.py`, `measure.py`.
+The embedded target and three kinds of drafters for it: a distilled draft, Medusa's heads, EAGLE-3;
+the untrained draft as the control, audit, evaluation, report. Read next: `train.py`, `measure.py`.
 """
 
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import TrainingFailed
-from .recipe import Resolved, load_recipe
+from .recipe import Recipe, load_recipe
 from .train import train
 
 if TYPE_CHECKING:
@@ -20,20 +21,28 @@ if TYPE_CHECKING:
     from ..data.prompts import Prompt
     from .measure import Loaded
 
+# the folder of each recipe's run, and how long it learns here: the whole takes minutes, not hours
+RUNS = {
+    "run": ("distill-tiny", {}),
+    "medusa": ("medusa-tiny", {"loop.steps": "100", "loop.validate_every": "100"}),
+    "eagle3": ("eagle3-tiny", {"loop.steps": "60", "loop.validate_every": "60"}),
+}
+
 
 def quickstart(out: Path, console: Console) -> None:
     """Run everything into `out`, print the table, the report's path and the next command."""
     start = time.perf_counter()
-    resolved = load_recipe("distill-tiny")
-    run = out / "run"
-    console.print("1/4 distilling a draft from the embedded target (about 3 minutes) ...")
-    train(resolved, out=run)
+    for number, (folder, (recipe, values)) in enumerate(RUNS.items(), 1):
+        resolved = load_recipe(recipe, [("probe.every_steps", ""), *values.items()])
+        console.print(f"1/4 training, {number} of {len(RUNS)}: {resolved.recipe.summary} ...")
+        train(resolved, out=out / folder)
     console.print("2/4 auditing: is the output the target's own? ...")
-    results = _measure(run, resolved, console)
+    results = _measure(out, console)
     console.print("4/4 reporting ...")
     from ..eval.report import write_report
     from ..eval.tables import show
 
+    run = out / "run"
     show(results, console)
     page = write_report(run)
     console.print(f"done in {time.perf_counter() - start:.0f} s; report: {page}")
@@ -41,27 +50,45 @@ def quickstart(out: Path, console: Console) -> None:
     console.print("      draftsmith copy distill-tiny my.yaml        (then train your own)")
 
 
-def _measure(run: Path, resolved: Resolved, console: Console) -> dict:
-    """Audit and measure the trained draft; measure the untrained one beside it."""
-    from ..eval.evaluate import Arm, evaluate
-    from .cli import Pair
-    from .measure import audit_pair, load_pair, prompts_of, write_json
+def _measure(out: Path, console: Console) -> dict[str, Any]:
+    """Audit and measure what was trained; measure the untrained draft beside it."""
+    from ..eval.evaluate import evaluate
+    from .measure import audited_arms, prompts_of, write_json
 
-    pair = load_pair(Pair(run), ())
+    pair = _load(out)
     prompts = prompts_of(pair, None)
-    report = audit_pair(pair, prompts, run / "eval", console)
+    place = pair.folder / "eval"
+    arms = audited_arms(pair, prompts, place, console)
     console.print("3/4 measuring acceptance and speed ...")
-    arm = Arm("draft model", pair.drafter, report.verdict)
-    results = evaluate(pair.target, [arm], prompts, resolved.recipe.eval)
-    results["rows"].append(_untrained(pair, prompts, resolved, report.verdict))
-    write_json(run / "eval" / "results.json", results)
-    if report.failures:
-        raise TrainingFailed("the audit failed, so no number above can be trusted")
+    results = evaluate(pair.target, arms, prompts, pair.recipe.eval)
+    results["rows"].append(_untrained(pair, prompts, arms[0].verdict))
+    write_json(place / "results.json", results)
+    unproven = [arm.name for arm in arms if arm.verdict != "lossless"]
+    if unproven:
+        raise TrainingFailed(
+            f"the audit failed for {', '.join(unproven)}, so no number above can be trusted"
+        )
     return results
 
 
-def _untrained(pair: Loaded, prompts: list[Prompt], resolved: Resolved, verdict: str) -> dict:
-    """The same draft before its first step, as the control."""
+def _load(out: Path) -> Loaded:
+    """All drafters on one target; the first run says how they are measured."""
+    from ..drafters.registry import load_drafter
+    from .cli import Pair
+    from .measure import load_pair
+
+    first, *others = RUNS
+    pair = load_pair(Pair(out / first), ())
+    length = pair.recipe.eval.draft_length
+    drafters = {
+        name: load_drafter(out / name / "drafter", pair.target, draft_length=length)
+        for name in others
+    }
+    return replace(pair, drafters={**pair.drafters, **drafters})
+
+
+def _untrained(pair: Loaded, prompts: list[Prompt], verdict: str) -> dict[str, Any]:
+    """The draft model before its first step, as the control."""
     import torch
 
     from ..decoding.backbone import Backbone
@@ -69,12 +96,11 @@ def _untrained(pair: Loaded, prompts: list[Prompt], resolved: Resolved, verdict:
     from ..eval.evaluate import Arm, evaluate
     from ..trainers.distill import draft_model
 
-    torch.manual_seed(resolved.recipe.loop.seed)
-    fresh = draft_model(resolved.recipe.model, pair.target.model, pair.target.tokenizer)
+    recipe: Recipe = pair.recipe
+    torch.manual_seed(recipe.loop.seed)
+    fresh = draft_model(recipe.model, pair.target.model, pair.target.tokenizer)
     drafter = DraftModel(Backbone(fresh.eval(), name="untrained"), pair.target.vocabulary)
-    config = resolved.recipe.eval.model_copy(
-        update={"temperatures": [0.0], "sweep": [], "repeats": 1}
-    )
+    config = recipe.eval.model_copy(update={"temperatures": [0.0], "sweep": [], "repeats": 1})
     arm = Arm("untrained draft", drafter, verdict)
-    row: dict = evaluate(pair.target, [arm], prompts, config)["rows"][0]
+    row: dict[str, Any] = evaluate(pair.target, [arm], prompts, config)["rows"][0]
     return row

@@ -28,17 +28,22 @@ from ..drafters.config import DrafterConfig
 from ..errors import RequestError
 from ..eval.config import AuditConfig, EvalConfig
 from ..trainers.config import (
+    BpdConfig,
     CheckpointConfig,
     Eagle3Config,
     EagleConfig,
+    FeaturesConfig,
     LoopConfig,
+    Medusa2Config,
     MedusaConfig,
     ModelConfig,
     ObjectiveConfig,
     OptimizerConfig,
     ProbeConfig,
     TargetConfig,
+    TuneConfig,
 )
+from .config import MachineConfig
 
 Path_ = tuple[str, ...]
 
@@ -46,9 +51,10 @@ Path_ = tuple[str, ...]
 class Recipe(Section):
     """A whole run: the resolved recipe alone repeats it."""
 
-    method: Literal["target", "distill", "medusa", "hydra", "eagle", "eagle3"]
+    method: Literal["target", "distill", "medusa", "medusa2", "hydra", "bpd", "eagle", "eagle3"]
     """What is trained: `target` a small model from scratch, `distill` a draft for a target,
-    `medusa` or `hydra` heads, an `eagle` or `eagle3` feature drafter on the frozen target."""
+    `medusa`, `hydra` or `bpd` heads, an `eagle` or `eagle3` feature drafter on the frozen target,
+    `medusa2` heads and the target beneath them together."""
     name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Name of the run; its folder is `runs/NAME` unless --out says otherwise."""
     summary: str = ""
@@ -56,18 +62,28 @@ class Recipe(Section):
     data: DataConfig = DataConfig()
     tokenizer: TokenizerConfig = TokenizerConfig()
     target: TargetConfig = TargetConfig()
+    features: FeaturesConfig = FeaturesConfig()
     model: ModelConfig = ModelConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
     medusa: MedusaConfig = MedusaConfig()
+    medusa2: Medusa2Config = Medusa2Config()
+    tune: TuneConfig = TuneConfig()
+    bpd: BpdConfig = BpdConfig()
     eagle: EagleConfig = EagleConfig()
     eagle3: Eagle3Config = Eagle3Config()
     optimizer: OptimizerConfig = OptimizerConfig()
     loop: LoopConfig = LoopConfig()
+    machine: MachineConfig = MachineConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     probe: ProbeConfig = ProbeConfig()
     drafter: DrafterConfig = DrafterConfig()
     eval: EvalConfig = EvalConfig()
     audit: AuditConfig = AuditConfig()
+
+    @property
+    def tunes_target(self) -> bool:
+        """Whether the target is trained with its drafter, and written beside it."""
+        return self.method == "medusa2" or (self.method == "bpd" and self.bpd.backbone == "tuned")
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ def train(
     """Run a recipe. Overrides are `section__field=value`.
 
     Returns how the run ended; files are in `out` (default `runs/NAME`): `run.yaml`,
-    `metrics.jsonl`, `checkpoints/`, and `drafter/` or `target/`.
+    `metrics.jsonl`, `checkpoints/`, and `drafter/` or `target/` or both.
     """
     flags = [
         (key.replace("__", "."), value if isinstance(value, str) else json.dumps(value))
@@ -62,7 +62,9 @@ def prepare_folder(folder: Path, resolved: Resolved, resume: str) -> None:
 
 
 # what may change between the parts of a run: how it is measured and reported, not what it computes
-_FREE = ("eval.", "audit.", "checkpoint.", "loop.log_every", "loop.trackers", "summary", "name")
+_FREE = ("eval.", "audit.", "checkpoint.", "loop.log_every", "loop.trackers", "summary", "name",
+         "machine.", "target.sizes", "model.sizes", "features.folder", "features.max_gb",
+         "features.prefetch")  # fmt: skip
 
 
 def _differences(before: Recipe, now: Recipe) -> set[str]:
@@ -107,17 +109,26 @@ def _train_method(recipe: Recipe, plan: Plan, out: Path, resume: str) -> Outcome
             objective=recipe.objective, plan=plan, out=out, resume=resume,
         )  # fmt: skip
     common: dict[str, Any] = {
-        "target": recipe.target, "data": recipe.data, "objective": recipe.objective, "plan": plan,
-        "out": out, "resume": resume, "make_probe": lambda target: _probe(target, recipe),
+        "target": recipe.target, "features": recipe.features, "data": recipe.data,
+        "objective": recipe.objective, "plan": plan, "out": out, "resume": resume,
+        "make_probe": lambda target: _probe(target, recipe),
     }  # fmt: skip
     if recipe.method == "medusa":
         from ..trainers import medusa
 
         return medusa.run(medusa=recipe.medusa, **common)
+    if recipe.method == "medusa2":
+        from ..trainers import medusa2
+
+        return medusa2.run(medusa=recipe.medusa, medusa2=recipe.medusa2, tune=recipe.tune, **common)
     if recipe.method == "hydra":
         from ..trainers import hydra
 
         return hydra.run(medusa=recipe.medusa, **common)
+    if recipe.method == "bpd":
+        from ..trainers import bpd
+
+        return bpd.run(bpd=recipe.bpd, tune=recipe.tune, **common)
     if recipe.method == "eagle":
         from ..trainers import eagle
 

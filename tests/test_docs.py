@@ -67,7 +67,9 @@ SMALL_EVAL = [
     *["--eval.max_new_tokens", "4", "--eval.sweep", "[1]", "--eval.repeats", "1"],
 ]
 EXTRA = {"train": SMALL_TRAINING, "eval": SMALL_EVAL, "audit": SMALL_AUDIT, "check": [],
-         "inspect": ["--data.limit_rows", "40"]}  # fmt: skip
+         "inspect": ["--data.limit_rows", "40"],
+         "tree": ["--texts", "2", "--eval.max_new_tokens", "12"],
+         "generate": ["--limit", "6", "--max-new-tokens", "16", "--keep-cut"]}  # fmt: skip
 BENCHMARKS = {
     "benchmarks/decode_gpu.py": ["--tiny"],
     "benchmarks/decode_cpu.py": ["--prompts", "1", "--max-new-tokens", "4", "--rounds", "1"],

@@ -14,12 +14,31 @@ class TargetConfig(Section):
 
     path: str = "tiny"
     """Folder or hub name of a causal LM; `tiny` is the embedded default target."""
+    sizes: str | None = None
+    """A config.json with the target's sizes, or the name of a shipped one (recipes/assets/sizes):
+    `check` then asks no hub, and where the target is not here goes by this file."""
     revision: str | None = None
     """Commit, tag or branch on the hub."""
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Precision of the frozen target's weights."""
     trust_remote_code: bool = False
     """Run code that comes with the model. Leave off unless you have read it."""
+
+
+class FeaturesConfig(Section):
+    """Where the hidden states of a frozen target come from."""
+
+    source: Literal["online", "cache"] = "online"
+    """`online` runs the target at every step; `cache` keeps its states on disk, which pays from
+    the second epoch on."""
+    folder: str | None = None
+    """Folder of the cache, for one set of rows; default: `features` in the run's folder."""
+    dtype: Literal["fp32", "bf16", "fp8"] = "bf16"
+    """What the cache stores; the rounded states are what is trained on, from the first epoch on."""
+    max_gb: float = Field(100.0, gt=0)
+    """Bound on the cache in GB (10^9 bytes), over all processes; rows beyond it are computed."""
+    prefetch: bool = True
+    """Fetch the next states while the drafter steps; changes no number."""
 
 
 class ModelConfig(Section):
@@ -45,17 +64,48 @@ class ModelConfig(Section):
     """Longest context in tokens; derived: the target's, or 2048."""
     start_from: str | None = None
     """Folder or hub name of an existing model to go on from, in place of fresh weights."""
+    sizes: str | None = None
+    """As `target.sizes`, for the model that `start_from` names."""
 
 
 class ObjectiveConfig(Section):
-    """What is minimised."""
+    """What is minimised: a weighted sum of terms, the same ones for every method.
 
-    kl: float = Field(1.0, ge=0)
-    """Weight of the forward KL divergence from the target's law to the draft's."""
+    `trainers/divergences.py` has their equations and sources. EAGLE, HASS and EAGLE-3 have terms of
+    their own in `eagle` and `eagle3`; those given here are added to them.
+    """
+
+    kl: float | None = Field(None, ge=0)
+    """Weight of the forward KL divergence from the target's law p to the draft's q; empty: 1, and
+    0 for `eagle` and `eagle3`."""
+    reverse_kl: float = Field(0.0, ge=0)
+    """Weight of the KL from q to p: a small draft keeps to what the target is likely to say."""
+    jsd: float = Field(0.0, ge=0)
+    """Weight of the Jensen-Shannon divergence, between the two and bounded."""
+    jsd_beta: float = Field(0.5, gt=0, lt=1)
+    """Share of p in its mean law."""
+    tv: float = Field(0.0, ge=0)
+    """Weight of the total variation, 1 - acceptance; teaches little from scratch, begin with kl."""
+    lk_alpha: float = Field(0.0, ge=0)
+    """Weight of -log acceptance."""
+    lk_lambda: float = Field(0.0, ge=0)
+    """Weight of KL where acceptance is low and TV where it is high: w KL + (1 - w) TV."""
+    lk_eta: float = Field(3.0, ge=0)
+    """There w = exp(-lk_eta * acceptance) of the position."""
+    top_k: float = Field(0.0, ge=0)
+    """Weight of the cross-entropy on the target's likeliest tokens alone, as in HASS."""
+    top_k_tokens: int = Field(10, ge=1)
+    """How many tokens that is."""
     ce: float = Field(0.0, ge=0)
     """Weight of the cross-entropy on the text's own next token."""
     temperature: float = Field(1.0, gt=0)
-    """Softens both laws inside the KL."""
+    """Softens both laws inside every term but `ce`."""
+    positions: Literal["geometric", "d-pace"] = "geometric"
+    """Weights of the places that heads or passes predict together: `geometric` is `decay`^j of the
+    method's section; `d-pace` follows how likely the draft is to come so far (in place of it)."""
+    pace_floor: float = Field(0.5, gt=0, le=1)
+    """Of `d-pace`: what a token that the draft gives no chance still counts as, so that far places
+    learn from the first step."""
     chunk: int = Field(256, ge=1)
     """Positions whose full-vocabulary logits exist at the same time; less memory when small."""
 
@@ -149,6 +199,8 @@ class EagleConfig(Section):
     """Weight of HASS's cross-entropy on the target's likeliest tokens alone."""
     top_k_tokens: int = Field(10, ge=1)
     """How many tokens that is."""
+    decay: float = Field(1.0, gt=0, le=1)
+    """Pass j counts decay^j in the loss; 1 as in HASS."""
 
 
 class MedusaConfig(Section):
@@ -162,6 +214,51 @@ class MedusaConfig(Section):
     """Head k counts decay^k in the loss: far tokens are hard, and rarely reached."""
     shared_head: bool = False
     """Read all heads through the target's own output projection: less memory, less is learnt."""
+    prefix: bool = False
+    """Hydra++: a decoder layer over the target's states in front of the heads; `hydra` alone."""
+
+
+class TuneConfig(Section):
+    """How the target itself moves, in methods that train it together with its drafter."""
+
+    how: Literal["lora", "full"] = "lora"
+    """`lora` trains low-rank changes to linear layers, `full` every weight of the target."""
+    rank: int = Field(32, ge=1)
+    """Rank of a layer's change."""
+    alpha: float = Field(16.0, gt=0)
+    """A layer's change counts alpha / rank."""
+    dropout: float = Field(0.05, ge=0, lt=1)
+    """Share of a layer's inputs that its change does not see in training."""
+    layers: list[str] = []
+    """Last names of the layers that get a change, as in q_proj; empty: every linear layer."""
+    head_lr_ratio: float = Field(4.0, gt=0)
+    """The drafter learns so many times faster than the target, whose rate is optimizer.lr."""
+    rest_steps: int = Field(0, ge=0)
+    """First steps in which the target rests and the drafter learns alone."""
+
+
+class Medusa2Config(Section):
+    """How the heads' loss joins that of the target in Medusa-2."""
+
+    weight: float = Field(0.2, gt=0)
+    """Weight lambda_0 of the heads' loss beside the target's own."""
+    sine_steps: int = Field(0, ge=0)
+    """Steps behind `tune.rest_steps` in which that weight grows from 0 along a sine; 0: at once."""
+    self_distillation: bool = False
+    """Hold the target to its own law before the run, by KL, in place of the text's tokens."""
+
+
+class BpdConfig(Section):
+    """The k-output layer of blockwise parallel decoding."""
+
+    block: int = Field(5, ge=2)
+    """Tokens k of a block, the target's own next one among them: so many per call at best."""
+    inner: int | None = Field(None, ge=1)
+    """Units of the layer's inner half per output; default: the target's hidden size."""
+    every_head: bool = False
+    """Train all outputs at every step; without it one is drawn, which costs a k-th."""
+    backbone: Literal["frozen", "tuned"] = "frozen"
+    """`tuned` trains the target too, as `tune` says, its own next token being one of the k."""
 
 
 class Eagle3Config(Section):
@@ -169,9 +266,14 @@ class Eagle3Config(Section):
 
     passes: int = Field(7, ge=1)
     """Passes over its own outputs in training: as deep as it will draft, and as costly."""
+    ce: float = Field(1.0, ge=0)
+    """Weight of the soft cross-entropy on the draft vocabulary, the paper's own loss."""
     decay: float = Field(0.8, gt=0, le=1)
     """Pass j counts decay^j in the loss."""
     vocabulary: int = Field(32000, ge=2)
     """Tokens that can be drafted, the most frequent labels; at most the target's are taken."""
     layers: tuple[int, int, int] | None = None
     """Hidden states that are fused (0: the embedding); default 2, half and the third last."""
+    feature_norms: bool = False
+    """EAGLE-3.1: a norm on each fused state, and outputs fed back behind the last norm; steadier in
+    long chains and long contexts. llama.cpp cannot serve it."""

@@ -1,12 +1,13 @@
 """Distil an independent draft model from a frozen target, the target run in the same process.
 
-Sources: Hinton et al. 2015; DistillSpec (Zhou et al. 2023) for the forward KL on drafts. Other
-divergences enter as another `TokenLoss`. Order of the file, as in every trainer: the module, the
-objective, set-up. Read next: `losses.py` for the mathematics, `loop.py`.
+Sources: Hinton et al. 2015; DistillSpec (Zhou et al. 2023) for the forward KL on drafts, and which
+divergence suits which task. Order of the file, as in every trainer: the module, the objective,
+set-up. Read next: `losses.py` and `divergences.py` for the mathematics, `loop.py`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -20,9 +21,11 @@ from ..drafters.checkpoint import save_draft_model
 from ..errors import RequestError
 from .architecture import fresh_model
 from .config import ModelConfig, ObjectiveConfig
+from .features import FeatureSource, OnlineFeatures
 from .frozen import Given, Save, run_for_target
 from .loop import Outcome
 from .losses import ChunkedLoss, Distillation, Teacher
+from .mix import TERMS, Mix
 from .objective import Batch, hidden_states, labelled
 from .sharding import standalone
 
@@ -54,19 +57,18 @@ class DistillObjective:
     ) -> None:
         # a head may be padded beyond the tokenizer; the rows that both have are compared
         rows = min(_rows(draft), _rows(target))
-        loss = Distillation(config.kl, config.ce, config.temperature)
+        loss = Distillation.of(config)
         self.module: nn.Module = DraftStudent(draft, loss, chunk=config.chunk, rows=rows)
         self._draft, self._target, self._save = draft, target, save
+        self.features: FeatureSource = OnlineFeatures(target)
 
     @torch.no_grad()
     def prepare(self, batch: Batch) -> Teacher:
         """The target's last hidden states at the labelled positions."""
-        target: Any = self._target
-        device = batch["input_ids"].device
-        if target.device != device:
-            target.to(device)
-        hidden_PH, _ = labelled(hidden_states(target, batch), batch)
-        weight_VH = target.get_output_embeddings().weight
+        (hidden_RSH,) = self.features(batch)
+        hidden_PH, _ = labelled(hidden_RSH, batch)
+        head: Any = self._target.get_output_embeddings()
+        weight_VH = head.weight
         return Teacher(hidden_PH.to(weight_VH.dtype), weight_VH)
 
     def export(self, folder: Path) -> None:
@@ -88,11 +90,25 @@ def build(
     return DistillObjective(draft, target, objective, save)
 
 
-def refuse_nothing(objective: ObjectiveConfig) -> None:
-    """Raise RequestError when every weight of the objective is zero."""
-    if not (objective.kl or objective.ce):
+def refuse_nothing(
+    objective: ObjectiveConfig, *, own: Mapping[str, float] | None = None, places: int = 1
+) -> None:
+    """Raise RequestError when an objective teaches nothing, or weighs places that there are not.
+
+    Args:
+        own: weights of the method's own terms by the names that recipes give them; where there are
+            such terms the KL is off unless the recipe sets it.
+        places: how many places ahead a step learns together.
+    """
+    mix = Mix.of(objective, kl=1.0 if own is None else 0.0)
+    if not (mix.asked or any((own or {}).values())):
+        names = ", ".join([*(own or {}), *(f"objective.{name}" for name in TERMS)])
+        raise RequestError(f"{names} are all 0: nothing would be learnt; set one of them")
+    if objective.positions == "d-pace" and places < 2:
         raise RequestError(
-            "objective.kl and objective.ce are both 0: nothing would be learnt; set one of them"
+            "objective.positions is d-pace, which weighs the places ahead that a step learns "
+            "together, and here it learns one; leave it out, or train with method `medusa` or "
+            "`hydra` with several heads, or `eagle` or `eagle3` with several passes"
         )
 
 

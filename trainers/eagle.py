@@ -12,7 +12,7 @@ V vocabulary, K likeliest tokens, H hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
@@ -26,12 +26,18 @@ from ..decoding.backbone import Backbone
 from ..drafters.eagle_layers import EagleShape
 from ..drafters.eagle_net import EagleNet
 from ..errors import RequestError
-from .config import EagleConfig, ObjectiveConfig
+from .config import Eagle3Config, EagleConfig, ObjectiveConfig
+from .distill import refuse_nothing
+from .divergences import top_k_cross_entropy
+from .features import FeatureSource, OnlineFeatures
 from .frozen import Given, Save, run_for_target, saver
 from .loop import Outcome
 from .losses import ChunkedLoss, Teacher
-from .objective import Batch, document_mask, hidden_states
+from .mix import Mix
+from .objective import Batch
+from .pace import anchors_of, geometric, paced
 from .sharding import standalone
+from .soft_cross_entropy import soft_cross_entropy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -50,39 +56,50 @@ class Lesson(NamedTuple):
 class LawLoss:
     """`ce` * - sum_v p(v) log q(v), p being the target's law; `top_k` * the same over its best.
 
-    The second is HASS's: only the `tokens` likeliest, p not renormalised. Reported of
-    the first pass: `ce`, `alpha`, sum_v min(p, q), and `agreement` of the argmax; of pass j the
-    `alpha` of the j-th drafted token.
+    The second is HASS's: only the `tokens` likeliest, p not renormalised. What the recipe adds is
+    `mix`. Reported of the first pass: `ce`, `alpha`, sum_v min(p, q), `agreement` of the argmax,
+    and the terms of the mix (its cross-entropy as `text_ce`); of pass j the `alpha` of the j-th
+    drafted token.
     """
 
     ce: float
     top_k: float
     tokens: int
     passes: int
+    mix: Mix = Mix()
 
     def __call__(
-        self, draft_CV: Tensor, target_CV: Tensor | None, pass_C: Tensor
+        self, draft_CV: Tensor, target_CV: Tensor | None, place_C2: Tensor
     ) -> dict[str, Tensor]:
-        """`pass_C`: which pass a position belongs to, in the place of a label."""
+        """`place_C2`: label and pass of every position."""
         if target_CV is None:
             raise ValueError("EAGLE learns from the target's logits")
-        p_CV, log_q_CV = target_CV.softmax(-1), draft_CV.log_softmax(-1)
-        # a token that the head rules out has p = 0 and log q = -inf
-        each_CV = -(p_CV * log_q_CV).nan_to_num(0.0)
-        ce_C = each_CV.sum(-1)
+        label_C, pass_C = place_C2.unbind(-1)
+        p_CV = target_CV.softmax(-1)
+        ce_C, alpha_C, best_C = soft_cross_entropy(draft_CV, p_CV)
         loss_C = self.ce * ce_C
         if self.top_k:
-            best_CK = p_CV.topk(min(self.tokens, p_CV.shape[-1])).indices
-            loss_C = loss_C + self.top_k * each_CV.gather(-1, best_CK).sum(-1)
-        with torch.no_grad():
-            alpha_C = torch.minimum(p_CV, log_q_CV.exp()).sum(-1)
-            agreement_C = target_CV.argmax(-1) == draft_CV.argmax(-1)
+            log_q_CV = draft_CV.log_softmax(-1)
+            loss_C = loss_C + self.top_k * top_k_cross_entropy(p_CV, log_q_CV, self.tokens)
+        added: dict[str, Tensor] = {}
+        if self.mix.asked:
+            laws = self.mix.laws(draft_CV, target_CV)
+            added = self.mix.terms(laws, draft_CV, label_C)
+            loss_C = loss_C + self.mix.total(added)
+        # an `argmax` takes eight times as long as an `amax` on a CPU
+        agreement_C = target_CV.gather(-1, best_C[:, None])[:, 0] == target_CV.amax(-1)
         first_C = (pass_C == 0).float()
         alphas = {f"alpha_{j + 1}": alpha_C * (pass_C == j) for j in range(1, self.passes)}
         return {
             "loss": loss_C, "ce": ce_C.detach() * first_C, "alpha": alpha_C * first_C,
-            "agreement": agreement_C * first_C, **alphas,
+            "agreement": agreement_C * first_C, **alphas, **of_first(added, first_C),
         }  # fmt: skip
+
+
+def of_first(added: Mapping[str, Tensor], first_C: Tensor) -> dict[str, Tensor]:
+    """Terms of a mix as they are reported beside a family's own `ce`: those of the first pass."""
+    names = {"ce": "text_ce"}
+    return {names.get(name, name): term.detach() * first_C for name, term in added.items()}
 
 
 def counted(batch: Batch, ahead: int) -> Tensor:
@@ -100,8 +117,8 @@ class Compared(NamedTuple):
 
     guess_PH: Tensor
     true_PH: Tensor
-    pass_P: Tensor
-    """int64, the pass, from 0."""
+    place_P2: Tensor
+    """int64: the label, x_{t+2+j}, and the pass j, from 0."""
 
 
 def compared(outputs: Sequence[Tensor], hidden_RSH: Tensor, batch: Batch) -> Compared:
@@ -110,42 +127,81 @@ def compared(outputs: Sequence[Tensor], hidden_RSH: Tensor, batch: Batch) -> Com
     Pass j at t has seen x_{t+1+j}: it stands for the target's state there, and counts where the
     token behind is a label. All passes go through the head together, for one gradient of it.
     """
-    guess, true, number = [], [], []
+    guess, true, place = [], [], []
     for j, out_RSH in enumerate(outputs):
         counts_RX = counted(batch, 2 + j)
         guess.append(out_RSH[:, : -(2 + j)][counts_RX])
         true.append(hidden_RSH[:, 1 + j : -1][counts_RX])
-        number.append(torch.full_like(guess[-1][:, 0], j, dtype=torch.long))
-    return Compared(torch.cat(guess), torch.cat(true), torch.cat(number))
+        label_P = batch["input_ids"][:, 2 + j :][counts_RX]
+        place.append(torch.stack([label_P, torch.full_like(label_P, j)], 1))
+    return Compared(torch.cat(guess), torch.cat(true), torch.cat(place))
+
+
+def shares(
+    place_P2: Tensor, hidden_PH: Tensor, head: ChunkedLoss, batch: Batch,
+    config: EagleConfig | Eagle3Config, objective: ObjectiveConfig,
+) -> Tensor | None:  # fmt: skip
+    """How much every position of `compared` counts, fp32 [P]; None where all count alike.
+
+    D-PACE asks first what the draft says of each label, a chunk of logits at a time.
+    """
+    label_P, pass_P = place_P2.unbind(-1)
+    if objective.positions == "geometric":
+        return geometric(pass_P, config.decay)
+    S = batch["input_ids"].shape[1]
+    anchors = [anchors_of(counted(batch, 2 + j), S) for j in range(config.passes)]
+    said_P, _ = head(hidden_PH, label_P, only_said=True)
+    said = said_P.split([len(anchor_P) for anchor_P in anchors])
+    return torch.cat(paced(said, anchors, batch["input_ids"].numel(), objective.pace_floor))
+
+
+def per_label(terms: dict[str, Tensor], pass_P: Tensor, batch: Batch) -> dict[str, Tensor]:
+    """Terms of a pass grown as if it spoke of every label, which is what the loop divides by.
+
+    Pass j has nothing to say of the first j + 2 tokens of a document. Names ending in _j are of the
+    j-th pass, counted from 1, the others of the first; `loss` is of all passes and stays.
+    """
+    labels = batch["loss_mask"].sum()
+
+    def share(name: str) -> Tensor:
+        number = name.rpartition("_")[2]
+        said = (pass_P == (int(number) - 1 if number.isdecimal() else 0)).sum()
+        return labels / said.clamp_min(1)
+
+    return {name: term if name == "loss" else term * share(name) for name, term in terms.items()}
 
 
 class EagleStudent(nn.Module):
     """The network and its loss: SmoothL1 of the features, and the laws' soft cross-entropy."""
 
     def __init__(
-        self, draft: EagleNet, head: nn.Linear, config: EagleConfig, *, chunk: int
+        self, draft: EagleNet, head: nn.Linear, config: EagleConfig, objective: ObjectiveConfig
     ) -> None:
         super().__init__()
-        self.draft, self._config = draft, config
-        loss = LawLoss(config.ce, config.top_k, config.top_k_tokens, config.passes)
+        self.draft, self._config, self._objective = draft, config, objective
+        mix = Mix.of(objective, kl=0.0)
+        loss = LawLoss(config.ce, config.top_k, config.top_k_tokens, config.passes, mix)
         # in a tuple it is no part of this module: the head is the target's, and what wraps,
         # shards or saves this module must not touch it
-        self._frozen = (ChunkedLoss(head, loss, chunk=chunk),)
+        self._frozen = (ChunkedLoss(head, loss, chunk=objective.chunk),)
 
     def forward(self, batch: Batch, lesson: Lesson) -> tuple[Tensor, dict[str, Tensor]]:
         outputs = self.draft.unroll(
             self._noisy(lesson.features_RSH), lesson.embeds_RSH, batch["positions"],
-            document_mask(batch["documents"]), self._config.passes, detach=True,
+            batch["documents"], self._config.passes, detach=True,
         )  # fmt: skip
-        guess_PH, true_PH, pass_P = compared(outputs, lesson.features_RSH, batch)
+        guess_PH, true_PH, place_P2 = compared(outputs, lesson.features_RSH, batch)
         feature_P = F.smooth_l1_loss(guess_PH.float(), true_PH.float(), reduction="none").mean(-1)
         (head,) = self._frozen
-        laws, terms = head(guess_PH, pass_P, Teacher(true_PH, head.weight))
-        loss = self._config.feature * feature_P.sum() + laws
+        share_P = shares(place_P2, guess_PH, head, batch, self._config, self._objective)
+        laws, terms = head(guess_PH, place_P2, Teacher(true_PH, head.weight), share_P)
+        counted_P = feature_P if share_P is None else feature_P * share_P
+        loss = self._config.feature * counted_P.sum() + laws
         if not terms:
             return loss, {}
-        feature = feature_P.detach()[pass_P == 0].sum()
-        return loss, {**terms, "loss": loss.detach(), "feature": feature}
+        pass_P = place_P2[:, 1]
+        terms |= {"loss": loss.detach(), "feature": feature_P.detach()[pass_P == 0].sum()}
+        return loss, per_label(terms, pass_P, batch)
 
     def _noisy(self, features_RSH: Tensor) -> Tensor:
         """Features shaken by uniform noise, so that guessed ones are no surprise in decoding."""
@@ -158,22 +214,20 @@ class EagleObjective:
     """Trains `draft` to foresee the features of the frozen `target`."""
 
     def __init__(
-        self, draft: EagleNet, target: PreTrainedModel, config: EagleConfig, save: Save, *,
-        chunk: int,
+        self, draft: EagleNet, target: PreTrainedModel, config: EagleConfig,
+        objective: ObjectiveConfig, save: Save,
     ) -> None:  # fmt: skip
         head: Any = target.get_output_embeddings()
-        self.module: nn.Module = EagleStudent(draft, head, config, chunk=chunk)
+        self.module: nn.Module = EagleStudent(draft, head, config, objective)
         self._draft, self._target, self._save = draft, target, save
+        self.features: FeatureSource = OnlineFeatures(target)
 
     @torch.no_grad()
     def prepare(self, batch: Batch) -> Lesson:
         """The target's features and the embeddings of the tokens behind them."""
-        target: Any = self._target
-        device = batch["input_ids"].device
-        if target.device != device:
-            target.to(device)
-        embeds_RSH = target.get_input_embeddings()(batch["input_ids"].roll(-1, 1))
-        return Lesson(hidden_states(target, batch), embeds_RSH)
+        (features_RSH,) = self.features(batch)
+        embed: Any = self._target.get_input_embeddings()
+        return Lesson(features_RSH, embed(batch["input_ids"].roll(-1, 1)))
 
     def export(self, folder: Path) -> None:
         """A drafter checkpoint, as `drafters/` writes and reads it."""
@@ -184,22 +238,24 @@ class EagleObjective:
 
 
 def build(
-    config: EagleConfig, target: PreTrainedModel, save: Save, *, chunk: int = 256
+    config: EagleConfig, objective: ObjectiveConfig, target: PreTrainedModel, save: Save
 ) -> EagleObjective:
     """A fresh network for `target`, which is frozen here.
 
     Raises:
-        RequestError: every weight of the objective is zero, or the target's head has a bias.
+        RequestError: nothing would be learnt, or the target's head has a bias.
     """
-    if not (config.feature or config.ce or config.top_k):
-        raise RequestError(
-            "eagle.feature, eagle.ce and eagle.top_k are all 0: nothing would be learnt; set one"
-        )
+    refuse_no_lesson(config, objective)
     refuse_biased_head(target)
     target.requires_grad_(False).eval()
-    return EagleObjective(
-        EagleNet(EagleShape.like(target.config)), target, config, save, chunk=chunk
-    )
+    net = EagleNet(EagleShape.like(target.config))
+    return EagleObjective(net, target, config, objective, save)
+
+
+def refuse_no_lesson(config: EagleConfig, objective: ObjectiveConfig) -> None:
+    """Raise RequestError where both sections together teach nothing; see `refuse_nothing`."""
+    own = {f"eagle.{name}": getattr(config, name) for name in ("feature", "ce", "top_k")}
+    refuse_nothing(objective, own=own, places=config.passes)
 
 
 def refuse_biased_head(target: PreTrainedModel) -> None:
@@ -213,9 +269,9 @@ def refuse_biased_head(target: PreTrainedModel) -> None:
 
 
 def run(*, eagle: EagleConfig, objective: ObjectiveConfig, **given: Unpack[Given]) -> Outcome:
-    """Train a drafter into `out/drafter`. Of `objective`, `chunk` alone is read."""
+    """Train a drafter into `out/drafter`; terms of `objective` are added to those of `eagle`."""
 
     def make(target: Backbone, _rows: Prepared) -> EagleObjective:
-        return build(eagle, target.model, saver(target, "eagle"), chunk=objective.chunk)
+        return build(eagle, objective, target.model, saver(target, "eagle"))
 
     return run_for_target(make, given)

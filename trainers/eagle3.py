@@ -26,12 +26,16 @@ from ..decoding.backbone import Backbone
 from ..drafters.eagle_net3 import Eagle3Net, Eagle3Shape, fused_layers
 from ..errors import RequestError
 from .config import Eagle3Config, ObjectiveConfig
-from .eagle import compared, refuse_biased_head
+from .distill import refuse_nothing
+from .eagle import compared, of_first, per_label, refuse_biased_head, shares
+from .features import LAST, FeatureSource, OnlineFeatures
 from .frozen import Given, Save, run_for_target, saver
 from .loop import Outcome
 from .losses import ChunkedLoss, Teacher
-from .objective import Batch, document_mask
+from .mix import RENORMALISED, UNKNOWN, Mix
+from .objective import Batch
 from .sharding import standalone
+from .soft_cross_entropy import soft_cross_entropy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -60,83 +64,108 @@ class WholeTeacher(Teacher):
 
 @dataclass(frozen=True)
 class DraftVocabularyLoss:
-    """- `decay`^j sum_u p~(u) log q(u) for pass j, p~ the target's law on the draft vocabulary.
+    """`ce` * - sum_u p~(u) log q(u), p~ the target's law on the draft vocabulary, and `mix`.
 
     p~ is renormalised. As in the official code, positions at which the target's likeliest token
-    cannot be drafted do not count. Reported: `alpha`, sum min(p, q) with p as it is, and
-    `agreement` of the argmax, of the first pass; `alpha_j` of the j-th draft.
+    cannot be drafted do not count. The same holds for the terms of the mix that compare two laws of
+    the same tokens. Total variation and LK-alpha take p as it is, at every position: they say
+    what is accepted, and mass outside never is. The text's own token counts where it can be
+    drafted. Reported: `alpha`, sum min(p, q) with p as it is, `agreement` of the argmax and the
+    terms of the mix, of the first pass (its cross-entropy as `text_ce`); `alpha_j` of the j-th
+    draft.
     """
 
     net: Eagle3Net
-    decay: float
     passes: int
+    ce: float = 1.0
+    mix: Mix = Mix()
 
     def __call__(
-        self, draft_CU: Tensor, target_CV: Tensor | None, pass_C: Tensor
+        self, draft_CU: Tensor, target_CV: Tensor | None, place_C2: Tensor
     ) -> dict[str, Tensor]:
-        """`pass_C`: which pass a position belongs to, in the place of a label."""
+        """`place_C2`: label, as its place in the draft vocabulary, and pass of every position."""
         if target_CV is None:
             raise ValueError("the loss of EAGLE-3 needs the target's logits")
+        label_C, pass_C = place_C2.unbind(-1)
         ids_U = self.net.ids_U
         best_C = target_CV.argmax(-1)
-        log_q_CU = draft_CU.log_softmax(-1)
         own_CU = target_CV[:, ids_U]
-        ce_C = -(own_CU.softmax(-1) * log_q_CU).nan_to_num(0.0).sum(-1) * self.net.t2d[best_C]
+        drafted_C = self.net.t2d[best_C]
+        ce_C, _, own_best_C = soft_cross_entropy(draft_CU, own_CU.softmax(-1))
+        ce_C = ce_C * drafted_C
+        loss_C = self.ce * ce_C
+        added: dict[str, Tensor] = {}
+        if self.mix.asked:
+            found = self.mix.terms(self.mix.laws(draft_CU, target_CV, ids_U), draft_CU, label_C)
+            added = {
+                name: term * drafted_C if name in RENORMALISED else term
+                for name, term in found.items()
+            }
+            loss_C = loss_C + self.mix.total(added)
         with torch.no_grad():
             p_CU = (own_CU - target_CV.logsumexp(-1, keepdim=True)).exp()
-            alpha_C = torch.minimum(p_CU, log_q_CU.exp()).sum(-1)
-            agreement_C = (ids_U[draft_CU.argmax(-1)] == best_C) * (pass_C == 0)
+            alpha_C = torch.minimum(p_CU, draft_CU.softmax(-1)).sum(-1)
+            agreement_C = (ids_U[own_best_C] == best_C) * (pass_C == 0)
         alphas = {f"alpha_{j + 1}": alpha_C * (pass_C == j) for j in range(1, self.passes)}
         return {
-            "loss": ce_C * self.decay**pass_C, "ce": ce_C.detach() * (pass_C == 0),
+            "loss": loss_C, "ce": ce_C.detach() * (pass_C == 0),
             "alpha": alpha_C * (pass_C == 0), "agreement": agreement_C.float(), **alphas,
+            **of_first(added, pass_C == 0),
         }  # fmt: skip
 
 
 class Eagle3Student(nn.Module):
     """The network, unrolled over its own outputs, and the loss of every pass."""
 
-    def __init__(self, draft: Eagle3Net, config: Eagle3Config, *, chunk: int) -> None:
+    def __init__(self, draft: Eagle3Net, config: Eagle3Config, objective: ObjectiveConfig) -> None:
         super().__init__()
-        self.draft, self._passes = draft, config.passes
-        loss = DraftVocabularyLoss(draft, config.decay, config.passes)
-        self.head = ChunkedLoss(draft.lm_head, loss, chunk=chunk)
+        self.draft, self._config, self._objective = draft, config, objective
+        mix = Mix.of(objective, kl=0.0)
+        loss = DraftVocabularyLoss(draft, config.passes, config.ce, mix)
+        self.head = ChunkedLoss(draft.lm_head, loss, chunk=objective.chunk)
 
     def forward(self, batch: Batch, lesson: Lesson3) -> tuple[Tensor, dict[str, Tensor]]:
         outputs = self.draft.unroll(
             self.draft.fuse(lesson.features_RSF), lesson.embeds_RSH, batch["positions"],
-            document_mask(batch["documents"]), self._passes,
+            batch["documents"], self._config.passes,
         )  # fmt: skip
-        guess_PH, true_PH, pass_P = compared(outputs, lesson.hidden_RSH, batch)
+        guess_PH, true_PH, place_P2 = compared(outputs, lesson.hidden_RSH, batch)
+        label_P, pass_P = place_P2.unbind(-1)
+        place_P2 = torch.stack([self._drafted(label_P), pass_P], 1)
+        hidden_PH = self.draft.head_input(guess_PH)
+        share_P = shares(place_P2, hidden_PH, self.head, batch, self._config, self._objective)
         teacher = WholeTeacher(true_PH, lesson.head_VH)
-        return self.head(self.draft.norm(guess_PH), pass_P, teacher)
+        loss, terms = self.head(hidden_PH, place_P2, teacher, share_P)
+        if not terms:
+            return loss, {}
+        return loss, per_label(terms | {"loss": loss.detach()}, pass_P, batch)
+
+    def _drafted(self, label_P: Tensor) -> Tensor:
+        """Target ids as places in the draft vocabulary, UNKNOWN where they cannot be drafted."""
+        ids_U = self.draft.ids_U
+        place_P = torch.searchsorted(ids_U, label_P.contiguous()).clamp_max(len(ids_U) - 1)
+        return torch.where(ids_U[place_P] == label_P, place_P, UNKNOWN)
 
 
 class Eagle3Objective:
     """Trains `draft` to have the law of the frozen `target` along its own drafts."""
 
     def __init__(
-        self, draft: Eagle3Net, target: PreTrainedModel, config: Eagle3Config, save: Save, *,
-        chunk: int,
+        self, draft: Eagle3Net, target: PreTrainedModel, config: Eagle3Config,
+        objective: ObjectiveConfig, save: Save,
     ) -> None:  # fmt: skip
-        self.module: nn.Module = Eagle3Student(draft, config, chunk=chunk)
+        self.module: nn.Module = Eagle3Student(draft, config, objective)
         self._draft, self._target, self._save = draft, target, save
+        self.features: FeatureSource = OnlineFeatures(target, (*draft.config.layers, LAST))
 
     @torch.no_grad()
     def prepare(self, batch: Batch) -> Lesson3:
         """The target's hidden states and the embeddings of the tokens behind them."""
+        *fused, hidden_RSH = self.features(batch)
         target: Any = self._target
-        device = batch["input_ids"].device
-        if target.device != device:
-            target.to(device)
-        states = target.get_decoder()(
-            input_ids=batch["input_ids"], attention_mask=document_mask(batch["documents"]),
-            position_ids=batch["positions"], use_cache=False, output_hidden_states=True,
-        ).hidden_states  # fmt: skip
-        features_RSF = torch.cat([states[layer] for layer in self._draft.config.layers], -1)
         embeds_RSH = target.get_input_embeddings()(batch["input_ids"].roll(-1, 1))
         head_VH = target.get_output_embeddings().weight
-        return Lesson3(features_RSF, embeds_RSH, states[-1], head_VH)
+        return Lesson3(torch.cat(fused, -1), embeds_RSH, hidden_RSH, head_VH)
 
     def export(self, folder: Path) -> None:
         """A drafter checkpoint, as `drafters/` writes and reads it."""
@@ -147,24 +176,33 @@ class Eagle3Objective:
 
 
 def build(
-    config: Eagle3Config, target: PreTrainedModel, ids: Sequence[int], save: Save, *,
-    chunk: int = 256,
+    config: Eagle3Config, objective: ObjectiveConfig, target: PreTrainedModel, ids: Sequence[int],
+    save: Save,
 ) -> Eagle3Objective:  # fmt: skip
     """A fresh network for `target`, which is frozen here.
 
     Its head begins as the target's rows of the draft vocabulary `ids`, ascending target ids.
+
+    Raises:
+        RequestError: nothing would be learnt, the target's head has a bias, or it lacks a layer.
     """
+    refuse_no_lesson(config, objective)
     refuse_biased_head(target)
     target.requires_grad_(False).eval()
     head: Any = target.get_output_embeddings()
     shape = Eagle3Shape.of(
         target.config, layers=chosen_layers(config, target), vocabulary=len(head.weight),
-        draft_vocabulary=len(ids),
+        draft_vocabulary=len(ids), feature_norms=config.feature_norms,
     )  # fmt: skip
     draft = Eagle3Net(shape, ids)
     with torch.no_grad():
         draft.lm_head.weight.copy_(head.weight[torch.tensor(list(ids), device=head.weight.device)])
-    return Eagle3Objective(draft, target, config, save, chunk=chunk)
+    return Eagle3Objective(draft, target, config, objective, save)
+
+
+def refuse_no_lesson(config: Eagle3Config, objective: ObjectiveConfig) -> None:
+    """Raise RequestError where both sections together teach nothing; see `refuse_nothing`."""
+    refuse_nothing(objective, own={"eagle3.ce": config.ce}, places=config.passes)
 
 
 def chosen_layers(config: Eagle3Config, target: PreTrainedModel) -> tuple[int, ...]:
@@ -190,10 +228,10 @@ def frequent_tokens(rows: PackedRows, size: int) -> list[int]:
 
 
 def run(*, eagle3: Eagle3Config, objective: ObjectiveConfig, **given: Unpack[Given]) -> Outcome:
-    """Train a drafter into `out/drafter`. Of `objective`, `chunk` alone is read."""
+    """Train a drafter into `out/drafter`; terms of `objective` are added to those of `eagle3`."""
 
     def make(target: Backbone, rows: Prepared) -> Eagle3Objective:
         ids = frequent_tokens(rows.train, min(eagle3.vocabulary, target.vocabulary))
-        return build(eagle3, target.model, ids, saver(target, "eagle3"), chunk=objective.chunk)
+        return build(eagle3, objective, target.model, ids, saver(target, "eagle3"))
 
     return run_for_target(make, given)

@@ -18,7 +18,8 @@ from ..data.prepare import Prepared, prepare
 from ..decoding.backbone import Backbone
 from ..decoding.loading import load_target
 from ..drafters.checkpoint import save_heads
-from .config import TargetConfig
+from .config import FeaturesConfig, TargetConfig
+from .feature_cache import feature_source
 from .loop import Outcome, Plan, Probe
 from .objective import Objective
 from .setup import make_accelerator, make_deterministic, run_loop
@@ -33,6 +34,7 @@ class Given(TypedDict):
     """
 
     target: TargetConfig
+    features: FeaturesConfig
     data: DataConfig
     plan: Plan
     out: Path
@@ -54,11 +56,15 @@ def run_for_target(build: Callable[[Backbone, Prepared], Objective], given: Give
     with accelerator.main_process_first():
         rows = prepare(given["data"], teacher.tokenizer, out=out)
     torch.manual_seed(plan.loop.seed)  # fresh weights must not depend on what loading has drawn
-    return run_loop(
-        build(teacher, rows), rows.train, rows.validation, plan, accelerator, out=out,
-        export_to=out / "drafter", probe=make_probe(teacher) if make_probe else None,
-        resume=given["resume"],
-    )  # fmt: skip
+    objective = build(teacher, rows)
+    with feature_source(
+        objective, given["features"], teacher, rows, given["data"], out=out, accelerator=accelerator
+    ):
+        return run_loop(
+            objective, rows.train, rows.validation, plan, accelerator, out=out,
+            export_to=out / "drafter", probe=make_probe(teacher) if make_probe else None,
+            resume=given["resume"],
+        )  # fmt: skip
 
 
 def saver(target: Backbone, family: str) -> Save:

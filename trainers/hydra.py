@@ -1,9 +1,10 @@
 """Train Hydra heads: as Medusa's, on the true tokens in front of the one that each speaks of.
 
 Ankner et al. 2024, arXiv 2402.05109. Hydra is `objective: {kl: 0, ce: 1}` with `medusa.decay` 1;
-the teacher loss of Hydra++ is `{kl: 1, ce: 0}` with `medusa.layers` 4, here without its extra
-layer in front of the heads. Order of the file, as in every trainer: the module, the objective,
-set-up. Read next: `drafters/hydra.py`, the heads; `medusa.py`, labels and losses.
+Hydra++ adds three things: `medusa.prefix`, a layer in front of the heads, `medusa.layers` 4, and
+the teacher loss `objective: {kl: 1, ce: 0}`. Order of the file, as in every trainer: the module,
+the objective, set-up. Read next: `drafters/hydra.py`, the heads; `drafters/hydra_prefix.py`, the
+layer; `medusa.py`, labels and losses.
 
 Shapes: R rows, S tokens of a row, H hidden size, F numbers that a head reads, X positions that
 have a token so far ahead.
@@ -11,12 +12,15 @@ have a token so far ahead.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from torch import Tensor
 
-from ..drafters.hydra import HydraHeads, reads
+from ..data.prepare import Prepared
+from ..decoding.backbone import Backbone
+from ..drafters.hydra import Hydra, HydraHeads, HydraPlus, reads
 from .config import MedusaConfig, ObjectiveConfig
 from .frozen import Given, Save, run_for_target, saver
 from .loop import Outcome
@@ -28,16 +32,28 @@ if TYPE_CHECKING:
 
 
 class HydraStudent(MedusaStudent):
-    """Medusa's losses; head k reads tokens t+1 to t+k too."""
+    """Medusa's losses; head k reads tokens t+1 to t+k too, and the layer's output if there is one.
+
+    The layer runs once per batch, over whole rows, inside each document.
+    """
+
+    def forward(self, batch: Batch, lesson: Lesson) -> tuple[Tensor, dict[str, Tensor]]:
+        heads: Any = self.medusa
+        if heads.prefix is not None:
+            hidden_RSH = lesson.hidden_RSH.to(heads.dtype)
+            read_RSH = heads.prefix(hidden_RSH, batch["positions"], documents_BN=batch["documents"])
+            lesson = lesson._replace(read_RSH=read_RSH)
+        return super().forward(batch, lesson)
 
     def given(self, k: int, lesson: Lesson) -> Tensor:
         """h_t and the embeddings of the k tokens behind t, [R, X, F]."""
         assert lesson.embeds_RSH is not None  # `HydraObjective.prepare` makes them
+        read_RSH = lesson.hidden_RSH if lesson.read_RSH is None else lesson.read_RSH
         X = lesson.embeds_RSH.shape[1] - (k + 1)
         if X <= 0:  # rows too short for this head
-            return reads(lesson.hidden_RSH[:, :0], [lesson.embeds_RSH[:, :0]] * k)
+            return reads(read_RSH[:, :0], [lesson.embeds_RSH[:, :0]] * k)
         embeds = [lesson.embeds_RSH[:, ahead : ahead + X] for ahead in range(1, k + 1)]
-        return reads(lesson.hidden_RSH[:, :X], embeds)
+        return reads(read_RSH[:, :X], embeds)
 
 
 class HydraObjective(MedusaObjective):
@@ -55,13 +71,15 @@ def build(
     medusa: MedusaConfig, objective: ObjectiveConfig, target: PreTrainedModel, save: Save
 ) -> HydraObjective:
     """Untrained heads for `target`, which is frozen here; errors as for `medusa.student`."""
-    return HydraObjective(
-        student(HydraHeads, HydraStudent, medusa, objective, target), target, save
-    )
+    fresh = partial(HydraHeads.for_target, prefix=medusa.prefix)
+    return HydraObjective(student(fresh, HydraStudent, medusa, objective, target), target, save)
 
 
 def run(*, medusa: MedusaConfig, objective: ObjectiveConfig, **given: Unpack[Given]) -> Outcome:
     """Train heads into `out/drafter`."""
-    return run_for_target(
-        lambda target, _rows: build(medusa, objective, target.model, saver(target, "hydra")), given
-    )
+    kind = HydraPlus if medusa.prefix else Hydra
+
+    def make(target: Backbone, _rows: Prepared) -> HydraObjective:
+        return build(medusa, objective, target.model, saver(target, kind.family))
+
+    return run_for_target(make, given)

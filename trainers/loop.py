@@ -11,24 +11,27 @@ import contextlib
 import hashlib
 import json
 import logging
-import time
+import math
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from ..errors import RequestError, Stopped, TrainingFailed
+from ..errors import Stopped, TrainingFailed
 from . import checkpoint, optimizer, state
 from .config import CheckpointConfig, LoopConfig, OptimizerConfig, ProbeConfig
-from .objective import Batch, Objective
+from .feed import Feed
+from .objective import Batch, Objective, Stepwise
 from .order import RowOrder, share_of_rank
 from .progress import Meter, Record, Screen, copy_to_trackers
-from .sharding import gathered, is_sharded, standalone
+from .sharding import gathered, is_sharded, refuse_average, standalone
 from .signals import StopFlag, stop_on_signal
 
 Probe = Callable[[nn.Module], dict[str, float]]
@@ -79,9 +82,10 @@ class Loop:
         optimizers = optimizer.build(objective.module, plan.optimizer)
         self.module, *self.optimizers = accelerator.prepare(objective.module, *optimizers)
         decay = plan.loop.ema
-        if decay is not None and is_sharded(objective.module):
-            raise RequestError("loop.ema is set, but ZeRO-3 shards the weights; use ZeRO-2 or less")
+        if is_sharded(objective.module):
+            refuse_average(decay)
         self.average = None if decay is None else state.Average(objective.module, decay)
+        self.feed = Feed(self.batches, objective, steps=plan.loop.steps)
 
     def run(self, resume: Path | None) -> Outcome:
         """Train from the start, or from a complete checkpoint, to the last step."""
@@ -92,7 +96,7 @@ class Loop:
         screen = Screen(loop.steps, first=first, active=main)
         meter = Meter()
         validation = float("nan")
-        with stop_on_signal() as stop, contextlib.closing(record), contextlib.closing(screen):
+        with stop_on_signal() as stop, closing(record), closing(screen), closing(self.feed):
             for step in range(first, loop.steps):
                 done, last = step + 1, step + 1 == loop.steps
                 self.train_step(step, meter)
@@ -121,9 +125,7 @@ class Loop:
 
     def train_step(self, step: int, meter: Meter) -> None:
         """Forward, backward, guard, update. A non-finite step leaves the weights untouched."""
-        began = time.perf_counter()
-        batches = self.batches(self.order.step(step))
-        waited = time.perf_counter() - began
+        batches = self.feed.step(step)
         labels = self.total(sum(int(batch["loss_mask"].sum()) for batch in batches))
         if labels == 0:
             raise TrainingFailed(f"step {step}: none of its {self.order.batch} rows has a label")
@@ -131,29 +133,30 @@ class Loop:
         self.set_rate(step)  # before the backward pass, in which DeepSpeed steps
         sums: dict[str, float] = {}
         for number, batch in enumerate(batches):
+            lesson = self.objective.prepare(batch)
+            self.feed.look_ahead(step, batches, number)
             with self.last_synchronises(number, len(batches)):
-                terms = self.backward(batch, labels, len(batches))
+                terms = self.backward(batch, lesson, labels, len(batches))
             for name, value in terms.items():
                 sums[name] = sums.get(name, 0.0) + float(value)
-        sums = {name: self.total(value) for name, value in sums.items()}
+        sums = self.totals(sums)
         self.update(step, finite=all(map(_finite, sums.values())))
         tokens = self.order.batch * batches[0]["input_ids"].shape[1]
-        meter.add(sums, labels, tokens, waited)
+        meter.add(sums, labels, tokens, self.feed.take_waited())
 
-    def batches(self, rows: list[int]) -> list[Batch]:
-        """This process's micro-batches of a step's global rows, on its device."""
-        accelerator, micro = self.accelerator, self.plan.loop.micro_rows
-        shares = share_of_rank(rows, accelerator.process_index, accelerator.num_processes, micro)
+    def batches(self, step: int) -> list[Batch]:
+        """This process's micro-batches of a step, on its device."""
+        team, micro = self.accelerator, self.plan.loop.micro_rows
+        shares = share_of_rank(self.order.step(step), team.process_index, team.num_processes, micro)
         return [self.to_device(self.train_rows.batch(share)) for share in shares]
 
-    def backward(self, batch: Batch, labels: float, micro_batches: int) -> dict[str, Tensor]:
+    def backward(self, batch: Batch, lesson: Any, labels: float, count: int) -> dict[str, Tensor]:
         """Add the gradient of this micro-batch's share of the mean loss over all labels."""
-        lesson = self.objective.prepare(batch)
         loss, terms = self.module(batch, lesson)
         # data parallelism averages gradients over processes; the loss is a sum over them
         scale = self.accelerator.num_processes / labels
         if self.uses_deepspeed:
-            scale *= micro_batches  # DeepSpeed divides by the accumulation steps itself
+            scale *= count  # DeepSpeed divides by the accumulation steps itself
         self.accelerator.backward(loss * scale)
         return terms
 
@@ -190,12 +193,14 @@ class Loop:
         lr = optimizer.rate(step, self.plan.loop.steps, self.plan.optimizer)
         for each in self.optimizers:
             for group in each.param_groups:
-                group["lr"] = lr
+                group["lr"] = optimizer.group_rate(group, step, lr, self.plan.optimizer)
 
     def seed(self, step: int) -> None:
         """Every step draws from its own seed: there is no random state to save."""
-        key = f"{self.plan.loop.seed}/{step}/{self.accelerator.process_index}"
-        torch.manual_seed(int.from_bytes(hashlib.sha256(key.encode()).digest()[:7], "big"))
+        key = f"{self.plan.loop.seed}/{step}"
+        torch.manual_seed(_seed_of(f"{key}/{self.accelerator.process_index}"))
+        if isinstance(self.objective, Stepwise):
+            self.objective.begin_step(step, _seed_of(key))
 
     # ---- policy ---------------------------------------------------------------------------
 
@@ -222,17 +227,17 @@ class Loop:
         sums: dict[str, float] = {}
         labels = 0
         with self.averaged(), torch.no_grad(), _eval_mode(self.module):
-            for row in chosen[rank::world]:
-                batch = self.to_device(held_out.batch([row]))
-                if not bool(batch["loss_mask"].any()):
-                    continue
+            # sharded weights are gathered in forward passes: every process makes as many
+            for at in range(rank, world * math.ceil(count / world), world):
+                batch = self.to_device(held_out.batch([chosen[at % count]]))
+                batch["loss_mask"] = batch["loss_mask"] & (at < count)
                 with self.accelerator.autocast():
                     _, terms = self.objective.module(batch, self.objective.prepare(batch))
                 labels += int(batch["loss_mask"].sum())
                 for name, value in terms.items():
                     sums[name] = sums.get(name, 0.0) + float(value)
-        total = max(1.0, self.total(labels))
-        values = {f"validation_{name}": self.total(value) / total for name, value in sums.items()}
+        total, sums = max(1.0, self.total(labels)), self.totals(sums)
+        values = {f"validation_{name}": value / total for name, value in sums.items()}
         record.write("validation", done, values)
         screen.report(done, values)
         copy_to_trackers(self.accelerator, values, done)
@@ -331,6 +336,16 @@ class Loop:
         tensor = torch.tensor(float(value), dtype=torch.float64, device=self.accelerator.device)
         return float(self.accelerator.reduce(tensor, reduction="sum"))
 
+    def totals(self, sums: dict[str, float]) -> dict[str, float]:
+        """Sums over all processes by name; one whose rows had nothing to compare lacks some."""
+        if self.accelerator.num_processes == 1:
+            return sums
+        merged: dict[str, float] = {}
+        for part in gather_object([sums]):
+            for name, value in part.items():
+                merged[name] = merged.get(name, 0.0) + value
+        return merged
+
     def agreed(self, stop: StopFlag) -> bool:
         """Whether any process was asked to stop: all of them stop after the same step."""
         return self.total(float(bool(stop))) > 0
@@ -370,6 +385,10 @@ def _eval_mode(module: nn.Module) -> Iterator[None]:
         yield
     finally:
         module.train(was)
+
+
+def _seed_of(key: str) -> int:
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:7], "big")
 
 
 def _finite(value: float) -> bool:

@@ -4,7 +4,8 @@ With V = 151,936 the fp32 logits of 2,048 positions weigh 1.2 GB, and a plain di
 keeps about six such tensors. Here positions go through in chunks: logits, loss and the gradient
 with respect to the logits of one chunk are made, folded into the gradients of the hidden states
 and of the head, and dropped (the idea of Liger's fused linear cross-entropy, Hsu et al. 2024).
-A method's mathematics is one pure function of a chunk (`TokenLoss`). Read next: `distill.py`.
+A method's mathematics is one pure function of a chunk (`TokenLoss`). Read next: `mix.py`, what may
+be minimised; `distill.py`.
 
 Shapes: P labelled positions, C positions of a chunk, V vocabulary, H hidden size.
 """
@@ -19,43 +20,48 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .divergences import forward_kl
+from .mix import Mix
+from .mix import cross_entropy as label_entropy
+
 # (draft logits [C, V] fp32, target logits [C, V] fp32 or None, label ids [C]) -> named losses [C]
-# The first entry is what is minimised; the others are only reported.
+# The first entry is what is minimised; the others are only reported. A family may put more about a
+# position beside its label, [C, 2]: whatever the module is given as labels comes in chunks.
 TokenLoss = Callable[[Tensor, Tensor | None, Tensor], dict[str, Tensor]]
 
 
 def cross_entropy(logits_CV: Tensor, _target: Tensor | None, label_C: Tensor) -> dict[str, Tensor]:
     """-log q(label), in nats."""
-    ce_C = F.cross_entropy(logits_CV, label_C, reduction="none")
+    ce_C = label_entropy(logits_CV, label_C)
     return {"loss": ce_C, "ce": ce_C.detach()}
 
 
 @dataclass(frozen=True)
-class Distillation:
-    """`kl` * KL(p || q) at `temperature` + `ce` * cross-entropy on the text's own token.
+class Distillation(Mix):
+    """A mix of terms over the target's whole vocabulary; as `Distillation(kl, ce, temperature)` the
+    forward KL of Hinton et al. 2015 and the cross-entropy on the text's own token.
 
-    The forward KL of Hinton et al. 2015 and of DistillSpec (Zhou et al. 2023, FKL). It also
-    reports `alpha`, sum_v min(p, q): the acceptance rate of sampling at temperature 1
-    (Leviathan et al. 2023, theorem 3.5), the quantity that distillation is for.
+    It reports `kl` and `ce` whatever is minimised, every other term that is, and `alpha`,
+    sum_v min(p, q): the acceptance rate of sampling at temperature 1 (Leviathan et al. 2023,
+    theorem 3.5), the quantity that distillation is for.
     """
-
-    kl: float
-    ce: float
-    temperature: float = 1.0
 
     def __call__(
         self, draft_CV: Tensor, target_CV: Tensor | None, label_C: Tensor
     ) -> dict[str, Tensor]:
         if target_CV is None:
             raise ValueError("distillation needs the target's logits")
-        log_q_CV = (draft_CV / self.temperature).log_softmax(-1)
-        log_p_CV = (target_CV / self.temperature).log_softmax(-1)
-        kl_C = (log_p_CV.exp() * (log_p_CV - log_q_CV)).nan_to_num(0.0).sum(-1)
-        ce_C = F.cross_entropy(draft_CV, label_C, reduction="none")
+        laws = self.laws(draft_CV, target_CV)
+        terms = self.terms(laws, draft_CV, label_C)
+        loss_C = self.total(terms)
         with torch.no_grad():
+            if "kl" not in terms:
+                terms["kl"] = forward_kl(laws.log_p_CU, laws.log_q_CU)
+            if "ce" not in terms:
+                terms["ce"] = label_entropy(draft_CV, label_C)
             alpha_C = torch.minimum(draft_CV.softmax(-1), target_CV.softmax(-1)).sum(-1)
-        loss_C = self.kl * kl_C + self.ce * ce_C
-        return {"loss": loss_C, "kl": kl_C.detach(), "ce": ce_C.detach(), "alpha": alpha_C}
+        reported = {name: term.detach() for name, term in terms.items()}
+        return {"loss": loss_C, **reported, "alpha": alpha_C}
 
 
 class ChunkedLoss(nn.Module):
@@ -83,18 +89,31 @@ class ChunkedLoss(nn.Module):
         self.rows = len(head.weight) if rows is None else rows
 
     def forward(
-        self, hidden_PH: Tensor, label_P: Tensor, teacher: Teacher | None = None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+        self, hidden_PH: Tensor, label_P: Tensor, teacher: Teacher | None = None,
+        share_P: Tensor | None = None, *, only_said: bool = False,
+    ) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
         """Sum of the loss over P positions (a scalar with a gradient) and the sums of all terms.
 
         No labelled position at all (P = 0, a micro-batch of prompts alone) gives zero and no terms.
+
+        Args:
+            hidden_PH: what the head reads.
+            label_P: labels, or what else the loss takes in their place.
+            teacher: the target, where the loss compares with it.
+            share_P: how much each position counts in the sum that is minimised; terms are reported
+                without it.
+            only_said: give q(label) [P] in place of the sum, without a gradient and without terms;
+                what `pace.py` asks for before the loss. Through this door because only a module's
+                forward pass sees weights that are sharded.
         """
+        weight_VH = self.weight[: self.rows]
+        if only_said:
+            return _said(hidden_PH, weight_VH, label_P, self.chunk), {}
         if len(hidden_PH) == 0:
             return (hidden_PH.sum() + self.weight.sum()) * 0.0, {}
         names: list[str] = []
-        weight_VH = self.weight[: self.rows]
         sums = _ChunkedSum.apply(
-            hidden_PH, weight_VH, label_P, teacher, self.loss, self.chunk, names
+            hidden_PH, weight_VH, label_P, teacher, share_P, self.loss, self.chunk, names
         )
         return sums[0], dict(zip(names, sums[1], strict=True))
 
@@ -117,7 +136,7 @@ class _ChunkedSum(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden_PH: Tensor, weight_VH: Tensor, label_P: Tensor, teacher: Teacher | None,
-        loss: TokenLoss, chunk: int, names: list[str],
+        share_P: Tensor | None, loss: TokenLoss, chunk: int, names: list[str],
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         compute = _compute_dtype(hidden_PH)
         weight = weight_VH.to(compute)
@@ -131,10 +150,15 @@ class _ChunkedSum(torch.autograd.Function):
                 hidden_CH = hidden_PH[part].to(compute)
                 logits_CV = F.linear(hidden_CH, weight).float()
                 target_CV = teacher.logits(part, len(weight)) if teacher is not None else None
-                terms, grad_CV = _terms(loss, logits_CV, target_CV, label_P[part], wanted)
+                share_C = None if share_P is None else share_P[part]
+                made, terms, grad_CV = _terms(
+                    loss, logits_CV, target_CV, label_P[part], share_C, wanted
+                )
                 del logits_CV, target_CV
                 names[:] = list(terms)
-                sums = torch.stack([term.sum(dtype=torch.float32) for term in terms.values()])
+                sums = torch.stack(
+                    [term.sum(dtype=torch.float32) for term in (made, *terms.values())]
+                )
                 totals = sums if totals is None else totals + sums
                 if grad_CV is None:
                     continue
@@ -145,8 +169,9 @@ class _ChunkedSum(torch.autograd.Function):
                     _add_product(weight_grad, grad_CV, hidden_CH)
         assert totals is not None  # P > 0
         ctx.save_for_backward(hidden_grad, weight_grad)
-        ctx.mark_non_differentiable(totals)
-        return totals[0].clone(), totals
+        made, reported = totals[0].clone(), totals[1:].clone()
+        ctx.mark_non_differentiable(reported)
+        return made, reported
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -155,7 +180,7 @@ class _ChunkedSum(torch.autograd.Function):
         return (
             None if hidden_grad is None else hidden_grad.mul_(scale.to(hidden_grad.dtype)),
             None if weight_grad is None else weight_grad.mul_(scale),
-            None, None, None, None, None,
+            None, None, None, None, None, None,
         )  # fmt: skip
 
 
@@ -173,17 +198,34 @@ def _parts(count: int, chunk: int) -> Iterator[slice]:
 
 
 def _terms(
-    loss: TokenLoss, logits_CV: Tensor, target_CV: Tensor | None, label_C: Tensor, wanted: bool
-) -> tuple[dict[str, Tensor], Tensor | None]:
-    """The loss's terms and, when wanted, the gradient of their first with respect to the logits."""
-    if not wanted:
-        return loss(logits_CV, target_CV, label_C), None
-    with torch.enable_grad():
-        logits_CV.requires_grad_()
-        terms = loss(logits_CV, target_CV, label_C)
-        first = next(iter(terms.values()))
-        (grad_CV,) = torch.autograd.grad(first.sum(), logits_CV)
-    return {name: term.detach() for name, term in terms.items()}, grad_CV
+    loss: TokenLoss, logits_CV: Tensor, target_CV: Tensor | None, label_C: Tensor,
+    share_C: Tensor | None, wanted: bool,
+) -> tuple[Tensor, dict[str, Tensor], Tensor | None]:  # fmt: skip
+    """What is minimised, the loss's terms and, when wanted, the gradient of the first.
+
+    The gradient is with respect to the logits.
+    """
+    with torch.set_grad_enabled(wanted):
+        terms = loss(logits_CV.requires_grad_(wanted), target_CV, label_C)
+        made_C = next(iter(terms.values()))
+        made_C = made_C if share_C is None else made_C * share_C
+        grad_CV = torch.autograd.grad(made_C.sum(), logits_CV)[0] if wanted else None
+    return made_C.detach(), {name: term.detach() for name, term in terms.items()}, grad_CV
+
+
+@torch.no_grad()
+def _said(hidden_PH: Tensor, weight_VH: Tensor, label_P: Tensor, chunk: int) -> Tensor:
+    """q(label), fp32 [P], a chunk of logits at a time; 0 for a label that is none (below 0)."""
+    compute = _compute_dtype(hidden_PH)
+    said_P = torch.zeros(len(hidden_PH), device=hidden_PH.device)
+    with torch.autocast(hidden_PH.device.type, enabled=False):
+        weight = weight_VH.to(compute)
+        for part in _parts(len(hidden_PH), chunk):
+            logits_CV = F.linear(hidden_PH[part].to(compute), weight).float()
+            label_C1 = label_P[part].clamp_min(0)[:, None]
+            log_q_C = logits_CV.gather(-1, label_C1).squeeze(-1) - logits_CV.logsumexp(-1)
+            said_P[part] = log_q_C.exp() * (label_P[part] >= 0)
+    return said_P
 
 
 def _add_product(into_VH: Tensor, grad_CV: Tensor, hidden_CH: Tensor) -> None:

@@ -11,19 +11,23 @@ H hidden size, F numbers that a head reads, X positions that have a token so far
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from ..drafters.medusa import MedusaHeads
+from ..drafters.medusa import Heads, MedusaHeads
+from ..errors import RequestError
 from .config import MedusaConfig, ObjectiveConfig
 from .distill import refuse_nothing
+from .features import FeatureSource, OnlineFeatures
 from .frozen import Given, Save, run_for_target, saver
 from .loop import Outcome
 from .losses import ChunkedLoss, Distillation, Teacher, cross_entropy
-from .objective import Batch, hidden_states
+from .objective import Batch
+from .pace import anchors_of, paced
 from .sharding import standalone
 
 if TYPE_CHECKING:
@@ -41,17 +45,17 @@ def counted(batch: Batch, k: int) -> Tensor:
 
 
 class HeadLoss:
-    """The loss of one head: `kl` * KL(p || q) + `ce` * cross-entropy, for `ChunkedLoss`.
+    """The loss of one head: the recipe's mix of terms, for `ChunkedLoss`.
 
     p is the target's law of the very token that the head speaks of. Also reported: `top1`, how
-    often the head's likeliest token is the text's own, and with `kl` the laws' overlap `alpha`.
+    often the head's likeliest token is the text's own, and the laws' overlap `alpha` where a term
+    asks for the target's.
     """
 
     def __init__(self, config: ObjectiveConfig) -> None:
-        self.distils = config.kl > 0
+        self._distillation = Distillation.of(config)
+        self.distils = self._distillation.asks_the_target
         self.names = ("loss", "top1", "alpha") if self.distils else ("loss", "top1")
-        self._ce = config.ce
-        self._distillation = Distillation(config.kl, config.ce, config.temperature)
 
     def __call__(
         self, draft_CV: Tensor, target_CV: Tensor | None, label_C: Tensor
@@ -59,7 +63,7 @@ class HeadLoss:
         top1_C = (draft_CV.argmax(-1) == label_C).float()
         if not self.distils:
             ce_C = cross_entropy(draft_CV, None, label_C)["loss"]
-            return {"loss": self._ce * ce_C, "top1": top1_C}
+            return {"loss": self._distillation.ce * ce_C, "top1": top1_C}
         terms = self._distillation(draft_CV, target_CV, label_C)
         return {"loss": terms["loss"], "top1": top1_C, "alpha": terms["alpha"]}
 
@@ -71,17 +75,20 @@ class Lesson(NamedTuple):
     """What its output projection reads."""
     embeds_RSH: Tensor | None = None
     """Embeddings of the tokens, for heads that see some."""
+    read_RSH: Tensor | None = None
+    """What the heads read in the place of `hidden_RSH`, where something stands in front of them."""
 
 
 class MedusaStudent(nn.Module):
     """The heads and their losses, each in chunks over the positions where it has a label."""
 
     def __init__(
-        self, heads: MedusaHeads, target_head: nn.Linear, decay: float, objective: ObjectiveConfig
+        self, heads: Heads, target_head: nn.Linear, decay: float, objective: ObjectiveConfig
     ) -> None:
         super().__init__()
         self.medusa, self._decay = heads, decay
         self._loss = HeadLoss(objective)
+        self._pace_floor = objective.pace_floor if objective.positions == "d-pace" else None
         own: Any = heads.lm_heads
         self.losses = nn.ModuleList(
             ChunkedLoss(lm_head, self._loss, chunk=objective.chunk) for lm_head in own
@@ -93,22 +100,26 @@ class MedusaStudent(nn.Module):
     def forward(self, batch: Batch, lesson: Lesson) -> tuple[Tensor, dict[str, Tensor]]:
         loss = torch.zeros((), device=lesson.hidden_RSH.device)
         terms: dict[str, Tensor] = {}
-        for k in range(1, self.medusa.config.heads + 1):
-            head_loss, found = self.head(k, batch, lesson)
-            loss = loss + self._decay**k * head_loss
+        heads = range(1, self.medusa.config.heads + 1)
+        paces = None if self._pace_floor is None else self._paces(batch, lesson, self._pace_floor)
+        for k in heads:
+            head_loss, found = self.head(k, batch, lesson, None if paces is None else paces[k - 1])
+            loss = loss + (self._decay**k * head_loss if paces is None else head_loss)
             terms |= {f"head{k}_{name}": value for name, value in found.items()}
         return loss, {"loss": loss.detach(), **terms}
 
-    def head(self, k: int, batch: Batch, lesson: Lesson) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss of head k summed over its labels, and its terms."""
+    def head(
+        self, k: int, batch: Batch, lesson: Lesson, share_P: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss of head k summed over its labels, each counting `share_P` if given; and its terms,
+        where all labels count alike."""
         counts_RX = counted(batch, k)
         label_P = batch["input_ids"][:, k + 1 :][counts_RX]
-        given_PF = self.given(k, lesson)[counts_RX].to(self.medusa.dtype)
-        chunked = self._frozen[0] if self.medusa.config.shared_head else self.losses[k - 1]
         teacher = None
         if self._loss.distils:
             teacher = self._teacher(lesson.hidden_RSH[:, k:-1][counts_RX])
-        loss, sums = chunked(self.medusa.blocks[k - 1](given_PF), label_P, teacher)
+        hidden_PH = self._hidden(k, counts_RX, lesson)
+        loss, sums = self._chunked(k)(hidden_PH, label_P, teacher, share_P)
         # the loop divides by all labels, of which a head lacks the first k of every document; and
         # it adds up the same names on every process, whatever the batch held there
         share = batch["loss_mask"].sum() / max(1, len(label_P))
@@ -118,6 +129,27 @@ class MedusaStudent(nn.Module):
     def given(self, k: int, lesson: Lesson) -> Tensor:
         """What head k reads at every position that has a token k + 1 places ahead, [R, X, F]."""
         return lesson.hidden_RSH[:, : -(k + 1)]
+
+    @torch.no_grad()
+    def _paces(self, batch: Batch, lesson: Lesson, floor: float) -> list[Tensor]:
+        """D-PACE's weights of every head's labels: a first pass, a chunk of logits at a time."""
+        heads = range(1, self.medusa.config.heads + 1)
+        said, anchors = [], []
+        for k in heads:
+            counts_RX = counted(batch, k)
+            label_P = batch["input_ids"][:, k + 1 :][counts_RX]
+            hidden_PH = self._hidden(k, counts_RX, lesson)
+            said.append(self._chunked(k)(hidden_PH, label_P, only_said=True)[0])
+            anchors.append(anchors_of(counts_RX, batch["input_ids"].shape[1]))
+        return paced(said, anchors, batch["input_ids"].numel(), floor)
+
+    def _hidden(self, k: int, counts_RX: Tensor, lesson: Lesson) -> Tensor:
+        """What head k's projection reads where it has a label, [P, H]."""
+        return self.medusa.head(k, self.given(k, lesson)[counts_RX].to(self.medusa.dtype))
+
+    def _chunked(self, k: int) -> nn.Module:
+        """The projection of head k and its loss."""
+        return self._frozen[0] if self.medusa.config.shared_head else self.losses[k - 1]
 
     def _teacher(self, hidden_PH: Tensor) -> Teacher:
         weight_VH = self._frozen[0].weight
@@ -130,15 +162,13 @@ class MedusaObjective:
     def __init__(self, student: MedusaStudent, target: PreTrainedModel, save: Save) -> None:
         self.module: nn.Module = student
         self._heads, self._target, self._save = student.medusa, target, save
+        self.features: FeatureSource = OnlineFeatures(target)
 
     @torch.no_grad()
     def prepare(self, batch: Batch) -> Lesson:
         """The target's last hidden states."""
-        target: Any = self._target
-        device = batch["input_ids"].device
-        if target.device != device:
-            target.to(device)
-        return Lesson(hidden_states(target, batch))
+        (hidden_RSH,) = self.features(batch)
+        return Lesson(hidden_RSH)
 
     def export(self, folder: Path) -> None:
         """A drafter checkpoint, as `drafters/` writes and reads it."""
@@ -152,25 +182,33 @@ def build(
     medusa: MedusaConfig, objective: ObjectiveConfig, target: PreTrainedModel, save: Save
 ) -> MedusaObjective:
     """Untrained heads for `target`, which is frozen here; errors as for `student`."""
+    refuse_prefix(medusa)
     return MedusaObjective(
-        student(MedusaHeads, MedusaStudent, medusa, objective, target), target, save
+        student(MedusaHeads.for_target, MedusaStudent, medusa, objective, target), target, save
     )
 
 
+def refuse_prefix(medusa: MedusaConfig) -> None:
+    """Raise RequestError where a layer is asked for that Medusa's heads do not have."""
+    if medusa.prefix:
+        raise RequestError(
+            "medusa.prefix is on, and Medusa's heads have no layer in front of them; leave it out, "
+            "or train with method `hydra`"
+        )
+
+
 def student(
-    heads: type[MedusaHeads], kind: type[MedusaStudent], medusa: MedusaConfig,
+    heads: Callable[..., MedusaHeads], kind: type[MedusaStudent], medusa: MedusaConfig,
     objective: ObjectiveConfig, target: PreTrainedModel,
 ) -> MedusaStudent:  # fmt: skip
-    """Untrained heads of a family and their loss; freezes the target.
+    """Untrained heads and their loss, `heads` making them for a target; freezes the target.
 
     Raises:
         RequestError: nothing would be learnt, or the target's output projection has a bias.
     """
-    refuse_nothing(objective)
+    refuse_nothing(objective, places=medusa.heads)
     target.requires_grad_(False).eval()
-    fresh = heads.for_target(
-        target, heads=medusa.heads, layers=medusa.layers, shared_head=medusa.shared_head
-    )
+    fresh = heads(target, heads=medusa.heads, layers=medusa.layers, shared_head=medusa.shared_head)
     head: Any = target.get_output_embeddings()
     return kind(fresh, head, medusa.decay, objective)
 

@@ -10,7 +10,7 @@ Shapes: R rows, S tokens of a row, P labelled positions, H hidden size.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,14 @@ class Objective(Protocol):
 
     def draft(self) -> nn.Module | None:
         """The module that decodes, for probes; None when the method trains no drafter."""
+
+
+@runtime_checkable
+class Stepwise(Protocol):
+    """An objective whose loss is not the same function at every step."""
+
+    def begin_step(self, step: int, seed: int) -> None:
+        """Called before the step's first batch; `seed` is the step's own, on every process."""
 
 
 class Labelled(NamedTuple):

@@ -19,6 +19,7 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from ..errors import EnvironmentFailure, RequestError
 from . import checkpoint
+from .allocator import keep_freed_memory
 from .config import LoopConfig, OptimizerConfig
 from .loop import Loop, Outcome, Plan, Probe, Rows
 from .objective import Objective
@@ -30,13 +31,20 @@ def make_accelerator(loop: LoopConfig, optimizer: OptimizerConfig, out: Path) ->
     """The accelerator of this run, checked against the recipe's batch."""
     on_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in {"1", "true", "yes"}
     on_cpu = on_cpu or not torch.cuda.is_available()
-    if on_cpu:  # DeepSpeed, where it is installed, guesses and warns otherwise
+    if on_cpu:
+        keep_freed_memory()
+        # DeepSpeed, where it is installed, guesses and warns otherwise
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     # DeepSpeed on CPU believes that every rank is alone unless the backend is named; a single
     # process that names one is taken for a rank of a group that nobody started
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     handlers: list[Any] = [InitProcessGroupKwargs(backend="gloo")] if on_cpu and several else []
     refuse_impossible(loop, on_cpu=on_cpu)
+    if os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true":
+        raise RequestError(
+            "the launch asks for FSDP, whose pieces the loop would not save whole; for memory take "
+            "DeepSpeed: launch with launch/configs/zero2.yaml or zero3.yaml"
+        )
     # an earlier run of this process may have had another precision, which the state remembers
     AcceleratorState._reset_state()
     wants_deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true"
@@ -77,6 +85,14 @@ def refuse_impossible(loop: LoopConfig, *, on_cpu: bool) -> None:
         )
 
 
+def refuse_other_optimizers(optimizer: OptimizerConfig) -> None:
+    """Raise RequestError for an optimiser that DeepSpeed does not take."""
+    if optimizer.name != "adamw":
+        raise RequestError(
+            f"optimizer.name is {optimizer.name!r}; DeepSpeed takes one optimiser: use adamw"
+        )
+
+
 def _set_deepspeed(
     accelerator: Accelerator, loop: LoopConfig, optimizer: OptimizerConfig, micro_batches: int
 ) -> int:
@@ -87,10 +103,7 @@ def _set_deepspeed(
             "the launch asks for DeepSpeed, and ACCELERATE_USE_CPU makes accelerate leave it out; "
             "unset that variable, and on a machine without a GPU set DS_ACCELERATOR=cpu"
         )
-    if optimizer.name != "adamw":
-        raise RequestError(
-            f"optimizer.name is {optimizer.name!r}; DeepSpeed takes one optimiser: use adamw"
-        )
+    refuse_other_optimizers(optimizer)
     # transformers would cut every model into pieces while it is made, the frozen target too
     unset_hf_deepspeed_config()
     accelerator.gradient_accumulation_steps = micro_batches

@@ -12,10 +12,18 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..errors import RequestError
+
 
 def is_sharded(module: nn.Module) -> bool:
     """Whether ZeRO-3 holds the parameters."""
     return any(hasattr(parameter, "ds_id") for parameter in module.parameters())
+
+
+def refuse_average(decay: float | None) -> None:
+    """Raise RequestError where a moving average is asked for of weights in pieces."""
+    if decay is not None:
+        raise RequestError("loop.ema is set, but ZeRO-3 shards the weights; use ZeRO-2 or less")
 
 
 def gathered(module: nn.Module) -> contextlib.AbstractContextManager[Any]:

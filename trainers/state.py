@@ -23,7 +23,9 @@ def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
 
 def trainable(module: nn.Module) -> dict[str, Tensor]:
     """Parameters that are trained, and buffers that are saved, by name; shared ones once."""
-    frozen = {name for name, p in module.named_parameters() if not p.requires_grad}
+    # a shared parameter is frozen under each of its names
+    each_name = module.named_parameters(remove_duplicate=False)
+    frozen = {name for name, p in each_name if not p.requires_grad}
     seen: set[int] = set()
     kept = {}
     for name, tensor in module.state_dict(keep_vars=True).items():

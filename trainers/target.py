@@ -24,6 +24,7 @@ from .architecture import fresh_model
 from .config import ModelConfig, ObjectiveConfig
 from .loop import Outcome, Plan
 from .losses import ChunkedLoss, cross_entropy
+from .mix import Mix
 from .objective import Batch, hidden_states, labelled
 from .setup import make_accelerator, make_deterministic, run_loop
 from .sharding import standalone
@@ -91,6 +92,7 @@ def run(
     objective: ObjectiveConfig, plan: Plan, out: Path, resume: str,
 ) -> Outcome:  # fmt: skip
     """Train a target into `out/target`. Resumes as `setup.resume_from` says."""
+    refuse_terms(objective)
     make_deterministic(plan.loop)
     accelerator = make_accelerator(plan.loop, plan.optimizer, out)
     with accelerator.main_process_first():
@@ -101,6 +103,16 @@ def run(
         goal, rows.train, rows.validation, plan, accelerator,
         out=out, export_to=out / "target", probe=None, resume=resume,
     )  # fmt: skip
+
+
+def refuse_terms(objective: ObjectiveConfig) -> None:
+    """Raise RequestError where a term asks for the law of a target, of which there is none yet."""
+    asked = [name for name in Mix.of(objective, kl=0.0).asked if name != "ce"]
+    if asked:
+        raise RequestError(
+            f"objective.{asked[0]} compares with a target's law, and method `target` trains a "
+            "model from the text alone; leave it out, or distil a draft with method `distill`"
+        )
 
 
 def tokenizer_for(data: DataConfig, config: TokenizerConfig, out: Path) -> PreTrainedTokenizerBase:

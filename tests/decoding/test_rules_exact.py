@@ -17,7 +17,13 @@ import pytest
 import torch
 from draftsmith.decoding import acceptance
 from draftsmith.decoding.acceptance import Outcome, Rule, accept_chain, accept_several, accept_tree
-from draftsmith.decoding.lossy import lenient_rejection, topk_match, typical_acceptance
+from draftsmith.decoding.lossy import (
+    close_match,
+    lenient_rejection,
+    minimum_block,
+    topk_match,
+    typical_acceptance,
+)
 from draftsmith.decoding.proposal import Law, Proposal, Trials
 from draftsmith.decoding.random import SharedStream, Uniforms
 from draftsmith.decoding.rules import LOSSLESS, LOSSY, is_lossy, rule_for
@@ -155,6 +161,8 @@ def all_rules(mild: bool = False) -> dict[str, tuple[Rule, Drafts, World]]:
         "lossy-typical": (typical_acceptance, free, one),
         "lossy-lenient": (lenient_rejection, line, one),
         "lossy-topk-match": (topk_match, free, one),
+        "lossy-close-match": (close_match, free, one),
+        "lossy-min-block": (minimum_block, free, one),
     }
 
 
@@ -440,7 +448,10 @@ def test_lossy_rules_meet_lossless_ones_at_their_limits() -> None:
     assert_same(strict, accept_chain(*args, PLAIN, Given(coins)))
     for warper in (PLAIN, GREEDY):
         first = topk_match(*args, warper, Given(coins), k=1)
-        assert_same(first, acceptance.accept_greedy(*args, GREEDY, Given(coins)))
+        exact = close_match(*args, warper, Given(coins), epsilon=0)
+        least = minimum_block(*args, warper, Given(coins), least=1)
+        for each in (first, exact, least):
+            assert_same(each, acceptance.accept_greedy(*args, GREEDY, Given(coins)))
 
 
 @pytest.mark.parametrize("warper", [Warper(1.0, top_k=1), Warper(0.02), PLAIN])
@@ -452,9 +463,26 @@ def test_topk_match_never_takes_a_token_behind_the_kth(warper: Warper) -> None:
     assert found.accepted_B.tolist() == [0]
 
 
+def test_the_rules_of_blocks_by_hand() -> None:
+    """The target says 3, 0, 5, 5; the block behind its token guesses 4, 0, 2 and 5."""
+    logits_BNV = torch.eye(6)[[3, 0, 5, 5, 1]][None]
+    proposal = Proposal(torch.tensor([[0, 4, 0, 2, 5]]), chain(4), Law.POINT_MASS)
+
+    def accepted(rule: Rule, **how: int) -> tuple[int, int]:
+        found = rule(logits_BNV, proposal, PLAIN, Given(logits_BNV[0]), **how)
+        return int(found.accepted_B), int(found.extra_B)
+
+    assert [accepted(close_match, epsilon=e) for e in range(4)] == [(0, 3), (2, 5), (2, 5), (4, 1)]
+    assert [accepted(minimum_block, least=n) for n in range(1, 6)] == [
+        (0, 3), (2, 5), (2, 5), (4, 1), (4, 1),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("rule", "least"), [("typical", 0.4), ("lenient", 0.05), ("topk-match", 0.3)]
-)
+    ("rule", "least"),
+    [("typical", 0.4), ("lenient", 0.05), ("topk-match", 0.3), ("close-match", 0.3),
+     ("min-block", 0.3)],
+)  # fmt: skip
 def test_lossy_rules_are_lossy(rule: str, least: float) -> None:
     p, q = [0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4]
     truth = of_laws(p, q)
@@ -509,7 +537,7 @@ def test_lossy_rules_come_by_name_only(tree, law: Law, warper: Warper) -> None:
     proposal = blank(tree, law)
     assert not is_lossy(right_name(law, warper, is_chain=tree.is_chain))
     assert rule_for(proposal, warper) not in LOSSY.values()
-    for name in ("lossy-typical", "lossy-topk-match"):
+    for name in LOSSY.keys() - {"lossy-lenient"}:
         assert is_lossy(name)
         assert rule_for(proposal, warper, name) is LOSSY[name]
     if warper.greedy:  # lenience gives nothing to laws of one token

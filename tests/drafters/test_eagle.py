@@ -24,8 +24,7 @@ from draftsmith.drafters.eagle_net import EagleNet
 from draftsmith.drafters.eagle_net3 import Eagle3Net, fused_layers
 from draftsmith.errors import RequestError
 from draftsmith.trainers import eagle, eagle3
-from draftsmith.trainers.config import Eagle3Config, EagleConfig
-from draftsmith.trainers.objective import document_mask
+from draftsmith.trainers.config import Eagle3Config, EagleConfig, ObjectiveConfig
 from scipy import stats
 from torch import Tensor
 
@@ -49,12 +48,16 @@ def target() -> Backbone:
     return backbone
 
 
+def nothing(_module: torch.nn.Module, _folder: Path) -> None:
+    """Where an export goes that no test looks at."""
+
+
 def goal_for(family: str, target: Backbone) -> eagle.EagleObjective | eagle3.Eagle3Objective:
     torch.manual_seed(0)
     if family == "eagle":
-        return eagle.build(EagleConfig(ce=1.0), target.model, lambda _module, _folder: None)
+        return eagle.build(EagleConfig(ce=1.0), ObjectiveConfig(), target.model, nothing)
     config = Eagle3Config(passes=DEPTH, layers=(0, 1, 2))
-    return eagle3.build(config, target.model, WORDS, lambda _module, _folder: None)
+    return eagle3.build(config, ObjectiveConfig(), target.model, WORDS, nothing)
 
 
 @pytest.fixture(scope="module", params=["eagle", "eagle3"])
@@ -196,12 +199,12 @@ def test_training_and_decoding_see_the_same_laws(
     for texts, proposal, _ in drafter.seen:
         drafted = proposal.tokens_BN[:, 1:].tolist()
         rows = packed([text + more for text, more in zip(texts, drafted, strict=True)])
-        lesson, mask = goal.prepare(rows), document_mask(rows["documents"])
-        where = (lesson.embeds_RSH, rows["positions"], mask)
-        if isinstance(net, EagleNet):
-            outputs = [net(lesson.features_RSH, *where)]
-        else:
-            outputs = net.unroll(net.fuse(lesson.features_RSF), *where, DEPTH)
+        lesson = goal.prepare(rows)
+        features = lesson.features_RSH if isinstance(net, EagleNet) else lesson.features_RSF
+        passes = 1 if isinstance(net, EagleNet) else DEPTH
+        outputs = net.unroll(
+            net.fuse(features), lesson.embeds_RSH, rows["positions"], rows["documents"], passes
+        )
         # the last pair of a text ends with its last token: it stands at the last but one
         ends = torch.tensor([len(text) + DEPTH for text in texts]).cumsum(0) - 2 - DEPTH
         assert proposal.q_BNV is not None

@@ -1,4 +1,4 @@
-"""Hydra's heads decode as they are trained, node by node; output is the target's own."""
+"""Hydra and Hydra++ decode as they are trained, node by node; output is the target's own."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.proposal import Committed, FeatureProposer, Law, Proposal
 from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
-from draftsmith.drafters.hydra import Hydra, HydraHeads, load_hydra
+from draftsmith.drafters.hydra import Hydra, HydraHeads, HydraPlus, hydra_on, load_hydra
+from draftsmith.drafters.hydra_prefix import PrefixLayer
 from draftsmith.drafters.medusa import Medusa, MedusaHeads, load_medusa
+from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import RequestError
 from draftsmith.trainers.config import MedusaConfig, ObjectiveConfig
 from draftsmith.trainers.frozen import saver
 from draftsmith.trainers.hydra import build
+from draftsmith.trainers.objective import document_mask
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -31,32 +34,38 @@ ODD = [[0], [2], [2, 1], [2, 0], [0, 3], [2, 0, 1], [0, 3, 0], [0, 3, 0, 2], [1]
 
 
 def make_hydra(
-    target: Backbone, *, noise: float = 0.05, layers: int = 1, shared: bool = False, **tree
-) -> Hydra:
+    target: Backbone, *, noise: float = 0.05, layers: int = 1, shared: bool = False,
+    prefix: bool = False, **tree
+) -> Hydra:  # fmt: skip
     """Heads that are no longer the target's own projection, and still accept something."""
-    heads = HydraHeads.for_target(target.model, heads=4, layers=layers, shared_head=shared)
+    heads = HydraHeads.for_target(
+        target.model, heads=4, layers=layers, shared_head=shared, prefix=prefix
+    )
     g = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in heads.parameters():
             parameter.add_(noise * torch.randn(parameter.shape, generator=g))
-    return Hydra(heads.requires_grad_(False), target, **tree)
+    return hydra_on(heads.requires_grad_(False), target, **tree)
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("layers", [1, 3])
-def test_new_heads_are_the_targets_own(target: Backbone, layers: int) -> None:
+@pytest.mark.parametrize(("layers", "prefix"), [(1, False), (3, False), (4, True)])
+def test_new_heads_are_the_targets_own(target: Backbone, layers: int, prefix: bool) -> None:
     """Whatever tokens they are shown; so they draft what new Medusa heads draft."""
-    heads = HydraHeads.for_target(target.model, heads=3, layers=layers)
+    heads = HydraHeads.for_target(target.model, heads=3, layers=layers, prefix=prefix)
     head = target.model.get_output_embeddings()
     hidden, embeds = torch.randn(2, 5, 32), list(torch.randn(3, 2, 5, 32))
+    if prefix:
+        assert torch.equal(heads.prefix(hidden, torch.arange(5).expand(2, -1), None), hidden)
     found = heads.logits(heads(hidden, embeds), head.weight)
     for k in range(3):
         assert torch.equal(found[:, :, k], head(hidden))
-    hydra = Hydra(heads, target, paths=[[0], [1], [0, 1], [1, 0]])
+    hydra = hydra_on(heads, target, paths=[[0], [1], [0, 1], [1, 0]])
     medusa = Medusa(
         MedusaHeads.for_target(target.model, heads=3), target, paths=[[0], [1], [0, 1], [1, 0]]
     )
     for drafter in (hydra, medusa):
+        drafter.reset([[1] * 5] * 2, 8)
         drafter.begin([hidden[0], hidden[1]])
     first, second = (
         each.propose(torch.tensor([3, 4]), SAMPLED, Uniforms(0, [0, 1], "cpu"))
@@ -66,8 +75,8 @@ def test_new_heads_are_the_targets_own(target: Backbone, layers: int) -> None:
     assert first.tree == second.tree
 
 
-class Watched(Hydra):
-    """Keeps, for every proposal, each row's text up to the root, the proposal and all logits met."""
+class Watched:
+    """A Hydra that keeps, for every proposal, each row's text up to the root, the proposal and all logits met."""
 
     def reset(self, prompts, room, *, static=False):  # noqa: ANN001, ANN201
         super().reset(prompts, room, static=static)
@@ -97,10 +106,19 @@ class Watched(Hydra):
                 self.accepted += len(accepted)
 
 
+class WatchedHydra(Watched, Hydra):
+    pass
+
+
+class WatchedHydraPlus(Watched, HydraPlus):
+    pass
+
+
 def trained_on(drafter: Hydra, text: list[int], k: int) -> Tensor:
     """Logits of head k at the last place where the objective trains it on `text`."""
+    shape = drafter.heads.config
     goal = build(
-        MedusaConfig(shared_head=drafter.heads.config.shared_head, layers=2),
+        MedusaConfig(shared_head=shape.shared_head, layers=2, prefix=shape.prefix is not None),
         ObjectiveConfig(kl=0, ce=1), drafter._target.model, lambda _module, _folder: None,
     )  # fmt: skip
     goal.draft().load_state_dict(drafter.heads.state_dict())
@@ -118,19 +136,29 @@ def trained_on(drafter: Hydra, text: list[int], k: int) -> Tensor:
 
     for chunked in (*goal.module.losses, *goal.module._frozen):
         chunked.loss = spy
-    goal.module.head(k, batch, goal.prepare(batch))
-    return seen[-1][-1]
+    one_head, last = goal.module.head, []
+
+    def head(number: int, *given) -> tuple:  # noqa: ANN002
+        done = one_head(number, *given)
+        last.extend([seen[-1][-1]] if number == k else [])
+        return done
+
+    goal.module.head = head
+    with torch.no_grad():
+        goal.module(batch, goal.prepare(batch))
+    return last[0]
 
 
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(("prefix", "shared"), [(False, False), (False, True), (True, False)])
 @pytest.mark.parametrize(("architecture", "static"), [("qwen3", False), ("llama", True)])
 def test_training_and_decoding_see_the_same_logits(
-    architecture: str, shared: bool, static: bool
+    architecture: str, shared: bool, static: bool, prefix: bool
 ) -> None:
     """Every expanded node = the training objective on the text with that node's path behind it."""
     target = make_target(architecture)
-    base = make_hydra(target, noise=0.1, layers=2, shared=shared)
-    drafter = Watched(base.heads, target, paths=ODD)
+    base = make_hydra(target, noise=0.1, layers=2, shared=shared, prefix=prefix)
+    kind = WatchedHydraPlus if prefix else WatchedHydra
+    drafter = kind(base.heads, target, paths=ODD)
     generate(target, drafter, PROMPTS, warper=SAMPLED, max_new_tokens=9, static=static)
     compared = 0
     for texts, proposal, levels in drafter.met[:3]:
@@ -152,6 +180,60 @@ def test_training_and_decoding_see_the_same_logits(
                     compared += 1
     assert compared >= 3 * 3 * 6
     assert drafter.accepted > 0
+
+
+def test_the_prefix_layer_is_a_layer_of_llama(target: Backbone) -> None:
+    """transformers' own, with the same weights, over two packed texts."""
+    import transformers
+    from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
+
+    layer = make_hydra(target, noise=0.2, prefix=True).heads.prefix
+    assert isinstance(layer, PrefixLayer)
+    config = transformers.LlamaConfig(
+        hidden_size=32, intermediate_size=target.model.config.intermediate_size,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=16, num_hidden_layers=1,
+        rms_norm_eps=target.model.config.rms_norm_eps, attn_implementation="eager",
+        rope_parameters=target.model.config.rope_parameters,
+    )  # fmt: skip
+    theirs = LlamaDecoderLayer(config, 0)
+    theirs.load_state_dict(layer.state_dict())
+    hidden = torch.randn(1, 9, 32, generator=torch.Generator().manual_seed(4))
+    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
+    documents = torch.tensor([[0] * 4 + [1] * 5])
+    mask = document_mask(documents)
+    expected = theirs(
+        hidden, position_embeddings=LlamaRotaryEmbedding(config)(hidden, positions),
+        attention_mask=torch.zeros(mask.shape).masked_fill(~mask, -1e30),
+    )  # fmt: skip
+    for own in (layer(hidden, positions, mask), layer(hidden, positions, documents_BN=documents)):
+        torch.testing.assert_close(own, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("static", [False, True])
+@torch.inference_mode()
+def test_the_prefix_layer_reads_true_states_alone(target: Backbone, static: bool) -> None:
+    """Behind every step its keys are those of a layer that reads the committed text at once."""
+    drafter = WatchedHydraPlus(make_hydra(target, prefix=True).heads, target)
+    compared = []
+
+    def observe(committed: Committed) -> None:
+        WatchedHydraPlus.observe(drafter, committed)
+        for row, text in enumerate(drafter.texts):
+            known = int(drafter._states._known_B[row])
+            states = target.model.get_decoder()(input_ids=torch.tensor([text])).last_hidden_state
+            layer = drafter.heads.prefix
+            positions = torch.arange(known)[None]
+            expected = layer.self_attn.project(
+                layer.input_layernorm(states[:, :known]), layer.rotary(positions)
+            )
+            keys = drafter._states.arena._keys[0][row, :, :known]
+            torch.testing.assert_close(keys, expected.key_BGND[0], rtol=1e-4, atol=1e-5)
+            compared.append(known - len(PROMPTS[row]))
+
+    object.__setattr__(drafter, "observe", observe)
+    generate(target, drafter, PROMPTS, warper=SAMPLED, max_new_tokens=16, static=static)
+    assert max(compared) > 8
+    assert drafter.accepted > 3
 
 
 @torch.inference_mode()
@@ -183,11 +265,13 @@ def test_every_node_takes_its_rank_behind_its_path(
 
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("noise", [0.0, 0.05, 0.5])
-@pytest.mark.parametrize("paths", [None, [[0]], ODD])
+@pytest.mark.parametrize(
+    ("paths", "prefix"), [(None, False), ([[0]], False), (ODD, False), (None, True), (ODD, True)]
+)
 def test_greedy_output_is_the_targets_own(
-    target: Backbone, static: bool, noise: float, paths: list[list[int]] | None
+    target: Backbone, static: bool, noise: float, paths: list[list[int]] | None, prefix: bool
 ) -> None:
-    drafter = make_hydra(target, noise=noise, paths=paths)
+    drafter = make_hydra(target, noise=noise, paths=paths, prefix=prefix)
     how = {"warper": GREEDY, "max_new_tokens": 30, "eos_ids": (17,)}
     own = generate(target, drafter, PROMPTS, static=static, **how)
     assert own.tokens == autoregressive(target, PROMPTS, **how).tokens
@@ -195,8 +279,9 @@ def test_greedy_output_is_the_targets_own(
         assert any("draft" in row for row in own.origin)
 
 
-def test_a_row_does_not_depend_on_the_others(target: Backbone) -> None:
-    drafter = make_hydra(target)
+@pytest.mark.parametrize("prefix", [False, True])
+def test_a_row_does_not_depend_on_the_others(target: Backbone, prefix: bool) -> None:
+    drafter = make_hydra(target, prefix=prefix)
     how = {"warper": SAMPLED, "max_new_tokens": 24, "seed": 3}
     together = generate(target, drafter, PROMPTS, **how)
     assert together.tokens == generate(target, drafter, PROMPTS, static=True, **how).tokens
@@ -243,29 +328,54 @@ def test_a_step_can_be_recorded(target: Backbone, family: type, shared: bool) ->
     assert not torch.equal(second.tokens_BN, first.tokens_BN)
 
 
+@torch.inference_mode()
+def test_a_step_of_the_prefix_layer_can_be_recorded(target: Backbone) -> None:
+    drafter = make_hydra(target, prefix=True)
+    assert drafter.replayable
+    drafter.reset(PROMPTS[:2], 50, static=True)
+    drafter.begin([torch.randn(5, 32), torch.randn(2, 32)])
+    last, uniforms = torch.tensor([3, 50]), Uniforms(0, [0, 1], "cpu")
+    first = drafter.propose(last, SAMPLED, uniforms)
+    features = torch.randn(2, drafter.nodes, 32)
+    path = torch.tensor([[1, 5, -1, -1], [-1, -1, -1, -1]])
+    committed = Committed(first.tokens_BN[:, :5], torch.tensor([3, 1]), path, features, features)
+    kept = drafter._states._features_BEF
+    with NoWaiting():
+        drafter.observe(committed)
+        second = drafter.propose(last, SAMPLED, uniforms)
+    assert drafter._states._features_BEF is kept
+    assert torch.equal(kept[0, :3], features[0, [0, 1, 5]])
+    assert torch.equal(kept[1, 0], features[1, 0])
+    assert drafter._states.length_B.tolist() == [5 + 3, 2 + 1]
+    assert not torch.equal(second.tokens_BN, first.tokens_BN)
+
+
 def test_what_the_engine_is_told(target: Backbone) -> None:
     drafter = make_hydra(target)
     assert isinstance(drafter, FeatureProposer)
     assert (drafter.draft_length, drafter.nodes, drafter.draft_steps) == (4, 20, 4)
+    assert make_hydra(target, prefix=True).draft_steps == 5
     with pytest.raises(RequestError, match="depth 5"):
         make_hydra(target, paths=[[0] * depth for depth in range(1, 6)])
     with pytest.raises(RequestError, match="at most 61 candidates"):
         make_hydra(target, paths=[[0], [VOCABULARY]])
 
 
-@pytest.fixture(params=[False, True], ids=["own", "shared"])
+@pytest.fixture(params=["own", "shared", "prefix"])
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Backbone, Hydra, Path]:
     """A target with a tokenizer, a drafter for it, and the drafter saved."""
     target = make_target("qwen3")
     target.tokenizer = train_tokenizer(WORDS, 300)
-    drafter = make_hydra(target, shared=request.param, layers=2)
-    saver(target, "hydra")(drafter.module, tmp_path / "drafter")
+    sort = request.param
+    drafter = make_hydra(target, shared=sort == "shared", prefix=sort == "prefix", layers=2)
+    saver(target, drafter.family)(drafter.module, tmp_path / "drafter")
     return target, drafter, tmp_path / "drafter"
 
 
 def test_a_saved_drafter_drafts_the_same(pair: tuple[Backbone, Hydra, Path]) -> None:
     target, drafter, folder = pair
-    loaded = load_hydra(folder, target)
+    loaded = load_drafter(folder, target)
+    assert type(loaded) is type(drafter)
     assert loaded.heads.config == drafter.heads.config
     how = {"warper": SAMPLED, "max_new_tokens": 20, "seed": 3}
     one, two = generate(target, drafter, PROMPTS, **how), generate(target, loaded, PROMPTS, **how)
@@ -280,10 +390,16 @@ def test_a_saved_drafter_drafts_the_same(pair: tuple[Backbone, Hydra, Path]) -> 
 
 def test_another_target_or_family_is_refused(pair: tuple[Backbone, Hydra, Path]) -> None:
     target, _, folder = pair
-    with pytest.raises(RequestError, match="family 'hydra'; expected 'medusa'"):
+    with pytest.raises(RequestError, match=r"family 'hydra(\+\+)?'; expected 'medusa'"):
         load_medusa(folder, target)
     path = folder / "config.json"
     config = json.loads(path.read_text())
+    settings = config["draftsmith"]["settings"]
+    config["draftsmith"]["settings"] = settings | {"heds": 4}
+    path.write_text(json.dumps(config))
+    with pytest.raises(RequestError, match="does not hold the sizes of Hydra heads.*heds"):
+        load_hydra(folder, target)
+    config["draftsmith"]["settings"] = settings
     config["draftsmith"]["target"]["tokenizer"] = "0" * 64
     path.write_text(json.dumps(config))
     with pytest.raises(RequestError, match="with tokenizer"):

@@ -34,7 +34,7 @@ def test_they_fit(results: dict[str, Any]) -> None:
     assert max(map(cell_len, text.splitlines())) <= 80
     assert text.count("1.74 [1.60, 1.93]") == len(results["rows"])
     # short names stay on one line, beside their numbers
-    assert sum("untrained draft" in line for line in text.splitlines()) == 2
+    assert sum("untrained draft" in line for line in text.splitlines()) == 3
     for unit in ("tokens/call", "accepted", "%", "times", "tokens/s", "calls"):
         assert unit in text
     for row in results["sweep"]:
@@ -55,6 +55,7 @@ def test_the_widest_numbers_stay_whole(name: str, results: dict[str, Any]) -> No
         row |= {"method": name, "temperature": 0.75, "verdict": "NOT lossless", "tau": wide,
                 "alpha": [0.44, 0.38, 0.51], "loop_share": 1.0, "flagged": True,
                 "speedup": wide, "predicted_speedup": 12.34, "tokens_per_second": 123_456.7,
+                "n_alpha": [[0.11 * n, 0.0, 1.0] for n in range(1, 9)],
                 "c": 10.25, "c_v": 11.75, "draft_length": 16}  # fmt: skip
     for row in results["sweep"]:
         row |= {"tau": wide, "speedup": wide, "predicted_speedup": 12.34, "draft_length": 16,
@@ -62,6 +63,9 @@ def test_the_widest_numbers_stay_whole(name: str, results: dict[str, Any]) -> No
     lines = printed(results).splitlines()
     assert max(map(cell_len, lines)) <= 80
     rows, sweep = len(results["rows"]), len(results["sweep"])
+    depths = [number(0.11 * n) for n in range(1, 7)]
+    assert sum(all(cell in line for cell in (*depths, "NOT lossless")) for line in lines) == rows
+    assert not any(number(0.77) in line for line in lines)
     assert sum(line.count("12.34 [11.11, 13.45]") for line in lines) == 2 * rows + 2 * sweep
     whole = ("0.75", "0.44 [0.38, 0.51]", "! 100", "NOT lossless")
     assert sum(all(cell in line for cell in whole) for line in lines) == rows
@@ -95,8 +99,21 @@ def test_the_verdict_stands_with_every_acceptance(results: dict[str, Any]) -> No
         for row in (*results["rows"], *results["sweep"]):
             row["verdict"] = verdict
         text = printed(results)
-        assert text.count(verdict) == len(results["rows"]) + 1
+        assert text.count(verdict) == 2 * len(results["rows"]) + 1
         assert f"(audit: {verdict})" in text
+
+
+def test_acceptance_by_depth(results: dict[str, Any]) -> None:
+    """A shallower method leaves its place empty, what was never tested is a dash."""
+    results["rows"][0]["n_alpha"] = [[0.81, 0.7, 0.9]]
+    results["rows"][1]["n_alpha"] = [[0.62, 0.5, 0.7], [0.43, 0.1, 0.8], [None] * 3]
+    text = printed(results)
+    lines = text[text.index("n-alpha: accepted") :].splitlines()
+    (head,) = [line for line in lines if "n = " in line]
+    assert re.findall(r"n = \d", head) == ["n = 0", "n = 1", "n = 2"]
+    first, second = [line for line in lines if line.startswith("draft model")][:2]
+    assert re.findall(r"\s(0\.\d\d|-)(?=\s)", first) == ["0.81"]
+    assert re.findall(r"\s(0\.\d\d|-)(?=\s)", second) == ["0.62", "0.43", "-"]
 
 
 def test_without_a_sweep(results: dict[str, Any]) -> None:

@@ -42,6 +42,16 @@ def test_the_audit_passes(pair: tuple[Backbone, DraftModel]) -> None:
     assert report.verdict == "lossless", report.failures
 
 
+@pytest.mark.parametrize("source", ["online", "cache"])
+def test_prefetching_changes_no_number(source: str, tmp_path: Path) -> None:
+    """The target on a stream beside the drafter's, or read by a thread: the same run."""
+    recipe = str(write_recipe(tmp_path))
+    for ahead in ("true", "false"):
+        words = ["--features.source", source, "--features.prefetch", ahead]
+        assert main(["train", recipe, "--out", str(tmp_path / ahead), *words]) == 0
+    assert_same_weights(tmp_path / "true", tmp_path / "false")
+
+
 def test_training_resumes_bit_for_bit(tmp_path: Path) -> None:
     recipe = str(write_recipe(tmp_path))
     whole, cut = tmp_path / "whole", tmp_path / "cut"

@@ -22,13 +22,16 @@ MEASURED = [
 
 
 @pytest.mark.slow  # the commands of docs/methods.md train each of them in `make test`
-@pytest.mark.parametrize("recipe", ["medusa-tiny", "hydra-tiny", "eagle-tiny", "eagle3-tiny"])
+@pytest.mark.parametrize(
+    "recipe", ["medusa-tiny", "hydra-tiny", "hydra-plus-tiny", "eagle-tiny", "eagle3-tiny"]
+)
 def test_from_recipe_to_verdict(recipe: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
     assert main(["train", recipe, "--out", str(out), "--loop.steps", "2", *SMALL]) == 0
     assert main(["eval", str(out), *MEASURED]) == 0
     rows = json.loads((out / "eval" / "results.json").read_text())["rows"]
-    assert [row["method"] for row in rows] == [recipe.removesuffix("-tiny")] * 2
+    family = recipe.removesuffix("-tiny").replace("-plus", "++")
+    assert [row["method"] for row in rows] == [family] * 2
     assert {row["verdict"] for row in rows} == {"lossless"}
     assert main(["report", str(out)]) == 0
 
@@ -53,7 +56,9 @@ def test_an_eagle_decodes_on_trees(tree: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.run
-@pytest.mark.parametrize("recipe", ["eagle-tiny"])
+@pytest.mark.parametrize(
+    "recipe", ["eagle-tiny", pytest.param("hydra-plus-tiny", marks=pytest.mark.slow)]
+)
 def test_a_run_that_was_cut_ends_with_the_same_bits(recipe: str, tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     words = ["--loop.steps", "3", "--checkpoint.keep", "3", *SMALL]
@@ -65,7 +70,9 @@ def test_a_run_that_was_cut_ends_with_the_same_bits(recipe: str, tmp_path: Path)
     assert_same_weights(whole, cut, steps=3)
 
 
-@pytest.mark.parametrize("recipe", ["medusa-tiny", "hydra-tiny", "eagle-tiny", "eagle3-tiny"])
+@pytest.mark.parametrize(
+    "recipe", ["medusa-tiny", "hydra-tiny", "hydra-plus-tiny", "eagle-tiny", "eagle3-tiny"]
+)
 def test_the_pre_flight_knows_what_is_trained(recipe: str, tmp_path: Path, capfd) -> None:
     assert main(["check", recipe, "--out", str(tmp_path), "--data.limit_rows", "40"]) == 0
     assert "M parameters" in capfd.readouterr().out

@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-import draftsmith
 import pytest
+from launching import launched
 from small_run import STEPS, drafter, losses, write_recipe
-
-CONFIGS = Path(draftsmith.__file__).parent / "launch" / "configs"
 
 
 def launch(config: str, folder: Path, *words: str) -> tuple[Path, str]:
     """Run the small recipe with `accelerate launch` and return the run's folder."""
     out = folder / config
-    command = [
-        sys.executable, "-m", "accelerate.commands.launch",
-        "--config_file", str(CONFIGS / f"{config}.yaml"),
-        *(["--num_processes", "2"] if config != "cpu" else []),
-        "-m", "draftsmith.launch.train", str(write_recipe(folder)), "--out", str(out), *words,
-    ]  # fmt: skip
-    on_cpu = (
-        {"DS_ACCELERATOR": "cpu"} if config.startswith("zero") else {"ACCELERATE_USE_CPU": "true"}
-    )
-    environment = {**os.environ, **on_cpu}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return out, done.stdout + done.stderr
+    recipe = str(write_recipe(folder))
+    said = launched(config, "-m", "draftsmith.launch.train", recipe, "--out", str(out), *words)
+    return out, said
 
 
 @pytest.fixture(scope="module")

@@ -38,7 +38,7 @@ def hand_made() -> Batch:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(("shared", "prefix"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize(
     "objective",
     [
@@ -46,10 +46,15 @@ def hand_made() -> Batch:
         ObjectiveConfig(kl=0.7, ce=0.3, temperature=2.0, chunk=64),
     ],
 )
-def test_the_loss_is_the_plain_formula(objective: ObjectiveConfig, shared: bool) -> None:
-    """Head k reads h_t and E(x_{t+1}) to E(x_{t+k}), t and t+k+1 being in one document."""
+def test_the_loss_is_the_plain_formula(
+    objective: ObjectiveConfig, shared: bool, prefix: bool
+) -> None:
+    """Head k reads h_t and E(x_{t+1}) to E(x_{t+k}), t and t+k+1 being in one document.
+
+    With a layer in front it reads the layer's output there, which saw the document up to t.
+    """
     target = make_target("qwen3").model
-    config = MedusaConfig(heads=3, layers=2, decay=0.9, shared_head=shared)
+    config = MedusaConfig(heads=3, layers=2, decay=0.9, shared_head=shared, prefix=prefix)
     goal = hydra.build(config, objective, target, nothing)
     heads, head = goal.draft(), target.get_output_embeddings()
     g = torch.Generator().manual_seed(2)
@@ -71,7 +76,11 @@ def test_the_loss_is_the_plain_formula(objective: ObjectiveConfig, shared: bool)
             ids = batch["input_ids"][r, first : t + k + 1]
             states = target.get_decoder()(input_ids=ids[None]).last_hidden_state[0]
             embeds = target.get_input_embeddings()(batch["input_ids"][r, t + 1 : t + k + 1])
-            given = torch.cat([states[t - first], *embeds])
+            read = states[t - first]
+            if prefix:
+                before = states[None, : t - first + 1]
+                read = heads.prefix(before, torch.arange(t - first + 1)[None], None)[0, -1]
+            given = torch.cat([read, *embeds])
             weight = head.weight if shared else heads.lm_heads[k - 1].weight
             logits = weight @ heads.blocks[k - 1](given)
             p = (head(states[-1]) / objective.temperature).softmax(-1)
@@ -86,9 +95,11 @@ def test_the_loss_is_the_plain_formula(objective: ObjectiveConfig, shared: bool)
         torch.testing.assert_close(mine, plain, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("prefix", [False, True])
 @pytest.mark.parametrize("length", [2, 3, 4, 5])
-def test_rows_shorter_than_a_head_reaches(length: int) -> None:
-    goal = hydra.build(MedusaConfig(), PAPER, make_target("qwen3").model, nothing)
+def test_rows_shorter_than_a_head_reaches(length: int, prefix: bool) -> None:
+    config = MedusaConfig(prefix=prefix)
+    goal = hydra.build(config, PAPER, make_target("qwen3").model, nothing)
     batch = {name: tensor[:, -length:] for name, tensor in hand_made().items()}
     loss, terms = goal.module(batch, goal.prepare(batch))
     loss.backward()
@@ -108,6 +119,8 @@ def test_the_target_stays_as_it_is() -> None:
     assert {id(p) for p in goal.module.parameters()} == {id(p) for p in goal.draft().parameters()}
     with pytest.raises(RequestError, match="nothing would be learnt"):
         hydra.build(MedusaConfig(), ObjectiveConfig(kl=0, ce=0), target, nothing)
+    with pytest.raises(RequestError, match=r"medusa\.prefix is on.*method `hydra`"):
+        medusa.build(MedusaConfig(prefix=True), PAPER, target, nothing)
 
 
 def chains(rows: int, seed: int, length: int = 24, kept: float = 0.8) -> Batch:

@@ -38,3 +38,10 @@ def test_where_a_run_goes_on(tmp_path: Path) -> None:
         resume_from(tmp_path, "never")
     with pytest.raises(RequestError, match="expected a folder like"):
         resume_from(tmp_path, str(tmp_path / "elsewhere"))
+
+
+def test_fsdp_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pieces would be saved as if they were the weights."""
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(RequestError, match=r"zero2\.yaml or zero3\.yaml"):
+        make_accelerator(LoopConfig(precision="fp32"), OptimizerConfig(), tmp_path)

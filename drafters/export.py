@@ -1,0 +1,225 @@
+"""Drafters in the shapes that serving engines load: a `config.json` and tensors by their names.
+
+Weights are ours, renamed; what differs is what an engine has to be told, and each of them takes a
+missing word for another default: so every one is written out. docs/serving.md says what has been
+checked. Read next: `checkpoint.py`, our own folder; `launch/export.py`, which writes this one.
+
+Shapes: H hidden size, V target vocabulary, U draft vocabulary, K heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import RequestError
+from .checkpoint import load_weights
+from .eagle_layers import EagleShape
+from .eagle_net import EagleNet
+from .eagle_net3 import Eagle3Net, Eagle3Shape, fused_layers
+from .medusa import MedusaHeads, MedusaShape
+
+FORMATS = {
+    "medusa": ("vllm",),
+    "eagle": ("vllm", "sglang"),
+    "eagle3": ("vllm", "sglang", "speculators"),
+}
+"""What loads a family, by its name in a checkpoint; EAGLE-3's native folder serves both engines."""
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True)
+class ServedTarget:
+    """What a serving config says of the target."""
+
+    path: str
+    """Folder or hub name."""
+    architectures: list[str]
+    vocabulary: int
+    """Rows of its output projection."""
+    layers: int
+    positions: int
+    """Longest context in tokens."""
+    bos: int | None
+    eos: int | None
+
+    @classmethod
+    def of(cls, path: str, config: Any) -> ServedTarget:
+        """From a target's `transformers` config."""
+        config = config.get_text_config(decoder=True)
+        eos = config.eos_token_id
+        return cls(
+            path=path,
+            architectures=list(config.architectures or []),
+            vocabulary=int(config.vocab_size),
+            layers=int(config.num_hidden_layers),
+            positions=int(config.max_position_embeddings),
+            bos=config.bos_token_id,
+            eos=eos[0] if isinstance(eos, list) else eos,
+        )
+
+
+@dataclass(frozen=True)
+class Export:
+    """What is to be written: `config.json` and the tensors of `model.safetensors`."""
+
+    config: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+
+def refuse_unserved(family: str, form: str) -> None:
+    """Raise RequestError where no engine loads the family, or not in this form."""
+    if family == "draft_model":
+        raise RequestError(
+            "a draft model's folder is an ordinary transformers model: vLLM (draft_model), SGLang "
+            "(STANDALONE) and transformers (assistant_model) load it as it is"
+        )
+    if family not in FORMATS:
+        raise RequestError(
+            f"no serving engine loads drafters of family {family!r}; exported can be "
+            f"{', '.join(FORMATS)}"
+        )
+    if form not in FORMATS[family]:
+        raise RequestError(
+            f"--format is {form!r}, in which no {family} drafter is served; expected "
+            f"{' or '.join(FORMATS[family])}"
+        )
+
+
+def export_of(
+    folder: Path, family: str, settings: dict[str, Any], target: ServedTarget, form: str, *,
+    dtype: str = "bf16", head_VH: Tensor | None = None,
+) -> Export:  # fmt: skip
+    """A drafter checkpoint in the shape `form`.
+
+    Args:
+        settings: those of its config.
+        dtype: of the exported weights; integers and truth values stay what they are.
+        head_VH: the target's output projection, for heads that have none of their own.
+
+    Raises:
+        RequestError: nobody loads that, or the folder's weights are not those of its config.
+    """
+    refuse_unserved(family, form)
+    with torch.device("meta"):
+        net = _empty(family, settings)
+    net.to_empty(device="cpu")
+    load_weights(net, folder)  # strictly: engines are silent about what is missing
+    if isinstance(net, MedusaHeads):
+        made = _medusa(net, head_VH)
+    elif isinstance(net, Eagle3Net):
+        made = _speculators(net, target) if form == "speculators" else _eagle3(net, target)
+    else:
+        made = _eagle(net, target, form)
+    tensors = {
+        name: (t.to(DTYPES[dtype]) if t.is_floating_point() else t).contiguous()
+        for name, t in made.tensors.items()
+    }
+    name = str(DTYPES[dtype]).removeprefix("torch.")
+    # transformers 5 reads `dtype`, older readers `torch_dtype`
+    return Export({**made.config, "dtype": name, "torch_dtype": name}, tensors)
+
+
+def _empty(family: str, settings: dict[str, Any]) -> MedusaHeads | EagleNet | Eagle3Net:
+    if family == "medusa":
+        return MedusaHeads(MedusaShape(**settings))
+    if family == "eagle":
+        return EagleNet(EagleShape(**settings))
+    return Eagle3Net(Eagle3Shape(**settings))
+
+
+def _medusa(heads: MedusaHeads, head_VH: Tensor | None) -> Export:
+    """The reference's names, {head}.{layer}.linear, and the words that vLLM asks for."""
+    shape, own = heads.config, heads.state_dict()
+    tensors = {
+        f"{k}.{layer}.linear.{part}": own[f"blocks.{k}.layers.{layer}.{part}"]
+        for k in range(shape.heads) for layer in range(shape.layers) for part in ("weight", "bias")
+    }  # fmt: skip
+    for k in range(0 if shape.shared_head else shape.heads):
+        tensors[f"{k}.{shape.layers}.weight"] = own[f"lm_heads.{k}.weight"]
+    config = {
+        "architectures": ["MedusaModel"], "model_type": "medusa", "hidden_size": shape.hidden,
+        "vocab_size": shape.vocabulary, "num_heads": shape.heads,
+        "num_hidden_layers": shape.layers,
+        "medusa_fc_bias": True,  # without the word biases are dropped
+    }  # fmt: skip
+    if shape.shared_head:
+        if head_VH is None:
+            raise ValueError("shared heads are exported with the target's projection")
+        config["original_lm_head"] = True
+        tensors["lm_head.weight"] = head_VH
+    return Export(config, tensors)
+
+
+def _eagle(net: EagleNet, target: ServedTarget, form: str) -> Export:
+    """EAGLE-1 and EAGLE-2, whose weights are the same; embedding and head are the target's."""
+    name = "LlamaForCausalLMEagle" if form == "sglang" else "LlamaForCausalLM"
+    config = {**_llama(net.config, target), "architectures": [name], "bias": False}
+    # SGLang always has this bias and would leave it as it came; vLLM never has it
+    tensors = {**net.state_dict(), "fc.bias": torch.zeros(net.config.hidden)}
+    return Export(config, tensors)
+
+
+def _eagle3(net: Eagle3Net, target: ServedTarget) -> Export:
+    """The native form; which hidden states are fused is said only where it is not the default."""
+    config = {
+        **_llama(net.config, target), **_eagle3_words(net.config),
+        "architectures": ["LlamaForCausalLMEagle3"],
+    }  # fmt: skip
+    layers = list(net.config.layers)
+    if tuple(layers) != fused_layers(target.layers) or target.layers < 7:
+        # two readers, two ways to count: the state in front of layer k, and that behind it
+        config["eagle_aux_hidden_state_layer_ids"] = layers
+        config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [k - 1 for k in layers]}
+    return Export(config, net.state_dict())
+
+
+def _speculators(net: Eagle3Net, target: ServedTarget) -> Export:
+    """The form that names its target: `vllm serve DIR` finds it. No `model_type` on top."""
+    llama = _llama(net.config, target)
+    config = {
+        **_eagle3_words(net.config), "architectures": ["Eagle3DraftModel"],
+        "speculators_model_type": "eagle3", "speculators_version": "0.9.0",
+        "target_hidden_size": None, "embed_requires_grad": False, "tie_word_embeddings": False,
+        "eagle_aux_hidden_state_layer_ids": list(net.config.layers),
+        "transformer_layer_config": llama,
+        "speculators_config": {
+            "algorithm": "eagle3", "default_proposal_method": "greedy",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3,
+                                  "verifier_accept_k": 1, "accept_tolerance": 0.0}],
+            "verifier": {"name_or_path": target.path, "architectures": target.architectures},
+        },
+    }  # fmt: skip
+    tensors = {
+        name.replace("midlayer.", "layers.0."): tensor for name, tensor in net.state_dict().items()
+    }
+    return Export(config, tensors)
+
+
+def _eagle3_words(shape: Eagle3Shape) -> dict[str, Any]:
+    """What readers would otherwise take different defaults for."""
+    return {
+        "draft_vocab_size": shape.draft_vocabulary, "norm_before_residual": False,
+        "norm_before_fc": False, "fc_norm": shape.feature_norms,
+        "norm_output": shape.feature_norms,
+    }  # fmt: skip
+
+
+def _llama(shape: EagleShape, target: ServedTarget) -> dict[str, Any]:
+    """A Llama config of one layer, as `transformers` reads it."""
+    return {
+        "model_type": "llama", "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate, "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads, "head_dim": shape.head_size,
+        "num_hidden_layers": 1, "hidden_act": "silu", "vocab_size": target.vocabulary,
+        "max_position_embeddings": target.positions, "rms_norm_eps": shape.eps,
+        # the old words and the new one: engines read either
+        "rope_theta": shape.rope_theta, "rope_scaling": None,
+        "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_theta},
+        "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False,
+        "bos_token_id": target.bos, "eos_token_id": target.eos, "pad_token_id": None,
+    }  # fmt: skip

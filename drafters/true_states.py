@@ -1,0 +1,106 @@
+"""The target's true states that a drafter's own layer has still to read, and that layer's cache.
+
+Drafters with a layer of their own (EAGLE, Hydra++) keep its keys and values. Behind every
+verification they are made anew from the target's true states of what was accepted; what was
+written while drafting is garbage behind them. Read next: `eagle.py`, `hydra.py`.
+
+Shapes: B rows, E tokens that a step can emit, F numbers of the target's features, T slots in view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..decoding.arena import KVArena
+from ..decoding.proposal import Committed
+from ..decoding.tree import chain, tree_mask
+
+
+class Waiting(NamedTuple):
+    """What a layer reads next: the states behind those that it knows, as many as the longest row.
+
+    What stands behind a row's own count is garbage that nothing sees, written over next.
+    """
+
+    features_BEF: Tensor
+    tokens_BE: Tensor
+    """The token emitted behind each."""
+    positions_BE: Tensor
+    mask: Tensor | None
+    """bool, broadcastable to [B, 1, E, T]."""
+    last_B1: Tensor
+    """Place of each row's last one in E."""
+
+
+class TrueStates:
+    """The arena of a layer, how many true states it holds of each row, and those that wait."""
+
+    def __init__(
+        self, prompts: Sequence[Sequence[int]], *, room: int, depth: int, device: torch.device,
+        static: bool,
+    ) -> None:  # fmt: skip
+        """`room`: slots behind the longest prompt; `depth`: drafted tokens accepted at most."""
+        self.arena = KVArena(len(prompts), max(map(len, prompts)) + room, static=static)
+        # in the arena, and those that the next step will add
+        self._known_B = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)
+        self._count_B = torch.ones_like(self._known_B)
+        shape = (len(prompts), depth + 1)
+        self._tokens_BE = torch.zeros(shape, dtype=torch.long, device=device)
+
+    @property
+    def length_B(self) -> Tensor:
+        """True states of each row, those that wait included: drafting goes on behind them."""
+        return self._known_B + self._count_B
+
+    def begin(self, features: Sequence[Tensor]) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Every prompt's row, states [1, S, F] and positions [1, S], the arena aimed at it.
+
+        All but the last state of each, which waits for the token behind it; prompts of one token
+        have no other.
+        """
+        B, E = self._tokens_BE.shape
+        self._features_BEF = features[0].new_zeros(B, E, features[0].shape[-1])
+        for row, features_SF in enumerate(features):
+            self._features_BEF[row, 0] = features_SF[-1]
+            if len(features_SF) > 1:
+                slots = self.arena.aim_at_row(row, len(features_SF) - 1)
+                positions_1S = torch.arange(slots, device=features_SF.device)[None]
+                yield row, features_SF[None, :-1], positions_1S
+
+    def observe(self, committed: Committed) -> None:
+        """Keep the states of what was accepted, each with the token emitted behind it."""
+        assert committed.features_BNF is not None  # asked for by `layers`
+        # the root was verified too: its state stands in front of the first accepted token
+        root_B1 = torch.zeros_like(committed.path_BD[:, :1])
+        node_BE = torch.cat([root_B1, committed.path_BD.clamp_min(0)], 1)
+        features_BEF = pick(committed.features_BNF, node_BE)
+        # a row at rest keeps its last ones, and would draft the same again
+        runs_B1 = committed.count_B[:, None] > 0
+        self._known_B += self._count_B * runs_B1[:, 0]
+        self._count_B.copy_(torch.where(runs_B1[:, 0], committed.count_B, self._count_B))
+        self._tokens_BE.copy_(torch.where(runs_B1, committed.tokens_BE, self._tokens_BE))
+        self._features_BEF.copy_(torch.where(runs_B1[..., None], features_BEF, self._features_BEF))
+
+    def waiting(self, last_B: Tensor) -> Waiting:
+        """What the layer is to read now, the arena aimed; `last_B` stands behind the last state."""
+        last_B1 = (self._count_B - 1)[:, None]
+        self._tokens_BE.scatter_(1, last_B1, last_B[:, None])
+        E = self._tokens_BE.shape[1]
+        if not self.arena.static:
+            E = int(self._count_B.max())
+        slots = self.arena.aim(self._known_B, E)
+        nodes = chain(E - 1).on(last_B.device)
+        mask = tree_mask(nodes, self._known_B, slots, ragged=self.arena.ragged)
+        positions_BE = self._known_B[:, None] + nodes.depths_BN
+        return Waiting(
+            self._features_BEF[:, :E], self._tokens_BE[:, :E], positions_BE, mask, last_B1
+        )
+
+
+def pick(x_BKY: Tensor, at_BX: Tensor) -> Tensor:
+    """Rows of the second dimension, [B, X, Y]."""
+    return x_BKY.gather(1, at_BX[..., None].expand(-1, -1, x_BKY.shape[2]))

@@ -1,0 +1,83 @@
+"""`draftsmith export`: a trained drafter as a folder that a serving engine loads.
+
+Read next: `drafters/export.py`, what the engines expect.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..decoding.loading import EMBEDDED, embedded_target, load_config, load_model
+from ..drafters.checkpoint import read_entry
+from ..drafters.export import Export as Exported
+from ..drafters.export import ServedTarget, export_of, refuse_unserved
+from ..drafters.medusa import projection_of
+from ..errors import RequestError
+from ..trainers.checkpoint import replace_folder
+from .measure import tuned_target
+from .recipe import load_recipe
+
+if TYPE_CHECKING:
+    from .cli import Export
+
+
+def export(request: Export) -> str:
+    """Write the folder and return what to do with it.
+
+    Raises:
+        RequestError: no run folder, a drafter that nobody loads, or a folder that is there.
+    """
+    run = request.run_folder
+    if not (run / "run.yaml").is_file():
+        raise RequestError(f"{run} is no run folder: run.yaml is missing; name the --out of a run")
+    recipe = load_recipe(str(run / "run.yaml")).recipe
+    entry = read_entry(run / "drafter")
+    family, settings = entry["family"], entry["settings"]
+    refuse_unserved(family, request.format)
+    out = request.out or run / request.format
+    if out.exists():
+        raise RequestError(f"{out} exists; name a new folder by --out")
+    path = request.target or tuned_target(run, recipe) or recipe.target.path
+    if path == EMBEDDED:
+        path = embedded_target()  # a name that no engine knows
+    revision, trust = recipe.target.revision, recipe.target.trust_remote_code
+    config = load_config(path, revision=revision, trust_remote_code=trust)
+    target = ServedTarget.of(path, config)
+    if entry["identity"].hidden_size != config.get_text_config(decoder=True).hidden_size:
+        raise RequestError(f"the drafter in {run} was not made for {path}: its hidden size differs")
+    head = None
+    if settings.get("shared_head"):
+        model = load_model(path, revision=revision, trust_remote_code=trust)
+        head = projection_of(model).detach()
+    made = export_of(
+        run / "drafter", family, settings, target, request.format, dtype=request.dtype, head_VH=head
+    )
+    replace_folder(out, lambda place: _fill(place, made))
+    tokens = recipe.eval.draft_length
+    if family == "medusa":  # more than there are heads is an error in vLLM
+        tokens = min(tokens, settings["heads"])
+    return f"{out}: load it with\n{_command(out, family, request.format, target, tokens)}"
+
+
+def _fill(place: Path, made: Exported) -> None:
+    from safetensors.torch import save_file
+
+    place.mkdir(parents=True, exist_ok=True)
+    save_file(made.tensors, place / "model.safetensors", metadata={"format": "pt"})
+    (place / "config.json").write_text(json.dumps(made.config, indent=2) + "\n")
+
+
+def _command(out: Path, family: str, form: str, target: ServedTarget, tokens: int) -> str:
+    """How the engine is started; the method is named, or it would be guessed from the path."""
+    if form == "speculators":
+        return f"  vllm serve {out}"
+    if form == "sglang":
+        name = family.upper()
+        return (
+            f"  python -m sglang.launch_server --model-path {target.path} "
+            f"--speculative-algorithm {name} --speculative-draft-model-path {out}"
+        )
+    words = {"method": family, "model": str(out), "num_speculative_tokens": tokens}
+    return f"  vllm serve {target.path} --speculative-config '{json.dumps(words)}'"

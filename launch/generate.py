@@ -1,0 +1,286 @@
+"""`draftsmith generate`: the answers of a source's rows, written anew by the target.
+
+Read next: `data/answers.py` for rows, `data/decoded.py` and `data/server.py` for answers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import RequestError
+from .recipe import Recipe, load_recipe
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from ..data.answers import Asker
+    from ..data.config import DataConfig
+    from ..data.journal import Journal
+    from ..data.readers import Rejected
+    from ..data.records import Placed
+    from ..data.server_request import ServerRequest
+    from ..data.sources import Source
+    from ..drafters.identity import TargetIdentity
+
+    Rows = Iterator[Placed | Rejected]
+
+# what of a recipe has a say here; anything else would be passed over in silence
+_READ = ("data", "target", "drafter")
+_DRAFT_LENGTH = "eval.draft_length"
+# the fields of `data` that decide which rows there are
+_OF_DATA = {"revision", "split", "shape", "columns", "sequence_length"}
+
+
+@dataclass
+class GenerateRequest:
+    """What is to be answered, by whom, how, and where to."""
+
+    source: str
+    """Rows, as in data.source: `stdlib`, a file, a folder, a glob, `hub:NAME[:CONFIG]`."""
+    out: Path
+    """Folder for answers.jsonl, rejected.jsonl and manifest.json."""
+    target: str = "tiny"
+    """Folder or hub name; beside --server only its tokenizer and config are read."""
+    drafter: str | None = None
+    """Folder of a drafter that makes it faster; the law of the answers stays the target's."""
+    server: str | None = None
+    """URL of a server with OpenAI's endpoints, in place of our own decoder."""
+    model: str | None = None
+    """Name that the server knows the target by."""
+    temperature: float = 0.0
+    """0 takes the likeliest token."""
+    top_k: int = 0
+    """Draw from the likeliest tokens alone; 0: from all."""
+    top_p: float = 1.0
+    """Draw from the smallest set of tokens with that probability."""
+    max_new_tokens: int = 512
+    """Most tokens of an answer."""
+    seed: int = 0
+    """With a row's place in the source it decides the row's random numbers."""
+    batch: int = 8
+    """Rows decoded together."""
+    limit: int | None = None
+    """Read only the first rows."""
+    prompt_tokens: int = 64
+    """Tokens of a plain text that are its prompt."""
+    keep_cut: bool = False
+    """Keep chats whose answer max_new_tokens cut off; trained on, they teach a false end."""
+    concurrency: int = 8
+    """Requests to the server at a time."""
+    retries: int = 5
+    """Tries after the first one, later and later."""
+    timeout: float = 600.0
+    """Seconds that one answer of the server may take."""
+
+
+@dataclass(frozen=True)
+class _Way:
+    """One of the two ways to answers: what the target is there, and how rows are answered."""
+
+    tokenizer: PreTrainedTokenizerBase
+    identity: TargetIdentity
+    positions: int
+    """Tokens of a prompt and the drafts behind its answer that the target has room for."""
+    settings: dict[str, Any]
+    session: dict[str, Any]
+    answer: Callable[[Rows, Asker, Journal], None]
+
+
+def generate(request: GenerateRequest, overrides: Sequence[tuple[str, str]]) -> str:
+    """Generate, or go on where an earlier call was stopped; says what is in the folder then."""
+    server = _check(request, overrides)
+    # any recipe would do: only sections without a say in its method are read
+    recipe = load_recipe("distill-tiny", overrides).recipe
+
+    from ..data.answers import Asker
+    from ..data.journal import Journal
+    from ..data.records import RecordReader
+    from ..data.sources import open_sources
+    from ..eval.environment import environment
+
+    limit = request.limit or recipe.data.limit_rows
+    config = recipe.data.model_copy(update={"source": request.source, "limit_rows": limit})
+    source, _ = open_sources(config)
+    way = _by_decoder(request, recipe) if server is None else _by_server(request, recipe, server)
+    asker = Asker(
+        way.tokenizer, request.prompt_tokens, _longest_prompt(request, way), request.keep_cut,
+        text_prompts=server is not None,
+    )  # fmt: skip
+    settings = _settings(request, config, source, way)
+    with Journal(request.out, settings, environment() | way.session) as journal:
+        if not journal.complete:
+            way.answer(RecordReader(config).read(source), asker, journal)
+            journal.publish()
+        return _summary(journal.manifest, request)
+
+
+def _check(request: GenerateRequest, overrides: Sequence[tuple[str, str]]) -> ServerRequest | None:
+    """Refuse what can be refused before anything is loaded; what to ask a server, if one is named.
+
+    Raises:
+        RequestError: a flag is out of its range, or does not go with another.
+    """
+    for name, _ in overrides:
+        if name.split(".")[0] not in _READ and name != _DRAFT_LENGTH:
+            raise RequestError(
+                f"--{name} has no say in generate, which reads {', '.join(_READ)} and "
+                f"{_DRAFT_LENGTH}; sampling is set by flags: draftsmith generate --help"
+            )
+    least = {
+        "max_new_tokens": 1, "batch": 1, "prompt_tokens": 1, "concurrency": 1, "limit": 1,
+        "temperature": 0, "top_k": 0, "retries": 0,
+    }  # fmt: skip
+    for name, smallest in least.items():
+        value = getattr(request, name)
+        if value is not None and not smallest <= value < math.inf:
+            flag = "--" + name.replace("_", "-")
+            raise RequestError(f"{flag} is {value}; expected {smallest} or more")
+    if not 0 < request.top_p <= 1:
+        raise RequestError(f"--top-p is {request.top_p}; expected more than 0, at most 1")
+    if not request.timeout > 0:
+        raise RequestError(f"--timeout is {request.timeout}; expected seconds, more than 0")
+    return _server_request(request)
+
+
+def _server_request(request: GenerateRequest) -> ServerRequest | None:
+    if request.server is None:
+        if request.model is not None:
+            raise RequestError("--model names the model of a --server, and none is given")
+        return None
+    if request.model is None:
+        raise RequestError("--server needs --model, the name that the server knows the target by")
+    if request.drafter is not None:
+        raise RequestError("--drafter drafts for our own decoder: leave out it, or --server")
+    from ..data.server_request import ServerRequest
+
+    asked = ServerRequest(
+        request.server, request.model, request.temperature, request.top_k, request.top_p,
+        request.max_new_tokens, request.seed, concurrency=request.concurrency,
+        retries=request.retries, timeout=request.timeout,
+    )  # fmt: skip
+    _ = asked.base_url  # refuses what is no URL
+    return asked
+
+
+def _by_decoder(request: GenerateRequest, recipe: Recipe) -> _Way:
+    from ..data.decoded import Answerer, answer_rows
+    from ..decoding.loading import load_target
+    from ..decoding.sampling import Warper
+    from ..drafters.identity import TargetIdentity
+    from ..drafters.registry import load_drafter
+
+    config, length = recipe.target, recipe.eval.draft_length
+    target = load_target(
+        request.target, revision=config.revision, dtype=config.dtype,
+        trust_remote_code=config.trust_remote_code,
+    )  # fmt: skip
+    drafter, drafted = None, None
+    if request.drafter is not None:
+        drafter = load_drafter(request.drafter, target, draft_length=length, config=recipe.drafter)
+        own = recipe.drafter.model_dump(mode="json")
+        drafted = own | {"sha256": _fingerprint(Path(request.drafter)), "draft_length": length}
+    answerer = Answerer(
+        target, drafter, Warper(request.temperature, request.top_k, request.top_p),
+        request.max_new_tokens, request.seed, request.batch,
+    )  # fmt: skip
+    return _Way(
+        target.tokenizer,
+        TargetIdentity.of(target),
+        target.context - (0 if drafter is None else drafter.draft_length),
+        {"answered_by": "decoder", "batch": request.batch, "dtype": config.dtype,
+         "drafter": drafted},
+        {"device": str(target.device)},
+        lambda rows, asker, journal: answer_rows(rows, asker, answerer, journal),
+    )  # fmt: skip
+
+
+def _by_server(request: GenerateRequest, recipe: Recipe, server: ServerRequest) -> _Way:
+    """The target's tokenizer and config are still ours to read: they name it, and count tokens."""
+    from ..data.server import answer_rows
+    from ..decoding.backbone import context_limits
+    from ..decoding.loading import load_config, load_tokenizer
+    from ..drafters.identity import TargetIdentity, fingerprint
+
+    own: dict[str, Any] = {
+        "revision": recipe.target.revision, "trust_remote_code": recipe.target.trust_remote_code,
+    }  # fmt: skip
+    tokenizer = load_tokenizer(request.target, **own)
+    config: Any = load_config(request.target, **own).get_text_config(decoder=True)
+    identity = TargetIdentity(
+        request.target.rstrip("/").rsplit("/", 1)[-1], recipe.target.revision,
+        int(config.hidden_size), int(config.vocab_size), fingerprint(tokenizer),
+    )  # fmt: skip
+    return _Way(
+        tokenizer,
+        identity,
+        min(context_limits(config))[0],
+        {"answered_by": "server", "model": server.model},
+        {"server": server.public_url},
+        lambda rows, asker, journal: answer_rows(rows, asker, server, journal),
+    )
+
+
+def _longest_prompt(request: GenerateRequest, way: _Way) -> int:
+    longest = way.positions - request.max_new_tokens
+    if longest < 1:
+        raise RequestError(
+            f"--max-new-tokens is {request.max_new_tokens}; the target {way.identity.name} has "
+            f"{way.positions} positions for prompt and answer together"
+        )
+    return longest
+
+
+def _settings(
+    request: GenerateRequest, config: DataConfig, source: Source, way: _Way
+) -> dict[str, Any]:
+    """All that shapes the answers: a folder goes on with these alone."""
+    template = way.tokenizer.chat_template
+    return {
+        **way.settings,
+        "target": way.identity.to_dict() | {
+            "chat_template": None if template is None else _sha256(str(template)),
+        },
+        "source": {
+            "name": source.name, "fingerprint": source.identity(), "limit": config.limit_rows,
+            **config.model_dump(mode="json", include=_OF_DATA),
+        },
+        "sampling": {
+            "temperature": request.temperature, "top_k": request.top_k, "top_p": request.top_p,
+            "max_new_tokens": request.max_new_tokens, "seed": request.seed,
+        },
+        "prompt_tokens": request.prompt_tokens,
+        "keep_cut": request.keep_cut,
+    }  # fmt: skip
+
+
+def _fingerprint(drafter: Path) -> str:
+    """A hash of a drafter's config and weights: another drafter draws other numbers."""
+    from ..storage import sha256
+
+    files = [drafter / "config.json", *sorted(drafter.glob("*.safetensors"))]
+    return _sha256("".join(sha256(path) for path in files))
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _summary(manifest: dict[str, Any], request: GenerateRequest) -> str:
+    rows, answers, drafted = manifest["rows"], manifest["answers"], manifest["acceptance"]
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in rows["rejected_by_kind"].items())
+    said = [
+        f"{request.out}: {rows['answered']:,} rows answered in {answers['tokens']:,} tokens, "
+        f"{rows['rejected']:,} rejected{f' ({kinds})' if kinds else ''}"
+    ]
+    if drafted is not None:
+        said.append(f"drafter: {drafted['tau']:.2f} tokens per target call")
+    names = [name for name in manifest["files"] if name.startswith("answers")]
+    found = request.out / (names[0] if len(names) == 1 else "answers-*.jsonl")
+    said.append(f"next: draftsmith train RECIPE --data.source {shlex.quote(str(found))}")
+    return "\n".join(said)

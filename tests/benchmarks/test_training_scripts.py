@@ -1,0 +1,58 @@
+"""The scripts that train and compare: each runs to its table at the smallest size."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import draftsmith
+import pytest
+
+SCRIPTS = Path(draftsmith.__file__).parent / "benchmarks"
+SMALL = {"data.limit_rows": "40", "data.sequence_length": "64"}
+
+
+def run(script: str, *words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, str(SCRIPTS / script), *words], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_families_from_recipes_to_a_table(tmp_path: Path) -> None:
+    values = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
+    words = [
+        "--out", str(tmp_path), "--families", "EAGLE-1,EAGLE-2", "--steps", "2", "--limit", "2",
+        "--max-new-tokens", "8", "--repeats", "1", "--audit-tokens", "500",
+        "--audit-sequences", "10000", *values,
+    ]  # fmt: skip
+    printed = run("families.py", *words)
+    lines = [line for line in printed.splitlines() if line.startswith("| EAGLE")]
+    assert [line.split("|")[1].strip() for line in lines] == ["EAGLE-1", "EAGLE-2"] * 2
+    assert all(line.endswith("| lossless |") for line in lines)
+    # both draft with one run's weights, and the same chain: the same acceptance
+    first, second = (
+        json.loads((tmp_path / f"eagle-{n}.json").read_text())["trained"][0] for n in (1, 2)
+    )
+    assert first["method"] == second["method"] == "chain"
+    assert first["tau"] == second["tau"]
+    assert len(list((tmp_path / "runs").glob("*/drafter"))) == 2
+    assert run("families.py", *words) == printed, "what is measured is not measured again"
+
+
+@pytest.mark.run
+def test_over_training_shows_what_each_measure_would_choose(tmp_path: Path) -> None:
+    printed = run(
+        "over_training.py", "--out", str(tmp_path), "--rows", "20", "--steps", "2", "--every", "1",
+        "--batch-rows", "2", "--prompts", "1",
+    )  # fmt: skip
+    table = [line for line in printed.splitlines() if line.startswith("|")]
+    assert [line.split("|")[1].strip() for line in table[2:]] == ["1", "2"]
+    chosen = [line for line in printed.splitlines() if line.startswith("chosen by")]
+    assert len(chosen) == 4
+    best = max(float(line.split("|")[4]) for line in table[2:])
+    assert chosen[0].endswith(f"tau {best:.2f}")

@@ -1,0 +1,306 @@
+"""Exported drafters: names, shapes and words of each format, and the logits they stand for.
+
+The logits are made anew from the exported files alone, by the Llama parts of `transformers`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from draftsmith.drafters.eagle_layers import EagleShape
+from draftsmith.drafters.eagle_net import EagleNet
+from draftsmith.drafters.eagle_net3 import Eagle3Net, Eagle3Shape
+from draftsmith.drafters.export import FORMATS, ServedTarget, export_of, refuse_unserved
+from draftsmith.drafters.medusa import MedusaHeads, MedusaShape
+from draftsmith.errors import RequestError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import AutoConfig
+from transformers.models.llama.modeling_llama import (
+    LlamaAttention,
+    LlamaDecoderLayer,
+    LlamaMLP,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+)
+
+H, INNER, V, U = 32, 96, 61, 20
+WORDS = list(range(0, 60, 3))
+SIZES = {"hidden": H, "intermediate": INNER, "heads": 4, "kv_heads": 2, "head_size": 16,
+         "rope_theta": 50_000.0, "eps": 1e-5}  # fmt: skip
+SERVED = ServedTarget("org/target", ["Qwen3ForCausalLM"], V, 8, 4096, None, 2)
+S = 12
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+def shaken(net: nn.Module) -> nn.Module:
+    """Weights that are none of the values which they begin with."""
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.2)
+    return net.eval()
+
+
+def saved(net: Any, place: Path) -> dict[str, Any]:
+    """The weights of a drafter checkpoint in `place`, and the settings of its config."""
+    save_file(net.state_dict(), place / "model.safetensors")
+    return json.loads(json.dumps(asdict(net.config)))
+
+
+def exported(
+    net: Any, family: str, form: str, place: Path, served: ServedTarget = SERVED,
+    **words: Any,
+) -> tuple[dict[str, Any], dict[str, Tensor]]:  # fmt: skip
+    """Config and tensors, as read from the files of an export of a saved drafter."""
+    made = export_of(place, family, saved(net, place), served, form, **words)
+    (place / "out").mkdir()
+    (place / "out" / "config.json").write_text(json.dumps(made.config))
+    save_file(made.tensors, place / "out" / "model.safetensors")
+    return made.config, load_file(place / "out" / "model.safetensors")
+
+
+LAYER = {
+    "self_attn.o_proj.weight": [H, 64], "mlp.gate_proj.weight": [INNER, H],
+    "mlp.up_proj.weight": [INNER, H], "mlp.down_proj.weight": [H, INNER],
+    "post_attention_layernorm.weight": [H],
+}  # fmt: skip
+
+
+def shapes(tensors: dict[str, Tensor]) -> dict[str, list[int]]:
+    return {name: list(tensor.shape) for name, tensor in tensors.items()}
+
+
+# ---- EAGLE-1 and EAGLE-2 ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("form", "name"), [("vllm", "LlamaForCausalLM"), ("sglang", "LlamaForCausalLMEagle")]
+)
+def test_eagle(form: str, name: str, tmp_path: Path) -> None:
+    net = shaken(EagleNet(EagleShape(**SIZES)))
+    config, tensors = exported(net, "eagle", form, tmp_path, dtype="fp32")
+    assert shapes(tensors) == {
+        "fc.weight": [H, 2 * H], "fc.bias": [H],
+        "layers.0.self_attn.q_proj.weight": [64, H], "layers.0.self_attn.k_proj.weight": [32, H],
+        "layers.0.self_attn.v_proj.weight": [32, H],
+        **{f"layers.0.{each}": shape for each, shape in LAYER.items()},
+    }  # fmt: skip
+    assert config["architectures"] == [name]
+    assert (config["num_hidden_layers"], config["bias"]) == (1, False)
+    features, embeds = torch.randn(2, S, H), torch.randn(2, S, H)
+    positions = torch.arange(S).expand(2, -1)
+    with torch.no_grad():
+        mine = net(features, embeds, positions, None)
+        theirs = eagle_of_transformers(tmp_path / "out", features, embeds, positions)
+    torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
+def eagle_of_transformers(
+    folder: Path, features: Tensor, embeds: Tensor, positions: Tensor
+) -> Tensor:
+    """fc over [embedding; feature], then a Llama layer that has no norm in front."""
+    config, tensors = AutoConfig.from_pretrained(folder), load_file(folder / "model.safetensors")
+    config._attn_implementation = "eager"
+    layer = LlamaDecoderLayer(config, 0)
+    layer.input_layernorm = nn.Identity()
+    own = {name[9:]: t for name, t in tensors.items() if name.startswith("layers.0.")}
+    layer.load_state_dict(own)
+    pair = F.linear(torch.cat([embeds, features], -1), tensors["fc.weight"], tensors["fc.bias"])
+    turn = LlamaRotaryEmbedding(config)(pair, positions)
+    out = layer(pair, attention_mask=causal(), position_embeddings=turn)
+    return out[0] if isinstance(out, tuple) else out
+
+
+def causal() -> Tensor:
+    return torch.full((S, S), -torch.inf).triu(1)[None, None]
+
+
+# ---- EAGLE-3 ------------------------------------------------------------------------------
+
+
+def eagle3_net(layers: tuple[int, ...] = (2, 4, 5), **words: Any) -> Eagle3Net:
+    shape = Eagle3Shape(**SIZES, layers=layers, vocabulary=V, draft_vocabulary=U, **words)
+    return shaken(Eagle3Net(shape, WORDS))
+
+
+@pytest.mark.parametrize("norms", [False, True])
+@pytest.mark.parametrize("form", FORMATS["eagle3"])
+def test_eagle3(form: str, norms: bool, tmp_path: Path) -> None:
+    net = eagle3_net(feature_norms=norms)
+    config, tensors = exported(net, "eagle3", form, tmp_path, dtype="fp32")
+    layer = "layers.0" if form == "speculators" else "midlayer"
+    extra = {f"fc_norm.{i}.weight": [H] for i in range(3 * norms)}
+    assert shapes(tensors) == {
+        "fc.weight": [H, 3 * H], "norm.weight": [H], "lm_head.weight": [U, H], "d2t": [U],
+        "t2d": [V], f"{layer}.input_layernorm.weight": [H], f"{layer}.hidden_norm.weight": [H],
+        f"{layer}.self_attn.q_proj.weight": [64, 2 * H],
+        f"{layer}.self_attn.k_proj.weight": [32, 2 * H],
+        f"{layer}.self_attn.v_proj.weight": [32, 2 * H],
+        **{f"{layer}.{each}": shape for each, shape in LAYER.items()}, **extra,
+    }  # fmt: skip
+    # an offset, as every engine adds it; ascending, and the same tokens as in the mask
+    ids = tensors["d2t"] + torch.arange(U)
+    assert tensors["d2t"].dtype == torch.int64
+    assert ids.tolist() == WORDS == tensors["t2d"].nonzero()[:, 0].tolist()
+    words = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+    assert [config[word] for word in words] == [False, False, norms, norms]
+    assert config["draft_vocab_size"] == U
+    llama = config["transformer_layer_config"] if form == "speculators" else config
+    assert llama["rope_parameters"] == {"rope_type": "default", "rope_theta": 50_000.0}
+    states, embeds = torch.randn(2, S, 3 * H), torch.randn(2, S, H)
+    positions = torch.arange(S).expand(2, -1)
+    with torch.no_grad():
+        mine = net.head(net(net.fuse(states), embeds, positions, None))
+        theirs = eagle3_of_transformers(llama, config, tensors, states, embeds, positions)
+    torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
+def eagle3_of_transformers(
+    llama: dict[str, Any], words: dict[str, Any], tensors: dict[str, Tensor], states: Tensor,
+    embeds: Tensor, positions: Tensor,
+) -> Tensor:  # fmt: skip
+    """Logits over the draft vocabulary of a first pass, in the words of the format."""
+    config = AutoConfig.for_model(**llama)
+    config._attn_implementation = "eager"
+    part = {name.replace("midlayer.", "layers.0."): t for name, t in tensors.items()}
+
+    def norm(name: str, x: Tensor) -> Tensor:
+        made = LlamaRMSNorm(H, config.rms_norm_eps)
+        made.load_state_dict({"weight": part[f"{name}.weight"]})
+        return made(x)
+
+    if words["fc_norm"]:
+        states = torch.cat([norm(f"fc_norm.{i}", x) for i, x in enumerate(states.chunk(3, -1))], -1)
+    hidden = F.linear(states, part["fc.weight"])
+    read = torch.cat(
+        [norm("layers.0.input_layernorm", embeds), norm("layers.0.hidden_norm", hidden)], -1
+    )
+    attention, mlp = LlamaAttention(config, 0), LlamaMLP(config)
+    for each in (attention.q_proj, attention.k_proj, attention.v_proj):
+        each.weight = nn.Parameter(torch.empty(each.out_features, 2 * H))
+    for module, name in ((attention, "layers.0.self_attn."), (mlp, "layers.0.mlp.")):
+        own = {key.removeprefix(name): t for key, t in part.items() if key.startswith(name)}
+        module.load_state_dict(own)
+    turn = LlamaRotaryEmbedding(config)(hidden, positions)
+    hidden = hidden + attention(read, position_embeddings=turn, attention_mask=causal())[0]
+    hidden = hidden + mlp(norm("layers.0.post_attention_layernorm", hidden))
+    return F.linear(norm("norm", hidden), part["lm_head.weight"])
+
+
+@pytest.mark.parametrize(
+    ("layers", "count", "said"),
+    [((2, 4, 5), 8, False), ((1, 4, 6), 8, True), ((0, 1, 2), 3, True), ((2, 3, 4), 7, False)],
+)
+def test_layers_are_named_where_they_are_not_the_default(
+    layers: tuple[int, ...], count: int, said: bool, tmp_path: Path
+) -> None:
+    """One key counts states from the embedding, the other layers from behind the first."""
+    served = ServedTarget("t", [], V, count, 4096, None, 2)
+    config, _ = exported(eagle3_net(layers), "eagle3", "vllm", tmp_path, served)
+    if not said:
+        assert not {"eagle_aux_hidden_state_layer_ids", "eagle_config"} & config.keys()
+        return
+    assert config["eagle_aux_hidden_state_layer_ids"] == list(layers)
+    nested = config["eagle_config"]["eagle_aux_hidden_state_layer_ids"]
+    assert nested == [layer - 1 for layer in layers]
+
+
+def test_speculators_name_their_target(tmp_path: Path) -> None:
+    config, _ = exported(eagle3_net(), "eagle3", "speculators", tmp_path)
+    assert "model_type" not in config  # by its absence the format is known
+    assert config["speculators_model_type"] == "eagle3"
+    assert config["eagle_aux_hidden_state_layer_ids"] == [2, 4, 5]
+    found = config["speculators_config"]
+    assert found["verifier"] == {
+        "name_or_path": "org/target", "architectures": ["Qwen3ForCausalLM"],
+    }  # fmt: skip
+    assert found["proposal_methods"][0]["speculative_tokens"] > 0
+    assert config["transformer_layer_config"]["vocab_size"] == V
+
+
+# ---- Medusa -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_medusa(shared: bool, tmp_path: Path) -> None:
+    heads = shaken(MedusaHeads(MedusaShape(3, 2, H, V, shared)))
+    head_VH = torch.randn(V, H)
+    words = {"head_VH": head_VH} if shared else {}
+    config, tensors = exported(heads, "medusa", "vllm", tmp_path, dtype="fp32", **words)
+    blocks = {
+        f"{k}.{layer}.linear.{part}": shape
+        for k in range(3) for layer in range(2)
+        for part, shape in (("weight", [H, H]), ("bias", [H]))
+    }  # fmt: skip
+    own = {f"{k}.2.weight": [V, H] for k in range(3)}
+    assert shapes(tensors) == blocks | ({"lm_head.weight": [V, H]} if shared else own)
+    assert config["architectures"] == ["MedusaModel"]
+    assert config["medusa_fc_bias"] is True
+    assert config.get("original_lm_head", False) is shared
+    # a key with both words in it would be taken for the number of heads
+    assert [key for key in config if "num" in key and "heads" in key] == ["num_heads"]
+    hidden = torch.randn(5, H)
+    with torch.no_grad():
+        mine = heads.logits(heads(hidden), head_VH)
+        for k in range(config["num_heads"]):
+            x = hidden
+            for layer in range(config["num_hidden_layers"]):
+                name = f"{k}.{layer}.linear"
+                x = x + F.silu(F.linear(x, tensors[f"{name}.weight"], tensors[f"{name}.bias"]))
+            projection = tensors["lm_head.weight" if shared else f"{k}.2.weight"]
+            torch.testing.assert_close(mine[:, k], F.linear(x, projection), rtol=1e-5, atol=1e-5)
+
+
+# ---- words of all, and refusals -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(("dtype", "name"), [("bf16", "bfloat16"), ("fp16", "float16")])
+def test_weights_are_halved_and_numbers_are_not(dtype: str, name: str, tmp_path: Path) -> None:
+    config, tensors = exported(eagle3_net(), "eagle3", "vllm", tmp_path, dtype=dtype)
+    assert config["dtype"] == config["torch_dtype"] == name
+    types = {tensor.dtype for tensor in tensors.values()}
+    assert types == {getattr(torch, name), torch.int64, torch.bool}
+
+
+def test_transformers_reads_the_config(tmp_path: Path) -> None:
+    exported(eagle3_net(), "eagle3", "vllm", tmp_path)
+    config = AutoConfig.from_pretrained(tmp_path / "out")
+    assert config.model_type == "llama"
+    assert (config.hidden_size, config.head_dim, config.num_hidden_layers) == (H, 16, 1)
+    assert config.max_position_embeddings == 4096
+    assert config.tie_word_embeddings is False
+
+
+@pytest.mark.parametrize(
+    ("family", "form", "reason"),
+    [
+        ("hydra", "vllm", "no serving engine loads drafters of family 'hydra'"),
+        ("bpd", "vllm", "no serving engine loads"),
+        ("medusa", "sglang", "expected vllm"),
+        ("eagle", "speculators", "expected vllm or sglang"),
+        ("draft_model", "vllm", "load it as it is"),
+    ],
+)
+def test_what_nobody_loads_is_refused(family: str, form: str, reason: str) -> None:
+    with pytest.raises(RequestError, match=reason):
+        refuse_unserved(family, form)
+
+
+def test_a_drafter_with_a_missing_weight_is_refused(tmp_path: Path) -> None:
+    """An engine would load it without a word and draft garbage."""
+    settings = saved(eagle3_net(), tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["midlayer.hidden_norm.weight"]
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(RequestError, match="hidden_norm"):
+        export_of(tmp_path, "eagle3", settings, SERVED, "vllm")

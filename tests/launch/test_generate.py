@@ -1,0 +1,493 @@
+"""`draftsmith generate`: the target's own answers, whatever helps it and whatever stops it."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import killable
+import pytest
+from draftsmith.data.config import DataConfig
+from draftsmith.data.journal import Journal
+from draftsmith.data.prepare import prepare
+from draftsmith.data.records import RecordReader
+from draftsmith.data.sources import open_sources
+from draftsmith.data.templates import named_template, render_chat
+from draftsmith.decoding.backbone import Backbone
+from draftsmith.decoding.engine import autoregressive
+from draftsmith.decoding.loading import embedded_target, load_target, load_tokenizer
+from draftsmith.decoding.sampling import Warper
+from draftsmith.launch.cli import main
+
+Captured = pytest.CaptureFixture[str]
+# the target's greedy answers to them: some end, some are empty, those to the last two are too long
+NAMES = ["width", "height", "path", "index", "parser", "value", "other", "names", "print('hello')",
+         "x = [1, 2, 3, 4, 5, 6, 7,"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A chat target whose answers end (with a line), a drafter for it, rows of every kind."""
+    folder = tmp_path_factory.mktemp("generate")
+    _write_target(folder / "target")
+    _write_drafter(folder)
+    rows = [_chat(name, turns=1 + at % 3) for at, name in enumerate(NAMES)]
+    rows.insert(3, {"messages": [{"role": "user", "content": "nobody answers"}]})
+    rows.insert(5, _chat("x = 1\n" * 900, turns=1))
+    _write_rows(folder / "chats.jsonl", rows)
+    _write_rows(folder / "pairs.jsonl", [{"prompt": f"def {name}_0(self):", "completion": "OLD"} for name in NAMES])  # fmt: skip
+    _write_rows(folder / "texts.jsonl", [{"text": f"import {name}\n\nclass {name}:\n" * 4} for name in NAMES])  # fmt: skip
+    return folder
+
+
+def _chat(name: str, *, turns: int) -> dict[str, Any]:
+    asked = [f"def {name}_{turn}(self):" for turn in range(turns)]
+    return {"messages": [
+        {"role": role, "content": text}
+        for question in asked for role, text in (("user", question), ("assistant", "OLD ANSWER"))
+    ]}  # fmt: skip
+
+
+def _write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def _write_target(folder: Path) -> None:
+    shutil.copytree(embedded_target(), folder)
+    for path in folder.iterdir():
+        path.chmod(0o644)
+    tokenizer = load_tokenizer(str(folder))
+    tokenizer.chat_template = named_template("chatml")
+    tokenizer.save_pretrained(folder)
+    settings = json.loads((folder / "generation_config.json").read_text())
+    (line,) = tokenizer("\n", add_special_tokens=False)["input_ids"]
+    settings["eos_token_id"] = [tokenizer.eos_token_id, line]
+    (folder / "generation_config.json").write_text(json.dumps(settings))
+
+
+def _write_drafter(folder: Path) -> None:
+    """The target's own weights, shaken: some of its drafts are accepted, never all."""
+    import torch
+    from draftsmith.drafters.checkpoint import save_draft_model
+
+    target = load_target(str(folder / "target"))
+    draft = load_target(str(folder / "target")).model
+    g = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in draft.parameters():
+            parameter.add_(0.004 * torch.randn(parameter.shape, generator=g))
+    save_draft_model(draft, folder / "drafter", target)
+
+
+@pytest.fixture(scope="module")
+def target(place: Path) -> Backbone:
+    return load_target(str(place / "target"))
+
+
+def generate(place: Path, out: Path, *more: str, source: str = "chats.jsonl") -> int:
+    flags = {"--target": str(place / "target"), "--max-new-tokens": "16", "--batch": "3"}
+    given = dict(zip(more[::2], more[1::2])) if "--keep-cut" not in more else {}
+    words = [word for flag, value in flags.items() if flag not in given for word in (flag, value)]
+    return main(["generate", "--source", str(place / source), "--out", str(out), *words, *more])
+
+
+def read(out: Path, name: str = "answers.jsonl") -> list[Any]:
+    return [json.loads(line) for line in (out / name).read_text().splitlines()]
+
+
+def manifest(out: Path) -> Any:
+    return json.loads((out / "manifest.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def greedy(place: Path) -> Path:
+    out = place / "greedy"
+    assert generate(place, out) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def sampled(place: Path) -> Path:
+    out = place / "sampled"
+    assert generate(place, out, "--temperature", "1", "--drafter", str(place / "drafter")) == 0
+    return out
+
+
+def test_answers_are_those_of_plain_decoding(place: Path, greedy: Path, target: Backbone) -> None:
+    """Turn by turn and row by row, without batch, drafter or journal."""
+    kept = {row["messages"][0]["content"]: row["messages"] for row in read(greedy)}
+    assert len(kept) >= 4
+    refused = {each["line"]: each for each in read(greedy, "rejected.jsonl")}
+    for number, row in enumerate(read(place, "chats.jsonl"), 1):
+        history: list[dict[str, str]] = []
+        ended = all(row["messages"]) and number not in (4, 6)
+        for message in row["messages"] if ended else []:
+            if message["role"] == "user":
+                history.append(message)
+                continue
+            text = render_chat(target.tokenizer, history, answer_next=True)
+            ids = target.tokenizer(text, add_special_tokens=False)["input_ids"]
+            (said,) = autoregressive(
+                target, [ids], warper=Warper(0.0), max_new_tokens=16, eos_ids=target.eos_ids
+            ).tokens
+            answer = target.tokenizer.decode(said[:-1], skip_special_tokens=True)
+            ended = said[-1] in target.eos_ids and bool(answer.strip())
+            if not ended:
+                break
+            history.append({"role": "assistant", "content": answer})
+        assert (number in refused) != ended
+        if ended:
+            assert kept[row["messages"][0]["content"]] == history
+    assert "no assistant turn" in refused[4]["reason"]
+    assert "the target has room for 2032" in refused[6]["reason"]
+    kinds = manifest(greedy)["rows"]["rejected_by_kind"]
+    assert (kinds["source"], kinds["prompt"]) == (1, 1)
+    assert min(kinds["cut"], kinds["empty"]) >= 2
+
+
+def test_rows_keep_the_order_of_the_source(place: Path, greedy: Path) -> None:
+    asked = [row["messages"][0]["content"] for row in read(place, "chats.jsonl")]
+    kept = [row["messages"][0]["content"] for row in read(greedy)]
+    assert kept == [each for each in asked if each in kept]
+
+
+@pytest.mark.parametrize("source", ["chats.jsonl", "texts.jsonl"])
+def test_a_drafter_changes_the_speed_alone(place: Path, tmp_path: Path, source: str) -> None:
+    for name, more in (("plain", []), ("fast", ["--drafter", str(place / "drafter")])):
+        assert generate(place, tmp_path / name, *more, source=source) == 0
+    assert read(tmp_path / "fast") == read(tmp_path / "plain")
+    assert manifest(tmp_path / "plain")["acceptance"] is None
+    acceptance = manifest(tmp_path / "fast")["acceptance"]
+    assert acceptance["tau"] > 1.5
+    assert 0 < acceptance["alpha"] < 1
+
+
+def test_a_row_does_not_feel_its_batch(place: Path, tmp_path: Path) -> None:
+    for batch in ("1", "5"):
+        more = ["--temperature", "1", "--top-p", "0.9", "--batch", batch]
+        assert generate(place, tmp_path / batch, *more, source="texts.jsonl") == 0
+    assert read(tmp_path / "1") == read(tmp_path / "5")
+    more = ["--temperature", "1", "--top-p", "0.9", "--seed", "1"]
+    assert generate(place, tmp_path / "other", *more, source="texts.jsonl") == 0
+    assert read(tmp_path / "other") != read(tmp_path / "1")
+
+
+def same_bits(out: Path, whole: Path) -> None:
+    for name in ("answers.jsonl", "rejected.jsonl"):
+        assert (out / name).read_bytes() == (whole / name).read_bytes()
+    assert manifest(out) == manifest(whole)
+    assert sorted(path.name for path in out.iterdir()) == [
+        "answers.jsonl", "manifest.json", "rejected.jsonl",
+    ]  # fmt: skip
+
+
+def test_stopped_anywhere_it_ends_with_the_same_bits(
+    place: Path, sampled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, between and behind the batches, each time a step further, with a torn line."""
+    more = ["--temperature", "1", "--drafter", str(place / "drafter")]
+    add, out, starts, code = Journal.add, tmp_path / "out", 0, -1
+    while code:
+        left, starts = [1], starts + 1
+
+        def tired(self: Journal, entries: Any, left: list[int] = left) -> None:
+            entries = list(entries)
+            if entries and not left:
+                raise KeyboardInterrupt
+            add(self, entries)
+            del left[: len(entries)]
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Journal, "add", tired)
+            code = generate(place, out, *more)
+        assert code in (0, 130)
+        if code:
+            assert not (out / "answers.jsonl").exists()
+            with (out / ".journal.jsonl").open("ab") as journal:
+                journal.write(b'{"row": 7, "shape": "mess')
+    assert starts >= 4
+    same_bits(out, sampled)
+
+
+@pytest.mark.fault
+def test_killed_at_a_random_moment(place: Path, sampled: Path, tmp_path: Path) -> None:
+    kill_often(place, sampled, tmp_path, kills=1)
+
+
+@pytest.mark.fault
+@pytest.mark.slow
+def test_killed_twenty_times(place: Path, sampled: Path, tmp_path: Path) -> None:
+    kill_often(place, sampled, tmp_path, kills=20)
+
+
+def kill_often(place: Path, whole: Path, folder: Path, *, kills: int) -> None:
+    words = [
+        "generate", "--source", str(place / "chats.jsonl"), "--target", str(place / "target"),
+        "--drafter", str(place / "drafter"), "--temperature", "1", "--batch", "3",
+        "--max-new-tokens", "16",
+    ]  # fmt: skip
+
+    def start(out: Path) -> BaseProcess:
+        return killable.start([*words, "--out", str(out)])
+
+    began = time.monotonic()
+    process = start(folder / "first")
+    process.join()
+    assert process.exitcode == 0
+    seconds, moments = time.monotonic() - began, random.Random(kills)
+    landed = runs = 0
+    while landed < kills:
+        out, runs, finished = folder / f"run-{runs}", runs + 1, False
+        while not finished:
+            process = start(out)
+            process.join(moments.uniform(0, seconds) if landed < kills else None)
+            if process.is_alive():
+                os.kill(process.pid or 0, signal.SIGKILL)
+                landed += 1
+            process.join()
+            assert process.exitcode in (0, -signal.SIGKILL)
+            finished = process.exitcode == 0
+        same_bits(out, folder / "first")
+    for name in ("answers.jsonl", "rejected.jsonl"):
+        assert (out / name).read_bytes() == (whole / name).read_bytes()
+
+
+def test_a_finished_folder_is_left_alone(place: Path, greedy: Path, capfd: Captured) -> None:
+    before = {path.name: path.stat().st_mtime_ns for path in greedy.iterdir()}
+    assert generate(place, greedy) == 0
+    assert {path.name: path.stat().st_mtime_ns for path in greedy.iterdir()} == before
+    said = capfd.readouterr().out.splitlines()
+    assert said[0].startswith(f"{greedy}: ")
+    assert said[-1] == f"next: draftsmith train RECIPE --data.source {greedy}/answers.jsonl"
+
+
+def test_the_manifest_says_what_was_done(place: Path, sampled: Path) -> None:
+    found = manifest(sampled)
+    assert (found["state"], found["answered_by"]) == ("complete", "decoder")
+    assert found["target"]["name"] == "target"
+    assert found["target"]["vocabulary"] == 4096
+    assert found["sampling"] == {
+        "temperature": 1.0, "top_k": 0, "top_p": 1.0, "max_new_tokens": 16, "seed": 0,
+    }  # fmt: skip
+    assert found["source"]["fingerprint"] == open_sources(
+        DataConfig(source=str(place / "chats.jsonl"))
+    )[0].identity()  # fmt: skip
+    assert len(found["drafter"]["sha256"]) == 64
+    assert found["rows"]["answered"] == len(read(sampled))
+    assert found["rows"]["rejected"] == len(read(sampled, "rejected.jsonl"))
+    assert found["acceptance"]["tau"] > 1
+    assert found["sessions"][0]["versions"]["torch"]
+
+
+# what training makes of it
+
+
+@pytest.mark.parametrize("source", ["chats.jsonl", "pairs.jsonl", "texts.jsonl"])
+def test_training_learns_the_answers_and_nothing_else(
+    place: Path, tmp_path: Path, target: Backbone, source: str
+) -> None:
+    out = tmp_path / "out"
+    assert generate(place, out, source=source) == 0
+    rows, tokenizer = read(out), target.tokenizer
+    config = DataConfig(
+        source=str(out / "answers.jsonl"), sequence_length=512, packing=False,
+        validation=str(out / "answers.jsonl"), cache=str(tmp_path / "cache"),
+    )  # fmt: skip
+    prepared = prepare(config, tokenizer, out=None)
+    assert prepared.report.rejected == 0
+    assert prepared.report.rows == 2 * len(rows)  # once to train, once to validate
+    learnt = sorted(
+        tokenizer.decode(ids[mask & (place_ >= 0)].tolist())
+        for ids, mask, place_ in zip(
+            prepared.train.ids_RS, prepared.train.in_loss_RS, prepared.train.document_RS
+        )
+    )
+    assert learnt == sorted(_answers_of(row, tokenizer) for row in rows)
+
+
+def _answers_of(row: dict[str, Any], tokenizer: Any) -> str:
+    """What counts in the loss: the answers, and behind each the end of its turn."""
+    if "input_ids" in row:
+        return tokenizer.decode([i for i, m in zip(row["input_ids"], row["loss_mask"]) if m])
+    if "completion" in row:
+        return row["completion"] + tokenizer.eos_token
+    said = [each["content"] for each in row["messages"] if each["role"] == "assistant"]
+    assert "OLD ANSWER" not in said
+    return "".join(each + tokenizer.eos_token for each in said)
+
+
+def test_what_is_written_is_read_back(place: Path, greedy: Path) -> None:
+    source, _ = open_sources(DataConfig(source=str(greedy / "answers.jsonl")))
+    records = list(RecordReader(DataConfig()).read(source))
+    assert [each.record.messages for each in records] == [  # type: ignore[union-attr]
+        row["messages"] for row in read(greedy)
+    ]
+
+
+@pytest.mark.run
+def test_a_run_on_the_answers(place: Path, greedy: Path, tmp_path: Path) -> None:
+    words = [
+        "--target.path", str(place / "target"), "--data.source", str(greedy / "answers.jsonl"),
+        "--loop.steps", "1", "--loop.batch_rows", "1", "--loop.micro_rows", "1",
+        "--loop.validate_rows", "1", "--data.sequence_length", "128", "--model.hidden", "32",
+        "--model.heads", "1", "--model.kv_heads", "1", "--model.head_size", "32",
+        "--model.intermediate", "32", "--probe.prompts", "1", "--probe.max_new_tokens", "4",
+    ]  # fmt: skip
+    assert main(["train", "distill-tiny", "--out", str(tmp_path / "run"), *words]) == 0
+    assert (tmp_path / "run" / "drafter" / "model.safetensors").is_file()
+
+
+# what is refused
+
+
+REFUSED = [
+    (2, "--temperature -1", "--temperature is -1.0; expected 0 or more"),
+    (2, "--temperature inf", "--temperature is inf"),
+    (2, "--top-p 0", "--top-p is 0.0"),
+    (2, "--top-k -1", "--top-k is -1"),
+    (2, "--max-new-tokens 0", "--max-new-tokens is 0; expected 1 or more"),
+    (2, "--batch 0", "--batch is 0"),
+    (2, "--limit 0", "--limit is 0"),
+    (2, "--server http://localhost:1", "--server needs --model"),
+    (2, "--server localhost --model x", "'localhost' is no URL"),
+    (2, "--model x", "none is given"),
+    (2, "--server http://localhost:1 --model x --drafter {place}/drafter", "leave out it, or"),
+    (2, "--loop.steps 5", "--loop.steps has no say in generate"),
+    (2, "--eval.temperatures [1]", "--eval.temperatures has no say"),
+    (2, "--source {place}/none.jsonl", "there is no '{place}/none.jsonl'"),
+    (2, "--target {place}/none", "cannot load the model '{place}/none'"),
+    (2, "--drafter {place}/none", "{place}/none holds no drafter"),
+    (2, "--max-new-tokens 2048", "the target target has 2048 positions"),
+    (2, "--target tiny", "chats.jsonl:1 is a chat, but the target's tokenizer has no chat templ"),
+    (2, "--out {place}", "holds files, but no manifest.json"),
+    (2, "--out {place}/greedy --seed 3", "was begun with sampling.seed 0; now it is 3"),
+    (2, "--out {place}/greedy --drafter {place}/drafter", "was begun with drafter"),
+    (2, "--out {place}/greedy --data.columns '{{a: b}}'", "was begun with source.columns"),
+    (3, "--source {place}/odd.jsonl", "the columns are question; expected messages"),
+    (3, "--source {place}/empty.jsonl", "none of 1 rows was answered; the first one, "),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "line", "reason"), REFUSED)
+def test_refusals(
+    code: int, line: str, reason: str, place: Path, greedy: Path, tmp_path: Path, capfd: Captured
+) -> None:
+    """One message, the exit code of its kind, no traceback."""
+    import shlex
+
+    (place / "odd.jsonl").write_text('{"question": "why"}\n')
+    (place / "empty.jsonl").write_text('{"prompt": "", "completion": "x"}\n')
+    before = (greedy / "manifest.json").read_bytes()
+    given = shlex.split(line.format(place=place))
+    words = {
+        "--source": str(place / "chats.jsonl"), "--target": str(place / "target"),
+        "--out": str(tmp_path / "out"), "--max-new-tokens": "16", "--batch": "3",
+    } | dict(zip(given[::2], given[1::2]))  # fmt: skip
+    assert main(["generate", *(each for pair in words.items() for each in pair)]) == code
+    said = capfd.readouterr().err
+    assert said.startswith("draftsmith: ")
+    assert reason.format(place=place) in said
+    assert "Traceback" not in said
+    assert (greedy / "manifest.json").read_bytes() == before
+
+
+def test_help_and_typing_errors_do_not_wait_for_torch() -> None:
+    code = """
+import sys
+from draftsmith.launch.cli import main
+assert main(["generate", "--help"]) == 0
+common = ["generate", "--source", "stdlib", "--out", "nowhere"]
+assert main([*common, "--temperature", "-1"]) == 2
+assert main([*common, "--server", "nothing", "--model", "x"]) == 2
+assert main([*common, "--data.nothing", "1"]) == 2
+assert not {"torch", "transformers"} & set(sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+# a real server
+
+
+@pytest.fixture
+def served(place: Path, tmp_path: Path) -> Iterator[str]:
+    """`transformers serve` with the target, on a free port; its address."""
+    pytest.importorskip("fastapi", reason="`transformers serve` needs the dev extra")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        sys.executable, "-m", "transformers.cli.transformers", "serve", str(place / "target"),
+        "--host", "127.0.0.1", "--port", str(port), "--device", "cpu", "--dtype", "float32",
+    ]  # fmt: skip
+    with (tmp_path / "serve.log").open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+        try:
+            url = f"http://127.0.0.1:{port}"
+            while not _is_up(url):
+                assert process.poll() is None, (tmp_path / "serve.log").read_text()
+                time.sleep(0.2)
+            yield url
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def _is_up(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health") as found:
+            return bool(found.status == 200)
+    except OSError:
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", ["chats.jsonl", "texts.jsonl"])
+def test_transformers_serve(place: Path, served: str, tmp_path: Path, source: str) -> None:
+    """Killed and started again: the greedy answers of our own decoder, what is done not repeated."""
+    server = ["--server", served, "--model", str(place / "target"), "--concurrency", "2"]
+    words = [
+        "generate", "--source", str(place / source), "--target", str(place / "target"),
+        "--max-new-tokens", "16", "--keep-cut",
+    ]  # fmt: skip
+    out, own = tmp_path / "out", tmp_path / "own"
+    process = killable.start([*words, *server, "--out", str(out)])
+    journal = out / ".journal.jsonl"
+    while not (journal.is_file() and journal.read_bytes().count(b"\n") >= 2):
+        assert process.is_alive()
+        time.sleep(0.005)
+    os.kill(process.pid or 0, signal.SIGKILL)
+    process.join()
+    done = journal.read_bytes().count(b"\n")
+    asked = _requests(tmp_path)
+    assert main([*words, *server, "--out", str(out)]) == 0
+    assert main([*words, "--out", str(own)]) == 0
+    rows, more = len(read(place, source)), _requests(tmp_path) - asked
+    assert done < rows
+    if source == "texts.jsonl":  # of the killed process, two requests may still have been under way
+        assert rows - done <= more <= rows - done + 2
+    assert _lines(read(out), place) == _lines(read(own), place)
+    assert manifest(out)["answered_by"] == "server"
+    assert manifest(out)["answers"]["tokens"] == manifest(own)["answers"]["tokens"]
+
+
+def _requests(folder: Path) -> int:
+    return (folder / "serve.log").read_text().count("POST /v1/")
+
+
+def _lines(rows: list[Any], place: Path) -> list[Any]:
+    """Rows without the line end that ends an answer of this target: the server leaves it on."""
+    text = json.dumps(rows)
+    return json.loads(text.replace('\\n"', '"'))

@@ -1,0 +1,44 @@
+"""Real launches for tests: `accelerate launch` with the package's own configurations, on CPUs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import draftsmith
+
+CONFIGS = Path(draftsmith.__file__).parent / "launch" / "configs"
+
+
+def launched(config: str, *words: str) -> str:
+    """What `accelerate launch` said; two processes, or one with `cpu`."""
+    command = [
+        sys.executable, "-m", "accelerate.commands.launch",
+        "--config_file", str(CONFIGS / f"{config}.yaml"),
+        *(["--num_processes", "2"] if config != "cpu" else []), *words,
+    ]  # fmt: skip
+    on_cpu = (
+        {"DS_ACCELERATOR": "cpu"} if config.startswith("zero") else {"ACCELERATE_USE_CPU": "true"}
+    )
+    # DeepSpeed calls what torch is about to rename, hundreds of times
+    environment = {**os.environ, **on_cpu, "PYTHONWARNINGS": "ignore::FutureWarning"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def train_each(folder: str, recipes: list[str]) -> int:
+    """The body of a process that trains one recipe after another: a launch costs seconds."""
+    from draftsmith.launch.cli import main
+
+    for recipe in recipes:
+        code = main(["train", recipe, "--out", f"{folder}/{Path(recipe).stem}"])
+        if code:
+            return code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(train_each(sys.argv[1], sys.argv[2:]))

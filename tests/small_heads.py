@@ -1,0 +1,63 @@
+"""Untrained drafters of every family that rides on a target, shaken, so that some tokens are right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from conftest import VOCABULARY
+from draftsmith.decoding.backbone import Backbone
+from draftsmith.drafters.bpd import Bpd, BpdHeads
+from draftsmith.drafters.eagle import Eagle, Eagle3
+from draftsmith.drafters.eagle_layers import EagleShape
+from draftsmith.drafters.eagle_net import EagleNet
+from draftsmith.drafters.eagle_net3 import Eagle3Net, Eagle3Shape
+from draftsmith.drafters.hydra import HydraHeads, hydra_on
+from draftsmith.drafters.medusa import Medusa, MedusaHeads
+from torch import nn
+
+FAMILIES = ["medusa", "hydra", "hydra++", "bpd", "eagle", "eagle3"]
+WORDS = [word for word in range(VOCABULARY) if word % 3 != 1]  # those that EAGLE-3 drafts
+
+
+def make_on_target(family: str, target: Backbone, *, noise: float = 0.05, **settings) -> Any:
+    """A drafter; `settings` are those of its proposer, EAGLE's tree being static by default."""
+    torch.manual_seed(0)
+    model = target.model
+    if family == "medusa":
+        return Medusa(_shaken(MedusaHeads.for_target(model, heads=4), noise), target, **settings)
+    if family == "bpd":
+        return Bpd(_shaken(BpdHeads.for_target(model, block=5), noise), target, **settings)
+    if family.startswith("hydra"):
+        heads = HydraHeads.for_target(model, heads=4, layers=2, prefix=family == "hydra++")
+        return hydra_on(_shaken(heads, noise), target, **settings)
+    settings = {"tree": "static"} | settings
+    if family == "eagle":
+        net = _passing_on(EagleNet(EagleShape.like(model.config)))
+        return Eagle(_shaken(net, noise), target, **settings)
+    shape = Eagle3Shape.of(
+        model.config, layers=(0, 1, 2), vocabulary=VOCABULARY, draft_vocabulary=len(WORDS)
+    )
+    net3 = _passing_on(Eagle3Net(shape, WORDS))
+    with torch.no_grad():
+        net3.lm_head.weight.copy_(model.get_output_embeddings().weight[WORDS])
+    return Eagle3(_shaken(net3, noise), target, **settings)
+
+
+def _passing_on(net: Any) -> Any:
+    """A network whose guess is the last state that it was given, as new heads say it again."""
+    with torch.no_grad():
+        net.fc.weight.zero_()
+        net.fc.weight[:, -net.config.hidden :] = torch.eye(net.config.hidden)
+        for name, weight in net.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                weight.zero_()
+    return net
+
+
+def _shaken(module: nn.Module, noise: float) -> Any:
+    g = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(noise * torch.randn(parameter.shape, generator=g))
+    return module.requires_grad_(False).eval()
