@@ -19,6 +19,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,22 +54,17 @@ def paths(nodes: int) -> list[list[int]]:
 def on_paths(load: Callable[..., Proposer], **settings: Any) -> dict[str, Load]:
     """A chain and static trees for what fills any static tree."""
     shapes = {"chain": CHAIN, **{f"tree {nodes}": paths(nodes) for nodes in NODES}}
-    return {
-        name: lambda at, target, shape=shape: load(at, target, paths=shape, **settings)
-        for name, shape in shapes.items()
-    }
+    return {name: partial(load, paths=shape, **settings) for name, shape in shapes.items()}
 
 
 def dynamic() -> dict[str, Load]:
     """A chain, and trees by confidence."""
-    found: dict[str, Load] = {
-        "chain": lambda at, target: load_eagle(at, target, tree="chain", draft_length=DEPTH)
+    load = partial(load_eagle, draft_length=DEPTH)
+    trees = {
+        f"tree {nodes}": partial(load, tree="dynamic", nodes=nodes, top_k=min(10, nodes))
+        for nodes in NODES
     }
-    for nodes in NODES:
-        found[f"tree {nodes}"] = lambda at, target, nodes=nodes: load_eagle(
-            at, target, tree="dynamic", draft_length=DEPTH, nodes=nodes, top_k=min(10, nodes)
-        )
-    return found
+    return {"chain": partial(load, tree="chain"), **trees}
 
 
 def eagle_1() -> dict[str, Load]:
@@ -77,12 +73,9 @@ def eagle_1() -> dict[str, Load]:
     return {**trees, "chain": dynamic()["chain"]}
 
 
-def draft_model() -> dict[str, Load]:
-    return {"chain": lambda at, target: load_drafter(at, target, draft_length=DEPTH)}
-
-
-def bpd() -> dict[str, Load]:
-    return {"chain": lambda at, target: load_drafter(at, target, draft_length=DEPTH)}
+def chain_alone() -> dict[str, Load]:
+    """What drafts a chain and nothing else."""
+    return {"chain": partial(load_drafter, draft_length=DEPTH)}
 
 
 @dataclass(frozen=True)
@@ -92,27 +85,20 @@ class Family:
     name: str
     recipe: str
     shapes: dict[str, Load]
-    settings: dict[str, str]
-    """Recipe values beside the recipe's own."""
-
-    @property
-    def folder(self) -> str:
-        """Families with the same recipe and settings share a run."""
-        words = [self.recipe, *(f"{key}-{value}" for key, value in self.settings.items())]
-        return "-".join(words).replace(".", "-")
 
 
 FAMILIES = [
-    Family("distilled draft", "distill-tiny", draft_model(), {}),
-    Family("BPD (frozen)", "bpd-tiny", bpd(), {}),
-    Family("BPD (fine-tuned)", "bpd-tiny", bpd(), {"bpd.backbone": "full"}),
-    Family("Medusa-1", "medusa-tiny", on_paths(load_medusa), {}),
-    Family("Medusa-2", "medusa2-tiny", on_paths(load_medusa), {}),
-    Family("Hydra", "hydra-tiny", on_paths(load_hydra), {}),
-    Family("EAGLE-1", "eagle-tiny", eagle_1(), {}),
-    Family("EAGLE-2", "eagle-tiny", dynamic(), {}),
-    Family("HASS", "hass-tiny", dynamic(), {}),
-    Family("EAGLE-3", "eagle3-tiny", dynamic(), {}),
+    Family("distilled draft", "distill-tiny", chain_alone()),
+    Family("BPD (frozen)", "bpd-tiny", chain_alone()),
+    Family("BPD (fine-tuned)", "bpd-tuned-tiny", chain_alone()),
+    Family("Medusa-1", "medusa-tiny", on_paths(load_medusa)),
+    Family("Medusa-2", "medusa2-tiny", on_paths(load_medusa)),
+    Family("Hydra", "hydra-tiny", on_paths(load_hydra)),
+    Family("Hydra++", "hydra-plus-tiny", on_paths(load_hydra)),
+    Family("EAGLE-1", "eagle-tiny", eagle_1()),
+    Family("EAGLE-2", "eagle-tiny", dynamic()),
+    Family("HASS", "hass-tiny", dynamic()),
+    Family("EAGLE-3", "eagle3-tiny", dynamic()),
 ]
 
 
@@ -136,7 +122,7 @@ def main() -> None:
 
 def train(family: Family, args: argparse.Namespace, steps: int) -> Path:
     """The run's folder, trained now if it is not there; `steps` of 0 is the untrained drafter."""
-    folder: Path = args.out / "runs" / f"{family.folder}-{steps}"
+    folder: Path = args.out / "runs" / f"{family.recipe}-{steps}"
     status = folder / "status.json"
     if status.is_file() and json.loads(status.read_text())["state"] == "finished":
         return folder
@@ -144,7 +130,7 @@ def train(family: Family, args: argparse.Namespace, steps: int) -> Path:
         "loop.steps": str(max(1, steps)), "loop.batch_rows": str(args.batch_rows),
         "loop.micro_rows": str(args.batch_rows), "loop.validate_every": "100000",
         "loop.validate_rows": "4", "probe.every_steps": "", "probe.prompts": "2",
-        **family.settings, **dict(args.set),
+        **dict(args.set),
     }  # fmt: skip
     if steps == 0:
         values |= {"optimizer.lr": "1e-12", "optimizer.warmup_steps": "0"}
