@@ -1,15 +1,16 @@
 """Peak memory and time of the losses in chunks against plain ones that hold all logits.
 
-Forward and backward of what is trained, each variant in a process of its own:
+Forward and backward of what is trained, with the same weights and rows in both variants:
 
 - `distill`: a head and the distillation loss;
 - `medusa`: Medusa's heads, with a projection each, and their cross-entropies;
 - `eagle3`: EAGLE-3's network over its own outputs, and the loss of every step.
 
 Memory is the most that torch held at once beyond what it held before (weights, inputs, the
-target's states), gradients and the kernels' own buffers included; `--device cuda` asks CUDA's
-allocator. Plain is the textbook: the logits of all labelled positions of a head or step at once,
-and automatic differentiation keeps what it keeps. Both variants must have the same loss.
+target's states), gradients and the kernels' own buffers included; with `--device cuda` it is what
+CUDA's allocator says. Plain is the textbook: the logits of all labelled positions of a head or
+step at once, and automatic differentiation keeps what it keeps. A plain loss that would not fit
+into the free memory is refused.
 
     python benchmarks/loss_memory.py                      # V = 151,936, S = 2,048
     python benchmarks/loss_memory.py --positions 256 --vocabulary 8000
@@ -20,155 +21,109 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import subprocess
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import psutil
+import torch
+import torch.nn.functional as F
 from draftsmith.eval.environment import processor
+from draftsmith.storage import write_text
+from draftsmith.trainers import eagle3, medusa
+from draftsmith.trainers.architecture import fresh_model
+from draftsmith.trainers.config import Eagle3Config, MedusaConfig, ModelConfig, ObjectiveConfig
+from draftsmith.trainers.eagle import counted as counted_ahead
+from draftsmith.trainers.losses import ChunkedLoss, Distillation, Teacher
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
-FAMILIES = ("distill", "medusa", "eagle3")
-VARIANTS = ("plain", "chunked")
-SIZES = ("positions", "vocabulary", "draft_vocabulary", "hidden", "heads", "passes", "chunk")
+Run = Callable[[], Tensor]
+
+
+class Pair(NamedTuple):
+    """A family's loss in both variants, and the module whose gradients they make."""
+
+    module: nn.Module
+    plain: Run
+    chunked: Run
 
 
 def main() -> None:
     args = arguments()
-    if args.variant:
-        print(json.dumps(measure(args)))
-        return
-    lines = [
-        "| | plain | chunked | share | time, chunked / plain | loss |",
-        "|---|---|---|---|---|---|",
-    ]
+    found: dict[str, Any] = {}
     for family in args.families:
         refuse_too_large(family, args)
-        rounds = [
-            {variant: in_a_process(family, variant, args) for variant in VARIANTS}
-            for _ in range(args.rounds)
-        ]
-        lines.append(row(family, rounds))
-    print("\n".join([heading(args), "", *lines]))
+        torch.manual_seed(0)
+        pair = FAMILIES[family](args)
+        rounds = [measure_both(pair, args.device) for _ in range(args.rounds)]
+        found[family] = summary(family, rounds)
+    print("\n".join(table(found, args)))
+    if args.out:
+        write_text(args.out, json.dumps(found, indent=1) + "\n")
 
 
-# ---- one variant, in its own process -------------------------------------------------------
+# ---- the losses ----------------------------------------------------------------------------
 
 
-def measure(args: argparse.Namespace) -> dict[str, float]:
-    """One forward and backward of a variant: seconds, GB at the peak, the loss."""
-    import torch
-
-    torch.manual_seed(0)
-    make = {"distill": distill, "medusa": medusa, "eagle3": eagle3}[args.families[0]]
-    work = make(args, plain=args.variant == "plain")
-    found: dict[str, float] = {}
-
-    def run() -> None:
-        began = time.perf_counter()
-        loss = work()
-        loss.backward()
-        if args.device != "cpu":
-            torch.cuda.synchronize()
-        found.update(seconds=time.perf_counter() - began, loss=float(loss.detach()))
-
-    return {"gb": peak_bytes(run, args.device) / 1e9, **found}
-
-
-def peak_bytes(work: Callable[[], None], device: str) -> int:
-    """The most bytes that torch held at once while at work, beyond what it held before."""
-    import torch
-    from torch.profiler import ProfilerActivity, profile
-
-    if device != "cpu":
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        work()
-        return torch.cuda.max_memory_allocated() - before
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        work()
-    held = most = 0
-    for event in seen.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            held += event.nbytes()
-            most = max(most, held)
-    return most
-
-
-def distill(args: argparse.Namespace, *, plain: bool) -> Callable[[], Any]:
+def distill_pair(args: argparse.Namespace) -> Pair:
     """A head against a teacher of the same size."""
-    import torch
-    from draftsmith.trainers.losses import ChunkedLoss, Distillation, Teacher
-
     P, V, H = args.positions, args.vocabulary, args.hidden
-    head = torch.nn.Linear(H, V, bias=False, device=args.device)
+    head = nn.Linear(H, V, bias=False, device=args.device)
     teacher = Teacher(
         torch.randn(P, H, device=args.device), torch.randn(V, H, device=args.device) * 0.05
     )
     hidden = torch.randn(P, H, device=args.device).requires_grad_()
     label = torch.randint(0, V, (P,), device=args.device)
     loss = Distillation(1.0, 0.0)
-    if not plain:
-        return lambda: ChunkedLoss(head, loss, chunk=args.chunk)(hidden, label, teacher)[0] / P
 
-    def run() -> Any:
+    def plain() -> Tensor:
         target = (teacher.hidden_PH @ teacher.weight_VH.T).float()
-        return loss(head(hidden).float(), target, label)["loss"].sum() / P
+        return loss(head(hidden).float(), target, label)["loss"].sum()
 
-    return run
+    return Pair(head, plain, lambda: ChunkedLoss(head, loss, chunk=args.chunk)(
+        hidden, label, teacher)[0])  # fmt: skip
 
 
-def medusa(args: argparse.Namespace, *, plain: bool) -> Callable[[], Any]:
+def medusa_pair(args: argparse.Namespace) -> Pair:
     """Medusa-1's own loss, sum_k 0.8^k CE_k, of one row."""
-    import torch.nn.functional as F
-    from draftsmith.trainers.config import MedusaConfig, ObjectiveConfig
-    from draftsmith.trainers.medusa import build, counted
-
     config = MedusaConfig(heads=args.heads)
-    goal = build(
-        config, ObjectiveConfig(kl=0.0, ce=1.0, chunk=args.chunk), random_target(args), nowhere
-    )
+    objective = ObjectiveConfig(kl=0.0, ce=1.0, chunk=args.chunk)
+    goal = medusa.build(config, objective, random_target(args), nowhere)
     goal.module.to(args.device)
     batch = one_row(args)
     lesson = goal.prepare(batch)
-    if not plain:
-        return lambda: goal.module(batch, lesson)[0] / args.positions
     heads: Any = goal.draft()
 
-    def run() -> Any:
-        total = 0.0
+    def plain() -> Tensor:
+        total = torch.zeros((), device=args.device)
         for k in range(1, args.heads + 1):
-            counts = counted(batch, k)
+            counts = medusa.counted(batch, k)
             hidden = heads.head(k, lesson.hidden_RSH[:, : -(k + 1)][counts])
             logits = heads.lm_heads[k - 1](hidden).float()
             label = batch["input_ids"][:, k + 1 :][counts]
             total = total + config.decay**k * F.cross_entropy(logits, label, reduction="sum")
-        return total / args.positions
+        return total
 
-    return run
+    return Pair(goal.module, plain, lambda: goal.module(batch, lesson)[0])
 
 
-def eagle3(args: argparse.Namespace, *, plain: bool) -> Callable[[], Any]:
-    """EAGLE-3's own loss over its steps, of one row; the target's law is made once if plain."""
-    from draftsmith.trainers.config import Eagle3Config, ObjectiveConfig
-    from draftsmith.trainers.eagle import counted
-    from draftsmith.trainers.eagle3 import build
-
+def eagle3_pair(args: argparse.Namespace) -> Pair:
+    """EAGLE-3's own loss over its steps, of one row; the plain one makes the target's law once."""
     config = Eagle3Config(passes=args.passes, layers=(0, 1, 2))
-    ids = range(0, args.vocabulary, args.vocabulary // args.draft_vocabulary)
-    target = random_target(args)
-    goal = build(
-        config, ObjectiveConfig(chunk=args.chunk), target, ids[: args.draft_vocabulary], nowhere
+    every = args.vocabulary // args.draft_vocabulary
+    ids = range(0, every * args.draft_vocabulary, every)
+    goal = eagle3.build(
+        config, ObjectiveConfig(chunk=args.chunk), random_target(args), ids, nowhere
     )
     goal.module.to(args.device)
     batch = one_row(args)
     lesson = goal.prepare(batch)
-    if not plain:
-        return lambda: goal.module(batch, lesson)[0] / args.positions
     net: Any = goal.draft()
 
-    def run() -> Any:
+    def plain() -> Tensor:
         target_RSV = (lesson.hidden_RSH @ lesson.head_VH.T).float()
         law_RSU = target_RSV[..., net.ids_U].softmax(-1)
         drafted_RS = net.t2d[target_RSV.argmax(-1)]
@@ -177,21 +132,23 @@ def eagle3(args: argparse.Namespace, *, plain: bool) -> Callable[[], Any]:
             net.fuse(lesson.features_RSF), lesson.embeds_RSH, batch["positions"],
             batch["documents"], args.passes,
         )  # fmt: skip
-        total = 0.0
+        total = torch.zeros((), device=args.device)
         for j, out_RSH in enumerate(outputs):
             log_q = net.head(out_RSH[:, : -(2 + j)]).float().log_softmax(-1)
             each = -(law_RSU[:, 1 + j : -1] * log_q).sum(-1) * drafted_RS[:, 1 + j : -1]
-            total = total + config.decay**j * (each * counted(batch, 2 + j)).sum()
-        return total / args.positions
+            total = total + config.decay**j * (each * counted_ahead(batch, 2 + j)).sum()
+        return total
 
-    return run
+    return Pair(goal.module, plain, lambda: goal.module(batch, lesson)[0])
+
+
+FAMILIES: dict[str, Callable[[argparse.Namespace], Pair]] = {
+    "distill": distill_pair, "medusa": medusa_pair, "eagle3": eagle3_pair,
+}  # fmt: skip
 
 
 def random_target(args: argparse.Namespace) -> Any:
     """Two layers of the given width over the whole vocabulary, random."""
-    from draftsmith.trainers.architecture import fresh_model
-    from draftsmith.trainers.config import ModelConfig
-
     sizes = ModelConfig(
         architecture="llama", layers=2, hidden=args.hidden, heads=2, kv_heads=1,
         head_size=max(8, args.hidden // 2), max_positions=args.positions,
@@ -199,10 +156,8 @@ def random_target(args: argparse.Namespace) -> Any:
     return fresh_model(sizes, vocabulary=args.vocabulary, eos=None).eval().to(args.device)
 
 
-def one_row(args: argparse.Namespace) -> dict[str, Any]:
+def one_row(args: argparse.Namespace) -> dict[str, Tensor]:
     """A document as long as the row, all of it labels."""
-    import torch
-
     S = args.positions
     row = {
         "input_ids": torch.randint(0, args.vocabulary, (1, S)),
@@ -217,7 +172,45 @@ def nowhere(_module: object, _folder: object) -> None:
     """Nothing is saved."""
 
 
-# ---- both variants -------------------------------------------------------------------------
+# ---- measuring -----------------------------------------------------------------------------
+
+
+def measure_both(pair: Pair, device: str) -> dict[str, dict[str, float]]:
+    """One round: both variants in turn, from the same state."""
+    variants = {"plain": pair.plain, "chunked": pair.chunked}
+    return {name: measure(run, pair.module, device) for name, run in variants.items()}
+
+
+def measure(run: Run, module: nn.Module, device: str) -> dict[str, float]:
+    """One forward and backward: GB at the peak, seconds, the loss."""
+    found: dict[str, float] = {}
+    module.zero_grad(set_to_none=True)
+
+    def work() -> None:
+        began = time.perf_counter()
+        loss = run()
+        loss.backward()  # type: ignore[no-untyped-call]
+        found["loss"] = float(loss.detach())  # on a GPU this waits for the end
+        found["seconds"] = time.perf_counter() - began
+
+    return {"gb": peak_bytes(work, device) / 1e9, **found}
+
+
+def peak_bytes(work: Callable[[], None], device: str) -> int:
+    """The most bytes that torch held at once while at work, beyond what it held before."""
+    if device != "cpu":
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        work()
+        return torch.cuda.max_memory_allocated() - before
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        work()
+    held = most = 0
+    for event in seen.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            most = max(most, held)
+    return most
 
 
 def refuse_too_large(family: str, args: argparse.Namespace) -> None:
@@ -237,43 +230,38 @@ def refuse_too_large(family: str, args: argparse.Namespace) -> None:
         )
 
 
-def in_a_process(family: str, variant: str, args: argparse.Namespace) -> dict[str, float]:
-    """A variant's figures, from a process that holds nothing else."""
-    words = [word for name in SIZES
-             for word in (f"--{name.replace('_', '-')}", str(getattr(args, name)))]  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, __file__, "--families", family, "--variant", variant,
-         "--device", args.device, *words],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if done.returncode:
-        sys.exit(f"{family}, {variant}, failed:\n{done.stderr}")
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+# ---- showing -------------------------------------------------------------------------------
 
 
-def row(family: str, rounds: list[dict[str, dict[str, float]]]) -> str:
-    """A line of the table; memory is the same in every round, time is the median."""
-    plain, chunked = (rounds[0][variant] for variant in VARIANTS)
+def summary(family: str, rounds: list[dict[str, dict[str, float]]]) -> dict[str, float]:
+    """Peaks, their share, the median ratio of times, and the loss, which must be the same."""
+    plain, chunked = rounds[0]["plain"], rounds[0]["chunked"]
     if not math.isclose(plain["loss"], chunked["loss"], rel_tol=1e-4):
         sys.exit(f"{family}: the losses differ, {plain['loss']} and {chunked['loss']}")
     times = sorted(each["chunked"]["seconds"] / each["plain"]["seconds"] for each in rounds)
-    return (
-        f"| {family} | {plain['gb']:.3f} GB | {chunked['gb']:.3f} GB "
-        f"| {chunked['gb'] / plain['gb']:.1%} | {times[len(times) // 2]:.2f} "
-        f"| {chunked['loss']:.4f} |"
-    )
+    return {
+        "plain_gb": plain["gb"], "chunked_gb": chunked["gb"], "share": chunked["gb"] / plain["gb"],
+        "time": times[len(times) // 2], "loss": chunked["loss"],
+    }  # fmt: skip
 
 
-def heading(args: argparse.Namespace) -> str:
-    import torch
-
-    return (
+def table(found: dict[str, dict[str, float]], args: argparse.Namespace) -> list[str]:
+    """Markdown, with what it was measured on above it."""
+    place = processor() if args.device == "cpu" else torch.cuda.get_device_name()
+    return [
         f"V = {args.vocabulary:,}, S = {args.positions:,}, H = {args.hidden}, fp32, chunks of "
         f"{args.chunk}; medusa: {args.heads} heads; eagle3: {args.passes} steps, draft vocabulary "
         f"{args.draft_vocabulary:,}; {args.rounds} interleaved rounds; torch {torch.__version__}, "
-        f"{processor() if args.device == 'cpu' else torch.cuda.get_device_name()}"
-    )
+        f"{place}",
+        "",
+        "| loss | plain | chunked | share (goal: 25 %) | time, chunked / plain |",
+        "|---|---|---|---|---|",
+        *(
+            f"| {family} | {row['plain_gb']:.3f} GB | {row['chunked_gb']:.3f} GB "
+            f"| {row['share']:.1%} | {row['time']:.2f} |"
+            for family, row in found.items()
+        ),
+    ]
 
 
 def arguments() -> argparse.Namespace:
@@ -291,12 +279,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--chunk", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--variant", choices=VARIANTS)
+    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     unknown = set(args.families) - set(FAMILIES)
     if unknown:
         parser.error(f"no family is called {', '.join(sorted(unknown))}")
-    # at least every second token can be drafted where the vocabulary is made small
+    # at most every second token can be drafted, however small the vocabulary is made
     args.draft_vocabulary = min(args.draft_vocabulary, max(2, args.vocabulary // 2))
     return args
 

@@ -68,8 +68,8 @@ class BpdHeads(Heads):
 
         s_1 = h,   s_i = h + W2_i relu(W1 h + b1) + b2_i  for i = 2..k,   logits_i = P s_i
 
-    (section 3 and figure 3 of the paper), W1 of k times `inner` rows, P the target's projection,
-    neither trained here nor saved. Output i at position t speaks of token t+i. The paper adds a
+    (section 6 of the paper), W1 of k times `inner` rows, P the target's projection, no part of this
+    module. Output i at position t speaks of token t+i. The paper adds a
     term to output 1 too; without it the target stays a model of its own class, and its law the law
     that is decoded. W2 is 0 at first: an untrained output says what the target says of token t+1.
     Outputs are counted as Medusa's heads are, head k = 1 being output 2, and head 0 the target.
@@ -118,7 +118,9 @@ class Bpd(Medusa):
         Raises:
             RequestError: the tree is deeper than there are outputs, or is no tree.
         """
-        super().__init__(heads, target, paths=paths or block_chain(heads.config.heads))
+        if paths is None:
+            paths = block_chain(heads.config.heads)
+        super().__init__(heads, target, paths=paths)
 
 
 def block_chain(heads: int) -> Paths:

@@ -83,6 +83,7 @@ BENCHMARKS = {
         "--rounds",
         "1",
     ],
+    "benchmarks/train_step.py": ["--tiny", "--recipes", "eagle-tiny"],
 }
 # commands whose own work has to be made small
 FEW = {
