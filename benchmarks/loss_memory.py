@@ -189,7 +189,7 @@ def measure(run: Run, module: nn.Module, device: str) -> dict[str, float]:
     def work() -> None:
         began = time.perf_counter()
         loss = run()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         found["loss"] = float(loss.detach())  # on a GPU this waits for the end
         found["seconds"] = time.perf_counter() - began
 

@@ -146,7 +146,7 @@ class Arm:
             made: Tensor = self._watched("projection", real)(teacher, part, vocabulary)
             return made
 
-        Teacher.logits = logits  # type: ignore[method-assign]
+        Teacher.logits = logits  # type: ignore[method-assign, assignment]
         try:
             yield
         finally:
@@ -179,7 +179,7 @@ def loop_of(recipe: str, place: Path, values: dict[str, str]) -> Loop:
         return Outcome(0, float("nan"), None)
 
     folder = Path(tempfile.mkdtemp(dir=place))
-    real, Loop.run = Loop.run, keep  # type: ignore[method-assign]
+    real, Loop.run = Loop.run, keep  # type: ignore[method-assign, assignment]
     try:
         train(load_recipe(recipe, list(values.items())), out=folder)
     finally:
@@ -213,7 +213,7 @@ def measure(arms: dict[str, Arm], rounds: int, size: int) -> dict[str, float]:
         arm.count()
     device = next(iter(arms.values())).loop.accelerator.device
     needed = sorted({each for arm in arms.values() for each in arm.precisions})
-    peaks = dict.fromkeys(needed, 0.0)
+    peaks: dict[str, float] = dict.fromkeys(needed, 0.0)
     for _ in range(rounds):
         for name in needed:
             peaks[name] = max(peaks[name], product_speed(DTYPES[name], device, size))
