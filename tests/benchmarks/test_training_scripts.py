@@ -44,7 +44,7 @@ def test_families_from_recipes_to_a_table(tmp_path: Path) -> None:
     assert run("families.py", *words) == printed, "what is measured is not measured again"
 
 
-@pytest.mark.run
+@pytest.mark.slow
 def test_over_training_shows_what_each_measure_would_choose(tmp_path: Path) -> None:
     printed = run(
         "over_training.py", "--out", str(tmp_path), "--rows", "20", "--steps", "2", "--every", "1",
