@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 # the folder of each recipe's run, and how long it learns here: the whole takes minutes, not hours
 RUNS = {
     "run": ("distill-tiny", {}),
-    "medusa": ("medusa-tiny", {"loop.steps": "300", "loop.validate_every": "300"}),
-    "eagle3": ("eagle3-tiny", {"loop.steps": "250", "loop.validate_every": "250"}),
+    "medusa": ("medusa-tiny", {"loop.steps": "250", "loop.validate_every": "250"}),
+    "eagle3": ("eagle3-tiny", {"loop.steps": "200", "loop.validate_every": "200"}),
 }
 
 
