@@ -36,6 +36,8 @@ from draftsmith.eval.audit import audit
 from draftsmith.eval.config import AuditConfig, EvalConfig
 from draftsmith.eval.environment import environment
 from draftsmith.eval.evaluate import Arm, evaluate
+from draftsmith.eval.tables import MISSING, number
+from draftsmith.eval.tables import interval as shown
 from draftsmith.launch.recipe import load_recipe
 from draftsmith.storage import write_text
 
@@ -228,7 +230,7 @@ def _table_at(found: Sequence[dict[str, Any]], temperature: float) -> list[str]:
         cells = [
             each["family"], *(interval(own.get(name), "tau") for name in columns),
             interval(before["chain"], "tau"),
-            " ".join(f"{value:.2f}" for value, *_ in own["chain"]["n_alpha"]),
+            " ".join(number(value) for value, *_ in own["chain"]["n_alpha"]),
             speed(own["chain"]), speed(own.get(columns[-1])), own["chain"]["verdict"],
         ]  # fmt: skip
         lines.append("| " + " | ".join(cells) + " |")
@@ -236,18 +238,13 @@ def _table_at(found: Sequence[dict[str, Any]], temperature: float) -> list[str]:
 
 
 def interval(row: dict[str, Any] | None, name: str) -> str:
-    if row is None:
-        return "-"
-    value, low, high = row[name]
-    return f"{value:.2f} [{low:.2f}, {high:.2f}]"
+    return MISSING if row is None else shown(row[name])
 
 
 def speed(row: dict[str, Any] | None) -> str:
     if row is None:
-        return "-"
-    predicted = row["predicted_speedup"]
-    shown = "-" if predicted is None else f"{predicted:.2f}"
-    return f"{interval(row, 'speedup')} ({shown})"
+        return MISSING
+    return f"{interval(row, 'speedup')} ({number(row['predicted_speedup'])})"
 
 
 def file_name(name: str) -> str:
