@@ -1,12 +1,12 @@
-"""Candidate trees from index paths, from confidence, from several drafts and from tries.
+"""Candidate trees from index paths, from confidence and from tries.
 
 All but tries, which the host looks up, are built on the device with fixed shapes and without a
 host synchronisation. Each builder states the law that its tokens follow (`proposal.Law`).
-Read next: `tree.py`, what a tree is; `tree_search.py`, which paths are worth their nodes.
+Read next: `tree.py`, what a tree is; `tree_search.py`, which paths are worth their nodes;
+`tree_merge.py`, the trees of several drafts.
 
 Shapes: B rows, N nodes (root included), D depths, R ranks (candidates per depth), k nodes of the
-frontier that a draft expands at once, K children of each, G nodes generated before the choice,
-M drafts, T trials (nodes of all drafts, roots not counted), C trials of a node, V vocabulary.
+frontier that a draft expands at once, K children of each, G nodes generated before the choice.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .proposal import Trials
 from .tree import RowTrees, Tree
 
 # (tokens [B, k], slot of each parent in the frontier before [B, k], level)
@@ -185,127 +184,6 @@ class _Growth:
         parents_BX = pad(node_of_BG, (1, 0)).gather(1, self.parents_BG.gather(1, kept_BX) + 1)
         missing = (0, count - kept_BX.shape[1])
         return pad(self.tokens_BG.gather(1, kept_BX), missing), pad(parents_BX, missing, value=-1)
-
-
-@dataclass(frozen=True)
-class Merged:
-    """Trees of several drafts as one.
-
-    Attributes:
-        tokens_BN: int64; node 0 is the root, draft 0's nodes follow, then draft 1's, and so on.
-        tree: nodes with the same path of tokens are one, the first of them; the others are absent.
-        present_BN: bool, False for absent nodes.
-        trials: one for every node of every draft, for `Law.SEVERAL`; None where no q was given.
-    """
-
-    tokens_BN: Tensor
-    tree: RowTrees
-    present_BN: Tensor
-    trials: Trials | None
-
-
-def merge(
-    root_B: Tensor, tokens: Sequence[Tensor], parents: Sequence[Tensor],
-    q: Sequence[Tensor] | None, *, depth: int, width: int,
-) -> Merged:  # fmt: skip
-    """One tree of the trees of several drafts; shared prefixes are expanded once (SpecInfer).
-
-    Miao et al. 2023, arXiv 2305.09781, section 3 (merging) and 4.3 (the trials). Equal siblings
-    within a draft are merged too and stay separate trials. The tree has N = 1 + sum(N_m - 1)
-    nodes, whatever was merged. With `q` the law is `Law.SEVERAL`.
-
-    Args:
-        root_B: int64, the last emitted token, root of every draft's tree.
-        tokens: int64 [B, N_m] per draft; node 0 is the root.
-        parents: int64 per draft, [B, N_m] or [N_m] for all rows; parents stand before children,
-            -1 for the root and absent nodes.
-        q: fp32 [B, N_m, V] per draft, the laws from which it drew each node's children,
-            independently; None for point masses. Rows of nodes without children are never used.
-        depth: bound on the depth of every draft's tree.
-        width: bound on the distinct children of a node after merging.
-
-    Raises:
-        ValueError: not the same number of drafts in `tokens`, `parents` and `q`, or none.
-    """
-    counts = {len(tokens), len(parents), len(parents if q is None else q)}
-    if len(counts) != 1 or not tokens:
-        raise ValueError(f"found {sorted(counts)} drafts; expected the same number, at least 1")
-    tokens_BN = torch.cat([root_B[:, None], *(each[:, 1:] for each in tokens)], 1)
-    own_BN = _side_by_side(parents, tokens)
-    first_BN = _first_alike(tokens_BN, own_BN, depth)
-    merged_BN = torch.where(own_BN < 0, -1, first_BN.gather(1, own_BN.clamp_min(0)))
-    node_N = torch.arange(tokens_BN.shape[1], device=tokens_BN.device)
-    present_BN = (first_BN == node_N) & ((own_BN >= 0) | (node_N == 0))
-    tree = RowTrees(torch.where(present_BN, merged_BN, -1), depth=depth, width=width)
-    if q is None:
-        return Merged(tokens_BN, tree, present_BN, None)
-    sizes = [each.shape[1] - 1 for each in tokens]
-    trials = Trials(_laws(q, first_BN, own_BN), *_trials(first_BN, merged_BN, sizes))
-    return Merged(tokens_BN, tree, present_BN, trials)
-
-
-def _side_by_side(parents: Sequence[Tensor], tokens: Sequence[Tensor]) -> Tensor:
-    """Parents of all drafts' nodes behind one root, numbered on. int64 [B, N]."""
-    found, before = [torch.full_like(tokens[0][:, :1], -1)], 0
-    for own, tokens_BN in zip(parents, tokens, strict=True):
-        own_BX = own.expand_as(tokens_BN)[:, 1:]
-        # the root and "absent" mean the same for every draft
-        found.append(torch.where(own_BX > 0, own_BX + before, own_BX))
-        before += own_BX.shape[1]
-    return torch.cat(found, 1)
-
-
-def _first_alike(tokens_BN: Tensor, parents_BN: Tensor, depth: int) -> Tensor:
-    """The first node with the same path of tokens, for every node. int64 [B, N].
-
-    Two nodes are alike if their tokens and the firsts of their parents are: each round settles
-    one more depth. A first stands before all that are like it, and so its parent before it.
-    """
-    first_BN = torch.arange(tokens_BN.shape[1], device=tokens_BN.device).expand_as(tokens_BN)
-    # absent nodes and the root are like nothing but themselves
-    itself_NN = torch.eye(tokens_BN.shape[1], dtype=torch.bool, device=tokens_BN.device)
-    there_BN = parents_BN >= 0
-    token_BNN = (tokens_BN[:, :, None] == tokens_BN[:, None]) & there_BN[:, :, None]
-    token_BNN = token_BNN & there_BN[:, None]
-    for _ in range(depth):
-        above_BN = first_BN.gather(1, parents_BN.clamp_min(0))
-        alike_BNN = token_BNN & (above_BN[:, :, None] == above_BN[:, None])
-        first_BN = (alike_BNN | itself_NN).to(torch.uint8).argmax(2)
-    return first_BN
-
-
-def _trials(first_BN: Tensor, merged_BN: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Which child each trial of a node tried, and which draft did. int64 [B, N, C] each, C = T."""
-    B, N = first_BN.shape
-    T = N - 1
-    above_BT, child_BT = merged_BN[:, 1:], first_BN[:, 1:]
-    turn_BT = (above_BT[:, :, None] == above_BT[:, None]).tril(-1).sum(2)
-    # absent nodes are no trials: they go to a row that is cut off
-    slot_BT = torch.where(above_BT < 0, N, above_BT) * T + turn_BT
-    draft_T = torch.cat([first_BN.new_full((size,), m) for m, size in enumerate(sizes)])
-    child_BX = first_BN.new_full((B, (N + 1) * T), -1).scatter(1, slot_BT, child_BT)
-    draft_BX = first_BN.new_zeros(B, (N + 1) * T).scatter(1, slot_BT, draft_T.expand(B, -1))
-    return child_BX.view(B, N + 1, T)[:, :N], draft_BX.view(B, N + 1, T)[:, :N]
-
-
-def _laws(q: Sequence[Tensor], first_BN: Tensor, parents_BN: Tensor) -> Tensor:
-    """Every draft's laws at the nodes of the merged tree; zero where it has none. [B, M, N, V]."""
-    node_N = torch.arange(first_BN.shape[1], device=first_BN.device)
-    there_BN = (parents_BN >= 0) | (node_N == 0)
-    # 0 if absent, 1 for a leaf, 2 above children: a leaf's law may mean nothing, so of a draft's
-    # equal nodes one with children is read
-    weight_BN = there_BN.to(torch.uint8) + (parents_BN[:, None] == node_N[:, None]).any(2)
-    laws, before = [], 0
-    for q_BXV in q:
-        B, X, V = q_BXV.shape
-        own_X = (before + node_N[:X]).where(node_N[:X] > 0, 0)
-        alike_BNX = first_BN[:, None, own_X] == node_N[:, None]
-        score_BNX = alike_BNX * weight_BN[:, None, own_X]
-        source_BN1 = score_BNX.argmax(2)[:, :, None]
-        q_BNV = q_BXV.gather(1, source_BN1.expand(-1, -1, V))
-        laws.append(torch.where((score_BNX > 0).any(2)[:, :, None], q_BNV, 0))
-        before += X - 1
-    return torch.stack(laws, 1)
 
 
 def tree_of_tries(

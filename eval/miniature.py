@@ -27,7 +27,8 @@ from ..decoding.random import Uniforms
 from ..decoding.sampling import Warper
 from ..decoding.siblings import draw_siblings
 from ..decoding.tree import AnyTree, Tree
-from ..decoding.tree_build import dynamic_tree, merge
+from ..decoding.tree_build import dynamic_tree
+from ..decoding.tree_merge import merge
 from ..drafters.adaptive import AdaptiveDraft
 from ..drafters.draft_model import DraftModel
 from ..drafters.function import CallableDrafter

@@ -13,13 +13,12 @@ from draftsmith.decoding.random import SharedStream
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.tree import RowTrees, Tree
 from draftsmith.decoding.tree_build import (
-    Merged,
     dynamic_tree,
     fill_choices,
-    merge,
     tree_of_paths,
     tree_of_tries,
 )
+from draftsmith.decoding.tree_merge import Merged, compact, merge
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -384,6 +383,36 @@ def test_every_node_of_every_draft_is_a_trial_with_its_own_law(
                 torch.testing.assert_close(law, torch.tensor(law_of(m, path_at[node])))
             elif (m, path_at.get(node)) not in plain["at"]:
                 assert law.tolist() == [0, 0, 0]
+
+
+@settings(deadline=None, max_examples=150)
+@given(several())
+def test_compact_trees_are_the_same_by_path(drafts: list[tuple[Tensor, Tensor]]) -> None:
+    before = merged(drafts)
+    after = compact(before)
+    fullest = max(int(row.sum()) for row in before.present_BN)
+    assert after.tokens_BN.shape[1] == fullest
+    for row in range(2):
+        assert by_path(after, row) == by_path(before, row)
+        assert after.tree.on(torch.device("cpu")).depths_BN[row].max() <= before.tree.depth
+
+
+def by_path(found: Merged, row: int) -> dict[Path, Any]:
+    """What is tried below every path: the child's path, the draft, and that draft's law."""
+    parents, words = found.tree.parents_BN[row].tolist(), found.tokens_BN[row].tolist()
+    there = found.present_BN[row].nonzero().flatten().tolist()
+    path_at = {node: path_of(node, parents, words) for node in there}
+    trials = found.trials
+    return {
+        path: [
+            (path_at[child], draft, trials.q_BMNV[row, draft, node].nan_to_num(-1).tolist())
+            for child, draft in zip(
+                trials.child_BNC[row, node].tolist(), trials.draft_BNC[row, node].tolist()
+            )
+            if child >= 0
+        ]
+        for node, path in path_at.items()
+    }
 
 
 def test_equal_tokens_below_different_parents_are_different_nodes() -> None:
