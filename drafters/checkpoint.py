@@ -56,9 +56,15 @@ def save_heads(
         for name, t in module.state_dict().items()
     }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    entry = {"format": FORMAT, "family": family, "target": identity.to_dict(), "settings": settings}
-    (folder / "config.json").write_text(json.dumps({ENTRY: entry}, indent=2) + "\n")
+    write_entry(folder, target, family=family, settings=settings)
     (folder / "README.md").write_text(_card(module, identity), encoding="utf-8")
+
+
+def write_entry(folder: Path, target: Backbone, *, family: str, settings: dict[str, Any]) -> None:
+    """Write a `config.json` that says what the folder is and which target it is for."""
+    identity = TargetIdentity.of(target).to_dict()
+    entry = {"format": FORMAT, "family": family, "target": identity, "settings": settings}
+    (folder / "config.json").write_text(json.dumps({ENTRY: entry}, indent=2) + "\n")
 
 
 def load_weights(module: nn.Module, folder: Path) -> None:

@@ -28,6 +28,8 @@ class DrafterConfig(Section):
     """Nodes of the dynamic tree that are expanded at once."""
     eagle_nodes: int = Field(61, ge=2)
     """Nodes of the dynamic tree, the root included."""
+    members: int | None = Field(None, ge=1)
+    """Draft with the first members of an ensemble alone; empty: with all."""
     adaptive_longest: int = Field(8, ge=1)
     """Most drafted tokens of `adaptive-draft`."""
     lookup_longest: int = Field(3, ge=1)

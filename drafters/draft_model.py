@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from ..decoding.acceptance import row_of
 from ..decoding.arena import KVArena
 from ..decoding.backbone import Backbone
 from ..decoding.proposal import Committed, Law, Proposal
@@ -58,6 +59,11 @@ class DraftModel:
         """Forward passes per target call."""
         return self.draft_length
 
+    @property
+    def _longest_gap(self) -> int:
+        """Most tokens that the arena lacks: a full acceptance's last one and the extra one."""
+        return 2
+
     def reset(self, prompts: Sequence[Sequence[int]], room: int, *, static: bool = False) -> None:
         """Start new rows. `room`: tokens that may follow the longest prompt."""
         room += self.draft_length + 2
@@ -65,6 +71,7 @@ class DraftModel:
         self.backbone.prefill(prompts, self._arena)
         self._history = History(prompts, room, self.backbone.device)
         self._known_B = self._history.lengths_B.clone()
+        self._shortest = min(map(len, prompts))
 
     def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
         """A chain behind `last_B`: argmax at temperature 0, else by `policy`."""
@@ -123,17 +130,21 @@ class DraftModel:
     def _catch_up(self) -> Tensor:
         """Feed what the arena lacks, the last emitted token included; logits behind it."""
         lengths_B = self._history.lengths_B
-        # at most a full acceptance's last token and the extra one
-        width = 2 if self._arena.static else int((lengths_B + 1 - self._known_B).max())
-        # rows that lack less see some tokens again, written over with the same values
-        start_B = lengths_B + 1 - width
+        static = self._arena.static
+        width = self._longest_gap if static else int((lengths_B + 1 - self._known_B).max())
+        # rows that lack less see some tokens again, written over with the same values; one that is
+        # too short for that begins at its start, and garbage behind its last token is computed
+        start_B = (lengths_B + 1 - width).clamp_min(0)
         slots_BW = start_B[:, None] + torch.arange(width, device=start_B.device)
-        return self._logits(self._history.tokens_BL.gather(1, slots_BW), start_B)
+        tokens_BW = self._history.tokens_BL.gather(1, slots_BW)
+        at_B = lengths_B - start_B if width > self._shortest + 1 else None
+        return self._logits(tokens_BW, start_B, at_B)
 
-    def _logits(self, tokens_BW: Tensor, start_B: Tensor) -> Tensor:
-        """Logits [B, V] behind the last of W tokens, as wide as the target's."""
-        tree = chain(tokens_BW.shape[1] - 1)
-        logits_BV = self.backbone.forward(tokens_BW, start_B, tree, self._arena, keep=1)[:, -1]
+    def _logits(self, tokens_BW: Tensor, start_B: Tensor, at_B: Tensor | None = None) -> Tensor:
+        """Logits [B, V] behind token `at_B` of W, the last by default, as wide as the target's."""
+        tree, keep = chain(tokens_BW.shape[1] - 1), 1 if at_B is None else 0
+        logits_BWV = self.backbone.forward(tokens_BW, start_B, tree, self._arena, keep=keep)
+        logits_BV = logits_BWV[:, -1] if at_B is None else row_of(logits_BWV, at_B)
         return fit_vocabulary(logits_BV, self.vocabulary)
 
 

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from ..errors import RequestError
 from .bpd import load_bpd
-from .checkpoint import read_entry
+from .checkpoint import read_entry, read_settings
 from .config import DrafterConfig
 from .draft_model import DraftModel
 from .eagle import EAGLE_1_TREE, load_eagle
+from .ensemble import Ensemble, join
 from .hydra import load_hydra
 from .identity import TargetIdentity
 from .medusa import load_medusa
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from ..decoding.backbone import Backbone
     from ..decoding.proposal import Proposer
 
-FAMILIES = ("draft_model", "medusa", "hydra", "hydra++", "bpd", "eagle", "eagle3")
+FAMILIES = ("draft_model", "medusa", "hydra", "hydra++", "bpd", "eagle", "eagle3", "ensemble")
 
 
 def load_drafter(
@@ -60,6 +61,8 @@ def load_drafter(
         )  # fmt: skip
     if family == "draft_model":
         return load_draft_model(folder, target, draft_length=draft_length, config=config)
+    if family == "ensemble":
+        return load_ensemble(folder, target, draft_length=draft_length, config=config)
     raise RequestError(
         f"{folder} is a drafter of family {family!r}; this version knows {', '.join(FAMILIES)}"
     )
@@ -88,3 +91,32 @@ def load_draft_model(
     backbone = load_target(str(folder), device=str(target.device))
     policy = (config or DrafterConfig()).policy
     return DraftModel(backbone, target.vocabulary, draft_length=draft_length, policy=policy)
+
+
+def load_ensemble(
+    folder: Path, target: Backbone, *, draft_length: int = 4, config: DrafterConfig | None = None
+) -> Ensemble:
+    """Load draft models that draft together, all or the first `config.members`.
+
+    Raises:
+        RequestError: as for `load_drafter`; or there are fewer members, or one drafts no chain of
+            its own tokens.
+    """
+    config = config or DrafterConfig()
+    _, settings = read_settings(folder, target, "ensemble")
+    names: list[str] = settings["members"]
+    if config.members is not None and config.members > len(names):
+        raise RequestError(
+            f"drafter.members is {config.members}; the ensemble {folder} has {len(names)}: "
+            f"{', '.join(names)}"
+        )
+    drafts = []
+    for name in names[: config.members]:
+        draft = load_drafter(folder / name, target, draft_length=draft_length, config=config)
+        if type(draft) is not DraftModel:
+            raise RequestError(
+                f"member {folder / name} is a drafter of family {read_entry(folder / name)['family']!r}; "
+                "expected draft models, whose chains can be merged"
+            )
+        drafts.append(draft)
+    return join(drafts)

@@ -21,6 +21,7 @@ from ..decoding.rules import is_lossy
 from ..decoding.sampling import Warper
 from ..drafters.adaptive import AdaptiveDraft
 from ..drafters.draft_model import DraftModel
+from ..drafters.ensemble import Ensemble
 from ..errors import RequestError
 from .config import AuditConfig
 from .enumeration import Enumeration, enumerate_decoding
@@ -151,6 +152,8 @@ def _writer(
     rule: str | None,
 ) -> Write:  # fmt: skip
     """Decode a batch of requests with the decoder under audit."""
+    if isinstance(drafter, Ensemble):
+        drafter.draft_length = config.draft_length
     if isinstance(drafter, DraftModel):
         if not isinstance(drafter, AdaptiveDraft):  # which drafts as far as it likes
             drafter.draft_length = config.draft_length

@@ -21,6 +21,7 @@ from ..decoding.proposal import Proposer
 from ..decoding.sampling import Warper
 from ..drafters.adaptive import AdaptiveDraft
 from ..drafters.draft_model import DraftModel
+from ..drafters.ensemble import Ensemble
 from ..drafters.identity import shown_name
 from .config import EvalConfig
 from .degeneracy import degeneracy
@@ -45,7 +46,7 @@ class Arm:
 
     def at(self, length: int | None) -> Arm:
         """The same with another draft length, where it has one to set."""
-        if length is not None and isinstance(self.drafter, DraftModel):
+        if length is not None and isinstance(self.drafter, (DraftModel, Ensemble)):
             self.drafter.draft_length = length
         return self
 
@@ -63,6 +64,8 @@ class Arm:
     @property
     def sweeps(self) -> bool:
         """Whether its draft length can be chosen."""
+        if isinstance(self.drafter, Ensemble):
+            return True
         return isinstance(self.drafter, DraftModel) and not isinstance(self.drafter, AdaptiveDraft)
 
 

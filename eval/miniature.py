@@ -31,6 +31,7 @@ from ..decoding.tree_build import dynamic_tree
 from ..decoding.tree_merge import merge
 from ..drafters.adaptive import AdaptiveDraft
 from ..drafters.draft_model import DraftModel
+from ..drafters.ensemble import Ensemble, join
 from ..drafters.function import CallableDrafter
 from ..drafters.llma import Llma
 from ..drafters.lookahead import Lookahead
@@ -231,6 +232,10 @@ def _draft(kind: type[DraftModel], drafts: Sequence[TableModel], **settings: Any
     return kind(drafts[0].as_backbone(), VOCABULARY, **settings)
 
 
+def _ensemble(drafts: Sequence[TableModel], **settings: Any) -> Proposer:
+    return join([cast(DraftModel, _draft(DraftModel, [d], **settings)) for d in drafts[:2]])
+
+
 MINIATURES: dict[str, MakeProposer] = {
     "draft-model": partial(_draft, DraftModel, draft_length=2),
     "draft-model argmax": partial(_draft, DraftModel, draft_length=2, policy="argmax"),
@@ -239,6 +244,8 @@ MINIATURES: dict[str, MakeProposer] = {
     "tree, independent draws": lambda d: SampledTree(d[0], _FORK, Law.IID),
     "tree, likeliest tokens": lambda d: TopTree(d[0], _FORK),
     "tree, by confidence": lambda d: ConfidentTree(d[0]),
+    "ensemble": partial(_ensemble, draft_length=2),
+    "ensemble argmax": partial(_ensemble, draft_length=2, policy="argmax"),
     "several drafts, merged": lambda d: SeveralDrafts(d, [_PAIR, _FORK]),
     "prompt-lookup": lambda _: PromptLookup(draft_length=2),
     "ngram": lambda _: Ngram(NgramTable.count(_DOCUMENTS, order=3, vocabulary=3), draft_length=2),
@@ -262,6 +269,8 @@ def miniature_of(drafter: Proposer) -> str:
         name = _eagle(drafter)
     if isinstance(drafter, DraftModel) and name == "draft-model" and drafter.policy == "argmax":
         name = "draft-model argmax"
+    if isinstance(drafter, Ensemble) and drafter.members[0].policy == "argmax":
+        name = "ensemble argmax"
     if name not in MINIATURES:
         raise RequestError(
             f"the audit knows no drafter of family {name!r}; known: {', '.join(MINIATURES)}"

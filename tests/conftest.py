@@ -49,7 +49,9 @@ def make_target(architecture: str, *, seed: int = 0) -> Backbone:
     return Backbone(model, name="random")
 
 
-def make_drafter(target: Backbone, *, noise: float = 0.02, **settings) -> DraftModel:
+def make_drafter(
+    target: Backbone, *, noise: float = 0.02, seed: int = 1, **settings
+) -> DraftModel:
     """The target's own weights, shaken: accepts something, never everything."""
     import copy
 
@@ -57,7 +59,7 @@ def make_drafter(target: Backbone, *, noise: float = 0.02, **settings) -> DraftM
     from draftsmith.decoding.backbone import Backbone
     from draftsmith.drafters.draft_model import DraftModel
 
-    g = torch.Generator().manual_seed(1)
+    g = torch.Generator().manual_seed(seed)
     model = copy.deepcopy(target.model)
     with torch.no_grad():
         for parameter in model.parameters():

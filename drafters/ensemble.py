@@ -1,0 +1,154 @@
+"""Several independent drafts at once: their chains merge into one tree (SpecInfer's SSMs).
+
+Miao et al. 2023, arXiv 2305.09781. Every member drafts a chain behind the same text; prefixes that
+they share are verified once. At temperature 0, and with policy `argmax`, the tree is a point mass;
+above, every trial keeps the law of the member that made it (`Law.SEVERAL`), so that multi-step
+speculative sampling is exact. Read next: `draft_model.py`; `decoding/tree_merge.py`.
+
+Shapes: B rows, K drafted tokens of a member, M members, E tokens that a step can emit.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from ..decoding.proposal import Committed, Law, Proposal
+from ..decoding.random import Uniforms
+from ..decoding.sampling import Warper
+from ..decoding.tree_merge import compact, merge
+from .checkpoint import write_entry
+from .draft_model import DraftModel
+
+if TYPE_CHECKING:
+    from ..decoding.backbone import Backbone
+
+FAMILY = "ensemble"
+
+
+class Member(DraftModel):
+    """A draft beside others: what a step accepts may be another one's tokens."""
+
+    def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
+        """Its own chain."""
+        proposal = super().propose(last_B, warper, uniforms)
+        self._own_BK = proposal.tokens_BN[:, 1:]
+        return proposal
+
+    def observe(self, committed: Committed) -> None:
+        """Keep of its arena what agrees with the committed tokens.
+
+        The arena holds everything up to the root, the root, and its own tokens but the last.
+        """
+        before_B = self._history.lengths_B + 1
+        same_BK = self._own_BK == committed.tokens_BE[:, : self._drafted]
+        agreed_B = same_BK[:, :-1].long().cumprod(1).sum(1)
+        self._history.append(committed)
+        self._known_B.copy_(torch.minimum(before_B + agreed_B, self._history.lengths_B))
+
+    @property
+    def _longest_gap(self) -> int:
+        """All that a step can commit: another member's whole chain, and the extra token."""
+        return self.draft_length + 1
+
+
+class Ensemble:
+    """Drafts with all members, and proposes the merged tree of their chains."""
+
+    family = FAMILY
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        """All of one draft length, for the same target."""
+        lengths = {each.draft_length for each in members}
+        if len(lengths) != 1:
+            raise ValueError(f"members of draft lengths {sorted(lengths)}; expected one, of all")
+        self.members = list(members)
+
+    @property
+    def module(self) -> nn.Module:
+        """What is trained: the members."""
+        return nn.ModuleList(each.module for each in self.members)
+
+    @property
+    def draft_length(self) -> int:
+        """Tokens of a member's chain, settable: depth of the tree."""
+        return self.members[0].draft_length
+
+    @draft_length.setter
+    def draft_length(self, length: int) -> None:
+        for each in self.members:
+            each.draft_length = length
+
+    @property
+    def nodes(self) -> int:
+        """Most nodes of a proposal, the root included: where no two members agree."""
+        return 1 + self.draft_length * len(self.members)
+
+    @property
+    def draft_steps(self) -> int:
+        """Steps of drafting per target call; in each of them every member runs once."""
+        return self.draft_length
+
+    @property
+    def replayable(self) -> bool:
+        """Whether `propose` can be recorded."""
+        return all(each.replayable for each in self.members)
+
+    def reset(self, prompts: Sequence[Sequence[int]], room: int, *, static: bool = False) -> None:
+        """Start new rows. `room`: tokens that may follow the longest prompt."""
+        self._static = static
+        for each in self.members:
+            each.reset(prompts, room, static=static)
+
+    def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
+        """The members' chains as one tree."""
+        made = [each.propose(last_B, warper, uniforms) for each in self.members]
+        laws = [each.q_BNV for each in made if each.q_BNV is not None]
+        parents_N = torch.arange(-1, self.draft_length, device=last_B.device)
+        merged = merge(
+            last_B, [each.tokens_BN for each in made], [parents_N] * len(made), laws or None,
+            depth=self.draft_length, width=len(made), tries=len(made),
+        )  # fmt: skip
+        if not self._static:  # fixed shapes keep the nodes that two members share twice
+            merged = compact(merged)
+        return Proposal(
+            merged.tokens_BN, merged.tree, Law.SEVERAL if laws else Law.POINT_MASS,
+            present_BN=merged.present_BN, trials=merged.trials, coins=self._coins(bool(laws)),
+        )  # fmt: skip
+
+    def _coins(self, sampled: bool) -> int:
+        """Most that a rule can need, so that a row's numbers do not depend on its neighbours."""
+        return 1 + self.nodes * len(self.members) if sampled else self.nodes
+
+    def observe(self, committed: Committed) -> None:
+        """Every member goes on behind what was committed, whoever proposed it."""
+        for each in self.members:
+            each.observe(committed)
+
+
+def join(drafts: Sequence[DraftModel]) -> Ensemble:
+    """An ensemble of draft models for the same target."""
+    return Ensemble(
+        [
+            Member(each.backbone, each.vocabulary, draft_length=each.draft_length,
+                   policy=each.policy)
+            for each in drafts
+        ]
+    )  # fmt: skip
+
+
+def save_ensemble(folder: Path, members: Sequence[Path], target: Backbone) -> None:
+    """Copy complete drafter folders of draft models into one, in the order of the members.
+
+    `registry.load_drafter` reads it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    names = [f"ssm-{number}" for number in range(1, len(members) + 1)]
+    for name, place in zip(names, members, strict=True):
+        shutil.copytree(place, folder / name, dirs_exist_ok=True)
+    write_entry(folder, target, family=FAMILY, settings={"members": names})

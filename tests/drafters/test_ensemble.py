@@ -1,0 +1,231 @@
+"""Several drafts as one tree: exact, row by row, and each goes on from what it got right itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import make_drafter, make_target
+from draftsmith.data.tokenizer import train_tokenizer
+from draftsmith.decoding.backbone import Backbone
+from draftsmith.decoding.engine import autoregressive, generate
+from draftsmith.decoding.proposal import Committed, Law, Proposal, Trials
+from draftsmith.decoding.random import Uniforms
+from draftsmith.decoding.sampling import Warper
+from draftsmith.drafters.checkpoint import save_draft_model, save_heads
+from draftsmith.drafters.config import DrafterConfig
+from draftsmith.drafters.draft_model import DraftModel
+from draftsmith.drafters.ensemble import Ensemble, Member, join, save_ensemble
+from draftsmith.drafters.registry import load_drafter
+from draftsmith.errors import RequestError
+from draftsmith.eval.audit import audit
+from draftsmith.eval.config import AuditConfig
+from torch import Tensor
+
+PROMPTS = [[5, 9, 2, 33, 7], [11, 4], [1, 2, 3]]
+SEEDS = (1, 2, 3)
+COMMON: dict[str, Any] = {"max_new_tokens": 24, "seed": 5}
+
+
+@pytest.fixture(scope="module")
+def target() -> Backbone:
+    return make_target("qwen3")
+
+
+def drafts_of(target: Backbone, **settings: Any) -> list[DraftModel]:
+    settings = {"noise": 0.05, "draft_length": 3} | settings
+    return [make_drafter(target, seed=seed, **settings) for seed in SEEDS]
+
+
+def known_law(member: Member, row: int, drafted: list[int]) -> Tensor:
+    """The law behind a row's committed tokens and some of its own, by a fresh forward. [K, V]"""
+    past = member._history.tokens_BL[row, : int(member._history.lengths_B[row])].tolist()
+    logits = member.module(torch.tensor([past + drafted])).logits[0, len(past) :]
+    return logits.softmax(-1)
+
+
+class Careful(Member):
+    """Compares the law of every token that it drafts with that of a forward from the start."""
+
+    checked = 0
+
+    def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
+        proposal = super().propose(last_B, warper, uniforms)
+        for row, tokens in enumerate(proposal.tokens_BN.tolist()):
+            law = known_law(self, row, tokens[:-1])
+            assert proposal.q_BNV is not None
+            torch.testing.assert_close(proposal.q_BNV[row, :-1], law, atol=1e-5, rtol=1e-4)
+            Careful.checked += 1
+        return proposal
+
+
+class Forgetful(Careful):
+    """A bug: takes what the others drafted for its own."""
+
+    observe = DraftModel.observe
+
+
+def of_kind(kind: type[Member], target: Backbone) -> Ensemble:
+    return Ensemble(
+        [kind(each.backbone, target.vocabulary, draft_length=3) for each in drafts_of(target)]
+    )
+
+
+@torch.inference_mode()
+def test_members_go_on_from_what_they_got_right_themselves(target: Backbone) -> None:
+    Careful.checked = 0
+    generate(target, of_kind(Careful, target), PROMPTS, warper=Warper(1.0), **COMMON)
+    assert Careful.checked > 40
+    with pytest.raises(AssertionError, match="not close"):
+        generate(target, of_kind(Forgetful, target), PROMPTS, warper=Warper(1.0), **COMMON)
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_greedy_output_is_the_targets_and_no_member_is_better_alone(
+    static: bool, target: Backbone
+) -> None:
+    base = autoregressive(target, PROMPTS, warper=Warper(0.0), **COMMON)
+    drafts = drafts_of(target)
+    done = generate(target, join(drafts), PROMPTS, warper=Warper(0.0), static=static, **COMMON)
+    assert done.tokens == base.tokens
+    for draft in drafts:
+        alone = generate(target, draft, PROMPTS, warper=Warper(0.0), **COMMON)
+        assert done.target_calls <= alone.target_calls
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0])
+def test_a_row_does_not_depend_on_the_others(temperature: float, target: Backbone) -> None:
+    ensemble = join(drafts_of(target))
+    together = generate(target, ensemble, PROMPTS, warper=Warper(temperature), **COMMON)
+    for row, prompt in enumerate(PROMPTS):
+        alone = generate(
+            target, ensemble, [prompt], warper=Warper(temperature), requests=[row], **COMMON
+        )
+        assert alone.tokens == [together.tokens[row]]
+
+
+def test_fixed_shapes_give_the_same(target: Backbone) -> None:
+    ensemble = join(drafts_of(target))
+    how = {"warper": Warper(1.0), **COMMON}
+    assert generate(target, ensemble, PROMPTS, static=True, **how).tokens == generate(
+        target, ensemble, PROMPTS, static=False, **how
+    ).tokens
+
+
+def test_equal_members_are_verified_once(target: Backbone) -> None:
+    draft = drafts_of(target)[0]
+    one = generate(target, draft, PROMPTS, warper=Warper(0.0), **COMMON)
+    twice = generate(target, join([draft, draft]), PROMPTS, warper=Warper(0.0), **COMMON)
+    assert twice.nodes == one.nodes
+    assert twice.target_calls == one.target_calls
+
+
+AUDITED = [(0.6, "sample"), (1.0, "sample"), (1.0, "argmax")]
+
+
+@pytest.mark.parametrize(("temperature", "policy"), AUDITED)
+def test_the_audit_passes(temperature: float, policy: str, target: Backbone) -> None:
+    report = audit(
+        target, join(drafts_of(target, policy=policy)), PROMPTS, evidence(temperature)
+    )
+    assert report.verdict == "lossless", report.text()
+    assert report.replay.argmax == report.replay.tokens > 0
+
+
+class Mixed(Ensemble):
+    """A bug: every trial is taken to be of the first member's law."""
+
+    def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
+        found = super().propose(last_B, warper, uniforms)
+        if found.law is Law.SEVERAL:
+            trials = found.trials
+            assert trials is not None
+            same = Trials(trials.q_BMNV[:, :1].expand_as(trials.q_BMNV), *trials_of(trials))
+            found = Proposal(
+                found.tokens_BN, found.tree, found.law, None, found.present_BN, same, found.coins
+            )
+        return found
+
+
+def trials_of(trials: Trials) -> tuple[Tensor, Tensor]:
+    return trials.child_BNC, trials.draft_BNC
+
+
+def test_the_audit_sees_a_law_that_is_another_members(
+    target: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from draftsmith.eval import miniature
+
+    monkeypatch.setattr(miniature, "join", lambda drafts: Mixed(join(drafts).members))
+    report = audit(target, Mixed(join(drafts_of(target)).members), PROMPTS, evidence(1.0))
+    assert report.verdict == "NOT lossless"
+    assert report.enumeration is not None
+    assert report.enumeration.p_value < 1e-9
+
+
+def evidence(temperature: float) -> AuditConfig:
+    return AuditConfig(
+        tokens=500, sequences=20_000, temperature=temperature, batch=3, prompts=3,
+        max_new_tokens=40, draft_length=3,
+    )  # fmt: skip
+
+
+def test_done_rows_are_left_alone(target: Backbone) -> None:
+    """A row that has ended commits nothing; its members keep what they knew."""
+    member = join(drafts_of(target)).members[0]
+    with torch.inference_mode():
+        member.reset(PROMPTS[:2], 20)
+        last = torch.tensor([3, 4])
+        member.propose(last, Warper(0.0), Uniforms(0, [0, 1], "cpu"))
+        before = member._known_B.clone()
+        tokens = torch.zeros(2, 4, dtype=torch.long)
+        path, logits = torch.full((2, 3), -1), torch.zeros(2, 4, 1)
+        member.observe(Committed(tokens, torch.tensor([0, 1]), path, logits))
+    assert member._known_B[0] == before[0]
+    assert member._known_B[1] == before[1] + 1
+
+
+# ---- folders ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> tuple[Backbone, Ensemble, Path]:
+    target = make_target("qwen3")
+    target.tokenizer = train_tokenizer(["abc def ghi jkl mno pqr\n"] * 5, 300)
+    drafts = drafts_of(target)
+    places = [tmp_path / f"draft-{number}" for number in SEEDS]
+    for draft, place in zip(drafts, places, strict=True):
+        save_draft_model(draft.module, place, target)
+    save_ensemble(tmp_path / "ensemble", places, target)
+    return target, join(drafts), tmp_path / "ensemble"
+
+
+def test_a_saved_ensemble_drafts_the_same(saved: tuple[Backbone, Ensemble, Path]) -> None:
+    target, ensemble, folder = saved
+    loaded = load_drafter(folder, target, draft_length=3)
+    how = {"warper": Warper(1.0), **COMMON}
+    one, two = (generate(target, each, PROMPTS, **how) for each in (ensemble, loaded))
+    assert one.tokens == two.tokens
+    assert one.origin == two.origin
+
+
+def test_the_first_members_can_draft_alone(saved: tuple[Backbone, Ensemble, Path]) -> None:
+    target, _, folder = saved
+    found = load_drafter(folder, target, config=DrafterConfig(members=2))
+    assert isinstance(found, Ensemble)
+    assert len(found.members) == 2
+    with pytest.raises(RequestError, match=r"drafter.members is 4; the ensemble .* has 3: ssm-1"):
+        load_drafter(folder, target, config=DrafterConfig(members=4))
+
+
+def test_members_that_draft_no_chain_are_refused(saved: tuple[Backbone, Ensemble, Path]) -> None:
+    from draftsmith.drafters.medusa import MedusaHeads
+
+    target, _, folder = saved
+    heads = MedusaHeads.for_target(target.model, heads=2)
+    settings = {"heads": 2, "layers": 1, "hidden": 32, "vocabulary": target.vocabulary}
+    save_heads(heads, folder / "ssm-2", target, family="medusa", settings=settings)
+    with pytest.raises(RequestError, match=r"ssm-2 is a drafter of family 'medusa'; expected draft"):
+        load_drafter(folder, target)
