@@ -78,8 +78,10 @@ def _load(out: Path) -> Loaded:
     from .measure import load_pair
 
     first, *others = RUNS
-    # three audits: with a third of the usual evidence each, the whole stays a matter of minutes
-    pair = load_pair(Pair(out / first), [("audit.tokens", "15000")])
+    # three audits and a sweep: with less evidence for each, the whole stays a matter of minutes
+    pair = load_pair(
+        Pair(out / first), [("audit.tokens", "5000"), ("eval.sweep", "[1, 2, 4, 8]")]
+    )  # fmt: skip
     length = pair.recipe.eval.draft_length
     drafters = {
         name: load_drafter(out / name / "drafter", pair.target, draft_length=length)
