@@ -108,7 +108,8 @@ def accept_tree(
     coins_BN = proposal.take_coins(uniforms)
     if logits_BNV.is_cuda and kernels.available():
         return launch_tree(warper(logits_BNV), proposal, child_BNC, coins_BN)
-    trials = Trials(proposal.q_BNV[:, None], child_BNC, torch.zeros_like(child_BNC))
+    own_N1 = torch.arange(child_BNC.shape[1], device=child_BNC.device)[:, None]
+    trials = Trials(proposal.q_BNV, child_BNC, own_N1.expand_as(child_BNC))
     coins_BNC = coins_BN.gather(1, child_BNC.clamp_min(0).flatten(1)).view(child_BNC.shape)
     without = proposal.law is Law.WITHOUT_REPLACEMENT
     return _descend(
@@ -148,7 +149,7 @@ def accept_several(
         raise ValueError("multi-step speculative sampling needs the trials of every node")
     trials = proposal.trials
     child_BNC = _candidates(trials.child_BNC, proposal)
-    trials = Trials(trials.q_BMNV, child_BNC, trials.draft_BNC)
+    trials = Trials(trials.q_BXV, child_BNC, trials.law_BNC)
     # a node may be tried twice: a coin per trial, not per node
     needed = 1 + child_BNC[0].numel()
     coins_BX = uniforms.take(max(proposal.coins, needed))[:, :needed]
@@ -271,17 +272,17 @@ def _try_children(
     P_BV: Tensor, at_B: Tensor, tokens_BN: Tensor, trials: Trials, coins_BNC: Tensor, *,
     without: bool,
 ) -> _Trial:  # fmt: skip
-    child_BC, draft_BC = row_of(trials.child_BNC, at_B), row_of(trials.draft_BNC, at_B)
+    child_BC, law_BC = row_of(trials.child_BNC, at_B), row_of(trials.law_BNC, at_B)
     coins_BC = row_of(coins_BNC, at_B)
     accepted_B = torch.full_like(at_B, -1)
     missed_B = torch.ones_like(P_BV[:, 0])  # chance that all trials so far fail
     overlap_B = missed_B
-    first_q_BV = Q_BV = _law_at(trials, at_B, draft_BC[:, 0])
+    first_q_BV = Q_BV = row_of(trials.q_BXV, law_BC[:, 0])
     for trial in range(child_BC.shape[1]):
         child_B = child_BC[:, trial]
         tried_B = child_B >= 0
         if trial and not without:
-            Q_BV = _law_at(trials, at_B, draft_BC[:, trial])
+            Q_BV = row_of(trials.q_BXV, law_BC[:, trial])
         node_B1 = child_B.clamp_min(0)[:, None]
         token_B1 = tokens_BN.gather(1, node_B1)
         p_B, q_B = P_BV.gather(1, token_B1)[:, 0], Q_BV.gather(1, token_B1)[:, 0]
@@ -300,13 +301,6 @@ def _try_children(
     # one trial: its chance over all that might have been drawn; several: over the coins alone
     chance_B = overlap_B if child_BC.shape[1] == 1 else 1 - missed_B
     return _Trial(accepted_B, P_BV, (child_BC >= 0).any(1), chance_B)
-
-
-def _law_at(trials: Trials, at_B: Tensor, draft_B: Tensor) -> Tensor:
-    """q of draft `draft_B` at node `at_B`, [B, V]."""
-    B, M, N, V = trials.q_BMNV.shape
-    flat_BXV = trials.q_BMNV.reshape(B, M * N, V)
-    return row_of(flat_BXV, draft_B * N + at_B)
 
 
 def _normalised(x_BV: Tensor) -> Tensor:

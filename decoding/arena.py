@@ -60,6 +60,11 @@ class KVArena(Cache):
             raise ValueError(f"{count} tokens in an arena of {self.capacity}")
         return count
 
+    @property
+    def row(self) -> int | None:
+        """The only row of the running forward, as `aim_at_row` set it; None if all run."""
+        return self._row
+
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ Shapes: B rows, N new tokens, Q query heads, G key-value heads, D head size, V v
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -29,8 +30,18 @@ def fits(model: nn.Module) -> bool:
         type(model).__name__ in FAMILIES
         and plain.dtype == torch.float32
         and plain.config._attn_implementation == NAME
-        and not any(each._forward_hooks or each._forward_pre_hooks for each in model.modules())
+        and not any(each._forward_hooks or each._forward_pre_hooks for each in _opened(plain))
     )
+
+
+def _opened(model: Any) -> Iterator[nn.Module]:
+    """The modules whose parts are run in their place; a hook of any other runs here as well."""
+    yield from (model, model.model, model.model.norm)
+    for layer in model.model.layers:
+        yield from (layer, layer.self_attn, layer.mlp)
+        yield from (layer.input_layernorm, layer.post_attention_layernorm)
+        if hasattr(layer.self_attn, "q_norm"):
+            yield from (layer.self_attn.q_norm, layer.self_attn.k_norm)
 
 
 def lean_forward(

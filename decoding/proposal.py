@@ -3,7 +3,7 @@
 The declared law decides which acceptance rule is lossless (`rules.rule_for`).
 Read next: `tree.py`, `acceptance.py`.
 
-Shapes: B rows, N nodes of the candidate tree, the root included, M laws, C trials of a node,
+Shapes: B rows, N nodes of the candidate tree, the root included, X laws, C trials of a node,
 E tokens that a step can emit, D depths, V target vocabulary.
 """
 
@@ -36,19 +36,19 @@ class Law(Enum):
 
 @dataclass(frozen=True)
 class Trials:
-    """Which draft tried which child of a node: what `Law.SEVERAL` adds to a merged tree.
+    """Which children of a node were tried, by which law: what `Law.SEVERAL` adds to a merged tree.
 
     Two drafts that drew the same token share a node, and are two trials of it.
 
     Attributes:
-        q_BMNV: fp32; row (m, n) is the law from which draft m drew children of node n.
+        q_BXV: fp32, laws that children were drawn from, in any order.
         child_BNC: int64, node of each trial, in the order of the trials; -1 behind the last.
-        draft_BNC: int64, the draft that made the trial.
+        law_BNC: int64, which of the laws the trial was drawn from.
     """
 
-    q_BMNV: Tensor
+    q_BXV: Tensor
     child_BNC: Tensor
-    draft_BNC: Tensor
+    law_BNC: Tensor
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 Built on the device with fixed shapes and without a host synchronisation, but for `compact`, which
 is for devices that the host may look at. Read next: `acceptance.accept_several`, which walks them.
 
-Shapes: B rows, N nodes (root included), M drafts, T trials (nodes of all drafts, roots not
-counted), C trials of a node, V vocabulary.
+Shapes: B rows, N nodes (root included), N_m those of draft m, T trials (nodes of all drafts, roots
+not counted), C trials of a node, V vocabulary, X nodes that are kept.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def merge(
     if q is None:
         return Merged(tokens_BN, tree, present_BN, None)
     sizes = [each.shape[1] - 1 for each in tokens]
-    child_BNC, draft_BNC = _trials(first_BN, merged_BN, sizes)
-    trials = Trials(_laws(q, first_BN, own_BN), child_BNC[..., :tries], draft_BNC[..., :tries])
+    child_BNC, law_BNC = _trials(first_BN, merged_BN, own_BN, sizes)
+    trials = Trials(torch.cat(list(q), 1), child_BNC[..., :tries], law_BNC[..., :tries])
     return Merged(tokens_BN, tree, present_BN, trials)
 
 
@@ -96,11 +96,9 @@ def compact(merged: Merged) -> Merged:
     trials = merged.trials
     if trials is not None:
         child_BXC = trials.child_BNC.gather(1, _widened(old_BX, trials.child_BNC))
-        trials = Trials(
-            trials.q_BMNV.gather(2, old_BX[:, None, :, None].expand(_shape_at(trials, old_BX))),
-            _renumbered(child_BXC.flatten(1), new_BN).view_as(child_BXC),
-            trials.draft_BNC.gather(1, _widened(old_BX, trials.draft_BNC)),
-        )
+        law_BXC = trials.law_BNC.gather(1, _widened(old_BX, trials.law_BNC))
+        child_BXC = _renumbered(child_BXC.flatten(1), new_BN).view_as(child_BXC)
+        trials = Trials(trials.q_BXV, child_BXC, law_BXC)
     return Merged(tokens_BX, tree, present_BX, trials)
 
 
@@ -111,11 +109,6 @@ def _renumbered(node_BX: Tensor, new_BN: Tensor) -> Tensor:
 
 def _widened(at_BX: Tensor, like_BNC: Tensor) -> Tensor:
     return at_BX[..., None].expand(-1, -1, like_BNC.shape[2])
-
-
-def _shape_at(trials: Trials, at_BX: Tensor) -> tuple[int, int, int, int]:
-    B, M, _, V = trials.q_BMNV.shape
-    return B, M, at_BX.shape[1], V
 
 
 def _side_by_side(parents: Sequence[Tensor], tokens: Sequence[Tensor]) -> Tensor:
@@ -148,8 +141,14 @@ def _first_alike(tokens_BN: Tensor, parents_BN: Tensor, depth: int) -> Tensor:
     return first_BN
 
 
-def _trials(first_BN: Tensor, merged_BN: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Which child each trial of a node tried, and which draft did. int64 [B, N, C] each, C = T."""
+def _trials(
+    first_BN: Tensor, merged_BN: Tensor, own_BN: Tensor, sizes: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Which child each trial of a node tried, and its law. int64 [B, N, C] each, C = T.
+
+    Laws are numbered as all drafts' nodes side by side, roots included: a trial was drawn from that
+    of its own parent.
+    """
     B, N = first_BN.shape
     T = N - 1
     above_BT, child_BT = merged_BN[:, 1:], first_BN[:, 1:]
@@ -157,26 +156,10 @@ def _trials(first_BN: Tensor, merged_BN: Tensor, sizes: Sequence[int]) -> tuple[
     # absent nodes are no trials: they go to a row that is cut off
     slot_BT = torch.where(above_BT < 0, N, above_BT) * T + turn_BT
     draft_T = torch.cat([first_BN.new_full((size,), m) for m, size in enumerate(sizes)])
+    root_T = torch.cat(
+        [first_BN.new_full((size,), m + sum(sizes[:m])) for m, size in enumerate(sizes)]
+    )
+    law_BT = torch.where(own_BN[:, 1:] > 0, own_BN[:, 1:] + draft_T, root_T)
     child_BX = first_BN.new_full((B, (N + 1) * T), -1).scatter(1, slot_BT, child_BT)
-    draft_BX = first_BN.new_zeros(B, (N + 1) * T).scatter(1, slot_BT, draft_T.expand(B, -1))
-    return child_BX.view(B, N + 1, T)[:, :N], draft_BX.view(B, N + 1, T)[:, :N]
-
-
-def _laws(q: Sequence[Tensor], first_BN: Tensor, parents_BN: Tensor) -> Tensor:
-    """Every draft's laws at the nodes of the merged tree; zero where it has none. [B, M, N, V]."""
-    node_N = torch.arange(first_BN.shape[1], device=first_BN.device)
-    there_BN = (parents_BN >= 0) | (node_N == 0)
-    # 0 if absent, 1 for a leaf, 2 above children: a leaf's law may mean nothing, so of a draft's
-    # equal nodes one with children is read
-    weight_BN = there_BN.to(torch.uint8) + (parents_BN[:, None] == node_N[:, None]).any(2)
-    laws, before = [], 0
-    for q_BXV in q:
-        B, X, V = q_BXV.shape
-        own_X = (before + node_N[:X]).where(node_N[:X] > 0, 0)
-        alike_BNX = first_BN[:, None, own_X] == node_N[:, None]
-        score_BNX = alike_BNX * weight_BN[:, None, own_X]
-        source_BN1 = score_BNX.argmax(2)[:, :, None]
-        q_BNV = q_BXV.gather(1, source_BN1.expand(-1, -1, V))
-        laws.append(torch.where((score_BNX > 0).any(2)[:, :, None], q_BNV, 0))
-        before += X - 1
-    return torch.stack(laws, 1)
+    law_BX = first_BN.new_zeros(B, (N + 1) * T).scatter(1, slot_BT, law_BT)
+    return child_BX.view(B, N + 1, T)[:, :N], law_BX.view(B, N + 1, T)[:, :N]

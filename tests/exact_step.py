@@ -153,7 +153,8 @@ def every_merge(of: World, depth: int) -> Drafts:
             rows.append((weight, padded, *columns))
     weight_R, pairs_RNC2, tokens_RN, parents_RN, context_RN = map(torch.tensor, zip(*rows))
     child_RNC, draft_RNC = pairs_RNC2.unbind(-1)
-    trials_R = Trials(of.q_MXV[:, context_RN].transpose(0, 1), child_RNC, draft_RNC)
+    law_RNC = draft_RNC * N + torch.arange(N)[:, None]
+    trials_R = Trials(of.q_MXV[:, context_RN].transpose(0, 1).flatten(1, 2), child_RNC, law_RNC)
     tree = RowTrees(parents_RN, depth=depth, width=M)
     proposal = Proposal(tokens_RN, tree, Law.SEVERAL, trials=trials_R)
     coin_RNC = (1 + torch.arange(N * M)).view(1, N, M).expand_as(child_RNC)
@@ -167,7 +168,7 @@ def pick(proposal: Proposal, rows: Tensor) -> Proposal:
     if isinstance(tree, RowTrees):
         tree = RowTrees(tree.parents_BN[rows], depth=tree.depth, width=tree.width)
     if trials is not None:
-        trials = Trials(trials.q_BMNV[rows], trials.child_BNC[rows], trials.draft_BNC[rows])
+        trials = Trials(trials.q_BXV[rows], trials.child_BNC[rows], trials.law_BNC[rows])
     q, present = (None if x is None else x[rows] for x in (proposal.q_BNV, proposal.present_BN))
     return replace(
         proposal, tokens_BN=proposal.tokens_BN[rows], tree=tree, q_BNV=q, present_BN=present,

@@ -56,3 +56,17 @@ def test_over_training_shows_what_each_measure_would_choose(tmp_path: Path) -> N
     assert len(chosen) == 4
     best = max(float(line.split("|")[4]) for line in table[2:])
     assert chosen[0].endswith(f"tau {best:.2f}")
+
+
+def test_merging_is_measured_for_every_size_and_temperature() -> None:
+    printed = run(
+        "merge_cost.py", "--prompts", "1", "--max-new-tokens", "6", "--members", "1", "2",
+        "--draft-length", "2",
+    )  # fmt: skip
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in printed.splitlines() if line.startswith("|")
+    ][2:]  # fmt: skip
+    assert [row[:2] for row in rows] == [["1", "0"], ["1", "1"], ["2", "0"], ["2", "1"]]
+    assert all(0 < float(row[-1].rstrip("%")) < 100 for row in rows)
+    assert [float(row[2]) for row in rows[:2]] == [3.0, 3.0]

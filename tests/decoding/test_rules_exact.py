@@ -262,8 +262,7 @@ def longer(proposal: Proposal, more: int) -> Proposal:
         tree = chain(len(tree) - 1 + more)
     if trials is not None:
         child_BNC = pad(trials.child_BNC, (0, 0, 0, more), value=-1)
-        q_BMNV, draft_BNC = (pad(x, (0, 0, 0, more)) for x in (trials.q_BMNV, trials.draft_BNC))
-        trials = Trials(q_BMNV, child_BNC, draft_BNC)
+        trials = Trials(trials.q_BXV, child_BNC, pad(trials.law_BNC, (0, 0, 0, more)))
     return replace(
         proposal, tokens_BN=pad(proposal.tokens_BN, (0, more)), tree=tree, trials=trials,
         present_BN=present_BN, q_BNV=None if q_BNV is None else pad(q_BNV, (0, 0, 0, more)),

@@ -1,6 +1,5 @@
 """Every builder against a plain-Python one, row by row; and that none but tries waits for a device."""
 
-import itertools
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -309,10 +308,9 @@ def plain_merge(drafts: list[tuple[Tensor, Tensor]], row: int) -> dict[str, Any]
     """Nodes by their path, the first of each; trials of each node, draft by draft."""
     node_of: dict[Path, int] = {(): 0}
     trials: dict[Path, list[tuple[Path, int]]] = {}
-    expanded, at, number = set(), set(), 0
+    number = 0
     for m, (tokens, parents) in enumerate(drafts):
         mine, words = parents.expand_as(tokens)[row].tolist(), tokens[row].tolist()
-        at.add((m, ()))
         for node in range(1, len(mine)):
             number += 1
             if mine[node] < 0:
@@ -320,9 +318,7 @@ def plain_merge(drafts: list[tuple[Tensor, Tensor]], row: int) -> dict[str, Any]
             path = path_of(node, mine, words)
             node_of.setdefault(path, number)
             trials.setdefault(path[:-1], []).append((path, m))
-            expanded.add((m, path[:-1]))
-            at.add((m, path))
-    return {"node_of": node_of, "trials": trials, "expanded": expanded, "at": at}
+    return {"node_of": node_of, "trials": trials}
 
 
 def merged(drafts: list[tuple[Tensor, Tensor]]) -> Merged:
@@ -362,8 +358,8 @@ def test_every_node_of_every_draft_is_a_trial_with_its_own_law(
     found = merged(drafts)
     trials, N = found.trials, found.tokens_BN.shape[1]
     assert trials is not None
-    assert trials.q_BMNV.shape == (2, len(drafts), N, 3)
-    assert trials.child_BNC.shape == trials.draft_BNC.shape == (2, N, N - 1)
+    assert trials.q_BXV.shape == (2, sum(tokens.shape[1] for tokens, _ in drafts), 3)
+    assert trials.child_BNC.shape == trials.law_BNC.shape == (2, N, N - 1)
     for row in range(2):
         plain = plain_merge(drafts, row)
         node_of = plain["node_of"]
@@ -375,14 +371,10 @@ def test_every_node_of_every_draft_is_a_trial_with_its_own_law(
         for node in range(N):
             rest = N - 1 - len(expected[node])
             assert trials.child_BNC[row, node].tolist() == expected[node] + [-1] * rest
-            assert trials.draft_BNC[row, node].tolist() == made_by[node] + [0] * rest
-        path_at = {node: path for path, node in node_of.items()}
-        for node, m in itertools.product(range(N), range(len(drafts))):
-            law = trials.q_BMNV[row, m, node]
-            if (m, path_at.get(node)) in plain["expanded"]:
-                torch.testing.assert_close(law, torch.tensor(law_of(m, path_at[node])))
-            elif (m, path_at.get(node)) not in plain["at"]:
-                assert law.tolist() == [0, 0, 0]
+        for path, node in node_of.items():
+            laws = trials.q_BXV[row, trials.law_BNC[row, node]]
+            for law, draft in zip(laws, made_by[node]):
+                torch.testing.assert_close(law, torch.tensor(law_of(draft, path)))
 
 
 @settings(deadline=None, max_examples=150)
@@ -398,16 +390,16 @@ def test_compact_trees_are_the_same_by_path(drafts: list[tuple[Tensor, Tensor]])
 
 
 def by_path(found: Merged, row: int) -> dict[Path, Any]:
-    """What is tried below every path: the child's path, the draft, and that draft's law."""
+    """What is tried below every path: the child's path, and the law that it was drawn from."""
     parents, words = found.tree.parents_BN[row].tolist(), found.tokens_BN[row].tolist()
     there = found.present_BN[row].nonzero().flatten().tolist()
     path_at = {node: path_of(node, parents, words) for node in there}
     trials = found.trials
     return {
         path: [
-            (path_at[child], draft, trials.q_BMNV[row, draft, node].nan_to_num(-1).tolist())
-            for child, draft in zip(
-                trials.child_BNC[row, node].tolist(), trials.draft_BNC[row, node].tolist()
+            (path_at[child], law, trials.q_BXV[row, law].tolist())
+            for child, law in zip(
+                trials.child_BNC[row, node].tolist(), trials.law_BNC[row, node].tolist()
             )
             if child >= 0
         ]
@@ -450,7 +442,8 @@ def emitted(*, laws_in_order: bool) -> tuple[Tensor, Tensor]:
     found = merge(torch.zeros(ROWS, dtype=torch.long), tokens, PARENTS, q, depth=2, width=V)
     trials = found.trials
     if not laws_in_order:
-        trials = Trials(trials.q_BMNV.flip(1), trials.child_BNC, trials.draft_BNC)
+        other = (trials.law_BNC + q[0].shape[1]) % trials.q_BXV.shape[1]
+        trials = Trials(trials.q_BXV, trials.child_BNC, other)
     proposal = Proposal(found.tokens_BN, found.tree, Law.SEVERAL, None, found.present_BN, trials)
     logits = p_VV.log()[found.tokens_BN]
     step = accept_several(logits, proposal, Warper(1.0), SharedStream(5, ROWS))

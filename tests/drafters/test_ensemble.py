@@ -142,15 +142,12 @@ class Mixed(Ensemble):
         if found.law is Law.SEVERAL:
             trials = found.trials
             assert trials is not None
-            same = Trials(trials.q_BMNV[:, :1].expand_as(trials.q_BMNV), *trials_of(trials))
+            first = trials.law_BNC % (self.draft_length + 1)
+            same = Trials(trials.q_BXV, trials.child_BNC, first)
             found = Proposal(
                 found.tokens_BN, found.tree, found.law, None, found.present_BN, same, found.coins
             )
         return found
-
-
-def trials_of(trials: Trials) -> tuple[Tensor, Tensor]:
-    return trials.child_BNC, trials.draft_BNC
 
 
 def test_the_audit_sees_a_law_that_is_another_members(

@@ -1,0 +1,131 @@
+"""What an ensemble's merging and masking cost: their share of a decode step.
+
+Drafts of the quickstart's size on the embedded target, or an ensemble that was trained
+(`--drafter`). Fresh drafts agree on nothing, so that trees are as large as they can be.
+
+    python benchmarks/merge_cost.py
+    python benchmarks/merge_cost.py --drafter runs/boost-tiny/drafter
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from draftsmith.data.prompts import load_prompts, render
+from draftsmith.decoding import backbone
+from draftsmith.decoding.backbone import Backbone
+from draftsmith.decoding.engine import generate
+from draftsmith.decoding.loading import load_target
+from draftsmith.decoding.sampling import Warper
+from draftsmith.drafters import ensemble
+from draftsmith.drafters.draft_model import DraftModel
+from draftsmith.drafters.ensemble import Ensemble, join
+from draftsmith.drafters.registry import load_drafter
+from draftsmith.errors import RequestError
+from draftsmith.eval.environment import environment
+from draftsmith.launch.recipe import load_recipe
+from draftsmith.trainers.distill import draft_model
+
+PARTS = ((ensemble, "merge"), (ensemble, "compact"), (backbone, "tree_mask"))
+
+
+def main() -> None:
+    args = arguments()
+    target = load_target(args.target)
+    prompts = load_prompts("stdlib", limit=args.prompts)
+    ids = [render(prompt, target.tokenizer, limit=256) for prompt in prompts]
+    place = environment()
+    print(
+        f"{place['processor']}, {place['threads']} threads, torch {torch.__version__}; "
+        f"{len(ids)} prompts, {args.max_new_tokens} new tokens, chains of {args.draft_length}"
+    )
+    print("| members | T | nodes | step, ms | merging and masking, ms | share |")
+    print("|---|---|---|---|---|---|")
+    for members in args.members:
+        drafter = drafter_of(target, members, args)
+        for temperature in (0.0, 1.0):
+            print(row(target, drafter, ids, temperature, args))
+
+
+def drafter_of(target: Backbone, members: int, args: argparse.Namespace) -> Ensemble:
+    """The first members of the trained ensemble, or fresh drafts."""
+    if args.drafter is None:
+        return join([fresh(target, seed, args.draft_length) for seed in range(members)])
+    found = load_drafter(args.drafter, target, draft_length=args.draft_length)
+    if not isinstance(found, Ensemble):
+        raise RequestError(f"{args.drafter} is no ensemble; name the drafter of a `boost` run")
+    return Ensemble(found.members[:members])
+
+
+def fresh(target: Backbone, seed: int, draft_length: int) -> DraftModel:
+    """An untrained draft of the quickstart's size."""
+    torch.manual_seed(seed)
+    config = load_recipe("distill-tiny").recipe.model
+    model = draft_model(config, target.model, target.tokenizer).eval()
+    return DraftModel(
+        Backbone(model, name="fresh"), target.vocabulary, draft_length=draft_length
+    )
+
+
+def row(
+    target: Backbone, drafter: Ensemble, ids: list[list[int]], temperature: float,
+    args: argparse.Namespace,
+) -> str:  # fmt: skip
+    """One line of the table, all prompts together; the first prompt warms up."""
+    how: dict[str, Any] = {"warper": Warper(temperature), "max_new_tokens": args.max_new_tokens}
+    generate(target, drafter, ids[:1], **how)
+    with timed() as spent:
+        found = [generate(target, drafter, [each], **how) for each in ids]
+    calls = sum(each.target_calls for each in found)
+    seconds = sum(each.decode_seconds for each in found)
+    nodes = sum(each.nodes for each in found)
+    own = sum(spent.values())
+    return (
+        f"| {len(drafter.members)} | {temperature:g} | {nodes / calls:.1f} | "
+        f"{1e3 * seconds / calls:.2f} | {1e3 * own / calls:.2f} | {own / seconds:.1%} |"
+    )
+
+
+@contextmanager
+def timed() -> Iterator[dict[str, float]]:
+    """Seconds spent in each of PARTS inside the block."""
+    spent = dict.fromkeys((name for _, name in PARTS), 0.0)
+
+    def watched(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def watch(*given: Any, **named: Any) -> Any:
+            start = time.perf_counter()
+            result = call(*given, **named)
+            spent[name] += time.perf_counter() - start
+            return result
+
+        return watch
+
+    before = {name: getattr(module, name) for module, name in PARTS}
+    for module, name in PARTS:
+        setattr(module, name, watched(name, before[name]))
+    try:
+        yield spent
+    finally:
+        for module, name in PARTS:
+            setattr(module, name, before[name])
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--target", default="tiny")
+    parser.add_argument("--drafter", type=Path, default=None)
+    parser.add_argument("--members", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--draft-length", type=int, default=4)
+    parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--max-new-tokens", type=int, default=48)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
