@@ -255,6 +255,11 @@ def _descend(
         stopped_B = tested[-1] & ~alive_B
         P_BV = torch.where(alive_B[:, None], row_of(p_BNV, at_B), P_BV)
         P_BV = torch.where(stopped_B[:, None], found.left_BV, P_BV)
+        if P_BV.device.type == "cpu" and not bool(alive_B.any()):
+            break  # looking is free here, and walking on is not
+    missing = proposal.tree.depth - len(path)
+    for rest, nothing in ((path, -1), (tested, False), (alpha, 0.0)) if missing else ():
+        rest += [torch.full_like(rest[0], nothing)] * missing
     extra_B = draw(P_BV, extra_coin_B)
     return _outcome(stack_depths(path, at_B), extra_B, tested, alpha)
 
