@@ -125,8 +125,8 @@ def test_the_draft_law_while_decoding_is_the_one_of_training(target, drafter) ->
     seen: list[tuple[list[int], torch.Tensor]] = []
 
     class Recorder(DraftModel):
-        def _logits(self, tokens, start):
-            logits = super()._logits(tokens, start)
+        def _logits(self, tokens, start, at=None):
+            logits = super()._logits(tokens, start, at)
             end = int(start[0]) + tokens.shape[1] - 1
             text = self._history.tokens_BL[0, : end + 1].tolist()
             text[end - tokens.shape[1] + 1 :] = tokens[0].tolist()
