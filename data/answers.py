@@ -23,6 +23,7 @@ from .templates import render_chat
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+CORRECTIONS = "corrections"
 Kind = Literal["source", "prompt", "answer", "empty", "cut", "server"]
 
 
@@ -44,6 +45,7 @@ class Reply:
         ended: whether the target ended it; false where `max_new_tokens` did.
         ids: the tokens themselves, the end included; None where a server kept them to itself.
         reasoning: what a server tells apart as the target's thoughts.
+        corrected: which of `ids` stand where the target rejected a draft; None without a drafter.
         steps, emitted, tested, accepted: of a drafter, over steps that nothing cut short.
     """
 
@@ -52,6 +54,7 @@ class Reply:
     ended: bool
     ids: list[int] | None = None
     reasoning: str | None = None
+    corrected: list[bool] | None = None
     steps: int = 0
     emitted: int = 0
     tested: int = 0
@@ -80,6 +83,8 @@ class Dialogue:
     prompt: list[int] = field(default_factory=list)
     """Of a text: the ids to go on with."""
     replies: list[Reply] = field(default_factory=list)
+    corrections: list[dict[str, Any]] = field(default_factory=list)
+    """Rows whose labels are the tokens that the target put in the place of a draft's."""
     no_answer: NoAnswer | None = None
 
     @property
@@ -163,7 +168,8 @@ class Asker:
             shape, row = self._written(dialogue)
             try:
                 parse(row, shape)  # as training will read it
-                return place | {"shape": shape, "answer": row} | self._counts(dialogue)
+                found = place | {"shape": shape, "answer": row} | self._counts(dialogue)
+                return found | {CORRECTIONS: dialogue.corrections}
             except BadRow as bad:
                 dialogue.no_answer = NoAnswer("answer", f"training could not read it: {bad}")
         reason = dialogue.no_answer
@@ -268,6 +274,18 @@ class Asker:
 
     def _text_of(self, ids: list[int]) -> str:
         return str(self.tokenizer.decode(ids))
+
+
+def corrections(prompt: list[int], reply: Reply) -> list[dict[str, Any]]:
+    """Prompt and answer as a row whose labels are the corrected tokens alone; none: no row.
+
+    What online distillation replays (OSD, Liu et al. 2023, arXiv 2310.07177): the positions at
+    which the draft was wrong, in the contexts in which it was.
+    """
+    if not reply.corrected or not any(reply.corrected):
+        return []
+    mask = [0] * len(prompt) + [int(each) for each in reply.corrected]
+    return [{"input_ids": [*prompt, *(reply.ids or [])], "loss_mask": mask}]
 
 
 def _prepare_chat(dialogue: Dialogue, record: Chat) -> None:

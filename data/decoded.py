@@ -15,7 +15,7 @@ from ..decoding.backbone import Backbone
 from ..decoding.engine import Generation, autoregressive, generate
 from ..decoding.proposal import Proposer
 from ..decoding.sampling import Warper
-from .answers import Ask, Asker, Dialogue, Reply
+from .answers import Ask, Asker, Dialogue, Reply, corrections
 from .journal import Journal
 from .readers import Rejected
 from .records import Placed
@@ -36,6 +36,8 @@ class Answerer:
     seed: int
     rows: int
     """Rows decoded together."""
+    keeps_corrections: bool = False
+    """Whether a dialogue keeps where a draft was corrected."""
 
     def __call__(self, asks: Sequence[tuple[int, Ask]]) -> list[Reply]:
         """One reply per question; each comes with the number of its random stream."""
@@ -51,15 +53,19 @@ class Answerer:
             self.target, self.drafter, prompts, warper=self.warper,
             max_new_tokens=self.max_new_tokens, eos_ids=eos_ids, seed=self.seed, requests=streams,
         )  # fmt: skip
-        return [self._reply(ids, *counts) for ids, counts in zip(found.tokens, _counts(found))]
+        return [
+            self._reply(ids, [each == "correction" for each in origin], *counts)
+            for ids, origin, counts in zip(found.tokens, found.origin, _counts(found))
+        ]
 
     def _reply(
-        self, ids: list[int], steps: int = 0, emitted: int = 0, tested: int = 0, accepted: int = 0
-    ) -> Reply:
+        self, ids: list[int], corrected: list[bool] | None = None, steps: int = 0,
+        emitted: int = 0, tested: int = 0, accepted: int = 0,
+    ) -> Reply:  # fmt: skip
         ended = ids[-1] in self.target.eos_ids
         text = self.target.tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=True)
         return Reply(
-            str(text), len(ids), ended, ids,
+            str(text), len(ids), ended, ids, corrected=corrected,
             steps=steps, emitted=emitted, tested=tested, accepted=accepted,
         )  # fmt: skip
 
@@ -100,8 +106,10 @@ def _converse(batch: Sequence[Dialogue], asker: Asker, answerer: Answerer) -> No
         asked = [(each, ask) for each in talking if (ask := asker.ask(each)) is not None]
         if asked:
             replies = answerer([(each.number * _TURNS + turn, ask) for each, ask in asked])
-            for (each, _), reply in zip(asked, replies, strict=True):
+            for (each, ask), reply in zip(asked, replies, strict=True):
                 asker.hear(each, reply)
+                if answerer.keeps_corrections:
+                    each.corrections += corrections(ask.ids, reply)
         turn, talking = turn + 1, [each for each in talking if each.talking]
 
 

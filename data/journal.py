@@ -12,7 +12,7 @@ import fcntl
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -33,13 +33,15 @@ class Journal:
     """Rows done so far, by their number in the source; use it as a context."""
 
     def __init__(
-        self, folder: Path, settings: Mapping[str, Any], session: Mapping[str, Any]
-    ) -> None:
+        self, folder: Path, settings: Mapping[str, Any], session: Mapping[str, Any],
+        extra: Sequence[str] = (),
+    ) -> None:  # fmt: skip
         """Begin `folder`, or go on in it.
 
         Args:
             settings: all that shapes the answers; JSON. A folder goes on with these alone.
             session: what this process runs on (versions, hardware); recorded whenever it changes.
+            extra: lists of rows that entries hold beside their answer; each gets a file of its own.
 
         Raises:
             RequestError: the folder was begun with other settings, or holds something else.
@@ -49,7 +51,7 @@ class Journal:
         self.folder = folder
         self._places: dict[int, tuple[int, str | None]] = {}
         self._file: BinaryIO | None = None
-        self._session = dict(session)
+        self._session, self._extra = dict(session), tuple(extra)
         found = _read_manifest(folder)
         begun = {"format": FORMAT, "state": "running", **settings, "sessions": []}
         if found is not None:
@@ -129,6 +131,7 @@ class Journal:
             if not counts["answered"]:
                 raise DataError(self._nothing(rejected))
             self.manifest |= _finished(counts, rejected, files)
+            self.manifest |= {name: {"rows": counts[name]} for name in self._extra}
             self._write_manifest()
             (self.folder / _JOURNAL).unlink()
         except OSError as error:
@@ -194,6 +197,7 @@ class Journal:
         counts: Counter[str] = Counter()
         rejected: Counter[str] = Counter()
         wanted = [*names.values(), *([REJECTED] if None in found else [])]
+        wanted += [f"{name}.jsonl" for name in self._extra]
         drafts = {name: self.folder / f".staging-{name}" for name in wanted}
         streams = {name: path.open("w", encoding="utf-8") for name, path in drafts.items()}
         try:
@@ -206,6 +210,11 @@ class Journal:
                     counts.update({name: entry[name] for name in _SUMS}, answered=1)
                     row = json.dumps(entry["answer"], ensure_ascii=False)
                     streams[names[entry["shape"]]].write(row + "\n")
+                    for name in self._extra:
+                        counts[name] += len(entry[name])
+                        streams[f"{name}.jsonl"].writelines(
+                            json.dumps(each) + "\n" for each in entry[name]
+                        )
         finally:
             for stream in streams.values():
                 stream.close()

@@ -23,8 +23,13 @@ ENTRY = "draftsmith"
 FORMAT = 1
 
 
-def save_draft_model(module: nn.Module, folder: Path, target: Backbone) -> None:
-    """Write weights (fp32), config with the target's identity, tokenizer and card."""
+def save_draft_model(
+    module: nn.Module, folder: Path, target: Backbone, *, settings: dict[str, Any] | None = None
+) -> None:
+    """Write weights (fp32), config with the target's identity, tokenizer and card.
+
+    `settings`: its adapters, and which of them drafts if nobody says otherwise (`adapters.py`).
+    """
     identity = TargetIdentity.of(target)
     model: Any = module
     with no_progress_bars():
@@ -32,7 +37,8 @@ def save_draft_model(module: nn.Module, folder: Path, target: Backbone) -> None:
     target.tokenizer.save_pretrained(folder)
     path = folder / "config.json"
     config = json.loads(path.read_text())
-    config[ENTRY] = {"format": FORMAT, "family": "draft_model", "target": identity.to_dict()}
+    entry = {"format": FORMAT, "family": "draft_model", "target": identity.to_dict()}
+    config[ENTRY] = entry | ({"settings": settings} if settings else {})
     path.write_text(json.dumps(config, indent=2) + "\n")
     (folder / "README.md").write_text(_card(module, identity), encoding="utf-8")
 
@@ -65,6 +71,11 @@ def write_entry(folder: Path, target: Backbone, *, family: str, settings: dict[s
     identity = TargetIdentity.of(target).to_dict()
     entry = {"format": FORMAT, "family": family, "target": identity, "settings": settings}
     (folder / "config.json").write_text(json.dumps({ENTRY: entry}, indent=2) + "\n")
+
+
+def write_card(folder: Path, target: Backbone, what: str) -> None:
+    """Write the card of a drafter without weights; `what` is a sentence that says what it is."""
+    (folder / "README.md").write_text(_card_of(what, TargetIdentity.of(target)), encoding="utf-8")
 
 
 def load_weights(module: nn.Module, folder: Path) -> None:
@@ -120,7 +131,8 @@ def read_entry(folder: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError) as error:
         raise RequestError(
             f"{path} does not describe a drafter ({error}); expected an entry {ENTRY!r} with "
-            "family and target, as training writes it"
+            "family and target, as training writes it. A causal LM as it is may draft by "
+            "--drafter.vocabulary auto"
         ) from error
     if entry.get("format") != FORMAT:
         raise RequestError(
@@ -129,15 +141,32 @@ def read_entry(folder: Path) -> dict[str, Any]:
     return {"family": family, "identity": identity, "settings": entry.get("settings", {})}
 
 
+def is_drafter(folder: Path) -> bool:
+    """Whether a folder is ours; another one, or a name, may be a model of `transformers`."""
+    try:
+        return ENTRY in json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        return False
+
+
+def adapters_of(folder: Path) -> list[str]:
+    """The adapters of a drafter folder; none for what is no drafter folder."""
+    return list(read_entry(folder)["settings"].get("adapters", [])) if is_drafter(folder) else []
+
+
 def _card(module: nn.Module, identity: TargetIdentity) -> str:
     size = sum(p.numel() for p in module.parameters())
+    return _card_of(f"A drafter of {size:,} parameters of its own.", identity)
+
+
+def _card_of(what: str, identity: TargetIdentity) -> str:
     return f"""---
 library_name: transformers
 tags: [speculative-decoding, draftsmith]
 ---
 # Drafter for {identity.name}
 
-A drafter of {size:,} parameters of its own for speculative decoding with the target
+{what} For speculative decoding with the target
 `{identity.name}` (revision {identity.revision or "not pinned"}, vocabulary {identity.vocabulary},
 hidden size {identity.hidden_size}). Its tokenizer is the target's (SHA-256
 `{identity.tokenizer[:16]}`).

@@ -17,6 +17,11 @@ class DrafterConfig(Section):
 
     policy: Literal["sample", "argmax"] = "sample"
     """At temperature > 0: draw from the draft's warped law, or take its argmax (a point mass)."""
+    adapter: str | None = None
+    """Adapter of a draft model by name, or `base` for none; empty: the one that its run trained."""
+    vocabulary: Literal["same", "auto", "intersection", "retokenise"] = "same"
+    """Draft models of another tokenizer: `same` refuses them, `intersection` drafts the tokens that
+    both have, `retokenise` writes the drafted text anew, `auto` chooses by how many are shared."""
     tree: str = DEFAULT_TREE
     """Static tree of heads and EAGLE: `default`, `optimised` (which `draftsmith tree` wrote beside
     the drafter), or a file like that."""

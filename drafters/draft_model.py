@@ -21,6 +21,7 @@ from ..decoding.proposal import Committed, Law, Proposal
 from ..decoding.random import Uniforms
 from ..decoding.sampling import Warper, draw
 from ..decoding.tree import chain
+from .adapters import active_adapter, adapter_names, use
 from .history import History
 
 Policy = Literal["sample", "argmax"]
@@ -48,6 +49,23 @@ class DraftModel:
     def module(self) -> nn.Module:
         """What is trained."""
         return self.backbone.model
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of the adapters on its base, sorted."""
+        return adapter_names(self.module)
+
+    @property
+    def adapter(self) -> str | None:
+        """The adapter that it drafts with; None for the base alone."""
+        return active_adapter(self.module)
+
+    def use(self, name: str | None) -> None:
+        """Draft with that adapter from the next rows on, or with the base alone.
+
+        Whoever shares the backbone drafts with it too. An unknown name is a RequestError.
+        """
+        use(self.module, name)
 
     @property
     def nodes(self) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,8 +23,9 @@ from ..decoding.proposal import Committed, Law, Proposal
 from ..decoding.random import Uniforms
 from ..decoding.sampling import Warper
 from ..decoding.tree_merge import compact, merge
+from .adapters import RowBackbone
 from .checkpoint import write_entry
-from .draft_model import DraftModel
+from .draft_model import DraftModel, Policy
 
 if TYPE_CHECKING:
     from ..decoding.backbone import Backbone
@@ -33,6 +35,13 @@ FAMILY = "ensemble"
 
 class Member(DraftModel):
     """A draft beside others: what a step accepts may be another one's tokens."""
+
+    chains = 1
+    """How many chains it drafts."""
+
+    def draft_chains(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> list[Proposal]:
+        """One proposal per chain."""
+        return [self.propose(last_B, warper, uniforms)]
 
     def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
         """Its own chain."""
@@ -57,6 +66,58 @@ class Member(DraftModel):
         return self.draft_length + 1
 
 
+class SharedBase(Member):
+    """Adapters on one base, each a member: their rows decode as one batch, adapter by adapter."""
+
+    replayable = False  # peft picks the rows of an adapter on the host
+
+    def __init__(
+        self, backbone: Backbone, vocabulary: int, names: Sequence[str | None], *,
+        draft_length: int = 4, policy: Policy = "sample",
+    ) -> None:  # fmt: skip
+        """`names`: the adapter of each chain, None for the base alone."""
+        super().__init__(backbone, vocabulary, draft_length=draft_length, policy=policy)
+        self.names, self.chains = list(names), len(names)
+        self._base = backbone
+
+    def reset(self, prompts: Sequence[Sequence[int]], room: int, *, static: bool = False) -> None:
+        """Start new rows: all of the first adapter, then all of the second."""
+        if isinstance(self.backbone, RowBackbone):
+            self.backbone.close()
+        self.backbone = RowBackbone(self._base, [name for name in self.names for _ in prompts])
+        super().reset([*prompts] * self.chains, room, static=static)
+
+    def draft_chains(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> list[Proposal]:
+        """One proposal per adapter."""
+        rows = self.propose(last_B.repeat(self.chains), warper, _Repeated(uniforms, self.chains))
+        laws = [None] * self.chains if rows.q_BNV is None else rows.q_BNV.chunk(self.chains)
+        return [
+            Proposal(tokens_BN, rows.tree, rows.law, q_BNV)
+            for tokens_BN, q_BNV in zip(rows.tokens_BN.chunk(self.chains), laws, strict=True)
+        ]
+
+    def observe(self, committed: Committed) -> None:
+        """Every adapter's rows go on behind what was committed."""
+        n = self.chains
+        super().observe(
+            replace(
+                committed, tokens_BE=committed.tokens_BE.repeat(n, 1),
+                count_B=committed.count_B.repeat(n),
+            )
+        )  # fmt: skip
+
+
+class _Repeated(Uniforms):
+    """A stream's numbers for several rows in the place of each of its own."""
+
+    def __init__(self, uniforms: Uniforms, times: int) -> None:
+        self._uniforms, self._times = uniforms, times
+
+    def take(self, count: int) -> Tensor:
+        """The next `count` numbers of every row, [times * B, count]."""
+        return torch.cat([self._uniforms.take(count) for _ in range(self._times)])
+
+
 class Ensemble:
     """Drafts with all members, and proposes the merged tree of their chains."""
 
@@ -75,6 +136,11 @@ class Ensemble:
         return nn.ModuleList(each.module for each in self.members)
 
     @property
+    def chains(self) -> int:
+        """How many chains are merged."""
+        return sum(each.chains for each in self.members)
+
+    @property
     def draft_length(self) -> int:
         """Tokens of a member's chain, settable: depth of the tree."""
         return self.members[0].draft_length
@@ -87,7 +153,7 @@ class Ensemble:
     @property
     def nodes(self) -> int:
         """Most nodes of a proposal, the root included: where no two members agree."""
-        return 1 + self.draft_length * len(self.members)
+        return 1 + self.draft_length * self.chains
 
     @property
     def draft_steps(self) -> int:
@@ -107,7 +173,9 @@ class Ensemble:
 
     def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
         """The members' chains as one tree."""
-        made = [each.propose(last_B, warper, uniforms) for each in self.members]
+        made = [
+            chain for each in self.members for chain in each.draft_chains(last_B, warper, uniforms)
+        ]
         laws = [each.q_BNV for each in made if each.q_BNV is not None]
         parents_N = torch.arange(-1, self.draft_length, device=last_B.device)
         merged = merge(
@@ -123,7 +191,7 @@ class Ensemble:
 
     def _coins(self, sampled: bool) -> int:
         """Most that a rule can need, so that a row's numbers do not depend on its neighbours."""
-        return 1 + self.nodes * len(self.members) if sampled else self.nodes
+        return 1 + self.nodes * self.chains if sampled else self.nodes
 
     def observe(self, committed: Committed) -> None:
         """Every member goes on behind what was committed, whoever proposed it."""
@@ -132,7 +200,7 @@ class Ensemble:
 
 
 def join(drafts: Sequence[DraftModel]) -> Ensemble:
-    """An ensemble of draft models for the same target."""
+    """An ensemble of draft models for the same target, each with the adapter that it uses."""
     return Ensemble(
         [
             Member(each.backbone, each.vocabulary, draft_length=each.draft_length,
@@ -142,13 +210,31 @@ def join(drafts: Sequence[DraftModel]) -> Ensemble:
     )  # fmt: skip
 
 
-def save_ensemble(folder: Path, members: Sequence[Path], target: Backbone) -> None:
+def join_adapters(draft: DraftModel, names: Sequence[str]) -> Ensemble:
+    """An ensemble of adapters on one base, which is in memory once."""
+    shared = SharedBase(
+        draft.backbone, draft.vocabulary, names, draft_length=draft.draft_length,
+        policy=draft.policy,
+    )  # fmt: skip
+    return Ensemble([shared])
+
+
+def save_ensemble(
+    folder: Path, members: Sequence[Path], target: Backbone, *, adapters: Sequence[str] = ()
+) -> None:
     """Copy complete drafter folders of draft models into one, in the order of the members.
 
     `registry.load_drafter` reads it.
+
+    Args:
+        adapters: where all members are adapters of one base: `members` is one folder, and these are
+            their names in it.
     """
+    if adapters and len(members) != 1:
+        raise ValueError(f"{len(members)} folders with adapters; expected one, of their base")
     folder.mkdir(parents=True, exist_ok=True)
     names = [f"ssm-{number}" for number in range(1, len(members) + 1)]
     for name, place in zip(names, members, strict=True):
         shutil.copytree(place, folder / name, dirs_exist_ok=True)
-    write_entry(folder, target, family=FAMILY, settings={"members": names})
+    settings = {"members": names} | ({"adapters": list(adapters)} if adapters else {})
+    write_entry(folder, target, family=FAMILY, settings=settings)

@@ -49,8 +49,11 @@ class TargetIdentity:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
-    def refuse_other(self, found: TargetIdentity, drafter: str) -> None:
-        """Raise RequestError naming the first field that differs; the name alone may."""
+    def refuse_other(self, found: TargetIdentity, drafter: str, *, hint: str = "") -> None:
+        """Raise RequestError naming the first field that differs; the name alone may.
+
+        `hint`: what else to do where it is the tokenizer.
+        """
         for field in ("tokenizer", "vocabulary", "hidden_size"):
             mine, theirs = getattr(self, field), getattr(found, field)
             if mine != theirs:
@@ -58,6 +61,7 @@ class TargetIdentity:
                     f"the drafter {drafter} was made for target {self.name!r} with {field} "
                     f"{_short(mine)}; this target {found.name!r} has {field} {_short(theirs)}. "
                     "Use the target it was trained for, or train a drafter for this one"
+                    + (hint if field == "tokenizer" else "")
                 )
         if self.tuned != found.tuned:
             raise RequestError(

@@ -9,22 +9,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import RequestError
+from .across import load_across
+from .adapters import take_up
 from .bpd import load_bpd
 from .checkpoint import read_entry, read_settings
 from .config import DrafterConfig
 from .draft_model import DraftModel
 from .eagle import EAGLE_1_TREE, load_eagle
-from .ensemble import Ensemble, join
+from .early_exit import load_early_exit
+from .ensemble import Ensemble, join, join_adapters
 from .hydra import load_hydra
 from .identity import TargetIdentity
 from .medusa import load_medusa
+from .quantised import load_quantised
 from .tree_file import named_tree
 
 if TYPE_CHECKING:
     from ..decoding.backbone import Backbone
     from ..decoding.proposal import Proposer
 
-FAMILIES = ("draft_model", "medusa", "hydra", "hydra++", "bpd", "eagle", "eagle3", "ensemble")
+FAMILIES = (
+    "draft_model", "medusa", "hydra", "hydra++", "bpd", "eagle", "eagle3", "ensemble", "quantised",
+    "early_exit",
+)  # fmt: skip
+_ACROSS = ", or let it draft across vocabularies by --drafter.vocabulary auto"
 
 
 def load_drafter(
@@ -43,7 +51,14 @@ def load_drafter(
     """
     config = config or DrafterConfig()
     folder = Path(path)
+    if config.vocabulary != "same":
+        return load_across(folder, target, draft_length=draft_length, config=config)
     family = read_entry(folder)["family"]
+    if config.adapter is not None and family not in ("draft_model", "ensemble"):
+        raise RequestError(
+            f"drafter.adapter is {config.adapter!r}, and {folder} is a drafter of family "
+            f"{family!r}, which has no adapters; leave it out"
+        )
     paths = named_tree(config.tree, folder)
     if family == "medusa":
         return load_medusa(folder, target, paths=paths, nodes=config.medusa_nodes)
@@ -61,6 +76,9 @@ def load_drafter(
         )  # fmt: skip
     if family == "draft_model":
         return load_draft_model(folder, target, draft_length=draft_length, config=config)
+    if family in ("quantised", "early_exit"):
+        load = load_quantised if family == "quantised" else load_early_exit
+        return load(folder, target, draft_length=draft_length, policy=config.policy)
     if family == "ensemble":
         return load_ensemble(folder, target, draft_length=draft_length, config=config)
     raise RequestError(
@@ -87,10 +105,15 @@ def load_draft_model(
     """Load an independent draft model for `target`; errors as for `load_drafter`."""
     from ..decoding.loading import load_target
 
-    read_entry(folder)["identity"].refuse_other(TargetIdentity.of(target), str(folder))
+    entry = read_entry(folder)
+    entry["identity"].refuse_other(TargetIdentity.of(target), str(folder), hint=_ACROSS)
     backbone = load_target(str(folder), device=str(target.device))
-    policy = (config or DrafterConfig()).policy
-    return DraftModel(backbone, target.vocabulary, draft_length=draft_length, policy=policy)
+    config = config or DrafterConfig()
+    drafter = DraftModel(
+        backbone, target.vocabulary, draft_length=draft_length, policy=config.policy
+    )
+    take_up(drafter.module, folder, entry["settings"], config.adapter)
+    return drafter
 
 
 def load_ensemble(
@@ -103,20 +126,35 @@ def load_ensemble(
             its own tokens.
     """
     config = config or DrafterConfig()
+    if config.adapter is not None:
+        raise RequestError(
+            f"drafter.adapter is {config.adapter!r}, and {folder} is an ensemble, whose members "
+            "have adapters of their own; leave it out"
+        )
     _, settings = read_settings(folder, target, "ensemble")
-    names: list[str] = settings["members"]
+    folders: list[str] = settings["members"]
+    adapters: list[str] = settings.get("adapters", [])
+    names = (adapters or folders)[: config.members]
     if config.members is not None and config.members > len(names):
         raise RequestError(
             f"drafter.members is {config.members}; the ensemble {folder} has {len(names)}: "
             f"{', '.join(names)}"
         )
-    drafts = []
-    for name in names[: config.members]:
-        draft = load_drafter(folder / name, target, draft_length=draft_length, config=config)
-        if type(draft) is not DraftModel:
-            raise RequestError(
-                f"member {folder / name} is a drafter of family {read_entry(folder / name)['family']!r}; "
-                "expected draft models, whose chains can be merged"
-            )
-        drafts.append(draft)
-    return join(drafts)
+    drafts = [
+        _chain_draft(folder / name, target, draft_length, config)
+        for name in (folders if adapters else names)
+    ]
+    return join_adapters(drafts[0], names) if adapters else join(drafts)
+
+
+def _chain_draft(
+    folder: Path, target: Backbone, draft_length: int, config: DrafterConfig
+) -> DraftModel:
+    """A member of an ensemble, whatever its origin."""
+    draft = load_drafter(folder, target, draft_length=draft_length, config=config)
+    if not isinstance(draft, DraftModel):
+        raise RequestError(
+            f"member {folder} is a drafter of family {read_entry(folder)['family']!r}; expected "
+            "draft models, whose chains can be merged"
+        )
+    return draft

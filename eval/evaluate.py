@@ -57,7 +57,10 @@ class Arm:
 
     @property
     def draft_bytes(self) -> int:
-        """Bytes of the weights that are the drafter's own; 0 where there is no model."""
+        """Bytes of the weights that a draft step reads; 0 where there is no model of the drafter's.
+
+        Of heads and feature drafters their own; an early exit reads the target's, and they count.
+        """
         module = getattr(self.drafter, "module", None)
         return 0 if module is None else bytes_of(module)
 

@@ -30,14 +30,16 @@ from ..decoding.tree import AnyTree, Tree
 from ..decoding.tree_build import dynamic_tree
 from ..decoding.tree_merge import merge
 from ..drafters.adaptive import AdaptiveDraft
-from ..drafters.draft_model import DraftModel
+from ..drafters.draft_model import DraftModel, Policy
 from ..drafters.ensemble import Ensemble, join
+from ..drafters.foreign_draft import ForeignDraft, IntersectionDraft, RetokenisedDraft
 from ..drafters.function import CallableDrafter
 from ..drafters.llma import Llma
 from ..drafters.lookahead import Lookahead
 from ..drafters.ngram import Ngram, NgramTable
 from ..drafters.prompt_lookup import PromptLookup
 from ..drafters.rest import Rest
+from ..drafters.vocabularies import Vocabulary, VocabularyPair
 from ..errors import RequestError
 
 VOCABULARY = 3
@@ -236,9 +238,23 @@ def _ensemble(drafts: Sequence[TableModel], **settings: Any) -> Proposer:
     return join([cast(DraftModel, _draft(DraftModel, [d], **settings)) for d in drafts[:2]])
 
 
+# the third token of each is a text that the other writes by two
+_LETTERS = VocabularyPair(Vocabulary([b"a", b"b", b"ba"]), Vocabulary([b"a", b"b", b"ab"]))
+
+
+def _foreign(
+    kind: type[ForeignDraft], drafts: Sequence[TableModel], *, policy: Policy = "sample"
+) -> Proposer:
+    draft = drafts[0].as_backbone()
+    return kind(draft, _LETTERS, VOCABULARY, draft_length=2, policy=policy)
+
+
 MINIATURES: dict[str, MakeProposer] = {
     "draft-model": partial(_draft, DraftModel, draft_length=2),
     "draft-model argmax": partial(_draft, DraftModel, draft_length=2, policy="argmax"),
+    "intersection": partial(_foreign, IntersectionDraft),
+    "intersection argmax": partial(_foreign, IntersectionDraft, policy="argmax"),
+    "retokenised": partial(_foreign, RetokenisedDraft),
     "adaptive-draft": partial(_draft, AdaptiveDraft, longest=3, cost=0.05),
     "tree, without replacement": lambda d: SampledTree(d[0], _FORK, Law.WITHOUT_REPLACEMENT),
     "tree, independent draws": lambda d: SampledTree(d[0], _FORK, Law.IID),
@@ -267,10 +283,14 @@ def miniature_of(drafter: Proposer) -> str:
         name = "tree, likeliest tokens"
     if name in ("eagle", "eagle3"):
         name = _eagle(drafter)
+    if name in ("quantised", "early-exit"):
+        name = "draft-model"
     if isinstance(drafter, DraftModel) and name == "draft-model" and drafter.policy == "argmax":
         name = "draft-model argmax"
     if isinstance(drafter, Ensemble) and drafter.members[0].policy == "argmax":
         name = "ensemble argmax"
+    if name == "intersection" and getattr(drafter, "policy", None) == "argmax":
+        name = "intersection argmax"
     if name not in MINIATURES:
         raise RequestError(
             f"the audit knows no drafter of family {name!r}; known: {', '.join(MINIATURES)}"

@@ -19,6 +19,7 @@ from ..drafters.draft_model import DraftModel
 from ..drafters.eagle import Eagle, Eagle3
 from ..drafters.eagle_net import EagleNet
 from ..drafters.eagle_net3 import Eagle3Net
+from ..drafters.ensemble import join
 from ..drafters.hydra import HydraHeads, hydra_on
 from ..drafters.medusa import Medusa, MedusaHeads
 from .metrics import tau
@@ -46,9 +47,12 @@ def as_proposer(
 ) -> Callable[[nn.Module], Proposer]:
     """How what is being trained drafts for the target; trees in their default shape."""
 
-    def draft_model(module: nn.Module) -> Proposer:
+    def draft_model(module: nn.Module) -> DraftModel:
         draft = Backbone(cast("PreTrainedModel", module), name="draft")
         return DraftModel(draft, target.vocabulary, draft_length=draft_length)
+
+    def ensemble(module: nn.Module) -> Proposer:
+        return join([draft_model(each) for each in cast(nn.ModuleList, module)])
 
     def medusa(module: nn.Module) -> Proposer:
         return Medusa(cast(MedusaHeads, module), target)
@@ -67,6 +71,7 @@ def as_proposer(
 
     return {
         "distill": draft_model,
+        "boost": ensemble,
         "medusa": medusa,
         "medusa2": medusa,
         "hydra": hydra,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..decoding.arena import KVArena
 from ..decoding.backbone import Backbone
@@ -90,6 +90,23 @@ def _wait() -> None:
 
 
 def bytes_of(module: nn.Module) -> int:
-    """Bytes of weights that a forward reads; shared tensors count once."""
-    seen = {p.data_ptr(): p.numel() * p.element_size() for p in module.parameters()}
+    """Bytes of weights that a forward reads; shared tensors count once.
+
+    Of a table that is looked up and not multiplied by, a forward reads a row per token: it counts
+    nothing. Quantised weights count as they are held, their scales included.
+    """
+    read = {id(each.weight) for each in module.modules() if isinstance(each, nn.Linear)}
+    looked_up = {
+        id(each.weight) for each in module.modules() if isinstance(each, nn.Embedding)
+    } - read  # fmt: skip
+    kept = (p for p in module.parameters() if id(p) not in looked_up)
+    seen = {t.data_ptr(): t.numel() * t.element_size() for p in kept for t in _held(p)}
     return sum(seen.values())
+
+
+def _held(weight: Tensor) -> list[Tensor]:
+    """The plain tensors that a weight of a class of its own consists of."""
+    if not hasattr(weight, "__tensor_flatten__"):
+        return [weight]
+    names, _ = weight.__tensor_flatten__()
+    return [part for name in names for part in _held(getattr(weight, name))]

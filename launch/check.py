@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import DataError, DraftsmithError, EnvironmentFailure, RequestError
+from .check_boost import runs
 from .check_features import check_features
-from .check_memory import devices_of, in_units, parameters, refuse_impossible_sharding
+from .check_memory import devices_of, in_units, refuse_impossible_sharding, trained
 from .check_models import SAMPLE, Models, check_model, check_target
 from .recipe import Recipe, Resolved
+from .unread import refuse_unread
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -70,6 +72,7 @@ def _checks(recipe: Recipe, folder: Path) -> dict[str, Callable[[], str | Waits]
     found: dict[str, Callable[[], str | Waits]] = {
         "device": lambda: _device(recipe),
         "batch": lambda: _batch(recipe),
+        "objective": lambda: _objective(recipe),
         "model": lambda: check_model(recipe, models),
         "data": lambda: _data(recipe, models),
         "disk": lambda: _disk(recipe, models, folder),
@@ -106,12 +109,35 @@ def _batch(recipe: Recipe) -> str:
 
     count, loop = devices_of(recipe).processes, recipe.loop
     steps = accumulation(loop, count)
-    tokens = loop.batch_rows * recipe.data.sequence_length
+    tokens = loop.batch_rows * recipe.row_tokens
     return (
         f"{loop.steps:,} steps of {loop.batch_rows} rows = {tokens:,} tokens "
         f"({steps} x {loop.micro_rows} rows on {count} process{'es' * (count > 1)}); "
         f"{tokens * loop.steps / 1e6:,.1f} M tokens in all"
     )
+
+
+def _objective(recipe: Recipe) -> str:
+    """What is minimised, on which rows; and that nothing of it would be passed over."""
+    from ..trainers.ramp import Ramp
+    from ..trainers.rollouts import refuse_rows
+
+    refuse_unread(recipe)
+    rollouts, ramp = recipe.rollouts, Ramp.of(recipe.objective)
+    refuse_rows(rollouts, recipe.data.sequence_length, recipe.loop.batch_rows)
+    if rollouts.share and recipe.machine.sharding == "zero3":
+        raise RequestError(
+            "rollouts.share is above 0 and machine.sharding is zero3, which cuts the draft into "
+            "pieces that decoding would have to gather for every token; use zero2 or less"
+        )
+    said = [", ".join(f"{name} {getattr(ramp.last, name):g}" for name in ramp.last.asked)]
+    if recipe.method not in ("distill", "boost"):
+        return f"method {recipe.method}'s own terms and what the recipe adds"
+    if ramp.share:
+        said.append(f"from kl alone over {ramp.share:.0%} of the steps")
+    if rollouts.share:
+        said.append(f"{rollouts.share:.0%} of the rows written by {rollouts.by}")
+    return "; ".join(said)
 
 
 def _data(recipe: Recipe, models: Models) -> str | Waits:
@@ -169,7 +195,7 @@ def _rows(recipe: Recipe) -> Waits:
 
 def _disk(recipe: Recipe, models: Models, folder: Path) -> str | Waits:
     """Room for the checkpoints that exist at once: those kept, and the one being written."""
-    need = 12 * parameters(models.student()) * (recipe.checkpoint.keep + 1)
+    need = 12 * trained(models.student()) * (recipe.checkpoint.keep + 1) * runs(recipe)
     place = next(each for each in (folder, *folder.absolute().parents) if each.exists())
     if not place.is_dir() or not os.access(place, os.W_OK):
         reason = "cannot be written to" if place.is_dir() else "is a file"

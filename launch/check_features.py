@@ -47,7 +47,7 @@ def check_features(recipe: Recipe, models: Models, folder: Path) -> str:
     memory = _memory(recipe, models, used)
     pace = _pace(recipe, target)
     if not cached:
-        tokens = recipe.loop.steps * recipe.loop.batch_rows * recipe.data.sequence_length
+        tokens = recipe.loop.steps * recipe.loop.batch_rows * recipe.row_tokens
         return (
             f"online: {used:,} bytes per token ({states} x {hidden} in {dtype}), {memory}; "
             f"{tokens / 1e6:,.1f} M tokens in about {pace.of(tokens)}"
@@ -78,12 +78,15 @@ class _Plan:
     def of(cls, recipe: Recipe, models: Models, token: int) -> _Plan:
         asked = recipe.loop.steps * recipe.loop.batch_rows
         distinct, held_out = asked, recipe.loop.validate_rows
-        if not models.described:  # its tokenizer is here, and the run will find the rows prepared
+        if recipe.method == "boost":  # the same samples for every SSM
+            asked *= recipe.boost.members
+            distinct, held_out = min(asked, recipe.boost.samples), recipe.boost.held_out
+        elif not models.described:  # its tokenizer is here, so the run finds the rows prepared
             from ..data.prepare import prepare
 
             rows = prepare(recipe.data, models.tokenizer(), out=None)
             distinct, held_out = min(asked, len(rows.train)), min(held_out, len(rows.validation))
-        row = token * recipe.data.sequence_length
+        row = token * recipe.row_tokens
         bound, count = recipe.features.max_gb * 1e9, distinct + held_out
         if row > bound:
             raise RequestError(
@@ -91,7 +94,7 @@ class _Plan:
                 f"{in_units(row)}; raise it, or take features online"
             )
         kept = min(count, int(bound // row))
-        return cls(count, asked, kept, row, recipe.data.sequence_length, not models.described)
+        return cls(count, asked, kept, row, recipe.row_tokens, not models.described)
 
     @property
     def bytes(self) -> int:
@@ -142,7 +145,7 @@ def _refuse_trained(recipe: Recipe) -> None:
 
 def _memory(recipe: Recipe, models: Models, token: int) -> str:
     """The states of a micro-batch, twice where the next one's are fetched, and the pass itself."""
-    held = token * recipe.loop.micro_rows * recipe.data.sequence_length
+    held = token * recipe.loop.micro_rows * recipe.row_tokens
     if recipe.features.prefetch and (_on_gpu(recipe) or recipe.features.source == "cache"):
         held *= 2
     reading = needs(recipe, models.student(), models.target())["its pass"]
@@ -181,7 +184,7 @@ def _pace(recipe: Recipe, target: Any) -> _Pace:
     layers = parameters(target.get_decoder()) - parameters(target.get_input_embeddings())
     devices, on_gpu = devices_of(recipe), _on_gpu(recipe)
     tried = min(_TRIED_LAYERS, count)
-    tokens = min(recipe.data.sequence_length, _TRIED_TOKENS)
+    tokens = min(recipe.row_tokens, _TRIED_TOKENS)
     share = layers * tried / count
     fits = share * BYTES[recipe.target.dtype] < device_memory() / 4
     if devices.described or not fits or (not on_gpu and 2 * share * tokens > _TOO_LONG):

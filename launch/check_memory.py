@@ -49,6 +49,7 @@ def devices_of(recipe: Recipe) -> Devices:
 
 def refuse_impossible_sharding(recipe: Recipe) -> None:
     """Raise RequestError for what the trainers refuse under the described launch."""
+    from ..trainers.lora import CUT_BY_ZERO_3
     from ..trainers.setup import refuse_other_optimizers
     from ..trainers.sharding import refuse_average
 
@@ -57,6 +58,8 @@ def refuse_impossible_sharding(recipe: Recipe) -> None:
         refuse_other_optimizers(recipe.optimizer)
     if sharding == "zero3":
         refuse_average(recipe.loop.ema)
+        if recipe.lora.rank is not None:
+            raise RequestError(CUT_BY_ZERO_3)
         if recipe.tunes_target:
             raise RequestError(
                 "machine.sharding is zero3, and a target that is trained with its drafter decodes "
@@ -74,6 +77,9 @@ def needs(recipe: Recipe, student: nn.Module, target: nn.Module | None) -> dict[
         "weights, gradient and moments": _state(recipe, student, devices),
         "a chunk of logits": float(chunk),
     }
+    frozen = parameters(student) - trained(student)
+    if frozen:
+        need["the adapter's base"] = frozen * float(BYTES["fp32"])
     if target is not None:
         need["the target"] = parameters(target) * float(BYTES[recipe.target.dtype])
         need["its pass"] = _reading(recipe, target)
@@ -98,7 +104,7 @@ def refuse_too_much(need: dict[str, float], devices: Devices) -> None:
 
 def _state(recipe: Recipe, student: nn.Module, devices: Devices) -> float:
     """What the optimiser needs of P trained numbers, AdamW's two moments in fp32 among it."""
-    P, N, full = parameters(student), devices.processes, BYTES[recipe.loop.precision]
+    P, N, full = trained(student), devices.processes, BYTES[recipe.loop.precision]
     # fp32 weight, moments and gradient, and the gradient in the precision of the run
     pieces = (4 + 8 + 4 + full) * P / N
     if devices.sharding == "zero2":  # DeepSpeed's own sum: whole weights, the rest in pieces
@@ -117,7 +123,7 @@ def _activations(recipe: Recipe, student: nn.Module, target: nn.Module | None) -
     Every linear layer counts what it reads and what it makes, and a quarter more for the norms,
     gates and products around them: so much was counted in real passes (tests/launch).
     """
-    T = recipe.loop.micro_rows * recipe.data.sequence_length
+    T = recipe.loop.micro_rows * recipe.row_tokens
     passes = {"eagle": recipe.eagle.passes, "eagle3": recipe.eagle3.passes}.get(recipe.method, 1)
     speaks: Any = student if target is None else target
     # of each place that is spoken of: what its loss reads, where it counts, and the gradient
@@ -130,7 +136,7 @@ def _activations(recipe: Recipe, student: nn.Module, target: nn.Module | None) -
 
 def _reading(recipe: Recipe, target: Any) -> float:
     """The frozen target's forward pass: of a layer that is done nothing but its states is kept."""
-    T = recipe.loop.micro_rows * recipe.data.sequence_length
+    T = recipe.loop.micro_rows * recipe.row_tokens
     # three fused states, the last and an embedding are handed over at most; the widest part of a
     # layer is there four times
     return float(T * (5 * _hidden(target) + 4 * max(_widths(target))) * BYTES[recipe.target.dtype])
@@ -172,6 +178,11 @@ def _linear(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
 def parameters(model: nn.Module) -> int:
     """How many numbers are in the weights; tied ones count once."""
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+def trained(model: nn.Module) -> int:
+    """How many of them move: of a draft with an adapter, the adapter's."""
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
 def processes() -> int:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ..errors import DraftsmithError, RequestError
-from .check_memory import BYTES, devices_of, in_units, needs, parameters, refuse_too_much
+from .check_memory import BYTES, devices_of, in_units, needs, parameters, refuse_too_much, trained
 from .recipe import Recipe
 
 if TYPE_CHECKING:
@@ -62,10 +62,12 @@ def check_target(recipe: Recipe, models: Models) -> str:
     use_grouped_attention(model)  # as `load_target` does, where it can
     refuse_state_without_rollback(model)
     config: Any = model.config
-    length, context = recipe.data.sequence_length, getattr(config, "max_position_embeddings", None)
+    length, context = recipe.row_tokens, getattr(config, "max_position_embeddings", None)
     if context is not None and length > context:
+        boosts = recipe.method == "boost"
+        what = "boost.prompt_tokens + continuation" if boosts else "data.sequence_length"
         raise RequestError(
-            f"data.sequence_length is {length}; the target's context is {context} tokens"
+            f"{what} is {length}; the target's context is {context} tokens"
         )
     memory = parameters(model) * BYTES[recipe.target.dtype]
     away = f"; not here, sizes from {recipe.target.sizes}" if models.described else ""
@@ -85,13 +87,15 @@ def check_model(recipe: Recipe, models: Models) -> str:
     refuse_too_much(need, devices)
     listed = ", ".join(f"{in_units(count)} for {what}" for what, count in need.items())
     total = f"about {in_units(sum(need.values()))} on each of {devices}"
-    return f"{parameters(model) / 1e6:,.2f} M parameters; {listed}: {total}"
+    return f"{trained(model) / 1e6:,.2f} M parameters; {listed}: {total}"
 
 
 def _refuse_objective(recipe: Recipe) -> None:
     """Raise RequestError where the objective does not suit the method, as training would."""
     from ..trainers import distill, eagle, eagle3, target
+    from ..trainers.lora import refuse_adapter
 
+    refuse_adapter(recipe.lora, recipe.model, recipe.method)
     objective = recipe.objective
     if recipe.method == "target":
         target.refuse_terms(objective)
@@ -133,17 +137,35 @@ def _tokenizer(recipe: Recipe, models: Models) -> PreTrainedTokenizerBase:
 
 def _student(recipe: Recipe, models: Models) -> nn.Module:
     """What is trained; a model to go on from must mean the same tokens as the target."""
-    import torch
-
     if recipe.method in ("medusa", "medusa2", "hydra", "bpd", "eagle", "eagle3"):
         drafter = _heads(recipe, models.target())
         return _with_tuned(drafter, recipe, models.target()) if recipe.tunes_target else drafter
 
+    from ..trainers.lora import adapt_shapes
+    from .check_boost import at_once
+
+    if recipe.method == "boost":
+        return at_once(recipe, lambda each: _draft(each, models))
+    return adapt_shapes(_draft(recipe, models), recipe.lora, recipe.model)
+
+
+def _draft(recipe: Recipe, models: Models) -> PreTrainedModel:
+    """A model of its own, given or fresh."""
+    import torch
+
     from ..decoding.loading import is_here, load_config, load_sizes, load_tokenizer
     from ..trainers.architecture import fresh_model
+    from ..trainers.config import FROM_TARGET
     from ..trainers.distill import refuse_other_tokens
+    from ..trainers.pruned_config import pruned_config, refuse_cut
 
     given, sizes = recipe.model.start_from, recipe.model.sizes
+    if recipe.method not in ("distill", "boost"):
+        refuse_cut(recipe.model)
+    if given == FROM_TARGET:
+        target = models.target()
+        name = type(target).__name__
+        return _skeleton(pruned_config(recipe.model, target.config, name))
     if given is not None and sizes is not None and not is_here(given):
         return _skeleton(load_sizes(sizes))
     if given is not None:

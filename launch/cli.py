@@ -234,6 +234,31 @@ class Datastore:
 
 
 @dataclass
+class Derive:
+    """Make a drafter of the target itself, without training: a quantised copy, or an early exit."""
+
+    kind: Positional[Literal["quantised", "early-exit"]]
+    """A copy with weights of fewer bits, or the target's first layers."""
+    out: Path
+    """New folder of the drafter."""
+    target: str = "tiny"
+    """Folder or hub name of the target."""
+    revision: str | None = None
+    """Commit, tag or branch of the target on the hub."""
+    bits: Literal[4, 8] | None = None
+    """Of `quantised`: bits of a weight; default 8."""
+    group_size: int | None = None
+    """Of 4 bits: inputs that share a scale; default: the largest of 128, 64, 32, 16 that fits."""
+    layers: int | None = None
+    """Of `early-exit`: how many layers draft."""
+
+    def run(self) -> None:
+        from .derive import derive
+
+        _say(derive(self))
+
+
+@dataclass
 class Generate(GenerateRequest):
     """Answer the rows of a source anew by the target; run it again to go on after a stop."""
 
@@ -316,7 +341,7 @@ class Doctor:
 _VERBS: dict[str, type] = {
     "ls": Ls, "show": Show, "copy": Copy, "check": Check, "train": Train, "eval": Eval,
     "audit": Audit, "report": Report, "inspect": Inspect, "quickstart": Quickstart,
-    "datastore": Datastore, "generate": Generate, "tree": Tree, "export": Export,
+    "datastore": Datastore, "derive": Derive, "generate": Generate, "tree": Tree, "export": Export,
     "doctor": Doctor,
 }  # fmt: skip
 _WITH_OVERRIDES = {"show", "check", "train", "eval", "audit", "tree", "inspect", "generate"}
@@ -402,6 +427,9 @@ def _log_to_screen() -> None:
     level = logging.INFO if rank in (None, "0") else logging.WARNING
     logging.basicConfig(level=logging.WARNING, format=f"{prefix}%(message)s", stream=sys.stderr)
     logging.getLogger("draftsmith").setLevel(level)
+    # transformers imports torchao wherever there is one, and it tells of other machines' kernels
+    for name in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def _console() -> Console:

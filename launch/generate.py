@@ -49,6 +49,9 @@ class GenerateRequest:
     """Folder or hub name; beside --server only its tokenizer and config are read."""
     drafter: str | None = None
     """Folder of a drafter that makes it faster; the law of the answers stays the target's."""
+    corrections: bool = False
+    """Also write corrections.jsonl: rows whose labels are the tokens at which the target corrected
+    that drafter, to train it on."""
     server: str | None = None
     """URL of a server with OpenAI's endpoints, in place of our own decoder."""
     model: str | None = None
@@ -98,7 +101,7 @@ def generate(request: GenerateRequest, overrides: Sequence[tuple[str, str]]) -> 
     # any recipe would do: only sections without a say in its method are read
     recipe = load_recipe("distill-tiny", overrides).recipe
 
-    from ..data.answers import Asker
+    from ..data.answers import CORRECTIONS, Asker
     from ..data.journal import Journal
     from ..data.records import RecordReader
     from ..data.sources import open_sources
@@ -113,7 +116,8 @@ def generate(request: GenerateRequest, overrides: Sequence[tuple[str, str]]) -> 
         text_prompts=server is not None,
     )  # fmt: skip
     settings = _settings(request, config, source, way)
-    with Journal(request.out, settings, environment() | way.session) as journal:
+    extra = (CORRECTIONS,) if request.corrections else ()
+    with Journal(request.out, settings, environment() | way.session, extra) as journal:
         if not journal.complete:
             way.answer(RecordReader(config).read(source), asker, journal)
             journal.publish()
@@ -145,6 +149,8 @@ def _check(request: GenerateRequest, overrides: Sequence[tuple[str, str]]) -> Se
         raise RequestError(f"--top-p is {request.top_p}; expected more than 0, at most 1")
     if not request.timeout > 0:
         raise RequestError(f"--timeout is {request.timeout}; expected seconds, more than 0")
+    if request.corrections and request.drafter is None:
+        raise RequestError("--corrections keeps where a draft was corrected: it needs --drafter")
     return _server_request(request)
 
 
@@ -169,6 +175,7 @@ def _server_request(request: GenerateRequest) -> ServerRequest | None:
 
 
 def _by_decoder(request: GenerateRequest, recipe: Recipe) -> _Way:
+    from ..data.answers import CORRECTIONS
     from ..data.decoded import Answerer, answer_rows
     from ..decoding.loading import load_target
     from ..decoding.sampling import Warper
@@ -185,9 +192,11 @@ def _by_decoder(request: GenerateRequest, recipe: Recipe) -> _Way:
         drafter = load_drafter(request.drafter, target, draft_length=length, config=recipe.drafter)
         own = recipe.drafter.model_dump(mode="json")
         drafted = own | {"sha256": _fingerprint(Path(request.drafter)), "draft_length": length}
+        if request.corrections:
+            drafted |= {CORRECTIONS: True}
     answerer = Answerer(
         target, drafter, Warper(request.temperature, request.top_k, request.top_p),
-        request.max_new_tokens, request.seed, request.batch,
+        request.max_new_tokens, request.seed, request.batch, request.corrections,
     )  # fmt: skip
     return _Way(
         target.tokenizer,
@@ -280,6 +289,9 @@ def _summary(manifest: dict[str, Any], request: GenerateRequest) -> str:
     ]
     if drafted is not None:
         said.append(f"drafter: {drafted['tau']:.2f} tokens per target call")
+    if request.corrections:
+        rows = manifest["corrections"]["rows"]
+        said.append(f"corrected: {rows:,} rows in {request.out / 'corrections.jsonl'}")
     names = [name for name in manifest["files"] if name.startswith("answers")]
     found = request.out / (names[0] if len(names) == 1 else "answers-*.jsonl")
     said.append(f"next: draftsmith train RECIPE --data.source {shlex.quote(str(found))}")

@@ -179,7 +179,9 @@ def _check_samples(request: Eval, pair: Loaded) -> None:
         raise RequestError("--samples needs a temperature above 0; eval.temperatures has none")
 
 
-FAMILY_NAMES = {"draft_model": "draft model", "adaptive-draft": "adaptive draft"}
+FAMILY_NAMES = {"draft_model": "draft model", "intersection": "draft, shared tokens",
+                "retokenised": "draft, re-tokenised", "adaptive-draft": "adaptive draft",
+                "early_exit": "early exit"}  # fmt: skip
 
 
 def _skeleton(pair: Loaded, prompts: Sequence[Prompt], out: Path, console: Console) -> None:

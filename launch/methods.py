@@ -71,7 +71,8 @@ def _adaptive(recipe: Recipe, draft: Proposer) -> Proposer:
 
     if not isinstance(draft, DraftModel):
         raise RequestError(
-            "adaptive-draft needs a draft model, and this drafter is none; use --method trained"
+            "adaptive-draft needs a draft model of the target's tokenizer, and this is none; "
+            "use --method trained"
         )
 
     config = recipe.drafter

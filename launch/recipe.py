@@ -28,18 +28,21 @@ from ..drafters.config import DrafterConfig
 from ..errors import RequestError
 from ..eval.config import AuditConfig, EvalConfig
 from ..trainers.config import (
+    BoostConfig,
     BpdConfig,
     CheckpointConfig,
     Eagle3Config,
     EagleConfig,
     FeaturesConfig,
     LoopConfig,
+    LoraConfig,
     Medusa2Config,
     MedusaConfig,
     ModelConfig,
     ObjectiveConfig,
     OptimizerConfig,
     ProbeConfig,
+    RolloutsConfig,
     TargetConfig,
     TuneConfig,
 )
@@ -51,10 +54,13 @@ Path_ = tuple[str, ...]
 class Recipe(Section):
     """A whole run: the resolved recipe alone repeats it."""
 
-    method: Literal["target", "distill", "medusa", "medusa2", "hydra", "bpd", "eagle", "eagle3"]
-    """What is trained: `target` a small model from scratch, `distill` a draft for a target,
-    `medusa`, `hydra` or `bpd` heads, an `eagle` or `eagle3` feature drafter on the frozen target,
-    `medusa2` heads and the target beneath them together."""
+    method: Literal[
+        "target", "distill", "boost", "medusa", "medusa2", "hydra", "bpd", "eagle", "eagle3"
+    ]
+    """What is trained: `target` a small model from scratch, `distill` a draft for a target, `boost`
+    several drafts that cover for each other, `medusa`, `hydra` or `bpd` heads, an `eagle` or
+    `eagle3` feature drafter on the frozen target, `medusa2` heads and the target beneath them
+    together."""
     name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Name of the run; its folder is `runs/NAME` unless --out says otherwise."""
     summary: str = ""
@@ -64,7 +70,10 @@ class Recipe(Section):
     target: TargetConfig = TargetConfig()
     features: FeaturesConfig = FeaturesConfig()
     model: ModelConfig = ModelConfig()
+    lora: LoraConfig = LoraConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
+    rollouts: RolloutsConfig = RolloutsConfig()
+    boost: BoostConfig = BoostConfig()
     medusa: MedusaConfig = MedusaConfig()
     medusa2: Medusa2Config = Medusa2Config()
     tune: TuneConfig = TuneConfig()
@@ -79,6 +88,13 @@ class Recipe(Section):
     drafter: DrafterConfig = DrafterConfig()
     eval: EvalConfig = EvalConfig()
     audit: AuditConfig = AuditConfig()
+
+    @property
+    def row_tokens(self) -> int:
+        """Tokens of a row in training: packed text, or a prompt and its continuation."""
+        if self.method == "boost":
+            return self.boost.prompt_tokens + self.boost.continuation
+        return self.data.sequence_length
 
     @property
     def tunes_target(self) -> bool:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import DraftsmithError, RequestError
 from ..storage import write_text
 from .recipe import Recipe, Resolved, load_recipe
+from .unread import refuse_unread
 
 if TYPE_CHECKING:
     from ..decoding.backbone import Backbone
@@ -45,7 +46,7 @@ def train(
 def prepare_folder(folder: Path, resolved: Resolved, resume: str) -> None:
     """Make the run's folder; refuse to go on in one that was made by another recipe."""
     saved = folder / "run.yaml"
-    if saved.is_file() and resume == "auto" and any((folder / "checkpoints").glob("step-*")):
+    if saved.is_file() and resume == "auto" and _has_begun(folder):
         before = load_recipe(str(saved)).recipe
         changed = sorted(_differences(before, resolved.recipe))
         if changed:
@@ -61,10 +62,16 @@ def prepare_folder(folder: Path, resolved: Resolved, resume: str) -> None:
         raise RequestError(f"cannot write the run folder {folder}: {error.strerror}") from error
 
 
+def _has_begun(folder: Path) -> bool:
+    """Whether there is work to go on from: a checkpoint, of an SSM too."""
+    places = ("checkpoints/step-*", "ssm-*/checkpoints/step-*")
+    return any(any(folder.glob(each)) for each in places)
+
+
 # what may change between the parts of a run: how it is measured and reported, not what it computes
 _FREE = ("eval.", "audit.", "checkpoint.", "loop.log_every", "loop.trackers", "summary", "name",
          "machine.", "target.sizes", "model.sizes", "features.folder", "features.max_gb",
-         "features.prefetch")  # fmt: skip
+         "features.prefetch", "boost.continuations")  # fmt: skip
 
 
 def _differences(before: Recipe, now: Recipe) -> set[str]:
@@ -101,6 +108,10 @@ def _dispatch(recipe: Recipe, out: Path, resume: str) -> Outcome:
 
 
 def _train_method(recipe: Recipe, plan: Plan, out: Path, resume: str) -> Outcome:
+    from ..trainers.lora import refuse_adapter
+
+    refuse_adapter(recipe.lora, recipe.model, recipe.method)
+    refuse_unread(recipe)
     if recipe.method == "target":
         from ..trainers import target
 
@@ -137,9 +148,15 @@ def _train_method(recipe: Recipe, plan: Plan, out: Path, resume: str) -> Outcome
         from ..trainers import eagle3
 
         return eagle3.run(eagle3=recipe.eagle3, **common)
+    if recipe.method == "boost":
+        from ..trainers import boost
+
+        return boost.run(model=recipe.model, boost=recipe.boost, **common)
     from ..trainers import distill
 
-    return distill.run(model=recipe.model, **common)
+    return distill.run(
+        model=recipe.model, lora=recipe.lora, rollouts=recipe.rollouts, **common
+    )
 
 
 def _probe(target: Backbone, recipe: Recipe) -> Probe:

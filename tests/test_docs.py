@@ -103,7 +103,40 @@ BENCHMARKS = {
         "--set",
         "data.sequence_length=64",
     ],
+    "benchmarks/origins.py": [
+        *["--rows", "layers evenly,early exit 2", "--steps", "1", "--limit", "1"],
+        *["--max-new-tokens", "4", "--audit-tokens", "500", "--audit-sequences", "10000"],
+        *["--set", "data.limit_rows=40", "--set", "data.sequence_length=64"],
+    ],
+    "benchmarks/alignment.py": [
+        *["--losses", "kl,tv", "--sources", "gold,request", "--from-scratch", "--steps", "1"],
+        *["--batch-rows", "2", "--answers", "40", "--limit", "2", "--max-new-tokens", "4"],
+        *["--prompt-tokens", "8", "--new-tokens", "8", "--audit-tokens", "500"],
+        *["--audit-sequences", "10000", "--set", "data.limit_rows=40"],
+        *["--set", "data.sequence_length=64", "--set", "loop.batch_rows=2"],
+        *["--set", "loop.micro_rows=2"],
+    ],
+    "benchmarks/on_policy_cost.py": [
+        *["--by", "student", "--every", "1", "--steps", "3", "--set", "data.limit_rows=40"],
+        *["--set", "data.sequence_length=64", "--set", "loop.batch_rows=2"],
+        *["--set", "loop.micro_rows=2"],
+    ],
+    "benchmarks/ensembles.py": [
+        *["--members", "2", "--sizes", "2", "--settings", "soft 2", "--base-steps", "1"],
+        *["--steps", "1", "--limit", "2", "--max-new-tokens", "4", "--audit-tokens", "500"],
+        *["--audit-sequences", "10000", "--set", "data.limit_rows=40"],
+        *["--set", "data.sequence_length=64", "--set", "loop.batch_rows=2"],
+        *["--set", "loop.micro_rows=2", "--set", "loop.validate_rows=2"],
+        *["--set", "boost.samples=8", "--set", "boost.held_out=4", "--set", "probe.prompts=1"],
+        *["--set", "boost.continuation=8"],
+    ],
     "benchmarks/decode_gpu.py": ["--tiny"],
+    "benchmarks/domains.py": [
+        *["--steps", "2", "--files", "8", "--limit", "2", "--max-new-tokens", "6"],
+        *["--audit-tokens", "500", "--audit-sequences", "10000"],
+        *["--set", "loop.batch_rows=2", "--set", "loop.micro_rows=2"],
+        *["--set", "loop.validate_rows=2", "--set", "probe.prompts=1"],
+    ],
     "benchmarks/decode_cpu.py": ["--prompts", "1", "--max-new-tokens", "4", "--rounds", "1"],
     "benchmarks/loss_memory.py": [
         "--vocabulary",
@@ -117,10 +150,19 @@ BENCHMARKS = {
     ],
     "benchmarks/train_step.py": ["--tiny", "--recipes", "eagle-tiny"],
 }
+# what a draft that is cut from its target cannot have are sizes of its own
+SMALL_PRUNING = [
+    *SMALL_TRAINING[: SMALL_TRAINING.index("--model.layers")],
+    *["--model.layers", "7", "--model.prune_rows", "1"],
+    *SMALL_TRAINING[SMALL_TRAINING.index("--probe.prompts") :],
+]
 # commands whose own work has to be made small
 FEW = {
     "--determinism": ["--eval.limit", "1", "--eval.max_new_tokens", "6"],
     "--samples": [*SMALL_EVAL, "--no-audit"],
+    "prune-tiny": SMALL_PRUNING,
+    "boost-tiny": [*SMALL_TRAINING, "--boost.samples", "8", "--boost.held_out", "4",
+                   "--boost.continuation", "4"],
 }
 # what a newcomer types first; `make quickstart` and its proof are the whole suite's other half
 NOT_HERE = ("make ", "draftsmith quickstart", "pip ", "git ", "cd ")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ..config import Section
 
@@ -41,8 +41,13 @@ class FeaturesConfig(Section):
     """Fetch the next states while the drafter steps; changes no number."""
 
 
+FROM_TARGET = "target"
+"""What `model.start_from` says where the draft is cut from the target."""
+
+
 class ModelConfig(Section):
-    """Architecture of a model made from scratch; unset sizes are derived from the target's."""
+    """Architecture of a model made from scratch; unset sizes are derived from the target's. With
+    `start_from: target` sizes say how much of the target is kept, and unset ones keep all."""
 
     architecture: Literal["qwen3", "llama"] | None = None
     """Family of `transformers` classes; default: the target's own, or qwen3."""
@@ -59,13 +64,40 @@ class ModelConfig(Section):
     head_size: int | None = Field(None, ge=4)
     """Size of a head; derived: the target's."""
     tied: bool = True
-    """Share the input embedding with the output projection."""
+    """Share the input embedding with the output projection; what is cut from a target keeps its."""
     max_positions: int | None = Field(None, ge=16)
     """Longest context in tokens; derived: the target's, or 2048."""
     start_from: str | None = None
-    """Folder or hub name of an existing model to go on from, in place of fresh weights."""
+    """Folder or hub name of an existing model to go on from, in place of fresh weights; `target`
+    cuts the draft from the target (a folder of that name is ./target). By `distill`."""
+    keep_layers: list[int] | None = None
+    """Of `start_from: target`: the target's layers that stay, counted from 0; empty: they leave one
+    by one, always the one whose loss costs least measured acceptance."""
+    prune_rows: int = Field(16, ge=1)
+    """Of `start_from: target`: held-out rows on which acceptance and activations are measured."""
     sizes: str | None = None
     """As `target.sizes`, for the model that `start_from` names."""
+
+    @model_validator(mode="after")
+    def _layers_are_of_a_target(self) -> Self:
+        if self.keep_layers is not None and self.start_from != FROM_TARGET:
+            raise ValueError("keep_layers names layers of the target: set start_from: target")
+        return self
+
+
+class LoraConfig(Section):
+    """An adapter on a draft that is there already: a low-rank change, for one domain say."""
+
+    rank: int | None = Field(None, ge=1)
+    """Rank of a layer's change; empty trains the whole draft. Needs `model.start_from`."""
+    alpha: float = Field(16.0, gt=0)
+    """A layer's change counts alpha / rank."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Share of a layer's inputs that its change does not see in training."""
+    layers: list[str] = []
+    """Last names of the layers that get a change, as in q_proj; empty: every linear layer."""
+    name: str = Field("domain", pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")
+    """Name of the adapter, by which `drafter.adapter` chooses it."""
 
 
 class ObjectiveConfig(Section):
@@ -100,6 +132,13 @@ class ObjectiveConfig(Section):
     """Weight of the cross-entropy on the text's own next token."""
     temperature: float = Field(1.0, gt=0)
     """Softens both laws inside every term but `ce`."""
+    teacher_top_k: int | None = Field(None, ge=1)
+    """Cut the target's law to so many likeliest tokens, as a stored teacher would be, renormalised;
+    the mass that is lost is reported as `cut_mass`. Not by `eagle` and `eagle3`, which have terms
+    of their own."""
+    from_kl_share: float | None = Field(None, ge=0, le=1)
+    """Share of the steps in which the weights move evenly from forward KL alone to those above;
+    empty: 0.3 where there is `tv` and neither `kl` nor `ce`, else 0. By `distill` and `boost`."""
     positions: Literal["geometric", "d-pace"] = "geometric"
     """Weights of the places that heads or passes predict together: `geometric` is `decay`^j of the
     method's section; `d-pace` follows how likely the draft is to come so far (in place of it)."""
@@ -108,6 +147,26 @@ class ObjectiveConfig(Section):
     learn from the first step."""
     chunk: int = Field(256, ge=1)
     """Positions whose full-vocabulary logits exist at the same time; less memory when small."""
+
+
+class RolloutsConfig(Section):
+    """Rows that the models go on with while they train, in place of the data's; by `distill`."""
+
+    share: float = Field(0.0, ge=0, le=1)
+    """Share of a step's rows whose labels are written anew; 0 trains on the data alone."""
+    by: Literal["student", "target", "mixed"] = "student"
+    """Who writes: the draft as it is now (on-policy), the target, or either, token by token."""
+    student_tokens: float = Field(0.5, ge=0, le=1)
+    """Of `mixed`: how likely a token is to be the draft's."""
+    prompt_tokens: int = Field(32, ge=1)
+    """Most tokens that a continuation sees of the row it is taken from."""
+    new_tokens: int = Field(32, ge=1)
+    """Tokens of a continuation; a row holds as many prompts with theirs as fit."""
+    temperature: float = Field(1.0, ge=0)
+    """At which they are written; 0 takes the likeliest token."""
+    every_steps: int = Field(1, ge=1)
+    """Steps that train on the same continuations before new ones are written: cheaper when large,
+    closer to the draft as it is when small."""
 
 
 class OptimizerConfig(Section):
@@ -259,6 +318,47 @@ class BpdConfig(Section):
     """Train all outputs at every step; without it one is drawn, which costs a k-th."""
     backbone: Literal["frozen", "tuned"] = "frozen"
     """`tuned` trains the target too, as `tune` says, its own next token being one of the k."""
+
+
+class BoostConfig(Section):
+    """Several small models (SSMs), each tuned on what the ones before it do not cover."""
+
+    members: int = Field(3, ge=1)
+    """Most SSMs of the ensemble; each is trained for `loop.steps`."""
+    samples: int = Field(4096, ge=1)
+    """Prompts of the training rows that the target continues."""
+    held_out: int = Field(256, ge=1)
+    """Prompts of held-out rows, on which coverage is reported."""
+    prompt_tokens: int = Field(64, ge=1)
+    """Tokens of a prompt cut from a text; of a chat the longest prompt that is taken."""
+    continuation: int = Field(32, ge=1)
+    """Most tokens of the target's continuation of a prompt."""
+    temperature: float = Field(0.0, ge=0)
+    """At which the target writes the continuations."""
+    continuations: str | None = None
+    """Folder of the continuations, to share them among runs; default: one in the run's folder."""
+    seed: int = 0
+    """Seed of the choice of prompts, and of what is drawn at a temperature."""
+    unit: Literal["sample", "span"] = "span"
+    """What is covered or not: a `sample` as a whole, or the `span` that begins at each token."""
+    match_tokens: int = Field(2, ge=0)
+    """Covered means that so many tokens from the unit's beginning are foreseen; 0: all that follow,
+    with `sample` the whole continuation, as SpecInfer has it."""
+    weights: Literal["hard", "soft", "none"] = "soft"
+    """What is covered leaves (`hard`), counts less (`soft`), or stays (`none`: copies that differ
+    by their seeds, the control)."""
+    soft: float = Field(2.0, gt=0)
+    """Of `soft`: an SSM that accepts the share a of a unit multiplies its weight by e^(-soft a)."""
+    stop_share: float = Field(0.05, ge=0, lt=1)
+    """No further SSM is trained where a smaller share than this is left uncovered."""
+    order: Literal["in_turn", "side_by_side"] = "in_turn"
+    """`side_by_side` trains all SSMs in the same steps: what counts for one follows from what those
+    before it cover at that moment; as many steps, and the memory of all together."""
+    start_from: list[str] = []
+    """What each SSM goes on from, in their order: a folder or hub name, `ssm-1` for the run's own
+    first one, empty as `model` says; SSMs beyond the list as `model` says too."""
+    layers: list[int] = []
+    """Layers of each SSM made from scratch, in their order; beyond the list `model.layers`."""
 
 
 class Eagle3Config(Section):

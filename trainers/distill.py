@@ -20,13 +20,18 @@ from ..decoding.loading import load_model, load_tokenizer
 from ..drafters.checkpoint import save_draft_model
 from ..errors import RequestError
 from .architecture import fresh_model
-from .config import ModelConfig, ObjectiveConfig
+from .config import FROM_TARGET, LoraConfig, ModelConfig, ObjectiveConfig, RolloutsConfig
 from .features import FeatureSource, OnlineFeatures
 from .frozen import Given, Save, run_for_target
 from .loop import Outcome
-from .losses import ChunkedLoss, Distillation, Teacher
+from .lora import adapt, save_adapted
+from .losses import Distillation, Teacher
 from .mix import TERMS, Mix
-from .objective import Batch, hidden_states, labelled
+from .objective import Batch, hidden_states, label_shares, labelled
+from .pruned_config import refuse_cut
+from .pruning import prune
+from .ramp import MovingLoss, Ramp
+from .rollouts import Rollouts, refuse_rows
 from .sharding import standalone
 
 if TYPE_CHECKING:
@@ -42,11 +47,12 @@ class DraftStudent(nn.Module):
         super().__init__()
         self.draft = draft
         head = draft.get_output_embeddings()
-        self.head = ChunkedLoss(head, loss, chunk=chunk, rows=rows)
+        self.head = MovingLoss(head, loss, chunk=chunk, rows=rows)
+        self.train()  # a loaded draft comes without dropout, that of its adapter included
 
     def forward(self, batch: Batch, teacher: Teacher) -> tuple[Tensor, dict[str, Tensor]]:
         hidden_PH, label_P = labelled(hidden_states(self.draft, batch), batch)
-        return self.head(hidden_PH, label_P, teacher)
+        return self.head(hidden_PH, label_P, teacher, label_shares(batch))
 
 
 class DistillObjective:
@@ -58,9 +64,21 @@ class DistillObjective:
         # a head may be padded beyond the tokenizer; the rows that both have are compared
         rows = min(_rows(draft), _rows(target))
         loss = Distillation.of(config)
-        self.module: nn.Module = DraftStudent(draft, loss, chunk=config.chunk, rows=rows)
+        self._student = DraftStudent(draft, loss, chunk=config.chunk, rows=rows)
+        self.module: nn.Module = self._student
         self._draft, self._target, self._save = draft, target, save
         self.features: FeatureSource = OnlineFeatures(target)
+        self._ramp, self._steps = Ramp.of(config), 1
+        self.rollouts: Rollouts | None = None
+        """What writes some of the rows; set by `build` where the recipe asks for it."""
+
+    def set_steps(self, steps: int) -> None:
+        """How many steps the run has: the mix moves over a share of them."""
+        self._steps = steps
+
+    def begin_step(self, step: int, _seed: int) -> None:
+        """Minimise that step's mix; what is validated is the recipe's at every step."""
+        self._student.head.now = self._ramp.at(step, self._steps)
 
     @torch.no_grad()
     def prepare(self, batch: Batch) -> Teacher:
@@ -81,13 +99,23 @@ class DistillObjective:
 
 def build(
     model: ModelConfig, objective: ObjectiveConfig, target: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase, save: Save,
+    tokenizer: PreTrainedTokenizerBase, save: Save, lora: LoraConfig | None = None,
+    rollouts: RolloutsConfig | None = None, pruned: PreTrainedModel | None = None,
 ) -> DistillObjective:  # fmt: skip
-    """A fresh or given draft for `target`, which is frozen here."""
+    """A fresh or given draft for `target`, which is frozen here, or an adapter on a given one.
+
+    `rollouts`: whether some of the rows are written by the models, and how. `pruned`: the draft,
+    where it was cut from the target.
+    """
     refuse_nothing(objective)
     target.requires_grad_(False).eval()
-    draft = draft_model(model, target, tokenizer)
-    return DistillObjective(draft, target, objective, save)
+    draft = pruned or draft_model(model, target, tokenizer)
+    adapt(draft, lora or LoraConfig(), model)
+    goal = DistillObjective(draft, target, objective, save)
+    if rollouts is not None and rollouts.share:
+        goal.rollouts = Rollouts(rollouts, draft, target)
+        goal.features.looks_ahead = False  # at rows that will be others
+    return goal
 
 
 def refuse_nothing(
@@ -104,6 +132,11 @@ def refuse_nothing(
     if not (mix.asked or any((own or {}).values())):
         names = ", ".join([*(own or {}), *(f"objective.{name}" for name in TERMS)])
         raise RequestError(f"{names} are all 0: nothing would be learnt; set one of them")
+    if objective.teacher_top_k is not None and mix.reverse_kl:
+        raise RequestError(
+            "objective.reverse_kl is infinite where objective.teacher_top_k leaves the target "
+            "nothing and the draft has something; leave one of them out, or take objective.jsd"
+        )
     if objective.positions == "d-pace" and places < 2:
         raise RequestError(
             "objective.positions is d-pace, which weighs the places ahead that a step learns "
@@ -112,14 +145,30 @@ def refuse_nothing(
         )
 
 
-def run(*, model: ModelConfig, objective: ObjectiveConfig, **given: Unpack[Given]) -> Outcome:
+def run(
+    *, model: ModelConfig, objective: ObjectiveConfig, lora: LoraConfig, rollouts: RolloutsConfig,
+    **given: Unpack[Given],
+) -> Outcome:  # fmt: skip
     """Distil a draft into `out/drafter`."""
+    refuse_rows(rollouts, given["data"].sequence_length, given["plan"].loop.batch_rows)
 
-    def make(target: Backbone, _rows: Prepared) -> DistillObjective:
+    def make(target: Backbone, rows: Prepared) -> DistillObjective:
+        pruned = None
+        if model.start_from == FROM_TARGET:
+            loop = given["plan"].loop
+            pruned = prune(
+                model, target.model, rows.validation, out=given["out"], seed=loop.seed,
+                micro_rows=loop.micro_rows, chunk=objective.chunk,
+            )  # fmt: skip
+
         def save(module: nn.Module, folder: Path) -> None:
-            save_draft_model(module, folder, target)
+            if lora.rank is None:
+                save_draft_model(module, folder, target)
+            else:
+                save_adapted(module, folder, target, lora)
 
-        return build(model, objective, target.model, target.tokenizer, save)
+        words = target.tokenizer
+        return build(model, objective, target.model, words, save, lora, rollouts, pruned)
 
     return run_for_target(make, given)
 
@@ -132,6 +181,7 @@ def draft_model(
         return fresh_model(
             config, vocabulary=_rows(target), eos=tokenizer.eos_token_id, like=target.config
         )
+    refuse_cut(config)
     draft = load_model(config.start_from)
     refuse_other_tokens(load_tokenizer(config.start_from), tokenizer, config)
     if _rows(draft) < len(tokenizer):
@@ -156,7 +206,8 @@ def refuse_other_tokens(
     raise RequestError(
         f"model.start_from {config.start_from!r} has another tokenizer than the target: token "
         f"{token!r} is {mine.get(token, 'missing')} there and {theirs.get(token, 'missing')} in "
-        "the target. Take a draft of the same family, or leave start_from out"
+        "the target. Take a draft of the same family, or leave start_from out; as it is it may "
+        "draft by --drafter.vocabulary auto"
     )
 
 

@@ -93,7 +93,7 @@ def identity_of(
     count = int(target.model.config.get_text_config(decoder=True).num_hidden_layers)
     return {
         "target": whose.name,
-        "target weights": _weights(target.model),
+        "target weights": weights_hash(target.model),
         "tokenizer": whose.tokenizer,
         "chat template": hashlib.sha256(json.dumps(written).encode()).hexdigest(),
         "layers": [layer if layer != LAST else count for layer in layers],
@@ -103,7 +103,7 @@ def identity_of(
 
 
 @torch.no_grad()
-def _weights(model: nn.Module) -> str:
+def weights_hash(model: nn.Module) -> str:
     """A hash over all weights' names, types and shapes, and a spread of their numbers."""
     digest = hashlib.sha256()
     for name, weight in sorted(model.named_parameters()):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 import torch
+from accelerate import Accelerator
 from torch import nn
 
 from ..data.config import DataConfig
@@ -44,17 +45,8 @@ class Given(TypedDict):
 
 def run_for_target(build: Callable[[Backbone, Prepared], Objective], given: Given) -> Outcome:
     """Train what `build` makes for the target and its rows into `out/drafter`."""
-    plan, out, target, make_probe = (
-        given["plan"], given["out"], given["target"], given["make_probe"]
-    )  # fmt: skip
-    make_deterministic(plan.loop)
-    accelerator = make_accelerator(plan.loop, plan.optimizer, out)
-    teacher = load_target(
-        target.path, revision=target.revision, dtype=target.dtype,
-        device=str(accelerator.device), trust_remote_code=target.trust_remote_code,
-    )  # fmt: skip
-    with accelerator.main_process_first():
-        rows = prepare(given["data"], teacher.tokenizer, out=out)
+    plan, out, make_probe = given["plan"], given["out"], given["make_probe"]
+    accelerator, teacher, rows = begin(given)
     torch.manual_seed(plan.loop.seed)  # fresh weights must not depend on what loading has drawn
     objective = build(teacher, rows)
     with feature_source(
@@ -65,6 +57,20 @@ def run_for_target(build: Callable[[Backbone, Prepared], Objective], given: Give
             export_to=out / "drafter", probe=make_probe(teacher) if make_probe else None,
             resume=given["resume"],
         )  # fmt: skip
+
+
+def begin(given: Given) -> tuple[Accelerator, Backbone, Prepared]:
+    """The accelerator, the target on its device, and the rows."""
+    plan, out, target = given["plan"], given["out"], given["target"]
+    make_deterministic(plan.loop)
+    accelerator = make_accelerator(plan.loop, plan.optimizer, out)
+    teacher = load_target(
+        target.path, revision=target.revision, dtype=target.dtype,
+        device=str(accelerator.device), trust_remote_code=target.trust_remote_code,
+    )  # fmt: skip
+    with accelerator.main_process_first():
+        rows = prepare(given["data"], teacher.tokenizer, out=out)
+    return accelerator, teacher, rows
 
 
 def saver(target: Backbone, family: str) -> Save:

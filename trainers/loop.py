@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import math
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from ..errors import Stopped, TrainingFailed
 from . import checkpoint, optimizer, state
 from .config import CheckpointConfig, LoopConfig, OptimizerConfig, ProbeConfig
 from .feed import Feed
-from .objective import Batch, Objective, Stepwise
+from .objective import Batch, Objective, OnPolicy, Scheduled, Stepwise
 from .order import RowOrder, share_of_rank
 from .progress import Meter, Record, Screen, copy_to_trackers
 from .sharding import gathered, is_sharded, refuse_average, standalone
@@ -86,6 +87,9 @@ class Loop:
             refuse_average(decay)
         self.average = None if decay is None else state.Average(objective.module, decay)
         self.feed = Feed(self.batches, objective, steps=plan.loop.steps)
+        self.rollouts = objective.rollouts if isinstance(objective, OnPolicy) else None
+        if isinstance(objective, Scheduled):
+            objective.set_steps(plan.loop.steps)
 
     def run(self, resume: Path | None) -> Outcome:
         """Train from the start, or from a complete checkpoint, to the last step."""
@@ -126,10 +130,12 @@ class Loop:
     def train_step(self, step: int, meter: Meter) -> None:
         """Forward, backward, guard, update. A non-finite step leaves the weights untouched."""
         batches = self.feed.step(step)
+        self.seed(step)
+        if self.rollouts is not None:
+            batches = self.rewritten(step, batches, meter)
         labels = self.total(sum(int(batch["loss_mask"].sum()) for batch in batches))
         if labels == 0:
             raise TrainingFailed(f"step {step}: none of its {self.order.batch} rows has a label")
-        self.seed(step)
         self.set_rate(step)  # before the backward pass, in which DeepSpeed steps
         sums: dict[str, float] = {}
         for number, batch in enumerate(batches):
@@ -149,6 +155,17 @@ class Loop:
         team, micro = self.accelerator, self.plan.loop.micro_rows
         shares = share_of_rank(self.order.step(step), team.process_index, team.num_processes, micro)
         return [self.to_device(self.train_rows.batch(share)) for share in shares]
+
+    def rewritten(self, step: int, batches: list[Batch], meter: Meter) -> list[Batch]:
+        """The micro-batches with a share of their rows written by the models."""
+        assert self.rollouts is not None
+        began = time.perf_counter()
+        team = self.accelerator
+        places = range(team.process_index, self.order.batch, team.num_processes)
+        seed = _seed_of(f"{self.plan.loop.seed}/{step}/rollouts")
+        found = self.rollouts.rewrite(batches, places, step, seed)
+        meter.add_rollouts(time.perf_counter() - began)
+        return found
 
     def backward(self, batch: Batch, lesson: Any, labels: float, count: int) -> dict[str, Tensor]:
         """Add the gradient of this micro-batch's share of the mean loss over all labels."""
@@ -273,27 +290,35 @@ class Loop:
 
     def save(self, done: int) -> None:
         """Write and publish a checkpoint, then delete those beyond `checkpoint.keep`."""
-        folder = self.out / "checkpoints"
+        folder, rows = self.out / "checkpoints", self.kept_rows()
         if self.uses_deepspeed:
-            self.save_deepspeed(folder, done)
+            self.save_deepspeed(folder, done, rows)
         elif self.accelerator.is_main_process:
-            checkpoint.write(folder, f"step-{done:08d}", lambda place: self.fill(place, done))
+            checkpoint.write(folder, f"step-{done:08d}", lambda place: self.fill(place, done, rows))
             checkpoint.delete_older(folder, self.plan.checkpoint.keep)
         self.accelerator.wait_for_everyone()
 
-    def fill(self, place: Path, done: int) -> None:
+    def kept_rows(self) -> Batch | None:
+        """The rows that the models wrote last, of all processes; None where they write none."""
+        if self.rollouts is None or self.rollouts.kept is None:
+            return None
+        return self.rollouts.of_all(gather_object([self.rollouts.kept]))
+
+    def fill(self, place: Path, done: int, rows: Batch | None) -> None:
         state.save_tensors(place / "model.safetensors", state.trainable(self.objective.module))
         state.save_optimizers(place, [_unwrapped(each) for each in self.optimizers])
-        self.fill_counters(place, done)
+        self.fill_counters(place, done, rows)
 
-    def fill_counters(self, place: Path, done: int) -> None:
+    def fill_counters(self, place: Path, done: int, rows: Batch | None) -> None:
+        if rows is not None:
+            state.save_tensors(place / "rollouts.safetensors", rows)
         if self.average is not None:
             state.save_tensors(place / "average.safetensors", self.average.tensors)
         counters = {"step": done, "best": self.best, "skipped": self.skipped,
                     "bad_steps": self.bad_steps}  # fmt: skip
         (place / "trainer.json").write_text(json.dumps(counters))
 
-    def save_deepspeed(self, folder: Path, done: int) -> None:
+    def save_deepspeed(self, folder: Path, done: int, rows: Batch | None) -> None:
         """DeepSpeed's own files as one part of the staged folder, under our manifest."""
         staging = folder / f".staging-step-{done:08d}"
         staging.mkdir(parents=True, exist_ok=True)
@@ -301,7 +326,7 @@ class Loop:
         self.module.save_checkpoint(str(staging), tag="deepspeed", exclude_frozen_parameters=True)
         self.accelerator.wait_for_everyone()
         if self.accelerator.is_main_process:
-            self.fill_counters(staging, done)
+            self.fill_counters(staging, done, rows)
             checkpoint.publish(staging, folder / f"step-{done:08d}")
             checkpoint.delete_older(folder, self.plan.checkpoint.keep)
 
@@ -315,6 +340,9 @@ class Loop:
             state.load_optimizers(place, [_unwrapped(each) for each in self.optimizers])
         if self.average is not None:
             self.average.tensors = load_file(place / "average.safetensors")
+        if self.rollouts is not None and (rows := place / "rollouts.safetensors").is_file():
+            team = self.accelerator
+            self.rollouts.recall(load_file(rows), team.process_index, team.num_processes)
         self.best, self.skipped = counters["best"], counters["skipped"]
         self.bad_steps = counters["bad_steps"]
         _log.info(

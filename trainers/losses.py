@@ -43,7 +43,8 @@ class Distillation(Mix):
 
     It reports `kl` and `ce` whatever is minimised, every other term that is, and `alpha`,
     sum_v min(p, q): the acceptance rate of sampling at temperature 1 (Leviathan et al. 2023,
-    theorem 3.5), the quantity that distillation is for.
+    theorem 3.5), the quantity that distillation is for, with the target's law as it is. Where that
+    law is cut to its likeliest tokens, `cut_mass` is what that leaves out.
     """
 
     def __call__(
@@ -60,6 +61,8 @@ class Distillation(Mix):
             if "ce" not in terms:
                 terms["ce"] = label_entropy(draft_CV, label_C)
             alpha_C = torch.minimum(draft_CV.softmax(-1), target_CV.softmax(-1)).sum(-1)
+            if self.teacher_top_k is not None:
+                terms["cut_mass"] = self.cut_mass(target_CV)
         reported = {name: term.detach() for name, term in terms.items()}
         return {"loss": loss_C, **reported, "alpha": alpha_C}
 

@@ -55,7 +55,9 @@ class HeadLoss:
     def __init__(self, config: ObjectiveConfig) -> None:
         self._distillation = Distillation.of(config)
         self.distils = self._distillation.asks_the_target
-        self.names = ("loss", "top1", "alpha") if self.distils else ("loss", "top1")
+        self.names: tuple[str, ...] = ("loss", "top1")
+        if self.distils:
+            self.names += ("alpha",) if config.teacher_top_k is None else ("alpha", "cut_mass")
 
     def __call__(
         self, draft_CV: Tensor, target_CV: Tensor | None, label_C: Tensor
@@ -65,7 +67,8 @@ class HeadLoss:
             ce_C = cross_entropy(draft_CV, None, label_C)["loss"]
             return {"loss": self._distillation.ce * ce_C, "top1": top1_C}
         terms = self._distillation(draft_CV, target_CV, label_C)
-        return {"loss": terms["loss"], "top1": top1_C, "alpha": terms["alpha"]}
+        reported = {name: terms[name] for name in self.names if name in terms}
+        return {"loss": terms["loss"], "top1": top1_C, **reported}
 
 
 class Lesson(NamedTuple):

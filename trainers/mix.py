@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -49,6 +50,7 @@ class Mix:
     lk_eta: float = 3.0
     top_k: float = 0.0
     top_k_tokens: int = 10
+    teacher_top_k: int | None = None
 
     @classmethod
     def of(cls, objective: ObjectiveConfig, *, kl: float = 1.0) -> Self:
@@ -59,6 +61,7 @@ class Mix:
             jsd=objective.jsd, jsd_beta=objective.jsd_beta, tv=objective.tv,
             lk_alpha=objective.lk_alpha, lk_lambda=objective.lk_lambda, lk_eta=objective.lk_eta,
             top_k=objective.top_k, top_k_tokens=objective.top_k_tokens,
+            teacher_top_k=objective.teacher_top_k,
         )  # fmt: skip
 
     @property
@@ -74,13 +77,29 @@ class Mix:
     def laws(self, draft_CU: Tensor, target_CV: Tensor, ids_U: Tensor | None = None) -> Laws:
         """Both laws at the mix's temperature; `ids_U`: the tokens that can be drafted, if few."""
         log_q_CU = (draft_CU / self.temperature).log_softmax(-1)
-        soft_CV = target_CV / self.temperature
+        soft_CV = self.cut(target_CV) / self.temperature
         if ids_U is None:
             log_p_CV = soft_CV.log_softmax(-1)
             return Laws(log_q_CU, log_p_CV, log_p_CV)
         own_CU = soft_CV[:, ids_U]
         part_CU = own_CU - soft_CV.logsumexp(-1, keepdim=True)
         return Laws(log_q_CU, own_CU.log_softmax(-1), part_CU)
+
+    def cut(self, target_CV: Tensor) -> Tensor:
+        """The target's logits, those beyond its `teacher_top_k` likeliest tokens -inf.
+
+        Ties are kept by value, as everywhere, so that no order of tokens has a say.
+        """
+        if self.teacher_top_k is None or self.teacher_top_k >= target_CV.shape[-1]:
+            return target_CV
+        least_C1 = target_CV.topk(self.teacher_top_k, -1).values[:, -1:]
+        return target_CV.masked_fill(target_CV < least_C1, -torch.inf)
+
+    def cut_mass(self, target_CV: Tensor) -> Tensor:
+        """Mass [C] that `cut` takes from the law at the mix's temperature."""
+        soft_CV = target_CV / self.temperature
+        kept_C = (self.cut(target_CV) / self.temperature).logsumexp(-1) - soft_CV.logsumexp(-1)
+        return -torch.expm1(kept_C.clamp_max(0.0))
 
     def terms(self, laws: Laws, draft_CU: Tensor, label_C: Tensor) -> dict[str, Tensor]:
         """The terms that have a weight, [C] each, without it. A label UNKNOWN has no `ce`."""

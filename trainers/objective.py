@@ -18,6 +18,8 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from .rollouts import Rollouts
+
 Batch = dict[str, Tensor]
 
 
@@ -43,6 +45,21 @@ class Stepwise(Protocol):
 
     def begin_step(self, step: int, seed: int) -> None:
         """Called before the step's first batch; `seed` is the step's own, on every process."""
+
+
+@runtime_checkable
+class Scheduled(Protocol):
+    """An objective whose loss depends on how far the run has come."""
+
+    def set_steps(self, steps: int) -> None:
+        """Called once, with the number of steps of the whole run."""
+
+
+@runtime_checkable
+class OnPolicy(Protocol):
+    """An objective some of whose rows are written by the models themselves, if any are."""
+
+    rollouts: Rollouts | None
 
 
 class Labelled(NamedTuple):
@@ -76,3 +93,9 @@ def labelled(hidden_RSH: Tensor, batch: Batch) -> Labelled:
     """Pair position t with the token at t + 1 where that token counts in the loss."""
     counts_RS = batch["loss_mask"][:, 1:]
     return Labelled(hidden_RSH[:, :-1][counts_RS], batch["input_ids"][:, 1:][counts_RS])
+
+
+def label_shares(batch: Batch) -> Tensor | None:
+    """How much each labelled position counts, fp32 [P], by the batch's `share`; None: all alike."""
+    share_RS = batch.get("share")
+    return None if share_RS is None else share_RS[:, 1:][batch["loss_mask"][:, 1:]]

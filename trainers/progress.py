@@ -67,6 +67,7 @@ class Meter:
         self._sums: dict[str, float] = {}
         self._labels = self._tokens = 0.0
         self._waited = 0.0
+        self._wrote: float | None = None
         self._start = time.perf_counter()
 
     def add(self, sums: dict[str, float], labels: float, tokens: int, waited: float) -> None:
@@ -76,14 +77,20 @@ class Meter:
         self._tokens += tokens
         self._waited += waited
 
+    def add_rollouts(self, seconds: float) -> None:
+        """Time in which the models wrote rows of a step themselves."""
+        self._wrote = (self._wrote or 0.0) + seconds
+
     def means(self) -> dict[str, float]:
         """Mean of each term over the labelled tokens since the last restart."""
         return {name: value / max(1.0, self._labels) for name, value in self._sums.items()}
 
     def clock(self) -> dict[str, float]:
-        """Tokens per second, share of the time spent waiting for data, memory in GB."""
+        """Tokens per second, shares of the time spent waiting for data and writing rows, memory in
+        GB."""
         seconds = time.perf_counter() - self._start
-        return {
+        wrote = {} if self._wrote is None else {"rollout_share": self._wrote / seconds}
+        return wrote | {
             "tokens_per_second": self._tokens / seconds,
             "data_wait": self._waited / seconds,
             "memory_gb": memory_gb(),

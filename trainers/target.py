@@ -26,6 +26,7 @@ from .loop import Outcome, Plan
 from .losses import ChunkedLoss, cross_entropy
 from .mix import Mix
 from .objective import Batch, hidden_states, labelled
+from .pruned_config import refuse_cut
 from .setup import make_accelerator, make_deterministic, run_loop
 from .sharding import standalone
 
@@ -74,6 +75,7 @@ def build(
     config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, chunk: int
 ) -> TargetObjective:
     """A fresh model over the tokenizer's vocabulary, or the one `start_from` names."""
+    refuse_cut(config)
     if config.start_from is not None:
         model: Any = load_model(config.start_from)
         rows = len(model.get_output_embeddings().weight)

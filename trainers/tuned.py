@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from ..data.prepare import Prepared
 from ..decoding.backbone import Backbone
 from ..decoding.loading import no_progress_bars
+from ..drafters.adapters import adapted_layers
 from ..drafters.checkpoint import save_heads
 from ..drafters.identity import mark_tuned
 from ..errors import RequestError
@@ -32,6 +33,7 @@ from . import checkpoint
 from .config import TargetConfig, TuneConfig
 from .frozen import Given, Save, run_for_target
 from .loop import Outcome, Probe
+from .lora import TUNED_NAME, add_adapter, without_adapters
 from .losses import ChunkedLoss, Distillation, Teacher, TokenLoss, cross_entropy
 from .objective import Batch, Objective, hidden_states, labelled
 from .optimizer import Pace
@@ -59,7 +61,10 @@ class TunedTarget:
         model.requires_grad_(False)
         model.zero_grad()  # what somebody left there would enter the first step
         if config.how == "lora":
-            _add_adapters(model, config)
+            add_adapter(
+                model, TUNED_NAME, rank=config.rank, alpha=config.alpha, dropout=config.dropout,
+                layers=config.layers, section="tune",
+            )  # fmt: skip
         else:
             self._copy = copy.deepcopy(model).eval() if remember else None
             model.requires_grad_(True)
@@ -82,7 +87,7 @@ class TunedTarget:
             return
         if self.config.how == "full":
             raise ValueError("the original of a fully tuned target is kept only on request")
-        layers, training = _adapted(self.model), self.model.training
+        layers, training = adapted_layers(self.model), self.model.training
         self.model.eval()
         for layer in layers:
             layer.enable_adapters(False)
@@ -112,7 +117,8 @@ class TunedTarget:
         Its config carries an identity of its own, to which drafters are bound.
         """
         mark_tuned(self.model, name=self.backbone.name, identity=self._fingerprint())
-        plain: Any = _plain_copy(self.model)
+        added = TUNED_NAME if self.config.how == "lora" else None
+        plain: Any = without_adapters(self.model, add=added)
         with no_progress_bars():
             plain.save_pretrained(folder)
         self.backbone.tokenizer.save_pretrained(folder)
@@ -228,73 +234,6 @@ def _decoding_still(target: Backbone, probe: Probe) -> Probe:
             target.model.train(training)
 
     return probe_still
-
-
-def _add_adapters(model: Any, config: TuneConfig) -> None:
-    from peft import LoraConfig, inject_adapter_in_model
-
-    _refuse_unknown_layers(model, config.layers)
-    alpha: Any = config.alpha
-    lora = LoraConfig(
-        r=config.rank, lora_alpha=alpha, lora_dropout=config.dropout,
-        target_modules=config.layers or "all-linear",  # the output projection is left out
-    )  # fmt: skip
-    inject_adapter_in_model(lora, model)
-    for parameter in model.parameters():
-        if parameter.requires_grad:  # adapters of a half-precision target: small steps need fp32
-            parameter.data = parameter.data.float()
-
-
-def _refuse_unknown_layers(model: Any, layers: Sequence[str]) -> None:
-    from transformers.pytorch_utils import Conv1D
-
-    # heads read the weight of the output projection alone: a change beside it would go unseen
-    known = {
-        name.rsplit(".", 1)[-1]
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear | Conv1D) and module is not model.get_output_embeddings()
-    }
-    unknown = sorted(set(layers) - known)
-    if unknown:
-        raise RequestError(
-            f"tune.layers names {', '.join(unknown)}, and the target has no such linear layer in "
-            f"front of its output projection; it has {', '.join(sorted(known))}"
-        )
-
-
-def _adapted(model: nn.Module) -> list[Any]:
-    from peft.tuners.lora import LoraLayer
-
-    return [module for module in model.modules() if isinstance(module, LoraLayer)]
-
-
-def _plain_copy(model: PreTrainedModel) -> nn.Module:
-    """A model of the same class without adapters, their changes added to the weights."""
-    source: Any = model
-    with torch.device("meta"):
-        plain = type(source)(source.config)
-    plain.load_state_dict(_merged(model), assign=True)
-    plain.generation_config = source.generation_config
-    return plain
-
-
-def _merged(model: nn.Module) -> dict[str, Tensor]:
-    """The state of a model as if it had never had adapters."""
-    changed = {
-        f"{name}.weight": module
-        for name, module in model.named_modules()
-        if hasattr(module, "get_delta_weight")
-    }
-    state: dict[str, Tensor] = {}
-    for name, tensor in model.state_dict().items():
-        if ".lora_" in name:
-            continue
-        plain = name.replace(".base_layer.", ".")
-        layer: Any = changed.get(plain)
-        if layer is not None:
-            tensor = (tensor.float() + layer.get_delta_weight("default").float()).to(tensor.dtype)
-        state[plain] = tensor
-    return state
 
 
 def refuse_half(tune: TuneConfig, target: TargetConfig) -> None:

@@ -70,3 +70,23 @@ def test_merging_is_measured_for_every_size_and_temperature() -> None:
     assert [row[:2] for row in rows] == [["1", "0"], ["1", "1"], ["2", "0"], ["2", "1"]]
     assert all(0 < float(row[-1].rstrip("%")) < 100 for row in rows)
     assert [float(row[2]) for row in rows[:2]] == [3.0, 3.0]
+
+
+@pytest.mark.slow
+def test_origins_from_recipes_to_a_table(tmp_path: Path) -> None:
+    values = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
+    words = [
+        "--out", str(tmp_path), "--rows", "layers evenly,from scratch,8 bits,early exit 2",
+        "--steps", "2", "--limit", "2", "--max-new-tokens", "8", "--audit-tokens", "500",
+        "--audit-sequences", "10000", *values,
+    ]  # fmt: skip
+    printed = run("origins.py", *words)
+    lines = [line for line in printed.splitlines() if line.endswith("| lossless |")]
+    cells = [[each.strip() for each in line.split("|")[1:-1]] for line in lines]
+    assert [each[:2] for each in cells] == [
+        ["layers evenly", "1.97 M"], ["from scratch", "1.97 M"], ["8 bits", "6.18 M"],
+        ["early exit 2", "1.97 M"],
+    ]  # fmt: skip
+    assert [each[4] for each in cells] == ["0 7", "", "", ""]
+    assert [each[2] for each in cells] == ["37%", "37%", "26%", "37%"]
+    assert run("origins.py", *words) == printed, "what is measured is not measured again"

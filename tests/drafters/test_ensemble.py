@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,24 @@ from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.proposal import Committed, Law, Proposal, Trials
 from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
+from draftsmith.drafters.adapters import adapted_layers, use
 from draftsmith.drafters.checkpoint import save_draft_model, save_heads
 from draftsmith.drafters.config import DrafterConfig
 from draftsmith.drafters.draft_model import DraftModel
-from draftsmith.drafters.ensemble import Ensemble, Member, join, save_ensemble
+from draftsmith.drafters.ensemble import (
+    Ensemble,
+    Member,
+    SharedBase,
+    join,
+    join_adapters,
+    save_ensemble,
+)
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import RequestError
 from draftsmith.eval.audit import audit
 from draftsmith.eval.config import AuditConfig
+from draftsmith.trainers.config import LoraConfig
+from draftsmith.trainers.lora import add_adapter, save_adapted
 from torch import Tensor
 
 PROMPTS = [[5, 9, 2, 33, 7], [11, 4], [1, 2, 3]]
@@ -184,7 +195,74 @@ def test_done_rows_are_left_alone(target: Backbone) -> None:
     assert member._known_B[1] == before[1] + 1
 
 
+# ---- adapters on one base -----------------------------------------------------------------
+
+
+def with_adapters(target: Backbone) -> DraftModel:
+    """A draft with two shaken adapters."""
+    draft = drafts_of(target)[0]
+    for name in ("one", "two"):
+        add_adapter(
+            draft.module, name, rank=4, alpha=8.0, dropout=0.0, layers=[], section="lora"
+        )
+    g = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for name, parameter in draft.module.named_parameters():
+            if "lora_B" in name:
+                parameter.add_(0.2 * torch.randn(parameter.shape, generator=g))
+    draft.module.requires_grad_(False).eval()
+    return draft
+
+
+def alone(draft: DraftModel, name: str | None, target: Backbone) -> DraftModel:
+    """A copy of the draft that uses one of its adapters."""
+    copied = copy.deepcopy(draft.module)
+    use(copied, name)
+    return DraftModel(Backbone(copied, name="copy"), target.vocabulary, draft_length=3)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_adapters_of_one_base_draft_as_separate_models_do(
+    temperature: float, target: Backbone
+) -> None:
+    draft, names = with_adapters(target), ["one", "two", None]
+    shared = Ensemble([SharedBase(draft.backbone, target.vocabulary, names, draft_length=3)])
+    separate = join([alone(draft, name, target) for name in names])
+    how = {"warper": Warper(temperature), **COMMON}
+    one, two = (generate(target, each, PROMPTS, **how) for each in (shared, separate))
+    assert one.tokens == two.tokens
+    assert one.origin == two.origin
+    assert one.nodes == two.nodes
+    # decoding again begins anew, with as many hooks as before
+    assert generate(target, shared, PROMPTS[:2], **how).tokens == one.tokens[:2]
+    assert {len(layer._forward_pre_hooks) for layer in adapted_layers(draft.module)} == {1}
+
+
+def test_the_audit_passes_with_adapters(target: Backbone) -> None:
+    report = audit(target, join_adapters(with_adapters(target), ["one", "two"]), PROMPTS,
+                   evidence(1.0))  # fmt: skip
+    assert report.verdict == "lossless", report.text()
+
+
 # ---- folders ------------------------------------------------------------------------------
+
+
+def test_adapters_are_saved_with_their_base_once(tmp_path: Path) -> None:
+    target = make_target("qwen3")
+    target.tokenizer = train_tokenizer(["abc def ghi jkl mno pqr\n"] * 5, 300)
+    draft = with_adapters(target)
+    save_adapted(draft.module, tmp_path / "draft", target, LoraConfig(rank=4, name="two"))
+    save_ensemble(tmp_path / "all", [tmp_path / "draft"], target, adapters=["one", "two"])
+    loaded = load_drafter(tmp_path / "all", target, draft_length=3)
+    how = {"warper": Warper(1.0), **COMMON}
+    expected = generate(target, join_adapters(draft, ["one", "two"]), PROMPTS, **how)
+    assert generate(target, loaded, PROMPTS, **how).tokens == expected.tokens
+    assert len(list((tmp_path / "all").glob("*/model.safetensors"))) == 1
+    first = load_drafter(tmp_path / "all", target, config=DrafterConfig(members=1))
+    assert isinstance(first, Ensemble)
+    assert first.chains == 1
+    with pytest.raises(RequestError, match=r"drafter.adapter is 'one', and .* is an ensemble"):
+        load_drafter(tmp_path / "all", target, config=DrafterConfig(adapter="one"))
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ def test_a_good_recipe(tmp_path: Path, rows: Path) -> None:
     """Sizes are the model's own, and nothing is written."""
     before = sorted(tmp_path.iterdir())
     said = run("distill-tiny", tmp_path / "out", data__source=str(rows))
-    assert said.count(" ok ") == 8
+    assert said.count(" ok ") == 9
     assert "ready to train" in said
     assert "5.3 M parameters, 21.3 MB in fp32, vocabulary 4,096" in said
     assert "0.74 M parameters; 13.3 MB for weights" in said
@@ -49,7 +49,7 @@ def test_a_good_recipe(tmp_path: Path, rows: Path) -> None:
 
 def test_a_target_from_scratch(tmp_path: Path, rows: Path) -> None:
     said = run("target-tiny", tmp_path / "out", data__source=str(rows))
-    assert said.count(" ok ") == 5
+    assert said.count(" ok ") == 6
     assert "5.33 M parameters" in said
 
 

@@ -58,7 +58,7 @@ def objective_of(recipe: Recipe, target: Any) -> Any:
 def test_there_is_one_for_every_method() -> None:
     assert set(LARGE) == {
         f"{name}-8b"
-        for name in ("distill", "medusa", "medusa2", "hydra", "bpd", "eagle", "hass", "eagle3")
+        for name in ("distill", "prune", "medusa", "medusa2", "hydra", "bpd", "eagle", "hass", "eagle3")
     }
 
 
@@ -76,7 +76,7 @@ def test_the_pre_flight_passes_without_the_weights(name: str, tmp_path: Path) ->
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("name", [name for name in LARGE if name != "distill-8b"])
+@pytest.mark.parametrize("name", [name for name in LARGE if name not in ("distill-8b", "prune-8b")])
 def test_parameters_are_those_that_would_be_trained(name: str) -> None:
     recipe = load_recipe(name).recipe
     models = Models(recipe)
@@ -93,6 +93,30 @@ def test_parameters_of_the_draft_are_those_of_its_layers() -> None:
     layer = H * D * (Q + 2 * G) + Q * D * H + 3 * H * inner + 2 * H + 2 * D
     found = parameters(Models(load_recipe("distill-8b").recipe).student())
     assert found == 151_936 * H + 28 * layer + H
+
+
+def test_parameters_of_a_pruned_draft_are_those_that_are_kept() -> None:
+    """The target's untied tables at half the width, 8 layers, 16 heads in 4 groups."""
+    H, inner, D, Q, G = 2048, 6144, 128, 16, 4
+    layer = H * D * (Q + 2 * G) + Q * D * H + 3 * H * inner + 2 * H + 2 * D
+    found = parameters(Models(load_recipe("prune-8b").recipe).student())
+    assert found == 2 * 151_936 * H + 8 * layer + H
+
+
+def test_a_smaller_model_of_the_family_for_the_4b(tmp_path: Path) -> None:
+    """Qwen3-4B ties its tables; the draft is the whole Qwen3-0.6B, on a single GPU."""
+    H, inner, D, Q, G = 2560, 9728, 128, 32, 8
+    layer = H * D * (Q + 2 * G) + Q * D * H + 3 * H * inner + 2 * H + 2 * D
+    models = Models(load_recipe("distill-qwen3-4b").recipe)
+    assert parameters(models.target()) == 151_936 * H + 36 * layer + H
+    assert parameters(models.student()) == parameters(
+        Models(load_recipe("distill-8b").recipe).student()
+    )
+    said = run("distill-qwen3-4b", tmp_path / "out")
+    assert "FAILS" not in said
+    assert "4,022.5 M parameters, 8.04 GB in bf16" in said
+    assert "1 device, 80 GB" in said
+    assert "data and disk could not be looked at" in said
 
 
 @pytest.mark.parametrize(

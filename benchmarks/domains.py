@@ -1,0 +1,262 @@
+"""An adapter per domain on one draft: acceptance on its domain and the other, before and after.
+
+Two kinds of the standard library's sources: its test suite, which neither the embedded target nor
+`distill-tiny` was trained on, and its windowed programs (idlelib, tkinter, turtledemo). Files are
+split by the hash of their path (`data/stdlib.py`); prompts come from those that nobody has seen.
+The base draft is `distill-tiny`'s; each domain's adapter is trained on it by `distill-lora-tiny`,
+the second one from the folder of the first, so that one folder holds both. Then base and adapters
+draft for the same prompts, switched between requests without reloading.
+Intervals are bootstraps over prompts, those of differences over the same prompts of both. What was
+trained or measured is kept in `--out`: a run that was cut goes on where it was.
+
+    python benchmarks/domains.py --out runs/domains
+    python benchmarks/domains.py --out runs/domains --base runs/distill-tiny --steps 300
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sysconfig
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from draftsmith.data.prompts import load_prompts, render
+from draftsmith.data.stdlib import split_of
+from draftsmith.decoding.backbone import Backbone
+from draftsmith.decoding.engine import generate
+from draftsmith.decoding.loading import load_target
+from draftsmith.decoding.sampling import Warper
+from draftsmith.drafters.adapters import BASE
+from draftsmith.drafters.draft_model import DraftModel
+from draftsmith.drafters.registry import load_drafter
+from draftsmith.eval.audit import audit
+from draftsmith.eval.config import AuditConfig
+from draftsmith.eval.environment import environment
+from draftsmith.eval.metrics import Counts, counts_of, ratio
+from draftsmith.eval.tables import interval as shown
+from draftsmith.launch.train import train
+from draftsmith.storage import write_text
+
+DOMAINS = {"tests": ("test",), "windows": ("idlelib", "tkinter", "turtledemo")}
+TEMPERATURES = (0.0, 1.0)
+DRAFT_LENGTH = 4
+ARMS = (BASE, *DOMAINS)
+Decoded = dict[str, list[list[float]]]
+
+
+def main() -> None:
+    args = arguments()
+    for domain in DOMAINS:
+        write_rows(args, domain)
+    run = trained(args)
+    place = args.out / "measured.json"
+    if not place.is_file():
+        write_text(place, json.dumps(measure(run, args), indent=1) + "\n")
+    print("\n".join(table(json.loads(place.read_text()))))
+
+
+# ---- rows ------------------------------------------------------------------------------------
+
+
+def write_rows(args: argparse.Namespace, domain: str) -> None:
+    """Texts to train on, held-out ones and prompts of a domain, as JSONL."""
+    for split in ("train", "validation", "prompts"):
+        path = args.out / "rows" / domain / f"{split}.jsonl"
+        if path.is_file():
+            continue
+        rows = list(texts(domain, split))
+        if split == "train":  # files by a hash: the first ones are no sample of the others
+            rows = sorted(rows, key=lambda row: hashlib.sha256(row["id"].encode()).digest())
+            rows = rows[: args.files]
+        if split == "prompts":
+            rows = list(prompts(rows))
+        write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def texts(domain: str, split: str) -> Iterator[dict[str, str]]:
+    """The files of a domain that belong to a split."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    for folder in DOMAINS[domain]:
+        for path in sorted((root / folder).rglob("*.py")):
+            module = path.relative_to(root).as_posix()
+            if split_of(module) == split:
+                text = path.read_text(encoding="utf-8", errors="replace")
+                if text.strip():
+                    yield {"id": module, "text": text}
+
+
+def prompts(rows: Sequence[dict[str, str]]) -> Iterator[dict[str, str]]:
+    """Stretches of held-out files, ending at six places of each file."""
+    for row in rows:
+        text = row["text"]
+        for part in range(1, 7):
+            cut = text.rfind("\n", 0, len(text) * part // 7) + 1
+            start = text.find("\n", max(0, cut - 1200)) + 1
+            if cut - start >= 300:
+                yield {"id": f"{row['id']}@{cut}", "text": text[start:cut]}
+
+
+# ---- drafts ----------------------------------------------------------------------------------
+
+
+def trained(args: argparse.Namespace) -> Path:
+    """The drafter folder that holds both adapters; every run is trained now if it is not there."""
+    base = args.base or args.out / "base"
+    if not is_finished(base):
+        train("distill-tiny", out=base, probe__every_steps="", **dict(args.set))
+    last = base / "drafter"
+    for domain in DOMAINS:
+        run = args.out / f"adapter-{domain}"
+        if not is_finished(run):
+            rows = args.out / "rows" / domain
+            values = {
+                "data__source": str(rows / "train.jsonl"),
+                "data__validation": str(rows / "validation.jsonl"),
+                "model__start_from": str(last), "lora__name": domain, "loop__steps": args.steps,
+                "loop__validate_every": args.steps, "probe__every_steps": "",
+                "eval__prompts": str(rows / "validation.jsonl"),
+            }  # fmt: skip
+            train("distill-lora-tiny", out=run, **values, **dict(args.set))
+        last = run / "drafter"
+    return last
+
+
+def is_finished(run: Path) -> bool:
+    status = run / "status.json"
+    return status.is_file() and json.loads(status.read_text())["state"] == "finished"
+
+
+# ---- measures --------------------------------------------------------------------------------
+
+
+def measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Counts per prompt of every domain, temperature and adapter, all drafted by one model."""
+    target = load_target("tiny")
+    drafter = load_drafter(folder, target, draft_length=DRAFT_LENGTH)
+    assert isinstance(drafter, DraftModel)
+    found: dict[str, Any] = {}
+    for domain in DOMAINS:
+        source = str(args.out / "rows" / domain / "prompts.jsonl")
+        asked = load_prompts(source, limit=args.limit)
+        ids = [render(prompt, target.tokenizer, limit=128) for prompt in asked]
+        for temperature in TEMPERATURES:
+            found[f"{domain} {temperature:g}"] = decoded(target, drafter, ids, temperature, args)
+    drafter.use(next(iter(DOMAINS)))
+    evidence = AuditConfig(
+        tokens=args.audit_tokens, sequences=args.audit_sequences, prompts=min(12, len(ids))
+    )
+    return {
+        "counts": found, "verdict": audit(target, drafter, ids, evidence).verdict,
+        "environment": environment(), "steps": args.steps, "prompts": len(ids),
+        "new_tokens": args.max_new_tokens,
+        "adapter_bytes": {
+            name: (folder / "adapters" / name / "adapter_model.safetensors").stat().st_size
+            for name in drafter.adapters
+        },
+        "base_bytes": (folder / "model.safetensors").stat().st_size,
+    }  # fmt: skip
+
+
+def decoded(
+    target: Backbone, drafter: DraftModel, prompts: Sequence[list[int]], temperature: float,
+    args: argparse.Namespace,
+) -> Decoded:  # fmt: skip
+    """Per adapter and prompt: emitted tokens, steps, sum of alpha_hat, tested positions."""
+    found: Decoded = {name: [] for name in ARMS}
+    for number, ids in enumerate(prompts):
+        for name in ARMS:
+            drafter.use(None if name == BASE else name)
+            done = generate(
+                target, drafter, [ids], warper=Warper(temperature), eos_ids=target.eos_ids,
+                max_new_tokens=args.max_new_tokens, requests=[number],
+            )  # fmt: skip
+            found[name] += [numbers(each) for each in counts_of(done.steps)]
+    return found
+
+
+def numbers(counts: Counts) -> list[float]:
+    alpha, tested = float(counts.alpha_hat_D.sum()), float(counts.tested_D.sum())
+    return [float(counts.emitted), float(counts.steps), alpha, tested]
+
+
+MEASURES = {"alpha_hat": (2, 3), "tau": (0, 1)}
+
+
+def difference(mine: list[list[float]], other: list[list[float]], name: str) -> list[float]:
+    """After - before, with its interval over the prompts, the same ones on both sides."""
+    top, bottom = MEASURES[name]
+    own_RX, base_RX = np.array(mine), np.array(other)
+    chosen_SR = np.random.default_rng(0).integers(0, len(own_RX), (2000, len(own_RX)))
+
+    def value(counts_RX: np.ndarray, rows: Any) -> np.ndarray:
+        sums = counts_RX[rows].sum(-2)
+        with np.errstate(invalid="ignore"):  # a draw of prompts that all ended at once
+            return sums[..., top] / sums[..., bottom]
+
+    found_S = value(own_RX, chosen_SR) - value(base_RX, chosen_SR)
+    every = np.arange(len(own_RX))
+    low, high = np.nanquantile(found_S, (0.025, 0.975))
+    return [float(value(own_RX, every) - value(base_RX, every)), float(low), float(high)]
+
+
+def own(counts: list[list[float]], name: str) -> list[float | None]:
+    top, bottom = MEASURES[name]
+    counts_RX = np.array(counts)
+    return ratio(counts_RX[:, top], counts_RX[:, bottom]).to_list()
+
+
+def table(found: dict[str, Any]) -> list[str]:
+    """Markdown: one row per domain of the prompts, temperature and measure."""
+    place, bytes_of = found["environment"], found["adapter_bytes"]
+    lines = [
+        f"{place['processor']}, {place['threads']} threads, torch {torch.__version__}, fp32; base "
+        f"draft {found['base_bytes'] / 1e6:.2f} MB, adapters "
+        f"{', '.join(f'{name} {size / 1e6:.2f} MB' for name, size in bytes_of.items())}, "
+        f"{found['steps']} steps each; at most {found['prompts']} prompts per domain, "
+        f"{found['new_tokens']} new tokens, draft length {DRAFT_LENGTH}; 95 % intervals over "
+        f"prompts, of differences paired; audit with an adapter: {found['verdict']}.",
+        "",
+    ]
+    head = ["prompts of", "T", "measure", "base", *(f"adapter {name}" for name in DOMAINS),
+            *(f"{name} - base" for name in DOMAINS)]  # fmt: skip
+    lines += ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for key, counts in found["counts"].items():
+        domain, temperature = key.rsplit(" ", 1)
+        for name in MEASURES:
+            cells = [shown(own(counts[arm], name)) for arm in ARMS]
+            gains = [signed(difference(counts[arm], counts[BASE], name)) for arm in DOMAINS]
+            row = [domain, temperature, name.replace("_", "-"), *cells, *gains]
+            lines.append("| " + " | ".join(row) + " |")
+    return lines
+
+
+def signed(value: Sequence[float]) -> str:
+    middle, low, high = value
+    return f"{middle:+.3f} [{low:+.3f}, {high:+.3f}]"
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("runs/domains"))
+    parser.add_argument("--base", type=Path, help="a finished run of distill-tiny; default: new")
+    parser.add_argument("--steps", type=int, default=150, help="of each adapter")
+    parser.add_argument("--files", type=int, default=120, help="files per domain to train on")
+    parser.add_argument("--limit", type=int, default=24, help="prompts per domain")
+    parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--audit-tokens", type=int, default=6_000)
+    parser.add_argument("--audit-sequences", type=int, default=500_000)
+    parser.add_argument(
+        "--set", type=lambda word: tuple(word.replace(".", "__", 1).split("=", 1)),
+        action="append", default=[], metavar="SECTION.FIELD=VALUE",
+        help="another value for the recipes",
+    )  # fmt: skip
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

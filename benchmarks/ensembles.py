@@ -1,0 +1,387 @@
+"""Boost-tuned ensembles against their honest controls: copies with other seeds, and one larger SSM.
+
+A base draft is distilled once, and one of n times its parameters for every n of `--sizes`. From
+the base every arm tunes its SSMs for `--steps` steps each on the same continuations of the target:
+
+  copies      each on all of them, seeds differ: the gain of any ensemble
+  boosted     each on what those before it miss, by every setting of `--settings`
+  n x size    one SSM of n times the parameters, as many steps: as much work in all
+
+SSM 1 is the same in all arms but the last. The first n SSMs of an arm decode held-out prompts as
+an ensemble, n = 1 up to `--members`. What is printed: coverage of held-out continuations by the
+union, tau (tokens per target call), tokens verified per call, the speed-up that the speed model
+predicts from costs measured here, and boosted - copies, paired over prompts; 95 % intervals over
+prompts. Everything is kept in `--out`, so that a run that was cut goes on where it was.
+
+    python benchmarks/ensembles.py --out runs/ensembles
+    python benchmarks/ensembles.py --settings "span 4,soft 4" --members 2 --sizes ""
+    python benchmarks/ensembles.py --out runs/chat --prompts prompts.jsonl \\
+        --set data.source=chats --set target.path=runs/target-chat/target
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from draftsmith.data.prompts import load_prompts
+from draftsmith.decoding.backbone import Backbone
+from draftsmith.decoding.loading import load_target
+from draftsmith.drafters.config import DrafterConfig
+from draftsmith.drafters.registry import load_drafter
+from draftsmith.eval.audit import audit
+from draftsmith.eval.config import AuditConfig, EvalConfig
+from draftsmith.eval.environment import environment
+from draftsmith.eval.evaluate import Arm, decode, make_requests
+from draftsmith.eval.metrics import Interval, ratio
+from draftsmith.eval.speed import Costs, measure_costs
+from draftsmith.launch.recipe import load_recipe
+from draftsmith.storage import write_text
+from draftsmith.trainers.config import BoostConfig
+from draftsmith.trainers.coverage import acceptance, left_share
+from safetensors.torch import load_file
+
+TEMPERATURES = (0.0, 1.0)
+# what is said of every arm, however it was trained
+SPANS = BoostConfig(unit="span", match_tokens=4)
+WHOLE = BoostConfig(unit="sample", match_tokens=0)
+COPIES = "copies"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A line of SSMs, decoded as ensembles of the first n."""
+
+    name: str
+    folder: Path
+    counts: tuple[int, ...]
+    """Of SSMs that decode together."""
+    costs_like: str
+    """Whose step of drafting it takes, once for each SSM."""
+
+
+# ---- training ---------------------------------------------------------------------------------
+
+
+def main() -> None:
+    args = arguments()
+    runs = train_all(args)
+    if args.train_only:
+        return
+    target = target_of(runs[0].folder)
+    costs = {run.costs_like: measured_costs(run, target, args) for run in runs}
+    # verify calls are the target's own: one measurement of them for all
+    costs = {name: replace(found, c_v=costs["base"].c_v) for name, found in costs.items()}
+    for run in runs:
+        measure(run, target, args)
+    verdict = audited(runs[-1 if len(runs) == 1 else 1], target, args)
+    print("\n".join(table(runs, costs, verdict, args)))
+
+
+def train_all(args: argparse.Namespace) -> list[Run]:
+    """Every arm's run, those that are finished as they are."""
+    base = args.base or train(args, "base", args.base_recipe, base_values(args)) / "drafter"
+    numbers = tuple(range(1, args.members + 1))
+    arms = {COPIES: {"boost.weights": "none"}, **{each: setting(each) for each in args.settings}}
+    runs = []
+    for name, values in arms.items():
+        origins = json.dumps([str(base.resolve())] * args.members)
+        folder = boost(args, name, {**values, "boost.start_from": origins}, args.members)
+        runs.append(Run(name, folder, numbers, "base"))
+    for n in args.sizes:
+        sizes = larger(args, n)
+        big = train(args, f"base-{n}", args.base_recipe, {**base_values(args), **sizes}) / "drafter"
+        own = {"boost.weights": "none", "boost.start_from": json.dumps([str(big.resolve())])}
+        runs.append(Run(f"{n} x size", boost(args, f"size {n}", own, 1), (1,), f"base-{n}"))
+    return runs
+
+
+def setting(words: str) -> dict[str, str]:
+    """`span 4`, `sample 8`, `sample 0`: hard, the unit and its tokens; `soft 2` weighs spans."""
+    kind, _, tokens = words.partition(" ")
+    if kind not in ("span", "sample", "soft") or not tokens.isdigit():
+        raise SystemExit(f"--settings: {words!r}; expected span M, sample M or soft M")
+    weights = "soft" if kind == "soft" else "hard"
+    unit = "sample" if kind == "sample" else "span"
+    return {"boost.weights": weights, "boost.unit": unit, "boost.match_tokens": tokens}
+
+
+def base_values(args: argparse.Namespace) -> dict[str, str]:
+    """Of a base draft."""
+    return {"loop.steps": str(args.base_steps), "loop.validate_every": "100000",
+            "probe.every_steps": "", **chosen(args, boosted=False)}  # fmt: skip
+
+
+def boost(args: argparse.Namespace, name: str, values: dict[str, str], members: int) -> Path:
+    """A run of method boost on the shared continuations; copies' SSM 1 is taken over."""
+    folder: Path = args.out / "runs" / file_name(name)
+    first = args.out / "runs" / file_name(COPIES) / "ssm-1"
+    if members > 1 and name != COPIES and not (folder / "ssm-1").exists():
+        staging = folder.with_name(f".staging-{folder.name}")
+        shutil.rmtree(staging, ignore_errors=True)
+        shutil.copytree(first, staging)
+        folder.mkdir(parents=True, exist_ok=True)
+        staging.rename(folder / "ssm-1")
+    shared = {
+        "boost.members": str(members), "boost.stop_share": "0",
+        "boost.continuations": str(args.out.resolve() / "continuations"),
+        "loop.steps": str(args.steps), "optimizer.lr": str(args.lr),
+        "optimizer.warmup_steps": str(min(10, args.steps // 4)),
+        "loop.validate_every": "100000", "probe.every_steps": "", "probe.prompts": "2",
+    }  # fmt: skip
+    return train(args, name, "boost-tiny", {**shared, **chosen(args, boosted=True), **values})
+
+
+def chosen(args: argparse.Namespace, *, boosted: bool) -> dict[str, str]:
+    """What `--set` asks for; `boost.` values are for runs of that method alone."""
+    return {key: value for key, value in args.set if boosted or not key.startswith("boost.")}
+
+
+def larger(args: argparse.Namespace, n: int) -> dict[str, str]:
+    """The hidden size with about n times the base's parameters, its other ratios kept."""
+    recipe = load_recipe(args.base_recipe, list(chosen(args, boosted=False).items())).recipe
+    vocabulary = load_target(recipe.target.path).vocabulary
+    model = recipe.model
+    hidden, layers = model.hidden or 128, model.layers or 1
+    attention = 2 * ((model.heads or 2) + (model.kv_heads or 2)) * (model.head_size or 64)
+    spread = (model.intermediate or 3 * hidden) / hidden
+
+    def count(size: int) -> float:
+        return vocabulary * size + layers * (attention * size + 3 * spread * size * size)
+
+    wanted = n * count(hidden)
+    found = min(range(hidden, 16 * hidden, 8), key=lambda size: abs(count(size) - wanted))
+    return {"model.hidden": str(found), "model.intermediate": str(int(spread * found))}
+
+
+def train(args: argparse.Namespace, name: str, recipe: str, values: dict[str, str]) -> Path:
+    """The run's folder, trained now if it is not finished."""
+    folder: Path = args.out / "runs" / file_name(name)
+    status = folder / "status.json"
+    if status.is_file() and json.loads(status.read_text())["state"] == "finished":
+        return folder
+    log = folder.with_suffix(".log")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    words = [word for key, value in values.items() for word in (f"--{key}", value)]
+    command = [sys.executable, "-m", "draftsmith.launch.train", recipe, "--out", str(folder)]
+    with log.open("w") as stream:
+        done = subprocess.run(
+            [*command, *words], stdout=stream, stderr=subprocess.STDOUT, check=False
+        )
+    if done.returncode:
+        raise SystemExit(f"{name}: training failed, see {log}")
+    return folder
+
+
+# ---- measuring --------------------------------------------------------------------------------
+
+
+def measure(run: Run, target: Backbone, args: argparse.Namespace) -> None:
+    """Steps and emitted tokens of every prompt, for every n and temperature, into a file."""
+    place = measured_file(run, args)
+    if place.is_file():
+        return
+    config = eval_config(args)
+    prompts = load_prompts(config.prompts, limit=config.limit, seed=config.seed)
+    requests = make_requests(target, prompts, config)
+    rows = []
+    for n in run.counts:
+        drafter = load_drafter(
+            run.folder / "drafter", target, draft_length=args.draft_length,
+            config=DrafterConfig(members=n),
+        )  # fmt: skip
+        for temperature in TEMPERATURES:
+            arm = Arm(run.name, drafter)
+            (found,) = decode(target, [(arm, None)], requests, config, temperature)
+            rows.append({
+                "members": n, "temperature": temperature, "mean_nodes": found.mean_nodes,
+                "steps": [each.steps for each in found.counts],
+                "emitted": [each.emitted for each in found.counts],
+            })  # fmt: skip
+    write_text(place, json.dumps({"rows": rows, "environment": environment()}) + "\n")
+
+
+def measured_costs(run: Run, target: Backbone, args: argparse.Namespace) -> Costs:
+    """Times of verify calls and of a step of one of the run's SSMs, measured once."""
+    place: Path = args.out / f"costs-{file_name(run.costs_like)}.json"
+    if not place.is_file():
+        draft = load_target(str(run.folder / "drafter" / "ssm-1"))
+        widest = 1 + args.draft_length * args.members
+        sizes = sorted({1, 2, 4, 8, 12, args.draft_length, widest - 1})
+        found = measure_costs(target, draft, sizes, context=args.context)
+        write_text(place, json.dumps([found.target_call_seconds, found.c, found.c_v]) + "\n")
+    seconds, c, c_v = json.loads(place.read_text())
+    return Costs(seconds, c, {int(nodes): cost for nodes, cost in c_v.items()})
+
+
+def audited(run: Run, target: Backbone, args: argparse.Namespace) -> str:
+    """The verdict of the audit on a whole ensemble; the other arms are the same code."""
+    place: Path = args.out / "audit.json"
+    if not place.is_file():
+        config = eval_config(args)
+        prompts = load_prompts(config.prompts, limit=config.limit, seed=config.seed)
+        ids = [each.ids for each in make_requests(target, prompts, config)]
+        drafter = load_drafter(run.folder / "drafter", target, draft_length=args.draft_length)
+        evidence = AuditConfig(
+            tokens=args.audit_tokens, sequences=args.audit_sequences, prompts=min(24, len(ids))
+        )
+        write_text(place, json.dumps(audit(target, drafter, ids, evidence).verdict) + "\n")
+    return str(json.loads(place.read_text()))
+
+
+def coverage(run: Run, n: int) -> tuple[float, float]:
+    """Held-out spans of 4 and whole continuations that the first n SSMs cover together."""
+    parts = sorted((run.folder.parents[1] / "continuations").glob("part-*.safetensors"))
+    found = [
+        load_file(run.folder / f"ssm-{k}" / "coverage.safetensors")["validation"]
+        for k in range(1, n + 1)
+    ]
+    # held-out samples come first in the parts
+    label_RS = torch.cat([load_file(part)["labels"] for part in parts])[: len(found[0])]
+    return tuple(
+        1 - left_share([acceptance(each, label_RS, unit) for each in found], label_RS)
+        for unit in (SPANS, WHOLE)
+    )  # type: ignore[return-value]
+
+
+def target_of(run: Path) -> Backbone:
+    """The target of a run."""
+    return load_target(load_recipe(str(run / "run.yaml")).recipe.target.path)
+
+
+def eval_config(args: argparse.Namespace) -> EvalConfig:
+    return EvalConfig(
+        prompts=args.prompts, limit=args.limit, max_new_tokens=args.max_new_tokens,
+        draft_length=args.draft_length, sweep=[], repeats=1, batch=args.batch,
+    )  # fmt: skip
+
+
+def measured_file(run: Run, args: argparse.Namespace) -> Path:
+    place: Path = args.out / f"measured-{file_name(run.name)}.json"
+    return place
+
+
+# ---- the table --------------------------------------------------------------------------------
+
+
+def table(
+    runs: Sequence[Run], costs: dict[str, Costs], verdict: str, args: argparse.Namespace
+) -> list[str]:
+    """Markdown: one table per temperature."""
+    found = {run.name: json.loads(measured_file(run, args).read_text()) for run in runs}
+    place = found[COPIES]["environment"]
+    lines = [
+        f"{place['processor']}, {place['threads']} threads, torch {torch.__version__}; base of "
+        f"{args.base_steps} steps, {args.steps} steps per SSM; {args.limit} prompts of "
+        f"{args.prompts}, {args.max_new_tokens} new tokens, drafts of {args.draft_length}, fp32; "
+        f"audit of the ensemble: {verdict}; 95 % intervals over prompts.",
+    ]
+    for temperature in TEMPERATURES:
+        rows = _table_at(runs, found, costs, temperature, args.draft_length)
+        lines += ["", f"T = {temperature:g}", "", *rows]
+    return lines
+
+
+def _table_at(
+    runs: Sequence[Run], found: dict[str, Any], costs: dict[str, Costs], temperature: float,
+    length: int,
+) -> list[str]:  # fmt: skip
+    head = [
+        "SSMs", "n", "spans of 4 covered", "whole continuations", "tau", "verified per call",
+        "predicted speed-up", "tau - copies",
+    ]  # fmt: skip
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    rows = {
+        (run.name, row["members"]): row
+        for run in runs for row in found[run.name]["rows"] if row["temperature"] == temperature
+    }  # fmt: skip
+    for run, n in _cells(runs):
+        row = rows[run.name, n]
+        spans, whole = coverage(run, n)
+        cost = costs[run.costs_like]
+        work = cost.verify(row["mean_nodes"]) + length * n * (cost.c or 0.0)
+        tau = ratio(np.array(row["emitted"], float), np.array(row["steps"], float))
+        size = int(run.name.split()[0]) if run.costs_like != "base" else n
+        other = rows.get((COPIES, size))
+        cells = [
+            run.name, str(n), f"{spans:.1%}", f"{whole:.1%}", shown(tau),
+            f"{row['mean_nodes']:.2f}",
+            f"{tau.value / work:.2f} [{tau.low / work:.2f}, {tau.high / work:.2f}]",
+            "" if other is None or run.name == COPIES else shown(difference(row, other)),
+        ]  # fmt: skip
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def _cells(runs: Sequence[Run]) -> Iterator[tuple[Run, int]]:
+    """Copies from n = 1, what is tuned from the same SSM 1 from n = 2."""
+    for run in runs:
+        for n in run.counts:
+            if n > 1 or run.name == COPIES or len(run.counts) == 1:
+                yield run, n
+
+
+def difference(mine: dict[str, Any], other: dict[str, Any], resamples: int = 2000) -> Interval:
+    """tau - tau on the same prompts, which are resampled together (a paired bootstrap)."""
+    a, b, c, d = (
+        np.array(row[name], float) for row in (mine, other) for name in ("emitted", "steps")
+    )
+    value = a.sum() / b.sum() - c.sum() / d.sum()
+    drawn = np.random.default_rng(0).integers(len(a), size=(resamples, len(a)))
+    with np.errstate(invalid="ignore"):  # few prompts may all be without a whole step
+        spread = a[drawn].sum(1) / b[drawn].sum(1) - c[drawn].sum(1) / d[drawn].sum(1)
+    return Interval(value, *np.nanpercentile(spread, [2.5, 97.5]))
+
+
+def shown(found: Interval) -> str:
+    return f"{found.value:.2f} [{found.low:.2f}, {found.high:.2f}]"
+
+
+def file_name(name: str) -> str:
+    return "".join(letter if letter.isalnum() else "-" for letter in name.lower())
+
+
+def listed(words: str) -> list[str]:
+    return [word.strip() for word in words.split(",") if word.strip()]
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("runs/ensembles"))
+    parser.add_argument("--base", type=Path, help="a drafter folder in place of a trained base")
+    parser.add_argument("--base-recipe", default="distill-tiny")
+    parser.add_argument("--base-steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=60, help="of every SSM")
+    parser.add_argument("--lr", type=float, default=2e-3, help="of every SSM")
+    parser.add_argument("--members", type=int, default=4)
+    parser.add_argument("--settings", type=listed, default=listed("soft 2, span 2"))
+    parser.add_argument(
+        "--sizes", type=lambda words: [int(n) for n in listed(words)], default=[2, 4]
+    )
+    parser.add_argument("--train-only", action="store_true")
+    parser.add_argument("--prompts", default="stdlib")
+    parser.add_argument("--limit", type=int, default=48)
+    parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--draft-length", type=int, default=4)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--context", type=int, default=160, help="at which costs are measured")
+    parser.add_argument("--audit-tokens", type=int, default=3_000)
+    parser.add_argument("--audit-sequences", type=int, default=200_000)
+    parser.add_argument(
+        "--set", type=lambda word: tuple(word.split("=", 1)), action="append", default=[],
+        metavar="SECTION.FIELD=VALUE", help="a value for every recipe; boost. for the SSMs alone",
+    )  # fmt: skip
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,226 @@
+"""LoRA adapters on a draft model: several on one base, switched while it stays where it is.
+
+Low-rank changes to linear layers (LoRA, Hu et al. 2021) by `peft`, one per domain for instance.
+A drafter folder keeps the base as an ordinary model and each adapter in `adapters/NAME`, in peft's
+own format. Switching changes which of them the layers add, and no tensor of the base.
+Read next: `draft_model.py`; `trainers/lora.py`, which trains one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from ..decoding.arena import KVArena
+from ..decoding.backbone import Backbone, Seen
+from ..errors import RequestError
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
+FOLDER = "adapters"
+BASE = "base"
+"""What stands for no adapter wherever one is chosen by name."""
+_PEFT_PREFIX = "base_model.model."
+_PEFT_BASE = "__base__"
+
+
+def adapted_layers(model: nn.Module) -> list[Any]:
+    """The layers that have adapters."""
+    if not getattr(model, "peft_config", None):
+        return []  # and `peft` is not imported for a model that has no adapters
+    from peft.tuners.lora import LoraLayer
+
+    return [module for module in model.modules() if isinstance(module, LoraLayer)]
+
+
+def adapter_names(model: nn.Module) -> tuple[str, ...]:
+    """The adapters that a model has, sorted."""
+    return tuple(sorted({name for layer in adapted_layers(model) for name in layer.lora_A}))
+
+
+def active_adapter(model: nn.Module) -> str | None:
+    """The adapter that is added in forward passes; None for the base alone."""
+    for layer in adapted_layers(model):
+        return next(iter(layer.active_adapters), None)
+    return None
+
+
+def use(model: nn.Module, name: str | None) -> None:
+    """Add that adapter from now on, or none of them; nothing is loaded, moved or trained by it.
+
+    Raises:
+        RequestError: there is no such adapter; the message lists those that there are.
+    """
+    chosen = [] if name is None else [name]
+    _refuse_unknown(model, chosen)
+    for layer in adapted_layers(model):
+        layer.set_adapter(chosen, inference_mode=True)
+
+
+class RowBackbone(Backbone):
+    """A draft whose rows have adapters of their own: n adapters on one base decode as one batch.
+
+    Row b of an arena is computed with `names[b]`, None being the base alone, whatever `use` has
+    chosen for others that share the model. Not to be recorded as a CUDA graph: peft picks the rows
+    of an adapter on the host.
+    """
+
+    def __init__(self, backbone: Backbone, names: Sequence[str | None]) -> None:
+        """Raises RequestError for an unknown name."""
+        super().__init__(backbone.model, name=backbone.name, revision=backbone.revision)
+        _refuse_unknown(self.model, [name for name in names if name is not None])
+        self._names = [_PEFT_BASE if name is None else name for name in names]
+        self._now: list[str] | None = None
+        self._hooks = [
+            layer.register_forward_pre_hook(self._add_names, with_kwargs=True)
+            for layer in adapted_layers(self.model)
+        ]
+
+    def close(self) -> None:
+        """Leave the model as if this backbone had never been made of it."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _run(
+        self, tokens: Tensor, mask: Tensor | None, positions: Tensor, arena: KVArena, *,
+        keep: int, layers: Sequence[int] = (),
+    ) -> Seen:  # fmt: skip
+        self._now = self._names if arena.row is None else [self._names[arena.row]]
+        try:
+            return super()._run(tokens, mask, positions, arena, keep=keep, layers=layers)
+        finally:
+            self._now = None
+
+    def _add_names(self, _layer: nn.Module, inputs: Any, named: dict[str, Any]) -> Any:
+        return None if self._now is None else (inputs, {**named, "adapter_names": self._now})
+
+
+@contextlib.contextmanager
+def rows_use(backbone: Backbone, names: Sequence[str | None]) -> Iterator[RowBackbone]:
+    """A `RowBackbone` for the block, closed behind it."""
+    rows = RowBackbone(backbone, names)
+    try:
+        yield rows
+    finally:
+        rows.close()
+
+
+def save_adapters(model: nn.Module, folder: Path) -> None:
+    """Write every adapter of a model to `folder/adapters/NAME`, as peft does, in fp32."""
+    from safetensors.torch import save_file
+
+    whole: Any = model
+    for name in adapter_names(model):
+        place = folder / FOLDER / name
+        place.mkdir(parents=True, exist_ok=True)
+        weights = {
+            _PEFT_PREFIX + own.replace(f".{name}.", "."): tensor.detach().float().cpu().contiguous()
+            for own, tensor in _weights(model, name).items()
+        }
+        save_file(weights, place / "adapter_model.safetensors", metadata={"format": "pt"})
+        whole.peft_config[name].save_pretrained(str(place))
+
+
+def load_adapters(model: nn.Module, folder: Path, names: Sequence[str]) -> None:
+    """Put the adapters of a `save_adapters` folder into a model's layers; none of them is in use.
+
+    Raises:
+        RequestError: one is missing, of another kind than LoRA, or does not fit the model.
+    """
+    for name in names:
+        place = folder / FOLDER / name
+        inject(_read_config(place), model, name)
+        _fill(model, place, name)
+    model.requires_grad_(False).eval()
+    use(model, None)
+
+
+def take_up(
+    model: nn.Module, folder: Path, settings: Mapping[str, Any], asked: str | None
+) -> None:
+    """Load the adapters that a folder's settings list, and use one.
+
+    The one asked for by name, `base` being none; else the one that the folder's run has trained.
+
+    Raises:
+        RequestError: no adapter is called so, or one does not fit.
+    """
+    load_adapters(model, folder, settings.get("adapters", []))
+    name = asked or settings.get("adapter") or BASE
+    use(model, None if name == BASE else name)
+
+
+def inject(config: LoraConfig, model: nn.Module, name: str) -> None:
+    """Put a fresh adapter into the layers that its config names."""
+    from peft import inject_adapter_in_model
+
+    with warnings.catch_warnings():  # of a second adapter beside the first, which is wanted
+        warnings.filterwarnings("ignore", message="Already found a `peft_config`")
+        inject_adapter_in_model(config, model, adapter_name=name)
+
+
+def _fill(model: nn.Module, place: Path, name: str) -> None:
+    from safetensors.torch import load_file
+
+    own = _weights(model, name)
+    path = place / "adapter_model.safetensors"
+    try:
+        found = load_file(path)
+    except OSError as error:
+        raise RequestError(f"{path}: cannot be read ({error})") from error
+    given = {key.removeprefix(_PEFT_PREFIX): tensor for key, tensor in found.items()}
+    wanted = {key.replace(f".{name}.", "."): tensor for key, tensor in own.items()}
+    odd = sorted(
+        key for key in given.keys() | wanted.keys()
+        if key not in given or key not in wanted or given[key].shape != wanted[key].shape
+    )  # fmt: skip
+    if odd:
+        raise RequestError(
+            f"{path} does not fit the model beside it: {odd[0]} is missing on one side or of "
+            "another shape; an adapter belongs to the base that it was trained on"
+        )
+    for key, tensor in wanted.items():
+        tensor.data.copy_(given[key])
+
+
+def _read_config(place: Path) -> LoraConfig:
+    from peft import LoraConfig, PeftConfig
+
+    # peft would ask a hub for a folder that is not there
+    if not (place / "adapter_config.json").is_file():
+        raise RequestError(f"{place} holds no adapter: adapter_config.json is missing")
+    try:
+        config = PeftConfig.from_pretrained(str(place))
+    except (ValueError, TypeError, KeyError) as error:
+        raise RequestError(
+            f"{place}/adapter_config.json is no adapter of peft: {error!s:.200}"
+        ) from error
+    if not isinstance(config, LoraConfig) or config.use_dora or config.modules_to_save:
+        raise RequestError(
+            f"{place} is no plain LoRA adapter; expected low-rank changes to linear layers alone"
+        )
+    return config
+
+
+def _weights(model: nn.Module, name: str) -> dict[str, Tensor]:
+    """The tensors of one adapter by their names in the model."""
+    return {
+        own: tensor for own, tensor in model.state_dict(keep_vars=True).items()
+        if ".lora_" in own and f".{name}." in own.rsplit(".lora_", 1)[1]
+    }  # fmt: skip
+
+
+def _refuse_unknown(model: nn.Module, names: Sequence[str]) -> None:
+    known = adapter_names(model)
+    for name in names:
+        if name not in known:
+            has = f"it has {', '.join(known)}" if known else "it has none"
+            raise RequestError(
+                f"the draft has no adapter {name!r}; {has}, and {BASE!r} means none of them"
+            )

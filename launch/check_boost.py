@@ -1,0 +1,54 @@
+"""The pre-flight's view of a boosted ensemble: what of it is in memory at once, on shapes alone.
+
+Read next: `check_models.py`, which asks for it; `trainers/boost.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .check_memory import parameters
+from .recipe import Recipe
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def members(recipe: Recipe) -> list[Recipe]:
+    """The recipe of each SSM as if it were distilled alone.
+
+    Raises:
+        RequestError: origins or sizes that do not fit the members.
+    """
+    from ..trainers.boost import member_model, own_member, refuse_impossible
+
+    boost = recipe.boost
+    refuse_impossible(boost)
+    found: list[Recipe] = []
+    for number in range(1, boost.members + 1):
+        origin = boost.start_from[number - 1] if number <= len(boost.start_from) else ""
+        earlier = own_member(origin)
+        if earlier is not None:  # of the same make as the one that it goes on from
+            found.append(found[earlier - 1])
+            continue
+        model = member_model(recipe.model, boost, number, Path())
+        found.append(recipe.model_copy(update={"model": model}))
+    return found
+
+
+def at_once(recipe: Recipe, make: Callable[[Recipe], nn.Module]) -> nn.Module:
+    """What is trained at the same time: the largest SSM, or all of them side by side."""
+    from torch import nn
+
+    made = [make(each) for each in members(recipe)]
+    if recipe.boost.order == "side_by_side":
+        return nn.ModuleList(made)
+    return max(made, key=parameters)
+
+
+def runs(recipe: Recipe) -> int:
+    """How many runs of the loop keep checkpoints."""
+    in_turn = recipe.method == "boost" and recipe.boost.order == "in_turn"
+    return recipe.boost.members if in_turn else 1

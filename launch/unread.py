@@ -1,0 +1,35 @@
+"""What a recipe asks for and its method, or what stands beside it, would pass over in silence.
+
+A value that nobody reads is a promise broken, so it is refused by name before anything is loaded.
+Read next: `train.py` and `check.py`, which both ask here.
+"""
+
+from __future__ import annotations
+
+from ..errors import RequestError
+from .recipe import Recipe
+
+# a value, and the methods that do what it says; empty and 0 ask for nothing
+READ_BY = {
+    "rollouts.share": ("distill",),
+    "objective.from_kl_share": ("distill", "boost"),
+    "objective.teacher_top_k": ("distill", "boost", "medusa", "medusa2", "hydra", "bpd"),
+}
+
+
+def refuse_unread(recipe: Recipe) -> None:
+    """Raise RequestError for a value that the run would not follow."""
+    for name, methods in READ_BY.items():
+        section, key = name.split(".")
+        value = getattr(getattr(recipe, section), key)
+        if value and recipe.method not in methods:
+            known = " or ".join(f"`{each}`" for each in methods)
+            raise RequestError(
+                f"{name} is {value}, and method `{recipe.method}` does not read it; leave it out, "
+                f"or train with {known}"
+            )
+    if recipe.rollouts.share and recipe.features.source == "cache":
+        raise RequestError(
+            "rollouts.share is above 0 and features.source is cache: rows that are written while "
+            "training come once, and would fill the cache; use features.source online"
+        )

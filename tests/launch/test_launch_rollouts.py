@@ -1,0 +1,38 @@
+"""Rows that the draft writes while it trains, on two processes: as in one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from launching import launched
+from small_run import RECIPE, drafter
+
+CLOCKS = {"tokens_per_second", "data_wait", "memory_gb", "rollout_share"}
+OWN = """\
+rollouts: {share: 0.5, prompt_tokens: 8, new_tokens: 8, every_steps: 2}
+objective: {kl: 0.0, tv: 1.0, teacher_top_k: 64}
+"""
+
+
+def records(run: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_two_processes_write_what_one_writes(tmp_path: Path) -> None:
+    """Every term of every step, and the drafter; rounding alone may differ."""
+    recipe = tmp_path / "own.yaml"
+    recipe.write_text(RECIPE.replace("steps: 24", "steps: 6") + OWN)
+    words = ["-m", "draftsmith.launch.train", str(recipe), "--out"]
+    launched("cpu", *words, str(tmp_path / "one"))
+    launched("ddp", *words, str(tmp_path / "two"))
+    one, two = records(tmp_path / "one"), records(tmp_path / "two")
+    assert len(one) == len(two) > 6
+    for mine, theirs in zip(one, two, strict=True):
+        assert mine.keys() == theirs.keys()
+        for name in mine.keys() - CLOCKS - {"kind"}:
+            assert mine[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-6), name
+    weights, others = drafter(tmp_path / "one"), drafter(tmp_path / "two")
+    for name, weight in weights.items():
+        assert weight.numpy() == pytest.approx(others[name].numpy(), rel=1e-2, abs=1e-4), name

@@ -1,0 +1,257 @@
+"""Boosting where it must win, killed and resumed, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from draftsmith.data.cache import Prepared
+from draftsmith.data.config import DataConfig
+from draftsmith.data.continuations import Continuations
+from draftsmith.data.rows import PackedRows
+from draftsmith.decoding.backbone import Backbone
+from draftsmith.drafters.ensemble import Ensemble
+from draftsmith.drafters.registry import load_drafter
+from draftsmith.errors import RequestError
+from draftsmith.trainers import boost as b
+from draftsmith.trainers import coverage_pass, setup
+from draftsmith.trainers.architecture import fresh_model
+from draftsmith.trainers.config import (
+    BoostConfig,
+    CheckpointConfig,
+    FeaturesConfig,
+    LoopConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    ProbeConfig,
+    TargetConfig,
+)
+from draftsmith.trainers.loop import Loop, Plan
+from safetensors.torch import load_file
+from torch import Tensor
+
+WORDS, PROMPT, LENGTH = 24, 2, 6
+SIZES = ModelConfig(layers=1, hidden=32, intermediate=64, heads=1, kv_heads=1, head_size=16,
+                    max_positions=64)  # fmt: skip
+
+
+def two_kinds(times: int) -> PackedRows:
+    """Samples of two kinds that begin alike: the next word is w + 1, or w + 5 for the rarer kind.
+
+    One SSM cannot foresee both, as nothing in front of the first label tells them apart. Of every
+    beginning there are three of the one and two of the other.
+    """
+    start, step = (each.reshape(-1, 1) for each in np.meshgrid(range(WORDS), [1, 1, 1, 5, 5]))
+    prompt = (start + np.arange(PROMPT)) % WORDS
+    answer = (prompt[:, -1:] + step * np.arange(1, LENGTH + 1)) % WORDS
+    ids = np.tile(np.concatenate([prompt, answer], 1).astype(np.int32), (times, 1))
+    labels = np.zeros(ids.shape, bool)
+    labels[:, PROMPT:] = True
+    return PackedRows(ids, labels, np.zeros_like(ids), "two kinds")
+
+
+@pytest.fixture(scope="module")
+def target(chat_tokenizer_folder: Path) -> Backbone:
+    torch.manual_seed(0)
+    model = fresh_model(SIZES, vocabulary=400, eos=None).eval()
+    return Backbone(model, name=str(chat_tokenizer_folder))
+
+
+def plan(steps: int = 160) -> Plan:
+    loop = LoopConfig(
+        steps=steps, batch_rows=16, micro_rows=16, precision="fp32", validate_every=1000,
+        validate_rows=4, log_every=50,
+    )  # fmt: skip
+    optimizer = OptimizerConfig(lr=1e-2, warmup_steps=2, final_share=0.01)
+    return Plan(loop, optimizer, CheckpointConfig(every_steps=5), ProbeConfig())
+
+
+def boosting(target: Backbone, out: Path, config: BoostConfig, steps: int = 160) -> b.Boosting:
+    samples = Continuations(two_kinds(2), two_kinds(1))
+    given: Any = {
+        "target": TargetConfig(), "features": FeaturesConfig(), "data": DataConfig(),
+        "plan": plan(steps), "out": out, "resume": "auto", "make_probe": None,
+    }  # fmt: skip
+    rows = Prepared(samples.train, samples.validation, report=None)  # type: ignore[arg-type]
+    objective = ObjectiveConfig(kl=0.0, ce=1.0, chunk=64)
+    out.mkdir(parents=True, exist_ok=True)
+    return b.Boosting(SIZES, objective, config, given, target, rows, samples)
+
+
+def run(target: Backbone, out: Path, config: BoostConfig, steps: int = 160) -> dict[int, dict]:
+    """The coverage records by the number of SSMs."""
+    goal = boosting(target, out, config, steps)
+    team = setup.make_accelerator(goal.given["plan"].loop, goal.given["plan"].optimizer, out)
+    (goal.together if config.order == "side_by_side" else goal.in_turn)(team)
+    lines = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
+    return {line["step"]: line for line in lines if line["kind"] == "coverage"}
+
+
+CHOICES = [
+    ({"weights": "hard", "unit": "sample", "match_tokens": 0}, 160),
+    ({"weights": "hard", "unit": "span", "match_tokens": 4}, 160),
+    ({"weights": "soft", "soft": 4.0, "unit": "sample", "match_tokens": 2}, 160),
+    # the first one is still changing while the second learns
+    ({"weights": "hard", "unit": "sample", "match_tokens": 0, "order": "side_by_side"}, 300),
+]
+
+
+@pytest.fixture(scope="module")
+def copies(target: Backbone, tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict]:
+    config = BoostConfig(members=2, weights="none", unit="sample", match_tokens=0)
+    return run(target, tmp_path_factory.mktemp("copies"), config)
+
+
+def test_copies_learn_the_same(copies: dict[int, dict]) -> None:
+    """Both foresee the commoner kind, three of five; the rarer one is covered by hardly any."""
+    for each in copies.values():
+        assert 0.5 < each["covered"] < 0.7
+    assert copies[2]["union"] < 0.75
+
+
+@pytest.mark.parametrize(("values", "steps"), CHOICES, ids=[str(each) for each, _ in CHOICES])
+def test_the_second_learns_what_the_first_lacks(
+    values: dict, steps: int, target: Backbone, copies: dict[int, dict], tmp_path: Path
+) -> None:
+    run(target, tmp_path, BoostConfig(members=2, stop_share=0.0, **values), steps)
+    whole = BoostConfig(unit="sample", match_tokens=0)
+    samples = Continuations(two_kinds(2), two_kinds(1))
+    found = [coverage_pass.stored_matches(tmp_path / f"ssm-{k}") for k in (1, 2)]
+    both = coverage_pass.coverage_record(found, samples, whole, draft=4)
+    assert both["union"] > 0.9
+    assert both["union"] > copies[2]["union"] + 0.2
+    drafter = load_drafter(tmp_path / "drafter", target)
+    assert isinstance(drafter, Ensemble)
+    assert len(drafter.members) == 2
+
+
+def test_it_stops_when_little_is_left(
+    target: Backbone, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two SSMs cover both kinds: the third is not trained, and a line says why."""
+    config = BoostConfig(members=3, weights="hard", unit="sample", match_tokens=0, stop_share=0.2)
+    with caplog.at_level("INFO", logger="draftsmith"):
+        found = run(target, tmp_path, config)
+    assert sorted(found) == [1, 2]
+    assert not (tmp_path / "ssm-3").exists()
+    assert "less than boost.stop_share (20.0%): the ensemble has 2 SSMs" in caplog.text
+
+
+def test_ssms_go_on_from_each_other_and_differ_in_size(target: Backbone, tmp_path: Path) -> None:
+    """With a learning rate of nothing an SSM stays what it began as."""
+    config = BoostConfig(
+        members=3, unit="sample", match_tokens=0, start_from=["", "ssm-1"], layers=[1, 1, 2]
+    )
+    goal = boosting(target, tmp_path, config, steps=1)
+    plan = goal.given["plan"]
+    still = plan.optimizer.model_copy(update={"lr": 1e-12, "warmup_steps": 0})
+    goal.given["plan"] = Plan(plan.loop, still, plan.checkpoint, plan.probe)
+    goal.in_turn(setup.make_accelerator(plan.loop, still, tmp_path))
+    first, second, third = (weights(tmp_path / f"ssm-{k}" / "drafter") for k in (1, 2, 3))
+    assert all(torch.allclose(second[name], t, atol=1e-6) for name, t in first.items())
+    assert len(third) > len(first)
+    seeds = [b.member_plan(plan, number).loop.seed for number in (1, 2, 3)]
+    assert seeds[0] == plan.loop.seed
+    assert len(set(seeds)) == 3
+
+
+# ---- resuming ---------------------------------------------------------------------------------
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def assert_same(left: Path, right: Path) -> None:
+    names = sorted(path.relative_to(left) for path in left.rglob("*.safetensors"))
+    assert names == sorted(path.relative_to(right) for path in right.rglob("*.safetensors"))
+    assert len(names) > 8
+    for name in names:
+        mine, theirs = load_file(left / name), load_file(right / name)
+        assert mine.keys() == theirs.keys()
+        assert all(torch.equal(mine[key], theirs[key]) for key in mine), name
+    assert (left / "metrics.jsonl").read_text() == (right / "metrics.jsonl").read_text()
+
+
+class Killed(BaseException):
+    """What no code may catch."""
+
+
+@pytest.fixture(scope="module")
+def undisturbed(target: Backbone, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("undisturbed")
+    run(target, out, HARD, steps=12)
+    return out
+
+
+HARD = BoostConfig(members=3, weights="hard", unit="span", match_tokens=1, stop_share=0.0)
+
+
+@pytest.mark.parametrize(
+    ("where", "number"),
+    [("step", 7), ("step", 12), ("step", 19), ("step", 33), ("measure", 1), ("measure", 2),
+     ("publish", 1), ("publish", 3), ("export", 2)],
+)  # fmt: skip
+def test_a_kill_anywhere(
+    where: str, number: int, target: Backbone, undisturbed: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Inside rounds, between training and measuring, between rounds: the same bits at the end."""
+    calls = 0
+
+    def dying(real):
+        def call(*args, **kwargs):
+            nonlocal calls
+            calls += 1
+            if calls == number:
+                raise Killed
+            return real(*args, **kwargs)
+
+        return call
+
+    places = {
+        "step": (Loop, "train_step"), "measure": (b, "measure_matches"),
+        "publish": (b, "save_ensemble"), "export": (Loop, "export"),
+    }  # fmt: skip
+    owner, name = places[where]
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, dying(getattr(owner, name)))
+        with pytest.raises(Killed):
+            run(target, tmp_path, HARD, steps=12)
+    run(target, tmp_path, HARD, steps=12)
+    assert_same(tmp_path, undisturbed)
+
+
+def test_a_finished_run_does_nothing_again(
+    target: Backbone, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_args, **_kwargs) -> None:
+        raise AssertionError("trained or measured again")
+
+    monkeypatch.setattr(Loop, "train_step", never)
+    monkeypatch.setattr(b, "measure_matches", never)
+    before = (undisturbed / "metrics.jsonl").read_text()
+    run(target, undisturbed, HARD, steps=12)
+    assert (undisturbed / "metrics.jsonl").read_text() == before
+
+
+# ---- refusals ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"members": 1, "layers": [1, 2]}, "boost.layers has 2 entries, and boost.members is 1"),
+        ({"start_from": ["ssm-1"]}, "SSM 1 goes on from ssm-1; expected one before it"),
+        ({"start_from": ["", "ssm-3"]}, "SSM 2 goes on from ssm-3; expected one before it"),
+        ({"start_from": ["", "ssm-1"], "order": "side_by_side"}, "none that is trained before"),
+    ],
+)
+def test_refusals(values: dict, reason: str) -> None:
+    with pytest.raises(RequestError, match=reason):
+        b.refuse_impossible(BoostConfig(**values))

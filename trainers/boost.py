@@ -1,0 +1,309 @@
+"""Boost-tuned ensembles: round by round, the next SSM learns what those before it do not cover.
+
+SpecInfer's collective boost-tuning (Miao et al. 2023, arXiv 2305.09781, section 3). The target
+continues prompts of a corpus once; SSM k is distilled on those continuations, less what SSMs 1 to
+k - 1 cover, or with less weight on it (`coverage.py`). Each round is an ordinary run in
+`out/ssm-k` with checkpoints of its own, then one pass that says what the SSM covers. Stages that
+are complete are not done again, so a killed run goes on where it was. Read next: `coverage.py`,
+the mathematics; `side_by_side.py`, all SSMs in the same steps; `data/continuations.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Unpack
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from ..data.cache import Prepared
+from ..data.continuations import Continuations, Team, Wanted, continuations
+from ..decoding.backbone import Backbone
+from ..decoding.loading import load_target
+from ..drafters.checkpoint import save_draft_model
+from ..drafters.ensemble import save_ensemble
+from ..errors import RequestError
+from . import checkpoint, distill, side_by_side
+from .config import FROM_TARGET, BoostConfig, ModelConfig, ObjectiveConfig
+from .coverage import acceptance, left_share, weights
+from .coverage_pass import (
+    Matches,
+    coverage_line,
+    coverage_record,
+    labels_of,
+    measure_matches,
+    record_coverage,
+    stored_matches,
+)
+from .feature_cache import feature_source, weights_hash
+from .frozen import Given, begin
+from .loop import Outcome, Plan, Probe
+from .objective import Objective
+from .pruning import prune
+from .setup import make_accelerator, run_loop
+from .weighted_rows import WeightedRows
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_SEEDS_APART = 1000
+_log = logging.getLogger(__name__)
+
+
+def run(
+    *, model: ModelConfig, objective: ObjectiveConfig, boost: BoostConfig, **given: Unpack[Given]
+) -> Outcome:
+    """Boost-tune SSMs into `out/drafter`, an ensemble.
+
+    Raises:
+        RequestError: origins or sizes that do not fit the members; `resume` is a path.
+    """
+    refuse_impossible(boost)
+    _refuse_resume(given["out"], given["resume"])
+    accelerator, target, rows = begin(given)
+    samples = _samples(target, rows, boost, given, accelerator)
+    run = Boosting(model, objective, boost, given, target, rows, samples)
+    return run.together(accelerator) if boost.order == "side_by_side" else run.in_turn(accelerator)
+
+
+def refuse_impossible(boost: BoostConfig) -> None:
+    """Raise RequestError where the lists of origins and sizes do not fit the members."""
+    for name in ("start_from", "layers"):
+        count = len(getattr(boost, name))
+        if count > boost.members:
+            raise RequestError(
+                f"boost.{name} has {count} entries, and boost.members is {boost.members}; expected "
+                "at most one for each"
+            )
+    for number, origin in enumerate(boost.start_from, 1):
+        earlier = own_member(origin)
+        if earlier is None:
+            continue
+        if boost.order == "side_by_side":
+            raise RequestError(
+                f"boost.start_from: SSM {number} goes on from {origin}, and with order "
+                "side_by_side there is none that is trained before; use in_turn"
+            )
+        if not 0 < earlier < number:
+            raise RequestError(
+                f"boost.start_from: SSM {number} goes on from {origin}; expected one before it"
+            )
+
+
+def member_model(model: ModelConfig, boost: BoostConfig, number: int, out: Path) -> ModelConfig:
+    """What SSM `number` (from 1) is made of: `model`, but for its own origin and size."""
+    changed: dict[str, object] = {}
+    if number <= len(boost.start_from) and boost.start_from[number - 1]:
+        origin = boost.start_from[number - 1]
+        earlier = own_member(origin)
+        changed["start_from"] = origin if earlier is None else str(_drafter(out, earlier))
+    if number <= len(boost.layers):
+        changed["layers"] = boost.layers[number - 1]
+    return model.model_copy(update=changed)
+
+
+def member_plan(plan: Plan, number: int) -> Plan:
+    """The plan of SSM `number`: the first one's seed is the run's, the others' are far from it."""
+    seed = plan.loop.seed + _SEEDS_APART * (number - 1)
+    return replace(plan, loop=plan.loop.model_copy(update={"seed": seed}))
+
+
+class Boosting:
+    """One run: the SSMs one after another, or side by side."""
+
+    def __init__(
+        self, model: ModelConfig, objective: ObjectiveConfig, boost: BoostConfig, given: Given,
+        target: Backbone, rows: Prepared, samples: Continuations,
+    ) -> None:  # fmt: skip
+        self.model, self.objective, self.boost, self.given = model, objective, boost, given
+        self.target, self.samples, self.out = target, samples, given["out"]
+        self.label_RS = labels_of(samples.train)
+        # what the feature cache and the loop know as rows
+        self.rows = replace(rows, train=samples.train, validation=samples.validation)
+        self.found: list[Matches] = []
+        self.drafts: list[Backbone] = []
+        make_probe = given["make_probe"]
+        self.probe = None if make_probe is None else make_probe(target)
+
+    def in_turn(self, accelerator: Accelerator) -> Outcome:
+        """All rounds, those that are complete passed over, and the ensemble of them."""
+        outcome, steps = Outcome(0, float("nan"), None), 0
+        for number in range(1, self.boost.members + 1):
+            weighted = self.left(number)
+            if weighted is None:
+                break
+            if stored_matches(self.out / f"ssm-{number}") is None:
+                outcome = self.train(number, weighted, accelerator)
+            steps += self.given["plan"].loop.steps
+            self.take(_drafter(self.out, number), number, accelerator)
+            self.publish(accelerator)
+        return replace(outcome, steps=steps)
+
+    def together(self, accelerator: Accelerator) -> Outcome:
+        """All SSMs in one loop, then what each of them covers."""
+        _refuse_shards(accelerator)
+        plan, drafters = self.given["plan"], self.out / "drafter"
+        numbers = range(1, self.boost.members + 1)
+        goal = side_by_side.build(
+            [
+                (member_model(self.model, self.boost, number, self.out),
+                 member_plan(plan, number).loop.seed)
+                for number in numbers
+            ],
+            self.objective, self.boost, self.target,
+        )  # fmt: skip
+        with self.features(goal, accelerator):
+            outcome = run_loop(
+                goal, self.samples.train, self.samples.validation, plan, accelerator,
+                out=self.out, export_to=drafters, probe=self.probe, resume=self.given["resume"],
+            )  # fmt: skip
+        for number in numbers:
+            self.take(drafters / f"ssm-{number}", number, accelerator)
+            self.report(accelerator)
+        return outcome
+
+    def take(self, folder: Path, number: int, accelerator: Accelerator) -> None:
+        """A trained SSM: load it, and find what it covers where that is not known yet."""
+        place = self.out / f"ssm-{number}"
+        draft = load_target(str(folder), device=str(accelerator.device))
+        matches = stored_matches(place) or measure_matches(
+            draft.model, self.samples, place, accelerator, chunk=self.objective.chunk
+        )
+        self.found.append(matches)
+        self.drafts.append(draft)
+
+    def left(self, number: int) -> WeightedRows | None:
+        """What the next SSM learns; None where too little is left."""
+        accepted = [acceptance(each.train, self.label_RS, self.boost) for each in self.found]
+        share = left_share(accepted, self.label_RS)
+        weighted = WeightedRows(self.samples.train, weights(accepted, self.label_RS, self.boost))
+        if self.boost.weights == "none" or number == 1:
+            return weighted
+        if share < self.boost.stop_share or not len(weighted):
+            _log.info(
+                "%.1f%% of the labels are left uncovered, less than boost.stop_share (%.1f%%): "
+                "the ensemble has %d SSMs", 100 * share, 100 * self.boost.stop_share, number - 1,
+            )  # fmt: skip
+            return None
+        _log.info(
+            "SSM %d of %d: %.1f%% of the labels are left uncovered, it learns from %d of %d "
+            "samples", number, self.boost.members, 100 * share, len(weighted),
+            len(self.samples.train),
+        )  # fmt: skip
+        return weighted
+
+    def train(self, number: int, weighted: WeightedRows, accelerator: Accelerator) -> Outcome:
+        """The run of one SSM, in a folder of its own."""
+        given, place = self.given, self.out / f"ssm-{number}"
+        plan = member_plan(given["plan"], number)
+        place.mkdir(exist_ok=True)
+        if number > 1:  # an accelerator prepares one model
+            accelerator.free_memory()
+            accelerator = make_accelerator(plan.loop, plan.optimizer, place)
+        torch.manual_seed(plan.loop.seed)  # fresh weights must not depend on what was drawn before
+        made = member_model(self.model, self.boost, number, self.out)
+        goal = distill.build(
+            made, self.objective, self.target.model, self.target.tokenizer, self.save,
+            pruned=self.cut(made, place, plan),
+        )  # fmt: skip
+        with self.features(goal, accelerator):
+            return run_loop(
+                goal, weighted, self.samples.validation, plan, accelerator, out=place,
+                export_to=_drafter(self.out, number), probe=self.probe_together(),
+                resume="auto",
+            )  # fmt: skip
+
+    def cut(self, made: ModelConfig, place: Path, plan: Plan) -> PreTrainedModel | None:
+        """An SSM cut from the target, where it begins there; see `pruning.py`."""
+        if made.start_from != FROM_TARGET:
+            return None
+        return prune(
+            made, self.target.model, self.samples.validation, out=place, seed=plan.loop.seed,
+            micro_rows=plan.loop.micro_rows, chunk=self.objective.chunk,
+        )  # fmt: skip
+
+    def features(self, goal: Objective, accelerator: Accelerator) -> AbstractContextManager[None]:
+        """The target's states, from one cache for all SSMs where the recipe asks for one."""
+        return feature_source(
+            goal, self.given["features"], self.target, self.rows, self.given["data"], out=self.out,
+            accelerator=accelerator,
+        )  # fmt: skip
+
+    def save(self, module: nn.Module, folder: Path) -> None:
+        """An SSM by itself is an ordinary draft model."""
+        save_draft_model(module, folder, self.target)
+
+    def probe_together(self) -> Probe | None:
+        """Decoding with the SSM that is trained and all before it: the best checkpoint is the
+        ensemble's best."""
+        probe = self.probe
+        if probe is None:
+            return None
+        before = [each.model for each in self.drafts]
+        return lambda module: probe(nn.ModuleList([*before, module]))
+
+    def publish(self, accelerator: Accelerator) -> None:
+        """The ensemble of the SSMs so far, and what they cover."""
+        if accelerator.is_main_process:
+            places = [_drafter(self.out, number + 1) for number in range(len(self.found))]
+            checkpoint.replace_folder(
+                self.out / "drafter", lambda folder: save_ensemble(folder, places, self.target)
+            )
+        self.report(accelerator)
+
+    def report(self, accelerator: Accelerator) -> None:
+        """Record what the last SSM covers, and say it."""
+        if accelerator.is_main_process:
+            draft, count = self.given["plan"].probe.draft_length, len(self.found)
+            values = coverage_record(self.found, self.samples, self.boost, draft=draft)
+            record_coverage(self.out / "metrics.jsonl", count, values)
+            _log.info("%s", coverage_line(count, self.boost.members, values, self.boost))
+        accelerator.wait_for_everyone()
+
+
+def _samples(
+    target: Backbone, rows: Prepared, boost: BoostConfig, given: Given, accelerator: Accelerator
+) -> Continuations:
+    named = boost.continuations
+    folder = given["out"] / "continuations" if named is None else Path(named).expanduser()
+    wanted = Wanted(
+        boost.samples, boost.held_out, boost.prompt_tokens, boost.continuation, boost.temperature,
+        boost.seed, weights_hash(target.model),
+    )  # fmt: skip
+    team = Team(accelerator.process_index, accelerator.num_processes, accelerator.wait_for_everyone)
+    return continuations(target, rows, wanted, folder, team)
+
+
+def _refuse_resume(out: Path, resume: str) -> None:
+    if resume not in ("auto", "never"):
+        raise RequestError(
+            f"--resume {resume}: a run of method boost has checkpoints of every SSM; use auto, "
+            "which goes on with the stage that is not complete"
+        )
+    if resume == "never" and any(out.glob("ssm-*")):
+        raise RequestError(
+            f"{out} holds SSMs and --resume is never; use --resume auto to go on, or another --out"
+        )
+
+
+def _refuse_shards(accelerator: Accelerator) -> None:
+    plugin = accelerator.state.deepspeed_plugin
+    if plugin is not None and plugin.zero_stage == 3:
+        raise RequestError(
+            "boost.order is side_by_side, in which SSMs read each other's projections, and ZeRO-3 "
+            "cuts them into pieces; use ZeRO-2, or boost.order in_turn"
+        )
+
+
+def own_member(origin: str) -> int | None:
+    """Number of the run's own SSM that `ssm-J` names; None for any other origin."""
+    word, _, number = origin.partition("-")
+    return int(number) if word == "ssm" and number.isdigit() else None
+
+
+def _drafter(out: Path, number: int) -> Path:
+    return out / f"ssm-{number}" / "drafter"
