@@ -22,10 +22,10 @@ def members(recipe: Recipe) -> list[Recipe]:
     Raises:
         RequestError: origins or sizes that do not fit the members.
     """
-    from ..trainers.boost import member_model, own_member, refuse_impossible
+    from ..trainers.boost_members import member_model, own_member, refuse_impossible
 
     boost = recipe.boost
-    refuse_impossible(boost)
+    refuse_impossible(boost, recipe.lora)
     found: list[Recipe] = []
     for number in range(1, boost.members + 1):
         origin = boost.start_from[number - 1] if number <= len(boost.start_from) else ""
@@ -42,6 +42,12 @@ def at_once(recipe: Recipe, make: Callable[[Recipe], nn.Module]) -> nn.Module:
     """What is trained at the same time: the largest SSM, or all of them side by side."""
     from torch import nn
 
+    from ..trainers.boost_members import refuse_impossible
+    from ..trainers.lora import adapt_shapes
+
+    refuse_impossible(recipe.boost, recipe.lora)
+    if recipe.lora.rank is not None:  # adapters on one base, one after another
+        return adapt_shapes(make(recipe), recipe.lora, recipe.model)
     made = [make(each) for each in members(recipe)]
     if recipe.boost.order == "side_by_side":
         return nn.ModuleList(made)

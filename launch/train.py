@@ -151,7 +151,9 @@ def _train_method(recipe: Recipe, plan: Plan, out: Path, resume: str) -> Outcome
     if recipe.method == "boost":
         from ..trainers import boost
 
-        return boost.run(model=recipe.model, boost=recipe.boost, **common)
+        return boost.run(
+            model=recipe.model, boost=recipe.boost, lora=recipe.lora, **common
+        )
     from ..trainers import distill
 
     return distill.run(

@@ -130,6 +130,7 @@ BENCHMARKS = {
         *["--set", "boost.samples=8", "--set", "boost.held_out=4", "--set", "probe.prompts=1"],
         *["--set", "boost.continuation=8"],
     ],
+    "benchmarks/merge_cost.py": ["--prompts", "1", "--max-new-tokens", "4", "--members", "2"],
     "benchmarks/decode_gpu.py": ["--tiny"],
     "benchmarks/domains.py": [
         *["--steps", "2", "--files", "8", "--limit", "2", "--max-new-tokens", "6"],
@@ -156,15 +157,20 @@ SMALL_PRUNING = [
     *["--model.layers", "7", "--model.prune_rows", "1"],
     *SMALL_TRAINING[SMALL_TRAINING.index("--probe.prompts") :],
 ]
+SMALL_BOOSTING = [
+    *[*SMALL_TRAINING, "--boost.samples", "8", "--boost.held_out", "4"],
+    *["--boost.continuation", "4"],
+]
 # commands whose own work has to be made small
 FEW = {
     "--determinism": ["--eval.limit", "1", "--eval.max_new_tokens", "6"],
     "--samples": [*SMALL_EVAL, "--no-audit"],
     "prune-tiny": SMALL_PRUNING,
-    "boost-tiny": [*SMALL_TRAINING, "--boost.samples", "8", "--boost.held_out", "4",
-                   "--boost.continuation", "4"],
+    "boost-tiny": SMALL_BOOSTING,
+    "boost-lora-tiny": SMALL_BOOSTING,
 }
 # what a newcomer types first; `make quickstart` and its proof are the whole suite's other half
+BENCHMARK = "python benchmarks/"
 NOT_HERE = ("make ", "draftsmith quickstart", "pip ", "git ", "cd ")
 
 
@@ -228,14 +234,28 @@ def test_commands(
     shutil.copytree(workplace, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     for line in commands(page):
-        expected = 5 if "--plant" in line else 0
-        assert run(line) == expected, line
+        if not line.startswith(BENCHMARK):
+            assert run(line) == (5 if "--plant" in line else 0), line
     for number, code in enumerate(blocks(page, "python")):
         path = tmp_path / f"block{number}.py"
         path.write_text(code)
         done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "line",
+    sorted({line for page in PAGES for line in commands(page) if line.startswith(BENCHMARK)}),
+)
+def test_benchmarks(
+    line: str, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them trains and measures on its own: too long for every day."""
+    shutil.copytree(workplace, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    assert run(line) == 0
 
 
 def test_there_are_commands() -> None:

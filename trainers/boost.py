@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
@@ -23,12 +24,13 @@ from torch import nn
 from ..data.cache import Prepared
 from ..data.continuations import Continuations, Team, Wanted, continuations
 from ..decoding.backbone import Backbone
-from ..decoding.loading import load_target
 from ..drafters.checkpoint import save_draft_model
 from ..drafters.ensemble import save_ensemble
+from ..drafters.registry import load_draft_model
 from ..errors import RequestError
 from . import checkpoint, distill, side_by_side
-from .config import FROM_TARGET, BoostConfig, ModelConfig, ObjectiveConfig
+from .boost_members import drafter_of, member_lora, member_model, member_plan, refuse_impossible
+from .config import FROM_TARGET, BoostConfig, LoraConfig, ModelConfig, ObjectiveConfig
 from .coverage import acceptance, left_share, weights
 from .coverage_pass import (
     Matches,
@@ -42,6 +44,7 @@ from .coverage_pass import (
 from .feature_cache import feature_source, weights_hash
 from .frozen import Given, begin
 from .loop import Outcome, Plan, Probe
+from .lora import save_adapted
 from .objective import Objective
 from .pruning import prune
 from .setup import make_accelerator, run_loop
@@ -50,66 +53,24 @@ from .weighted_rows import WeightedRows
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_SEEDS_APART = 1000
 _log = logging.getLogger(__name__)
 
 
 def run(
-    *, model: ModelConfig, objective: ObjectiveConfig, boost: BoostConfig, **given: Unpack[Given]
-) -> Outcome:
+    *, model: ModelConfig, objective: ObjectiveConfig, boost: BoostConfig, lora: LoraConfig,
+    **given: Unpack[Given],
+) -> Outcome:  # fmt: skip
     """Boost-tune SSMs into `out/drafter`, an ensemble.
 
     Raises:
         RequestError: origins or sizes that do not fit the members; `resume` is a path.
     """
-    refuse_impossible(boost)
+    refuse_impossible(boost, lora)
     _refuse_resume(given["out"], given["resume"])
     accelerator, target, rows = begin(given)
     samples = _samples(target, rows, boost, given, accelerator)
-    run = Boosting(model, objective, boost, given, target, rows, samples)
+    run = Boosting(model, objective, boost, given, target, rows, samples, lora)
     return run.together(accelerator) if boost.order == "side_by_side" else run.in_turn(accelerator)
-
-
-def refuse_impossible(boost: BoostConfig) -> None:
-    """Raise RequestError where the lists of origins and sizes do not fit the members."""
-    for name in ("start_from", "layers"):
-        count = len(getattr(boost, name))
-        if count > boost.members:
-            raise RequestError(
-                f"boost.{name} has {count} entries, and boost.members is {boost.members}; expected "
-                "at most one for each"
-            )
-    for number, origin in enumerate(boost.start_from, 1):
-        earlier = own_member(origin)
-        if earlier is None:
-            continue
-        if boost.order == "side_by_side":
-            raise RequestError(
-                f"boost.start_from: SSM {number} goes on from {origin}, and with order "
-                "side_by_side there is none that is trained before; use in_turn"
-            )
-        if not 0 < earlier < number:
-            raise RequestError(
-                f"boost.start_from: SSM {number} goes on from {origin}; expected one before it"
-            )
-
-
-def member_model(model: ModelConfig, boost: BoostConfig, number: int, out: Path) -> ModelConfig:
-    """What SSM `number` (from 1) is made of: `model`, but for its own origin and size."""
-    changed: dict[str, object] = {}
-    if number <= len(boost.start_from) and boost.start_from[number - 1]:
-        origin = boost.start_from[number - 1]
-        earlier = own_member(origin)
-        changed["start_from"] = origin if earlier is None else str(_drafter(out, earlier))
-    if number <= len(boost.layers):
-        changed["layers"] = boost.layers[number - 1]
-    return model.model_copy(update=changed)
-
-
-def member_plan(plan: Plan, number: int) -> Plan:
-    """The plan of SSM `number`: the first one's seed is the run's, the others' are far from it."""
-    seed = plan.loop.seed + _SEEDS_APART * (number - 1)
-    return replace(plan, loop=plan.loop.model_copy(update={"seed": seed}))
 
 
 class Boosting:
@@ -117,8 +78,9 @@ class Boosting:
 
     def __init__(
         self, model: ModelConfig, objective: ObjectiveConfig, boost: BoostConfig, given: Given,
-        target: Backbone, rows: Prepared, samples: Continuations,
+        target: Backbone, rows: Prepared, samples: Continuations, lora: LoraConfig | None = None,
     ) -> None:  # fmt: skip
+        self.lora = lora or LoraConfig()
         self.model, self.objective, self.boost, self.given = model, objective, boost, given
         self.target, self.samples, self.out = target, samples, given["out"]
         self.label_RS = labels_of(samples.train)
@@ -139,7 +101,7 @@ class Boosting:
             if stored_matches(self.out / f"ssm-{number}") is None:
                 outcome = self.train(number, weighted, accelerator)
             steps += self.given["plan"].loop.steps
-            self.take(_drafter(self.out, number), number, accelerator)
+            self.take(drafter_of(self.out, number), number, accelerator)
             self.publish(accelerator)
         return replace(outcome, steps=steps)
 
@@ -169,7 +131,7 @@ class Boosting:
     def take(self, folder: Path, number: int, accelerator: Accelerator) -> None:
         """A trained SSM: load it, and find what it covers where that is not known yet."""
         place = self.out / f"ssm-{number}"
-        draft = load_target(str(folder), device=str(accelerator.device))
+        draft = load_draft_model(folder, self.target).backbone
         matches = stored_matches(place) or measure_matches(
             draft.model, self.samples, place, accelerator, chunk=self.objective.chunk
         )
@@ -205,15 +167,15 @@ class Boosting:
             accelerator.free_memory()
             accelerator = make_accelerator(plan.loop, plan.optimizer, place)
         torch.manual_seed(plan.loop.seed)  # fresh weights must not depend on what was drawn before
-        made = member_model(self.model, self.boost, number, self.out)
+        made, lora = self.made_of(number), member_lora(self.lora, number)
         goal = distill.build(
-            made, self.objective, self.target.model, self.target.tokenizer, self.save,
-            pruned=self.cut(made, place, plan),
+            made, self.objective, self.target.model, self.target.tokenizer,
+            partial(self.save, lora=lora), lora, pruned=self.cut(made, place, plan),
         )  # fmt: skip
         with self.features(goal, accelerator):
             return run_loop(
                 goal, weighted, self.samples.validation, plan, accelerator, out=place,
-                export_to=_drafter(self.out, number), probe=self.probe_together(),
+                export_to=drafter_of(self.out, number), probe=self.probe_together(),
                 resume="auto",
             )  # fmt: skip
 
@@ -233,9 +195,19 @@ class Boosting:
             accelerator=accelerator,
         )  # fmt: skip
 
-    def save(self, module: nn.Module, folder: Path) -> None:
-        """An SSM by itself is an ordinary draft model."""
-        save_draft_model(module, folder, self.target)
+    def made_of(self, number: int) -> ModelConfig:
+        """What SSM `number` goes on from: an adapter is put beside those before it."""
+        if self.lora.rank is None or number == 1:
+            return member_model(self.model, self.boost, number, self.out)
+        before = str(drafter_of(self.out, number - 1))
+        return self.model.model_copy(update={"start_from": before})
+
+    def save(self, module: nn.Module, folder: Path, lora: LoraConfig) -> None:
+        """An SSM by itself is an ordinary draft model, or one with adapters, its own in use."""
+        if lora.rank is None:
+            save_draft_model(module, folder, self.target)
+        else:
+            save_adapted(module, folder, self.target, lora)
 
     def probe_together(self) -> Probe | None:
         """Decoding with the SSM that is trained and all before it: the best checkpoint is the
@@ -249,9 +221,13 @@ class Boosting:
     def publish(self, accelerator: Accelerator) -> None:
         """The ensemble of the SSMs so far, and what they cover."""
         if accelerator.is_main_process:
-            places = [_drafter(self.out, number + 1) for number in range(len(self.found))]
+            numbers = range(1, len(self.found) + 1)
+            places, adapters = [drafter_of(self.out, number) for number in numbers], list[str]()
+            if self.lora.rank is not None:  # the last folder has the base and all adapters
+                places, adapters = places[-1:], [f"ssm-{number}" for number in numbers]
             checkpoint.replace_folder(
-                self.out / "drafter", lambda folder: save_ensemble(folder, places, self.target)
+                self.out / "drafter",
+                lambda folder: save_ensemble(folder, places, self.target, adapters=adapters),
             )
         self.report(accelerator)
 
@@ -297,13 +273,3 @@ def _refuse_shards(accelerator: Accelerator) -> None:
             "boost.order is side_by_side, in which SSMs read each other's projections, and ZeRO-3 "
             "cuts them into pieces; use ZeRO-2, or boost.order in_turn"
         )
-
-
-def own_member(origin: str) -> int | None:
-    """Number of the run's own SSM that `ssm-J` names; None for any other origin."""
-    word, _, number = origin.partition("-")
-    return int(number) if word == "ssm" and number.isdigit() else None
-
-
-def _drafter(out: Path, number: int) -> Path:
-    return out / f"ssm-{number}" / "drafter"

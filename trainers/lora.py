@@ -126,10 +126,10 @@ def refuse_adapter(lora: LoraConfig, model: ModelConfig, method: str) -> None:
     """Raise RequestError where a recipe asks for an adapter that its method does not train."""
     if lora.rank is None:
         return
-    if method != "distill":
+    if method not in ("distill", "boost"):
         raise RequestError(
             f"lora.rank is set, and method {method!r} trains no adapter of a draft; expected "
-            "method `distill`, or `tune` for adapters that go into the target"
+            "method `distill` or `boost`, or `tune` for adapters that go into the target"
         )
     if model.start_from is None:
         raise RequestError(

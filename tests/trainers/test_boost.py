@@ -20,11 +20,13 @@ from draftsmith.errors import RequestError
 from draftsmith.trainers import boost as b
 from draftsmith.trainers import coverage_pass, setup
 from draftsmith.trainers.architecture import fresh_model
+from draftsmith.trainers.boost_members import member_plan, refuse_impossible
 from draftsmith.trainers.config import (
     BoostConfig,
     CheckpointConfig,
     FeaturesConfig,
     LoopConfig,
+    LoraConfig,
     ModelConfig,
     ObjectiveConfig,
     OptimizerConfig,
@@ -71,7 +73,10 @@ def plan(steps: int = 160) -> Plan:
     return Plan(loop, optimizer, CheckpointConfig(every_steps=5), ProbeConfig())
 
 
-def boosting(target: Backbone, out: Path, config: BoostConfig, steps: int = 160) -> b.Boosting:
+def boosting(
+    target: Backbone, out: Path, config: BoostConfig, steps: int = 160, *,
+    model: ModelConfig = SIZES, lora: LoraConfig | None = None,
+) -> b.Boosting:  # fmt: skip
     samples = Continuations(two_kinds(2), two_kinds(1))
     given: Any = {
         "target": TargetConfig(), "features": FeaturesConfig(), "data": DataConfig(),
@@ -80,14 +85,20 @@ def boosting(target: Backbone, out: Path, config: BoostConfig, steps: int = 160)
     rows = Prepared(samples.train, samples.validation, report=None)  # type: ignore[arg-type]
     objective = ObjectiveConfig(kl=0.0, ce=1.0, chunk=64)
     out.mkdir(parents=True, exist_ok=True)
-    return b.Boosting(SIZES, objective, config, given, target, rows, samples)
+    return b.Boosting(model, objective, config, given, target, rows, samples, lora)
 
 
-def run(target: Backbone, out: Path, config: BoostConfig, steps: int = 160) -> dict[int, dict]:
+def run(
+    target: Backbone, out: Path, config: BoostConfig, steps: int = 160, **made: Any
+) -> dict[int, dict]:
     """The coverage records by the number of SSMs."""
-    goal = boosting(target, out, config, steps)
+    goal = boosting(target, out, config, steps, **made)
     team = setup.make_accelerator(goal.given["plan"].loop, goal.given["plan"].optimizer, out)
     (goal.together if config.order == "side_by_side" else goal.in_turn)(team)
+    return covered(out)
+
+
+def covered(out: Path) -> dict[int, dict]:
     lines = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
     return {line["step"]: line for line in lines if line["kind"] == "coverage"}
 
@@ -102,9 +113,15 @@ CHOICES = [
 
 
 @pytest.fixture(scope="module")
-def copies(target: Backbone, tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict]:
-    config = BoostConfig(members=2, weights="none", unit="sample", match_tokens=0)
-    return run(target, tmp_path_factory.mktemp("copies"), config)
+def copies_in(target: Backbone, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("copies")
+    run(target, out, BoostConfig(members=2, weights="none", unit="sample", match_tokens=0))
+    return out
+
+
+@pytest.fixture(scope="module")
+def copies(copies_in: Path) -> dict[int, dict]:
+    return covered(copies_in)
 
 
 def test_copies_learn_the_same(copies: dict[int, dict]) -> None:
@@ -155,7 +172,7 @@ def test_ssms_go_on_from_each_other_and_differ_in_size(target: Backbone, tmp_pat
     first, second, third = (weights(tmp_path / f"ssm-{k}" / "drafter") for k in (1, 2, 3))
     assert all(torch.allclose(second[name], t, atol=1e-6) for name, t in first.items())
     assert len(third) > len(first)
-    seeds = [b.member_plan(plan, number).loop.seed for number in (1, 2, 3)]
+    seeds = [member_plan(plan, number).loop.seed for number in (1, 2, 3)]
     assert seeds[0] == plan.loop.seed
     assert len(set(seeds)) == 3
 
@@ -240,6 +257,50 @@ def test_a_finished_run_does_nothing_again(
     assert (undisturbed / "metrics.jsonl").read_text() == before
 
 
+# ---- adapters on one base ---------------------------------------------------------------------
+
+
+ADAPTED = BoostConfig(members=2, weights="hard", unit="sample", match_tokens=0, stop_share=0.0)
+
+
+def on_base(copies_in: Path) -> dict[str, Any]:
+    base = str(copies_in / "ssm-1" / "drafter")
+    return {"model": ModelConfig(start_from=base), "lora": LoraConfig(rank=8, alpha=16.0)}
+
+
+def test_adapters_on_one_base_are_boosted(
+    target: Backbone, copies_in: Path, tmp_path: Path
+) -> None:
+    """The second learns what the first lacks; the folder holds the base once, as it was."""
+    run(target, tmp_path, ADAPTED, **on_base(copies_in))
+    samples = Continuations(two_kinds(2), two_kinds(1))
+    found = [coverage_pass.stored_matches(tmp_path / f"ssm-{k}") for k in (1, 2)]
+    both = coverage_pass.coverage_record(found, samples, ADAPTED, draft=4)
+    alone = coverage_pass.coverage_record(found[:1], samples, ADAPTED, draft=4)
+    assert both["union"] > alone["union"] + 0.2
+    drafter = load_drafter(tmp_path / "drafter", target)
+    assert isinstance(drafter, Ensemble)
+    assert drafter.chains == 2
+    assert drafter.members[0].adapters == ("ssm-1", "ssm-2")
+    assert len(list((tmp_path / "drafter").glob("*/model.safetensors"))) == 1
+    kept = weights(tmp_path / "drafter" / "ssm-1")
+    before = weights(copies_in / "ssm-1" / "drafter")
+    assert all(torch.equal(kept[name], t) for name, t in before.items())
+
+
+def test_adapters_that_are_killed_go_on(
+    target: Backbone, copies_in: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two, made = tmp_path / "one", tmp_path / "two", on_base(copies_in)
+    run(target, one, ADAPTED, steps=8, **made)
+    with monkeypatch.context() as patch:
+        patch.setattr(b, "measure_matches", lambda *_args, **_named: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run(target, two, ADAPTED, steps=8, **made)
+    run(target, two, ADAPTED, steps=8, **made)
+    assert_same(one, two)
+
+
 # ---- refusals ---------------------------------------------------------------------------------
 
 
@@ -254,4 +315,17 @@ def test_a_finished_run_does_nothing_again(
 )
 def test_refusals(values: dict, reason: str) -> None:
     with pytest.raises(RequestError, match=reason):
-        b.refuse_impossible(BoostConfig(**values))
+        refuse_impossible(BoostConfig(**values), LoraConfig())
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"start_from": ["ssm-1"]}, "boost.start_from is set, and lora.rank too: all SSMs are"),
+        ({"layers": [1]}, "boost.layers is set, and lora.rank too"),
+        ({"order": "side_by_side"}, "boost.order is side_by_side: adapters on one base"),
+    ],
+)
+def test_what_adapters_do_not_go_with(values: dict, reason: str) -> None:
+    with pytest.raises(RequestError, match=reason):
+        refuse_impossible(BoostConfig(**values), LoraConfig(rank=4))

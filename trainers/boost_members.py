@@ -1,0 +1,89 @@
+"""What each SSM of a boosted ensemble is made of: origin, size, seed, adapter.
+
+Read next: `boost.py`, which trains them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from ..errors import RequestError
+from .config import BoostConfig, LoraConfig, ModelConfig
+from .loop import Plan
+
+_SEEDS_APART = 1000
+
+
+def refuse_impossible(boost: BoostConfig, lora: LoraConfig) -> None:
+    """Raise RequestError where origins and sizes do not fit the members, or each other."""
+    if lora.rank is not None:
+        _refuse_beside_adapters(boost)
+    for name in ("start_from", "layers"):
+        count = len(getattr(boost, name))
+        if count > boost.members:
+            raise RequestError(
+                f"boost.{name} has {count} entries, and boost.members is {boost.members}; expected "
+                "at most one for each"
+            )
+    for number, origin in enumerate(boost.start_from, 1):
+        earlier = own_member(origin)
+        if earlier is None:
+            continue
+        if boost.order == "side_by_side":
+            raise RequestError(
+                f"boost.start_from: SSM {number} goes on from {origin}, and with order "
+                "side_by_side there is none that is trained before; use in_turn"
+            )
+        if not 0 < earlier < number:
+            raise RequestError(
+                f"boost.start_from: SSM {number} goes on from {origin}; expected one before it"
+            )
+
+
+def _refuse_beside_adapters(boost: BoostConfig) -> None:
+    given = [name for name in ("start_from", "layers") if getattr(boost, name)]
+    if given:
+        raise RequestError(
+            f"boost.{given[0]} is set, and lora.rank too: all SSMs are adapters on the one base "
+            "that model.start_from names; leave one of the two out"
+        )
+    if boost.order == "side_by_side":
+        raise RequestError(
+            "lora.rank is set, and boost.order is side_by_side: adapters on one base are trained "
+            "one after another; use in_turn"
+        )
+
+
+def member_lora(lora: LoraConfig, number: int) -> LoraConfig:
+    """The adapter of SSM `number`, named after it."""
+    return lora.model_copy(update={"name": f"ssm-{number}"})
+
+
+def member_model(model: ModelConfig, boost: BoostConfig, number: int, out: Path) -> ModelConfig:
+    """What SSM `number` (from 1) is made of: `model`, but for its own origin and size."""
+    changed: dict[str, object] = {}
+    if number <= len(boost.start_from) and boost.start_from[number - 1]:
+        origin = boost.start_from[number - 1]
+        earlier = own_member(origin)
+        changed["start_from"] = origin if earlier is None else str(drafter_of(out, earlier))
+    if number <= len(boost.layers):
+        changed["layers"] = boost.layers[number - 1]
+    return model.model_copy(update=changed)
+
+
+def member_plan(plan: Plan, number: int) -> Plan:
+    """The plan of SSM `number`: the first one's seed is the run's, the others' are far from it."""
+    seed = plan.loop.seed + _SEEDS_APART * (number - 1)
+    return replace(plan, loop=plan.loop.model_copy(update={"seed": seed}))
+
+
+def own_member(origin: str) -> int | None:
+    """Number of the run's own SSM that `ssm-J` names; None for any other origin."""
+    word, _, number = origin.partition("-")
+    return int(number) if word == "ssm" and number.isdigit() else None
+
+
+def drafter_of(out: Path, number: int) -> Path:
+    """Where SSM `number` is exported."""
+    return out / f"ssm-{number}" / "drafter"
