@@ -14,6 +14,7 @@ from .recipe import Recipe
 
 if TYPE_CHECKING:
     from torch import nn
+    from transformers import PreTrainedModel
 
 
 def members(recipe: Recipe) -> list[Recipe]:
@@ -38,7 +39,7 @@ def members(recipe: Recipe) -> list[Recipe]:
     return found
 
 
-def at_once(recipe: Recipe, make: Callable[[Recipe], nn.Module]) -> nn.Module:
+def at_once(recipe: Recipe, make: Callable[[Recipe], PreTrainedModel]) -> nn.Module:
     """What is trained at the same time: the largest SSM, or all of them side by side."""
     from torch import nn
 
