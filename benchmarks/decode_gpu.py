@@ -205,15 +205,6 @@ def copy_between(sizes: Sizes) -> Call:
     return copy
 
 
-def weight_bytes(backbone: Backbone) -> int:
-    """Bytes of weights that one token needs; an embedding that is not the head is looked up."""
-    model: Any = backbone.model
-    looked_up = model.get_input_embeddings().weight
-    if looked_up.data_ptr() == model.get_output_embeddings().weight.data_ptr():
-        return bytes_of(backbone.model)
-    return bytes_of(backbone.model) - looked_up.numel() * looked_up.element_size()
-
-
 def kv_bytes(sizes: Sizes, tokens: float) -> float:
     """Bytes of the keys and values of `tokens` tokens, in all layers."""
     of_a_token = 2 * sizes.layers * sizes.kv_heads * (sizes.hidden // sizes.heads)
@@ -234,7 +225,7 @@ def measure_baseline(sizes: Sizes, target: Backbone) -> dict[str, float]:
     arms = {"copy": copy_between(sizes), "short": answer(short), "long": answer(long)}
     times = medians(arms, sizes.whole_rounds, sizes.device)
     per_token = (times["long"] - times["short"]) / (long - short)
-    needed = weight_bytes(target) + kv_bytes(sizes, sizes.context + (short + long) / 2)
+    needed = bytes_of(target.model) + kv_bytes(sizes, sizes.context + (short + long) / 2)
     return bandwidths(needed, per_token, 2 * sizes.copied_bytes * sizes.repeats, times["copy"])
 
 
