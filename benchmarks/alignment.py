@@ -295,9 +295,7 @@ def decoded(
     return [found[at : at + each] for at in range(0, len(found), each)]
 
 
-def verdict_of(
-    target: Backbone, drafter: Path, held_out: HeldOut, args: argparse.Namespace
-) -> str:
+def verdict_of(target: Backbone, drafter: Path, held_out: HeldOut, args: argparse.Namespace) -> str:
     """Of the family: all cells draft by the same code with other weights."""
     proposer = load_drafter(drafter, target, draft_length=DEPTH)
     evidence = AuditConfig(tokens=args.audit_tokens, sequences=args.audit_sequences, prompts=24)

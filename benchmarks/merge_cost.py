@@ -68,9 +68,7 @@ def fresh(target: Backbone, seed: int, draft_length: int) -> DraftModel:
     torch.manual_seed(seed)
     config = load_recipe("distill-tiny").recipe.model
     model = draft_model(config, target.model, target.tokenizer).eval()
-    return DraftModel(
-        Backbone(model, name="fresh"), target.vocabulary, draft_length=draft_length
-    )
+    return DraftModel(Backbone(model, name="fresh"), target.vocabulary, draft_length=draft_length)
 
 
 def row(

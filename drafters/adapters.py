@@ -141,9 +141,7 @@ def load_adapters(model: nn.Module, folder: Path, names: Sequence[str]) -> None:
     use(model, None)
 
 
-def take_up(
-    model: nn.Module, folder: Path, settings: Mapping[str, Any], asked: str | None
-) -> None:
+def take_up(model: nn.Module, folder: Path, settings: Mapping[str, Any], asked: str | None) -> None:
     """Load the adapters that a folder's settings list, and use one.
 
     The one asked for by name, `base` being none; else the one that the folder's run has trained.

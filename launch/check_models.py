@@ -66,9 +66,7 @@ def check_target(recipe: Recipe, models: Models) -> str:
     if context is not None and length > context:
         boosts = recipe.method == "boost"
         what = "boost.prompt_tokens + continuation" if boosts else "data.sequence_length"
-        raise RequestError(
-            f"{what} is {length}; the target's context is {context} tokens"
-        )
+        raise RequestError(f"{what} is {length}; the target's context is {context} tokens")
     memory = parameters(model) * BYTES[recipe.target.dtype]
     away = f"; not here, sizes from {recipe.target.sizes}" if models.described else ""
     return (

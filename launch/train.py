@@ -151,14 +151,10 @@ def _train_method(recipe: Recipe, plan: Plan, out: Path, resume: str) -> Outcome
     if recipe.method == "boost":
         from ..trainers import boost
 
-        return boost.run(
-            model=recipe.model, boost=recipe.boost, lora=recipe.lora, **common
-        )
+        return boost.run(model=recipe.model, boost=recipe.boost, lora=recipe.lora, **common)
     from ..trainers import distill
 
-    return distill.run(
-        model=recipe.model, lora=recipe.lora, rollouts=recipe.rollouts, **common
-    )
+    return distill.run(model=recipe.model, lora=recipe.lora, rollouts=recipe.rollouts, **common)
 
 
 def _probe(target: Backbone, recipe: Recipe) -> Probe:

@@ -49,9 +49,7 @@ def make_target(architecture: str, *, seed: int = 0) -> Backbone:
     return Backbone(model, name="random")
 
 
-def make_drafter(
-    target: Backbone, *, noise: float = 0.02, seed: int = 1, **settings
-) -> DraftModel:
+def make_drafter(target: Backbone, *, noise: float = 0.02, seed: int = 1, **settings) -> DraftModel:
     """The target's own weights, shaken: accepts something, never everything."""
     import copy
 

@@ -136,9 +136,7 @@ def _largest(scores_X: Tensor, count: int) -> Tensor:
     return scores_X.sort(descending=True, stable=True).indices[:count].sort().values
 
 
-def _cut(
-    name: str, weight: Tensor, channels: Tensor, kept: Sequence[Kept], head: int
-) -> Tensor:
+def _cut(name: str, weight: Tensor, channels: Tensor, kept: Sequence[Kept], head: int) -> Tensor:
     """One weight of the target: rows are what it writes, columns what it reads."""
     parts = name.split(".")
     module = parts[-2]

@@ -125,7 +125,6 @@ def test_a_tied_embedding_is_read_as_the_head() -> None:
     assert decode_gpu.bytes_of(model) == 4 * sum(p.numel() for p in model.parameters())
 
 
-
 def test_bandwidths_by_hand() -> None:
     found = decode_gpu.bandwidths(12e9, 0.004, 2 * 2e9 * 10, 0.01)
     assert found["tokens_per_second"] == 250

@@ -54,7 +54,10 @@ def test_each_token_is_of_the_mixture(target: Backbone) -> None:
     )  # fmt: skip
     pairs = torch.tensor(found)
     commonest = int(pairs[:, 0].mode().values)
-    for context, seen in [(prompt, pairs[:, 0]), ([*prompt, commonest], pairs[pairs[:, 0] == commonest, 1])]:
+    for context, seen in [
+        (prompt, pairs[:, 0]),
+        ([*prompt, commonest], pairs[pairs[:, 0] == commonest, 1]),
+    ]:
         laws = [law(each, context, 0.7) for each in (other, target)]
         wanted = share * laws[0] + (1 - share) * laws[1]
         counted = torch.bincount(seen, minlength=VOCABULARY) / len(seen)

@@ -122,7 +122,9 @@ def test_rows_with_adapters_of_their_own_draft_as_each_alone(
         rows._is_lean = lean
         together = texts(target, DraftModel(rows, target.vocabulary))
         assert active_adapter(draft.model) == "one"
-        law = draft.model(torch.tensor([PROMPTS[0]])).logits  # outside of its passes nothing changes
+        law = draft.model(
+            torch.tensor([PROMPTS[0]])
+        ).logits  # outside of its passes nothing changes
     assert list(zip(*together, strict=True)) == alone
     assert torch.equal(law, draft.model(torch.tensor([PROMPTS[0]])).logits)
     assert not any(module._forward_pre_hooks for module in draft.model.modules())
@@ -167,9 +169,7 @@ def test_the_folder_is_peft_s_own(pair: tuple[Backbone, Backbone], folder: Path)
         model = copy.deepcopy(base)
         if name is not None:
             model = PeftModel.from_pretrained(model, folder / "adapters" / name)
-        torch.testing.assert_close(
-            model(ids).logits, draft.model(ids).logits, atol=1e-5, rtol=1e-4
-        )
+        torch.testing.assert_close(model(ids).logits, draft.model(ids).logits, atol=1e-5, rtol=1e-4)
 
 
 def damaged(how: str, place: Path) -> None:

@@ -132,7 +132,9 @@ def test_bytes_are_those_that_a_forward_reads(target: Backbone, tmp_path: Path) 
     groups = sum(rows * columns // 32 for rows, columns in linear_sizes(target.model))
     assert four == numbers + 5 * groups + norms
     exit_after_one = make("early exit", target, tmp_path / "e").module
-    assert bytes_of(exit_after_one) == bytes_of(target.model) - bytes_of(target.model.model.layers[1])
+    assert bytes_of(exit_after_one) == bytes_of(target.model) - bytes_of(
+        target.model.model.layers[1]
+    )
     untied = nn.ModuleList([nn.Embedding(10, 4), nn.Linear(4, 10, bias=False)])
     assert bytes_of(untied) == 4 * 40
 

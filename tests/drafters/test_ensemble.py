@@ -120,9 +120,10 @@ def test_a_row_does_not_depend_on_the_others(temperature: float, target: Backbon
 def test_fixed_shapes_give_the_same(target: Backbone) -> None:
     ensemble = join(drafts_of(target))
     how = {"warper": Warper(1.0), **COMMON}
-    assert generate(target, ensemble, PROMPTS, static=True, **how).tokens == generate(
-        target, ensemble, PROMPTS, static=False, **how
-    ).tokens
+    assert (
+        generate(target, ensemble, PROMPTS, static=True, **how).tokens
+        == generate(target, ensemble, PROMPTS, static=False, **how).tokens
+    )
 
 
 def test_equal_members_are_verified_once(target: Backbone) -> None:
@@ -138,9 +139,7 @@ AUDITED = [(0.6, "sample"), (1.0, "sample"), (1.0, "argmax")]
 
 @pytest.mark.parametrize(("temperature", "policy"), AUDITED)
 def test_the_audit_passes(temperature: float, policy: str, target: Backbone) -> None:
-    report = audit(
-        target, join(drafts_of(target, policy=policy)), PROMPTS, evidence(temperature)
-    )
+    report = audit(target, join(drafts_of(target, policy=policy)), PROMPTS, evidence(temperature))
     assert report.verdict == "lossless", report.text()
     assert report.replay.argmax == report.replay.tokens > 0
 
@@ -202,9 +201,7 @@ def with_adapters(target: Backbone) -> DraftModel:
     """A draft with two shaken adapters."""
     draft = drafts_of(target)[0]
     for name in ("one", "two"):
-        add_adapter(
-            draft.module, name, rank=4, alpha=8.0, dropout=0.0, layers=[], section="lora"
-        )
+        add_adapter(draft.module, name, rank=4, alpha=8.0, dropout=0.0, layers=[], section="lora")
     g = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for name, parameter in draft.module.named_parameters():
@@ -302,5 +299,7 @@ def test_members_that_draft_no_chain_are_refused(saved: tuple[Backbone, Ensemble
     heads = MedusaHeads.for_target(target.model, heads=2)
     settings = {"heads": 2, "layers": 1, "hidden": 32, "vocabulary": target.vocabulary}
     save_heads(heads, folder / "ssm-2", target, family="medusa", settings=settings)
-    with pytest.raises(RequestError, match=r"ssm-2 is a drafter of family 'medusa'; expected draft"):
+    with pytest.raises(
+        RequestError, match=r"ssm-2 is a drafter of family 'medusa'; expected draft"
+    ):
         load_drafter(folder, target)

@@ -135,7 +135,9 @@ def test_the_draft_reads_what_was_committed_and_nothing_else(
         for texts, _ in drafter.kept:
             read = texts[row][len(pair.text(tuple(prompt))) :]
             answer = whole[len(prompt) :]
-            pieces = [[p for n in answer[:at] for p in pair.piece(n)] for at in range(len(answer) + 1)]
+            pieces = [
+                [p for n in answer[:at] for p in pair.piece(n)] for at in range(len(answer) + 1)
+            ]
             # a row at its limit has heard of tokens that were cut off
             assert read in pieces[1:] or read[: len(pieces[-1])] == pieces[-1]
 
@@ -278,7 +280,11 @@ def test_other_tokens_need_permission(folders: dict[str, Path], target: Backbone
 
 @pytest.mark.parametrize(
     ("asked", "kind"),
-    [("auto", IntersectionDraft), ("intersection", IntersectionDraft), ("retokenise", RetokenisedDraft)],
+    [
+        ("auto", IntersectionDraft),
+        ("intersection", IntersectionDraft),
+        ("retokenise", RetokenisedDraft),
+    ],
 )
 @pytest.mark.parametrize("folder", ["plain", "foreign"])
 def test_with_permission_it_drafts_and_says_how(

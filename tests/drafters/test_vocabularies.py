@@ -46,13 +46,16 @@ PIECES = sentence_piece()
 TOKENIZERS = {"code": CODER, "prose": WRITER, "pieces": PIECES}
 WORDS = {name: Vocabulary.of(each, len(each) + 3) for name, each in TOKENIZERS.items()}
 BOTH = pytest.mark.parametrize(
-    ("draft", "target"), [("code", "prose"), ("prose", "code"), ("pieces", "code"), ("code", "pieces")]
+    ("draft", "target"),
+    [("code", "prose"), ("prose", "code"), ("pieces", "code"), ("code", "pieces")],
 )
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 @settings(max_examples=60, deadline=None)
-@given(text=st.one_of(st.text(max_size=12), st.sampled_from(["def a(", " a", "läuft", "<s>", "東"])))
+@given(
+    text=st.one_of(st.text(max_size=12), st.sampled_from(["def a(", " a", "läuft", "<s>", "東"]))
+)
 def test_bytes_of_what_a_tokenizer_writes_are_the_text(name: str, text: str) -> None:
     """By the library's own account: what `decode` reads from the ids."""
     tokenizer, words = TOKENIZERS[name], WORDS[name]
@@ -111,7 +114,9 @@ def test_shared_tokens_are_all_those_with_the_same_bytes(draft: str, target: str
 def test_special_tokens_of_a_prompt() -> None:
     """The same one, the other's end, or how it is written; the start of a text once."""
     pair = VocabularyPair(WORDS["pieces"], WORDS["code"])
-    end, pad, turn = (CODER.convert_tokens_to_ids(t) for t in ("<|endoftext|>", "<|pad|>", "<|im_start|>"))
+    end, pad, turn = (
+        CODER.convert_tokens_to_ids(t) for t in ("<|endoftext|>", "<|pad|>", "<|im_start|>")
+    )
     assert pair.piece(end) == [PIECES.eos_token_id]
     assert pair.draft.bytes_of(pair.piece(turn)) == b"<|im_start|>"
     ids = (turn, *CODER("def")["input_ids"])
@@ -124,7 +129,9 @@ def test_special_tokens_of_a_prompt() -> None:
     assert back.text((PIECES.bos_token_id,)) == [CODER.eos_token_id]
 
 
-@pytest.mark.parametrize("data", [b"", b"a", "läß".encode(), "läß".encode()[:-1], b"\xff\xfeab", b"\xe6\x9d"])
+@pytest.mark.parametrize(
+    "data", [b"", b"a", "läß".encode(), "läß".encode()[:-1], b"\xff\xfeab", b"\xe6\x9d"]
+)
 @pytest.mark.parametrize("tail", [b"", b"def ", "東".encode()[:2], b"\xff def ad"])
 @pytest.mark.parametrize("target", ["code", "prose", "pieces"])
 def test_what_is_proposed_is_what_was_drafted(target: str, tail: bytes, data: bytes) -> None:

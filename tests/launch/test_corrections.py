@@ -37,7 +37,9 @@ def place(tmp_path_factory: pytest.TempPathFactory, target: Backbone) -> Path:
     folder = tmp_path_factory.mktemp("corrections")
     torch.manual_seed(0)
     sizes = ModelConfig(layers=1, hidden=64, heads=1, kv_heads=1, head_size=64)
-    save_draft_model(fresh_model(sizes, vocabulary=target.vocabulary, eos=None), folder / "untrained", target)
+    save_draft_model(
+        fresh_model(sizes, vocabulary=target.vocabulary, eos=None), folder / "untrained", target
+    )
     shaken = load_target("tiny").model
     g = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -94,7 +96,10 @@ def corrected_places(target: Any, draft: Any, ids: list[int], start: int) -> lis
 
 def test_labels_are_where_the_target_overruled_the_draft(place: Path, target: Backbone) -> None:
     draft = load_target(str(place / "shaken")).model
-    answers, found = rows(place / "greedy" / "answers.jsonl"), rows(place / "greedy" / "corrections.jsonl")
+    answers, found = (
+        rows(place / "greedy" / "answers.jsonl"),
+        rows(place / "greedy" / "corrections.jsonl"),
+    )
     assert len(answers) == len(NAMES)
     wanted = []
     for row in answers:
@@ -157,7 +162,10 @@ def test_training_on_corrections_raises_acceptance_on_these_prompts(
         "--loop.validate_every", "60",
     ])  # fmt: skip
     assert code == 0
-    prompts = [row["input_ids"][: row["loss_mask"].index(1)] for row in rows(tmp_path / "log" / "answers.jsonl")]
+    prompts = [
+        row["input_ids"][: row["loss_mask"].index(1)]
+        for row in rows(tmp_path / "log" / "answers.jsonl")
+    ]
     before, after = (
         tau_of(target, folder, prompts) for folder in (place / "untrained", run / "drafter")
     )

@@ -59,8 +59,17 @@ def test_there_is_one_for_every_method() -> None:
     assert set(LARGE) == {
         f"{name}-8b"
         for name in (
-            "distill", "distill-on-policy", "prune", "boost", "medusa", "medusa2", "hydra", "bpd",
-            "eagle", "hass", "eagle3",
+            "distill",
+            "distill-on-policy",
+            "prune",
+            "boost",
+            "medusa",
+            "medusa2",
+            "hydra",
+            "bpd",
+            "eagle",
+            "hass",
+            "eagle3",
         )
     }
 

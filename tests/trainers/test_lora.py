@@ -135,9 +135,7 @@ def test_what_cannot_be_trained_is_refused_before_the_run(
     assert says in " ".join(capfd.readouterr().err.split())
 
 
-def test_zero_3_is_refused_before_the_run(
-    place: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_zero_3_is_refused_before_the_run(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     machine = ["--machine.processes", "2", "--machine.device_gb", "80", "--machine.sharding"]
     words = [*adapter("new", place / "base"), "--loop.ema", "", *machine]
     assert main(["check", str(place / "small.yaml"), *words, "zero3"]) == 2

@@ -48,9 +48,7 @@ def batches(seed: int = 0) -> list[dict[str, torch.Tensor]]:
     found = []
     for _ in range(2):
         documents = torch.tensor([[0] * 9 + [1] * 7, [0] * 5 + [1] * 6 + [-1] * 5])
-        positions = torch.tensor(
-            [[*range(9), *range(7)], [*range(5), *range(6), *range(5)]]
-        )
+        positions = torch.tensor([[*range(9), *range(7)], [*range(5), *range(6), *range(5)]])
         mask = (torch.rand(2, 16, generator=g) < 0.7) & (documents >= 0)
         ids = torch.randint(VOCABULARY, (2, 16), generator=g)
         found.append({"input_ids": ids, "documents": documents, "positions": positions,
@@ -295,7 +293,9 @@ def test_a_run_that_was_cut_searches_once_and_ends_with_the_same_bits(
     found = json.loads((whole / "pruning.json").read_text())
     assert len(found["rounds"]) == 2
     assert len(found["rounds"][0]["without"]) == 8
-    assert found["kept"] == [n for n in range(8) if n not in [r["removed"] for r in found["rounds"]]]
+    assert found["kept"] == [
+        n for n in range(8) if n not in [r["removed"] for r in found["rounds"]]
+    ]
     config = json.loads((whole / "drafter" / "config.json").read_text())
     assert (config["num_hidden_layers"], config["intermediate_size"]) == (6, 96)
     assert (config["num_attention_heads"], config["num_key_value_heads"]) == (2, 1)
@@ -325,9 +325,7 @@ def test_two_processes_share_the_search_and_find_the_same(tmp_path: Path) -> Non
     assert len(found[0]["rounds"]) == 2
 
 
-def test_the_pre_flight_knows_the_sizes(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_pre_flight_knows_the_sizes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     words = ["check", "prune-tiny", "--out", str(tmp_path / "out"), "--data.limit_rows", "40"]
     assert main(words) == 0
     assert "1.97 M parameters" in capfd.readouterr().out

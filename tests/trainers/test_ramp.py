@@ -116,9 +116,7 @@ def test_a_compressed_teacher_is_its_likeliest_tokens_renormalised(
     """Every divergence, and the mass that is lost, against plain Python."""
     draft, target = laws()
     asked: dict = {"kl": 0.0, name: 1.0, "top_k_tokens": 2}
-    loss = Distillation.of(
-        ObjectiveConfig(**asked, temperature=temperature, teacher_top_k=CUT)
-    )
+    loss = Distillation.of(ObjectiveConfig(**asked, temperature=temperature, teacher_top_k=CUT))
     draft.requires_grad_()
     found = loss(draft, target, torch.zeros(5, dtype=torch.long))
     found["loss"].sum().backward()

@@ -52,7 +52,10 @@ class Rows:
 
     def batch(self, rows: list[int]) -> dict[str, torch.Tensor]:
         ids = torch.stack(
-            [torch.randint(0, VOCABULARY, (S,), generator=torch.Generator().manual_seed(row)) for row in rows]
+            [
+                torch.randint(0, VOCABULARY, (S,), generator=torch.Generator().manual_seed(row))
+                for row in rows
+            ]
         )
         documents = torch.tensor([0] * 14 + [1] * 8 + [-1] * 2).expand_as(ids)
         positions = torch.tensor([*range(14), *range(8), 0, 1]).expand_as(ids)
@@ -96,7 +99,9 @@ def test_rows_hold_what_their_writer_says(by: str, target: Backbone) -> None:
     new = rollouts_of(made).rewrite(batches, range(4), step=0, seed=7)
     writer = target if by == "target" else Backbone(made.draft().eval(), name="draft")  # type: ignore[arg-type]
     for number, row in [(0, 0), (1, 0)]:
-        assert all(torch.equal(new[number][name][row], batches[number][name][row]) for name in batches[0])
+        assert all(
+            torch.equal(new[number][name][row], batches[number][name][row]) for name in batches[0]
+        )
     for number, row in [(0, 1), (1, 1)]:
         gold = batches[number]["input_ids"][row].tolist()
         documents = batches[number]["documents"][row].tolist()
