@@ -10,7 +10,7 @@ quickstart: $(READY)
 	$(BIN)/draftsmith quickstart --out quickstart
 
 test: $(READY)
-	$(BIN)/pytest -n 2 -m "not slow"
+	$(BIN)/pytest -n 2 --dist worksteal -m "not slow"
 
 # style, types, and the fast tests: under two minutes
 check: $(READY)
@@ -18,7 +18,7 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	mkdir -p $(VENV)/typecheck && ln -sfn ../.. $(VENV)/typecheck/draftsmith
 	cd $(VENV)/typecheck && ../bin/mypy --config-file ../../pyproject.toml -p draftsmith
-	$(BIN)/pytest -n 2 -m "not slow and not fault and not run"
+	$(BIN)/pytest -n 2 --dist worksteal -m "not slow and not fault and not run"
 
 test-all: $(READY)
 	$(BIN)/pytest

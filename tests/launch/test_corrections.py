@@ -116,6 +116,7 @@ def test_labels_are_where_the_target_overruled_the_draft(place: Path, target: Ba
     assert "corrections.jsonl" in manifest["files"]
 
 
+@pytest.mark.slow
 def test_killed_at_a_random_moment_it_ends_with_the_same_bits(place: Path, tmp_path: Path) -> None:
     rng = random.Random(4)  # noqa: S311
     out = tmp_path / "killed"

@@ -20,6 +20,7 @@ def records(run: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_two_processes_write_what_one_writes(tmp_path: Path) -> None:
     """Every term of every step, and the drafter; rounding alone may differ."""
     recipe = tmp_path / "own.yaml"

@@ -131,7 +131,11 @@ def test_copies_learn_the_same(copies: dict[int, dict]) -> None:
     assert copies[2]["union"] < 0.75
 
 
-@pytest.mark.parametrize(("values", "steps"), CHOICES, ids=[str(each) for each, _ in CHOICES])
+@pytest.mark.parametrize(
+    ("values", "steps"),
+    [CHOICES[0], *(pytest.param(*each, marks=pytest.mark.slow) for each in CHOICES[1:])],
+    ids=[str(each) for each, _ in CHOICES],
+)
 def test_the_second_learns_what_the_first_lacks(
     values: dict, steps: int, target: Backbone, copies: dict[int, dict], tmp_path: Path
 ) -> None:
@@ -211,8 +215,11 @@ HARD = BoostConfig(members=3, weights="hard", unit="span", match_tokens=1, stop_
 
 @pytest.mark.parametrize(
     ("where", "number"),
-    [("step", 7), ("step", 12), ("step", 19), ("step", 33), ("measure", 1), ("measure", 2),
-     ("publish", 1), ("publish", 3), ("export", 2)],
+    [("step", 19), ("measure", 2), ("publish", 1), *(
+        pytest.param(*place, marks=pytest.mark.slow) for place in (
+            ("step", 7), ("step", 12), ("step", 33), ("measure", 1), ("publish", 3), ("export", 2),
+        )
+    )],
 )  # fmt: skip
 def test_a_kill_anywhere(
     where: str, number: int, target: Backbone, undisturbed: Path, tmp_path: Path,
