@@ -79,9 +79,11 @@ def _load(out: Path) -> Loaded:
 
     first, *others = RUNS
     # three audits and a sweep: with less evidence for each, the whole stays a matter of minutes
-    pair = load_pair(
-        Pair(out / first), [("audit.tokens", "5000"), ("eval.sweep", "[1, 2, 4, 8]")]
-    )  # fmt: skip
+    less = {
+        "audit.tokens": "5000", "audit.sequences": "200000", "audit.prompts": "8",
+        "eval.sweep": "[1, 2, 4, 8]",
+    }  # fmt: skip
+    pair = load_pair(Pair(out / first), list(less.items()))
     length = pair.recipe.eval.draft_length
     drafters = {
         name: load_drafter(out / name / "drafter", pair.target, draft_length=length)

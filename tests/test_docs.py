@@ -52,7 +52,7 @@ SMALL_AUDIT = [
     "--audit.tokens",
     "500",
     "--audit.sequences",
-    "200000",
+    "50000",
     "--audit.prompts",
     "1",
     "--audit.max_new_tokens",
