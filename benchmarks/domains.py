@@ -1,8 +1,10 @@
 """An adapter per domain on one draft: acceptance on its domain and the other, before and after.
 
-Two kinds of the standard library's sources: its test suite, which neither the embedded target nor
-`distill-tiny` was trained on, and its windowed programs (idlelib, tkinter, turtledemo). Files are
-split by the hash of their path (`data/stdlib.py`); prompts come from those that nobody has seen.
+Without `--domain`, two kinds of the standard library's sources: its test suite, which neither the
+embedded target nor `distill-tiny` was trained on, and its windowed programs (idlelib, tkinter,
+turtledemo); files are split by the hash of their path (`data/stdlib.py`), and prompts come from
+those that nobody has seen. `--domain NAME=FILE`, once per domain, takes the rows of a JSONL file in
+their place, split by the hash of the row; the adapters never see the rows that prompts are made of.
 The base draft is `distill-tiny`'s; each domain's adapter is trained on it by `distill-lora-tiny`,
 the second one from the folder of the first, so that one folder holds both. Then base and adapters
 draft for the same prompts, switched between requests without reloading.
@@ -11,6 +13,8 @@ trained or measured is kept in `--out`: a run that was cut goes on where it was.
 
     python benchmarks/domains.py --out runs/domains
     python benchmarks/domains.py --out runs/domains --base runs/distill-tiny --steps 300
+    python benchmarks/domains.py --out runs/chat-domains --base runs/distill-chat \\
+        --target runs/target-chat/target --domain maths=maths.jsonl --domain stories=stories.jsonl
 """
 
 from __future__ import annotations
@@ -42,17 +46,19 @@ from draftsmith.eval.tables import interval as shown
 from draftsmith.launch.train import train
 from draftsmith.storage import write_text
 
-DOMAINS = {"tests": ("test",), "windows": ("idlelib", "tkinter", "turtledemo")}
+DOMAINS: dict[str, tuple[str, ...] | Path] = {
+    "tests": ("test",), "windows": ("idlelib", "tkinter", "turtledemo"),
+}  # fmt: skip
+"""Folders of the standard library, or a file of rows."""
 TEMPERATURES = (0.0, 1.0)
 DRAFT_LENGTH = 4
-ARMS = (BASE, *DOMAINS)
 Decoded = dict[str, list[list[float]]]
 
 
 def main() -> None:
     args = arguments()
-    for domain in DOMAINS:
-        write_rows(args, domain)
+    for domain, source in args.domain.items():
+        write_rows(args, domain, source)
     run = trained(args)
     place = args.out / "measured.json"
     if not place.is_file():
@@ -63,25 +69,36 @@ def main() -> None:
 # ---- rows ------------------------------------------------------------------------------------
 
 
-def write_rows(args: argparse.Namespace, domain: str) -> None:
-    """Texts to train on, held-out ones and prompts of a domain, as JSONL."""
+def write_rows(args: argparse.Namespace, domain: str, source: tuple[str, ...] | Path) -> None:
+    """Rows to train on, held-out ones and prompts of a domain, as JSONL."""
     for split in ("train", "validation", "prompts"):
         path = args.out / "rows" / domain / f"{split}.jsonl"
         if path.is_file():
             continue
-        rows = list(texts(domain, split))
+        rows = list(rows_of(source, split) if isinstance(source, Path) else texts(source, split))
         if split == "train":  # files by a hash: the first ones are no sample of the others
-            rows = sorted(rows, key=lambda row: hashlib.sha256(row["id"].encode()).digest())
-            rows = rows[: args.files]
-        if split == "prompts":
+            rows = sorted(rows, key=lambda row: digest(row["id"]))[: args.files]
+        if split == "prompts" and not isinstance(source, Path):
             rows = list(prompts(rows))
         write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
-def texts(domain: str, split: str) -> Iterator[dict[str, str]]:
-    """The files of a domain that belong to a split."""
+def rows_of(file: Path, split: str) -> Iterator[dict[str, Any]]:
+    """The rows of a JSONL file that belong to a split: a twentieth is held out, another prompts."""
+    for line in file.read_text(encoding="utf-8").splitlines():
+        number = digest(line)[0] % 20
+        if split == {0: "prompts", 1: "validation"}.get(number, "train"):
+            yield {"id": digest(line).hex()[:12], **json.loads(line)}
+
+
+def digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()
+
+
+def texts(folders: Sequence[str], split: str) -> Iterator[dict[str, str]]:
+    """The files of a domain's folders that belong to a split."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    for folder in DOMAINS[domain]:
+    for folder in folders:
         for path in sorted((root / folder).rglob("*.py")):
             module = path.relative_to(root).as_posix()
             if split_of(module) == split:
@@ -108,13 +125,15 @@ def trained(args: argparse.Namespace) -> Path:
     """The drafter folder that holds both adapters; every run is trained now if it is not there."""
     base = args.base or args.out / "base"
     if not is_finished(base):
-        train("distill-tiny", out=base, probe__every_steps="", **dict(args.set))
+        values = {"target__path": args.target, "probe__every_steps": "", **dict(args.set)}
+        train("distill-tiny", out=base, **values)
     last = base / "drafter"
-    for domain in DOMAINS:
+    for domain in args.domain:
         run = args.out / f"adapter-{domain}"
         if not is_finished(run):
             rows = args.out / "rows" / domain
             values = {
+                "target__path": args.target,
                 "data__source": str(rows / "train.jsonl"),
                 "data__validation": str(rows / "validation.jsonl"),
                 "model__start_from": str(last), "lora__name": domain, "loop__steps": args.steps,
@@ -136,17 +155,17 @@ def is_finished(run: Path) -> bool:
 
 def measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Counts per prompt of every domain, temperature and adapter, all drafted by one model."""
-    target = load_target("tiny")
+    target = load_target(args.target)
     drafter = load_drafter(folder, target, draft_length=DRAFT_LENGTH)
     assert isinstance(drafter, DraftModel)
     found: dict[str, Any] = {}
-    for domain in DOMAINS:
+    for domain in args.domain:
         source = str(args.out / "rows" / domain / "prompts.jsonl")
         asked = load_prompts(source, limit=args.limit)
         ids = [render(prompt, target.tokenizer, limit=128) for prompt in asked]
         for temperature in TEMPERATURES:
             found[f"{domain} {temperature:g}"] = decoded(target, drafter, ids, temperature, args)
-    drafter.use(next(iter(DOMAINS)))
+    drafter.use(next(iter(args.domain)))
     evidence = AuditConfig(
         tokens=args.audit_tokens, sequences=args.audit_sequences, prompts=min(12, len(ids))
     )
@@ -167,9 +186,9 @@ def decoded(
     args: argparse.Namespace,
 ) -> Decoded:  # fmt: skip
     """Per adapter and prompt: emitted tokens, steps, sum of alpha_hat, tested positions."""
-    found: Decoded = {name: [] for name in ARMS}
+    found: Decoded = {name: [] for name in (BASE, *args.domain)}
     for number, ids in enumerate(prompts):
-        for name in ARMS:
+        for name in found:
             drafter.use(None if name == BASE else name)
             done = generate(
                 target, drafter, [ids], warper=Warper(temperature), eos_ids=target.eos_ids,
@@ -222,14 +241,15 @@ def table(found: dict[str, Any]) -> list[str]:
         f"prompts, of differences paired; audit with an adapter: {found['verdict']}.",
         "",
     ]
-    head = ["prompts of", "T", "measure", "base", *(f"adapter {name}" for name in DOMAINS),
-            *(f"{name} - base" for name in DOMAINS)]  # fmt: skip
+    domains = list(bytes_of)
+    head = ["prompts of", "T", "measure", "base", *(f"adapter {name}" for name in domains),
+            *(f"{name} - base" for name in domains)]  # fmt: skip
     lines += ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for key, counts in found["counts"].items():
         domain, temperature = key.rsplit(" ", 1)
         for name in MEASURES:
-            cells = [shown(own(counts[arm], name)) for arm in ARMS]
-            gains = [signed(difference(counts[arm], counts[BASE], name)) for arm in DOMAINS]
+            cells = [shown(own(counts[arm], name)) for arm in (BASE, *domains)]
+            gains = [signed(difference(counts[arm], counts[BASE], name)) for arm in domains]
             row = [domain, temperature, name.replace("_", "-"), *cells, *gains]
             lines.append("| " + " | ".join(row) + " |")
     return lines
@@ -244,8 +264,10 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/domains"))
     parser.add_argument("--base", type=Path, help="a finished run of distill-tiny; default: new")
+    parser.add_argument("--target", default="tiny", help="its target: a folder, or tiny")
+    parser.add_argument("--domain", type=named_file, action="append", metavar="NAME=FILE")
     parser.add_argument("--steps", type=int, default=150, help="of each adapter")
-    parser.add_argument("--files", type=int, default=120, help="files per domain to train on")
+    parser.add_argument("--files", type=int, default=120, help="files or rows per domain")
     parser.add_argument("--limit", type=int, default=24, help="prompts per domain")
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--audit-tokens", type=int, default=6_000)
@@ -255,7 +277,14 @@ def arguments() -> argparse.Namespace:
         action="append", default=[], metavar="SECTION.FIELD=VALUE",
         help="another value for the recipes",
     )  # fmt: skip
-    return parser.parse_args()
+    args = parser.parse_args()
+    args.domain = dict(args.domain) if args.domain else DOMAINS
+    return args
+
+
+def named_file(word: str) -> tuple[str, Path]:
+    name, _, path = word.partition("=")
+    return name, Path(path)
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ class LawLoss:
             loss_C = loss_C + self.top_k * top_k_cross_entropy(p_CV, log_q_CV, self.tokens)
         added: dict[str, Tensor] = {}
         if self.mix.asked:
-            laws = self.mix.laws(draft_CV, target_CV)
+            laws = self.mix.laws(draft_CV, self.mix.soften(target_CV))
             added = self.mix.terms(laws, draft_CV, label_C)
             loss_C = loss_C + self.mix.total(added)
         # an `argmax` takes eight times as long as an `amax` on a CPU
@@ -116,25 +116,27 @@ class Compared(NamedTuple):
     """What a network says where it counts, over all passes, and what the target says there."""
 
     guess_PH: Tensor
-    true_PH: Tensor
+    at_P: Tensor
+    """int64: the number of the target's state, counted through rows."""
     place_P2: Tensor
     """int64: the label, x_{t+2+j}, and the pass j, from 0."""
 
 
-def compared(outputs: Sequence[Tensor], hidden_RSH: Tensor, batch: Batch) -> Compared:
+def compared(outputs: Sequence[Tensor], batch: Batch) -> Compared:
     """Pair the outputs of `PairNet.unroll` with the target's states that they stand for.
 
     Pass j at t has seen x_{t+1+j}: it stands for the target's state there, and counts where the
     token behind is a label. All passes go through the head together, for one gradient of it.
     """
-    guess, true, place = [], [], []
+    guess, at, place = [], [], []
+    S = batch["input_ids"].shape[1]
     for j, out_RSH in enumerate(outputs):
         counts_RX = counted(batch, 2 + j)
         guess.append(out_RSH[:, : -(2 + j)][counts_RX])
-        true.append(hidden_RSH[:, 1 + j : -1][counts_RX])
+        at.append(anchors_of(counts_RX, S) + 1 + j)
         label_P = batch["input_ids"][:, 2 + j :][counts_RX]
         place.append(torch.stack([label_P, torch.full_like(label_P, j)], 1))
-    return Compared(torch.cat(guess), torch.cat(true), torch.cat(place))
+    return Compared(torch.cat(guess), torch.cat(at), torch.cat(place))
 
 
 def shares(
@@ -190,7 +192,8 @@ class EagleStudent(nn.Module):
             self._noisy(lesson.features_RSH), lesson.embeds_RSH, batch["positions"],
             batch["documents"], self._config.passes, detach=True,
         )  # fmt: skip
-        guess_PH, true_PH, place_P2 = compared(outputs, lesson.features_RSH, batch)
+        guess_PH, at_P, place_P2 = compared(outputs, batch)
+        true_PH = lesson.features_RSH.flatten(0, 1)[at_P]
         feature_P = F.smooth_l1_loss(guess_PH.float(), true_PH.float(), reduction="none").mean(-1)
         (head,) = self._frozen
         share_P = shares(place_P2, guess_PH, head, batch, self._config, self._objective)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack
 
 import numpy as np
 import torch
@@ -54,12 +54,53 @@ class Lesson3(NamedTuple):
     """Its weight."""
 
 
-class WholeTeacher(Teacher):
-    """The target's logits over its whole vocabulary, however small the draft's is."""
+class Said(NamedTuple):
+    """What the target says at some positions, as far as the loss asks; fp32."""
 
-    def logits(self, part: slice, _vocabulary: int) -> Tensor:
-        """fp32 logits [C, V] of some positions."""
-        return super().logits(part, len(self.weight_VH))
+    own_CU: Tensor
+    """Its logits of the tokens that can be drafted."""
+    normal_C: Tensor
+    """Logarithm of what the logits of all tokens sum up to as weights."""
+    soft_CU: Tensor
+    soft_normal_C: Tensor
+    """Both at the mix's temperature, of the logits that it leaves."""
+    best_C: Tensor
+    """Its likeliest token, which the draft may not have."""
+
+    @classmethod
+    def of(cls, target_CV: Tensor, ids_U: Tensor, mix: Mix) -> Self:
+        """From its logits over its whole vocabulary."""
+        best_C = target_CV.argmax(-1)
+        own_CU, normal_C = target_CV[:, ids_U], target_CV.logsumexp(-1)
+        if mix.as_it_is:
+            return cls(own_CU, normal_C, own_CU, normal_C, best_C)
+        soft_CV = mix.soften(target_CV)
+        return cls(own_CU, normal_C, soft_CV[:, ids_U], soft_CV.logsumexp(-1), best_C)
+
+
+@dataclass(frozen=True)
+class SharedTeacher(Teacher):
+    """The target, asked once for all the passes that stand at one position.
+
+    Its law over the whole vocabulary is what costs most here: seven passes would make it seven
+    times. `hidden_PH` has every position once, and comparisons come in the order of the text.
+    """
+
+    at_P: Tensor
+    """Which of the positions each comparison is with, ascending."""
+    host_P: Tensor
+    """The same where Python can look without waiting for a GPU."""
+    ids_U: Tensor
+    mix: Mix
+
+    def says(self, part: slice, _vocabulary: int) -> Said:
+        first, last = self.host_P[part.start], self.host_P[part.stop - 1]
+        # few sizes, as every new one is another kernel (`losses._parts`)
+        size = 1 << int(last - first).bit_length()
+        start = max(0, min(int(first), len(self.hidden_PH) - size))
+        said = Said.of(self.logits(slice(start, start + size)), self.ids_U, self.mix)
+        here_C = self.at_P[part] - start
+        return Said(*(each[here_C] for each in said))
 
 
 @dataclass(frozen=True)
@@ -80,32 +121,26 @@ class DraftVocabularyLoss:
     ce: float = 1.0
     mix: Mix = Mix()
 
-    def __call__(
-        self, draft_CU: Tensor, target_CV: Tensor | None, place_C2: Tensor
-    ) -> dict[str, Tensor]:
+    def __call__(self, draft_CU: Tensor, said: Said, place_C2: Tensor) -> dict[str, Tensor]:
         """`place_C2`: label, as its place in the draft vocabulary, and pass of every position."""
-        if target_CV is None:
-            raise ValueError("the loss of EAGLE-3 needs the target's logits")
         label_C, pass_C = place_C2.unbind(-1)
-        ids_U = self.net.ids_U
-        best_C = target_CV.argmax(-1)
-        own_CU = target_CV[:, ids_U]
-        drafted_C = self.net.t2d[best_C]
-        ce_C, _, own_best_C = soft_cross_entropy(draft_CU, own_CU.softmax(-1))
+        drafted_C = self.net.t2d[said.best_C]
+        ce_C, _, own_best_C = soft_cross_entropy(draft_CU, said.own_CU.softmax(-1))
         ce_C = ce_C * drafted_C
         loss_C = self.ce * ce_C
         added: dict[str, Tensor] = {}
         if self.mix.asked:
-            found = self.mix.terms(self.mix.laws(draft_CU, target_CV, ids_U), draft_CU, label_C)
+            laws = self.mix.laws(draft_CU, said.soft_CU, said.soft_normal_C)
+            found = self.mix.terms(laws, draft_CU, label_C)
             added = {
                 name: term * drafted_C if name in RENORMALISED else term
                 for name, term in found.items()
             }
             loss_C = loss_C + self.mix.total(added)
         with torch.no_grad():
-            p_CU = (own_CU - target_CV.logsumexp(-1, keepdim=True)).exp()
+            p_CU = (said.own_CU - said.normal_C[:, None]).exp()
             alpha_C = torch.minimum(p_CU, draft_CU.softmax(-1)).sum(-1)
-            agreement_C = (ids_U[own_best_C] == best_C) * (pass_C == 0)
+            agreement_C = (self.net.ids_U[own_best_C] == said.best_C) * (pass_C == 0)
         alphas = {f"alpha_{j + 1}": alpha_C * (pass_C == j) for j in range(1, self.passes)}
         return {
             "loss": loss_C, "ce": ce_C.detach() * (pass_C == 0),
@@ -120,8 +155,8 @@ class Eagle3Student(nn.Module):
     def __init__(self, draft: Eagle3Net, config: Eagle3Config, objective: ObjectiveConfig) -> None:
         super().__init__()
         self.draft, self._config, self._objective = draft, config, objective
-        mix = Mix.of(objective, kl=0.0)
-        loss = DraftVocabularyLoss(draft, config.passes, config.ce, mix)
+        self._mix = Mix.of(objective, kl=0.0)
+        loss = DraftVocabularyLoss(draft, config.passes, config.ce, self._mix)
         self.head = ChunkedLoss(draft.lm_head, loss, chunk=objective.chunk)
 
     def forward(self, batch: Batch, lesson: Lesson3) -> tuple[Tensor, dict[str, Tensor]]:
@@ -129,16 +164,27 @@ class Eagle3Student(nn.Module):
             self.draft.fuse(lesson.features_RSF), lesson.embeds_RSH, batch["positions"],
             batch["documents"], self._config.passes,
         )  # fmt: skip
-        guess_PH, true_PH, place_P2 = compared(outputs, lesson.hidden_RSH, batch)
+        guess_PH, at_P, place_P2 = compared(outputs, batch)
         label_P, pass_P = place_P2.unbind(-1)
         place_P2 = torch.stack([self._drafted(label_P), pass_P], 1)
         hidden_PH = self.draft.head_input(guess_PH)
         share_P = shares(place_P2, hidden_PH, self.head, batch, self._config, self._objective)
-        teacher = WholeTeacher(true_PH, lesson.head_VH)
-        loss, terms = self.head(hidden_PH, place_P2, teacher, share_P)
+        order_P = at_P.argsort(stable=True)
+        loss, terms = self.head(
+            hidden_PH[order_P], place_P2[order_P], self._teacher(at_P[order_P], lesson),
+            None if share_P is None else share_P[order_P],
+        )  # fmt: skip
         if not terms:
             return loss, {}
         return loss, per_label(terms | {"loss": loss.detach()}, pass_P, batch)
+
+    def _teacher(self, at_P: Tensor, lesson: Lesson3) -> SharedTeacher:
+        """The target at the positions `at_P`, numbers of its states that ascend."""
+        asked_N, at_P = at_P.unique(return_inverse=True)
+        return SharedTeacher(
+            lesson.hidden_RSH.flatten(0, 1)[asked_N], lesson.head_VH, at_P, at_P.cpu(),
+            self.draft.ids_U, self._mix,
+        )  # fmt: skip
 
     def _drafted(self, label_P: Tensor) -> Tensor:
         """Target ids as places in the draft vocabulary, UNKNOWN where they cannot be drafted."""

@@ -26,8 +26,9 @@ from .mix import cross_entropy as label_entropy
 
 # (draft logits [C, V] fp32, target logits [C, V] fp32 or None, label ids [C]) -> named losses [C]
 # The first entry is what is minimised; the others are only reported. A family may put more about a
-# position beside its label, [C, 2]: whatever the module is given as labels comes in chunks.
-TokenLoss = Callable[[Tensor, Tensor | None, Tensor], dict[str, Tensor]]
+# position beside its label, [C, 2]: whatever the module is given as labels comes in chunks. And it
+# may have a teacher that says something else than logits.
+TokenLoss = Callable[[Tensor, Any, Tensor], dict[str, Tensor]]
 
 
 def cross_entropy(logits_CV: Tensor, _target: Tensor | None, label_C: Tensor) -> dict[str, Tensor]:
@@ -52,7 +53,7 @@ class Distillation(Mix):
     ) -> dict[str, Tensor]:
         if target_CV is None:
             raise ValueError("distillation needs the target's logits")
-        laws = self.laws(draft_CV, target_CV)
+        laws = self.laws(draft_CV, self.soften(target_CV))
         terms = self.terms(laws, draft_CV, label_C)
         loss_C = self.total(terms)
         with torch.no_grad():
@@ -128,9 +129,13 @@ class Teacher:
     hidden_PH: Tensor
     weight_VH: Tensor
 
-    def logits(self, part: slice, vocabulary: int) -> Tensor:
+    def says(self, part: slice, vocabulary: int) -> Any:
         """fp32 logits [C, V] of some positions, cut to the rows that have a token."""
-        return F.linear(self.hidden_PH[part], self.weight_VH)[:, :vocabulary].float()
+        return self.logits(part)[:, :vocabulary]
+
+    def logits(self, part: slice) -> Tensor:
+        """fp32 logits [C, V] over all rows of the head."""
+        return F.linear(self.hidden_PH[part], self.weight_VH).float()
 
 
 class _ChunkedSum(torch.autograd.Function):
@@ -152,12 +157,10 @@ class _ChunkedSum(torch.autograd.Function):
             for part in _parts(len(hidden_PH), chunk):
                 hidden_CH = hidden_PH[part].to(compute)
                 logits_CV = F.linear(hidden_CH, weight).float()
-                target_CV = teacher.logits(part, len(weight)) if teacher is not None else None
+                said = teacher.says(part, len(weight)) if teacher is not None else None
                 share_C = None if share_P is None else share_P[part]
-                made, terms, grad_CV = _terms(
-                    loss, logits_CV, target_CV, label_P[part], share_C, wanted
-                )
-                del logits_CV, target_CV
+                made, terms, grad_CV = _terms(loss, logits_CV, said, label_P[part], share_C, wanted)
+                del logits_CV, said
                 names[:] = list(terms)
                 sums = torch.stack(
                     [term.sum(dtype=torch.float32) for term in (made, *terms.values())]
@@ -201,15 +204,15 @@ def _parts(count: int, chunk: int) -> Iterator[slice]:
 
 
 def _terms(
-    loss: TokenLoss, logits_CV: Tensor, target_CV: Tensor | None, label_C: Tensor,
-    share_C: Tensor | None, wanted: bool,
+    loss: TokenLoss, logits_CV: Tensor, said: Any, label_C: Tensor, share_C: Tensor | None,
+    wanted: bool,
 ) -> tuple[Tensor, dict[str, Tensor], Tensor | None]:  # fmt: skip
     """What is minimised, the loss's terms and, when wanted, the gradient of the first.
 
     The gradient is with respect to the logits.
     """
     with torch.set_grad_enabled(wanted):
-        terms = loss(logits_CV.requires_grad_(wanted), target_CV, label_C)
+        terms = loss(logits_CV.requires_grad_(wanted), said, label_C)
         made_C = next(iter(terms.values()))
         made_C = made_C if share_C is None else made_C * share_C
         grad_CV = torch.autograd.grad(made_C.sum(), logits_CV)[0] if wanted else None

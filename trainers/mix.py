@@ -74,16 +74,27 @@ class Mix:
         """Whether a term compares with the target's law."""
         return any(name in DIVERGENCES for name in self.asked)
 
-    def laws(self, draft_CU: Tensor, target_CV: Tensor, ids_U: Tensor | None = None) -> Laws:
-        """Both laws at the mix's temperature; `ids_U`: the tokens that can be drafted, if few."""
+    @property
+    def as_it_is(self) -> bool:
+        """Whether `soften` leaves the target's logits as they are."""
+        return self.temperature == 1 and self.teacher_top_k is None
+
+    def laws(self, draft_CU: Tensor, soft_CU: Tensor, normal_C: Tensor | None = None) -> Laws:
+        """Both laws at the mix's temperature.
+
+        Args:
+            draft_CU: the draft's logits as they are.
+            soft_CU: the target's as `soften` leaves them, of the tokens that can be drafted.
+            normal_C: where those are not all, the logarithm of what all of them sum up to.
+        """
         log_q_CU = (draft_CU / self.temperature).log_softmax(-1)
-        soft_CV = self.cut(target_CV) / self.temperature
-        if ids_U is None:
-            log_p_CV = soft_CV.log_softmax(-1)
-            return Laws(log_q_CU, log_p_CV, log_p_CV)
-        own_CU = soft_CV[:, ids_U]
-        part_CU = own_CU - soft_CV.logsumexp(-1, keepdim=True)
-        return Laws(log_q_CU, own_CU.log_softmax(-1), part_CU)
+        log_p_CU = soft_CU.log_softmax(-1)
+        part_CU = log_p_CU if normal_C is None else soft_CU - normal_C[:, None]
+        return Laws(log_q_CU, log_p_CU, part_CU)
+
+    def soften(self, target_CV: Tensor) -> Tensor:
+        """The target's logits at the mix's temperature, cut to its likeliest tokens."""
+        return self.cut(target_CV) / self.temperature
 
     def cut(self, target_CV: Tensor) -> Tensor:
         """The target's logits, those beyond its `teacher_top_k` likeliest tokens -inf.
@@ -97,8 +108,8 @@ class Mix:
 
     def cut_mass(self, target_CV: Tensor) -> Tensor:
         """Mass [C] that `cut` takes from the law at the mix's temperature."""
-        soft_CV = target_CV / self.temperature
-        kept_C = (self.cut(target_CV) / self.temperature).logsumexp(-1) - soft_CV.logsumexp(-1)
+        all_C = (target_CV / self.temperature).logsumexp(-1)
+        kept_C = self.soften(target_CV).logsumexp(-1) - all_C
         return -torch.expm1(kept_C.clamp_max(0.0))
 
     def terms(self, laws: Laws, draft_CU: Tensor, label_C: Tensor) -> dict[str, Tensor]:

@@ -382,6 +382,25 @@ def test_every_pass_is_what_drafting_would_compute(
         torch.testing.assert_close(found[name], parameter.grad, rtol=1e-3, atol=1e-5)
 
 
+def test_the_target_is_asked_once_for_all_passes(
+    target: Backbone, rows: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its projection sees every position about once, whatever the number of passes."""
+    asked: list[int] = []
+    real = eagle3.SharedTeacher.logits
+
+    def spy(teacher: eagle3.SharedTeacher, part: slice) -> Tensor:
+        asked.append(part.stop - part.start)
+        return real(teacher, part)
+
+    monkeypatch.setattr(eagle3.SharedTeacher, "logits", spy)
+    goal = goal_3_for(target, chunk=256, passes=3)
+    goal.module(rows, goal.prepare(rows))
+    labels = int(rows["loss_mask"].sum())
+    # three passes, the last chunks padded to a power of two and meeting at a position
+    assert sum(asked) <= 2 * labels
+
+
 def test_the_head_begins_as_the_targets(target: Backbone) -> None:
     goal = goal_3_for(target)
     own, theirs = goal.draft().lm_head.weight, target.model.get_output_embeddings().weight

@@ -172,7 +172,8 @@ def test_the_draft_vocabulary_sees_what_it_can(
     assert {int(best) in WORDS for best in wide.argmax(-1)} == {True, False}
     places = torch.tensor([WORDS.index(x) if x in WORDS else UNKNOWN for x in labels.tolist()])
     passes = torch.arange(9) % 2
-    found = loss(draft, wide, torch.stack([places, passes], 1))
+    said = eagle3.Said.of(wide, net.ids_U, mix)
+    found = loss(draft, said, torch.stack([places, passes], 1))
     for c in range(9):
         p = (wide[c] / temperature).double().softmax(-1)
         q = (draft[c] / temperature).double().softmax(-1)
@@ -398,10 +399,11 @@ def test_eagle_3_is_as_it_was(backbone: Backbone) -> None:
     goal = eagle3.build(config, ObjectiveConfig(chunk=7), target, WORDS, nothing)
     net, loss = goal.draft(), goal.module.head.loss
     wide, label, passes = others(VOCABULARY)
+    said = eagle3.Said.of(wide, net.ids_U, Mix())
     place = torch.stack([label, passes], 1)
     shares = geometric(passes, config.decay)
     assert_same(
-        lambda x: loss(x, wide, place)["loss"] * shares,
+        lambda x: loss(x, said, place)["loss"] * shares,
         lambda x: old_draft_vocabulary(x, wide, net, passes), len(WORDS), bits=False,
     )  # fmt: skip
 
