@@ -15,15 +15,11 @@ import json
 import statistics
 import sys
 import time
-import traceback
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import draftsmith
 import torch
 from draftsmith.decoding.arena import KVArena
 from draftsmith.decoding.attention import use_grouped_attention
@@ -37,11 +33,10 @@ from draftsmith.decoding.tree import chain
 from draftsmith.drafters.draft_model import DraftModel
 from draftsmith.eval.environment import environment
 from draftsmith.eval.speed import Costs, bytes_of
+from draftsmith.eval.waits import Watch, WatchCopies
 from draftsmith.trainers.architecture import fresh_model
 from draftsmith.trainers.config import ModelConfig
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 NODES = (1, 2, 4, 8, 16, 32, 64)
 LENGTHS = tuple(range(1, 9))
@@ -51,7 +46,6 @@ SAMPLED = Warper(0.8, top_k=50, top_p=0.95)
 SHARE_GOAL, VERIFY_GOAL = 0.82, 1.15
 TINY_NOTE = "tiny CPU mode: checks the script, measures nothing"
 MISSING, NO_CUDA = "not installed", "needs CUDA"
-_PACKAGE = str(Path(draftsmith.__file__).parent)
 
 Call = Callable[[], object]
 
@@ -296,90 +290,6 @@ def surface(costs: Costs) -> dict[str, dict[str, float]]:
 # --- where a step waits for the device
 
 
-class Watch(TorchDispatchMode):
-    """Counts the operations that make the host wait, while it is open.
-
-    On CUDA torch itself says so (`set_sync_debug_mode("error")`): the operation is noted, and run
-    again without complaint. Elsewhere the operations are known by name.
-    """
-
-    NAMES = frozenset({
-        "_local_scalar_dense", "nonzero", "masked_select", "equal", "allclose", "_unique2",
-        "unique_dim", "unique_consecutive", "bincount", "repeat_interleave",
-    })  # fmt: skip
-
-    def __init__(self, *, cuda: bool) -> None:
-        super().__init__()
-        self.cuda = cuda
-        self.found: Counter[str] = Counter()
-        self._open = False
-
-    @property
-    def open(self) -> bool:
-        return self._open
-
-    @open.setter
-    def open(self, value: bool) -> None:
-        self._open = value
-        if self.cuda:
-            torch.cuda.set_sync_debug_mode("error" if value else "default")
-
-    def note(self, name: str) -> None:
-        """Count an operation under its name and the nearest line of the package."""
-        files = ((frame.f_code.co_filename, line) for frame, line in traceback.walk_stack(None))
-        places = (
-            f"{Path(file).name}:{line}" for file, line in files
-            if file.startswith(_PACKAGE) and file != __file__ and "site-packages" not in file
-        )  # fmt: skip
-        place = next(places, "an unknown place")
-        self.found[f"{name} at {place}"] += 1
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if not self._open:
-            return func(*args, **kwargs)
-        with self:  # in inference mode `item` comes here whole; its parts are what is known
-            parts = func.decompose(*args, **kwargs)
-        if parts is not NotImplemented:
-            return parts
-        name = func.overloadpacket.__name__
-        if self.cuda:
-            return self._run_on_cuda(name, lambda: func(*args, **kwargs))
-        if name in self.NAMES or (name in ("index", "index_put_") and _has_mask(args[1])):
-            self.note(name)
-        return func(*args, **kwargs)
-
-    def _run_on_cuda(self, name: str, call: Call) -> object:
-        try:
-            return call()
-        except RuntimeError as error:
-            if "synchronizing CUDA operation" not in str(error):
-                raise
-        self.note(name)
-        with _allowed():
-            return call()
-
-
-class WatchCopies(TorchFunctionMode):
-    """Notes the ways from a tensor to the host that no operation shows on a CPU."""
-
-    NAMES = frozenset({"tolist", "numpy", "cpu"})
-
-    def __init__(self, watch: Watch) -> None:
-        super().__init__()
-        self._watch = watch
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict | None = None
-    ) -> Any:
-        name = getattr(func, "__name__", "")
-        if self._watch.open and not self._watch.cuda and name in self.NAMES:
-            self._watch.note(name)
-        return func(*args, **(kwargs or {}))
-
-
 class WatchedDraft(DraftModel):
     """A draft model that opens the watch for some steps, the first two left out."""
 
@@ -421,21 +331,6 @@ def count_waits(
         watch.open = False
     # the steps that were seen, not those asked for: an unwatched run would count 0 as well
     return {"steps": drafter.watched, "count": watch.found.total(), "places": dict(watch.found)}
-
-
-def _has_mask(indices: Any) -> bool:
-    """Whether indexing goes by a mask, whose size the host must know."""
-    masks = (torch.bool, torch.uint8)
-    return any(isinstance(each, Tensor) and each.dtype in masks for each in indices)
-
-
-@contextmanager
-def _allowed() -> Iterator[None]:
-    torch.cuda.set_sync_debug_mode("default")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("error")
 
 
 # --- samplers

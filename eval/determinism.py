@@ -4,158 +4,41 @@ The same prompts are decoded in batches, beside longer prompts, padded, speculat
 dtypes. A kernel adds up in another order for another shape, so a near-tie may fall the other way;
 a difference larger than what rounding explains is a bug. Then the shape-invariant mode: a baseline
 padded to the verify width in a static arena should be speculation's twin, to the bit of its logits.
-Read next: `replay.py`, which holds what was emitted against the argmax; docs/audit.md.
+Read next: `fingerprints.py`, how logits are compared; `replay.py`, which holds what was emitted
+against the argmax; docs/audit.md.
 
-Shapes: B rows, N nodes of a call, V vocabulary, D depths, S tokens of a text.
+Shapes: N nodes of a call, V vocabulary, S tokens of a text.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass, field
 from itertools import product
-from textwrap import fill
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
-from ..decoding.acceptance import Outcome
-from ..decoding.arena import KVArena
-from ..decoding.backbone import Backbone, Seen
+from ..decoding.backbone import Backbone
 from ..decoding.engine import autoregressive, generate
-from ..decoding.proposal import Proposal, Proposer
-from ..decoding.random import Uniforms
-from ..decoding.rules import rule_for
+from ..decoding.proposal import Proposer
 from ..decoding.sampling import Warper
-from ..decoding.tree import AnyTree
 from ..errors import RequestError
+from .determinism_result import Compared, Determinism, Invariance, Setting
+from .fingerprints import Watched
 from .replay import histogram_of, one_by_one
 
-FORMAT = 1
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _GREEDY = Warper(0.0)
-_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Resizable(Proposer, Protocol):
     """A drafter that drafts as far as it is told."""
 
     draft_length: int
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One way to compute the same answers."""
-
-    dtype: str
-    batch: int
-    static: bool
-    """Every call sees all slots of the arena, most of them masked."""
-    width: int
-    """Nodes of a call: of a padded baseline, or of speculation that drafts one less."""
-    speculative: bool
-
-    def __str__(self) -> str:
-        how = "speculative" if self.speculative else "plain"
-        arena = "static" if self.static else "growing"
-        return f"{how}, {self.dtype}, batch {self.batch}, {arena} arena, width {self.width}"
-
-
-@dataclass(frozen=True)
-class Compared:
-    """The answers of a setting against the reference of its dtype, each up to where it parts."""
-
-    setting: Setting
-    identical: int
-    near_ties: int
-    bugs: int
-
-
-@dataclass(frozen=True)
-class Invariance:
-    """Speculation against the baseline of its verify width, over all batches and widths."""
-
-    dtype: str
-    static: bool
-    tokens: int
-    """Tokens compared: of each pair of answers up to where they part, that token included."""
-    same_tokens: int
-    same_logits: int
-    """Tokens in front of which all logits are the same to the bit."""
-
-    @property
-    def complete(self) -> bool:
-        """Whether nothing differs, not even a last bit."""
-        return self.tokens == self.same_tokens == self.same_logits
-
-
-@dataclass(frozen=True)
-class Determinism:
-    """What the probe found. A reference is batch 1, one node per call, in a growing arena."""
-
-    prompts: int
-    tokens: int
-    """Tokens of the references of all dtypes."""
-    settings: list[Compared]
-    identical: int
-    near_ties: int
-    bugs: int
-    noise: dict[str, float]
-    """By dtype, the largest difference of a logit between forwards of one node and of several, or
-    the dtype's own spacing where that is larger."""
-    margins_at_divergences: list[tuple[str, int]]
-    """Gap between the reference's two largest logits where an answer parts from it."""
-    margins: list[tuple[str, int]]
-    """The same gap at every token of the references."""
-    first_bug: str | None
-    shape_invariant: bool
-    """Whether the padded baseline in a static arena is speculation's twin to the bit."""
-    invariance: list[Invariance]
-
-    @property
-    def passed(self) -> bool:
-        """Whether rounding explains every difference."""
-        return self.bugs == 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """For `determinism.json`."""
-        return {"format": FORMAT, "passed": self.passed, **asdict(self)}
-
-    def text(self) -> str:
-        """A short block for the terminal."""
-        tested = [each.setting for each in self.settings]
-        noise = ", ".join(f"{value:.2g} in {dtype}" for dtype, value in self.noise.items())
-        lines = [
-            f"determinism at T = 0: {'passed' if self.passed else 'FAILED'}",
-            f"  {self.prompts} prompts in {len(tested)} settings: batch "
-            f"{_listed(s.batch for s in tested)}; verify width {_listed(s.width for s in tested)};",
-            f"  growing and static arena; {_listed(s.dtype for s in tested)}",
-            f"  answers: {self.identical:,} identical, {self.near_ties:,} near-ties, "
-            f"{self.bugs:,} bugs",
-            f"  noise: {noise}",
-            f"  margins where answers part: {_counted(self.margins_at_divergences)}",
-            f"  margins of all {self.tokens:,} tokens: {_counted(self.margins)}",
-            f"  shape-invariant mode: {self._invariant()}",
-        ]
-        for each in self.invariance:
-            lines.append(
-                f"    {'static' if each.static else 'growing'} arena, {each.dtype}: "
-                f"{each.same_logits:,} of {each.tokens:,} tokens "
-                f"({each.tokens - each.same_tokens:,} differ themselves)"
-            )
-        if self.first_bug is not None:
-            lines.append(f"  FAILED: {self.first_bug}")
-        return "\n".join(fill(line, 80, subsequent_indent="    ") for line in lines)
-
-    def _invariant(self) -> str:
-        if not self.invariance:
-            return "not tested, nothing was speculated at a width of 1"
-        answer = "yes" if self.shape_invariant else "NO"
-        return f"{answer}; logits alike to the bit, drafted and padded:"
 
 
 def probe_determinism(
@@ -296,7 +179,7 @@ class _Probe:
         return _Written(tokens, prints)
 
     def _batch(self, ids: list[Sequence[int]], setting: Setting) -> _Written:
-        watched = _Watched(self._target)
+        watched = Watched(self._target)
         common: dict[str, Any] = {
             "warper": _GREEDY, "max_new_tokens": self._limit, "static": setting.static,
         }  # fmt: skip
@@ -305,64 +188,6 @@ class _Probe:
         else:
             done = autoregressive(watched, ids, pad_to=setting.width, **common)
         return _Written(done.tokens, watched.deciding(done.tokens))
-
-
-class _Watched(Backbone):
-    """A target that remembers, for every node of every call, a fingerprint of its logits."""
-
-    def __init__(self, target: Backbone) -> None:
-        super().__init__(target.model, name=target.name, revision=target.revision)
-        self._target = target
-        self._prints: list[Tensor] = []  # [B, N] of every call, the prefill first
-        self._kept: list[Tensor] = []  # [B, D] of every speculative call, -1 behind the path
-
-    def prefill(self, prompts: Sequence[Sequence[int]], arena: KVArena, **features: Any) -> Tensor:
-        """The target's own, remembered."""
-        logits_BV = self._target.prefill(prompts, arena, **features)
-        self._prints.append(fingerprints(logits_BV[:, None]))
-        return logits_BV
-
-    def see(
-        self, tokens_BN: Tensor, lengths_B: Tensor, tree: AnyTree, arena: KVArena, **how: Any
-    ) -> Seen:
-        """The target's own, remembered."""
-        seen = self._target.see(tokens_BN, lengths_B, tree, arena, **how)
-        self._prints.append(fingerprints(seen.logits_BNV))
-        return seen
-
-    def rule(
-        self, logits_BNV: Tensor, proposal: Proposal, warper: Warper, uniforms: Uniforms
-    ) -> Outcome:
-        """The lossless rule, and a note of the nodes that it kept."""
-        outcome = rule_for(proposal, warper)(logits_BNV, proposal, warper, uniforms)
-        self._kept.append(outcome.path_BD.clone())
-        return outcome
-
-    def deciding(self, answers: Sequence[Sequence[int]]) -> list[list[int]]:
-        """The fingerprint in front of every token: of the root, and of each node that was kept."""
-        prefill, *calls = (print_BN.tolist() for print_BN in self._prints)
-        kept = [path_BD.tolist() for path_BD in self._kept] or [[[]] * len(answers)] * len(calls)
-        found = []
-        for row, answer in enumerate(answers):
-            prints = list(prefill[row])
-            for print_BN, path_BD in zip(calls, kept, strict=True):
-                prints += [print_BN[row][n] for n in (0, *path_BD[row]) if n >= 0]
-            # a row that has ended is still computed
-            found.append(prints[: len(answer)])
-        return found
-
-
-def fingerprints(logits: Tensor) -> Tensor:
-    """64 bits for every row of logits [..., V], equal only if all bits are; int64 [...]."""
-    bits = logits.contiguous().view(_BITS[logits.element_size()]).long()
-    # a sum modulo 2**64, with a random odd factor for every place
-    return (bits * _factors(logits.shape[-1], logits.device)).sum(-1)
-
-
-@lru_cache(maxsize=8)
-def _factors(vocabulary: int, device: torch.device) -> Tensor:
-    g = torch.Generator().manual_seed(0)
-    return torch.randint(-(2**62), 2**62, (vocabulary,), generator=g).mul(2).add(1).to(device)
 
 
 @torch.inference_mode()
@@ -445,12 +270,3 @@ def _check(
     unknown = [dtype for dtype in dtypes if dtype not in DTYPES]
     if unknown or not dtypes:
         raise RequestError(f"dtypes are {list(dtypes)}; expected some of {', '.join(DTYPES)}")
-
-
-def _listed(values: Iterable[Any]) -> str:
-    return ", ".join(str(each) for each in dict.fromkeys(values))
-
-
-def _counted(histogram: Sequence[tuple[str, int]]) -> str:
-    """The bins that hold something."""
-    return "; ".join(f"{name}: {count:,}" for name, count in histogram if count) or "none"
