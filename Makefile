@@ -10,7 +10,7 @@ quickstart: $(READY)
 	$(BIN)/draftsmith quickstart --out quickstart
 
 test: $(READY)
-	$(BIN)/pytest -n 2 --dist worksteal -m "not slow"
+	$(BIN)/pytest -n 2 --dist worksteal -m "not slow" --durations=15
 
 # style, types, and the fast tests: under two minutes
 check: $(READY)

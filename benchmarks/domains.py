@@ -85,9 +85,9 @@ def write_rows(args: argparse.Namespace, domain: str, source: tuple[str, ...] | 
 
 def rows_of(file: Path, split: str) -> Iterator[dict[str, Any]]:
     """The rows of a JSONL file that belong to a split: a twentieth is held out, another prompts."""
-    for line in file.read_text(encoding="utf-8").splitlines():
+    for line in file.read_text(encoding="utf-8").split("\n"):
         number = digest(line)[0] % 20
-        if split == {0: "prompts", 1: "validation"}.get(number, "train"):
+        if line and split == {0: "prompts", 1: "validation"}.get(number, "train"):
             yield {"id": digest(line).hex()[:12], **json.loads(line)}
 
 

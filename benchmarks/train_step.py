@@ -142,8 +142,8 @@ class Arm:
     def _watching_projection(self) -> Iterator[None]:
         real = Teacher.logits
 
-        def logits(teacher: Teacher, part: slice, vocabulary: int) -> Tensor:
-            made: Tensor = self._watched("projection", real)(teacher, part, vocabulary)
+        def logits(teacher: Teacher, part: slice) -> Tensor:
+            made: Tensor = self._watched("projection", real)(teacher, part)
             return made
 
         Teacher.logits = logits  # type: ignore[method-assign, assignment]

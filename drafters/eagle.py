@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..decoding.backbone import Backbone
 from ..decoding.proposal import Committed, Law, Proposal
@@ -107,6 +107,11 @@ class Eagle:
     def draft_steps(self) -> int:
         """Forward passes per target call: behind what was accepted, and one for every level."""
         return self.draft_length
+
+    @property
+    def weights_read(self) -> list[nn.Module]:
+        """What a proposal reads: in every pass the network, and the target's projection."""
+        return [self.net, self._head] * self.draft_length
 
     @property
     def _words(self) -> int:
@@ -290,6 +295,12 @@ class Eagle3(Eagle):
         self._net3, self._ids_U = net, net.ids_U
         super().__init__(net, target, **settings)
         self.layers = net.config.layers
+
+    @property
+    def weights_read(self) -> list[nn.Module]:
+        """What a proposal reads: states are fused once, layer and own projection go K times."""
+        net = self._net3
+        return [net.fc, *[net.midlayer, net.norm, net.lm_head] * self.draft_length]
 
     @property
     def _words(self) -> int:

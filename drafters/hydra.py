@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -129,6 +129,16 @@ class Hydra(HeadsOnTree):
     def draft_steps(self) -> int:
         """Heads that run one after another per target call."""
         return self.draft_length
+
+    @property
+    def weights_read(self) -> list[nn.Module]:
+        """What a proposal reads: a head for every level, and the projection behind it."""
+        heads, target = self.heads, cast(Any, self._target.model)
+        levels = range(self.draft_length)
+        shared = [target.get_output_embeddings()] * len(heads.blocks)
+        projections = shared if heads.config.shared_head else heads.lm_heads
+        prefix = [] if heads.prefix is None else [heads.prefix]
+        return [*prefix, *(part for k in levels for part in (heads.blocks[k], projections[k]))]
 
     def propose(self, last_B: Tensor, _warper: Warper, _uniforms: Uniforms) -> Proposal:
         """The tree behind `last_B`, every node the likeliest behind its path."""

@@ -86,6 +86,8 @@ class Heads(nn.Module, ABC):
 
         `target_VH` is the target's own projection, which is read where it is shared.
         """
+        if self.config.shared_head:  # one product for all of them
+            return F.linear(hidden_XKH.to(target_VH.dtype), target_VH).float()
         K = hidden_XKH.shape[-2]
         return torch.stack(
             [head_logits(self, k, hidden_XKH[..., k, :], target_VH) for k in range(K)], -2
@@ -221,6 +223,12 @@ class HeadsOnTree(ABC):
     @abstractmethod
     def draft_steps(self) -> int:
         """Heads that run one after another per target call."""
+
+    @property
+    def weights_read(self) -> list[nn.Module]:
+        """What a proposal reads: the heads, and once the target's projection if they share it."""
+        shared: Any = self._target.model
+        return [self.heads, *([shared.get_output_embeddings()] * self.heads.config.shared_head)]
 
     @property
     def nodes(self) -> int:

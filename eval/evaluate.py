@@ -57,12 +57,24 @@ class Arm:
 
     @property
     def draft_bytes(self) -> int:
-        """Bytes of the weights that a draft step reads; 0 where there is no model of the drafter's.
+        """Bytes of the drafter's weights; 0 where there is no model of its own.
 
-        Of heads and feature drafters their own; an early exit reads the target's, and they count.
+        An early exit's are the target's, and they count.
         """
         module = getattr(self.drafter, "module", None)
         return 0 if module is None else bytes_of(module)
+
+    @property
+    def proposal_bytes(self) -> int:
+        """Bytes of the weights that a proposal reads, as often as it reads them.
+
+        A draft model reads all of its own in every step. Heads and feature drafters say what they
+        read (`weights_read`), the target's projection included where they have none.
+        """
+        read = getattr(self.drafter, "weights_read", None)
+        if read is None:
+            return self.drafter.draft_steps * self.draft_bytes
+        return sum(bytes_of(module) for module in read)
 
     @property
     def sweeps(self) -> bool:
@@ -195,7 +207,7 @@ def _row(
     text = degeneracy(run.baseline_texts)
     # an adaptive draft takes as many steps as it drafts tokens, not as many as it may
     steps = min(arm.drafter.draft_steps, run.mean_nodes - 1)
-    share = arm.draft_bytes / bytes_of(target.model)
+    read = arm.proposal_bytes / bytes_of(target.model) * steps / (arm.drafter.draft_steps or 1)
     # of what is no causal LM, the time of proposing is shared out over its steps
     own = run.look_up_cost(costs) / (steps or 1)
     c = costs.c if arm.backbone is not None and costs.c is not None else own
@@ -213,7 +225,7 @@ def _row(
         "verdict": arm.verdict,
         "distance": arm.distance,
         **acceptance_fields(found),
-        "mbsu": _or_null(found.tau.value / (1 + steps * share)),
+        "mbsu": _or_null(found.tau.value / (1 + read)),
         "c": c,
         "c_v": c_v,
         "predicted_speedup": _or_null(predicted),

@@ -52,7 +52,7 @@ SMALL_AUDIT = [
     "--audit.tokens",
     "500",
     "--audit.sequences",
-    "50000",
+    "10000",
     "--audit.prompts",
     "1",
     "--audit.max_new_tokens",
@@ -164,11 +164,12 @@ SMALL_BOOSTING = [
 # commands whose own work has to be made small
 FEW = {
     "--determinism": ["--eval.limit", "1", "--eval.max_new_tokens", "6"],
-    "--samples": [*SMALL_EVAL, "--no-audit"],
     "prune-tiny": SMALL_PRUNING,
     "boost-tiny": SMALL_BOOSTING,
     "boost-lora-tiny": SMALL_BOOSTING,
 }
+# evaluations of what has tests of its audits elsewhere
+UNAUDITED = ("--samples", "--method", "--drafter")
 # what a newcomer types first; `make quickstart` and its proof are the whole suite's other half
 BENCHMARK = "python benchmarks/"
 NOT_HERE = ("make ", "draftsmith quickstart", "pip ", "git ", "cd ")
@@ -223,6 +224,8 @@ def run(line: str) -> int:
         ).returncode
     assert program == "draftsmith", f"no test knows how to run {program}"
     extra = next((few for flag, few in FEW.items() if flag in rest), EXTRA.get(verb, []))
+    if verb == "eval" and any(flag in rest for flag in UNAUDITED):
+        extra = [*extra, "--no-audit"]
     return main([verb, *rest, *extra])
 
 
