@@ -97,35 +97,44 @@ def tuned_target(folder: Path, recipe: Recipe) -> str | None:
     return str(place) if recipe.method != "target" and place.is_dir() else None
 
 
-def say_tuned(pair: Loaded, console: Console) -> bool:
-    """Whether the run has changed the target that decodes; said, as no verdict tells it."""
-    tuned = tuned_target(pair.folder, pair.recipe)
-    if tuned is None or pair.target.name != tuned:
-        return False
+def say_tuned(pair: Loaded, console: Console) -> Recipe | None:
+    """The recipe of the run that has changed the target that decodes; said, as no verdict tells it.
+
+    None where nobody has. A target named by hand is known by the run folder that it lies in.
+    """
+    folder = Path(pair.target.name).parent
+    saved = folder / "run.yaml"
+    if not saved.is_file():
+        return None
+    recipe = pair.recipe if folder == pair.folder else load_recipe(str(saved)).recipe
+    tuned = tuned_target(folder, recipe)
+    if tuned is None or Path(tuned) != Path(pair.target.name):
+        return None
     console.print(
-        f"the run has tuned its target: {tuned} decodes, and the audit compares with it",
+        f"the run has tuned its target: {pair.target.name} decodes, and the audit compares with it",
         markup=False, soft_wrap=True,
     )  # fmt: skip
-    return True
+    return recipe
 
 
 def drift_of(pair: Loaded, console: Console) -> dict[str, Any] | None:
     """How far a run has moved its target from the original, on the run's held-out rows.
 
-    None where the target is not the run's own.
+    None where no run has.
     """
-    if not say_tuned(pair, console):
+    recipe = say_tuned(pair, console)
+    if recipe is None:
         return None
     from ..data.prepare import prepare
     from ..eval.drift import measure_drift
 
-    config = pair.recipe.target
+    config = recipe.target
     original = load_target(
         config.path, revision=config.revision, dtype=config.dtype,
         device=str(pair.target.device), trust_remote_code=config.trust_remote_code,
     )  # fmt: skip
-    rows = prepare(pair.recipe.data, pair.target.tokenizer, out=None).validation
-    loop = pair.recipe.loop
+    rows = prepare(recipe.data, pair.target.tokenizer, out=None).validation
+    loop = recipe.loop
     found = measure_drift(original, pair.target, rows, count=loop.validate_rows, seed=loop.seed)
     return found.to_dict()
 

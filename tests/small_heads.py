@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import torch
 from conftest import VOCABULARY
 from draftsmith.decoding.backbone import Backbone
+from draftsmith.decoding.proposal import Committed, Proposal
+from draftsmith.decoding.random import Uniforms
+from draftsmith.decoding.sampling import Warper
 from draftsmith.drafters.bpd import Bpd, BpdHeads
 from draftsmith.drafters.eagle import Eagle, Eagle3
 from draftsmith.drafters.eagle_layers import EagleShape
@@ -14,7 +19,7 @@ from draftsmith.drafters.eagle_net import EagleNet
 from draftsmith.drafters.eagle_net3 import Eagle3Net, Eagle3Shape
 from draftsmith.drafters.hydra import HydraHeads, hydra_on
 from draftsmith.drafters.medusa import Medusa, MedusaHeads
-from torch import nn
+from torch import Tensor, nn
 
 FAMILIES = ["medusa", "hydra", "hydra++", "bpd", "eagle", "eagle3"]
 WORDS = [word for word in range(VOCABULARY) if word % 3 != 1]  # those that EAGLE-3 drafts
@@ -61,3 +66,41 @@ def _shaken(module: nn.Module, noise: float) -> Any:
         for parameter in module.parameters():
             parameter.add_(noise * torch.randn(parameter.shape, generator=g))
     return module.requires_grad_(False).eval()
+
+
+class WatchedHeads:
+    """Heads on a tree that keep, for every proposal, how much of each row's text was known, and
+    the logits."""
+
+    def reset(self, prompts: Any, room: int, *, static: bool = False) -> None:
+        super().reset(prompts, room, static=static)
+        self.lengths = [len(prompt) for prompt in prompts]
+        self.accepted = 0
+        self.met: list[tuple[list[int], Tensor]] = []
+
+    def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
+        self.met.append((list(self.lengths), self.logits()))
+        return super().propose(last_B, warper, uniforms)
+
+    def observe(self, committed: Committed) -> None:
+        super().observe(committed)
+        counts = committed.count_B.tolist()
+        self.accepted += sum(max(0, count - 1) for count in counts)
+        self.lengths = [old + count for old, count in zip(self.lengths, counts, strict=True)]
+
+
+class WatchedMedusa(WatchedHeads, Medusa):
+    """Medusa that keeps what it met."""
+
+
+class WatchedBpd(WatchedHeads, Bpd):
+    """BPD that keeps what it met."""
+
+
+def change_target_of(folder: Path, field: str) -> None:
+    """Let a checkpoint say that it was made for a target that differs in one field."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    wrong = {"tokenizer": "0" * 64, "vocabulary": 7, "hidden_size": 8}[field]
+    config["draftsmith"]["target"][field] = wrong
+    path.write_text(json.dumps(config))

@@ -10,7 +10,7 @@ from conftest import VOCABULARY, make_target
 from draftsmith.data.tokenizer import train_tokenizer
 from draftsmith.decoding.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive, generate
-from draftsmith.decoding.proposal import Committed, FeatureProposer, Law
+from draftsmith.decoding.proposal import FeatureProposer, Law
 from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
 from draftsmith.drafters.bpd import Bpd, BpdHeads, BpdShape, load_bpd
@@ -21,6 +21,7 @@ from draftsmith.trainers.bpd import build
 from draftsmith.trainers.config import BpdConfig, ObjectiveConfig
 from draftsmith.trainers.frozen import saver
 from draftsmith.trainers.medusa import counted
+from small_heads import WatchedBpd
 from torch import Tensor
 
 PROMPTS = [[5, 9, 2, 33, 7], [11, 4], [1, 2, 3]]
@@ -167,26 +168,6 @@ def packed(texts: list[list[int]], order: list[list[int]]) -> dict[str, Tensor]:
     return {name: torch.tensor(rows) for name, rows in batch.items()}
 
 
-class Watched(Bpd):
-    """Keeps, for every proposal, how much of each row's text was in the arena, and the logits."""
-
-    def reset(self, prompts, room, *, static=False):  # noqa: ANN001, ANN201
-        super().reset(prompts, room, static=static)
-        self.lengths = [len(prompt) for prompt in prompts]
-        self.accepted = 0
-        self.met: list[tuple[list[int], Tensor]] = []
-
-    def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms):  # noqa: ANN201
-        self.met.append((list(self.lengths), self.logits()))
-        return super().propose(last_B, warper, uniforms)
-
-    def observe(self, committed: Committed) -> None:
-        super().observe(committed)
-        counts = committed.count_B.tolist()
-        self.accepted += sum(max(0, count - 1) for count in counts)
-        self.lengths = [old + count for old, count in zip(self.lengths, counts, strict=True)]
-
-
 def trained_on(drafter: Bpd, batch: dict[str, Tensor], k: int) -> dict[tuple[int, int], Tensor]:
     """Logits that the training objective sees of head k, by text and position in it."""
     goal = build(
@@ -218,7 +199,7 @@ def test_training_and_decoding_see_the_same_logits(
 ) -> None:
     """Every output at every step = the training objective at that place, in packed rows and a batch."""
     target = make_target(architecture)
-    drafter = Watched(make_bpd(target).heads, target, paths=paths)
+    drafter = WatchedBpd(make_bpd(target).heads, target, paths=paths)
     done = generate(target, drafter, PROMPTS, warper=SAMPLED, max_new_tokens=24, static=static)
     texts = [prompt + row for prompt, row in zip(PROMPTS, done.tokens, strict=True)]
     batch, compared = packed(texts, order), 0

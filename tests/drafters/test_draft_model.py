@@ -16,6 +16,7 @@ from draftsmith.drafters.checkpoint import save_draft_model
 from draftsmith.drafters.draft_model import DraftModel
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import RequestError
+from small_heads import change_target_of
 from watched import Watched, teacher_forced
 
 PROMPTS = [[5, 9, 2, 33, 7], [11, 4], [1, 2, 3]]
@@ -79,11 +80,7 @@ def test_another_target_is_refused_by_field(
     field: str, pair: tuple[Backbone, DraftModel, Path]
 ) -> None:
     target, _, folder = pair
-    path = folder / "config.json"
-    config = json.loads(path.read_text())
-    wrong = {"tokenizer": "0" * 64, "vocabulary": 7, "hidden_size": 8}[field]
-    config["draftsmith"]["target"][field] = wrong
-    path.write_text(json.dumps(config))
+    change_target_of(folder, field)
     with pytest.raises(RequestError, match=f"with {field}"):
         load_drafter(folder, target)
 

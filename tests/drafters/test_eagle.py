@@ -26,6 +26,7 @@ from draftsmith.errors import RequestError
 from draftsmith.trainers import eagle, eagle3
 from draftsmith.trainers.config import Eagle3Config, EagleConfig, ObjectiveConfig
 from scipy import stats
+from small_heads import change_target_of
 from torch import Tensor
 
 PROMPTS = [[5, 9, 2, 33, 7], [11], [1, 2, 3]]
@@ -448,11 +449,7 @@ def test_a_saved_drafter_drafts_the_same(saved: tuple[Backbone, Path], net: AnyN
 @pytest.mark.parametrize("field", ["tokenizer", "vocabulary", "hidden_size"])
 def test_another_target_is_refused_by_field(field: str, saved: tuple[Backbone, Path]) -> None:
     target, folder = saved
-    path = folder / "config.json"
-    config = json.loads(path.read_text())
-    wrong = {"tokenizer": "0" * 64, "vocabulary": 7, "hidden_size": 8}[field]
-    config["draftsmith"]["target"][field] = wrong
-    path.write_text(json.dumps(config))
+    change_target_of(folder, field)
     with pytest.raises(RequestError, match=f"with {field}"):
         load_eagle(folder, target)
 

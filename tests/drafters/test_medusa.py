@@ -20,6 +20,7 @@ from draftsmith.errors import RequestError
 from draftsmith.trainers.config import MedusaConfig, ObjectiveConfig
 from draftsmith.trainers.frozen import saver
 from draftsmith.trainers.medusa import build, counted
+from small_heads import WatchedMedusa, change_target_of
 from torch import Tensor, nn
 
 PROMPTS = [[5, 9, 2, 33, 7], [11, 4], [1, 2, 3]]
@@ -68,26 +69,6 @@ def test_a_shared_head_is_not_among_the_weights(target: Backbone) -> None:
     assert all(p.data_ptr() != target_weight.data_ptr() for p in own.parameters())
 
 
-class Watched(Medusa):
-    """Keeps, for every proposal, how much of each row's text was in the arena, and the logits."""
-
-    def reset(self, prompts, room, *, static=False):  # noqa: ANN001, ANN201
-        super().reset(prompts, room, static=static)
-        self.lengths = [len(prompt) for prompt in prompts]
-        self.accepted = 0
-        self.met: list[tuple[list[int], Tensor]] = []
-
-    def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms):  # noqa: ANN201
-        self.met.append((list(self.lengths), self.logits()))
-        return super().propose(last_B, warper, uniforms)
-
-    def observe(self, committed: Committed) -> None:
-        super().observe(committed)
-        counts = committed.count_B.tolist()
-        self.accepted += sum(max(0, count - 1) for count in counts)
-        self.lengths = [old + count for old, count in zip(self.lengths, counts, strict=True)]
-
-
 def packed(texts: list[list[int]]) -> dict[str, Tensor]:
     """All texts in one row, every token a label but the first of each."""
     return {
@@ -134,7 +115,7 @@ def test_training_and_decoding_see_the_same_logits(
     """Every head at every step = the training objective at the same place, in a batch and packed."""
     target = make_target(architecture)
     base = make_medusa(target, noise=0.2, shared=shared)
-    drafter = Watched(base.heads, target)
+    drafter = WatchedMedusa(base.heads, target)
     done = generate(target, drafter, PROMPTS, warper=SAMPLED, max_new_tokens=24, static=static)
     texts = [prompt + row for prompt, row in zip(PROMPTS, done.tokens, strict=True)]
     trained, compared = trained_on(drafter, texts), 0
@@ -281,11 +262,7 @@ def test_another_target_is_refused_by_field(
     field: str, pair: tuple[Backbone, Medusa, Path]
 ) -> None:
     target, _, folder = pair
-    path = folder / "config.json"
-    config = json.loads(path.read_text())
-    wrong = {"tokenizer": "0" * 64, "vocabulary": 7, "hidden_size": 8}[field]
-    config["draftsmith"]["target"][field] = wrong
-    path.write_text(json.dumps(config))
+    change_target_of(folder, field)
     with pytest.raises(RequestError, match=f"with {field}"):
         load_medusa(folder, target)
 

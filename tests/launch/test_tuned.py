@@ -44,6 +44,12 @@ def test_from_recipe_to_verdict(tmp_path: Path, capfd: pytest.CaptureFixture[str
     assert drift["kl"][0] > 1e-6
     assert drift["loss_tuned"][0] != drift["loss_original"][0]
 
+    # named by hand it is the same target, and as far from the original
+    named = ["--target", f"{out}/target", "--drafter", f"{out}/drafter", "--no-audit"]
+    assert main(["eval", *named, "--out", str(tmp_path / "named"), *MEASURED]) == 0
+    found = json.loads((tmp_path / "named" / "results.json").read_text())
+    assert found["target"]["drift"] == drift
+
     original = ["--target", "tiny", "--drafter", f"{out}/drafter"]
     assert main(["eval", *original, *MEASURED]) == 2
     message = capfd.readouterr().err

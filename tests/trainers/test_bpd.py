@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
+from chains import Batch, Chains, learnt, loop_on, stop_behind
 from conftest import VOCABULARY, make_target
 from draftsmith.decoding.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive, generate
@@ -18,24 +18,16 @@ from draftsmith.decoding.sampling import Warper
 from draftsmith.drafters.bpd import Bpd
 from draftsmith.errors import RequestError, Stopped
 from draftsmith.trainers import setup, state
-from draftsmith.trainers.architecture import fresh_model
 from draftsmith.trainers.bpd import BpdObjective, TunedBpdObjective, build, build_tuned
 from draftsmith.trainers.config import (
     BpdConfig,
-    CheckpointConfig,
-    LoopConfig,
-    ModelConfig,
     ObjectiveConfig,
-    OptimizerConfig,
-    ProbeConfig,
     TuneConfig,
 )
-from draftsmith.trainers.loop import Loop, Plan
-from draftsmith.trainers.target import NextToken
+from draftsmith.trainers.loop import Loop
 from draftsmith.trainers.tuned import TunedTarget
 from torch import Tensor
 
-Batch = dict[str, Tensor]
 GOLD, KL = ObjectiveConfig(kl=0, ce=1, chunk=512), ObjectiveConfig(kl=1, ce=0, chunk=5)
 SIZES = BpdConfig(block=4, inner=8)
 ALL = SIZES.model_copy(update={"every_head": True})
@@ -258,43 +250,7 @@ def test_the_layer_alone_is_trained_on_a_frozen_target() -> None:
         build(SIZES, ObjectiveConfig(positions="d-pace"), target, nothing)
 
 
-class Chains:
-    """Rows in which each token follows from the one before by a fixed permutation."""
-
-    def __init__(self, rows: int, seed: int, length: int = 24) -> None:
-        g = torch.Generator().manual_seed(seed)
-        follows = torch.randperm(VOCABULARY, generator=torch.Generator().manual_seed(7))
-        at, columns = torch.randint(0, VOCABULARY, (rows,), generator=g), []
-        for _ in range(length):
-            columns.append(at)
-            at = follows[at]
-        self.ids = torch.stack(columns, 1)
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def batch(self, rows: list[int] | None = None) -> Batch:
-        ids = self.ids if rows is None else self.ids[rows]
-        positions = torch.arange(ids.shape[1]).expand_as(ids)
-        return {
-            "input_ids": ids, "loss_mask": positions > 0, "positions": positions,
-            "documents": torch.zeros_like(ids),
-        }  # fmt: skip
-
-
-def small(*, learnt: int) -> Backbone:
-    """A target that has learnt the chains for some steps, with no gradient left behind."""
-    torch.manual_seed(0)
-    sizes = ModelConfig(layers=1, hidden=32, heads=2, kv_heads=1, head_size=16, max_positions=128)
-    model = fresh_model(sizes, vocabulary=VOCABULARY, eos=None)
-    student = NextToken(model, chunk=512)
-    optimizer, batch = torch.optim.AdamW(model.parameters(), lr=2e-2), Chains(64, 1).batch()
-    for _ in range(learnt):
-        optimizer.zero_grad()
-        (student(batch)[0] / batch["loss_mask"].sum()).backward()
-        optimizer.step()
-    model.zero_grad()
-    return Backbone(model.eval(), name="small")
+rows = partial(Chains, kept=1.0)
 
 
 def train(
@@ -302,27 +258,8 @@ def train(
     stop_at: int | None = None,
 ) -> BpdObjective:  # fmt: skip
     """A run through the real loop, cut by a signal behind `stop_at` steps."""
-    plan = Plan(
-        LoopConfig(steps=steps, batch_rows=8, micro_rows=micro, precision="fp32",
-                   validate_every=steps, validate_rows=4, log_every=2),
-        OptimizerConfig(lr=lr, warmup_steps=2), CheckpointConfig(every_steps=3), ProbeConfig(),
-    )  # fmt: skip
-    out.mkdir(parents=True, exist_ok=True)
-    setup.make_deterministic(plan.loop)
-    accelerator = setup.make_accelerator(plan.loop, plan.optimizer, out)
-    loop = Loop(
-        goal, Chains(40, 1), Chains(8, 2), plan, accelerator,
-        out=out, export_to=out / "drafter", probe=None,
-    )  # fmt: skip
-    if stop_at is not None:
-        real = loop.train_step
-
-        def step_then_signal(step: int, *rest) -> None:  # noqa: ANN002
-            real(step, *rest)
-            if step + 1 == stop_at:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-        loop.train_step = step_then_signal  # type: ignore[method-assign]
+    _, loop = loop_on(out, lambda: goal, rows, steps=steps, lr=lr, micro=micro)
+    stop_behind(loop, stop_at)
     loop.run(setup.resume_from(out, "auto"))
     return goal
 
@@ -332,9 +269,9 @@ def save(module: torch.nn.Module, folder: Path) -> None:
 
 
 def fresh(
-    tune: TuneConfig | None, objective: ObjectiveConfig = GOLD, *, learnt: int = 5
+    tune: TuneConfig | None, objective: ObjectiveConfig = GOLD, *, steps: int = 5
 ) -> BpdObjective:
-    backbone = small(learnt=learnt)
+    backbone = learnt(rows(64, 1), steps)
     torch.manual_seed(1)
     if tune is None:
         return build(SIZES, objective, backbone.model, save)
@@ -380,7 +317,7 @@ def descend(goal: BpdObjective, steps: int) -> None:
     for name, parameter in goal.module.named_parameters():
         groups[1e-2 if "medusa" in name else 3e-3].append(parameter)
     optimizers = {lr: torch.optim.AdamW(each, lr=lr) for lr, each in groups.items() if each}
-    batch = Chains(64, 1).batch()
+    batch = rows(64, 1).batch()
     labels = batch["loss_mask"].sum()
     for step in range(steps):
         goal.begin_step(step, step)
@@ -394,7 +331,7 @@ def descend(goal: BpdObjective, steps: int) -> None:
 @torch.no_grad()
 def measured(goal: BpdObjective) -> dict[str, float]:
     """Mean terms per label on held-out rows."""
-    held_out = Chains(32, 2).batch()
+    held_out = rows(32, 2).batch()
     goal.module.eval()
     _, terms = run(goal, held_out)
     goal.module.train()
@@ -406,8 +343,8 @@ def measured(goal: BpdObjective) -> dict[str, float]:
 )
 def test_a_few_steps_teach_whole_blocks(tune: TuneConfig | None) -> None:
     """A tuned target rests until the layer knows something, or it would learn to say later tokens."""
-    prompts = [row[:5].tolist() for row in Chains(8, 3).ids]
-    goal, how = fresh(tune, learnt=8), {"warper": Warper(0.0), "max_new_tokens": 24}
+    prompts = [row[:5].tolist() for row in rows(8, 3).ids]
+    goal, how = fresh(tune, steps=8), {"warper": Warper(0.0), "max_new_tokens": 24}
 
     def tokens_per_call() -> float:
         target = Backbone(goal._target, name="learner")
@@ -417,7 +354,7 @@ def test_a_few_steps_teach_whole_blocks(tune: TuneConfig | None) -> None:
 
     before = measured(goal)
     assert tokens_per_call() < 1.5
-    descend(goal, 60)
+    descend(goal, 90)
     after = measured(goal)
     assert tokens_per_call() > 3
     assert after["loss"] < 0.2 * before["loss"]

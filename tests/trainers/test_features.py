@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
+from chains import stop_behind
 from conftest import VOCABULARY, make_target
 from draftsmith.data.cache import Prepared
 from draftsmith.data.config import DataConfig
@@ -174,15 +175,7 @@ def run(
             goal, rows.train, rows.validation, plan, accelerator,
             out=out, export_to=out / "drafter", probe=None,
         )  # fmt: skip
-        if stop_at is not None:
-            real = loop.train_step
-
-            def step_then_signal(step: int, meter) -> None:  # noqa: ANN001
-                real(step, meter)
-                if step + 1 == stop_at:
-                    os.kill(os.getpid(), signal.SIGTERM)
-
-            loop.train_step = step_then_signal  # type: ignore[method-assign]
+        stop_behind(loop, stop_at)
         outcome = loop.run(setup.resume_from(out, "auto"))
     return losses(out), outcome
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
+from chains import Batch, Chains, descend, learnt
 from conftest import VOCABULARY, make_target
 from draftsmith.decoding.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive, generate
@@ -12,12 +15,8 @@ from draftsmith.decoding.sampling import Warper
 from draftsmith.drafters.hydra import Hydra
 from draftsmith.errors import RequestError
 from draftsmith.trainers import hydra, medusa
-from draftsmith.trainers.architecture import fresh_model
-from draftsmith.trainers.config import MedusaConfig, ModelConfig, ObjectiveConfig
-from draftsmith.trainers.target import NextToken
-from torch import Tensor
+from draftsmith.trainers.config import MedusaConfig, ObjectiveConfig
 
-Batch = dict[str, Tensor]
 PAPER = ObjectiveConfig(kl=0, ce=1)
 
 
@@ -123,43 +122,17 @@ def test_the_target_stays_as_it_is() -> None:
         medusa.build(MedusaConfig(prefix=True), PAPER, target, nothing)
 
 
-def chains(rows: int, seed: int, length: int = 24, kept: float = 0.8) -> Batch:
-    """Rows in which most tokens say which one follows, and the others nothing."""
-    g = torch.Generator().manual_seed(seed)
-    follows = torch.randperm(VOCABULARY, generator=torch.Generator().manual_seed(7))
-    ids = torch.randint(0, VOCABULARY, (rows, length), generator=g)
-    regular = torch.rand(rows, length, generator=g) < kept
-    for t in range(1, length):
-        ids[:, t] = torch.where(regular[:, t], follows[ids[:, t - 1]], ids[:, t])
-    positions = torch.arange(length).expand_as(ids)
-    return {
-        "input_ids": ids, "loss_mask": positions > 0, "positions": positions,
-        "documents": torch.zeros_like(ids),
-    }  # fmt: skip
-
-
-def descend(module: torch.nn.Module, lesson_of, batch: Batch, *, steps: int, lr: float) -> None:
-    optimizer = torch.optim.AdamW([p for p in module.parameters() if p.requires_grad], lr=lr)
-    labels = batch["loss_mask"].sum()
-    for _ in range(steps):
-        loss, _ = module(batch, lesson_of(batch))
-        optimizer.zero_grad()
-        (loss / labels).backward()
-        optimizer.step()
+rows = partial(Chains, kept=0.8)
 
 
 @pytest.fixture(scope="module")
 def small() -> Backbone:
     """A target that has learnt the chains."""
-    torch.manual_seed(0)
-    sizes = ModelConfig(layers=1, hidden=32, heads=2, kv_heads=1, head_size=16, max_positions=128)
-    model = fresh_model(sizes, vocabulary=VOCABULARY, eos=None)
-    descend(NextToken(model, chunk=512), lambda _batch: None, chains(64, 1), steps=60, lr=2e-2)
-    return Backbone(model.eval(), name="small")
+    return learnt(rows(64, 1))
 
 
 def measured(goal: medusa.MedusaObjective) -> dict[str, float]:
-    held_out = chains(32, 2)
+    held_out = rows(32, 2).batch()
     with torch.no_grad():
         _, terms = goal.module(held_out, goal.prepare(held_out))
     return {
@@ -173,14 +146,14 @@ def test_heads_that_see_the_tokens_before_learn_more(small: Backbone) -> None:
     for method in (medusa, hydra):
         goal = method.build(MedusaConfig(decay=1.0), PAPER, small.model, nothing)
         before = measured(goal)
-        descend(goal.module, goal.prepare, chains(64, 1), steps=60, lr=5e-3)
+        descend(goal.module, goal.prepare, rows(64, 1).batch(), steps=60, lr=5e-3)
         found[method] = measured(goal)
         assert found[method]["loss"] < 0.6 * before["loss"]
     gains = [found[hydra][f"head{k}_top1"] - found[medusa][f"head{k}_top1"] for k in range(1, 5)]
     assert gains == sorted(gains)  # the further ahead, the more there is to be surprised by
     assert min(gains[1:]) > 0.04
     assert gains[-1] > 0.1
-    prompts = [row[:5].tolist() for row in chains(8, 3)["input_ids"]]
+    prompts = [row[:5].tolist() for row in rows(8, 3).ids]
     how = {"warper": Warper(0.0), "max_new_tokens": 24}
     done = generate(small, Hydra(goal.draft(), small), prompts, **how)
     assert done.tokens == autoregressive(small, prompts, **how).tokens

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from chains import Batch, Chains, descend, learnt, loop_on, stop_behind
 from conftest import VOCABULARY, make_target
 from draftsmith.decoding.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive, generate
@@ -14,22 +15,13 @@ from draftsmith.decoding.sampling import Warper
 from draftsmith.drafters.medusa import Medusa
 from draftsmith.errors import RequestError, Stopped
 from draftsmith.trainers import setup, state
-from draftsmith.trainers.architecture import fresh_model
 from draftsmith.trainers.config import (
-    CheckpointConfig,
-    LoopConfig,
     MedusaConfig,
-    ModelConfig,
     ObjectiveConfig,
-    OptimizerConfig,
-    ProbeConfig,
 )
-from draftsmith.trainers.loop import Loop, Outcome, Plan
+from draftsmith.trainers.loop import Outcome
 from draftsmith.trainers.medusa import MedusaObjective, build, counted
-from draftsmith.trainers.target import NextToken
-from torch import Tensor
 
-Batch = dict[str, Tensor]
 PAPER = ObjectiveConfig(kl=0, ce=1)
 HEADS = 4
 
@@ -188,50 +180,10 @@ def test_nothing_to_learn_is_refused() -> None:
 # ---- learning --------------------------------------------------------------------------------
 
 
-class Chains:
-    """Rows in which nearly every token says which one follows."""
-
-    def __init__(self, rows: int, seed: int, length: int = 24) -> None:
-        g = torch.Generator().manual_seed(seed)
-        follows = torch.randperm(VOCABULARY, generator=torch.Generator().manual_seed(7))
-        self.ids = torch.randint(0, VOCABULARY, (rows, length), generator=g)
-        kept = torch.rand(rows, length, generator=g) < 0.95
-        for t in range(1, length):
-            self.ids[:, t] = torch.where(kept[:, t], follows[self.ids[:, t - 1]], self.ids[:, t])
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def batch(self, rows: list[int] | None = None) -> Batch:
-        ids = self.ids if rows is None else self.ids[rows]
-        positions = torch.arange(ids.shape[1]).expand_as(ids)
-        return {
-            "input_ids": ids, "loss_mask": positions > 0, "positions": positions,
-            "documents": torch.zeros_like(ids),
-        }  # fmt: skip
-
-
-def descend(module: torch.nn.Module, lesson_of, batch: Batch, *, steps: int, lr: float) -> None:
-    trained = [p for p in module.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=lr)
-    labels = batch["loss_mask"].sum()
-    for _ in range(steps):
-        loss, _ = module(batch, lesson_of(batch))
-        optimizer.zero_grad()
-        (loss / labels).backward()
-        optimizer.step()
-
-
 @pytest.fixture(scope="module")
 def small() -> Backbone:
     """A target that has learnt the chains."""
-    torch.manual_seed(0)
-    sizes = ModelConfig(layers=1, hidden=32, heads=2, kv_heads=1, head_size=16, max_positions=128)
-    model = fresh_model(sizes, vocabulary=VOCABULARY, eos=None)
-    descend(
-        NextToken(model, chunk=512), lambda _batch: None, Chains(64, 1).batch(), steps=60, lr=2e-2
-    )
-    return Backbone(model.eval(), name="small")
+    return learnt(Chains(64, 1))
 
 
 def measured(goal: MedusaObjective) -> dict[str, float]:
@@ -280,35 +232,17 @@ def train(
     out: Path, small: Backbone, *, stop_at: int | None = None, micro: int = 4, shared: bool = False
 ) -> tuple[MedusaObjective, Outcome]:
     """A run through the real loop, cut by a signal behind `stop_at` steps."""
-    plan = Plan(
-        LoopConfig(steps=STEPS, batch_rows=8, micro_rows=micro, precision="fp32",
-                   validate_every=4, validate_rows=4, log_every=2),
-        OptimizerConfig(lr=3e-3, warmup_steps=2), CheckpointConfig(every_steps=3), ProbeConfig(),
-    )  # fmt: skip
-    out.mkdir(parents=True, exist_ok=True)
-    setup.make_deterministic(plan.loop)
-    accelerator = setup.make_accelerator(plan.loop, plan.optimizer, out)
-    goal = build(
-        MedusaConfig(heads=2, shared_head=shared), PAPER, small.model,
-        lambda module, folder: state.save_tensors(folder / "heads.safetensors", module.state_dict()),
-    )  # fmt: skip
-    loop = Loop(
-        goal, Chains(40, 1), Chains(8, 2), plan, accelerator,
-        out=out, export_to=out / "drafter", probe=None,
-    )  # fmt: skip
-    if stop_at is not None:
-        real = loop.train_step
 
-        def step_then_signal(step: int, meter) -> None:  # noqa: ANN001
-            real(step, meter)
-            if step + 1 == stop_at:
-                import os
-                import signal
+    def make() -> MedusaObjective:
+        return build(MedusaConfig(heads=2, shared_head=shared), PAPER, small.model, save)
 
-                os.kill(os.getpid(), signal.SIGTERM)
-
-        loop.train_step = step_then_signal  # type: ignore[method-assign]
+    goal, loop = loop_on(out, make, Chains, steps=STEPS, lr=3e-3, micro=micro, validate_every=4)
+    stop_behind(loop, stop_at)
     return goal, loop.run(setup.resume_from(out, "auto"))
+
+
+def save(module: torch.nn.Module, folder: Path) -> None:
+    state.save_tensors(folder / "heads.safetensors", module.state_dict())
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import math
-import os
-import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from chains import Batch, Chains, loop_on, stop_behind
 from conftest import VOCABULARY, make_target
 from draftsmith.data.tokenizer import train_tokenizer
 from draftsmith.decoding import lean
@@ -24,22 +24,18 @@ from draftsmith.drafters.medusa import Medusa, load_medusa
 from draftsmith.errors import RequestError, Stopped
 from draftsmith.trainers import optimizer, setup, state
 from draftsmith.trainers.config import (
-    CheckpointConfig,
-    LoopConfig,
     Medusa2Config,
     MedusaConfig,
     ObjectiveConfig,
     OptimizerConfig,
-    ProbeConfig,
     TargetConfig,
     TuneConfig,
 )
-from draftsmith.trainers.loop import Loop, Outcome, Plan
+from draftsmith.trainers.loop import Outcome
 from draftsmith.trainers.medusa2 import Medusa2Objective, build, sine
 from draftsmith.trainers.tuned import TunedTarget, refuse_half, tuned_saver
 from torch import Tensor
 
-Batch = dict[str, Tensor]
 PAPER = ObjectiveConfig(kl=0, ce=1, chunk=5)
 HEADS = MedusaConfig(heads=2)
 LORA = TuneConfig(rank=4, alpha=8, dropout=0.0)
@@ -267,27 +263,7 @@ def test_the_weight_grows_along_a_sine() -> None:
 STEPS, RESTS = 8, 3
 
 
-class Chains:
-    """Rows in which nearly every token says which one follows."""
-
-    def __init__(self, rows: int, seed: int, length: int = 16) -> None:
-        g = torch.Generator().manual_seed(seed)
-        follows = torch.randperm(VOCABULARY, generator=torch.Generator().manual_seed(7))
-        self.ids = torch.randint(0, VOCABULARY, (rows, length), generator=g)
-        kept = torch.rand(rows, length, generator=g) < 0.95
-        for t in range(1, length):
-            self.ids[:, t] = torch.where(kept[:, t], follows[self.ids[:, t - 1]], self.ids[:, t])
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def batch(self, rows: list[int]) -> Batch:
-        ids = self.ids[rows]
-        positions = torch.arange(ids.shape[1]).expand_as(ids)
-        return {
-            "input_ids": ids, "loss_mask": positions > 0, "positions": positions,
-            "documents": torch.zeros_like(ids),
-        }  # fmt: skip
+rows = partial(Chains, length=16)
 
 
 def train(
@@ -295,33 +271,19 @@ def train(
     steps: int = STEPS, lr: float = 3e-3, micro: int = 4, medusa2: Medusa2Config | None = None,
 ) -> tuple[Medusa2Objective, TunedTarget, Outcome]:  # fmt: skip
     """A run through the real loop, cut by a signal behind `stop_at` steps."""
-    plan = Plan(
-        LoopConfig(steps=steps, batch_rows=8, micro_rows=micro, precision="fp32",
-                   validate_every=4, validate_rows=4, log_every=2),
-        OptimizerConfig(lr=lr, warmup_steps=2), CheckpointConfig(every_steps=3), ProbeConfig(),
-    )  # fmt: skip
-    out.mkdir(parents=True, exist_ok=True)
-    setup.make_deterministic(plan.loop)
-    accelerator = setup.make_accelerator(plan.loop, plan.optimizer, out)
     config = medusa2 or Medusa2Config()
-    target = decoding_target()
-    torch.manual_seed(0)
-    tuned = TunedTarget(target, tune, remember=config.self_distillation)
-    goal = build(HEADS, config, PAPER, tuned, tuned_saver(tuned, "medusa", out))
-    loop = Loop(
-        goal, Chains(40, 1), Chains(8, 2), plan, accelerator,
-        out=out, export_to=out / "drafter", probe=None,
-    )  # fmt: skip
-    real = loop.train_step
 
-    def step_then_look(step: int, meter) -> None:  # noqa: ANN001
-        real(step, meter)
-        if watch is not None:
-            watch(step, goal, tuned)
-        if step + 1 == stop_at:
-            os.kill(os.getpid(), signal.SIGTERM)
+    def make() -> Medusa2Objective:
+        target = decoding_target()
+        torch.manual_seed(0)
+        tuned = TunedTarget(target, tune, remember=config.self_distillation)
+        made.append(tuned)
+        return build(HEADS, config, PAPER, tuned, tuned_saver(tuned, "medusa", out))
 
-    loop.train_step = step_then_look  # type: ignore[method-assign]
+    made: list[TunedTarget] = []
+    goal, loop = loop_on(out, make, rows, steps=steps, lr=lr, micro=micro, validate_every=4)
+    (tuned,) = made
+    stop_behind(loop, stop_at, watch and (lambda step: watch(step, goal, tuned)))
     return goal, tuned, loop.run(setup.resume_from(out, "auto"))
 
 
@@ -399,7 +361,7 @@ def test_the_export_is_the_adapted_target(how: str, runs: dict[str, tuple]) -> N
     exported = load_target(str(out / "target"))
     assert type(exported.model) is type(tuned.model)
     assert not any("lora" in name for name, _ in exported.model.named_modules())
-    ids = Chains(4, 5).ids
+    ids = rows(4, 5).ids
     with torch.no_grad():
         adapted = tuned.model.eval()(input_ids=ids).logits
         plain = exported.model(input_ids=ids).logits
@@ -415,7 +377,7 @@ def test_the_drafter_fits_the_tuned_target_alone(how: str, runs: dict[str, tuple
     other = runs["full" if how == "lora" else "lora"][0]
     target = load_target(str(out / "target"))
     drafter = load_medusa(out / "drafter", target)
-    prompts = [row[:4].tolist() for row in Chains(4, 3).ids]
+    prompts = [row[:4].tolist() for row in rows(4, 3).ids]
     words = {"warper": Warper(0.0), "max_new_tokens": 16}
     done = generate(target, drafter, prompts, **words)
     assert done.tokens == autoregressive(target, prompts, **words).tokens
@@ -447,7 +409,7 @@ def test_training_and_decoding_say_the_same(how: str, runs: dict[str, tuple]) ->
         (tuned.backbone, Medusa(goal.draft(), tuned.backbone)),
         (exported, load_medusa(out / "drafter", exported)),
     ]
-    prompt = Chains(1, 3).ids[0, :5].tolist()
+    prompt = rows(1, 3).ids[0, :5].tolist()
     for target, drafter in pairs:
         met: dict[int, Tensor] = {}
         committed = [len(prompt)]
@@ -483,7 +445,7 @@ def test_lean_decoding_runs_adapters(runs: dict[str, tuple]) -> None:
     _, _, tuned = runs["lora"]
     tuned.model.eval()
     assert lean.fits(tuned.model)
-    prompts = [Chains(1, 3).ids[0, :5].tolist()]
+    prompts = [rows(1, 3).ids[0, :5].tolist()]
     words = {"warper": Warper(0.0), "max_new_tokens": 10}
     with torch.no_grad():
         text = prompts[0] + autoregressive(tuned.backbone, prompts, **words).tokens[0]

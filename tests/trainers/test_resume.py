@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from chains import stop_behind
 from draftsmith.errors import RequestError, Stopped, TrainingFailed
 from draftsmith.trainers import setup, state
 from draftsmith.trainers.architecture import fresh_model
@@ -73,18 +74,7 @@ def train(out: Path, plan: Plan, resume: str = "auto", stop_at: int | None = Non
         objective, rows or RandomRows(ROWS, 0), RandomRows(8, 1), plan, accelerator,
         out=out, export_to=out / "target", probe=None,
     )  # fmt: skip
-    if stop_at is not None:
-        real = loop.train_step
-
-        def step_then_signal(step: int, meter) -> None:
-            real(step, meter)
-            if step + 1 == stop_at:
-                import os
-                import signal
-
-                os.kill(os.getpid(), signal.SIGTERM)
-
-        loop.train_step = step_then_signal  # type: ignore[method-assign]
+    stop_behind(loop, stop_at)
     outcome = loop.run(setup.resume_from(out, resume))
     return objective, outcome
 

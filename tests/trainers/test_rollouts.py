@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from chains import stop_behind
 from conftest import VOCABULARY, make_target
 from draftsmith.decoding.arena import KVArena
 from draftsmith.decoding.attention import NAME
@@ -230,17 +231,7 @@ def train(out: Path, target: Backbone, config: RolloutsConfig, stop_at: int | No
     loop = Loop(
         made, Rows(), Rows(), plan, accelerator, out=out, export_to=out / "drafter", probe=None
     )
-    real = loop.train_step
-
-    def step_then_signal(step: int, meter: Any) -> None:
-        real(step, meter)
-        if step + 1 == stop_at:
-            import os
-            import signal
-
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    loop.train_step = step_then_signal  # type: ignore[method-assign]
+    stop_behind(loop, stop_at)
     loop.run(setup.resume_from(out, "auto"))
     return {name: t.clone() for name, t in state.trainable(made.module).items()}
 

@@ -1,0 +1,109 @@
+"""Text that is easily learnt, a target that has learnt it, and runs of the real loop on it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from conftest import VOCABULARY
+from draftsmith.decoding.backbone import Backbone
+from draftsmith.trainers import setup
+from draftsmith.trainers.architecture import fresh_model
+from draftsmith.trainers.config import (
+    CheckpointConfig,
+    LoopConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ProbeConfig,
+)
+from draftsmith.trainers.loop import Loop, Plan
+from draftsmith.trainers.target import NextToken
+from torch import Tensor
+
+Batch = dict[str, Tensor]
+
+
+class Chains:
+    """Rows in which a token says which one follows, where it is `kept`; the others say nothing."""
+
+    def __init__(self, rows: int, seed: int, length: int = 24, kept: float = 0.95) -> None:
+        g = torch.Generator().manual_seed(seed)
+        follows = torch.randperm(VOCABULARY, generator=torch.Generator().manual_seed(7))
+        self.ids = torch.randint(0, VOCABULARY, (rows, length), generator=g)
+        regular = torch.rand(rows, length, generator=g) < kept
+        for t in range(1, length):
+            self.ids[:, t] = torch.where(regular[:, t], follows[self.ids[:, t - 1]], self.ids[:, t])
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def batch(self, rows: list[int] | None = None) -> Batch:
+        ids = self.ids if rows is None else self.ids[rows]
+        positions = torch.arange(ids.shape[1]).expand_as(ids)
+        return {
+            "input_ids": ids, "loss_mask": positions > 0, "positions": positions,
+            "documents": torch.zeros_like(ids),
+        }  # fmt: skip
+
+
+def learnt(rows: Chains, steps: int = 60) -> Backbone:
+    """A small target that has learnt the rows for some steps, with no gradient left behind."""
+    torch.manual_seed(0)
+    sizes = ModelConfig(layers=1, hidden=32, heads=2, kv_heads=1, head_size=16, max_positions=128)
+    model = fresh_model(sizes, vocabulary=VOCABULARY, eos=None)
+    descend(NextToken(model, chunk=512), lambda _batch: None, rows.batch(), steps=steps, lr=2e-2)
+    model.zero_grad()
+    return Backbone(model.eval(), name="small")
+
+
+def descend(
+    module: torch.nn.Module, lesson_of: Callable[[Batch], Any], batch: Batch, *, steps: int,
+    lr: float,
+) -> None:  # fmt: skip
+    """Some steps on one batch, without what a run writes."""
+    optimizer = torch.optim.AdamW([p for p in module.parameters() if p.requires_grad], lr=lr)
+    labels = batch["loss_mask"].sum()
+    for _ in range(steps):
+        loss, _ = module(batch, lesson_of(batch))
+        optimizer.zero_grad()
+        (loss / labels).backward()
+        optimizer.step()
+
+
+def loop_on(
+    out: Path, make: Callable[[], Any], rows: Callable[[int, int], Any], *, steps: int, lr: float,
+    micro: int = 4, validate_every: int | None = None,
+) -> tuple[Any, Loop]:  # fmt: skip
+    """The objective that `make` builds and the real loop over `rows(count, seed)`."""
+    plan = Plan(
+        LoopConfig(steps=steps, batch_rows=8, micro_rows=micro, precision="fp32",
+                   validate_every=validate_every or steps, validate_rows=4, log_every=2),
+        OptimizerConfig(lr=lr, warmup_steps=2), CheckpointConfig(every_steps=3), ProbeConfig(),
+    )  # fmt: skip
+    out.mkdir(parents=True, exist_ok=True)
+    setup.make_deterministic(plan.loop)
+    accelerator = setup.make_accelerator(plan.loop, plan.optimizer, out)
+    goal = make()
+    loop = Loop(
+        goal, rows(40, 1), rows(8, 2), plan, accelerator,
+        out=out, export_to=out / "drafter", probe=None,
+    )  # fmt: skip
+    return goal, loop
+
+
+def stop_behind(loop: Loop, step: int | None, watch: Callable[[int], None] | None = None) -> None:
+    """Send the signal of an operator behind a step; `watch` is called behind every one."""
+    real = loop.train_step
+
+    def step_then_signal(number: int, *rest: Any) -> None:
+        real(number, *rest)
+        if watch is not None:
+            watch(number)
+        if number + 1 == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    loop.train_step = step_then_signal  # type: ignore[method-assign]
