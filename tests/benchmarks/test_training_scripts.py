@@ -58,6 +58,7 @@ def test_over_training_shows_what_each_measure_would_choose(tmp_path: Path) -> N
     assert chosen[0].endswith(f"tau {best:.2f}")
 
 
+@pytest.mark.slow
 def test_merging_is_measured_for_every_size_and_temperature() -> None:
     printed = run(
         "merge_cost.py", "--prompts", "1", "--max-new-tokens", "6", "--members", "1", "2",

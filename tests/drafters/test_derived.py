@@ -245,7 +245,7 @@ SMALL = [
 ]  # fmt: skip
 
 
-@pytest.mark.run
+@pytest.mark.slow  # docs/origins.md is typed in every day
 def test_from_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

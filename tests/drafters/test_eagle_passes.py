@@ -153,7 +153,7 @@ def peak_bytes(work: Callable[[], object]) -> int:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("family", ["eagle", "eagle3"])
+@pytest.mark.parametrize("family", [pytest.param("eagle", marks=pytest.mark.slow), "eagle3"])
 def test_memory_grows_with_the_row_and_not_with_its_square(family: str, packed: bool) -> None:
     """Forward and backward of seven passes; the dense mask is measured too, and is seen."""
     net = net_of(family)

@@ -134,7 +134,7 @@ def test_equal_members_are_verified_once(target: Backbone) -> None:
     assert twice.target_calls == one.target_calls
 
 
-AUDITED = [(0.6, "sample"), (1.0, "sample"), (1.0, "argmax")]
+AUDITED = [(0.6, "sample"), (1.0, "sample"), pytest.param(1.0, "argmax", marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize(("temperature", "policy"), AUDITED)

@@ -121,6 +121,7 @@ def test_continuations_are_shared_or_refused(
     assert "holds continuations that differ in tokens" in capfd.readouterr().err
 
 
+@pytest.mark.slow  # in one process every stage is killed in tests/trainers/test_boost.py
 @pytest.mark.fault
 def test_kills(alone: Path, tmp_path: Path) -> None:
     """SIGKILL at random moments of a real run, from the continuations to the ensemble."""

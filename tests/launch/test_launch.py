@@ -23,7 +23,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.run
-@pytest.mark.parametrize("config", ["multi_cpu", "zero2", "zero3"])
+@pytest.mark.parametrize(
+    "config", ["multi_cpu", "zero2", pytest.param("zero3", marks=pytest.mark.slow)]
+)
 def test_two_processes_train_the_same(config: str, alone: Path, tmp_path: Path) -> None:
     """Row order and loss do not depend on how the batch is spread; rounding alone differs."""
     if config.startswith("zero"):

@@ -71,6 +71,7 @@ def results_of(folder: Path, names: list[str], verdict: str = "lossless") -> lis
     return rows
 
 
+@pytest.mark.slow  # docs/methods.md is typed in every day
 def test_methods_without_a_drafter(places: dict[str, str], tmp_path: Path, capfd: Captured) -> None:
     """No run, no drafter: a row and an audit for each; tables fit a terminal of 80 columns."""
     out = tmp_path / "a[b]" / ("long" * 20)  # no markup, and not cut in two
@@ -121,6 +122,7 @@ def test_samples(measured: Path) -> None:
     assert 0 <= found["agreement"][0] <= 1
 
 
+@pytest.mark.slow
 def test_retrieval(places: dict[str, str], tmp_path: Path, capfd: Captured) -> None:
     """`datastore build` says what to type next, which works and finds something."""
     out = tmp_path / "built"
