@@ -32,7 +32,7 @@ from .divergences import top_k_cross_entropy
 from .features import FeatureSource, OnlineFeatures
 from .frozen import Given, Save, run_for_target, saver
 from .loop import Outcome
-from .losses import ChunkedLoss, Teacher
+from .losses import ChunkedLoss, SharedTeacher, Teacher
 from .mix import Mix
 from .objective import Batch
 from .pace import anchors_of, geometric, paced
@@ -197,7 +197,7 @@ class EagleStudent(nn.Module):
         feature_P = F.smooth_l1_loss(guess_PH.float(), true_PH.float(), reduction="none").mean(-1)
         (head,) = self._frozen
         share_P = shares(place_P2, guess_PH, head, batch, self._config, self._objective)
-        laws, terms = head(guess_PH, place_P2, Teacher(true_PH, head.weight), share_P)
+        laws, terms = head(*self._in_order(guess_PH, place_P2, at_P, share_P, lesson))
         counted_P = feature_P if share_P is None else feature_P * share_P
         loss = self._config.feature * counted_P.sum() + laws
         if not terms:
@@ -205,6 +205,20 @@ class EagleStudent(nn.Module):
         pass_P = place_P2[:, 1]
         terms |= {"loss": loss.detach(), "feature": feature_P.detach()[pass_P == 0].sum()}
         return loss, per_label(terms, pass_P, batch)
+
+    def _in_order(
+        self, guess_PH: Tensor, place_P2: Tensor, at_P: Tensor, share_P: Tensor | None,
+        lesson: Lesson,
+    ) -> tuple[Tensor, Tensor, Teacher, Tensor | None]:  # fmt: skip
+        """What the head reads, in the order of the text, and a target that is asked once."""
+        (head,) = self._frozen
+        states_NH = lesson.features_RSH.flatten(0, 1)
+        if self._config.passes == 1:  # in order as it is
+            return guess_PH, place_P2, Teacher(states_NH[at_P], head.weight), share_P
+        order_P = at_P.argsort(stable=True)
+        teacher = SharedTeacher.of(states_NH, head.weight, at_P[order_P])
+        share_P = None if share_P is None else share_P[order_P]
+        return guess_PH[order_P], place_P2[order_P], teacher, share_P
 
     def _noisy(self, features_RSH: Tensor) -> Tensor:
         """Features shaken by uniform noise, so that guessed ones are no surprise in decoding."""

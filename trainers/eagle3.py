@@ -31,7 +31,7 @@ from .eagle import compared, of_first, per_label, refuse_biased_head, shares
 from .features import LAST, FeatureSource, OnlineFeatures
 from .frozen import Given, Save, run_for_target, saver
 from .loop import Outcome
-from .losses import ChunkedLoss, Teacher
+from .losses import ChunkedLoss, SharedTeacher
 from .mix import RENORMALISED, UNKNOWN, Mix
 from .objective import Batch
 from .sharding import standalone
@@ -79,28 +79,17 @@ class Said(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SharedTeacher(Teacher):
-    """The target, asked once for all the passes that stand at one position.
+class WholeTeacher(SharedTeacher):
+    """The target over its whole vocabulary, of which the loss hears what concerns the draft's.
 
-    Its law over the whole vocabulary is what costs most here: seven passes would make it seven
-    times. `hidden_PH` has every position once, and comparisons come in the order of the text.
+    That law is what costs most here: seven passes would make it seven times.
     """
 
-    at_P: Tensor
-    """Which of the positions each comparison is with, ascending."""
-    host_P: Tensor
-    """The same where Python can look without waiting for a GPU."""
     ids_U: Tensor
     mix: Mix
 
-    def says(self, part: slice, _vocabulary: int) -> Said:
-        first, last = self.host_P[part.start], self.host_P[part.stop - 1]
-        # few sizes, as every new one is another kernel (`losses._parts`)
-        size = 1 << int(last - first).bit_length()
-        start = max(0, min(int(first), len(self.hidden_PH) - size))
-        said = Said.of(self.logits(slice(start, start + size)), self.ids_U, self.mix)
-        here_C = self.at_P[part] - start
-        return Said(*(each[here_C] for each in said))
+    def read(self, logits_XV: Tensor, _vocabulary: int) -> Said:
+        return Said.of(logits_XV, self.ids_U, self.mix)
 
 
 @dataclass(frozen=True)
@@ -170,21 +159,15 @@ class Eagle3Student(nn.Module):
         hidden_PH = self.draft.head_input(guess_PH)
         share_P = shares(place_P2, hidden_PH, self.head, batch, self._config, self._objective)
         order_P = at_P.argsort(stable=True)
-        loss, terms = self.head(
-            hidden_PH[order_P], place_P2[order_P], self._teacher(at_P[order_P], lesson),
-            None if share_P is None else share_P[order_P],
+        teacher = WholeTeacher.of(
+            lesson.hidden_RSH.flatten(0, 1), lesson.head_VH, at_P[order_P],
+            ids_U=self.draft.ids_U, mix=self._mix,
         )  # fmt: skip
+        share_P = None if share_P is None else share_P[order_P]
+        loss, terms = self.head(hidden_PH[order_P], place_P2[order_P], teacher, share_P)
         if not terms:
             return loss, {}
         return loss, per_label(terms | {"loss": loss.detach()}, pass_P, batch)
-
-    def _teacher(self, at_P: Tensor, lesson: Lesson3) -> SharedTeacher:
-        """The target at the positions `at_P`, numbers of its states that ascend."""
-        asked_N, at_P = at_P.unique(return_inverse=True)
-        return SharedTeacher(
-            lesson.hidden_RSH.flatten(0, 1)[asked_N], lesson.head_VH, at_P, at_P.cpu(),
-            self.draft.ids_U, self._mix,
-        )  # fmt: skip
 
     def _drafted(self, label_P: Tensor) -> Tensor:
         """Target ids as places in the draft vocabulary, UNKNOWN where they cannot be drafted."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -136,6 +136,39 @@ class Teacher:
     def logits(self, part: slice) -> Tensor:
         """fp32 logits [C, V] over all rows of the head."""
         return F.linear(self.hidden_PH[part], self.weight_VH).float()
+
+
+@dataclass(frozen=True)
+class SharedTeacher(Teacher):
+    """A target that several comparisons ask about one position, and that answers once.
+
+    `hidden_PH` has every position once. Comparisons come in the order of the positions, so that
+    those of a chunk are about few of them.
+    """
+
+    at_P: Tensor
+    """Which of the positions each comparison is with, ascending."""
+    host_P: Tensor
+    """The same where Python can look without waiting for a GPU."""
+
+    @classmethod
+    def of(cls, states_NH: Tensor, weight_VH: Tensor, at_P: Tensor, **more: Any) -> Self:
+        """Of comparisons with the states of numbers `at_P`, which ascend."""
+        asked_M, at_P = at_P.unique(return_inverse=True)
+        return cls(states_NH[asked_M], weight_VH, at_P, at_P.cpu(), **more)
+
+    def says(self, part: slice, vocabulary: int) -> Any:
+        first, last = self.host_P[part.start], self.host_P[part.stop - 1]
+        # few sizes, as every new one is another kernel (`_parts`)
+        size = 1 << int(last - first).bit_length()
+        start = max(0, min(int(first), len(self.hidden_PH) - size))
+        said = self.read(self.logits(slice(start, start + size)), vocabulary)
+        here_C = self.at_P[part] - start
+        return said[here_C] if isinstance(said, Tensor) else type(said)(*(t[here_C] for t in said))
+
+    def read(self, logits_XV: Tensor, vocabulary: int) -> Any:
+        """What of some positions' logits the loss asks for: a tensor, or a NamedTuple of them."""
+        return logits_XV[:, :vocabulary]
 
 
 class _ChunkedSum(torch.autograd.Function):
