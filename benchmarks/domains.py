@@ -140,7 +140,7 @@ def trained(args: argparse.Namespace) -> Path:
                 "loop__validate_every": args.steps, "probe__every_steps": "",
                 "eval__prompts": str(rows / "validation.jsonl"),
             }  # fmt: skip
-            train("distill-lora-tiny", out=run, **values, **dict(args.set))
+            train("distill-lora-tiny", out=run, **{**values, **dict(args.set)})
         last = run / "drafter"
     return last
 

@@ -16,52 +16,17 @@ from draftsmith.launch.cli import main
 
 ROOT = Path(draftsmith.__file__).parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-SMALL_TRAINING = [
-    "--loop.steps",
-    "2",
-    "--loop.batch_rows",
-    "2",
-    "--loop.micro_rows",
-    "2",
-    "--loop.validate_rows",
-    "2",
-    "--data.sequence_length",
-    "64",
-    "--data.limit_rows",
-    "40",
-    "--checkpoint.every_steps",
-    "1",
-    "--model.layers",
-    "1",
-    "--model.hidden",
-    "32",
-    "--model.heads",
-    "2",
-    "--model.kv_heads",
-    "1",
-    "--model.head_size",
-    "16",
-    "--model.intermediate",
-    "32",
-    "--probe.prompts",
-    "1",
-    "--probe.max_new_tokens",
-    "4",
-]
-SMALL_AUDIT = [
-    "--audit.tokens",
-    "500",
-    "--audit.sequences",
-    "10000",
-    "--audit.prompts",
-    "1",
-    "--audit.max_new_tokens",
-    "8",
-    "--audit.batch",
-    "4",
-    "--eval.limit",
-    "2",
-]
+SMALL_TRAINING = shlex.split(
+    "--loop.steps 2 --loop.batch_rows 2 --loop.micro_rows 2 --loop.validate_rows 2 "
+    "--data.sequence_length 64 --data.limit_rows 40 --checkpoint.every_steps 1 "
+    "--model.layers 1 --model.hidden 32 --model.heads 2 --model.kv_heads 1 "
+    "--model.head_size 16 --model.intermediate 32 --probe.prompts 1 "
+    "--probe.max_new_tokens 4"
+)
+SMALL_AUDIT = shlex.split(
+    "--audit.tokens 500 --audit.sequences 10000 --audit.prompts 1 --audit.max_new_tokens 8 "
+    "--audit.batch 4 --eval.limit 2"
+)
 SMALL_EVAL = [
     *SMALL_AUDIT,
     *["--eval.max_new_tokens", "4", "--eval.sweep", "[1]", "--eval.repeats", "1"],
@@ -71,85 +36,44 @@ EXTRA = {"train": SMALL_TRAINING, "eval": SMALL_EVAL, "audit": SMALL_AUDIT, "che
          "tree": ["--texts", "2", "--eval.max_new_tokens", "12"],
          "generate": ["--limit", "6", "--max-new-tokens", "16", "--keep-cut"]}  # fmt: skip
 BENCHMARKS = {
-    "benchmarks/over_training.py": [
-        "--rows",
-        "20",
-        "--steps",
-        "2",
-        "--every",
-        "1",
-        "--batch-rows",
-        "2",
-        "--prompts",
-        "1",
-    ],
-    "benchmarks/families.py": [
-        "--families",
-        "BPD (frozen)",
-        "--steps",
-        "1",
-        "--limit",
-        "1",
-        "--max-new-tokens",
-        "4",
-        "--repeats",
-        "1",
-        "--audit-tokens",
-        "500",
-        "--audit-sequences",
-        "10000",
-        "--set",
-        "data.limit_rows=40",
-        "--set",
-        "data.sequence_length=64",
-    ],
-    "benchmarks/origins.py": [
-        *["--rows", "layers evenly,early exit 2", "--steps", "1", "--limit", "1"],
-        *["--max-new-tokens", "4", "--audit-tokens", "500", "--audit-sequences", "10000"],
-        *["--set", "data.limit_rows=40", "--set", "data.sequence_length=64"],
-    ],
-    "benchmarks/alignment.py": [
-        *["--losses", "kl,tv", "--sources", "gold,request", "--from-scratch", "--steps", "1"],
-        *["--batch-rows", "2", "--answers", "40", "--limit", "2", "--max-new-tokens", "4"],
-        *["--prompt-tokens", "8", "--new-tokens", "8", "--audit-tokens", "500"],
-        *["--audit-sequences", "10000", "--set", "data.limit_rows=40"],
-        *["--set", "data.sequence_length=64", "--set", "loop.batch_rows=2"],
-        *["--set", "loop.micro_rows=2"],
-    ],
-    "benchmarks/on_policy_cost.py": [
-        *["--by", "student", "--every", "1", "--steps", "3", "--set", "data.limit_rows=40"],
-        *["--set", "data.sequence_length=64", "--set", "loop.batch_rows=2"],
-        *["--set", "loop.micro_rows=2"],
-    ],
-    "benchmarks/ensembles.py": [
-        *["--members", "2", "--sizes", "2", "--settings", "soft 2", "--base-steps", "1"],
-        *["--steps", "1", "--limit", "2", "--max-new-tokens", "4", "--audit-tokens", "500"],
-        *["--audit-sequences", "10000", "--set", "data.limit_rows=40"],
-        *["--set", "data.sequence_length=64", "--set", "loop.batch_rows=2"],
-        *["--set", "loop.micro_rows=2", "--set", "loop.validate_rows=2"],
-        *["--set", "boost.samples=8", "--set", "boost.held_out=4", "--set", "probe.prompts=1"],
-        *["--set", "boost.continuation=8"],
-    ],
-    "benchmarks/merge_cost.py": ["--prompts", "1", "--max-new-tokens", "4", "--members", "2"],
-    "benchmarks/decode_gpu.py": ["--tiny"],
-    "benchmarks/domains.py": [
-        *["--steps", "2", "--files", "8", "--limit", "2", "--max-new-tokens", "6"],
-        *["--audit-tokens", "500", "--audit-sequences", "10000"],
-        *["--set", "loop.batch_rows=2", "--set", "loop.micro_rows=2"],
-        *["--set", "loop.validate_rows=2", "--set", "probe.prompts=1"],
-    ],
-    "benchmarks/decode_cpu.py": ["--prompts", "1", "--max-new-tokens", "4", "--rounds", "1"],
-    "benchmarks/loss_memory.py": [
-        "--vocabulary",
-        "500",
-        "--positions",
-        "64",
-        "--hidden",
-        "16",
-        "--rounds",
-        "1",
-    ],
-    "benchmarks/train_step.py": ["--tiny", "--recipes", "eagle-tiny"],
+    "benchmarks/over_training.py": "--rows 20 --steps 2 --every 1 --batch-rows 2 --prompts 1",
+    "benchmarks/families.py": (
+        "--families 'BPD (frozen)' --steps 1 --limit 1 --max-new-tokens 4 --repeats 1 "
+        "--audit-tokens 500 --audit-sequences 10000 --set data.limit_rows=40 "
+        "--set data.sequence_length=64"
+    ),
+    "benchmarks/origins.py": (
+        "--rows 'layers evenly,early exit 2' --steps 1 --limit 1 --max-new-tokens 4 "
+        "--audit-tokens 500 --audit-sequences 10000 --set data.limit_rows=40 "
+        "--set data.sequence_length=64"
+    ),
+    "benchmarks/alignment.py": (
+        "--losses kl,tv --sources gold,request --from-scratch --steps 1 --batch-rows 2 "
+        "--answers 40 --limit 2 --max-new-tokens 4 --prompt-tokens 8 --new-tokens 8 "
+        "--audit-tokens 500 --audit-sequences 10000 --set data.limit_rows=40 "
+        "--set data.sequence_length=64 --set loop.batch_rows=2 --set loop.micro_rows=2"
+    ),
+    "benchmarks/on_policy_cost.py": (
+        "--by student --every 1 --steps 3 --set data.limit_rows=40 "
+        "--set data.sequence_length=64 --set loop.batch_rows=2 --set loop.micro_rows=2"
+    ),
+    "benchmarks/ensembles.py": (
+        "--members 2 --sizes 2 --settings 'soft 2' --base-steps 1 --steps 1 --limit 2 "
+        "--max-new-tokens 4 --audit-tokens 500 --audit-sequences 10000 "
+        "--set data.limit_rows=40 --set data.sequence_length=64 --set loop.batch_rows=2 "
+        "--set loop.micro_rows=2 --set loop.validate_rows=2 --set boost.samples=8 "
+        "--set boost.held_out=4 --set probe.prompts=1 --set boost.continuation=8"
+    ),
+    "benchmarks/merge_cost.py": "--prompts 1 --max-new-tokens 4 --members 2",
+    "benchmarks/decode_gpu.py": "--tiny",
+    "benchmarks/domains.py": (
+        "--steps 2 --files 8 --limit 2 --max-new-tokens 6 --audit-tokens 500 "
+        "--audit-sequences 10000 --set loop.batch_rows=2 --set loop.micro_rows=2 "
+        "--set loop.validate_rows=2 --set probe.prompts=1"
+    ),
+    "benchmarks/decode_cpu.py": "--prompts 1 --max-new-tokens 4 --rounds 1",
+    "benchmarks/loss_memory.py": "--vocabulary 500 --positions 64 --hidden 16 --rounds 1",
+    "benchmarks/train_step.py": "--tiny --recipes eagle-tiny",
 }
 # what a draft that is cut from its target cannot have are sizes of its own
 SMALL_PRUNING = [
@@ -220,7 +144,7 @@ def run(line: str) -> int:
         return subprocess.run([*words, *SMALL_TRAINING]).returncode
     if program == "python":
         return subprocess.run(
-            [sys.executable, str(ROOT / verb), *rest, *BENCHMARKS[verb]]
+            [sys.executable, str(ROOT / verb), *rest, *shlex.split(BENCHMARKS[verb])]
         ).returncode
     assert program == "draftsmith", f"no test knows how to run {program}"
     extra = next((few for flag, few in FEW.items() if flag in rest), EXTRA.get(verb, []))

@@ -91,3 +91,34 @@ def test_origins_from_recipes_to_a_table(tmp_path: Path) -> None:
     assert [each[4] for each in cells] == ["0 7", "", "", ""]
     assert [each[2] for each in cells] == ["37%", "37%", "26%", "37%"]
     assert run("origins.py", *words) == printed, "what is measured is not measured again"
+
+
+@pytest.mark.slow
+def test_domains_of_rows_of_a_file(tmp_path: Path) -> None:
+    """Each row is in one split, also where a text holds what Python takes for the end of a line."""
+    words = []
+    for domain in ("sums", "tales"):
+        file = tmp_path / f"{domain}.jsonl"
+        rows = [
+            {"prompt": f"{domain} {n}\u2028?", "completion": f"It is {n * 7 % 13} of {domain}.\n"}
+            for n in range(200)
+        ]
+        file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        words += ["--domain", f"{domain}={file}"]
+    base = ["loop.steps=1", "data.limit_rows=40", "loop.batch_rows=2", "loop.micro_rows=2",
+            "loop.validate_rows=2", "data.sequence_length=64"]  # fmt: skip
+    words += [word for value in base for word in ("--set", value)]
+    printed = run(
+        "domains.py", "--out", str(tmp_path / "out"), *words, "--steps", "1", "--limit", "2",
+        "--max-new-tokens", "4", "--audit-tokens", "500", "--audit-sequences", "10000",
+    )  # fmt: skip
+    assert "audit with an adapter: lossless" in printed
+    table = [line for line in printed.splitlines() if line.startswith("| sums |")]
+    assert len(table) == 4
+    for domain in ("sums", "tales"):
+        parts = [
+            {line["prompt"] for line in map(json.loads, path.read_text().split("\n")[:-1])}
+            for path in (tmp_path / "out" / "rows" / domain).glob("*.jsonl")
+        ]
+        assert len(parts) == 3
+        assert sum(map(len, parts)) == len(set().union(*parts))
