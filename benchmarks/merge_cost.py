@@ -1,7 +1,8 @@
 """What an ensemble's merging and masking cost: their share of a decode step.
 
 Drafts of the quickstart's size on the embedded target, or an ensemble that was trained
-(`--drafter`). Fresh drafts agree on nothing, so that trees are as large as they can be.
+(`--drafter`). Drawn from fresh drafts (T = 1) trees are as large as they can be; at T = 0 fresh
+drafts may well agree.
 
     python benchmarks/merge_cost.py
     python benchmarks/merge_cost.py --drafter runs/boost-tiny/drafter
