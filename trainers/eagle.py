@@ -139,6 +139,15 @@ def compared(outputs: Sequence[Tensor], batch: Batch) -> Compared:
     return Compared(torch.cat(guess), torch.cat(at), torch.cat(place))
 
 
+def in_text_order(
+    at_P: Tensor, hidden_PH: Tensor, place_P2: Tensor, share_P: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """The same by number of the target's state: passes at one position come together."""
+    order_P = at_P.argsort(stable=True)
+    share_P = None if share_P is None else share_P[order_P]
+    return at_P[order_P], hidden_PH[order_P], place_P2[order_P], share_P
+
+
 def shares(
     place_P2: Tensor, hidden_PH: Tensor, head: ChunkedLoss, batch: Batch,
     config: EagleConfig | Eagle3Config, objective: ObjectiveConfig,
@@ -215,10 +224,8 @@ class EagleStudent(nn.Module):
         states_NH = lesson.features_RSH.flatten(0, 1)
         if self._config.passes == 1:  # in order as it is
             return guess_PH, place_P2, Teacher(states_NH[at_P], head.weight), share_P
-        order_P = at_P.argsort(stable=True)
-        teacher = SharedTeacher.of(states_NH, head.weight, at_P[order_P])
-        share_P = None if share_P is None else share_P[order_P]
-        return guess_PH[order_P], place_P2[order_P], teacher, share_P
+        at_P, guess_PH, place_P2, share_P = in_text_order(at_P, guess_PH, place_P2, share_P)
+        return guess_PH, place_P2, SharedTeacher.of(states_NH, head.weight, at_P), share_P
 
     def _noisy(self, features_RSH: Tensor) -> Tensor:
         """Features shaken by uniform noise, so that guessed ones are no surprise in decoding."""

@@ -27,7 +27,7 @@ from ..drafters.eagle_net3 import Eagle3Net, Eagle3Shape, fused_layers
 from ..errors import RequestError
 from .config import Eagle3Config, ObjectiveConfig
 from .distill import refuse_nothing
-from .eagle import compared, of_first, per_label, refuse_biased_head, shares
+from .eagle import compared, in_text_order, of_first, per_label, refuse_biased_head, shares
 from .features import LAST, FeatureSource, OnlineFeatures
 from .frozen import Given, Save, run_for_target, saver
 from .loop import Outcome
@@ -158,13 +158,12 @@ class Eagle3Student(nn.Module):
         place_P2 = torch.stack([self._drafted(label_P), pass_P], 1)
         hidden_PH = self.draft.head_input(guess_PH)
         share_P = shares(place_P2, hidden_PH, self.head, batch, self._config, self._objective)
-        order_P = at_P.argsort(stable=True)
+        at_P, hidden_PH, place_P2, share_P = in_text_order(at_P, hidden_PH, place_P2, share_P)
         teacher = WholeTeacher.of(
-            lesson.hidden_RSH.flatten(0, 1), lesson.head_VH, at_P[order_P],
+            lesson.hidden_RSH.flatten(0, 1), lesson.head_VH, at_P,
             ids_U=self.draft.ids_U, mix=self._mix,
         )  # fmt: skip
-        share_P = None if share_P is None else share_P[order_P]
-        loss, terms = self.head(hidden_PH[order_P], place_P2[order_P], teacher, share_P)
+        loss, terms = self.head(hidden_PH, place_P2, teacher, share_P)
         if not terms:
             return loss, {}
         return loss, per_label(terms | {"loss": loss.detach()}, pass_P, batch)
