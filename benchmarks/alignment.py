@@ -37,7 +37,7 @@ from draftsmith.drafters.registry import load_drafter
 from draftsmith.eval.audit import audit
 from draftsmith.eval.config import AuditConfig
 from draftsmith.eval.environment import environment
-from draftsmith.eval.metrics import Counts, counts_of, ratio
+from draftsmith.eval.metrics import Counts, Interval, counts_of, difference, ratio
 from draftsmith.eval.tables import interval as shown
 from draftsmith.launch.cli import main as draftsmith
 from draftsmith.launch.recipe import load_recipe
@@ -307,15 +307,9 @@ def pair(found: dict[str, Any], name: str) -> tuple[np.ndarray, np.ndarray]:
     return np.array(top, dtype=float), np.array(bottom, dtype=float)
 
 
-def difference(mine: dict[str, Any], other: dict[str, Any], name: str) -> list[float]:
-    """Difference of two ratios of sums, and its 95 % bootstrap over the prompts that both had."""
-    sums = [*pair(mine, name), *pair(other, name)]
-    rng = np.random.default_rng(0)
-    drawn = rng.integers(0, len(sums[0]), (4000, len(sums[0])))
-    a, b, c, d = (each[drawn].sum(1) for each in sums)
-    top, under, base, below = (each.sum() for each in sums)
-    low, high = np.percentile(a / b - c / d, [2.5, 97.5])
-    return [top / under - base / below, float(low), float(high)]
+def gain(mine: dict[str, Any], other: dict[str, Any], name: str) -> Interval:
+    """Difference of two ratios of sums over the prompts that both had."""
+    return difference(pair(mine, name), pair(other, name), resamples=4000)
 
 
 def table(
@@ -342,15 +336,13 @@ def table(
 def row_of(source: str, loss: str, own: dict[str, Any], base: dict[str, Any] | None) -> str:
     values = [shown(ratio(*pair(own, name)).to_list()) for name in MEASURES]
     less = [
-        "" if base is None else signed(difference(own, base, name))
-        for name in ("words", "alpha_hat_1")
+        "" if base is None else signed(gain(own, base, name)) for name in ("words", "alpha_hat_1")
     ]
     return "| " + " | ".join([source, loss, *values, *less]) + " |"
 
 
-def signed(value: Sequence[float]) -> str:
-    middle, low, high = value
-    return f"{middle:+.4f} [{low:+.4f}, {high:+.4f}]"
+def signed(found: Interval) -> str:
+    return f"{found.value:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"
 
 
 def verdicts(found: dict[str, Any], cells: Sequence[tuple[str, str]]) -> list[str]:
@@ -361,8 +353,10 @@ def verdicts(found: dict[str, Any], cells: Sequence[tuple[str, str]]) -> list[st
             continue
         own, base = found[f"{source}-{loss}"], found[f"{source}-kl"]
         for name in ("text", "words", "alpha_hat_1"):
-            value = difference(own, base, name)
-            says = "above" if value[1] > 0 else "below" if value[2] < 0 else "not told apart from"
+            value = gain(own, base, name)
+            says = (
+                "above" if value.low > 0 else "below" if value.high < 0 else "not told apart from"
+            )
             lines.append(f"{source} {loss} is {says} KL in {name}: {signed(value)}")
     return lines
 

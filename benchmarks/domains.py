@@ -41,7 +41,7 @@ from draftsmith.drafters.registry import load_drafter
 from draftsmith.eval.audit import audit
 from draftsmith.eval.config import AuditConfig
 from draftsmith.eval.environment import environment
-from draftsmith.eval.metrics import Counts, counts_of, ratio
+from draftsmith.eval.metrics import Counts, Interval, counts_of, difference, ratio
 from draftsmith.eval.tables import interval as shown
 from draftsmith.launch.train import train
 from draftsmith.storage import write_text
@@ -206,27 +206,20 @@ def numbers(counts: Counts) -> list[float]:
 MEASURES = {"alpha_hat": (2, 3), "tau": (0, 1)}
 
 
-def difference(mine: list[list[float]], other: list[list[float]], name: str) -> list[float]:
+def gain(mine: list[list[float]], other: list[list[float]], name: str) -> Interval:
     """After - before, with its interval over the prompts, the same ones on both sides."""
-    top, bottom = MEASURES[name]
-    own_RX, base_RX = np.array(mine), np.array(other)
-    chosen_SR = np.random.default_rng(0).integers(0, len(own_RX), (2000, len(own_RX)))
-
-    def value(counts_RX: np.ndarray, rows: Any) -> np.ndarray:
-        sums = counts_RX[rows].sum(-2)
-        with np.errstate(invalid="ignore"):  # a draw of prompts that all ended at once
-            return sums[..., top] / sums[..., bottom]
-
-    found_S = value(own_RX, chosen_SR) - value(base_RX, chosen_SR)
-    every = np.arange(len(own_RX))
-    low, high = np.nanquantile(found_S, (0.025, 0.975))
-    return [float(value(own_RX, every) - value(base_RX, every)), float(low), float(high)]
+    return difference(sums(mine, name), sums(other, name))
 
 
 def own(counts: list[list[float]], name: str) -> list[float | None]:
-    top, bottom = MEASURES[name]
+    return ratio(*sums(counts, name)).to_list()
+
+
+def sums(counts: list[list[float]], name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Tops and bottoms of every prompt, [R] each."""
     counts_RX = np.array(counts)
-    return ratio(counts_RX[:, top], counts_RX[:, bottom]).to_list()
+    top, bottom = MEASURES[name]
+    return counts_RX[:, top], counts_RX[:, bottom]
 
 
 def table(found: dict[str, Any]) -> list[str]:
@@ -249,15 +242,14 @@ def table(found: dict[str, Any]) -> list[str]:
         domain, temperature = key.rsplit(" ", 1)
         for name in MEASURES:
             cells = [shown(own(counts[arm], name)) for arm in (BASE, *domains)]
-            gains = [signed(difference(counts[arm], counts[BASE], name)) for arm in domains]
+            gains = [signed(gain(counts[arm], counts[BASE], name)) for arm in domains]
             row = [domain, temperature, name.replace("_", "-"), *cells, *gains]
             lines.append("| " + " | ".join(row) + " |")
     return lines
 
 
-def signed(value: Sequence[float]) -> str:
-    middle, low, high = value
-    return f"{middle:+.3f} [{low:+.3f}, {high:+.3f}]"
+def signed(found: Interval) -> str:
+    return f"{found.value:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
 
 
 def arguments() -> argparse.Namespace:

@@ -4,17 +4,20 @@ A base draft is distilled once, and one of n times its parameters for every n of
 the base every arm tunes its SSMs for `--steps` steps each on the same continuations of the target:
 
   copies      each on all of them, seeds differ: the gain of any ensemble
-  boosted     each on what those before it miss, by every setting of `--settings`
+  boosted     each on what those before it miss, by every setting of `--settings`; a setting may
+              change other values too ("soft 2 continuation=64 samples=2048"), fields of boost
+              or, with a dot, of any section: a sweep of the options
   n x size    one SSM of n times the parameters, as many steps: as much work in all
 
-SSM 1 is the same in all arms but the last. The first n SSMs of an arm decode held-out prompts as
+SSM 1 is the same in all arms but the last, and those that change more than what counts as covered
+and for how much. The first n SSMs of an arm decode held-out prompts as
 an ensemble, n = 1 up to `--members`. What is printed: coverage of held-out continuations by the
 union, tau (tokens per target call), tokens verified per call, the speed-up that the speed model
 predicts from costs measured here, and boosted - copies, paired over prompts; 95 % intervals over
 prompts. Everything is kept in `--out`, so that a run that was cut goes on where it was.
 
     python benchmarks/ensembles.py --out runs/ensembles
-    python benchmarks/ensembles.py --settings "span 4,soft 4" --members 2 --sizes ""
+    python benchmarks/ensembles.py --settings "span 4,soft 4,soft 2 temperature=1" --sizes ""
     python benchmarks/ensembles.py --out runs/chat --prompts prompts.jsonl \\
         --set data.source=chats --set target.path=runs/target-chat/target
 """
@@ -42,7 +45,7 @@ from draftsmith.eval.audit import audit
 from draftsmith.eval.config import AuditConfig, EvalConfig
 from draftsmith.eval.environment import environment
 from draftsmith.eval.evaluate import Arm, decode, make_requests
-from draftsmith.eval.metrics import Interval, ratio
+from draftsmith.eval.metrics import Floats, Interval, difference, ratio
 from draftsmith.eval.speed import Costs, measure_costs
 from draftsmith.launch.recipe import load_recipe
 from draftsmith.storage import write_text
@@ -55,6 +58,9 @@ TEMPERATURES = (0.0, 1.0)
 SPANS = BoostConfig(unit="span", match_tokens=4)
 WHOLE = BoostConfig(unit="sample", match_tokens=0)
 COPIES = "copies"
+# values on which the continuations depend, and those that leave SSM 1 as it is
+SAMPLES = ("samples", "held_out", "prompt_tokens", "continuation", "temperature", "seed")
+WEIGHING = ("weights", "unit", "match_tokens", "soft", "start_from")
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,8 @@ class Run:
     """Of SSMs that decode together."""
     costs_like: str
     """Whose step of drafting it takes, once for each SSM."""
+    own_first: bool = False
+    """SSM 1 is another than that of the copies."""
 
 
 # ---- training ---------------------------------------------------------------------------------
@@ -96,7 +104,7 @@ def train_all(args: argparse.Namespace) -> list[Run]:
     for name, values in arms.items():
         origins = json.dumps([str(base.resolve())] * args.members)
         folder = boost(args, name, {**values, "boost.start_from": origins}, args.members)
-        runs.append(Run(name, folder, numbers, "base"))
+        runs.append(Run(name, folder, numbers, "base", own_first=not shares_first(values)))
     for n in args.sizes:
         sizes = larger(args, n)
         big = train(args, f"base-{n}", args.base_recipe, {**base_values(args), **sizes}) / "drafter"
@@ -106,13 +114,36 @@ def train_all(args: argparse.Namespace) -> list[Run]:
 
 
 def setting(words: str) -> dict[str, str]:
-    """`span 4`, `sample 8`, `sample 0`: hard, the unit and its tokens; `soft 2` weighs spans."""
-    kind, _, tokens = words.partition(" ")
-    if kind not in ("span", "sample", "soft") or not tokens.isdigit():
-        raise SystemExit(f"--settings: {words!r}; expected span M, sample M or soft M")
-    weights = "soft" if kind == "soft" else "hard"
-    unit = "sample" if kind == "sample" else "span"
-    return {"boost.weights": weights, "boost.unit": unit, "boost.match_tokens": tokens}
+    """`span 4`, `sample 8`, `sample 0`: hard, the unit and its tokens; `soft 2` weighs spans;
+    `copies` weighs nothing. Other values follow as `field=value`."""
+    kind, *others = words.split()
+    tokens = others.pop(0) if kind != COPIES and others else ""
+    if kind not in ("span", "sample", "soft", COPIES) or tokens.isdigit() == (kind == COPIES):
+        raise SystemExit(f"--settings: {words!r}; expected span M, sample M, soft M or copies")
+    if any("=" not in other for other in others):
+        raise SystemExit(f"--settings: {words!r}; after the tokens, field=value was expected")
+    if kind == COPIES:
+        values = {"boost.weights": "none"}
+    else:
+        weights = "soft" if kind == "soft" else "hard"
+        unit = "sample" if kind == "sample" else "span"
+        values = {"boost.weights": weights, "boost.unit": unit, "boost.match_tokens": tokens}
+    for field, value in (other.split("=", 1) for other in others):
+        values[field if "." in field else f"boost.{field}"] = value
+    return values
+
+
+def shares_first(values: dict[str, str]) -> bool:
+    """Whether a setting leaves SSM 1 as the copies have it."""
+    return values.keys() <= {f"boost.{field}" for field in WEIGHING}
+
+
+def samples_of(values: dict[str, str]) -> str:
+    """The folder of a setting's continuations."""
+    changed = [
+        f"{key}-{values[f'boost.{key}']}" for key in SAMPLES if f"boost.{key}" in values
+    ]  # fmt: skip
+    return "-".join(["continuations", *changed])
 
 
 def base_values(args: argparse.Namespace) -> dict[str, str]:
@@ -122,10 +153,11 @@ def base_values(args: argparse.Namespace) -> dict[str, str]:
 
 
 def boost(args: argparse.Namespace, name: str, values: dict[str, str], members: int) -> Path:
-    """A run of method boost on the shared continuations; copies' SSM 1 is taken over."""
+    """A run of method boost; copies' SSM 1 and continuations are taken over where they fit."""
     folder: Path = args.out / "runs" / file_name(name)
     first = args.out / "runs" / file_name(COPIES) / "ssm-1"
-    if members > 1 and name != COPIES and not (folder / "ssm-1").exists():
+    takes_over = members > 1 and name != COPIES and shares_first(values)
+    if takes_over and not (folder / "ssm-1").exists():
         staging = folder.with_name(f".staging-{folder.name}")
         shutil.rmtree(staging, ignore_errors=True)
         shutil.copytree(first, staging)
@@ -133,7 +165,7 @@ def boost(args: argparse.Namespace, name: str, values: dict[str, str], members: 
         staging.rename(folder / "ssm-1")
     shared = {
         "boost.members": str(members), "boost.stop_share": "0",
-        "boost.continuations": str(args.out.resolve() / "continuations"),
+        "boost.continuations": str(args.out.resolve() / samples_of(values)),
         "loop.steps": str(args.steps), "optimizer.lr": str(args.lr),
         "optimizer.warmup_steps": str(min(10, args.steps // 4)),
         "loop.validate_every": "100000", "probe.every_steps": "", "probe.prompts": "2",
@@ -240,7 +272,8 @@ def audited(run: Run, target: Backbone, args: argparse.Namespace) -> str:
 
 def coverage(run: Run, n: int) -> tuple[float, float]:
     """Held-out spans of 4 and whole continuations that the first n SSMs cover together."""
-    parts = sorted((run.folder.parents[1] / "continuations").glob("part-*.safetensors"))
+    kept = load_recipe(str(run.folder / "run.yaml")).recipe.boost.continuations
+    parts = sorted(Path(str(kept)).glob("part-*.safetensors"))
     found = [
         load_file(run.folder / f"ssm-{k}" / "coverage.safetensors")["validation"]
         for k in range(1, n + 1)
@@ -309,37 +342,35 @@ def _table_at(
         spans, whole = coverage(run, n)
         cost = costs[run.costs_like]
         work = cost.verify(row["mean_nodes"]) + length * n * (cost.c or 0.0)
-        tau = ratio(np.array(row["emitted"], float), np.array(row["steps"], float))
+        tau = ratio(*pair(row))
         size = int(run.name.split()[0]) if run.costs_like != "base" else n
         other = rows.get((COPIES, size))
         cells = [
             run.name, str(n), f"{spans:.1%}", f"{whole:.1%}", shown(tau),
             f"{row['mean_nodes']:.2f}",
             f"{tau.value / work:.2f} [{tau.low / work:.2f}, {tau.high / work:.2f}]",
-            "" if other is None or run.name == COPIES else shown(difference(row, other)),
+            "" if other is None or run.name == COPIES else shown(less(row, other)),
         ]  # fmt: skip
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 
 
 def _cells(runs: Sequence[Run]) -> Iterator[tuple[Run, int]]:
-    """Copies from n = 1, what is tuned from the same SSM 1 from n = 2."""
+    """From n = 1 with an SSM 1 of its own, what shares that of the copies from n = 2."""
     for run in runs:
         for n in run.counts:
-            if n > 1 or run.name == COPIES or len(run.counts) == 1:
+            if n > 1 or run.name == COPIES or run.own_first or len(run.counts) == 1:
                 yield run, n
 
 
-def difference(mine: dict[str, Any], other: dict[str, Any], resamples: int = 2000) -> Interval:
-    """tau - tau on the same prompts, which are resampled together (a paired bootstrap)."""
-    a, b, c, d = (
-        np.array(row[name], float) for row in (mine, other) for name in ("emitted", "steps")
-    )
-    value = a.sum() / b.sum() - c.sum() / d.sum()
-    drawn = np.random.default_rng(0).integers(len(a), size=(resamples, len(a)))
-    with np.errstate(invalid="ignore"):  # few prompts may all be without a whole step
-        spread = a[drawn].sum(1) / b[drawn].sum(1) - c[drawn].sum(1) / d[drawn].sum(1)
-    return Interval(value, *np.nanpercentile(spread, [2.5, 97.5]))
+def less(mine: dict[str, Any], other: dict[str, Any]) -> Interval:
+    """tau - tau on the same prompts."""
+    return difference(pair(mine), pair(other))
+
+
+def pair(row: dict[str, Any]) -> tuple[Floats, Floats]:
+    """Tokens and calls of every prompt, [R] each."""
+    return np.array(row["emitted"], float), np.array(row["steps"], float)
 
 
 def shown(found: Interval) -> str:
