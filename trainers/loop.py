@@ -2,14 +2,13 @@
 
 `Loop.run` is the whole story: rows of the step, forward and backward, guard, update, report,
 save. Policy (when to report, validate, probe, save) sits in named helpers below it.
-Read next: `objective.py` for what a method supplies, `checkpoint.py` for what a kill cannot break.
+Read next: `objective.py` for what a method supplies, `snapshot.py` for what a resumed run needs.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import logging
 import math
 import time
@@ -21,8 +20,6 @@ from typing import Any, Protocol
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ..errors import Stopped, TrainingFailed
@@ -32,8 +29,10 @@ from .feed import Feed
 from .objective import Batch, Objective, OnPolicy, Scheduled, Stepwise
 from .order import RowOrder, share_of_rank
 from .progress import Meter, Record, Screen, copy_to_trackers
-from .sharding import gathered, is_sharded, refuse_average, standalone
+from .sharding import gathered, is_sharded, refuse_average, standalone, uses_deepspeed
 from .signals import StopFlag, stop_on_signal
+from .snapshot import Counters, Snapshots
+from .sums import total, totals
 
 Probe = Callable[[nn.Module], dict[str, float]]
 _log = logging.getLogger(__name__)
@@ -86,8 +85,12 @@ class Loop:
         if is_sharded(objective.module):
             refuse_average(decay)
         self.average = None if decay is None else state.Average(objective.module, decay)
-        self.feed = Feed(self.batches, objective, steps=plan.loop.steps)
         self.rollouts = objective.rollouts if isinstance(objective, OnPolicy) else None
+        self.snapshots = Snapshots(
+            out / "checkpoints", accelerator, wrapped=self.module, module=objective.module,
+            optimizers=self.optimizers, average=self.average, rollouts=self.rollouts,
+        )  # fmt: skip
+        self.feed = Feed(self.batches, objective, steps=plan.loop.steps)
         if isinstance(objective, Scheduled):
             objective.set_steps(plan.loop.steps)
 
@@ -133,7 +136,7 @@ class Loop:
         self.seed(step)
         if self.rollouts is not None:
             batches = self.rewritten(step, batches, meter)
-        labels = self.total(sum(int(batch["loss_mask"].sum()) for batch in batches))
+        labels = total(self.accelerator, sum(int(batch["loss_mask"].sum()) for batch in batches))
         if labels == 0:
             raise TrainingFailed(f"step {step}: none of its {self.order.batch} rows has a label")
         self.set_rate(step)  # before the backward pass, in which DeepSpeed steps
@@ -145,7 +148,7 @@ class Loop:
                 terms = self.backward(batch, lesson, labels, len(batches))
             for name, value in terms.items():
                 sums[name] = sums.get(name, 0.0) + float(value)
-        sums = self.totals(sums)
+        sums = totals(self.accelerator, sums)
         self.update(step, finite=all(map(_finite, sums.values())))
         tokens = self.order.batch * batches[0]["input_ids"].shape[1]
         meter.add(sums, labels, tokens, self.feed.take_waited())
@@ -172,7 +175,7 @@ class Loop:
         loss, terms = self.module(batch, lesson)
         # data parallelism averages gradients over processes; the loss is a sum over them
         scale = self.accelerator.num_processes / labels
-        if self.uses_deepspeed:
+        if uses_deepspeed(self.accelerator):
             scale *= count  # DeepSpeed divides by the accumulation steps itself
         self.accelerator.backward(loss * scale)
         return terms
@@ -180,12 +183,12 @@ class Loop:
     def update(self, step: int, *, finite: bool) -> None:
         """Clip and step, unless something is not finite: then skip, and stop after too many."""
         plan = self.plan
-        if self.uses_deepspeed and not finite:
+        if uses_deepspeed(self.accelerator) and not finite:
             raise TrainingFailed(
                 f"step {step}: the loss is not finite, and DeepSpeed has already stepped; "
                 "resume from the last checkpoint with a smaller optimizer.lr"
             )
-        if not self.uses_deepspeed:
+        if not uses_deepspeed(self.accelerator):
             norm = self.accelerator.clip_grad_norm_(self.module.parameters(), plan.optimizer.clip)
             finite = finite and bool(torch.isfinite(torch.as_tensor(norm)))
         self.bad_steps = 0 if finite else self.bad_steps + 1
@@ -195,7 +198,7 @@ class Loop:
                 f"loop.max_bad_steps = {plan.loop.max_bad_steps}). The weights are those before "
                 "the first of them; lower optimizer.lr or set loop.precision to fp32"
             )
-        if finite and not self.uses_deepspeed:
+        if finite and not uses_deepspeed(self.accelerator):
             for each in self.optimizers:
                 each.step()
         elif not finite:
@@ -242,7 +245,7 @@ class Loop:
         chosen = RowOrder(len(held_out), count, self.plan.loop.seed).step(0)
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
         sums: dict[str, float] = {}
-        labels = 0
+        labels = 0.0
         with self.averaged(), torch.no_grad(), _eval_mode(self.module):
             # sharded weights are gathered in forward passes: every process makes as many
             for at in range(rank, world * math.ceil(count / world), world):
@@ -253,8 +256,8 @@ class Loop:
                 labels += int(batch["loss_mask"].sum())
                 for name, value in terms.items():
                     sums[name] = sums.get(name, 0.0) + float(value)
-        total, sums = max(1.0, self.total(labels)), self.totals(sums)
-        values = {f"validation_{name}": value / total for name, value in sums.items()}
+        labels, sums = total(self.accelerator, labels), totals(self.accelerator, sums)
+        values = {f"validation_{name}": value / max(1.0, labels) for name, value in sums.items()}
         record.write("validation", done, values)
         screen.report(done, values)
         copy_to_trackers(self.accelerator, values, done)
@@ -272,7 +275,7 @@ class Loop:
         if values:
             record.write("probe", done, values)
             screen.report(done, {f"probe_{name}": value for name, value in values.items()})
-        better = self.total(float(bool(values) and self.beats_best(values)))
+        better = total(self.accelerator, float(bool(values) and self.beats_best(values)))
         if better:
             self.best = {**values, "step": float(done)}
             self.export()
@@ -289,94 +292,28 @@ class Loop:
     # ---- saving and resuming --------------------------------------------------------------
 
     def save(self, done: int) -> None:
-        """Write and publish a checkpoint, then delete those beyond `checkpoint.keep`."""
-        folder, rows = self.out / "checkpoints", self.kept_rows()
-        if self.uses_deepspeed:
-            self.save_deepspeed(folder, done, rows)
-        elif self.accelerator.is_main_process:
-            checkpoint.write(folder, f"step-{done:08d}", lambda place: self.fill(place, done, rows))
-            checkpoint.delete_older(folder, self.plan.checkpoint.keep)
-        self.accelerator.wait_for_everyone()
-
-    def kept_rows(self) -> Batch | None:
-        """The rows that the models wrote last, of all processes; None where they write none."""
-        if self.rollouts is None or self.rollouts.kept is None:
-            return None
-        return self.rollouts.of_all(gather_object([self.rollouts.kept]))
-
-    def fill(self, place: Path, done: int, rows: Batch | None) -> None:
-        state.save_tensors(place / "model.safetensors", state.trainable(self.objective.module))
-        state.save_optimizers(place, [_unwrapped(each) for each in self.optimizers])
-        self.fill_counters(place, done, rows)
-
-    def fill_counters(self, place: Path, done: int, rows: Batch | None) -> None:
-        if rows is not None:
-            state.save_tensors(place / "rollouts.safetensors", rows)
-        if self.average is not None:
-            state.save_tensors(place / "average.safetensors", self.average.tensors)
-        counters = {"step": done, "best": self.best, "skipped": self.skipped,
-                    "bad_steps": self.bad_steps}  # fmt: skip
-        (place / "trainer.json").write_text(json.dumps(counters))
-
-    def save_deepspeed(self, folder: Path, done: int, rows: Batch | None) -> None:
-        """DeepSpeed's own files as one part of the staged folder, under our manifest."""
-        staging = folder / f".staging-step-{done:08d}"
-        staging.mkdir(parents=True, exist_ok=True)
-        self.accelerator.wait_for_everyone()
-        self.module.save_checkpoint(str(staging), tag="deepspeed", exclude_frozen_parameters=True)
-        self.accelerator.wait_for_everyone()
-        if self.accelerator.is_main_process:
-            self.fill_counters(staging, done, rows)
-            checkpoint.publish(staging, folder / f"step-{done:08d}")
-            checkpoint.delete_older(folder, self.plan.checkpoint.keep)
+        counters = Counters(done, self.best, self.skipped, self.bad_steps)
+        self.snapshots.save(counters, keep=self.plan.checkpoint.keep)
 
     def load(self, place: Path) -> int:
         """Put everything back as it was after the checkpoint's step, and return that step."""
-        counters = json.loads((place / "trainer.json").read_text())
-        if self.uses_deepspeed:
-            self.module.load_checkpoint(str(place), tag="deepspeed")
-        else:
-            state.load_trainable(self.objective.module, load_file(place / "model.safetensors"))
-            state.load_optimizers(place, [_unwrapped(each) for each in self.optimizers])
-        if self.average is not None:
-            self.average.tensors = load_file(place / "average.safetensors")
-        if self.rollouts is not None and (rows := place / "rollouts.safetensors").is_file():
-            team = self.accelerator
-            self.rollouts.recall(load_file(rows), team.process_index, team.num_processes)
-        self.best, self.skipped = counters["best"], counters["skipped"]
-        self.bad_steps = counters["bad_steps"]
-        _log.info(
-            "resumed %s: step %d, %.2f epochs seen", place, counters["step"],
-            self.order.epoch(counters["step"]),
-        )  # fmt: skip
-        return int(counters["step"])
+        found = self.snapshots.load(place)
+        self.best, self.skipped, self.bad_steps = found.best, found.skipped, found.bad_steps
+        epochs = self.order.epoch(found.step)
+        _log.info("resumed %s: step %d, %.2f epochs seen", place, found.step, epochs)
+        return found.step
 
     # ---- small parts ----------------------------------------------------------------------
 
-    @property
-    def uses_deepspeed(self) -> bool:
-        return self.accelerator.state.deepspeed_plugin is not None
-
-    def total(self, value: float) -> float:
-        """The sum of a number over all processes."""
-        if self.accelerator.num_processes == 1:
-            return float(value)
-        tensor = torch.tensor(float(value), dtype=torch.float64, device=self.accelerator.device)
-        return float(self.accelerator.reduce(tensor, reduction="sum"))
-
-    def totals(self, sums: dict[str, float]) -> dict[str, float]:
-        """Sums over all processes by name; one whose rows had nothing to compare lacks some."""
-        if self.accelerator.num_processes == 1:
-            return sums
-        merged: dict[str, float] = {}
-        for part in gather_object([sums]):
-            for name, value in part.items():
-                merged[name] = merged.get(name, 0.0) + value
-        return merged
+    def averaged(self) -> contextlib.AbstractContextManager[Any]:
+        """Inside, the moving average of the weights is in use, where one is kept."""
+        if self.average is None:
+            return contextlib.nullcontext()
+        return self.average.in_place(self.objective.module)
 
     def agreed(self, stop: StopFlag) -> bool:
         """Whether any process was asked to stop: all of them stop after the same step."""
-        return self.total(float(bool(stop))) > 0
+        return total(self.accelerator, float(bool(stop))) > 0
 
     def to_device(self, batch: Batch) -> Batch:
         device = self.accelerator.device
@@ -384,25 +321,11 @@ class Loop:
 
     def last_synchronises(self, number: int, count: int) -> contextlib.AbstractContextManager[Any]:
         last = number == count - 1
-        if self.uses_deepspeed:
+        if uses_deepspeed(self.accelerator):
             self.accelerator.sync_gradients = last  # else it steps after every micro-batch
-        if last or self.uses_deepspeed:
+        if last or uses_deepspeed(self.accelerator):
             return contextlib.nullcontext()
         return self.accelerator.no_sync(self.module)
-
-    @contextlib.contextmanager
-    def averaged(self) -> Iterator[None]:
-        """Use the moving average of the weights inside the block, where one is kept."""
-        if self.average is None:
-            yield
-            return
-        module = self.objective.module
-        trained = {name: t.clone() for name, t in state.trainable(module).items()}
-        state.load_trainable(module, self.average.tensors)
-        try:
-            yield
-        finally:
-            state.load_trainable(module, trained)
 
 
 @contextlib.contextmanager
@@ -421,7 +344,3 @@ def _seed_of(key: str) -> int:
 
 def _finite(value: float) -> bool:
     return value == value and abs(value) != float("inf")
-
-
-def _unwrapped(wrapped: Any) -> torch.optim.Optimizer:
-    return getattr(wrapped, "optimizer", wrapped)

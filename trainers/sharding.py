@@ -1,4 +1,4 @@
-"""Weights that DeepSpeed ZeRO-3 has cut into pieces, made whole for decoding and export.
+"""Weights that DeepSpeed holds, and those ZeRO-3 has cut up made whole for decoding and export.
 
 With ZeRO-3 a parameter of the trained module is an empty tensor between its uses. Decoding and
 export want ordinary weights on one process, without DeepSpeed's hooks. Read next: `loop.py`.
@@ -10,9 +10,15 @@ import contextlib
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from torch import nn
 
 from ..errors import RequestError
+
+
+def uses_deepspeed(accelerator: Accelerator) -> bool:
+    """Whether DeepSpeed holds the weights and makes the steps."""
+    return accelerator.state.deepspeed_plugin is not None
 
 
 def is_sharded(module: nn.Module) -> bool:

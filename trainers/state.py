@@ -1,13 +1,14 @@
 """What a resumable checkpoint holds: weights, moments, averages and counters, in full precision.
 
 Random state is not among them: every step seeds its generators from (seed, step, rank), and the
-row order is a pure function too, so a step number says it all. Read next: `loop.py`.
+row order is a pure function too, so a step number says it all. Read next: `snapshot.py`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,3 +88,13 @@ class Average:
     def update(self, module: nn.Module) -> None:
         for name, tensor in trainable(module).items():
             self.tensors[name].lerp_(tensor.float(), 1 - self.decay)
+
+    @contextlib.contextmanager
+    def in_place(self, module: nn.Module) -> Iterator[None]:
+        """Inside, `module` has the averaged weights; afterwards the trained ones again."""
+        trained = {name: t.clone() for name, t in trainable(module).items()}
+        load_trainable(module, self.tensors)
+        try:
+            yield
+        finally:
+            load_trainable(module, trained)

@@ -1,0 +1,29 @@
+"""Sums over all processes, in whatever way they hold them.
+
+In one process they are what is given, without a collective call. Read next: `loop.py`.
+"""
+
+from __future__ import annotations
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+
+
+def total(accelerator: Accelerator, value: float) -> float:
+    """The sum of a number over all processes."""
+    if accelerator.num_processes == 1:
+        return float(value)
+    tensor = torch.tensor(float(value), dtype=torch.float64, device=accelerator.device)
+    return float(accelerator.reduce(tensor, reduction="sum"))
+
+
+def totals(accelerator: Accelerator, sums: dict[str, float]) -> dict[str, float]:
+    """Sums over all processes by name; one whose rows had nothing to compare lacks some."""
+    if accelerator.num_processes == 1:
+        return sums
+    merged: dict[str, float] = {}
+    for part in gather_object([sums]):
+        for name, value in part.items():
+            merged[name] = merged.get(name, 0.0) + value
+    return merged
