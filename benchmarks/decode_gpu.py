@@ -1,4 +1,4 @@
-"""What decoding on a CUDA device costs: bandwidth, verify and draft costs, waits, samplers.
+"""What decoding on a CUDA device costs: bandwidth, verify and draft costs, waits.
 
 Random weights of Llama-2-7B's shape in bf16, made on the device. Arms take turns within a section,
 figures are medians of CUDA events. Bytes of a token are the fewest that it needs: the weights (of
@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,14 +23,14 @@ from draftsmith.decoding.arena import KVArena
 from draftsmith.decoding.attention import use_grouped_attention
 from draftsmith.decoding.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive, generate
-from draftsmith.decoding.graphs import Held, Replayed
 from draftsmith.decoding.proposal import Committed, Proposal
 from draftsmith.decoding.random import Uniforms
-from draftsmith.decoding.sampling import Warper, draw
+from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.tree import chain
 from draftsmith.drafters.draft_model import DraftModel
 from draftsmith.eval.environment import environment
 from draftsmith.eval.speed import Costs, bytes_of
+from draftsmith.eval.timing import Call, interleaved, recorded
 from draftsmith.eval.waits import Watch, WatchCopies
 from draftsmith.trainers.architecture import fresh_model
 from draftsmith.trainers.config import ModelConfig
@@ -45,9 +43,6 @@ GREEDY = Warper(0.0)
 SAMPLED = Warper(0.8, top_k=50, top_p=0.95)
 SHARE_GOAL, VERIFY_GOAL = 0.82, 1.15
 TINY_NOTE = "tiny CPU mode: checks the script, measures nothing"
-MISSING, NO_CUDA = "not installed", "needs CUDA"
-
-Call = Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -72,8 +67,6 @@ class Sizes:
     repeats: int = 10
     """Calls between two events, back to back, so that launching one hides behind another."""
     watched_steps: int = 8
-    batches: tuple[int, ...] = (1, 8, 64)
-    vocabularies: tuple[int, ...] = (32000, 151_936)
 
     @property
     def cuda(self) -> bool:
@@ -88,7 +81,7 @@ class Sizes:
 TINY = Sizes(
     device="cpu", dtype=torch.float32, layers=2, hidden=32, heads=4, kv_heads=2, intermediate=64,
     vocabulary=61, context=8, new_tokens=(2, 6), copied_bytes=2**16, rounds=2, whole_rounds=1,
-    repeats=1, watched_steps=4, batches=(1, 2), vocabularies=(61, 128),
+    repeats=1, watched_steps=4,
 )  # fmt: skip
 
 
@@ -111,7 +104,6 @@ def main(argv: list[str] | None = None) -> int:
         ("costs", lambda: relative(measure_forwards(sizes, target, draft)), show_costs),
         ("surface", lambda: surface(costs_of(results["costs"]["seconds"])), show_surface),
         ("waits", lambda: count_waits(sizes, target, draft), show_waits),
-        ("samplers", lambda: measure_samplers(sizes), show_samplers),
     )
     for name, measure, show in sections:
         results[name] = measure()
@@ -144,47 +136,7 @@ def random_model(sizes: Sizes, layers: int) -> Backbone:
     return Backbone(model, name="random weights")
 
 
-# --- time and bytes
-
-
-def medians(
-    arms: dict[str, Call], rounds: int, device: str, *, repeats: int = 1
-) -> dict[str, float]:
-    """Median seconds of a call of each arm; arms take turns, `repeats` calls to a turn."""
-    seconds: dict[str, list[float]] = {name: [] for name in arms}
-    for number in range(rounds + 1):
-        for name, call in arms.items():
-            elapsed = _seconds(call, repeats, device)
-            if number:  # the first round warms up
-                seconds[name].append(elapsed / repeats)
-    return {name: statistics.median(values) for name, values in seconds.items()}
-
-
-def _seconds(call: Call, repeats: int, device: str) -> float:
-    if device == "cpu":
-        start = time.perf_counter()
-        for _ in range(repeats):
-            call()
-        return time.perf_counter() - start
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()
-    begin.record()
-    for _ in range(repeats):
-        call()
-    end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end)) / 1e3
-
-
-def recorded(step: Call, sizes: Sizes) -> Call:
-    """The step as the engine replays it, already recorded; the step itself without CUDA."""
-    if not sizes.cuda:
-        return step
-    device = torch.device(sizes.device)
-    replayed = Replayed(step, Held(Uniforms(0, [0], device)), device)
-    for _ in range(3):  # two eager calls, then the recording
-        replayed()
-    return replayed
+# --- bandwidth
 
 
 def copy_between(sizes: Sizes) -> Call:
@@ -217,7 +169,7 @@ def measure_baseline(sizes: Sizes, target: Backbone) -> dict[str, float]:
         )  # fmt: skip
 
     arms = {"copy": copy_between(sizes), "short": answer(short), "long": answer(long)}
-    times = medians(arms, sizes.whole_rounds, sizes.device)
+    times = interleaved(arms, sizes.whole_rounds, device=target.device)
     per_token = (times["long"] - times["short"]) / (long - short)
     needed = bytes_of(target.model) + kv_bytes(sizes, sizes.context + (short + long) / 2)
     return bandwidths(needed, per_token, 2 * sizes.copied_bytes * sizes.repeats, times["copy"])
@@ -249,8 +201,8 @@ def measure_forwards(sizes: Sizes, target: Backbone, draft: Backbone) -> dict[st
         backbone.prefill([sizes.prompt], arena)
         for count in counts:
             name = str(count) if backbone is target else "draft"
-            arms[name] = recorded(_forward(sizes, backbone, count, arena), sizes)
-    return medians(arms, sizes.rounds, sizes.device, repeats=sizes.repeats)
+            arms[name] = recorded(_forward(sizes, backbone, count, arena), target.device)
+    return interleaved(arms, sizes.rounds, device=target.device, repeats=sizes.repeats)
 
 
 def _forward(sizes: Sizes, backbone: Backbone, nodes: int, arena: KVArena) -> Call:
@@ -333,106 +285,6 @@ def count_waits(
     return {"steps": drafter.watched, "count": watch.found.total(), "places": dict(watch.found)}
 
 
-# --- samplers
-
-
-@torch.inference_mode()
-def measure_samplers(sizes: Sizes) -> list[dict[str, Any]]:
-    """Seconds of warping and of warping and drawing, by batch and vocabulary."""
-    return [
-        {"batch": batch, "vocabulary": vocabulary, **_sampler_row(sizes, batch, vocabulary)}
-        for vocabulary in sizes.vocabularies for batch in sizes.batches
-    ]  # fmt: skip
-
-
-def _sampler_row(sizes: Sizes, batch: int, vocabulary: int) -> dict[str, float | str]:
-    g = torch.Generator(sizes.device).manual_seed(0)
-    logits_BV = 4 * torch.randn(batch, vocabulary, generator=g, device=sizes.device)
-    uniform_B = torch.rand(batch, generator=g, device=sizes.device, dtype=torch.float64)
-    arms, absent = sampler_arms(logits_BV.to(sizes.dtype), uniform_B, SAMPLED)
-    times: dict[str, float | str] = {}
-    times |= medians(arms, sizes.rounds, sizes.device, repeats=sizes.repeats)
-    if sizes.cuda:  # a graph of many calls: what is left is the kernels' own time
-        own = {name: call for name, call in arms.items() if not name.startswith("flashinfer")}
-        many = {f"{name}, replayed": _many(call, sizes) for name, call in own.items()}
-        found = medians(many, sizes.rounds, sizes.device)
-        times |= {name: seconds / sizes.repeats for name, seconds in found.items()}
-    return times | absent
-
-
-def _many(call: Call, sizes: Sizes) -> Call:
-    return recorded(lambda: [call() for _ in range(sizes.repeats)], sizes)
-
-
-def sampler_arms(
-    logits_BV: Tensor, uniform_B: Tensor, warper: Warper
-) -> tuple[dict[str, Call], dict[str, str]]:
-    """What can be measured here, and why the rest cannot.
-
-    `warp`: logits to the law; `token`: logits to one token per row. Logits are of one buffer, as
-    warm in the cache as the head leaves them.
-    """
-    arms: dict[str, Call] = {
-        "torch warp": lambda: warper.reference(logits_BV),
-        "torch token": lambda: draw(warper.reference(logits_BV), uniform_B),
-    }
-    absent: dict[str, str] = {}
-    for name, make in (("kernel", _kernel_arms), ("flashinfer", _flashinfer_arms)):
-        found = make(logits_BV, uniform_B, warper)
-        if isinstance(found, str):
-            absent |= {f"{name} {what}": found for what in ("warp", "token")}
-        else:
-            arms |= {f"{name} {what}": call for what, call in found.items()}
-    return arms, absent
-
-
-def _kernel_arms(logits_BV: Tensor, uniform_B: Tensor, warper: Warper) -> dict[str, Call] | str:
-    try:
-        from draftsmith.decoding import kernels
-    except ImportError:
-        return MISSING
-    if not logits_BV.is_cuda:
-        return NO_CUDA
-    if not kernels.available():
-        return MISSING
-    from draftsmith.decoding.kernels.warp import warp
-
-    return {
-        "warp": lambda: warp(logits_BV, warper),
-        "token": lambda: draw(warp(logits_BV, warper), uniform_B),
-    }
-
-
-def _flashinfer_arms(
-    logits_BV: Tensor, _uniform_B: Tensor, warper: Warper
-) -> dict[str, Call] | str:
-    """FlashInfer's own random numbers; it has no temperature, so that is torch's here."""
-    try:
-        from flashinfer import sampling as theirs
-    except ImportError:
-        return MISSING
-    if not logits_BV.is_cuda:
-        return NO_CUDA
-
-    def scaled() -> Tensor:
-        return logits_BV.float() / warper.temperature
-
-    def warp() -> Tensor:
-        law_BV = theirs.top_k_mask_logits(scaled(), warper.top_k).softmax(-1)
-        return theirs.top_p_renorm_probs(law_BV, warper.top_p)
-
-    def token() -> Tensor:
-        return theirs.top_k_top_p_sampling_from_logits(scaled(), warper.top_k, warper.top_p)
-
-    try:
-        warp()
-        token()
-    except (OSError, RuntimeError, TypeError) as error:
-        # it compiles at the first call; where it cannot, a column is lost and not the run
-        return f"failed: {str(error).strip().splitlines()[0] if str(error) else error!r}"
-    return {"warp": warp, "token": token}
-
-
 # --- tables
 
 
@@ -481,16 +333,6 @@ def show_waits(found: dict[str, Any]) -> None:
           f"{found['count']} (at most 0)")  # fmt: skip
     for place, count in found["places"].items():
         print(f"{count:5} x {place}")
-
-
-def show_samplers(found: list[dict[str, Any]]) -> None:
-    print(f"\nSamplers, microseconds a call, {SAMPLED}; eager unless replayed")
-    for row in found:
-        print(f"batch {row['batch']}, vocabulary {row['vocabulary']}")
-        for name, seconds in row.items():
-            if name not in ("batch", "vocabulary"):
-                text = seconds if isinstance(seconds, str) else f"{seconds * 1e6:.1f}"
-                print(f"    {name:24} {text:>12}")
 
 
 def _sizes(args: argparse.Namespace) -> Sizes:

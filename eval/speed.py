@@ -1,13 +1,11 @@
-"""Time: interleaved speed against the baseline, and the costs c and c_v of the speed model.
+"""The speed model: costs c and c_v measured here, what they predict, bytes that a forward reads.
 
 Read next: `evaluate.py`.
 """
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +15,7 @@ from torch import Tensor, nn
 from ..decoding.arena import KVArena
 from ..decoding.backbone import Backbone
 from ..decoding.tree import chain
+from .timing import Call, interleaved
 
 
 @dataclass(frozen=True)
@@ -49,44 +48,24 @@ def measure_costs(
     rounds: int = 15,
 ) -> Costs:
     """Median forward times behind `context` tokens, all variants in turn in every round."""
-    arms: dict[str, Callable[[], object]] = {
-        "target": _one_call(target, 0, context),
-    }
+    arms = {"target": _one_call(target, 0, context)}
     if draft is not None:
         arms["draft"] = _one_call(draft, 0, context)
     for length in lengths:
         arms[f"verify {length}"] = _one_call(target, length, context)
-    times = interleaved(arms, rounds)
+    times = interleaved(arms, rounds, device=target.device)
     base = times["target"]
     c = None if draft is None else times["draft"] / base
     return Costs(base, c, {n: times[f"verify {n}"] / base for n in lengths})
 
 
-def interleaved(arms: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median seconds of each arm; arms take turns, so a slow minute of the machine hits all."""
-    seconds: dict[str, list[float]] = {name: [] for name in arms}
-    for number in range(rounds + 1):
-        for name, call in arms.items():
-            start = time.perf_counter()
-            call()
-            _wait()
-            if number:  # the first round warms up
-                seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in seconds.items()}
-
-
-def _one_call(backbone: Backbone, drafted: int, context: int) -> Callable[[], object]:
+def _one_call(backbone: Backbone, drafted: int, context: int) -> Call:
     """A forward of the root and `drafted` nodes behind `context` tokens."""
     arena = KVArena(1, context + drafted + 1)
     backbone.prefill([[1] * context], arena)
     tokens = torch.ones(1, drafted + 1, dtype=torch.long, device=backbone.device)
     lengths = torch.tensor([context], device=backbone.device)
     return lambda: backbone.forward(tokens, lengths, chain(drafted), arena)
-
-
-def _wait() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 def bytes_of(module: nn.Module) -> int:

@@ -56,7 +56,7 @@ def test_a_paired_difference_forgets_what_both_sides_share() -> None:
     mine, other = ((easy_R + more) * steps_R for more in (0.2, 0.0))
     found = difference((mine, steps_R), (other, steps_R))
     assert found.value == pytest.approx(0.2)
-    assert found.low == pytest.approx(0.2) and found.high == pytest.approx(0.2)
+    assert [found.low, found.high] == pytest.approx([0.2, 0.2])
     assert ratio(other, steps_R).high > ratio(mine, steps_R).low
     back = difference((other, steps_R), (mine, steps_R))
     assert back.to_list() == pytest.approx([-found.value, -found.high, -found.low])

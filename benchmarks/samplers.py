@@ -1,0 +1,186 @@
+"""What a sampler costs on a CUDA device: torch's sort, our Triton kernel, FlashInfer.
+
+Logits to the warped law, and to one token per row. Arms take turns, figures are medians of CUDA
+events.
+
+    python benchmarks/samplers.py --out samplers.json
+    python benchmarks/samplers.py --tiny                  # on a CPU: checks the script
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from draftsmith.decoding.sampling import Warper, draw
+from draftsmith.eval.environment import environment
+from draftsmith.eval.timing import Call, interleaved, recorded
+from torch import Tensor
+
+SAMPLED = Warper(0.8, top_k=50, top_p=0.95)
+TINY_NOTE = "tiny CPU mode: checks the script, measures nothing"
+MISSING, NO_CUDA = "not installed", "needs CUDA"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Where it runs, and how much is measured."""
+
+    device: str = "cuda"
+    dtype: torch.dtype = torch.bfloat16
+    rounds: int = 15
+    repeats: int = 10
+    """Calls between two events, back to back, so that launching one hides behind another."""
+    batches: tuple[int, ...] = (1, 8, 64)
+    vocabularies: tuple[int, ...] = (32000, 151_936)
+
+    @property
+    def place(self) -> torch.device:
+        return torch.device(self.device)
+
+
+TINY = Sizes("cpu", torch.float32, rounds=2, repeats=1, batches=(1, 2), vocabularies=(61, 128))
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = _arguments(argv)
+    if not args.tiny and not torch.cuda.is_available():
+        print("samplers: no CUDA device is visible; --tiny checks the script on a CPU",
+              file=sys.stderr)  # fmt: skip
+        return 2
+    sizes = TINY if args.tiny else Sizes()
+    results: dict[str, Any] = {
+        "note": TINY_NOTE if args.tiny else "", "environment": environment(),
+        "cuda": torch.version.cuda, "sizes": asdict(sizes) | {"dtype": str(sizes.dtype)},
+    }  # fmt: skip
+    where = results["environment"]["devices" if sizes.place.type == "cuda" else "processor"]
+    print(results["note"] or f"CUDA {results['cuda']}")
+    print(f"{where}, torch {torch.__version__}, {sizes.rounds} interleaved rounds")
+    results["samplers"] = measure(sizes)
+    show(results["samplers"])
+    if args.out:
+        args.out.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+@torch.inference_mode()
+def measure(sizes: Sizes) -> list[dict[str, Any]]:
+    """Seconds of warping and of warping and drawing, by batch and vocabulary."""
+    return [
+        {"batch": batch, "vocabulary": vocabulary, **_row(sizes, batch, vocabulary)}
+        for vocabulary in sizes.vocabularies for batch in sizes.batches
+    ]  # fmt: skip
+
+
+def _row(sizes: Sizes, batch: int, vocabulary: int) -> dict[str, float | str]:
+    g = torch.Generator(sizes.place).manual_seed(0)
+    logits_BV = 4 * torch.randn(batch, vocabulary, generator=g, device=sizes.place)
+    uniform_B = torch.rand(batch, generator=g, device=sizes.place, dtype=torch.float64)
+    arms, absent = sampler_arms(logits_BV.to(sizes.dtype), uniform_B, SAMPLED)
+    times: dict[str, float | str] = {}
+    times |= interleaved(arms, sizes.rounds, device=sizes.place, repeats=sizes.repeats)
+    if sizes.place.type == "cuda":  # a graph of many calls: what is left is the kernels' own time
+        own = {name: call for name, call in arms.items() if not name.startswith("flashinfer")}
+        many = {f"{name}, replayed": _many(call, sizes) for name, call in own.items()}
+        found = interleaved(many, sizes.rounds, device=sizes.place)
+        times |= {name: seconds / sizes.repeats for name, seconds in found.items()}
+    return times | absent
+
+
+def _many(call: Call, sizes: Sizes) -> Call:
+    return recorded(lambda: [call() for _ in range(sizes.repeats)], sizes.place)
+
+
+def sampler_arms(
+    logits_BV: Tensor, uniform_B: Tensor, warper: Warper
+) -> tuple[dict[str, Call], dict[str, str]]:
+    """What can be measured here, and why the rest cannot.
+
+    `warp`: logits to the law; `token`: logits to one token per row. Logits are of one buffer, as
+    warm in the cache as the head leaves them.
+    """
+    arms: dict[str, Call] = {
+        "torch warp": lambda: warper.reference(logits_BV),
+        "torch token": lambda: draw(warper.reference(logits_BV), uniform_B),
+    }
+    absent: dict[str, str] = {}
+    for name, make in (("kernel", _kernel_arms), ("flashinfer", _flashinfer_arms)):
+        found = make(logits_BV, uniform_B, warper)
+        if isinstance(found, str):
+            absent |= {f"{name} {what}": found for what in ("warp", "token")}
+        else:
+            arms |= {f"{name} {what}": call for what, call in found.items()}
+    return arms, absent
+
+
+def _kernel_arms(logits_BV: Tensor, uniform_B: Tensor, warper: Warper) -> dict[str, Call] | str:
+    try:
+        from draftsmith.decoding import kernels
+    except ImportError:
+        return MISSING
+    if not logits_BV.is_cuda:
+        return NO_CUDA
+    if not kernels.available():
+        return MISSING
+    from draftsmith.decoding.kernels.warp import warp
+
+    return {
+        "warp": lambda: warp(logits_BV, warper),
+        "token": lambda: draw(warp(logits_BV, warper), uniform_B),
+    }
+
+
+def _flashinfer_arms(
+    logits_BV: Tensor, _uniform_B: Tensor, warper: Warper
+) -> dict[str, Call] | str:
+    """FlashInfer's own random numbers; it has no temperature, so that is torch's here."""
+    try:
+        from flashinfer import sampling as theirs
+    except ImportError:
+        return MISSING
+    if not logits_BV.is_cuda:
+        return NO_CUDA
+
+    def scaled() -> Tensor:
+        return logits_BV.float() / warper.temperature
+
+    def warp() -> Tensor:
+        law_BV = theirs.top_k_mask_logits(scaled(), warper.top_k).softmax(-1)
+        return theirs.top_p_renorm_probs(law_BV, warper.top_p)
+
+    def token() -> Tensor:
+        return theirs.top_k_top_p_sampling_from_logits(scaled(), warper.top_k, warper.top_p)
+
+    try:
+        warp()
+        token()
+    except (OSError, RuntimeError, TypeError) as error:
+        # it compiles at the first call; where it cannot, a column is lost and not the run
+        return f"failed: {str(error).strip().splitlines()[0] if str(error) else error!r}"
+    return {"warp": warp, "token": token}
+
+
+def show(found: list[dict[str, Any]]) -> None:
+    print(f"Samplers, microseconds a call, {SAMPLED}; eager unless replayed")
+    for row in found:
+        print(f"batch {row['batch']}, vocabulary {row['vocabulary']}")
+        for name, seconds in row.items():
+            if name not in ("batch", "vocabulary"):
+                text = seconds if isinstance(seconds, str) else f"{seconds * 1e6:.1f}"
+                print(f"    {name:24} {text:>12}")
+
+
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tiny", action="store_true", help=TINY_NOTE)
+    parser.add_argument("--out", type=Path, help="write the results as JSON as well")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
