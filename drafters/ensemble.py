@@ -82,10 +82,14 @@ class SharedBase(Member):
 
     def reset(self, prompts: Sequence[Sequence[int]], room: int, *, static: bool = False) -> None:
         """Start new rows: all of the first adapter, then all of the second."""
-        if isinstance(self.backbone, RowBackbone):
-            self.backbone.close()
+        self.close()
         self.backbone = RowBackbone(self._base, [name for name in self.names for _ in prompts])
         super().reset([*prompts] * self.chains, room, static=static)
+
+    def close(self) -> None:
+        """Leave the base as if nothing had decoded with it; `reset` begins again."""
+        if isinstance(self.backbone, RowBackbone):
+            self.backbone.close()
 
     def draft_chains(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> list[Proposal]:
         """One proposal per adapter."""
@@ -192,6 +196,12 @@ class Ensemble:
     def _coins(self, sampled: bool) -> int:
         """Most that a rule can need, so that a row's numbers do not depend on its neighbours."""
         return 1 + self.nodes * self.chains if sampled else self.nodes
+
+    def close(self) -> None:
+        """Leave the members' models as if nothing had decoded with them."""
+        for each in self.members:
+            if isinstance(each, SharedBase):
+                each.close()
 
     def observe(self, committed: Committed) -> None:
         """Every member goes on behind what was committed, whoever proposed it."""

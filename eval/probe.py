@@ -14,12 +14,13 @@ from ..decoding.backbone import Backbone
 from ..decoding.engine import generate
 from ..decoding.proposal import Proposer
 from ..decoding.sampling import Warper
+from ..drafters.adapters import adapter_names
 from ..drafters.bpd import Bpd, BpdHeads
 from ..drafters.draft_model import DraftModel
 from ..drafters.eagle import Eagle, Eagle3
 from ..drafters.eagle_net import EagleNet
 from ..drafters.eagle_net3 import Eagle3Net
-from ..drafters.ensemble import join
+from ..drafters.ensemble import Ensemble, join, join_adapters
 from ..drafters.hydra import HydraHeads, hydra_on
 from ..drafters.medusa import Medusa, MedusaHeads
 from .metrics import tau
@@ -37,6 +38,8 @@ def tau_probe(
     def probe(module: nn.Module) -> dict[str, float]:
         drafter = make_proposer(module)
         done = generate(target, drafter, prompts, warper=Warper(0.0), max_new_tokens=max_new_tokens)
+        if isinstance(drafter, Ensemble):
+            drafter.close()  # what it decoded with goes on training
         return {"tau": tau([done.steps])}
 
     return probe
@@ -52,6 +55,9 @@ def as_proposer(
         return DraftModel(draft, target.vocabulary, draft_length=draft_length)
 
     def ensemble(module: nn.Module) -> Proposer:
+        names = adapter_names(module)
+        if names:  # ssm-2 before ssm-10
+            return join_adapters(draft_model(module), sorted(names, key=lambda n: (len(n), n)))
         return join([draft_model(each) for each in cast(nn.ModuleList, module)])
 
     def medusa(module: nn.Module) -> Proposer:

@@ -55,6 +55,14 @@ def at_once(recipe: Recipe, make: Callable[[Recipe], PreTrainedModel]) -> nn.Mod
     return max(made, key=parameters)
 
 
+def kept_for_probes(recipe: Recipe, make: Callable[[Recipe], PreTrainedModel]) -> int:
+    """Numbers of the SSMs that are in memory beside the largest one: those of earlier rounds."""
+    if recipe.boost.order == "side_by_side" or recipe.lora.rank is not None:
+        return 0
+    counts = [parameters(make(each)) for each in members(recipe)]
+    return sum(counts) - max(counts)
+
+
 def runs(recipe: Recipe) -> int:
     """How many runs of the loop keep checkpoints."""
     in_turn = recipe.method == "boost" and recipe.boost.order == "in_turn"

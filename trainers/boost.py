@@ -41,7 +41,7 @@ from .coverage_pass import (
     record_coverage,
     stored_matches,
 )
-from .feature_cache import feature_source, weights_hash
+from .feature_cache import feature_source, model_hash
 from .frozen import Given, begin
 from .loop import Outcome, Plan, Probe
 from .lora import save_adapted
@@ -87,7 +87,7 @@ class Boosting:
         # what the feature cache and the loop know as rows
         self.rows = replace(rows, train=samples.train, validation=samples.validation)
         self.found: list[Matches] = []
-        self.drafts: list[Backbone] = []
+        self.earlier: list[nn.Module] = []
         make_probe = given["make_probe"]
         self.probe = None if make_probe is None else make_probe(target)
 
@@ -129,14 +129,22 @@ class Boosting:
         return outcome
 
     def take(self, folder: Path, number: int, accelerator: Accelerator) -> None:
-        """A trained SSM: load it, and find what it covers where that is not known yet."""
+        """A trained SSM: find what it covers where that is not known yet, keep it for probes."""
         place = self.out / f"ssm-{number}"
-        draft = load_draft_model(folder, self.target).backbone
-        matches = stored_matches(place) or measure_matches(
-            draft.model, self.samples, place, accelerator, chunk=self.objective.chunk
-        )
+        matches, decodes = stored_matches(place), self.decodes_again(number)
+        if matches is None or decodes:
+            model = load_draft_model(folder, self.target).backbone.model
+            matches = matches or measure_matches(
+                model, self.samples, place, accelerator, chunk=self.objective.chunk
+            )
+            self.earlier += [model] * decodes
         self.found.append(matches)
-        self.drafts.append(draft)
+
+    def decodes_again(self, number: int) -> bool:
+        """Whether probes of later rounds need SSM `number`; an adapter is in the model in training
+        with all those before it."""
+        in_turn = self.boost.order == "in_turn" and number < self.boost.members
+        return in_turn and self.probe is not None and self.lora.rank is None
 
     def left(self, number: int) -> WeightedRows | None:
         """What the next SSM learns; None where too little is left."""
@@ -164,7 +172,6 @@ class Boosting:
         plan = member_plan(given["plan"], number)
         place.mkdir(exist_ok=True)
         if number > 1:  # an accelerator prepares one model
-            accelerator.free_memory()
             accelerator = make_accelerator(plan.loop, plan.optimizer, place)
         torch.manual_seed(plan.loop.seed)  # fresh weights must not depend on what was drawn before
         made, lora = self.made_of(number), member_lora(self.lora, number)
@@ -173,11 +180,13 @@ class Boosting:
             partial(self.save, lora=lora), lora, pruned=self.cut(made, place, plan),
         )  # fmt: skip
         with self.features(goal, accelerator):
-            return run_loop(
+            outcome = run_loop(
                 goal, weighted, self.samples.validation, plan, accelerator, out=place,
                 export_to=drafter_of(self.out, number), probe=self.probe_together(),
                 resume="auto",
             )  # fmt: skip
+        accelerator.free_memory()  # it would hold the model beside the next one
+        return outcome
 
     def cut(self, made: ModelConfig, place: Path, plan: Plan) -> PreTrainedModel | None:
         """An SSM cut from the target, where it begins there; see `pruning.py`."""
@@ -213,10 +222,9 @@ class Boosting:
         """Decoding with the SSM that is trained and all before it: the best checkpoint is the
         ensemble's best."""
         probe = self.probe
-        if probe is None:
-            return None
-        before = [each.model for each in self.drafts]
-        return lambda module: probe(nn.ModuleList([*before, module]))
+        if probe is None or self.lora.rank is not None:
+            return probe
+        return lambda module: probe(nn.ModuleList([*self.earlier, module]))
 
     def publish(self, accelerator: Accelerator) -> None:
         """The ensemble of the SSMs so far, and what they cover."""
@@ -248,7 +256,7 @@ def _samples(
     folder = given["out"] / "continuations" if named is None else Path(named).expanduser()
     wanted = Wanted(
         boost.samples, boost.held_out, boost.prompt_tokens, boost.continuation, boost.temperature,
-        boost.seed, weights_hash(target.model),
+        boost.seed, model_hash(target.model),
     )  # fmt: skip
     team = Team(accelerator.process_index, accelerator.num_processes, accelerator.wait_for_everyone)
     return continuations(target, rows, wanted, folder, team)

@@ -14,9 +14,13 @@ from draftsmith.data.config import DataConfig
 from draftsmith.data.continuations import Continuations
 from draftsmith.data.rows import PackedRows
 from draftsmith.decoding.backbone import Backbone
+from draftsmith.decoding.engine import generate
+from draftsmith.decoding.sampling import Warper
 from draftsmith.drafters.ensemble import Ensemble
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import RequestError
+from draftsmith.eval.metrics import tau
+from draftsmith.eval.probe import as_proposer, tau_probe
 from draftsmith.trainers import boost as b
 from draftsmith.trainers import coverage_pass, setup
 from draftsmith.trainers.architecture import fresh_model
@@ -33,7 +37,7 @@ from draftsmith.trainers.config import (
     ProbeConfig,
     TargetConfig,
 )
-from draftsmith.trainers.loop import Loop, Plan
+from draftsmith.trainers.loop import Loop, Plan, Probe
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -57,6 +61,10 @@ def two_kinds(times: int) -> PackedRows:
     return PackedRows(ids, labels, np.zeros_like(ids), "two kinds")
 
 
+# there are no others of these kinds: what is covered here is what was learnt, held out is nothing
+SAMPLES = Continuations(two_kinds(2), two_kinds(1))
+
+
 @pytest.fixture(scope="module")
 def target(chat_tokenizer_folder: Path) -> Backbone:
     torch.manual_seed(0)
@@ -75,17 +83,16 @@ def plan(steps: int = 160) -> Plan:
 
 def boosting(
     target: Backbone, out: Path, config: BoostConfig, steps: int = 160, *,
-    model: ModelConfig = SIZES, lora: LoraConfig | None = None,
+    model: ModelConfig = SIZES, lora: LoraConfig | None = None, make_probe: Any = None,
 ) -> b.Boosting:  # fmt: skip
-    samples = Continuations(two_kinds(2), two_kinds(1))
     given: Any = {
         "target": TargetConfig(), "features": FeaturesConfig(), "data": DataConfig(),
-        "plan": plan(steps), "out": out, "resume": "auto", "make_probe": None,
+        "plan": plan(steps), "out": out, "resume": "auto", "make_probe": make_probe,
     }  # fmt: skip
-    rows = Prepared(samples.train, samples.validation, report=None)  # type: ignore[arg-type]
+    rows = Prepared(SAMPLES.train, SAMPLES.validation, report=None)  # type: ignore[arg-type]
     objective = ObjectiveConfig(kl=0.0, ce=1.0, chunk=64)
     out.mkdir(parents=True, exist_ok=True)
-    return b.Boosting(model, objective, config, given, target, rows, samples, lora)
+    return b.Boosting(model, objective, config, given, target, rows, SAMPLES, lora)
 
 
 def run(
@@ -141,9 +148,8 @@ def test_the_second_learns_what_the_first_lacks(
 ) -> None:
     run(target, tmp_path, BoostConfig(members=2, stop_share=0.0, **values), steps)
     whole = BoostConfig(unit="sample", match_tokens=0)
-    samples = Continuations(two_kinds(2), two_kinds(1))
     found = [coverage_pass.stored_matches(tmp_path / f"ssm-{k}") for k in (1, 2)]
-    both = coverage_pass.coverage_record(found, samples, whole, draft=4)
+    both = coverage_pass.coverage_record(found, SAMPLES, whole, draft=4)
     assert both["union"] > 0.9
     assert both["union"] > copies[2]["union"] + 0.2
     drafter = load_drafter(tmp_path / "drafter", target)
@@ -280,10 +286,9 @@ def test_adapters_on_one_base_are_boosted(
 ) -> None:
     """The second learns what the first lacks; the folder holds the base once, as it was."""
     run(target, tmp_path, ADAPTED, **on_base(copies_in))
-    samples = Continuations(two_kinds(2), two_kinds(1))
     found = [coverage_pass.stored_matches(tmp_path / f"ssm-{k}") for k in (1, 2)]
-    both = coverage_pass.coverage_record(found, samples, ADAPTED, draft=4)
-    alone = coverage_pass.coverage_record(found[:1], samples, ADAPTED, draft=4)
+    both = coverage_pass.coverage_record(found, SAMPLES, ADAPTED, draft=4)
+    alone = coverage_pass.coverage_record(found[:1], SAMPLES, ADAPTED, draft=4)
     assert both["union"] > alone["union"] + 0.2
     drafter = load_drafter(tmp_path / "drafter", target)
     assert isinstance(drafter, Ensemble)
@@ -293,6 +298,38 @@ def test_adapters_on_one_base_are_boosted(
     kept = weights(tmp_path / "drafter" / "ssm-1")
     before = weights(copies_in / "ssm-1" / "drafter")
     assert all(torch.equal(kept[name], t) for name, t in before.items())
+
+
+def embeddings(goal: b.Boosting, probed: list[torch.nn.Module]) -> set[int]:
+    """Tables of words in memory: those that a probe decodes with, and what the run holds."""
+    models = [*goal.earlier, *probed[-1:]]
+    return {p.data_ptr() for m in models for name, p in m.named_parameters() if "embed" in name}
+
+
+@pytest.mark.parametrize("adapters", [False, True])
+def test_probes_decode_with_all_ssms_and_hold_a_base_once(
+    adapters: bool, target: Backbone, copies_in: Path, tmp_path: Path
+) -> None:
+    """What the last probe saw is what the ensemble that was saved does."""
+    prompts, probed = [[1, 2], [3, 4], [5, 6]], []
+
+    def make_probe(target: Backbone) -> Probe:
+        real = tau_probe(
+            target, prompts, make_proposer=as_proposer("boost", target, 4), max_new_tokens=12
+        )
+        return lambda module: (probed.append(module), real(module))[1]
+
+    config = ADAPTED.model_copy(update={"members": 3})
+    made = on_base(copies_in) if adapters else {}
+    goal = boosting(target, tmp_path, config, 4, make_probe=make_probe, **made)
+    goal.in_turn(setup.make_accelerator(goal.given["plan"].loop, OptimizerConfig(), tmp_path))
+    assert len(embeddings(goal, probed)) == (1 if adapters else 3)
+    # nothing of decoding is left on the layers that were trained
+    assert not any(m._forward_pre_hooks for m in probed[-1].modules())
+    saved = load_drafter(tmp_path / "drafter", target, draft_length=4)
+    done = generate(target, saved, prompts, warper=Warper(0.0), max_new_tokens=12)
+    lines = map(json.loads, (tmp_path / "ssm-3" / "metrics.jsonl").read_text().splitlines())
+    assert [x["tau"] for x in lines if x["kind"] == "probe"] == [tau([done.steps])]
 
 
 def test_adapters_that_are_killed_go_on(
