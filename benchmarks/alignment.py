@@ -2,8 +2,12 @@
 
 A shared draft (`distill-tiny`, or none with `--from-scratch`) is trained on with each divergence on
 each kind of rows: the corpus (`gold`), the target's continuations of it (`target`, written once by
-`draftsmith generate` at temperature 1), the draft's own words (`student`), half of the rows these
-and half the target's (`request`), either model's words token by token (`token`). Held out are rows
+`draftsmith generate` at temperature 1), its greedy ones (`greedy`), the draft's own words
+(`student`), half of the rows these and half the target's (`request`), either model's words token by
+token (`token`), and what the target put in the place of the shared draft's rejected tokens while
+the two decoded (`replay`). A row of `student` and `token` has as many labels as prompts with
+`--new-tokens` fit, one of `replay` as many as there were corrections: fewer than other rows, so
+compare divergences within a source before sources with each other. Held out are rows
 of the corpus, their first tokens as prompts, and what the target says behind these at temperature
 1. Measured for each: the exact acceptance sum_v min(p, q) on held-out text and on the target's
 held-out words, `alpha_hat` and tau of decoding at T = 0 and 1, and the paired difference to forward
@@ -58,13 +62,17 @@ AIMED = ("tv", "lk_alpha", "lk_lambda")
 SOURCES: dict[str, dict[str, Any]] = {
     "gold": {},
     "target": {},
+    "greedy": {},
+    "replay": {},
     "student": {"share": 1.0, "by": "student"},
     "request": {"share": 0.5, "by": "student"},
     "token": {"share": 1.0, "by": "mixed"},
 }
-ON_ANSWERS = ("target", "request")
+# what writes the rows of a source before training: the target alone, or beside the shared draft
+ANSWERS = {"target": "answers", "request": "answers", "greedy": "greedy", "replay": "replay"}
 DEPTH = 4
 MEASURES = ("text", "words", "alpha_hat_0", "tau_0", "alpha_hat_1", "tau_1")
+COMPARED = ("words", "tau_0", "alpha_hat_1")
 HEADS = (
     "alpha on text", "alpha on the target's words", "alpha_hat T=0", "tau T=0", "alpha_hat T=1",
     "tau T=1",
@@ -101,7 +109,8 @@ def main() -> None:
 def measure_missing(cells: Sequence[tuple[str, str]], args: argparse.Namespace) -> None:
     """Train and measure what no file of `--out` holds yet."""
     start = shared_start(args)
-    answers = target_words(args) if set(args.sources) & set(ON_ANSWERS) else None
+    written = {ANSWERS[each] for each in args.sources if each in ANSWERS}
+    answers = {kind: target_words(kind, start, args) for kind in sorted(written)}
     target = load_target(target_path(args))
     held_out = hold_out(target, args)
     if not (args.out / "start.json").is_file():
@@ -137,12 +146,12 @@ def shared_start(args: argparse.Namespace) -> Path:
 
 
 def train_cell(
-    source: str, loss: str, start: Path, answers: Path | None, args: argparse.Namespace
+    source: str, loss: str, start: Path, answers: dict[str, Path], args: argparse.Namespace
 ) -> Path:
     """Go on from `start` with one divergence on one kind of rows; the drafter's folder."""
     values: dict[str, Any] = {f"objective__{name}": value for name, value in LOSSES[loss].items()}
-    if source in ON_ANSWERS:
-        values |= {"data__source": str(answers), "data__packing": False}
+    if source in ANSWERS:
+        values |= {"data__source": str(answers[ANSWERS[source]]), "data__packing": False}
     values |= {f"rollouts__{name}": value for name, value in SOURCES[source].items()}
     if SOURCES[source]:
         values |= {
@@ -170,9 +179,12 @@ def run_of(args: argparse.Namespace, name: str, **values: Any) -> Path:
     return out / "drafter"
 
 
-def target_words(args: argparse.Namespace) -> Path:
-    """The target's continuations, at temperature 1, of windows of the training texts alone."""
-    prompts, answers = args.out / "prompts.jsonl", args.out / "answers"
+def target_words(kind: str, start: Path, args: argparse.Namespace) -> Path:
+    """The target's continuations of windows of the training texts alone, as rows to train on.
+
+    At temperature 1; `greedy` at 0; `replay`: where it overruled the shared draft at temperature 1.
+    """
+    prompts, answers = args.out / "prompts.jsonl", args.out / kind
     if not prompts.is_file():
         rows = islice(windows(training_texts(data_config(args))), args.answers)
         lines = [json.dumps({"text": window}) + "\n" for window in rows]
@@ -180,13 +192,15 @@ def target_words(args: argparse.Namespace) -> Path:
     length = data_config(args).sequence_length
     code = draftsmith([
         "generate", "--source", str(prompts), "--out", str(answers), "--target", target_path(args),
-        "--temperature", "1", "--prompt-tokens", str(args.prompt_tokens), "--max-new-tokens",
-        str(length - args.prompt_tokens - 2), "--batch", "32",
+        "--temperature", "0" if kind == "greedy" else "1", "--batch", "32",
+        "--prompt-tokens", str(args.prompt_tokens),
+        "--max-new-tokens", str(length - args.prompt_tokens - 2),
+        *(["--drafter", str(start), "--corrections"] if kind == "replay" else []),
     ])  # fmt: skip
     logging.getLogger("draftsmith").setLevel(logging.WARNING)  # the command line sets its own
     if code:
         raise SystemExit(code)
-    return answers / "answers.jsonl"
+    return answers / ("corrections.jsonl" if kind == "replay" else "answers.jsonl")
 
 
 def windows(texts: Iterator[str]) -> Iterator[str]:
@@ -318,7 +332,8 @@ def table(
     """Markdown, one row per cell."""
     place = found["start"]
     begin = "an untrained draft" if args.from_scratch else f"{args.start_steps} steps of KL"
-    heads = ["data", "divergence", *HEADS, "words: less KL's", "alpha_hat T=1: less KL's"]
+    less = ["words: less KL's", "tau T=0: less KL's", "alpha_hat T=1: less KL's"]
+    heads = ["data", "divergence", *HEADS, *less]
     lines = [
         f"{place['processor']}, {place['threads']} threads, torch {torch.__version__}; from "
         f"{begin}, {args.steps} steps of {args.batch_rows} rows; {args.limit} held-out prompts of "
@@ -335,9 +350,7 @@ def table(
 
 def row_of(source: str, loss: str, own: dict[str, Any], base: dict[str, Any] | None) -> str:
     values = [shown(ratio(*pair(own, name)).to_list()) for name in MEASURES]
-    less = [
-        "" if base is None else signed(gain(own, base, name)) for name in ("words", "alpha_hat_1")
-    ]
+    less = ["" if base is None else signed(gain(own, base, name)) for name in COMPARED]
     return "| " + " | ".join([source, loss, *values, *less]) + " |"
 
 
@@ -352,7 +365,7 @@ def verdicts(found: dict[str, Any], cells: Sequence[tuple[str, str]]) -> list[st
         if loss not in AIMED or f"{source}-kl" not in found:
             continue
         own, base = found[f"{source}-{loss}"], found[f"{source}-kl"]
-        for name in ("text", "words", "alpha_hat_1"):
+        for name in ("text", *COMPARED):
             value = gain(own, base, name)
             says = (
                 "above" if value.low > 0 else "below" if value.high < 0 else "not told apart from"

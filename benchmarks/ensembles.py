@@ -54,6 +54,7 @@ from draftsmith.trainers.coverage import acceptance, left_share
 from safetensors.torch import load_file
 
 TEMPERATURES = (0.0, 1.0)
+AUDITED = (0.6, 1.0)  # every audit replays greedy text, T = 0, too
 # what is said of every arm, however it was trained
 SPANS = BoostConfig(unit="span", match_tokens=4)
 WHOLE = BoostConfig(unit="sample", match_tokens=0)
@@ -256,18 +257,24 @@ def measured_costs(run: Run, target: Backbone, args: argparse.Namespace) -> Cost
 
 
 def audited(run: Run, target: Backbone, args: argparse.Namespace) -> str:
-    """The verdict of the audit on a whole ensemble; the other arms are the same code."""
+    """The verdicts of the audit on a whole ensemble, its greedy text replayed in each; the other
+    arms are the same code."""
     place: Path = args.out / "audit.json"
     if not place.is_file():
         config = eval_config(args)
         prompts = load_prompts(config.prompts, limit=config.limit, seed=config.seed)
         ids = [each.ids for each in make_requests(target, prompts, config)]
         drafter = load_drafter(run.folder / "drafter", target, draft_length=args.draft_length)
-        evidence = AuditConfig(
-            tokens=args.audit_tokens, sequences=args.audit_sequences, prompts=min(24, len(ids))
-        )
-        write_text(place, json.dumps(audit(target, drafter, ids, evidence).verdict) + "\n")
-    return str(json.loads(place.read_text()))
+        verdicts = {}
+        for temperature in AUDITED:
+            evidence = AuditConfig(
+                tokens=args.audit_tokens, sequences=args.audit_sequences,
+                prompts=min(24, len(ids)), temperature=temperature,
+            )  # fmt: skip
+            verdicts[f"T = {temperature:g}"] = audit(target, drafter, ids, evidence).verdict
+        write_text(place, json.dumps(verdicts) + "\n")
+    said = json.loads(place.read_text())
+    return ", ".join(f"{verdict} at {where}" for where, verdict in said.items())
 
 
 def coverage(run: Run, n: int) -> tuple[float, float]:
@@ -313,10 +320,11 @@ def table(
     found = {run.name: json.loads(measured_file(run, args).read_text()) for run in runs}
     place = found[COPIES]["environment"]
     lines = [
-        f"{place['processor']}, {place['threads']} threads, torch {torch.__version__}; base of "
-        f"{args.base_steps} steps, {args.steps} steps per SSM; {args.limit} prompts of "
-        f"{args.prompts}, {args.max_new_tokens} new tokens, drafts of {args.draft_length}, fp32; "
-        f"audit of the ensemble: {verdict}; 95 % intervals over prompts.",
+        f"{place['processor']}, {place['threads']} threads, torch {torch.__version__}; base "
+        f"{args.base or f'of {args.base_steps} steps'}, {args.steps} steps per SSM; "
+        f"{args.limit} prompts of {args.prompts}, {args.max_new_tokens} new tokens, "
+        f"drafts of {args.draft_length}, fp32; audit of the ensemble: {verdict}; 95 % intervals "
+        "over prompts.",
     ]
     for temperature in TEMPERATURES:
         rows = _table_at(runs, found, costs, temperature, args.draft_length)
