@@ -1,13 +1,26 @@
 """Files that are whole or not there: flushing, checksums, replacing a small file at once.
 
-Any room may use it, like `errors.py`. Read next: `trainers/checkpoint.py`.
+What comes from elsewhere may be damaged all the same: tensors are read here, so that each such file
+is told of in the same words. Any room may use it, like `errors.py`; torch is imported where tensors
+are read. Read next: `trainers/checkpoint.py`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import logging
 import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .errors import RequestError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_log = logging.getLogger(__name__)
 
 
 def flush(path: Path) -> None:
@@ -32,3 +45,70 @@ def write_text(path: Path, text: str) -> None:
     staging.write_text(text, encoding="utf-8")
     flush(staging)
     staging.replace(path)
+
+
+def read_tensors(path: Path, *, remedy: str) -> dict[str, Tensor]:
+    """The tensors of a safetensors file.
+
+    Args:
+        remedy: what to do where it cannot be read, the last words of the message.
+
+    Raises:
+        RequestError: it is missing or damaged.
+    """
+    from safetensors.torch import load_file
+
+    with _told(path, remedy):
+        return load_file(path)
+
+
+def refuse_damaged(path: Path, *, remedy: str) -> None:
+    """Raise RequestError where `read_tensors` would; the header alone is read."""
+    from safetensors import safe_open
+
+    # the header says how long the file is, so one that was cut shows here
+    with _told(path, remedy), safe_open(path, "pt"):
+        pass
+
+
+def derived_tensors(
+    path: Path, shapes: Mapping[str, tuple[int | None, ...]]
+) -> dict[str, Tensor] | None:
+    """The tensors of a file that can be made anew: None where it has to be.
+
+    A file that is there and damaged, or holds other tensors, is named in the log.
+
+    Args:
+        shapes: of the tensors that are expected, None being any size.
+    """
+    if not path.is_file():
+        return None
+    try:
+        found = read_tensors(path, remedy="it is made anew")
+    except RequestError as error:
+        _log.warning("%s", error)
+        return None
+    held = {name: tuple(tensor.shape) for name, tensor in found.items()}
+    if held.keys() == shapes.keys() and all(_fits(held[name], shapes[name]) for name in shapes):
+        return found
+    _log.warning("%s holds %s, expected %s; it is made anew", path, held, dict(shapes))
+    return None
+
+
+def _fits(held: tuple[int, ...], expected: tuple[int | None, ...]) -> bool:
+    return len(held) == len(expected) and all(
+        wanted in (None, size) for size, wanted in zip(held, expected, strict=True)
+    )
+
+
+@contextlib.contextmanager
+def _told(path: Path, remedy: str) -> Iterator[None]:
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        size = f"{path.stat().st_size:,} bytes" if path.is_file() else "no file"
+        raise RequestError(
+            f"{path} ({size}) cannot be read: {error}. Expected a whole safetensors file: {remedy}"
+        ) from error

@@ -32,7 +32,7 @@ from draftsmith.drafters.eagle import load_eagle
 from draftsmith.drafters.hydra import load_hydra
 from draftsmith.drafters.medusa import default_paths, load_medusa
 from draftsmith.drafters.registry import load_drafter
-from draftsmith.eval.audit import audit
+from draftsmith.eval.audit import AuditReport, audit
 from draftsmith.eval.config import AuditConfig, EvalConfig
 from draftsmith.eval.environment import environment
 from draftsmith.eval.evaluate import Arm, evaluate
@@ -176,23 +176,26 @@ def _rows(
     """One row per shape and temperature; `verdict` is that of the same code with other weights."""
     target = target_of(run)
     arms = [Arm(name, load(run / "drafter", target), "") for name, load in family.shapes.items()]
+    sees: dict[str, float] = {}
     if verdict is None:
-        arms = [replace(arm, verdict=_verdict(target, arm, prompts, config, args)) for arm in arms]
+        reports = [_audited(target, arm, prompts, config, args) for arm in arms]
+        arms = [replace(arm, verdict=each.verdict) for arm, each in zip(arms, reports, strict=True)]
+        sees = {arm.name: each.rosenblatt.detectable for arm, each in zip(arms, reports)}
     else:
         arms = [replace(arm, verdict=verdict) for arm in arms]
     rows: list[dict[str, Any]] = evaluate(target, arms, prompts, config)["rows"]
-    return rows
+    return [row | {"sees": sees.get(row["method"])} for row in rows]
 
 
-def _verdict(
+def _audited(
     target: Backbone, arm: Arm, prompts: Sequence[Prompt], config: EvalConfig,
     args: argparse.Namespace,
-) -> str:  # fmt: skip
+) -> AuditReport:  # fmt: skip
     ids = [render(each, target.tokenizer, limit=config.prompt_tokens) for each in prompts]
     evidence = AuditConfig(
         tokens=args.audit_tokens, sequences=args.audit_sequences, prompts=min(24, len(ids))
     )
-    return audit(target, arm.drafter, ids, evidence).verdict
+    return audit(target, arm.drafter, ids, evidence)
 
 
 def target_of(run: Path) -> Backbone:
@@ -231,7 +234,7 @@ def _table_at(found: Sequence[dict[str, Any]], temperature: float) -> list[str]:
             each["family"], *(interval(own.get(name), "tau") for name in columns),
             interval(before["chain"], "tau"),
             " ".join(number(value) for value, *_ in own["chain"]["n_alpha"]),
-            speed(own["chain"]), speed(own.get(columns[-1])), own["chain"]["verdict"],
+            speed(own["chain"]), speed(own.get(columns[-1])), proven(own["chain"]),
         ]  # fmt: skip
         lines.append("| " + " | ".join(cells) + " |")
     return lines
@@ -239,6 +242,12 @@ def _table_at(found: Sequence[dict[str, Any]], temperature: float) -> list[str]:
 
 def interval(row: dict[str, Any] | None, name: str) -> str:
     return MISSING if row is None else shown(row[name])
+
+
+def proven(row: dict[str, Any]) -> str:
+    """The verdict, and the smallest bias (a total variation) that its audit would have seen."""
+    sees = row.get("sees")
+    return str(row["verdict"]) + ("" if sees is None else f" (sees {sees:.3f})")
 
 
 def speed(row: dict[str, Any] | None) -> str:

@@ -2,8 +2,8 @@
 
 A sample is one document of its own row: prompt, then continuation, of which the continuation alone
 counts as labels. Samples are written in parts that are whole or not there; a run that was killed
-makes the missing ones, and processes share the parts out. Read next: `rows.py`, whose rows they
-become; `trainers/boost.py`, which trains on them.
+makes the missing ones, and any run those that were damaged since; processes share the parts out.
+Read next: `rows.py`, whose rows they become; `trainers/boost.py`, which trains on them.
 
 Shapes: R samples, S tokens of a sample, prompt and continuation.
 """
@@ -22,19 +22,21 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
+from torch import Tensor
 
 from ..decoding.backbone import Backbone
 from ..decoding.engine import autoregressive
 from ..decoding.sampling import Warper
 from ..drafters.identity import TargetIdentity
 from ..errors import DataError, EnvironmentFailure, RequestError
-from ..storage import flush, write_text
+from ..storage import derived_tensors, flush, write_text
 from .cache import Prepared
 from .rows import Ids, PackedRows
 
 _PART = 64  # samples that are decoded together, and stored as one file
 _SETTINGS = "settings.json"
+_TENSORS = ("ids", "labels", "documents")
 _log = logging.getLogger(__name__)
 
 
@@ -55,7 +57,7 @@ class Wanted:
     temperature: float
     seed: int
     weights: str
-    """A hash of the target's weights."""
+    """A hash of the target's weights and config."""
 
 
 class Continuations(NamedTuple):
@@ -82,7 +84,8 @@ def continuations(
 
     Raises:
         DataError: the rows hold no prompt of that length.
-        RequestError: the folder was made for something else, or the target's context is too short.
+        RequestError: the folder was made for something else or is a file, or the target's context
+            is too short.
         EnvironmentFailure: the folder cannot be written.
     """
     team = team or Team()
@@ -98,7 +101,7 @@ def continuations(
         if team.rank == 0:
             write_text(folder / _SETTINGS, json.dumps(settings, indent=1) + "\n")
         for part in parts[team.rank :: team.world]:
-            if not part.place(folder).is_file():
+            if part.stored(wanted, folder) is None:
                 part.make(target, wanted, folder)
                 _log.info("continuations: %d of %d", part.end, len(held_out) + len(train))
     except OSError as error:
@@ -107,7 +110,7 @@ def continuations(
             "there is whole: make room, then go on with --resume auto"
         ) from error
     team.wait()
-    found = [load_file(part.place(folder)) for part in parts]
+    found = [_read_back(part, wanted, folder) for part in parts]
     ids_RS = np.concatenate([each["ids"].numpy() for each in found])
     labels_RS = np.concatenate([each["labels"].numpy() for each in found])
     document_RS = np.concatenate([each["documents"].numpy() for each in found])
@@ -186,6 +189,11 @@ class _Part(NamedTuple):
     def place(self, folder: Path) -> Path:
         return folder / f"part-{self.begin // _PART:05d}.safetensors"
 
+    def stored(self, wanted: Wanted, folder: Path) -> dict[str, Tensor] | None:
+        """What is written; None where it is missing or damaged, and has to be made."""
+        shape = (len(self.prompts), wanted.prompt_tokens + wanted.tokens)
+        return derived_tensors(self.place(folder), dict.fromkeys(_TENSORS, shape))
+
     def make(self, target: Backbone, wanted: Wanted, folder: Path) -> None:
         """Decode the continuations and write the part, whole or not at all."""
         made = autoregressive(
@@ -203,7 +211,7 @@ class _Part(NamedTuple):
             documents_RS[row, :end] = 0
         place = self.place(folder)
         staging = place.with_name(f".staging-{os.getpid()}-{place.name}")
-        save_file({"ids": ids_RS, "labels": labels_RS, "documents": documents_RS}, staging)
+        save_file(dict(zip(_TENSORS, (ids_RS, labels_RS, documents_RS), strict=True)), staging)
         flush(staging)
         staging.replace(place)
 
@@ -212,6 +220,16 @@ def _parts(prompts: Sequence[list[int]]) -> list[_Part]:
     return [
         _Part(at, list(prompts[at : at + _PART])) for at in range(0, len(prompts), _PART)
     ]  # fmt: skip
+
+
+def _read_back(part: _Part, wanted: Wanted, folder: Path) -> dict[str, Tensor]:
+    found = part.stored(wanted, folder)
+    if found is None:
+        raise EnvironmentFailure(
+            f"{part.place(folder)} was whole and is not any more; look after the disk, and let no "
+            "other run write there, then go on with --resume auto"
+        )
+    return found
 
 
 def _settings(target: Backbone, rows: Prepared, wanted: Wanted) -> dict[str, object]:
@@ -223,7 +241,13 @@ def _settings(target: Backbone, rows: Prepared, wanted: Wanted) -> dict[str, obj
 
 
 def _refuse_other(folder: Path, settings: dict[str, object]) -> None:
-    """Raise RequestError where the folder's continuations answer another question."""
+    """Raise RequestError where the continuations answer another question, or it is no folder."""
+    nearest = next(place for place in (folder, *folder.parents) if place.exists())
+    if not nearest.is_dir():
+        raise RequestError(
+            f"boost.continuations is {folder}, and {nearest} is a file; expected a folder, which "
+            "is made where there is none: name another one"
+        )
     place = folder / _SETTINGS
     if not place.is_file():
         return

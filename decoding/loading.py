@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 
 from ..errors import RequestError
+from ..storage import refuse_damaged
 from .attention import use_grouped_attention
 from .backbone import Backbone
 
@@ -50,17 +52,32 @@ def load_model(
     """The weights alone, ready to train further; the class is that of `transformers`.
 
     Raises:
-        RequestError: there is no such model.
+        RequestError: there is no such model, or its weights are damaged.
     """
     from transformers import AutoModelForCausalLM
 
     place = _place(path)
+    # what follows would not name the file
+    for file in sorted(Path(place).glob("model*.safetensors")):
+        refuse_damaged(file, remedy=f"copy the folder {place} again or make it anew")
     # a bar is for what takes long: a download, not a folder that is here
     quiet = no_progress_bars() if Path(place).is_dir() else nullcontext()
     with _explained("model", path, "config.json and safetensors weights"), quiet:
-        return AutoModelForCausalLM.from_pretrained(
-            place, revision=revision, dtype=_DTYPES[dtype], trust_remote_code=trust_remote_code
-        )
+        try:
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                place, revision=revision, dtype=_DTYPES[dtype],
+                trust_remote_code=trust_remote_code, output_loading_info=True,
+            )  # fmt: skip
+        except RuntimeError as error:
+            if "ignore_mismatched_sizes" not in str(error):  # out of memory, for instance
+                raise
+            raise ValueError("its weights are of other sizes than its config.json says") from error
+        model, found = loaded
+        missing = sorted(found["missing_keys"])
+        if missing:  # which transformers fills with random numbers, and a warning
+            others = f" and {len(missing) - 1} others" * (len(missing) > 1)
+            raise ValueError(f"its weights lack {missing[0]}{others}")
+        return model
 
 
 def load_config(
@@ -132,12 +149,23 @@ def _place(path: str) -> str:
 def _explained(what: str, path: str, files_expected: str) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0].rstrip(".")
+    except _faults() as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        reason = lines[0].rstrip(".")
+        if not isinstance(error, (OSError, ValueError)):  # its words are about code, not files
+            reason = f"its files are damaged ({type(error).__name__}: {' '.join(lines):.300})"
         raise RequestError(
             f"cannot load the {what} {path!r}: {reason}; expected a folder with "
             f"{files_expected}, a hub name, or 'tiny'"
         ) from error
+
+
+def _faults() -> tuple[type[Exception], ...]:
+    """What `transformers` raises for files that are missing, damaged or of another shape."""
+    from huggingface_hub.errors import StrictDataclassError
+
+    return (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError,
+            SafetensorError, StrictDataclassError)  # fmt: skip
 
 
 @contextmanager

@@ -142,6 +142,11 @@ def dynamic_tree(
     )
 
 
+def most_nodes(depth: int, top_k: int) -> int:
+    """Nodes that `dynamic_tree` generates with as many children as `top_k`, the root included."""
+    return 1 + top_k + (depth - 1) * top_k**2
+
+
 class _Growth:
     """All nodes generated so far, level by level, by their number in the order of generation."""
 

@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from ..decoding.arena import KVArena
 from ..decoding.backbone import Backbone, Seen
 from ..errors import RequestError
+from ..storage import read_tensors
+from .checkpoint import REMEDY, built_from, names_in
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -135,7 +137,9 @@ def load_adapters(model: nn.Module, folder: Path, names: Sequence[str]) -> None:
     """
     for name in names:
         place = folder / FOLDER / name
-        inject(_read_config(place), model, name)
+        config = _read_config(place)
+        with built_from(place / "adapter_config.json", "an adapter for the model beside it"):
+            inject(config, model, name)
         _fill(model, place, name)
     model.requires_grad_(False).eval()
     use(model, None)
@@ -149,7 +153,7 @@ def take_up(model: nn.Module, folder: Path, settings: Mapping[str, Any], asked: 
     Raises:
         RequestError: no adapter is called so, or one does not fit.
     """
-    load_adapters(model, folder, settings.get("adapters", []))
+    load_adapters(model, folder, names_in(settings, "adapters", folder))
     name = asked or settings.get("adapter") or BASE
     use(model, None if name == BASE else name)
 
@@ -164,14 +168,9 @@ def inject(config: LoraConfig, model: nn.Module, name: str) -> None:
 
 
 def _fill(model: nn.Module, place: Path, name: str) -> None:
-    from safetensors.torch import load_file
-
     own = _weights(model, name)
     path = place / "adapter_model.safetensors"
-    try:
-        found = load_file(path)
-    except OSError as error:
-        raise RequestError(f"{path}: cannot be read ({error})") from error
+    found = read_tensors(path, remedy=REMEDY)
     given = {key.removeprefix(_PEFT_PREFIX): tensor for key, tensor in found.items()}
     wanted = {key.replace(f".{name}.", "."): tensor for key, tensor in own.items()}
     odd = sorted(

@@ -20,8 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..decoding.backbone import Backbone
-from .checkpoint import load_weights, read_settings
+from .checkpoint import built_from, load_weights, read_settings
 from .medusa import Heads, Medusa, Paths, empty_heads, projection_of
+from .projection import refuse_other_logits
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,10 @@ def load_bpd(folder: str | Path, target: Backbone, *, paths: Paths | None = None
         RequestError: the folder is no BPD drafter, or was made for another target; the message
             names the field that differs.
     """
-    heads = BpdHeads(BpdShape(**read_settings(folder, target, Bpd.family)[1]))
+    _, sizes = read_settings(folder, target, Bpd.family)
+    with built_from(Path(folder) / "config.json", "a BPD layer"):
+        heads = BpdHeads(BpdShape(**sizes))
+    refuse_other_logits(target.model)
     load_weights(heads, Path(folder))
     heads.requires_grad_(False).eval().to(device=target.device, dtype=target.model.dtype)
     return Bpd(heads, target, paths=paths)

@@ -7,11 +7,14 @@ a draft model can be served by anything that loads a causal LM. Read next: `regi
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..decoding.loading import no_progress_bars
 from ..errors import RequestError
+from ..storage import read_tensors
 from .identity import TargetIdentity
 
 if TYPE_CHECKING:
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 
 ENTRY = "draftsmith"
 FORMAT = 1
+REMEDY = "copy the drafter's folder again or train it anew"
 
 
 def save_draft_model(
@@ -82,14 +86,13 @@ def load_weights(module: nn.Module, folder: Path) -> None:
     """Put the weights of a `save_heads` folder into a module built from its settings.
 
     Raises:
-        RequestError: the folder lacks weights, has others, or of other shapes.
+        RequestError: the folder lacks weights, has others, or of other shapes, or damaged ones.
     """
-    from safetensors.torch import load_file
-
     path = folder / "model.safetensors"
+    weights = read_tensors(path, remedy=REMEDY)
     try:
-        module.load_state_dict(load_file(path))
-    except (OSError, RuntimeError) as error:
+        module.load_state_dict(weights)
+    except RuntimeError as error:
         raise RequestError(
             f"{path} does not hold the weights that its config.json describes: {error!s:.300}"
         ) from error
@@ -123,12 +126,15 @@ def read_entry(folder: Path) -> dict[str, Any]:
     try:
         entry = json.loads(path.read_text())[ENTRY]
         family, identity = entry["family"], TargetIdentity(**entry["target"])
-    except FileNotFoundError:
+        settings = entry.get("settings", {})
+        if not isinstance(family, str) or not isinstance(settings, dict):
+            raise TypeError("its family is no word, or its settings are no table")
+    except (FileNotFoundError, NotADirectoryError):
         raise RequestError(
             f"{folder} holds no drafter: {path.name} is missing; expected the `drafter` folder of "
             "a training run"
         ) from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise RequestError(
             f"{path} does not describe a drafter ({error}); expected an entry {ENTRY!r} with "
             "family and target, as training writes it. A causal LM as it is may draft by "
@@ -138,20 +144,55 @@ def read_entry(folder: Path) -> dict[str, Any]:
         raise RequestError(
             f"{path} has drafter format {entry.get('format')!r}; this version reads {FORMAT}"
         )
-    return {"family": family, "identity": identity, "settings": entry.get("settings", {})}
+    return {"family": family, "identity": identity, "settings": settings}
+
+
+@contextmanager
+def built_from(path: Path, what: str) -> Iterator[None]:
+    """Inside, something is built from what a config says.
+
+    Raises:
+        RequestError: the config lacks a setting, or has one that nothing can be built from.
+    """
+    try:
+        yield
+    except (
+        LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError,
+    ) as error:  # fmt: skip
+        reason = f"{error} is missing" if isinstance(error, KeyError) else f"{error!s:.300}"
+        raise RequestError(
+            f"{path} does not hold the sizes of {what}: {reason}: {REMEDY}"
+        ) from error
+
+
+def names_in(settings: Mapping[str, Any], key: str, folder: Path) -> list[str]:
+    """The names that a drafter's settings list; none where they do not speak of it.
+
+    Raises:
+        RequestError: it is no list of names.
+    """
+    found = settings.get(key, [])
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise RequestError(
+            f"{folder / 'config.json'} says that its {key} are {found!r:.100}; expected a list of "
+            f"names: {REMEDY}"
+        )
+    return found
 
 
 def is_drafter(folder: Path) -> bool:
     """Whether a folder is ours; another one, or a name, may be a model of `transformers`."""
     try:
         return ENTRY in json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, TypeError):
         return False
 
 
 def adapters_of(folder: Path) -> list[str]:
     """The adapters of a drafter folder; none for what is no drafter folder."""
-    return list(read_entry(folder)["settings"].get("adapters", [])) if is_drafter(folder) else []
+    if not is_drafter(folder):
+        return []
+    return names_in(read_entry(folder)["settings"], "adapters", folder)
 
 
 def _card(module: nn.Module, identity: TargetIdentity) -> str:

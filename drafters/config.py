@@ -32,7 +32,8 @@ class DrafterConfig(Section):
     eagle_top_k: int = Field(10, ge=1)
     """Nodes of the dynamic tree that are expanded at once."""
     eagle_nodes: int = Field(61, ge=2)
-    """Nodes of the dynamic tree, the root included."""
+    """Nodes of the dynamic tree, the root included; at most those that it generates, which is
+    1 + top_k + (depth - 1) * top_k^2."""
     members: int | None = Field(None, ge=1)
     """Draft with the first members of an ensemble alone; empty: with all."""
     adaptive_longest: int = Field(8, ge=1)

@@ -26,14 +26,15 @@ from ..decoding.proposal import Committed, Law, Proposal
 from ..decoding.random import Uniforms
 from ..decoding.sampling import Warper, draw
 from ..decoding.tree import chain
-from ..decoding.tree_build import dynamic_tree, tree_of_paths
+from ..decoding.tree_build import dynamic_tree, most_nodes, tree_of_paths
 from ..errors import RequestError
-from .checkpoint import load_weights, read_settings
+from .checkpoint import built_from, load_weights, read_settings
 from .draft_model import Policy
 from .eagle_layers import EagleShape
 from .eagle_levels import draw_level, levels_of
 from .eagle_net import EagleNet
 from .eagle_net3 import Eagle3Net, Eagle3Shape
+from .projection import refuse_other_logits
 from .true_states import TrueStates, pick
 
 TreeKind = Literal["chain", "static", "dynamic"]
@@ -68,7 +69,7 @@ class Eagle:
         """`draft_length`: depth of a chain or dynamic tree; `paths` is the static tree.
 
         `top_k` nodes of the dynamic tree are expanded at once, and `nodes`, the root included,
-        are kept.
+        are kept, or all where it generates no more.
         """
         self.net, self._target, self.kind, self.policy = net, target, tree, policy
         self._choose_tree(tree, draft_length, paths, nodes)
@@ -79,6 +80,8 @@ class Eagle:
                 f"a node would have {width} children; expected 1 to {self._words}, the tokens "
                 "that can be drafted"
             )
+        if tree == "dynamic":  # others would be computed, and never be there
+            self.nodes = min(nodes, most_nodes(draft_length, top_k))
         self._embed: Any = target.model.get_input_embeddings()
         self._head: Any = target.model.get_output_embeddings()
 
@@ -316,25 +319,23 @@ def load_eagle(folder: str | Path, target: Backbone, **settings: Any) -> Eagle:
     """Load an EAGLE-1 or EAGLE-3 checkpoint for `target`; `settings` are those of `Eagle`.
 
     Raises:
-        RequestError: the folder is no EAGLE drafter, or was made for another target.
+        RequestError: the folder is no EAGLE drafter, or was made for another target; EAGLE-1, which
+            drafts by the target's projection, where the target's logits are more than that.
     """
     path = Path(folder)
     family, sizes = read_settings(path, target, Eagle.family, Eagle3.family)
-    shape = _shape(family, sizes, path)
-    if isinstance(shape, Eagle3Shape):
-        return Eagle3(_filled(Eagle3Net(shape), path, target), target, **settings)
-    return Eagle(_filled(EagleNet(shape), path, target), target, **settings)
+    with built_from(path / "config.json", f"an {family} network"):
+        net = _empty(family, sizes)
+    if isinstance(net, Eagle3Net):
+        return Eagle3(_filled(net, path, target), target, **settings)
+    refuse_other_logits(target.model)  # whose projection EAGLE-1 drafts by
+    return Eagle(_filled(net, path, target), target, **settings)
 
 
-def _shape(family: str, sizes: dict[str, Any], folder: Path) -> EagleShape:
-    try:
-        if family == Eagle.family:
-            return EagleShape(**sizes)
-        return Eagle3Shape(**(sizes | {"layers": tuple(sizes["layers"])}))
-    except (TypeError, KeyError) as error:
-        raise RequestError(
-            f"{folder / 'config.json'} does not hold the sizes of an {family} network: {error}"
-        ) from error
+def _empty(family: str, sizes: dict[str, Any]) -> EagleNet | Eagle3Net:
+    if family == Eagle.family:
+        return EagleNet(EagleShape(**sizes))
+    return Eagle3Net(Eagle3Shape(**(sizes | {"layers": tuple(sizes["layers"])})))
 
 
 _Net = TypeVar("_Net", EagleNet, Eagle3Net)

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..errors import RequestError
 from .eagle_layers import Attention, EagleShape, FeedForward, Norm, Rotary, sizes_like
 from .eagle_net import PairNet
 
@@ -52,7 +53,17 @@ def fused_layers(count: int) -> tuple[int, int, int]:
 
     2, half and the third last from seven layers on: what every serving engine takes when a
     checkpoint says nothing. Below that these are not three different ones.
+
+    Raises:
+        RequestError: the target has no three states.
     """
+    if count < 2:
+        raise RequestError(
+            f"a target of {count} layer has {count + 1} hidden states, and EAGLE-3 fuses three "
+            "different ones; train method eagle, or take a target of 2 layers or more"
+        )
+    if count == 2:  # the last is behind the norm, which no engine hands out
+        return 0, 1, 2
     return (2, count // 2, count - 3) if count >= 7 else (count // 4, count // 2, count - 1)
 
 

@@ -9,6 +9,7 @@ Shapes: H hidden size, V target vocabulary, U draft vocabulary, K heads.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..errors import RequestError
-from .checkpoint import load_weights
+from .checkpoint import built_from, load_weights
 from .eagle_layers import EagleShape
 from .eagle_net import EagleNet
 from .eagle_net3 import Eagle3Net, Eagle3Shape, fused_layers
@@ -105,13 +106,17 @@ def export_of(
         RequestError: nobody loads that, or the folder's weights are not those of its config.
     """
     refuse_unserved(family, form)
-    with torch.device("meta"):
+    with (
+        built_from(folder / "config.json", f"a drafter of family {family!r}"),
+        torch.device("meta"),
+    ):
         net = _empty(family, settings)
     net.to_empty(device="cpu")
     load_weights(net, folder)  # strictly: engines are silent about what is missing
     if isinstance(net, MedusaHeads):
         made = _medusa(net, head_VH)
     elif isinstance(net, Eagle3Net):
+        _refuse_layers(net.config.layers, target.layers)
         made = _speculators(net, target) if form == "speculators" else _eagle3(net, target)
     else:
         made = _eagle(net, target, form)
@@ -171,11 +176,25 @@ def _eagle3(net: Eagle3Net, target: ServedTarget) -> Export:
         "architectures": ["LlamaForCausalLMEagle3"],
     }  # fmt: skip
     layers = list(net.config.layers)
-    if tuple(layers) != fused_layers(target.layers) or target.layers < 7:
+    if target.layers < 7 or tuple(layers) != fused_layers(target.layers):
         # two readers, two ways to count: the state in front of layer k, and that behind it
         config["eagle_aux_hidden_state_layer_ids"] = layers
         config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [k - 1 for k in layers]}
     return Export(config, net.state_dict())
+
+
+def _refuse_layers(layers: Sequence[int], count: int) -> None:
+    """Raise RequestError where an engine would hand out other hidden states than `layers`.
+
+    A format's number k means what goes into layer k of the target's `count`: there is none for the
+    state behind the last norm, and each is handed out once, low to high.
+    """
+    if list(layers) != sorted(set(layers)) or not all(0 <= layer < count for layer in layers):
+        raise RequestError(
+            f"the drafter fuses the hidden states {list(layers)}, and engines hand out different "
+            f"ones, low to high, from 0 to {count - 1} for this target ({count} is behind its last "
+            "norm); train one with such eagle3.layers. `draftsmith eval` decodes with it as it is"
+        )
 
 
 def _speculators(net: Eagle3Net, target: ServedTarget) -> Export:

@@ -27,8 +27,7 @@ from ..decoding.proposal import Committed, Law, Proposal
 from ..decoding.random import Uniforms
 from ..decoding.sampling import Warper
 from ..decoding.tree_build import Choices
-from ..errors import RequestError
-from .checkpoint import load_weights, read_settings
+from .checkpoint import built_from, load_weights, read_settings
 from .eagle_layers import EagleShape
 from .hydra_prefix import PrefixLayer
 from .medusa import (
@@ -41,6 +40,7 @@ from .medusa import (
     head_logits,
     projection_of,
 )
+from .projection import refuse_other_logits
 from .true_states import TrueStates, pick
 
 
@@ -264,18 +264,16 @@ def load_hydra(
             names the field that differs.
     """
     _, sizes = read_settings(folder, target, Hydra.family, HydraPlus.family)
-    heads = HydraHeads(_shape(sizes, Path(folder)))
+    with built_from(Path(folder) / "config.json", "Hydra heads"):
+        heads = HydraHeads(_shape(sizes))
+    if heads.config.shared_head:
+        refuse_other_logits(target.model)
     load_weights(heads, Path(folder))
     heads.requires_grad_(False).eval().to(device=target.device, dtype=target.model.dtype)
     return hydra_on(heads, target, paths=paths, nodes=nodes)
 
 
-def _shape(sizes: dict[str, Any], folder: Path) -> HydraShape:
-    try:
-        prefix = sizes.get("prefix")
-        layer = None if prefix is None else EagleShape(**prefix)
-        return HydraShape(**(sizes | {"prefix": layer}))
-    except TypeError as error:
-        raise RequestError(
-            f"{folder / 'config.json'} does not hold the sizes of Hydra heads: {error}"
-        ) from error
+def _shape(sizes: dict[str, Any]) -> HydraShape:
+    prefix = sizes.get("prefix")
+    layer = None if prefix is None else EagleShape(**prefix)
+    return HydraShape(**(sizes | {"prefix": layer}))

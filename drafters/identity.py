@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RequestError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
     from ..decoding.backbone import Backbone
 
@@ -36,13 +36,25 @@ class TargetIdentity:
 
     @classmethod
     def of(cls, target: Backbone) -> TargetIdentity:
-        tuned = tuning_of(target.model)
+        found = cls.of_parts(
+            target.model.config, target.tokenizer, name=target.name, revision=target.revision
+        )
+        return replace(found, vocabulary=target.vocabulary)
+
+    @classmethod
+    def of_parts(
+        cls, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, *, name: str,
+        revision: str | None = None,
+    ) -> TargetIdentity:  # fmt: skip
+        """That of a target whose weights are not read."""
+        sizes = config.get_text_config(decoder=True)
+        tuned = dict(getattr(config, TUNED, None) or {})
         return cls(
-            name=tuned.get("from", _last_part(target.name)),
-            revision=target.revision,
-            hidden_size=int(target.model.config.hidden_size),
-            vocabulary=target.vocabulary,
-            tokenizer=fingerprint(target.tokenizer),
+            name=tuned.get("from", _last_part(name)),
+            revision=revision,
+            hidden_size=int(sizes.hidden_size),
+            vocabulary=int(sizes.vocab_size),
+            tokenizer=fingerprint(tokenizer),
             tuned=tuned.get("sha256"),
         )
 

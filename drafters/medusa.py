@@ -30,7 +30,8 @@ from ..decoding.tree_build import Choices, fill_choices, tree_of_paths
 from ..decoding.tree_search import Path as IndexPath
 from ..decoding.tree_search import best_tree_greedy
 from ..errors import RequestError
-from .checkpoint import load_weights, read_settings
+from .checkpoint import built_from, load_weights, read_settings
+from .projection import refuse_other_logits
 
 Paths = Sequence[Sequence[int]]
 
@@ -340,7 +341,11 @@ def load_medusa(
         RequestError: the folder is no Medusa drafter, or was made for another target; the message
             names the field that differs.
     """
-    heads = MedusaHeads(MedusaShape(**read_settings(folder, target, Medusa.family)[1]))
+    _, sizes = read_settings(folder, target, Medusa.family)
+    with built_from(Path(folder) / "config.json", "Medusa heads"):
+        heads = MedusaHeads(MedusaShape(**sizes))
+    if heads.config.shared_head:
+        refuse_other_logits(target.model)
     load_weights(heads, Path(folder))
     heads.requires_grad_(False).eval().to(device=target.device, dtype=target.model.dtype)
     return Medusa(heads, target, paths=paths, nodes=nodes)

@@ -116,7 +116,7 @@ def _torchao_config(bits: int, group_size: int | None) -> Any:
         ) from error
     if bits == 8 and group_size is None:
         return Int8WeightOnlyConfig()
-    if bits == 4 and group_size is not None:
+    if bits == 4 and isinstance(group_size, int) and group_size > 0:
         # of torchao's layouts the one that every device reads: a byte holds one weight of 4 bits
         four: Any = torch.int4  # type: ignore[attr-defined]
         return IntxWeightOnlyConfig(weight_dtype=four, granularity=PerGroup(group_size))

@@ -12,7 +12,7 @@ from ..errors import RequestError
 from .across import load_across
 from .adapters import take_up
 from .bpd import load_bpd
-from .checkpoint import read_entry, read_settings
+from .checkpoint import REMEDY, names_in, read_entry, read_settings
 from .config import DrafterConfig
 from .draft_model import DraftModel
 from .eagle import EAGLE_1_TREE, load_eagle
@@ -132,8 +132,12 @@ def load_ensemble(
             "have adapters of their own; leave it out"
         )
     _, settings = read_settings(folder, target, "ensemble")
-    folders: list[str] = settings["members"]
-    adapters: list[str] = settings.get("adapters", [])
+    folders, adapters = (names_in(settings, key, folder) for key in ("members", "adapters"))
+    if not folders:
+        raise RequestError(
+            f"{folder / 'config.json'} lists no members of the ensemble; expected the names of the "
+            f"folders beside it: {REMEDY}"
+        )
     names = (adapters or folders)[: config.members]
     if config.members is not None and config.members > len(names):
         raise RequestError(

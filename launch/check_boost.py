@@ -26,7 +26,7 @@ def members(recipe: Recipe) -> list[Recipe]:
     from ..trainers.boost_members import member_model, own_member, refuse_impossible
 
     boost = recipe.boost
-    refuse_impossible(boost, recipe.lora)
+    refuse_impossible(boost, recipe.lora, recipe.model)
     found: list[Recipe] = []
     for number in range(1, boost.members + 1):
         origin = boost.start_from[number - 1] if number <= len(boost.start_from) else ""
@@ -46,7 +46,7 @@ def at_once(recipe: Recipe, make: Callable[[Recipe], PreTrainedModel]) -> nn.Mod
     from ..trainers.boost_members import refuse_impossible
     from ..trainers.lora import adapt_shapes
 
-    refuse_impossible(recipe.boost, recipe.lora)
+    refuse_impossible(recipe.boost, recipe.lora, recipe.model)
     if recipe.lora.rank is not None:  # adapters on one base, one after another
         return adapt_shapes(make(recipe), recipe.lora, recipe.model)
     made = [make(each) for each in members(recipe)]

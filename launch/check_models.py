@@ -57,10 +57,12 @@ def check_target(recipe: Recipe, models: Models) -> str:
     """Size of the target; its state can be rolled back, and training rows fit its context."""
     from ..decoding.attention import use_grouped_attention
     from ..decoding.backbone import refuse_state_without_rollback
+    from ..drafters.projection import refuse_other_logits
 
     model = models.target()
     use_grouped_attention(model)  # as `load_target` does, where it can
     refuse_state_without_rollback(model)
+    refuse_other_logits(model, f"target.path {recipe.target.path!r}")
     config: Any = model.config
     length, context = recipe.row_tokens, getattr(config, "max_position_embeddings", None)
     if context is not None and length > context:
@@ -81,6 +83,11 @@ def check_model(recipe: Recipe, models: Models) -> str:
     _refuse_objective(recipe)
     model = models.student()
     need = needs(recipe, model, models.target() if distils else None)
+    if recipe.method == "boost":
+        from .check_boost import kept_for_probes
+
+        kept = kept_for_probes(recipe, lambda each: _draft(each, models)) * BYTES["fp32"]
+        need |= {"SSMs of earlier rounds": float(kept)} if kept else {}
     devices = devices_of(recipe)
     refuse_too_much(need, devices)
     listed = ", ".join(f"{in_units(count)} for {what}" for what, count in need.items())
@@ -137,6 +144,7 @@ def _student(recipe: Recipe, models: Models) -> nn.Module:
     """What is trained; a model to go on from must mean the same tokens as the target."""
     if recipe.method in ("medusa", "medusa2", "hydra", "bpd", "eagle", "eagle3"):
         drafter = _heads(recipe, models.target())
+        _refuse_unfit(drafter, recipe, models)
         return _with_tuned(drafter, recipe, models.target()) if recipe.tunes_target else drafter
 
     from ..trainers.lora import adapt_shapes
@@ -165,11 +173,11 @@ def _draft(recipe: Recipe, models: Models) -> PreTrainedModel:
         name = type(target).__name__
         return _skeleton(pruned_config(recipe.model, target.config, name))
     if given is not None and sizes is not None and not is_here(given):
-        return _skeleton(load_sizes(sizes))
+        return _to_go_on_from(given, load_sizes(sizes))
     if given is not None:
         if recipe.method != "target" and not models.described:
             refuse_other_tokens(load_tokenizer(given), models.tokenizer(), recipe.model)
-        return _skeleton(load_config(given))
+        return _to_go_on_from(given, load_config(given))
     vocabulary, like = recipe.tokenizer.vocabulary, None
     if recipe.method != "target":
         like = models.target().config
@@ -178,6 +186,15 @@ def _draft(recipe: Recipe, models: Models) -> PreTrainedModel:
         vocabulary = len(models.tokenizer())
     with torch.device("meta"):
         return fresh_model(recipe.model, vocabulary=vocabulary, eos=None, like=like)
+
+
+def _to_go_on_from(given: str, config: Any) -> PreTrainedModel:
+    """A model that `model.start_from` names; its loss will read its projection alone."""
+    from ..drafters.projection import refuse_other_logits
+
+    model = _skeleton(config)
+    refuse_other_logits(model, f"model.start_from {given!r}")
+    return model
 
 
 def _heads(recipe: Recipe, target: PreTrainedModel) -> nn.Module:
@@ -190,19 +207,16 @@ def _heads(recipe: Recipe, target: PreTrainedModel) -> nn.Module:
     from ..drafters.eagle_net3 import Eagle3Net, Eagle3Shape
     from ..drafters.hydra import HydraHeads, HydraShape
     from ..drafters.medusa import MedusaHeads, MedusaShape, projection_of
-    from ..trainers.eagle import refuse_biased_head
     from ..trainers.eagle3 import chosen_layers
     from ..trainers.medusa import refuse_prefix
 
     with torch.device("meta"):
         if recipe.method == "eagle":
-            refuse_biased_head(target)
             return EagleNet(EagleShape.like(target.config))
         V, H = projection_of(target).shape
         if recipe.method == "bpd":
             return BpdHeads.for_target(target, block=recipe.bpd.block, inner=recipe.bpd.inner)
         if recipe.method == "eagle3":
-            refuse_biased_head(target)
             words = min(V, recipe.eagle3.vocabulary)
             layers = chosen_layers(recipe.eagle3, target)
             fused = Eagle3Shape.of(
@@ -217,6 +231,23 @@ def _heads(recipe: Recipe, target: PreTrainedModel) -> nn.Module:
             return HydraHeads(HydraShape(*sizes, layer))
         refuse_prefix(chosen)
         return MedusaHeads(MedusaShape(*sizes))
+
+
+def _refuse_unfit(drafter: nn.Module, recipe: Recipe, models: Models) -> None:
+    """Raise RequestError where training could not go on from the drafter that is named."""
+    from ..decoding.backbone import Backbone
+    from ..drafters.identity import TargetIdentity
+    from ..trainers.warm_start import refuse_unfit
+
+    if recipe.model.start_from is None:
+        return
+    identity = None  # a tokenizer is needed to know the target
+    if not models.described:
+        target = recipe.target
+        backbone = Backbone(models.target(), name=target.path, revision=target.revision)
+        backbone.tokenizer = models.tokenizer()
+        identity = TargetIdentity.of(backbone)
+    refuse_unfit(drafter, recipe.model, identity)
 
 
 def _with_tuned(drafter: nn.Module, recipe: Recipe, target: PreTrainedModel) -> nn.Module:

@@ -9,10 +9,17 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..decoding.loading import EMBEDDED, embedded_target, load_config, load_model
+from ..decoding.loading import (
+    EMBEDDED,
+    embedded_target,
+    load_config,
+    load_model,
+    load_tokenizer,
+)
 from ..drafters.checkpoint import read_entry
 from ..drafters.export import Export as Exported
 from ..drafters.export import ServedTarget, export_of, refuse_unserved
+from ..drafters.identity import TargetIdentity
 from ..drafters.medusa import projection_of
 from ..errors import RequestError
 from ..trainers.checkpoint import replace_folder
@@ -27,7 +34,8 @@ def export(request: Export) -> str:
     """Write the folder and return what to do with it.
 
     Raises:
-        RequestError: no run folder, a drafter that nobody loads, or a folder that is there.
+        RequestError: no run folder, a drafter that nobody loads or made for another target, or a
+            folder that is there.
     """
     run = request.run_folder
     if not (run / "run.yaml").is_file():
@@ -45,8 +53,9 @@ def export(request: Export) -> str:
     revision, trust = recipe.target.revision, recipe.target.trust_remote_code
     config = load_config(path, revision=revision, trust_remote_code=trust)
     target = ServedTarget.of(path, config)
-    if entry["identity"].hidden_size != config.get_text_config(decoder=True).hidden_size:
-        raise RequestError(f"the drafter in {run} was not made for {path}: its hidden size differs")
+    tokenizer = load_tokenizer(path, revision=revision, trust_remote_code=trust)
+    found = TargetIdentity.of_parts(config, tokenizer, name=path, revision=revision)
+    entry["identity"].refuse_other(found, str(run / "drafter"))
     head = None
     if settings.get("shared_head"):
         model = load_model(path, revision=revision, trust_remote_code=trust)

@@ -121,8 +121,8 @@ def _train_method(recipe: Recipe, plan: Plan, out: Path, resume: str) -> Outcome
         )  # fmt: skip
     common: dict[str, Any] = {
         "target": recipe.target, "features": recipe.features, "data": recipe.data,
-        "objective": recipe.objective, "plan": plan, "out": out, "resume": resume,
-        "make_probe": lambda target: _probe(target, recipe),
+        "model": recipe.model, "objective": recipe.objective, "plan": plan, "out": out,
+        "resume": resume, "make_probe": lambda target: _probe(target, recipe),
     }  # fmt: skip
     if recipe.method == "medusa":
         from ..trainers import medusa
@@ -151,10 +151,10 @@ def _train_method(recipe: Recipe, plan: Plan, out: Path, resume: str) -> Outcome
     if recipe.method == "boost":
         from ..trainers import boost
 
-        return boost.run(model=recipe.model, boost=recipe.boost, lora=recipe.lora, **common)
+        return boost.run(boost=recipe.boost, lora=recipe.lora, **common)
     from ..trainers import distill
 
-    return distill.run(model=recipe.model, lora=recipe.lora, rollouts=recipe.rollouts, **common)
+    return distill.run(lora=recipe.lora, rollouts=recipe.rollouts, **common)
 
 
 def _probe(target: Backbone, recipe: Recipe) -> Probe:

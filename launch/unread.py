@@ -14,7 +14,10 @@ READ_BY = {
     "rollouts.share": ("distill",),
     "objective.from_kl_share": ("distill", "boost"),
     "objective.teacher_top_k": ("distill", "boost", "medusa", "medusa2", "hydra", "bpd"),
-}
+    # all by now; a method to come is refused until it says that it goes on from something
+    "model.start_from": ("target", "distill", "boost", "medusa", "medusa2", "hydra", "bpd", "eagle",
+                         "eagle3"),
+}  # fmt: skip
 
 
 def refuse_unread(recipe: Recipe) -> None:

@@ -65,7 +65,7 @@ def run(
     Raises:
         RequestError: origins or sizes that do not fit the members; `resume` is a path.
     """
-    refuse_impossible(boost, lora)
+    refuse_impossible(boost, lora, model)
     _refuse_resume(given["out"], given["resume"])
     accelerator, target, rows = begin(given)
     samples = _samples(target, rows, boost, given, accelerator)

@@ -15,10 +15,15 @@ from .loop import Plan
 _SEEDS_APART = 1000
 
 
-def refuse_impossible(boost: BoostConfig, lora: LoraConfig) -> None:
+def refuse_impossible(boost: BoostConfig, lora: LoraConfig, model: ModelConfig) -> None:
     """Raise RequestError where origins and sizes do not fit the members, or each other."""
     if lora.rank is not None:
         _refuse_beside_adapters(boost)
+    if model.start_from is not None and sum(map(bool, boost.start_from)) >= boost.members:
+        raise RequestError(
+            f"model.start_from is {model.start_from!r}, and boost.start_from says where each of "
+            "the SSMs comes from: nothing would read it; leave one of the two out"
+        )
     for name in ("start_from", "layers"):
         count = len(getattr(boost, name))
         if count > boost.members:

@@ -16,8 +16,11 @@ from typing import TYPE_CHECKING, Any, Unpack
 import torch
 from torch import Tensor, nn
 
+from ..data.prepare import Prepared
+from ..decoding.backbone import Backbone
 from ..drafters.bpd import BpdHeads
-from .config import BpdConfig, ObjectiveConfig, TuneConfig
+from ..drafters.projection import refuse_other_logits
+from .config import BpdConfig, ModelConfig, ObjectiveConfig, TuneConfig
 from .distill import refuse_nothing
 from .frozen import Given, Save, run_for_target, saver
 from .loop import Outcome
@@ -25,6 +28,7 @@ from .losses import Teacher
 from .medusa import HeadLoss, Lesson, MedusaObjective, MedusaStudent
 from .objective import Batch
 from .tuned import TunedStudent, TunedTarget, run_tuned, tuned_saver
+from .warm_start import warm_started
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -129,7 +133,7 @@ def build(
     """An untrained layer for `target`, which is frozen here.
 
     Raises:
-        RequestError: nothing would be learnt, or the target's output projection has a bias.
+        RequestError: nothing would be learnt, or the target's logits are more than a projection.
     """
     target.requires_grad_(False).eval()
     student = fresh_student(bpd, objective, target)
@@ -151,6 +155,7 @@ def fresh_student(
 ) -> BpdStudent:
     """An untrained layer and its loss; errors as for `build`."""
     refuse_nothing(objective)
+    refuse_other_logits(target)
     head: Any = target.get_output_embeddings()
     return BpdStudent(
         BpdHeads.for_target(target, block=bpd.block, inner=bpd.inner), head, objective
@@ -158,16 +163,22 @@ def fresh_student(
 
 
 def run(
-    *, bpd: BpdConfig, tune: TuneConfig, objective: ObjectiveConfig, **given: Unpack[Given]
-) -> Outcome:
-    """Train a layer into `out/drafter`; a tuned target, which alone it fits, into `out/target`."""
+    *, bpd: BpdConfig, tune: TuneConfig, objective: ObjectiveConfig, model: ModelConfig,
+    **given: Unpack[Given],
+) -> Outcome:  # fmt: skip
+    """Train a layer into `out/drafter`; a tuned target, which alone it fits, into `out/target`.
+
+    The layer is fresh, or the one that `model.start_from` names.
+    """
+
+    def make(target: Backbone, _rows: Prepared) -> BpdObjective:
+        goal = build(bpd, objective, target.model, saver(target, "bpd"))
+        return warm_started(goal, model, target)
+
+    def make_tuned(tuned: TunedTarget, _rows: Prepared) -> TunedBpdObjective:
+        save = tuned_saver(tuned, "bpd", given["out"])
+        return warm_started(build_tuned(bpd, objective, tuned, save), model, tuned.backbone)
+
     if bpd.backbone == "frozen":
-        return run_for_target(
-            lambda target, _rows: build(bpd, objective, target.model, saver(target, "bpd")), given
-        )
-    return run_tuned(
-        lambda tuned, _rows: build_tuned(
-            bpd, objective, tuned, tuned_saver(tuned, "bpd", given["out"])
-        ),
-        tune, given, remember=HeadLoss(objective).distils,
-    )  # fmt: skip
+        return run_for_target(make, given)
+    return run_tuned(make_tuned, tune, given, remember=HeadLoss(objective).distils)

@@ -69,7 +69,9 @@ class ModelConfig(Section):
     """Longest context in tokens; derived: the target's, or 2048."""
     start_from: str | None = None
     """Folder or hub name of an existing model to go on from, in place of fresh weights; `target`
-    cuts the draft from the target (a folder of that name is ./target). By `distill`."""
+    cuts the draft from the target (a folder of that name is ./target), by `distill` and `boost`.
+    Heads and feature drafters go on from a drafter folder of their own family, sizes and target;
+    EAGLE-3 keeps that folder's draft vocabulary."""
     keep_layers: list[int] | None = None
     """Of `start_from: target`: the target's layers that stay, counted from 0; empty: they leave one
     by one, always the one whose loss costs least measured acceptance."""
@@ -159,7 +161,8 @@ class RolloutsConfig(Section):
     student_tokens: float = Field(0.5, ge=0, le=1)
     """Of `mixed`: how likely a token is to be the draft's."""
     prompt_tokens: int = Field(32, ge=1)
-    """Most tokens that a continuation sees of the row it is taken from."""
+    """Most tokens that a continuation sees of the row it is taken from. Of a chat it sees all from
+    the beginning on: rows of which no answer begins so early stay as they are."""
     new_tokens: int = Field(32, ge=1)
     """Tokens of a continuation; a row holds as many prompts with theirs as fit."""
     temperature: float = Field(1.0, ge=0)

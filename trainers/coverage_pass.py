@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from ..data.continuations import Continuations
 from ..data.rows import PackedRows
-from ..storage import flush, write_text
+from ..storage import derived_tensors, flush, write_text
 from .config import BoostConfig
 from .coverage import acceptance, left_share, matched, union_length
 from .objective import hidden_states, labelled
@@ -43,9 +43,9 @@ def labels_of(rows: PackedRows) -> Tensor:
 
 
 def stored_matches(place: Path) -> Matches | None:
-    """What an earlier pass found; None where there was none."""
-    path = place / COVERAGE
-    return Matches(**load_file(path)) if path.is_file() else None
+    """What an earlier pass found; None where there was none, or what it wrote is damaged."""
+    found = derived_tensors(place / COVERAGE, dict.fromkeys(Matches._fields, (None, None)))
+    return None if found is None else Matches(**found)
 
 
 def measure_matches(

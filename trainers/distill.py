@@ -18,6 +18,7 @@ from ..data.prepare import Prepared
 from ..decoding.backbone import Backbone
 from ..decoding.loading import load_model, load_tokenizer
 from ..drafters.checkpoint import save_draft_model
+from ..drafters.projection import refuse_other_logits
 from ..errors import RequestError
 from .architecture import fresh_model
 from .config import FROM_TARGET, LoraConfig, ModelConfig, ObjectiveConfig, RolloutsConfig
@@ -31,7 +32,7 @@ from .objective import Batch, hidden_states, label_shares, labelled
 from .pruned_config import refuse_cut
 from .pruning import prune
 from .ramp import MovingLoss, Ramp
-from .rollouts import Rollouts, refuse_rows
+from .rollouts import Rollouts, refuse_prompts, refuse_rows
 from .sharding import standalone
 
 if TYPE_CHECKING:
@@ -106,8 +107,13 @@ def build(
 
     `rollouts`: whether some of the rows are written by the models, and how. `pruned`: the draft,
     where it was cut from the target.
+
+    Raises:
+        RequestError: nothing would be learnt, the draft says other tokens, or the logits of one of
+            the two are more than a projection.
     """
     refuse_nothing(objective)
+    refuse_other_logits(target)
     target.requires_grad_(False).eval()
     draft = pruned or draft_model(model, target, tokenizer)
     adapt(draft, lora or LoraConfig(), model)
@@ -153,6 +159,7 @@ def run(
     refuse_rows(rollouts, given["data"].sequence_length, given["plan"].loop.batch_rows)
 
     def make(target: Backbone, rows: Prepared) -> DistillObjective:
+        refuse_prompts(rollouts, rows.train)
         pruned = None
         if model.start_from == FROM_TARGET:
             loop = given["plan"].loop
@@ -189,6 +196,7 @@ def draft_model(
             f"model.start_from {config.start_from!r} has an output projection of {_rows(draft)} "
             f"rows, the target's tokenizer has {len(tokenizer)} tokens: it cannot say all of them"
         )
+    refuse_other_logits(draft, f"model.start_from {config.start_from!r}")
     return draft
 
 

@@ -25,8 +25,8 @@ from ..data.prepare import Prepared
 from ..decoding.backbone import Backbone
 from ..drafters.eagle_layers import EagleShape
 from ..drafters.eagle_net import EagleNet
-from ..errors import RequestError
-from .config import Eagle3Config, EagleConfig, ObjectiveConfig
+from ..drafters.projection import refuse_other_logits
+from .config import Eagle3Config, EagleConfig, ModelConfig, ObjectiveConfig
 from .distill import refuse_nothing
 from .divergences import top_k_cross_entropy
 from .features import FeatureSource, OnlineFeatures
@@ -38,6 +38,7 @@ from .objective import Batch
 from .pace import anchors_of, geometric, paced
 from .sharding import standalone
 from .soft_cross_entropy import soft_cross_entropy
+from .warm_start import warm_started
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -267,10 +268,10 @@ def build(
     """A fresh network for `target`, which is frozen here.
 
     Raises:
-        RequestError: nothing would be learnt, or the target's head has a bias.
+        RequestError: nothing would be learnt, or the target's logits are more than a projection.
     """
     refuse_no_lesson(config, objective)
-    refuse_biased_head(target)
+    refuse_other_logits(target)
     target.requires_grad_(False).eval()
     net = EagleNet(EagleShape.like(target.config))
     return EagleObjective(net, target, config, objective, save)
@@ -282,20 +283,16 @@ def refuse_no_lesson(config: EagleConfig, objective: ObjectiveConfig) -> None:
     refuse_nothing(objective, own=own, places=config.passes)
 
 
-def refuse_biased_head(target: PreTrainedModel) -> None:
-    """Raise RequestError where the chunked losses would leave a part of the head out."""
-    head: Any = target.get_output_embeddings()
-    if getattr(head, "bias", None) is not None:
-        raise RequestError(
-            f"the output projection of {type(target).__name__} has a bias, which the loss in "
-            "chunks does not add; EAGLE can be trained for targets without one"
-        )
+def run(
+    *, eagle: EagleConfig, objective: ObjectiveConfig, model: ModelConfig, **given: Unpack[Given]
+) -> Outcome:
+    """Train a drafter into `out/drafter`; terms of `objective` are added to those of `eagle`.
 
-
-def run(*, eagle: EagleConfig, objective: ObjectiveConfig, **given: Unpack[Given]) -> Outcome:
-    """Train a drafter into `out/drafter`; terms of `objective` are added to those of `eagle`."""
+    It is fresh, or the one that `model.start_from` names: HASS behind EAGLE-1.
+    """
 
     def make(target: Backbone, _rows: Prepared) -> EagleObjective:
-        return build(eagle, objective, target.model, saver(target, "eagle"))
+        goal = build(eagle, objective, target.model, saver(target, "eagle"))
+        return warm_started(goal, model, target)
 
     return run_for_target(make, given)

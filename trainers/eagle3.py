@@ -24,10 +24,11 @@ from ..data.prepare import Prepared
 from ..data.rows import PackedRows
 from ..decoding.backbone import Backbone
 from ..drafters.eagle_net3 import Eagle3Net, Eagle3Shape, fused_layers
+from ..drafters.projection import refuse_other_logits
 from ..errors import RequestError
-from .config import Eagle3Config, ObjectiveConfig
+from .config import Eagle3Config, ModelConfig, ObjectiveConfig
 from .distill import refuse_nothing
-from .eagle import compared, in_text_order, of_first, per_label, refuse_biased_head, shares
+from .eagle import compared, in_text_order, of_first, per_label, shares
 from .features import LAST, FeatureSource, OnlineFeatures
 from .frozen import Given, Save, run_for_target, saver
 from .loop import Outcome
@@ -36,6 +37,7 @@ from .mix import RENORMALISED, UNKNOWN, Mix
 from .objective import Batch
 from .sharding import standalone
 from .soft_cross_entropy import soft_cross_entropy
+from .warm_start import warm_started
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -212,10 +214,11 @@ def build(
     Its head begins as the target's rows of the draft vocabulary `ids`, ascending target ids.
 
     Raises:
-        RequestError: nothing would be learnt, the target's head has a bias, or it lacks a layer.
+        RequestError: nothing would be learnt, or the target lacks a layer or has logits that are
+            more than a projection.
     """
     refuse_no_lesson(config, objective)
-    refuse_biased_head(target)
+    refuse_other_logits(target)
     target.requires_grad_(False).eval()
     head: Any = target.get_output_embeddings()
     shape = Eagle3Shape.of(
@@ -242,6 +245,11 @@ def chosen_layers(config: Eagle3Config, target: PreTrainedModel) -> tuple[int, .
             f"eagle3.layers is {list(layers)}; expected hidden states from 0 (the embedding) to "
             f"{count} (the last layer, behind its norm)"
         )
+    if list(layers) != sorted(set(layers)):
+        raise RequestError(
+            f"eagle3.layers is {list(layers)}; expected three different hidden states, low to "
+            "high: serving engines hand out each once and in this order"
+        )
     return layers
 
 
@@ -255,11 +263,17 @@ def frequent_tokens(rows: PackedRows, size: int) -> list[int]:
     return sorted(int(token) for token in order[:size])
 
 
-def run(*, eagle3: Eagle3Config, objective: ObjectiveConfig, **given: Unpack[Given]) -> Outcome:
-    """Train a drafter into `out/drafter`; terms of `objective` are added to those of `eagle3`."""
+def run(
+    *, eagle3: Eagle3Config, objective: ObjectiveConfig, model: ModelConfig, **given: Unpack[Given]
+) -> Outcome:
+    """Train a drafter into `out/drafter`; terms of `objective` are added to those of `eagle3`.
+
+    It is fresh, or the one that `model.start_from` names, with that one's draft vocabulary.
+    """
 
     def make(target: Backbone, rows: Prepared) -> Eagle3Objective:
         ids = frequent_tokens(rows.train, min(eagle3.vocabulary, target.vocabulary))
-        return build(eagle3, objective, target.model, ids, saver(target, "eagle3"))
+        goal = build(eagle3, objective, target.model, ids, saver(target, "eagle3"))
+        return warm_started(goal, model, target)
 
     return run_for_target(make, given)

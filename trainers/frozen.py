@@ -19,6 +19,7 @@ from ..data.prepare import Prepared, prepare
 from ..decoding.backbone import Backbone
 from ..decoding.loading import load_target
 from ..drafters.checkpoint import save_heads
+from ..drafters.projection import refuse_other_logits
 from .config import FeaturesConfig, TargetConfig
 from .feature_cache import feature_source
 from .loop import Outcome, Plan, Probe
@@ -60,7 +61,11 @@ def run_for_target(build: Callable[[Backbone, Prepared], Objective], given: Give
 
 
 def begin(given: Given) -> tuple[Accelerator, Backbone, Prepared]:
-    """The accelerator, the target on its device, and the rows."""
+    """The accelerator, the target on its device, and the rows.
+
+    Raises:
+        RequestError: there is no such target, or its logits are more than a projection.
+    """
     plan, out, target = given["plan"], given["out"], given["target"]
     make_deterministic(plan.loop)
     accelerator = make_accelerator(plan.loop, plan.optimizer, out)
@@ -68,6 +73,8 @@ def begin(given: Given) -> tuple[Accelerator, Backbone, Prepared]:
         target.path, revision=target.revision, dtype=target.dtype,
         device=str(accelerator.device), trust_remote_code=target.trust_remote_code,
     )  # fmt: skip
+    # `build` asks again; rows, pruning and continuations may take hours until then
+    refuse_other_logits(teacher.model, f"target.path {target.path!r}")
     with accelerator.main_process_first():
         rows = prepare(given["data"], teacher.tokenizer, out=out)
     return accelerator, teacher, rows

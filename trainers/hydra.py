@@ -21,11 +21,12 @@ from torch import Tensor
 from ..data.prepare import Prepared
 from ..decoding.backbone import Backbone
 from ..drafters.hydra import Hydra, HydraHeads, HydraPlus, reads
-from .config import MedusaConfig, ObjectiveConfig
+from .config import MedusaConfig, ModelConfig, ObjectiveConfig
 from .frozen import Given, Save, run_for_target, saver
 from .loop import Outcome
 from .medusa import Lesson, MedusaObjective, MedusaStudent, student
 from .objective import Batch
+from .warm_start import warm_started
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -75,11 +76,14 @@ def build(
     return HydraObjective(student(fresh, HydraStudent, medusa, objective, target), target, save)
 
 
-def run(*, medusa: MedusaConfig, objective: ObjectiveConfig, **given: Unpack[Given]) -> Outcome:
-    """Train heads into `out/drafter`."""
+def run(
+    *, medusa: MedusaConfig, objective: ObjectiveConfig, model: ModelConfig, **given: Unpack[Given]
+) -> Outcome:
+    """Train heads into `out/drafter`, fresh ones or those that `model.start_from` names."""
     kind = HydraPlus if medusa.prefix else Hydra
 
     def make(target: Backbone, _rows: Prepared) -> HydraObjective:
-        return build(medusa, objective, target.model, saver(target, kind.family))
+        goal = build(medusa, objective, target.model, saver(target, kind.family))
+        return warm_started(goal, model, target)
 
     return run_for_target(make, given)

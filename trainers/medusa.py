@@ -18,9 +18,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 import torch
 from torch import Tensor, nn
 
+from ..data.prepare import Prepared
+from ..decoding.backbone import Backbone
 from ..drafters.medusa import Heads, MedusaHeads
+from ..drafters.projection import refuse_other_logits
 from ..errors import RequestError
-from .config import MedusaConfig, ObjectiveConfig
+from .config import MedusaConfig, ModelConfig, ObjectiveConfig
 from .distill import refuse_nothing
 from .features import FeatureSource, OnlineFeatures
 from .frozen import Given, Save, run_for_target, saver
@@ -29,6 +32,7 @@ from .losses import ChunkedLoss, Distillation, Teacher, cross_entropy
 from .objective import Batch
 from .pace import anchors_of, paced
 from .sharding import standalone
+from .warm_start import warm_started
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -207,17 +211,23 @@ def student(
     """Untrained heads and their loss, `heads` making them for a target; freezes the target.
 
     Raises:
-        RequestError: nothing would be learnt, or the target's output projection has a bias.
+        RequestError: nothing would be learnt, or the target's logits are more than a projection.
     """
     refuse_nothing(objective, places=medusa.heads)
+    refuse_other_logits(target)
     target.requires_grad_(False).eval()
     fresh = heads(target, heads=medusa.heads, layers=medusa.layers, shared_head=medusa.shared_head)
     head: Any = target.get_output_embeddings()
     return kind(fresh, head, medusa.decay, objective)
 
 
-def run(*, medusa: MedusaConfig, objective: ObjectiveConfig, **given: Unpack[Given]) -> Outcome:
-    """Train heads into `out/drafter`."""
-    return run_for_target(
-        lambda target, _rows: build(medusa, objective, target.model, saver(target, "medusa")), given
-    )
+def run(
+    *, medusa: MedusaConfig, objective: ObjectiveConfig, model: ModelConfig, **given: Unpack[Given]
+) -> Outcome:
+    """Train heads into `out/drafter`, fresh ones or those that `model.start_from` names."""
+
+    def make(target: Backbone, _rows: Prepared) -> MedusaObjective:
+        goal = build(medusa, objective, target.model, saver(target, "medusa"))
+        return warm_started(goal, model, target)
+
+    return run_for_target(make, given)

@@ -18,8 +18,10 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
+from ..data.prepare import Prepared
 from ..drafters.medusa import MedusaHeads
-from .config import Medusa2Config, MedusaConfig, ObjectiveConfig, TuneConfig
+from ..drafters.projection import refuse_other_logits
+from .config import Medusa2Config, MedusaConfig, ModelConfig, ObjectiveConfig, TuneConfig
 from .distill import refuse_nothing
 from .frozen import Given, Save
 from .loop import Outcome
@@ -27,6 +29,7 @@ from .losses import Teacher
 from .medusa import Lesson, MedusaObjective, MedusaStudent, refuse_prefix
 from .objective import Batch
 from .tuned import TunedStudent, TunedTarget, run_tuned, tuned_saver
+from .warm_start import warm_started
 
 
 class Medusa2Student(TunedStudent):
@@ -90,9 +93,10 @@ def build(
 
     Raises:
         RequestError: the heads would learn nothing, have a layer in front of them that they cannot
-            have, or the target's output projection has a bias.
+            have, or the target's logits are more than a projection.
     """
     refuse_nothing(objective, places=medusa.heads)
+    refuse_other_logits(tuned.model)
     refuse_prefix(medusa)
     heads = MedusaHeads.for_target(
         tuned.model, heads=medusa.heads, layers=medusa.layers, shared_head=medusa.shared_head
@@ -104,12 +108,15 @@ def build(
 
 def run(
     *, medusa: MedusaConfig, medusa2: Medusa2Config, tune: TuneConfig, objective: ObjectiveConfig,
-    **given: Unpack[Given],
+    model: ModelConfig, **given: Unpack[Given],
 ) -> Outcome:  # fmt: skip
-    """Train heads into `out/drafter`, and the target that they fit into `out/target`."""
-    return run_tuned(
-        lambda tuned, _rows: build(
-            medusa, medusa2, objective, tuned, tuned_saver(tuned, "medusa", given["out"])
-        ),
-        tune, given, remember=medusa2.self_distillation,
-    )  # fmt: skip
+    """Train heads into `out/drafter`, and the target that they fit into `out/target`.
+
+    `model.start_from` may name finished heads of the target as it is before the run: Medusa-1's.
+    """
+
+    def make(tuned: TunedTarget, _rows: Prepared) -> Medusa2Objective:
+        save = tuned_saver(tuned, "medusa", given["out"])
+        return warm_started(build(medusa, medusa2, objective, tuned, save), model, tuned.backbone)
+
+    return run_tuned(make, tune, given, remember=medusa2.self_distillation)

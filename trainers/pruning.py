@@ -28,7 +28,7 @@ from ..decoding.layers import with_layers
 from ..errors import DataError
 from ..storage import write_text
 from .config import ModelConfig
-from .feature_cache import weights_hash
+from .feature_cache import model_hash
 from .objective import Batch, hidden_states, labelled
 from .order import RowOrder
 from .pruned_config import layers_kept, pruned_config
@@ -129,7 +129,7 @@ def prune(
     batches = _batches(rows, model.prune_rows, seed=seed, micro_rows=micro_rows, target=target)
     key = {
         "keep": keep, "keep_layers": model.keep_layers,
-        "rows": [rows.fingerprint, model.prune_rows, seed], "target": weights_hash(target),
+        "rows": [rows.fingerprint, model.prune_rows, seed], "target": model_hash(target),
     }  # fmt: skip
     kept = _layers(model, target, batches, key, keep=keep, out=out, chunk=chunk)
     return cut_width(target, pruned_config(model, target.config, name, kept), kept, batches)

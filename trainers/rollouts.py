@@ -16,12 +16,14 @@ Shapes: R rows of this process, S tokens of a row.
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from ..data.rows import PackedRows
 from ..decoding.attention import use_grouped_attention
 from ..decoding.backbone import Backbone
 from ..decoding.mixture import write
@@ -35,6 +37,8 @@ from .sharding import is_sharded
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+_LOOKED_AT = 1000  # rows, to say how many hold a prompt
+_log = logging.getLogger(__name__)
 _REPLACED = "replaced"
 NAMES = ("input_ids", "loss_mask", "positions", "documents")
 
@@ -91,7 +95,8 @@ class Rollouts:
         room = _room(self.config, S)
         wanted = [
             at for at, place in enumerate(places)
-            if is_replaced(place, self.config.share) and bool(rows["loss_mask"][at].any())
+            if is_replaced(place, self.config.share)
+            and bool(cuttable(rows, at, self.config.prompt_tokens).any())
         ]  # fmt: skip
         empty = {
             "input_ids": torch.zeros_like(rows["input_ids"]),
@@ -171,16 +176,49 @@ def is_replaced(place: int, share: float) -> bool:
 
 
 def cut_prompt(rows: Batch, at: int, chance: float, longest: int) -> list[int]:
-    """What stands in front of one of row `at`'s labels, `chance` in [0, 1) saying which.
+    """What stands in front of one of row `at`'s `cuttable` labels, `chance` in [0, 1) saying which.
 
     At most `longest` tokens and never of another document; at least one, because the first token
     of a document is no label.
     """
-    labels = rows["loss_mask"][at].nonzero()[:, 0]
+    labels = cuttable(rows, at, longest).nonzero()[:, 0]
     end = int(labels[int(chance * len(labels))])
     start = max(end - longest, end - int(rows["positions"][at, end]))
     ids: list[int] = rows["input_ids"][at, start:end].tolist()
     return ids
+
+
+def cuttable(rows: Batch, at: int, longest: int) -> Tensor:
+    """The labels of row `at` that a prompt of at most `longest` tokens may end at, bool [S].
+
+    A text may be entered anywhere. A chat, which has tokens that are no labels, keeps its
+    beginning: without header and system turn it would be what decoding never meets.
+    """
+    label_S, position_S, document_S = (
+        rows[name][at] for name in ("loss_mask", "positions", "documents")
+    )
+    chats = document_S[~label_S & (position_S > 0) & (document_S >= 0)]
+    return label_S & (~torch.isin(document_S, chats) | (position_S <= longest))
+
+
+def refuse_prompts(config: RolloutsConfig, rows: PackedRows) -> None:
+    """Raise RequestError where no row holds a prompt, and log how many of the rows do."""
+    if not config.share:
+        return
+    few = rows.batch(range(min(len(rows), _LOOKED_AT)))
+    count = len(few["input_ids"])
+    fit = sum(bool(cuttable(few, at, config.prompt_tokens).any()) for at in range(count))
+    if not fit:
+        raise RequestError(
+            f"rollouts.share is {config.share:g}, and none of {count} rows has an answer within "
+            f"rollouts.prompt_tokens = {config.prompt_tokens} tokens of its chat's beginning; set "
+            "it higher, beside data.sequence_length, or share to 0"
+        )
+    if fit < count:
+        _log.info(
+            "rollouts: %.0f%% of the rows hold a prompt of at most rollouts.prompt_tokens = %d; "
+            "the others stay as they are", 100 * fit / count, config.prompt_tokens,
+        )  # fmt: skip
 
 
 def view_to_decode(model: nn.Module) -> nn.Module:

@@ -18,6 +18,7 @@ from ..data.prepare import prepare, training_texts
 from ..data.templates import named_template
 from ..data.tokenizer import train_tokenizer
 from ..decoding.loading import load_model, load_tokenizer, no_progress_bars
+from ..drafters.projection import refuse_other_logits
 from ..errors import RequestError
 from . import checkpoint
 from .architecture import fresh_model
@@ -84,6 +85,7 @@ def build(
                 f"model.start_from {config.start_from!r} has {rows} tokens, the tokenizer "
                 f"{len(tokenizer)}; name its own tokenizer by tokenizer.path"
             )
+        refuse_other_logits(model, f"model.start_from {config.start_from!r}")
     else:
         model = fresh_model(config, vocabulary=len(tokenizer), eos=tokenizer.eos_token_id)
     return TargetObjective(model, tokenizer, chunk=chunk)

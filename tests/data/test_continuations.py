@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from conftest import VOCABULARY, make_target
+from damaged import KINDS, damage
 from draftsmith.data import continuations as c
 from draftsmith.data.cache import Prepared
 from draftsmith.data.rows import Document, PackedRows, pack
@@ -16,6 +18,7 @@ from draftsmith.decoding.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive
 from draftsmith.decoding.sampling import Warper
 from draftsmith.errors import DataError, RequestError
+from safetensors.torch import load_file, save_file
 
 WANTED = c.Wanted(
     samples=70, held_out=9, prompt_tokens=6, tokens=5, temperature=0.0, seed=0, weights="w"
@@ -158,6 +161,48 @@ def test_a_folder_goes_on(
         assert np.array_equal(left.ids_RS, right.ids_RS)
         assert np.array_equal(left.in_loss_RS, right.in_loss_RS)
         assert left.fingerprint == right.fingerprint
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "a tensor lacks", "a row lacks", "shorter rows"])
+def test_a_damaged_part_is_made_anew(
+    kind: str, speaker: Backbone, prepared: Prepared, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """That part alone, the same as before, and the log names it."""
+    whole = c.continuations(speaker, prepared, WANTED, tmp_path)
+    path = tmp_path / "part-00001.safetensors"
+    before, held = path.read_bytes(), load_file(path)
+    if kind in KINDS:
+        damage(path, kind)
+    elif kind == "a tensor lacks":
+        save_file({name: t for name, t in held.items() if name != "labels"}, path)
+    else:
+        cut = (slice(1, None),) if kind == "a row lacks" else (slice(None), slice(1, None))
+        save_file({name: t[cut].contiguous() for name, t in held.items()}, path)
+    real, made = c._Part.make, []
+
+    def make(part: c._Part, *rest) -> None:
+        made.append(part.begin)
+        real(part, *rest)
+
+    monkeypatch.setattr(c._Part, "make", make)
+    again = c.continuations(speaker, prepared, WANTED, tmp_path)
+    assert made == [64]
+    assert path.read_bytes() == before
+    assert [each.fingerprint for each in again] == [each.fingerprint for each in whole]
+    [warning] = [each for each in caplog.records if each.levelno == logging.WARNING]
+    assert str(path) in warning.getMessage()
+    assert "it is made anew" in warning.getMessage()
+
+
+@pytest.mark.parametrize("below", ["", "further", "further/down"])
+def test_a_file_is_no_folder(
+    below: str, speaker: Backbone, prepared: Prepared, tmp_path: Path
+) -> None:
+    (tmp_path / "taken").write_text("mine")
+    with pytest.raises(RequestError, match=rf"{tmp_path / 'taken'} is a file; expected a folder"):
+        c.continuations(speaker, prepared, WANTED, tmp_path / "taken" / below)
+    assert (tmp_path / "taken").read_text() == "mine"
 
 
 def test_other_settings_are_refused(speaker: Backbone, prepared: Prepared, tmp_path: Path) -> None:

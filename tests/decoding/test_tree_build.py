@@ -14,6 +14,7 @@ from draftsmith.decoding.tree import RowTrees, Tree
 from draftsmith.decoding.tree_build import (
     dynamic_tree,
     fill_choices,
+    most_nodes,
     tree_of_paths,
     tree_of_tries,
 )
@@ -225,6 +226,21 @@ def test_of_equals_the_shallow_is_kept_and_then_the_first() -> None:
     tokens, trees = dynamic_tree(torch.tensor([ROOT]), first, certain, depth=3, top_k=2, nodes=5)
     assert tokens.tolist() == [[ROOT, 0, 1, 10, 11]]
     assert trees.parents_BN.tolist() == [[-1, 0, 0, 1, 1]]
+
+
+def test_the_most_nodes_of_a_dynamic_tree_are_those_that_it_generates() -> None:
+    def children(tokens: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+        shape = (*tokens.shape, 3)
+        return torch.full(shape, -1.0), torch.arange(3).expand(shape)
+
+    for depth in (1, 2, 4):
+        logp, first = children(torch.zeros(1, dtype=torch.long))
+        _, tree = dynamic_tree(
+            torch.zeros(1, dtype=torch.long), (logp, first), children, depth=depth, top_k=3,
+            nodes=200,
+        )  # fmt: skip
+        present = int((tree.parents_BN >= 0).sum()) + 1
+        assert most_nodes(depth, 3) == present
 
 
 def test_a_probability_rounded_above_one_does_not_lift_a_child_above_its_parent() -> None:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import copy
+import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from conftest import make_drafter, make_target
+from damaged import KINDS, damage
 from draftsmith.data.tokenizer import train_tokenizer
 from draftsmith.decoding.attention import use_grouped_attention
 from draftsmith.decoding.backbone import Backbone
 from draftsmith.decoding.engine import generate
 from draftsmith.decoding.sampling import Warper
 from draftsmith.drafters.adapters import RowBackbone, active_adapter, rows_use
+from draftsmith.drafters.checkpoint import adapters_of
 from draftsmith.drafters.config import DrafterConfig
 from draftsmith.drafters.draft_model import DraftModel
 from draftsmith.drafters.registry import load_drafter
@@ -172,6 +176,12 @@ def test_the_folder_is_peft_s_own(pair: tuple[Backbone, Backbone], folder: Path)
         torch.testing.assert_close(model(ids).logits, draft.model(ids).logits, atol=1e-5, rtol=1e-4)
 
 
+BAD_SETTINGS: dict[str, dict[str, Any]] = {
+    "no rank": {"r": None}, "rank 0": {"r": 0}, "a word": {"lora_alpha": "x"},
+    "other layers": {"target_modules": ["nowhere"]}, "no layers": {"target_modules": 3},
+}  # fmt: skip
+
+
 def damaged(how: str, place: Path) -> None:
     if how == "missing":
         shutil.rmtree(place)
@@ -180,6 +190,11 @@ def damaged(how: str, place: Path) -> None:
     elif how == "other rank":
         path = place / "adapter_config.json"
         path.write_text(path.read_text().replace('"r": 4', '"r": 2'))
+    elif how in KINDS:
+        damage(place / "adapter_model.safetensors", how)
+    elif how in BAD_SETTINGS:
+        path = place / "adapter_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | BAD_SETTINGS[how]))
     elif how == "no json":
         (place / "adapter_config.json").write_text("{")
     else:
@@ -192,6 +207,8 @@ def damaged(how: str, place: Path) -> None:
     [
         ("missing", r"adapter_config\.json is missing"),
         ("weights", "cannot be read"),
+        *((kind, r"adapter_model\.safetensors .* cannot be read.*copy") for kind in KINDS),
+        *((how, "does not hold the sizes of an adapter") for how in BAD_SETTINGS),
         ("other rank", "does not fit the model beside it"),
         ("no json", "is no adapter of peft"),
         ("dora", "is no plain LoRA adapter"),
@@ -203,6 +220,20 @@ def test_a_damaged_adapter_is_refused(
     damaged(how, folder / "adapters" / "one")
     with pytest.raises(RequestError, match=says):
         load_drafter(folder, pair[0])
+
+
+@pytest.mark.parametrize("listed", ["one", [1], {"one": 1}, None])
+def test_a_list_of_adapters_that_is_none(
+    listed: Any, pair: tuple[Backbone, Backbone], folder: Path
+) -> None:
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config["draftsmith"]["settings"]["adapters"] = listed
+    path.write_text(json.dumps(config))
+    with pytest.raises(RequestError, match=r"config\.json says that its adapters are"):
+        load_drafter(folder, pair[0])
+    with pytest.raises(RequestError, match=r"config\.json says that its adapters are"):
+        adapters_of(folder)
 
 
 def test_an_adapted_draft_is_lossless(pair: tuple[Backbone, Backbone], folder: Path) -> None:

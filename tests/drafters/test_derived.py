@@ -189,6 +189,8 @@ def test_a_folder_is_settings_alone(kind: str, target: Backbone, tmp_path: Path)
         ("quantised 8", {"bits": 3, "group_size": None}, "3 bits"),
         ("quantised 8", {}, "expected 8 bits without groups, or 4 with"),
         ("quantised 4", {"bits": 4, "group_size": 24}, "a group of 24 does not divide the 32"),
+        ("quantised 4", {"bits": 4, "group_size": "x"}, "4 bits with groups of x"),
+        ("quantised 4", {"bits": 4, "group_size": 0}, "4 bits with groups of 0"),
     ],
 )
 def test_settings_that_cannot_be(

@@ -34,6 +34,7 @@ KINDS = ["chain", "static", "dynamic"]
 SMALL = {"top_k": 4, "nodes": 14}
 PATHS = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 1, 0), (0, 1, 1), (1, 0, 0)]
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+CLOSER = {"rtol": 1e-5, "atol": 1e-5}
 DEPTH = 4
 WORDS = [word for word in range(61) if word % 3 != 1]  # those that EAGLE-3 drafts
 WARPERS = [Warper(1.0), Warper(0.7, top_p=0.9)]
@@ -190,8 +191,8 @@ def test_training_and_decoding_see_the_same_laws(
 ) -> None:
     """What a chain declares = what training's forward says of the same texts, packed into one row.
 
-    EAGLE-1 trains on true features alone, so its first law is compared; EAGLE-3 unrolls in
-    training, so all of them are, each with the drafted tokens in the place of the text's.
+    All passes are compared, each with the drafted tokens in the place of the text's: EAGLE-1's
+    network has the later ones as HASS. Logits too, in which tokens of no probability count.
     """
     drafter = watched(net, target, "chain")
     generate(target, drafter, PROMPTS, warper=warper, max_new_tokens=16)
@@ -202,16 +203,18 @@ def test_training_and_decoding_see_the_same_laws(
         rows = packed([text + more for text, more in zip(texts, drafted, strict=True)])
         lesson = goal.prepare(rows)
         features = lesson.features_RSH if isinstance(net, EagleNet) else lesson.features_RSF
-        passes = 1 if isinstance(net, EagleNet) else DEPTH
         outputs = net.unroll(
-            net.fuse(features), lesson.embeds_RSH, rows["positions"], rows["documents"], passes
+            net.fuse(features), lesson.embeds_RSH, rows["positions"], rows["documents"], DEPTH
         )
         # the last pair of a text ends with its last token: it stands at the last but one
         ends = torch.tensor([len(text) + DEPTH for text in texts]).cumsum(0) - 2 - DEPTH
         assert proposal.q_BNV is not None
         for depth, out in enumerate(outputs):
-            law_BV = warper(logits_of(net, target, out[0, ends]))
-            torch.testing.assert_close(proposal.q_BNV[:, depth], law_BV, **CLOSE)
+            logits_BV = logits_of(net, target, out[0, ends])
+            both = zip(texts, drafted, strict=True)
+            alone = [unrolled(net, target, text, more[:depth])[-1] for text, more in both]
+            torch.testing.assert_close(logits_BV, torch.stack(alone), **CLOSER)
+            torch.testing.assert_close(proposal.q_BNV[:, depth], warper(logits_BV), **CLOSER)
 
 
 def packed(texts: list[list[int]]) -> dict[str, Tensor]:
@@ -372,6 +375,20 @@ def test_the_published_tree_is_the_default(net: AnyNet, target: Backbone) -> Non
     assert all(len(tokens) == 12 for tokens in done.tokens)
 
 
+@torch.inference_mode()
+def test_no_more_nodes_are_made_room_for_than_the_dynamic_tree_has(
+    net: AnyNet, target: Backbone
+) -> None:
+    """A mask of 100,000 x 100,000 would not fit; the text is that of all nodes there are."""
+    sizes: dict = {"tree": "dynamic", "draft_length": 3, "top_k": 4}
+    kind, found = Eagle if isinstance(net, EagleNet) else Eagle3, []
+    for nodes in (100_000, 1 + 4 + 2 * 4**2):
+        drafter = kind(net, target, nodes=nodes, **sizes)
+        assert drafter.nodes == 37
+        found.append(generate(target, drafter, PROMPTS, warper=Warper(0.0), max_new_tokens=12))
+    assert found[0].tokens == found[1].tokens
+
+
 def test_impossible_drafts_are_refused(net: AnyNet, target: Backbone) -> None:
     with pytest.raises(RequestError, match="no tree of EAGLE is called 'star'"):
         watched(net, target, "star")
@@ -416,8 +433,12 @@ def test_the_draft_vocabulary_is_an_offset(target: Backbone) -> None:
 def test_fused_layers_are_those_of_serving_engines() -> None:
     assert fused_layers(32) == (2, 16, 29)
     assert fused_layers(7) == (2, 3, 4)
-    for count in range(3, 7):
-        assert len(set(fused_layers(count))) == 3
+    for count in range(2, 7):
+        layers = fused_layers(count)
+        assert list(layers) == sorted(set(layers))
+        assert layers[-1] <= count
+    with pytest.raises(RequestError, match="a target of 1 layer has 2 hidden states"):
+        fused_layers(1)
 
 
 @pytest.fixture

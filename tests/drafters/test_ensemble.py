@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from conftest import make_drafter, make_target
+from damaged import damage
 from draftsmith.data.tokenizer import train_tokenizer
 from draftsmith.decoding.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive, generate
@@ -235,9 +237,31 @@ def test_adapters_of_one_base_draft_as_separate_models_do(
     assert {len(layer._forward_pre_hooks) for layer in adapted_layers(draft.module)} == {1}
 
 
-def test_the_audit_passes_with_adapters(target: Backbone) -> None:
+def test_adapters_of_one_base_decode_as_one_batch(target: Backbone) -> None:
+    """A step of drafting calls the base once, with the rows of all adapters."""
+    draft = with_adapters(target)
+    ensemble = join_adapters(draft, ["one", "two"])
+    rows: list[int] = []
+    words = draft.backbone.model.get_input_embeddings()
+    words.register_forward_pre_hook(lambda _module, given: rows.append(given[0].shape[0]))
+    made, propose = [], ensemble.propose
+
+    def watched(last_B: torch.Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
+        rows.clear()
+        found = propose(last_B, warper, uniforms)
+        made.append(rows == [2 * len(last_B)] * ensemble.draft_length)
+        return found
+
+    ensemble.propose = watched  # type: ignore[method-assign]
+    generate(target, ensemble, PROMPTS, warper=Warper(1.0), **COMMON)
+    assert len(made) > 3
+    assert all(made)
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0])
+def test_the_audit_passes_with_adapters(temperature: float, target: Backbone) -> None:
     report = audit(target, join_adapters(with_adapters(target), ["one", "two"]), PROMPTS,
-                   evidence(1.0))  # fmt: skip
+                   evidence(temperature))  # fmt: skip
     assert report.verdict == "lossless", report.text()
 
 
@@ -302,4 +326,34 @@ def test_members_that_draft_no_chain_are_refused(saved: tuple[Backbone, Ensemble
     with pytest.raises(
         RequestError, match=r"ssm-2 is a drafter of family 'medusa'; expected draft"
     ):
+        load_drafter(folder, target)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({}, "lists no members"),
+        ({"members": []}, "lists no members"),
+        ({"members": "ssm-1"}, "says that its members are 'ssm-1'"),
+        ({"members": [1]}, r"says that its members are \[1\]"),
+        ({"members": ["ssm-1"], "adapters": {"one": 1}}, "says that its adapters are"),
+        ([], "does not describe a drafter"),
+    ],
+)
+def test_settings_that_list_no_members(
+    settings: Any, says: str, saved: tuple[Backbone, Ensemble, Path]
+) -> None:
+    target, _, folder = saved
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config["draftsmith"]["settings"] = settings
+    path.write_text(json.dumps(config))
+    with pytest.raises(RequestError, match=rf"config\.json {says}"):
+        load_drafter(folder, target)
+
+
+def test_a_damaged_member_is_named(saved: tuple[Backbone, Ensemble, Path]) -> None:
+    target, _, folder = saved
+    damage(folder / "ssm-2" / "model.safetensors", "cut")
+    with pytest.raises(RequestError, match=r"ssm-2/model\.safetensors .* cannot be read"):
         load_drafter(folder, target)

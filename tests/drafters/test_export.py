@@ -215,6 +215,17 @@ def test_layers_are_named_where_they_are_not_the_default(
     assert nested == [layer - 1 for layer in layers]
 
 
+@pytest.mark.parametrize("form", FORMATS["eagle3"])
+@pytest.mark.parametrize("layers", [(2, 4, 8), (2, 4, 9), (2, 4, 4), (4, 2, 5)])
+def test_states_that_engines_do_not_hand_out_are_refused(
+    layers: tuple[int, ...], form: str, tmp_path: Path
+) -> None:
+    """Behind the last norm, of no layer, twice, in another order: `fc` would read other states."""
+    settings = saved(eagle3_net(layers), tmp_path)
+    with pytest.raises(RequestError, match="low to high, from 0 to 7 .* train one with"):
+        export_of(tmp_path, "eagle3", settings, SERVED, form)
+
+
 def test_speculators_name_their_target(tmp_path: Path) -> None:
     config, _ = exported(eagle3_net(), "eagle3", "speculators", tmp_path)
     assert "model_type" not in config  # by its absence the format is known

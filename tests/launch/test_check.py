@@ -13,7 +13,7 @@ from draftsmith.errors import DataError, DraftsmithError, EnvironmentFailure, Re
 from draftsmith.launch import check_memory
 from draftsmith.launch.check import check
 from draftsmith.launch.check_memory import in_units
-from draftsmith.launch.check_models import Once
+from draftsmith.launch.check_models import Models, Once, check_model, check_target
 from draftsmith.launch.cli import main
 from draftsmith.launch.recipe import load_recipe
 from rich.console import Console
@@ -127,6 +127,33 @@ def test_a_target_whose_state_cannot_go_back(tmp_path: Path, rows: Path) -> None
     (odd / "config.json").write_text(json.dumps(config | {"sliding_window": 64}))
     with pytest.raises(RequestError, match="layers of type chunked_attention"):
         run("distill-tiny", tmp_path / "out", data__source=str(rows), target__path=str(odd))
+
+
+LAWS = {
+    "gemma2": {"final_logit_softcapping": 30.0},
+    "cohere": {"logit_scale": 0.0625},
+    "granite": {"logits_scaling": 8.0},
+}
+
+
+@pytest.mark.parametrize("family", LAWS)
+def test_logits_that_are_more_than_a_projection(family: str, tmp_path: Path) -> None:
+    """Seen in the config alone, of a target or of a model to go on from."""
+    other = Path(shutil.copytree(embedded_target(), tmp_path / "other"))
+    (other / "model.safetensors").unlink()
+    config = json.loads((other / "config.json").read_text())
+    config |= {"model_type": family, "architectures": None, "sliding_window": 64} | LAWS[family]
+    (other / "config.json").write_text(json.dumps(config))
+    ((name, value),) = LAWS[family].items()
+    for section, look, recipes in [
+        ("target.path", check_target, ["distill-tiny", "boost-tiny", "medusa2-tiny", "eagle-tiny"]),
+        ("model.start_from", check_model, ["distill-tiny", "boost-tiny", "target-tiny"]),
+    ]:
+        for each in recipes:
+            recipe = load_recipe(each, [(section, str(other))]).recipe
+            said = f"^{section} '{other}' .*: {name} is {value} in its config"
+            with pytest.raises(RequestError, match=said):
+                look(recipe, Models(recipe))
 
 
 def test_disk(tmp_path: Path, rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:

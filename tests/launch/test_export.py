@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from draftsmith.data.tokenizer import train_tokenizer
 from draftsmith.decoding.loading import embedded_target, load_target
 from draftsmith.drafters.eagle_layers import EagleShape
 from draftsmith.drafters.eagle_net import EagleNet
+from draftsmith.drafters.identity import TUNED, mark_tuned
 from draftsmith.drafters.medusa import MedusaHeads
 from draftsmith.launch.cli import main
 from draftsmith.launch.recipe import load_recipe
@@ -30,7 +32,8 @@ def run_folder(place: Path, recipe: str, net: Any, target: Any) -> Path:
     run.mkdir()
     resolved = load_recipe(recipe)
     (run / "run.yaml").write_text(resolved.yaml())
-    saver(target, resolved.recipe.method)(net, run / "drafter")
+    family = resolved.recipe.method.removesuffix("2")  # Medusa-2's heads are Medusa's
+    saver(target, family)(net, run / "drafter")
     return run
 
 
@@ -76,22 +79,61 @@ def test_shared_heads_take_the_targets_projection_along(
     assert torch.equal(tensors["lm_head.weight"], head)
 
 
+def other_target(place: Path, **changes: Any) -> Path:
+    """The embedded target's config and tokenizer with other entries; no weights are read of it."""
+    shutil.copytree(
+        embedded_target(), place, ignore=lambda _, names: [n for n in names if "safetensors" in n]
+    )
+    config = json.loads((place / "config.json").read_text())
+    (place / "config.json").write_text(json.dumps(config | changes))
+    return place
+
+
+def test_a_drafter_of_a_tuned_target_is_exported_beside_it_alone(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Beside the target as it was published an engine would load it, and accept little."""
+    tuned = load_target("tiny")
+    mark_tuned(tuned.model, name="tiny-target", identity="abc")
+    heads = MedusaHeads.for_target(tuned.model, heads=2)
+    run = run_folder(tmp_path, "medusa2-tiny", heads, tuned)
+    assert main(["export", str(run)]) == 2  # its folder `target` is gone
+    said = capfd.readouterr().err
+    assert "as tuned to abc; this target 'tiny-target' is one whose weights no run" in said
+    assert not (run / "vllm").exists()
+    other_target(run / "target", **{TUNED: {"from": "tiny-target", "sha256": "abc"}})
+    assert main(["export", str(run)]) == 0
+    assert f"vllm serve {run}/target" in capfd.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
         (["--format", "speculators"], "expected vllm or sglang"),
         (["--out", "{run}/drafter"], "exists; name a new folder"),
-        (["--target", "{narrow}"], "its hidden size differs"),
+        (
+            ["--target", "{narrow}"],
+            "with hidden_size 208; this target 'narrow' has hidden_size 192",
+        ),
+        (
+            ["--target", "{padded}"],
+            "with vocabulary 4096; this target 'padded' has vocabulary 5000",
+        ),
+        (["--target", "{tuned}"], "is one as tuned to abc. Use the folder"),
+        (["--target", "{words}"], "this target 'words' has tokenizer"),
     ],
 )
 def test_what_cannot_be_is_one_message(
     words: list[str], reason: str, eagle: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    narrow = tmp_path / "narrow"
-    narrow.mkdir()
-    config = json.loads((Path(embedded_target()) / "config.json").read_text())
-    (narrow / "config.json").write_text(json.dumps(config | {"hidden_size": 192}))
-    given = [word.format(run=eagle, narrow=narrow) for word in words]
+    others = {
+        "narrow": other_target(tmp_path / "narrow", hidden_size=192),
+        "padded": other_target(tmp_path / "padded", vocab_size=5000),
+        "tuned": other_target(tmp_path / "tuned", **{TUNED: {"from": "tiny", "sha256": "abc"}}),
+        "words": other_target(tmp_path / "words"),
+    }
+    train_tokenizer(["abc def ghi jkl mno pqr\n"] * 5, 300).save_pretrained(others["words"])
+    given = [word.format(run=eagle, **others) for word in words]
     assert main(["export", str(eagle), *given]) == 2
     said = capfd.readouterr().err
     assert reason in said

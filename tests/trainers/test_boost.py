@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from damaged import damage
 from draftsmith.data.cache import Prepared
 from draftsmith.data.config import DataConfig
 from draftsmith.data.continuations import Continuations
@@ -270,6 +272,17 @@ def test_a_finished_run_does_nothing_again(
     assert (undisturbed / "metrics.jsonl").read_text() == before
 
 
+def test_damaged_coverage_is_found_again_without_training(
+    target: Backbone, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "copy"
+    shutil.copytree(undisturbed, out)
+    damage(out / "ssm-2" / "coverage.safetensors", "noise")
+    monkeypatch.setattr(Loop, "train_step", lambda *_args: 1 / 0)
+    run(target, out, HARD, steps=12)
+    assert_same(out, undisturbed)
+
+
 # ---- adapters on one base ---------------------------------------------------------------------
 
 
@@ -359,7 +372,14 @@ def test_adapters_that_are_killed_go_on(
 )
 def test_refusals(values: dict, reason: str) -> None:
     with pytest.raises(RequestError, match=reason):
-        refuse_impossible(BoostConfig(**values), LoraConfig())
+        refuse_impossible(BoostConfig(**values), LoraConfig(), SIZES)
+
+
+def test_an_origin_that_nothing_reads_is_refused() -> None:
+    all_named, one = BoostConfig(members=2, start_from=["a", "b"]), ModelConfig(start_from="c")
+    with pytest.raises(RequestError, match="nothing would read it"):
+        refuse_impossible(all_named, LoraConfig(), one)
+    refuse_impossible(BoostConfig(members=2, start_from=["", "b"]), LoraConfig(), one)
 
 
 @pytest.mark.parametrize(
@@ -372,4 +392,4 @@ def test_refusals(values: dict, reason: str) -> None:
 )
 def test_what_adapters_do_not_go_with(values: dict, reason: str) -> None:
     with pytest.raises(RequestError, match=reason):
-        refuse_impossible(BoostConfig(**values), LoraConfig(rank=4))
+        refuse_impossible(BoostConfig(**values), LoraConfig(rank=4), SIZES)

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from conftest import VOCABULARY, make_drafter
+from damaged import KINDS, damage
+from draftsmith.data.continuations import Continuations
 from draftsmith.data.rows import PackedRows
 from draftsmith.decoding.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive
 from draftsmith.decoding.sampling import Warper
 from draftsmith.trainers import coverage
 from draftsmith.trainers.config import BoostConfig
+from draftsmith.trainers.coverage_pass import COVERAGE, measure_matches, stored_matches
 from draftsmith.trainers.objective import hidden_states, labelled
 from draftsmith.trainers.weighted_rows import WeightedRows
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 from torch import Tensor
 
 PROMPT, LENGTH = 5, 9
@@ -194,3 +202,36 @@ def test_weighted_rows(samples: PackedRows) -> None:
     assert float(whole["share"][whole["loss_mask"]].mean()) == pytest.approx(1)
     ratio = whole["share"][4][whole["loss_mask"][4]] / whole["share"][0][PROMPT]
     assert torch.allclose(ratio, torch.tensor(0.5))
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "other names", "other shapes"])
+def test_a_damaged_pass_is_done_again(
+    kind: str, target: Backbone, samples: PackedRows, tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """Its file counts as missing, the log names it, and the next pass puts a whole one there."""
+    alone: Any = SimpleNamespace(
+        device=torch.device("cpu"), process_index=0, num_processes=1, is_main_process=True,
+        wait_for_everyone=lambda: None,
+    )  # fmt: skip
+    draft, path = make_drafter(target, noise=0.05).module, tmp_path / COVERAGE
+    given = (draft, Continuations(samples, samples), tmp_path, alone)
+    assert stored_matches(tmp_path) is None
+    assert not caplog.messages, "a pass that is still to come is no damage"
+    measured = measure_matches(*given, chunk=7)
+    whole = path.read_bytes()
+    if kind in KINDS:
+        damage(path, kind)
+    elif kind == "other names":
+        save_file({"train": measured.train}, path)
+    else:
+        save_file({"train": measured.train, "validation": measured.validation[0]}, path)
+    with caplog.at_level(logging.WARNING):
+        assert stored_matches(tmp_path) is None
+    [warning] = caplog.messages
+    assert str(path) in warning
+    measure_matches(*given, chunk=7)
+    assert path.read_bytes() == whole
+    again = stored_matches(tmp_path)
+    assert again is not None
+    assert all(torch.equal(*pair) for pair in zip(again, measured, strict=True))

@@ -442,6 +442,15 @@ def test_too_short_rows_give_zero(target: Backbone, rows: dict[str, Tensor]) -> 
     assert (float(loss.detach()), terms) == (0, {})
 
 
+@pytest.mark.parametrize("layers", [(0, 1, 1), (0, 0, 2), (1, 0, 2)])
+def test_states_that_engines_would_hand_out_otherwise_are_refused(
+    layers: tuple[int, int, int],
+) -> None:
+    """They take a repeated one once, and all of them low to high."""
+    with pytest.raises(RequestError, match="three different hidden states, low to high"):
+        eagle3.chosen_layers(Eagle3Config(layers=layers), make_target("qwen3").model)
+
+
 def test_export_of_eagle_3_is_a_drafter_that_loads(tmp_path: Path) -> None:
     target = make_target("qwen3")
     target.tokenizer = train_tokenizer(["abc def ghi jkl mno pqr\n"] * 5, 300)

@@ -23,8 +23,9 @@ from draftsmith.data.feature_store import FeatureStore
 from draftsmith.data.rows import Document, PackedRows, pack
 from draftsmith.decoding.backbone import Backbone
 from draftsmith.errors import DataError, RequestError, Stopped
-from draftsmith.trainers import eagle3, feature_cache, medusa, setup, state
+from draftsmith.trainers import boost, eagle3, feature_cache, medusa, setup, state
 from draftsmith.trainers.config import (
+    BoostConfig,
     CheckpointConfig,
     Eagle3Config,
     FeaturesConfig,
@@ -135,7 +136,7 @@ def medusa_goal(target: Backbone) -> Objective:
 
 
 def eagle3_goal(target: Backbone) -> Objective:
-    config = Eagle3Config(passes=2, vocabulary=VOCABULARY, layers=(0, 1, 1))
+    config = Eagle3Config(passes=2, vocabulary=VOCABULARY, layers=(0, 1, 2))
     return eagle3.build(config, ObjectiveConfig(), target.model, range(VOCABULARY), _save)
 
 
@@ -374,6 +375,13 @@ def with_other_weights() -> Backbone:
     return target
 
 
+def with_config(**changes) -> Backbone:
+    """The same weights under another config."""
+    target = own_target()
+    vars(target.model.config).update(changes)
+    return target
+
+
 def with_tokenizer(**changes) -> Backbone:
     target = own_target()
     vars(target.tokenizer).update(changes)
@@ -388,6 +396,7 @@ def test_a_cache_of_something_else_is_refused_by_name(tmp_path: Path, rows: Prep
     template.write_text("{{ messages }}")
     for name, change in {
         "target weights": {"target": with_other_weights()},
+        "target config": {"target": with_config(rms_norm_eps=1e-3)},
         "tokenizer": {"target": with_tokenizer(get_vocab=lambda: {"b": 0})},
         "chat template": {"target": with_tokenizer(chat_template="{{ messages }}")},
         "layers": {"goal": eagle3_goal},
@@ -400,6 +409,103 @@ def test_a_cache_of_something_else_is_refused_by_name(tmp_path: Path, rows: Prep
     opened(tmp_path / "t", rows, target=own)
     with pytest.raises(RequestError, match="something else: chat template is"):
         opened(tmp_path / "t", rows, target=own, data=DataConfig(chat_template=str(template)))
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"rms_norm_eps": 1e-3},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 77.0}},
+        {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10_000.0}},
+        {"use_sliding_window": True, "sliding_window": 16},
+    ],
+)
+def test_the_same_weights_under_another_config_are_another_model(entry: dict) -> None:
+    mine, other = own_target().model, with_config(**entry).model
+    assert feature_cache.weights_hash(mine) == feature_cache.weights_hash(other)
+    assert feature_cache.config_hash(mine) != feature_cache.config_hash(other)
+    assert feature_cache.model_hash(mine) != feature_cache.model_hash(other)
+
+
+def test_where_a_model_lies_is_not_what_it_computes() -> None:
+    moved = with_config(
+        _name_or_path="elsewhere", transformers_version="0", dtype="bfloat16", use_cache=False,
+        eos_token_id=7,
+    )  # fmt: skip
+    mine = own_target().model
+    assert feature_cache.config_hash(mine) == feature_cache.config_hash(moved.model)
+    assert feature_cache.model_hash(mine) == feature_cache.model_hash(moved.model)
+
+
+def test_continuations_of_boost_are_those_of_one_config(
+    tmp_path: Path, rows: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(boost, "continuations", lambda *given: asked.append(given[2]))
+    for target in (own_target(), own_target(), with_config(rms_norm_eps=1e-3)):
+        given = {"out": tmp_path}
+        boost._samples(target, rows, BoostConfig(), given, Accelerator(cpu=True))  # type: ignore[arg-type]
+    assert asked[0] == asked[1] != asked[2]
+
+
+def holding(*tensors: torch.Tensor) -> torch.nn.Module:
+    module = torch.nn.Module()
+    for number, tensor in enumerate(tensors):
+        weight = torch.nn.Parameter(tensor, requires_grad=False)
+        module.register_parameter(f"w{number}", weight)
+    return module
+
+
+def hash_of(*tensors: torch.Tensor) -> str:
+    return feature_cache.weights_hash(holding(*tensors))
+
+
+def swapped(tensor: torch.Tensor, i: int, j: int) -> torch.Tensor:
+    order = torch.arange(len(tensor))
+    order[[i, j]] = order[[j, i]]
+    return tensor[order]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int8])
+def test_every_number_counts(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One column, one row, one number, its sign, two rows, two tensors; chunks end inside rows."""
+    monkeypatch.setattr(feature_cache, "_CHUNK", 1000)
+    g = torch.Generator().manual_seed(0)
+    A, B = (torch.randint(1, 100, (96, 64), generator=g).to(dtype) for _ in range(2))
+    A[9] = A[5].flip(0)  # two rows of the same numbers
+    changes = {"column": (slice(None), 3), "row": (7, slice(None)), "number": (95, 63)}
+    found = [hash_of(A, B)]
+    for place in changes.values():
+        other = A.clone()
+        other[place] += 1
+        found.append(hash_of(other, B))
+    signs = A.clone()
+    signs[4, 1:3] *= -1  # two, whose highest bits cancel out in a sum
+    found += [hash_of(signs, B), hash_of(swapped(A, 0, 95), B), hash_of(swapped(A, 5, 9), B)]
+    found += [hash_of(B, A), hash_of(A.reshape(64, 96), B), hash_of(A), hash_of(A, B.flip(1))]
+    assert len(set(found)) == len(found)
+    assert hash_of(A.clone(), B.clone()) == found[0]
+    assert hash_of(A.T.contiguous().T, B) == found[0], "how it lies in memory is no matter"
+    assert hash_of(torch.stack([A, B], 2)[..., 0], B) == found[0]
+
+
+def test_a_matrix_wider_than_what_was_sampled() -> None:
+    """A stride over the flat matrix, a multiple of its width, saw one of its columns."""
+    A = torch.zeros(4096, 256)
+    other = A.clone()
+    other[:, 1] = 1
+    assert hash_of(A) != hash_of(other)
+
+
+def test_saved_buffers_count_and_others_do_not() -> None:
+    """Quantised weights are such; frequencies that a config gives differ from device to device."""
+    modules = [holding(torch.ones(2)) for _ in range(3)]
+    for module, kept, there in zip(modules, (1.0, 2.0, 1.0), (1.0, 1.0, 2.0), strict=True):
+        module.register_buffer("kept", torch.tensor([kept]))
+        module.register_buffer("there", torch.tensor([there]), persistent=False)
+    mine, saved, fleeting = map(feature_cache.weights_hash, modules)
+    assert mine != saved
+    assert mine == fleeting
 
 
 def test_a_target_that_learns_has_no_cache(tmp_path: Path, rows: Prepared) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from chains import stop_behind
 from conftest import VOCABULARY, make_target
+from draftsmith.data.rows import PackedRows
 from draftsmith.decoding.arena import KVArena
 from draftsmith.decoding.attention import NAME
 from draftsmith.decoding.backbone import Backbone
@@ -30,6 +32,7 @@ from draftsmith.trainers.rollouts import (
     Rollouts,
     cut_prompt,
     is_replaced,
+    refuse_prompts,
     refuse_rows,
     view_to_decode,
 )
@@ -172,14 +175,41 @@ def test_a_row_without_a_label_stays(target: Backbone) -> None:
 
 
 def test_prompts_are_cut_at_every_label() -> None:
-    """All chances against the definition: the tokens before a label, inside its document."""
+    """All chances against the definition: the tokens before a label, inside its document; those of
+    the chat, whose first three are a prompt, from its beginning on."""
     rows = Rows().batch([0])
     ids, mask = rows["input_ids"][0].tolist(), rows["loss_mask"][0].tolist()
-    labels = [at for at in range(S) if mask[at]]
-    wanted = [ids[max(end - 5, 0 if end < 14 else 14) : end] for end in labels]
+    labels = [at for at in range(S) if mask[at] and not 5 < at < 14]
+    wanted = [ids[0 if end < 14 else max(end - 5, 14) : end] for end in labels]
     count = len(labels)
     assert [cut_prompt(rows, 0, (k + 0.5) / count, 5) for k in range(count)] == wanted
     assert cut_prompt(rows, 0, 0.999999, 5) == wanted[-1]
+
+
+def packed(*prompts: int) -> PackedRows:
+    """A chat of 12 tokens in each row, of which so many are its prompt."""
+    in_loss_RS = np.arange(12) >= np.array(prompts)[:, None]
+    ids_RS = np.arange(12 * len(prompts), dtype=np.int32).reshape(-1, 12)
+    return PackedRows(ids_RS, in_loss_RS, np.zeros_like(ids_RS), "chats")
+
+
+def test_chats_too_long_for_a_prompt_stay(
+    target: Backbone, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One of three chats has an answer within five tokens; it alone is written anew."""
+    config, rows = GREEDY.model_copy(update={"share": 1.0}), packed(7, 4, 11)
+    caplog.set_level("INFO")
+    refuse_prompts(config, rows)
+    assert "33% of the rows hold a prompt of at most rollouts.prompt_tokens = 5" in caplog.text
+    batch = rows.batch(range(3))
+    (new,) = rollouts_of(goal(target, config)).rewrite([batch], range(3), step=0, seed=2)
+    assert [torch.equal(new["input_ids"][k], batch["input_ids"][k]) for k in range(3)] == [
+        True, False, True,
+    ]  # fmt: skip
+    found = pieces(new, 1)
+    assert all(prompt == batch["input_ids"][1, : len(prompt)].tolist() for prompt, _ in found)
+    with pytest.raises(RequestError, match="none of 2 rows has an answer within"):
+        refuse_prompts(config, packed(7, 11))
 
 
 @pytest.mark.parametrize("share", [0.1, 0.25, 1 / 3, 0.5, 0.7, 1.0])
