@@ -23,6 +23,7 @@ from draftsmith.decoding.loading import load_target
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.tree import Tree, chain
 from draftsmith.errors import RequestError
+from random_models import GROUPED, SIZES, random_model
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
@@ -32,13 +33,6 @@ PATH = [1, 4, 6]
 PROMPTS = [[7, 3, 50, 9, 22], [4, 5, 60, 7, 8, 31, 10, 11, 12]]
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
-SIZES = {
-    "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64,
-    "num_attention_heads": 4, "max_position_embeddings": 128,
-    "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
-    "tie_word_embeddings": False,  # with tied ones greedy text repeats its last token
-}  # fmt: skip
-GROUPED = {"num_key_value_heads": 2, "head_dim": 16}
 MIXED = {"layer_types": ["sliding_attention", "full_attention"]}
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 LOW_RANK = {
@@ -73,17 +67,6 @@ SLIDING: dict[str, dict[str, Any]] = {
     "phi3": FAMILIES["phi3"],
 }
 WINDOW = 13
-
-
-def random_model(family: str, **settings: Any) -> PreTrainedModel:
-    """A model as `AutoModelForCausalLM` makes it, whose greedy text does not repeat at once."""
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(family, **SIZES | settings)
-    model = AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
-    for parameter in model.parameters():
-        if parameter.ndim > 1:
-            parameter.normal_(0, 0.2)
-    return model
 
 
 def ready(model: PreTrainedModel) -> Backbone:

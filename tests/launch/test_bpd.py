@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from draftsmith.launch.cli import main
-from small_run import assert_same_weights
 
 SMALL = [
     "--loop.batch_rows", "2", "--loop.micro_rows", "2", "--loop.validate_rows", "2",
@@ -40,19 +39,6 @@ def test_from_recipe_to_verdict(recipe: str, tmp_path: Path) -> None:
         rows = rows_of(out)
         assert {(row["rule"], row["verdict"]) for row in rows} == {(rule, "lossy")}
         assert all(row["distance"] > 0.03 for row in rows)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["bpd-tiny", "bpd-tuned-tiny"])
-def test_a_run_that_was_cut_ends_with_the_same_bits(recipe: str, tmp_path: Path) -> None:
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    words = ["--loop.steps", "4", "--checkpoint.keep", "4", *SMALL]
-    for out in (whole, cut):
-        assert main(["train", recipe, "--out", str(out), *words]) == 0
-    for step in (4, 3):  # as if the run had been killed behind step 2
-        (cut / "checkpoints" / f"step-{step:08d}" / "manifest.json").unlink()
-    assert main(["train", recipe, "--out", str(cut), *words]) == 0
-    assert_same_weights(whole, cut, steps=4)
 
 
 @pytest.mark.parametrize(

@@ -57,8 +57,12 @@ def test_an_eagle_decodes_on_trees(tree: str, tmp_path: Path) -> None:
 
 @pytest.mark.run
 @pytest.mark.parametrize(
-    "recipe", ["eagle-tiny", pytest.param("hydra-plus-tiny", marks=pytest.mark.slow)]
-)
+    "recipe",
+    ["eagle-tiny", *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ("hydra-plus-tiny", "bpd-tiny", "bpd-tuned-tiny")
+    )],
+)  # fmt: skip
 def test_a_run_that_was_cut_ends_with_the_same_bits(recipe: str, tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     words = ["--loop.steps", "3", "--checkpoint.keep", "3", *SMALL]

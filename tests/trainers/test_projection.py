@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import random_models
 import torch
 from conftest import VOCABULARY, make_target
 from draftsmith.data.tokenizer import train_tokenizer
@@ -40,12 +41,8 @@ from small_heads import make_on_target
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
 
-SIZES = {
-    "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 3, "intermediate_size": 64,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
-    "max_position_embeddings": 128, "bos_token_id": None, "eos_token_id": None,
-    "pad_token_id": None, "tie_word_embeddings": False,
-}  # fmt: skip
+LAYERS = random_models.GROUPED | {"num_hidden_layers": 3}
+SIZES = random_models.SIZES | LAYERS
 FULL = {"layer_types": ["full_attention"] * 3, "query_pre_attn_scalar": 16, "sliding_window": 64}
 GPT = {"n_layer": 3, "n_embd": 32, "n_head": 4, "n_positions": 64}
 OTHERS = {  # family -> settings, and what the message says of it
@@ -63,13 +60,8 @@ TEXT = ["abc def ghi jkl mno pqr\n"] * 5
 
 
 def random_model(family: str, **settings: Any) -> PreTrainedModel:
-    """A model whose logits are about as large as those of a trained one."""
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(family, **SIZES | settings)
-    model = AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
-    for parameter in model.parameters():
-        if parameter.ndim > 1:
-            parameter.normal_(0, 1)
+    """With the decoder's attention, as `load_target` would give it."""
+    model = random_models.random_model(family, spread=1.0, **LAYERS | settings)
     use_grouped_attention(model)
     return model
 
