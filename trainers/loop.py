@@ -29,7 +29,7 @@ from .feed import Feed
 from .objective import Batch, Objective, OnPolicy, Scheduled, Stepwise
 from .order import RowOrder, share_of_rank
 from .progress import Meter, Record, Screen, copy_to_trackers
-from .sharding import gathered, is_sharded, refuse_average, standalone, uses_deepspeed
+from .sharding import fit_buckets, gathered, is_sharded, refuse_average, standalone, uses_deepspeed
 from .signals import StopFlag, stop_on_signal
 from .snapshot import Counters, Snapshots
 from .sums import total, totals
@@ -80,6 +80,7 @@ class Loop:
         self.bad_steps = self.skipped = 0
         self.best: dict[str, float] | None = None
         optimizers = optimizer.build(objective.module, plan.optimizer)
+        fit_buckets(accelerator, objective.module)
         self.module, *self.optimizers = accelerator.prepare(objective.module, *optimizers)
         decay = plan.loop.ema
         if is_sharded(objective.module):

@@ -15,10 +15,27 @@ from torch import nn
 
 from ..errors import RequestError
 
+_BUCKET = 500_000_000  # DeepSpeed's own default
+
 
 def uses_deepspeed(accelerator: Accelerator) -> bool:
     """Whether DeepSpeed holds the weights and makes the steps."""
     return accelerator.state.deepspeed_plugin is not None
+
+
+def fit_buckets(accelerator: Accelerator, module: nn.Module) -> None:
+    """Make DeepSpeed's buckets no larger than what is trained, where no configuration sizes them.
+
+    By default each holds 5e8 numbers, which is 2 GB a process for heads of a megabyte.
+    """
+    plugin = accelerator.state.deepspeed_plugin
+    if plugin is None:
+        return
+    zero = plugin.deepspeed_config["zero_optimization"]
+    trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
+    for name in ("reduce_bucket_size", "allgather_bucket_size"):
+        if zero.get(name, "auto") == "auto":
+            zero[name] = min(_BUCKET, max(1, trained))
 
 
 def is_sharded(module: nn.Module) -> bool:
