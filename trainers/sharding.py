@@ -26,7 +26,7 @@ def uses_deepspeed(accelerator: Accelerator) -> bool:
 def fit_buckets(accelerator: Accelerator, module: nn.Module) -> None:
     """Make DeepSpeed's buckets no larger than what is trained, where no configuration sizes them.
 
-    By default each holds 5e8 numbers, which is 2 GB a process for heads of a megabyte.
+    By default each holds 5e8 numbers, 2 GB in fp32, whatever is trained.
     """
     plugin = accelerator.state.deepspeed_plugin
     if plugin is None:
