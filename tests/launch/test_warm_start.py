@@ -21,6 +21,7 @@ STILL = ["--loop.steps", "1", "--optimizer.lr", "1e-12"]
 
 
 @pytest.mark.run
+@pytest.mark.slow  # docs/eagle.md runs its main path every day
 def test_hass_behind_eagle(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     first, hass = tmp_path / "eagle", tmp_path / "hass"
     drafter = str(first / "drafter")
