@@ -235,7 +235,6 @@ def _heads(recipe: Recipe, target: PreTrainedModel) -> nn.Module:
 
 def _refuse_unfit(drafter: nn.Module, recipe: Recipe, models: Models) -> None:
     """Raise RequestError where training could not go on from the drafter that is named."""
-    from ..decoding.backbone import Backbone
     from ..drafters.identity import TargetIdentity
     from ..trainers.warm_start import refuse_unfit
 
@@ -244,9 +243,9 @@ def _refuse_unfit(drafter: nn.Module, recipe: Recipe, models: Models) -> None:
     identity = None  # a tokenizer is needed to know the target
     if not models.described:
         target = recipe.target
-        backbone = Backbone(models.target(), name=target.path, revision=target.revision)
-        backbone.tokenizer = models.tokenizer()
-        identity = TargetIdentity.of(backbone)
+        identity = TargetIdentity.of_parts(
+            models.target().config, models.tokenizer(), name=target.path, revision=target.revision
+        )
     refuse_unfit(drafter, recipe.model, identity)
 
 

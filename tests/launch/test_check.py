@@ -47,6 +47,18 @@ def test_a_good_recipe(tmp_path: Path, rows: Path) -> None:
     assert sorted(tmp_path.iterdir()) == before
 
 
+def test_ssms_of_earlier_rounds_count() -> None:
+    """Two of three are in memory beside the one in training; side by side all of them train."""
+    said = {}
+    for order in ("in_turn", "side_by_side"):
+        origins = [("boost.start_from", "[]"), ("boost.order", order)]
+        recipe = load_recipe("boost-tiny", origins).recipe
+        said[order] = check_model(recipe, Models(recipe))
+    assert "0.74 M parameters" in said["in_turn"]
+    assert "5.9 MB for SSMs of earlier rounds" in said["in_turn"]
+    assert "earlier rounds" not in said["side_by_side"]
+
+
 def test_a_target_from_scratch(tmp_path: Path, rows: Path) -> None:
     said = run("target-tiny", tmp_path / "out", data__source=str(rows))
     assert said.count(" ok ") == 6
