@@ -72,8 +72,10 @@ def drafter(target: Backbone) -> DraftModel:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Tokenised data of tests stays out of the user's cache."""
-    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+    """Tokenised data of tests stays out of the user's cache; the workers share one."""
+    place = tmp_path_factory.getbasetemp()
+    shared = place.parent if "PYTEST_XDIST_WORKER" in os.environ else place
+    os.environ["XDG_CACHE_HOME"] = str(shared / "cache")
 
 
 @pytest.fixture(scope="session")

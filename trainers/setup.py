@@ -23,6 +23,7 @@ from .allocator import keep_freed_memory
 from .config import LoopConfig, OptimizerConfig
 from .loop import Loop, Outcome, Plan, Probe, Rows
 from .objective import Objective
+from .sharding import leave_kernels_uncompiled
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +49,8 @@ def make_accelerator(loop: LoopConfig, optimizer: OptimizerConfig, out: Path) ->
     # an earlier run of this process may have had another precision, which the state remembers
     AcceleratorState._reset_state()
     wants_deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true"
+    if wants_deepspeed and on_cpu:
+        leave_kernels_uncompiled()
     accelerator = Accelerator(
         # told `cpu`, accelerate leaves DeepSpeed out without a word
         mixed_precision="no" if loop.precision == "fp32" else loop.precision,

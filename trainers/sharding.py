@@ -38,6 +38,16 @@ def fit_buckets(accelerator: Accelerator, module: nn.Module) -> None:
             zero[name] = min(_BUCKET, max(1, trained))
 
 
+def leave_kernels_uncompiled() -> None:
+    """On CPUs, keep DeepSpeed from compiling collectives that only its inference calls.
+
+    They take a compiler and a minute at the first start of every environment.
+    """
+    import deepspeed.ops
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+
 def is_sharded(module: nn.Module) -> bool:
     """Whether ZeRO-3 holds the parameters."""
     return any(hasattr(parameter, "ds_id") for parameter in module.parameters())

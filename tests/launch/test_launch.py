@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,8 @@ def test_two_processes_train_the_same(config: str, alone: Path, tmp_path: Path) 
     out, said = launch(config, tmp_path)
     assert "2 processes: " + {"multi_cpu": "MULTI_CPU", "zero2": "DEEPSPEED ZeRO-2",
                               "zero3": "DEEPSPEED ZeRO-3"}[config] in said  # fmt: skip
+    compiled = Path(os.environ["XDG_CACHE_HOME"]) / "torch_extensions"
+    assert not compiled.exists(), "DeepSpeed compiled what training does not call"
     one, two = losses(alone), losses(out)
     assert one.keys() == two.keys() == set(range(1, STEPS + 1))
     for step, loss in one.items():  # rounding grows from step to step
