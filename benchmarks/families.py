@@ -87,6 +87,8 @@ class Family:
     name: str
     recipe: str
     shapes: dict[str, Load]
+    behind: str = ""
+    """A recipe that takes the first half of the steps, from whose drafter this one goes on."""
 
 
 FAMILIES = [
@@ -100,6 +102,7 @@ FAMILIES = [
     Family("EAGLE-1", "eagle-tiny", eagle_1()),
     Family("EAGLE-2", "eagle-tiny", dynamic()),
     Family("HASS", "hass-tiny", dynamic()),
+    Family("HASS behind EAGLE-1", "hass-tiny", dynamic(), behind="eagle-tiny"),
     Family("EAGLE-3", "eagle3-tiny", dynamic()),
 ]
 
@@ -125,6 +128,12 @@ def main() -> None:
 def train(family: Family, args: argparse.Namespace, steps: int) -> Path:
     """The run's folder, trained now if it is not there; `steps` of 0 is the untrained drafter."""
     folder: Path = args.out / "runs" / f"{family.recipe}-{steps}"
+    begin: dict[str, str] = {}
+    if family.behind and steps:
+        first = train(replace(family, recipe=family.behind, behind=""), args, steps // 2)
+        begin = {"model.start_from": str(first / "drafter")}
+        steps -= steps // 2
+        folder = folder.with_name(f"{family.recipe}-{steps}-behind-{family.behind}")
     status = folder / "status.json"
     if status.is_file() and json.loads(status.read_text())["state"] == "finished":
         return folder
@@ -132,7 +141,7 @@ def train(family: Family, args: argparse.Namespace, steps: int) -> Path:
         "loop.steps": str(max(1, steps)), "loop.batch_rows": str(args.batch_rows),
         "loop.micro_rows": str(args.batch_rows), "loop.validate_every": "100000",
         "loop.validate_rows": "4", "probe.every_steps": "", "probe.prompts": "2",
-        **dict(args.set),
+        **begin, **dict(args.set),
     }  # fmt: skip
     if steps == 0:
         values |= {"optimizer.lr": "1e-12", "optimizer.warmup_steps": "0"}

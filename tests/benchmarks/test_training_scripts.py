@@ -9,6 +9,7 @@ from pathlib import Path
 
 import draftsmith
 import pytest
+from draftsmith.launch.recipe import load_recipe
 
 SCRIPTS = Path(draftsmith.__file__).parent / "benchmarks"
 SMALL = {"data.limit_rows": "40", "data.sequence_length": "64"}
@@ -26,13 +27,14 @@ def run(script: str, *words: str) -> str:
 def test_families_from_recipes_to_a_table(tmp_path: Path) -> None:
     values = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
     words = [
-        "--out", str(tmp_path), "--families", "EAGLE-1,EAGLE-2", "--steps", "2", "--limit", "2",
-        "--max-new-tokens", "8", "--repeats", "1", "--audit-tokens", "500",
+        "--out", str(tmp_path), "--families", "EAGLE-1,EAGLE-2,HASS behind EAGLE-1",
+        "--steps", "2", "--limit", "2", "--max-new-tokens", "8", "--repeats", "1", "--audit-tokens", "500",
         "--audit-sequences", "10000", *values,
     ]  # fmt: skip
     printed = run("families.py", *words)
-    lines = [line for line in printed.splitlines() if line.startswith("| EAGLE")]
-    assert [line.split("|")[1].strip() for line in lines] == ["EAGLE-1", "EAGLE-2"] * 2
+    lines = [line for line in printed.splitlines() if line.startswith(("| EAGLE", "| HASS"))]
+    names = [line.split("|")[1].strip() for line in lines]
+    assert names == ["EAGLE-1", "EAGLE-2", "HASS behind EAGLE-1"] * 2
     assert all("| lossless (sees 0." in line for line in lines)
     # both draft with one run's weights, and the same chain: the same acceptance
     first, second = (
@@ -40,7 +42,11 @@ def test_families_from_recipes_to_a_table(tmp_path: Path) -> None:
     )
     assert first["method"] == second["method"] == "chain"
     assert first["tau"] == second["tau"]
-    assert len(list((tmp_path / "runs").glob("*/drafter"))) == 2
+    runs = {folder.parent.name for folder in (tmp_path / "runs").glob("*/drafter")}
+    behind = "hass-tiny-1-behind-eagle-tiny"
+    assert runs == {"eagle-tiny-2", "eagle-tiny-0", "eagle-tiny-1", behind, "hass-tiny-0"}
+    recipe = load_recipe(str(tmp_path / "runs" / behind / "run.yaml")).recipe
+    assert recipe.model.start_from == str(tmp_path / "runs" / "eagle-tiny-1" / "drafter")
     assert run("families.py", *words) == printed, "what is measured is not measured again"
 
 
