@@ -33,6 +33,7 @@ def write(
     max_new_tokens: int,
     uniforms: Uniforms,
     eos_ids: Sequence[int] = (),
+    vocabulary: int | None = None,
 ) -> list[list[int]]:
     """Continuations of `prompts`, each up to an id of `eos_ids`, which is its last token then.
 
@@ -41,13 +42,15 @@ def write(
         shares: how likely each model is to write a token; they sum to 1.
         prompts: at least one token each.
         uniforms: two numbers per row and token with several models, else one.
+        vocabulary: ids from here on are left out, those of another reader's padding rows.
 
     Returns:
         At least one and at most `max_new_tokens` ids per prompt.
     """
     device = models[0].device
     lengths = [len(prompt) - 1 for prompt in prompts]
-    vocabulary = min(model.vocabulary for model in models)
+    sizes = [model.vocabulary for model in models]
+    vocabulary = min(sizes if vocabulary is None else [*sizes, vocabulary])
     arenas = [_prefilled(model, prompts, max_new_tokens) for model in models]
     rows = Rows(lengths, max_new_tokens, eos_ids, device)
     rows.last_B.copy_(torch.tensor([prompt[-1] for prompt in prompts]))

@@ -69,8 +69,8 @@ class RowBackbone(Backbone):
     """A draft whose rows have adapters of their own: n adapters on one base decode as one batch.
 
     Row b of an arena is computed with `names[b]`, None being the base alone, whatever `use` has
-    chosen for others that share the model. Not to be recorded as a CUDA graph: peft picks the rows
-    of an adapter on the host.
+    chosen for others that share the model. A draft over it is not recorded as a CUDA graph: peft
+    picks the rows of an adapter on the host.
     """
 
     def __init__(self, backbone: Backbone, names: Sequence[str | None]) -> None:
@@ -88,6 +88,18 @@ class RowBackbone(Backbone):
         """Leave the model as if this backbone had never been made of it."""
         for hook in self._hooks:
             hook.remove()
+
+    def prefill(
+        self, prompts: Sequence[Sequence[int]], arena: KVArena, *, layers: Sequence[int] = (),
+        features: list[Tensor] | None = None,
+    ) -> Tensor:  # fmt: skip
+        """As a `Backbone`; raises RequestError where rows and names differ in number."""
+        if len(prompts) != len(self._names):
+            raise RequestError(
+                f"the draft has adapters for {len(self._names)} rows, and the batch has "
+                f"{len(prompts)}; give `RowBackbone` one name for each row, None being the base"
+            )
+        return super().prefill(prompts, arena, layers=layers, features=features)
 
     def _run(
         self, tokens: Tensor, mask: Tensor | None, positions: Tensor, arena: KVArena, *,
@@ -122,8 +134,8 @@ def save_adapters(model: nn.Module, folder: Path) -> None:
         place = folder / FOLDER / name
         place.mkdir(parents=True, exist_ok=True)
         weights = {
-            _PEFT_PREFIX + own.replace(f".{name}.", "."): tensor.detach().float().cpu().contiguous()
-            for own, tensor in _weights(model, name).items()
+            _PEFT_PREFIX + key: tensor.detach().float().cpu().contiguous()
+            for key, tensor in _weights(model, name).items()
         }
         save_file(weights, place / "adapter_model.safetensors", metadata={"format": "pt"})
         whole.peft_config[name].save_pretrained(str(place))
@@ -168,11 +180,10 @@ def inject(config: LoraConfig, model: nn.Module, name: str) -> None:
 
 
 def _fill(model: nn.Module, place: Path, name: str) -> None:
-    own = _weights(model, name)
+    wanted = _weights(model, name)
     path = place / "adapter_model.safetensors"
     found = read_tensors(path, remedy=REMEDY)
     given = {key.removeprefix(_PEFT_PREFIX): tensor for key, tensor in found.items()}
-    wanted = {key.replace(f".{name}.", "."): tensor for key, tensor in own.items()}
     odd = sorted(
         key for key in given.keys() | wanted.keys()
         if key not in given or key not in wanted or given[key].shape != wanted[key].shape
@@ -206,11 +217,14 @@ def _read_config(place: Path) -> LoraConfig:
 
 
 def _weights(model: nn.Module, name: str) -> dict[str, Tensor]:
-    """The tensors of one adapter by their names in the model."""
-    return {
-        own: tensor for own, tensor in model.state_dict(keep_vars=True).items()
-        if ".lora_" in own and f".{name}." in own.rsplit(".lora_", 1)[1]
-    }  # fmt: skip
+    """The tensors of one adapter as peft's files call them: without the adapter's name."""
+    found = {}
+    for own, tensor in model.state_dict(keep_vars=True).items():
+        # as in LAYER.lora_A.NAME.weight; a part of LAYER may be called NAME too
+        layer, kind, adapter, what = ["", "", "", "", *own.rsplit(".", 3)][-4:]
+        if kind.startswith("lora_") and adapter == name:
+            found[f"{layer}.{kind}.{what}"] = tensor
+    return found
 
 
 def _refuse_unknown(model: nn.Module, names: Sequence[str]) -> None:

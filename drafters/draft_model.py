@@ -21,7 +21,7 @@ from ..decoding.proposal import Committed, Law, Proposal
 from ..decoding.random import Uniforms
 from ..decoding.sampling import Warper, draw
 from ..decoding.tree import chain
-from .adapters import active_adapter, adapter_names, use
+from .adapters import RowBackbone, active_adapter, adapter_names, use
 from .history import History
 
 Policy = Literal["sample", "argmax"]
@@ -35,7 +35,6 @@ class DraftModel:
     """
 
     family = "draft_model"
-    replayable = True
 
     def __init__(
         self, backbone: Backbone, vocabulary: int, *, draft_length: int = 4,
@@ -49,6 +48,11 @@ class DraftModel:
     def module(self) -> nn.Module:
         """What is trained."""
         return self.backbone.model
+
+    @property
+    def replayable(self) -> bool:
+        """Whether `propose` can be recorded: not where peft picks the rows of an adapter."""
+        return not isinstance(self.backbone, RowBackbone)
 
     @property
     def adapters(self) -> tuple[str, ...]:

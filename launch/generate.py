@@ -181,6 +181,7 @@ def _by_decoder(request: GenerateRequest, recipe: Recipe) -> _Way:
     from ..decoding.sampling import Warper
     from ..drafters.identity import TargetIdentity
     from ..drafters.registry import load_drafter
+    from ..trainers.feature_cache import model_hash
 
     config, length = recipe.target, recipe.eval.draft_length
     target = load_target(
@@ -203,7 +204,7 @@ def _by_decoder(request: GenerateRequest, recipe: Recipe) -> _Way:
         TargetIdentity.of(target),
         target.context - (0 if drafter is None else drafter.draft_length),
         {"answered_by": "decoder", "batch": request.batch, "dtype": config.dtype,
-         "drafter": drafted},
+         "drafter": drafted, "weights": model_hash(target.model)},
         {"device": str(target.device)},
         lambda rows, asker, journal: answer_rows(rows, asker, answerer, journal),
     )  # fmt: skip

@@ -63,8 +63,8 @@ def prepare_folder(folder: Path, resolved: Resolved, resume: str) -> None:
 
 
 def _has_begun(folder: Path) -> bool:
-    """Whether there is work to go on from: a checkpoint, of an SSM too."""
-    places = ("checkpoints/step-*", "ssm-*/checkpoints/step-*")
+    """Whether there is work to go on from: a checkpoint, of an SSM too, or an SSM that is done."""
+    places = ("checkpoints/step-*", "ssm-*/checkpoints/step-*", "ssm-*/coverage.safetensors")
     return any(any(folder.glob(each)) for each in places)
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from ..drafters.checkpoint import adapters_of
 from ..errors import RequestError
-from .config import BoostConfig, LoraConfig, ModelConfig
+from .config import FROM_TARGET, BoostConfig, LoraConfig, ModelConfig
 from .loop import Plan
 
 _SEEDS_APART = 1000
@@ -18,7 +19,7 @@ _SEEDS_APART = 1000
 def refuse_impossible(boost: BoostConfig, lora: LoraConfig, model: ModelConfig) -> None:
     """Raise RequestError where origins and sizes do not fit the members, or each other."""
     if lora.rank is not None:
-        _refuse_beside_adapters(boost)
+        _refuse_beside_adapters(boost, model)
     if model.start_from is not None and sum(map(bool, boost.start_from)) >= boost.members:
         raise RequestError(
             f"model.start_from is {model.start_from!r}, and boost.start_from says where each of "
@@ -30,6 +31,14 @@ def refuse_impossible(boost: BoostConfig, lora: LoraConfig, model: ModelConfig) 
             raise RequestError(
                 f"boost.{name} has {count} entries, and boost.members is {boost.members}; expected "
                 "at most one for each"
+            )
+    for number, layers in enumerate(boost.layers, 1):
+        origin = member_model(model, boost, number, Path()).start_from
+        if layers is not None and origin not in (None, FROM_TARGET):
+            raise RequestError(
+                f"boost.layers gives SSM {number} {layers} layers, and it goes on from {origin}, "
+                "which has its own; write null for it, or let it begin from nothing or from "
+                f"{FROM_TARGET!r}"
             )
     for number, origin in enumerate(boost.start_from, 1):
         earlier = own_member(origin)
@@ -46,7 +55,7 @@ def refuse_impossible(boost: BoostConfig, lora: LoraConfig, model: ModelConfig) 
             )
 
 
-def _refuse_beside_adapters(boost: BoostConfig) -> None:
+def _refuse_beside_adapters(boost: BoostConfig, model: ModelConfig) -> None:
     given = [name for name in ("start_from", "layers") if getattr(boost, name)]
     if given:
         raise RequestError(
@@ -57,6 +66,12 @@ def _refuse_beside_adapters(boost: BoostConfig) -> None:
         raise RequestError(
             "lora.rank is set, and boost.order is side_by_side: adapters on one base are trained "
             "one after another; use in_turn"
+        )
+    there = [] if model.start_from is None else adapters_of(Path(model.start_from))
+    if there:
+        raise RequestError(
+            f"model.start_from {model.start_from!r} has adapters ({', '.join(there)}), which would "
+            "draft in the probes beside the ensemble's own; name a base without"
         )
 
 
@@ -72,7 +87,7 @@ def member_model(model: ModelConfig, boost: BoostConfig, number: int, out: Path)
         origin = boost.start_from[number - 1]
         earlier = own_member(origin)
         changed["start_from"] = origin if earlier is None else str(drafter_of(out, earlier))
-    if number <= len(boost.layers):
+    if number <= len(boost.layers) and boost.layers[number - 1] is not None:
         changed["layers"] = boost.layers[number - 1]
     return model.model_copy(update=changed)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -334,7 +334,7 @@ class BoostConfig(Section):
     """Prompts of held-out rows, on which coverage is reported."""
     prompt_tokens: int = Field(64, ge=1)
     """Tokens of a prompt cut from a text; of a chat the longest prompt that is taken."""
-    continuation: int = Field(32, ge=1)
+    continuation: int = Field(64, ge=1)
     """Most tokens of the target's continuation of a prompt."""
     temperature: float = Field(0.0, ge=0)
     """At which the target writes the continuations."""
@@ -360,8 +360,9 @@ class BoostConfig(Section):
     start_from: list[str] = []
     """What each SSM goes on from, in their order: a folder or hub name, `ssm-1` for the run's own
     first one, empty as `model` says; SSMs beyond the list as `model` says too."""
-    layers: list[int] = []
-    """Layers of each SSM made from scratch, in their order; beyond the list `model.layers`."""
+    layers: list[Annotated[int, Field(ge=1)] | None] = []
+    """Layers of each SSM that is made from scratch or cut from the target, in their order; null and
+    beyond the list `model.layers`, and of an SSM that goes on from another its own."""
 
 
 class Eagle3Config(Section):

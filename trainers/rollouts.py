@@ -136,7 +136,7 @@ class Rollouts:
             return write(
                 models, shares, prompts, warper=Warper(self.config.temperature),
                 max_new_tokens=self.config.new_tokens, uniforms=uniforms,
-                eos_ids=self._target.eos_ids,
+                eos_ids=self._target.eos_ids, vocabulary=self._target.vocabulary,
             )  # fmt: skip
 
     def _make_writers(self) -> tuple[list[Backbone], list[float]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 from pathlib import Path
 
@@ -108,6 +109,20 @@ def test_words_of_resume(alone: Path, capfd: pytest.CaptureFixture[str]) -> None
     assert "has checkpoints of every SSM; use auto" in capfd.readouterr().err
     assert main(["train", recipe, "--out", out, "--optimizer.lr", "1"]) == 2
     assert "optimizer.lr" in capfd.readouterr().err
+
+
+@pytest.mark.run
+def test_ssms_without_checkpoints_are_of_their_recipe_still(
+    alone: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Checkpoints are deleted to save room; what they led to is no other recipe's work."""
+    out = tmp_path / "run"
+    shutil.copytree(alone / "hard", out)
+    for place in (out / "ssm-1", out / "ssm-2"):
+        shutil.rmtree(place / "checkpoints")
+    words = ["train", str(alone / "hard.yaml"), "--out", str(out), "--optimizer.lr", "1"]
+    assert main(words) == 2
+    assert "these values differ: optimizer.lr" in capfd.readouterr().err
 
 
 @pytest.mark.run

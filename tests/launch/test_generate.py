@@ -30,6 +30,7 @@ from draftsmith.decoding.engine import autoregressive
 from draftsmith.decoding.loading import embedded_target, load_target, load_tokenizer
 from draftsmith.decoding.sampling import Warper
 from draftsmith.launch.cli import main
+from safetensors.torch import load_file, save_file
 
 Captured = pytest.CaptureFixture[str]
 # the target's greedy answers to them: some end, some are empty, those to the last two are too long
@@ -271,6 +272,22 @@ def test_a_finished_folder_is_left_alone(place: Path, greedy: Path, capfd: Captu
     said = capfd.readouterr().out.splitlines()
     assert said[0].startswith(f"{greedy}: ")
     assert said[-1] == f"next: draftsmith train RECIPE --data.source {greedy}/answers.jsonl"
+
+
+def test_a_target_with_other_weights_is_another_target(
+    place: Path, tmp_path: Path, capfd: Captured
+) -> None:
+    """Trained anew into the same folder: its name, sizes and tokenizer stay what they were."""
+    own = tmp_path / "target"
+    shutil.copytree(place / "target", own)
+    words = ["--target", str(own)]
+    assert generate(place, tmp_path / "out", *words) == 0
+    weights = load_file(own / "model.safetensors")
+    weights["model.norm.weight"][0] += 0.5
+    save_file(weights, own / "model.safetensors", metadata={"format": "pt"})
+    capfd.readouterr()
+    assert generate(place, tmp_path / "out", *words) == 2
+    assert "weights" in capfd.readouterr().err
 
 
 def test_the_manifest_says_what_was_done(place: Path, sampled: Path) -> None:

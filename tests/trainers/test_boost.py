@@ -174,7 +174,7 @@ def test_it_stops_when_little_is_left(
 def test_ssms_go_on_from_each_other_and_differ_in_size(target: Backbone, tmp_path: Path) -> None:
     """With a learning rate of nothing an SSM stays what it began as."""
     config = BoostConfig(
-        members=3, unit="sample", match_tokens=0, start_from=["", "ssm-1"], layers=[1, 1, 2]
+        members=3, unit="sample", match_tokens=0, start_from=["", "ssm-1"], layers=[1, None, 2]
     )
     goal = boosting(target, tmp_path, config, steps=1)
     plan = goal.given["plan"]
@@ -368,6 +368,11 @@ def test_adapters_that_are_killed_go_on(
         ({"start_from": ["ssm-1"]}, "SSM 1 goes on from ssm-1; expected one before it"),
         ({"start_from": ["", "ssm-3"]}, "SSM 2 goes on from ssm-3; expected one before it"),
         ({"start_from": ["", "ssm-1"], "order": "side_by_side"}, "none that is trained before"),
+        (
+            {"start_from": ["", "ssm-1"], "layers": [1, 2]},
+            "gives SSM 2 2 layers, and it goes on from",
+        ),
+        ({"start_from": ["", "org/small"], "layers": [1, 2]}, "goes on from org/small, which has"),
     ],
 )
 def test_refusals(values: dict, reason: str) -> None:

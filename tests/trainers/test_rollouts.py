@@ -120,6 +120,17 @@ def test_rows_hold_what_their_writer_says(by: str, target: Backbone) -> None:
             assert answer == base.tokens[0]
 
 
+def test_padding_rows_of_the_draft_are_not_written(target: Backbone) -> None:
+    """A draft whose projection has more rows than the target's would write ids it cannot read."""
+    made = goal(target, GREEDY.model_copy(update={"share": 1.0, "temperature": 50.0}))
+    draft: Any = made.draft()
+    draft.resize_token_embeddings(VOCABULARY + 400)
+    (new,) = rollouts_of(made).rewrite([Rows().batch([0, 1])], [0, 1], step=0, seed=7)
+    answers = [answer for row in (0, 1) for _, answer in pieces(new, row)]
+    assert len({token for answer in answers for token in answer}) > 2
+    assert int(new["input_ids"].max()) < VOCABULARY
+
+
 def test_an_end_of_text_ends_a_row(target: Backbone) -> None:
     made = goal(target, GREEDY.model_copy(update={"by": "target", "share": 1.0}))
     ends = Backbone(target.model, name="ends")
