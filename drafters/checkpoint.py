@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 ENTRY = "draftsmith"
 FORMAT = 1
+DERIVED = ("quantised", "early_exit")
+"""Families that are made from the target when they are loaded: there is nothing to train."""
 REMEDY = "copy the drafter's folder again or train it anew"
 
 
@@ -186,6 +188,23 @@ def is_drafter(folder: Path) -> bool:
         return ENTRY in json.loads((folder / "config.json").read_text())
     except (OSError, ValueError, TypeError):
         return False
+
+
+def derived_family(folder: Path) -> str | None:
+    """The family of a draft that is made from the target when it is loaded; None for others."""
+    family = read_entry(folder)["family"] if is_drafter(folder) else None
+    return family if family in DERIVED else None
+
+
+def refuse_derived(start_from: str) -> None:
+    """Raise RequestError for a draft without weights of its own where one is to be trained."""
+    family = derived_family(Path(start_from))
+    if family is not None:
+        raise RequestError(
+            f"model.start_from {start_from!r} is a drafter of family {family!r}, made from the "
+            "target when it is loaded: it has no weights to train. It drafts as it is (draftsmith "
+            "eval --drafter), and can be an SSM of an ensemble (boost.start_from)"
+        )
 
 
 def adapters_of(folder: Path) -> list[str]:

@@ -12,7 +12,7 @@ from ..errors import RequestError
 from .across import load_across
 from .adapters import take_up
 from .bpd import load_bpd
-from .checkpoint import REMEDY, names_in, read_entry, read_settings
+from .checkpoint import DERIVED, REMEDY, names_in, read_entry, read_settings
 from .config import DrafterConfig
 from .draft_model import DraftModel
 from .eagle import EAGLE_1_TREE, load_eagle
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from ..decoding.proposal import Proposer
 
 FAMILIES = (
-    "draft_model", "medusa", "hydra", "hydra++", "bpd", "eagle", "eagle3", "ensemble", "quantised",
-    "early_exit",
+    "draft_model", "medusa", "hydra", "hydra++", "bpd", "eagle", "eagle3", "ensemble", *DERIVED,
 )  # fmt: skip
 _ACROSS = ", or let it draft across vocabularies by --drafter.vocabulary auto"
 
@@ -76,7 +75,7 @@ def load_drafter(
         )  # fmt: skip
     if family == "draft_model":
         return load_draft_model(folder, target, draft_length=draft_length, config=config)
-    if family in ("quantised", "early_exit"):
+    if family in DERIVED:
         load = load_quantised if family == "quantised" else load_early_exit
         return load(folder, target, draft_length=draft_length, policy=config.policy)
     if family == "ensemble":
@@ -145,16 +144,16 @@ def load_ensemble(
             f"{', '.join(names)}"
         )
     drafts = [
-        _chain_draft(folder / name, target, draft_length, config)
+        load_chain_draft(folder / name, target, draft_length=draft_length, config=config)
         for name in (folders if adapters else names)
     ]
     return join_adapters(drafts[0], names) if adapters else join(drafts)
 
 
-def _chain_draft(
-    folder: Path, target: Backbone, draft_length: int, config: DrafterConfig
+def load_chain_draft(
+    folder: Path, target: Backbone, *, draft_length: int = 4, config: DrafterConfig | None = None
 ) -> DraftModel:
-    """A member of an ensemble, whatever its origin."""
+    """A member of an ensemble, whatever its origin; errors as for `load_drafter`."""
     draft = load_drafter(folder, target, draft_length=draft_length, config=config)
     if not isinstance(draft, DraftModel):
         raise RequestError(

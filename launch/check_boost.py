@@ -18,25 +18,32 @@ if TYPE_CHECKING:
 
 
 def members(recipe: Recipe) -> list[Recipe]:
-    """The recipe of each SSM as if it were distilled alone.
+    """The recipe of each SSM that is trained, as if it were distilled alone.
 
     Raises:
         RequestError: origins or sizes that do not fit the members.
     """
-    from ..trainers.boost_members import member_model, own_member, refuse_impossible
+    from ..trainers.boost_members import (
+        derived_folder,
+        member_model,
+        own_member,
+        refuse_impossible,
+    )
 
     boost = recipe.boost
     refuse_impossible(boost, recipe.lora, recipe.model)
-    found: list[Recipe] = []
+    found: dict[int, Recipe] = {}
     for number in range(1, boost.members + 1):
         origin = boost.start_from[number - 1] if number <= len(boost.start_from) else ""
+        if derived_folder(boost, number) is not None:
+            continue  # made from the target, as it stands
         earlier = own_member(origin)
         if earlier is not None:  # of the same make as the one that it goes on from
-            found.append(found[earlier - 1])
+            found[number] = found[earlier]
             continue
         model = member_model(recipe.model, boost, number, Path())
-        found.append(recipe.model_copy(update={"model": model}))
-    return found
+        found[number] = recipe.model_copy(update={"model": model})
+    return list(found.values())
 
 
 def at_once(recipe: Recipe, make: Callable[[Recipe], PreTrainedModel]) -> nn.Module:

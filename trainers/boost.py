@@ -11,6 +11,7 @@ the mathematics; `side_by_side.py`, all SSMs in the same steps; `data/continuati
 from __future__ import annotations
 
 import logging
+import shutil
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -24,12 +25,20 @@ from torch import nn
 from ..data.cache import Prepared
 from ..data.continuations import Continuations, Team, Wanted, continuations
 from ..decoding.backbone import Backbone
-from ..drafters.checkpoint import save_draft_model
+from ..drafters.checkpoint import read_entry, save_draft_model
 from ..drafters.ensemble import save_ensemble
-from ..drafters.registry import load_draft_model
+from ..drafters.identity import TargetIdentity
+from ..drafters.registry import load_chain_draft
 from ..errors import RequestError
 from . import checkpoint, distill, side_by_side
-from .boost_members import drafter_of, member_lora, member_model, member_plan, refuse_impossible
+from .boost_members import (
+    derived_folder,
+    drafter_of,
+    member_lora,
+    member_model,
+    member_plan,
+    refuse_impossible,
+)
 from .config import FROM_TARGET, BoostConfig, LoraConfig, ModelConfig, ObjectiveConfig
 from .coverage import acceptance, left_share, weights
 from .coverage_pass import (
@@ -68,6 +77,7 @@ def run(
     refuse_impossible(boost, lora, model)
     _refuse_resume(given["out"], given["resume"])
     accelerator, target, rows = begin(given)
+    _refuse_other_targets(boost, target)
     samples = _samples(target, rows, boost, given, accelerator)
     run = Boosting(model, objective, boost, given, target, rows, samples, lora)
     return run.together(accelerator) if boost.order == "side_by_side" else run.in_turn(accelerator)
@@ -98,9 +108,12 @@ class Boosting:
             weighted = self.left(number)
             if weighted is None:
                 break
-            if stored_matches(self.out / f"ssm-{number}") is None:
+            derived = derived_folder(self.boost, number)
+            if derived is not None:
+                self.adopt(number, derived, accelerator)
+            elif stored_matches(self.out / f"ssm-{number}") is None:
                 outcome = self.train(number, weighted, accelerator)
-            steps += self.given["plan"].loop.steps
+            steps += 0 if derived else self.given["plan"].loop.steps
             self.take(drafter_of(self.out, number), number, accelerator)
             self.publish(accelerator)
         return replace(outcome, steps=steps)
@@ -133,7 +146,7 @@ class Boosting:
         place = self.out / f"ssm-{number}"
         matches, decodes = stored_matches(place), self.decodes_again(number)
         if matches is None or decodes:
-            model = load_draft_model(folder, self.target).backbone.model
+            model = load_chain_draft(folder, self.target).backbone.model
             matches = matches or measure_matches(
                 model, self.samples, place, accelerator, chunk=self.objective.chunk
             )
@@ -165,6 +178,13 @@ class Boosting:
             len(self.samples.train),
         )  # fmt: skip
         return weighted
+
+    def adopt(self, number: int, folder: Path, accelerator: Accelerator) -> None:
+        """Take an SSM that is made from the target as it stands: the next ones learn its rest."""
+        place = drafter_of(self.out, number)
+        if accelerator.is_main_process and not place.is_dir():
+            checkpoint.replace_folder(place, lambda new: _copy(folder, new))
+        accelerator.wait_for_everyone()
 
     def train(self, number: int, weighted: WeightedRows, accelerator: Accelerator) -> Outcome:
         """The run of one SSM, in a folder of its own."""
@@ -247,6 +267,19 @@ class Boosting:
             record_coverage(self.out / "metrics.jsonl", count, values)
             _log.info("%s", coverage_line(count, self.boost.members, values, self.boost))
         accelerator.wait_for_everyone()
+
+
+def _copy(folder: Path, new: Path) -> None:
+    shutil.copytree(folder, new, dirs_exist_ok=True)
+
+
+def _refuse_other_targets(boost: BoostConfig, target: Backbone) -> None:
+    """Raise RequestError for an SSM that is made from another target than this one."""
+    for number in range(1, boost.members + 1):
+        folder = derived_folder(boost, number)
+        if folder is not None:
+            entry = read_entry(folder)
+            entry["identity"].refuse_other(TargetIdentity.of(target), str(folder))
 
 
 def _samples(

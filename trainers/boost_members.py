@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from ..drafters.checkpoint import adapters_of
+from ..drafters.checkpoint import adapters_of, derived_family
 from ..errors import RequestError
 from .config import FROM_TARGET, BoostConfig, LoraConfig, ModelConfig
 from .loop import Plan
@@ -40,8 +40,18 @@ def refuse_impossible(boost: BoostConfig, lora: LoraConfig, model: ModelConfig) 
                 "which has its own; write null for it, or let it begin from nothing or from "
                 f"{FROM_TARGET!r}"
             )
+    if all(derived_folder(boost, number) for number in range(1, boost.members + 1)):
+        raise RequestError(
+            f"boost.start_from: all {boost.members} SSMs are made from the target when they are "
+            "loaded: there is nothing to train; let one learn"
+        )
     for number, origin in enumerate(boost.start_from, 1):
         earlier = own_member(origin)
+        if boost.order == "side_by_side" and derived_folder(boost, number) is not None:
+            raise RequestError(
+                f"boost.start_from: SSM {number} is {origin}, made from the target when it is "
+                "loaded, and with order side_by_side all are trained together; use in_turn"
+            )
         if earlier is None:
             continue
         if boost.order == "side_by_side":
@@ -52,6 +62,11 @@ def refuse_impossible(boost: BoostConfig, lora: LoraConfig, model: ModelConfig) 
         if not 0 < earlier < number:
             raise RequestError(
                 f"boost.start_from: SSM {number} goes on from {origin}; expected one before it"
+            )
+        if derived_folder(boost, earlier) is not None:
+            raise RequestError(
+                f"boost.start_from: SSM {number} goes on from {origin}, which is made from the "
+                "target when it is loaded and has no weights to go on from"
             )
 
 
@@ -90,6 +105,13 @@ def member_model(model: ModelConfig, boost: BoostConfig, number: int, out: Path)
     if number <= len(boost.layers) and boost.layers[number - 1] is not None:
         changed["layers"] = boost.layers[number - 1]
     return model.model_copy(update=changed)
+
+
+def derived_folder(boost: BoostConfig, number: int) -> Path | None:
+    """The folder of a quantised copy or an early exit that is SSM `number` as it stands."""
+    origin = boost.start_from[number - 1] if number <= len(boost.start_from) else ""
+    folder = Path(origin).expanduser()
+    return folder if origin and derived_family(folder) is not None else None
 
 
 def member_plan(plan: Plan, number: int) -> Plan:

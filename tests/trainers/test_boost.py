@@ -16,9 +16,12 @@ from draftsmith.data.config import DataConfig
 from draftsmith.data.continuations import Continuations
 from draftsmith.data.rows import PackedRows
 from draftsmith.decoding.backbone import Backbone
-from draftsmith.decoding.engine import generate
+from draftsmith.decoding.engine import autoregressive, generate
+from draftsmith.decoding.loading import load_target
 from draftsmith.decoding.sampling import Warper
+from draftsmith.drafters.checkpoint import refuse_derived
 from draftsmith.drafters.ensemble import Ensemble
+from draftsmith.drafters.quantised import save_quantised
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import RequestError
 from draftsmith.eval.metrics import tau
@@ -187,6 +190,55 @@ def test_ssms_go_on_from_each_other_and_differ_in_size(target: Backbone, tmp_pat
     seeds = [member_plan(plan, number).loop.seed for number in (1, 2, 3)]
     assert seeds[0] == plan.loop.seed
     assert len(set(seeds)) == 3
+
+
+@pytest.fixture(scope="module")
+def rounded(target: Backbone, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("origins") / "int8"
+    save_quantised(folder, target, bits=8)
+    return folder
+
+
+def test_an_ssm_made_from_the_target_is_taken_as_it_stands(
+    target: Backbone, rounded: Path, tmp_path: Path
+) -> None:
+    """The second SSM learns what the quantised copy misses, and both draft together."""
+    config = BoostConfig(members=2, start_from=[str(rounded)], stop_share=0.0)
+    goal = boosting(target, tmp_path, config, steps=8)
+    plan = goal.given["plan"]
+    outcome = goal.in_turn(setup.make_accelerator(plan.loop, plan.optimizer, tmp_path))
+    assert outcome.steps == 8, "one SSM was trained"
+    assert not (tmp_path / "ssm-1" / "checkpoints").exists()
+    found = covered(tmp_path)
+    assert sorted(found) == [1, 2]
+    assert found[1]["covered"] == found[1]["union"]
+    drafter = load_drafter(tmp_path / "drafter", target)
+    assert isinstance(drafter, Ensemble)
+    prompts, how = [[5, 6, 7], [40, 41]], {"warper": Warper(0.0), "max_new_tokens": 10}
+    done = generate(target, drafter, prompts, **how)
+    assert done.tokens == autoregressive(target, prompts, **how).tokens
+    assert tau([done.steps]) > 2, "the copy foresees what the target says"
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("ssm-*/drafter/*")}
+    again = boosting(target, tmp_path, config, steps=8)
+    assert again.in_turn(setup.make_accelerator(plan.loop, plan.optimizer, tmp_path)).steps == 8
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_where_an_ssm_made_from_the_target_cannot_be(rounded: Path, target: Backbone) -> None:
+    """Beside others in training, as what another goes on from, or of another target."""
+    copied = str(rounded)
+    for values, reason in [
+        ({"start_from": [copied], "order": "side_by_side"}, "made from the target when it is loaded"),
+        ({"start_from": [copied, "ssm-1"]}, "which is made from the target"),
+        ({"start_from": [copied] * 3}, "there is nothing to train; let one learn"),
+        ({"start_from": [copied], "layers": [2]}, "which has its own"),
+    ]:
+        with pytest.raises(RequestError, match=reason):
+            refuse_impossible(BoostConfig(**values), LoraConfig(), SIZES)
+    with pytest.raises(RequestError, match="was made for target"):
+        b._refuse_other_targets(BoostConfig(start_from=[copied]), load_target("tiny"))
+    with pytest.raises(RequestError, match="it has no weights to train"):
+        refuse_derived(copied)
 
 
 # ---- resuming ---------------------------------------------------------------------------------
