@@ -14,7 +14,8 @@ and for how much. The first n SSMs of an arm decode held-out prompts as
 an ensemble, n = 1 up to `--members`. What is printed: coverage of held-out continuations by the
 union, tau (tokens per target call), tokens verified per call, the speed-up that the speed model
 predicts from costs measured here, and boosted - copies, paired over prompts; 95 % intervals over
-prompts. Everything is kept in `--out`, so that a run that was cut goes on where it was.
+prompts, of coverage over samples. Everything is kept in `--out`, so that a run that was cut goes on
+where it was.
 
     python benchmarks/ensembles.py --out runs/ensembles
     python benchmarks/ensembles.py --settings "span 4,soft 4,soft 2 temperature=1" --sizes ""
@@ -50,7 +51,7 @@ from draftsmith.eval.speed import Costs, measure_costs
 from draftsmith.launch.recipe import load_recipe
 from draftsmith.storage import write_text
 from draftsmith.trainers.config import BoostConfig
-from draftsmith.trainers.coverage import acceptance, left_share
+from draftsmith.trainers.coverage import acceptance
 from safetensors.torch import load_file
 
 TEMPERATURES = (0.0, 1.0)
@@ -236,7 +237,9 @@ def measure(run: Run, target: Backbone, args: argparse.Namespace) -> None:
             arm = Arm(run.name, drafter)
             (found,) = decode(target, [(arm, None)], requests, config, temperature)
             rows.append({
-                "members": n, "temperature": temperature, "mean_nodes": found.mean_nodes,
+                "members": n, "temperature": temperature,
+                "nodes": [each.nodes for each in found.generations],
+                "calls": [each.target_calls for each in found.generations],
                 "steps": [each.steps for each in found.counts],
                 "emitted": [each.emitted for each in found.counts],
             })  # fmt: skip
@@ -277,8 +280,9 @@ def audited(run: Run, target: Backbone, args: argparse.Namespace) -> str:
     return ", ".join(f"{verdict} at {where}" for where, verdict in said.items())
 
 
-def coverage(run: Run, n: int) -> tuple[float, float]:
-    """Held-out spans of 4 and whole continuations that the first n SSMs cover together."""
+def coverage(run: Run, n: int) -> list[Interval]:
+    """Shares of held-out spans of 4, and of whole continuations, that the first n SSMs cover
+    together; intervals over samples."""
     kept = load_recipe(str(run.folder / "run.yaml")).recipe.boost.continuations
     parts = sorted(Path(str(kept)).glob("part-*.safetensors"))
     found = [
@@ -287,10 +291,12 @@ def coverage(run: Run, n: int) -> tuple[float, float]:
     ]
     # held-out samples come first in the parts
     label_RS = torch.cat([load_file(part)["labels"] for part in parts])[: len(found[0])]
-    return tuple(
-        1 - left_share([acceptance(each, label_RS, unit) for each in found], label_RS)
-        for unit in (SPANS, WHOLE)
-    )  # type: ignore[return-value]
+    shares = []
+    for unit in (SPANS, WHOLE):
+        best_RS = torch.stack([acceptance(each, label_RS, unit) for each in found]).amax(0)
+        covered_RS = label_RS & (best_RS >= 1)
+        shares.append(ratio(covered_RS.sum(1).double().numpy(), label_RS.sum(1).double().numpy()))
+    return shares
 
 
 def target_of(run: Path) -> Backbone:
@@ -324,7 +330,7 @@ def table(
         f"{args.base or f'of {args.base_steps} steps'}, {args.steps} steps per SSM; "
         f"{args.limit} prompts of {args.prompts}, {args.max_new_tokens} new tokens, "
         f"drafts of {args.draft_length}, fp32; audit of the ensemble: {verdict}; 95 % intervals "
-        "over prompts.",
+        "over prompts, of what is covered over samples.",
     ]
     for temperature in TEMPERATURES:
         rows = _table_at(runs, found, costs, temperature, args.draft_length)
@@ -348,14 +354,14 @@ def _table_at(
     for run, n in _cells(runs):
         row = rows[run.name, n]
         spans, whole = coverage(run, n)
+        nodes = ratio(np.array(row["nodes"], float), np.array(row["calls"], float))
         cost = costs[run.costs_like]
-        work = cost.verify(row["mean_nodes"]) + length * n * (cost.c or 0.0)
+        work = cost.verify(nodes.value) + length * n * (cost.c or 0.0)
         tau = ratio(*pair(row))
         size = int(run.name.split()[0]) if run.costs_like != "base" else n
         other = rows.get((COPIES, size))
         cells = [
-            run.name, str(n), f"{spans:.1%}", f"{whole:.1%}", shown(tau),
-            f"{row['mean_nodes']:.2f}",
+            run.name, str(n), share(spans), share(whole), shown(tau), shown(nodes),
             f"{tau.value / work:.2f} [{tau.low / work:.2f}, {tau.high / work:.2f}]",
             "" if other is None or run.name == COPIES else shown(less(row, other)),
         ]  # fmt: skip
@@ -383,6 +389,10 @@ def pair(row: dict[str, Any]) -> tuple[Floats, Floats]:
 
 def shown(found: Interval) -> str:
     return f"{found.value:.2f} [{found.low:.2f}, {found.high:.2f}]"
+
+
+def share(found: Interval) -> str:
+    return f"{found.value:.1%} [{found.low:.1%}, {found.high:.1%}]"
 
 
 def file_name(name: str) -> str:
