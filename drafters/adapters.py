@@ -9,6 +9,7 @@ Read next: `draft_model.py`; `trainers/lora.py`, which trains one.
 from __future__ import annotations
 
 import contextlib
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -30,6 +31,7 @@ BASE = "base"
 """What stands for no adapter wherever one is chosen by name."""
 _PEFT_PREFIX = "base_model.model."
 _PEFT_BASE = "__base__"
+_TENSOR = re.compile(r"(.+\.lora_\w+)\.([^.]+)\.(\w+)")  # LAYER.lora_A.NAME.weight
 
 
 def adapted_layers(model: nn.Module) -> list[Any]:
@@ -220,10 +222,9 @@ def _weights(model: nn.Module, name: str) -> dict[str, Tensor]:
     """The tensors of one adapter as peft's files call them: without the adapter's name."""
     found = {}
     for own, tensor in model.state_dict(keep_vars=True).items():
-        # as in LAYER.lora_A.NAME.weight; a part of LAYER may be called NAME too
-        layer, kind, adapter, what = ["", "", "", "", *own.rsplit(".", 3)][-4:]
-        if kind.startswith("lora_") and adapter == name:
-            found[f"{layer}.{kind}.{what}"] = tensor
+        parts = _TENSOR.fullmatch(own)  # a part of LAYER may be called as the adapter is
+        if parts and parts[2] == name:
+            found[f"{parts[1]}.{parts[3]}"] = tensor
     return found
 
 

@@ -7,7 +7,8 @@ Read next: `translated_rows.py` and `foreign_draft.py`, which draft across vocab
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 Encode = Callable[[str], list[int]]
 _SPACE = "\u2581"  # how SentencePiece writes a space
+_BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")  # and a byte that none of its pieces has
+_LINE = b"\n"  # which no piece goes beyond
 _KEPT = 4096  # answers that are remembered
 
 
@@ -28,6 +31,7 @@ class Vocabulary:
     def __init__(
         self, tokens: Sequence[bytes | None], *, specials: Mapping[int, str] | None = None,
         start: Sequence[int] = (), end: int | None = None, encode: Encode | None = None,
+        last: Collection[int] = (),
     ) -> None:  # fmt: skip
         """A vocabulary by its tokens.
 
@@ -37,15 +41,18 @@ class Vocabulary:
             start: what stands in front of a text.
             end: what ends one.
             encode: the tokenizer's own way; None for the longest token that fits, from the left.
+            last: ids that stand for their bytes only where no other token has the same.
         """
         self.tokens, self.specials = list(tokens), dict(specials or {})
         self.start, self.end = list(start), end
         self._encode = encode
-        self.ids: dict[bytes, int] = {}
-        for number, token in enumerate(self.tokens):
-            if token:
-                self.ids.setdefault(token, number)
+        having = self._by_bytes(last)
+        self.ids: dict[bytes, int] = {token: numbers[0] for token, numbers in having.items()}
         self._longest = max(map(len, self.ids), default=0)
+        for token, numbers in having.items():
+            own = self.encode(token) if len(numbers) > 1 else []
+            if len(own) == 1:  # of several, the one that a text of it has
+                self.ids[token] = own[0]
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase, rows: int) -> Vocabulary:
@@ -56,10 +63,15 @@ class Vocabulary:
         """
         to_bytes = _reader(tokenizer)
         added = tokenizer.added_tokens_decoder
+        # SentencePiece's decoder reads added tokens as it does the others
+        literal = () if to_bytes is _sentence_piece else added.keys()
         tokens: list[bytes | None] = [None] * rows
+        bytewise: list[int] = []
         for text, number in tokenizer.get_vocab().items():
             if number < rows and not (number in added and added[number].special):
-                tokens[number] = text.encode() if number in added else to_bytes(text)
+                tokens[number] = text.encode() if number in literal else to_bytes(text)
+                if to_bytes is _sentence_piece and _BYTE.fullmatch(text):
+                    bytewise.append(number)
         specials = {n: each.content for n, each in added.items() if each.special and n < rows}
         bos, end = tokenizer.bos_token_id, tokenizer.eos_token_id
         end = None if end is None or end >= rows else end
@@ -67,6 +79,7 @@ class Vocabulary:
         return cls(
             tokens, specials=specials, start=[bos] if begins else [], end=end,
             encode=lambda text: tokenizer(text, add_special_tokens=False)["input_ids"],
+            last=bytewise,
         )  # fmt: skip
 
     @cached_property
@@ -81,11 +94,14 @@ class Vocabulary:
     def encode(self, data: bytes) -> list[int]:
         """Ordinary tokens whose bytes are `data`: as the tokenizer writes it, where that is so.
 
-        A text that it would change (a space put in front, half a character) is written by the
-        longest tokens that fit. Bytes that no token has are left out, as they cannot be said.
+        A text that it puts a space in front of is written as behind a line break. One that it would
+        change otherwise (half a character) is written by the longest tokens that fit. Bytes that no
+        token has are left out, as they cannot be said.
         """
         own = self.encode_text(data)
-        return own if own is not None and self.bytes_of(own) == data else self._greedy(data)
+        if own is None or self.bytes_of(own) != data:
+            own = self.encode_behind(_LINE, data)
+        return self._greedy(data) if own is None else own
 
     def encode_text(self, data: bytes) -> list[int] | None:
         """The tokenizer's own tokens; None for what is no text, or reads as special tokens."""
@@ -97,6 +113,27 @@ class Vocabulary:
             return None
         known = all(0 <= n < len(self.tokens) and self.tokens[n] is not None for n in ids)
         return ids if known else None
+
+    def encode_behind(self, tail: bytes, data: bytes) -> list[int] | None:
+        """The last tokens of the two texts together that are `data` to the byte."""
+        both = _readable(tail, data)
+        ids = None if both is None else self.encode_text(both)
+        if not data or ids is None:
+            return None
+        at, missing = len(ids), len(data)
+        while at and missing > 0:
+            at -= 1
+            missing -= len(self.tokens[ids[at]] or b"")
+        return ids[at:] if self.bytes_of(ids[at:]) == data else None
+
+    def _by_bytes(self, last: Collection[int]) -> dict[bytes, list[int]]:
+        """The ids of each token's bytes, those of `last` behind the others."""
+        having: dict[bytes, list[int]] = {}
+        for number in sorted(range(len(self.tokens)), key=set(last).__contains__):
+            token = self.tokens[number]
+            if token:
+                having.setdefault(token, []).append(number)
+        return having
 
     def _greedy(self, data: bytes) -> list[int]:
         ids, at = [], 0
@@ -132,7 +169,7 @@ class VocabularyPair:
         pairs = [(n, target.ids[token]) for token, n in draft.ids.items() if token in target.ids]
         written = {text: number for number, text in target.specials.items()}
         special = [(n, written[text]) for n, text in draft.specials.items() if text in written]
-        mine, theirs = {n for n, _ in special}, {n for _, n in special}
+        mine, theirs = {n for n, _ in pairs + special}, {n for _, n in pairs + special}
         free = draft.end not in mine and target.end not in theirs
         if draft.end is not None and target.end is not None and free:
             special.append((draft.end, target.end))
@@ -151,9 +188,10 @@ class VocabularyPair:
     def _text(self, ids: tuple[int, ...]) -> list[int]:
         """A target's text in the draft's tokens: whole stretches between special tokens at once.
 
-        As the draft was trained to read it, its start included; never empty.
+        As the draft was trained to read it, its start included, once; never empty.
         """
-        found, run = list(self.draft.start), b""
+        found: list[int] = []
+        run = b""
         for number in ids:
             token = self.target.tokens[number]
             if token is None:
@@ -162,6 +200,9 @@ class VocabularyPair:
             else:
                 run += token
         found += self.draft.encode(run)
+        start = self.draft.start
+        if found[: len(start)] != start:  # a start that both share has been translated already
+            found = [*start, *found]
         return found or [self.draft.end or 0]
 
     def _piece(self, number: int) -> list[int]:
@@ -193,7 +234,7 @@ class VocabularyPair:
         count = next((n for n, each in enumerate(drafted) if own[each] is None), len(drafted))
         data = self.draft.bytes_of(drafted[:count])
         whole = _whole_characters(data)
-        ids = self._joined(self._last_text(tail), whole)
+        ids = self.target.encode_behind(self._last_text(tail), whole)
         ids = self.target.encode(whole or data) if ids is None else ids
         ends = count < len(drafted) and drafted[count] == self.draft.end
         return [*ids, self.target.end] if ends and self.target.end is not None else ids
@@ -202,17 +243,6 @@ class VocabularyPair:
         """The text of the ordinary tokens at the end."""
         ordinary = takewhile(lambda n: self.target.tokens[n] is not None, reversed(ids))
         return self.target.bytes_of(reversed(list(ordinary)))
-
-    def _joined(self, tail: bytes, data: bytes) -> list[int] | None:
-        """The last tokens of the two texts together that are `data` to the byte."""
-        both = _readable(tail, data)
-        ids = None if both is None else self.target.encode_text(both)
-        if not data or ids is None:
-            return None
-        taken: list[int] = []
-        while ids and len(self.target.bytes_of(taken)) < len(data):
-            taken.insert(0, ids.pop())
-        return taken if self.target.bytes_of(taken) == data else None
 
 
 def _whole_characters(data: bytes) -> bytes:
@@ -273,6 +303,5 @@ def byte_level() -> dict[str, int]:
 
 
 def _sentence_piece(text: str) -> bytes:
-    if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
-        return bytes([int(text[3:5], 16)])
-    return text.replace(_SPACE, " ").encode()
+    found = _BYTE.fullmatch(text)
+    return bytes([int(found[1], 16)]) if found else text.replace(_SPACE, " ").encode()

@@ -134,6 +134,19 @@ def test_rows_with_adapters_of_their_own_draft_as_each_alone(
     assert not any(module._forward_pre_hooks for module in draft.model.modules())
 
 
+def test_rows_of_adapters_are_not_recorded_and_want_a_name_each(
+    pair: tuple[Backbone, Backbone],
+) -> None:
+    target, draft = pair
+    assert DraftModel(draft, target.vocabulary).replayable
+    for names in (["one", None, "two"], ["one"] * 5):
+        with rows_use(draft, names) as rows:
+            drafter = DraftModel(rows, target.vocabulary)
+            assert not drafter.replayable
+            with pytest.raises(RequestError, match=f"for {len(names)} rows, and the batch has 4"):
+                drafter.reset(PROMPTS, 8)
+
+
 def test_a_hook_in_an_opened_layer_is_no_lean_forward(pair: tuple[Backbone, Backbone]) -> None:
     model = copy.deepcopy(pair[1].model)
     model.model.layers[0].mlp.register_forward_hook(lambda *_: None)
@@ -174,6 +187,32 @@ def test_the_folder_is_peft_s_own(pair: tuple[Backbone, Backbone], folder: Path)
         if name is not None:
             model = PeftModel.from_pretrained(model, folder / "adapters" / name)
         torch.testing.assert_close(model(ids).logits, draft.model(ids).logits, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["0", "1", "mlp", "layers", "self_attn", "weight", "lora_A"])
+def test_an_adapter_may_be_called_as_a_part_of_the_model(
+    name: str, pair: tuple[Backbone, Backbone], tmp_path: Path
+) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    target, draft = pair
+    model = without_adapters(draft.model).eval()
+    add_adapter(model, name, layers=[], **SETTINGS)
+    g = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for own, parameter in model.named_parameters():
+            if "lora_B" in own:
+                parameter.add_(0.3 * torch.randn(parameter.shape, generator=g))
+    save_adapted(model, tmp_path, target, LoraConfig(rank=4, name=name))
+    ids = torch.tensor([PROMPTS[0]])
+    law, loaded = model(ids).logits, load_drafter(tmp_path, target)
+    assert loaded.adapter == name
+    torch.testing.assert_close(loaded.module(ids).logits, law)
+    base = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert not torch.allclose(base(ids).logits, law, atol=0.1)
+    peft_s = PeftModel.from_pretrained(base, tmp_path / "adapters" / name)
+    torch.testing.assert_close(peft_s(ids).logits, law, atol=1e-5, rtol=1e-4)
 
 
 BAD_SETTINGS: dict[str, dict[str, Any]] = {

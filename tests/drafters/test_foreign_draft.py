@@ -31,6 +31,7 @@ from draftsmith.eval.enumeration import enumerate_decoding
 from draftsmith.eval.miniature import MINIATURES, Miniature
 from draftsmith.trainers.architecture import fresh_model
 from draftsmith.trainers.config import ModelConfig
+from sentence_piece import sentence_piece
 from torch import Tensor
 
 CODE = ["def add(left, right):\n    return left + right\n", "import os, sys\n"] * 20
@@ -197,6 +198,51 @@ def test_a_draft_that_knows_the_answer_is_accepted() -> None:
         drafter = kind(target, pair, 61, draft_length=3)
         done = generate(target, drafter, [[5, 9, 2], [7]], warper=Warper(0.0), max_new_tokens=21)
         assert done.target_calls == 5  # 20 tokens behind the first, four at a time
+
+
+# spaces and letters of both, whatever their tokenizers call them
+LETTERS = {" ": ("\u0120", "\u2581")} | {letter: (letter, letter) for letter in "abcdefghij(,1"}
+SIMPLE = {
+    "bytes": train_tokenizer([], 256),
+    "pieces": sentence_piece([piece for _, piece in LETTERS.values()], [], begins=False),
+}
+
+
+def says_letters(name: str) -> Backbone:
+    """The same weights for every tokenizer; what is no letter is not said."""
+    tokenizer = SIMPLE[name]
+    places = [each[name == "pieces"] for each in LETTERS.values()]
+    made, g = model(len(tokenizer), seed=4), torch.Generator().manual_seed(4)
+    rows_VH = made.model.get_input_embeddings().weight
+    with torch.no_grad():
+        rows_VH.zero_()
+        for parameter in made.model.model.layers.parameters():
+            if parameter.ndim > 1:
+                parameter.copy_(0.6 * torch.randn(parameter.shape, generator=g))
+        ids = tokenizer.convert_tokens_to_ids(places)
+        rows_VH[ids] = torch.randn((len(ids), 32), generator=g)
+    made.tokenizer = tokenizer
+    return made
+
+
+@KINDS
+@pytest.mark.parametrize(
+    ("draft", "target"), [("pieces", "bytes"), ("bytes", "pieces"), ("pieces", "pieces")]
+)
+def test_letters_of_another_tokenizer_are_accepted_as_its_own(
+    kind: type[ForeignDraft], draft: str, target: str
+) -> None:
+    """A perfect draft loses nothing to the other way of writing single characters."""
+    says = says_letters(target)
+    prompts = [says.tokenizer(text)["input_ids"] for text in ("abc def", "j(1, a")]
+    how = {"warper": Warper(0.0), "max_new_tokens": 33}
+    own = generate(says, DraftModel(says, says.vocabulary), prompts, **how)
+    done = generate(says, make(kind, says_letters(draft), says), prompts, **how)
+    said = says.tokenizer.convert_ids_to_tokens({n for row in own.tokens for n in row})
+    assert len(said) > 5
+    assert set(said) <= {letter for each in LETTERS.values() for letter in each}
+    assert (done.tokens, done.target_calls) == (own.tokens, own.target_calls)
+    assert own.target_calls == 7  # 32 tokens behind the first, five at a time
 
 
 # ---- losslessness ----------------------------------------------------------------------------

@@ -8,37 +8,12 @@ from draftsmith.drafters.vocabularies import Vocabulary, VocabularyPair, byte_le
 from draftsmith.errors import RequestError
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, normalizers
+from sentence_piece import sentence_piece
+from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 CODE = ["def add(left, right):\n    return left + right  # a sum\n", "import os, sys\n"] * 20
 PROSE = ["Ein Bär läuft über die Straße, añade 東京 und geht heim\n"] * 40
-
-
-def sentence_piece() -> PreTrainedTokenizerFast:
-    """As Llama 2's: spaces are written as a letter, bytes as <0x..>, a text begins with <s>."""
-    words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    words += ["\u2581", "a", "d", "e", "f", "\u2581a", "de", "def"]
-    raw = Tokenizer(
-        models.BPE(
-            {word: n for n, word in enumerate(words)},
-            [("\u2581", "a"), ("d", "e"), ("de", "f")], byte_fallback=True, unk_token="<unk>",
-        )
-    )  # fmt: skip
-    raw.normalizer = normalizers.Sequence(
-        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
-    )
-    raw.decoder = decoders.Sequence(
-        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(),
-         decoders.Strip(" ", 1, 0)]
-    )  # fmt: skip
-    from tokenizers.processors import TemplateProcessing
-
-    raw.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=raw, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
-    )
-
 
 CODER = train_tokenizer(CODE, 340)
 WRITER = train_tokenizer(PROSE, 360)
@@ -103,12 +78,53 @@ def test_shared_tokens_are_all_those_with_the_same_bytes(draft: str, target: str
     }  # fmt: skip
     found = {(a, b) for a, b in pair.shared if pair.draft.tokens[a] is not None}
     assert found <= by_hand
-    # of several ids with the same bytes one is taken
+    # of several ids with the same bytes one is taken: the one that a text of it has
     assert {pair.draft.tokens[a] for a, _ in by_hand} == {pair.draft.tokens[a] for a, _ in found}
+    for letter, piece in (("a", "a"), ("e", "e"), ("\u0120", "\u2581")):  # the last one: a space
+        ids = [
+            TOKENIZERS[name].convert_tokens_to_ids(piece if name == "pieces" else letter)
+            for name in (draft, target)
+        ]
+        assert tuple(ids) in found
     assert len({a for a, _ in pair.shared}) == len({b for _, b in pair.shared}) == len(pair.shared)
     assert (pair.draft.end, pair.target.end) in pair.shared
     special = {a for a, _ in pair.shared if a in pair.draft.specials}
     assert len(special) == (1 if "pieces" in (draft, target) else 4)
+
+
+def test_of_tokens_with_the_same_bytes_the_one_that_a_text_has_is_taken() -> None:
+    """Added tokens go before others, pieces before bytes, and a run of spaces is no letter."""
+    spaces = train_tokenizer(CODE, 340)
+    spaces.add_tokens(["  "])
+    merged, added = spaces.convert_tokens_to_ids(["\u0120\u0120", "  "])
+    words = Vocabulary.of(spaces, len(spaces))
+    assert words.tokens[merged] == words.tokens[added] == b"  "
+    assert words.ids[b"  "] == added == spaces("  ")["input_ids"][0]
+    pieces = sentence_piece()
+    pieces.add_tokens([AddedToken("\u2581\u2581", normalized=False), "\n"])
+    runs, line = pieces.convert_tokens_to_ids(["\u2581\u2581", "\n"])
+    words = Vocabulary.of(pieces, len(pieces))
+    assert pieces.decode([runs, line]) == "  \n"
+    assert (words.tokens[runs], words.ids[b"\n"]) == (b"  ", line)
+    # and where there is nothing to ask, by order
+    assert Vocabulary([b"a", b"b", b"a", b"b"], last=[0]).ids == {b"a": 2, b"b": 1}
+
+
+def test_an_end_that_is_an_ordinary_token_is_shared_once() -> None:
+    pair = VocabularyPair(Vocabulary([b"a", b"b"], end=1), Vocabulary([b"b", b"a", None], end=2))
+    assert pair.shared == [(0, 1), (1, 0)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(text=st.text(alphabet="adef \n\u6771", min_size=1, max_size=20))
+def test_a_tokenizer_that_puts_a_space_in_front_writes_the_text_its_own_way(text: str) -> None:
+    """With that space, and without one; these merges are not the longest tokens from the left."""
+    pieces = [*"\u2581adef", "ef", "de", "\u2581a"]
+    tokenizer = sentence_piece(pieces, [("e", "f"), ("d", "e"), ("\u2581", "a")])
+    words = Vocabulary.of(tokenizer, len(tokenizer))
+    own = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert words.encode(b" " + text.encode()) == own
+    assert tokenizer.convert_ids_to_tokens(words.encode(b"def a")) == ["d", "ef", "\u2581a"]
 
 
 def test_special_tokens_of_a_prompt() -> None:
@@ -123,6 +139,10 @@ def test_special_tokens_of_a_prompt() -> None:
     assert pair.text(ids)[0] == PIECES.bos_token_id
     assert pair.draft.bytes_of(pair.text(ids)) == b"<|im_start|>def"
     assert pad != end
+    same = VocabularyPair(WORDS["pieces"], WORDS["pieces"])
+    ids = tuple(PIECES("def a")["input_ids"])
+    assert ids[0] == PIECES.bos_token_id
+    assert same.text(ids) == same.text(ids[1:]) == list(ids)
     back = VocabularyPair(WORDS["code"], WORDS["pieces"])
     assert back.piece(PIECES.bos_token_id) == []
     assert back.piece(len(PIECES) + 1) == []  # padding of the target's head
