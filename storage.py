@@ -8,19 +8,23 @@ are read. Read next: `trainers/checkpoint.py`.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import logging
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .errors import RequestError
+from .errors import DraftsmithError, EnvironmentFailure, RequestError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _log = logging.getLogger(__name__)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def flush(path: Path) -> None:
@@ -42,9 +46,64 @@ def write_text(path: Path, text: str) -> None:
     """Replace a small file whole: no reader ever sees half of it, and processes may race."""
     path.parent.mkdir(parents=True, exist_ok=True)
     staging = path.with_name(f".staging-{os.getpid()}-{path.name}")
-    staging.write_text(text, encoding="utf-8")
-    flush(staging)
-    staging.replace(path)
+    try:
+        staging.write_text(text, encoding="utf-8")
+        flush(staging)
+        staging.replace(path)
+    except OSError:
+        staging.unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def told_when_full(place: Path) -> Iterator[None]:
+    """Inside, a full disk is an EnvironmentFailure that says what to do.
+
+    Args:
+        place: where something is written, there already or not.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not _says_full(error):
+            raise
+        there = next(each for each in (place, *place.absolute().parents) if each.exists())
+        free = shutil.disk_usage(there).free / 1e6
+        raise EnvironmentFailure(
+            f"a disk is full ({error}); {free:.0f} MB are free at {place}. What was complete "
+            "before is intact: make room, then run the same command again"
+        ) from error
+
+
+def _says_full(error: Exception) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in _FULL
+    # tokenizers and safetensors, which are written in Rust, have the number in their words alone
+    outside = not isinstance(error, DraftsmithError)
+    return outside and any(f"(os error {number})" in str(error) for number in _FULL)
+
+
+def writable_folder(path: Path) -> Path:
+    """The same path, once tried: to be asked before the work whose result goes there.
+
+    Nothing is left behind, a folder neither: what is tried is the nearest one that is there.
+
+    Raises:
+        RequestError: a file is in the way. EnvironmentFailure: nobody may write there.
+    """
+    whole = path.absolute()
+    there = next(each for each in (whole, *whole.parents) if os.path.lexists(each))
+    if not there.is_dir():
+        raise RequestError(f"{path} cannot be a folder: {there} is a file; name another folder")
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise EnvironmentFailure(
+            f"cannot write to {path} ({error.strerror or error}, tried in {there}); name another "
+            "folder, or make room or a right to write there"
+        ) from error
+    return path
 
 
 def read_tensors(path: Path, *, remedy: str) -> dict[str, Tensor]:

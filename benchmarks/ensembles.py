@@ -307,7 +307,8 @@ def target_of(run: Path) -> Backbone:
 def eval_config(args: argparse.Namespace) -> EvalConfig:
     return EvalConfig(
         prompts=args.prompts, limit=args.limit, max_new_tokens=args.max_new_tokens,
-        draft_length=args.draft_length, sweep=[], repeats=1, batch=args.batch,
+        prompt_tokens=args.prompt_tokens, draft_length=args.draft_length, sweep=[], repeats=1,
+        batch=args.batch,
     )  # fmt: skip
 
 
@@ -419,6 +420,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--train-only", action="store_true")
     parser.add_argument("--prompts", default="stdlib")
     parser.add_argument("--limit", type=int, default=48)
+    parser.add_argument(
+        "--prompt-tokens", type=int, default=128,
+        help="texts are cut to their last ones, longer chats are left out",
+    )  # fmt: skip
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--draft-length", type=int, default=4)
     parser.add_argument("--batch", type=int, default=1)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from draftsmith.data.prompts import Prompt, load_prompts, render
+from draftsmith.data.prompts import Prompt, fitting, load_prompts, render
 from draftsmith.decoding.backbone import Backbone
 from draftsmith.decoding.loading import load_target
 from draftsmith.decoding.proposal import Proposer
@@ -163,7 +163,7 @@ def measure(family: Family, trained: Path, fresh: Path, args: argparse.Namespace
     """Rows of results for every shape, trained and not, at every temperature."""
     config = EvalConfig(
         prompts=args.prompts, limit=args.limit, max_new_tokens=args.max_new_tokens,
-        draft_length=DEPTH, sweep=[], repeats=args.repeats,
+        prompt_tokens=args.prompt_tokens, draft_length=DEPTH, sweep=[], repeats=args.repeats,
     )  # fmt: skip
     prompts = load_prompts(config.prompts, limit=config.limit, seed=config.seed)
     rows = _rows(family, trained, prompts, config, args)
@@ -200,7 +200,9 @@ def _audited(
     target: Backbone, arm: Arm, prompts: Sequence[Prompt], config: EvalConfig,
     args: argparse.Namespace,
 ) -> AuditReport:  # fmt: skip
-    ids = [render(each, target.tokenizer, limit=config.prompt_tokens) for each in prompts]
+    longest = config.prompt_tokens
+    taken = fitting(prompts, target.tokenizer, longest)
+    ids = [render(each, target.tokenizer, limit=longest) for each in taken]
     evidence = AuditConfig(
         tokens=args.audit_tokens, sequences=args.audit_sequences, prompts=min(24, len(ids))
     )
@@ -278,6 +280,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--train-only", action="store_true")
     parser.add_argument("--prompts", default="stdlib")
     parser.add_argument("--limit", type=int, default=48)
+    parser.add_argument(
+        "--prompt-tokens", type=int, default=128,
+        help="texts are cut to their last ones, longer chats are left out",
+    )  # fmt: skip
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--audit-tokens", type=int, default=20_000)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from draftsmith.data.prompts import load_prompts, render
+from draftsmith.data.prompts import fitting, load_prompts, render
 from draftsmith.decoding.backbone import Backbone
 from draftsmith.decoding.loading import load_target
 from draftsmith.decoding.proposal import Proposer
@@ -151,7 +151,9 @@ def measure(origin: Origin, args: argparse.Namespace) -> dict[str, Any]:
     folder = folder_of(origin, target, args)
     drafter = load_drafter(folder, target, draft_length=DEPTH)
     prompts = load_prompts(config.prompts, limit=config.limit, seed=config.seed)
-    ids = [render(each, target.tokenizer, limit=config.prompt_tokens) for each in prompts]
+    longest = config.prompt_tokens
+    taken = fitting(prompts, target.tokenizer, longest)
+    ids = [render(each, target.tokenizer, limit=longest) for each in taken]
     verdict = verdict_of(target, drafter, ids, args)
     found = evaluate(target, [Arm(origin.name, drafter, verdict)], prompts, config)
     return {

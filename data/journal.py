@@ -310,6 +310,7 @@ def _finished(
             "tau": counts["emitted"] / counts["steps"],
             "alpha": counts["accepted"] / counts["tested"] if counts["tested"] else None,
             "steps": counts["steps"],
+            "verdict": "not audited",
         }
     return {
         "state": "complete",

@@ -5,6 +5,7 @@ Read next: `eval/evaluate.py`, which decodes them.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from .templates import render_chat
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -50,21 +53,51 @@ def render(
     prompt: Prompt, tokenizer: PreTrainedTokenizerBase, *, answers: Sequence[str] = (),
     limit: int | None = None,
 ) -> list[int]:  # fmt: skip
-    """Token ids of the turn that follows `answers`; of a longer prompt the last `limit` ids.
+    """Token ids of the turn that follows `answers`; of a longer text the last `limit` ids.
 
     Chats go through the same renderer as training rows; plain text begins as training text does.
+    A chat is not cut: without its beginning it is none (`fitting` leaves out what is too long).
 
     Raises:
         DataError: the tokenizer's template refuses the chat.
     """
     turns = prompt.turns[: len(answers) + 1]
     if prompt.chat and tokenizer.chat_template is not None:
-        text, before = _render_turns(prompt, turns, answers, tokenizer), []
+        text, before, limit = _render_turns(prompt, turns, answers, tokenizer), [], None
     else:
         said = [part for pair in zip(turns, answers) for part in pair]
         text, before = "".join([*said, turns[len(answers)]]), beginning(tokenizer)
     ids = [*before, *tokenizer(text, add_special_tokens=False)["input_ids"]]
     return ids if limit is None else ids[-limit:]
+
+
+def fitting(
+    prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, longest: int, *,
+    warn: bool = False,
+) -> list[Prompt]:  # fmt: skip
+    """Those whose first turn has at most `longest` tokens, with every text, as texts can be cut.
+
+    Args:
+        warn: log how many are left out; of several calls with the same prompts one says it.
+
+    Raises:
+        RequestError: none is left. DataError: as for `render`.
+    """
+    lengths = [len(render(each, tokenizer, limit=longest)) for each in prompts]
+    kept = [each for each, length in zip(prompts, lengths, strict=True) if length <= longest]
+    if not kept:
+        raise RequestError(
+            f"all {len(prompts)} prompts are longer than eval.prompt_tokens = {longest}: chats of "
+            f"{min(lengths)} to {max(lengths)} tokens, which are never cut; set "
+            f"--eval.prompt_tokens {max(lengths)}"
+        )
+    if warn and len(kept) < len(prompts):
+        _log.warning(
+            "%d of %d prompts are left out: chats longer than eval.prompt_tokens = %d; with "
+            "--eval.prompt_tokens %d all of them are taken",
+            len(prompts) - len(kept), len(prompts), longest, max(lengths),
+        )  # fmt: skip
+    return kept
 
 
 def _render_turns(

@@ -81,7 +81,7 @@ class Backbone:
         """The ids that end a text, by the model's generation settings."""
         found = self.model.generation_config.eos_token_id
         if found is None:
-            found = self.model.config.eos_token_id
+            found = self.model.config.get_text_config(decoder=True).eos_token_id
         if found is None:
             return ()
         return (found,) if isinstance(found, int) else tuple(found)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import RequestError
 from .checkpoint import built_from, load_weights
@@ -47,21 +47,41 @@ class ServedTarget:
     """Longest context in tokens."""
     bos: int | None
     eos: int | None
+    embedding_scale: float = 1.0
+    """What the target multiplies the rows of its embedding by (Gemma: the root of H)."""
 
     @classmethod
-    def of(cls, path: str, config: Any) -> ServedTarget:
-        """From a target's `transformers` config."""
-        config = config.get_text_config(decoder=True)
+    def of(cls, path: str, config: Any, embedding: nn.Module | None = None) -> ServedTarget:
+        """From a target's `transformers` config, and its input embedding.
+
+        Raises:
+            RequestError: it is not known what the embedding does to its rows.
+        """
+        whole, config = config, config.get_text_config(decoder=True)
         eos = config.eos_token_id
         return cls(
             path=path,
-            architectures=list(config.architectures or []),
+            # a text model inside a larger one does not name itself
+            architectures=list(config.architectures or whole.architectures or []),
             vocabulary=int(config.vocab_size),
             layers=int(config.num_hidden_layers),
             positions=int(config.max_position_embeddings),
             bos=config.bos_token_id,
             eos=eos[0] if isinstance(eos, list) else eos,
+            embedding_scale=1.0 if embedding is None else _scale_of(embedding),
         )
+
+
+def _scale_of(embedding: nn.Module) -> float:
+    if type(embedding) is nn.Embedding:
+        return 1.0
+    scale = getattr(embedding, "scalar_embed_scale", None)
+    if not isinstance(scale, float):
+        raise RequestError(
+            f"the target's embedding is a {type(embedding).__name__}, and what it does to its rows "
+            "is not known; engines hand a drafter the rows alone"
+        )
+    return scale
 
 
 @dataclass(frozen=True)
@@ -161,11 +181,18 @@ def _medusa(heads: MedusaHeads, head_VH: Tensor | None) -> Export:
 
 
 def _eagle(net: EagleNet, target: ServedTarget, form: str) -> Export:
-    """EAGLE-1 and EAGLE-2, whose weights are the same; embedding and head are the target's."""
+    """EAGLE-1 and EAGLE-2, whose weights are the same; embedding and head are the target's.
+
+    Engines hand out the rows of the target's embedding as they are, and scale them elsewhere: so
+    the scale goes into what reads them, the first half of `fc`.
+    """
     name = "LlamaForCausalLMEagle" if form == "sglang" else "LlamaForCausalLM"
     config = {**_llama(net.config, target), "architectures": [name], "bias": False}
     # SGLang always has this bias and would leave it as it came; vLLM never has it
     tensors = {**net.state_dict(), "fc.bias": torch.zeros(net.config.hidden)}
+    scale_2H = torch.ones(2 * net.config.hidden)
+    scale_2H[: net.config.hidden] = target.embedding_scale
+    tensors["fc.weight"] = tensors["fc.weight"] * scale_2H
     return Export(config, tensors)
 
 

@@ -23,7 +23,7 @@ class EvalConfig(Section):
     limit: int | None = Field(24, ge=1)
     """Prompts used; empty uses all."""
     prompt_tokens: int = Field(128, ge=1)
-    """Longest prompt; a longer one keeps its end."""
+    """Longest prompt; a longer text keeps its end, a longer chat is left out and counted."""
     max_new_tokens: int = Field(96, ge=2)
     """Tokens written per prompt at most."""
     temperatures: list[Annotated[float, Field(ge=0)]] = Field([0.0, 1.0], min_length=1)
@@ -46,7 +46,7 @@ class EvalConfig(Section):
     """Prompts decoded together."""
     repeats: int = Field(2, ge=1)
     """Interleaved timing rounds of baseline and drafter."""
-    seed: int = 0
+    seed: int = Field(0, ge=0, lt=2**32)
     """Seed of sampling and of the bootstrap."""
 
 
@@ -71,5 +71,5 @@ class AuditConfig(Section):
     """Rows decoded together in the Rosenblatt test."""
     prompts: int = Field(24, ge=1)
     """Prompts of the greedy replay."""
-    seed: int = 0
+    seed: int = Field(0, ge=0, lt=2**32)
     """Seed of every draw of the audit."""

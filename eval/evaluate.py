@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from ..data.prompts import Prompt, render
+from ..data.prompts import Prompt, fitting, render
 from ..decoding.backbone import Backbone
 from ..decoding.engine import Generation, autoregressive, generate
 from ..decoding.proposal import Proposer
@@ -43,6 +43,10 @@ class Arm:
     verdict: str = NOT_AUDITED
     distance: float | None = None
     """Of a lossy rule: its measured total variation."""
+    path: str | None = None
+    """Of the drafter's folder, as it was asked for; None where there is none."""
+    sha256: str | None = None
+    """Of that folder's config and weights."""
 
     def at(self, length: int | None) -> Arm:
         """The same with another draft length, where it has one to set."""
@@ -157,6 +161,7 @@ def evaluate(
     return {
         "schema_version": SCHEMA_VERSION,
         "rows": rows,
+        "left_out": sum(len(prompt.turns) for prompt in prompts) - len(requests),
         "sweep": _sweep(target, arms[0], requests, config, costs) if sweeping else [],
         "costs": {
             "target_call_ms": costs.target_call_seconds * 1e3, "c": costs.c,
@@ -164,19 +169,34 @@ def evaluate(
         },
         "settings": config.model_dump(),
         "target": {"name": shown_name(target), "bytes": bytes_of(target.model)},
-        "draft": {"bytes": max(arm.draft_bytes for arm in arms)},
+        "draft": {
+            "bytes": max(arm.draft_bytes for arm in arms),
+            "loaded": [
+                {"method": arm.name, "path": arm.path, "sha256": arm.sha256}
+                for arm in arms
+                if arm.path is not None
+            ],
+            "settings": {},
+        },
+        "repeat": [],
         "environment": environment(),
     }  # fmt: skip
 
 
 def make_requests(target: Backbone, prompts: Sequence[Prompt], config: EvalConfig) -> list[Request]:
-    """Every turn of every prompt; of earlier turns the target's own greedy answer is history."""
+    """Every turn that fits of every prompt; the target's own greedy answers stand before it.
+
+    Raises:
+        RequestError: none fits.
+    """
     requests: list[Request] = []
-    warper = Warper(0.0)
-    for prompt in prompts:
+    warper, most = Warper(0.0), config.prompt_tokens
+    for prompt in fitting(prompts, target.tokenizer, most):
         answers: list[str] = []
         for turn in range(len(prompt.turns)):
-            ids = render(prompt, target.tokenizer, answers=answers, limit=config.prompt_tokens)
+            ids = render(prompt, target.tokenizer, answers=answers, limit=most)
+            if len(ids) > most:
+                break  # later turns hold this one
             requests.append(Request(prompt, ids, len(requests)))
             if turn + 1 < len(prompt.turns):
                 done = autoregressive(
@@ -206,19 +226,19 @@ def _row(
     found = acceptance(run.counts, seed=config.seed)
     text = degeneracy(run.baseline_texts)
     # an adaptive draft takes as many steps as it drafts tokens, not as many as it may
-    steps = min(arm.drafter.draft_steps, run.mean_nodes - 1)
+    steps = max(0.0, min(arm.drafter.draft_steps, run.mean_nodes - 1))
     read = arm.proposal_bytes / bytes_of(target.model) * steps / (arm.drafter.draft_steps or 1)
-    # of what is no causal LM, the time of proposing is shared out over its steps
-    own = run.look_up_cost(costs) / (steps or 1)
-    c = costs.c if arm.backbone is not None and costs.c is not None else own
+    steps = steps or 1.0  # looking up once
+    c = _step_cost(arm, run, costs, steps)
     c_v = costs.verify(run.mean_nodes)
-    predicted = found.tau.value / (c_v + (steps or 1) * c)
+    predicted = found.tau.value / (c_v + steps * c)
     return {
         "method": arm.name,
         "temperature": temperature,
         "prompts": config.prompts,
         "requests": len(requests),
         "draft_length": arm.drafter.draft_length,
+        "draft_steps": steps,
         "nodes": arm.drafter.nodes,
         "mean_nodes": run.mean_nodes,
         "rule": config.rule,
@@ -237,6 +257,13 @@ def _row(
         "categories": _categories(requests, run, config.seed, arm.verdict),
         "sample": _sample(target, requests, run),
     }
+
+
+def _step_cost(arm: Arm, run: Run, costs: Costs, steps: float) -> float:
+    """Of what is no causal LM, the time of proposing is shared out over its steps."""
+    if arm.backbone is not None and costs.c is not None:
+        return costs.c
+    return run.look_up_cost(costs) / steps
 
 
 def acceptance_fields(found: Acceptance) -> dict[str, Any]:
@@ -332,15 +359,17 @@ def _sweep(
     found = []
     for length, run in zip(config.sweep, runs, strict=True):
         measured = acceptance(run.counts, seed=config.seed)
+        c = _step_cost(arm, run, costs, length)
+        predicted = replace(costs, c=c).predicted_speedup(measured.tau.value, length)
         found.append(
             {
                 "draft_length": length,
                 "verdict": arm.verdict,
                 "tau": measured.tau.to_list(),
                 "alpha": measured.alpha.to_list(),
-                "c": costs.c,
+                "c": c,
                 "c_v": costs.c_v[length],
-                "predicted_speedup": _or_null(costs.predicted_speedup(measured.tau.value, length)),
+                "predicted_speedup": _or_null(predicted),
                 "speedup": _speed_fields(run, config.seed)["speedup"],
             }
         )

@@ -33,13 +33,17 @@ _UNSEEN = re.compile(
 
 
 def write_report(run: Path) -> Path:
-    """Write `report.html` and `report.md` into a run folder; return the page's path.
+    """Write `report.html` and `report.md` into a run folder, or an --out of `eval`.
+
+    Returns:
+        The page's path.
 
     Raises:
         RequestError: the run has not been evaluated, or by another version.
     """
-    results = read_results(run / "eval" / "results.json")
-    content = context(results, _audit(run / "eval" / "audit.json"), _curve(run / "metrics.jsonl"))
+    place = _results_in(run)
+    results = read_results(place / "results.json")
+    content = context(results, _audit(place / "audit.json"), _curve(run / "metrics.jsonl"))
     environment = Environment(
         loader=PackageLoader("draftsmith.eval", "."), undefined=StrictUndefined,
         autoescape=select_autoescape(("html.j2",)), trim_blocks=True, lstrip_blocks=True,
@@ -49,6 +53,18 @@ def write_report(run: Path) -> Path:
     for name in ("report.html", "report.md"):
         write_text(run / name, environment.get_template(f"{name}.j2").render(content) + "\n")
     return run / "report.html"
+
+
+def _results_in(run: Path) -> Path:
+    """The folder of a run's results, or of those that `eval --out` wrote."""
+    places = (run / "eval", run)
+    for place in places:
+        if (place / "results.json").is_file():
+            return place
+    raise RequestError(
+        f"{places[0] / 'results.json'} is missing, and so is {places[1] / 'results.json'}: "
+        "`draftsmith eval RUN` writes the first, with `--out FOLDER` the second"
+    )
 
 
 def context(
@@ -72,7 +88,10 @@ def context(
         "marks": _MARKS,
         "fence": _fence(rows[0]["sample"]),
         "environment": results["environment"],
-        "settings": results["settings"],
+        "settings": {
+            **results["settings"],
+            **{f"drafter.{name}": value for name, value in results["draft"]["settings"].items()},
+        },
         "missing": MISSING,
     }
 
@@ -185,7 +204,7 @@ def _audit(path: Path) -> dict[str, Any] | None:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise RequestError(
-            f"{path} is not JSON ({error}): audit the run: `draftsmith audit {path.parent.parent}`"
+            f"{path} is not JSON ({error}): audit again, by `draftsmith audit` as before"
         ) from error
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import RequestError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 # worst first
 VERDICTS = ("NOT lossless", "not audited", "lossy", "lossless")
 
@@ -31,7 +31,9 @@ def read_results(path: Path) -> dict[str, Any]:
         RequestError: there is none, it is not JSON, another version wrote it, or a row shows
             acceptance without a verdict.
     """
-    again = f"evaluate the run: `draftsmith eval {path.parent.parent}`"
+    # what `eval --out` wrote does not say by itself which run it was
+    run = path.parent.parent if path.parent.name == "eval" else f"RUN --out {path.parent}"
+    again = f"evaluate the run: `draftsmith eval {run}`"
     if not path.is_file():
         raise RequestError(f"{path} is missing: {again}")
     try:

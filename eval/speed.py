@@ -34,7 +34,10 @@ class Costs:
         return float(np.interp(nodes, sorted(measured), [measured[n] for n in sorted(measured)]))
 
     def predicted_speedup(self, tau: float, draft_length: int) -> float:
-        """tau / (c_v + K c): Leviathan et al. 2023, theorem 3.8, with the verify cost measured."""
+        """Of a chain, whose K tokens take K steps: tau / (c_v + K c).
+
+        Leviathan et al. 2023, theorem 3.8, with the verify cost measured.
+        """
         return tau / (self.c_v[draft_length] + draft_length * (self.c or 0.0))
 
 

@@ -40,6 +40,10 @@ def show(results: dict[str, Any], console: Console) -> None:
     for row in results["rows"]:
         if row["flagged"]:
             console.print(Text(f"! {degenerate(row)}", style="yellow"))
+    if results["left_out"]:
+        most = results["settings"]["prompt_tokens"]
+        said = f"{results['left_out']} turns of chats left out: longer than {most} tokens"
+        console.print(Text(f"{said} (eval.prompt_tokens)", style="yellow"))
     console.print()
     console.print(depth_table(results["rows"]), crop=False)
     console.print()

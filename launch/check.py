@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -20,10 +20,14 @@ from .check_features import check_features
 from .check_memory import devices_of, in_units, refuse_impossible_sharding, trained
 from .check_models import SAMPLE, Models, check_model, check_target
 from .recipe import Recipe, Resolved
+from .room import probe_depth, refuse_no_room
 from .unread import refuse_unread
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from ..data.prompts import Prompt
+    from ..eval.config import EvalConfig
 
 
 @dataclass(frozen=True)
@@ -215,29 +219,44 @@ def _disk(recipe: Recipe, models: Models, folder: Path) -> str | Waits:
 
 def _prompts(recipe: Recipe, models: Models) -> str:
     """Prompts are read, rendered, and have room in the target's context with their answers."""
-    from ..data.prompts import load_prompts, render
+    from ..data.prompts import load_prompts
 
     config, audit = recipe.eval, recipe.audit
     prompts = load_prompts(config.prompts, limit=config.limit, seed=config.seed)
-    if models.described:
-        longest = config.prompt_tokens  # nothing longer is read
-    else:
-        tokenizer = models.tokenizer()
-        longest = max(len(render(each, tokenizer, limit=config.prompt_tokens)) for each in prompts)
+    longest, said = config.prompt_tokens, ""  # nothing longer is read
+    if not models.described:
+        longest, said = _lengths(prompts, models, config)
     answer = max(config.max_new_tokens, audit.max_new_tokens, recipe.probe.max_new_tokens)
-    depth = max(config.draft_length, audit.draft_length, recipe.probe.draft_length, *config.sweep)
-    context = getattr(models.target().config, "max_position_embeddings", None)
-    if context is not None and longest + answer + depth > context:
-        raise RequestError(
-            f"{config.prompts}: a prompt of {longest} tokens, an answer of {answer} and a draft of "
-            f"{depth} do not fit the target's context of {context}; lower eval.prompt_tokens or "
-            "max_new_tokens"
-        )
+    depth = max(config.draft_length, audit.draft_length, probe_depth(recipe), *config.sweep)
+    refuse_no_room(recipe, models.target().config, longest, answer=answer, depth=depth)
     categories = sorted({prompt.category for prompt in prompts})
+    bound = models.described or any(len(prompt.turns) > 1 for prompt in prompts)
     return (
         f"{len(prompts)} of {config.prompts}: {', '.join(categories[:6])}; "
-        f"the longest has {'at most ' * models.described}{longest} tokens"
+        f"the longest has {'at most ' * bound}{longest} tokens{said}"
     )
+
+
+def _lengths(prompts: Sequence[Prompt], models: Models, config: EvalConfig) -> tuple[int, str]:
+    """Tokens of the longest prompt that is decoded, and what becomes of longer ones."""
+    from ..data.prompts import fitting, render
+
+    tokenizer, most = models.tokenizer(), config.prompt_tokens
+    kept = fitting(prompts, tokenizer, most)
+
+    def last_turn(prompt: Prompt) -> int:
+        # what the target will have answered before is not known yet: as much as it may
+        earlier = len(prompt.turns) - 1
+        ids = render(prompt, tokenizer, answers=["."] * earlier)
+        return len(ids) + earlier * config.max_new_tokens
+
+    longer = {
+        "left out (chats)": len(prompts) - len(kept),
+        "cut to their end (texts)": sum(len(render(each, tokenizer)) > most for each in kept),
+    }
+    found = ", ".join(f"{count} {what}" for what, count in longer.items() if count)
+    said = f"; longer than eval.prompt_tokens = {most}: {found}" if found else ""
+    return min(most, max(map(last_turn, kept))), said
 
 
 def _together(failures: list[DraftsmithError]) -> DraftsmithError:

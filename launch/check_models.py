@@ -56,25 +56,32 @@ class Models:
 def check_target(recipe: Recipe, models: Models) -> str:
     """Size of the target; its state can be rolled back, and training rows fit its context."""
     from ..decoding.attention import use_grouped_attention
-    from ..decoding.backbone import refuse_state_without_rollback
+    from ..decoding.backbone import context_limits, refuse_state_without_rollback
     from ..drafters.projection import refuse_other_logits
 
     model = models.target()
     use_grouped_attention(model)  # as `load_target` does, where it can
     refuse_state_without_rollback(model)
     refuse_other_logits(model, f"target.path {recipe.target.path!r}")
-    config: Any = model.config
-    length, context = recipe.row_tokens, getattr(config, "max_position_embeddings", None)
-    if context is not None and length > context:
-        boosts = recipe.method == "boost"
-        what = "boost.prompt_tokens + continuation" if boosts else "data.sequence_length"
-        raise RequestError(f"{what} is {length}; the target's context is {context} tokens")
+    _refuse_long_rows(model, recipe, f"target.path {recipe.target.path!r}")
+    config: Any = model.config.get_text_config(decoder=True)
+    context, reason = min(context_limits(config))
     memory = parameters(model) * BYTES[recipe.target.dtype]
     away = f"; not here, sizes from {recipe.target.sizes}" if models.described else ""
     return (
-        f"{config.model_type}, {parameters(model) / 1e6:,.1f} M parameters, {in_units(memory)} in "
-        f"{recipe.target.dtype}, vocabulary {config.vocab_size:,}, context {context}{away}"
+        f"{model.config.model_type}, {parameters(model) / 1e6:,.1f} M parameters, "
+        f"{in_units(memory)} in {recipe.target.dtype}, vocabulary {config.vocab_size:,}, "
+        f"context {context}{reason}{away}"
     )
+
+
+def _refuse_long_rows(model: PreTrainedModel, recipe: Recipe, whose: str) -> None:
+    from ..trainers.objective import refuse_long_rows
+
+    named = "--data.sequence_length"
+    if recipe.method == "boost":
+        named = "the sum of --boost.prompt_tokens and --boost.continuation"
+    refuse_long_rows(model.config, recipe.row_tokens, whose, named=named)
 
 
 def check_model(recipe: Recipe, models: Models) -> str:
@@ -119,8 +126,8 @@ def _target(recipe: Recipe) -> PreTrainedModel:
     path, revision = recipe.target.path, recipe.target.revision
     trust, sizes = recipe.target.trust_remote_code, recipe.target.sizes
     if sizes is not None and is_described(recipe.target):
-        return _skeleton(load_sizes(sizes))
-    return _skeleton(load_config(path, revision=revision, trust_remote_code=trust), trust)
+        return skeleton(load_sizes(sizes))
+    return skeleton(load_config(path, revision=revision, trust_remote_code=trust), trust)
 
 
 def is_described(target: TargetConfig) -> bool:
@@ -160,6 +167,7 @@ def _draft(recipe: Recipe, models: Models) -> PreTrainedModel:
     import torch
 
     from ..decoding.loading import is_here, load_config, load_sizes, load_tokenizer
+    from ..drafters.checkpoint import refuse_derived
     from ..trainers.architecture import fresh_model
     from ..trainers.config import FROM_TARGET
     from ..trainers.distill import refuse_other_tokens
@@ -171,29 +179,34 @@ def _draft(recipe: Recipe, models: Models) -> PreTrainedModel:
     if given == FROM_TARGET:
         target = models.target()
         name = type(target).__name__
-        return _skeleton(pruned_config(recipe.model, target.config, name))
+        return skeleton(pruned_config(recipe.model, target.config, name))
+    if given is not None:
+        refuse_derived(given)
     if given is not None and sizes is not None and not is_here(given):
-        return _to_go_on_from(given, load_sizes(sizes))
+        return _to_go_on_from(given, load_sizes(sizes), recipe)
     if given is not None:
         if recipe.method != "target" and not models.described:
             refuse_other_tokens(load_tokenizer(given), models.tokenizer(), recipe.model)
-        return _to_go_on_from(given, load_config(given))
+        return _to_go_on_from(given, load_config(given), recipe)
     vocabulary, like = recipe.tokenizer.vocabulary, None
     if recipe.method != "target":
-        like = models.target().config
+        like = models.target().config.get_text_config(decoder=True)
         vocabulary = like.vocab_size
     elif recipe.tokenizer.path is not None:
         vocabulary = len(models.tokenizer())
     with torch.device("meta"):
-        return fresh_model(recipe.model, vocabulary=vocabulary, eos=None, like=like)
+        made = fresh_model(recipe.model, vocabulary=vocabulary, eos=None, like=like)
+    _refuse_long_rows(made, recipe, "a model from scratch (model.max_positions)")
+    return made
 
 
-def _to_go_on_from(given: str, config: Any) -> PreTrainedModel:
+def _to_go_on_from(given: str, config: Any, recipe: Recipe) -> PreTrainedModel:
     """A model that `model.start_from` names; its loss will read its projection alone."""
     from ..drafters.projection import refuse_other_logits
 
-    model = _skeleton(config)
+    model = skeleton(config)
     refuse_other_logits(model, f"model.start_from {given!r}")
+    _refuse_long_rows(model, recipe, f"model.start_from {given!r}")
     return model
 
 
@@ -266,7 +279,7 @@ def _with_tuned(drafter: nn.Module, recipe: Recipe, target: PreTrainedModel) -> 
     return torch.nn.ModuleList([drafter, moving])
 
 
-def _skeleton(config: Any, trust: bool = False) -> PreTrainedModel:
+def skeleton(config: Any, trust: bool = False) -> PreTrainedModel:
     """The model of a config, its weights only shapes."""
     import torch
     from transformers import AutoModelForCausalLM

@@ -5,22 +5,27 @@ Read next: `recipe.py` for recipes and overrides, `train.py`, `quickstart.py`.
 
 from __future__ import annotations
 
-import logging
-import os
-import shutil
-import sys
-import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+try:  # so that Ctrl-C is quiet before `main` is there to see to it
+    import errno
+    import logging
+    import os
+    import select
+    import sys
+    import traceback
+    from collections.abc import Callable, Sequence
+    from dataclasses import dataclass
+    from pathlib import Path
+    from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import tyro
-from tyro.conf import Positional
+    import tyro
+    from tyro.conf import Positional
 
-from ..errors import DraftsmithError, RequestError
-from .generate import GenerateRequest, generate
-from .recipe import find_recipe, load_recipe, shipped_recipes
+    from ..errors import DraftsmithError, RequestError
+    from ..storage import writable_folder, write_text
+    from .generate import GenerateRequest, generate
+    from .recipe import find_recipe, load_recipe, shipped_recipes
+except KeyboardInterrupt:
+    raise SystemExit(130) from None
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -68,7 +73,9 @@ class Copy:
     def run(self) -> None:
         if self.path.exists():
             raise RequestError(f"{self.path} exists; name a new file")
-        shutil.copyfile(find_recipe(self.recipe), self.path)
+        text = find_recipe(self.recipe).read_text(encoding="utf-8")
+        writable_folder(self.path.parent)
+        write_text(self.path, text)
         _say(f"{self.path}: edit it, then `draftsmith check {self.path}`")
 
 
@@ -89,7 +96,7 @@ class Check:
 
 @dataclass
 class Train:
-    """Train from a recipe; any value can be set with --section.field VALUE."""
+    """Train from a recipe."""
 
     recipe: Positional[str]
     """Name of a shipped recipe, or path of a file."""
@@ -137,16 +144,17 @@ class Eval(Pair):
     prompts: str | None = None
     """`stdlib` or a JSONL file; default: the recipe's."""
     out: Path | None = None
-    """Folder for results.json; default RUN/eval."""
+    """Folder for results.json; default RUN/eval, without RUN a folder eval-NAME here, of the
+    drafter's or the methods' name."""
     audit: bool = True
     """Run the losslessness audit first; --no-audit shows "not audited" in its place."""
     samples: int = 0
     """Also write that many samples per prompt: agreement with the greedy answer, majority vote."""
 
     def run(self, overrides: Sequence[tuple[str, str]]) -> None:
-        from .methods import split_methods
+        from .early import named
 
-        split_methods(self.method)  # a typing error costs no import of torch
+        named(self, overrides)  # a wrong word costs no import of torch
         from .measure import run_eval
 
         run_eval(self, overrides, _console())
@@ -163,16 +171,17 @@ class Audit(Pair):
     prompts: str | None = None
     """`stdlib` or a JSONL file; default: the recipe's."""
     out: Path | None = None
-    """Folder for audit.json; default RUN/eval."""
+    """Folder for audit.json; default RUN/eval, without RUN a folder eval-NAME here, of the
+    drafter's or the methods' name; of --survey the folder that you are in."""
     determinism: bool = False
     """In place of the audit: greedy text at other batch sizes, paddings, widths and dtypes."""
     survey: bool = False
     """In place of the audit: every method and rule in miniature, at many temperatures; no pair."""
 
     def run(self, overrides: Sequence[tuple[str, str]]) -> None:
-        from .methods import split_methods
+        from .early import refuse_audit
 
-        split_methods(self.method)
+        refuse_audit(self, overrides)
         from .measure import run_audit
 
         if not run_audit(self, overrides, _console()):
@@ -204,9 +213,12 @@ class Tree:
     """File to write; default `tree.json` beside the drafter, for `--drafter.tree optimised`."""
 
     def run(self, overrides: Sequence[tuple[str, str]]) -> None:
-        from .tree import run_tree
+        from .early import refuse_tree
 
         pair = Pair(self.run_folder, self.target, self.drafter)
+        refuse_tree(self, pair, overrides)
+        from .tree import run_tree
+
         _say(f"tree: {run_tree(self, pair, overrides, _console())}")
 
 
@@ -271,9 +283,10 @@ class Report:
     """Write report.html and report.md of an evaluated run."""
 
     run_folder: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")]
-    """Folder of the run; it holds eval/results.json."""
+    """Folder of the run, which holds eval/results.json, or an --out of `eval`."""
 
     def run(self) -> None:
+        writable_folder(self.run_folder)
         from ..eval.report import write_report
 
         _say(f"report: {write_report(self.run_folder)}")
@@ -354,14 +367,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = [word for word in words if word != "--debug"]
     _log_to_screen()
     try:
-        return _run(words)
+        code = _run(words)
+        print(end="", flush=True)  # noqa: T201 - here, where it can still be told that nobody reads
+        return code
     except DraftsmithError as error:
         return _fail(str(error), error.exit_code, debug)
     except KeyboardInterrupt:
         return _fail("interrupted", 130, debug)
     except Exception as error:  # noqa: BLE001 - the last resort of a command line
+        if isinstance(error, BrokenPipeError) and _nobody_reads():
+            return 141
+        if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
+            place = error.filename or "a file"
+            text = f"{place}: {error.strerror}; make room or get the right, or name another place"
+            return _fail(text, 4, debug)
         text = f"unexpected {type(error).__name__}: {error}"
         return _fail(f"{text}\nrun again with --debug for the traceback", 5, debug)
+
+
+_OF_THE_MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
+
+
+def _nobody_reads() -> bool:
+    """Whether the standard output is a pipe whose reader is gone, as `head` is; closes it then."""
+    watch = select.poll()
+    watch.register(1, 0)
+    if not any(event & (select.POLLERR | select.POLLHUP) for _, event in watch.poll(0)):
+        return False  # another pipe broke, which is a fault
+    # or Python would complain of what is left when it flushes at its end
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return True
 
 
 def _run(words: list[str]) -> int:
@@ -369,7 +404,7 @@ def _run(words: list[str]) -> int:
     if words and words[0] in _WITH_OVERRIDES:
         words, overrides = split_overrides(words)
     try:
-        verb = tyro.cli(_union(), args=words, prog="draftsmith", description=_ABOUT)
+        verb = tyro.cli(_union(words), args=words, prog="draftsmith", description=_ABOUT)
     except SystemExit as stop:
         return int(stop.code or 0)
     run: Callable[..., None] = verb.run
@@ -378,14 +413,19 @@ def _run(words: list[str]) -> int:
 
 
 _ABOUT = "Train, prove and ship drafters for speculative decoding."
+_VALUES = "Values of the recipe are set with --section.field VALUE."
 
 
-def _union() -> Any:
+def _union(words: Sequence[str]) -> Any:
     from functools import reduce
     from operator import or_
 
+    # said by the verb's own help alone: in the list of all it would stand eight times
+    more = {name: f"{_VERBS[name].__doc__}\n\n{_VALUES}" for name in _WITH_OVERRIDES & {*words[:1]}}
     parts = [
-        Annotated[verb, tyro.conf.subcommand(name=name, prefix_name=False)]
+        Annotated[
+            verb, tyro.conf.subcommand(name=name, prefix_name=False, description=more.get(name))
+        ]
         for name, verb in _VERBS.items()
     ]
     return reduce(or_, parts)
@@ -435,7 +475,11 @@ def _log_to_screen() -> None:
 def _console() -> Console:
     from rich.console import Console
 
-    return Console(highlight=False)
+    class Plain(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # noqa: PLE0704 - what it is called in; `main` knows the code
+
+    return Plain(highlight=False)
 
 
 def _say(text: str) -> None:

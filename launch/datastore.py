@@ -8,7 +8,10 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
+from ..data.config import DataConfig
+from ..data.sources import open_sources
 from ..errors import RequestError
+from ..storage import writable_folder
 from .methods import token_texts
 
 if TYPE_CHECKING:
@@ -17,12 +20,14 @@ if TYPE_CHECKING:
 
 def build(request: Datastore) -> str:
     """Build it and say what it holds."""
+    if request.limit is not None and request.limit < 1:
+        raise RequestError(f"--limit is {request.limit}; expected 1 or more rows, or none for all")
+    open_sources(DataConfig(source=request.source))  # refuses one that is not there
+    writable_folder(request.out.parent)
     from ..data.datastore_build import build_datastore
     from ..decoding.loading import load_tokenizer
     from ..drafters.identity import fingerprint
 
-    if request.limit is not None and request.limit < 1:
-        raise RequestError(f"--limit is {request.limit}; expected 1 or more rows, or none for all")
     tokenizer = load_tokenizer(request.target)
     manifest = build_datastore(
         token_texts(tokenizer, request.source, request.limit), request.out,

@@ -9,6 +9,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from ..errors import EnvironmentFailure, RequestError
+from ..storage import writable_folder
 
 if TYPE_CHECKING:
     from ..decoding.backbone import Backbone
@@ -20,6 +21,7 @@ def derive(request: Derive) -> str:
     _refuse_flags(request)
     if request.out.exists():
         raise RequestError(f"{request.out} exists; name a new folder")
+    writable_folder(request.out.parent)
     from ..decoding.loading import load_target
 
     target = load_target(request.target, revision=request.revision)

@@ -9,24 +9,14 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..decoding.loading import (
-    EMBEDDED,
-    embedded_target,
-    load_config,
-    load_model,
-    load_tokenizer,
-)
-from ..drafters.checkpoint import read_entry
-from ..drafters.export import Export as Exported
-from ..drafters.export import ServedTarget, export_of, refuse_unserved
-from ..drafters.identity import TargetIdentity
-from ..drafters.medusa import projection_of
 from ..errors import RequestError
-from ..trainers.checkpoint import replace_folder
-from .measure import tuned_target
+from ..storage import writable_folder
+from .early import tuned_target
 from .recipe import load_recipe
 
 if TYPE_CHECKING:
+    from ..drafters.export import Export as Exported
+    from ..drafters.export import ServedTarget
     from .cli import Export
 
 
@@ -35,24 +25,40 @@ def export(request: Export) -> str:
 
     Raises:
         RequestError: no run folder, a drafter that nobody loads or made for another target, or a
-            folder that is there.
+            folder that is there. EnvironmentFailure: nobody may write where it is to be.
     """
     run = request.run_folder
     if not (run / "run.yaml").is_file():
         raise RequestError(f"{run} is no run folder: run.yaml is missing; name the --out of a run")
     recipe = load_recipe(str(run / "run.yaml")).recipe
-    entry = read_entry(run / "drafter")
-    family, settings = entry["family"], entry["settings"]
-    refuse_unserved(family, request.format)
     out = request.out or run / request.format
     if out.exists():
         raise RequestError(f"{out} exists; name a new folder by --out")
+    writable_folder(out.parent)
+
+    from ..decoding.loading import (
+        EMBEDDED,
+        embedded_target,
+        load_config,
+        load_model,
+        load_tokenizer,
+    )
+    from ..drafters.checkpoint import read_entry
+    from ..drafters.export import ServedTarget, export_of, refuse_unserved
+    from ..drafters.identity import TargetIdentity
+    from ..drafters.medusa import projection_of
+    from ..trainers.checkpoint import replace_folder
+    from .check_models import skeleton
+
+    entry = read_entry(run / "drafter")
+    family, settings = entry["family"], entry["settings"]
+    refuse_unserved(family, request.format)
     path = request.target or tuned_target(run, recipe) or recipe.target.path
     if path == EMBEDDED:
         path = embedded_target()  # a name that no engine knows
     revision, trust = recipe.target.revision, recipe.target.trust_remote_code
     config = load_config(path, revision=revision, trust_remote_code=trust)
-    target = ServedTarget.of(path, config)
+    target = ServedTarget.of(path, config, skeleton(config, trust).get_input_embeddings())
     tokenizer = load_tokenizer(path, revision=revision, trust_remote_code=trust)
     found = TargetIdentity.of_parts(config, tokenizer, name=path, revision=revision)
     entry["identity"].refuse_other(found, str(run / "drafter"))

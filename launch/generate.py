@@ -192,7 +192,7 @@ def _by_decoder(request: GenerateRequest, recipe: Recipe) -> _Way:
     if request.drafter is not None:
         drafter = load_drafter(request.drafter, target, draft_length=length, config=recipe.drafter)
         own = recipe.drafter.model_dump(mode="json")
-        drafted = own | {"sha256": _fingerprint(Path(request.drafter)), "draft_length": length}
+        drafted = own | {"sha256": drafter_hash(Path(request.drafter)), "draft_length": length}
         if request.corrections:
             drafted |= {CORRECTIONS: True}
     answerer = Answerer(
@@ -213,7 +213,6 @@ def _by_decoder(request: GenerateRequest, recipe: Recipe) -> _Way:
 def _by_server(request: GenerateRequest, recipe: Recipe, server: ServerRequest) -> _Way:
     """The target's tokenizer and config are still ours to read: they name it, and count tokens."""
     from ..data.server import answer_rows
-    from ..decoding.backbone import context_limits
     from ..decoding.loading import load_config, load_tokenizer
     from ..drafters.identity import TargetIdentity, fingerprint
 
@@ -229,7 +228,8 @@ def _by_server(request: GenerateRequest, recipe: Recipe, server: ServerRequest) 
     return _Way(
         tokenizer,
         identity,
-        min(context_limits(config))[0],
+        # a server masks sliding windows itself, which bound our decoder alone
+        int(getattr(config, "max_position_embeddings", 2**31)),
         {"answered_by": "server", "model": server.model},
         {"server": server.public_url},
         lambda rows, asker, journal: answer_rows(rows, asker, server, journal),
@@ -269,11 +269,13 @@ def _settings(
     }  # fmt: skip
 
 
-def _fingerprint(drafter: Path) -> str:
-    """A hash of a drafter's config and weights: another drafter draws other numbers."""
+def drafter_hash(drafter: Path) -> str:
+    """Of a drafter's config and weights, members and adapters too: another draws other numbers."""
     from ..storage import sha256
 
-    files = [drafter / "config.json", *sorted(drafter.glob("*.safetensors"))]
+    if not drafter.is_dir():  # a name on the hub
+        return _sha256(str(drafter))
+    files = [drafter / "config.json", *sorted(drafter.rglob("*.safetensors"))]
     return _sha256("".join(sha256(path) for path in files))
 
 
@@ -289,7 +291,7 @@ def _summary(manifest: dict[str, Any], request: GenerateRequest) -> str:
         f"{rows['rejected']:,} rejected{f' ({kinds})' if kinds else ''}"
     ]
     if drafted is not None:
-        said.append(f"drafter: {drafted['tau']:.2f} tokens per target call")
+        said.append(f"drafter: {drafted['tau']:.2f} tokens per target call (not audited)")
     if request.corrections:
         rows = manifest["corrections"]["rows"]
         said.append(f"corrected: {rows:,} rows in {request.out / 'corrections.jsonl'}")

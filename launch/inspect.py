@@ -9,8 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..data.prepare import prepare
-from ..decoding.loading import load_tokenizer
+from ..errors import RequestError
 from .recipe import Recipe, Resolved
 
 if TYPE_CHECKING:
@@ -22,7 +21,14 @@ def inspect(resolved: Resolved, rows: int) -> str:
     """The first `rows` packed training rows, a line per token; `prepare` logs the statistics.
 
     Everything is prepared as for training, so every stop of a training run shows here as well.
+
+    Raises:
+        RequestError: no row is asked for.
     """
+    if rows < 1:
+        raise RequestError(f"--rows is {rows}; expected 1 or more")
+    from ..data.prepare import prepare
+
     tokenizer = tokenizer_of(resolved.recipe)
     prepared = prepare(resolved.recipe.data, tokenizer, out=None)
     batch = prepared.train.batch(range(min(rows, len(prepared.train))))
@@ -36,6 +42,8 @@ def inspect(resolved: Resolved, rows: int) -> str:
 def tokenizer_of(recipe: Recipe) -> PreTrainedTokenizerBase:
     """The tokenizer that the recipe's run would use; a new one is trained here as it would be."""
     if recipe.method != "target":
+        from ..decoding.loading import load_tokenizer
+
         target = recipe.target
         return load_tokenizer(
             target.path, revision=target.revision, trust_remote_code=target.trust_remote_code

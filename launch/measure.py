@@ -6,12 +6,13 @@ Read next: `eval/evaluate.py`, `eval/audit.py`.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..data.prompts import Prompt, load_prompts, render
+from ..data.prompts import Prompt, fitting, load_prompts, render
 from ..decoding.backbone import Backbone
 from ..decoding.loading import load_target
 from ..decoding.proposal import Proposer
@@ -21,7 +22,9 @@ from ..errors import DraftsmithError, RequestError
 from ..eval.audit import AuditReport, audit
 from ..eval.evaluate import Arm, evaluate
 from ..eval.tables import show
-from ..storage import write_text
+from ..storage import writable_folder, write_text
+from .early import named, refuse_audit, tuned_target
+from .generate import drafter_hash
 from .methods import NEED_DRAFT, SKELETON, make_method, split_methods
 from .recipe import Recipe, load_recipe
 
@@ -33,13 +36,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A target and its drafters ready to decode, the recipe that says how, where results go."""
+    """A target and its drafters ready to decode, the recipe that says how, the run's folder."""
 
     recipe: Recipe
     target: Backbone
     drafters: dict[str, Proposer]
     """By the name of the method, in the order asked for."""
     folder: Path
+    paths: dict[str, Path]
+    """By the name of the method, the folders of those drafters that were read from one."""
 
     @property
     def drafter(self) -> Proposer:
@@ -49,33 +54,10 @@ class Loaded:
 
 def load_pair(pair: Pair, overrides: Sequence[tuple[str, str]]) -> Loaded:
     """The target and drafter of a run folder, or those that --target and --drafter name."""
-    names = split_methods(pair.method)
-    drafter_path: Path | None = None if pair.drafter is None else Path(pair.drafter)
-    if pair.run_folder is not None:
-        saved = pair.run_folder / "run.yaml"
-        if not saved.is_file():
-            raise RequestError(
-                f"{pair.run_folder} is no run folder: run.yaml is missing; name the --out of a "
-                "training run, or use --target and --drafter"
-            )
-        recipe = load_recipe(str(saved), overrides).recipe
-        folder = pair.run_folder
-        target_path = pair.target or tuned_target(folder, recipe) or recipe.target.path
-        drafter_path = drafter_path or folder / "drafter"
-    elif pair.target is not None:
-        recipe = load_recipe("distill-tiny", overrides).recipe
-        folder, target_path = Path(), pair.target
-    else:
-        raise RequestError(
-            "nothing to measure: name a run folder, or --target and --drafter, or --target and a "
-            "--method that needs no drafter"
-        )
-    if drafter_path is None and set(names) & set(NEED_DRAFT):
-        raise RequestError(
-            f"--method {pair.method} needs a drafter: name its folder by --drafter, or a run"
-        )
+    found = named(pair, overrides)
+    names, recipe, drafter_path = split_methods(pair.method), found.recipe, found.drafter
     target = load_target(
-        target_path, revision=recipe.target.revision, dtype=recipe.target.dtype,
+        found.target, revision=recipe.target.revision, dtype=recipe.target.dtype,
         trust_remote_code=recipe.target.trust_remote_code,
     )  # fmt: skip
 
@@ -88,13 +70,8 @@ def load_pair(pair: Pair, overrides: Sequence[tuple[str, str]]) -> Loaded:
     drafters = {
         name: make_method(name, recipe, target, trained) for name in names if name != SKELETON
     }
-    return Loaded(recipe, target, drafters, folder)
-
-
-def tuned_target(folder: Path, recipe: Recipe) -> str | None:
-    """The target that a run has changed and its drafter fits; None where it was frozen."""
-    place = folder / "target"
-    return str(place) if recipe.method != "target" and place.is_dir() else None
+    paths = {name: Path(drafter_path or "") for name in drafters if name in NEED_DRAFT}
+    return Loaded(recipe, target, drafters, found.folder, paths)
 
 
 def say_tuned(pair: Loaded, console: Console) -> Recipe | None:
@@ -141,8 +118,8 @@ def drift_of(pair: Loaded, console: Console) -> dict[str, Any] | None:
 
 def run_eval(request: Eval, overrides: Sequence[tuple[str, str]], console: Console) -> None:
     """Audit, measure, print, and write `results.json` and `audit.json`."""
+    out = results_folder(request)
     pair = load_pair(request, overrides)
-    out = request.out or pair.folder / "eval"
     prompts = prompts_of(pair, request.prompts)
     _check_samples(request, pair)
     if not pair.drafters:
@@ -156,6 +133,8 @@ def run_eval(request: Eval, overrides: Sequence[tuple[str, str]], console: Conso
     results = evaluate(pair.target, arms, prompts, config)
     if drift is not None:
         results["target"]["drift"] = drift
+    results["draft"]["settings"] = pair.recipe.drafter.model_dump(mode="json")
+    results["repeat"] = _repeat(request, overrides, pair)
     write_json(out / "results.json", results)
     show(results, console)
     _say_where(out / "results.json", console)
@@ -174,8 +153,46 @@ def audited_arms(
             report = audit_pair(pair, prompts, out, console, name)
             verdict = {"verdict": report.verdict, "distance": report.distance}
         family = str(getattr(drafter, "family", name))
+        path = pair.paths.get(name)
+        if path is not None:
+            verdict |= {"path": str(path), "sha256": drafter_hash(path) if path.is_dir() else None}
         arms.append(Arm(FAMILY_NAMES.get(family, family), drafter, **verdict))
     return arms
+
+
+def results_folder(request: Eval | Audit) -> Path:
+    """The folder for results, tried before anything is loaded."""
+    if request.out is not None:
+        return writable_folder(request.out)
+    if request.run_folder is not None:
+        return writable_folder(request.run_folder / "eval")
+    # of a path the last two parts: many a folder is called `drafter`
+    of = Path(request.drafter or request.method.replace(",", "-")).parts[-2:]
+    return writable_folder(Path("-".join(["eval", *(part for part in of if part.strip("./"))])))
+
+
+def _repeat(request: Eval, overrides: Sequence[tuple[str, str]], pair: Loaded) -> list[str]:
+    """What was typed, behind the training of each run whose drafter was measured."""
+    runs = {path.parent: path.parent / "run.yaml" for path in pair.paths.values()}
+    lines = [
+        shlex.join(["draftsmith", "train", str(recipe), "--out", str(run)])
+        for run, recipe in runs.items()
+        if recipe.is_file()
+    ]
+    words = ["draftsmith", "eval"]
+    for field in fields(request):
+        value, flag = getattr(request, field.name), field.name.replace("_", "-")
+        if value == field.default:
+            continue
+        if field.name == "run_folder":
+            words.append(str(value))
+        elif value is False:
+            words.append(f"--no-{flag}")
+        else:
+            words += [f"--{flag}", str(value)]
+    # as one word each: a value may begin with a dash
+    words += [f"--{name}={value}" for name, value in overrides]
+    return [*lines, shlex.join(words)]
 
 
 def _check_samples(request: Eval, pair: Loaded) -> None:
@@ -199,6 +216,7 @@ def _skeleton(pair: Loaded, prompts: Sequence[Prompt], out: Path, console: Conso
     from ..eval.skeleton import evaluate_skeleton, skeleton_table
 
     config = pair.recipe.eval
+    prompts = fitting(prompts, pair.target.tokenizer, config.prompt_tokens)
     found = [
         evaluate_skeleton(
             pair.target, prompts,
@@ -240,16 +258,14 @@ def run_audit(request: Audit, overrides: Sequence[tuple[str, str]], console: Con
     Raises:
         DraftsmithError: a probe failed; the message says what of.
     """
-    _check_audit(request)
+    refuse_audit(request, overrides)
     if request.survey:
-        _survey(overrides, request.out or Path(), console)
+        _survey(overrides, writable_folder(request.out or Path()), console)
         return True
+    out = results_folder(request)
     pair = load_pair(request, overrides)
-    if not pair.drafters:
-        raise RequestError(f"{SKELETON} is not lossless: there is nothing to audit")
     say_tuned(pair, console)
     prompts = prompts_of(pair, request.prompts)
-    out = request.out or pair.folder / "eval"
     if request.determinism:
         _determinism(pair, prompts, out, console)
         return True
@@ -258,22 +274,6 @@ def run_audit(request: Audit, overrides: Sequence[tuple[str, str]], console: Con
         for name in pair.drafters
     ]
     return not any(each.failures for each in reports)
-
-
-def _check_audit(request: Audit) -> None:
-    """Refuse flags that exclude each other, and a method that a flag would pass over in silence."""
-    asked = {
-        "--plant": request.plant is not None, "--decoder hf": request.decoder == "hf",
-        "--determinism": request.determinism, "--survey": request.survey,
-    }  # fmt: skip
-    flags = [flag for flag, is_set in asked.items() if is_set]
-    if len(flags) > 1:
-        raise RequestError(f"{' and '.join(flags)} exclude each other; leave all but one out")
-    if request.survey:
-        if request.run_folder or request.target or request.drafter:
-            raise RequestError("--survey decodes in miniature: leave out run, target and drafter")
-    elif flags and request.method != "trained":
-        raise RequestError(f"{flags[0]} takes the trained drafter alone: leave out --method")
 
 
 def _survey(overrides: Sequence[tuple[str, str]], out: Path, console: Console) -> None:
@@ -338,15 +338,22 @@ def audit_pair(
 
 
 def first_turns(pair: Loaded, prompts: Sequence[Prompt]) -> list[list[int]]:
-    """Token ids of the prompts' first turns."""
-    limit = pair.recipe.eval.prompt_tokens
-    return [render(prompt, pair.target.tokenizer, limit=limit) for prompt in prompts]
+    """Token ids of the first turns of the prompts that fit."""
+    tokenizer, most = pair.target.tokenizer, pair.recipe.eval.prompt_tokens
+    return [render(each, tokenizer, limit=most) for each in fitting(prompts, tokenizer, most)]
 
 
 def prompts_of(pair: Loaded, source: str | None) -> list[Prompt]:
-    """The prompts of a measurement: those of `source`, or the recipe's."""
+    """The prompts of a measurement, those of `source` or the recipe's; says how many do not fit.
+
+    Raises:
+        RequestError: none does.
+    """
     config = pair.recipe.eval
-    return load_prompts(source or config.prompts, limit=config.limit, seed=config.seed)
+    prompts = load_prompts(source or config.prompts, limit=config.limit, seed=config.seed)
+    # here once: whoever decodes them leaves the same ones out, and counts them
+    fitting(prompts, pair.target.tokenizer, config.prompt_tokens, warn=True)
+    return prompts
 
 
 def _say_where(path: Path, console: Console) -> None:

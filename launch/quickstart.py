@@ -6,6 +6,7 @@ the untrained draft as the control, audit, evaluation, report. Read next: `train
 
 from __future__ import annotations
 
+import shlex
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -61,6 +62,8 @@ def _measure(out: Path, console: Console) -> dict[str, Any]:
     arms = audited_arms(pair, prompts, place, console)
     console.print("3/4 measuring acceptance and speed ...")
     results = evaluate(pair.target, arms, prompts, pair.recipe.eval)
+    results["draft"]["settings"] = pair.recipe.drafter.model_dump(mode="json")
+    results["repeat"] = [shlex.join(["draftsmith", "quickstart", "--out", str(out)])]
     results["rows"].append(_untrained(pair, prompts, arms[0].verdict))
     write_json(place / "results.json", results)
     unproven = [arm.name for arm in arms if arm.verdict != "lossless"]
@@ -85,11 +88,11 @@ def _load(out: Path) -> Loaded:
     }  # fmt: skip
     pair = load_pair(Pair(out / first), list(less.items()))
     length = pair.recipe.eval.draft_length
+    paths = {name: out / name / "drafter" for name in others}
     drafters = {
-        name: load_drafter(out / name / "drafter", pair.target, draft_length=length)
-        for name in others
+        name: load_drafter(path, pair.target, draft_length=length) for name, path in paths.items()
     }
-    return replace(pair, drafters={**pair.drafters, **drafters})
+    return replace(pair, drafters={**pair.drafters, **drafters}, paths={**pair.paths, **paths})
 
 
 def _untrained(pair: Loaded, prompts: list[Prompt], verdict: str) -> dict[str, Any]:

@@ -5,6 +5,8 @@ Read next: `recipe.py`; then `trainers/loop.py`, where the work is done.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import logging
 import os
@@ -13,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DraftsmithError, RequestError
-from ..storage import write_text
+from ..storage import told_when_full, write_text
 from .recipe import Recipe, Resolved, load_recipe
 from .unread import refuse_unread
 
@@ -39,27 +41,61 @@ def train(
     ]
     resolved = load_recipe(recipe, flags) if isinstance(recipe, str) else recipe
     folder = Path(out) if out is not None else Path("runs") / resolved.recipe.name
+    _refuse(resolved.recipe)
     prepare_folder(folder, resolved, resume)
     return _dispatch(resolved.recipe, folder, resume)
 
 
 def prepare_folder(folder: Path, resolved: Resolved, resume: str) -> None:
-    """Make the run's folder; refuse to go on in one that was made by another recipe."""
-    saved = folder / "run.yaml"
-    if saved.is_file() and resume == "auto" and _has_begun(folder):
-        before = load_recipe(str(saved)).recipe
-        changed = sorted(_differences(before, resolved.recipe))
-        if changed:
-            raise RequestError(
-                f"{folder} holds a run of another recipe; these values differ: "
-                f"{', '.join(changed[:6])}. Give the same values to go on, or another --out"
-            )
+    """Make the run's folder.
+
+    Raises:
+        RequestError: `resume` asks for what cannot be gone on with; nothing is written then.
+    """
+    _refuse_resume(folder, resolved.recipe, resume)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if os.environ.get("RANK", "0") == "0":
-            write_text(saved, resolved.yaml())
+        with told_when_full(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            if os.environ.get("RANK", "0") == "0":
+                write_text(folder / "run.yaml", resolved.yaml())
     except OSError as error:
         raise RequestError(f"cannot write the run folder {folder}: {error.strerror}") from error
+
+
+def _refuse(recipe: Recipe) -> None:
+    from ..trainers.lora import refuse_adapter
+
+    refuse_adapter(recipe.lora, recipe.model, recipe.method)
+    refuse_unread(recipe)
+
+
+def _refuse_resume(folder: Path, recipe: Recipe, resume: str) -> None:
+    """Raise RequestError where checkpoints are in the way, or are not of this recipe."""
+    runs = [folder] if _has_begun(folder) else []
+    if resume != "auto":
+        from ..trainers.setup import resume_from
+
+        if recipe.method == "boost":
+            from ..trainers.boost import refuse_resume
+
+            refuse_resume(folder, resume)
+        place = resume_from(folder, resume)
+        runs += [] if place is None else [place.resolve().parents[1]]
+    for run in runs:
+        _refuse_other_recipe(run, recipe)
+
+
+def _refuse_other_recipe(run: Path, recipe: Recipe) -> None:
+    saved = run / "run.yaml"
+    if not saved.is_file():
+        _log.warning("%s is missing, so nothing says whether its run had this recipe", saved)
+        return
+    changed = sorted(_differences(load_recipe(str(saved)).recipe, recipe))
+    if changed:
+        raise RequestError(
+            f"{run} holds a run of another recipe; these values differ: "
+            f"{', '.join(changed[:6])}. Give the same values to go on, or begin in another --out"
+        )
 
 
 def _has_begun(folder: Path) -> bool:
@@ -71,7 +107,16 @@ def _has_begun(folder: Path) -> bool:
 # what may change between the parts of a run: how it is measured and reported, not what it computes
 _FREE = ("eval.", "audit.", "checkpoint.", "loop.log_every", "loop.trackers", "summary", "name",
          "machine.", "target.sizes", "model.sizes", "features.folder", "features.max_gb",
-         "features.prefetch", "boost.continuations")  # fmt: skip
+         "features.prefetch", "boost.continuations", "drafter.")  # fmt: skip
+# sections that not every method reads, and those that do
+_HEADS = ("medusa", "medusa2", "hydra")
+_WITH_TARGET = ("distill", "boost", *_HEADS, "bpd", "eagle", "eagle3")
+_READ_BY = {
+    "tokenizer": ("target",), "target": _WITH_TARGET, "features": _WITH_TARGET,
+    "probe": _WITH_TARGET, "lora": ("distill", "boost"), "rollouts": ("distill",),
+    "boost": ("boost",), "medusa": _HEADS, "medusa2": ("medusa2",), "tune": ("medusa2", "bpd"),
+    "bpd": ("bpd",), "eagle": ("eagle",), "eagle3": ("eagle3",),
+}  # fmt: skip
 
 
 def _differences(before: Recipe, now: Recipe) -> set[str]:
@@ -79,6 +124,7 @@ def _differences(before: Recipe, now: Recipe) -> set[str]:
     return {
         path for path in old.keys() | new.keys()
         if old.get(path) != new.get(path) and not path.startswith(_FREE)
+        and now.method in _READ_BY.get(path.split(".")[0], (now.method,))
     }  # fmt: skip
 
 
@@ -97,21 +143,18 @@ def _dispatch(recipe: Recipe, out: Path, resume: str) -> Outcome:
 
     plan = Plan(recipe.loop, recipe.optimizer, recipe.checkpoint, recipe.probe)
     status = _Status(out)
-    status.write("running", None)
     try:
-        outcome = _train_method(recipe, plan, out, resume)
-    except DraftsmithError as error:
-        status.write("stopped" if error.exit_code == 75 else "failed", error.exit_code, str(error))
+        with told_when_full(out):
+            status.write("running", None)
+            outcome = _train_method(recipe, plan, out, resume)
+            status.write("finished", 0)
+    except BaseException as error:  # whatever ends the run
+        status.fail(error)
         raise
-    status.write("finished", 0)
     return outcome
 
 
 def _train_method(recipe: Recipe, plan: Plan, out: Path, resume: str) -> Outcome:
-    from ..trainers.lora import refuse_adapter
-
-    refuse_adapter(recipe.lora, recipe.model, recipe.method)
-    refuse_unread(recipe)
     if recipe.method == "target":
         from ..trainers import target
 
@@ -159,14 +202,19 @@ def _train_method(recipe: Recipe, plan: Plan, out: Path, resume: str) -> Outcome
 
 def _probe(target: Backbone, recipe: Recipe) -> Probe:
     """Real decoding for the training loop: trainers know of no prompts and no measures."""
-    from ..data.prompts import load_prompts, render
+    from ..data.prompts import fitting, load_prompts, render
     from ..eval.probe import as_proposer, tau_probe
+    from .room import probe_depth, refuse_no_room
 
     prompts = load_prompts(recipe.eval.prompts, limit=recipe.probe.prompts, seed=recipe.eval.seed)
-    ids = [render(prompt, target.tokenizer, limit=recipe.eval.prompt_tokens) for prompt in prompts]
+    tokenizer, most = target.tokenizer, recipe.eval.prompt_tokens
+    kept = fitting(prompts, tokenizer, most, warn=True)
+    ids = [render(prompt, tokenizer, limit=most) for prompt in kept]
+    longest, answer = max(map(len, ids)), recipe.probe.max_new_tokens
+    refuse_no_room(recipe, target.model.config, longest, answer=answer, depth=probe_depth(recipe))
     return tau_probe(
         target, ids, make_proposer=as_proposer(recipe.method, target, recipe.probe.draft_length),
-        max_new_tokens=recipe.probe.max_new_tokens,
+        max_new_tokens=answer,
     )  # fmt: skip
 
 
@@ -179,8 +227,41 @@ class _Status:
 
     def write(self, state: str, code: int | None, message: str = "") -> None:
         if self._active:
-            content = {"state": state, "exit_code": code, "message": message}
-            write_text(self._path, json.dumps(content) + "\n")
+            write_text(self._path, _status_line(state, code, message))
+
+    def fail(self, error: BaseException) -> None:
+        """How the run ended, as the first process that fails tells it."""
+        if self._is_told():
+            return
+        code = _exit_code(error)
+        state = "stopped" if code == 75 else "failed"
+        message = str(error) or type(error).__name__
+        try:
+            write_text(self._path, _status_line(state, code, message))
+        except OSError:
+            # a full disk has no room for a second file, but for a few words in the one there is
+            with contextlib.suppress(OSError), self._path.open("r+", encoding="utf-8") as file:
+                file.write(_status_line(state, code, message[:300]))
+                file.truncate()
+
+    def _is_told(self) -> bool:
+        try:
+            return bool(json.loads(self._path.read_text(encoding="utf-8"))["state"] == "failed")
+        except (OSError, ValueError, KeyError):
+            return False
+
+
+def _status_line(state: str, code: int | None, message: str) -> str:
+    return json.dumps({"state": state, "exit_code": code, "message": message}) + "\n"
+
+
+def _exit_code(error: BaseException) -> int:
+    """As `cli.main` returns it."""
+    if isinstance(error, DraftsmithError):
+        return error.exit_code
+    if isinstance(error, OSError) and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return 4
+    return 130 if isinstance(error, KeyboardInterrupt) else 5
 
 
 if __name__ == "__main__":

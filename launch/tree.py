@@ -19,6 +19,7 @@ from ..decoding.sampling import Warper
 from ..drafters.tree_file import NAME, write_tree
 from ..errors import DataError, RequestError
 from ..eval.environment import processor
+from ..eval.evaluate import NOT_AUDITED
 from ..eval.ranks import Ranks, Text, measure_ranks
 from ..eval.tables import number, plain_table
 from ..eval.tree_choice import Chosen, Speed, best_of_size, fastest, measure_speed
@@ -46,10 +47,6 @@ def run_tree(
             held out, or no candidate was ever right.
     """
     nodes = _nodes(request.nodes)
-    if min(request.depth, request.texts) < 1:
-        raise RequestError(
-            f"--depth is {request.depth} and --texts {request.texts}; expected at least 1 of each"
-        )
     # as it drafts on its default tree, whatever the recipe says
     shape = [("drafter.tree", "default"), ("drafter.eagle_tree", "static")]
     loaded = load_pair(pair, [*overrides, *shape])
@@ -106,7 +103,8 @@ def held_out_texts(loaded: Loaded, count: int, temperature: float) -> list[Text]
     prompts = list(_beginnings(rows, recipe.eval.prompt_tokens))
     if not prompts:
         raise DataError(
-            f"none of the {len(rows)} held-out rows has a beginning of {_SHORTEST} tokens or more"
+            f"none of the {len(rows)} held-out rows has a beginning of {_SHORTEST} tokens or more, "
+            f"of a chat at most eval.prompt_tokens = {recipe.eval.prompt_tokens}"
         )
     step = max(1, len(prompts) // count)
     return list(_answered(target, prompts[::step][:count], loaded, temperature))
@@ -123,7 +121,8 @@ def _beginnings(rows: PackedRows, longest: int) -> Iterator[list[int]]:
             first = int(labels.argmax()) if labels.any() else 0
             # a plain text is label from its first token on
             end = first if first > 1 else len(ids) // 2
-            if end >= _SHORTEST:
+            # a chat is not cut, as in an evaluation: without its beginning it is none
+            if end >= _SHORTEST and (end <= longest or first <= 1):
                 yield ids[max(0, end - longest) : end].tolist()
 
 
@@ -148,6 +147,7 @@ def _facts(
     """What `tree.json` says of where its tree comes from."""
     return {
         "search": request.method,
+        "verdict": NOT_AUDITED,
         "expected_tau": chosen.tau,
         "default_expected_tau": chosen.default_tau,
         "measured": {
@@ -175,7 +175,7 @@ def _show(loaded: Loaded, found: Ranks, chosen: Chosen, console: Console) -> Non
         [str(d + 1), *(number(float(row_R[r])) for r in ranks), f"{found.trials_D[d]:,}"]
         for d, row_R in enumerate(found.acceptance)
     ]
-    title = f"Right candidates, on {_where(loaded)}"
+    title = f"Right candidates ({NOT_AUDITED}), on {_where(loaded)}"
     console.print(plain_table(title, columns, cells), crop=False)
     usual = ""
     if chosen.default_tau is not None:
@@ -184,6 +184,7 @@ def _show(loaded: Loaded, found: Ranks, chosen: Chosen, console: Console) -> Non
         "" if chosen.speedup is None else f", {chosen.speedup:.2f} times as fast as plain decoding"
     )
     console.print(
-        f"{chosen.nodes} nodes: {chosen.tau:.2f} tokens per call expected{fast}{usual}",
+        f"{chosen.nodes} nodes: {chosen.tau:.2f} tokens per call expected{fast}{usual} "
+        f"({NOT_AUDITED})",
         markup=False, soft_wrap=True,
     )  # fmt: skip

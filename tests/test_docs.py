@@ -12,6 +12,8 @@ from pathlib import Path
 
 import draftsmith
 import pytest
+from draftsmith.data.templates import named_template
+from draftsmith.decoding.loading import embedded_target, load_tokenizer
 from draftsmith.launch.cli import main
 
 ROOT = Path(draftsmith.__file__).parent
@@ -113,7 +115,7 @@ def commands(page: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the pages take for granted: a finished run, chat rows, prompts."""
+    """What the pages take for granted: a finished run, a chat target, rows, prompts."""
     place = tmp_path_factory.mktemp("docs")
     assert (
         main(
@@ -127,12 +129,19 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         == 0
     )
-    (place / "chats").mkdir()
-    rows = [
-        {"prompt": f"How many legs have {n} ants?", "completion": f"{n} ants have {6 * n} legs."}
-        for n in range(60)
+    chat_target = Path(shutil.copytree(embedded_target(), place / "path" / "to" / "target"))
+    tokenizer = load_tokenizer(str(chat_target))
+    tokenizer.chat_template = named_template("chatml")
+    tokenizer.save_pretrained(chat_target)
+    asked = [(f"How many legs have {n} ants?", f"{n} ants have {6 * n} legs.") for n in range(60)]
+    chats = [
+        {"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": a}]}
+        for q, a in asked
     ]
-    (place / "chats" / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    pairs = [{"prompt": q, "completion": a} for q, a in asked]
+    for folder, rows in {"chats": chats, "domain": pairs}.items():
+        (place / folder).mkdir()
+        (place / folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (place / "prompts.jsonl").write_text('{"prompt": "How many legs have two ants?"}\n' * 2)
     return place
 

@@ -75,7 +75,7 @@ def run(
         RequestError: origins or sizes that do not fit the members; `resume` is a path.
     """
     refuse_impossible(boost, lora, model)
-    _refuse_resume(given["out"], given["resume"])
+    refuse_resume(given["out"], given["resume"])
     accelerator, target, rows = begin(given)
     _refuse_other_targets(boost, target)
     samples = _samples(target, rows, boost, given, accelerator)
@@ -295,7 +295,8 @@ def _samples(
     return continuations(target, rows, wanted, folder, team)
 
 
-def _refuse_resume(out: Path, resume: str) -> None:
+def refuse_resume(out: Path, resume: str) -> None:
+    """Raise RequestError for words that a run of many stages cannot follow."""
     if resume not in ("auto", "never"):
         raise RequestError(
             f"--resume {resume}: a run of method boost has checkpoints of every SSM; use auto, "

@@ -14,8 +14,10 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from ..errors import EnvironmentFailure
-from ..storage import flush, sha256
+from ..storage import flush, sha256, told_when_full
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -40,12 +42,13 @@ def write(parent: Path, name: str, fill: Callable[[Path], None]) -> Path:
         staging.mkdir()
         fill(staging)
         publish(staging, place)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         shutil.rmtree(staging, ignore_errors=True)
         free = shutil.disk_usage(parent).free / 1e6 if parent.is_dir() else 0
         raise EnvironmentFailure(
-            f"cannot write the checkpoint {place}: {error.strerror or error}; {free:.0f} MB are "
-            "free there. Earlier checkpoints are intact: make room, then go on with --resume auto"
+            f"cannot write the checkpoint {place}: {getattr(error, 'strerror', None) or error}; "
+            f"{free:.0f} MB are free there. Earlier checkpoints are intact: make room, then run "
+            "the same command again"
         ) from error
     return place
 
@@ -79,6 +82,8 @@ def is_complete(place: Path) -> bool:
 
 def fault(place: Path) -> str | None:
     """Why `place` cannot be resumed from, or None."""
+    if not place.is_dir():
+        return "there is no such folder"
     try:
         manifest = json.loads((place / MANIFEST).read_text())
         files = manifest["files"]
@@ -125,21 +130,35 @@ def replace_folder(place: Path, fill: Callable[[Path], None]) -> None:
 
     The old folder is moved aside only after the new one is on disk; a kill between the two
     renames leaves both, and the next call puts the place in order.
+
+    Raises:
+        EnvironmentFailure: the disk is full; the old folder stays.
     """
+    put_back(place)
     staging, old = (place.with_name(f".{word}-{place.name}") for word in ("staging", "old"))
-    if old.is_dir() and not place.exists():
-        old.rename(place)
     for left in (staging, old):
         shutil.rmtree(left, ignore_errors=True)
-    staging.mkdir(parents=True)
-    fill(staging)
-    for path in staging.rglob("*"):
-        flush(path)
+    try:
+        with told_when_full(place):
+            staging.mkdir(parents=True)
+            fill(staging)
+            for path in staging.rglob("*"):
+                flush(path)
+    except Exception:
+        shutil.rmtree(staging, ignore_errors=True)  # on a full disk it is in the way
+        raise
     if place.exists():
         place.rename(old)
     staging.rename(place)
     flush(place.parent)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def put_back(place: Path) -> None:
+    """Undo the first rename of a `replace_folder` that was killed before its second one."""
+    old = place.with_name(f".old-{place.name}")
+    if old.is_dir() and not place.exists():
+        old.rename(place)
 
 
 def _published(parent: Path, prefix: str) -> Iterator[Path]:

@@ -8,6 +8,8 @@ from pydantic import Field, model_validator
 
 from ..config import Section
 
+Decay = Annotated[float, Field(ge=0, lt=1)]
+
 
 class TargetConfig(Section):
     """The frozen model that a drafter is made for."""
@@ -179,7 +181,7 @@ class OptimizerConfig(Section):
     """`muon` orthogonalises the update of hidden matrices (AdamW for the rest): fewer tokens."""
     lr: float = Field(1e-3, gt=0)
     """Peak learning rate; Muon's updates are scaled to the size of AdamW's."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Decay, Decay] = (0.9, 0.95)
     """Decay of AdamW's first and second moments."""
     weight_decay: float = Field(0.1, ge=0)
     """Decoupled weight decay on matrices; vectors get none."""
@@ -206,7 +208,7 @@ class LoopConfig(Section):
     """Rows of one forward pass in one process; accumulation follows from it."""
     precision: Literal["fp32", "bf16", "fp16"] = "bf16"
     """Mixed precision of forward and backward; weights and moments stay fp32."""
-    seed: int = 0
+    seed: int = Field(0, ge=0, lt=2**32)
     """Seed of weights, row order and dropout."""
     ema: float | None = Field(None, gt=0, lt=1)
     """Decay of an exponential moving average of the weights; off when empty."""
@@ -340,7 +342,7 @@ class BoostConfig(Section):
     """At which the target writes the continuations."""
     continuations: str | None = None
     """Folder of the continuations, to share them among runs; default: one in the run's folder."""
-    seed: int = 0
+    seed: int = Field(0, ge=0, lt=2**32)
     """Seed of the choice of prompts, and of what is drawn at a temperature."""
     unit: Literal["sample", "span"] = "span"
     """What is covered or not: a `sample` as a whole, or the `span` that begins at each token."""

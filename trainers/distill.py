@@ -28,7 +28,7 @@ from .loop import Outcome
 from .lora import adapt, save_adapted
 from .losses import Distillation, Teacher
 from .mix import TERMS, Mix
-from .objective import Batch, hidden_states, label_shares, labelled
+from .objective import Batch, hidden_states, label_shares, labelled, refuse_long_start
 from .pruned_config import refuse_cut
 from .pruning import prune
 from .ramp import MovingLoss, Ramp
@@ -157,6 +157,7 @@ def run(
 ) -> Outcome:  # fmt: skip
     """Distil a draft into `out/drafter`."""
     refuse_rows(rollouts, given["data"].sequence_length, given["plan"].loop.batch_rows)
+    refuse_long_start(model, given["data"].sequence_length)
 
     def make(target: Backbone, rows: Prepared) -> DistillObjective:
         refuse_prompts(rollouts, rows.train)
@@ -185,9 +186,8 @@ def draft_model(
 ) -> PreTrainedModel:
     """Fresh weights over the target's vocabulary, or the model that `start_from` names."""
     if config.start_from is None:
-        return fresh_model(
-            config, vocabulary=_rows(target), eos=tokenizer.eos_token_id, like=target.config
-        )
+        like = target.config.get_text_config(decoder=True)
+        return fresh_model(config, vocabulary=_rows(target), eos=tokenizer.eos_token_id, like=like)
     refuse_cut(config)
     refuse_derived(config.start_from)
     draft = load_model(config.start_from)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from ..data.feature_codec import Encoded, FeatureDtype, decode, encode
 from ..data.feature_store import FeatureStore, row_keys
 from ..errors import RequestError
-from .objective import Batch, document_mask
+from .objective import Batch, last_states
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -238,10 +238,7 @@ def states_of(decoder: Any, batch: Batch, layers: Sequence[int]) -> Features:
         block = _blocks(decoder)[layer]
         hooks.append(block.register_forward_pre_hook(_catch(caught, layer), with_kwargs=True))
     try:
-        last_RSH = decoder(
-            input_ids=batch["input_ids"], attention_mask=document_mask(batch["documents"]),
-            position_ids=batch["positions"], use_cache=False,
-        ).last_hidden_state  # fmt: skip
+        last_RSH = last_states(decoder, batch)
     finally:
         for hook in hooks:
             hook.remove()

@@ -23,7 +23,7 @@ from ..drafters.projection import refuse_other_logits
 from .config import FeaturesConfig, TargetConfig
 from .feature_cache import feature_source
 from .loop import Outcome, Plan, Probe
-from .objective import Objective
+from .objective import Objective, refuse_long_rows
 from .setup import make_accelerator, make_deterministic, run_loop
 
 Save = Callable[[nn.Module, Path], None]
@@ -47,7 +47,10 @@ class Given(TypedDict):
 def run_for_target(build: Callable[[Backbone, Prepared], Objective], given: Given) -> Outcome:
     """Train what `build` makes for the target and its rows into `out/drafter`."""
     plan, out, make_probe = given["plan"], given["out"], given["make_probe"]
-    accelerator, teacher, rows = begin(given)
+    accelerator, teacher = _load(given, given["data"].sequence_length)
+    # prompts that have no room are refused here; rows may take hours
+    probe = make_probe(teacher) if make_probe else None
+    rows = _rows(given, accelerator, teacher)
     torch.manual_seed(plan.loop.seed)  # fresh weights must not depend on what loading has drawn
     objective = build(teacher, rows)
     with feature_source(
@@ -55,16 +58,25 @@ def run_for_target(build: Callable[[Backbone, Prepared], Objective], given: Give
     ):
         return run_loop(
             objective, rows.train, rows.validation, plan, accelerator, out=out,
-            export_to=out / "drafter", probe=make_probe(teacher) if make_probe else None,
-            resume=given["resume"],
+            export_to=out / "drafter", probe=probe, resume=given["resume"],
         )  # fmt: skip
 
 
 def begin(given: Given) -> tuple[Accelerator, Backbone, Prepared]:
-    """The accelerator, the target on its device, and the rows.
+    """The accelerator, the target on its device, and the rows; errors as for `_load`."""
+    accelerator, teacher = _load(given)
+    return accelerator, teacher, _rows(given, accelerator, teacher)
+
+
+def _load(given: Given, row_tokens: int = 0) -> tuple[Accelerator, Backbone]:
+    """The accelerator, and the target on its device.
+
+    Args:
+        row_tokens: length of the rows that the target will read, where they are the data's.
 
     Raises:
-        RequestError: there is no such target, or its logits are more than a projection.
+        RequestError: there is no such target, its logits are more than a projection, or its
+            context is shorter than a row.
     """
     plan, out, target = given["plan"], given["out"], given["target"]
     make_deterministic(plan.loop)
@@ -74,10 +86,15 @@ def begin(given: Given) -> tuple[Accelerator, Backbone, Prepared]:
         device=str(accelerator.device), trust_remote_code=target.trust_remote_code,
     )  # fmt: skip
     # `build` asks again; rows, pruning and continuations may take hours until then
-    refuse_other_logits(teacher.model, f"target.path {target.path!r}")
+    whose = f"target.path {target.path!r}"
+    refuse_other_logits(teacher.model, whose)
+    refuse_long_rows(teacher.model.config, row_tokens, whose)
+    return accelerator, teacher
+
+
+def _rows(given: Given, accelerator: Accelerator, teacher: Backbone) -> Prepared:
     with accelerator.main_process_first():
-        rows = prepare(given["data"], teacher.tokenizer, out=out)
-    return accelerator, teacher, rows
+        return prepare(given["data"], teacher.tokenizer, out=given["out"])
 
 
 def saver(target: Backbone, family: str) -> Save:

@@ -99,6 +99,8 @@ class Loop:
         """Train from the start, or from a complete checkpoint, to the last step."""
         loop = self.plan.loop
         first = 0 if resume is None else self.load(resume)
+        if resume is not None:
+            self.export_anew(resume, first)
         main = self.accelerator.is_main_process
         record = Record(self.out / "metrics.jsonl", after=first, active=main)
         screen = Screen(loop.steps, first=first, active=main)
@@ -187,7 +189,7 @@ class Loop:
         if uses_deepspeed(self.accelerator) and not finite:
             raise TrainingFailed(
                 f"step {step}: the loss is not finite, and DeepSpeed has already stepped; "
-                "resume from the last checkpoint with a smaller optimizer.lr"
+                "start in another --out with a smaller optimizer.lr"
             )
         if not uses_deepspeed(self.accelerator):
             norm = self.accelerator.clip_grad_norm_(self.module.parameters(), plan.optimizer.clip)
@@ -303,6 +305,43 @@ class Loop:
         epochs = self.order.epoch(found.step)
         _log.info("resumed %s: step %d, %.2f epochs seen", place, found.step, epochs)
         return found.step
+
+    def export_anew(self, place: Path, first: int) -> None:
+        """Export the best so far where the checkpoint's own run has it and this folder has not.
+
+        Where its weights are gone, what is trained counts as the best until a probe says more.
+        """
+        if self.has_export(place) or (self.best is None and first < self.plan.loop.steps):
+            return
+        if self.best is None:
+            _log.info("%s is missing: exported from %s", self.export_to, place)
+            self.export()
+            return
+        step = int(self.best["step"])
+        source = place.with_name(f"step-{step:08d}")
+        if checkpoint.is_complete(source):
+            self.snapshots.load(source)
+            self.export()
+            self.snapshots.load(place)
+            _log.info("%s: the best draft so far, exported from %s", self.export_to, source)
+            return
+        self.best = None
+        _log.warning(
+            "the best draft so far, of step %d, is not in %s, and its checkpoint is gone: %s",
+            step, self.export_to,
+            "the next probe chooses anew" if first < self.plan.loop.steps
+            else f"what was trained up to step {first} is exported",
+        )  # fmt: skip
+        if first == self.plan.loop.steps:
+            self.export()
+
+    def has_export(self, place: Path) -> bool:
+        """Whether what is exported here is of the run that `place` is a checkpoint of."""
+        if not self.accelerator.is_main_process:
+            return total(self.accelerator, 0.0) > 0
+        checkpoint.put_back(self.export_to)
+        own = place.resolve().parent == (self.out / "checkpoints").resolve()
+        return total(self.accelerator, float(own and self.export_to.is_dir())) > 0
 
     # ---- small parts ----------------------------------------------------------------------
 

@@ -15,6 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from ..decoding.backbone import context_limits
+from ..decoding.loading import load_config
+from ..drafters.checkpoint import refuse_derived
+from ..errors import RequestError
+from .config import FROM_TARGET, ModelConfig
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -71,13 +77,57 @@ class Labelled(NamedTuple):
 
 def hidden_states(model: PreTrainedModel, batch: Batch) -> Tensor:
     """Last hidden states [R, S, H], attention kept inside each document."""
-    decoder = model.get_decoder()
+    return last_states(model.get_decoder(), batch)
+
+
+def last_states(decoder: Any, batch: Batch) -> Tensor:
+    """What the decoder of a model hands to its output projection, [R, S, H].
+
+    Raises:
+        RequestError: the rows are longer than its context.
+    """
+    refuse_long_rows(
+        decoder.config, batch["input_ids"].shape[1], type(decoder).__name__,
+        named="the length of a row (--data.sequence_length)",
+    )  # fmt: skip
     return decoder(
         input_ids=batch["input_ids"],
         attention_mask=document_mask(batch["documents"]),
         position_ids=batch["positions"],
         use_cache=False,
     ).last_hidden_state
+
+
+def refuse_long_rows(
+    config: Any, tokens: int, whose: str, *, named: str = "--data.sequence_length"
+) -> None:
+    """Raise RequestError where rows are longer than a model's context as the decoder counts it.
+
+    A row's mask goes to every layer alike: exact while no layer has anything to forget.
+
+    Args:
+        config: the model's.
+        tokens: of a row.
+        whose: what the message calls the model, and where the recipe names it.
+        named: what the message calls the length of a row.
+    """
+    context, reason = min(context_limits(config.get_text_config(decoder=True)))
+    if tokens > context:
+        raise RequestError(
+            f"{named} is {tokens}; the context of {whose} is {context} tokens{reason}. Lower "
+            f"{named} to {context}, or take another model"
+        )
+
+
+def refuse_long_start(model: ModelConfig, tokens: int) -> None:
+    """Raise RequestError where rows are too long for the model to go on from; no weights are read.
+
+    One that is cut from the target has the target's context.
+    """
+    given = model.start_from
+    if given is not None and given != FROM_TARGET:
+        refuse_derived(given)
+        refuse_long_rows(load_config(given), tokens, f"model.start_from {given!r}")
 
 
 def document_mask(documents_RS: Tensor) -> Tensor:

@@ -149,7 +149,10 @@ def resume_from(out: Path, resume: str) -> Path | None:
         return checkpoint.newest(out / "checkpoints")
     reason = checkpoint.fault(Path(resume))
     if reason is not None:
-        raise RequestError(f"--resume {resume}: {reason}; expected a folder like step-00000100")
+        raise RequestError(
+            f"--resume {resume}: {reason}; expected a folder like "
+            "RUN/checkpoints/step-00000100, or auto, or never"
+        )
     return Path(resume)
 
 

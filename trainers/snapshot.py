@@ -16,8 +16,9 @@ from typing import Any
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from safetensors.torch import load_file
-from torch import nn, optim
+from torch import Tensor, nn, optim
 
+from ..errors import RequestError
 from . import checkpoint, state
 from .objective import Batch
 from .rollouts import Rollouts
@@ -63,7 +64,9 @@ class Snapshots:
         if uses_deepspeed(self.accelerator):
             self.wrapped.load_checkpoint(str(place), tag="deepspeed")
         else:
-            state.load_trainable(self.module, load_file(place / "model.safetensors"))
+            tensors = load_file(place / "model.safetensors")
+            _refuse_other_weights(place, tensors, state.trainable(self.module))
+            state.load_trainable(self.module, tensors)
             state.load_optimizers(place, self.optimizers)
         if self.average is not None:
             self.average.tensors = load_file(place / "average.safetensors")
@@ -100,6 +103,19 @@ class Snapshots:
         if self.accelerator.is_main_process:
             self._fill_common(staging, counters, rows)
             checkpoint.publish(staging, self.folder / name)
+
+
+def _refuse_other_weights(place: Path, saved: dict[str, Tensor], own: dict[str, Tensor]) -> None:
+    """Raise RequestError where a checkpoint is of another model than the one that is trained."""
+    there, here = ({name: tuple(t.shape) for name, t in each.items()} for each in (saved, own))
+    odd = sorted(name for name in there | here if there.get(name) != here.get(name))
+    if odd:
+        name = odd[0]
+        raise RequestError(
+            f"{place} holds other weights than this recipe trains: {name} is "
+            f"{there.get(name, 'absent')} there and {here.get(name, 'absent')} here ({len(odd)} "
+            "differ). Give the recipe and the target that it was made with, or another checkpoint"
+        )
 
 
 def _unwrapped(wrapped: Any) -> optim.Optimizer:

@@ -26,7 +26,7 @@ from .config import ModelConfig, ObjectiveConfig
 from .loop import Outcome, Plan
 from .losses import ChunkedLoss, cross_entropy
 from .mix import Mix
-from .objective import Batch, hidden_states, labelled
+from .objective import Batch, hidden_states, labelled, refuse_long_start
 from .pruned_config import refuse_cut
 from .setup import make_accelerator, make_deterministic, run_loop
 from .sharding import standalone
@@ -97,6 +97,7 @@ def run(
 ) -> Outcome:  # fmt: skip
     """Train a target into `out/target`. Resumes as `setup.resume_from` says."""
     refuse_terms(objective)
+    refuse_long_start(model, data.sequence_length)
     make_deterministic(plan.loop)
     accelerator = make_accelerator(plan.loop, plan.optimizer, out)
     with accelerator.main_process_first():

@@ -255,7 +255,9 @@ def test_files_are_in_the_order_of_the_source(tmp_path: Path) -> None:
     assert manifest == json.loads((folder / "manifest.json").read_text())
     assert manifest["rows"] == {"answered": 2, "rejected": 2, "rejected_by_kind": {"cut": 2}}
     assert manifest["answers"] == {"turns": 2, "tokens": 10, "cut": 2, "retokenised": 2}
-    assert manifest["acceptance"] == {"tau": 1.0, "alpha": 1.0, "steps": 2}
+    assert manifest["acceptance"] == {
+        "tau": 1.0, "alpha": 1.0, "steps": 2, "verdict": "not audited",
+    }  # fmt: skip
 
 
 def test_rows_of_several_shapes_go_to_a_file_each(tmp_path: Path) -> None:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
-from draftsmith.data.prompts import Prompt, load_prompts, render
-from draftsmith.decoding.loading import load_tokenizer
+from draftsmith.data.prompts import Prompt, fitting, load_prompts, render
+from draftsmith.data.templates import named_template
+from draftsmith.decoding.loading import embedded_target, load_tokenizer
 from draftsmith.errors import DataError, RequestError
+from draftsmith.launch.check import _prompts
+from draftsmith.launch.check_models import Models
+from draftsmith.launch.recipe import load_recipe
 
 SPEC_BENCH = {"question_id": 81, "category": "writing", "turns": ["Compose a post", "Shorter"]}
 HUMANEVAL = {"task_id": "HumanEval/0", "prompt": "def f():\n", "canonical_solution": "", "test": ""}
@@ -64,10 +69,65 @@ def test_turns_are_rendered_with_the_answers_given(chat_tokenizer_folder: Path) 
     )
     second = tokenizer.decode(render(prompt, tokenizer, answers=["no"]))
     assert second.startswith(first + "no<|endoftext|>\n<|im_start|>user\nand then")
-    ids = render(prompt, tokenizer)
-    assert render(prompt, tokenizer, limit=5) == ids[-5:]
+    assert render(prompt, tokenizer, limit=5) == render(prompt, tokenizer)  # with its beginning
     tokenizer.chat_template = None
-    assert tokenizer.decode(render(prompt, tokenizer, answers=["no"])) == "whynoand then"
+    ids = render(prompt, tokenizer, answers=["no"])
+    assert tokenizer.decode(ids) == "whynoand then"
+    assert render(prompt, tokenizer, answers=["no"], limit=5) == ids[-5:]
+
+
+CHATS = [Prompt(str(n), "all", ("why " * n,), chat=True) for n in (1, 5, 500)]
+TEXT = Prompt("text", "all", ("why " * 500,), chat=False)
+
+
+def test_longer_chats_are_left_out(
+    chat_tokenizer_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Texts stay, as they are cut; where nothing stays, the message says what would do."""
+    tokenizer = load_tokenizer(str(chat_tokenizer_folder))
+    short, middle, long = (len(render(each, tokenizer)) for each in CHATS)
+    assert fitting([*CHATS, TEXT], tokenizer, middle) == [*CHATS[:2], TEXT]
+    assert fitting([*CHATS, TEXT], tokenizer, middle - 1) == [CHATS[0], TEXT]
+    assert not caplog.records
+    fitting([*CHATS, TEXT], tokenizer, middle, warn=True)
+    said = f"1 of 4 prompts are left out: chats longer than eval.prompt_tokens = {middle}; with --"
+    assert said in caplog.text
+    fitting(CHATS, tokenizer, long, warn=True)
+    assert len(caplog.records) == 1
+    said = f"all 3 prompts .* = {short - 1}: chats of {short} to {long} .*prompt_tokens {long}$"
+    with pytest.raises(RequestError, match=said):
+        fitting(CHATS, tokenizer, short - 1)
+    assert fitting(CHATS, tokenizer, long) == CHATS
+
+
+def test_the_pre_flight_counts_them(tmp_path: Path) -> None:
+    """Of several turns the last one, with answers before it as long as they may be."""
+    tokenizer = load_tokenizer("tiny")
+    tokenizer.chat_template = named_template("chatml")
+    tokenizer.save_pretrained(tmp_path)
+    shutil.copy(Path(embedded_target()) / "config.json", tmp_path)
+    rows = [{"prompt": each.turns[0]} for each in CHATS] + [{"text": TEXT.turns[0]}] * 2
+    turns = ["why", "and then", "why not"]
+    flags = {"target.path": str(tmp_path), "eval.prompts": str(tmp_path / "prompts.jsonl"),
+             "eval.max_new_tokens": "30"}  # fmt: skip
+
+    def prompts(most: int) -> str:
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / "prompts.jsonl").write_text(lines)
+        more = [("eval.prompt_tokens", str(most))]
+        recipe = load_recipe("distill-tiny", [*flags.items(), *more]).recipe
+        return _prompts(recipe, Models(recipe))
+
+    said = prompts(64)
+    assert "the longest has 64 tokens; longer than eval.prompt_tokens = 64: 1 left out" in said
+    assert "(chats), 2 cut to their end (texts)" in said
+    rows = [{"turns": turns}]
+    last = len(render(Prompt("1", "all", tuple(turns), chat=True), tokenizer, answers=["."] * 2))
+    assert f"the longest has at most {last + 60} tokens" in prompts(500)
+    assert "the longest has at most 64 tokens" in prompts(64)
+    rows = [{"prompt": CHATS[2].turns[0]}]
+    with pytest.raises(RequestError, match="all 1 prompts are longer"):
+        prompts(64)
 
 
 def test_prompts_of_held_out_files() -> None:

@@ -21,7 +21,7 @@ from draftsmith.drafters.medusa import MedusaHeads, MedusaShape
 from draftsmith.errors import RequestError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import (
     LlamaAttention,
     LlamaDecoderLayer,
@@ -103,6 +103,35 @@ def test_eagle(form: str, name: str, tmp_path: Path) -> None:
         mine = net(features, embeds, positions, None)
         theirs = eagle_of_transformers(tmp_path / "out", features, embeds, positions)
     torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "gemma", "gemma3_text"])
+def test_engines_hand_out_the_rows_of_the_embedding(architecture: str, tmp_path: Path) -> None:
+    """Gemma multiplies them by the root of H; an engine does so elsewhere, and a drafter reads
+    what is in the table."""
+    sizes = {"vocab_size": V, "hidden_size": H, "num_hidden_layers": 1, "intermediate_size": 64,
+             "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}  # fmt: skip
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(architecture, **sizes))
+    embedding = model.get_input_embeddings()
+    served = ServedTarget.of("org/target", model.config, embedding)
+    assert served.embedding_scale == pytest.approx(H**0.5 if "gemma" in architecture else 1.0)
+    net = shaken(EagleNet(EagleShape(**SIZES)))
+    exported(net, "eagle", "vllm", tmp_path, served, dtype="fp32")
+    features, positions = torch.randn(2, S, H), torch.arange(S).expand(2, -1)
+    ids = torch.randint(0, V, (2, S))
+    with torch.no_grad():
+        mine = net(features, embedding(ids), positions, None)
+        theirs = eagle_of_transformers(tmp_path / "out", features, embedding.weight[ids], positions)
+    torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_an_unknown_embedding_is_refused() -> None:
+    class Other(nn.Embedding):
+        pass
+
+    config = AutoConfig.for_model("qwen3", vocab_size=V, hidden_size=H, num_hidden_layers=1)
+    with pytest.raises(RequestError, match="embedding is a Other"):
+        ServedTarget.of("org/target", config, Other(V, H))
 
 
 def eagle_of_transformers(

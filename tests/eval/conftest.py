@@ -10,6 +10,7 @@ import pytest
 from conftest import make_drafter, make_target
 from draftsmith.data.prompts import Prompt
 from draftsmith.data.tokenizer import train_tokenizer
+from draftsmith.drafters.config import DrafterConfig
 from draftsmith.eval.audit import audit
 from draftsmith.eval.config import AuditConfig, EvalConfig
 from draftsmith.eval.evaluate import Arm, evaluate
@@ -35,7 +36,14 @@ def measured() -> tuple[dict[str, Any], dict[str, Any]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "render", lambda prompt, *_args, **_kw: ids[int(prompt.id)])
-        results = evaluate(target, [Arm("draft model", drafter, report.verdict)], prompts, config)
+        arm = Arm("draft model", drafter, report.verdict, path="runs/a_b/drafter", sha256="0f" * 32)
+        results = evaluate(target, [arm], prompts, config)
+    # what the command line adds
+    results["draft"]["settings"] = DrafterConfig(policy="argmax").model_dump(mode="json")
+    results["repeat"] = [
+        "draftsmith train runs/a_b/run.yaml --out runs/a_b",
+        "draftsmith eval runs/a_b --drafter.policy=argmax '--eval.sweep=[1, 2]'",
+    ]
     return json.loads(json.dumps(results)), json.loads(json.dumps(report.to_dict()))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import shutil
@@ -327,8 +328,36 @@ def test_a_curve_cut_short_by_a_kill(run_folder: Path) -> None:
         write_report(run_folder)
 
 
+def test_it_says_what_was_measured_and_how_to_repeat_it(run_folder: Path) -> None:
+    results = read(run_folder, "results.json")
+    page = write_report(run_folder).read_text(encoding="utf-8")
+    markdown = (run_folder / "report.md").read_text(encoding="utf-8")
+    for text in (html.unescape(page), markdown.replace("\\", "")):
+        for said in (*results["repeat"], "runs/a_b/drafter", "0f" * 32, "drafter.policy = argmax"):
+            assert said in text
+        assert "tau / (c_v + draft steps x c)" in text
+    results["draft"] |= {"loaded": [], "settings": {}}
+    results["repeat"] = []
+    write(run_folder, "results.json", results)
+    page = write_report(run_folder).read_text(encoding="utf-8")
+    assert "<dt>repeat" not in page
+    assert "<dt>drafters" not in page
+    assert "| repeat" not in (run_folder / "report.md").read_text(encoding="utf-8")
+
+
+def test_of_what_eval_wrote_elsewhere(run_folder: Path) -> None:
+    """`eval --out FOLDER` leaves its files in FOLDER itself."""
+    elsewhere = run_folder / "eval"
+    assert write_report(elsewhere) == elsewhere / "report.html"
+    assert "has not been audited" not in (elsewhere / "report.html").read_text(encoding="utf-8")
+    (elsewhere / "results.json").write_text("{")
+    renamed = elsewhere.rename(run_folder / "elsewhere")
+    with pytest.raises(RequestError, match=f"draftsmith eval RUN --out {renamed}`"):
+        write_report(renamed)
+
+
 def test_a_run_without_results(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="draftsmith eval"):
+    with pytest.raises(RequestError, match=r"eval/results.json is missing.*draftsmith eval RUN"):
         write_report(tmp_path)
 
 

@@ -10,9 +10,15 @@ from typing import Any
 
 import jsonschema
 import pytest
+from conftest import make_drafter, make_target
+from draftsmith.data.prompts import Prompt
+from draftsmith.drafters.ensemble import join
 from draftsmith.errors import RequestError
 from draftsmith.eval.config import EvalConfig
+from draftsmith.eval.evaluate import Arm, Request
+from draftsmith.eval.evaluate import _sweep as sweep
 from draftsmith.eval.results import SCHEMA_VERSION, VERDICTS, read_results, schema
+from draftsmith.eval.speed import measure_costs
 
 Measured = tuple[dict[str, Any], dict[str, Any]]
 SCHEMA = schema()
@@ -63,6 +69,33 @@ def test_every_field_is_described_and_nothing_else_allowed() -> None:
         for name, field in each["properties"].items():
             target = SCHEMA["$defs"][field["$ref"].rsplit("/", 1)[-1]] if "$ref" in field else field
             assert field.get("description") or target.get("description"), name
+
+
+def test_the_prediction_is_the_formula_that_is_stated(results: dict[str, Any]) -> None:
+    for row in results["rows"]:
+        assert row["draft_steps"] == row["draft_length"] == 2
+    steps = [row["draft_steps"] for row in results["rows"]]
+    steps += [row["draft_length"] for row in results["sweep"]]
+    for row, each in zip([*results["rows"], *results["sweep"]], steps, strict=True):
+        predicted = row["tau"][0] / (row["c_v"] + each * row["c"])
+        assert row["predicted_speedup"] == pytest.approx(predicted, rel=1e-4)
+    for of in ("row", "sweep_row"):
+        stated = SCHEMA["$defs"][of]["properties"]["predicted_speedup"]["description"]
+        assert stated.startswith("tau / (c_v + draft steps x c)")
+
+
+def test_the_sweep_of_an_ensemble_has_its_costs(measured: Measured) -> None:
+    """None of its members alone tells what a step costs: the time of proposing does."""
+    target = make_target("qwen3")
+    arm = Arm("ensemble", join([make_drafter(target), make_drafter(target, seed=2)]))
+    request = Request(Prompt("0", "any", ("",), chat=False), [5, 7, 11], 0)
+    config = EvalConfig(max_new_tokens=8, sweep=[2], repeats=1)
+    costs = measure_costs(target, None, [2], context=8, rounds=1)
+    [row] = sweep(target, arm, [request], config, costs)
+    CHECK.validate(measured[0] | {"sweep": [row]})
+    predicted = row["tau"][0] / (row["c_v"] + 2 * row["c"])
+    assert row["c"] > 0
+    assert row["predicted_speedup"] == pytest.approx(predicted, rel=1e-4)
 
 
 def test_settings_are_those_of_the_recipe() -> None:
@@ -117,7 +150,7 @@ def test_reading_again(results: dict[str, Any], tmp_path: Path) -> None:
     path.write_text(json.dumps(results))
     assert read_results(path) == results
     path.write_text(json.dumps({**results, "schema_version": 0}))
-    with pytest.raises(RequestError, match="schema_version 0, this version reads 2"):
+    with pytest.raises(RequestError, match="schema_version 0, this version reads 3"):
         read_results(path)
 
 

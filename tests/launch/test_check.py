@@ -84,7 +84,7 @@ def test_every_fault_at_once(tmp_path: Path) -> None:
     ("flags", "kind", "reason"),
     [
         ({"loop__micro_rows": "3"}, RequestError, "not a multiple of loop.micro_rows"),
-        ({"data__sequence_length": "4096"}, RequestError, "the target's context is 2048"),
+        ({"data__sequence_length": "4096"}, RequestError, "of target.path 'tiny' is 2048"),
         ({"eval__max_new_tokens": "2000"}, RequestError, "do not fit the target's context"),
         ({"eval__prompts": "none.jsonl"}, RequestError, "there is no prompt file none.jsonl"),
         ({"model__heads": "3", "model__kv_heads": "2"}, RequestError, "model.heads is 3"),

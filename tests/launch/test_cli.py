@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from draftsmith import storage
 from draftsmith.errors import (
     DataError,
     DraftsmithError,
@@ -69,6 +72,11 @@ def test_copy_makes_the_same_recipe_and_never_overwrites(tmp_path: Path, capfd: 
     assert mine.read_text() == "my work"
 
 
+def test_a_copy_makes_its_folder(tmp_path: Path) -> None:
+    assert main(["copy", "distill-tiny", str(tmp_path / "new" / "mine.yaml")]) == 0
+    assert load_recipe(str(tmp_path / "new" / "mine.yaml")).recipe.method == "distill"
+
+
 @pytest.mark.parametrize("path", shipped_recipes(), ids=lambda path: path.stem)
 def test_a_copied_recipe_resolves(path: Path, tmp_path: Path) -> None:
     """One with a base finds it by name where the base is no longer beside it."""
@@ -95,6 +103,9 @@ def test_words_that_are_not_understood(words: list[str], reason: str, capfd: Cap
     assert "Traceback" not in said.err
 
 
+TAKES_VALUES = {"show", "check", "train", "eval", "audit", "tree", "inspect", "generate"}
+
+
 @pytest.mark.parametrize("verb", [[], *[[name] for name in cli._VERBS]])
 def test_help(verb: list[str], capfd: Captured) -> None:
     """Every verb explains itself on the standard output."""
@@ -103,6 +114,7 @@ def test_help(verb: list[str], capfd: Captured) -> None:
     about = cli._VERBS[verb[0]].__doc__ if verb else cli._ABOUT
     assert about is not None
     assert " ".join(about.split()[:3]) in said.out
+    assert ("--section.field VALUE" in said.out) == (verb[:1] != [] and verb[0] in TAKES_VALUES)
     assert not said.err
 
 
@@ -117,6 +129,8 @@ def test_help(verb: list[str], capfd: Captured) -> None:
         (Stopped("why"), 75),
         (KeyboardInterrupt(), 130),
         (ZeroDivisionError("why"), 5),
+        (OSError(errno.ENOSPC, "No space left on device", "x/run.yaml"), 4),
+        (PermissionError(errno.EACCES, "Permission denied", "x/run.yaml"), 4),
     ],
 )
 def test_exit_codes(
@@ -150,3 +164,132 @@ def test_the_process_exits_with_the_code(tmp_path: Path) -> None:
         "draftsmith: there is no recipe file ./none.yaml; `draftsmith ls` lists shipped ones"
     ]
     assert list(tmp_path.iterdir()) == []
+
+
+# what was typed, and why it is refused; FILE is one, RUN a run folder of an EAGLE drafter
+REFUSED = [
+    ("eval", "nothing to measure: name a run folder"),
+    ("audit", "nothing to measure: name a run folder"),
+    ("tree", "nothing to measure: name a run folder"),
+    ("eval nowhere", "nowhere is no run folder"),
+    ("tree nowhere", "nowhere is no run folder"),
+    ("export nowhere", "nowhere is no run folder"),
+    ("inspect nowhere", "no recipe is called 'nowhere'"),
+    ("inspect distill-tiny --rows 0", "--rows is 0; expected 1 or more"),
+    ("inspect distill-tiny --rows -3", "--rows is -3; expected 1 or more"),
+    ("eval --target tiny", "--method trained needs a drafter"),
+    ("eval RUN --eval.repeats 0", "eval.repeats"),
+    ("eval --target tiny --method ngram --eval.seed -1", "found -1"),
+    ("audit --survey --determinism", "exclude each other"),
+    ("audit --survey --audit.seed -1", "found -1"),
+    ("audit --target tiny --method skeleton-of-thought", "nothing to audit"),
+    ("tree RUN --temperature -1", "--temperature is -1.0; expected 0 or more"),
+    ("tree RUN --temperature nan", "--temperature is nan"),
+    ("tree RUN --texts 0", "--texts is 0; expected 1 or more"),
+    ("tree RUN --out RUN", "is a folder; name a file"),
+    ("tree RUN --out FILE/tree.json", "is a file; name another folder"),
+    ("export RUN --out FILE/x", "is a file; name another folder"),
+    ("report FILE", "is a file; name another folder"),
+    ("copy distill-tiny FILE/x.yaml", "is a file; name another folder"),
+    ("derive quantised --out FILE/x", "is a file; name another folder"),
+    ("datastore build --source stdlib --out FILE/x", "is a file; name another folder"),
+    ("datastore build --source nowhere --out x", "there is no 'nowhere'"),
+    ("show distill-tiny --loop.seed 99999999999999999999", "should be less than 4294967296"),
+    ("show distill-tiny --loop.seed -1", "found -1"),
+    ("show distill-tiny --boost.seed -1", "found -1"),
+    ("show distill-tiny --optimizer.betas [1.0,2.0]", "found 2.0; input should be less than 1"),
+    ("show distill-tiny --optimizer.betas [-0.1,0.9]", "found -0.1"),
+]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to be in, with what the lines above speak of."""
+    (tmp_path / "FILE").touch()
+    (tmp_path / "RUN").mkdir()
+    (tmp_path / "RUN" / "run.yaml").write_text(load_recipe("eagle-tiny").yaml())
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("line", "reason"), REFUSED)
+def test_refusals(line: str, reason: str, here: Path, capfd: Captured) -> None:
+    assert main(line.split()) == 2
+    said = capfd.readouterr()
+    assert reason in said.err
+    assert said.err.count("draftsmith: ") == 1
+    assert said.out == ""
+    assert sorted(path.name for path in here.iterdir()) == ["FILE", "RUN"]
+
+
+def test_refusals_do_not_wait_for_torch(here: Path) -> None:
+    """All in one process of its own."""
+    lines = [line for line, _ in REFUSED]
+    code = (
+        "import sys; from draftsmith.launch.cli import main\n"
+        f"for line in {lines}:\n"
+        "    assert main(line.split()) == 2, line\n"
+        "    assert not {'torch', 'transformers'} & set(sys.modules), line"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "copy distill-tiny x.yaml", "tree RUN", "tree RUN --out x.json", "report RUN",
+        "export RUN", "export RUN --out x", "derive quantised --out x",
+        "datastore build --source stdlib --out x",
+    ],
+)  # fmt: skip
+def test_a_folder_that_cannot_be_written_is_told_of_first(
+    line: str, here: Path, monkeypatch: pytest.MonkeyPatch, capfd: Captured
+) -> None:
+    def refuse(dir: Path) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(dir))
+
+    monkeypatch.setattr(storage.tempfile, "TemporaryFile", refuse)
+    assert main(line.split()) == 4
+    said = capfd.readouterr().err
+    assert said.startswith("draftsmith: cannot write to ")
+    assert "Read-only file system" in said
+
+
+@pytest.mark.parametrize("line", ["show distill-tiny", "ls", "copy distill-tiny x.yaml"])
+def test_a_reader_that_is_gone_is_no_fault(
+    line: str, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `head` is, once it has what it wants; what is short is written at the end alone."""
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = [sys.executable, "-m", "draftsmith.launch.cli", *line.split()]
+    done = subprocess.run(words, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_another_broken_pipe_is_a_fault(monkeypatch: pytest.MonkeyPatch, capfd: Captured) -> None:
+    def fail(_self: object) -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr(cli.Ls, "run", fail)
+    assert main(["ls"]) == 5
+    assert "unexpected BrokenPipeError" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("module", ["traceback", "tyro", "pydantic"])
+def test_an_interrupt_during_the_first_imports_is_quiet(module: str) -> None:
+    code = f"""
+import runpy, sys
+class Interrupt:
+    def find_spec(name, path=None, target=None):
+        if name == "{module}":
+            raise KeyboardInterrupt
+sys.modules.pop("{module}", None)
+sys.meta_path.insert(0, Interrupt)
+runpy.run_module("draftsmith.launch.cli", run_name="__main__")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

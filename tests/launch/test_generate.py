@@ -165,7 +165,9 @@ def test_rows_keep_the_order_of_the_source(place: Path, greedy: Path) -> None:
 
 
 @pytest.mark.parametrize("source", ["chats.jsonl", "texts.jsonl"])
-def test_a_drafter_changes_the_speed_alone(place: Path, tmp_path: Path, source: str) -> None:
+def test_a_drafter_changes_the_speed_alone(
+    place: Path, tmp_path: Path, source: str, capsys: Captured
+) -> None:
     for name, more in (("plain", []), ("fast", ["--drafter", str(place / "drafter")])):
         assert generate(place, tmp_path / name, *more, source=source) == 0
     assert read(tmp_path / "fast") == read(tmp_path / "plain")
@@ -173,6 +175,9 @@ def test_a_drafter_changes_the_speed_alone(place: Path, tmp_path: Path, source: 
     acceptance = manifest(tmp_path / "fast")["acceptance"]
     assert acceptance["tau"] > 1.5
     assert 0 < acceptance["alpha"] < 1
+    assert acceptance["verdict"] == "not audited"
+    said = f"drafter: {acceptance['tau']:.2f} tokens per target call (not audited)\n"
+    assert said in capsys.readouterr().out
 
 
 def test_a_row_does_not_feel_its_batch(place: Path, tmp_path: Path) -> None:

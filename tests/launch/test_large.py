@@ -166,7 +166,7 @@ def test_weights_and_moments_are_spread_as_the_launch_says(
             "ZeRO-3 shards the weights",
         ),
         ({"target__sizes": "qwen4"}, RequestError, "no sizes are called 'qwen4'"),
-        ({"data__sequence_length": "65536"}, RequestError, "the target's context is 40960"),
+        ({"data__sequence_length": "65536"}, RequestError, "is 40960 tokens. Lower"),
         ({"data__source": "nowhere"}, RequestError, "nowhere"),
     ],
 )  # fmt: skip

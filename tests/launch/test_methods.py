@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,12 +13,15 @@ from typing import Any
 import jsonschema
 import pytest
 import small_run
+from draftsmith.drafters.config import DrafterConfig
 from draftsmith.eval.config import AuditConfig
 from draftsmith.eval.plants import PLANTS
 from draftsmith.eval.results import schema
 from draftsmith.eval.survey import WARPERS, survey, survey_table
 from draftsmith.eval.tables import show
-from draftsmith.launch.cli import main
+from draftsmith.launch.cli import Eval, main, split_overrides
+from draftsmith.launch.generate import drafter_hash
+from draftsmith.launch.measure import results_folder
 from draftsmith.launch.methods import NEED_DRAFT, SKELETON, TRAINING_FREE
 from rich.console import Console
 
@@ -27,6 +31,7 @@ SMALL = [
     *["--eval.repeats", "1", "--audit.tokens", "500", "--audit.sequences", "10000"],
     *["--audit.prompts", "1", "--audit.max_new_tokens", "8", "--audit.batch", "4"],
 ]
+NINE = ["--drafter.lookup_tokens", "9"]
 TEXT = "def area(self):\n    return self.width * self.height\n"
 
 
@@ -97,7 +102,8 @@ def measured(places: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -
     """A trained pair with both methods that draft by it, beside one that needs none."""
     out = tmp_path_factory.mktemp("measured")
     method = "trained,adaptive-draft,prompt-lookup"
-    assert run(f"eval {{run}} --method {method} --out {out} --samples 3", places) == 0
+    line = f"eval {{run}} --method {method} --out {out} --samples 3"
+    assert run(line, places, *NINE) == 0
     return out
 
 
@@ -107,6 +113,71 @@ def test_methods_of_a_run(measured: Path) -> None:
     assert sorted(path.name for path in measured.glob("audit*")) == [
         "audit-adaptive-draft.json", "audit-prompt-lookup.json", "audit.json",
     ]  # fmt: skip
+
+
+def test_the_prediction_counts_draft_steps(measured: Path) -> None:
+    """Not tokens: prompt-lookup copies ten in one look, an adaptive draft stops before its most."""
+    rows = read(measured / "results.json")["rows"]
+    steps = {row["method"]: row["draft_steps"] for row in rows if row["temperature"] == 0}
+    assert (steps["draft model"], steps["prompt-lookup"]) == (4, 1)
+    assert 0 < steps["adaptive draft"] <= 8
+    for row in rows:
+        predicted = row["tau"][0] / (row["c_v"] + row["draft_steps"] * row["c"])
+        assert row["predicted_speedup"] == pytest.approx(predicted, rel=1e-4)
+
+
+def test_results_say_what_was_measured(
+    measured: Path, places: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results, run_folder = read(measured / "results.json"), Path(places["run"])
+    drafter = str(run_folder / "drafter")
+    found = [(each["method"], each["path"]) for each in results["draft"]["loaded"]]
+    assert found == [("draft model", drafter), ("adaptive draft", drafter)]
+    assert {each["sha256"] for each in results["draft"]["loaded"]} == {drafter_hash(Path(drafter))}
+    own = DrafterConfig(lookup_tokens=9).model_dump(mode="json")
+    assert results["draft"]["settings"] == own
+    train, again = map(shlex.split, results["repeat"])
+    assert train == ["draftsmith", "train", f"{run_folder}/run.yaml", "--out", str(run_folder)]
+
+    asked = []
+    monkeypatch.setattr("draftsmith.launch.measure.run_eval", lambda *given: asked.append(given))
+    assert again[0] == "draftsmith"
+    assert main(again[1:]) == 0
+    method = "trained,adaptive-draft,prompt-lookup"
+    assert asked[0][0] == Eval(run_folder, method=method, out=measured, samples=3)
+    assert asked[0][1] == split_overrides([*SMALL, *NINE])[1]
+
+
+def test_another_member_is_another_drafter(tmp_path: Path) -> None:
+    (tmp_path / "ssm-1").mkdir()
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "ssm-1" / "model.safetensors").write_text("a")
+    before = drafter_hash(tmp_path)
+    assert drafter_hash(tmp_path) == before
+    (tmp_path / "ssm-1" / "model.safetensors").write_text("b")
+    assert drafter_hash(tmp_path) != before
+
+
+@pytest.mark.parametrize("verb", ["eval", "audit"])
+def test_a_folder_that_cannot_be_is_told_before_anything_is_loaded(
+    verb: str, places: dict[str, str], monkeypatch: pytest.MonkeyPatch, capfd: Captured
+) -> None:
+    monkeypatch.delattr("draftsmith.launch.measure.load_target")
+    assert run(f"{verb} {{run}} --out {places['texts']}", places) == 2
+    said = capfd.readouterr()
+    assert f"{places['texts']} is a file" in said.err
+    assert said.out == ""
+
+
+def test_the_folder_of_a_pair_without_a_run() -> None:
+    def where(**named: Any) -> str:
+        return str(results_folder(Eval(target="tiny", **named)))
+
+    assert where(drafter="runs/k5/drafter") == "eval-k5-drafter"
+    assert where(drafter="../int8/") == "eval-int8"
+    assert where(method="prompt-lookup,ngram") == "eval-prompt-lookup-ngram"
+    assert where(method="ngram", out=Path("there")) == "there"
+    assert str(results_folder(Eval(Path("runs/k5")))) == "runs/k5/eval"
 
 
 def test_the_audit_leaves_an_adaptive_draft_its_longest(measured: Path) -> None:
@@ -159,9 +230,13 @@ def test_the_table_shows_the_distance_of_a_lossy_rule(measured: Path, capfd: Cap
     assert shown == 2 * len(results["rows"]), "beside tau, and beside acceptance by depth"
 
 
-def test_a_lossy_rule_where_nothing_was_found(places: dict[str, str], tmp_path: Path) -> None:
-    line = f"eval --target tiny --method prompt-lookup --no-audit --out {tmp_path}"
+def test_a_lossy_rule_where_nothing_was_found(
+    places: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = "eval --target tiny --method prompt-lookup --no-audit"
     assert run(line, places, "--eval.rule", "lossy-typical") == 0
+    assert read(tmp_path / "eval-prompt-lookup" / "results.json")["draft"]["loaded"] == []
 
 
 def test_skeleton_of_thought_has_no_acceptance(

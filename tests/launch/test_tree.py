@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -61,7 +62,9 @@ def test_a_tree_is_measured_written_and_decoded_with(
     said = capsys.readouterr().out
     content = json.loads((run / "drafter" / "tree.json").read_text())
     assert f"tree: {run / 'drafter' / 'tree.json'}" in said
-    assert "9 nodes: " in said
+    assert said.startswith("Right candidates (not audited), on held-out")
+    assert re.search(r"^9 nodes: .* \(not audited\)$", said, re.MULTILINE)
+    assert content["verdict"] == "not audited"
     assert content["measured"]["on"] == f"held-out rows of {runs / 'texts.jsonl'}"
     assert content["measured"]["texts"] == 3
     assert content["measured"]["trials"][0] == content["measured"]["tokens"] - 3

@@ -228,7 +228,10 @@ def test_where_an_ssm_made_from_the_target_cannot_be(rounded: Path, target: Back
     """Beside others in training, as what another goes on from, or of another target."""
     copied = str(rounded)
     for values, reason in [
-        ({"start_from": [copied], "order": "side_by_side"}, "made from the target when it is loaded"),
+        (
+            {"start_from": [copied], "order": "side_by_side"},
+            "made from the target when it is loaded",
+        ),
         ({"start_from": [copied, "ssm-1"]}, "which is made from the target"),
         ({"start_from": [copied] * 3}, "there is nothing to train; let one learn"),
         ({"start_from": [copied], "layers": [2]}, "which has its own"),

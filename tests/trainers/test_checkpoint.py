@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from draftsmith.errors import EnvironmentFailure
 from draftsmith.trainers import checkpoint
+from safetensors import SafetensorError
 
 
 class Cut(BaseException):
@@ -121,6 +122,24 @@ def test_a_full_disk_is_one_clear_message_and_harms_nothing(
     with pytest.raises(EnvironmentFailure, match="No space left on device; .* MB are free"):
         checkpoint.write(tmp_path, "step-00000002", full)
     assert checkpoint.newest(tmp_path) == tmp_path / "step-00000001"
+
+
+def test_a_full_disk_beneath_safetensors_says_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is written in Rust, and its errors are no `OSError`."""
+
+    def full(place: Path) -> None:
+        (place / "half").write_text("half")
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    with pytest.raises(EnvironmentFailure, match="run the same command again"):
+        checkpoint.write(tmp_path, "step-00000002", full)
+    checkpoint.replace_folder(tmp_path / "drafter", filler("one"))
+    with pytest.raises(EnvironmentFailure, match="a disk is full .* run the same command again"):
+        checkpoint.replace_folder(tmp_path / "drafter", full)
+    assert (tmp_path / "drafter" / "model.safetensors").read_text() == "one"
+    assert [path.name for path in tmp_path.iterdir()] == ["drafter"]  # and the half is gone
 
 
 def test_an_exported_folder_is_replaced_whole(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,7 +39,8 @@ from draftsmith.trainers.config import (
 from draftsmith.trainers.features import LAST, CachedFeatures, OnlineFeatures, states_of
 from draftsmith.trainers.feed import Feed
 from draftsmith.trainers.loop import Loop, Outcome, Plan
-from draftsmith.trainers.objective import Objective, document_mask
+from draftsmith.trainers.objective import Batch, Objective, document_mask, hidden_states
+from random_models import random_model
 from safetensors.torch import load_file
 from small_run import RECIPE, assert_same_weights, losses, train
 
@@ -99,6 +101,36 @@ def test_states_are_those_of_transformers(family: str, rows: Prepared) -> None:
     for layer, states in zip(layers, found, strict=True):
         assert torch.equal(states, whole[layer]), layer
     assert not any(module._forward_pre_hooks for module in decoder.modules())
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("mistral", {"sliding_window": 8}),
+        ("gemma3_text", {"sliding_window": 8, "head_dim": 8}),
+        ("qwen3", {"max_position_embeddings": 8}),
+        ("gpt2", {"max_position_embeddings": 8}),
+    ],
+)  # fmt: skip
+def test_rows_beyond_the_context_are_refused(family: str, settings: dict) -> None:
+    """Up to it a mask for all layers alike gives what `transformers` does without one."""
+    model = random_model(family, num_key_value_heads=2, **settings)
+    decoder: Any = model.get_decoder()
+
+    def row(length: int) -> Batch:
+        ids = (7 * torch.arange(length)[None] + 3) % VOCABULARY
+        where = {"documents": torch.zeros_like(ids), "positions": torch.arange(length)[None]}
+        return {"input_ids": ids, **where}
+
+    with torch.no_grad():
+        whole = model(row(8)["input_ids"], output_hidden_states=True).hidden_states
+        found = states_of(decoder, row(8), (0, 1, 2))
+    torch.testing.assert_close(found, tuple(whole), rtol=1e-4, atol=1e-4)
+    said = rf"sequence_length\) is 9; the context of {type(decoder).__name__} is 8 tokens"
+    with pytest.raises(RequestError, match=said):
+        states_of(decoder, row(9), (LAST,))
+    with pytest.raises(RequestError, match=said):
+        hidden_states(model, row(9))
 
 
 def test_no_hook_stays_after_an_error(rows: Prepared) -> None:

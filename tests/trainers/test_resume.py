@@ -1,7 +1,10 @@
 """A resumed run ends with the same weights, bit for bit, wherever it was cut."""
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -63,16 +66,19 @@ def plan(**changes) -> Plan:
     )  # fmt: skip
 
 
-def train(out: Path, plan: Plan, resume: str = "auto", stop_at: int | None = None, rows=None):
+def train(
+    out: Path, plan: Plan, resume: str = "auto", stop_at: int | None = None, rows=None,
+    make=TargetObjective, probe=None,
+):  # fmt: skip
     out.mkdir(parents=True, exist_ok=True)
     setup.make_deterministic(plan.loop)
     accelerator = setup.make_accelerator(plan.loop, plan.optimizer, out)
     sizes = ModelConfig(layers=2, hidden=32, heads=2, head_size=16, max_positions=64)
     model = fresh_model(sizes, vocabulary=V, eos=0)
-    objective = TargetObjective(model, NoTokenizer(), chunk=16)
+    objective = make(model, NoTokenizer(), chunk=16)
     loop = Loop(
         objective, rows or RandomRows(ROWS, 0), RandomRows(8, 1), plan, accelerator,
-        out=out, export_to=out / "target", probe=None,
+        out=out, export_to=out / "target", probe=probe,
     )  # fmt: skip
     stop_behind(loop, stop_at)
     outcome = loop.run(setup.resume_from(out, resume))
@@ -157,8 +163,75 @@ def test_resume_words(tmp_path: Path) -> None:
     train(tmp_path, plan(steps=2))
     with pytest.raises(RequestError, match="--resume is never"):
         train(tmp_path, plan(steps=2), resume="never")
-    with pytest.raises(RequestError, match="no manifest"):
+    with pytest.raises(RequestError, match="there is no such folder"):
         train(tmp_path, plan(steps=2), resume=str(tmp_path / "nowhere"))
+    with pytest.raises(RequestError, match="no manifest"):
+        train(tmp_path, plan(steps=2), resume=str(tmp_path / "checkpoints"))
+
+
+class Drafting(TargetObjective):
+    """What is trained drafts, so that a probe chooses what is exported."""
+
+    def draft(self):
+        return self.module
+
+
+def going_on(folder: Path, taus: list[float], place: Path | None = None) -> tuple[Path, Any]:
+    """A run of four steps, a checkpoint behind each and a probe behind every second, or the rest."""
+    one = plan(steps=4, ema=0.5)
+    one = replace(
+        one, checkpoint=CheckpointConfig(every_steps=1, keep=4), probe=ProbeConfig(every_steps=2)
+    )
+    left = iter(taus)
+    outcome = train(
+        folder, one, resume="auto" if place is None else str(place), make=Drafting,
+        probe=lambda _: {"tau": next(left)},
+    )[1]  # fmt: skip
+    assert list(left) == []
+    return folder / "target" / "model.safetensors", outcome.best
+
+
+def test_a_checkpoint_of_another_run_brings_its_best_along(tmp_path: Path) -> None:
+    first, best = going_on(tmp_path / "first", [2.0, 1.0])
+    assert best == {"tau": 2.0, "step": 2.0}
+    last = tmp_path / "first" / "checkpoints" / "step-00000004"
+    middle = last.with_name("step-00000003")
+    for name, place, taus in (("end", last, []), ("middle", middle, [1.0])):
+        found, again = going_on(tmp_path / name, taus, place)
+        assert found.read_bytes() == first.read_bytes()
+        assert again == best
+    went_on = tmp_path / "middle" / "checkpoints" / last.name / "model.safetensors"
+    assert went_on.read_bytes() == (last / "model.safetensors").read_bytes()
+    found, again = going_on(tmp_path / "better", [3.0], middle)
+    assert again == {"tau": 3.0, "step": 4.0}
+    assert found.read_bytes() != first.read_bytes()
+
+
+def test_where_the_best_is_gone_the_next_probe_or_the_end_is_exported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, _ = going_on(tmp_path / "first", [2.0, 1.0])
+    _, best = going_on(tmp_path / "last", [1.0, 2.0])
+    assert best == {"tau": 2.0, "step": 4.0}
+    last = tmp_path / "first" / "checkpoints" / "step-00000004"
+    shutil.rmtree(last.with_name("step-00000002"))
+    found, best = going_on(tmp_path / "end", [], last)
+    assert "what was trained up to step 4 is exported" in caplog.text
+    assert best is None
+    expected = tmp_path / "last" / "target" / "model.safetensors"
+    assert found.read_bytes() == expected.read_bytes() != first.read_bytes()
+
+
+def test_an_export_that_was_deleted_comes_back(tmp_path: Path) -> None:
+    found, _ = going_on(tmp_path, [2.0, 1.0])
+    before = found.read_bytes()
+    shutil.rmtree(found.parent)
+    going_on(tmp_path, [])
+    assert found.read_bytes() == before
+    found.parent.rename(found.parent.with_name(".old-target"))  # between two renames
+    shutil.rmtree(tmp_path / "checkpoints" / "step-00000002")
+    going_on(tmp_path, [])
+    assert found.read_bytes() == before
 
 
 def test_a_batch_that_does_not_divide_is_refused_with_a_suggestion(tmp_path: Path) -> None:
