@@ -175,6 +175,18 @@ def _sliding_window(config: Any) -> int | None:
     return getattr(config, "sliding_window", None) if sliding else None
 
 
+def refuse_unreadable(target: Backbone, highest: int, where: str) -> None:
+    """Raise RequestError where `where` has an id that the target's embedding has no row for."""
+    embedding: Any = target.model.get_input_embeddings()
+    rows = int(embedding.weight.shape[0])
+    if highest >= rows:
+        raise RequestError(
+            f"{where} has the token id {highest}, and the embedding of {target.name} has {rows} "
+            "rows: its tokenizer was given tokens that the model was not. Resize the model's "
+            "embedding, or take the tokenizer that it was trained with"
+        )
+
+
 def refuse_state_without_rollback(model: nn.Module) -> None:
     """Raise RequestError naming what keeps a model's state from going back to a smaller length."""
     config: Any = model.config

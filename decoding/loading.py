@@ -46,6 +46,16 @@ def load_target(
     return Backbone(model, name=_place(path), revision=revision)
 
 
+def refuse_damaged_weights(path: str) -> None:
+    """Raise RequestError for a model's folder without weights, or with a file that is cut short."""
+    place = Path(_place(path))
+    files = sorted(place.glob("*.safetensors"))
+    if (place / "config.json").is_file() and not files:
+        raise RequestError(f"{place} holds no safetensors weights; expected a folder of a model")
+    for file in files:
+        refuse_damaged(file, remedy=f"copy the folder {place} again or make it anew")
+
+
 def load_model(
     path: str, *, revision: str | None = None, dtype: str = "fp32", trust_remote_code: bool = False
 ) -> Any:
@@ -57,9 +67,7 @@ def load_model(
     from transformers import AutoModelForCausalLM
 
     place = _place(path)
-    # what follows would not name the file
-    for file in sorted(Path(place).glob("model*.safetensors")):
-        refuse_damaged(file, remedy=f"copy the folder {place} again or make it anew")
+    refuse_damaged_weights(path)  # what follows would not name the file
     # a bar is for what takes long: a download, not a folder that is here
     quiet = no_progress_bars() if Path(place).is_dir() else nullcontext()
     with _explained("model", path, "config.json and safetensors weights"), quiet:

@@ -21,6 +21,7 @@ from .check_memory import devices_of, in_units, refuse_impossible_sharding, trai
 from .check_models import SAMPLE, Models, check_model, check_target
 from .recipe import Recipe, Resolved
 from .room import probe_depth, refuse_no_room
+from .train import has_begun, refuse_resume
 from .unread import refuse_unread
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ def _checks(recipe: Recipe, folder: Path) -> dict[str, Callable[[], str | Waits]
         "model": lambda: check_model(recipe, models),
         "data": lambda: _data(recipe, models),
         "disk": lambda: _disk(recipe, models, folder),
+        "folder": lambda: _folder(recipe, folder),
     }
     if recipe.method != "target":
         found = {
@@ -88,6 +90,12 @@ def _checks(recipe: Recipe, folder: Path) -> dict[str, Callable[[], str | Waits]
             "prompts": lambda: _prompts(recipe, models),
         }  # fmt: skip
     return found
+
+
+def _folder(recipe: Recipe, folder: Path) -> str:
+    """What the run would find in its folder."""
+    refuse_resume(folder, recipe, "auto")
+    return f"{folder}: {'the run there goes on' if has_begun(folder) else 'a new run'}"
 
 
 def _device(recipe: Recipe) -> str:

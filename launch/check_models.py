@@ -54,15 +54,10 @@ class Models:
 
 
 def check_target(recipe: Recipe, models: Models) -> str:
-    """Size of the target; its state can be rolled back, and training rows fit its context."""
-    from ..decoding.attention import use_grouped_attention
-    from ..decoding.backbone import context_limits, refuse_state_without_rollback
-    from ..drafters.projection import refuse_other_logits
+    """Size of the target; it can be decoded with, and training rows fit its context."""
+    from ..decoding.backbone import context_limits
 
     model = models.target()
-    use_grouped_attention(model)  # as `load_target` does, where it can
-    refuse_state_without_rollback(model)
-    refuse_other_logits(model, f"target.path {recipe.target.path!r}")
     _refuse_long_rows(model, recipe, f"target.path {recipe.target.path!r}")
     config: Any = model.config.get_text_config(decoder=True)
     context, reason = min(context_limits(config))
@@ -121,13 +116,23 @@ def _refuse_objective(recipe: Recipe) -> None:
 
 
 def _target(recipe: Recipe) -> PreTrainedModel:
-    from ..decoding.loading import load_config, load_sizes
+    """The target's shapes, for every check that asks; refused where training would refuse it."""
+    from ..decoding.attention import use_grouped_attention
+    from ..decoding.backbone import refuse_state_without_rollback
+    from ..decoding.loading import load_config, load_sizes, refuse_damaged_weights
+    from ..drafters.projection import refuse_other_logits
 
     path, revision = recipe.target.path, recipe.target.revision
     trust, sizes = recipe.target.trust_remote_code, recipe.target.sizes
     if sizes is not None and is_described(recipe.target):
-        return skeleton(load_sizes(sizes))
-    return skeleton(load_config(path, revision=revision, trust_remote_code=trust), trust)
+        model = skeleton(load_sizes(sizes))
+    else:
+        model = skeleton(load_config(path, revision=revision, trust_remote_code=trust), trust)
+    use_grouped_attention(model)  # as `load_target` does, where it can
+    refuse_state_without_rollback(model)
+    refuse_other_logits(model, f"target.path {path!r}")
+    refuse_damaged_weights(path)
+    return model
 
 
 def is_described(target: TargetConfig) -> bool:

@@ -52,7 +52,7 @@ def prepare_folder(folder: Path, resolved: Resolved, resume: str) -> None:
     Raises:
         RequestError: `resume` asks for what cannot be gone on with; nothing is written then.
     """
-    _refuse_resume(folder, resolved.recipe, resume)
+    refuse_resume(folder, resolved.recipe, resume)
     try:
         with told_when_full(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -69,16 +69,16 @@ def _refuse(recipe: Recipe) -> None:
     refuse_unread(recipe)
 
 
-def _refuse_resume(folder: Path, recipe: Recipe, resume: str) -> None:
+def refuse_resume(folder: Path, recipe: Recipe, resume: str) -> None:
     """Raise RequestError where checkpoints are in the way, or are not of this recipe."""
-    runs = [folder] if _has_begun(folder) else []
+    runs = [folder] if has_begun(folder) else []
     if resume != "auto":
         from ..trainers.setup import resume_from
 
         if recipe.method == "boost":
-            from ..trainers.boost import refuse_resume
+            from ..trainers import boost
 
-            refuse_resume(folder, resume)
+            boost.refuse_resume(folder, resume)
         place = resume_from(folder, resume)
         runs += [] if place is None else [place.resolve().parents[1]]
     for run in runs:
@@ -98,7 +98,7 @@ def _refuse_other_recipe(run: Path, recipe: Recipe) -> None:
         )
 
 
-def _has_begun(folder: Path) -> bool:
+def has_begun(folder: Path) -> bool:
     """Whether there is work to go on from: a checkpoint, of an SSM too, or an SSM that is done."""
     places = ("checkpoints/step-*", "ssm-*/checkpoints/step-*", "ssm-*/coverage.safetensors")
     return any(any(folder.glob(each)) for each in places)

@@ -16,7 +16,7 @@ from torch import nn
 
 from ..data.config import DataConfig
 from ..data.prepare import Prepared, prepare
-from ..decoding.backbone import Backbone
+from ..decoding.backbone import Backbone, refuse_unreadable
 from ..decoding.loading import load_target
 from ..drafters.checkpoint import save_heads
 from ..drafters.projection import refuse_other_logits
@@ -94,7 +94,11 @@ def _load(given: Given, row_tokens: int = 0) -> tuple[Accelerator, Backbone]:
 
 def _rows(given: Given, accelerator: Accelerator, teacher: Backbone) -> Prepared:
     with accelerator.main_process_first():
-        return prepare(given["data"], teacher.tokenizer, out=given["out"])
+        rows = prepare(given["data"], teacher.tokenizer, out=given["out"])
+    if max(teacher.tokenizer.get_vocab().values()) >= teacher.vocabulary:  # all rows are read then
+        for part in (rows.train, rows.validation):
+            refuse_unreadable(teacher, int(part.ids_RS.max(initial=0)), "a row")
+    return rows
 
 
 def saver(target: Backbone, family: str) -> Save:

@@ -152,6 +152,8 @@ def test_bad_requests_are_named(target, drafter) -> None:
         generate(target, drafter, [[1], []], warper=GREEDY, max_new_tokens=4)
     with pytest.raises(RequestError, match="need 264 positions; the target random has 256"):
         generate(target, drafter, [[1] * 200], warper=GREEDY, max_new_tokens=60)
+    with pytest.raises(RequestError, match="a prompt has the token id 61, and the embedding"):
+        generate(target, drafter, [[1, 61]], warper=GREEDY, max_new_tokens=4)
     with pytest.raises(RequestError, match="the lossless rule is 'greedy-match'"):
         generate(target, drafter, [[1]], warper=GREEDY, max_new_tokens=4, rule="rejection")
 

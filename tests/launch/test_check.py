@@ -17,6 +17,7 @@ from draftsmith.launch.check_models import Models, Once, check_model, check_targ
 from draftsmith.launch.cli import main
 from draftsmith.launch.recipe import load_recipe
 from rich.console import Console
+from transformers import AutoConfig
 
 
 def run(recipe: str, out: Path, **flags: str) -> str:
@@ -38,7 +39,7 @@ def test_a_good_recipe(tmp_path: Path, rows: Path) -> None:
     """Sizes are the model's own, and nothing is written."""
     before = sorted(tmp_path.iterdir())
     said = run("distill-tiny", tmp_path / "out", data__source=str(rows))
-    assert said.count(" ok ") == 9
+    assert said.count(" ok ") == 10
     assert "ready to train" in said
     assert "5.3 M parameters, 21.3 MB in fp32, vocabulary 4,096" in said
     assert "0.74 M parameters; 13.3 MB for weights" in said
@@ -139,6 +140,33 @@ def test_a_target_whose_state_cannot_go_back(tmp_path: Path, rows: Path) -> None
     (odd / "config.json").write_text(json.dumps(config | {"sliding_window": 64}))
     with pytest.raises(RequestError, match="layers of type chunked_attention"):
         run("distill-tiny", tmp_path / "out", data__source=str(rows), target__path=str(odd))
+
+
+def test_a_target_of_another_kind_is_named_and_nothing_else(tmp_path: Path, rows: Path) -> None:
+    """What would be trained for it cannot even be sized; one reason is enough."""
+    odd = Path(shutil.copytree(embedded_target(), tmp_path / "odd"))
+    sizes = {"vocab_size": 4096, "hidden_size": 32, "num_hidden_layers": 1}
+    AutoConfig.for_model("mamba", **sizes).save_pretrained(odd)
+    with pytest.raises(RequestError, match=r"the pre-flight fails:\n  - Mamba.*\Z"):
+        run("eagle-tiny", tmp_path / "out", data__source=str(rows), target__path=str(odd))
+
+
+def test_what_training_would_refuse_at_once(tmp_path: Path, rows: Path) -> None:
+    """Weights that are not there or cut short, a folder with another run."""
+    bare = Path(shutil.copytree(embedded_target(), tmp_path / "bare"))
+    weights = bare / "model.safetensors"
+    weights.chmod(0o644)
+    weights.write_bytes(weights.read_bytes()[:1000])
+    words = {"data__source": str(rows), "target__path": str(bare)}
+    with pytest.raises(RequestError, match="model.safetensors"):
+        run("distill-tiny", tmp_path / "out", **words)
+    weights.unlink()
+    with pytest.raises(RequestError, match="holds no safetensors weights"):
+        run("distill-tiny", tmp_path / "out", **words)
+    (tmp_path / "out" / "checkpoints" / "step-00000001").mkdir(parents=True)
+    (tmp_path / "out" / "run.yaml").write_text(load_recipe("eagle-tiny").yaml())
+    with pytest.raises(RequestError, match="holds a run of another recipe"):
+        run("distill-tiny", tmp_path / "out", data__source=str(rows))
 
 
 LAWS = {

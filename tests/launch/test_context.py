@@ -166,6 +166,20 @@ def test_prompts_beyond_the_context(
         train(f"{method}-tiny", out=tmp_path / "out", **changed)
 
 
+def test_rows_with_tokens_that_the_target_lacks(place: Path, tmp_path: Path) -> None:
+    """Tokens were added to the tokenizer, and the embedding was not resized."""
+    small = AutoConfig.for_model("qwen3", **{**SIZES, "vocab_size": 300})
+    AutoModelForCausalLM.from_config(small).save_pretrained(tmp_path / "small")
+    for path in Path(embedded_target()).glob("token*"):
+        shutil.copy(path, tmp_path / "small" / path.name)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"text": "import something\n" * 20}) + "\n")
+    words = {"target__path": str(tmp_path / "small"), "data__source": str(rows)}
+    words |= {"data__validation": str(rows), "data__sequence_length": "32"}
+    with pytest.raises(RequestError, match=r"a row has the token id \d+, and the embedding of"):
+        train("eagle-tiny", out=tmp_path / "out", eval__prompt_tokens="32", **words)
+
+
 def test_a_draft_for_sizes_one_level_down(place: Path) -> None:
     """A fresh draft takes its sizes from the text part of its target."""
     target = load_target(str(place / "gemma3"))
