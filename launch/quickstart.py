@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 # the folder of each recipe's run, and how long it learns here: the whole takes minutes, not hours
 RUNS = {
     "run": ("distill-tiny", {}),
-    "medusa": ("medusa-tiny", {"loop.steps": "250", "loop.validate_every": "250"}),
-    "eagle3": ("eagle3-tiny", {"loop.steps": "200", "loop.validate_every": "200"}),
+    "medusa": ("medusa-tiny", {"loop.steps": "225", "loop.validate_every": "225"}),
+    "eagle3": ("eagle3-tiny", {"loop.steps": "175", "loop.validate_every": "175"}),
 }
 
 
@@ -83,8 +83,8 @@ def _load(out: Path) -> Loaded:
     first, *others = RUNS
     # three audits and a sweep: with less evidence for each, the whole stays a matter of minutes
     less = {
-        "audit.tokens": "5000", "audit.sequences": "200000", "audit.prompts": "8",
-        "eval.sweep": "[1, 2, 4, 8]",
+        "audit.tokens": "4000", "audit.sequences": "150000", "audit.prompts": "8",
+        "eval.sweep": "[1, 2, 4]",
     }  # fmt: skip
     pair = load_pair(Pair(out / first), list(less.items()))
     length = pair.recipe.eval.draft_length
