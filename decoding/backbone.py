@@ -94,7 +94,11 @@ class Backbone:
 
         Rows go one by one: what a row computes cannot depend on the lengths of the others. With
         `layers`, each row's hidden states [S, F] are appended to `features`.
+
+        Raises:
+            RequestError: a prompt has an id that the embedding has no row for.
         """
+        refuse_unreadable(self, max(map(max, prompts)), "a prompt")
         last = []
         for row, prompt in enumerate(prompts):
             tokens_1S = torch.tensor([list(prompt)], device=self.device)

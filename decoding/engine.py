@@ -20,7 +20,7 @@ from torch import Tensor
 from ..errors import RequestError
 from .acceptance import Outcome, Rule
 from .arena import KVArena
-from .backbone import Backbone, Seen, refuse_unreadable
+from .backbone import Backbone, Seen
 from .graphs import Held, Replayed
 from .proposal import Committed, FeatureProposer, Proposal, Proposer
 from .random import Uniforms
@@ -285,7 +285,6 @@ def _check(
         raise RequestError("a prompt is empty; every prompt needs at least one token")
     if max_new_tokens < 1:
         raise RequestError(f"max_new_tokens is {max_new_tokens}; expected at least 1")
-    refuse_unreadable(target, max(map(max, prompts)), "a prompt")
     longest = max(map(len, prompts)) + max_new_tokens + depth
     if longest > target.context:
         raise RequestError(

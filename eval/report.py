@@ -21,7 +21,16 @@ from ..errors import RequestError
 from ..storage import write_text
 from . import plots
 from .results import VERDICTS, read_results
-from .tables import MISSING, best_measured, best_predicted, degenerate, drifted, interval, number
+from .tables import (
+    MISSING,
+    best_measured,
+    best_predicted,
+    degenerate,
+    drifted,
+    interval,
+    left_out,
+    number,
+)
 
 # how Markdown tells the origin of a token, where HTML has colours
 _MARKS = {"draft": ("", ""), "correction": ("[-", "-]"), "bonus": ("[+", "+]"), "prefill": ("", "")}
@@ -78,7 +87,11 @@ def context(
         "sweep": sweep,
         "best": (best_predicted(sweep), best_measured(sweep)) if sweep else None,
         "sentence": sentence(rows[0]),
-        "warnings": [*tuned(results["target"]), *warnings(rows, audit)],
+        "warnings": [
+            *tuned(results["target"]),
+            *left_out(results),
+            *warnings(rows, audit),
+        ],
         "audit": audit,
         "verdict": verdict(rows),
         "depths": max(len(row["n_alpha"]) for row in rows),

@@ -40,10 +40,8 @@ def show(results: dict[str, Any], console: Console) -> None:
     for row in results["rows"]:
         if row["flagged"]:
             console.print(Text(f"! {degenerate(row)}", style="yellow"))
-    if results["left_out"]:
-        most = results["settings"]["prompt_tokens"]
-        said = f"{results['left_out']} turns of chats left out: longer than {most} tokens"
-        console.print(Text(f"{said} (eval.prompt_tokens)", style="yellow"))
+    for said in left_out(results):
+        console.print(Text(f"! {said}", style="yellow"))
     console.print()
     console.print(depth_table(results["rows"]), crop=False)
     console.print()
@@ -53,6 +51,17 @@ def show(results: dict[str, Any], console: Console) -> None:
         console.print(sweep_table(results["sweep"]), crop=False)
         console.print(Text(best_lengths(results["sweep"])))
         console.print()
+
+
+def left_out(results: dict[str, Any]) -> list[str]:
+    """What was not decoded because it is too long, if anything."""
+    if not results["left_out"]:
+        return []
+    most = results["settings"]["prompt_tokens"]
+    return [
+        f"{results['left_out']} turns of chats are left out: longer than {most} tokens "
+        "(eval.prompt_tokens)"
+    ]
 
 
 def acceptance_table(rows: Sequence[dict[str, Any]]) -> Table:

@@ -72,6 +72,7 @@ def test_losses_that_differ_are_no_comparison() -> None:
         loss_memory.summary("medusa", rounds)
 
 
+@pytest.mark.slow
 @pytest.mark.run
 def test_parts_of_a_step(tmp_path: Path) -> None:
     out = tmp_path / "found.json"

@@ -62,7 +62,7 @@ def test_ssms_of_earlier_rounds_count() -> None:
 
 def test_a_target_from_scratch(tmp_path: Path, rows: Path) -> None:
     said = run("target-tiny", tmp_path / "out", data__source=str(rows))
-    assert said.count(" ok ") == 6
+    assert said.count(" ok ") == 7
     assert "5.33 M parameters" in said
 
 
