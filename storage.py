@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+OF_THE_MACHINE = frozenset({*_FULL, errno.EROFS, errno.EACCES, errno.EPERM})
+"""What an OSError says where the machine has no room or gives no right: no fault of the program."""
 
 
 def flush(path: Path) -> None:

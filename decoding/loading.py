@@ -47,12 +47,9 @@ def load_target(
 
 
 def refuse_damaged_weights(path: str) -> None:
-    """Raise RequestError for a model's folder without weights, or with a file that is cut short."""
+    """Raise RequestError where a file of a model's folder is cut short."""
     place = Path(_place(path))
-    files = sorted(place.glob("*.safetensors"))
-    if (place / "config.json").is_file() and not files:
-        raise RequestError(f"{place} holds no safetensors weights; expected a folder of a model")
-    for file in files:
+    for file in sorted(place.glob("model*.safetensors")):
         refuse_damaged(file, remedy=f"copy the folder {place} again or make it anew")
 
 

@@ -6,7 +6,6 @@ Read next: `recipe.py` for recipes and overrides, `train.py`, `quickstart.py`.
 from __future__ import annotations
 
 try:  # so that Ctrl-C is quiet before `main` is there to see to it
-    import errno
     import logging
     import os
     import select
@@ -21,7 +20,7 @@ try:  # so that Ctrl-C is quiet before `main` is there to see to it
     from tyro.conf import Positional
 
     from ..errors import DraftsmithError, RequestError
-    from ..storage import writable_folder, write_text
+    from ..storage import OF_THE_MACHINE, writable_folder, write_text
     from .generate import GenerateRequest, generate
     from .recipe import find_recipe, load_recipe, shipped_recipes
 except KeyboardInterrupt:
@@ -377,15 +376,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:  # noqa: BLE001 - the last resort of a command line
         if isinstance(error, BrokenPipeError) and _nobody_reads():
             return 141
-        if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
+        if isinstance(error, OSError) and error.errno in OF_THE_MACHINE:
             place = error.filename or "a file"
             text = f"{place}: {error.strerror}; make room or get the right, or name another place"
             return _fail(text, 4, debug)
         text = f"unexpected {type(error).__name__}: {error}"
         return _fail(f"{text}\nrun again with --debug for the traceback", 5, debug)
-
-
-_OF_THE_MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
 
 
 def _nobody_reads() -> bool:

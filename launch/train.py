@@ -6,7 +6,6 @@ Read next: `recipe.py`; then `trainers/loop.py`, where the work is done.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import logging
 import os
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DraftsmithError, RequestError
-from ..storage import told_when_full, write_text
+from ..storage import OF_THE_MACHINE, told_when_full, write_text
 from .recipe import Recipe, Resolved, load_recipe
 from .unread import refuse_unread
 
@@ -259,7 +258,7 @@ def _exit_code(error: BaseException) -> int:
     """As `cli.main` returns it."""
     if isinstance(error, DraftsmithError):
         return error.exit_code
-    if isinstance(error, OSError) and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+    if isinstance(error, OSError) and error.errno in OF_THE_MACHINE:
         return 4
     return 130 if isinstance(error, KeyboardInterrupt) else 5
 

@@ -78,7 +78,7 @@ def test_there_is_one_for_every_method() -> None:
 def test_the_pre_flight_passes_without_the_weights(name: str, tmp_path: Path) -> None:
     """No hub is asked, no GPU is there; what cannot be known here is said to wait."""
     said = run(name, tmp_path / "out")
-    assert said.count(" ok ") == 7
+    assert said.count(" ok ") == 8
     assert said.count(" waits ") == 2
     assert "8,190.7 M parameters, 16.4 GB in bf16, vocabulary 151,936" in said
     assert "not here, sizes from qwen3-8b" in said
