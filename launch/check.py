@@ -50,7 +50,7 @@ def check(resolved: Resolved, console: Console, out: Path | None = None) -> None
     table = Table("check", "found", "verdict")
     failures: list[DraftsmithError] = []
     waiting: list[str] = []
-    for name, run in _checks(recipe, out or Path("runs") / recipe.name).items():
+    for name, run in _checks(recipe, out).items():
         try:
             found = run()
             if isinstance(found, Waits):
@@ -72,8 +72,8 @@ def check(resolved: Resolved, console: Console, out: Path | None = None) -> None
     console.print("ready to train")
 
 
-def _checks(recipe: Recipe, folder: Path) -> dict[str, Callable[[], str | Waits]]:
-    models = Models(recipe)
+def _checks(recipe: Recipe, out: Path | None) -> dict[str, Callable[[], str | Waits]]:
+    models, folder = Models(recipe), out or Path("runs") / recipe.name
     found: dict[str, Callable[[], str | Waits]] = {
         "device": lambda: _device(recipe),
         "batch": lambda: _batch(recipe),
@@ -81,8 +81,9 @@ def _checks(recipe: Recipe, folder: Path) -> dict[str, Callable[[], str | Waits]
         "model": lambda: check_model(recipe, models),
         "data": lambda: _data(recipe, models),
         "disk": lambda: _disk(recipe, models, folder),
-        "folder": lambda: _folder(recipe, folder),
     }
+    if out is not None:  # the run may get another name than the recipe's
+        found["folder"] = lambda: _folder(recipe, out)
     if recipe.method != "target":
         found = {
             "target": lambda: check_target(recipe, models), **found,
