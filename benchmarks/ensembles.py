@@ -45,8 +45,9 @@ from draftsmith.drafters.registry import load_drafter
 from draftsmith.eval.audit import audit
 from draftsmith.eval.config import AuditConfig, EvalConfig
 from draftsmith.eval.environment import environment
-from draftsmith.eval.evaluate import Arm, decode, make_requests
+from draftsmith.eval.evaluate import Arm, decode
 from draftsmith.eval.metrics import Floats, Interval, difference, ratio
+from draftsmith.eval.requests import make_requests
 from draftsmith.eval.speed import Costs, measure_costs
 from draftsmith.launch.recipe import load_recipe
 from draftsmith.storage import write_text

@@ -1,8 +1,8 @@
 """Measure a drafter on prompts with the real decoder: acceptance, speed, the best draft length.
 
 `evaluate` returns what `results.json` holds (schema: `results.schema.json`). Acceptance is never
-reported without the audit's verdict beside it; "not audited" is one. Read next: `metrics.py`,
-`speed.py`, `tables.py`.
+reported without the audit's verdict beside it; "not audited" is one. Read next: `requests.py`, what
+is decoded; `metrics.py`, `speed.py`, `tables.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..data.prompts import Prompt, fitting, render
+from ..data.prompts import Prompt
 from ..decoding.backbone import Backbone
 from ..decoding.engine import Generation, autoregressive, generate
 from ..decoding.proposal import Proposer
@@ -27,6 +27,7 @@ from .config import EvalConfig
 from .degeneracy import degeneracy
 from .environment import environment
 from .metrics import Acceptance, Counts, acceptance, counts_of, ratio
+from .requests import Request, make_requests
 from .results import SCHEMA_VERSION
 from .speed import Costs, bytes_of, measure_costs
 
@@ -86,15 +87,6 @@ class Arm:
         if isinstance(self.drafter, Ensemble):
             return True
         return isinstance(self.drafter, DraftModel) and not isinstance(self.drafter, AdaptiveDraft)
-
-
-@dataclass
-class Request:
-    """One turn of one prompt."""
-
-    prompt: Prompt
-    ids: list[int]
-    number: int
 
 
 @dataclass
@@ -181,31 +173,6 @@ def evaluate(
         "repeat": [],
         "environment": environment(),
     }  # fmt: skip
-
-
-def make_requests(target: Backbone, prompts: Sequence[Prompt], config: EvalConfig) -> list[Request]:
-    """Every turn that fits of every prompt; the target's own greedy answers stand before it.
-
-    Raises:
-        RequestError: none fits.
-    """
-    requests: list[Request] = []
-    warper, most = Warper(0.0), config.prompt_tokens
-    for prompt in fitting(prompts, target.tokenizer, most):
-        answers: list[str] = []
-        for turn in range(len(prompt.turns)):
-            ids = render(prompt, target.tokenizer, answers=answers, limit=most)
-            if len(ids) > most:
-                break  # later turns hold this one
-            requests.append(Request(prompt, ids, len(requests)))
-            if turn + 1 < len(prompt.turns):
-                done = autoregressive(
-                    target, [ids], warper=warper, max_new_tokens=config.max_new_tokens,
-                    eos_ids=target.eos_ids,
-                )  # fmt: skip
-                text = target.tokenizer.decode(done.tokens[0], skip_special_tokens=True)
-                answers.append(str(text))
-    return requests
 
 
 def _rows(

@@ -32,7 +32,7 @@ def measured() -> tuple[dict[str, Any], dict[str, Any]]:
         max_new_tokens=12, sweep=[1, 2], sweep_prompts=2, repeats=1, draft_length=2, limit=None
     )
     report = audit(target, drafter, ids, AuditConfig(tokens=500, sequences=20_000, prompts=2))
-    import draftsmith.eval.evaluate as module
+    import draftsmith.eval.requests as module
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "render", lambda prompt, *_args, **_kw: ids[int(prompt.id)])

@@ -14,7 +14,8 @@ from draftsmith.decoding.loading import load_tokenizer
 from draftsmith.drafters.prompt_lookup import PromptLookup
 from draftsmith.errors import RequestError
 from draftsmith.eval.config import EvalConfig
-from draftsmith.eval.evaluate import Arm, evaluate, make_requests
+from draftsmith.eval.evaluate import Arm, evaluate
+from draftsmith.eval.requests import make_requests
 from draftsmith.launch.measure import first_turns, prompts_of
 from draftsmith.trainers.architecture import fresh_model
 from draftsmith.trainers.config import ModelConfig

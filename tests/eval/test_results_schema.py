@@ -15,8 +15,9 @@ from draftsmith.data.prompts import Prompt
 from draftsmith.drafters.ensemble import join
 from draftsmith.errors import RequestError
 from draftsmith.eval.config import EvalConfig
-from draftsmith.eval.evaluate import Arm, Request
+from draftsmith.eval.evaluate import Arm
 from draftsmith.eval.evaluate import _sweep as sweep
+from draftsmith.eval.requests import Request
 from draftsmith.eval.results import SCHEMA_VERSION, VERDICTS, read_results, schema
 from draftsmith.eval.speed import measure_costs
 
