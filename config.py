@@ -13,5 +13,6 @@ class Section(BaseModel):
     """A recipe section: unknown keys are errors, values cannot change after validation."""
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
-    )
+        extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False,
+        defer_build=True,  # a validator per section at import would double the time of `--help`
+    )  # fmt: skip

@@ -22,7 +22,7 @@ try:  # so that Ctrl-C is quiet before `main` is there to see to it
     from ..errors import DraftsmithError, RequestError
     from ..storage import OF_THE_MACHINE, writable_folder, write_text
     from .generate import GenerateRequest, generate
-    from .recipe import find_recipe, load_recipe, shipped_recipes
+    from .recipe import find_recipe, headline, load_recipe, shipped_recipes
 except KeyboardInterrupt:
     raise SystemExit(130) from None
 
@@ -39,8 +39,7 @@ class Ls:
 
         table = Table("recipe", "method", "what it does")
         for path in shipped_recipes():
-            recipe = load_recipe(str(path)).recipe
-            table.add_row(path.stem, recipe.method, recipe.summary)
+            table.add_row(path.stem, *headline(path))
         _console().print(table)
 
 

@@ -11,6 +11,7 @@ import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from types import UnionType
@@ -20,7 +21,7 @@ from pydantic import BaseModel, Field, ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.error import YAMLError
-from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent
+from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent, ScalarEvent
 
 from ..config import Section
 from ..data.config import DataConfig, TokenizerConfig
@@ -65,29 +66,29 @@ class Recipe(Section):
     """Name of the run; its folder is `runs/NAME` unless --out says otherwise."""
     summary: str = ""
     """One line for `draftsmith ls`."""
-    data: DataConfig = DataConfig()
-    tokenizer: TokenizerConfig = TokenizerConfig()
-    target: TargetConfig = TargetConfig()
-    features: FeaturesConfig = FeaturesConfig()
-    model: ModelConfig = ModelConfig()
-    lora: LoraConfig = LoraConfig()
-    objective: ObjectiveConfig = ObjectiveConfig()
-    rollouts: RolloutsConfig = RolloutsConfig()
-    boost: BoostConfig = BoostConfig()
-    medusa: MedusaConfig = MedusaConfig()
-    medusa2: Medusa2Config = Medusa2Config()
-    tune: TuneConfig = TuneConfig()
-    bpd: BpdConfig = BpdConfig()
-    eagle: EagleConfig = EagleConfig()
-    eagle3: Eagle3Config = Eagle3Config()
-    optimizer: OptimizerConfig = OptimizerConfig()
-    loop: LoopConfig = LoopConfig()
-    machine: MachineConfig = MachineConfig()
-    checkpoint: CheckpointConfig = CheckpointConfig()
-    probe: ProbeConfig = ProbeConfig()
-    drafter: DrafterConfig = DrafterConfig()
-    eval: EvalConfig = EvalConfig()
-    audit: AuditConfig = AuditConfig()
+    data: DataConfig = Field(default_factory=DataConfig)
+    tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig)
+    target: TargetConfig = Field(default_factory=TargetConfig)
+    features: FeaturesConfig = Field(default_factory=FeaturesConfig)
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    lora: LoraConfig = Field(default_factory=LoraConfig)
+    objective: ObjectiveConfig = Field(default_factory=ObjectiveConfig)
+    rollouts: RolloutsConfig = Field(default_factory=RolloutsConfig)
+    boost: BoostConfig = Field(default_factory=BoostConfig)
+    medusa: MedusaConfig = Field(default_factory=MedusaConfig)
+    medusa2: Medusa2Config = Field(default_factory=Medusa2Config)
+    tune: TuneConfig = Field(default_factory=TuneConfig)
+    bpd: BpdConfig = Field(default_factory=BpdConfig)
+    eagle: EagleConfig = Field(default_factory=EagleConfig)
+    eagle3: Eagle3Config = Field(default_factory=Eagle3Config)
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
+    loop: LoopConfig = Field(default_factory=LoopConfig)
+    machine: MachineConfig = Field(default_factory=MachineConfig)
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    probe: ProbeConfig = Field(default_factory=ProbeConfig)
+    drafter: DrafterConfig = Field(default_factory=DrafterConfig)
+    eval: EvalConfig = Field(default_factory=EvalConfig)
+    audit: AuditConfig = Field(default_factory=AuditConfig)
 
     @property
     def row_tokens(self) -> int:
@@ -163,6 +164,19 @@ def load_recipe(name: str, overrides: Sequence[tuple[str, str]] = ()) -> Resolve
 def shipped_recipes() -> list[Path]:
     """The recipes that come with the package, sorted by name."""
     return sorted(Path(str(files("draftsmith.recipes"))).glob("*.yaml"))
+
+
+def headline(place: Path) -> tuple[str, str]:
+    """Method and summary of a shipped recipe, read no further than its first section: for `ls`."""
+    words: list[str] = []  # keys and values in turn
+    for event in YAML(typ="rt", pure=True).parse(place.read_text(encoding="utf-8")):
+        if isinstance(event, CollectionStartEvent) and words:
+            break
+        if isinstance(event, ScalarEvent):
+            words.append(event.value)
+    head = dict(zip(words[::2], words[1::2], strict=False))  # a section's key has no value
+    method = head["method"] if "method" in head else headline(place.parent / head["base"])[0]
+    return method, head["summary"]
 
 
 def find_recipe(name: str) -> Path:
@@ -290,13 +304,14 @@ def _collect(content: CommentedMap, place: Path, found: _Values, prefix: Path_ =
                     f"{'.'.join(path)} ({where}): found {_shown(_plain(value))}; "
                     "expected a section of fields"
                 )
-        elif _known(path):
+        elif path in _known_paths():
             found.values[path], found.origin[path] = _plain(value), where
         else:
             name = f"{'.'.join(path):.80}"
             found.errors.append(f"{name} ({where}): unknown key{_suggest(path)}")
 
 
+@cache
 def _section_names(prefix: Path_) -> set[str]:
     depth = len(prefix)
     return {
@@ -306,8 +321,9 @@ def _section_names(prefix: Path_) -> set[str]:
     }
 
 
-def _known(path: Path_) -> bool:
-    return any(path == known for known, _ in _fields(Recipe))
+@cache
+def _known_paths() -> set[Path_]:
+    return {path for path, _ in _fields(Recipe)}
 
 
 def _suggest(path: Path_) -> str:
@@ -337,7 +353,7 @@ def _plain(value: Any) -> Any:
 
 def _override(flag: str, text: str, found: _Values) -> None:
     path = tuple(flag.split("."))
-    if not _known(path):
+    if path not in _known_paths():
         found.errors.append(f"--{flag}: unknown flag{_suggest(path)}")
         return
     annotation = dict(_fields(Recipe))[path].annotation

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 from draftsmith.errors import RequestError
 from draftsmith.launch.cli import main
-from draftsmith.launch.recipe import load_recipe, shipped_recipes
+from draftsmith.launch.recipe import headline, load_recipe, shipped_recipes
 from draftsmith.launch.schema import recipe_schema, schema_file, schema_text
 from ruamel.yaml import YAML
 
@@ -219,6 +219,7 @@ def test_shipped_recipes(path: Path, tmp_path: Path) -> None:
     resolved = load_recipe(str(path))
     assert resolved.recipe.name == path.stem
     assert resolved.recipe.summary
+    assert headline(path) == (resolved.recipe.method, resolved.recipe.summary)
     jsonschema.validate(YAML(typ="safe", pure=True).load(path.read_text()), recipe_schema())
     saved = tmp_path / "run.yaml"
     saved.write_text(resolved.yaml())
