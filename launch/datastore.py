@@ -15,7 +15,7 @@ from ..storage import writable_folder
 from .methods import token_texts
 
 if TYPE_CHECKING:
-    from .cli import Datastore
+    from .verbs import Datastore
 
 
 def build(request: Datastore) -> str:

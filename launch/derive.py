@@ -13,7 +13,7 @@ from ..storage import writable_folder
 
 if TYPE_CHECKING:
     from ..decoding.backbone import Backbone
-    from .cli import Derive
+    from .verbs import Derive
 
 
 def derive(request: Derive) -> str:

@@ -17,7 +17,7 @@ from .methods import NEED_DRAFT, SKELETON, split_methods
 from .recipe import Recipe, load_recipe
 
 if TYPE_CHECKING:
-    from .cli import Audit, Pair, Tree
+    from .verbs import Audit, Pair, Tree
 
 
 @dataclass(frozen=True)

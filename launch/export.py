@@ -17,7 +17,7 @@ from .recipe import load_recipe
 if TYPE_CHECKING:
     from ..drafters.export import Export as Exported
     from ..drafters.export import ServedTarget
-    from .cli import Export
+    from .verbs import Export
 
 
 def export(request: Export) -> str:

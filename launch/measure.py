@@ -31,7 +31,7 @@ from .recipe import Recipe, load_recipe
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from .cli import Audit, Eval, Pair
+    from .verbs import Audit, Eval, Pair
 
 
 @dataclass(frozen=True)

@@ -77,8 +77,8 @@ def _measure(out: Path, console: Console) -> dict[str, Any]:
 def _load(out: Path) -> Loaded:
     """All drafters on one target; the first run says how they are measured."""
     from ..drafters.registry import load_drafter
-    from .cli import Pair
     from .measure import load_pair
+    from .verbs import Pair
 
     first, *others = RUNS
     # three audits and a sweep: with less evidence for each, the whole stays a matter of minutes

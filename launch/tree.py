@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ..data.rows import PackedRows
-    from .cli import Pair, Tree
+    from .verbs import Pair, Tree
 
 _RANKS = 10
 _SHOWN = 5  # ranks of the table on the screen

@@ -18,7 +18,7 @@ from draftsmith.errors import (
     Stopped,
     TrainingFailed,
 )
-from draftsmith.launch import cli
+from draftsmith.launch import cli, verbs
 from draftsmith.launch.cli import main, split_overrides
 from draftsmith.launch.recipe import load_recipe, shipped_recipes
 
@@ -106,12 +106,12 @@ def test_words_that_are_not_understood(words: list[str], reason: str, capfd: Cap
 TAKES_VALUES = {"show", "check", "train", "eval", "audit", "tree", "inspect", "generate"}
 
 
-@pytest.mark.parametrize("verb", [[], *[[name] for name in cli._VERBS]])
+@pytest.mark.parametrize("verb", [[], *[[name] for name in verbs.VERBS]])
 def test_help(verb: list[str], capfd: Captured) -> None:
     """Every verb explains itself on the standard output."""
     assert main([*verb, "--help"]) == 0
     said = capfd.readouterr()
-    about = cli._VERBS[verb[0]].__doc__ if verb else cli._ABOUT
+    about = verbs.VERBS[verb[0]].__doc__ if verb else cli._ABOUT
     assert about is not None
     assert " ".join(about.split()[:3]) in said.out
     assert ("--section.field VALUE" in said.out) == (verb[:1] != [] and verb[0] in TAKES_VALUES)
@@ -141,7 +141,7 @@ def test_exit_codes(
     def fail(_self: object) -> None:
         raise error
 
-    monkeypatch.setattr(cli.Ls, "run", fail)
+    monkeypatch.setattr(verbs.Ls, "run", fail)
     assert main(["ls"]) == code
     said = capfd.readouterr().err
     assert said.startswith("draftsmith: ")
@@ -274,7 +274,7 @@ def test_another_broken_pipe_is_a_fault(monkeypatch: pytest.MonkeyPatch, capfd: 
     def fail(_self: object) -> None:
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
-    monkeypatch.setattr(cli.Ls, "run", fail)
+    monkeypatch.setattr(verbs.Ls, "run", fail)
     assert main(["ls"]) == 5
     assert "unexpected BrokenPipeError" in capfd.readouterr().err
 

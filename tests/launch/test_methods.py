@@ -19,10 +19,11 @@ from draftsmith.eval.plants import PLANTS
 from draftsmith.eval.results import schema
 from draftsmith.eval.survey import WARPERS, survey, survey_table
 from draftsmith.eval.tables import show
-from draftsmith.launch.cli import Eval, main, split_overrides
+from draftsmith.launch.cli import main, split_overrides
 from draftsmith.launch.generate import drafter_hash
 from draftsmith.launch.measure import results_folder
 from draftsmith.launch.methods import NEED_DRAFT, SKELETON, TRAINING_FREE
+from draftsmith.launch.verbs import Eval
 from rich.console import Console
 
 Captured = pytest.CaptureFixture[str]

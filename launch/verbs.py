@@ -1,0 +1,350 @@
+"""The verbs of the command line: what each takes, with its defaults, and whom it calls.
+
+torch is imported only by the verbs that compute. Read next: `cli.py`, which calls them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+from tyro.conf import Positional
+
+from ..errors import DraftsmithError, RequestError
+from ..storage import writable_folder, write_text
+from .generate import GenerateRequest, generate
+from .recipe import find_recipe, headline, load_recipe, shipped_recipes
+from .screen import console, say
+
+
+@dataclass
+class Ls:
+    """List the shipped recipes."""
+
+    def run(self) -> None:
+        from rich.table import Table
+
+        table = Table("recipe", "method", "what it does")
+        for path in shipped_recipes():
+            table.add_row(path.stem, *headline(path))
+        console().print(table)
+
+
+@dataclass
+class Show:
+    """Print a recipe resolved, with where each value comes from."""
+
+    recipe: Positional[str]
+    """Name of a shipped recipe, or path of a file."""
+
+    def run(self, overrides: Sequence[tuple[str, str]]) -> None:
+        resolved = load_recipe(self.recipe, overrides)
+        for path, origin in resolved.origin.items():
+            value: object = resolved.recipe
+            for part in path.split("."):
+                value = getattr(value, part)
+            say(f"{path:28} {value!s:24} {origin}")
+
+
+@dataclass
+class Copy:
+    """Copy a shipped recipe to edit it."""
+
+    recipe: Positional[str]
+    """Name of a shipped recipe."""
+    path: Positional[Path]
+    """Where to write it."""
+
+    def run(self) -> None:
+        if self.path.exists():
+            raise RequestError(f"{self.path} exists; name a new file")
+        text = find_recipe(self.recipe).read_text(encoding="utf-8")
+        writable_folder(self.path.parent)
+        write_text(self.path, text)
+        say(f"{self.path}: edit it, then `draftsmith check {self.path}`")
+
+
+@dataclass
+class Check:
+    """Pre-flight: everything that can fail, before hours are spent."""
+
+    recipe: Positional[str]
+    """Name of a shipped recipe, or path of a file."""
+    out: Path | None = None
+    """Folder that the run will have; default runs/NAME."""
+
+    def run(self, overrides: Sequence[tuple[str, str]]) -> None:
+        from .check import check
+
+        check(load_recipe(self.recipe, overrides), console(), self.out)
+
+
+@dataclass
+class Train:
+    """Train from a recipe."""
+
+    recipe: Positional[str]
+    """Name of a shipped recipe, or path of a file."""
+    out: Path | None = None
+    """Folder of the run; default runs/NAME."""
+    resume: str = "auto"
+    """auto (go on if there is a checkpoint), never, or the path of a checkpoint."""
+
+    def run(self, overrides: Sequence[tuple[str, str]]) -> None:
+        resolved = load_recipe(self.recipe, overrides)
+        from .train import train
+
+        out = self.out or Path("runs") / resolved.recipe.name
+        outcome = train(resolved, out=out, resume=self.resume)
+        if os.environ.get("RANK", "0") == "0":
+            loss = outcome.validation_loss
+            held_out = "" if loss != loss else f", held-out loss {loss:.3f}"
+            say(f"trained {outcome.steps} steps{held_out}")
+            if outcome.best is not None:
+                say(f"best draft: step {outcome.best['step']:.0f}, not audited yet")
+            if resolved.recipe.method != "target":
+                say(f"next: draftsmith eval {out}")
+
+
+@dataclass
+class Pair:
+    """A target and a drafter, from a run folder or by themselves."""
+
+    run_folder: Annotated[Positional[Path | None], tyro.conf.arg(metavar="RUN")] = None
+    """Folder of a finished run; it names target, drafter and settings."""
+    target: str | None = None
+    """Folder or hub name of the target; default: the run's."""
+    drafter: str | None = None
+    """Folder of the drafter; default: the run's."""
+    method: str = "trained"
+    """Method, or several with commas between. By a drafter: trained, adaptive-draft (its length
+    follows what is accepted); without one: prompt-lookup, ngram, llma, rest, lookahead;
+    by itself: skeleton-of-thought."""
+
+
+@dataclass
+class Eval(Pair):
+    """Measure acceptance and speed with the real decoder, beside the audit's verdict."""
+
+    prompts: str | None = None
+    """`stdlib` or a JSONL file; default: the recipe's."""
+    out: Path | None = None
+    """Folder for results.json; default RUN/eval, without RUN a folder eval-NAME here, of the
+    drafter's or the methods' name."""
+    audit: bool = True
+    """Run the losslessness audit first; --no-audit shows "not audited" in its place."""
+    samples: int = 0
+    """Also write that many samples per prompt: agreement with the greedy answer, majority vote."""
+
+    def run(self, overrides: Sequence[tuple[str, str]]) -> None:
+        from .early import named
+
+        named(self, overrides)  # a wrong word costs no import of torch
+        from .measure import run_eval
+
+        run_eval(self, overrides, console())
+
+
+@dataclass
+class Audit(Pair):
+    """Prove that the decoder's output is the target's own; exit code 5 if it is not."""
+
+    plant: str | None = None
+    """A known bug to decode with; the audit then has to fail."""
+    decoder: Literal["draftsmith", "hf"] = "draftsmith"
+    """`hf` audits transformers' own assisted generation."""
+    prompts: str | None = None
+    """`stdlib` or a JSONL file; default: the recipe's."""
+    out: Path | None = None
+    """Folder for audit.json; default RUN/eval, without RUN a folder eval-NAME here, of the
+    drafter's or the methods' name; of --survey the folder that you are in."""
+    determinism: bool = False
+    """In place of the audit: greedy text at other batch sizes, paddings, widths and dtypes."""
+    survey: bool = False
+    """In place of the audit: every method and rule in miniature, at many temperatures; no pair."""
+
+    def run(self, overrides: Sequence[tuple[str, str]]) -> None:
+        from .early import refuse_audit
+
+        refuse_audit(self, overrides)
+        from .measure import run_audit
+
+        if not run_audit(self, overrides, console()):
+            raise DraftsmithError("the audit failed: the output is not the target's own")
+
+
+@dataclass
+class Tree:
+    """Choose the static tree of heads or of EAGLE by what they are measured to get right."""
+
+    run_folder: Annotated[Positional[Path | None], tyro.conf.arg(metavar="RUN")] = None
+    """Folder of a finished run; it names target, drafter and settings."""
+    target: str | None = None
+    """Folder or hub name of the target; default: the run's."""
+    drafter: str | None = None
+    """Folder of the drafter; default: the run's."""
+    nodes: str | None = None
+    """Nodes of the tree, the root included; `auto` takes the fastest size on this machine; default:
+    as many as the drafter's default tree has."""
+    method: Literal["greedy", "dp"] = "greedy"
+    """How the tree is searched; both find one of the same worth."""
+    depth: int = 6
+    """Deepest candidate that is measured; heads have one depth each."""
+    texts: int = 32
+    """Held-out texts of the training data to measure on, `eval.max_new_tokens` of each."""
+    temperature: float = 0.0
+    """At which the target writes them."""
+    out: Path | None = None
+    """File to write; default `tree.json` beside the drafter, for `--drafter.tree optimised`."""
+
+    def run(self, overrides: Sequence[tuple[str, str]]) -> None:
+        from .early import refuse_tree
+
+        pair = Pair(self.run_folder, self.target, self.drafter)
+        refuse_tree(self, pair, overrides)
+        from .tree import run_tree
+
+        say(f"tree: {run_tree(self, pair, overrides, console())}")
+
+
+@dataclass
+class Datastore:
+    """Build the datastore that the method `rest` retrieves from."""
+
+    action: Positional[Literal["build"]]
+    """What to do."""
+    source: str
+    """Texts, as in data.source: `stdlib`, a file, a folder, a glob, `hub:NAME[:CONFIG]`."""
+    out: Path
+    """New folder."""
+    target: str = "tiny"
+    """Folder or hub name of the target, whose tokenizer is used."""
+    limit: int | None = None
+    """Use only the first rows."""
+    shard_tokens: int = 16_000_000
+    """Tokens per shard; building takes memory for one at a time."""
+
+    def run(self) -> None:
+        from .datastore import build
+
+        say(build(self))
+
+
+@dataclass
+class Derive:
+    """Make a drafter of the target itself, without training: a quantised copy, or an early exit."""
+
+    kind: Positional[Literal["quantised", "early-exit"]]
+    """A copy with weights of fewer bits, or the target's first layers."""
+    out: Path
+    """New folder of the drafter."""
+    target: str = "tiny"
+    """Folder or hub name of the target."""
+    revision: str | None = None
+    """Commit, tag or branch of the target on the hub."""
+    bits: Literal[4, 8] | None = None
+    """Of `quantised`: bits of a weight; default 8."""
+    group_size: int | None = None
+    """Of 4 bits: inputs that share a scale; default: the largest of 128, 64, 32, 16 that fits."""
+    layers: int | None = None
+    """Of `early-exit`: how many layers draft."""
+
+    def run(self) -> None:
+        from .derive import derive
+
+        say(derive(self))
+
+
+@dataclass
+class Generate(GenerateRequest):
+    """Answer the rows of a source anew by the target; run it again to go on after a stop."""
+
+    def run(self, overrides: Sequence[tuple[str, str]]) -> None:
+        say(generate(self, overrides))
+
+
+@dataclass
+class Report:
+    """Write report.html and report.md of an evaluated run."""
+
+    run_folder: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")]
+    """Folder of the run, which holds eval/results.json, or an --out of `eval`."""
+
+    def run(self) -> None:
+        writable_folder(self.run_folder)
+        from ..eval.report import write_report
+
+        say(f"report: {write_report(self.run_folder)}")
+
+
+@dataclass
+class Export:
+    """Write a trained drafter as a folder that a serving engine loads."""
+
+    run_folder: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")]
+    """Folder of the run."""
+    format: Literal["vllm", "sglang", "speculators"] = "vllm"
+    """Whose: vllm (Medusa, EAGLE, EAGLE-3), sglang (EAGLE, EAGLE-3), speculators (EAGLE-3)."""
+    out: Path | None = None
+    """New folder; default RUN/FORMAT."""
+    target: str | None = None
+    """Folder or hub name that the engine knows the target by; default: the run's."""
+    dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
+    """Precision of the weights."""
+
+    def run(self) -> None:
+        from .export import export
+
+        say(export(self))
+
+
+@dataclass
+class Inspect:
+    """Print rows as input token -> label token, in or out of the loss."""
+
+    recipe: Positional[str]
+    """Name of a shipped recipe, or path of a file."""
+    rows: int = 2
+    """How many rows."""
+
+    def run(self, overrides: Sequence[tuple[str, str]]) -> None:
+        from .inspect import inspect
+
+        say(inspect(load_recipe(self.recipe, overrides), self.rows))
+
+
+@dataclass
+class Quickstart:
+    """From nothing to a trained, audited and reported drafter, offline, on a CPU."""
+
+    out: Path = Path("quickstart")
+    """Folder for everything."""
+
+    def run(self) -> None:
+        from .quickstart import quickstart
+
+        quickstart(self.out, console())
+
+
+@dataclass
+class Doctor:
+    """Print the environment block that a bug report needs."""
+
+    def run(self) -> None:
+        from .doctor import doctor
+
+        say(doctor())
+
+
+VERBS: dict[str, type] = {
+    "ls": Ls, "show": Show, "copy": Copy, "check": Check, "train": Train, "eval": Eval,
+    "audit": Audit, "report": Report, "inspect": Inspect, "quickstart": Quickstart,
+    "datastore": Datastore, "derive": Derive, "generate": Generate, "tree": Tree, "export": Export,
+    "doctor": Doctor,
+}  # fmt: skip
+WITH_OVERRIDES = {"show", "check", "train", "eval", "audit", "tree", "inspect", "generate"}
+"""The verbs that take values of a recipe too."""
