@@ -15,7 +15,9 @@ an ensemble, n = 1 up to `--members`. What is printed: coverage of held-out cont
 union, tau (tokens per target call), tokens verified per call, the speed-up that the speed model
 predicts from costs measured here, and boosted - copies, paired over prompts; 95 % intervals over
 prompts, of coverage over samples. Everything is kept in `--out`, so that a run that was cut goes on
-where it was.
+where it was. With `--first` SSM 1 of copies and boosted begins in another folder than the others,
+for example a quantised copy of the target that is taken as it stands: what a further SSM is worth
+behind one that covers much. Its costs differ from the others', so no speed-up is predicted.
 
     python benchmarks/ensembles.py --out runs/ensembles
     python benchmarks/ensembles.py --settings "span 4,soft 4,soft 2 temperature=1" --sizes ""
@@ -89,9 +91,7 @@ def main() -> None:
     if args.train_only:
         return
     target = target_of(runs[0].folder)
-    costs = {run.costs_like: measured_costs(run, target, args) for run in runs}
-    # verify calls are the target's own: one measurement of them for all
-    costs = {name: replace(found, c_v=costs["base"].c_v) for name, found in costs.items()}
+    costs = {} if args.first else all_costs(runs, target, args)
     for run in runs:
         measure(run, target, args)
     verdict = audited(runs[-1 if len(runs) == 1 else 1], target, args)
@@ -105,7 +105,8 @@ def train_all(args: argparse.Namespace) -> list[Run]:
     arms = {COPIES: {"boost.weights": "none"}, **{each: setting(each) for each in args.settings}}
     runs = []
     for name, values in arms.items():
-        origins = json.dumps([str(base.resolve())] * args.members)
+        places = [args.first or base, *[base] * (args.members - 1)]
+        origins = json.dumps([str(place.resolve()) for place in places])
         folder = boost(args, name, {**values, "boost.start_from": origins}, args.members)
         runs.append(Run(name, folder, numbers, "base", own_first=not shares_first(values)))
     for n in args.sizes:
@@ -247,6 +248,12 @@ def measure(run: Run, target: Backbone, args: argparse.Namespace) -> None:
     write_text(place, json.dumps({"rows": rows, "environment": environment()}) + "\n")
 
 
+def all_costs(runs: Sequence[Run], target: Backbone, args: argparse.Namespace) -> dict[str, Costs]:
+    """By what they are like; verify calls are the target's own, so one measurement serves all."""
+    costs = {run.costs_like: measured_costs(run, target, args) for run in runs}
+    return {name: replace(found, c_v=costs["base"].c_v) for name, found in costs.items()}
+
+
 def measured_costs(run: Run, target: Backbone, args: argparse.Namespace) -> Costs:
     """Times of verify calls and of a step of one of the run's SSMs, measured once."""
     place: Path = args.out / f"costs-{file_name(run.costs_like)}.json"
@@ -329,7 +336,8 @@ def table(
     place = found[COPIES]["environment"]
     lines = [
         f"{place['processor']}, {place['threads']} threads, torch {torch.__version__}; base "
-        f"{args.base or f'of {args.base_steps} steps'}, {args.steps} steps per SSM; "
+        f"{args.base or f'of {args.base_steps} steps'}, {args.steps} steps per SSM"
+        f"{f', SSM 1 from {args.first}' if args.first else ''}; "
         f"{args.limit} prompts of {args.prompts}, {args.max_new_tokens} new tokens, "
         f"drafts of {args.draft_length}, fp32; audit of the ensemble: {verdict}; 95 % intervals "
         "over prompts, of what is covered over samples.",
@@ -357,18 +365,24 @@ def _table_at(
         row = rows[run.name, n]
         spans, whole = coverage(run, n)
         nodes = ratio(np.array(row["nodes"], float), np.array(row["calls"], float))
-        cost = costs[run.costs_like]
-        work = cost.verify(nodes.value) + length * n * (cost.c or 0.0)
         tau = ratio(*pair(row))
         size = int(run.name.split()[0]) if run.costs_like != "base" else n
         other = rows.get((COPIES, size))
         cells = [
             run.name, str(n), share(spans), share(whole), shown(tau), shown(nodes),
-            f"{tau.value / work:.2f} [{tau.low / work:.2f}, {tau.high / work:.2f}]",
+            predicted(tau, nodes.value, length * n, costs.get(run.costs_like)),
             "" if other is None or run.name == COPIES else shown(less(row, other)),
         ]  # fmt: skip
         lines.append("| " + " | ".join(cells) + " |")
     return lines
+
+
+def predicted(tau: Interval, nodes: float, draft_steps: int, cost: Costs | None) -> str:
+    """The speed-up over plain decoding, by the speed model."""
+    if cost is None:
+        return ""
+    work = cost.verify(nodes) + draft_steps * (cost.c or 0.0)
+    return f"{tau.value / work:.2f} [{tau.low / work:.2f}, {tau.high / work:.2f}]"
 
 
 def _cells(runs: Sequence[Run]) -> Iterator[tuple[Run, int]]:
@@ -409,6 +423,10 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/ensembles"))
     parser.add_argument("--base", type=Path, help="a drafter folder in place of a trained base")
+    parser.add_argument(
+        "--first", type=Path, metavar="FOLDER",
+        help="what SSM 1 begins with, or is, as `draftsmith derive` writes it; default: the base",
+    )  # fmt: skip
     parser.add_argument("--base-recipe", default="distill-tiny")
     parser.add_argument("--base-steps", type=int, default=200)
     parser.add_argument("--steps", type=int, default=60, help="of every SSM")
