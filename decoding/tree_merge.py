@@ -1,7 +1,7 @@
 """Trees of several drafts as one: equal prefixes are expanded once, every draft keeps its trials.
 
-Built on the device with fixed shapes and without a host synchronisation, but for `compact`, which
-is for devices that the host may look at. Read next: `acceptance.accept_several`, which walks them.
+Built on the device with fixed shapes and without a host synchronisation, but for a `compact` that
+makes the shapes smaller. Read next: `acceptance.accept_several`, which walks them.
 
 Shapes: B rows, N nodes (root included), N_m those of draft m, T trials (nodes of all drafts, roots
 not counted), C trials of a node, V vocabulary, X nodes that are kept.
@@ -78,15 +78,17 @@ def merge(
     return Merged(tokens_BN, tree, present_BN, trials)
 
 
-def compact(merged: Merged) -> Merged:
-    """The same trees without absent nodes, but for those that fill up rows with fewer.
+def compact(merged: Merged, *, static: bool) -> Merged:
+    """The same trees, absent nodes behind all others; as few of them as the fullest row has.
 
-    Absent nodes cost the target as much as candidates. The host reads how many the fullest row has.
+    Absent nodes cost the target as much as candidates. A node's number says which random number
+    decides on it, so every row is numbered anew, whatever its neighbours are.
+
+    Args:
+        static: keep all N nodes; else the host reads how many the fullest row has.
     """
     present_BN = merged.present_BN
-    count = int(present_BN.sum(1).max())
-    if count == present_BN.shape[1]:
-        return merged
+    count = present_BN.shape[1] if static else int(present_BN.sum(1).max())
     # stable: parents keep standing before their children
     old_BX = (~present_BN).to(torch.uint8).argsort(dim=1, stable=True)[:, :count]
     new_BN = present_BN.long().cumsum(1) - 1

@@ -186,8 +186,7 @@ class Ensemble:
             last_B, [each.tokens_BN for each in made], [parents_N] * len(made), laws or None,
             depth=self.draft_length, width=len(made), tries=len(made),
         )  # fmt: skip
-        if not self._static:  # fixed shapes keep the nodes that two members share twice
-            merged = compact(merged)
+        merged = compact(merged, static=self._static)
         return Proposal(
             merged.tokens_BN, merged.tree, Law.SEVERAL if laws else Law.POINT_MASS,
             present_BN=merged.present_BN, trials=merged.trials, coins=self._coins(bool(laws)),

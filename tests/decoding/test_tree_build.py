@@ -394,14 +394,18 @@ def test_every_node_of_every_draft_is_a_trial_with_its_own_law(
 
 
 @settings(deadline=None, max_examples=150)
-@given(several())
-def test_compact_trees_are_the_same_by_path(drafts: list[tuple[Tensor, Tensor]]) -> None:
+@given(several(), st.booleans())
+def test_compact_trees_are_the_same_by_path(
+    drafts: list[tuple[Tensor, Tensor]], static: bool
+) -> None:
     before = merged(drafts)
-    after = compact(before)
-    fullest = max(int(row.sum()) for row in before.present_BN)
-    assert after.tokens_BN.shape[1] == fullest
-    for row in range(2):
+    after = compact(before, static=static)
+    counts = [int(row.sum()) for row in before.present_BN]
+    assert after.tokens_BN.shape[1] == (before.tokens_BN.shape[1] if static else max(counts))
+    for row, count in enumerate(counts):
         assert by_path(after, row) == by_path(before, row)
+        # whatever the other row has: a node's number says which random number decides on it
+        assert after.present_BN[row].nonzero().flatten().tolist() == list(range(count))
         assert after.tree.on(torch.device("cpu")).depths_BN[row].max() <= before.tree.depth
 
 
