@@ -42,8 +42,8 @@ def load_across(
     if entry is not None and entry["family"] != "draft_model":
         raise RequestError(
             f"drafter.vocabulary is {config.vocabulary!r}, and {path} is a drafter of family "
-            f"{entry['family']!r}, which rides on its target; expected a draft model or any causal "
-            "LM, or leave drafter.vocabulary out"
+            f"{entry['family']!r}, which drafts its target's own tokens; expected a draft model or "
+            "any causal LM, or leave drafter.vocabulary out"
         )
     if config.tree != DrafterConfig().tree:
         raise RequestError(
@@ -65,6 +65,12 @@ def load_across(
         path, f"{pair.common:,}", f"{pair.draft.size:,}", 100 * pair.share, kind.family,
     )  # fmt: skip
     return kind(backbone, pair, target.vocabulary, draft_length=draft_length, policy=config.policy)
+
+
+def says_the_same(path: Path, config: DrafterConfig) -> bool:
+    """Whether `auto` need not look: drafters other than draft models have their target's tokens."""
+    other = is_drafter(path) and read_entry(path)["family"] != "draft_model"
+    return config.vocabulary == "auto" and other
 
 
 def _kind(asked: str, pair: VocabularyPair) -> type[ForeignDraft]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +65,19 @@ def use(model: nn.Module, name: str | None) -> None:
     _refuse_unknown(model, chosen)
     for layer in adapted_layers(model):
         layer.set_adapter(chosen, inference_mode=True)
+
+
+def idle_weights(module: nn.Module, names: Collection[str] | None = None) -> set[int]:
+    """Tensors, by `id`, of adapters that no forward pass reads: of all but `names`.
+
+    `names` None: but those in use.
+    """
+    idle: set[int] = set()
+    for layer in (each for model in module.modules() for each in adapted_layers(model)):
+        read = layer.active_adapters if names is None else names
+        for table in (layer.lora_A, layer.lora_B):
+            idle |= {id(p) for name in table if name not in read for p in table[name].parameters()}
+    return idle
 
 
 class RowBackbone(Backbone):

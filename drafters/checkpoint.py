@@ -196,14 +196,21 @@ def derived_family(folder: Path) -> str | None:
     return family if family in DERIVED else None
 
 
-def refuse_derived(start_from: str) -> None:
-    """Raise RequestError for a draft without weights of its own where one is to be trained."""
-    family = derived_family(Path(start_from))
-    if family is not None:
+def refuse_no_model(start_from: str) -> None:
+    """Raise RequestError for a drafter that is no model of its own where one is to be trained."""
+    folder = Path(start_from)
+    family = read_entry(folder)["family"] if is_drafter(folder) else "draft_model"
+    if family in DERIVED:
         raise RequestError(
             f"model.start_from {start_from!r} is a drafter of family {family!r}, made from the "
             "target when it is loaded: it has no weights to train. It drafts as it is (draftsmith "
             "eval --drafter), and can be an SSM of an ensemble (boost.start_from)"
+        )
+    if family != "draft_model":
+        hint = f"one of its members, as {folder / 'ssm-1'}" if family == "ensemble" else "a draft"
+        raise RequestError(
+            f"model.start_from {start_from!r} is a drafter of family {family!r}, no model by "
+            f"itself; name {hint}, or any causal LM of the target's tokenizer"
         )
 
 

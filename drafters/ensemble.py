@@ -39,6 +39,11 @@ class Member(DraftModel):
     chains = 1
     """How many chains it drafts."""
 
+    @property
+    def adapters_read(self) -> Sequence[str] | None:
+        """The adapters of its chains; None: whichever is in use."""
+        return None
+
     def draft_chains(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> list[Proposal]:
         """One proposal per chain."""
         return [self.propose(last_B, warper, uniforms)]
@@ -85,6 +90,11 @@ class SharedBase(Member):
         self.close()
         self.backbone = RowBackbone(self._base, [name for name in self.names for _ in prompts])
         super().reset([*prompts] * self.chains, room, static=static)
+
+    @property
+    def adapters_read(self) -> Sequence[str] | None:
+        """One for each chain, but where that is the base alone."""
+        return [name for name in self.names if name is not None]
 
     def close(self) -> None:
         """Leave the base as if nothing had decoded with it; `reset` begins again."""

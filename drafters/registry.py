@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import RequestError
-from .across import load_across
+from .across import load_across, says_the_same
 from .adapters import take_up
 from .bpd import load_bpd
 from .checkpoint import DERIVED, REMEDY, names_in, read_entry, read_settings
@@ -50,13 +50,18 @@ def load_drafter(
     """
     config = config or DrafterConfig()
     folder = Path(path)
-    if config.vocabulary != "same":
+    if config.vocabulary != "same" and not says_the_same(folder, config):
         return load_across(folder, target, draft_length=draft_length, config=config)
     family = read_entry(folder)["family"]
     if config.adapter is not None and family not in ("draft_model", "ensemble"):
         raise RequestError(
             f"drafter.adapter is {config.adapter!r}, and {folder} is a drafter of family "
             f"{family!r}, which has no adapters; leave it out"
+        )
+    if config.members is not None and family != "ensemble":
+        raise RequestError(
+            f"drafter.members is {config.members}, and {folder} is a drafter of family {family!r}, "
+            "not an ensemble; leave it out"
         )
     paths = named_tree(config.tree, folder)
     if family == "medusa":
@@ -143,8 +148,9 @@ def load_ensemble(
             f"drafter.members is {config.members}; the ensemble {folder} has {len(names)}: "
             f"{', '.join(names)}"
         )
+    own = config.model_copy(update={"members": None})
     drafts = [
-        load_chain_draft(folder / name, target, draft_length=draft_length, config=config)
+        load_chain_draft(folder / name, target, draft_length=draft_length, config=own)
         for name in (folders if adapters else names)
     ]
     return join_adapters(drafts[0], names) if adapters else join(drafts)

@@ -62,10 +62,13 @@ class Arm:
 
     @property
     def draft_bytes(self) -> int:
-        """Bytes of the drafter's weights; 0 where there is no model of its own.
+        """Bytes of the weights that drafting reads; 0 where there is no model of its own.
 
-        An early exit's are the target's, and they count.
+        An early exit's are the target's, and they count. Members of an ensemble run one after
+        another, so what two of them share counts for both.
         """
+        if isinstance(self.drafter, Ensemble):
+            return sum(bytes_of(each.module, each.adapters_read) for each in self.drafter.members)
         module = getattr(self.drafter, "module", None)
         return 0 if module is None else bytes_of(module)
 

@@ -5,7 +5,7 @@ Read next: `evaluate.py`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ..decoding.arena import KVArena
 from ..decoding.backbone import Backbone
 from ..decoding.tree import chain
+from ..drafters.adapters import idle_weights
 from .timing import Call, interleaved
 
 
@@ -71,17 +72,19 @@ def _one_call(backbone: Backbone, drafted: int, context: int) -> Call:
     return lambda: backbone.forward(tokens, lengths, chain(drafted), arena)
 
 
-def bytes_of(module: nn.Module) -> int:
+def bytes_of(module: nn.Module, adapters: Collection[str] | None = None) -> int:
     """Bytes of weights that a forward reads; shared tensors count once.
 
     Of a table that is looked up and not multiplied by, a forward reads a row per token: it counts
-    nothing. Quantised weights count as they are held, their scales included.
+    nothing. Quantised weights count as they are held, their scales included. Of adapters those
+    count that are in use, or the named ones.
     """
+    unread = idle_weights(module, adapters)
     read = {id(each.weight) for each in module.modules() if isinstance(each, nn.Linear)}
     looked_up = {
         id(each.weight) for each in module.modules() if isinstance(each, nn.Embedding)
     } - read  # fmt: skip
-    kept = (p for p in module.parameters() if id(p) not in looked_up)
+    kept = (p for p in module.parameters() if id(p) not in looked_up | unread)
     seen = {t.data_ptr(): t.numel() * t.element_size() for p in kept for t in _held(p)}
     return sum(seen.values())
 

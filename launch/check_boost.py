@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .check_memory import parameters
+from .check_memory import BYTES, parameters
 from .recipe import Recipe
 
 if TYPE_CHECKING:
@@ -62,12 +62,27 @@ def at_once(recipe: Recipe, make: Callable[[Recipe], PreTrainedModel]) -> nn.Mod
     return max(made, key=parameters)
 
 
-def kept_for_probes(recipe: Recipe, make: Callable[[Recipe], PreTrainedModel]) -> int:
-    """Numbers of the SSMs that are in memory beside the largest one: those of earlier rounds."""
+def kept_for_probes(
+    recipe: Recipe, make: Callable[[Recipe], PreTrainedModel], target: nn.Module
+) -> int:
+    """Bytes of the SSMs that are in memory beside the largest one: those of earlier rounds."""
     if recipe.boost.order == "side_by_side" or recipe.lora.rank is not None:
         return 0
     counts = [parameters(make(each)) for each in members(recipe)]
-    return sum(counts) - max(counts)
+    return BYTES["fp32"] * (sum(counts) - max(counts)) + _copies(recipe, target)
+
+
+def _copies(recipe: Recipe, target: nn.Module) -> int:
+    """Bytes of the quantised copies among earlier rounds; an early exit is the target itself."""
+    from torch import nn
+
+    from ..drafters.checkpoint import derived_family
+    from ..trainers.boost_members import derived_folder
+
+    folders = [derived_folder(recipe.boost, number) for number in range(1, recipe.boost.members)]
+    count = sum(each is not None and derived_family(each) == "quantised" for each in folders)
+    # a byte for each of 8 bits or 4, of all layers that multiply
+    return count * sum(m.weight.numel() for m in target.modules() if isinstance(m, nn.Linear))
 
 
 def runs(recipe: Recipe) -> int:

@@ -88,7 +88,7 @@ def check_model(recipe: Recipe, models: Models) -> str:
     if recipe.method == "boost":
         from .check_boost import kept_for_probes
 
-        kept = kept_for_probes(recipe, lambda each: _draft(each, models)) * BYTES["fp32"]
+        kept = kept_for_probes(recipe, lambda each: _draft(each, models), models.target())
         need |= {"SSMs of earlier rounds": float(kept)} if kept else {}
     devices = devices_of(recipe)
     refuse_too_much(need, devices)
@@ -172,7 +172,7 @@ def _draft(recipe: Recipe, models: Models) -> PreTrainedModel:
     import torch
 
     from ..decoding.loading import is_here, load_config, load_sizes, load_tokenizer
-    from ..drafters.checkpoint import refuse_derived
+    from ..drafters.checkpoint import refuse_no_model
     from ..trainers.architecture import fresh_model
     from ..trainers.config import FROM_TARGET
     from ..trainers.distill import refuse_other_tokens
@@ -186,7 +186,7 @@ def _draft(recipe: Recipe, models: Models) -> PreTrainedModel:
         name = type(target).__name__
         return skeleton(pruned_config(recipe.model, target.config, name))
     if given is not None:
-        refuse_derived(given)
+        refuse_no_model(given)
     if given is not None and sizes is not None and not is_here(given):
         return _to_go_on_from(given, load_sizes(sizes), recipe)
     if given is not None:

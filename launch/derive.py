@@ -26,7 +26,8 @@ def derive(request: Derive) -> str:
 
     target = load_target(request.target, revision=request.revision)
     try:
-        what = _early_exit(request, target) if request.layers else _quantised(request, target)
+        make = _early_exit if request.kind == "early-exit" else _quantised
+        what = make(request, target)
     except OSError as error:
         raise EnvironmentFailure(f"cannot write {request.out}: {error.strerror}") from error
     where = f"--target {shlex.quote(request.target)} --drafter {shlex.quote(str(request.out))}"
@@ -36,7 +37,7 @@ def derive(request: Derive) -> str:
 def _refuse_flags(request: Derive) -> None:
     """Refuse a flag that would be passed over."""
     early = request.kind == "early-exit"
-    if early and not request.layers:
+    if early and request.layers is None:
         raise RequestError("early-exit needs --layers: how many of the target's layers draft")
     others = {"--layers": request.layers is not None and not early,
               "--bits": request.bits is not None and early,

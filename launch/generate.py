@@ -275,8 +275,9 @@ def drafter_hash(drafter: Path) -> str:
 
     if not drafter.is_dir():  # a name on the hub
         return _sha256(str(drafter))
-    files = [drafter / "config.json", *sorted(drafter.rglob("*.safetensors"))]
-    return _sha256("".join(sha256(path) for path in files))
+    kinds = ("config.json", "adapter_config.json", "*.safetensors")
+    files = sorted(path for kind in kinds for path in drafter.rglob(kind))
+    return _sha256("".join(f"{path.relative_to(drafter)} {sha256(path)}\n" for path in files))
 
 
 def _sha256(text: str) -> str:

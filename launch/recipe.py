@@ -373,15 +373,18 @@ def _flag_value(text: str, annotation: Any) -> Any:
 
 
 def _explain(error: Any, found: _Values, place: Path) -> str:
-    path = tuple(str(part) for part in error["loc"])
+    path, value = tuple(str(part) for part in error["loc"]), error["input"]
+    reason = error["msg"].removeprefix("Value error, ")
+    field = reason.split()[0]
+    if isinstance(value, dict) and field in value:  # a section's own rule, on that field of it
+        path, value = (*path, field), value[field]
     where = next(
         (found.origin[path[:n]] for n in range(len(path), 0, -1) if path[:n] in found.origin),
         place.name,
     )
-    message = error["msg"][0].lower() + error["msg"][1:]
     if error["type"] == "missing":
         return f"{'.'.join(path)} ({where}): missing; {Recipe.model_fields[path[0]].description}"
-    return f"{'.'.join(path)} ({where}): found {_shown(error['input'])}; {message}"
+    return f"{'.'.join(path)} ({where}): found {_shown(value)}; {reason[0].lower()}{reason[1:]}"
 
 
 def _shown(value: object) -> str:

@@ -118,12 +118,18 @@ _READ_BY = {
 }  # fmt: skip
 
 
+# but what the probes decode says which draft is the best
+_PROBED = ("eval.prompts", "eval.seed", "eval.prompt_tokens")
+
+
 def _differences(before: Recipe, now: Recipe) -> set[str]:
     old, new = _flat(before.model_dump()), _flat(now.model_dump())
     return {
         path for path in old.keys() | new.keys()
-        if old.get(path) != new.get(path) and not path.startswith(_FREE)
-        and now.method in _READ_BY.get(path.split(".")[0], (now.method,))
+        if old.get(path) != new.get(path)
+        and (path in _PROBED or not path.startswith(_FREE))
+        and now.method in _READ_BY.get("probe" if path in _PROBED else path.split(".")[0],
+                                       (now.method,))
     }  # fmt: skip
 
 

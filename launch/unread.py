@@ -7,6 +7,7 @@ Read next: `train.py` and `check.py`, which both ask here.
 from __future__ import annotations
 
 from ..errors import RequestError
+from ..trainers.config import LoraConfig
 from .recipe import Recipe
 
 # a value, and the methods that do what it says; empty and 0 ask for nothing
@@ -31,6 +32,12 @@ def refuse_unread(recipe: Recipe) -> None:
                 f"{name} is {value}, and method `{recipe.method}` does not read it; leave it out, "
                 f"or train with {known}"
             )
+    if recipe.lora.rank is None and recipe.lora != LoraConfig():
+        given = next(iter(recipe.lora.model_dump(exclude_defaults=True)))
+        raise RequestError(
+            f"lora.{given} is {getattr(recipe.lora, given)!r}, and lora.rank is not set: the model "
+            "itself would be trained, no adapter; set lora.rank, or leave the section out"
+        )
     if recipe.rollouts.share and recipe.features.source == "cache":
         raise RequestError(
             "rollouts.share is above 0 and features.source is cache: rows that are written while "

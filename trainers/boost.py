@@ -148,8 +148,9 @@ class Boosting:
         if matches is None or decodes:
             model = load_chain_draft(folder, self.target).backbone.model
             matches = matches or measure_matches(
-                model, self.samples, place, accelerator, chunk=self.objective.chunk
-            )
+                model, self.samples, place, accelerator, chunk=self.objective.chunk,
+                vocabulary=self.target.vocabulary,
+            )  # fmt: skip
             self.earlier += [model] * decodes
         self.found.append(matches)
 

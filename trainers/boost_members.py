@@ -45,6 +45,8 @@ def refuse_impossible(boost: BoostConfig, lora: LoraConfig, model: ModelConfig) 
             f"boost.start_from: all {boost.members} SSMs are made from the target when they are "
             "loaded: there is nothing to train; let one learn"
         )
+    if boost.order == "side_by_side":
+        _refuse_cuts(boost, model)
     for number, origin in enumerate(boost.start_from, 1):
         earlier = own_member(origin)
         if boost.order == "side_by_side" and derived_folder(boost, number) is not None:
@@ -67,6 +69,15 @@ def refuse_impossible(boost: BoostConfig, lora: LoraConfig, model: ModelConfig) 
             raise RequestError(
                 f"boost.start_from: SSM {number} goes on from {origin}, which is made from the "
                 "target when it is loaded and has no weights to go on from"
+            )
+
+
+def _refuse_cuts(boost: BoostConfig, model: ModelConfig) -> None:
+    for number in range(1, boost.members + 1):
+        if member_model(model, boost, number, Path()).start_from == FROM_TARGET:
+            raise RequestError(
+                f"SSM {number} begins at {FROM_TARGET!r}, by boost.start_from or model.start_from, "
+                "and with order side_by_side none is cut from the target; use in_turn"
             )
 
 
@@ -123,7 +134,7 @@ def member_plan(plan: Plan, number: int) -> Plan:
 def own_member(origin: str) -> int | None:
     """Number of the run's own SSM that `ssm-J` names; None for any other origin."""
     word, _, number = origin.partition("-")
-    return int(number) if word == "ssm" and number.isdigit() else None
+    return int(number) if word == "ssm" and number.isdecimal() else None
 
 
 def drafter_of(out: Path, number: int) -> Path:

@@ -75,7 +75,7 @@ class ModelConfig(Section):
     Heads and feature drafters go on from a drafter folder of their own family, sizes and target;
     EAGLE-3 keeps that folder's draft vocabulary."""
     keep_layers: list[int] | None = None
-    """Of `start_from: target`: the target's layers that stay, counted from 0; empty: they leave one
+    """Of `start_from: target`: the target's layers that stay, counted from 0; null: they leave one
     by one, always the one whose loss costs least measured acceptance."""
     prune_rows: int = Field(16, ge=1)
     """Of `start_from: target`: held-out rows on which acceptance and activations are measured."""

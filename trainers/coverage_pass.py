@@ -25,6 +25,7 @@ from ..storage import derived_tensors, flush, write_text
 from .config import BoostConfig
 from .coverage import acceptance, left_share, matched, union_length
 from .objective import hidden_states, labelled
+from .progress import records
 
 COVERAGE = "coverage.safetensors"
 _ROWS = 32  # of a forward pass; fixed, so that no number depends on the processes
@@ -49,12 +50,17 @@ def stored_matches(place: Path) -> Matches | None:
 
 
 def measure_matches(
-    model: Any, samples: Continuations, place: Path, accelerator: Accelerator, *, chunk: int
-) -> Matches:
-    """Run `model` over all samples, store what it foresees, and return it on every process."""
+    model: Any, samples: Continuations, place: Path, accelerator: Accelerator, *, chunk: int,
+    vocabulary: int,
+) -> Matches:  # fmt: skip
+    """Run `model` over all samples, store what it foresees, and return it on every process.
+
+    `vocabulary`: the target's; rows that the model's projection has beyond it are never drafted.
+    """
+    weight_VH = model.get_output_embeddings().weight[:vocabulary]
     found = Matches(
         *(
-            _match_rows(model, rows, accelerator, chunk)
+            _match_rows(model, weight_VH, rows, accelerator, chunk)
             for rows in (samples.train, samples.validation)
         )
     )
@@ -69,9 +75,10 @@ def measure_matches(
 
 
 @torch.no_grad()
-def _match_rows(model: Any, rows: PackedRows, accelerator: Accelerator, chunk: int) -> Tensor:
+def _match_rows(
+    model: Any, weight_VH: Tensor, rows: PackedRows, accelerator: Accelerator, chunk: int
+) -> Tensor:
     """bool [R, S]; processes take the batches in turn."""
-    weight_VH = model.get_output_embeddings().weight
     mine = []
     starts = range(0, len(rows), _ROWS)
     for start in starts[accelerator.process_index :: accelerator.num_processes]:
@@ -113,11 +120,10 @@ def coverage_record(
 
 def record_coverage(path: Path, number: int, values: dict[str, float]) -> None:
     """Add SSM `number`'s record to `metrics.jsonl`, in place of one that says the same already."""
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
-        known = json.loads(line)
-        if (known["kind"], known["step"]) != ("coverage", number):
-            kept.append(line)
+    kept = [
+        line for line, known in records(path)
+        if (known["kind"], known["step"]) != ("coverage", number)
+    ]  # fmt: skip
     kept.append(json.dumps({"kind": "coverage", "step": number, **values}))
     write_text(path, "\n".join(kept) + "\n")
 

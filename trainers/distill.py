@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..data.prepare import Prepared
 from ..decoding.backbone import Backbone
 from ..decoding.loading import load_model, load_tokenizer
-from ..drafters.checkpoint import refuse_derived, save_draft_model
+from ..drafters.checkpoint import refuse_no_model, save_draft_model
 from ..drafters.projection import refuse_other_logits
 from ..errors import RequestError
 from .architecture import fresh_model
@@ -189,7 +189,7 @@ def draft_model(
         like = target.config.get_text_config(decoder=True)
         return fresh_model(config, vocabulary=_rows(target), eos=tokenizer.eos_token_id, like=like)
     refuse_cut(config)
-    refuse_derived(config.start_from)
+    refuse_no_model(config.start_from)
     draft = load_model(config.start_from)
     refuse_other_tokens(load_tokenizer(config.start_from), tokenizer, config)
     if _rows(draft) < len(tokenizer):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..decoding.backbone import context_limits
 from ..decoding.loading import load_config
-from ..drafters.checkpoint import refuse_derived
+from ..drafters.checkpoint import refuse_no_model
 from ..errors import RequestError
 from .config import FROM_TARGET, ModelConfig
 
@@ -126,7 +126,7 @@ def refuse_long_start(model: ModelConfig, tokens: int) -> None:
     """
     given = model.start_from
     if given is not None and given != FROM_TARGET:
-        refuse_derived(given)
+        refuse_no_model(given)
         refuse_long_rows(load_config(given), tokens, f"model.start_from {given!r}")
 
 

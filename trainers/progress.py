@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,14 +48,19 @@ class Record:
 
 
 def _lines_up_to(path: Path, step: int) -> list[str]:
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    return [line + "\n" for line, record in records(path) if record["step"] <= step]
+
+
+def records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The lines of a `metrics.jsonl` and what they say, but for one that a kill cut short."""
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
         try:
-            if json.loads(line)["step"] <= step:
-                kept.append(line + "\n")
-        except (ValueError, KeyError):
-            continue  # a line that a kill cut short
-    return kept
+            record = json.loads(line)
+            whole = record["kind"] is not None and record["step"] is not None
+        except (ValueError, KeyError, TypeError):
+            continue
+        if whole:
+            yield line, record
 
 
 class Meter:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -161,18 +162,23 @@ def refuse_rows(config: RolloutsConfig, sequence_length: int, batch_rows: int) -
     if not config.share:
         return
     _room(config, sequence_length)
-    if config.share * batch_rows < 1:
+    if not _replaced_of(batch_rows, config.share):
+        least = math.ceil(1e4 / batch_rows) / 1e4
         raise RequestError(
             f"rollouts.share is {config.share:g}, less than one of loop.batch_rows = {batch_rows}; "
-            f"take {1 / batch_rows:g} or more, or 0"
+            f"take {least:g} or more, or 0"
         )
 
 
 def is_replaced(place: int, share: float) -> bool:
     """Whether the row at that place of a step is written anew: spread evenly over the step."""
-    # in millionths, because 0.1 * 10 must count as a whole row whatever the rounding
-    millionths = round(share * 1e6)
-    return (place + 1) * millionths // 10**6 > place * millionths // 10**6
+    return _replaced_of(place + 1, share) > _replaced_of(place, share)
+
+
+def _replaced_of(rows: int, share: float) -> int:
+    """How many of the first rows of a step are written anew."""
+    # a share is written with a few digits: 0.333333 of 3 rows is one row, as 1/3 is
+    return int(rows * share + 1e-4)
 
 
 def cut_prompt(rows: Batch, at: int, chance: float, longest: int) -> list[int]:

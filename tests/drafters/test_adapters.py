@@ -21,10 +21,13 @@ from draftsmith.drafters.adapters import RowBackbone, active_adapter, rows_use
 from draftsmith.drafters.checkpoint import adapters_of
 from draftsmith.drafters.config import DrafterConfig
 from draftsmith.drafters.draft_model import DraftModel
+from draftsmith.drafters.ensemble import join_adapters
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import RequestError
 from draftsmith.eval.audit import audit
 from draftsmith.eval.config import AuditConfig
+from draftsmith.eval.evaluate import Arm
+from draftsmith.eval.speed import bytes_of
 from draftsmith.trainers.config import LoraConfig
 from draftsmith.trainers.lora import add_adapter, save_adapted, without_adapters
 from watched import Watched, teacher_forced
@@ -58,6 +61,22 @@ def pair(request: pytest.FixtureRequest) -> tuple[Backbone, Backbone]:
 def texts(target: Backbone, drafter: DraftModel, prompts=PROMPTS) -> tuple[list, list]:  # noqa: ANN001
     done = generate(target, drafter, prompts, warper=Warper(1.0), max_new_tokens=14, seed=5)
     return done.tokens, done.origin
+
+
+def test_bytes_are_those_of_the_adapters_that_are_read(pair: tuple[Backbone, Backbone]) -> None:
+    _, draft = pair
+    drafter = DraftModel(draft, 64)
+    sizes = {}
+    for name in (None, "one", "two"):
+        drafter.use(name)
+        sizes[name] = bytes_of(draft.model)
+    base = bytes_of(without_adapters(draft.model))
+    assert sizes[None] == base
+    assert base < sizes["two"] < sizes["one"]
+    both = sizes["one"] + sizes["two"] - base
+    assert bytes_of(draft.model, ["one", "two"]) == both
+    assert Arm("a", join_adapters(drafter, ["one"])).draft_bytes == sizes["one"]
+    assert Arm("a", join_adapters(drafter, ["one", "two"])).draft_bytes == both
 
 
 def test_switching_is_another_draft_over_the_same_tensors(pair: tuple[Backbone, Backbone]) -> None:

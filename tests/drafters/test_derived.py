@@ -273,7 +273,7 @@ def test_from_the_command_line(
         (["quantised", "--layers", "2"], "--layers means nothing here"),
         (["quantised", "--group-size", "16"], "--group-size means nothing here"),
         (["early-exit"], "early-exit needs --layers"),
-        (["early-exit", "--layers", "0"], "early-exit needs --layers"),
+        (["early-exit", "--layers", "0"], "behind 0 layers"),
         (["early-exit", "--layers", "8"], "has 8: expected 1 to 7"),
         (["early-exit", "--layers", "2", "--bits", "4"], "--bits means nothing here"),
         (["quantised", "--bits", "4", "--group-size", "32"], "does not divide the 208 inputs"),

@@ -18,7 +18,7 @@ from draftsmith.decoding.proposal import Committed, Law, Proposal, Trials
 from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
 from draftsmith.drafters.adapters import adapted_layers, use
-from draftsmith.drafters.checkpoint import save_draft_model, save_heads
+from draftsmith.drafters.checkpoint import refuse_no_model, save_draft_model, save_heads
 from draftsmith.drafters.config import DrafterConfig
 from draftsmith.drafters.draft_model import DraftModel
 from draftsmith.drafters.ensemble import (
@@ -310,6 +310,22 @@ def test_the_first_members_can_draft_alone(saved: tuple[Backbone, Ensemble, Path
     assert len(found.members) == 2
     with pytest.raises(RequestError, match=r"drafter.members is 4; the ensemble .* has 3: ssm-1"):
         load_drafter(folder, target, config=DrafterConfig(members=4))
+
+
+def test_auto_takes_an_ensemble_as_any_draft(saved: tuple[Backbone, Ensemble, Path]) -> None:
+    """Its tokens are the target's; what names no ensemble has no members to choose from."""
+    target, _, folder = saved
+    found = load_drafter(folder, target, config=DrafterConfig(vocabulary="auto", members=2))
+    assert isinstance(found, Ensemble)
+    with pytest.raises(RequestError, match=r"drafter.members is 1, and .*ssm-1 is a drafter of"):
+        load_drafter(folder / "ssm-1", target, config=DrafterConfig(members=1))
+
+
+def test_an_ensemble_is_no_model_to_go_on_from(saved: tuple[Backbone, Ensemble, Path]) -> None:
+    _, _, folder = saved
+    with pytest.raises(RequestError, match="family 'ensemble', no model by itself; name one of"):
+        refuse_no_model(str(folder))
+    refuse_no_model(str(folder / "ssm-1"))
 
 
 def test_members_that_draft_no_chain_are_refused(saved: tuple[Backbone, Ensemble, Path]) -> None:

@@ -8,7 +8,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from draftsmith.decoding.loading import embedded_target
+from draftsmith.decoding.loading import embedded_target, load_target
+from draftsmith.drafters.early_exit import save_early_exit
+from draftsmith.drafters.quantised import save_quantised
 from draftsmith.errors import DataError, DraftsmithError, EnvironmentFailure, RequestError
 from draftsmith.launch import check_memory
 from draftsmith.launch.check import check
@@ -58,6 +60,19 @@ def test_ssms_of_earlier_rounds_count() -> None:
     assert "0.74 M parameters" in said["in_turn"]
     assert "5.9 MB for SSMs of earlier rounds" in said["in_turn"]
     assert "earlier rounds" not in said["side_by_side"]
+
+
+def test_a_quantised_ssm_counts_and_an_early_exit_does_not(tmp_path: Path) -> None:
+    """The copy holds a byte for each weight that multiplies, the exit is the target itself."""
+    target, said = load_target("tiny"), {}
+    save_quantised(tmp_path / "int8", target, bits=8)
+    save_early_exit(tmp_path / "exit", target, layers=4)
+    for name in ("int8", "exit"):
+        origins = [("boost.start_from", json.dumps([str(tmp_path / name)])), ("boost.members", "2")]
+        recipe = load_recipe("boost-tiny", origins).recipe
+        said[name] = check_model(recipe, Models(recipe))
+    assert "5.32 MB for SSMs of earlier rounds" in said["int8"]
+    assert "earlier rounds" not in said["exit"]
 
 
 def test_a_target_from_scratch(tmp_path: Path, rows: Path) -> None:

@@ -155,8 +155,11 @@ def test_another_member_is_another_drafter(tmp_path: Path) -> None:
     (tmp_path / "ssm-1" / "model.safetensors").write_text("a")
     before = drafter_hash(tmp_path)
     assert drafter_hash(tmp_path) == before
-    (tmp_path / "ssm-1" / "model.safetensors").write_text("b")
-    assert drafter_hash(tmp_path) != before
+    for name in ("model.safetensors", "config.json", "adapter_config.json"):
+        (tmp_path / "ssm-1" / name).write_text("b")
+        after, before = drafter_hash(tmp_path), before
+        assert after != before
+        before = after
 
 
 @pytest.mark.parametrize("verb", ["eval", "audit"])

@@ -144,6 +144,10 @@ def test_broken_recipes_are_refused_without_torch(tmp_path: Path) -> None:
         (["--loop.steps=0"], "greater than or equal to 1"),
         (["--nothing.at_all", "1"], "unknown flag"),
         (["--loop.steps", "true"], "found True"),
+        (
+            ["--model.keep_layers", "[0]"],
+            "model.keep_layers (--model.keep_layers): found [0]; keep_layers names layers",
+        ),
         (["--loop.steps", "9" * 5000], "loop.steps (--loop.steps)"),
         (["--eval.sweep", "[1, 2"], "found '[1, 2'"),
         (["--data.columns", "question"], "data.columns (--data.columns)"),

@@ -55,6 +55,7 @@ def status(folder: Path) -> tuple[str, int]:
         (["--resume", LAST, "--out", "elsewhere", "--model.hidden", "32"],
          "these values differ: model.hidden"),
         (["--resume", "auto", "--loop.seed", "9"], "these values differ: loop.seed"),
+        (["--eval.seed", "7", "--eval.limit", "1"], "these values differ: eval.seed."),
     ],
 )  # fmt: skip
 def test_a_refused_call_changes_nothing(

@@ -19,7 +19,7 @@ from draftsmith.decoding.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.loading import load_target
 from draftsmith.decoding.sampling import Warper
-from draftsmith.drafters.checkpoint import refuse_derived
+from draftsmith.drafters.checkpoint import refuse_no_model
 from draftsmith.drafters.ensemble import Ensemble
 from draftsmith.drafters.quantised import save_quantised
 from draftsmith.drafters.registry import load_drafter
@@ -29,7 +29,7 @@ from draftsmith.eval.probe import as_proposer, tau_probe
 from draftsmith.trainers import boost as b
 from draftsmith.trainers import coverage_pass, setup
 from draftsmith.trainers.architecture import fresh_model
-from draftsmith.trainers.boost_members import member_plan, refuse_impossible
+from draftsmith.trainers.boost_members import member_plan, own_member, refuse_impossible
 from draftsmith.trainers.config import (
     BoostConfig,
     CheckpointConfig,
@@ -241,7 +241,7 @@ def test_where_an_ssm_made_from_the_target_cannot_be(rounded: Path, target: Back
     with pytest.raises(RequestError, match="was made for target"):
         b._refuse_other_targets(BoostConfig(start_from=[copied]), load_target("tiny"))
     with pytest.raises(RequestError, match="it has no weights to train"):
-        refuse_derived(copied)
+        refuse_no_model(copied)
 
 
 # ---- resuming ---------------------------------------------------------------------------------
@@ -423,6 +423,7 @@ def test_adapters_that_are_killed_go_on(
         ({"start_from": ["ssm-1"]}, "SSM 1 goes on from ssm-1; expected one before it"),
         ({"start_from": ["", "ssm-3"]}, "SSM 2 goes on from ssm-3; expected one before it"),
         ({"start_from": ["", "ssm-1"], "order": "side_by_side"}, "none that is trained before"),
+        ({"start_from": ["", "target"], "order": "side_by_side"}, "SSM 2 begins at 'target'"),
         (
             {"start_from": ["", "ssm-1"], "layers": [1, 2]},
             "gives SSM 2 2 layers, and it goes on from",
@@ -433,6 +434,12 @@ def test_adapters_that_are_killed_go_on(
 def test_refusals(values: dict, reason: str) -> None:
     with pytest.raises(RequestError, match=reason):
         refuse_impossible(BoostConfig(**values), LoraConfig(), SIZES)
+
+
+def test_only_digits_name_an_earlier_ssm() -> None:
+    assert [own_member(name) for name in ("ssm-2", "ssm-²", "ssm-", "ssm-one", "2")] == [
+        2, None, None, None, None,
+    ]  # fmt: skip
 
 
 def test_an_origin_that_nothing_reads_is_refused() -> None:

@@ -20,7 +20,12 @@ from draftsmith.decoding.engine import autoregressive
 from draftsmith.decoding.sampling import Warper
 from draftsmith.trainers import coverage
 from draftsmith.trainers.config import BoostConfig
-from draftsmith.trainers.coverage_pass import COVERAGE, measure_matches, stored_matches
+from draftsmith.trainers.coverage_pass import (
+    COVERAGE,
+    measure_matches,
+    record_coverage,
+    stored_matches,
+)
 from draftsmith.trainers.objective import hidden_states, labelled
 from draftsmith.trainers.weighted_rows import WeightedRows
 from hypothesis import given, settings
@@ -33,6 +38,12 @@ PROMPT, LENGTH = 5, 9
 
 def config(**values) -> BoostConfig:
     return BoostConfig(**{"match_tokens": 0, **values})
+
+
+ALONE: Any = SimpleNamespace(
+    device=torch.device("cpu"), process_index=0, num_processes=1, is_main_process=True,
+    wait_for_everyone=lambda: None,
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -204,21 +215,42 @@ def test_weighted_rows(samples: PackedRows) -> None:
     assert torch.allclose(ratio, torch.tensor(0.5))
 
 
+def test_a_damaged_record_does_not_stop_the_next(tmp_path: Path) -> None:
+    """A line that a kill cut short, or that is no record, leaves; the others stay."""
+    path, whole = tmp_path / "metrics.jsonl", '{"kind": "probe", "step": 2, "tau": 1.5}'
+    path.write_text(f'{whole}\n[1]\n{{"kind": "coverage", "step": 1, "cov')
+    record_coverage(path, 1, {"covered": 0.5})
+    assert path.read_text().splitlines() == [
+        whole, '{"kind": "coverage", "step": 1, "covered": 0.5}',
+    ]  # fmt: skip
+
+
+def test_rows_beyond_the_vocabulary_foresee_nothing(
+    target: Backbone, samples: PackedRows, tmp_path: Path
+) -> None:
+    """A head may be padded; decoding never drafts what the target lacks."""
+    draft: Any = make_drafter(target, noise=0.0).module
+    given = Continuations(samples, samples)
+    before = measure_matches(draft, given, tmp_path, ALONE, chunk=7, vocabulary=VOCABULARY)
+    weight_VH = draft.get_output_embeddings().weight
+    padded_VH = torch.cat([weight_VH, 9 * weight_VH])  # padding beats every positive logit
+    draft.get_output_embeddings().weight = torch.nn.Parameter(padded_VH)
+    after = measure_matches(draft, given, tmp_path, ALONE, chunk=7, vocabulary=VOCABULARY)
+    assert before.train.any()
+    assert torch.equal(after.train, before.train)
+
+
 @pytest.mark.parametrize("kind", [*KINDS, "other names", "other shapes"])
 def test_a_damaged_pass_is_done_again(
     kind: str, target: Backbone, samples: PackedRows, tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     """Its file counts as missing, the log names it, and the next pass puts a whole one there."""
-    alone: Any = SimpleNamespace(
-        device=torch.device("cpu"), process_index=0, num_processes=1, is_main_process=True,
-        wait_for_everyone=lambda: None,
-    )  # fmt: skip
     draft, path = make_drafter(target, noise=0.05).module, tmp_path / COVERAGE
-    given = (draft, Continuations(samples, samples), tmp_path, alone)
+    given = (draft, Continuations(samples, samples), tmp_path, ALONE)
     assert stored_matches(tmp_path) is None
     assert not caplog.messages, "a pass that is still to come is no damage"
-    measured = measure_matches(*given, chunk=7)
+    measured = measure_matches(*given, chunk=7, vocabulary=VOCABULARY)
     whole = path.read_bytes()
     if kind in KINDS:
         damage(path, kind)
@@ -230,7 +262,7 @@ def test_a_damaged_pass_is_done_again(
         assert stored_matches(tmp_path) is None
     [warning] = caplog.messages
     assert str(path) in warning
-    measure_matches(*given, chunk=7)
+    measure_matches(*given, chunk=7, vocabulary=VOCABULARY)
     assert path.read_bytes() == whole
     again = stored_matches(tmp_path)
     assert again is not None

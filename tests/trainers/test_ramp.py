@@ -160,6 +160,11 @@ def test_what_a_method_does_not_read_is_refused_by_name(name: str) -> None:
     refuse_unread(load_recipe("distill-tiny", [(name, value)]).recipe)
 
 
+def test_an_adapter_without_a_rank_is_refused() -> None:
+    with pytest.raises(RequestError, match="lora.name is 'law', and lora.rank is not set"):
+        refuse_unread(load_recipe("distill-tiny", [("lora.name", "law")]).recipe)
+
+
 def test_a_cache_of_rows_that_come_once_is_refused() -> None:
     flags = [("rollouts.share", "0.5"), ("features.source", "cache")]
     with pytest.raises(RequestError, match="would fill the cache"):

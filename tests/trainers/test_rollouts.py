@@ -232,6 +232,22 @@ def test_as_many_rows_as_asked_for_spread_evenly(share: float) -> None:
     assert max(widths) - min(widths) <= 1
 
 
+@pytest.mark.parametrize(("share", "rows"), [
+    (1 / 3, 3), (0.3333, 3), (1 / 7, 7), (1 / 30, 30), (0.1, 10), (0.1429, 7), (0.0334, 30),
+])  # fmt: skip
+def test_a_share_that_is_one_row_writes_one_row(share: float, rows: int) -> None:
+    refuse_rows(GREEDY.model_copy(update={"share": share}), 24, rows)
+    assert sum(is_replaced(place, share) for place in range(rows)) == 1
+
+
+@pytest.mark.parametrize("rows", [3, 7, 9, 12, 27, 256])
+def test_the_share_that_the_refusal_advises_is_taken(rows: int) -> None:
+    with pytest.raises(RequestError, match="less than one of") as refused:
+        refuse_rows(GREEDY.model_copy(update={"share": 0.5 / rows}), 24, rows)
+    advised = float(str(refused.value).split("take ")[1].split()[0])
+    refuse_rows(GREEDY.model_copy(update={"share": advised}), 24, rows)
+
+
 def test_the_view_follows_the_weights() -> None:
     """Decoding sees every step of the optimiser, and training keeps its own attention."""
     model: Any = make_target("qwen3").model.train()
