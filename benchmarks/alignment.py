@@ -12,10 +12,11 @@ of the corpus, their first tokens as prompts, and what the target says behind th
 1. Measured for each: the exact acceptance sum_v min(p, q) on held-out text and on the target's
 held-out words, `alpha_hat` and tau of decoding at T = 0 and 1, and the paired difference to forward
 KL on the same rows. Intervals are bootstraps over prompts, those of differences over the same ones
-of both. A cell that was measured is not measured again, so that a run that was cut goes on.
+of both. A cell that was measured is not measured again, so that a run that was cut goes on; other
+settings than `--losses` and `--sources` need another `--out`.
 
     python benchmarks/alignment.py --out runs/alignment
-    python benchmarks/alignment.py --losses kl,tv --sources gold,student --steps 40
+    python benchmarks/alignment.py --out runs/alignment-40 --steps 40 --sources gold,student
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from draftsmith.drafters.registry import load_drafter
 from draftsmith.eval.audit import audit
 from draftsmith.eval.config import AuditConfig
 from draftsmith.eval.environment import environment
+from draftsmith.eval.kept import same_settings
 from draftsmith.eval.metrics import Counts, Interval, counts_of, difference, ratio
 from draftsmith.eval.tables import interval as shown
 from draftsmith.launch.cli import main as draftsmith
@@ -96,6 +98,7 @@ class HeldOut:
 
 def main() -> None:
     args = arguments()
+    same_settings(args.out, vars(args), free=("losses", "sources"))
     logging.basicConfig(level=logging.WARNING)
     cells = [(source, loss) for source in args.sources for loss in args.losses]
     wanted = [args.out / "start.json", *(cell_file(args, *cell) for cell in cells)]

@@ -9,10 +9,11 @@ The base draft is `distill-tiny`'s; each domain's adapter is trained on it by `d
 the second one from the folder of the first, so that one folder holds both. Then base and adapters
 draft for the same prompts, switched between requests without reloading.
 Intervals are bootstraps over prompts, those of differences over the same prompts of both. What was
-trained or measured is kept in `--out`: a run that was cut goes on where it was.
+trained or measured is kept in `--out`: a run that was cut goes on where it was, with the same
+settings.
 
     python benchmarks/domains.py --out runs/domains
-    python benchmarks/domains.py --out runs/domains --base runs/distill-tiny --steps 300
+    python benchmarks/domains.py --out runs/domains-300 --base runs/distill-tiny --steps 300
     python benchmarks/domains.py --out runs/chat-domains --base runs/distill-chat \\
         --target runs/target-chat/target --domain maths=maths.jsonl --domain stories=stories.jsonl
 """
@@ -41,6 +42,7 @@ from draftsmith.drafters.registry import load_drafter
 from draftsmith.eval.audit import audit
 from draftsmith.eval.config import AuditConfig
 from draftsmith.eval.environment import environment
+from draftsmith.eval.kept import same_settings
 from draftsmith.eval.metrics import Counts, Interval, counts_of, difference, ratio
 from draftsmith.eval.tables import interval as shown
 from draftsmith.launch.train import train
@@ -57,6 +59,7 @@ Decoded = dict[str, list[list[float]]]
 
 def main() -> None:
     args = arguments()
+    same_settings(args.out, vars(args))
     for domain, source in args.domain.items():
         write_rows(args, domain, source)
     run = trained(args)
@@ -124,8 +127,9 @@ def prompts(rows: Sequence[dict[str, str]]) -> Iterator[dict[str, str]]:
 def trained(args: argparse.Namespace) -> Path:
     """The drafter folder that holds both adapters; every run is trained now if it is not there."""
     base = args.base or args.out / "base"
+    own = {name.replace(".", "__"): value for name, value in args.set}
     if not is_finished(base):
-        values = {"target__path": args.target, "probe__every_steps": "", **dict(args.set)}
+        values = {"target__path": args.target, "probe__every_steps": "", **own}
         train("distill-tiny", out=base, **values)
     last = base / "drafter"
     for domain in args.domain:
@@ -140,7 +144,7 @@ def trained(args: argparse.Namespace) -> Path:
                 "loop__validate_every": args.steps, "probe__every_steps": "",
                 "eval__prompts": str(rows / "validation.jsonl"),
             }  # fmt: skip
-            train("distill-lora-tiny", out=run, **{**values, **dict(args.set)})
+            train("distill-lora-tiny", out=run, **{**values, **own})
         last = run / "drafter"
     return last
 
@@ -265,9 +269,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--audit-tokens", type=int, default=6_000)
     parser.add_argument("--audit-sequences", type=int, default=500_000)
     parser.add_argument(
-        "--set", type=lambda word: tuple(word.replace(".", "__", 1).split("=", 1)),
-        action="append", default=[], metavar="SECTION.FIELD=VALUE",
-        help="another value for the recipes",
+        "--set", type=lambda word: tuple(word.split("=", 1)), action="append", default=[],
+        metavar="SECTION.FIELD=VALUE", help="another value for the recipes",
     )  # fmt: skip
     args = parser.parse_args()
     args.domain = dict(args.domain) if args.domain else DOMAINS

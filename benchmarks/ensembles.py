@@ -15,13 +15,14 @@ an ensemble, n = 1 up to `--members`. What is printed: coverage of held-out cont
 union, tau (tokens per target call), tokens verified per call, the speed-up that the speed model
 predicts from costs measured here, and boosted - copies, paired over prompts; 95 % intervals over
 prompts, of coverage over samples. Everything is kept in `--out`, so that a run that was cut goes on
-where it was. With `--first` SSM 1 of copies and boosted begins in another folder than the others,
-for example a quantised copy of the target that is taken as it stands: what a further SSM is worth
-behind one that covers much. Its costs differ from the others', so no speed-up is predicted.
+where it was; arms may be added, other settings need another `--out`. With `--first` SSM 1 of copies
+and boosted begins in another folder than the others, for example a quantised copy of the target
+that is taken as it stands: what a further SSM is worth behind one that covers much. Its costs
+differ from the others', so no speed-up is predicted.
 
     python benchmarks/ensembles.py --out runs/ensembles
     python benchmarks/ensembles.py --settings "span 4,soft 4,soft 2 temperature=1" --sizes ""
-    python benchmarks/ensembles.py --out runs/chat --prompts prompts.jsonl \\
+    python benchmarks/ensembles.py --out runs/ensembles-chat --prompts prompts.jsonl \\
         --set data.source=chats --set target.path=runs/target-chat/target
 """
 
@@ -48,6 +49,7 @@ from draftsmith.eval.audit import audit
 from draftsmith.eval.config import AuditConfig, EvalConfig
 from draftsmith.eval.environment import environment
 from draftsmith.eval.evaluate import Arm, decode
+from draftsmith.eval.kept import same_settings
 from draftsmith.eval.metrics import Floats, Interval, difference, ratio
 from draftsmith.eval.requests import make_requests
 from draftsmith.eval.speed import Costs, measure_costs
@@ -87,6 +89,7 @@ class Run:
 
 def main() -> None:
     args = arguments()
+    same_settings(args.out, vars(args), free=("settings", "sizes", "members", "train_only"))
     runs = train_all(args)
     if args.train_only:
         return
@@ -160,6 +163,8 @@ def boost(args: argparse.Namespace, name: str, values: dict[str, str], members: 
     """A run of method boost; copies' SSM 1 and continuations are taken over where they fit."""
     folder: Path = args.out / "runs" / file_name(name)
     first = args.out / "runs" / file_name(COPIES) / "ssm-1"
+    if is_finished(folder) and not (folder / f"ssm-{members}").exists():
+        raise too_few(folder, members)
     takes_over = members > 1 and name != COPIES and shares_first(values)
     if takes_over and not (folder / "ssm-1").exists():
         staging = folder.with_name(f".staging-{folder.name}")
@@ -202,8 +207,7 @@ def larger(args: argparse.Namespace, n: int) -> dict[str, str]:
 def train(args: argparse.Namespace, name: str, recipe: str, values: dict[str, str]) -> Path:
     """The run's folder, trained now if it is not finished."""
     folder: Path = args.out / "runs" / file_name(name)
-    status = folder / "status.json"
-    if status.is_file() and json.loads(status.read_text())["state"] == "finished":
+    if is_finished(folder):
         return folder
     log = folder.with_suffix(".log")
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -218,6 +222,19 @@ def train(args: argparse.Namespace, name: str, recipe: str, values: dict[str, st
     return folder
 
 
+def is_finished(run: Path) -> bool:
+    status = run / "status.json"
+    return status.is_file() and json.loads(status.read_text())["state"] == "finished"
+
+
+def too_few(place: Path, members: int) -> SystemExit:
+    """What ends a call for more SSMs than were kept: the first ones serve fewer, not more."""
+    return SystemExit(
+        f"{place} has fewer SSMs than the {members} of --members. Name another --out, or remove "
+        "this one"
+    )
+
+
 # ---- measuring --------------------------------------------------------------------------------
 
 
@@ -225,6 +242,8 @@ def measure(run: Run, target: Backbone, args: argparse.Namespace) -> None:
     """Steps and emitted tokens of every prompt, for every n and temperature, into a file."""
     place = measured_file(run, args)
     if place.is_file():
+        if json.loads(place.read_text())["rows"][-1]["members"] < run.counts[-1]:
+            raise too_few(place, run.counts[-1])
         return
     config = eval_config(args)
     prompts = load_prompts(config.prompts, limit=config.limit, seed=config.seed)

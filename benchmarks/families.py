@@ -4,11 +4,12 @@ Each family's recipe is trained for `--steps` steps (a finished run is not train
 for a single step at a learning rate of 1e-12: its untrained self. Both draft for held-out prompts,
 as a chain and as trees of equal numbers of verified tokens, all shapes of a family and plain
 decoding in turn on every prompt. Every arm is audited. What is measured is kept family by family
-in `--out`, so that a run that was cut goes on where it was.
+in `--out`, so that a run that was cut goes on where it was; other settings than `--families` need
+another `--out`.
 
     python benchmarks/families.py --out runs/families
-    python benchmarks/families.py --out runs/families --families eagle,medusa --steps 100
-    python benchmarks/families.py --out runs/chat --set target.path=runs/target-chat/target
+    python benchmarks/families.py --out runs/families-100 --families EAGLE-1,Medusa-1 --steps 100
+    python benchmarks/families.py --out runs/chat-families --set target.path=runs/target-chat/target
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from draftsmith.eval.audit import AuditReport, audit
 from draftsmith.eval.config import AuditConfig, EvalConfig
 from draftsmith.eval.environment import environment
 from draftsmith.eval.evaluate import Arm, evaluate
+from draftsmith.eval.kept import same_settings
 from draftsmith.eval.tables import MISSING, number
 from draftsmith.eval.tables import interval as shown
 from draftsmith.launch.recipe import load_recipe
@@ -109,6 +111,7 @@ FAMILIES = [
 
 def main() -> None:
     args = arguments()
+    same_settings(args.out, vars(args), free=("families", "train_only"))
     chosen = [each for each in FAMILIES if each.name in args.families.split(",")]
     for family in chosen:
         measured = args.out / f"{file_name(family.name)}.json"

@@ -5,7 +5,8 @@ acceptance, layers spread evenly as is the habit, all layers narrower, half of t
 of the same shape as the first begins from scratch. All are distilled for `--steps` steps on the
 same rows. Beside them what needs no training: copies of 8 and 4 bits, and early exits. All draft
 chains for held-out prompts, in turn with plain decoding, and every one is audited. What is
-measured is kept row by row in `--out`, so that a run that was cut goes on where it was.
+measured is kept row by row in `--out`, so that a run that was cut goes on where it was; other
+settings than `--rows` and `--steps` need another `--out`.
 
     python benchmarks/origins.py --out runs/origins
     python benchmarks/origins.py --out runs/origins --rows "from scratch,early exit 2" --steps 50
@@ -34,6 +35,7 @@ from draftsmith.eval.audit import audit
 from draftsmith.eval.config import AuditConfig, EvalConfig
 from draftsmith.eval.environment import environment
 from draftsmith.eval.evaluate import Arm, evaluate
+from draftsmith.eval.kept import same_settings
 from draftsmith.eval.speed import bytes_of
 from draftsmith.eval.tables import interval, number
 from draftsmith.storage import write_text
@@ -90,6 +92,8 @@ def main() -> None:
     wanted = names if args.rows is None else args.rows.split(",")
     if set(wanted) - set(names):
         raise SystemExit(f"--rows {args.rows}: known are {', '.join(names)}")
+    # --steps is in the names of what is kept
+    same_settings(args.out, vars(args), free=("rows", "steps"))
     chosen = [each for each in ORIGINS if each.name in wanted]
     for origin in chosen:
         if not place(origin, args).is_file():
