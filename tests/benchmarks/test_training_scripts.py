@@ -9,6 +9,9 @@ from pathlib import Path
 
 import draftsmith
 import pytest
+from draftsmith.decoding.loading import load_target
+from draftsmith.drafters.checkpoint import read_entry
+from draftsmith.drafters.early_exit import save_early_exit
 from draftsmith.launch.recipe import load_recipe
 
 SCRIPTS = Path(draftsmith.__file__).parent / "benchmarks"
@@ -48,6 +51,32 @@ def test_families_from_recipes_to_a_table(tmp_path: Path) -> None:
     recipe = load_recipe(str(tmp_path / "runs" / behind / "run.yaml")).recipe
     assert recipe.model.start_from == str(tmp_path / "runs" / "eagle-tiny-1" / "drafter")
     assert run("families.py", *words) == printed, "what is measured is not measured again"
+
+
+@pytest.mark.slow
+def test_another_ssm_behind_one_that_is_taken_as_it_stands(tmp_path: Path) -> None:
+    save_early_exit(tmp_path / "exit", load_target("tiny"), layers=6)
+    small = {**SMALL, "loop.batch_rows": "2", "loop.micro_rows": "2", "loop.validate_rows": "2",
+             "boost.samples": "8", "boost.held_out": "4", "boost.continuation": "8",
+             "probe.prompts": "1"}  # fmt: skip
+    values = [word for key, value in small.items() for word in ("--set", f"{key}={value}")]
+    printed = run(
+        "ensembles.py", "--out", str(tmp_path / "out"), "--first", str(tmp_path / "exit"),
+        "--members", "2", "--sizes", "", "--settings", "soft 2", "--base-steps", "1",
+        "--steps", "1", "--limit", "2", "--max-new-tokens", "4", "--audit-tokens", "500",
+        "--audit-sequences", "10000", *values,
+    )  # fmt: skip
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in printed.splitlines() if line.startswith(("| copies", "| soft"))
+    ]  # fmt: skip
+    assert [row[:2] for row in rows] == [["copies", "1"], ["copies", "2"], ["soft 2", "2"]] * 2
+    assert {row[6] for row in rows} == {""}, "SSMs of several costs: no speed-up is predicted"
+    assert "lossless at T = 0.6, lossless at T = 1" in printed
+    for arm in ("copies", "soft-2"):
+        first, second = (tmp_path / "out" / "runs" / arm / "drafter" / f"ssm-{n}" for n in (1, 2))
+        families = [read_entry(folder)["family"] for folder in (first, second)]
+        assert families == ["early_exit", "draft_model"]
 
 
 @pytest.mark.slow
