@@ -13,12 +13,12 @@ SSM 1 is the same in all arms but the last, and those that change more than what
 and for how much. The first n SSMs of an arm decode held-out prompts as
 an ensemble, n = 1 up to `--members`. What is printed: coverage of held-out continuations by the
 union, tau (tokens per target call), tokens verified per call, the speed-up that the speed model
-predicts from costs measured here, and boosted - copies, paired over prompts; 95 % intervals over
-prompts, of coverage over samples. Everything is kept in `--out`, so that a run that was cut goes on
-where it was; arms may be added, other settings need another `--out`. With `--first` SSM 1 of copies
-and boosted begins in another folder than the others, for example a quantised copy of the target
-that is taken as it stands: what a further SSM is worth behind one that covers much. Its costs
-differ from the others', so no speed-up is predicted.
+predicts from costs measured here, and boosted - copies (those of the same other values, where there
+are), paired over prompts; 95 % intervals over prompts, of coverage over samples. Everything is kept
+in `--out`, so that a run that was cut goes on where it was; arms may be added, other settings need
+another `--out`. With `--first` SSM 1 of copies and boosted begins in another folder than the
+others, for example a quantised copy of the target that is taken as it stands: what a further SSM is
+worth behind one that covers much. Its costs differ from the others', so no speed-up is predicted.
 
     python benchmarks/ensembles.py --out runs/ensembles
     python benchmarks/ensembles.py --settings "span 4,soft 4,soft 2 temperature=1" --sizes ""
@@ -386,11 +386,11 @@ def _table_at(
         nodes = ratio(np.array(row["nodes"], float), np.array(row["calls"], float))
         tau = ratio(*pair(row))
         size = int(run.name.split()[0]) if run.costs_like != "base" else n
-        other = rows.get((COPIES, size))
+        other = rows.get((control(run, runs), size))
         cells = [
             run.name, str(n), share(spans), share(whole), shown(tau), shown(nodes),
             predicted(tau, nodes.value, length * n, costs.get(run.costs_like)),
-            "" if other is None or run.name == COPIES else shown(less(row, other)),
+            "" if other is None or other is row else shown(less(row, other)),
         ]  # fmt: skip
         lines.append("| " + " | ".join(cells) + " |")
     return lines
@@ -410,6 +410,13 @@ def _cells(runs: Sequence[Run]) -> Iterator[tuple[Run, int]]:
         for n in run.counts:
             if n > 1 or run.name == COPIES or run.own_first or len(run.counts) == 1:
                 yield run, n
+
+
+def control(run: Run, runs: Sequence[Run]) -> str:
+    """The copies that an arm is compared with: those with its own other values, where there are."""
+    same = " ".join([COPIES, *run.name.split()[2:]])
+    names = {each.name for each in runs}
+    return same if run.costs_like == "base" and same in names - {run.name} else COPIES
 
 
 def less(mine: dict[str, Any], other: dict[str, Any]) -> Interval:

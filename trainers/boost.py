@@ -25,7 +25,8 @@ from torch import nn
 from ..data.cache import Prepared
 from ..data.continuations import Continuations, Team, Wanted, continuations
 from ..decoding.backbone import Backbone
-from ..drafters.checkpoint import read_entry, save_draft_model
+from ..decoding.loading import load_tokenizer
+from ..drafters.checkpoint import read_entry, refuse_no_model, save_draft_model
 from ..drafters.ensemble import save_ensemble
 from ..drafters.identity import TargetIdentity
 from ..drafters.registry import load_chain_draft
@@ -37,6 +38,7 @@ from .boost_members import (
     member_lora,
     member_model,
     member_plan,
+    own_member,
     refuse_impossible,
 )
 from .config import FROM_TARGET, BoostConfig, LoraConfig, ModelConfig, ObjectiveConfig
@@ -78,6 +80,7 @@ def run(
     refuse_resume(given["out"], given["resume"])
     accelerator, target, rows = begin(given)
     _refuse_other_targets(boost, target)
+    _refuse_origins(boost, model, target)
     samples = _samples(target, rows, boost, given, accelerator)
     run = Boosting(model, objective, boost, given, target, rows, samples, lora)
     return run.together(accelerator) if boost.order == "side_by_side" else run.in_turn(accelerator)
@@ -281,6 +284,19 @@ def _refuse_other_targets(boost: BoostConfig, target: Backbone) -> None:
         if folder is not None:
             entry = read_entry(folder)
             entry["identity"].refuse_other(TargetIdentity.of(target), str(folder))
+
+
+def _refuse_origins(boost: BoostConfig, model: ModelConfig, target: Backbone) -> None:
+    """Raise RequestError for a model that no SSM can go on from, before rounds are spent."""
+    derived = {
+        boost.start_from[number - 1] for number in range(1, len(boost.start_from) + 1)
+        if derived_folder(boost, number) is not None
+    }  # fmt: skip
+    for origin in {*boost.start_from, model.start_from} - derived - {FROM_TARGET}:
+        if origin and own_member(origin) is None:
+            refuse_no_model(origin)
+            made = model.model_copy(update={"start_from": origin})
+            distill.refuse_other_tokens(load_tokenizer(origin), target.tokenizer, made)
 
 
 def _samples(

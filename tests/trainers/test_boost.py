@@ -15,11 +15,12 @@ from draftsmith.data.cache import Prepared
 from draftsmith.data.config import DataConfig
 from draftsmith.data.continuations import Continuations
 from draftsmith.data.rows import PackedRows
+from draftsmith.data.tokenizer import train_tokenizer
 from draftsmith.decoding.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.loading import load_target
 from draftsmith.decoding.sampling import Warper
-from draftsmith.drafters.checkpoint import refuse_no_model
+from draftsmith.drafters.checkpoint import refuse_no_model, save_draft_model
 from draftsmith.drafters.ensemble import Ensemble
 from draftsmith.drafters.quantised import save_quantised
 from draftsmith.drafters.registry import load_drafter
@@ -242,6 +243,19 @@ def test_where_an_ssm_made_from_the_target_cannot_be(rounded: Path, target: Back
         b._refuse_other_targets(BoostConfig(start_from=[copied]), load_target("tiny"))
     with pytest.raises(RequestError, match="it has no weights to train"):
         refuse_no_model(copied)
+
+
+def test_an_origin_of_other_tokens_is_refused_before_a_round_is_spent(
+    target: Backbone, rounded: Path, tmp_path: Path
+) -> None:
+    save_draft_model(target.model, tmp_path / "own", target)
+    target.model.save_pretrained(tmp_path / "foreign")
+    train_tokenizer(["other words, other pieces"] * 9, 300).save_pretrained(tmp_path / "foreign")
+    own = [str(tmp_path / "own"), "ssm-1", str(rounded), "target", ""]
+    b._refuse_origins(BoostConfig(members=5, start_from=own), SIZES, target)
+    foreign = BoostConfig(members=2, start_from=["", str(tmp_path / "foreign")])
+    with pytest.raises(RequestError, match="foreign' has another tokenizer than the target"):
+        b._refuse_origins(foreign, SIZES, target)
 
 
 # ---- resuming ---------------------------------------------------------------------------------
