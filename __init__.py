@@ -14,14 +14,14 @@ __version__ = "0.1.0"
 # public name -> module that owns it
 _HOMES = {
     "train": "launch.train",
-    "load_recipe": "launch.recipe",
+    "load_recipe": "launch.recipe.load",
     "generate": "decoding.engine",
     "autoregressive": "decoding.engine",
-    "load_target": "decoding.loading",
+    "load_target": "decoding.target.loading",
     "Warper": "decoding.sampling",
     "load_drafter": "drafters.registry",
-    "evaluate": "eval.evaluate",
-    "audit": "eval.audit",
+    "evaluate": "eval.measure.evaluate",
+    "audit": "eval.audit.audit",
 }
 __all__ = ["__version__", *_HOMES]
 

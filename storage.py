@@ -2,7 +2,7 @@
 
 What comes from elsewhere may be damaged all the same: tensors are read here, so that each such file
 is told of in the same words. Any room may use it, like `errors.py`; torch is imported where tensors
-are read. Read next: `trainers/checkpoint.py`.
+are read. Read next: `trainers/loop/checkpoint.py`.
 """
 
 from __future__ import annotations
@@ -132,9 +132,7 @@ def refuse_damaged(path: Path, *, remedy: str) -> None:
         pass
 
 
-def derived_tensors(
-    path: Path, shapes: Mapping[str, tuple[int | None, ...]]
-) -> dict[str, Tensor] | None:
+def derived_tensors(path: Path, shapes: Mapping[str, tuple[int | None, ...]]) -> dict[str, Tensor] | None:
     """The tensors of a file that can be made anew: None where it has to be.
 
     A file that is there and damaged, or holds other tensors, is named in the log.

@@ -32,24 +32,24 @@ from typing import Any
 
 import numpy as np
 import torch
+from draftsmith.benchmarks.kept import is_finished, same_settings
 from draftsmith.data.config import DataConfig
-from draftsmith.data.prepare import prepare, training_texts
-from draftsmith.decoding.backbone import Backbone
+from draftsmith.data.rows.prepare import prepare, training_texts
 from draftsmith.decoding.engine import autoregressive, generate
-from draftsmith.decoding.loading import load_target
 from draftsmith.decoding.sampling import Warper
+from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.decoding.target.loading import load_target
 from draftsmith.drafters.registry import load_drafter
-from draftsmith.eval.audit import audit
+from draftsmith.eval.audit.audit import audit
 from draftsmith.eval.config import AuditConfig
-from draftsmith.eval.environment import environment
-from draftsmith.eval.kept import same_settings
-from draftsmith.eval.metrics import Counts, Interval, counts_of, difference, ratio
-from draftsmith.eval.tables import interval as shown
+from draftsmith.eval.measure.environment import environment
+from draftsmith.eval.measure.metrics import Counts, Interval, counts_of, difference, ratio
+from draftsmith.eval.report.tables import interval as shown
 from draftsmith.launch.cli import main as draftsmith
-from draftsmith.launch.recipe import load_recipe
+from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.launch.train import train
 from draftsmith.storage import write_text
-from draftsmith.trainers.objective import Batch, hidden_states, labelled
+from draftsmith.trainers.loop.objective import Batch, hidden_states, labelled
 
 LOSSES: dict[str, dict[str, float]] = {
     "kl": {},
@@ -75,10 +75,7 @@ ANSWERS = {"target": "answers", "request": "answers", "greedy": "greedy", "repla
 DEPTH = 4
 MEASURES = ("text", "words", "alpha_hat_0", "tau_0", "alpha_hat_1", "tau_1")
 COMPARED = ("words", "tau_0", "alpha_hat_1")
-HEADS = (
-    "alpha on text", "alpha on the target's words", "alpha_hat T=0", "tau T=0", "alpha_hat T=1",
-    "tau T=1",
-)  # fmt: skip
+HEADS = ("alpha on text", "alpha on the target's words", "alpha_hat T=0", "tau T=0", "alpha_hat T=1", "tau T=1")
 
 
 @dataclass(frozen=True)
@@ -148,9 +145,7 @@ def shared_start(args: argparse.Namespace) -> Path:
     return run_of(args, "start", loop__steps=steps, **values)
 
 
-def train_cell(
-    source: str, loss: str, start: Path, answers: dict[str, Path], args: argparse.Namespace
-) -> Path:
+def train_cell(source: str, loss: str, start: Path, answers: dict[str, Path], args: argparse.Namespace) -> Path:
     """Go on from `start` with one divergence on one kind of rows; the drafter's folder."""
     values: dict[str, Any] = {f"objective__{name}": value for name, value in LOSSES[loss].items()}
     if source in ANSWERS:
@@ -158,25 +153,34 @@ def train_cell(
     values |= {f"rollouts__{name}": value for name, value in SOURCES[source].items()}
     if SOURCES[source]:
         values |= {
-            "rollouts__prompt_tokens": args.prompt_tokens, "rollouts__new_tokens": args.new_tokens,
+            "rollouts__prompt_tokens": args.prompt_tokens,
+            "rollouts__new_tokens": args.new_tokens,
             "rollouts__every_steps": args.every_steps,
-        }  # fmt: skip
+        }
     return run_of(
-        args, f"{source}-{loss}", model__start_from=str(start), loop__steps=args.steps,
-        loop__batch_rows=args.batch_rows, loop__micro_rows=args.batch_rows, optimizer__lr=args.lr,
+        args,
+        f"{source}-{loss}",
+        model__start_from=str(start),
+        loop__steps=args.steps,
+        loop__batch_rows=args.batch_rows,
+        loop__micro_rows=args.batch_rows,
+        optimizer__lr=args.lr,
         **values,
-    )  # fmt: skip
+    )
 
 
 def run_of(args: argparse.Namespace, name: str, **values: Any) -> Path:
     """Train `distill-tiny` with these values, or go on with it; the drafter's folder."""
     out: Path = args.out / "runs" / name
-    status = out / "status.json"
-    if not (status.is_file() and json.loads(status.read_text())["state"] == "finished"):
+    if not is_finished(out):
         quiet = {
-            "loop__validate_every": 10**6, "loop__validate_rows": 4, "probe__every_steps": None,
-            "probe__prompts": 1, "probe__max_new_tokens": 4, "checkpoint__every_steps": 10**6,
-        }  # fmt: skip
+            "loop__validate_every": 10**6,
+            "loop__validate_rows": 4,
+            "probe__every_steps": None,
+            "probe__prompts": 1,
+            "probe__max_new_tokens": 4,
+            "checkpoint__every_steps": 10**6,
+        }
         own = {name.replace(".", "__"): value for name, value in args.set}
         train("distill-tiny", out=out, **{**own, **quiet, **values})
     return out / "drafter"
@@ -193,13 +197,26 @@ def target_words(kind: str, start: Path, args: argparse.Namespace) -> Path:
         lines = [json.dumps({"text": window}) + "\n" for window in rows]
         write_text(prompts, "".join(lines))
     length = data_config(args).sequence_length
-    code = draftsmith([
-        "generate", "--source", str(prompts), "--out", str(answers), "--target", target_path(args),
-        "--temperature", "0" if kind == "greedy" else "1", "--batch", "32",
-        "--prompt-tokens", str(args.prompt_tokens),
-        "--max-new-tokens", str(length - args.prompt_tokens - 2),
-        *(["--drafter", str(start), "--corrections"] if kind == "replay" else []),
-    ])  # fmt: skip
+    code = draftsmith(
+        [
+            "generate",
+            "--source",
+            str(prompts),
+            "--out",
+            str(answers),
+            "--target",
+            target_path(args),
+            "--temperature",
+            "0" if kind == "greedy" else "1",
+            "--batch",
+            "32",
+            "--prompt-tokens",
+            str(args.prompt_tokens),
+            "--max-new-tokens",
+            str(length - args.prompt_tokens - 2),
+            *(["--drafter", str(start), "--corrections"] if kind == "replay" else []),
+        ]
+    )
     logging.getLogger("draftsmith").setLevel(logging.WARNING)  # the command line sets its own
     if code:
         raise SystemExit(code)
@@ -226,15 +243,13 @@ def hold_out(target: Backbone, args: argparse.Namespace) -> HeldOut:
         own = documents == documents[0]
         prompts.append(ids[own][: args.prompt_tokens].tolist())
     said = autoregressive(
-        target, prompts, warper=Warper(1.0), max_new_tokens=args.max_new_tokens, seed=11,
-        eos_ids=target.eos_ids,
-    ).tokens  # fmt: skip
+        target, prompts, warper=Warper(1.0), max_new_tokens=args.max_new_tokens, seed=11, eos_ids=target.eos_ids
+    ).tokens
     text = [rows.batch(chosen[at : at + 16]) for at in range(0, len(chosen), 16)]
     both = list(zip(prompts, said, strict=True))
     words = [continued(both[at : at + 16]) for at in range(0, len(both), 16)]
     laws = {
-        name: [law(target.model, batch) for batch in batches]
-        for name, batches in (("text", text), ("words", words))
+        name: [law(target.model, batch) for batch in batches] for name, batches in (("text", text), ("words", words))
     }
     return HeldOut(prompts, args.max_new_tokens, args.draws, text, words, laws)
 
@@ -271,8 +286,7 @@ def measure(target: Backbone, drafter: Path, held_out: HeldOut) -> dict[str, Any
     found: dict[str, Any] = {}
     for name, batches in (("text", held_out.text), ("words", held_out.words)):
         parts = [
-            overlaps(proposer.module, batch, p_PV)
-            for batch, p_PV in zip(batches, held_out.laws[name], strict=True)
+            overlaps(proposer.module, batch, p_PV) for batch, p_PV in zip(batches, held_out.laws[name], strict=True)
         ]
         found[name] = [[value for part in parts for value in part[at]] for at in (0, 1)]
     for temperature in (0, 1):
@@ -295,9 +309,7 @@ def overlaps(model: Any, batch: Batch, p_PV: torch.Tensor) -> tuple[list[float],
     return [float(part.sum()) for part in alpha_P.split(counts)], counts
 
 
-def decoded(
-    target: Backbone, proposer: Any, held_out: HeldOut, temperature: float
-) -> list[list[Counts]]:
+def decoded(target: Backbone, proposer: Any, held_out: HeldOut, temperature: float) -> list[list[Counts]]:
     """Counts of every prompt's decodes: one at T = 0, several that draw differently above."""
     each = held_out.draws if temperature else 1
     rows = [prompt for prompt in held_out.prompts for _ in range(each)]
@@ -305,9 +317,14 @@ def decoded(
     for at in range(0, len(rows), 64):
         some = rows[at : at + 64]
         done = generate(
-            target, proposer, some, warper=Warper(temperature), max_new_tokens=held_out.tokens,
-            eos_ids=target.eos_ids, requests=range(at, at + len(some)),
-        )  # fmt: skip
+            target,
+            proposer,
+            some,
+            warper=Warper(temperature),
+            max_new_tokens=held_out.tokens,
+            eos_ids=target.eos_ids,
+            requests=range(at, at + len(some)),
+        )
         found += counts_of(done.steps)
     return [found[at : at + each] for at in range(0, len(found), each)]
 
@@ -329,9 +346,7 @@ def gain(mine: dict[str, Any], other: dict[str, Any], name: str) -> Interval:
     return difference(pair(mine, name), pair(other, name), resamples=4000)
 
 
-def table(
-    found: dict[str, Any], cells: Sequence[tuple[str, str]], args: argparse.Namespace
-) -> list[str]:
+def table(found: dict[str, Any], cells: Sequence[tuple[str, str]], args: argparse.Namespace) -> list[str]:
     """Markdown, one row per cell."""
     place = found["start"]
     begin = "an untrained draft" if args.from_scratch else f"{args.start_steps} steps of KL"
@@ -342,9 +357,11 @@ def table(
         f"{begin}, {args.steps} steps of {args.batch_rows} rows; {args.limit} held-out prompts of "
         f"{args.prompt_tokens} tokens, {args.max_new_tokens} new ({args.draws} draws at T = 1), "
         f"K = {DEPTH}; 95 % intervals over prompts; audit of the shared draft: {place['verdict']}.",
-        "", "| " + " | ".join(heads) + " |", "|" + "---|" * len(heads),
+        "",
+        "| " + " | ".join(heads) + " |",
+        "|" + "---|" * len(heads),
         row_of("before", "", place, None),
-    ]  # fmt: skip
+    ]
     for source, loss in cells:
         base = found.get(f"{source}-kl") if loss != "kl" else None
         lines.append(row_of(source, loss, found[f"{source}-{loss}"], base))
@@ -370,9 +387,7 @@ def verdicts(found: dict[str, Any], cells: Sequence[tuple[str, str]]) -> list[st
         own, base = found[f"{source}-{loss}"], found[f"{source}-kl"]
         for name in ("text", *COMPARED):
             value = gain(own, base, name)
-            says = (
-                "above" if value.low > 0 else "below" if value.high < 0 else "not told apart from"
-            )
+            says = "above" if value.low > 0 else "below" if value.high < 0 else "not told apart from"
             lines.append(f"{source} {loss} is {says} KL in {name}: {signed(value)}")
     return lines
 
@@ -398,9 +413,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--audit-tokens", type=int, default=20_000)
     parser.add_argument("--audit-sequences", type=int, default=200_000)
     parser.add_argument(
-        "--set", type=lambda word: tuple(word.split("=", 1)), action="append", default=[],
-        metavar="SECTION.FIELD=VALUE", help="a value for every run's recipe",
-    )  # fmt: skip
+        "--set",
+        type=lambda word: tuple(word.split("=", 1)),
+        action="append",
+        default=[],
+        metavar="SECTION.FIELD=VALUE",
+        help="a value for every run's recipe",
+    )
     return parser.parse_args()
 
 

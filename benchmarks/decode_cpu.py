@@ -23,19 +23,19 @@ from typing import Any
 import numpy as np
 import torch
 from draftsmith.data.prompts import load_prompts, render
-from draftsmith.decoding.attention import use_grouped_attention
-from draftsmith.decoding.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive, generate
-from draftsmith.decoding.loading import load_target
 from draftsmith.decoding.proposal import Proposer
 from draftsmith.decoding.sampling import Warper
-from draftsmith.drafters.draft_model import DraftModel
-from draftsmith.drafters.prompt_lookup import PromptLookup
+from draftsmith.decoding.target.attention import use_grouped_attention
+from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.decoding.target.loading import load_target
+from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
+from draftsmith.drafters.model.draft_model import DraftModel
 from draftsmith.drafters.registry import load_draft_model
-from draftsmith.eval.environment import environment
-from draftsmith.eval.metrics import ratio
-from draftsmith.trainers.architecture import fresh_model
+from draftsmith.eval.measure.environment import environment
+from draftsmith.eval.measure.metrics import ratio
 from draftsmith.trainers.config import ModelConfig
+from draftsmith.trainers.student.architecture import fresh_model
 from transformers import AutoModelForCausalLM
 
 GREEDY = Warper(0.0)
@@ -72,18 +72,23 @@ def make_arms(target: Backbone, drafter: DraftModel, limit: int) -> dict[str, Ar
     def theirs(ids: list[int], **how: object) -> list[int]:
         tensor = torch.tensor([ids])
         done = model.generate(
-            tensor, attention_mask=torch.ones_like(tensor), max_new_tokens=limit,
-            do_sample=False, eos_token_id=None, pad_token_id=0, **how,
-        )  # fmt: skip
+            tensor,
+            attention_mask=torch.ones_like(tensor),
+            max_new_tokens=limit,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+            **how,
+        )
         return done[0, len(ids) :].tolist()
 
     def ours(ids: list[int], proposer: Proposer) -> list[int]:
         return generate(target, proposer, [ids], warper=GREEDY, max_new_tokens=limit).tokens[0]
 
     return {
-        "ours, autoregressive": lambda ids: autoregressive(
-            target, [ids], warper=GREEDY, max_new_tokens=limit
-        ).tokens[0],
+        "ours, autoregressive": lambda ids: autoregressive(target, [ids], warper=GREEDY, max_new_tokens=limit).tokens[
+            0
+        ],
         "transformers, generate": theirs,
         "ours, speculative": lambda ids: ours(ids, drafter),
         "transformers, assisted": lambda ids: theirs(ids, assistant_model=assistant),
@@ -92,9 +97,7 @@ def make_arms(target: Backbone, drafter: DraftModel, limit: int) -> dict[str, Ar
     }
 
 
-def run(
-    arms: dict[str, Arm], prompts: list[list[int]], rounds: int
-) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+def run(arms: dict[str, Arm], prompts: list[list[int]], rounds: int) -> tuple[dict[str, np.ndarray], dict[str, int]]:
     """Seconds per arm and prompt, and on how many prompts each arm wrote the first arm's tokens."""
     seconds = {name: np.zeros(len(prompts)) for name in arms}
     same = dict.fromkeys(arms, 0)
@@ -120,8 +123,10 @@ def show(seconds: dict[str, np.ndarray], same: dict[str, int], args: argparse.Na
         f"{place['processor']}, {place['threads']} threads, torch {torch.__version__}, "
         f"transformers {place['versions']['transformers']}"
     )
-    print(f"{count} prompts, {args.max_new_tokens} new tokens, draft length {args.draft_length}, "
-          f"{args.rounds} interleaved rounds, prefill included, fp32, T = 0")  # fmt: skip
+    print(
+        f"{count} prompts, {args.max_new_tokens} new tokens, draft length {args.draft_length}, "
+        f"{args.rounds} interleaved rounds, prefill included, fp32, T = 0"
+    )
     for name, each in seconds.items():
         speed = args.max_new_tokens * args.rounds * count / each.sum()
         print(f"{name:28} {speed:8.1f} tokens/s   same tokens on {same[name]} of {count} prompts")
@@ -136,9 +141,7 @@ def show(seconds: dict[str, np.ndarray], same: dict[str, int], args: argparse.Na
         print(f"{ours} / {theirs}: {found.value:.2f}x [{found.low:.2f}, {found.high:.2f}]{wanted}")
 
 
-def show_batches(
-    target: Backbone, drafter: DraftModel, prompts: list[list[int]], args: argparse.Namespace
-) -> None:
+def show_batches(target: Backbone, drafter: DraftModel, prompts: list[list[int]], args: argparse.Namespace) -> None:
     """Eight prompts at once against the same eight one by one, in turn; prefill left out."""
     eights = [prompts[at : at + 8] for at in range(0, len(prompts), 8)]
     common = {"warper": GREEDY, "max_new_tokens": args.max_new_tokens}
@@ -146,9 +149,7 @@ def show_batches(
     for _ in range(args.rounds):
         for number, some in enumerate(eights):
             together[number] += generate(target, drafter, some, **common).decode_seconds
-            alone[number] += sum(
-                generate(target, drafter, [ids], **common).decode_seconds for ids in some
-            )
+            alone[number] += sum(generate(target, drafter, [ids], **common).decode_seconds for ids in some)
     found = ratio(alone, together)
     interval = f" [{found.low:.2f}, {found.high:.2f}]" if len(eights) > 1 else ""
     print(f"speculative, batch of 8 / one by one: {found.value:.2f}x{interval} (at least 2.5x)")
@@ -157,8 +158,10 @@ def show_batches(
 def show_ledger(args: argparse.Namespace) -> None:
     """Share of decoding outside the forwards of target and draft."""
     target, draft = _random(512, 8), _random(256, 2)
-    print(f"overhead ledger: random target of {_millions(target):.1f} M parameters, draft of "
-          f"{_millions(draft):.1f} M, batch of 1, fp32")  # fmt: skip
+    print(
+        f"overhead ledger: random target of {_millions(target):.1f} M parameters, draft of "
+        f"{_millions(draft):.1f} M, batch of 1, fp32"
+    )
     arms: dict[str, Proposer] = {
         "draft model, T = 0": DraftModel(draft, target.vocabulary, draft_length=args.draft_length),
         "draft model, T = 1": DraftModel(draft, target.vocabulary, draft_length=args.draft_length),
@@ -170,9 +173,7 @@ def show_ledger(args: argparse.Namespace) -> None:
         shares = []
         for _ in range(args.rounds + 1):
             with _timed(target, draft) as inside:
-                done = generate(
-                    target, proposer, [prompt], warper=warper, max_new_tokens=args.max_new_tokens
-                )
+                done = generate(target, proposer, [prompt], warper=warper, max_new_tokens=args.max_new_tokens)
             # the first forwards are the prefills, timed apart
             shares.append(1 - sum(inside[2 if proposer.draft_steps else 1 :]) / done.decode_seconds)
         share = float(np.median(shares[1:]))
@@ -207,9 +208,14 @@ def _timed(*backbones: Backbone) -> Iterator[list[float]]:
 def _random(hidden: int, layers: int) -> Backbone:
     torch.manual_seed(0)
     sizes = ModelConfig(
-        layers=layers, hidden=hidden, heads=hidden // 64, kv_heads=hidden // 64, head_size=64,
-        intermediate=3 * hidden, max_positions=1024,
-    )  # fmt: skip
+        layers=layers,
+        hidden=hidden,
+        heads=hidden // 64,
+        kv_heads=hidden // 64,
+        head_size=64,
+        intermediate=3 * hidden,
+        max_positions=1024,
+    )
     model = fresh_model(sizes, vocabulary=4096, eos=None).eval().requires_grad_(False)
     use_grouped_attention(model)
     return Backbone(model, name="random")

@@ -19,21 +19,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from draftsmith.decoding.arena import KVArena
-from draftsmith.decoding.attention import use_grouped_attention
-from draftsmith.decoding.backbone import Backbone
+from draftsmith.benchmarks.waits import Watch, WatchCopies
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.proposal import Committed, Proposal
 from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.tree import chain
-from draftsmith.drafters.draft_model import DraftModel
-from draftsmith.eval.environment import environment
-from draftsmith.eval.speed import Costs, bytes_of
-from draftsmith.eval.timing import Call, interleaved, recorded
-from draftsmith.eval.waits import Watch, WatchCopies
-from draftsmith.trainers.architecture import fresh_model
+from draftsmith.decoding.target.attention import use_grouped_attention
+from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.decoding.target.kv_cache import KVArena
+from draftsmith.decoding.tree.tree import chain
+from draftsmith.drafters.model.draft_model import DraftModel
+from draftsmith.eval.measure.environment import environment
+from draftsmith.eval.measure.speed import Costs, bytes_of
+from draftsmith.eval.measure.timing import Call, interleaved, recorded
 from draftsmith.trainers.config import ModelConfig
+from draftsmith.trainers.student.architecture import fresh_model
 from torch import Tensor
 
 NODES = (1, 2, 4, 8, 16, 32, 64)
@@ -79,24 +79,37 @@ class Sizes:
 
 
 TINY = Sizes(
-    device="cpu", dtype=torch.float32, layers=2, hidden=32, heads=4, kv_heads=2, intermediate=64,
-    vocabulary=61, context=8, new_tokens=(2, 6), copied_bytes=2**16, rounds=2, whole_rounds=1,
-    repeats=1, watched_steps=4,
-)  # fmt: skip
+    device="cpu",
+    dtype=torch.float32,
+    layers=2,
+    hidden=32,
+    heads=4,
+    kv_heads=2,
+    intermediate=64,
+    vocabulary=61,
+    context=8,
+    new_tokens=(2, 6),
+    copied_bytes=2**16,
+    rounds=2,
+    whole_rounds=1,
+    repeats=1,
+    watched_steps=4,
+)
 
 
 def main(argv: list[str] | None = None) -> int:
     args = _arguments(argv)
     if not args.tiny and not torch.cuda.is_available():
-        print("decode_gpu: no CUDA device is visible; --tiny checks the script on a CPU",
-              file=sys.stderr)  # fmt: skip
+        print("decode_gpu: no CUDA device is visible; --tiny checks the script on a CPU", file=sys.stderr)
         return 2
     sizes = TINY if args.tiny else _sizes(args)
     target, draft = random_model(sizes, sizes.layers), random_model(sizes, 1)
     results: dict[str, Any] = {
-        "note": TINY_NOTE if args.tiny else "", "environment": environment(),
-        "cuda": torch.version.cuda, "sizes": asdict(sizes) | {"dtype": str(sizes.dtype)},
-    }  # fmt: skip
+        "note": TINY_NOTE if args.tiny else "",
+        "environment": environment(),
+        "cuda": torch.version.cuda,
+        "sizes": asdict(sizes) | {"dtype": str(sizes.dtype)},
+    }
     show_head(results, sizes)
     # a section that fails leaves those before it printed and written
     sections: tuple[tuple[str, Callable[[], Any], Callable[[Any], None]], ...] = (
@@ -118,11 +131,16 @@ def main(argv: list[str] | None = None) -> int:
 def random_model(sizes: Sizes, layers: int) -> Backbone:
     """A causal LM with random weights, made on the device in the type that it decodes in."""
     config = ModelConfig(
-        architecture="llama", layers=layers, hidden=sizes.hidden, heads=sizes.heads,
-        kv_heads=sizes.kv_heads, head_size=sizes.hidden // sizes.heads,
-        intermediate=sizes.intermediate, tied=False,
+        architecture="llama",
+        layers=layers,
+        hidden=sizes.hidden,
+        heads=sizes.heads,
+        kv_heads=sizes.kv_heads,
+        head_size=sizes.hidden // sizes.heads,
+        intermediate=sizes.intermediate,
+        tied=False,
         max_positions=sizes.context + sizes.new_tokens[1] + 256,
-    )  # fmt: skip
+    )
     torch.manual_seed(0)
     before = torch.get_default_dtype()
     torch.set_default_dtype(sizes.dtype)
@@ -164,9 +182,8 @@ def measure_baseline(sizes: Sizes, target: Backbone) -> dict[str, float]:
 
     def answer(count: int) -> Call:
         return lambda: autoregressive(
-            target, [sizes.prompt], warper=GREEDY, max_new_tokens=count, static=True,
-            graphs=sizes.cuda,
-        )  # fmt: skip
+            target, [sizes.prompt], warper=GREEDY, max_new_tokens=count, static=True, graphs=sizes.cuda
+        )
 
     arms = {"copy": copy_between(sizes), "short": answer(short), "long": answer(long)}
     times = interleaved(arms, sizes.whole_rounds, device=target.device)
@@ -175,16 +192,16 @@ def measure_baseline(sizes: Sizes, target: Backbone) -> dict[str, float]:
     return bandwidths(needed, per_token, 2 * sizes.copied_bytes * sizes.repeats, times["copy"])
 
 
-def bandwidths(
-    needed: float, per_token: float, copied: float, copy_seconds: float
-) -> dict[str, float]:
+def bandwidths(needed: float, per_token: float, copied: float, copy_seconds: float) -> dict[str, float]:
     """What a token reads, how fast it is read, and which share that is of what a copy attains."""
     achieved, attainable = needed / per_token, copied / copy_seconds
     return {
-        "tokens_per_second": 1 / per_token, "bytes_per_token": needed,
-        "bytes_per_second": achieved, "attainable_bytes_per_second": attainable,
+        "tokens_per_second": 1 / per_token,
+        "bytes_per_token": needed,
+        "bytes_per_second": achieved,
+        "attainable_bytes_per_second": attainable,
         "share": achieved / attainable,
-    }  # fmt: skip
+    }
 
 
 # --- what a verify call and a draft step cost
@@ -221,9 +238,10 @@ def relative(forwards: dict[str, float]) -> dict[str, Any]:
     """T(N)/T(1) and c, beside the seconds that they come from."""
     one = forwards["1"]
     return {
-        "seconds": forwards, "verify": {str(n): forwards[str(n)] / one for n in NODES},
+        "seconds": forwards,
+        "verify": {str(n): forwards[str(n)] / one for n in NODES},
         "draft": forwards["draft"] / one,
-    }  # fmt: skip
+    }
 
 
 def expected_tokens(alpha: float, length: int) -> float:
@@ -263,9 +281,8 @@ class WatchedDraft(DraftModel):
 
 
 def count_waits(
-    sizes: Sizes, target: Backbone, draft: Backbone, *, static: bool = True,
-    family: type[WatchedDraft] = WatchedDraft,
-) -> dict[str, Any]:  # fmt: skip
+    sizes: Sizes, target: Backbone, draft: Backbone, *, static: bool = True, family: type[WatchedDraft] = WatchedDraft
+) -> dict[str, Any]:
     """Operations of steady speculative steps that make the host wait, by name and place.
 
     Steps are sampled and run without graphs, so that every operation shows.
@@ -275,10 +292,7 @@ def count_waits(
     room = (steps + 4) * drafter.nodes  # enough if every draft is accepted
     try:
         with watch, WatchCopies(watch):
-            generate(
-                target, drafter, [sizes.prompt], warper=SAMPLED, max_new_tokens=room,
-                static=static,
-            )  # fmt: skip
+            generate(target, drafter, [sizes.prompt], warper=SAMPLED, max_new_tokens=room, static=static)
     finally:
         watch.open = False
     # the steps that were seen, not those asked for: an unwatched run would count 0 as well
@@ -293,21 +307,25 @@ def show_head(results: dict[str, Any], sizes: Sizes) -> None:
     if results["note"]:
         print(results["note"])
     where = ", ".join(place["devices"]) if sizes.cuda else place["processor"]
-    print(f"{where}, CUDA {results['cuda']}, torch {torch.__version__}, "
-          f"transformers {place['versions']['transformers']}")  # fmt: skip
-    print(f"{sizes.layers} layers, hidden {sizes.hidden}, {sizes.heads} heads ({sizes.kv_heads} "
-          f"for keys), MLP {sizes.intermediate}, vocabulary {sizes.vocabulary}, {sizes.dtype}, "
-          f"context {sizes.context}, {sizes.rounds} interleaved rounds")  # fmt: skip
+    print(
+        f"{where}, CUDA {results['cuda']}, torch {torch.__version__}, transformers {place['versions']['transformers']}"
+    )
+    print(
+        f"{sizes.layers} layers, hidden {sizes.hidden}, {sizes.heads} heads ({sizes.kv_heads} "
+        f"for keys), MLP {sizes.intermediate}, vocabulary {sizes.vocabulary}, {sizes.dtype}, "
+        f"context {sizes.context}, {sizes.rounds} interleaved rounds"
+    )
 
 
 def show_baseline(found: dict[str, float]) -> None:
     print("\nAutoregressive baseline, every step a replayed graph")
     print(f"speed      {found['tokens_per_second']:9.1f} tokens/s")
     print(f"needed     {found['bytes_per_token'] / 1e9:9.3f} GB per token")
-    print(f"attainable {found['attainable_bytes_per_second'] / 1e9:9.1f} GB/s, of a copy, "
-          "read and written")  # fmt: skip
-    print(f"achieved   {found['bytes_per_second'] / 1e9:9.1f} GB/s, "
-          f"{found['share']:.1%} of attainable (at least {SHARE_GOAL:.0%})")  # fmt: skip
+    print(f"attainable {found['attainable_bytes_per_second'] / 1e9:9.1f} GB/s, of a copy, read and written")
+    print(
+        f"achieved   {found['bytes_per_second'] / 1e9:9.1f} GB/s, "
+        f"{found['share']:.1%} of attainable (at least {SHARE_GOAL:.0%})"
+    )
 
 
 def show_costs(found: dict[str, Any]) -> None:
@@ -329,8 +347,7 @@ def show_surface(found: dict[str, dict[str, float]]) -> None:
 
 
 def show_waits(found: dict[str, Any]) -> None:
-    print(f"\nHost synchronisations in {found['steps']} steady speculative steps: "
-          f"{found['count']} (at most 0)")  # fmt: skip
+    print(f"\nHost synchronisations in {found['steps']} steady speculative steps: {found['count']} (at most 0)")
     for place, count in found["places"].items():
         print(f"{count:5} x {place}")
 
@@ -338,12 +355,17 @@ def show_waits(found: dict[str, Any]) -> None:
 def _sizes(args: argparse.Namespace) -> Sizes:
     short = Sizes.new_tokens[0]
     return Sizes(
-        layers=args.layers, hidden=args.hidden, heads=args.heads,
-        kv_heads=args.kv_heads or args.heads, intermediate=args.intermediate,
-        vocabulary=args.vocabulary, context=args.context,
-        new_tokens=(short, short + args.new_tokens), rounds=args.rounds,
+        layers=args.layers,
+        hidden=args.hidden,
+        heads=args.heads,
+        kv_heads=args.kv_heads or args.heads,
+        intermediate=args.intermediate,
+        vocabulary=args.vocabulary,
+        context=args.context,
+        new_tokens=(short, short + args.new_tokens),
+        rounds=args.rounds,
         copied_bytes=int(args.copy_gb * 1e9),
-    )  # fmt: skip
+    )
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:

@@ -2,7 +2,7 @@
 
 Without `--domain`, two kinds of the standard library's sources: its test suite, which neither the
 embedded target nor `distill-tiny` was trained on, and its windowed programs (idlelib, tkinter,
-turtledemo); files are split by the hash of their path (`data/stdlib.py`), and prompts come from
+turtledemo); files are split by the hash of their path (`data/rows/stdlib.py`), and prompts come from
 those that nobody has seen. `--domain NAME=FILE`, once per domain, takes the rows of a JSONL file in
 their place, split by the hash of the row; the adapters never see the rows that prompts are made of.
 The base draft is `distill-tiny`'s; each domain's adapter is trained on it by `distill-lora-tiny`,
@@ -30,27 +30,25 @@ from typing import Any
 
 import numpy as np
 import torch
+from draftsmith.benchmarks.kept import is_finished, same_settings
 from draftsmith.data.prompts import load_prompts, render
-from draftsmith.data.stdlib import split_of
-from draftsmith.decoding.backbone import Backbone
+from draftsmith.data.rows.stdlib import split_of
 from draftsmith.decoding.engine import generate
-from draftsmith.decoding.loading import load_target
 from draftsmith.decoding.sampling import Warper
-from draftsmith.drafters.adapters import BASE
-from draftsmith.drafters.draft_model import DraftModel
+from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.decoding.target.loading import load_target
+from draftsmith.drafters.model.adapters import BASE
+from draftsmith.drafters.model.draft_model import DraftModel
 from draftsmith.drafters.registry import load_drafter
-from draftsmith.eval.audit import audit
+from draftsmith.eval.audit.audit import audit
 from draftsmith.eval.config import AuditConfig
-from draftsmith.eval.environment import environment
-from draftsmith.eval.kept import same_settings
-from draftsmith.eval.metrics import Counts, Interval, counts_of, difference, ratio
-from draftsmith.eval.tables import interval as shown
+from draftsmith.eval.measure.environment import environment
+from draftsmith.eval.measure.metrics import Counts, Interval, counts_of, difference, ratio
+from draftsmith.eval.report.tables import interval as shown
 from draftsmith.launch.train import train
 from draftsmith.storage import write_text
 
-DOMAINS: dict[str, tuple[str, ...] | Path] = {
-    "tests": ("test",), "windows": ("idlelib", "tkinter", "turtledemo"),
-}  # fmt: skip
+DOMAINS: dict[str, tuple[str, ...] | Path] = {"tests": ("test",), "windows": ("idlelib", "tkinter", "turtledemo")}
 """Folders of the standard library, or a file of rows."""
 TEMPERATURES = (0.0, 1.0)
 DRAFT_LENGTH = 4
@@ -140,18 +138,16 @@ def trained(args: argparse.Namespace) -> Path:
                 "target__path": args.target,
                 "data__source": str(rows / "train.jsonl"),
                 "data__validation": str(rows / "validation.jsonl"),
-                "model__start_from": str(last), "lora__name": domain, "loop__steps": args.steps,
-                "loop__validate_every": args.steps, "probe__every_steps": "",
+                "model__start_from": str(last),
+                "lora__name": domain,
+                "loop__steps": args.steps,
+                "loop__validate_every": args.steps,
+                "probe__every_steps": "",
                 "eval__prompts": str(rows / "validation.jsonl"),
-            }  # fmt: skip
+            }
             train("distill-lora-tiny", out=run, **{**values, **own})
         last = run / "drafter"
     return last
-
-
-def is_finished(run: Path) -> bool:
-    status = run / "status.json"
-    return status.is_file() and json.loads(status.read_text())["state"] == "finished"
 
 
 # ---- measures --------------------------------------------------------------------------------
@@ -170,34 +166,39 @@ def measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
         for temperature in TEMPERATURES:
             found[f"{domain} {temperature:g}"] = decoded(target, drafter, ids, temperature, args)
     drafter.use(next(iter(args.domain)))
-    evidence = AuditConfig(
-        tokens=args.audit_tokens, sequences=args.audit_sequences, prompts=min(12, len(ids))
-    )
+    evidence = AuditConfig(tokens=args.audit_tokens, sequences=args.audit_sequences, prompts=min(12, len(ids)))
     return {
-        "counts": found, "verdict": audit(target, drafter, ids, evidence).verdict,
-        "environment": environment(), "steps": args.steps, "prompts": len(ids),
+        "counts": found,
+        "verdict": audit(target, drafter, ids, evidence).verdict,
+        "environment": environment(),
+        "steps": args.steps,
+        "prompts": len(ids),
         "new_tokens": args.max_new_tokens,
         "adapter_bytes": {
             name: (folder / "adapters" / name / "adapter_model.safetensors").stat().st_size
             for name in drafter.adapters
         },
         "base_bytes": (folder / "model.safetensors").stat().st_size,
-    }  # fmt: skip
+    }
 
 
 def decoded(
-    target: Backbone, drafter: DraftModel, prompts: Sequence[list[int]], temperature: float,
-    args: argparse.Namespace,
-) -> Decoded:  # fmt: skip
+    target: Backbone, drafter: DraftModel, prompts: Sequence[list[int]], temperature: float, args: argparse.Namespace
+) -> Decoded:
     """Per adapter and prompt: emitted tokens, steps, sum of alpha_hat, tested positions."""
     found: Decoded = {name: [] for name in (BASE, *args.domain)}
     for number, ids in enumerate(prompts):
         for name in found:
             drafter.use(None if name == BASE else name)
             done = generate(
-                target, drafter, [ids], warper=Warper(temperature), eos_ids=target.eos_ids,
-                max_new_tokens=args.max_new_tokens, requests=[number],
-            )  # fmt: skip
+                target,
+                drafter,
+                [ids],
+                warper=Warper(temperature),
+                eos_ids=target.eos_ids,
+                max_new_tokens=args.max_new_tokens,
+                requests=[number],
+            )
             found[name] += [numbers(each) for each in counts_of(done.steps)]
     return found
 
@@ -239,8 +240,14 @@ def table(found: dict[str, Any]) -> list[str]:
         "",
     ]
     domains = list(bytes_of)
-    head = ["prompts of", "T", "measure", "base", *(f"adapter {name}" for name in domains),
-            *(f"{name} - base" for name in domains)]  # fmt: skip
+    head = [
+        "prompts of",
+        "T",
+        "measure",
+        "base",
+        *(f"adapter {name}" for name in domains),
+        *(f"{name} - base" for name in domains),
+    ]
     lines += ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for key, counts in found["counts"].items():
         domain, temperature = key.rsplit(" ", 1)
@@ -269,9 +276,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--audit-tokens", type=int, default=6_000)
     parser.add_argument("--audit-sequences", type=int, default=500_000)
     parser.add_argument(
-        "--set", type=lambda word: tuple(word.split("=", 1)), action="append", default=[],
-        metavar="SECTION.FIELD=VALUE", help="another value for the recipes",
-    )  # fmt: skip
+        "--set",
+        type=lambda word: tuple(word.split("=", 1)),
+        action="append",
+        default=[],
+        metavar="SECTION.FIELD=VALUE",
+        help="another value for the recipes",
+    )
     args = parser.parse_args()
     args.domain = dict(args.domain) if args.domain else DOMAINS
     return args

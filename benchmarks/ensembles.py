@@ -40,23 +40,24 @@ from typing import Any
 
 import numpy as np
 import torch
+from draftsmith.benchmarks.kept import file_name, is_finished, same_settings
 from draftsmith.data.prompts import load_prompts
-from draftsmith.decoding.backbone import Backbone
-from draftsmith.decoding.loading import load_target
+from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.decoding.target.loading import load_target
 from draftsmith.drafters.config import DrafterConfig
 from draftsmith.drafters.registry import load_drafter
-from draftsmith.eval.audit import audit
+from draftsmith.eval.audit.audit import audit
 from draftsmith.eval.config import AuditConfig, EvalConfig
-from draftsmith.eval.environment import environment
-from draftsmith.eval.evaluate import Arm, decode
-from draftsmith.eval.kept import same_settings
-from draftsmith.eval.metrics import Floats, Interval, difference, ratio
-from draftsmith.eval.requests import make_requests
-from draftsmith.eval.speed import Costs, measure_costs
-from draftsmith.launch.recipe import load_recipe
+from draftsmith.eval.measure.environment import environment
+from draftsmith.eval.measure.evaluate import Arm, decode
+from draftsmith.eval.measure.metrics import Floats, Interval, difference, ratio
+from draftsmith.eval.measure.requests import make_requests
+from draftsmith.eval.measure.speed import Costs, measure_costs
+from draftsmith.eval.report.tables import interval
+from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.storage import write_text
+from draftsmith.trainers.boosting.coverage import acceptance
 from draftsmith.trainers.config import BoostConfig
-from draftsmith.trainers.coverage import acceptance
 from safetensors.torch import load_file
 
 TEMPERATURES = (0.0, 1.0)
@@ -147,16 +148,18 @@ def shares_first(values: dict[str, str]) -> bool:
 
 def samples_of(values: dict[str, str]) -> str:
     """The folder of a setting's continuations."""
-    changed = [
-        f"{key}-{values[f'boost.{key}']}" for key in SAMPLES if f"boost.{key}" in values
-    ]  # fmt: skip
+    changed = [f"{key}-{values[f'boost.{key}']}" for key in SAMPLES if f"boost.{key}" in values]
     return "-".join(["continuations", *changed])
 
 
 def base_values(args: argparse.Namespace) -> dict[str, str]:
     """Of a base draft."""
-    return {"loop.steps": str(args.base_steps), "loop.validate_every": "100000",
-            "probe.every_steps": "", **chosen(args, boosted=False)}  # fmt: skip
+    return {
+        "loop.steps": str(args.base_steps),
+        "loop.validate_every": "100000",
+        "probe.every_steps": "",
+        **chosen(args, boosted=False),
+    }
 
 
 def boost(args: argparse.Namespace, name: str, values: dict[str, str], members: int) -> Path:
@@ -173,12 +176,16 @@ def boost(args: argparse.Namespace, name: str, values: dict[str, str], members: 
         folder.mkdir(parents=True, exist_ok=True)
         staging.rename(folder / "ssm-1")
     shared = {
-        "boost.members": str(members), "boost.stop_share": "0",
+        "boost.members": str(members),
+        "boost.stop_share": "0",
         "boost.continuations": str(args.out.resolve() / samples_of(values)),
-        "loop.steps": str(args.steps), "optimizer.lr": str(args.lr),
+        "loop.steps": str(args.steps),
+        "optimizer.lr": str(args.lr),
         "optimizer.warmup_steps": str(min(10, args.steps // 4)),
-        "loop.validate_every": "100000", "probe.every_steps": "", "probe.prompts": "2",
-    }  # fmt: skip
+        "loop.validate_every": "100000",
+        "probe.every_steps": "",
+        "probe.prompts": "2",
+    }
     return train(args, name, "boost-tiny", {**shared, **chosen(args, boosted=True), **values})
 
 
@@ -214,24 +221,16 @@ def train(args: argparse.Namespace, name: str, recipe: str, values: dict[str, st
     words = [word for key, value in values.items() for word in (f"--{key}", value)]
     command = [sys.executable, "-m", "draftsmith.launch.train", recipe, "--out", str(folder)]
     with log.open("w") as stream:
-        done = subprocess.run(
-            [*command, *words], stdout=stream, stderr=subprocess.STDOUT, check=False
-        )
+        done = subprocess.run([*command, *words], stdout=stream, stderr=subprocess.STDOUT, check=False)
     if done.returncode:
         raise SystemExit(f"{name}: training failed, see {log}")
     return folder
 
 
-def is_finished(run: Path) -> bool:
-    status = run / "status.json"
-    return status.is_file() and json.loads(status.read_text())["state"] == "finished"
-
-
 def too_few(place: Path, members: int) -> SystemExit:
     """What ends a call for more SSMs than were kept: the first ones serve fewer, not more."""
     return SystemExit(
-        f"{place} has fewer SSMs than the {members} of --members. Name another --out, or remove "
-        "this one"
+        f"{place} has fewer SSMs than the {members} of --members. Name another --out, or remove this one"
     )
 
 
@@ -251,19 +250,21 @@ def measure(run: Run, target: Backbone, args: argparse.Namespace) -> None:
     rows = []
     for n in run.counts:
         drafter = load_drafter(
-            run.folder / "drafter", target, draft_length=args.draft_length,
-            config=DrafterConfig(members=n),
-        )  # fmt: skip
+            run.folder / "drafter", target, draft_length=args.draft_length, config=DrafterConfig(members=n)
+        )
         for temperature in TEMPERATURES:
             arm = Arm(run.name, drafter)
             (found,) = decode(target, [(arm, None)], requests, config, temperature)
-            rows.append({
-                "members": n, "temperature": temperature,
-                "nodes": [each.nodes for each in found.generations],
-                "calls": [each.target_calls for each in found.generations],
-                "steps": [each.steps for each in found.counts],
-                "emitted": [each.emitted for each in found.counts],
-            })  # fmt: skip
+            rows.append(
+                {
+                    "members": n,
+                    "temperature": temperature,
+                    "nodes": [each.nodes for each in found.generations],
+                    "calls": [each.target_calls for each in found.generations],
+                    "steps": [each.steps for each in found.counts],
+                    "emitted": [each.emitted for each in found.counts],
+                }
+            )
     write_text(place, json.dumps({"rows": rows, "environment": environment()}) + "\n")
 
 
@@ -298,9 +299,11 @@ def audited(run: Run, target: Backbone, args: argparse.Namespace) -> str:
         verdicts = {}
         for temperature in AUDITED:
             evidence = AuditConfig(
-                tokens=args.audit_tokens, sequences=args.audit_sequences,
-                prompts=min(24, len(ids)), temperature=temperature,
-            )  # fmt: skip
+                tokens=args.audit_tokens,
+                sequences=args.audit_sequences,
+                prompts=min(24, len(ids)),
+                temperature=temperature,
+            )
             verdicts[f"T = {temperature:g}"] = audit(target, drafter, ids, evidence).verdict
         write_text(place, json.dumps(verdicts) + "\n")
     said = json.loads(place.read_text())
@@ -312,10 +315,7 @@ def coverage(run: Run, n: int) -> list[Interval]:
     together; intervals over samples."""
     kept = load_recipe(str(run.folder / "run.yaml")).recipe.boost.continuations
     parts = sorted(Path(str(kept)).glob("part-*.safetensors"))
-    found = [
-        load_file(run.folder / f"ssm-{k}" / "coverage.safetensors")["validation"]
-        for k in range(1, n + 1)
-    ]
+    found = [load_file(run.folder / f"ssm-{k}" / "coverage.safetensors")["validation"] for k in range(1, n + 1)]
     # held-out samples come first in the parts
     label_RS = torch.cat([load_file(part)["labels"] for part in parts])[: len(found[0])]
     shares = []
@@ -333,10 +333,15 @@ def target_of(run: Path) -> Backbone:
 
 def eval_config(args: argparse.Namespace) -> EvalConfig:
     return EvalConfig(
-        prompts=args.prompts, limit=args.limit, max_new_tokens=args.max_new_tokens,
-        prompt_tokens=args.prompt_tokens, draft_length=args.draft_length, sweep=[], repeats=1,
+        prompts=args.prompts,
+        limit=args.limit,
+        max_new_tokens=args.max_new_tokens,
+        prompt_tokens=args.prompt_tokens,
+        draft_length=args.draft_length,
+        sweep=[],
+        repeats=1,
         batch=args.batch,
-    )  # fmt: skip
+    )
 
 
 def measured_file(run: Run, args: argparse.Namespace) -> Path:
@@ -347,9 +352,7 @@ def measured_file(run: Run, args: argparse.Namespace) -> Path:
 # ---- the table --------------------------------------------------------------------------------
 
 
-def table(
-    runs: Sequence[Run], costs: dict[str, Costs], verdict: str, args: argparse.Namespace
-) -> list[str]:
+def table(runs: Sequence[Run], costs: dict[str, Costs], verdict: str, args: argparse.Namespace) -> list[str]:
     """Markdown: one table per temperature."""
     found = {run.name: json.loads(measured_file(run, args).read_text()) for run in runs}
     place = found[COPIES]["environment"]
@@ -359,7 +362,7 @@ def table(
         f"{f', SSM 1 from {args.first}' if args.first else ''}; "
         f"{args.limit} prompts of {args.prompts}, {args.max_new_tokens} new tokens, "
         f"drafts of {args.draft_length}, fp32; audit of the ensemble: {verdict}; 95 % intervals "
-        "over prompts, of what is covered over samples.",
+        "over prompts, of what is covered over samples."
     ]
     for temperature in TEMPERATURES:
         rows = _table_at(runs, found, costs, temperature, args.draft_length)
@@ -368,18 +371,25 @@ def table(
 
 
 def _table_at(
-    runs: Sequence[Run], found: dict[str, Any], costs: dict[str, Costs], temperature: float,
-    length: int,
-) -> list[str]:  # fmt: skip
+    runs: Sequence[Run], found: dict[str, Any], costs: dict[str, Costs], temperature: float, length: int
+) -> list[str]:
     head = [
-        "SSMs", "n", "spans of 4 covered", "whole continuations", "tau", "verified per call",
-        "predicted speed-up", "tau - copies",
-    ]  # fmt: skip
+        "SSMs",
+        "n",
+        "spans of 4 covered",
+        "whole continuations",
+        "tau",
+        "verified per call",
+        "predicted speed-up",
+        "tau - copies",
+    ]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     rows = {
         (run.name, row["members"]): row
-        for run in runs for row in found[run.name]["rows"] if row["temperature"] == temperature
-    }  # fmt: skip
+        for run in runs
+        for row in found[run.name]["rows"]
+        if row["temperature"] == temperature
+    }
     for run, n in _cells(runs):
         row = rows[run.name, n]
         spans, whole = coverage(run, n)
@@ -388,10 +398,15 @@ def _table_at(
         size = int(run.name.split()[0]) if run.costs_like != "base" else n
         other = rows.get((control(run, runs), size))
         cells = [
-            run.name, str(n), share(spans), share(whole), shown(tau), shown(nodes),
+            run.name,
+            str(n),
+            share(spans),
+            share(whole),
+            shown(tau),
+            shown(nodes),
             predicted(tau, nodes.value, length * n, costs.get(run.costs_like)),
             "" if other is None or other is row else shown(less(row, other)),
-        ]  # fmt: skip
+        ]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 
@@ -401,7 +416,7 @@ def predicted(tau: Interval, nodes: float, draft_steps: int, cost: Costs | None)
     if cost is None:
         return ""
     work = cost.verify(nodes) + draft_steps * (cost.c or 0.0)
-    return f"{tau.value / work:.2f} [{tau.low / work:.2f}, {tau.high / work:.2f}]"
+    return shown(Interval(tau.value / work, tau.low / work, tau.high / work))
 
 
 def _cells(runs: Sequence[Run]) -> Iterator[tuple[Run, int]]:
@@ -414,9 +429,10 @@ def _cells(runs: Sequence[Run]) -> Iterator[tuple[Run, int]]:
 
 def control(run: Run, runs: Sequence[Run]) -> str:
     """The copies that an arm is compared with: those with its own other values, where there are."""
-    same = " ".join([COPIES, *run.name.split()[2:]])
-    names = {each.name for each in runs}
-    return same if run.costs_like == "base" and same in names - {run.name} else COPIES
+    kind, *words = run.name.split()
+    same = " ".join([COPIES, *words[1:]])
+    boosted = kind != COPIES and run.costs_like == "base"
+    return same if boosted and same in {each.name for each in runs} else COPIES
 
 
 def less(mine: dict[str, Any], other: dict[str, Any]) -> Interval:
@@ -430,15 +446,11 @@ def pair(row: dict[str, Any]) -> tuple[Floats, Floats]:
 
 
 def shown(found: Interval) -> str:
-    return f"{found.value:.2f} [{found.low:.2f}, {found.high:.2f}]"
+    return interval(found.to_list())
 
 
 def share(found: Interval) -> str:
     return f"{found.value:.1%} [{found.low:.1%}, {found.high:.1%}]"
-
-
-def file_name(name: str) -> str:
-    return "".join(letter if letter.isalnum() else "-" for letter in name.lower())
 
 
 def listed(words: str) -> list[str]:
@@ -450,25 +462,24 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("runs/ensembles"))
     parser.add_argument("--base", type=Path, help="a drafter folder in place of a trained base")
     parser.add_argument(
-        "--first", type=Path, metavar="FOLDER",
+        "--first",
+        type=Path,
+        metavar="FOLDER",
         help="what SSM 1 begins with, or is, as `draftsmith derive` writes it; default: the base",
-    )  # fmt: skip
+    )
     parser.add_argument("--base-recipe", default="distill-tiny")
     parser.add_argument("--base-steps", type=int, default=200)
     parser.add_argument("--steps", type=int, default=60, help="of every SSM")
     parser.add_argument("--lr", type=float, default=2e-3, help="of every SSM")
     parser.add_argument("--members", type=int, default=4)
     parser.add_argument("--settings", type=listed, default=listed("soft 2, span 2"))
-    parser.add_argument(
-        "--sizes", type=lambda words: [int(n) for n in listed(words)], default=[2, 4]
-    )
+    parser.add_argument("--sizes", type=lambda words: [int(n) for n in listed(words)], default=[2, 4])
     parser.add_argument("--train-only", action="store_true")
     parser.add_argument("--prompts", default="stdlib")
     parser.add_argument("--limit", type=int, default=48)
     parser.add_argument(
-        "--prompt-tokens", type=int, default=128,
-        help="texts are cut to their last ones, longer chats are left out",
-    )  # fmt: skip
+        "--prompt-tokens", type=int, default=128, help="texts are cut to their last ones, longer chats are left out"
+    )
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--draft-length", type=int, default=4)
     parser.add_argument("--batch", type=int, default=1)
@@ -476,9 +487,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--audit-tokens", type=int, default=3_000)
     parser.add_argument("--audit-sequences", type=int, default=200_000)
     parser.add_argument(
-        "--set", type=lambda word: tuple(word.split("=", 1)), action="append", default=[],
-        metavar="SECTION.FIELD=VALUE", help="a value for every recipe; boost. for the SSMs alone",
-    )  # fmt: skip
+        "--set",
+        type=lambda word: tuple(word.split("=", 1)),
+        action="append",
+        default=[],
+        metavar="SECTION.FIELD=VALUE",
+        help="a value for every recipe; boost. for the SSMs alone",
+    )
     return parser.parse_args()
 
 

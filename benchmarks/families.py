@@ -25,22 +25,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from draftsmith.benchmarks.kept import file_name, is_finished, same_settings
 from draftsmith.data.prompts import Prompt, fitting, load_prompts, render
-from draftsmith.decoding.backbone import Backbone
-from draftsmith.decoding.loading import load_target
 from draftsmith.decoding.proposal import Proposer
-from draftsmith.drafters.eagle import load_eagle
-from draftsmith.drafters.hydra import load_hydra
-from draftsmith.drafters.medusa import default_paths, load_medusa
+from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.decoding.target.loading import load_target
+from draftsmith.drafters.eagle.proposer import load_eagle
+from draftsmith.drafters.heads.hydra import load_hydra
+from draftsmith.drafters.heads.medusa import default_paths, load_medusa
 from draftsmith.drafters.registry import load_drafter
-from draftsmith.eval.audit import AuditReport, audit
+from draftsmith.eval.audit.audit import AuditReport, audit
 from draftsmith.eval.config import AuditConfig, EvalConfig
-from draftsmith.eval.environment import environment
-from draftsmith.eval.evaluate import Arm, evaluate
-from draftsmith.eval.kept import same_settings
-from draftsmith.eval.tables import MISSING, number
-from draftsmith.eval.tables import interval as shown
-from draftsmith.launch.recipe import load_recipe
+from draftsmith.eval.measure.environment import environment
+from draftsmith.eval.measure.evaluate import Arm, evaluate
+from draftsmith.eval.report.tables import MISSING, number
+from draftsmith.eval.report.tables import interval as shown
+from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.storage import write_text
 
 DEPTH = 4  # drafted tokens of a chain, depth of every tree
@@ -64,10 +64,7 @@ def on_paths(load: Callable[..., Proposer], **settings: Any) -> dict[str, Load]:
 def dynamic() -> dict[str, Load]:
     """A chain, and trees by confidence."""
     load = partial(load_eagle, draft_length=DEPTH)
-    trees = {
-        f"tree {nodes}": partial(load, tree="dynamic", nodes=nodes, top_k=min(10, nodes))
-        for nodes in NODES
-    }
+    trees = {f"tree {nodes}": partial(load, tree="dynamic", nodes=nodes, top_k=min(10, nodes)) for nodes in NODES}
     return {"chain": partial(load, tree="chain"), **trees}
 
 
@@ -121,10 +118,7 @@ def main() -> None:
         if not args.train_only:
             write_text(measured, json.dumps(measure(family, trained, fresh, args), indent=1) + "\n")
     if not args.train_only:
-        found = [
-            json.loads((args.out / f"{file_name(family.name)}.json").read_text())
-            for family in chosen
-        ]
+        found = [json.loads((args.out / f"{file_name(family.name)}.json").read_text()) for family in chosen]
         print("\n".join(table(found, args)))
 
 
@@ -137,15 +131,19 @@ def train(family: Family, args: argparse.Namespace, steps: int) -> Path:
         begin = {"model.start_from": str(first / "drafter")}
         steps -= steps // 2
         folder = folder.with_name(f"{family.recipe}-{steps}-behind-{family.behind}")
-    status = folder / "status.json"
-    if status.is_file() and json.loads(status.read_text())["state"] == "finished":
+    if is_finished(folder):
         return folder
     values = {
-        "loop.steps": str(max(1, steps)), "loop.batch_rows": str(args.batch_rows),
-        "loop.micro_rows": str(args.batch_rows), "loop.validate_every": "100000",
-        "loop.validate_rows": "4", "probe.every_steps": "", "probe.prompts": "2",
-        **begin, **dict(args.set),
-    }  # fmt: skip
+        "loop.steps": str(max(1, steps)),
+        "loop.batch_rows": str(args.batch_rows),
+        "loop.micro_rows": str(args.batch_rows),
+        "loop.validate_every": "100000",
+        "loop.validate_rows": "4",
+        "probe.every_steps": "",
+        "probe.prompts": "2",
+        **begin,
+        **dict(args.set),
+    }
     if steps == 0:
         values |= {"optimizer.lr": "1e-12", "optimizer.warmup_steps": "0"}
     words = [word for key, value in values.items() for word in (f"--{key}", value)]
@@ -154,9 +152,8 @@ def train(family: Family, args: argparse.Namespace, steps: int) -> Path:
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as stream:
         done = subprocess.run(
-            [*command, "--out", str(folder), *words], stdout=stream, stderr=subprocess.STDOUT,
-            check=False,
-        )  # fmt: skip
+            [*command, "--out", str(folder), *words], stdout=stream, stderr=subprocess.STDOUT, check=False
+        )
     if done.returncode:
         raise SystemExit(f"{family.name}: training failed, see {log}")
     return folder
@@ -165,9 +162,14 @@ def train(family: Family, args: argparse.Namespace, steps: int) -> Path:
 def measure(family: Family, trained: Path, fresh: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Rows of results for every shape, trained and not, at every temperature."""
     config = EvalConfig(
-        prompts=args.prompts, limit=args.limit, max_new_tokens=args.max_new_tokens,
-        prompt_tokens=args.prompt_tokens, draft_length=DEPTH, sweep=[], repeats=args.repeats,
-    )  # fmt: skip
+        prompts=args.prompts,
+        limit=args.limit,
+        max_new_tokens=args.max_new_tokens,
+        prompt_tokens=args.prompt_tokens,
+        draft_length=DEPTH,
+        sweep=[],
+        repeats=args.repeats,
+    )
     prompts = load_prompts(config.prompts, limit=config.limit, seed=config.seed)
     rows = _rows(family, trained, prompts, config, args)
     unproven = [row["method"] for row in rows if row["verdict"] != "lossless"]
@@ -176,15 +178,23 @@ def measure(family: Family, trained: Path, fresh: Path, args: argparse.Namespace
     once = config.model_copy(update={"repeats": 1})
     untrained = _rows(family, fresh, prompts, once, args, verdict="lossless")
     return {
-        "family": family.name, "steps": args.steps, "trained": rows, "untrained": untrained,
-        "settings": config.model_dump(), "environment": environment(),
-    }  # fmt: skip
+        "family": family.name,
+        "steps": args.steps,
+        "trained": rows,
+        "untrained": untrained,
+        "settings": config.model_dump(),
+        "environment": environment(),
+    }
 
 
 def _rows(
-    family: Family, run: Path, prompts: Sequence[Prompt], config: EvalConfig,
-    args: argparse.Namespace, verdict: str | None = None,
-) -> list[dict[str, Any]]:  # fmt: skip
+    family: Family,
+    run: Path,
+    prompts: Sequence[Prompt],
+    config: EvalConfig,
+    args: argparse.Namespace,
+    verdict: str | None = None,
+) -> list[dict[str, Any]]:
     """One row per shape and temperature; `verdict` is that of the same code with other weights."""
     target = target_of(run)
     arms = [Arm(name, load(run / "drafter", target), "") for name, load in family.shapes.items()]
@@ -200,15 +210,12 @@ def _rows(
 
 
 def _audited(
-    target: Backbone, arm: Arm, prompts: Sequence[Prompt], config: EvalConfig,
-    args: argparse.Namespace,
-) -> AuditReport:  # fmt: skip
+    target: Backbone, arm: Arm, prompts: Sequence[Prompt], config: EvalConfig, args: argparse.Namespace
+) -> AuditReport:
     longest = config.prompt_tokens
     taken = fitting(prompts, target.tokenizer, longest)
     ids = [render(each, target.tokenizer, limit=longest) for each in taken]
-    evidence = AuditConfig(
-        tokens=args.audit_tokens, sequences=args.audit_sequences, prompts=min(24, len(ids))
-    )
+    evidence = AuditConfig(tokens=args.audit_tokens, sequences=args.audit_sequences, prompts=min(24, len(ids)))
     return audit(target, arm.drafter, ids, evidence)
 
 
@@ -227,7 +234,7 @@ def table(found: Sequence[dict[str, Any]], args: argparse.Namespace) -> list[str
         f"{place['processor']}, {place['threads']} threads, torch {torch.__version__}; "
         f"{args.steps} steps of {args.batch_rows} rows; {settings['limit']} prompts of "
         f"{settings['prompts']}, {settings['max_new_tokens']} new tokens, fp32; 95 % intervals "
-        "over prompts.",
+        "over prompts."
     ]
     for temperature in settings["temperatures"]:
         lines += ["", f"T = {temperature:g}", "", *_table_at(found, temperature)]
@@ -237,19 +244,27 @@ def table(found: Sequence[dict[str, Any]], args: argparse.Namespace) -> list[str
 def _table_at(found: Sequence[dict[str, Any]], temperature: float) -> list[str]:
     columns = ["chain", *(f"tree {nodes}" for nodes in NODES)]
     head = [
-        "family", *(f"tau {name}" for name in columns), "untrained chain", "n-alpha of the chain",
-        "speed-up chain (predicted)", f"speed-up {columns[-1]} (predicted)", "verdict",
-    ]  # fmt: skip
+        "family",
+        *(f"tau {name}" for name in columns),
+        "untrained chain",
+        "n-alpha of the chain",
+        "speed-up chain (predicted)",
+        f"speed-up {columns[-1]} (predicted)",
+        "verdict",
+    ]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for each in found:
         own = {r["method"]: r for r in each["trained"] if r["temperature"] == temperature}
         before = {r["method"]: r for r in each["untrained"] if r["temperature"] == temperature}
         cells = [
-            each["family"], *(interval(own.get(name), "tau") for name in columns),
+            each["family"],
+            *(interval(own.get(name), "tau") for name in columns),
             interval(before["chain"], "tau"),
             " ".join(number(value) for value, *_ in own["chain"]["n_alpha"]),
-            speed(own["chain"]), speed(own.get(columns[-1])), proven(own["chain"]),
-        ]  # fmt: skip
+            speed(own["chain"]),
+            speed(own.get(columns[-1])),
+            proven(own["chain"]),
+        ]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 
@@ -270,10 +285,6 @@ def speed(row: dict[str, Any] | None) -> str:
     return f"{interval(row, 'speedup')} ({number(row['predicted_speedup'])})"
 
 
-def file_name(name: str) -> str:
-    return "".join(letter if letter.isalnum() else "-" for letter in name.lower())
-
-
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/families"))
@@ -284,17 +295,20 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--prompts", default="stdlib")
     parser.add_argument("--limit", type=int, default=48)
     parser.add_argument(
-        "--prompt-tokens", type=int, default=128,
-        help="texts are cut to their last ones, longer chats are left out",
-    )  # fmt: skip
+        "--prompt-tokens", type=int, default=128, help="texts are cut to their last ones, longer chats are left out"
+    )
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--audit-tokens", type=int, default=20_000)
     parser.add_argument("--audit-sequences", type=int, default=500_000)
     parser.add_argument(
-        "--set", type=lambda word: tuple(word.split("=", 1)), action="append", default=[],
-        metavar="SECTION.FIELD=VALUE", help="a value for every family's recipe",
-    )  # fmt: skip
+        "--set",
+        type=lambda word: tuple(word.split("=", 1)),
+        action="append",
+        default=[],
+        metavar="SECTION.FIELD=VALUE",
+        help="a value for every family's recipe",
+    )
     return parser.parse_args()
 
 

@@ -30,13 +30,13 @@ from typing import Any, NamedTuple
 import psutil
 import torch
 import torch.nn.functional as F
-from draftsmith.eval.environment import processor
+from draftsmith.eval.measure.environment import processor
 from draftsmith.storage import write_text
 from draftsmith.trainers import eagle3, medusa
-from draftsmith.trainers.architecture import fresh_model
 from draftsmith.trainers.config import Eagle3Config, MedusaConfig, ModelConfig, ObjectiveConfig
 from draftsmith.trainers.eagle import counted as counted_ahead
-from draftsmith.trainers.losses import ChunkedLoss, Distillation, Teacher
+from draftsmith.trainers.losses.chunked import ChunkedLoss, Distillation, Teacher
+from draftsmith.trainers.student.architecture import fresh_model
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
@@ -72,9 +72,7 @@ def distill_pair(args: argparse.Namespace) -> Pair:
     """A head against a teacher of the same size."""
     P, V, H = args.positions, args.vocabulary, args.hidden
     head = nn.Linear(H, V, bias=False, device=args.device)
-    teacher = Teacher(
-        torch.randn(P, H, device=args.device), torch.randn(V, H, device=args.device) * 0.05
-    )
+    teacher = Teacher(torch.randn(P, H, device=args.device), torch.randn(V, H, device=args.device) * 0.05)
     hidden = torch.randn(P, H, device=args.device).requires_grad_()
     label = torch.randint(0, V, (P,), device=args.device)
     loss = Distillation(1.0, 0.0)
@@ -83,8 +81,7 @@ def distill_pair(args: argparse.Namespace) -> Pair:
         target = (teacher.hidden_PH @ teacher.weight_VH.T).float()
         return loss(head(hidden).float(), target, label)["loss"].sum()
 
-    return Pair(head, plain, lambda: ChunkedLoss(head, loss, chunk=args.chunk)(
-        hidden, label, teacher)[0])  # fmt: skip
+    return Pair(head, plain, lambda: ChunkedLoss(head, loss, chunk=args.chunk)(hidden, label, teacher)[0])
 
 
 def medusa_pair(args: argparse.Namespace) -> Pair:
@@ -115,9 +112,7 @@ def eagle3_pair(args: argparse.Namespace) -> Pair:
     config = Eagle3Config(passes=args.passes, layers=(0, 1, 2))
     every = args.vocabulary // args.draft_vocabulary
     ids = range(0, every * args.draft_vocabulary, every)
-    goal = eagle3.build(
-        config, ObjectiveConfig(chunk=args.chunk), random_target(args), ids, nowhere
-    )
+    goal = eagle3.build(config, ObjectiveConfig(chunk=args.chunk), random_target(args), ids, nowhere)
     goal.module.to(args.device)
     batch = one_row(args)
     lesson = goal.prepare(batch)
@@ -129,9 +124,8 @@ def eagle3_pair(args: argparse.Namespace) -> Pair:
         drafted_RS = net.t2d[target_RSV.argmax(-1)]
         del target_RSV
         outputs = net.unroll(
-            net.fuse(lesson.features_RSF), lesson.embeds_RSH, batch["positions"],
-            batch["documents"], args.passes,
-        )  # fmt: skip
+            net.fuse(lesson.features_RSF), lesson.embeds_RSH, batch["positions"], batch["documents"], args.passes
+        )
         total = torch.zeros((), device=args.device)
         for j, out_RSH in enumerate(outputs):
             log_q = net.head(out_RSH[:, : -(2 + j)]).float().log_softmax(-1)
@@ -143,16 +137,23 @@ def eagle3_pair(args: argparse.Namespace) -> Pair:
 
 
 FAMILIES: dict[str, Callable[[argparse.Namespace], Pair]] = {
-    "distill": distill_pair, "medusa": medusa_pair, "eagle3": eagle3_pair,
-}  # fmt: skip
+    "distill": distill_pair,
+    "medusa": medusa_pair,
+    "eagle3": eagle3_pair,
+}
 
 
 def random_target(args: argparse.Namespace) -> Any:
     """Two layers of the given width over the whole vocabulary, random."""
     sizes = ModelConfig(
-        architecture="llama", layers=2, hidden=args.hidden, heads=2, kv_heads=1,
-        head_size=max(8, args.hidden // 2), max_positions=args.positions,
-    )  # fmt: skip
+        architecture="llama",
+        layers=2,
+        hidden=args.hidden,
+        heads=2,
+        kv_heads=1,
+        head_size=max(8, args.hidden // 2),
+        max_positions=args.positions,
+    )
     return fresh_model(sizes, vocabulary=args.vocabulary, eos=None).eval().to(args.device)
 
 
@@ -219,8 +220,11 @@ def refuse_too_large(family: str, args: argparse.Namespace) -> None:
         return
     whole = 4 * args.positions * args.vocabulary
     small = 4 * args.positions * args.draft_vocabulary
-    copies = {"distill": 11 * whole, "medusa": (args.heads + 4) * whole,
-              "eagle3": 2 * whole + (2 * args.passes + 4) * small}  # fmt: skip
+    copies = {
+        "distill": 11 * whole,
+        "medusa": (args.heads + 4) * whole,
+        "eagle3": 2 * whole + (2 * args.passes + 4) * small,
+    }
     needed, free = copies[family] / 1e9, psutil.virtual_memory().available / 1e9
     if needed > 0.9 * free:
         fits = int(args.positions * 0.8 * free / needed)
@@ -240,9 +244,12 @@ def summary(family: str, rounds: list[dict[str, dict[str, float]]]) -> dict[str,
         sys.exit(f"{family}: the losses differ, {plain['loss']} and {chunked['loss']}")
     times = sorted(each["chunked"]["seconds"] / each["plain"]["seconds"] for each in rounds)
     return {
-        "plain_gb": plain["gb"], "chunked_gb": chunked["gb"], "share": chunked["gb"] / plain["gb"],
-        "time": times[len(times) // 2], "loss": chunked["loss"],
-    }  # fmt: skip
+        "plain_gb": plain["gb"],
+        "chunked_gb": chunked["gb"],
+        "share": chunked["gb"] / plain["gb"],
+        "time": times[len(times) // 2],
+        "loss": chunked["loss"],
+    }
 
 
 def table(found: dict[str, dict[str, float]], args: argparse.Namespace) -> list[str]:
@@ -267,9 +274,8 @@ def table(found: dict[str, dict[str, float]], args: argparse.Namespace) -> list[
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
-        "--families", type=lambda text: text.split(","), default=list(FAMILIES),
-        help="of " + ", ".join(FAMILIES),
-    )  # fmt: skip
+        "--families", type=lambda text: text.split(","), default=list(FAMILIES), help="of " + ", ".join(FAMILIES)
+    )
     parser.add_argument("--positions", type=int, default=2048)
     parser.add_argument("--vocabulary", type=int, default=151_936)
     parser.add_argument("--draft-vocabulary", type=int, default=32_000)

@@ -19,18 +19,18 @@ from typing import Any
 
 import torch
 from draftsmith.data.prompts import load_prompts, render
-from draftsmith.decoding import backbone
-from draftsmith.decoding.backbone import Backbone
 from draftsmith.decoding.engine import generate
-from draftsmith.decoding.loading import load_target
 from draftsmith.decoding.sampling import Warper
-from draftsmith.drafters import ensemble
-from draftsmith.drafters.draft_model import DraftModel
-from draftsmith.drafters.ensemble import Ensemble, join
+from draftsmith.decoding.target import backbone
+from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.decoding.target.loading import load_target
+from draftsmith.drafters.model import ensemble
+from draftsmith.drafters.model.draft_model import DraftModel
+from draftsmith.drafters.model.ensemble import Ensemble, join
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import RequestError
-from draftsmith.eval.environment import environment
-from draftsmith.launch.recipe import load_recipe
+from draftsmith.eval.measure.environment import environment
+from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.trainers.distill import draft_model
 
 PARTS = ((ensemble, "merge"), (ensemble, "compact"), (backbone, "tree_mask"))
@@ -73,9 +73,8 @@ def fresh(target: Backbone, seed: int, draft_length: int) -> DraftModel:
 
 
 def row(
-    target: Backbone, drafter: Ensemble, ids: list[list[int]], temperature: float,
-    args: argparse.Namespace,
-) -> str:  # fmt: skip
+    target: Backbone, drafter: Ensemble, ids: list[list[int]], temperature: float, args: argparse.Namespace
+) -> str:
     """One line of the table, all prompts together; the first prompt warms up."""
     how: dict[str, Any] = {"warper": Warper(temperature), "max_new_tokens": args.max_new_tokens}
     generate(target, drafter, ids[:1], **how)

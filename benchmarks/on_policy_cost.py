@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from draftsmith.eval.environment import environment
+from draftsmith.eval.measure.environment import environment
 from draftsmith.launch.train import train
 
 WARM = 2  # records left out: the first steps make kernels and arenas
@@ -44,18 +44,24 @@ def cost(out: Path, by: str, every: int, args: argparse.Namespace) -> tuple[floa
     stretches = max(3, args.steps // every)
     own = {name.replace(".", "__"): value for name, value in args.set}
     train(
-        args.recipe, out=out, rollouts__share=args.share, rollouts__by=by,
-        rollouts__every_steps=every, loop__log_every=every,
-        loop__steps=(WARM + stretches) * every, loop__validate_every=10**6, loop__validate_rows=1,
-        probe__every_steps=None, probe__prompts=1, probe__max_new_tokens=2,
-        checkpoint__every_steps=10**6, **own,
-    )  # fmt: skip
+        args.recipe,
+        out=out,
+        rollouts__share=args.share,
+        rollouts__by=by,
+        rollouts__every_steps=every,
+        loop__log_every=every,
+        loop__steps=(WARM + stretches) * every,
+        loop__validate_every=10**6,
+        loop__validate_rows=1,
+        probe__every_steps=None,
+        probe__prompts=1,
+        probe__max_new_tokens=2,
+        checkpoint__every_steps=10**6,
+        **own,
+    )
     lines = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
     found = [line for line in lines if line["kind"] == "train"][WARM:]
-    return (
-        median(line["rollout_share"] for line in found),
-        median(line["tokens_per_second"] for line in found),
-    )
+    return (median(line["rollout_share"] for line in found), median(line["tokens_per_second"] for line in found))
 
 
 def arguments() -> argparse.Namespace:
@@ -65,14 +71,20 @@ def arguments() -> argparse.Namespace:
     names = ["student", "target", "mixed"]
     parser.add_argument("--by", type=lambda word: word.split(","), default=names)
     parser.add_argument(
-        "--every", type=lambda word: list(map(int, word.split(","))), default=[1, 4],
+        "--every",
+        type=lambda word: list(map(int, word.split(","))),
+        default=[1, 4],
         help="steps that train on the same rows",
-    )  # fmt: skip
+    )
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument(
-        "--set", type=lambda word: tuple(word.split("=", 1)), action="append", default=[],
-        metavar="SECTION.FIELD=VALUE", help="a value for every run's recipe",
-    )  # fmt: skip
+        "--set",
+        type=lambda word: tuple(word.split("=", 1)),
+        action="append",
+        default=[],
+        metavar="SECTION.FIELD=VALUE",
+        help="a value for every run's recipe",
+    )
     return parser.parse_args()
 
 

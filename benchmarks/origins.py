@@ -24,20 +24,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from draftsmith.benchmarks.kept import file_name, same_settings
 from draftsmith.data.prompts import fitting, load_prompts, render
-from draftsmith.decoding.backbone import Backbone
-from draftsmith.decoding.loading import load_target
 from draftsmith.decoding.proposal import Proposer
-from draftsmith.drafters.early_exit import save_early_exit
-from draftsmith.drafters.quantised import save_quantised
+from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.decoding.target.loading import load_target
+from draftsmith.drafters.model.early_exit import save_early_exit
+from draftsmith.drafters.model.quantised import save_quantised
 from draftsmith.drafters.registry import load_drafter
-from draftsmith.eval.audit import audit
+from draftsmith.eval.audit.audit import audit
 from draftsmith.eval.config import AuditConfig, EvalConfig
-from draftsmith.eval.environment import environment
-from draftsmith.eval.evaluate import Arm, evaluate
-from draftsmith.eval.kept import same_settings
-from draftsmith.eval.speed import bytes_of
-from draftsmith.eval.tables import interval, number
+from draftsmith.eval.measure.environment import environment
+from draftsmith.eval.measure.evaluate import Arm, evaluate
+from draftsmith.eval.measure.speed import bytes_of
+from draftsmith.eval.report.tables import interval, number
 from draftsmith.storage import write_text
 
 DEPTH = 4  # drafted tokens of a chain
@@ -66,13 +66,17 @@ def evenly(count: int, of: int) -> list[int]:
 
 
 # as many parameters in each, 2.0 M of the target's 5.3 M
-NARROW = {"model.layers": 8, "model.hidden": 128, "model.intermediate": 352, "model.heads": 2,
-          "model.kv_heads": 1}  # fmt: skip
-HALF = {"model.layers": 4, "model.hidden": 160, "model.intermediate": 560, "model.heads": 2,
-        "model.kv_heads": 1}  # fmt: skip
-SCRATCH = {"model.start_from": "", "model.layers": LAYERS, "model.hidden": 208,
-           "model.intermediate": 640, "model.heads": 4, "model.kv_heads": 2,
-           "model.head_size": 64}  # fmt: skip
+NARROW = {"model.layers": 8, "model.hidden": 128, "model.intermediate": 352, "model.heads": 2, "model.kv_heads": 1}
+HALF = {"model.layers": 4, "model.hidden": 160, "model.intermediate": 560, "model.heads": 2, "model.kv_heads": 1}
+SCRATCH = {
+    "model.start_from": "",
+    "model.layers": LAYERS,
+    "model.hidden": 208,
+    "model.intermediate": 640,
+    "model.heads": 4,
+    "model.kv_heads": 2,
+    "model.head_size": 64,
+}
 ORIGINS = [
     Origin("layers by acceptance", {"model.layers": LAYERS}),
     Origin("layers evenly", {"model.layers": LAYERS, "model.keep_layers": evenly(LAYERS, 8)}),
@@ -127,20 +131,24 @@ def folder_of(origin: Origin, target: Backbone, args: argparse.Namespace) -> Pat
 def train(origin: Origin, folder: Path, args: argparse.Namespace) -> None:
     """One run: same rows in the same order, same steps, whatever the draft begins with."""
     values = {
-        "target.path": args.target, "loop.steps": args.steps, "loop.batch_rows": args.batch_rows,
-        "loop.micro_rows": args.batch_rows, "loop.validate_every": 100_000,
-        "loop.validate_rows": 16, "probe.every_steps": "", "probe.prompts": 2,
+        "target.path": args.target,
+        "loop.steps": args.steps,
+        "loop.batch_rows": args.batch_rows,
+        "loop.micro_rows": args.batch_rows,
+        "loop.validate_every": 100_000,
+        "loop.validate_rows": 16,
+        "probe.every_steps": "",
+        "probe.prompts": 2,
         "optimizer.lr": args.lr_scratch if "model.start_from" in origin.values else args.lr,
-        **origin.values, **dict(args.set),
-    }  # fmt: skip
+        **origin.values,
+        **dict(args.set),
+    }
     words = [word for key, value in values.items() for word in (f"--{key}", f"{value}")]
     command = [sys.executable, "-m", "draftsmith.launch.train", RECIPE, "--out", str(folder)]
     log = folder.with_suffix(".log")
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as stream:
-        done = subprocess.run(
-            [*command, *words], stdout=stream, stderr=subprocess.STDOUT, check=False
-        )
+        done = subprocess.run([*command, *words], stdout=stream, stderr=subprocess.STDOUT, check=False)
     if done.returncode:
         raise SystemExit(f"{origin.name}: training failed, see {log}")
 
@@ -148,9 +156,13 @@ def train(origin: Origin, folder: Path, args: argparse.Namespace) -> None:
 def measure(origin: Origin, args: argparse.Namespace) -> dict[str, Any]:
     """Results at every temperature, the audit's verdict among them."""
     config = EvalConfig(
-        prompts=args.prompts, limit=args.limit, max_new_tokens=args.max_new_tokens,
-        draft_length=DEPTH, sweep=[], repeats=1,
-    )  # fmt: skip
+        prompts=args.prompts,
+        limit=args.limit,
+        max_new_tokens=args.max_new_tokens,
+        draft_length=DEPTH,
+        sweep=[],
+        repeats=1,
+    )
     target = load_target(args.target)
     folder = folder_of(origin, target, args)
     drafter = load_drafter(folder, target, draft_length=DEPTH)
@@ -161,20 +173,20 @@ def measure(origin: Origin, args: argparse.Namespace) -> dict[str, Any]:
     verdict = verdict_of(target, drafter, ids, args)
     found = evaluate(target, [Arm(origin.name, drafter, verdict)], prompts, config)
     return {
-        "name": origin.name, "parameters": parameters(drafter), "rows": found["rows"],
-        "untrained": untrained(folder), "bytes": found["draft"]["bytes"],
-        "target_bytes": bytes_of(target.model), "settings": config.model_dump(),
+        "name": origin.name,
+        "parameters": parameters(drafter),
+        "rows": found["rows"],
+        "untrained": untrained(folder),
+        "bytes": found["draft"]["bytes"],
+        "target_bytes": bytes_of(target.model),
+        "settings": config.model_dump(),
         "environment": environment(),
-    }  # fmt: skip
+    }
 
 
-def verdict_of(
-    target: Backbone, drafter: Proposer, ids: Sequence[Sequence[int]], args: argparse.Namespace
-) -> str:
+def verdict_of(target: Backbone, drafter: Proposer, ids: Sequence[Sequence[int]], args: argparse.Namespace) -> str:
     """The audit's verdict; a draft that fails it has no place in a table."""
-    evidence = AuditConfig(
-        tokens=args.audit_tokens, sequences=args.audit_sequences, prompts=min(24, len(ids))
-    )
+    evidence = AuditConfig(tokens=args.audit_tokens, sequences=args.audit_sequences, prompts=min(24, len(ids)))
     report = audit(target, drafter, ids, evidence)
     if report.failures:
         raise SystemExit(report.text())
@@ -216,17 +228,15 @@ def line_of(found: dict[str, Any]) -> str:
     """One row of the table."""
     kept = found["untrained"]
     cells = [
-        found["name"], f"{found['parameters'] / 1e6:.2f} M",
-        f"{found['bytes'] / found['target_bytes']:.0%}", number(found["rows"][0]["c"]),
+        found["name"],
+        f"{found['parameters'] / 1e6:.2f} M",
+        f"{found['bytes'] / found['target_bytes']:.0%}",
+        number(found["rows"][0]["c"]),
         " ".join(map(str, kept["kept"])) if kept else "",
-    ]  # fmt: skip
+    ]
     for row in found["rows"]:
         cells += [interval(row["alpha_hat"]), interval(row["tau"]), number(row["mbsu"])]
     return "| " + " | ".join([*cells, found["rows"][0]["verdict"]]) + " |"
-
-
-def file_name(name: str) -> str:
-    return "".join(letter if letter.isalnum() else "-" for letter in name.lower())
 
 
 def arguments() -> argparse.Namespace:
@@ -244,9 +254,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--audit-tokens", type=int, default=2_000)
     parser.add_argument("--audit-sequences", type=int, default=50_000)
     parser.add_argument(
-        "--set", type=lambda word: tuple(word.split("=", 1)), action="append", default=[],
-        metavar="SECTION.FIELD=VALUE", help="a value for every trained row",
-    )  # fmt: skip
+        "--set",
+        type=lambda word: tuple(word.split("=", 1)),
+        action="append",
+        default=[],
+        metavar="SECTION.FIELD=VALUE",
+        help="a value for every trained row",
+    )
     return parser.parse_args()
 
 

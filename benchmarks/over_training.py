@@ -41,11 +41,16 @@ def main() -> None:
 def train(args: argparse.Namespace) -> None:
     every = str(args.every)
     values = {
-        "data.limit_rows": str(args.rows), "loop.steps": str(args.steps),
-        "loop.batch_rows": str(args.batch_rows), "loop.micro_rows": str(args.batch_rows),
-        "loop.log_every": every, "loop.validate_every": every, "probe.every_steps": every,
-        "probe.prompts": str(args.prompts), "checkpoint.every_steps": every,
-    }  # fmt: skip
+        "data.limit_rows": str(args.rows),
+        "loop.steps": str(args.steps),
+        "loop.batch_rows": str(args.batch_rows),
+        "loop.micro_rows": str(args.batch_rows),
+        "loop.log_every": every,
+        "loop.validate_every": every,
+        "probe.every_steps": every,
+        "probe.prompts": str(args.prompts),
+        "checkpoint.every_steps": every,
+    }
     words = [word for key, value in values.items() for word in (f"--{key}", value)]
     command = [sys.executable, "-m", "draftsmith.launch.train", args.recipe]
     done = subprocess.run([*command, "--out", str(args.out), *words], check=False)
@@ -56,16 +61,13 @@ def train(args: argparse.Namespace) -> None:
 def read(metrics: Path) -> list[Point]:
     """The records of a run, those of one step together."""
     found: dict[int, dict[str, float]] = {}
-    names = {"train": ("loss", "loss"), "validation": ("validation_loss", "validation_loss"),
-             "probe": ("tau", "tau")}  # fmt: skip
+    names = {"train": ("loss", "loss"), "validation": ("validation_loss", "validation_loss"), "probe": ("tau", "tau")}
     for line in metrics.read_text().splitlines():
         record = json.loads(line)
         if record["kind"] in names:
             name, key = names[record["kind"]]
             found.setdefault(record["step"], {})[name] = record[key]
-    return [
-        Point(step, **values) for step, values in sorted(found.items()) if len(values) == len(names)
-    ]
+    return [Point(step, **values) for step, values in sorted(found.items()) if len(values) == len(names)]
 
 
 def table(points: list[Point]) -> list[str]:
@@ -76,9 +78,11 @@ def table(points: list[Point]) -> list[str]:
 def choices(points: list[Point]) -> list[str]:
     """Which step each measure would keep, and what tau that is."""
     measures: dict[str, Callable[[Point], float]] = {
-        "tau": lambda p: p.tau, "held-out loss": lambda p: -p.validation_loss,
-        "training loss": lambda p: -p.loss, "the last step": lambda p: p.step,
-    }  # fmt: skip
+        "tau": lambda p: p.tau,
+        "held-out loss": lambda p: -p.validation_loss,
+        "training loss": lambda p: -p.loss,
+        "the last step": lambda p: p.step,
+    }
     lines = []
     for name, measure in measures.items():
         best = max(points, key=measure)

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 from draftsmith.decoding.sampling import Warper, draw
-from draftsmith.eval.environment import environment
-from draftsmith.eval.timing import Call, interleaved, recorded
+from draftsmith.eval.measure.environment import environment
+from draftsmith.eval.measure.timing import Call, interleaved, recorded
 from torch import Tensor
 
 SAMPLED = Warper(0.8, top_k=50, top_p=0.95)
@@ -50,14 +50,15 @@ TINY = Sizes("cpu", torch.float32, rounds=2, repeats=1, batches=(1, 2), vocabula
 def main(argv: list[str] | None = None) -> int:
     args = _arguments(argv)
     if not args.tiny and not torch.cuda.is_available():
-        print("samplers: no CUDA device is visible; --tiny checks the script on a CPU",
-              file=sys.stderr)  # fmt: skip
+        print("samplers: no CUDA device is visible; --tiny checks the script on a CPU", file=sys.stderr)
         return 2
     sizes = TINY if args.tiny else Sizes()
     results: dict[str, Any] = {
-        "note": TINY_NOTE if args.tiny else "", "environment": environment(),
-        "cuda": torch.version.cuda, "sizes": asdict(sizes) | {"dtype": str(sizes.dtype)},
-    }  # fmt: skip
+        "note": TINY_NOTE if args.tiny else "",
+        "environment": environment(),
+        "cuda": torch.version.cuda,
+        "sizes": asdict(sizes) | {"dtype": str(sizes.dtype)},
+    }
     where = results["environment"]["devices" if sizes.place.type == "cuda" else "processor"]
     print(results["note"] or f"CUDA {results['cuda']}")
     print(f"{where}, torch {torch.__version__}, {sizes.rounds} interleaved rounds")
@@ -73,8 +74,9 @@ def measure(sizes: Sizes) -> list[dict[str, Any]]:
     """Seconds of warping and of warping and drawing, by batch and vocabulary."""
     return [
         {"batch": batch, "vocabulary": vocabulary, **_row(sizes, batch, vocabulary)}
-        for vocabulary in sizes.vocabularies for batch in sizes.batches
-    ]  # fmt: skip
+        for vocabulary in sizes.vocabularies
+        for batch in sizes.batches
+    ]
 
 
 def _row(sizes: Sizes, batch: int, vocabulary: int) -> dict[str, float | str]:
@@ -96,9 +98,7 @@ def _many(call: Call, sizes: Sizes) -> Call:
     return recorded(lambda: [call() for _ in range(sizes.repeats)], sizes.place)
 
 
-def sampler_arms(
-    logits_BV: Tensor, uniform_B: Tensor, warper: Warper
-) -> tuple[dict[str, Call], dict[str, str]]:
+def sampler_arms(logits_BV: Tensor, uniform_B: Tensor, warper: Warper) -> tuple[dict[str, Call], dict[str, str]]:
     """What can be measured here, and why the rest cannot.
 
     `warp`: logits to the law; `token`: logits to one token per row. Logits are of one buffer, as
@@ -129,15 +129,10 @@ def _kernel_arms(logits_BV: Tensor, uniform_B: Tensor, warper: Warper) -> dict[s
         return MISSING
     from draftsmith.decoding.kernels.warp import warp
 
-    return {
-        "warp": lambda: warp(logits_BV, warper),
-        "token": lambda: draw(warp(logits_BV, warper), uniform_B),
-    }
+    return {"warp": lambda: warp(logits_BV, warper), "token": lambda: draw(warp(logits_BV, warper), uniform_B)}
 
 
-def _flashinfer_arms(
-    logits_BV: Tensor, _uniform_B: Tensor, warper: Warper
-) -> dict[str, Call] | str:
+def _flashinfer_arms(logits_BV: Tensor, _uniform_B: Tensor, warper: Warper) -> dict[str, Call] | str:
     """FlashInfer's own random numbers; it has no temperature, so that is torch's here."""
     try:
         from flashinfer import sampling as theirs

@@ -33,24 +33,23 @@ from typing import Any
 
 import numpy as np
 import torch
-from draftsmith.decoding.loading import load_target
-from draftsmith.eval.environment import environment
-from draftsmith.eval.metrics import Interval, ratio
-from draftsmith.launch.recipe import load_recipe, shipped_recipes
+from draftsmith.decoding.target.loading import load_target
+from draftsmith.eval.measure.environment import environment
+from draftsmith.eval.measure.metrics import Interval, ratio
+from draftsmith.launch.recipe.load import load_recipe, shipped_recipes
 from draftsmith.launch.train import train
 from draftsmith.storage import write_text
-from draftsmith.trainers.architecture import fresh_model
 from draftsmith.trainers.config import ModelConfig
-from draftsmith.trainers.loop import Loop, Outcome
-from draftsmith.trainers.losses import Teacher
-from draftsmith.trainers.progress import Meter
+from draftsmith.trainers.loop.loop import Loop, Outcome
+from draftsmith.trainers.loop.progress import Meter
+from draftsmith.trainers.losses.chunked import Teacher
+from draftsmith.trainers.student.architecture import fresh_model
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 NOTE = "tiny mode: checks the script, measures nothing"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-TINY = {"data.sequence_length": "64", "loop.batch_rows": "2", "loop.micro_rows": "2",
-        "data.limit_rows": "40"}  # fmt: skip
+TINY = {"data.sequence_length": "64", "loop.batch_rows": "2", "loop.micro_rows": "2", "data.limit_rows": "40"}
 
 
 def main() -> None:
@@ -83,9 +82,7 @@ class Part:
 class Arm:
     """A recipe's loop, and what its steps took."""
 
-    def __init__(
-        self, recipe: str, place: Path, args: argparse.Namespace, more: dict[str, str] | None = None
-    ) -> None:
+    def __init__(self, recipe: str, place: Path, args: argparse.Namespace, more: dict[str, str] | None = None) -> None:
         self.loop = loop_of(recipe, place, {**args.set, **(more or {})})
         resolved = load_recipe(recipe, list(args.set.items())).recipe
         self.precisions = (resolved.target.dtype, resolved.loop.precision)
@@ -104,9 +101,7 @@ class Arm:
         arm = self
 
         class Taken(Meter):
-            def add(
-                self, sums: dict[str, float], labels: float, tokens: int, waited: float
-            ) -> None:
+            def add(self, sums: dict[str, float], labels: float, tokens: int, waited: float) -> None:
                 arm.tokens = tokens
                 arm.waited.append(waited)
 
@@ -166,8 +161,9 @@ class Arm:
             "target": listed(ratio(layers_S + projection_S, step_S)),
             "layers": listed(ratio(layers_S, step_S)),
             "operations": {"step": whole, "layers": layers, "projection": projection},
-            "median_seconds": float(np.median(step_S)), "steps": len(step_S),
-        }  # fmt: skip
+            "median_seconds": float(np.median(step_S)),
+            "steps": len(step_S),
+        }
 
 
 def loop_of(recipe: str, place: Path, values: dict[str, str]) -> Loop:
@@ -194,10 +190,13 @@ def deep_target(folder: Path, args: argparse.Namespace) -> Path:
     torch.manual_seed(0)
     like: Any = target.model.config
     sizes = ModelConfig(
-        layers=args.deep, hidden=like.hidden_size, heads=like.num_attention_heads,
-        kv_heads=like.num_key_value_heads, head_size=like.head_dim,
+        layers=args.deep,
+        hidden=like.hidden_size,
+        heads=like.num_attention_heads,
+        kv_heads=like.num_key_value_heads,
+        head_size=like.head_dim,
         intermediate=like.intermediate_size,
-    )  # fmt: skip
+    )
     model: Any = fresh_model(sizes, vocabulary=like.vocab_size, eos=like.eos_token_id, like=like)
     model.save_pretrained(folder)
     target.tokenizer.save_pretrained(folder)
@@ -276,9 +275,7 @@ def attention_back_operations(_grad: Any, query: Any, key: Any, *_: Any, **__: A
 # ---- showing ------------------------------------------------------------------------------
 
 
-def table(
-    found: dict[str, dict[str, Any]], peaks: dict[str, float], args: argparse.Namespace
-) -> list[str]:
+def table(found: dict[str, dict[str, Any]], peaks: dict[str, float], args: argparse.Namespace) -> list[str]:
     """Markdown, with what it was measured on above it."""
     place = environment()
     shown = ", ".join(f"{name} {speed / 1e9:.0f} GFLOP/s" for name, speed in peaks.items())
@@ -293,8 +290,7 @@ def table(
     ]
     for name, row in found.items():
         speed, low, high = row["tokens_per_second"]
-        cells = [name, f"{speed:,.0f} [{low:,.0f}, {high:,.0f}]", percent(row["mfu"]),
-                 f"{row['data_wait'][0]:.2%}"]  # fmt: skip
+        cells = [name, f"{speed:,.0f} [{low:,.0f}, {high:,.0f}]", percent(row["mfu"]), f"{row['data_wait'][0]:.2%}"]
         frozen = row["operations"]["layers"] > 0
         cells += [percent(row[each]) if frozen else "-" for each in ("target", "layers")]
         lines.append("| " + " | ".join(cells) + " |")
@@ -325,9 +321,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--out", type=Path)
     parser.add_argument(
-        "--set", type=lambda word: tuple(word.split("=", 1)), action="append", default=[],
-        metavar="SECTION.FIELD=VALUE", help="a value for every recipe",
-    )  # fmt: skip
+        "--set",
+        type=lambda word: tuple(word.split("=", 1)),
+        action="append",
+        default=[],
+        metavar="SECTION.FIELD=VALUE",
+        help="a value for every recipe",
+    )
     args = parser.parse_args()
     values = {"data.limit_rows": "400", "probe.prompts": "1", **(TINY if args.tiny else {})}
     args.set = {**values, **dict(args.set)}

@@ -8,9 +8,7 @@ from pydantic import Field
 
 from ..config import Section
 
-RowShape = Literal[
-    "auto", "messages", "conversations", "prompt_completion", "instruction", "text", "tokens"
-]
+RowShape = Literal["auto", "messages", "conversations", "prompt_completion", "instruction", "text", "tokens"]
 
 
 class DataConfig(Section):

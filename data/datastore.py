@@ -92,8 +92,7 @@ class Datastore:
                 path = self.folder / name
                 if not path.is_file() or sha256(path) != record["sha256"][name]:
                     raise RequestError(
-                        f"datastore: {path} does not match its checksum in {MANIFEST}; "
-                        "build the datastore again"
+                        f"datastore: {path} does not match its checksum in {MANIFEST}; build the datastore again"
                     )
 
     def matches(self, suffix: Sequence[int], limit: int) -> list[tuple[int, int]]:
@@ -103,20 +102,10 @@ class Datastore:
         more, evenly spaced ones. Reads O(log n) windows of `len(suffix) + 1` tokens per shard.
         """
         spans = self._spans(_ids(suffix), self.vocabulary + 1)
-        return [
-            (number, start)
-            for number, starts in enumerate(self._pick(spans, limit))
-            for start in starts.tolist()
-        ]
+        return [(number, start) for number, starts in enumerate(self._pick(spans, limit)) for start in starts.tolist()]
 
     def continuations(
-        self,
-        context: Sequence[int],
-        *,
-        longest: int = 16,
-        shortest: int = 2,
-        length: int = 10,
-        limit: int = 5000,
+        self, context: Sequence[int], *, longest: int = 16, shortest: int = 2, length: int = 10, limit: int = 5000
     ) -> NDArray[np.int64]:
         """What follows the longest end of `context` that the corpus has, at most `limit` times.
 
@@ -206,9 +195,7 @@ def _ids(tokens: Sequence[int]) -> list[int]:
     return [int(token) for token in tokens]
 
 
-def _following(
-    shard: Shard, starts: NDArray[np.int64], length: int, *, separator: int
-) -> NDArray[np.int64]:
+def _following(shard: Shard, starts: NDArray[np.int64], length: int, *, separator: int) -> NDArray[np.int64]:
     """The `length` tokens from each start on, -1 behind the end of the document. [M, L]."""
     # the last entry of a shard is a separator: clipping to it ends the row
     index_ML = np.minimum(starts[:, None] + np.arange(length), len(shard.tokens) - 1)
@@ -217,9 +204,7 @@ def _following(
     return tokens_ML
 
 
-def _prefixes(
-    rows_ML: NDArray[np.int64],
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+def _prefixes(rows_ML: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """All distinct prefixes by depth and then tokens: last token, parent, number of rows."""
     base = int(rows_ML.max(initial=0)) + 1
     tokens, parents, counts = [], [], []
@@ -230,20 +215,14 @@ def _prefixes(
         alive = column[row] >= 0
         row, node = row[alive], node[alive]
         # sorted by prefix and then token, hence by all tokens in turn
-        key, inverse, count = np.unique(
-            (node + 1) * base + column[row], return_inverse=True, return_counts=True
-        )
+        key, inverse, count = np.unique((node + 1) * base + column[row], return_inverse=True, return_counts=True)
         tokens.append(key % base)
         parents.append(key // base - 1)
         counts.append(count.astype(np.int64))
         node = size + inverse
         size += len(key)
     empty = [np.empty(0, dtype=np.int64)]
-    return (
-        np.concatenate(tokens or empty),
-        np.concatenate(parents or empty),
-        np.concatenate(counts or empty),
-    )
+    return (np.concatenate(tokens or empty), np.concatenate(parents or empty), np.concatenate(counts or empty))
 
 
 def token_dtype(separator: int) -> type[np.uint16] | type[np.uint32]:
@@ -260,20 +239,16 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     if not path.is_file():
         raise RequestError(
-            f"datastore: {folder} is no datastore: it has no {MANIFEST}; name a folder that "
-            "build_datastore wrote"
+            f"datastore: {folder} is no datastore: it has no {MANIFEST}; name a folder that build_datastore wrote"
         )
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise RequestError(
-            f"datastore: {path} cannot be read ({error}); build the datastore again"
-        ) from error
+        raise RequestError(f"datastore: {path} cannot be read ({error}); build the datastore again") from error
     found = manifest.get("format") if isinstance(manifest, dict) else None
     if found != FORMAT:
         raise RequestError(
-            f"datastore: {path}: format is {found!r}, expected {FORMAT}; build the datastore "
-            "again with this version"
+            f"datastore: {path}: format is {found!r}, expected {FORMAT}; build the datastore again with this version"
         )
     for field, kind in (("vocabulary", int), ("tokenizer", str), ("shards", list)):
         if not isinstance(manifest.get(field), kind) or manifest[field] == []:
@@ -288,9 +263,7 @@ def _open_shard(folder: Path, number: int, record: dict[str, Any], *, separator:
     """Map the arrays of a shard; their sizes must be what the manifest says."""
     names = shard_files(number)
     try:
-        tokens, suffixes = (
-            np.load(folder / name, mmap_mode="r", allow_pickle=False) for name in names
-        )
+        tokens, suffixes = (np.load(folder / name, mmap_mode="r", allow_pickle=False) for name in names)
         sizes = (record["tokens"] + record["documents"],), (record["tokens"],)
         if (tokens.shape, suffixes.shape) != sizes or tokens.dtype != token_dtype(separator):
             raise ValueError("the arrays have other sizes than the manifest names")

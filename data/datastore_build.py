@@ -62,8 +62,7 @@ def build_datastore(
         ]
         if not shards:
             raise RequestError(
-                "datastore: the corpus holds no token; expected at least one document that is "
-                "not empty"
+                "datastore: the corpus holds no token; expected at least one document that is not empty"
             )
         manifest = {
             "format": FORMAT,
@@ -84,16 +83,11 @@ def build_datastore(
 
 def _check_request(folder: Path, vocabulary: int, shard_tokens: int) -> None:
     if folder.exists():
-        raise RequestError(
-            f"datastore: {folder} exists already; name a new folder, or remove this one first"
-        )
+        raise RequestError(f"datastore: {folder} exists already; name a new folder, or remove this one first")
     if not 1 <= vocabulary < 2**32:
         raise RequestError(f"datastore: vocabulary is {vocabulary}, expected 1 to {2**32 - 1} ids")
     if shard_tokens < 2:
-        raise RequestError(
-            f"datastore: shard_tokens is {shard_tokens}, expected at least 2: a token and a "
-            "separator"
-        )
+        raise RequestError(f"datastore: shard_tokens is {shard_tokens}, expected at least 2: a token and a separator")
 
 
 def _suffix_sorter() -> Callable[[NDArray[Any]], NDArray[Any]]:
@@ -107,9 +101,7 @@ def _suffix_sorter() -> Callable[[NDArray[Any]], NDArray[Any]]:
     return divsufsort
 
 
-def _pieces(
-    documents: Iterable[Sequence[int]], vocabulary: int, *, longest: int
-) -> Iterator[NDArray[Any]]:
+def _pieces(documents: Iterable[Sequence[int]], vocabulary: int, *, longest: int) -> Iterator[NDArray[Any]]:
     """Checked ids of each document, in pieces of at most `longest`."""
     for number, document in enumerate(documents, 1):
         ids = np.asarray(document)
@@ -130,9 +122,7 @@ def _pieces(
             yield ids[at : at + longest]
 
 
-def _fill(
-    pieces: Iterable[NDArray[Any]], shard_tokens: int, *, separator: int
-) -> Iterator[NDArray[Any]]:
+def _fill(pieces: Iterable[NDArray[Any]], shard_tokens: int, *, separator: int) -> Iterator[NDArray[Any]]:
     """The tokens of one shard after the other: whole pieces, a separator behind each."""
     dtype = token_dtype(separator)
     border = np.array([separator], dtype=dtype)
@@ -149,12 +139,7 @@ def _fill(
 
 
 def _write_shard(
-    draft: Path,
-    number: int,
-    tokens: NDArray[Any],
-    sort: Callable[[NDArray[Any]], NDArray[Any]],
-    *,
-    separator: int,
+    draft: Path, number: int, tokens: NDArray[Any], sort: Callable[[NDArray[Any]], NDArray[Any]], *, separator: int
 ) -> dict[str, Any]:
     """Sort the suffixes and save both arrays. Returns the shard's record for the manifest."""
     documents = int((tokens == separator).sum())
@@ -166,8 +151,4 @@ def _write_shard(
     for name, array in zip(files, (tokens, suffixes.astype(index))):
         np.save(draft / name, array)
         flush(draft / name)
-    return {
-        "documents": documents,
-        "tokens": len(suffixes),
-        "sha256": {name: sha256(draft / name) for name in files},
-    }
+    return {"documents": documents, "tokens": len(suffixes), "sha256": {name: sha256(draft / name) for name in files}}

@@ -1,6 +1,6 @@
 """Prompt sets: held-out library files, our JSONL shapes, Spec-Bench's and HumanEval's formats.
 
-Read next: `eval/evaluate.py`, which decodes them.
+Read next: `eval/measure/evaluate.py`, which decodes them.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DataError, RequestError
-from .encode import beginning
-from .readers import Rejected, read_jsonl
-from .shapes import BadRow, chat_messages, clean_text, filled, instruction_text
-from .stdlib import stdlib_texts
-from .templates import render_chat
+from .rows.encode import beginning
+from .rows.readers import Rejected, read_jsonl
+from .rows.shapes import BadRow, chat_messages, clean_text, filled, instruction_text
+from .rows.stdlib import stdlib_texts
+from .rows.templates import render_chat
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -50,9 +50,8 @@ def load_prompts(source: str, *, limit: int | None = None, seed: int = 0) -> lis
 
 
 def render(
-    prompt: Prompt, tokenizer: PreTrainedTokenizerBase, *, answers: Sequence[str] = (),
-    limit: int | None = None,
-) -> list[int]:  # fmt: skip
+    prompt: Prompt, tokenizer: PreTrainedTokenizerBase, *, answers: Sequence[str] = (), limit: int | None = None
+) -> list[int]:
     """Token ids of the turn that follows `answers`; of a longer text the last `limit` ids.
 
     Chats go through the same renderer as training rows; plain text begins as training text does.
@@ -72,9 +71,8 @@ def render(
 
 
 def fitting(
-    prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, longest: int, *,
-    warn: bool = False,
-) -> list[Prompt]:  # fmt: skip
+    prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, longest: int, *, warn: bool = False
+) -> list[Prompt]:
     """Those whose first turn has at most `longest` tokens, with every text, as texts can be cut.
 
     Args:
@@ -95,15 +93,17 @@ def fitting(
         _log.warning(
             "%d of %d prompts are left out: chats longer than eval.prompt_tokens = %d; with "
             "--eval.prompt_tokens %d all of them are taken",
-            len(prompts) - len(kept), len(prompts), longest, max(lengths),
-        )  # fmt: skip
+            len(prompts) - len(kept),
+            len(prompts),
+            longest,
+            max(lengths),
+        )
     return kept
 
 
 def _render_turns(
-    prompt: Prompt, turns: Sequence[str], answers: Sequence[str],
-    tokenizer: PreTrainedTokenizerBase,
-) -> str:  # fmt: skip
+    prompt: Prompt, turns: Sequence[str], answers: Sequence[str], tokenizer: PreTrainedTokenizerBase
+) -> str:
     messages = [] if prompt.system is None else [{"role": "system", "content": prompt.system}]
     for at, turn in enumerate(turns):
         messages.append({"role": "user", "content": turn})

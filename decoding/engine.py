@@ -2,7 +2,7 @@
 
 Guarantees: no token after EOS, never more than `max_new_tokens`, a row does not depend on the
 other rows, and the KV arena after a step equals a fresh prefill of the same tokens. A step never
-waits for the device. Read next: `rules.py` for the rules, `rows.py` for what ends a row, `steps.py`
+waits for the device. Read next: `rules/choice.py` for the rules, `rows.py` for what ends a row, `steps.py`
 for what is recorded, `graphs.py` for replaying steps on CUDA.
 
 Shapes: B rows, N nodes of the tree, D depths, V vocabulary, E tokens that a step can emit.
@@ -18,17 +18,17 @@ import torch
 from torch import Tensor
 
 from ..errors import RequestError
-from .acceptance import Outcome, Rule
-from .arena import KVArena
-from .backbone import Backbone, Seen
 from .graphs import Held, Replayed
 from .proposal import Committed, FeatureProposer, Proposal, Proposer
 from .random import Uniforms
 from .rows import Late, Rows
-from .rules import rule_for
+from .rules.acceptance import Outcome, Rule
+from .rules.choice import rule_for
 from .sampling import Warper, draw
 from .steps import StepLog
-from .tree import chain
+from .target.backbone import Backbone, Seen
+from .target.kv_cache import KVArena
+from .tree.tree import chain
 
 _DRAFT, _CORRECTION, _BONUS = 1, 2, 3  # places in `rows.ORIGINS`
 
@@ -111,10 +111,16 @@ def generate(
     calls = _until_done(rows, step, Late(target.device, wait_a_step=static))
     tokens, origin = rows.answers()
     return Generation(
-        tokens, origin, step.log.cut(calls), done_prefill - start,
-        time.perf_counter() - done_prefill, calls, calls * drafter.draft_steps, step.seconds,
+        tokens,
+        origin,
+        step.log.cut(calls),
+        done_prefill - start,
+        time.perf_counter() - done_prefill,
+        calls,
+        calls * drafter.draft_steps,
+        step.seconds,
         step.nodes,
-    )  # fmt: skip
+    )
 
 
 @torch.inference_mode()
@@ -161,18 +167,23 @@ def autoregressive(
     calls = _until_done(rows, step, Late(target.device, wait_a_step=static))
     tokens, origin = rows.answers()
     return Generation(
-        tokens, origin, StepLog(len(prompts), 0), done_prefill - start,
-        time.perf_counter() - done_prefill, calls,
-    )  # fmt: skip
+        tokens, origin, StepLog(len(prompts), 0), done_prefill - start, time.perf_counter() - done_prefill, calls
+    )
 
 
 class _Speculation:
     """One step of speculative decoding, in the two halves that a graph may hold."""
 
     def __init__(
-        self, target: Backbone, drafter: Proposer, arena: KVArena, rows: Rows, warper: Warper,
-        uniforms: Uniforms, rule: Rule | str | None,
-    ) -> None:  # fmt: skip
+        self,
+        target: Backbone,
+        drafter: Proposer,
+        arena: KVArena,
+        rows: Rows,
+        warper: Warper,
+        uniforms: Uniforms,
+        rule: Rule | str | None,
+    ) -> None:
         self._target, self._drafter, self._arena, self._rows = target, drafter, arena, rows
         self._warper, self._rule = warper, rule
         self._layers = drafter.layers if isinstance(drafter, FeatureProposer) else ()
@@ -204,9 +215,7 @@ class _Speculation:
 
     def _verify(self, proposal: Proposal) -> Outcome:
         rows, arena = self._rows, self._arena
-        seen = self._target.see(
-            proposal.tokens_BN, rows.lengths_B, proposal.tree, arena, layers=self._layers
-        )
+        seen = self._target.see(proposal.tokens_BN, rows.lengths_B, proposal.tree, arena, layers=self._layers)
         rule = self._rule
         chosen = rule if callable(rule) else rule_for(proposal, self._warper, rule)
         outcome = chosen(seen.logits_BNV, proposal, self._warper, self._coins)
@@ -257,9 +266,13 @@ def _until_done(rows: Rows, step: Callable[[], object], late: Late) -> int:
 
 
 def _begin(
-    logits_BV: Tensor, prompts: Sequence[Sequence[int]], warper: Warper, uniforms: Uniforms,
-    limit: int, eos_ids: Sequence[int],
-) -> Rows:  # fmt: skip
+    logits_BV: Tensor,
+    prompts: Sequence[Sequence[int]],
+    warper: Warper,
+    uniforms: Uniforms,
+    limit: int,
+    eos_ids: Sequence[int],
+) -> Rows:
     """The rows behind their prefill, with the first token of each."""
     first_B = _sample(logits_BV, warper, uniforms)
     rows = Rows([len(prompt) for prompt in prompts], limit, eos_ids, logits_BV.device)
@@ -278,9 +291,7 @@ def _room(prompts: Sequence[Sequence[int]], max_new_tokens: int, nodes: int) -> 
     return max(map(len, prompts)) + max_new_tokens + 2 * nodes
 
 
-def _check(
-    target: Backbone, prompts: Sequence[Sequence[int]], max_new_tokens: int, depth: int
-) -> None:
+def _check(target: Backbone, prompts: Sequence[Sequence[int]], max_new_tokens: int, depth: int) -> None:
     if not prompts or not all(len(prompt) for prompt in prompts):
         raise RequestError("a prompt is empty; every prompt needs at least one token")
     if max_new_tokens < 1:

@@ -54,8 +54,7 @@ class Replayed:
     def __init__(self, step: Callable[..., Any], uniforms: Held, device: torch.device) -> None:
         if device.type != "cuda":
             raise RequestError(
-                f"CUDA graphs were asked for, and the target is on {device.type}; put it on a GPU "
-                "or leave them out"
+                f"CUDA graphs were asked for, and the target is on {device.type}; put it on a GPU or leave them out"
             )
         self._step, self._uniforms = step, uniforms
         self._graph: torch.cuda.CUDAGraph | None = None

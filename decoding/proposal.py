@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .random import Uniforms
 from .sampling import Warper
-from .tree import AnyTree
+from .tree.tree import AnyTree
 
 
 class Law(Enum):

@@ -24,8 +24,7 @@ class Uniforms:
     def __init__(self, seed: int, requests: Sequence[int], device: torch.device | str) -> None:
         """`requests` numbers the rows: the same number and seed give the same stream."""
         self._streams = [
-            np.random.Generator(np.random.Philox(key=[seed & (2**64 - 1), request]))
-            for request in requests
+            np.random.Generator(np.random.Philox(key=[seed & (2**64 - 1), request])) for request in requests
         ]
         self._device = torch.device(device)
         self._block_BR = torch.empty(len(self._streams), 0, dtype=torch.float64, device=device)

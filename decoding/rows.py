@@ -19,9 +19,7 @@ ORIGINS = ("prefill", "draft", "correction", "bonus")
 class Rows:
     """State per row, updated in place so that a recorded step can be replayed."""
 
-    def __init__(
-        self, lengths: Sequence[int], limit: int, eos_ids: Sequence[int], device: torch.device
-    ) -> None:
+    def __init__(self, lengths: Sequence[int], limit: int, eos_ids: Sequence[int], device: torch.device) -> None:
         """`lengths`: tokens of every prompt; `limit`: tokens that a row may emit."""
         B = len(lengths)
         self.limit = limit

@@ -1,6 +1,6 @@
 """What every speculative step tested, accepted and emitted: the raw material of all measures.
 
-Read next: `eval/metrics.py`, which turns it into the measures of the design.
+Read next: `eval/measure/metrics.py`, which turns it into the measures of the design.
 
 Shapes: T steps, B rows, D depths.
 """
@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .acceptance import Outcome
+from .rules.acceptance import Outcome
 
 
 class StepLog:

@@ -2,7 +2,7 @@
 
 Weights are ours, renamed; what differs is what an engine has to be told, and each of them takes a
 missing word for another default: so every one is written out. docs/serving.md says what has been
-checked. Read next: `checkpoint.py`, our own folder; `launch/export.py`, which writes this one.
+checked. Read next: `folder.py`, our own folder; `launch/export.py`, which writes this one.
 
 Shapes: H hidden size, V target vocabulary, U draft vocabulary, K heads.
 """
@@ -18,17 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import RequestError
-from .checkpoint import built_from, load_weights
-from .eagle_layers import EagleShape
-from .eagle_net import EagleNet
-from .eagle_net3 import Eagle3Net, Eagle3Shape, fused_layers
-from .medusa import MedusaHeads, MedusaShape
+from .eagle.layers import EagleShape
+from .eagle.net import EagleNet
+from .eagle.net3 import Eagle3Net, Eagle3Shape, fused_layers
+from .folder import built_from, load_weights
+from .heads.medusa import MedusaHeads, MedusaShape
 
-FORMATS = {
-    "medusa": ("vllm",),
-    "eagle": ("vllm", "sglang"),
-    "eagle3": ("vllm", "sglang", "speculators"),
-}
+FORMATS = {"medusa": ("vllm",), "eagle": ("vllm", "sglang"), "eagle3": ("vllm", "sglang", "speculators")}
 """What loads a family, by its name in a checkpoint; EAGLE-3's native folder serves both engines."""
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -101,20 +97,24 @@ def refuse_unserved(family: str, form: str) -> None:
         )
     if family not in FORMATS:
         raise RequestError(
-            f"no serving engine loads drafters of family {family!r}; exported can be "
-            f"{', '.join(FORMATS)}"
+            f"no serving engine loads drafters of family {family!r}; exported can be {', '.join(FORMATS)}"
         )
     if form not in FORMATS[family]:
         raise RequestError(
-            f"--format is {form!r}, in which no {family} drafter is served; expected "
-            f"{' or '.join(FORMATS[family])}"
+            f"--format is {form!r}, in which no {family} drafter is served; expected {' or '.join(FORMATS[family])}"
         )
 
 
 def export_of(
-    folder: Path, family: str, settings: dict[str, Any], target: ServedTarget, form: str, *,
-    dtype: str = "bf16", head_VH: Tensor | None = None,
-) -> Export:  # fmt: skip
+    folder: Path,
+    family: str,
+    settings: dict[str, Any],
+    target: ServedTarget,
+    form: str,
+    *,
+    dtype: str = "bf16",
+    head_VH: Tensor | None = None,
+) -> Export:
     """A drafter checkpoint in the shape `form`.
 
     Args:
@@ -126,10 +126,7 @@ def export_of(
         RequestError: nobody loads that, or the folder's weights are not those of its config.
     """
     refuse_unserved(family, form)
-    with (
-        built_from(folder / "config.json", f"a drafter of family {family!r}"),
-        torch.device("meta"),
-    ):
+    with built_from(folder / "config.json", f"a drafter of family {family!r}"), torch.device("meta"):
         net = _empty(family, settings)
     net.to_empty(device="cpu")
     load_weights(net, folder)  # strictly: engines are silent about what is missing
@@ -141,8 +138,7 @@ def export_of(
     else:
         made = _eagle(net, target, form)
     tensors = {
-        name: (t.to(DTYPES[dtype]) if t.is_floating_point() else t).contiguous()
-        for name, t in made.tensors.items()
+        name: (t.to(DTYPES[dtype]) if t.is_floating_point() else t).contiguous() for name, t in made.tensors.items()
     }
     name = str(DTYPES[dtype]).removeprefix("torch.")
     # transformers 5 reads `dtype`, older readers `torch_dtype`
@@ -162,16 +158,21 @@ def _medusa(heads: MedusaHeads, head_VH: Tensor | None) -> Export:
     shape, own = heads.config, heads.state_dict()
     tensors = {
         f"{k}.{layer}.linear.{part}": own[f"blocks.{k}.layers.{layer}.{part}"]
-        for k in range(shape.heads) for layer in range(shape.layers) for part in ("weight", "bias")
-    }  # fmt: skip
+        for k in range(shape.heads)
+        for layer in range(shape.layers)
+        for part in ("weight", "bias")
+    }
     for k in range(0 if shape.shared_head else shape.heads):
         tensors[f"{k}.{shape.layers}.weight"] = own[f"lm_heads.{k}.weight"]
     config = {
-        "architectures": ["MedusaModel"], "model_type": "medusa", "hidden_size": shape.hidden,
-        "vocab_size": shape.vocabulary, "num_heads": shape.heads,
+        "architectures": ["MedusaModel"],
+        "model_type": "medusa",
+        "hidden_size": shape.hidden,
+        "vocab_size": shape.vocabulary,
+        "num_heads": shape.heads,
         "num_hidden_layers": shape.layers,
         "medusa_fc_bias": True,  # without the word biases are dropped
-    }  # fmt: skip
+    }
     if shape.shared_head:
         if head_VH is None:
             raise ValueError("shared heads are exported with the target's projection")
@@ -198,10 +199,7 @@ def _eagle(net: EagleNet, target: ServedTarget, form: str) -> Export:
 
 def _eagle3(net: Eagle3Net, target: ServedTarget) -> Export:
     """The native form; which hidden states are fused is said only where it is not the default."""
-    config = {
-        **_llama(net.config, target), **_eagle3_words(net.config),
-        "architectures": ["LlamaForCausalLMEagle3"],
-    }  # fmt: skip
+    config = {**_llama(net.config, target), **_eagle3_words(net.config), "architectures": ["LlamaForCausalLMEagle3"]}
     layers = list(net.config.layers)
     if target.layers < 7 or tuple(layers) != fused_layers(target.layers):
         # two readers, two ways to count: the state in front of layer k, and that behind it
@@ -228,44 +226,61 @@ def _speculators(net: Eagle3Net, target: ServedTarget) -> Export:
     """The form that names its target: `vllm serve DIR` finds it. No `model_type` on top."""
     llama = _llama(net.config, target)
     config = {
-        **_eagle3_words(net.config), "architectures": ["Eagle3DraftModel"],
-        "speculators_model_type": "eagle3", "speculators_version": "0.9.0",
-        "target_hidden_size": None, "embed_requires_grad": False, "tie_word_embeddings": False,
+        **_eagle3_words(net.config),
+        "architectures": ["Eagle3DraftModel"],
+        "speculators_model_type": "eagle3",
+        "speculators_version": "0.9.0",
+        "target_hidden_size": None,
+        "embed_requires_grad": False,
+        "tie_word_embeddings": False,
         "eagle_aux_hidden_state_layer_ids": list(net.config.layers),
         "transformer_layer_config": llama,
         "speculators_config": {
-            "algorithm": "eagle3", "default_proposal_method": "greedy",
-            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3,
-                                  "verifier_accept_k": 1, "accept_tolerance": 0.0}],
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [
+                {"proposal_type": "greedy", "speculative_tokens": 3, "verifier_accept_k": 1, "accept_tolerance": 0.0}
+            ],
             "verifier": {"name_or_path": target.path, "architectures": target.architectures},
         },
-    }  # fmt: skip
-    tensors = {
-        name.replace("midlayer.", "layers.0."): tensor for name, tensor in net.state_dict().items()
     }
+    tensors = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in net.state_dict().items()}
     return Export(config, tensors)
 
 
 def _eagle3_words(shape: Eagle3Shape) -> dict[str, Any]:
     """What readers would otherwise take different defaults for."""
     return {
-        "draft_vocab_size": shape.draft_vocabulary, "norm_before_residual": False,
-        "norm_before_fc": False, "fc_norm": shape.feature_norms,
+        "draft_vocab_size": shape.draft_vocabulary,
+        "norm_before_residual": False,
+        "norm_before_fc": False,
+        "fc_norm": shape.feature_norms,
         "norm_output": shape.feature_norms,
-    }  # fmt: skip
+    }
 
 
 def _llama(shape: EagleShape, target: ServedTarget) -> dict[str, Any]:
     """A Llama config of one layer, as `transformers` reads it."""
     return {
-        "model_type": "llama", "hidden_size": shape.hidden,
-        "intermediate_size": shape.intermediate, "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads, "head_dim": shape.head_size,
-        "num_hidden_layers": 1, "hidden_act": "silu", "vocab_size": target.vocabulary,
-        "max_position_embeddings": target.positions, "rms_norm_eps": shape.eps,
+        "model_type": "llama",
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_size,
+        "num_hidden_layers": 1,
+        "hidden_act": "silu",
+        "vocab_size": target.vocabulary,
+        "max_position_embeddings": target.positions,
+        "rms_norm_eps": shape.eps,
         # the old words and the new one: engines read either
-        "rope_theta": shape.rope_theta, "rope_scaling": None,
+        "rope_theta": shape.rope_theta,
+        "rope_scaling": None,
         "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_theta},
-        "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False,
-        "bos_token_id": target.bos, "eos_token_id": target.eos, "pad_token_id": None,
-    }  # fmt: skip
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+        "bos_token_id": target.bos,
+        "eos_token_id": target.eos,
+        "pad_token_id": None,
+    }

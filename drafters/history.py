@@ -18,9 +18,7 @@ from ..decoding.proposal import Committed
 class History:
     """Prompt and emitted tokens of every row, updated in place."""
 
-    def __init__(
-        self, prompts: Sequence[Sequence[int]], room: int, device: torch.device | str
-    ) -> None:
+    def __init__(self, prompts: Sequence[Sequence[int]], room: int, device: torch.device | str) -> None:
         """`room`: tokens that may follow the longest prompt, those of a cut-off step included."""
         capacity = max(map(len, prompts)) + room
         padded = [[*prompt, *[0] * (capacity - len(prompt))] for prompt in prompts]

@@ -1,6 +1,6 @@
 """Which target a drafter was made for, and the refusal of any other.
 
-Read next: `checkpoint.py`, which stores it beside the weights.
+Read next: `folder.py`, which stores it beside the weights.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..errors import RequestError
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-    from ..decoding.backbone import Backbone
+    from ..decoding.target.backbone import Backbone
 
 TUNED = "draftsmith_tuned"
 """Entry of a target's own config, where a run has changed its weights."""
@@ -36,16 +36,13 @@ class TargetIdentity:
 
     @classmethod
     def of(cls, target: Backbone) -> TargetIdentity:
-        found = cls.of_parts(
-            target.model.config, target.tokenizer, name=target.name, revision=target.revision
-        )
+        found = cls.of_parts(target.model.config, target.tokenizer, name=target.name, revision=target.revision)
         return replace(found, vocabulary=target.vocabulary)
 
     @classmethod
     def of_parts(
-        cls, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, *, name: str,
-        revision: str | None = None,
-    ) -> TargetIdentity:  # fmt: skip
+        cls, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, *, name: str, revision: str | None = None
+    ) -> TargetIdentity:
         """That of a target whose weights are not read."""
         sizes = config.get_text_config(decoder=True)
         tuned = dict(getattr(config, TUNED, None) or {})

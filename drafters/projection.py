@@ -3,7 +3,7 @@
 Training never makes a model's logits through its own forward pass: losses in chunks and drafters
 that ride on a target multiply hidden states by the output projection's weight. Classes that add a
 bias, cap their logits (Gemma 2) or scale them (Cohere, Granite) have another law than that.
-Read next: `medusa.py`, `projection_of`; `trainers/losses.py`.
+Read next: `medusa.py`, `projection_of`; `trainers/losses/chunked.py`.
 
 Shapes: N tokens of the probe row, V vocabulary, H hidden size.
 """

@@ -1,6 +1,6 @@
 """From a folder to a drafter, by the family that its config names.
 
-Read next: `draft_model.py`, `medusa.py`, `eagle.py`.
+Read next: `draft_model.py`, `medusa.py`, `eagle/proposer.py`.
 """
 
 from __future__ import annotations
@@ -9,35 +9,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import RequestError
-from .across import load_across, says_the_same
-from .adapters import take_up
-from .bpd import load_bpd
-from .checkpoint import DERIVED, REMEDY, names_in, read_entry, read_settings
 from .config import DrafterConfig
-from .draft_model import DraftModel
-from .eagle import EAGLE_1_TREE, load_eagle
-from .early_exit import load_early_exit
-from .ensemble import Ensemble, join, join_adapters
-from .hydra import load_hydra
+from .eagle.proposer import EAGLE_1_TREE, load_eagle
+from .folder import DERIVED, REMEDY, names_in, read_entry, read_settings
+from .heads.bpd import load_bpd
+from .heads.hydra import load_hydra
+from .heads.medusa import load_medusa
 from .identity import TargetIdentity
-from .medusa import load_medusa
-from .quantised import load_quantised
+from .model.adapters import take_up
+from .model.draft_model import DraftModel
+from .model.early_exit import load_early_exit
+from .model.ensemble import Ensemble, join, join_adapters
+from .model.quantised import load_quantised
 from .tree_file import named_tree
+from .vocabulary.across import load_across, says_the_same
 
 if TYPE_CHECKING:
-    from ..decoding.backbone import Backbone
     from ..decoding.proposal import Proposer
+    from ..decoding.target.backbone import Backbone
 
-FAMILIES = (
-    "draft_model", "medusa", "hydra", "hydra++", "bpd", "eagle", "eagle3", "ensemble", *DERIVED,
-)  # fmt: skip
+FAMILIES = ("draft_model", "medusa", "hydra", "hydra++", "bpd", "eagle", "eagle3", "ensemble", *DERIVED)
 _ACROSS = ", or let it draft across vocabularies by --drafter.vocabulary auto"
 
 
 def load_drafter(
-    path: str | Path, target: Backbone, *, draft_length: int = 4,
-    config: DrafterConfig | None = None,
-) -> Proposer:  # fmt: skip
+    path: str | Path, target: Backbone, *, draft_length: int = 4, config: DrafterConfig | None = None
+) -> Proposer:
     """Load a drafter checkpoint for `target`.
 
     Args:
@@ -74,10 +71,15 @@ def load_drafter(
         _refuse_tree(family, config)
     if family in ("eagle", "eagle3"):
         return load_eagle(
-            folder, target, tree=config.eagle_tree, draft_length=draft_length,
-            policy=config.policy, paths=paths or EAGLE_1_TREE, top_k=config.eagle_top_k,
+            folder,
+            target,
+            tree=config.eagle_tree,
+            draft_length=draft_length,
+            policy=config.policy,
+            paths=paths or EAGLE_1_TREE,
+            top_k=config.eagle_top_k,
             nodes=config.eagle_nodes,
-        )  # fmt: skip
+        )
     if family == "draft_model":
         return load_draft_model(folder, target, draft_length=draft_length, config=config)
     if family in DERIVED:
@@ -85,9 +87,7 @@ def load_drafter(
         return load(folder, target, draft_length=draft_length, policy=config.policy)
     if family == "ensemble":
         return load_ensemble(folder, target, draft_length=draft_length, config=config)
-    raise RequestError(
-        f"{folder} is a drafter of family {family!r}; this version knows {', '.join(FAMILIES)}"
-    )
+    raise RequestError(f"{folder} is a drafter of family {family!r}; this version knows {', '.join(FAMILIES)}")
 
 
 def _refuse_tree(family: str, config: DrafterConfig) -> None:
@@ -107,15 +107,13 @@ def load_draft_model(
     folder: Path, target: Backbone, *, draft_length: int = 4, config: DrafterConfig | None = None
 ) -> DraftModel:
     """Load an independent draft model for `target`; errors as for `load_drafter`."""
-    from ..decoding.loading import load_target
+    from ..decoding.target.loading import load_target
 
     entry = read_entry(folder)
     entry["identity"].refuse_other(TargetIdentity.of(target), str(folder), hint=_ACROSS)
     backbone = load_target(str(folder), device=str(target.device))
     config = config or DrafterConfig()
-    drafter = DraftModel(
-        backbone, target.vocabulary, draft_length=draft_length, policy=config.policy
-    )
+    drafter = DraftModel(backbone, target.vocabulary, draft_length=draft_length, policy=config.policy)
     take_up(drafter.module, folder, entry["settings"], config.adapter)
     return drafter
 
@@ -145,8 +143,7 @@ def load_ensemble(
     names = (adapters or folders)[: config.members]
     if config.members is not None and config.members > len(names):
         raise RequestError(
-            f"drafter.members is {config.members}; the ensemble {folder} has {len(names)}: "
-            f"{', '.join(names)}"
+            f"drafter.members is {config.members}; the ensemble {folder} has {len(names)}: {', '.join(names)}"
         )
     own = config.model_copy(update={"members": None})
     drafts = [

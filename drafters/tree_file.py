@@ -1,7 +1,7 @@
 """`tree.json`: a static tree chosen from measured acceptance, kept beside a drafter's weights.
 
-`draftsmith tree` writes it (`launch/tree.py`), `drafter.tree` names it. Read next: `registry.py`,
-which reads it; `eval/ranks.py`, what it is measured from.
+`draftsmith tree` writes it (`launch/measure/tree.py`), `drafter.tree` names it. Read next: `registry.py`,
+which reads it; `eval/measure/ranks.py`, what it is measured from.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..decoding.tree_build import tree_of_paths
-from ..decoding.tree_search import Path as IndexPath
+from ..decoding.tree.build import tree_of_paths
+from ..decoding.tree.search import Path as IndexPath
 from ..errors import RequestError
 from ..storage import write_text
 from .config import DEFAULT_TREE, OPTIMISED_TREE
@@ -34,9 +34,7 @@ def read_tree(path: Path) -> tuple[IndexPath, ...]:
         RequestError: there is none, it is of another format, or holds no tree.
     """
     if not path.is_file():
-        raise RequestError(
-            f"there is no tree file {path}; `draftsmith tree RUN` measures a drafter and writes one"
-        )
+        raise RequestError(f"there is no tree file {path}; `draftsmith tree RUN` measures a drafter and writes one")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["format"] != FORMAT:
@@ -44,9 +42,7 @@ def read_tree(path: Path) -> tuple[IndexPath, ...]:
         paths = tuple(tuple(int(rank) for rank in each) for each in content["paths"])
         tree_of_paths(paths)
     except (ValueError, KeyError, TypeError) as error:
-        raise RequestError(
-            f"{path} holds no tree ({error}); expected a file that `draftsmith tree` wrote"
-        ) from error
+        raise RequestError(f"{path} holds no tree ({error}); expected a file that `draftsmith tree` wrote") from error
     return paths
 
 

@@ -2,7 +2,7 @@
 
 Drafters with a layer of their own (EAGLE, Hydra++) keep its keys and values. Behind every
 verification they are made anew from the target's true states of what was accepted; what was
-written while drafting is garbage behind them. Read next: `eagle.py`, `hydra.py`.
+written while drafting is garbage behind them. Read next: `eagle/proposer.py`, `hydra.py`.
 
 Shapes: B rows, E tokens that a step can emit, F numbers of the target's features, T slots in view.
 """
@@ -15,9 +15,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..decoding.arena import KVArena
 from ..decoding.proposal import Committed
-from ..decoding.tree import chain, tree_mask
+from ..decoding.target.kv_cache import KVArena
+from ..decoding.tree.tree import chain, tree_mask
 
 
 class Waiting(NamedTuple):
@@ -40,9 +40,8 @@ class TrueStates:
     """The arena of a layer, how many true states it holds of each row, and those that wait."""
 
     def __init__(
-        self, prompts: Sequence[Sequence[int]], *, room: int, depth: int, device: torch.device,
-        static: bool,
-    ) -> None:  # fmt: skip
+        self, prompts: Sequence[Sequence[int]], *, room: int, depth: int, device: torch.device, static: bool
+    ) -> None:
         """`room`: slots behind the longest prompt; `depth`: drafted tokens accepted at most."""
         self.arena = KVArena(len(prompts), max(map(len, prompts)) + room, static=static)
         # in the arena, and those that the next step will add
@@ -96,9 +95,7 @@ class TrueStates:
         nodes = chain(E - 1).on(last_B.device)
         mask = tree_mask(nodes, self._known_B, slots, ragged=self.arena.ragged)
         positions_BE = self._known_B[:, None] + nodes.depths_BN
-        return Waiting(
-            self._features_BEF[:, :E], self._tokens_BE[:, :E], positions_BE, mask, last_B1
-        )
+        return Waiting(self._features_BEF[:, :E], self._tokens_BE[:, :E], positions_BE, mask, last_B1)
 
 
 def pick(x_BKY: Tensor, at_BX: Tensor) -> Tensor:

@@ -8,11 +8,19 @@ from pydantic import Field
 
 from ..config import Section
 
-# the keys of decoding/rules.py, which imports torch; a test compares them
+# the keys of decoding/rules/choice.py, which imports torch; a test compares them
 RuleName = Literal[
-    "greedy-match", "rejection", "sample-and-match", "recursive-rejection", "multi-step",
-    "lossy-typical", "lossy-lenient", "lossy-topk-match", "lossy-close-match", "lossy-min-block",
-]  # fmt: skip
+    "greedy-match",
+    "rejection",
+    "sample-and-match",
+    "recursive-rejection",
+    "multi-step",
+    "lossy-typical",
+    "lossy-lenient",
+    "lossy-topk-match",
+    "lossy-close-match",
+    "lossy-min-block",
+]
 
 
 class EvalConfig(Section):

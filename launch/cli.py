@@ -1,6 +1,6 @@
 """The command line: words in, exit code out.
 
-Read next: `verbs.py` for what there is, `recipe.py` for recipes and overrides, `train.py`.
+Read next: `verbs.py` for what there is, `recipe/load.py` for recipes and overrides, `train.py`.
 """
 
 from __future__ import annotations
@@ -49,15 +49,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
-    overrides: list[tuple[str, str]] = []
-    if words and words[0] in WITH_OVERRIDES:
-        words, overrides = split_overrides(words)
+    takes_values = bool(words) and words[0] in WITH_OVERRIDES
+    words, overrides = split_overrides(words) if takes_values else (words, [])
     try:
         verb = tyro.cli(_union(words), args=words, prog="draftsmith", description=_ABOUT)
     except SystemExit as stop:
         return int(stop.code or 0)
     run: Callable[..., None] = verb.run
-    run(overrides) if type(verb) in _taking_overrides() else run()
+    run(overrides) if takes_values else run()
     return 0
 
 
@@ -69,16 +68,10 @@ def _union(words: Sequence[str]) -> Any:
     # said by the verb's own help alone: in the list of all it would stand eight times
     more = {name: f"{VERBS[name].__doc__}\n\n{_VALUES}" for name in WITH_OVERRIDES & {*words[:1]}}
     parts = [
-        Annotated[
-            verb, tyro.conf.subcommand(name=name, prefix_name=False, description=more.get(name))
-        ]
+        Annotated[verb, tyro.conf.subcommand(name=name, prefix_name=False, description=more.get(name))]
         for name, verb in VERBS.items()
     ]
     return reduce(or_, parts)
-
-
-def _taking_overrides() -> set[type]:
-    return {VERBS[name] for name in WITH_OVERRIDES}
 
 
 def split_overrides(words: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:

@@ -9,10 +9,10 @@ import shlex
 from typing import TYPE_CHECKING
 
 from ..data.config import DataConfig
-from ..data.sources import open_sources
+from ..data.rows.sources import open_sources
 from ..errors import RequestError
 from ..storage import writable_folder
-from .methods import token_texts
+from .measure.methods import token_texts
 
 if TYPE_CHECKING:
     from .verbs import Datastore
@@ -25,15 +25,17 @@ def build(request: Datastore) -> str:
     open_sources(DataConfig(source=request.source))  # refuses one that is not there
     writable_folder(request.out.parent)
     from ..data.datastore_build import build_datastore
-    from ..decoding.loading import load_tokenizer
+    from ..decoding.target.loading import load_tokenizer
     from ..drafters.identity import fingerprint
 
     tokenizer = load_tokenizer(request.target)
     manifest = build_datastore(
-        token_texts(tokenizer, request.source, request.limit), request.out,
-        vocabulary=max(tokenizer.get_vocab().values()) + 1, tokenizer=fingerprint(tokenizer),
+        token_texts(tokenizer, request.source, request.limit),
+        request.out,
+        vocabulary=max(tokenizer.get_vocab().values()) + 1,
+        tokenizer=fingerprint(tokenizer),
         shard_tokens=request.shard_tokens,
-    )  # fmt: skip
+    )
     shards = len(manifest["shards"])
     return (
         f"{request.out}: {manifest['tokens']:,} tokens of {manifest['documents']:,} texts in "

@@ -1,6 +1,6 @@
 """`draftsmith derive`: a drafter made of the target itself, nothing trained.
 
-Read next: `drafters/quantised.py`, `drafters/early_exit.py`.
+Read next: `drafters/model/quantised.py`, `drafters/model/early_exit.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ..errors import EnvironmentFailure, RequestError
 from ..storage import writable_folder
 
 if TYPE_CHECKING:
-    from ..decoding.backbone import Backbone
+    from ..decoding.target.backbone import Backbone
     from .verbs import Derive
 
 
@@ -22,7 +22,7 @@ def derive(request: Derive) -> str:
     if request.out.exists():
         raise RequestError(f"{request.out} exists; name a new folder")
     writable_folder(request.out.parent)
-    from ..decoding.loading import load_target
+    from ..decoding.target.loading import load_target
 
     target = load_target(request.target, revision=request.revision)
     try:
@@ -39,9 +39,11 @@ def _refuse_flags(request: Derive) -> None:
     early = request.kind == "early-exit"
     if early and request.layers is None:
         raise RequestError("early-exit needs --layers: how many of the target's layers draft")
-    others = {"--layers": request.layers is not None and not early,
-              "--bits": request.bits is not None and early,
-              "--group-size": request.group_size is not None and request.bits != 4}  # fmt: skip
+    others = {
+        "--layers": request.layers is not None and not early,
+        "--bits": request.bits is not None and early,
+        "--group-size": request.group_size is not None and request.bits != 4,
+    }
     wrong = [flag for flag, is_set in others.items() if is_set]
     if wrong:
         raise RequestError(
@@ -51,7 +53,7 @@ def _refuse_flags(request: Derive) -> None:
 
 
 def _early_exit(request: Derive, target: Backbone) -> str:
-    from ..drafters.early_exit import first_layers, save_early_exit
+    from ..drafters.model.early_exit import first_layers, save_early_exit
 
     layers = request.layers or 0
     save_early_exit(request.out, target, layers=layers)
@@ -60,7 +62,7 @@ def _early_exit(request: Derive, target: Backbone) -> str:
 
 
 def _quantised(request: Derive, target: Backbone) -> str:
-    from ..drafters.quantised import save_quantised
+    from ..drafters.model.quantised import save_quantised
 
     bits = request.bits or 8
     draft = save_quantised(request.out, target, bits=bits, group_size=request.group_size)
@@ -69,6 +71,6 @@ def _quantised(request: Derive, target: Backbone) -> str:
 
 
 def _share(draft: Backbone, target: Backbone) -> str:
-    from ..eval.speed import bytes_of
+    from ..eval.measure.speed import bytes_of
 
     return f"{bytes_of(draft.model) / bytes_of(target.model):.0%}"

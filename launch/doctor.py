@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 from .. import __version__
-from ..eval.environment import environment
+from ..eval.measure.environment import environment
 
 
 def doctor() -> str:
@@ -27,7 +27,5 @@ def _git_state() -> str:
 
 
 def _git(root: Path, *words: str) -> str:
-    done = subprocess.run(
-        ["git", "-C", str(root), *words], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True)
     return done.stdout.strip()

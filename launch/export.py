@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from ..errors import RequestError
 from ..storage import writable_folder
-from .early import tuned_target
-from .recipe import load_recipe
+from .check.early import tuned_target
+from .recipe.load import load_recipe
 
 if TYPE_CHECKING:
     from ..drafters.export import Export as Exported
@@ -36,19 +36,13 @@ def export(request: Export) -> str:
         raise RequestError(f"{out} exists; name a new folder by --out")
     writable_folder(out.parent)
 
-    from ..decoding.loading import (
-        EMBEDDED,
-        embedded_target,
-        load_config,
-        load_model,
-        load_tokenizer,
-    )
-    from ..drafters.checkpoint import read_entry
+    from ..decoding.target.loading import EMBEDDED, embedded_target, load_config, load_model, load_tokenizer
     from ..drafters.export import ServedTarget, export_of, refuse_unserved
+    from ..drafters.folder import read_entry
+    from ..drafters.heads.medusa import projection_of
     from ..drafters.identity import TargetIdentity
-    from ..drafters.medusa import projection_of
-    from ..trainers.checkpoint import replace_folder
-    from .check_models import skeleton
+    from ..trainers.loop.checkpoint import replace_folder
+    from .check.models import skeleton
 
     entry = read_entry(run / "drafter")
     family, settings = entry["family"], entry["settings"]
@@ -66,9 +60,7 @@ def export(request: Export) -> str:
     if settings.get("shared_head"):
         model = load_model(path, revision=revision, trust_remote_code=trust)
         head = projection_of(model).detach()
-    made = export_of(
-        run / "drafter", family, settings, target, request.format, dtype=request.dtype, head_VH=head
-    )
+    made = export_of(run / "drafter", family, settings, target, request.format, dtype=request.dtype, head_VH=head)
     replace_folder(out, lambda place: _fill(place, made))
     tokens = recipe.eval.draft_length
     if family == "medusa":  # more than there are heads is an error in vLLM

@@ -1,6 +1,6 @@
 """`draftsmith generate`: the answers of a source's rows, written anew by the target.
 
-Read next: `data/answers.py` for rows, `data/decoded.py` and `data/server.py` for answers.
+Read next: `data/generate/answers.py` for rows, `data/generate/decoded.py` and `data/generate/server.py` for answers.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RequestError
-from .recipe import Recipe, load_recipe
+from .recipe.load import Recipe, load_recipe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from ..data.answers import Asker
     from ..data.config import DataConfig
-    from ..data.journal import Journal
-    from ..data.readers import Rejected
-    from ..data.records import Placed
-    from ..data.server_request import ServerRequest
-    from ..data.sources import Source
+    from ..data.generate.answers import Asker
+    from ..data.generate.journal import Journal
+    from ..data.generate.server_request import ServerRequest
+    from ..data.rows.readers import Rejected
+    from ..data.rows.records import Placed
+    from ..data.rows.sources import Source
     from ..drafters.identity import TargetIdentity
 
     Rows = Iterator[Placed | Rejected]
@@ -101,20 +101,23 @@ def generate(request: GenerateRequest, overrides: Sequence[tuple[str, str]]) -> 
     # any recipe would do: only sections without a say in its method are read
     recipe = load_recipe("distill-tiny", overrides).recipe
 
-    from ..data.answers import CORRECTIONS, Asker
-    from ..data.journal import Journal
-    from ..data.records import RecordReader
-    from ..data.sources import open_sources
-    from ..eval.environment import environment
+    from ..data.generate.answers import CORRECTIONS, Asker
+    from ..data.generate.journal import Journal
+    from ..data.rows.records import RecordReader
+    from ..data.rows.sources import open_sources
+    from ..eval.measure.environment import environment
 
     limit = request.limit or recipe.data.limit_rows
     config = recipe.data.model_copy(update={"source": request.source, "limit_rows": limit})
     source, _ = open_sources(config)
     way = _by_decoder(request, recipe) if server is None else _by_server(request, recipe, server)
     asker = Asker(
-        way.tokenizer, request.prompt_tokens, _longest_prompt(request, way), request.keep_cut,
+        way.tokenizer,
+        request.prompt_tokens,
+        _longest_prompt(request, way),
+        request.keep_cut,
         text_prompts=server is not None,
-    )  # fmt: skip
+    )
     settings = _settings(request, config, source, way)
     extra = (CORRECTIONS,) if request.corrections else ()
     with Journal(request.out, settings, environment() | way.session, extra) as journal:
@@ -137,9 +140,15 @@ def _check(request: GenerateRequest, overrides: Sequence[tuple[str, str]]) -> Se
                 f"{_DRAFT_LENGTH}; sampling is set by flags: draftsmith generate --help"
             )
     least = {
-        "max_new_tokens": 1, "batch": 1, "prompt_tokens": 1, "concurrency": 1, "limit": 1,
-        "temperature": 0, "top_k": 0, "retries": 0,
-    }  # fmt: skip
+        "max_new_tokens": 1,
+        "batch": 1,
+        "prompt_tokens": 1,
+        "concurrency": 1,
+        "limit": 1,
+        "temperature": 0,
+        "top_k": 0,
+        "retries": 0,
+    }
     for name, smallest in least.items():
         value = getattr(request, name)
         if value is not None and not smallest <= value < math.inf:
@@ -163,31 +172,37 @@ def _server_request(request: GenerateRequest) -> ServerRequest | None:
         raise RequestError("--server needs --model, the name that the server knows the target by")
     if request.drafter is not None:
         raise RequestError("--drafter drafts for our own decoder: leave out it, or --server")
-    from ..data.server_request import ServerRequest
+    from ..data.generate.server_request import ServerRequest
 
     asked = ServerRequest(
-        request.server, request.model, request.temperature, request.top_k, request.top_p,
-        request.max_new_tokens, request.seed, concurrency=request.concurrency,
-        retries=request.retries, timeout=request.timeout,
-    )  # fmt: skip
+        request.server,
+        request.model,
+        request.temperature,
+        request.top_k,
+        request.top_p,
+        request.max_new_tokens,
+        request.seed,
+        concurrency=request.concurrency,
+        retries=request.retries,
+        timeout=request.timeout,
+    )
     _ = asked.base_url  # refuses what is no URL
     return asked
 
 
 def _by_decoder(request: GenerateRequest, recipe: Recipe) -> _Way:
-    from ..data.answers import CORRECTIONS
-    from ..data.decoded import Answerer, answer_rows
-    from ..decoding.loading import load_target
+    from ..data.generate.answers import CORRECTIONS
+    from ..data.generate.decoded import Answerer, answer_rows
     from ..decoding.sampling import Warper
+    from ..decoding.target.loading import load_target
     from ..drafters.identity import TargetIdentity
     from ..drafters.registry import load_drafter
-    from ..trainers.feature_cache import model_hash
+    from ..trainers.teacher.feature_cache import model_hash
 
     config, length = recipe.target, recipe.eval.draft_length
     target = load_target(
-        request.target, revision=config.revision, dtype=config.dtype,
-        trust_remote_code=config.trust_remote_code,
-    )  # fmt: skip
+        request.target, revision=config.revision, dtype=config.dtype, trust_remote_code=config.trust_remote_code
+    )
     drafter, drafted = None, None
     if request.drafter is not None:
         drafter = load_drafter(request.drafter, target, draft_length=length, config=recipe.drafter)
@@ -196,35 +211,46 @@ def _by_decoder(request: GenerateRequest, recipe: Recipe) -> _Way:
         if request.corrections:
             drafted |= {CORRECTIONS: True}
     answerer = Answerer(
-        target, drafter, Warper(request.temperature, request.top_k, request.top_p),
-        request.max_new_tokens, request.seed, request.batch, request.corrections,
-    )  # fmt: skip
+        target,
+        drafter,
+        Warper(request.temperature, request.top_k, request.top_p),
+        request.max_new_tokens,
+        request.seed,
+        request.batch,
+        request.corrections,
+    )
     return _Way(
         target.tokenizer,
         TargetIdentity.of(target),
         target.context - (0 if drafter is None else drafter.draft_length),
-        {"answered_by": "decoder", "batch": request.batch, "dtype": config.dtype,
-         "drafter": drafted, "weights": model_hash(target.model)},
+        {
+            "answered_by": "decoder",
+            "batch": request.batch,
+            "dtype": config.dtype,
+            "drafter": drafted,
+            "weights": model_hash(target.model),
+        },
         {"device": str(target.device)},
         lambda rows, asker, journal: answer_rows(rows, asker, answerer, journal),
-    )  # fmt: skip
+    )
 
 
 def _by_server(request: GenerateRequest, recipe: Recipe, server: ServerRequest) -> _Way:
     """The target's tokenizer and config are still ours to read: they name it, and count tokens."""
-    from ..data.server import answer_rows
-    from ..decoding.loading import load_config, load_tokenizer
+    from ..data.generate.server import answer_rows
+    from ..decoding.target.loading import load_config, load_tokenizer
     from ..drafters.identity import TargetIdentity, fingerprint
 
-    own: dict[str, Any] = {
-        "revision": recipe.target.revision, "trust_remote_code": recipe.target.trust_remote_code,
-    }  # fmt: skip
+    own: dict[str, Any] = {"revision": recipe.target.revision, "trust_remote_code": recipe.target.trust_remote_code}
     tokenizer = load_tokenizer(request.target, **own)
     config: Any = load_config(request.target, **own).get_text_config(decoder=True)
     identity = TargetIdentity(
-        request.target.rstrip("/").rsplit("/", 1)[-1], recipe.target.revision,
-        int(config.hidden_size), int(config.vocab_size), fingerprint(tokenizer),
-    )  # fmt: skip
+        request.target.rstrip("/").rsplit("/", 1)[-1],
+        recipe.target.revision,
+        int(config.hidden_size),
+        int(config.vocab_size),
+        fingerprint(tokenizer),
+    )
     return _Way(
         tokenizer,
         identity,
@@ -246,27 +272,28 @@ def _longest_prompt(request: GenerateRequest, way: _Way) -> int:
     return longest
 
 
-def _settings(
-    request: GenerateRequest, config: DataConfig, source: Source, way: _Way
-) -> dict[str, Any]:
+def _settings(request: GenerateRequest, config: DataConfig, source: Source, way: _Way) -> dict[str, Any]:
     """All that shapes the answers: a folder goes on with these alone."""
     template = way.tokenizer.chat_template
     return {
         **way.settings,
-        "target": way.identity.to_dict() | {
-            "chat_template": None if template is None else _sha256(str(template)),
-        },
+        "target": way.identity.to_dict() | {"chat_template": None if template is None else _sha256(str(template))},
         "source": {
-            "name": source.name, "fingerprint": source.identity(), "limit": config.limit_rows,
+            "name": source.name,
+            "fingerprint": source.identity(),
+            "limit": config.limit_rows,
             **config.model_dump(mode="json", include=_OF_DATA),
         },
         "sampling": {
-            "temperature": request.temperature, "top_k": request.top_k, "top_p": request.top_p,
-            "max_new_tokens": request.max_new_tokens, "seed": request.seed,
+            "temperature": request.temperature,
+            "top_k": request.top_k,
+            "top_p": request.top_p,
+            "max_new_tokens": request.max_new_tokens,
+            "seed": request.seed,
         },
         "prompt_tokens": request.prompt_tokens,
         "keep_cut": request.keep_cut,
-    }  # fmt: skip
+    }
 
 
 def drafter_hash(drafter: Path) -> str:

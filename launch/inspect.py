@@ -1,6 +1,6 @@
 """`draftsmith inspect`: rows as the trainer sees them, input token -> label token.
 
-Read next: `data/prepare.py`, `data/rows.py`.
+Read next: `data/rows/prepare.py`, `data/rows/packed.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import RequestError
-from .recipe import Recipe, Resolved
+from .recipe.load import Recipe, Resolved
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,7 +27,7 @@ def inspect(resolved: Resolved, rows: int) -> str:
     """
     if rows < 1:
         raise RequestError(f"--rows is {rows}; expected 1 or more")
-    from ..data.prepare import prepare
+    from ..data.rows.prepare import prepare
 
     tokenizer = tokenizer_of(resolved.recipe)
     prepared = prepare(resolved.recipe.data, tokenizer, out=None)
@@ -42,12 +42,10 @@ def inspect(resolved: Resolved, rows: int) -> str:
 def tokenizer_of(recipe: Recipe) -> PreTrainedTokenizerBase:
     """The tokenizer that the recipe's run would use; a new one is trained here as it would be."""
     if recipe.method != "target":
-        from ..decoding.loading import load_tokenizer
+        from ..decoding.target.loading import load_tokenizer
 
         target = recipe.target
-        return load_tokenizer(
-            target.path, revision=target.revision, trust_remote_code=target.trust_remote_code
-        )
+        return load_tokenizer(target.path, revision=target.revision, trust_remote_code=target.trust_remote_code)
     from ..trainers.target import tokenizer_for
 
     with tempfile.TemporaryDirectory() as folder:

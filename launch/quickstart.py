@@ -1,7 +1,7 @@
 """From nothing to trained, proven and reported drafters: the main job, offline, on a CPU.
 
 The embedded target and three kinds of drafters for it: a distilled draft, Medusa's heads, EAGLE-3;
-the untrained draft as the control, audit, evaluation, report. Read next: `train.py`, `measure.py`.
+the untrained draft as the control, audit, evaluation, report. Read next: `train.py`, `measure/run.py`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import TrainingFailed
-from .recipe import Recipe, load_recipe
+from .recipe.load import Recipe, load_recipe
 from .train import train
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from ..data.prompts import Prompt
-    from .measure import Loaded
+    from .measure.run import Loaded
 
 # the folder of each recipe's run, and how long it learns here: the whole takes minutes, not hours
 RUNS = {
@@ -40,8 +40,8 @@ def quickstart(out: Path, console: Console) -> None:
     console.print("2/4 auditing: is the output the target's own? ...")
     results = _measure(out, console)
     console.print("4/4 reporting ...")
-    from ..eval.report import write_report
-    from ..eval.tables import show
+    from ..eval.report.report import write_report
+    from ..eval.report.tables import show
 
     run = out / "run"
     show(results, console)
@@ -53,8 +53,8 @@ def quickstart(out: Path, console: Console) -> None:
 
 def _measure(out: Path, console: Console) -> dict[str, Any]:
     """Audit and measure what was trained; measure the untrained draft beside it."""
-    from ..eval.evaluate import evaluate
-    from .measure import audited_arms, prompts_of, write_json
+    from ..eval.measure.evaluate import evaluate
+    from .measure.run import audited_arms, prompts_of, write_json
 
     pair = _load(out)
     prompts = prompts_of(pair, None)
@@ -68,30 +68,23 @@ def _measure(out: Path, console: Console) -> dict[str, Any]:
     write_json(place / "results.json", results)
     unproven = [arm.name for arm in arms if arm.verdict != "lossless"]
     if unproven:
-        raise TrainingFailed(
-            f"the audit failed for {', '.join(unproven)}, so no number above can be trusted"
-        )
+        raise TrainingFailed(f"the audit failed for {', '.join(unproven)}, so no number above can be trusted")
     return results
 
 
 def _load(out: Path) -> Loaded:
     """All drafters on one target; the first run says how they are measured."""
     from ..drafters.registry import load_drafter
-    from .measure import load_pair
+    from .measure.run import load_pair
     from .verbs import Pair
 
     first, *others = RUNS
     # three audits and a sweep: with less evidence for each, the whole stays a matter of minutes
-    less = {
-        "audit.tokens": "4000", "audit.sequences": "150000", "audit.prompts": "8",
-        "eval.sweep": "[1, 2, 4]",
-    }  # fmt: skip
+    less = {"audit.tokens": "4000", "audit.sequences": "150000", "audit.prompts": "8", "eval.sweep": "[1, 2, 4]"}
     pair = load_pair(Pair(out / first), list(less.items()))
     length = pair.recipe.eval.draft_length
     paths = {name: out / name / "drafter" for name in others}
-    drafters = {
-        name: load_drafter(path, pair.target, draft_length=length) for name, path in paths.items()
-    }
+    drafters = {name: load_drafter(path, pair.target, draft_length=length) for name, path in paths.items()}
     return replace(pair, drafters={**pair.drafters, **drafters}, paths={**pair.paths, **paths})
 
 
@@ -99,9 +92,9 @@ def _untrained(pair: Loaded, prompts: list[Prompt], verdict: str) -> dict[str, A
     """The draft model before its first step, as the control."""
     import torch
 
-    from ..decoding.backbone import Backbone
-    from ..drafters.draft_model import DraftModel
-    from ..eval.evaluate import Arm, evaluate
+    from ..decoding.target.backbone import Backbone
+    from ..drafters.model.draft_model import DraftModel
+    from ..eval.measure.evaluate import Arm, evaluate
     from ..trainers.distill import draft_model
 
     recipe: Recipe = pair.recipe

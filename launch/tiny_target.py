@@ -11,7 +11,7 @@ import logging
 import shutil
 from pathlib import Path
 
-from .recipe import load_recipe
+from .recipe.load import load_recipe
 from .train import train
 
 _RUN = Path("runs") / "target-tiny"
@@ -36,7 +36,7 @@ def install(run: Path, asset: Path) -> None:
 
 def card(asset: Path) -> str:
     """The model card, its figures read from the run's own records."""
-    from ..eval.environment import environment
+    from ..eval.measure.environment import environment
 
     records = [json.loads(line) for line in (asset / "metrics.jsonl").read_text().splitlines()]
     validation = [each for each in records if each["kind"] == "validation"][-1]

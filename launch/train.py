@@ -1,6 +1,6 @@
 """Train from a recipe: `draftsmith train`, or `accelerate launch -m draftsmith.launch.train`.
 
-Read next: `recipe.py`; then `trainers/loop.py`, where the work is done.
+Read next: `recipe/load.py`; then `trainers/loop/loop.py`, where the work is done.
 """
 
 from __future__ import annotations
@@ -15,20 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import DraftsmithError, RequestError
 from ..storage import OF_THE_MACHINE, told_when_full, write_text
-from .recipe import Recipe, Resolved, load_recipe
-from .unread import refuse_unread
+from .check.unread import refuse_unread
+from .recipe.load import Recipe, Resolved, load_recipe
 
 if TYPE_CHECKING:
-    from ..decoding.backbone import Backbone
-    from ..trainers.loop import Outcome, Plan, Probe
+    from ..decoding.target.backbone import Backbone
+    from ..trainers.loop.loop import Outcome, Plan, Probe
 
 _log = logging.getLogger(__name__)
 
 
-def train(
-    recipe: str | Resolved, *, out: str | Path | None = None, resume: str = "auto",
-    **overrides: Any,
-) -> Outcome:  # fmt: skip
+def train(recipe: str | Resolved, *, out: str | Path | None = None, resume: str = "auto", **overrides: Any) -> Outcome:
     """Run a recipe. Overrides are `section__field=value`.
 
     Returns how the run ended; files are in `out` (default `runs/NAME`): `run.yaml`,
@@ -62,7 +59,7 @@ def prepare_folder(folder: Path, resolved: Resolved, resume: str) -> None:
 
 
 def _refuse(recipe: Recipe) -> None:
-    from ..trainers.lora import refuse_adapter
+    from ..trainers.student.lora import refuse_adapter
 
     refuse_adapter(recipe.lora, recipe.model, recipe.method)
     refuse_unread(recipe)
@@ -72,7 +69,7 @@ def refuse_resume(folder: Path, recipe: Recipe, resume: str) -> None:
     """Raise RequestError where checkpoints are in the way, or are not of this recipe."""
     runs = [folder] if has_begun(folder) else []
     if resume != "auto":
-        from ..trainers.setup import resume_from
+        from ..trainers.loop.setup import resume_from
 
         if recipe.method == "boost":
             from ..trainers import boost
@@ -104,33 +101,55 @@ def has_begun(folder: Path) -> bool:
 
 
 # what may change between the parts of a run: how it is measured and reported, not what it computes
-_FREE = ("eval.", "audit.", "checkpoint.", "loop.log_every", "loop.trackers", "summary", "name",
-         "machine.", "target.sizes", "model.sizes", "features.folder", "features.max_gb",
-         "features.prefetch", "boost.continuations", "drafter.")  # fmt: skip
+_FREE = (
+    "eval.",
+    "audit.",
+    "checkpoint.",
+    "loop.log_every",
+    "loop.trackers",
+    "summary",
+    "name",
+    "machine.",
+    "target.sizes",
+    "model.sizes",
+    "features.folder",
+    "features.max_gb",
+    "features.prefetch",
+    "boost.continuations",
+    "drafter.",
+)
 # sections that not every method reads, and those that do
 _HEADS = ("medusa", "medusa2", "hydra")
 _WITH_TARGET = ("distill", "boost", *_HEADS, "bpd", "eagle", "eagle3")
 _READ_BY = {
-    "tokenizer": ("target",), "target": _WITH_TARGET, "features": _WITH_TARGET,
-    "probe": _WITH_TARGET, "lora": ("distill", "boost"), "rollouts": ("distill",),
-    "boost": ("boost",), "medusa": _HEADS, "medusa2": ("medusa2",), "tune": ("medusa2", "bpd"),
-    "bpd": ("bpd",), "eagle": ("eagle",), "eagle3": ("eagle3",),
-}  # fmt: skip
-
-
-# but what the probes decode says which draft is the best
+    "tokenizer": ("target",),
+    "target": _WITH_TARGET,
+    "features": _WITH_TARGET,
+    "probe": _WITH_TARGET,
+    "lora": ("distill", "boost"),
+    "rollouts": ("distill",),
+    "boost": ("boost",),
+    "medusa": _HEADS,
+    "medusa2": ("medusa2",),
+    "tune": ("medusa2", "bpd"),
+    "bpd": ("bpd",),
+    "eagle": ("eagle",),
+    "eagle3": ("eagle3",),
+}
+# what the probes decode, which says which draft is the best
 _PROBED = ("eval.prompts", "eval.seed", "eval.prompt_tokens")
 
 
 def _differences(before: Recipe, now: Recipe) -> set[str]:
     old, new = _flat(before.model_dump()), _flat(now.model_dump())
-    return {
-        path for path in old.keys() | new.keys()
-        if old.get(path) != new.get(path)
-        and (path in _PROBED or not path.startswith(_FREE))
-        and now.method in _READ_BY.get("probe" if path in _PROBED else path.split(".")[0],
-                                       (now.method,))
-    }  # fmt: skip
+    return {path for path in old.keys() | new.keys() if old.get(path) != new.get(path) and _is_read(path, now.method)}
+
+
+def _is_read(path: str, method: str) -> bool:
+    """Whether what a method computes hangs on that value."""
+    section = "probe" if path in _PROBED else path.split(".")[0]
+    free = path.startswith(_FREE) and path not in _PROBED
+    return not free and method in _READ_BY.get(section, (method,))
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -144,7 +163,7 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _dispatch(recipe: Recipe, out: Path, resume: str) -> Outcome:
-    from ..trainers.loop import Plan
+    from ..trainers.loop.loop import Plan
 
     plan = Plan(recipe.loop, recipe.optimizer, recipe.checkpoint, recipe.probe)
     status = _Status(out)
@@ -164,14 +183,25 @@ def _train_method(recipe: Recipe, plan: Plan, out: Path, resume: str) -> Outcome
         from ..trainers import target
 
         return target.run(
-            data=recipe.data, tokenizer=recipe.tokenizer, model=recipe.model,
-            objective=recipe.objective, plan=plan, out=out, resume=resume,
-        )  # fmt: skip
+            data=recipe.data,
+            tokenizer=recipe.tokenizer,
+            model=recipe.model,
+            objective=recipe.objective,
+            plan=plan,
+            out=out,
+            resume=resume,
+        )
     common: dict[str, Any] = {
-        "target": recipe.target, "features": recipe.features, "data": recipe.data,
-        "model": recipe.model, "objective": recipe.objective, "plan": plan, "out": out,
-        "resume": resume, "make_probe": lambda target: _probe(target, recipe),
-    }  # fmt: skip
+        "target": recipe.target,
+        "features": recipe.features,
+        "data": recipe.data,
+        "model": recipe.model,
+        "objective": recipe.objective,
+        "plan": plan,
+        "out": out,
+        "resume": resume,
+        "make_probe": lambda target: _probe(target, recipe),
+    }
     if recipe.method == "medusa":
         from ..trainers import medusa
 
@@ -208,8 +238,8 @@ def _train_method(recipe: Recipe, plan: Plan, out: Path, resume: str) -> Outcome
 def _probe(target: Backbone, recipe: Recipe) -> Probe:
     """Real decoding for the training loop: trainers know of no prompts and no measures."""
     from ..data.prompts import fitting, load_prompts, render
-    from ..eval.probe import as_proposer, tau_probe
-    from .room import probe_depth, refuse_no_room
+    from ..eval.measure.probe import as_proposer, tau_probe
+    from .check.room import probe_depth, refuse_no_room
 
     prompts = load_prompts(recipe.eval.prompts, limit=recipe.probe.prompts, seed=recipe.eval.seed)
     tokenizer, most = target.tokenizer, recipe.eval.prompt_tokens
@@ -218,9 +248,8 @@ def _probe(target: Backbone, recipe: Recipe) -> Probe:
     longest, answer = max(map(len, ids)), recipe.probe.max_new_tokens
     refuse_no_room(recipe, target.model.config, longest, answer=answer, depth=probe_depth(recipe))
     return tau_probe(
-        target, ids, make_proposer=as_proposer(recipe.method, target, recipe.probe.draft_length),
-        max_new_tokens=answer,
-    )  # fmt: skip
+        target, ids, make_proposer=as_proposer(recipe.method, target, recipe.probe.draft_length), max_new_tokens=answer
+    )
 
 
 class _Status:

@@ -17,7 +17,7 @@ from tyro.conf import Positional
 from ..errors import DraftsmithError, RequestError
 from ..storage import writable_folder, write_text
 from .generate import GenerateRequest, generate
-from .recipe import find_recipe, headline, load_recipe, shipped_recipes
+from .recipe.load import find_recipe, headline, load_recipe, shipped_recipes
 from .screen import console, say
 
 
@@ -78,7 +78,7 @@ class Check:
     """Folder that the run will have; default runs/NAME."""
 
     def run(self, overrides: Sequence[tuple[str, str]]) -> None:
-        from .check import check
+        from .check.check import check
 
         check(load_recipe(self.recipe, overrides), console(), self.out)
 
@@ -141,10 +141,10 @@ class Eval(Pair):
     """Also write that many samples per prompt: agreement with the greedy answer, majority vote."""
 
     def run(self, overrides: Sequence[tuple[str, str]]) -> None:
-        from .early import named
+        from .check.early import named
 
         named(self, overrides)  # a wrong word costs no import of torch
-        from .measure import run_eval
+        from .measure.run import run_eval
 
         run_eval(self, overrides, console())
 
@@ -168,10 +168,10 @@ class Audit(Pair):
     """In place of the audit: every method and rule in miniature, at many temperatures; no pair."""
 
     def run(self, overrides: Sequence[tuple[str, str]]) -> None:
-        from .early import refuse_audit
+        from .check.early import refuse_audit
 
         refuse_audit(self, overrides)
-        from .measure import run_audit
+        from .measure.run import run_audit
 
         if not run_audit(self, overrides, console()):
             raise DraftsmithError("the audit failed: the output is not the target's own")
@@ -202,11 +202,11 @@ class Tree:
     """File to write; default `tree.json` beside the drafter, for `--drafter.tree optimised`."""
 
     def run(self, overrides: Sequence[tuple[str, str]]) -> None:
-        from .early import refuse_tree
+        from .check.early import refuse_tree
 
         pair = Pair(self.run_folder, self.target, self.drafter)
         refuse_tree(self, pair, overrides)
-        from .tree import run_tree
+        from .measure.tree import run_tree
 
         say(f"tree: {run_tree(self, pair, overrides, console())}")
 
@@ -276,7 +276,7 @@ class Report:
 
     def run(self) -> None:
         writable_folder(self.run_folder)
-        from ..eval.report import write_report
+        from ..eval.report.report import write_report
 
         say(f"report: {write_report(self.run_folder)}")
 
@@ -341,10 +341,22 @@ class Doctor:
 
 
 VERBS: dict[str, type] = {
-    "ls": Ls, "show": Show, "copy": Copy, "check": Check, "train": Train, "eval": Eval,
-    "audit": Audit, "report": Report, "inspect": Inspect, "quickstart": Quickstart,
-    "datastore": Datastore, "derive": Derive, "generate": Generate, "tree": Tree, "export": Export,
+    "ls": Ls,
+    "show": Show,
+    "copy": Copy,
+    "check": Check,
+    "train": Train,
+    "eval": Eval,
+    "audit": Audit,
+    "report": Report,
+    "inspect": Inspect,
+    "quickstart": Quickstart,
+    "datastore": Datastore,
+    "derive": Derive,
+    "generate": Generate,
+    "tree": Tree,
+    "export": Export,
     "doctor": Doctor,
-}  # fmt: skip
+}
 WITH_OVERRIDES = {"show", "check", "train", "eval", "audit", "tree", "inspect", "generate"}
 """The verbs that take values of a recipe too."""

@@ -10,17 +10,11 @@ from typing import Any
 
 import torch
 from conftest import VOCABULARY
-from draftsmith.decoding.backbone import Backbone
-from draftsmith.trainers import setup
-from draftsmith.trainers.architecture import fresh_model
-from draftsmith.trainers.config import (
-    CheckpointConfig,
-    LoopConfig,
-    ModelConfig,
-    OptimizerConfig,
-    ProbeConfig,
-)
-from draftsmith.trainers.loop import Loop, Plan
+from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.trainers.config import CheckpointConfig, LoopConfig, ModelConfig, OptimizerConfig, ProbeConfig
+from draftsmith.trainers.loop import setup
+from draftsmith.trainers.loop.loop import Loop, Plan
+from draftsmith.trainers.student.architecture import fresh_model
 from draftsmith.trainers.target import NextToken
 from torch import Tensor
 
@@ -45,9 +39,11 @@ class Chains:
         ids = self.ids if rows is None else self.ids[rows]
         positions = torch.arange(ids.shape[1]).expand_as(ids)
         return {
-            "input_ids": ids, "loss_mask": positions > 0, "positions": positions,
+            "input_ids": ids,
+            "loss_mask": positions > 0,
+            "positions": positions,
             "documents": torch.zeros_like(ids),
-        }  # fmt: skip
+        }
 
 
 def learnt(rows: Chains, steps: int = 60) -> Backbone:
@@ -61,9 +57,8 @@ def learnt(rows: Chains, steps: int = 60) -> Backbone:
 
 
 def descend(
-    module: torch.nn.Module, lesson_of: Callable[[Batch], Any], batch: Batch, *, steps: int,
-    lr: float,
-) -> None:  # fmt: skip
+    module: torch.nn.Module, lesson_of: Callable[[Batch], Any], batch: Batch, *, steps: int, lr: float
+) -> None:
     """Some steps on one batch, without what a run writes."""
     optimizer = torch.optim.AdamW([p for p in module.parameters() if p.requires_grad], lr=lr)
     labels = batch["loss_mask"].sum()
@@ -75,23 +70,35 @@ def descend(
 
 
 def loop_on(
-    out: Path, make: Callable[[], Any], rows: Callable[[int, int], Any], *, steps: int, lr: float,
-    micro: int = 4, validate_every: int | None = None,
-) -> tuple[Any, Loop]:  # fmt: skip
+    out: Path,
+    make: Callable[[], Any],
+    rows: Callable[[int, int], Any],
+    *,
+    steps: int,
+    lr: float,
+    micro: int = 4,
+    validate_every: int | None = None,
+) -> tuple[Any, Loop]:
     """The objective that `make` builds and the real loop over `rows(count, seed)`."""
     plan = Plan(
-        LoopConfig(steps=steps, batch_rows=8, micro_rows=micro, precision="fp32",
-                   validate_every=validate_every or steps, validate_rows=4, log_every=2),
-        OptimizerConfig(lr=lr, warmup_steps=2), CheckpointConfig(every_steps=3), ProbeConfig(),
-    )  # fmt: skip
+        LoopConfig(
+            steps=steps,
+            batch_rows=8,
+            micro_rows=micro,
+            precision="fp32",
+            validate_every=validate_every or steps,
+            validate_rows=4,
+            log_every=2,
+        ),
+        OptimizerConfig(lr=lr, warmup_steps=2),
+        CheckpointConfig(every_steps=3),
+        ProbeConfig(),
+    )
     out.mkdir(parents=True, exist_ok=True)
     setup.make_deterministic(plan.loop)
     accelerator = setup.make_accelerator(plan.loop, plan.optimizer, out)
     goal = make()
-    loop = Loop(
-        goal, rows(40, 1), rows(8, 2), plan, accelerator,
-        out=out, export_to=out / "drafter", probe=None,
-    )  # fmt: skip
+    loop = Loop(goal, rows(40, 1), rows(8, 2), plan, accelerator, out=out, export_to=out / "drafter", probe=None)
     return goal, loop
 
 

@@ -18,8 +18,8 @@ import pytest
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from draftsmith.decoding.backbone import Backbone
-    from draftsmith.drafters.draft_model import DraftModel
+    from draftsmith.decoding.target.backbone import Backbone
+    from draftsmith.drafters.model.draft_model import DraftModel
 
 VOCABULARY = 61
 
@@ -32,15 +32,14 @@ def target() -> Backbone:
 
 def make_target(architecture: str, *, seed: int = 0) -> Backbone:
     import torch
-    from draftsmith.decoding.backbone import Backbone
-    from draftsmith.trainers.architecture import fresh_model
+    from draftsmith.decoding.target.backbone import Backbone
     from draftsmith.trainers.config import ModelConfig
+    from draftsmith.trainers.student.architecture import fresh_model
 
     torch.manual_seed(seed)
     sizes = ModelConfig(
-        architecture=architecture, layers=2, hidden=32, heads=4, kv_heads=2, head_size=16,
-        max_positions=256,
-    )  # fmt: skip
+        architecture=architecture, layers=2, hidden=32, heads=4, kv_heads=2, head_size=16, max_positions=256
+    )
     model = fresh_model(sizes, vocabulary=VOCABULARY, eos=None).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -54,8 +53,8 @@ def make_drafter(target: Backbone, *, noise: float = 0.02, seed: int = 1, **sett
     import copy
 
     import torch
-    from draftsmith.decoding.backbone import Backbone
-    from draftsmith.drafters.draft_model import DraftModel
+    from draftsmith.decoding.target.backbone import Backbone
+    from draftsmith.drafters.model.draft_model import DraftModel
 
     g = torch.Generator().manual_seed(seed)
     model = copy.deepcopy(target.model)
@@ -81,8 +80,8 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture(scope="session")
 def chat_tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small byte-level tokenizer with the package's own chat template."""
-    from draftsmith.data.templates import named_template
-    from draftsmith.data.tokenizer import train_tokenizer
+    from draftsmith.data.rows.templates import named_template
+    from draftsmith.data.rows.tokenizer import train_tokenizer
 
     words = ["the quick brown fox asks, and a lazy dog answers: yes, no, perhaps\n"] * 20
     folder = tmp_path_factory.mktemp("chat-tokenizer")

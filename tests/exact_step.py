@@ -19,12 +19,12 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from draftsmith.decoding import acceptance
-from draftsmith.decoding.acceptance import Outcome, Rule
 from draftsmith.decoding.proposal import Law, Proposal, Trials
 from draftsmith.decoding.random import Uniforms
+from draftsmith.decoding.rules import acceptance
+from draftsmith.decoding.rules.acceptance import Outcome, Rule
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.tree import RowTrees, Tree
+from draftsmith.decoding.tree.tree import RowTrees, Tree
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import pad
@@ -93,9 +93,7 @@ def world(seed: int, V: int, levels: int, drafts: int = 1, *, mild: bool = False
     return World(logits[0], logits[1:].softmax(-1))
 
 
-def every_draw(
-    of: World, tree: Tree, law: Law, there_N: list[bool] | None = None, *, per_row: bool = False
-) -> Drafts:
+def every_draw(of: World, tree: Tree, law: Law, there_N: list[bool] | None = None, *, per_row: bool = False) -> Drafts:
     """Every tuple of tokens drawn by `law`; a child that nothing is left for is absent.
 
     `there_N` takes away further nodes, whatever is drawn; `per_row` gives each row its own tree.
@@ -170,10 +168,7 @@ def pick(proposal: Proposal, rows: Tensor) -> Proposal:
     if trials is not None:
         trials = Trials(trials.q_BXV[rows], trials.child_BNC[rows], trials.law_BNC[rows])
     q, present = (None if x is None else x[rows] for x in (proposal.q_BNV, proposal.present_BN))
-    return replace(
-        proposal, tokens_BN=proposal.tokens_BN[rows], tree=tree, q_BNV=q, present_BN=present,
-        trials=trials,
-    )  # fmt: skip
+    return replace(proposal, tokens_BN=proposal.tokens_BN[rows], tree=tree, q_BNV=q, present_BN=present, trials=trials)
 
 
 def chosen(of: Drafts, rows: Tensor) -> Drafts:
@@ -194,9 +189,7 @@ def hits(found: Outcome, child_BNC: Tensor) -> Tensor:
     depth_D = torch.arange(found.path_BD.shape[1])
     open_B1 = (acceptance.row_of(child_BNC, last_node(found)[:, 0]) >= 0).any(1, keepdim=True)
     right_BD = depth_D < found.accepted_B[:, None] + open_B1.long()
-    assert torch.equal(found.tested_BD, right_BD), (
-        "tested where nothing stands, or not where it does"
-    )
+    assert torch.equal(found.tested_BD, right_BD), "tested where nothing stands, or not where it does"
     return depth_D < found.accepted_B[:, None]
 
 

@@ -9,7 +9,7 @@ from multiprocessing.process import BaseProcess
 
 # a server that has torch imported already
 _SPAWN = multiprocessing.get_context("forkserver")
-_SPAWN.set_forkserver_preload(["draftsmith.data.decoded", "draftsmith.drafters.registry"])
+_SPAWN.set_forkserver_preload(["draftsmith.data.generate.decoded", "draftsmith.drafters.registry"])
 
 
 def start(words: list[str]) -> BaseProcess:

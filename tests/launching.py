@@ -15,13 +15,15 @@ CONFIGS = Path(draftsmith.__file__).parent / "launch" / "configs"
 def launched(config: str, *words: str) -> str:
     """What `accelerate launch` said; two processes, or one with `cpu`."""
     command = [
-        sys.executable, "-m", "accelerate.commands.launch",
-        "--config_file", str(CONFIGS / f"{config}.yaml"),
-        *(["--num_processes", "2"] if config != "cpu" else []), *words,
-    ]  # fmt: skip
-    on_cpu = (
-        {"DS_ACCELERATOR": "cpu"} if config.startswith("zero") else {"ACCELERATE_USE_CPU": "true"}
-    )
+        sys.executable,
+        "-m",
+        "accelerate.commands.launch",
+        "--config_file",
+        str(CONFIGS / f"{config}.yaml"),
+        *(["--num_processes", "2"] if config != "cpu" else []),
+        *words,
+    ]
+    on_cpu = {"DS_ACCELERATOR": "cpu"} if config.startswith("zero") else {"ACCELERATE_USE_CPU": "true"}
     # DeepSpeed calls what torch is about to rename, hundreds of times
     environment = {**os.environ, **on_cpu, "PYTHONWARNINGS": "ignore::FutureWarning"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)

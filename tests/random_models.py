@@ -10,11 +10,17 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 GROUPED = {"num_key_value_heads": 2, "head_dim": 16}
 SIZES = {
-    "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64,
-    "num_attention_heads": 4, "max_position_embeddings": 128,
-    "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
     "tie_word_embeddings": False,  # with tied ones greedy text repeats its last token
-}  # fmt: skip
+}
 
 
 def random_model(family: str, *, spread: float = 0.2, **settings: Any) -> PreTrainedModel:

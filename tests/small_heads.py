@@ -8,17 +8,17 @@ from typing import Any
 
 import torch
 from conftest import VOCABULARY
-from draftsmith.decoding.backbone import Backbone
 from draftsmith.decoding.proposal import Committed, Proposal
 from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
-from draftsmith.drafters.bpd import Bpd, BpdHeads
-from draftsmith.drafters.eagle import Eagle, Eagle3
-from draftsmith.drafters.eagle_layers import EagleShape
-from draftsmith.drafters.eagle_net import EagleNet
-from draftsmith.drafters.eagle_net3 import Eagle3Net, Eagle3Shape
-from draftsmith.drafters.hydra import HydraHeads, hydra_on
-from draftsmith.drafters.medusa import Medusa, MedusaHeads
+from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.drafters.eagle.layers import EagleShape
+from draftsmith.drafters.eagle.net import EagleNet
+from draftsmith.drafters.eagle.net3 import Eagle3Net, Eagle3Shape
+from draftsmith.drafters.eagle.proposer import Eagle, Eagle3
+from draftsmith.drafters.heads.bpd import Bpd, BpdHeads
+from draftsmith.drafters.heads.hydra import HydraHeads, hydra_on
+from draftsmith.drafters.heads.medusa import Medusa, MedusaHeads
 from torch import Tensor, nn
 
 FAMILIES = ["medusa", "hydra", "hydra++", "bpd", "eagle", "eagle3"]
@@ -40,9 +40,7 @@ def make_on_target(family: str, target: Backbone, *, noise: float = 0.05, **sett
     if family == "eagle":
         net = _passing_on(EagleNet(EagleShape.like(model.config)))
         return Eagle(_shaken(net, noise), target, **settings)
-    shape = Eagle3Shape.of(
-        model.config, layers=(0, 1, 2), vocabulary=VOCABULARY, draft_vocabulary=len(WORDS)
-    )
+    shape = Eagle3Shape.of(model.config, layers=(0, 1, 2), vocabulary=VOCABULARY, draft_vocabulary=len(WORDS))
     net3 = _passing_on(Eagle3Net(shape, WORDS))
     with torch.no_grad():
         net3.lm_head.weight.copy_(model.get_output_embeddings().weight[WORDS])

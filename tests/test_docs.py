@@ -12,8 +12,8 @@ from pathlib import Path
 
 import draftsmith
 import pytest
-from draftsmith.data.templates import named_template
-from draftsmith.decoding.loading import embedded_target, load_tokenizer
+from draftsmith.data.rows.templates import named_template
+from draftsmith.decoding.target.loading import embedded_target, load_tokenizer
 from draftsmith.launch.cli import main
 
 ROOT = Path(draftsmith.__file__).parent
@@ -29,14 +29,16 @@ SMALL_AUDIT = shlex.split(
     "--audit.tokens 500 --audit.sequences 10000 --audit.prompts 1 --audit.max_new_tokens 8 "
     "--audit.batch 4 --eval.limit 2"
 )
-SMALL_EVAL = [
-    *SMALL_AUDIT,
-    *["--eval.max_new_tokens", "4", "--eval.sweep", "[1]", "--eval.repeats", "1"],
-]
-EXTRA = {"train": SMALL_TRAINING, "eval": SMALL_EVAL, "audit": SMALL_AUDIT, "check": [],
-         "inspect": ["--data.limit_rows", "40"],
-         "tree": ["--texts", "2", "--eval.max_new_tokens", "12"],
-         "generate": ["--limit", "6", "--max-new-tokens", "16", "--keep-cut"]}  # fmt: skip
+SMALL_EVAL = [*SMALL_AUDIT, *["--eval.max_new_tokens", "4", "--eval.sweep", "[1]", "--eval.repeats", "1"]]
+EXTRA = {
+    "train": SMALL_TRAINING,
+    "eval": SMALL_EVAL,
+    "audit": SMALL_AUDIT,
+    "check": [],
+    "inspect": ["--data.limit_rows", "40"],
+    "tree": ["--texts", "2", "--eval.max_new_tokens", "12"],
+    "generate": ["--limit", "6", "--max-new-tokens", "16", "--keep-cut"],
+}
 BENCHMARKS = {
     "benchmarks/over_training.py": "--rows 20 --steps 2 --every 1 --batch-rows 2 --prompts 1",
     "benchmarks/families.py": (
@@ -84,10 +86,7 @@ SMALL_PRUNING = [
     *["--model.layers", "7", "--model.prune_rows", "1"],
     *SMALL_TRAINING[SMALL_TRAINING.index("--probe.prompts") :],
 ]
-SMALL_BOOSTING = [
-    *[*SMALL_TRAINING, "--boost.samples", "8", "--boost.held_out", "4"],
-    *["--boost.continuation", "4"],
-]
+SMALL_BOOSTING = [*[*SMALL_TRAINING, "--boost.samples", "8", "--boost.held_out", "4"], *["--boost.continuation", "4"]]
 # commands whose own work has to be made small
 FEW = {
     "--determinism": ["--eval.limit", "1", "--eval.max_new_tokens", "6"],
@@ -107,9 +106,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def commands(page: Path) -> list[str]:
-    lines = [
-        line.split("  #")[0].strip() for block in blocks(page, "sh") for line in block.splitlines()
-    ]
+    lines = [line.split("  #")[0].strip() for block in blocks(page, "sh") for line in block.splitlines()]
     return [line for line in lines if line and not line.startswith(NOT_HERE)]
 
 
@@ -117,27 +114,13 @@ def commands(page: Path) -> list[str]:
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the pages take for granted: a finished run, a chat target, rows, prompts."""
     place = tmp_path_factory.mktemp("docs")
-    assert (
-        main(
-            [
-                "train",
-                "distill-tiny",
-                "--out",
-                str(place / "runs" / "distill-tiny"),
-                *SMALL_TRAINING,
-            ]
-        )
-        == 0
-    )
+    assert main(["train", "distill-tiny", "--out", str(place / "runs" / "distill-tiny"), *SMALL_TRAINING]) == 0
     chat_target = Path(shutil.copytree(embedded_target(), place / "path" / "to" / "target"))
     tokenizer = load_tokenizer(str(chat_target))
     tokenizer.chat_template = named_template("chatml")
     tokenizer.save_pretrained(chat_target)
     asked = [(f"How many legs have {n} ants?", f"{n} ants have {6 * n} legs.") for n in range(60)]
-    chats = [
-        {"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": a}]}
-        for q, a in asked
-    ]
+    chats = [{"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": a}]} for q, a in asked]
     pairs = [{"prompt": q, "completion": a} for q, a in asked]
     for folder, rows in {"chats": chats, "domain": pairs}.items():
         (place / folder).mkdir()
@@ -153,9 +136,7 @@ def run(line: str) -> int:
         words = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", *recipe[1:]]
         return subprocess.run([*words, *SMALL_TRAINING]).returncode
     if program == "python":
-        return subprocess.run(
-            [sys.executable, str(ROOT / verb), *rest, *shlex.split(BENCHMARKS[verb])]
-        ).returncode
+        return subprocess.run([sys.executable, str(ROOT / verb), *rest, *shlex.split(BENCHMARKS[verb])]).returncode
     assert program == "draftsmith", f"no test knows how to run {program}"
     extra = next((few for flag, few in FEW.items() if flag in rest), EXTRA.get(verb, []))
     if verb == "eval" and any(flag in rest for flag in UNAUDITED):
@@ -165,9 +146,7 @@ def run(line: str) -> int:
 
 @pytest.mark.run
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_commands(
-    page: Path, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands(page: Path, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(workplace, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     for line in commands(page):
@@ -183,12 +162,9 @@ def test_commands(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "line",
-    sorted({line for page in PAGES for line in commands(page) if line.startswith(BENCHMARK)}),
+    "line", sorted({line for page in PAGES for line in commands(page) if line.startswith(BENCHMARK)})
 )
-def test_benchmarks(
-    line: str, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_benchmarks(line: str, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of them trains and measures on its own: too long for every day."""
     shutil.copytree(workplace, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)

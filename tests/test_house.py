@@ -10,7 +10,7 @@ from pathlib import Path
 
 import draftsmith
 import pytest
-from draftsmith.launch.recipe import Recipe, field_paths
+from draftsmith.launch.recipe.load import Recipe, field_paths
 
 ROOT = Path(draftsmith.__file__).parent
 ROOMS = ("decoding", "drafters", "data", "trainers", "eval", "launch")
@@ -53,9 +53,10 @@ def test_tests_and_benchmarks_import_as_users_do() -> None:
     assert len(files) > 20
     relative = [
         f"{name_of(path)}:{node.lineno}"
-        for path in files for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for path in files
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.ImportFrom) and node.level
-    ]  # fmt: skip
+    ]
     assert relative == []
 
 
@@ -64,10 +65,12 @@ def test_docstrings(path: Path) -> None:
     """A file says what it is; a public function or class says what it does, in its own line."""
     assert ast.get_docstring(TREES[path])
     missing = [
-        node.name for node in TREES[path].body
+        node.name
+        for node in TREES[path].body
         if isinstance(node, ast.FunctionDef | ast.ClassDef)
-        and not node.name.startswith("_") and not ast.get_docstring(node)
-    ]  # fmt: skip
+        and not node.name.startswith("_")
+        and not ast.get_docstring(node)
+    ]
     assert not missing
 
 
@@ -91,16 +94,16 @@ def test_nothing_unsafe(path: Path) -> None:
 def unread(fields: list[str]) -> list[str]:
     """Fields that no file reads which knows their section, by its class or as `recipe.SECTION`."""
     classes = {
-        name: info.annotation.__name__ for name, info in Recipe.model_fields.items()
+        name: info.annotation.__name__
+        for name, info in Recipe.model_fields.items()
         if isinstance(info.annotation, type)
-    }  # fmt: skip
+    }
     read: set[tuple[str, str]] = set()
     for path, tree in TREES.items():
         if path.name == "config.py":
             continue
         attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-        names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
-                 for alias in node.names}  # fmt: skip
+        names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names}
         for section, found in classes.items():
             if path.name != "recipe.py" and (section in attributes or found in names):
                 read |= {(section, each) for each in attributes}
@@ -111,9 +114,7 @@ def unread(fields: list[str]) -> list[str]:
 
 def test_every_field_is_read() -> None:
     """A declared recipe field that nothing reads would be a promise broken in silence."""
-    assert unread(["loop.stepz", "audit.schedule", "columns"]) == [
-        "loop.stepz", "audit.schedule", "columns",
-    ]  # fmt: skip
+    assert unread(["loop.stepz", "audit.schedule", "columns"]) == ["loop.stepz", "audit.schedule", "columns"]
     assert unread(field_paths()) == []
 
 
@@ -146,7 +147,12 @@ def test_no_path_of_any_machine() -> None:
     """Shipped files speak of no home folder, no scratch folder, no private host."""
     folders = ("home", "root", "work", "tmp", "Users")
     wrong = re.compile("|".join(f"/{name}/" for name in folders))
-    places = [*ALL, *(ROOT / "recipes").rglob("*.yaml"), *(ROOT / "docs").glob("*.md"),
-              ROOT / "README.md", *(ROOT / "recipes" / "assets").rglob("*.json*")]  # fmt: skip
+    places = [
+        *ALL,
+        *(ROOT / "recipes").rglob("*.yaml"),
+        *(ROOT / "docs").glob("*.md"),
+        ROOT / "README.md",
+        *(ROOT / "recipes" / "assets").rglob("*.json*"),
+    ]
     found = [name_of(path) for path in places if wrong.search(path.read_text(encoding="utf-8"))]
     assert found == []

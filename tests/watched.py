@@ -6,8 +6,8 @@ import torch
 from draftsmith.decoding.proposal import Proposal
 from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
-from draftsmith.drafters.draft_model import DraftModel
-from draftsmith.trainers.objective import hidden_states
+from draftsmith.drafters.model.draft_model import DraftModel
+from draftsmith.trainers.loop.objective import hidden_states
 from torch import Tensor
 
 
@@ -21,8 +21,7 @@ class Watched(DraftModel):
     def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
         proposal = super().propose(last_B, warper, uniforms)
         known = [
-            self._history.tokens_BL[row, : int(self._history.lengths_B[row])].tolist()
-            for row in range(len(last_B))
+            self._history.tokens_BL[row, : int(self._history.lengths_B[row])].tolist() for row in range(len(last_B))
         ]
         self.seen.append((known, proposal))
         return proposal

@@ -5,7 +5,7 @@ continues prompts of a corpus once; SSM k is distilled on those continuations, l
 k - 1 cover, or with less weight on it (`coverage.py`). Each round is an ordinary run in
 `out/ssm-k` with checkpoints of its own, then one pass that says what the SSM covers. Stages that
 are complete are not done again, so a killed run goes on where it was. Read next: `coverage.py`,
-the mathematics; `side_by_side.py`, all SSMs in the same steps; `data/continuations.py`.
+the mathematics; `side_by_side.py`, all SSMs in the same steps; `data/generate/continuations.py`.
 """
 
 from __future__ import annotations
@@ -22,17 +22,27 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from ..data.cache import Prepared
-from ..data.continuations import Continuations, Team, Wanted, continuations
-from ..decoding.backbone import Backbone
-from ..decoding.loading import load_tokenizer
-from ..drafters.checkpoint import read_entry, refuse_no_model, save_draft_model
-from ..drafters.ensemble import save_ensemble
+from ..data.generate.continuations import Continuations, Team, Wanted, continuations
+from ..data.rows.cache import Prepared
+from ..decoding.target.backbone import Backbone
+from ..drafters.folder import read_entry, refuse_no_model, save_draft_model
 from ..drafters.identity import TargetIdentity
+from ..drafters.model.ensemble import save_ensemble
 from ..drafters.registry import load_chain_draft
 from ..errors import RequestError
-from . import checkpoint, distill, side_by_side
-from .boost_members import (
+from . import distill
+from .boosting import side_by_side
+from .boosting.coverage import acceptance, left_share, weights
+from .boosting.coverage_pass import (
+    Matches,
+    coverage_line,
+    coverage_record,
+    labels_of,
+    measure_matches,
+    record_coverage,
+    stored_matches,
+)
+from .boosting.members import (
     derived_folder,
     drafter_of,
     member_lora,
@@ -42,24 +52,15 @@ from .boost_members import (
     refuse_impossible,
 )
 from .config import FROM_TARGET, BoostConfig, LoraConfig, ModelConfig, ObjectiveConfig
-from .coverage import acceptance, left_share, weights
-from .coverage_pass import (
-    Matches,
-    coverage_line,
-    coverage_record,
-    labels_of,
-    measure_matches,
-    record_coverage,
-    stored_matches,
-)
-from .feature_cache import feature_source, model_hash
-from .frozen import Given, begin
-from .loop import Outcome, Plan, Probe
-from .lora import save_adapted
-from .objective import Objective
-from .pruning import prune
-from .setup import make_accelerator, run_loop
-from .weighted_rows import WeightedRows
+from .loop import checkpoint
+from .loop.loop import Outcome, Plan, Probe
+from .loop.objective import Objective
+from .loop.setup import make_accelerator, run_loop
+from .losses.weighted_rows import WeightedRows
+from .pruning.layers import prune
+from .student.lora import save_adapted
+from .teacher.feature_cache import feature_source, model_hash
+from .teacher.frozen import Given, begin
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -68,9 +69,8 @@ _log = logging.getLogger(__name__)
 
 
 def run(
-    *, model: ModelConfig, objective: ObjectiveConfig, boost: BoostConfig, lora: LoraConfig,
-    **given: Unpack[Given],
-) -> Outcome:  # fmt: skip
+    *, model: ModelConfig, objective: ObjectiveConfig, boost: BoostConfig, lora: LoraConfig, **given: Unpack[Given]
+) -> Outcome:
     """Boost-tune SSMs into `out/drafter`, an ensemble.
 
     Raises:
@@ -90,9 +90,16 @@ class Boosting:
     """One run: the SSMs one after another, or side by side."""
 
     def __init__(
-        self, model: ModelConfig, objective: ObjectiveConfig, boost: BoostConfig, given: Given,
-        target: Backbone, rows: Prepared, samples: Continuations, lora: LoraConfig | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        model: ModelConfig,
+        objective: ObjectiveConfig,
+        boost: BoostConfig,
+        given: Given,
+        target: Backbone,
+        rows: Prepared,
+        samples: Continuations,
+        lora: LoraConfig | None = None,
+    ) -> None:
         self.lora = lora or LoraConfig()
         self.model, self.objective, self.boost, self.given = model, objective, boost, given
         self.target, self.samples, self.out = target, samples, given["out"]
@@ -128,17 +135,25 @@ class Boosting:
         numbers = range(1, self.boost.members + 1)
         goal = side_by_side.build(
             [
-                (member_model(self.model, self.boost, number, self.out),
-                 member_plan(plan, number).loop.seed)
+                (member_model(self.model, self.boost, number, self.out), member_plan(plan, number).loop.seed)
                 for number in numbers
             ],
-            self.objective, self.boost, self.target,
-        )  # fmt: skip
+            self.objective,
+            self.boost,
+            self.target,
+        )
         with self.features(goal, accelerator):
             outcome = run_loop(
-                goal, self.samples.train, self.samples.validation, plan, accelerator,
-                out=self.out, export_to=drafters, probe=self.probe, resume=self.given["resume"],
-            )  # fmt: skip
+                goal,
+                self.samples.train,
+                self.samples.validation,
+                plan,
+                accelerator,
+                out=self.out,
+                export_to=drafters,
+                probe=self.probe,
+                resume=self.given["resume"],
+            )
         for number in numbers:
             self.take(drafters / f"ssm-{number}", number, accelerator)
             self.report(accelerator)
@@ -151,9 +166,8 @@ class Boosting:
         if matches is None or decodes:
             model = load_chain_draft(folder, self.target).backbone.model
             matches = matches or measure_matches(
-                model, self.samples, place, accelerator, chunk=self.objective.chunk,
-                vocabulary=self.target.vocabulary,
-            )  # fmt: skip
+                model, self.samples, place, accelerator, chunk=self.objective.chunk, vocabulary=self.target.vocabulary
+            )
             self.earlier += [model] * decodes
         self.found.append(matches)
 
@@ -173,14 +187,20 @@ class Boosting:
         if share < self.boost.stop_share or not len(weighted):
             _log.info(
                 "%.1f%% of the labels are left uncovered, less than boost.stop_share (%.1f%%): "
-                "the ensemble has %d SSMs", 100 * share, 100 * self.boost.stop_share, number - 1,
-            )  # fmt: skip
+                "the ensemble has %d SSMs",
+                100 * share,
+                100 * self.boost.stop_share,
+                number - 1,
+            )
             return None
         _log.info(
-            "SSM %d of %d: %.1f%% of the labels are left uncovered, it learns from %d of %d "
-            "samples", number, self.boost.members, 100 * share, len(weighted),
+            "SSM %d of %d: %.1f%% of the labels are left uncovered, it learns from %d of %d samples",
+            number,
+            self.boost.members,
+            100 * share,
+            len(weighted),
             len(self.samples.train),
-        )  # fmt: skip
+        )
         return weighted
 
     def adopt(self, number: int, folder: Path, accelerator: Accelerator) -> None:
@@ -200,33 +220,54 @@ class Boosting:
         torch.manual_seed(plan.loop.seed)  # fresh weights must not depend on what was drawn before
         made, lora = self.made_of(number), member_lora(self.lora, number)
         goal = distill.build(
-            made, self.objective, self.target.model, self.target.tokenizer,
-            partial(self.save, lora=lora), lora, pruned=self.cut(made, place, plan),
-        )  # fmt: skip
+            made,
+            self.objective,
+            self.target.model,
+            self.target.tokenizer,
+            partial(self.save, lora=lora),
+            lora,
+            pruned=self.cut(made, place, plan),
+        )
         with self.features(goal, accelerator):
             outcome = run_loop(
-                goal, weighted, self.samples.validation, plan, accelerator, out=place,
-                export_to=drafter_of(self.out, number), probe=self.probe_together(),
+                goal,
+                weighted,
+                self.samples.validation,
+                plan,
+                accelerator,
+                out=place,
+                export_to=drafter_of(self.out, number),
+                probe=self.probe_together(),
                 resume="auto",
-            )  # fmt: skip
+            )
         accelerator.free_memory()  # it would hold the model beside the next one
         return outcome
 
     def cut(self, made: ModelConfig, place: Path, plan: Plan) -> PreTrainedModel | None:
-        """An SSM cut from the target, where it begins there; see `pruning.py`."""
+        """An SSM cut from the target, where it begins there; see `pruning/layers.py`."""
         if made.start_from != FROM_TARGET:
             return None
         return prune(
-            made, self.target.model, self.samples.validation, out=place, seed=plan.loop.seed,
-            micro_rows=plan.loop.micro_rows, chunk=self.objective.chunk,
-        )  # fmt: skip
+            made,
+            self.target.model,
+            self.samples.validation,
+            out=place,
+            seed=plan.loop.seed,
+            micro_rows=plan.loop.micro_rows,
+            chunk=self.objective.chunk,
+        )
 
     def features(self, goal: Objective, accelerator: Accelerator) -> AbstractContextManager[None]:
         """The target's states, from one cache for all SSMs where the recipe asks for one."""
         return feature_source(
-            goal, self.given["features"], self.target, self.rows, self.given["data"], out=self.out,
+            goal,
+            self.given["features"],
+            self.target,
+            self.rows,
+            self.given["data"],
+            out=self.out,
             accelerator=accelerator,
-        )  # fmt: skip
+        )
 
     def made_of(self, number: int) -> ModelConfig:
         """What SSM `number` goes on from: an adapter is put beside those before it."""
@@ -258,8 +299,7 @@ class Boosting:
             if self.lora.rank is not None:  # the last folder has the base and all adapters
                 places, adapters = places[-1:], [f"ssm-{number}" for number in numbers]
             checkpoint.replace_folder(
-                self.out / "drafter",
-                lambda folder: save_ensemble(folder, places, self.target, adapters=adapters),
+                self.out / "drafter", lambda folder: save_ensemble(folder, places, self.target, adapters=adapters)
             )
         self.report(accelerator)
 
@@ -288,15 +328,15 @@ def _refuse_other_targets(boost: BoostConfig, target: Backbone) -> None:
 
 def _refuse_origins(boost: BoostConfig, model: ModelConfig, target: Backbone) -> None:
     """Raise RequestError for a model that no SSM can go on from, before rounds are spent."""
-    derived = {
-        boost.start_from[number - 1] for number in range(1, len(boost.start_from) + 1)
-        if derived_folder(boost, number) is not None
-    }  # fmt: skip
-    for origin in {*boost.start_from, model.start_from} - derived - {FROM_TARGET}:
-        if origin and own_member(origin) is None:
-            refuse_no_model(origin)
-            made = model.model_copy(update={"start_from": origin})
-            distill.refuse_other_tokens(load_tokenizer(origin), target.tokenizer, made)
+    origins = [model.start_from or ""]
+    origins += [
+        origin
+        for number, origin in enumerate(boost.start_from, 1)
+        if own_member(origin) is None and derived_folder(boost, number) is None
+    ]
+    for origin in {*origins} - {"", FROM_TARGET}:
+        refuse_no_model(origin)
+        distill.refuse_other_tokens(origin, target.tokenizer)
 
 
 def _samples(
@@ -305,9 +345,14 @@ def _samples(
     named = boost.continuations
     folder = given["out"] / "continuations" if named is None else Path(named).expanduser()
     wanted = Wanted(
-        boost.samples, boost.held_out, boost.prompt_tokens, boost.continuation, boost.temperature,
-        boost.seed, model_hash(target.model),
-    )  # fmt: skip
+        boost.samples,
+        boost.held_out,
+        boost.prompt_tokens,
+        boost.continuation,
+        boost.temperature,
+        boost.seed,
+        model_hash(target.model),
+    )
     team = Team(accelerator.process_index, accelerator.num_processes, accelerator.wait_for_everyone)
     return continuations(target, rows, wanted, folder, team)
 
@@ -320,9 +365,7 @@ def refuse_resume(out: Path, resume: str) -> None:
             "which goes on with the stage that is not complete"
         )
     if resume == "never" and any(out.glob("ssm-*")):
-        raise RequestError(
-            f"{out} holds SSMs and --resume is never; use --resume auto to go on, or another --out"
-        )
+        raise RequestError(f"{out} holds SSMs and --resume is never; use --resume auto to go on, or another --out")
 
 
 def _refuse_shards(accelerator: Accelerator) -> None:

@@ -6,7 +6,7 @@ The target stays frozen, or is tuned with the layer: then its own output is one 
 keeps it a language model. With `data` that the target has written both are the paper's distilled
 regime, with the text's own answers its gold one; `objective.kl` teaches laws in place of tokens.
 Order of the file, as in every trainer: the module, the objective, set-up. Read next:
-`drafters/bpd.py`, the layer; `medusa.py`, labels and losses of heads; `tuned.py`.
+`drafters/heads/bpd.py`, the layer; `medusa.py`, labels and losses of heads; `tuned.py`.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from ..data.prepare import Prepared
-from ..decoding.backbone import Backbone
-from ..drafters.bpd import BpdHeads
+from ..data.rows.prepare import Prepared
+from ..decoding.target.backbone import Backbone
+from ..drafters.heads.bpd import BpdHeads
 from ..drafters.projection import refuse_other_logits
 from .config import BpdConfig, ModelConfig, ObjectiveConfig, TuneConfig
 from .distill import refuse_nothing
-from .frozen import Given, Save, run_for_target, saver
-from .loop import Outcome
-from .losses import Teacher
+from .loop.loop import Outcome
+from .loop.objective import Batch
+from .losses.chunked import Teacher
 from .medusa import HeadLoss, Lesson, MedusaObjective, MedusaStudent
-from .objective import Batch
-from .tuned import TunedStudent, TunedTarget, run_tuned, tuned_saver
-from .warm_start import warm_started
+from .student.warm_start import warm_started
+from .teacher.frozen import Given, Save, run_for_target, saver
+from .teacher.tuned import TunedStudent, TunedTarget, run_tuned, tuned_saver
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -92,9 +92,7 @@ class TunedBpdStudent(TunedStudent):
 class BpdObjective(MedusaObjective):
     """Medusa's objective; every step begins with the choice of a head."""
 
-    def __init__(
-        self, student: BpdStudent, target: PreTrainedModel, save: Save, *, every_head: bool
-    ) -> None:
+    def __init__(self, student: BpdStudent, target: PreTrainedModel, save: Save, *, every_head: bool) -> None:
         super().__init__(student, target, save)
         self._student, self._every_head = student, every_head
 
@@ -108,9 +106,8 @@ class TunedBpdObjective(BpdObjective):
     """Trains layer and target; the lesson is what the target said before the run, if asked for."""
 
     def __init__(
-        self, joint: TunedBpdStudent, tuned: TunedTarget, save: Save, *, every_head: bool,
-        distils: bool,
-    ) -> None:  # fmt: skip
+        self, joint: TunedBpdStudent, tuned: TunedTarget, save: Save, *, every_head: bool, distils: bool
+    ) -> None:
         super().__init__(joint.student, tuned.model, save, every_head=every_head)
         self.module = joint
         self._joint, self._tuned, self._distils = joint, tuned, distils
@@ -127,9 +124,7 @@ class TunedBpdObjective(BpdObjective):
         return self._tuned.teacher(batch) if needed else None
 
 
-def build(
-    bpd: BpdConfig, objective: ObjectiveConfig, target: PreTrainedModel, save: Save
-) -> BpdObjective:
+def build(bpd: BpdConfig, objective: ObjectiveConfig, target: PreTrainedModel, save: Save) -> BpdObjective:
     """An untrained layer for `target`, which is frozen here.
 
     Raises:
@@ -140,9 +135,7 @@ def build(
     return BpdObjective(student, target, save, every_head=bpd.every_head)
 
 
-def build_tuned(
-    bpd: BpdConfig, objective: ObjectiveConfig, tuned: TunedTarget, save: Save
-) -> TunedBpdObjective:
+def build_tuned(bpd: BpdConfig, objective: ObjectiveConfig, tuned: TunedTarget, save: Save) -> TunedBpdObjective:
     """An untrained layer for `tuned`, which learns with it; errors as for `build`."""
     student = fresh_student(bpd, objective, tuned.model)
     distils = HeadLoss(objective).distils
@@ -150,22 +143,17 @@ def build_tuned(
     return TunedBpdObjective(joint, tuned, save, every_head=bpd.every_head, distils=distils)
 
 
-def fresh_student(
-    bpd: BpdConfig, objective: ObjectiveConfig, target: PreTrainedModel
-) -> BpdStudent:
+def fresh_student(bpd: BpdConfig, objective: ObjectiveConfig, target: PreTrainedModel) -> BpdStudent:
     """An untrained layer and its loss; errors as for `build`."""
     refuse_nothing(objective)
     refuse_other_logits(target)
     head: Any = target.get_output_embeddings()
-    return BpdStudent(
-        BpdHeads.for_target(target, block=bpd.block, inner=bpd.inner), head, objective
-    )
+    return BpdStudent(BpdHeads.for_target(target, block=bpd.block, inner=bpd.inner), head, objective)
 
 
 def run(
-    *, bpd: BpdConfig, tune: TuneConfig, objective: ObjectiveConfig, model: ModelConfig,
-    **given: Unpack[Given],
-) -> Outcome:  # fmt: skip
+    *, bpd: BpdConfig, tune: TuneConfig, objective: ObjectiveConfig, model: ModelConfig, **given: Unpack[Given]
+) -> Outcome:
     """Train a layer into `out/drafter`; a tuned target, which alone it fits, into `out/target`.
 
     The layer is fresh, or the one that `model.start_from` names.

@@ -107,7 +107,7 @@ class LoraConfig(Section):
 class ObjectiveConfig(Section):
     """What is minimised: a weighted sum of terms, the same ones for every method.
 
-    `trainers/divergences.py` has their equations and sources. EAGLE, HASS and EAGLE-3 have terms of
+    `trainers/losses/divergences.py` has their equations and sources. EAGLE, HASS and EAGLE-3 have terms of
     their own in `eagle` and `eagle3`; those given here are added to them.
     """
 

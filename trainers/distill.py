@@ -2,7 +2,7 @@
 
 Sources: Hinton et al. 2015; DistillSpec (Zhou et al. 2023) for the forward KL on drafts, and which
 divergence suits which task. Order of the file, as in every trainer: the module, the objective,
-set-up. Read next: `losses.py` and `divergences.py` for the mathematics, `loop.py`.
+set-up. Read next: `losses/chunked.py` and `divergences.py` for the mathematics, `loop.py`.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from typing import TYPE_CHECKING, Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from ..data.prepare import Prepared
-from ..decoding.backbone import Backbone
-from ..decoding.loading import load_model, load_tokenizer
-from ..drafters.checkpoint import refuse_no_model, save_draft_model
+from ..data.rows.prepare import Prepared
+from ..decoding.target.backbone import Backbone
+from ..decoding.target.loading import load_model, load_tokenizer
+from ..drafters.folder import refuse_no_model, save_draft_model
 from ..drafters.projection import refuse_other_logits
 from ..errors import RequestError
-from .architecture import fresh_model
 from .config import FROM_TARGET, LoraConfig, ModelConfig, ObjectiveConfig, RolloutsConfig
-from .features import FeatureSource, OnlineFeatures
-from .frozen import Given, Save, run_for_target
-from .loop import Outcome
-from .lora import adapt, save_adapted
-from .losses import Distillation, Teacher
-from .mix import TERMS, Mix
-from .objective import Batch, hidden_states, label_shares, labelled, refuse_long_start
-from .pruned_config import refuse_cut
-from .pruning import prune
-from .ramp import MovingLoss, Ramp
-from .rollouts import Rollouts, refuse_prompts, refuse_rows
-from .sharding import standalone
+from .loop.loop import Outcome
+from .loop.objective import Batch, hidden_states, label_shares, labelled, refuse_long_start
+from .loop.sharding import standalone
+from .losses.chunked import Distillation, Teacher
+from .losses.mix import TERMS, Mix
+from .losses.ramp import MovingLoss, Ramp
+from .pruning.layers import prune
+from .pruning.sizes import refuse_cut
+from .student.architecture import fresh_model
+from .student.lora import adapt, save_adapted
+from .teacher.features import FeatureSource, OnlineFeatures
+from .teacher.frozen import Given, Save, run_for_target
+from .teacher.rollouts import Rollouts, refuse_prompts, refuse_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -42,9 +42,7 @@ if TYPE_CHECKING:
 class DraftStudent(nn.Module):
     """The draft and its loss against the target's law, in chunks over positions."""
 
-    def __init__(
-        self, draft: PreTrainedModel, loss: Distillation, *, chunk: int, rows: int
-    ) -> None:
+    def __init__(self, draft: PreTrainedModel, loss: Distillation, *, chunk: int, rows: int) -> None:
         super().__init__()
         self.draft = draft
         head = draft.get_output_embeddings()
@@ -59,9 +57,7 @@ class DraftStudent(nn.Module):
 class DistillObjective:
     """Trains `draft` to have the law of the frozen `target`."""
 
-    def __init__(
-        self, draft: PreTrainedModel, target: PreTrainedModel, config: ObjectiveConfig, save: Save
-    ) -> None:
+    def __init__(self, draft: PreTrainedModel, target: PreTrainedModel, config: ObjectiveConfig, save: Save) -> None:
         # a head may be padded beyond the tokenizer; the rows that both have are compared
         rows = min(_rows(draft), _rows(target))
         loss = Distillation.of(config)
@@ -99,10 +95,15 @@ class DistillObjective:
 
 
 def build(
-    model: ModelConfig, objective: ObjectiveConfig, target: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase, save: Save, lora: LoraConfig | None = None,
-    rollouts: RolloutsConfig | None = None, pruned: PreTrainedModel | None = None,
-) -> DistillObjective:  # fmt: skip
+    model: ModelConfig,
+    objective: ObjectiveConfig,
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    save: Save,
+    lora: LoraConfig | None = None,
+    rollouts: RolloutsConfig | None = None,
+    pruned: PreTrainedModel | None = None,
+) -> DistillObjective:
     """A fresh or given draft for `target`, which is frozen here, or an adapter on a given one.
 
     `rollouts`: whether some of the rows are written by the models, and how. `pruned`: the draft,
@@ -124,9 +125,7 @@ def build(
     return goal
 
 
-def refuse_nothing(
-    objective: ObjectiveConfig, *, own: Mapping[str, float] | None = None, places: int = 1
-) -> None:
+def refuse_nothing(objective: ObjectiveConfig, *, own: Mapping[str, float] | None = None, places: int = 1) -> None:
     """Raise RequestError when an objective teaches nothing, or weighs places that there are not.
 
     Args:
@@ -152,9 +151,13 @@ def refuse_nothing(
 
 
 def run(
-    *, model: ModelConfig, objective: ObjectiveConfig, lora: LoraConfig, rollouts: RolloutsConfig,
+    *,
+    model: ModelConfig,
+    objective: ObjectiveConfig,
+    lora: LoraConfig,
+    rollouts: RolloutsConfig,
     **given: Unpack[Given],
-) -> Outcome:  # fmt: skip
+) -> Outcome:
     """Distil a draft into `out/drafter`."""
     refuse_rows(rollouts, given["data"].sequence_length, given["plan"].loop.batch_rows)
     refuse_long_start(model, given["data"].sequence_length)
@@ -165,9 +168,14 @@ def run(
         if model.start_from == FROM_TARGET:
             loop = given["plan"].loop
             pruned = prune(
-                model, target.model, rows.validation, out=given["out"], seed=loop.seed,
-                micro_rows=loop.micro_rows, chunk=objective.chunk,
-            )  # fmt: skip
+                model,
+                target.model,
+                rows.validation,
+                out=given["out"],
+                seed=loop.seed,
+                micro_rows=loop.micro_rows,
+                chunk=objective.chunk,
+            )
 
         def save(module: nn.Module, folder: Path) -> None:
             if lora.rank is None:
@@ -181,17 +189,15 @@ def run(
     return run_for_target(make, given)
 
 
-def draft_model(
-    config: ModelConfig, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-) -> PreTrainedModel:
+def draft_model(config: ModelConfig, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     """Fresh weights over the target's vocabulary, or the model that `start_from` names."""
     if config.start_from is None:
         like = target.config.get_text_config(decoder=True)
         return fresh_model(config, vocabulary=_rows(target), eos=tokenizer.eos_token_id, like=like)
     refuse_cut(config)
     refuse_no_model(config.start_from)
+    refuse_other_tokens(config.start_from, tokenizer)
     draft = load_model(config.start_from)
-    refuse_other_tokens(load_tokenizer(config.start_from), tokenizer, config)
     if _rows(draft) < len(tokenizer):
         raise RequestError(
             f"model.start_from {config.start_from!r} has an output projection of {_rows(draft)} "
@@ -201,11 +207,9 @@ def draft_model(
     return draft
 
 
-def refuse_other_tokens(
-    own: PreTrainedTokenizerBase, tokenizer: PreTrainedTokenizerBase, config: ModelConfig
-) -> None:
+def refuse_other_tokens(start_from: str, tokenizer: PreTrainedTokenizerBase) -> None:
     """A draft must mean the same tokens by the same numbers; the first difference is named."""
-    mine, theirs = own.get_vocab(), tokenizer.get_vocab()
+    mine, theirs = load_tokenizer(start_from).get_vocab(), tokenizer.get_vocab()
     if mine == theirs:
         return
     token = min(
@@ -213,7 +217,7 @@ def refuse_other_tokens(
         key=lambda token: theirs.get(token, mine.get(token, 0)),
     )
     raise RequestError(
-        f"model.start_from {config.start_from!r} has another tokenizer than the target: token "
+        f"model.start_from {start_from!r} has another tokenizer than the target: token "
         f"{token!r} is {mine.get(token, 'missing')} there and {theirs.get(token, 'missing')} in "
         "the target. Take a draft of the same family, or leave start_from out; as it is it may "
         "draft by --drafter.vocabulary auto"

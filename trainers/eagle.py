@@ -4,7 +4,7 @@ EAGLE-1 (Li et al. 2024, arXiv 2401.15077, section 4.2); EAGLE-2 decodes with th
 HASS (Zhang et al. 2025, 2408.15766) is `passes` above 1 and `top_k` above 0: the network learns on
 its own features too, as drafting will meet them, without a gradient from pass to pass. The target
 runs frozen in the same process. Order of the file, as in every trainer: the module, the objective,
-set-up. Read next: `drafters/eagle_net.py`, the network; `losses.py`; `eagle3.py`.
+set-up. Read next: `drafters/eagle/net.py`, the network; `losses/chunked.py`; `eagle3.py`.
 
 Shapes: R rows, S tokens of a row, P positions that count over all passes, C positions of a chunk,
 V vocabulary, K likeliest tokens, H hidden size.
@@ -21,24 +21,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..data.prepare import Prepared
-from ..decoding.backbone import Backbone
-from ..drafters.eagle_layers import EagleShape
-from ..drafters.eagle_net import EagleNet
+from ..data.rows.prepare import Prepared
+from ..decoding.target.backbone import Backbone
+from ..drafters.eagle.layers import EagleShape
+from ..drafters.eagle.net import EagleNet
 from ..drafters.projection import refuse_other_logits
 from .config import Eagle3Config, EagleConfig, ModelConfig, ObjectiveConfig
 from .distill import refuse_nothing
-from .divergences import top_k_cross_entropy
-from .features import FeatureSource, OnlineFeatures
-from .frozen import Given, Save, run_for_target, saver
-from .loop import Outcome
-from .losses import ChunkedLoss, SharedTeacher, Teacher
-from .mix import Mix
-from .objective import Batch
-from .pace import anchors_of, geometric, paced
-from .sharding import standalone
-from .soft_cross_entropy import soft_cross_entropy
-from .warm_start import warm_started
+from .loop.loop import Outcome
+from .loop.objective import Batch
+from .loop.sharding import standalone
+from .losses.chunked import ChunkedLoss, SharedTeacher, Teacher
+from .losses.divergences import top_k_cross_entropy
+from .losses.mix import Mix
+from .losses.pace import anchors_of, geometric, paced
+from .losses.soft_cross_entropy import soft_cross_entropy
+from .student.warm_start import warm_started
+from .teacher.features import FeatureSource, OnlineFeatures
+from .teacher.frozen import Given, Save, run_for_target, saver
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -69,9 +69,7 @@ class LawLoss:
     passes: int
     mix: Mix = Mix()
 
-    def __call__(
-        self, draft_CV: Tensor, target_CV: Tensor | None, place_C2: Tensor
-    ) -> dict[str, Tensor]:
+    def __call__(self, draft_CV: Tensor, target_CV: Tensor | None, place_C2: Tensor) -> dict[str, Tensor]:
         """`place_C2`: label and pass of every position."""
         if target_CV is None:
             raise ValueError("EAGLE learns from the target's logits")
@@ -92,9 +90,13 @@ class LawLoss:
         first_C = (pass_C == 0).float()
         alphas = {f"alpha_{j + 1}": alpha_C * (pass_C == j) for j in range(1, self.passes)}
         return {
-            "loss": loss_C, "ce": ce_C.detach() * first_C, "alpha": alpha_C * first_C,
-            "agreement": agreement_C * first_C, **alphas, **of_first(added, first_C),
-        }  # fmt: skip
+            "loss": loss_C,
+            "ce": ce_C.detach() * first_C,
+            "alpha": alpha_C * first_C,
+            "agreement": agreement_C * first_C,
+            **alphas,
+            **of_first(added, first_C),
+        }
 
 
 def of_first(added: Mapping[str, Tensor], first_C: Tensor) -> dict[str, Tensor]:
@@ -150,9 +152,13 @@ def in_text_order(
 
 
 def shares(
-    place_P2: Tensor, hidden_PH: Tensor, head: ChunkedLoss, batch: Batch,
-    config: EagleConfig | Eagle3Config, objective: ObjectiveConfig,
-) -> Tensor | None:  # fmt: skip
+    place_P2: Tensor,
+    hidden_PH: Tensor,
+    head: ChunkedLoss,
+    batch: Batch,
+    config: EagleConfig | Eagle3Config,
+    objective: ObjectiveConfig,
+) -> Tensor | None:
     """How much every position of `compared` counts, fp32 [P]; None where all count alike.
 
     D-PACE asks first what the draft says of each label, a chunk of logits at a time.
@@ -186,9 +192,7 @@ def per_label(terms: dict[str, Tensor], pass_P: Tensor, batch: Batch) -> dict[st
 class EagleStudent(nn.Module):
     """The network and its loss: SmoothL1 of the features, and the laws' soft cross-entropy."""
 
-    def __init__(
-        self, draft: EagleNet, head: nn.Linear, config: EagleConfig, objective: ObjectiveConfig
-    ) -> None:
+    def __init__(self, draft: EagleNet, head: nn.Linear, config: EagleConfig, objective: ObjectiveConfig) -> None:
         super().__init__()
         self.draft, self._config, self._objective = draft, config, objective
         mix = Mix.of(objective, kl=0.0)
@@ -199,9 +203,13 @@ class EagleStudent(nn.Module):
 
     def forward(self, batch: Batch, lesson: Lesson) -> tuple[Tensor, dict[str, Tensor]]:
         outputs = self.draft.unroll(
-            self._noisy(lesson.features_RSH), lesson.embeds_RSH, batch["positions"],
-            batch["documents"], self._config.passes, detach=True,
-        )  # fmt: skip
+            self._noisy(lesson.features_RSH),
+            lesson.embeds_RSH,
+            batch["positions"],
+            batch["documents"],
+            self._config.passes,
+            detach=True,
+        )
         guess_PH, at_P, place_P2 = compared(outputs, batch)
         true_PH = lesson.features_RSH.flatten(0, 1)[at_P]
         feature_P = F.smooth_l1_loss(guess_PH.float(), true_PH.float(), reduction="none").mean(-1)
@@ -217,9 +225,8 @@ class EagleStudent(nn.Module):
         return loss, per_label(terms, pass_P, batch)
 
     def _in_order(
-        self, guess_PH: Tensor, place_P2: Tensor, at_P: Tensor, share_P: Tensor | None,
-        lesson: Lesson,
-    ) -> tuple[Tensor, Tensor, Teacher, Tensor | None]:  # fmt: skip
+        self, guess_PH: Tensor, place_P2: Tensor, at_P: Tensor, share_P: Tensor | None, lesson: Lesson
+    ) -> tuple[Tensor, Tensor, Teacher, Tensor | None]:
         """What the head reads, in the order of the text, and a target that is asked once."""
         (head,) = self._frozen
         states_NH = lesson.features_RSH.flatten(0, 1)
@@ -239,9 +246,8 @@ class EagleObjective:
     """Trains `draft` to foresee the features of the frozen `target`."""
 
     def __init__(
-        self, draft: EagleNet, target: PreTrainedModel, config: EagleConfig,
-        objective: ObjectiveConfig, save: Save,
-    ) -> None:  # fmt: skip
+        self, draft: EagleNet, target: PreTrainedModel, config: EagleConfig, objective: ObjectiveConfig, save: Save
+    ) -> None:
         head: Any = target.get_output_embeddings()
         self.module: nn.Module = EagleStudent(draft, head, config, objective)
         self._draft, self._target, self._save = draft, target, save
@@ -262,9 +268,7 @@ class EagleObjective:
         return self._draft
 
 
-def build(
-    config: EagleConfig, objective: ObjectiveConfig, target: PreTrainedModel, save: Save
-) -> EagleObjective:
+def build(config: EagleConfig, objective: ObjectiveConfig, target: PreTrainedModel, save: Save) -> EagleObjective:
     """A fresh network for `target`, which is frozen here.
 
     Raises:
@@ -283,9 +287,7 @@ def refuse_no_lesson(config: EagleConfig, objective: ObjectiveConfig) -> None:
     refuse_nothing(objective, own=own, places=config.passes)
 
 
-def run(
-    *, eagle: EagleConfig, objective: ObjectiveConfig, model: ModelConfig, **given: Unpack[Given]
-) -> Outcome:
+def run(*, eagle: EagleConfig, objective: ObjectiveConfig, model: ModelConfig, **given: Unpack[Given]) -> Outcome:
     """Train a drafter into `out/drafter`; terms of `objective` are added to those of `eagle`.
 
     It is fresh, or the one that `model.start_from` names: HASS behind EAGLE-1.

@@ -2,7 +2,7 @@
 
 Li et al. 2025 (arXiv 2503.01840): no loss on features, only on laws, and training sees what
 drafting will see. The target runs frozen in the same process. Order of the file, as in every
-trainer: the module, the objective, set-up. Read next: `drafters/eagle_net3.py`, the network;
+trainer: the module, the objective, set-up. Read next: `drafters/eagle/net3.py`, the network;
 `eagle.py`, its predecessor.
 
 Shapes: R rows, S tokens of a row, P positions that count over all passes, C positions of a chunk,
@@ -20,24 +20,24 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..data.prepare import Prepared
-from ..data.rows import PackedRows
-from ..decoding.backbone import Backbone
-from ..drafters.eagle_net3 import Eagle3Net, Eagle3Shape, fused_layers
+from ..data.rows.packed import PackedRows
+from ..data.rows.prepare import Prepared
+from ..decoding.target.backbone import Backbone
+from ..drafters.eagle.net3 import Eagle3Net, Eagle3Shape, fused_layers
 from ..drafters.projection import refuse_other_logits
 from ..errors import RequestError
 from .config import Eagle3Config, ModelConfig, ObjectiveConfig
 from .distill import refuse_nothing
 from .eagle import compared, in_text_order, of_first, per_label, shares
-from .features import LAST, FeatureSource, OnlineFeatures
-from .frozen import Given, Save, run_for_target, saver
-from .loop import Outcome
-from .losses import ChunkedLoss, SharedTeacher
-from .mix import RENORMALISED, UNKNOWN, Mix
-from .objective import Batch
-from .sharding import standalone
-from .soft_cross_entropy import soft_cross_entropy
-from .warm_start import warm_started
+from .loop.loop import Outcome
+from .loop.objective import Batch
+from .loop.sharding import standalone
+from .losses.chunked import ChunkedLoss, SharedTeacher
+from .losses.mix import RENORMALISED, UNKNOWN, Mix
+from .losses.soft_cross_entropy import soft_cross_entropy
+from .student.warm_start import warm_started
+from .teacher.features import LAST, FeatureSource, OnlineFeatures
+from .teacher.frozen import Given, Save, run_for_target, saver
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -123,10 +123,7 @@ class DraftVocabularyLoss:
         if self.mix.asked:
             laws = self.mix.laws(draft_CU, said.soft_CU, said.soft_normal_C)
             found = self.mix.terms(laws, draft_CU, label_C)
-            added = {
-                name: term * drafted_C if name in RENORMALISED else term
-                for name, term in found.items()
-            }
+            added = {name: term * drafted_C if name in RENORMALISED else term for name, term in found.items()}
             loss_C = loss_C + self.mix.total(added)
         with torch.no_grad():
             p_CU = (said.own_CU - said.normal_C[:, None]).exp()
@@ -134,10 +131,13 @@ class DraftVocabularyLoss:
             agreement_C = (self.net.ids_U[own_best_C] == said.best_C) * (pass_C == 0)
         alphas = {f"alpha_{j + 1}": alpha_C * (pass_C == j) for j in range(1, self.passes)}
         return {
-            "loss": loss_C, "ce": ce_C.detach() * (pass_C == 0),
-            "alpha": alpha_C * (pass_C == 0), "agreement": agreement_C.float(), **alphas,
+            "loss": loss_C,
+            "ce": ce_C.detach() * (pass_C == 0),
+            "alpha": alpha_C * (pass_C == 0),
+            "agreement": agreement_C.float(),
+            **alphas,
             **of_first(added, pass_C == 0),
-        }  # fmt: skip
+        }
 
 
 class Eagle3Student(nn.Module):
@@ -152,9 +152,12 @@ class Eagle3Student(nn.Module):
 
     def forward(self, batch: Batch, lesson: Lesson3) -> tuple[Tensor, dict[str, Tensor]]:
         outputs = self.draft.unroll(
-            self.draft.fuse(lesson.features_RSF), lesson.embeds_RSH, batch["positions"],
-            batch["documents"], self._config.passes,
-        )  # fmt: skip
+            self.draft.fuse(lesson.features_RSF),
+            lesson.embeds_RSH,
+            batch["positions"],
+            batch["documents"],
+            self._config.passes,
+        )
         guess_PH, at_P, place_P2 = compared(outputs, batch)
         label_P, pass_P = place_P2.unbind(-1)
         place_P2 = torch.stack([self._drafted(label_P), pass_P], 1)
@@ -162,9 +165,8 @@ class Eagle3Student(nn.Module):
         share_P = shares(place_P2, hidden_PH, self.head, batch, self._config, self._objective)
         at_P, hidden_PH, place_P2, share_P = in_text_order(at_P, hidden_PH, place_P2, share_P)
         teacher = WholeTeacher.of(
-            lesson.hidden_RSH.flatten(0, 1), lesson.head_VH, at_P,
-            ids_U=self.draft.ids_U, mix=self._mix,
-        )  # fmt: skip
+            lesson.hidden_RSH.flatten(0, 1), lesson.head_VH, at_P, ids_U=self.draft.ids_U, mix=self._mix
+        )
         loss, terms = self.head(hidden_PH, place_P2, teacher, share_P)
         if not terms:
             return loss, {}
@@ -181,9 +183,8 @@ class Eagle3Objective:
     """Trains `draft` to have the law of the frozen `target` along its own drafts."""
 
     def __init__(
-        self, draft: Eagle3Net, target: PreTrainedModel, config: Eagle3Config,
-        objective: ObjectiveConfig, save: Save,
-    ) -> None:  # fmt: skip
+        self, draft: Eagle3Net, target: PreTrainedModel, config: Eagle3Config, objective: ObjectiveConfig, save: Save
+    ) -> None:
         self.module: nn.Module = Eagle3Student(draft, config, objective)
         self._draft, self._target, self._save = draft, target, save
         self.features: FeatureSource = OnlineFeatures(target, (*draft.config.layers, LAST))
@@ -206,9 +207,8 @@ class Eagle3Objective:
 
 
 def build(
-    config: Eagle3Config, objective: ObjectiveConfig, target: PreTrainedModel, ids: Sequence[int],
-    save: Save,
-) -> Eagle3Objective:  # fmt: skip
+    config: Eagle3Config, objective: ObjectiveConfig, target: PreTrainedModel, ids: Sequence[int], save: Save
+) -> Eagle3Objective:
     """A fresh network for `target`, which is frozen here.
 
     Its head begins as the target's rows of the draft vocabulary `ids`, ascending target ids.
@@ -222,9 +222,12 @@ def build(
     target.requires_grad_(False).eval()
     head: Any = target.get_output_embeddings()
     shape = Eagle3Shape.of(
-        target.config, layers=chosen_layers(config, target), vocabulary=len(head.weight),
-        draft_vocabulary=len(ids), feature_norms=config.feature_norms,
-    )  # fmt: skip
+        target.config,
+        layers=chosen_layers(config, target),
+        vocabulary=len(head.weight),
+        draft_vocabulary=len(ids),
+        feature_norms=config.feature_norms,
+    )
     draft = Eagle3Net(shape, ids)
     with torch.no_grad():
         draft.lm_head.weight.copy_(head.weight[torch.tensor(list(ids), device=head.weight.device)])
@@ -263,9 +266,7 @@ def frequent_tokens(rows: PackedRows, size: int) -> list[int]:
     return sorted(int(token) for token in order[:size])
 
 
-def run(
-    *, eagle3: Eagle3Config, objective: ObjectiveConfig, model: ModelConfig, **given: Unpack[Given]
-) -> Outcome:
+def run(*, eagle3: Eagle3Config, objective: ObjectiveConfig, model: ModelConfig, **given: Unpack[Given]) -> Outcome:
     """Train a drafter into `out/drafter`; terms of `objective` are added to those of `eagle3`.
 
     It is fresh, or the one that `model.start_from` names, with that one's draft vocabulary.

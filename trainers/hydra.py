@@ -3,7 +3,7 @@
 Ankner et al. 2024, arXiv 2402.05109. Hydra is `objective: {kl: 0, ce: 1}` with `medusa.decay` 1;
 Hydra++ adds three things: `medusa.prefix`, a layer in front of the heads, `medusa.layers` 4, and
 the teacher loss `objective: {kl: 1, ce: 0}`. Order of the file, as in every trainer: the module,
-the objective, set-up. Read next: `drafters/hydra.py`, the heads; `drafters/hydra_prefix.py`, the
+the objective, set-up. Read next: `drafters/heads/hydra.py`, the heads; `drafters/heads/hydra_prefix.py`, the
 layer; `medusa.py`, labels and losses.
 
 Shapes: R rows, S tokens of a row, H hidden size, F numbers that a head reads, X positions that
@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any, Unpack
 import torch
 from torch import Tensor
 
-from ..data.prepare import Prepared
-from ..decoding.backbone import Backbone
-from ..drafters.hydra import Hydra, HydraHeads, HydraPlus, reads
+from ..data.rows.prepare import Prepared
+from ..decoding.target.backbone import Backbone
+from ..drafters.heads.hydra import Hydra, HydraHeads, HydraPlus, reads
 from .config import MedusaConfig, ModelConfig, ObjectiveConfig
-from .frozen import Given, Save, run_for_target, saver
-from .loop import Outcome
+from .loop.loop import Outcome
+from .loop.objective import Batch
 from .medusa import Lesson, MedusaObjective, MedusaStudent, student
-from .objective import Batch
-from .warm_start import warm_started
+from .student.warm_start import warm_started
+from .teacher.frozen import Given, Save, run_for_target, saver
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -68,17 +68,13 @@ class HydraObjective(MedusaObjective):
         return Lesson(lesson.hidden_RSH, embed(batch["input_ids"]))
 
 
-def build(
-    medusa: MedusaConfig, objective: ObjectiveConfig, target: PreTrainedModel, save: Save
-) -> HydraObjective:
+def build(medusa: MedusaConfig, objective: ObjectiveConfig, target: PreTrainedModel, save: Save) -> HydraObjective:
     """Untrained heads for `target`, which is frozen here; errors as for `medusa.student`."""
     fresh = partial(HydraHeads.for_target, prefix=medusa.prefix)
     return HydraObjective(student(fresh, HydraStudent, medusa, objective, target), target, save)
 
 
-def run(
-    *, medusa: MedusaConfig, objective: ObjectiveConfig, model: ModelConfig, **given: Unpack[Given]
-) -> Outcome:
+def run(*, medusa: MedusaConfig, objective: ObjectiveConfig, model: ModelConfig, **given: Unpack[Given]) -> Outcome:
     """Train heads into `out/drafter`, fresh ones or those that `model.start_from` names."""
     kind = HydraPlus if medusa.prefix else Hydra
 

@@ -3,7 +3,7 @@
 Medusa-1 (Cai et al. 2024, arXiv 2401.10774, section 2.2.1): sum_k lambda_k CE_k, lambda_k = 0.8^k,
 which is `objective: {kl: 0, ce: 1}`; with `kl` a head learns the target's law instead of one token
 of it. Order of the file, as in every trainer: the module, the objective, set-up.
-Read next: `drafters/medusa.py`, the heads; `losses.py`; `hydra.py`.
+Read next: `drafters/heads/medusa.py`, the heads; `losses/chunked.py`; `hydra.py`.
 
 Shapes: R rows, S tokens of a row, P positions that count, C positions of a chunk, V vocabulary,
 H hidden size, F numbers that a head reads, X positions that have a token so far ahead.
@@ -18,21 +18,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 import torch
 from torch import Tensor, nn
 
-from ..data.prepare import Prepared
-from ..decoding.backbone import Backbone
-from ..drafters.medusa import Heads, MedusaHeads
+from ..data.rows.prepare import Prepared
+from ..decoding.target.backbone import Backbone
+from ..drafters.heads.medusa import Heads, MedusaHeads
 from ..drafters.projection import refuse_other_logits
 from ..errors import RequestError
 from .config import MedusaConfig, ModelConfig, ObjectiveConfig
 from .distill import refuse_nothing
-from .features import FeatureSource, OnlineFeatures
-from .frozen import Given, Save, run_for_target, saver
-from .loop import Outcome
-from .losses import ChunkedLoss, Distillation, Teacher, cross_entropy
-from .objective import Batch
-from .pace import anchors_of, paced
-from .sharding import standalone
-from .warm_start import warm_started
+from .loop.loop import Outcome
+from .loop.objective import Batch
+from .loop.sharding import standalone
+from .losses.chunked import ChunkedLoss, Distillation, Teacher, cross_entropy
+from .losses.pace import anchors_of, paced
+from .student.warm_start import warm_started
+from .teacher.features import FeatureSource, OnlineFeatures
+from .teacher.frozen import Given, Save, run_for_target, saver
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -63,9 +63,7 @@ class HeadLoss:
         if self.distils:
             self.names += ("alpha",) if config.teacher_top_k is None else ("alpha", "cut_mass")
 
-    def __call__(
-        self, draft_CV: Tensor, target_CV: Tensor | None, label_C: Tensor
-    ) -> dict[str, Tensor]:
+    def __call__(self, draft_CV: Tensor, target_CV: Tensor | None, label_C: Tensor) -> dict[str, Tensor]:
         top1_C = (draft_CV.argmax(-1) == label_C).float()
         if not self.distils:
             ce_C = cross_entropy(draft_CV, None, label_C)["loss"]
@@ -89,17 +87,13 @@ class Lesson(NamedTuple):
 class MedusaStudent(nn.Module):
     """The heads and their losses, each in chunks over the positions where it has a label."""
 
-    def __init__(
-        self, heads: Heads, target_head: nn.Linear, decay: float, objective: ObjectiveConfig
-    ) -> None:
+    def __init__(self, heads: Heads, target_head: nn.Linear, decay: float, objective: ObjectiveConfig) -> None:
         super().__init__()
         self.medusa, self._decay = heads, decay
         self._loss = HeadLoss(objective)
         self._pace_floor = objective.pace_floor if objective.positions == "d-pace" else None
         own: Any = heads.lm_heads
-        self.losses = nn.ModuleList(
-            ChunkedLoss(lm_head, self._loss, chunk=objective.chunk) for lm_head in own
-        )
+        self.losses = nn.ModuleList(ChunkedLoss(lm_head, self._loss, chunk=objective.chunk) for lm_head in own)
         # in a tuple it is no part of this module: the projection is the target's, and what wraps,
         # shards or saves this module must not touch it
         self._frozen = (ChunkedLoss(target_head, self._loss, chunk=objective.chunk),)
@@ -185,14 +179,10 @@ class MedusaObjective:
         return self._heads
 
 
-def build(
-    medusa: MedusaConfig, objective: ObjectiveConfig, target: PreTrainedModel, save: Save
-) -> MedusaObjective:
+def build(medusa: MedusaConfig, objective: ObjectiveConfig, target: PreTrainedModel, save: Save) -> MedusaObjective:
     """Untrained heads for `target`, which is frozen here; errors as for `student`."""
     refuse_prefix(medusa)
-    return MedusaObjective(
-        student(MedusaHeads.for_target, MedusaStudent, medusa, objective, target), target, save
-    )
+    return MedusaObjective(student(MedusaHeads.for_target, MedusaStudent, medusa, objective, target), target, save)
 
 
 def refuse_prefix(medusa: MedusaConfig) -> None:
@@ -205,9 +195,12 @@ def refuse_prefix(medusa: MedusaConfig) -> None:
 
 
 def student(
-    heads: Callable[..., MedusaHeads], kind: type[MedusaStudent], medusa: MedusaConfig,
-    objective: ObjectiveConfig, target: PreTrainedModel,
-) -> MedusaStudent:  # fmt: skip
+    heads: Callable[..., MedusaHeads],
+    kind: type[MedusaStudent],
+    medusa: MedusaConfig,
+    objective: ObjectiveConfig,
+    target: PreTrainedModel,
+) -> MedusaStudent:
     """Untrained heads and their loss, `heads` making them for a target; freezes the target.
 
     Raises:
@@ -221,9 +214,7 @@ def student(
     return kind(fresh, head, medusa.decay, objective)
 
 
-def run(
-    *, medusa: MedusaConfig, objective: ObjectiveConfig, model: ModelConfig, **given: Unpack[Given]
-) -> Outcome:
+def run(*, medusa: MedusaConfig, objective: ObjectiveConfig, model: ModelConfig, **given: Unpack[Given]) -> Outcome:
     """Train heads into `out/drafter`, fresh ones or those that `model.start_from` names."""
 
     def make(target: Backbone, _rows: Prepared) -> MedusaObjective:

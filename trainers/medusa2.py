@@ -5,7 +5,7 @@ keeps its ability while its states come to say more of what follows. The heads l
 the target, and first: alone for a while (`tune.rest_steps`), or by a weight that grows from 0.
 Section 2.3.2, self-distillation: L_LM is KL(p_original || p), p_original the same weights before
 the run, with adapters off. Order of the file, as in every trainer: the module, the objective,
-set-up. Read next: `tuned.py`, the target that moves; `medusa.py`, L_Medusa-1; `eval/drift.py`.
+set-up. Read next: `tuned.py`, the target that moves; `medusa.py`, L_Medusa-1; `eval/measure/drift.py`.
 
 Shapes: R rows, S tokens of a row, H hidden size.
 """
@@ -18,26 +18,24 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from ..data.prepare import Prepared
-from ..drafters.medusa import MedusaHeads
+from ..data.rows.prepare import Prepared
+from ..drafters.heads.medusa import MedusaHeads
 from ..drafters.projection import refuse_other_logits
 from .config import Medusa2Config, MedusaConfig, ModelConfig, ObjectiveConfig, TuneConfig
 from .distill import refuse_nothing
-from .frozen import Given, Save
-from .loop import Outcome
-from .losses import Teacher
+from .loop.loop import Outcome
+from .loop.objective import Batch
+from .losses.chunked import Teacher
 from .medusa import Lesson, MedusaObjective, MedusaStudent, refuse_prefix
-from .objective import Batch
-from .tuned import TunedStudent, TunedTarget, run_tuned, tuned_saver
-from .warm_start import warm_started
+from .student.warm_start import warm_started
+from .teacher.frozen import Given, Save
+from .teacher.tuned import TunedStudent, TunedTarget, run_tuned, tuned_saver
 
 
 class Medusa2Student(TunedStudent):
     """Both losses, the heads' on the very states that the target's own loss moves."""
 
-    def __init__(
-        self, heads: MedusaStudent, tuned: TunedTarget, config: Medusa2Config, *, chunk: int
-    ) -> None:
+    def __init__(self, heads: MedusaStudent, tuned: TunedTarget, config: Medusa2Config, *, chunk: int) -> None:
         super().__init__(heads, tuned, distils=config.self_distillation, chunk=chunk)
         self._medusa2, self._grown = config, 1.0
 
@@ -70,9 +68,8 @@ class Medusa2Objective(MedusaObjective):
     """Trains heads and target; the lesson is what the original says, where that is asked for."""
 
     def __init__(
-        self, student: Medusa2Student, heads: MedusaStudent, tuned: TunedTarget, save: Save,
-        *, distils: bool,
-    ) -> None:  # fmt: skip
+        self, student: Medusa2Student, heads: MedusaStudent, tuned: TunedTarget, save: Save, *, distils: bool
+    ) -> None:
         super().__init__(heads, tuned.model, save)
         self.module = student
         self._student, self._tuned, self._distils = student, tuned, distils
@@ -86,9 +83,8 @@ class Medusa2Objective(MedusaObjective):
 
 
 def build(
-    medusa: MedusaConfig, medusa2: Medusa2Config, objective: ObjectiveConfig,
-    tuned: TunedTarget, save: Save,
-) -> Medusa2Objective:  # fmt: skip
+    medusa: MedusaConfig, medusa2: Medusa2Config, objective: ObjectiveConfig, tuned: TunedTarget, save: Save
+) -> Medusa2Objective:
     """Untrained heads for `tuned`, which learns with them.
 
     Raises:
@@ -107,9 +103,14 @@ def build(
 
 
 def run(
-    *, medusa: MedusaConfig, medusa2: Medusa2Config, tune: TuneConfig, objective: ObjectiveConfig,
-    model: ModelConfig, **given: Unpack[Given],
-) -> Outcome:  # fmt: skip
+    *,
+    medusa: MedusaConfig,
+    medusa2: Medusa2Config,
+    tune: TuneConfig,
+    objective: ObjectiveConfig,
+    model: ModelConfig,
+    **given: Unpack[Given],
+) -> Outcome:
     """Train heads into `out/drafter`, and the target that they fit into `out/target`.
 
     `model.start_from` may name finished heads of the target as it is before the run: Medusa-1's.

@@ -14,22 +14,22 @@ import torch
 from torch import Tensor, nn
 
 from ..data.config import DataConfig, TokenizerConfig
-from ..data.prepare import prepare, training_texts
-from ..data.templates import named_template
-from ..data.tokenizer import train_tokenizer
-from ..decoding.loading import load_model, load_tokenizer, no_progress_bars
+from ..data.rows.prepare import prepare, training_texts
+from ..data.rows.templates import named_template
+from ..data.rows.tokenizer import train_tokenizer
+from ..decoding.target.loading import load_model, load_tokenizer, no_progress_bars
 from ..drafters.projection import refuse_other_logits
 from ..errors import RequestError
-from . import checkpoint
-from .architecture import fresh_model
 from .config import ModelConfig, ObjectiveConfig
-from .loop import Outcome, Plan
-from .losses import ChunkedLoss, cross_entropy
-from .mix import Mix
-from .objective import Batch, hidden_states, labelled, refuse_long_start
-from .pruned_config import refuse_cut
-from .setup import make_accelerator, make_deterministic, run_loop
-from .sharding import standalone
+from .loop import checkpoint
+from .loop.loop import Outcome, Plan
+from .loop.objective import Batch, hidden_states, labelled, refuse_long_start
+from .loop.setup import make_accelerator, make_deterministic, run_loop
+from .loop.sharding import standalone
+from .losses.chunked import ChunkedLoss, cross_entropy
+from .losses.mix import Mix
+from .pruning.sizes import refuse_cut
+from .student.architecture import fresh_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -51,9 +51,7 @@ class NextToken(nn.Module):
 class TargetObjective:
     """Trains `model` on the text itself."""
 
-    def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, chunk: int
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, chunk: int) -> None:
         self.module: nn.Module = NextToken(model, chunk=chunk)
         self._model, self._tokenizer = model, tokenizer
 
@@ -72,9 +70,7 @@ class TargetObjective:
         """No drafter is trained here."""
 
 
-def build(
-    config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, chunk: int
-) -> TargetObjective:
+def build(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, chunk: int) -> TargetObjective:
     """A fresh model over the tokenizer's vocabulary, or the one `start_from` names."""
     refuse_cut(config)
     if config.start_from is not None:
@@ -92,9 +88,15 @@ def build(
 
 
 def run(
-    *, data: DataConfig, tokenizer: TokenizerConfig, model: ModelConfig,
-    objective: ObjectiveConfig, plan: Plan, out: Path, resume: str,
-) -> Outcome:  # fmt: skip
+    *,
+    data: DataConfig,
+    tokenizer: TokenizerConfig,
+    model: ModelConfig,
+    objective: ObjectiveConfig,
+    plan: Plan,
+    out: Path,
+    resume: str,
+) -> Outcome:
     """Train a target into `out/target`. Resumes as `setup.resume_from` says."""
     refuse_terms(objective)
     refuse_long_start(model, data.sequence_length)
@@ -105,9 +107,16 @@ def run(
         rows = prepare(data, words, out=out)
     goal = build(model, words, chunk=objective.chunk)
     return run_loop(
-        goal, rows.train, rows.validation, plan, accelerator,
-        out=out, export_to=out / "target", probe=None, resume=resume,
-    )  # fmt: skip
+        goal,
+        rows.train,
+        rows.validation,
+        plan,
+        accelerator,
+        out=out,
+        export_to=out / "target",
+        probe=None,
+        resume=resume,
+    )
 
 
 def refuse_terms(objective: ObjectiveConfig) -> None:

@@ -7,7 +7,7 @@ sampling (Leviathan et al. 2023; Chen et al. 2023, theorem 1), and the residual 
 output given the rejection; so by induction over children and depths the emitted tokens follow p.
 For children drawn without replacement Q is what remains after the children before (Sequoia,
 Chen et al. 2024), for independent draws it stays (SpecInfer, Miao et al. 2024).
-Read next: tests/decoding/test_kernels.py, which holds the same algorithm in plain torch.
+Read next: tests/decoding/kernels/test_kernels.py, which holds the same algorithm in plain torch.
 
 No [B, V] buffer is written. After some rejections P is a function of p, q, the rejected tokens and
 two scalars for each of them, so every pass computes it from p and q; only the scalars are kept.
@@ -30,9 +30,16 @@ WARPS = 8
 
 
 def verify_tree(
-    p_BNV: Tensor, q_BNV: Tensor, tokens_BN: Tensor, child_BNC: Tensor, coins_BN: Tensor,
-    extra_B: Tensor, *, depth: int, without_replacement: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    p_BNV: Tensor,
+    q_BNV: Tensor,
+    tokens_BN: Tensor,
+    child_BNC: Tensor,
+    coins_BN: Tensor,
+    extra_B: Tensor,
+    *,
+    depth: int,
+    without_replacement: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Which nodes of each row's tree survive, and the token behind them.
 
     Lossless if `q_BNV` is the law that the children were really drawn from, in the order of
@@ -69,22 +76,36 @@ def verify_tree(
     if B:
         with torch.cuda.device_of(p_BNV):  # Triton launches on the current device
             _verify_kernel[(B,)](
-                p_BNV, q_BNV, tokens_BN.contiguous(), child_BNC.contiguous(),
-                coins_BN.contiguous(), extra_B.contiguous(),
-                accepted_B, path_BD, token_B, scalars_B2C,
-                p_BNV.stride(0), p_BNV.stride(1), q_BNV.stride(0), q_BNV.stride(1),
-                p_BNV.shape[1], V, C, depth,
-                WITHOUT=without_replacement, BLOCK=BLOCK, num_warps=WARPS,
+                p_BNV,
+                q_BNV,
+                tokens_BN.contiguous(),
+                child_BNC.contiguous(),
+                coins_BN.contiguous(),
+                extra_B.contiguous(),
+                accepted_B,
+                path_BD,
+                token_B,
+                scalars_B2C,
+                p_BNV.stride(0),
+                p_BNV.stride(1),
+                q_BNV.stride(0),
+                q_BNV.stride(1),
+                p_BNV.shape[1],
+                V,
+                C,
+                depth,
+                WITHOUT=without_replacement,
+                BLOCK=BLOCK,
+                num_warps=WARPS,
                 # the passes compute each law anew, and must all round it alike
                 enable_fp_fusion=False,
-            )  # fmt: skip
+            )
     return accepted_B, path_BD, token_B
 
 
 def _check(
-    p_BNV: Tensor, q_BNV: Tensor, tokens_BN: Tensor, child_BNC: Tensor, coins_BN: Tensor,
-    extra_B: Tensor,
-) -> None:  # fmt: skip
+    p_BNV: Tensor, q_BNV: Tensor, tokens_BN: Tensor, child_BNC: Tensor, coins_BN: Tensor, extra_B: Tensor
+) -> None:
     """What can be told without reading the device."""
     if p_BNV.ndim != 3 or 0 in p_BNV.shape[1:]:
         raise ValueError(f"p_BNV has shape {tuple(p_BNV.shape)}, expected [B, N, V]")
@@ -100,18 +121,33 @@ def _check(
     ):
         if tensor.shape != shape or tensor.dtype not in types:
             raise ValueError(
-                f"{name} is {tensor.dtype} {tuple(tensor.shape)}, expected "
-                f"{' or '.join(map(str, types))} {shape}"
+                f"{name} is {tensor.dtype} {tuple(tensor.shape)}, expected {' or '.join(map(str, types))} {shape}"
             )
 
 
 @triton.jit
 def _verify_kernel(
-    p_ptr, q_ptr, tokens_ptr, child_ptr, coins_ptr, extra_ptr,
-    accepted_ptr, path_ptr, token_ptr, scalars_ptr,
-    p_row, p_node, q_row, q_node, N, V, C, D,
-    WITHOUT: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    p_ptr,
+    q_ptr,
+    tokens_ptr,
+    child_ptr,
+    coins_ptr,
+    extra_ptr,
+    accepted_ptr,
+    path_ptr,
+    token_ptr,
+    scalars_ptr,
+    p_row,
+    p_node,
+    q_row,
+    q_node,
+    N,
+    V,
+    C,
+    D,
+    WITHOUT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """One row. All decisions are scalars that every thread computes alike."""
     row = tl.program_id(0).to(tl.int64)  # rows x nodes x V exceeds 2**31 on real batches
     p_ptr += row * p_row
@@ -133,9 +169,17 @@ def _verify_kernel(
         else:
             x = tl.load(tokens_ptr + child)
             p_x, q_x = _laws(
-                p_ptr + at * p_node, q_ptr + at * q_node, x, (x >= 0) & (x < V),
-                tokens_ptr, child_ptr + at * C, scalars_ptr, slot, C, WITHOUT,
-            )  # fmt: skip
+                p_ptr + at * p_node,
+                q_ptr + at * q_node,
+                x,
+                (x >= 0) & (x < V),
+                tokens_ptr,
+                child_ptr + at * C,
+                scalars_ptr,
+                slot,
+                C,
+                WITHOUT,
+            )
             coin = tl.load(coins_ptr + child).to(tl.float64)
             # no division, and strict: a token with P = 0 is never kept
             if coin * (q_x * q_scale).to(tl.float64) < p_x.to(tl.float64):
@@ -146,10 +190,19 @@ def _verify_kernel(
                 q_scale = tl.full((), 1, tl.float32)
             else:
                 q_scale = _reject(
-                    p_ptr + at * p_node, q_ptr + at * q_node, V, x,
-                    tokens_ptr, child_ptr + at * C, scalars_ptr, slot, C, q_scale,
-                    WITHOUT, BLOCK,
-                )  # fmt: skip
+                    p_ptr + at * p_node,
+                    q_ptr + at * q_node,
+                    V,
+                    x,
+                    tokens_ptr,
+                    child_ptr + at * C,
+                    scalars_ptr,
+                    slot,
+                    C,
+                    q_scale,
+                    WITHOUT,
+                    BLOCK,
+                )
                 slot += 1
 
     tl.store(accepted_ptr + row, accepted)
@@ -157,17 +210,23 @@ def _verify_kernel(
         tl.store(path_ptr + behind, tl.full((), -1, tl.int64))
     uniform = tl.load(extra_ptr + row).to(tl.float64)
     token = _draw(
-        p_ptr + at * p_node, q_ptr + at * q_node, V, uniform,
-        tokens_ptr, child_ptr + at * C, scalars_ptr, slot, C, WITHOUT, BLOCK,
-    )  # fmt: skip
+        p_ptr + at * p_node,
+        q_ptr + at * q_node,
+        V,
+        uniform,
+        tokens_ptr,
+        child_ptr + at * C,
+        scalars_ptr,
+        slot,
+        C,
+        WITHOUT,
+        BLOCK,
+    )
     tl.store(token_ptr + row, token)
 
 
 @triton.jit
-def _laws(
-    p_ptr, q_ptr, token_T, inside_T, tokens_ptr, child_ptr, scalars_ptr, slot, C,
-    WITHOUT: tl.constexpr,
-):  # fmt: skip
+def _laws(p_ptr, q_ptr, token_T, inside_T, tokens_ptr, child_ptr, scalars_ptr, slot, C, WITHOUT: tl.constexpr):
     """P, and the unscaled remainder of q, after the children before `slot` were rejected."""
     p_T = tl.load(p_ptr + token_T, mask=inside_T, other=0.0)
     q_T = tl.load(q_ptr + token_T, mask=inside_T, other=0.0)
@@ -185,18 +244,25 @@ def _laws(
 
 @triton.jit
 def _reject(
-    p_ptr, q_ptr, V, x, tokens_ptr, child_ptr, scalars_ptr, slot, C, q_scale,
-    WITHOUT: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    p_ptr,
+    q_ptr,
+    V,
+    x,
+    tokens_ptr,
+    child_ptr,
+    scalars_ptr,
+    slot,
+    C,
+    q_scale,
+    WITHOUT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Note the scalars of the child in `slot`. Returns the scale of q behind it, 0 for none."""
     p_mass = tl.full((), 0, tl.float64)
     q_mass = tl.full((), 0, tl.float64)
     for start in range(0, V, BLOCK):
         token_T = start + tl.arange(0, BLOCK)
-        p_T, q_T = _laws(
-            p_ptr, q_ptr, token_T, token_T < V,
-            tokens_ptr, child_ptr, scalars_ptr, slot, C, WITHOUT,
-        )  # fmt: skip
+        p_T, q_T = _laws(p_ptr, q_ptr, token_T, token_T < V, tokens_ptr, child_ptr, scalars_ptr, slot, C, WITHOUT)
         p_mass += tl.sum(tl.maximum(p_T - q_T * q_scale, 0.0).to(tl.float64), 0)
         q_mass += tl.sum(tl.where(token_T == x, 0.0, q_T).to(tl.float64), 0)
     tl.store(scalars_ptr + slot, q_scale)
@@ -210,17 +276,13 @@ def _reject(
 
 @triton.jit
 def _draw(
-    p_ptr, q_ptr, V, uniform, tokens_ptr, child_ptr, scalars_ptr, slot, C,
-    WITHOUT: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    p_ptr, q_ptr, V, uniform, tokens_ptr, child_ptr, scalars_ptr, slot, C, WITHOUT: tl.constexpr, BLOCK: tl.constexpr
+):
     """First token whose cumulative mass exceeds the uniform's share of the total; fp64."""
     total = tl.full((), 0, tl.float64)
     for start in range(0, V, BLOCK):
         token_T = start + tl.arange(0, BLOCK)
-        p_T, _ = _laws(
-            p_ptr, q_ptr, token_T, token_T < V,
-            tokens_ptr, child_ptr, scalars_ptr, slot, C, WITHOUT,
-        )  # fmt: skip
+        p_T, _ = _laws(p_ptr, q_ptr, token_T, token_T < V, tokens_ptr, child_ptr, scalars_ptr, slot, C, WITHOUT)
         total += tl.sum(p_T.to(tl.float64), 0)
 
     point = uniform * total
@@ -229,10 +291,7 @@ def _draw(
     last = tl.full((), 0, tl.int32)
     for start in range(0, V, BLOCK):
         token_T = start + tl.arange(0, BLOCK)
-        p_T, _ = _laws(
-            p_ptr, q_ptr, token_T, token_T < V,
-            tokens_ptr, child_ptr, scalars_ptr, slot, C, WITHOUT,
-        )  # fmt: skip
+        p_T, _ = _laws(p_ptr, q_ptr, token_T, token_T < V, tokens_ptr, child_ptr, scalars_ptr, slot, C, WITHOUT)
         beyond_T = before + tl.cumsum(p_T.to(tl.float64), 0) > point
         # a parallel sum may step up by rounding where the mass is zero
         first = tl.minimum(first, tl.min(tl.where(beyond_T & (p_T > 0), token_T, V), 0))

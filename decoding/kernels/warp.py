@@ -56,21 +56,40 @@ def warp(logits: Tensor, warper: Warper) -> Tensor:
     logits_RV = (logits if logits.stride(-1) == 1 else logits.contiguous()).reshape(-1, V)
     with torch.cuda.device_of(logits):  # Triton launches on the current device
         _warp_kernel[(len(logits_RV),)](
-            logits_RV, probs, logits_RV.stride(0), V,
-            warper.temperature, warper.top_k, warper.top_p, warper.min_p,
-            TOP_K=0 < warper.top_k < V, TOP_P=warper.top_p < 1,
-            BLOCK=BLOCK, BITS=DIGIT_BITS, num_warps=WARPS,
+            logits_RV,
+            probs,
+            logits_RV.stride(0),
+            V,
+            warper.temperature,
+            warper.top_k,
+            warper.top_p,
+            warper.min_p,
+            TOP_K=0 < warper.top_k < V,
+            TOP_P=warper.top_p < 1,
+            BLOCK=BLOCK,
+            BITS=DIGIT_BITS,
+            num_warps=WARPS,
             # the passes compute each weight anew, and must all round it alike
             enable_fp_fusion=False,
-        )  # fmt: skip
+        )
     return probs
 
 
 @triton.jit
 def _warp_kernel(
-    logits_ptr, probs_ptr, row_stride, V, temperature, top_k, top_p, min_p,
-    TOP_K: tl.constexpr, TOP_P: tl.constexpr, BLOCK: tl.constexpr, BITS: tl.constexpr,
-):  # fmt: skip
+    logits_ptr,
+    probs_ptr,
+    row_stride,
+    V,
+    temperature,
+    top_k,
+    top_p,
+    min_p,
+    TOP_K: tl.constexpr,
+    TOP_P: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BITS: tl.constexpr,
+):
     """One row. Every pass computes the weights anew: cheaper than to write and read them."""
     row = tl.program_id(0).to(tl.int64)  # rows x V exceeds 2**31 on real batches
     logits_ptr += row * row_stride
@@ -147,9 +166,8 @@ def _mass(logits_ptr, V, temperature, peak, k_edge, p_edge, min_p, BLOCK: tl.con
 
 @triton.jit
 def _edge(
-    logits_ptr, V, temperature, peak, k_edge, limit,
-    COUNT: tl.constexpr, BLOCK: tl.constexpr, BITS: tl.constexpr,
-):  # fmt: skip
+    logits_ptr, V, temperature, peak, k_edge, limit, COUNT: tl.constexpr, BLOCK: tl.constexpr, BITS: tl.constexpr
+):
     """Key of the least token in front of which there is less than `limit`.
 
     COUNT: the key is the scaled logit's, and tokens are counted (top-k). Otherwise the key is the

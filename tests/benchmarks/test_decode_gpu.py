@@ -2,39 +2,25 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
-import draftsmith
 import pytest
 import torch
-from draftsmith.decoding.backbone import Backbone
-from draftsmith.eval.speed import Costs
+from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.eval.measure.speed import Costs
+from scripts import SCRIPTS, load
 from torch import Tensor
 
-SCRIPT = Path(draftsmith.__file__).parent / "benchmarks" / "decode_gpu.py"
-CUDA = pytest.param(
-    "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-)
+SCRIPT = SCRIPTS / "decode_gpu.py"
+CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"))
 EVERYWHERE = pytest.mark.parametrize("device", ["cpu", CUDA])
 
 
-def load_script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("decode_gpu", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["decode_gpu"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-decode_gpu = load_script()
+decode_gpu = load("decode_gpu")
 TINY = decode_gpu.TINY
 
 
@@ -139,9 +125,7 @@ PLANTED = {
 
 @EVERYWHERE
 @pytest.mark.parametrize("planted", PLANTED)
-def test_a_planted_wait_is_counted(
-    device: str, planted: str, pair: tuple[Backbone, Backbone]
-) -> None:
+def test_a_planted_wait_is_counted(device: str, planted: str, pair: tuple[Backbone, Backbone]) -> None:
     class Waiting(decode_gpu.WatchedDraft):
         def choose(self, law_BV: Tensor, uniform_B: Tensor) -> Tensor:
             PLANTED[planted](law_BV)

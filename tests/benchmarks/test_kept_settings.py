@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-import draftsmith
 import pytest
-from draftsmith.eval.kept import same_settings
+from draftsmith.benchmarks.kept import same_settings
+from scripts import load
 
-SCRIPTS = Path(draftsmith.__file__).parent / "benchmarks"
-GIVEN = {"out": Path("runs/x"), "steps": 4, "base": Path("runs/base"), "rows": ["a"],
-         "set": [("loop.seed", "1"), ("loop.seed", "2"), ("data.limit_rows", "40")],
-         "domain": {"maths": Path("maths.jsonl"), "tests": ("test",)}}  # fmt: skip
+GIVEN = {
+    "out": Path("runs/x"),
+    "steps": 4,
+    "base": Path("runs/base"),
+    "rows": ["a"],
+    "set": [("loop.seed", "1"), ("loop.seed", "2"), ("data.limit_rows", "40")],
+    "domain": {"maths": Path("maths.jsonl"), "tests": ("test",)},
+}
 
 
 def test_the_first_call_writes_and_an_equal_one_passes(tmp_path: Path) -> None:
@@ -24,9 +26,13 @@ def test_the_first_call_writes_and_an_equal_one_passes(tmp_path: Path) -> None:
     place = tmp_path / "new" / "settings.json"
     written = place.read_text()
     assert json.loads(written) == {
-        "--steps": 4, "--base": "runs/base", "--set loop.seed": "2", "--set data.limit_rows": "40",
-        "--domain maths": "maths.jsonl", "--domain tests": ["test"],
-    }  # fmt: skip
+        "--steps": 4,
+        "--base": "runs/base",
+        "--set loop.seed": "2",
+        "--set data.limit_rows": "40",
+        "--domain maths": "maths.jsonl",
+        "--domain tests": ["test"],
+    }
     # another place for the folder, other rows, the same values in another order
     again = {"out": tmp_path, "rows": ["b", "c"], "set": [*reversed(GIVEN["set"][1:])]}
     same_settings(tmp_path / "new", GIVEN | again, free=["rows"])
@@ -114,13 +120,3 @@ def test_more_ssms_than_were_kept_are_refused(tmp_path: Path) -> None:
         module.measure(module.Run("copies", run, counts, "base"), None, args)
     with pytest.raises(SystemExit, match=r"copies.json has fewer SSMs than the 3"):
         module.measure(module.Run("copies", run, (1, 2, 3), "base"), None, args)
-
-
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module

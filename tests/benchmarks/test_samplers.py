@@ -7,11 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import draftsmith
 import pytest
 import torch
+from scripts import SCRIPTS
 
-SCRIPT = Path(draftsmith.__file__).parent / "benchmarks" / "samplers.py"
+SCRIPT = SCRIPTS / "samplers.py"
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
@@ -25,9 +25,7 @@ def test_tiny_runs_to_its_end(tmp_path: Path) -> None:
     assert done.stdout.startswith("tiny CPU mode: checks the script, measures nothing\n")
     found = json.loads(out.read_text())
     assert found["note"] == "tiny CPU mode: checks the script, measures nothing"
-    assert [(row["batch"], row["vocabulary"]) for row in found["samplers"]] == [
-        (1, 61), (2, 61), (1, 128), (2, 128),
-    ]  # fmt: skip
+    assert [(row["batch"], row["vocabulary"]) for row in found["samplers"]] == [(1, 61), (2, 61), (1, 128), (2, 128)]
     for row in found["samplers"]:
         assert row["torch warp"] > 0
         assert row["kernel warp"] == row["kernel token"] == "needs CUDA"

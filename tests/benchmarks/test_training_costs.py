@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
-import draftsmith
 import pytest
 import torch
-
-SCRIPTS = Path(draftsmith.__file__).parent / "benchmarks"
-
-
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
+from scripts import SCRIPTS, load
 
 loss_memory, train_step = load("loss_memory"), load("train_step")
 
@@ -66,8 +51,7 @@ def test_a_plain_loss_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPat
 
 
 def test_losses_that_differ_are_no_comparison() -> None:
-    rounds = [{name: {"gb": 1.0, "seconds": 1.0, "loss": loss}
-               for name, loss in (("plain", 2.0), ("chunked", 2.01))}]  # fmt: skip
+    rounds = [{name: {"gb": 1.0, "seconds": 1.0, "loss": loss} for name, loss in (("plain", 2.0), ("chunked", 2.01))}]
     with pytest.raises(SystemExit, match="the losses differ"):
         loss_memory.summary("medusa", rounds)
 
@@ -78,9 +62,8 @@ def test_parts_of_a_step(tmp_path: Path) -> None:
     out = tmp_path / "found.json"
     command = [sys.executable, str(SCRIPTS / "train_step.py"), "--tiny", "--out", str(out)]
     done = subprocess.run(
-        [*command, "--recipes", "distill-tiny,eagle-tiny,medusa2-tiny"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [*command, "--recipes", "distill-tiny,eagle-tiny,medusa2-tiny"], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == lines[-1] == train_step.NOTE

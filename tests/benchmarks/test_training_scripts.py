@@ -7,21 +7,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-import draftsmith
 import pytest
-from draftsmith.decoding.loading import load_target
-from draftsmith.drafters.checkpoint import read_entry
-from draftsmith.drafters.early_exit import save_early_exit
-from draftsmith.launch.recipe import load_recipe
+from draftsmith.decoding.target.loading import load_target
+from draftsmith.drafters.folder import read_entry
+from draftsmith.drafters.model.early_exit import save_early_exit
+from draftsmith.launch.recipe.load import load_recipe
+from scripts import SCRIPTS
 
-SCRIPTS = Path(draftsmith.__file__).parent / "benchmarks"
 SMALL = {"data.limit_rows": "40", "data.sequence_length": "64"}
 
 
 def run(script: str, *words: str) -> str:
-    done = subprocess.run(
-        [sys.executable, str(SCRIPTS / script), *words], capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, str(SCRIPTS / script), *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -30,19 +27,31 @@ def run(script: str, *words: str) -> str:
 def test_families_from_recipes_to_a_table(tmp_path: Path) -> None:
     values = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
     words = [
-        "--out", str(tmp_path), "--families", "EAGLE-1,EAGLE-2,HASS behind EAGLE-1",
-        "--steps", "2", "--limit", "2", "--max-new-tokens", "8", "--repeats", "1", "--audit-tokens", "500",
-        "--audit-sequences", "10000", *values,
-    ]  # fmt: skip
+        "--out",
+        str(tmp_path),
+        "--families",
+        "EAGLE-1,EAGLE-2,HASS behind EAGLE-1",
+        "--steps",
+        "2",
+        "--limit",
+        "2",
+        "--max-new-tokens",
+        "8",
+        "--repeats",
+        "1",
+        "--audit-tokens",
+        "500",
+        "--audit-sequences",
+        "10000",
+        *values,
+    ]
     printed = run("families.py", *words)
     lines = [line for line in printed.splitlines() if line.startswith(("| EAGLE", "| HASS"))]
     names = [line.split("|")[1].strip() for line in lines]
     assert names == ["EAGLE-1", "EAGLE-2", "HASS behind EAGLE-1"] * 2
     assert all("| lossless (sees 0." in line for line in lines)
     # both draft with one run's weights, and the same chain: the same acceptance
-    first, second = (
-        json.loads((tmp_path / f"eagle-{n}.json").read_text())["trained"][0] for n in (1, 2)
-    )
+    first, second = (json.loads((tmp_path / f"eagle-{n}.json").read_text())["trained"][0] for n in (1, 2))
     assert first["method"] == second["method"] == "chain"
     assert first["tau"] == second["tau"]
     runs = {folder.parent.name for folder in (tmp_path / "runs").glob("*/drafter")}
@@ -56,20 +65,48 @@ def test_families_from_recipes_to_a_table(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_another_ssm_behind_one_that_is_taken_as_it_stands(tmp_path: Path) -> None:
     save_early_exit(tmp_path / "exit", load_target("tiny"), layers=6)
-    small = {**SMALL, "loop.batch_rows": "2", "loop.micro_rows": "2", "loop.validate_rows": "2",
-             "boost.samples": "8", "boost.held_out": "4", "boost.continuation": "8",
-             "probe.prompts": "1"}  # fmt: skip
+    small = {
+        **SMALL,
+        "loop.batch_rows": "2",
+        "loop.micro_rows": "2",
+        "loop.validate_rows": "2",
+        "boost.samples": "8",
+        "boost.held_out": "4",
+        "boost.continuation": "8",
+        "probe.prompts": "1",
+    }
     values = [word for key, value in small.items() for word in ("--set", f"{key}={value}")]
     printed = run(
-        "ensembles.py", "--out", str(tmp_path / "out"), "--first", str(tmp_path / "exit"),
-        "--members", "2", "--sizes", "", "--settings", "soft 2", "--base-steps", "1",
-        "--steps", "1", "--limit", "2", "--max-new-tokens", "4", "--audit-tokens", "500",
-        "--audit-sequences", "10000", *values,
-    )  # fmt: skip
+        "ensembles.py",
+        "--out",
+        str(tmp_path / "out"),
+        "--first",
+        str(tmp_path / "exit"),
+        "--members",
+        "2",
+        "--sizes",
+        "",
+        "--settings",
+        "soft 2",
+        "--base-steps",
+        "1",
+        "--steps",
+        "1",
+        "--limit",
+        "2",
+        "--max-new-tokens",
+        "4",
+        "--audit-tokens",
+        "500",
+        "--audit-sequences",
+        "10000",
+        *values,
+    )
     rows = [
         [cell.strip() for cell in line.split("|")[1:-1]]
-        for line in printed.splitlines() if line.startswith(("| copies", "| soft"))
-    ]  # fmt: skip
+        for line in printed.splitlines()
+        if line.startswith(("| copies", "| soft"))
+    ]
     assert [row[:2] for row in rows] == [["copies", "1"], ["copies", "2"], ["soft 2", "2"]] * 2
     assert {row[6] for row in rows} == {""}, "SSMs of several costs: no speed-up is predicted"
     assert "lossless at T = 0.6, lossless at T = 1" in printed
@@ -82,9 +119,20 @@ def test_another_ssm_behind_one_that_is_taken_as_it_stands(tmp_path: Path) -> No
 @pytest.mark.slow
 def test_over_training_shows_what_each_measure_would_choose(tmp_path: Path) -> None:
     printed = run(
-        "over_training.py", "--out", str(tmp_path), "--rows", "20", "--steps", "2", "--every", "1",
-        "--batch-rows", "2", "--prompts", "1",
-    )  # fmt: skip
+        "over_training.py",
+        "--out",
+        str(tmp_path),
+        "--rows",
+        "20",
+        "--steps",
+        "2",
+        "--every",
+        "1",
+        "--batch-rows",
+        "2",
+        "--prompts",
+        "1",
+    )
     table = [line for line in printed.splitlines() if line.startswith("|")]
     assert [line.split("|")[1].strip() for line in table[2:]] == ["1", "2"]
     chosen = [line for line in printed.splitlines() if line.startswith("chosen by")]
@@ -96,13 +144,11 @@ def test_over_training_shows_what_each_measure_would_choose(tmp_path: Path) -> N
 @pytest.mark.slow
 def test_merging_is_measured_for_every_size_and_temperature() -> None:
     printed = run(
-        "merge_cost.py", "--prompts", "1", "--max-new-tokens", "6", "--members", "1", "2",
-        "--draft-length", "2",
-    )  # fmt: skip
-    rows = [
-        [cell.strip() for cell in line.split("|")[1:-1]]
-        for line in printed.splitlines() if line.startswith("|")
-    ][2:]  # fmt: skip
+        "merge_cost.py", "--prompts", "1", "--max-new-tokens", "6", "--members", "1", "2", "--draft-length", "2"
+    )
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in printed.splitlines() if line.startswith("|")][
+        2:
+    ]
     assert [row[:2] for row in rows] == [["1", "0"], ["1", "1"], ["2", "0"], ["2", "1"]]
     assert all(0 < float(row[-1].rstrip("%")) < 100 for row in rows)
     assert [float(row[2]) for row in rows[:2]] == [3.0, 3.0]
@@ -112,17 +158,31 @@ def test_merging_is_measured_for_every_size_and_temperature() -> None:
 def test_origins_from_recipes_to_a_table(tmp_path: Path) -> None:
     values = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
     words = [
-        "--out", str(tmp_path), "--rows", "layers evenly,from scratch,8 bits,early exit 2",
-        "--steps", "2", "--limit", "2", "--max-new-tokens", "8", "--audit-tokens", "500",
-        "--audit-sequences", "10000", *values,
-    ]  # fmt: skip
+        "--out",
+        str(tmp_path),
+        "--rows",
+        "layers evenly,from scratch,8 bits,early exit 2",
+        "--steps",
+        "2",
+        "--limit",
+        "2",
+        "--max-new-tokens",
+        "8",
+        "--audit-tokens",
+        "500",
+        "--audit-sequences",
+        "10000",
+        *values,
+    ]
     printed = run("origins.py", *words)
     lines = [line for line in printed.splitlines() if line.endswith("| lossless |")]
     cells = [[each.strip() for each in line.split("|")[1:-1]] for line in lines]
     assert [each[:2] for each in cells] == [
-        ["layers evenly", "1.97 M"], ["from scratch", "1.97 M"], ["8 bits", "6.18 M"],
+        ["layers evenly", "1.97 M"],
+        ["from scratch", "1.97 M"],
+        ["8 bits", "6.18 M"],
         ["early exit 2", "1.97 M"],
-    ]  # fmt: skip
+    ]
     assert [each[4] for each in cells] == ["0 7", "", "", ""]
     assert [each[2] for each in cells] == ["37%", "37%", "26%", "37%"]
     assert run("origins.py", *words) == printed, "what is measured is not measured again"
@@ -135,18 +195,35 @@ def test_domains_of_rows_of_a_file(tmp_path: Path) -> None:
     for domain in ("sums", "tales"):
         file = tmp_path / f"{domain}.jsonl"
         rows = [
-            {"prompt": f"{domain} {n}\u2028?", "completion": f"It is {n * 7 % 13} of {domain}.\n"}
-            for n in range(200)
+            {"prompt": f"{domain} {n}\u2028?", "completion": f"It is {n * 7 % 13} of {domain}.\n"} for n in range(200)
         ]
         file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
         words += ["--domain", f"{domain}={file}"]
-    base = ["loop.steps=1", "data.limit_rows=40", "loop.batch_rows=2", "loop.micro_rows=2",
-            "loop.validate_rows=2", "data.sequence_length=64"]  # fmt: skip
+    base = [
+        "loop.steps=1",
+        "data.limit_rows=40",
+        "loop.batch_rows=2",
+        "loop.micro_rows=2",
+        "loop.validate_rows=2",
+        "data.sequence_length=64",
+    ]
     words += [word for value in base for word in ("--set", value)]
     printed = run(
-        "domains.py", "--out", str(tmp_path / "out"), *words, "--steps", "1", "--limit", "2",
-        "--max-new-tokens", "4", "--audit-tokens", "500", "--audit-sequences", "10000",
-    )  # fmt: skip
+        "domains.py",
+        "--out",
+        str(tmp_path / "out"),
+        *words,
+        "--steps",
+        "1",
+        "--limit",
+        "2",
+        "--max-new-tokens",
+        "4",
+        "--audit-tokens",
+        "500",
+        "--audit-sequences",
+        "10000",
+    )
     assert "audit with an adapter: lossless" in printed
     table = [line for line in printed.splitlines() if line.startswith("| sums |")]
     assert len(table) == 4

@@ -18,9 +18,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 ALPHABET = 3
-corpora = st.lists(
-    st.lists(st.integers(0, ALPHABET - 1), max_size=14), min_size=1, max_size=12
-).filter(any)
+corpora = st.lists(st.lists(st.integers(0, ALPHABET - 1), max_size=14), min_size=1, max_size=12).filter(any)
 queries = st.lists(st.integers(-1, ALPHABET + 1), max_size=6)
 contexts = st.lists(st.integers(0, ALPHABET), max_size=8)
 shard_sizes = st.integers(2, 40)
@@ -103,14 +101,9 @@ def test_matches_are_all_occurrences(documents, shard_tokens, query, limit) -> N
 
 
 @settings(deadline=None)
-@given(
-    corpora, shard_sizes, contexts, st.integers(1, 5), st.integers(0, 4), st.integers(1, 4),
-    st.integers(1, 6),
-)  # fmt: skip
+@given(corpora, shard_sizes, contexts, st.integers(1, 5), st.integers(0, 4), st.integers(1, 4), st.integers(1, 6))
 @example([[0, 1], [2, 1, 0]], 40, [2, 0, 1], 1, 2, 2, 5)  # 0 1 only ends a document: 1 counts
-def test_continuations_are_what_follows(
-    documents, shard_tokens, context, shortest, more, length, limit
-) -> None:
+def test_continuations_are_what_follows(documents, shard_tokens, context, shortest, more, length, limit) -> None:
     ranges = {"longest": shortest + more, "shortest": shortest, "length": length, "limit": limit}
     with TemporaryDirectory() as folder:
         store = build(Path(folder), documents, shard_tokens=shard_tokens)
@@ -172,17 +165,13 @@ def test_trie_of_many_rows_with_large_ids() -> None:
     assert parents == [parent for _, parent in expected]
 
 
-@pytest.mark.parametrize(
-    "vocabulary", [1, 2, 255, 256, 257, 65_535, 65_536, 151_936, 2**24 + 1, 2**32 - 1]
-)
+@pytest.mark.parametrize("vocabulary", [1, 2, 255, 256, 257, 65_535, 65_536, 151_936, 2**24 + 1, 2**32 - 1])
 def test_suffixes_are_sorted_whatever_the_width_of_ids(vocabulary: int, tmp_path: Path) -> None:
     """divsufsort sorts bytes; ids that need two or four of them must still sort as numbers."""
     rng = np.random.default_rng(vocabulary)
     few = rng.integers(0, vocabulary, 4)
     documents = [
-        ids.tolist()
-        for size in range(1, 30)
-        for ids in (rng.integers(0, vocabulary, size), rng.choice(few, size))
+        ids.tolist() for size in range(1, 30) for ids in (rng.integers(0, vocabulary, size), rng.choice(few, size))
     ]
     store = build(tmp_path, documents, vocabulary=vocabulary)
     (shard,) = store.shards
@@ -229,9 +218,7 @@ def test_a_look_up_reads_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_the_manifest_tells_what_is_there(tmp_path: Path) -> None:
     documents = [[0, 1, 2], [], [1] * 9, [2, 0]]
-    manifest = build_datastore(
-        documents, tmp_path / "deep" / "store", vocabulary=3, tokenizer="abc", shard_tokens=6
-    )
+    manifest = build_datastore(documents, tmp_path / "deep" / "store", vocabulary=3, tokenizer="abc", shard_tokens=6)
     folder = tmp_path / "deep" / "store"
     assert manifest == json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     assert [path.name for path in folder.parent.iterdir()] == ["store"]
@@ -346,18 +333,14 @@ def test_sizes_that_cannot_work(tmp_path: Path, wrong: dict[str, int]) -> None:
         build(tmp_path, [[0]], **wrong)
 
 
-def test_only_building_needs_the_sorter(
-    store: Datastore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_building_needs_the_sorter(store: Datastore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pydivsufsort", None)
     assert store.matches([0, 1], 9) == [(0, 6), (0, 0), (0, 3)]
     with pytest.raises(EnvironmentFailure, match="pip install pydivsufsort"):
         build_datastore([[0]], tmp_path / "other", vocabulary=3, tokenizer="abc")
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"shortest": 0}, {"shortest": 3, "longest": 2}, {"length": 0}, {"limit": 0}]
-)
+@pytest.mark.parametrize("wrong", [{"shortest": 0}, {"shortest": 3, "longest": 2}, {"length": 0}, {"limit": 0}])
 def test_ranges_that_mean_nothing(store: Datastore, wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="expected 1 <= shortest <= longest"):
         store.continuations([0, 1], **wrong)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 from draftsmith.data.prompts import Prompt, fitting, load_prompts, render
-from draftsmith.data.templates import named_template
-from draftsmith.decoding.loading import embedded_target, load_tokenizer
+from draftsmith.data.rows.templates import named_template
+from draftsmith.decoding.target.loading import embedded_target, load_tokenizer
 from draftsmith.errors import DataError, RequestError
-from draftsmith.launch.check import _prompts
-from draftsmith.launch.check_models import Models
-from draftsmith.launch.recipe import load_recipe
+from draftsmith.launch.check.check import _prompts
+from draftsmith.launch.check.models import Models
+from draftsmith.launch.recipe.load import load_recipe
 
 SPEC_BENCH = {"question_id": 81, "category": "writing", "turns": ["Compose a post", "Shorter"]}
 HUMANEVAL = {"task_id": "HumanEval/0", "prompt": "def f():\n", "canonical_solution": "", "test": ""}
@@ -21,15 +21,21 @@ ROWS = [
     (SPEC_BENCH, Prompt("81", "writing", ("Compose a post", "Shorter"), chat=True)),
     (HUMANEVAL, Prompt("HumanEval/0", "humaneval", ("def f():\n",), chat=False)),
     (
-        {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "a"},
-                      {"role": "assistant", "content": "x"}, {"role": "user", "content": "b"}]},
+        {
+            "messages": [
+                {"role": "system", "content": "s"},
+                {"role": "user", "content": "a"},
+                {"role": "assistant", "content": "x"},
+                {"role": "user", "content": "b"},
+            ]
+        },
         Prompt("1", "all", ("a", "b"), chat=True, system="s"),
     ),
     ({"conversations": [{"from": "human", "value": "a"}]}, Prompt("1", "all", ("a",), chat=True)),
     ({"prompt": "a", "category": "qa"}, Prompt("1", "qa", ("a",), chat=True)),
     ({"instruction": "a", "input": "b"}, Prompt("1", "all", ("a\nb",), chat=True)),
     ({"text": "a"}, Prompt("1", "all", ("a",), chat=False)),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("row", "expected"), ROWS)
@@ -41,9 +47,15 @@ def test_formats(row: dict, expected: Prompt, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("line", "reason"),
-    [("{", "not JSON"), ('{"turns": []}', "turns is"), ('{"a": 1}', "no prompt"), ("3", "a number"),
-     ('{"prompt": " "}', "prompt is empty"), ("", "holds no prompt")],
-)  # fmt: skip
+    [
+        ("{", "not JSON"),
+        ('{"turns": []}', "turns is"),
+        ('{"a": 1}', "no prompt"),
+        ("3", "a number"),
+        ('{"prompt": " "}', "prompt is empty"),
+        ("", "holds no prompt"),
+    ],
+)
 def test_a_bad_line_is_named(line: str, reason: str, tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text(f"{line}\n")
@@ -64,9 +76,7 @@ def test_turns_are_rendered_with_the_answers_given(chat_tokenizer_folder: Path) 
     tokenizer = load_tokenizer(str(chat_tokenizer_folder))
     prompt = Prompt("1", "all", ("why", "and then"), chat=True, system="brief")
     first = tokenizer.decode(render(prompt, tokenizer))
-    assert first == (
-        "<|im_start|>system\nbrief<|im_end|>\n<|im_start|>user\nwhy<|im_end|>\n<|im_start|>assistant\n"
-    )
+    assert first == ("<|im_start|>system\nbrief<|im_end|>\n<|im_start|>user\nwhy<|im_end|>\n<|im_start|>assistant\n")
     second = tokenizer.decode(render(prompt, tokenizer, answers=["no"]))
     assert second.startswith(first + "no<|endoftext|>\n<|im_start|>user\nand then")
     assert render(prompt, tokenizer, limit=5) == render(prompt, tokenizer)  # with its beginning
@@ -80,9 +90,7 @@ CHATS = [Prompt(str(n), "all", ("why " * n,), chat=True) for n in (1, 5, 500)]
 TEXT = Prompt("text", "all", ("why " * 500,), chat=False)
 
 
-def test_longer_chats_are_left_out(
-    chat_tokenizer_folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_longer_chats_are_left_out(chat_tokenizer_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Texts stay, as they are cut; where nothing stays, the message says what would do."""
     tokenizer = load_tokenizer(str(chat_tokenizer_folder))
     short, middle, long = (len(render(each, tokenizer)) for each in CHATS)
@@ -108,8 +116,11 @@ def test_the_pre_flight_counts_them(tmp_path: Path) -> None:
     shutil.copy(Path(embedded_target()) / "config.json", tmp_path)
     rows = [{"prompt": each.turns[0]} for each in CHATS] + [{"text": TEXT.turns[0]}] * 2
     turns = ["why", "and then", "why not"]
-    flags = {"target.path": str(tmp_path), "eval.prompts": str(tmp_path / "prompts.jsonl"),
-             "eval.max_new_tokens": "30"}  # fmt: skip
+    flags = {
+        "target.path": str(tmp_path),
+        "eval.prompts": str(tmp_path / "prompts.jsonl"),
+        "eval.max_new_tokens": "30",
+    }
 
     def prompts(most: int) -> str:
         lines = "".join(json.dumps(row) + "\n" for row in rows)

@@ -5,15 +5,15 @@ from typing import Any
 import pytest
 import torch
 from conftest import make_drafter, make_target
-from draftsmith.decoding.arena import KVArena
-from draftsmith.decoding.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.graphs import Held
 from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.tree import Tree, chain
-from draftsmith.drafters.lookahead import Lookahead
-from draftsmith.drafters.prompt_lookup import PromptLookup
+from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.decoding.target.kv_cache import KVArena
+from draftsmith.decoding.tree.tree import Tree, chain
+from draftsmith.drafters.lookup.lookahead import Lookahead
+from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
 from draftsmith.errors import RequestError
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -33,9 +33,7 @@ def test_greedy_output_is_the_targets_own(architecture: str, length: int, noise:
     base = autoregressive(target, PROMPTS, warper=GREEDY, max_new_tokens=40)
     assert own.tokens == base.tokens
     for prompt, tokens in zip(PROMPTS, own.tokens):
-        theirs = target.model.generate(
-            torch.tensor([prompt]), max_new_tokens=40, do_sample=False, pad_token_id=0
-        )
+        theirs = target.model.generate(torch.tensor([prompt]), max_new_tokens=40, do_sample=False, pad_token_id=0)
         assert tokens == theirs[0, len(prompt) :].tolist()
     if noise == 0.0:
         assert own.target_calls <= -(-39 // (length + 1))
@@ -45,24 +43,18 @@ def test_greedy_output_is_the_targets_own(architecture: str, length: int, noise:
 def test_a_row_alone_writes_what_it_writes_in_a_batch(target, drafter, warper: Warper) -> None:
     together = generate(target, drafter, PROMPTS, warper=warper, max_new_tokens=30, seed=4)
     for row, prompt in enumerate(PROMPTS):
-        alone = generate(
-            target, drafter, [prompt], warper=warper, max_new_tokens=30, seed=4, requests=[row]
-        )
+        alone = generate(target, drafter, [prompt], warper=warper, max_new_tokens=30, seed=4, requests=[row])
         assert alone.tokens[0] == together.tokens[row]
         assert alone.origin[0] == together.origin[row]
 
 
 @settings(deadline=None, max_examples=25)
 @given(st.integers(0, 60), st.integers(1, 20), st.integers(1, 6), st.sampled_from([0.0, 1.0]))
-def test_nothing_after_eos_and_never_too_long(
-    eos: int, limit: int, length: int, temperature: float
-) -> None:
+def test_nothing_after_eos_and_never_too_long(eos: int, limit: int, length: int, temperature: float) -> None:
     target = make_target("qwen3")
     drafter = make_drafter(target, noise=0.01, draft_length=length)
     warper = Warper(temperature)
-    done = generate(
-        target, drafter, PROMPTS, warper=warper, max_new_tokens=limit, eos_ids=[eos], seed=eos
-    )
+    done = generate(target, drafter, PROMPTS, warper=warper, max_new_tokens=limit, eos_ids=[eos], seed=eos)
     free = generate(target, drafter, PROMPTS, warper=warper, max_new_tokens=limit, seed=eos)
     for tokens, unbounded, origin in zip(done.tokens, free.tokens, done.origin):
         assert 1 <= len(tokens) <= limit
@@ -120,7 +112,7 @@ def test_the_cache_after_a_commit_equals_a_fresh_prefill(data: st.DataObject) ->
 
 def test_the_draft_law_while_decoding_is_the_one_of_training(target, drafter) -> None:
     """Teacher-forced logits of the draft equal those that q was made from."""
-    from draftsmith.drafters.draft_model import DraftModel
+    from draftsmith.drafters.model.draft_model import DraftModel
 
     seen: list[tuple[list[int], torch.Tensor]] = []
 
@@ -168,7 +160,7 @@ def test_state_that_cannot_be_rolled_back_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize("extra", [-3, 5])
 def test_padding_rows_of_a_draft_head_are_never_drafted(target, extra: int) -> None:
-    from draftsmith.drafters.draft_model import fit_vocabulary
+    from draftsmith.drafters.model.draft_model import fit_vocabulary
 
     logits = torch.randn(2, target.vocabulary + extra)
     fitted = fit_vocabulary(logits, target.vocabulary)
@@ -243,9 +235,7 @@ def test_a_late_host_changes_nothing_but_its_own_knowledge(target, drafter) -> N
     assert late.target_calls == early.target_calls
     assert (late.steps.kept_TB == early.steps.kept_TB).all()
     base = {**common, "static": True}
-    assert autoregressive(target, PROMPTS, **base).tokens == (
-        autoregressive(target, PROMPTS, **common).tokens
-    )
+    assert autoregressive(target, PROMPTS, **base).tokens == (autoregressive(target, PROMPTS, **common).tokens)
 
 
 def test_graphs_need_cuda(target, drafter) -> None:
@@ -289,7 +279,7 @@ class _Listener(PromptLookup):
 @pytest.mark.parametrize("lean", [True, False])
 def test_a_drafter_gets_the_hidden_states_that_it_asks_for(lean: bool) -> None:
     """Those of prompt and accepted tokens equal a plain forward's over the same text."""
-    from draftsmith.decoding.attention import use_grouped_attention
+    from draftsmith.decoding.target.attention import use_grouped_attention
 
     target = make_target("qwen3")
     use_grouped_attention(target.model)

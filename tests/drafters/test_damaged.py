@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from conftest import make_drafter, make_target
 from damaged import KINDS, damage
-from draftsmith.data.tokenizer import train_tokenizer
-from draftsmith.decoding.backbone import Backbone
-from draftsmith.decoding.loading import load_config, load_model, load_tokenizer
-from draftsmith.drafters.checkpoint import save_draft_model, save_heads
+from draftsmith.data.rows.tokenizer import train_tokenizer
+from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.decoding.target.loading import load_config, load_model, load_tokenizer
 from draftsmith.drafters.export import ServedTarget, export_of
+from draftsmith.drafters.folder import save_draft_model, save_heads
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import RequestError
 from draftsmith.launch.cli import main
@@ -51,9 +51,7 @@ def entry_of(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
 
 @pytest.mark.parametrize("kind", [*KINDS, "a folder"])
 @pytest.mark.parametrize("family", [*FAMILIES, "draft_model"])
-def test_damaged_weights_are_named(
-    family: str, kind: str, target: Backbone, tmp_path: Path
-) -> None:
+def test_damaged_weights_are_named(family: str, kind: str, target: Backbone, tmp_path: Path) -> None:
     path = saved(family, target, tmp_path / "d") / WEIGHTS
     if kind == "a folder":
         path.unlink()
@@ -83,11 +81,12 @@ def test_settings_that_nothing_can_be_built_from(
 
     def change(entry: dict[str, Any]) -> None:
         own = entry["settings"]
-        changed = {"a size is a word": {"hidden": "x"}, "a size is less than none": {"hidden": -8},
-                   "a size is unknown": {"hiden": 8}}  # fmt: skip
-        entry["settings"] = (
-            own | changed[settings] if isinstance(settings, str) else settings
-        )  # fmt: skip
+        changed = {
+            "a size is a word": {"hidden": "x"},
+            "a size is less than none": {"hidden": -8},
+            "a size is unknown": {"hiden": 8},
+        }
+        entry["settings"] = own | changed[settings] if isinstance(settings, str) else settings
 
     entry_of(folder, change)
     with pytest.raises(RequestError, match=rf"config\.json {says}"):
@@ -142,9 +141,8 @@ def test_a_damaged_list_of_shards(content: str, target: Backbone, tmp_path: Path
 @pytest.mark.parametrize("content", ["[]", "1", "{", ""])
 @pytest.mark.parametrize(
     ("load", "name"),
-    [(load_tokenizer, "tokenizer.json"), (load_tokenizer, "tokenizer_config.json"),
-     (load_config, "config.json")],
-)  # fmt: skip
+    [(load_tokenizer, "tokenizer.json"), (load_tokenizer, "tokenizer_config.json"), (load_config, "config.json")],
+)
 def test_damaged_files_of_a_model(
     load: Callable[[str], Any], name: str, content: str, target: Backbone, tmp_path: Path
 ) -> None:
@@ -155,11 +153,9 @@ def test_damaged_files_of_a_model(
 
 
 @pytest.mark.parametrize("verb", ["eval", "audit"])
-def test_from_the_command_line(
-    verb: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_from_the_command_line(verb: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """One message without a traceback, and the exit code of a request that cannot work."""
-    from draftsmith.decoding.loading import load_target
+    from draftsmith.decoding.target.loading import load_target
 
     target = load_target("tiny")
     save_draft_model(target.model, tmp_path / "d", target)

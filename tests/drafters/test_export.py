@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from draftsmith.drafters.eagle_layers import EagleShape
-from draftsmith.drafters.eagle_net import EagleNet
-from draftsmith.drafters.eagle_net3 import Eagle3Net, Eagle3Shape
+from draftsmith.drafters.eagle.layers import EagleShape
+from draftsmith.drafters.eagle.net import EagleNet
+from draftsmith.drafters.eagle.net3 import Eagle3Net, Eagle3Shape
 from draftsmith.drafters.export import FORMATS, ServedTarget, export_of, refuse_unserved
-from draftsmith.drafters.medusa import MedusaHeads, MedusaShape
+from draftsmith.drafters.heads.medusa import MedusaHeads, MedusaShape
 from draftsmith.errors import RequestError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -32,8 +32,15 @@ from transformers.models.llama.modeling_llama import (
 
 H, INNER, V, U = 32, 96, 61, 20
 WORDS = list(range(0, 60, 3))
-SIZES = {"hidden": H, "intermediate": INNER, "heads": 4, "kv_heads": 2, "head_size": 16,
-         "rope_theta": 50_000.0, "eps": 1e-5}  # fmt: skip
+SIZES = {
+    "hidden": H,
+    "intermediate": INNER,
+    "heads": 4,
+    "kv_heads": 2,
+    "head_size": 16,
+    "rope_theta": 50_000.0,
+    "eps": 1e-5,
+}
 SERVED = ServedTarget("org/target", ["Qwen3ForCausalLM"], V, 8, 4096, None, 2)
 S = 12
 
@@ -58,9 +65,8 @@ def saved(net: Any, place: Path) -> dict[str, Any]:
 
 
 def exported(
-    net: Any, family: str, form: str, place: Path, served: ServedTarget = SERVED,
-    **words: Any,
-) -> tuple[dict[str, Any], dict[str, Tensor]]:  # fmt: skip
+    net: Any, family: str, form: str, place: Path, served: ServedTarget = SERVED, **words: Any
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Config and tensors, as read from the files of an export of a saved drafter."""
     made = export_of(place, family, saved(net, place), served, form, **words)
     (place / "out").mkdir()
@@ -70,10 +76,12 @@ def exported(
 
 
 LAYER = {
-    "self_attn.o_proj.weight": [H, 64], "mlp.gate_proj.weight": [INNER, H],
-    "mlp.up_proj.weight": [INNER, H], "mlp.down_proj.weight": [H, INNER],
+    "self_attn.o_proj.weight": [H, 64],
+    "mlp.gate_proj.weight": [INNER, H],
+    "mlp.up_proj.weight": [INNER, H],
+    "mlp.down_proj.weight": [H, INNER],
     "post_attention_layernorm.weight": [H],
-}  # fmt: skip
+}
 
 
 def shapes(tensors: dict[str, Tensor]) -> dict[str, list[int]]:
@@ -83,18 +91,18 @@ def shapes(tensors: dict[str, Tensor]) -> dict[str, list[int]]:
 # ---- EAGLE-1 and EAGLE-2 ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("form", "name"), [("vllm", "LlamaForCausalLM"), ("sglang", "LlamaForCausalLMEagle")]
-)
+@pytest.mark.parametrize(("form", "name"), [("vllm", "LlamaForCausalLM"), ("sglang", "LlamaForCausalLMEagle")])
 def test_eagle(form: str, name: str, tmp_path: Path) -> None:
     net = shaken(EagleNet(EagleShape(**SIZES)))
     config, tensors = exported(net, "eagle", form, tmp_path, dtype="fp32")
     assert shapes(tensors) == {
-        "fc.weight": [H, 2 * H], "fc.bias": [H],
-        "layers.0.self_attn.q_proj.weight": [64, H], "layers.0.self_attn.k_proj.weight": [32, H],
+        "fc.weight": [H, 2 * H],
+        "fc.bias": [H],
+        "layers.0.self_attn.q_proj.weight": [64, H],
+        "layers.0.self_attn.k_proj.weight": [32, H],
         "layers.0.self_attn.v_proj.weight": [32, H],
         **{f"layers.0.{each}": shape for each, shape in LAYER.items()},
-    }  # fmt: skip
+    }
     assert config["architectures"] == [name]
     assert (config["num_hidden_layers"], config["bias"]) == (1, False)
     features, embeds = torch.randn(2, S, H), torch.randn(2, S, H)
@@ -109,8 +117,15 @@ def test_eagle(form: str, name: str, tmp_path: Path) -> None:
 def test_engines_hand_out_the_rows_of_the_embedding(architecture: str, tmp_path: Path) -> None:
     """Gemma multiplies them by the root of H; an engine does so elsewhere, and a drafter reads
     what is in the table."""
-    sizes = {"vocab_size": V, "hidden_size": H, "num_hidden_layers": 1, "intermediate_size": 64,
-             "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}  # fmt: skip
+    sizes = {
+        "vocab_size": V,
+        "hidden_size": H,
+        "num_hidden_layers": 1,
+        "intermediate_size": 64,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+    }
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(architecture, **sizes))
     embedding = model.get_input_embeddings()
     served = ServedTarget.of("org/target", model.config, embedding)
@@ -134,9 +149,7 @@ def test_an_unknown_embedding_is_refused() -> None:
         ServedTarget.of("org/target", config, Other(V, H))
 
 
-def eagle_of_transformers(
-    folder: Path, features: Tensor, embeds: Tensor, positions: Tensor
-) -> Tensor:
+def eagle_of_transformers(folder: Path, features: Tensor, embeds: Tensor, positions: Tensor) -> Tensor:
     """fc over [embedding; feature], then a Llama layer that has no norm in front."""
     config, tensors = AutoConfig.from_pretrained(folder), load_file(folder / "model.safetensors")
     config._attn_implementation = "eager"
@@ -170,13 +183,19 @@ def test_eagle3(form: str, norms: bool, tmp_path: Path) -> None:
     layer = "layers.0" if form == "speculators" else "midlayer"
     extra = {f"fc_norm.{i}.weight": [H] for i in range(3 * norms)}
     assert shapes(tensors) == {
-        "fc.weight": [H, 3 * H], "norm.weight": [H], "lm_head.weight": [U, H], "d2t": [U],
-        "t2d": [V], f"{layer}.input_layernorm.weight": [H], f"{layer}.hidden_norm.weight": [H],
+        "fc.weight": [H, 3 * H],
+        "norm.weight": [H],
+        "lm_head.weight": [U, H],
+        "d2t": [U],
+        "t2d": [V],
+        f"{layer}.input_layernorm.weight": [H],
+        f"{layer}.hidden_norm.weight": [H],
         f"{layer}.self_attn.q_proj.weight": [64, 2 * H],
         f"{layer}.self_attn.k_proj.weight": [32, 2 * H],
         f"{layer}.self_attn.v_proj.weight": [32, 2 * H],
-        **{f"{layer}.{each}": shape for each, shape in LAYER.items()}, **extra,
-    }  # fmt: skip
+        **{f"{layer}.{each}": shape for each, shape in LAYER.items()},
+        **extra,
+    }
     # an offset, as every engine adds it; ascending, and the same tokens as in the mask
     ids = tensors["d2t"] + torch.arange(U)
     assert tensors["d2t"].dtype == torch.int64
@@ -195,9 +214,13 @@ def test_eagle3(form: str, norms: bool, tmp_path: Path) -> None:
 
 
 def eagle3_of_transformers(
-    llama: dict[str, Any], words: dict[str, Any], tensors: dict[str, Tensor], states: Tensor,
-    embeds: Tensor, positions: Tensor,
-) -> Tensor:  # fmt: skip
+    llama: dict[str, Any],
+    words: dict[str, Any],
+    tensors: dict[str, Tensor],
+    states: Tensor,
+    embeds: Tensor,
+    positions: Tensor,
+) -> Tensor:
     """Logits over the draft vocabulary of a first pass, in the words of the format."""
     config = AutoConfig.for_model(**llama)
     config._attn_implementation = "eager"
@@ -211,9 +234,7 @@ def eagle3_of_transformers(
     if words["fc_norm"]:
         states = torch.cat([norm(f"fc_norm.{i}", x) for i, x in enumerate(states.chunk(3, -1))], -1)
     hidden = F.linear(states, part["fc.weight"])
-    read = torch.cat(
-        [norm("layers.0.input_layernorm", embeds), norm("layers.0.hidden_norm", hidden)], -1
-    )
+    read = torch.cat([norm("layers.0.input_layernorm", embeds), norm("layers.0.hidden_norm", hidden)], -1)
     attention, mlp = LlamaAttention(config, 0), LlamaMLP(config)
     for each in (attention.q_proj, attention.k_proj, attention.v_proj):
         each.weight = nn.Parameter(torch.empty(each.out_features, 2 * H))
@@ -246,9 +267,7 @@ def test_layers_are_named_where_they_are_not_the_default(
 
 @pytest.mark.parametrize("form", FORMATS["eagle3"])
 @pytest.mark.parametrize("layers", [(2, 4, 8), (2, 4, 9), (2, 4, 4), (4, 2, 5)])
-def test_states_that_engines_do_not_hand_out_are_refused(
-    layers: tuple[int, ...], form: str, tmp_path: Path
-) -> None:
+def test_states_that_engines_do_not_hand_out_are_refused(layers: tuple[int, ...], form: str, tmp_path: Path) -> None:
     """Behind the last norm, of no layer, twice, in another order: `fc` would read other states."""
     settings = saved(eagle3_net(layers), tmp_path)
     with pytest.raises(RequestError, match="low to high, from 0 to 7 .* train one with"):
@@ -261,9 +280,7 @@ def test_speculators_name_their_target(tmp_path: Path) -> None:
     assert config["speculators_model_type"] == "eagle3"
     assert config["eagle_aux_hidden_state_layer_ids"] == [2, 4, 5]
     found = config["speculators_config"]
-    assert found["verifier"] == {
-        "name_or_path": "org/target", "architectures": ["Qwen3ForCausalLM"],
-    }  # fmt: skip
+    assert found["verifier"] == {"name_or_path": "org/target", "architectures": ["Qwen3ForCausalLM"]}
     assert found["proposal_methods"][0]["speculative_tokens"] > 0
     assert config["transformer_layer_config"]["vocab_size"] == V
 
@@ -279,9 +296,10 @@ def test_medusa(shared: bool, tmp_path: Path) -> None:
     config, tensors = exported(heads, "medusa", "vllm", tmp_path, dtype="fp32", **words)
     blocks = {
         f"{k}.{layer}.linear.{part}": shape
-        for k in range(3) for layer in range(2)
+        for k in range(3)
+        for layer in range(2)
         for part, shape in (("weight", [H, H]), ("bias", [H]))
-    }  # fmt: skip
+    }
     own = {f"{k}.2.weight": [V, H] for k in range(3)}
     assert shapes(tensors) == blocks | ({"lm_head.weight": [V, H]} if shared else own)
     assert config["architectures"] == ["MedusaModel"]

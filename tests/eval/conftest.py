@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from conftest import make_drafter, make_target
 from draftsmith.data.prompts import Prompt
-from draftsmith.data.tokenizer import train_tokenizer
+from draftsmith.data.rows.tokenizer import train_tokenizer
 from draftsmith.drafters.config import DrafterConfig
-from draftsmith.eval.audit import audit
+from draftsmith.eval.audit.audit import audit
 from draftsmith.eval.config import AuditConfig, EvalConfig
-from draftsmith.eval.evaluate import Arm, evaluate
+from draftsmith.eval.measure.evaluate import Arm, evaluate
 
 HOSTILE = "</pre></style><script>document.title='broken'</script>\u202e\u0000'\"```|\U0001f40d<b>"
 
@@ -28,11 +28,9 @@ def measured() -> tuple[dict[str, Any], dict[str, Any]]:
     drafter = make_drafter(target)
     prompts = [Prompt(str(n), "even" if n % 2 else "odd", ("",), chat=False) for n in range(4)]
     ids = [[5 + n, 7, 11] for n in range(4)]
-    config = EvalConfig(
-        max_new_tokens=12, sweep=[1, 2], sweep_prompts=2, repeats=1, draft_length=2, limit=None
-    )
+    config = EvalConfig(max_new_tokens=12, sweep=[1, 2], sweep_prompts=2, repeats=1, draft_length=2, limit=None)
     report = audit(target, drafter, ids, AuditConfig(tokens=500, sequences=20_000, prompts=2))
-    import draftsmith.eval.requests as module
+    import draftsmith.eval.measure.requests as module
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "render", lambda prompt, *_args, **_kw: ids[int(prompt.id)])

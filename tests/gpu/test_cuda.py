@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import make_drafter, make_target
-from draftsmith.decoding.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
-from draftsmith.drafters.draft_model import DraftModel
-from draftsmith.eval.audit import audit
+from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.drafters.model.draft_model import DraftModel
+from draftsmith.eval.audit.audit import audit
 from draftsmith.eval.config import AuditConfig
 from draftsmith.launch.cli import main
 from small_run import assert_same_weights, write_recipe

@@ -10,17 +10,10 @@ from pathlib import Path
 
 import pytest
 from draftsmith import storage
-from draftsmith.errors import (
-    DataError,
-    DraftsmithError,
-    EnvironmentFailure,
-    RequestError,
-    Stopped,
-    TrainingFailed,
-)
+from draftsmith.errors import DataError, DraftsmithError, EnvironmentFailure, RequestError, Stopped, TrainingFailed
 from draftsmith.launch import cli, verbs
 from draftsmith.launch.cli import main, split_overrides
-from draftsmith.launch.recipe import load_recipe, shipped_recipes
+from draftsmith.launch.recipe.load import load_recipe, shipped_recipes
 
 Captured = pytest.CaptureFixture[str]
 
@@ -39,9 +32,7 @@ Captured = pytest.CaptureFixture[str]
         (["./my.yaml", "--resume", "never"], ["./my.yaml", "--resume", "never"], []),
     ],
 )
-def test_overrides_are_told_from_flags(
-    words: list[str], rest: list[str], found: list[tuple[str, str]]
-) -> None:
+def test_overrides_are_told_from_flags(words: list[str], rest: list[str], found: list[tuple[str, str]]) -> None:
     assert split_overrides(words) == (rest, found)
 
 
@@ -133,9 +124,7 @@ def test_help(verb: list[str], capfd: Captured) -> None:
         (PermissionError(errno.EACCES, "Permission denied", "x/run.yaml"), 4),
     ],
 )
-def test_exit_codes(
-    error: BaseException, code: int, monkeypatch: pytest.MonkeyPatch, capfd: Captured
-) -> None:
+def test_exit_codes(error: BaseException, code: int, monkeypatch: pytest.MonkeyPatch, capfd: Captured) -> None:
     """One message without a traceback; --debug, anywhere among the words, brings it back."""
 
     def fail(_self: object) -> None:
@@ -156,8 +145,10 @@ def test_the_process_exits_with_the_code(tmp_path: Path) -> None:
     """As scripts see it: the module, its streams and its status."""
     done = subprocess.run(
         [sys.executable, "-m", "draftsmith.launch.cli", "train", "./none.yaml"],
-        cwd=tmp_path, capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.splitlines() == [
@@ -238,11 +229,16 @@ def test_refusals_do_not_wait_for_torch(here: Path) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "copy distill-tiny x.yaml", "tree RUN", "tree RUN --out x.json", "report RUN",
-        "export RUN", "export RUN --out x", "derive quantised --out x",
+        "copy distill-tiny x.yaml",
+        "tree RUN",
+        "tree RUN --out x.json",
+        "report RUN",
+        "export RUN",
+        "export RUN --out x",
+        "derive quantised --out x",
         "datastore build --source stdlib --out x",
     ],
-)  # fmt: skip
+)
 def test_a_folder_that_cannot_be_written_is_told_of_first(
     line: str, here: Path, monkeypatch: pytest.MonkeyPatch, capfd: Captured
 ) -> None:
@@ -257,9 +253,7 @@ def test_a_folder_that_cannot_be_written_is_told_of_first(
 
 
 @pytest.mark.parametrize("line", ["show distill-tiny", "ls", "copy distill-tiny x.yaml"])
-def test_a_reader_that_is_gone_is_no_fault(
-    line: str, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reader_that_is_gone_is_no_fault(line: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `head` is, once it has what it wants; what is short is written at the end alone."""
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     reader, writer = os.pipe()

@@ -10,12 +10,12 @@ from typing import Any
 import killable
 import pytest
 import torch
-from draftsmith.decoding.backbone import Backbone
 from draftsmith.decoding.engine import generate
-from draftsmith.decoding.loading import load_target
 from draftsmith.decoding.sampling import Warper
+from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.decoding.target.loading import load_target
 from draftsmith.drafters.registry import load_drafter
-from draftsmith.eval.metrics import tau
+from draftsmith.eval.measure.metrics import tau
 from draftsmith.launch.cli import main
 
 NAMES = ["width", "height", "path", "index", "parser", "value"]
@@ -30,23 +30,21 @@ def target() -> Backbone:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory, target: Backbone) -> Path:
     """A drafter that is right now and then, texts, and what decoding them says of it."""
-    from draftsmith.drafters.checkpoint import save_draft_model
-    from draftsmith.trainers.architecture import fresh_model
+    from draftsmith.drafters.folder import save_draft_model
     from draftsmith.trainers.config import ModelConfig
+    from draftsmith.trainers.student.architecture import fresh_model
 
     folder = tmp_path_factory.mktemp("corrections")
     torch.manual_seed(0)
     sizes = ModelConfig(layers=1, hidden=64, heads=1, kv_heads=1, head_size=64)
-    save_draft_model(
-        fresh_model(sizes, vocabulary=target.vocabulary, eos=None), folder / "untrained", target
-    )
+    save_draft_model(fresh_model(sizes, vocabulary=target.vocabulary, eos=None), folder / "untrained", target)
     shaken = load_target("tiny").model
     g = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in shaken.parameters():
             parameter.add_(0.004 * torch.randn(parameter.shape, generator=g))
     save_draft_model(shaken, folder / "shaken", target)
-    rows = [{"text": f"import {name}\n\nclass {name.title()}:\n    def get_{name}(self):\n" * 3} for name in NAMES]  # fmt: skip
+    rows = [{"text": f"import {name}\n\nclass {name.title()}:\n    def get_{name}(self):\n" * 3} for name in NAMES]
     (folder / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert command(folder, "shaken", folder / "greedy") == 0
     return folder
@@ -54,10 +52,26 @@ def place(tmp_path_factory: pytest.TempPathFactory, target: Backbone) -> Path:
 
 def words(place: Path, drafter: str, out: Path, *more: str) -> list[str]:
     return [
-        "generate", "--source", str(place / "texts.jsonl"), "--out", str(out), "--target", "tiny", "--drafter",
-        str(place / drafter), "--corrections", "--max-new-tokens", str(TOKENS), "--prompt-tokens",
-        str(PROMPT), "--batch", "4", "--eval.draft_length", str(LENGTH), *more,
-    ]  # fmt: skip
+        "generate",
+        "--source",
+        str(place / "texts.jsonl"),
+        "--out",
+        str(out),
+        "--target",
+        "tiny",
+        "--drafter",
+        str(place / drafter),
+        "--corrections",
+        "--max-new-tokens",
+        str(TOKENS),
+        "--prompt-tokens",
+        str(PROMPT),
+        "--batch",
+        "4",
+        "--eval.draft_length",
+        str(LENGTH),
+        *more,
+    ]
 
 
 def command(place: Path, drafter: str, out: Path, *more: str) -> int:
@@ -96,10 +110,7 @@ def corrected_places(target: Any, draft: Any, ids: list[int], start: int) -> lis
 
 def test_labels_are_where_the_target_overruled_the_draft(place: Path, target: Backbone) -> None:
     draft = load_target(str(place / "shaken")).model
-    answers, found = (
-        rows(place / "greedy" / "answers.jsonl"),
-        rows(place / "greedy" / "corrections.jsonl"),
-    )
+    answers, found = (rows(place / "greedy" / "answers.jsonl"), rows(place / "greedy" / "corrections.jsonl"))
     assert len(answers) == len(NAMES)
     wanted = []
     for row in answers:
@@ -154,22 +165,43 @@ def test_training_on_corrections_raises_acceptance_on_these_prompts(
     corrections = tmp_path / "log" / "corrections.jsonl"
     assert len(rows(corrections)) == len(NAMES)
     run = tmp_path / "run"
-    code = main([
-        "train", "distill-tiny", "--out", str(run), "--data.source", str(corrections),
-        "--data.validation", str(corrections), "--data.sequence_length", "64",
-        "--model.start_from", str(place / "untrained"), "--loop.steps", "60", "--loop.batch_rows",
-        "4", "--loop.micro_rows", "4", "--loop.precision", "fp32", "--optimizer.warmup_steps", "5",
-        "--optimizer.name", "adamw", "--probe.prompts", "1", "--probe.max_new_tokens", "4",
-        "--loop.validate_every", "60",
-    ])  # fmt: skip
-    assert code == 0
-    prompts = [
-        row["input_ids"][: row["loss_mask"].index(1)]
-        for row in rows(tmp_path / "log" / "answers.jsonl")
-    ]
-    before, after = (
-        tau_of(target, folder, prompts) for folder in (place / "untrained", run / "drafter")
+    code = main(
+        [
+            "train",
+            "distill-tiny",
+            "--out",
+            str(run),
+            "--data.source",
+            str(corrections),
+            "--data.validation",
+            str(corrections),
+            "--data.sequence_length",
+            "64",
+            "--model.start_from",
+            str(place / "untrained"),
+            "--loop.steps",
+            "60",
+            "--loop.batch_rows",
+            "4",
+            "--loop.micro_rows",
+            "4",
+            "--loop.precision",
+            "fp32",
+            "--optimizer.warmup_steps",
+            "5",
+            "--optimizer.name",
+            "adamw",
+            "--probe.prompts",
+            "1",
+            "--probe.max_new_tokens",
+            "4",
+            "--loop.validate_every",
+            "60",
+        ]
     )
+    assert code == 0
+    prompts = [row["input_ids"][: row["loss_mask"].index(1)] for row in rows(tmp_path / "log" / "answers.jsonl")]
+    before, after = (tau_of(target, folder, prompts) for folder in (place / "untrained", run / "drafter"))
     assert before < 1.1
     assert after > before + 0.5
 

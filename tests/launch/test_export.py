@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from draftsmith.data.tokenizer import train_tokenizer
-from draftsmith.decoding.loading import embedded_target, load_target
-from draftsmith.drafters.eagle_layers import EagleShape
-from draftsmith.drafters.eagle_net import EagleNet
+from draftsmith.data.rows.tokenizer import train_tokenizer
+from draftsmith.decoding.target.loading import embedded_target, load_target
+from draftsmith.drafters.eagle.layers import EagleShape
+from draftsmith.drafters.eagle.net import EagleNet
+from draftsmith.drafters.heads.medusa import MedusaHeads
 from draftsmith.drafters.identity import TUNED, mark_tuned
-from draftsmith.drafters.medusa import MedusaHeads
 from draftsmith.launch.cli import main
-from draftsmith.launch.recipe import load_recipe
-from draftsmith.trainers.frozen import saver
+from draftsmith.launch.recipe.load import load_recipe
+from draftsmith.trainers.teacher.frozen import saver
 from safetensors.torch import load_file
 
 
@@ -39,14 +39,10 @@ def run_folder(place: Path, recipe: str, net: Any, target: Any) -> Path:
 
 @pytest.fixture
 def eagle(target: Any, tmp_path: Path) -> Path:
-    return run_folder(
-        tmp_path, "eagle-tiny", EagleNet(EagleShape.like(target.model.config)), target
-    )
+    return run_folder(tmp_path, "eagle-tiny", EagleNet(EagleShape.like(target.model.config)), target)
 
 
-def test_a_run_becomes_a_folder_for_each_engine(
-    eagle: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_becomes_a_folder_for_each_engine(eagle: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["export", str(eagle)]) == 0
     said = capfd.readouterr().out
     assert f"vllm serve {embedded_target()}" in said
@@ -55,9 +51,7 @@ def test_a_run_becomes_a_folder_for_each_engine(
     assert "--speculative-algorithm EAGLE " in capfd.readouterr().out
     own = load_file(eagle / "drafter" / "model.safetensors")
     for form, dtype in (("vllm", torch.bfloat16), ("sglang", torch.float32)):
-        assert {path.name for path in (eagle / form).iterdir()} == {
-            "config.json", "model.safetensors",
-        }  # fmt: skip
+        assert {path.name for path in (eagle / form).iterdir()} == {"config.json", "model.safetensors"}
         config = json.loads((eagle / form / "config.json").read_text())
         assert (config["vocab_size"], config["max_position_embeddings"]) == (4096, 2048)
         tensors = load_file(eagle / form / "model.safetensors")
@@ -81,9 +75,7 @@ def test_shared_heads_take_the_targets_projection_along(
 
 def other_target(place: Path, **changes: Any) -> Path:
     """The embedded target's config and tokenizer with other entries; no weights are read of it."""
-    shutil.copytree(
-        embedded_target(), place, ignore=lambda _, names: [n for n in names if "safetensors" in n]
-    )
+    shutil.copytree(embedded_target(), place, ignore=lambda _, names: [n for n in names if "safetensors" in n])
     config = json.loads((place / "config.json").read_text())
     (place / "config.json").write_text(json.dumps(config | changes))
     return place
@@ -111,14 +103,8 @@ def test_a_drafter_of_a_tuned_target_is_exported_beside_it_alone(
     [
         (["--format", "speculators"], "expected vllm or sglang"),
         (["--out", "{run}/drafter"], "exists; name a new folder"),
-        (
-            ["--target", "{narrow}"],
-            "with hidden_size 208; this target 'narrow' has hidden_size 192",
-        ),
-        (
-            ["--target", "{padded}"],
-            "with vocabulary 4096; this target 'padded' has vocabulary 5000",
-        ),
+        (["--target", "{narrow}"], "with hidden_size 208; this target 'narrow' has hidden_size 192"),
+        (["--target", "{padded}"], "with vocabulary 4096; this target 'padded' has vocabulary 5000"),
         (["--target", "{tuned}"], "is one as tuned to abc. Use the folder"),
         (["--target", "{words}"], "this target 'words' has tokenizer"),
     ],
@@ -141,9 +127,7 @@ def test_what_cannot_be_is_one_message(
     assert not (eagle / "vllm").exists()
 
 
-def test_no_run_and_no_drafter(
-    eagle: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_no_run_and_no_drafter(eagle: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["export", str(tmp_path)]) == 2
     assert "is no run folder" in capfd.readouterr().err
     shutil.rmtree(eagle / "drafter")

@@ -20,22 +20,32 @@ from typing import Any
 import killable
 import pytest
 from draftsmith.data.config import DataConfig
-from draftsmith.data.journal import Journal
-from draftsmith.data.prepare import prepare
-from draftsmith.data.records import RecordReader
-from draftsmith.data.sources import open_sources
-from draftsmith.data.templates import named_template, render_chat
-from draftsmith.decoding.backbone import Backbone
+from draftsmith.data.generate.journal import Journal
+from draftsmith.data.rows.prepare import prepare
+from draftsmith.data.rows.records import RecordReader
+from draftsmith.data.rows.sources import open_sources
+from draftsmith.data.rows.templates import named_template, render_chat
 from draftsmith.decoding.engine import autoregressive
-from draftsmith.decoding.loading import embedded_target, load_target, load_tokenizer
 from draftsmith.decoding.sampling import Warper
+from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.decoding.target.loading import embedded_target, load_target, load_tokenizer
 from draftsmith.launch.cli import main
 from safetensors.torch import load_file, save_file
 
 Captured = pytest.CaptureFixture[str]
 # the target's greedy answers to them: some end, some are empty, those to the last two are too long
-NAMES = ["width", "height", "path", "index", "parser", "value", "other", "names", "print('hello')",
-         "x = [1, 2, 3, 4, 5, 6, 7,"]  # fmt: skip
+NAMES = [
+    "width",
+    "height",
+    "path",
+    "index",
+    "parser",
+    "value",
+    "other",
+    "names",
+    "print('hello')",
+    "x = [1, 2, 3, 4, 5, 6, 7,",
+]
 
 
 @pytest.fixture(scope="module")
@@ -48,17 +58,20 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows.insert(3, {"messages": [{"role": "user", "content": "nobody answers"}]})
     rows.insert(5, _chat("x = 1\n" * 900, turns=1))
     _write_rows(folder / "chats.jsonl", rows)
-    _write_rows(folder / "pairs.jsonl", [{"prompt": f"def {name}_0(self):", "completion": "OLD"} for name in NAMES])  # fmt: skip
-    _write_rows(folder / "texts.jsonl", [{"text": f"import {name}\n\nclass {name}:\n" * 4} for name in NAMES])  # fmt: skip
+    _write_rows(folder / "pairs.jsonl", [{"prompt": f"def {name}_0(self):", "completion": "OLD"} for name in NAMES])
+    _write_rows(folder / "texts.jsonl", [{"text": f"import {name}\n\nclass {name}:\n" * 4} for name in NAMES])
     return folder
 
 
 def _chat(name: str, *, turns: int) -> dict[str, Any]:
     asked = [f"def {name}_{turn}(self):" for turn in range(turns)]
-    return {"messages": [
-        {"role": role, "content": text}
-        for question in asked for role, text in (("user", question), ("assistant", "OLD ANSWER"))
-    ]}  # fmt: skip
+    return {
+        "messages": [
+            {"role": role, "content": text}
+            for question in asked
+            for role, text in (("user", question), ("assistant", "OLD ANSWER"))
+        ]
+    }
 
 
 def _write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -81,7 +94,7 @@ def _write_target(folder: Path) -> None:
 def _write_drafter(folder: Path) -> None:
     """The target's own weights, shaken: some of its drafts are accepted, never all."""
     import torch
-    from draftsmith.drafters.checkpoint import save_draft_model
+    from draftsmith.drafters.folder import save_draft_model
 
     target = load_target(str(folder / "target"))
     draft = load_target(str(folder / "target")).model
@@ -165,9 +178,7 @@ def test_rows_keep_the_order_of_the_source(place: Path, greedy: Path) -> None:
 
 
 @pytest.mark.parametrize("source", ["chats.jsonl", "texts.jsonl"])
-def test_a_drafter_changes_the_speed_alone(
-    place: Path, tmp_path: Path, source: str, capsys: Captured
-) -> None:
+def test_a_drafter_changes_the_speed_alone(place: Path, tmp_path: Path, source: str, capsys: Captured) -> None:
     for name, more in (("plain", []), ("fast", ["--drafter", str(place / "drafter")])):
         assert generate(place, tmp_path / name, *more, source=source) == 0
     assert read(tmp_path / "fast") == read(tmp_path / "plain")
@@ -194,9 +205,7 @@ def same_bits(out: Path, whole: Path) -> None:
     for name in ("answers.jsonl", "rejected.jsonl"):
         assert (out / name).read_bytes() == (whole / name).read_bytes()
     assert manifest(out) == manifest(whole)
-    assert sorted(path.name for path in out.iterdir()) == [
-        "answers.jsonl", "manifest.json", "rejected.jsonl",
-    ]  # fmt: skip
+    assert sorted(path.name for path in out.iterdir()) == ["answers.jsonl", "manifest.json", "rejected.jsonl"]
 
 
 def test_stopped_anywhere_it_ends_with_the_same_bits(
@@ -240,10 +249,20 @@ def test_killed_twenty_times(place: Path, sampled: Path, tmp_path: Path) -> None
 
 def kill_often(place: Path, whole: Path, folder: Path, *, kills: int) -> None:
     words = [
-        "generate", "--source", str(place / "chats.jsonl"), "--target", str(place / "target"),
-        "--drafter", str(place / "drafter"), "--temperature", "1", "--batch", "3",
-        "--max-new-tokens", "16",
-    ]  # fmt: skip
+        "generate",
+        "--source",
+        str(place / "chats.jsonl"),
+        "--target",
+        str(place / "target"),
+        "--drafter",
+        str(place / "drafter"),
+        "--temperature",
+        "1",
+        "--batch",
+        "3",
+        "--max-new-tokens",
+        "16",
+    ]
 
     def start(out: Path) -> BaseProcess:
         return killable.start([*words, "--out", str(out)])
@@ -279,9 +298,7 @@ def test_a_finished_folder_is_left_alone(place: Path, greedy: Path, capfd: Captu
     assert said[-1] == f"next: draftsmith train RECIPE --data.source {greedy}/answers.jsonl"
 
 
-def test_a_target_with_other_weights_is_another_target(
-    place: Path, tmp_path: Path, capfd: Captured
-) -> None:
+def test_a_target_with_other_weights_is_another_target(place: Path, tmp_path: Path, capfd: Captured) -> None:
     """Trained anew into the same folder: its name, sizes and tokenizer stay what they were."""
     own = tmp_path / "target"
     shutil.copytree(place / "target", own)
@@ -300,12 +317,8 @@ def test_the_manifest_says_what_was_done(place: Path, sampled: Path) -> None:
     assert (found["state"], found["answered_by"]) == ("complete", "decoder")
     assert found["target"]["name"] == "target"
     assert found["target"]["vocabulary"] == 4096
-    assert found["sampling"] == {
-        "temperature": 1.0, "top_k": 0, "top_p": 1.0, "max_new_tokens": 16, "seed": 0,
-    }  # fmt: skip
-    assert found["source"]["fingerprint"] == open_sources(
-        DataConfig(source=str(place / "chats.jsonl"))
-    )[0].identity()  # fmt: skip
+    assert found["sampling"] == {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "max_new_tokens": 16, "seed": 0}
+    assert found["source"]["fingerprint"] == open_sources(DataConfig(source=str(place / "chats.jsonl")))[0].identity()
     assert len(found["drafter"]["sha256"]) == 64
     assert found["rows"]["answered"] == len(read(sampled))
     assert found["rows"]["rejected"] == len(read(sampled, "rejected.jsonl"))
@@ -324,17 +337,18 @@ def test_training_learns_the_answers_and_nothing_else(
     assert generate(place, out, source=source) == 0
     rows, tokenizer = read(out), target.tokenizer
     config = DataConfig(
-        source=str(out / "answers.jsonl"), sequence_length=512, packing=False,
-        validation=str(out / "answers.jsonl"), cache=str(tmp_path / "cache"),
-    )  # fmt: skip
+        source=str(out / "answers.jsonl"),
+        sequence_length=512,
+        packing=False,
+        validation=str(out / "answers.jsonl"),
+        cache=str(tmp_path / "cache"),
+    )
     prepared = prepare(config, tokenizer, out=None)
     assert prepared.report.rejected == 0
     assert prepared.report.rows == 2 * len(rows)  # once to train, once to validate
     learnt = sorted(
         tokenizer.decode(ids[mask & (place_ >= 0)].tolist())
-        for ids, mask, place_ in zip(
-            prepared.train.ids_RS, prepared.train.in_loss_RS, prepared.train.document_RS
-        )
+        for ids, mask, place_ in zip(prepared.train.ids_RS, prepared.train.in_loss_RS, prepared.train.document_RS)
     )
     assert learnt == sorted(_answers_of(row, tokenizer) for row in rows)
 
@@ -361,12 +375,35 @@ def test_what_is_written_is_read_back(place: Path, greedy: Path) -> None:
 @pytest.mark.run
 def test_a_run_on_the_answers(place: Path, greedy: Path, tmp_path: Path) -> None:
     words = [
-        "--target.path", str(place / "target"), "--data.source", str(greedy / "answers.jsonl"),
-        "--loop.steps", "1", "--loop.batch_rows", "1", "--loop.micro_rows", "1",
-        "--loop.validate_rows", "1", "--data.sequence_length", "128", "--model.hidden", "32",
-        "--model.heads", "1", "--model.kv_heads", "1", "--model.head_size", "32",
-        "--model.intermediate", "32", "--probe.prompts", "1", "--probe.max_new_tokens", "4",
-    ]  # fmt: skip
+        "--target.path",
+        str(place / "target"),
+        "--data.source",
+        str(greedy / "answers.jsonl"),
+        "--loop.steps",
+        "1",
+        "--loop.batch_rows",
+        "1",
+        "--loop.micro_rows",
+        "1",
+        "--loop.validate_rows",
+        "1",
+        "--data.sequence_length",
+        "128",
+        "--model.hidden",
+        "32",
+        "--model.heads",
+        "1",
+        "--model.kv_heads",
+        "1",
+        "--model.head_size",
+        "32",
+        "--model.intermediate",
+        "32",
+        "--probe.prompts",
+        "1",
+        "--probe.max_new_tokens",
+        "4",
+    ]
     assert main(["train", "distill-tiny", "--out", str(tmp_path / "run"), *words]) == 0
     assert (tmp_path / "run" / "drafter" / "model.safetensors").is_file()
 
@@ -399,7 +436,7 @@ REFUSED = [
     (2, "--out {place}/greedy --data.columns '{{a: b}}'", "was begun with source.columns"),
     (3, "--source {place}/odd.jsonl", "the columns are question; expected messages"),
     (3, "--source {place}/empty.jsonl", "none of 1 rows was answered; the first one, "),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("code", "line", "reason"), REFUSED)
@@ -414,9 +451,12 @@ def test_refusals(
     before = (greedy / "manifest.json").read_bytes()
     given = shlex.split(line.format(place=place))
     words = {
-        "--source": str(place / "chats.jsonl"), "--target": str(place / "target"),
-        "--out": str(tmp_path / "out"), "--max-new-tokens": "16", "--batch": "3",
-    } | dict(zip(given[::2], given[1::2]))  # fmt: skip
+        "--source": str(place / "chats.jsonl"),
+        "--target": str(place / "target"),
+        "--out": str(tmp_path / "out"),
+        "--max-new-tokens": "16",
+        "--batch": "3",
+    } | dict(zip(given[::2], given[1::2]))
     assert main(["generate", *(each for pair in words.items() for each in pair)]) == code
     said = capfd.readouterr().err
     assert said.startswith("draftsmith: ")
@@ -451,9 +491,20 @@ def served(place: Path, tmp_path: Path) -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [
-        sys.executable, "-m", "transformers.cli.transformers", "serve", str(place / "target"),
-        "--host", "127.0.0.1", "--port", str(port), "--device", "cpu", "--dtype", "float32",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "transformers.cli.transformers",
+        "serve",
+        str(place / "target"),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--device",
+        "cpu",
+        "--dtype",
+        "float32",
+    ]
     with (tmp_path / "serve.log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
         try:
@@ -481,9 +532,15 @@ def test_transformers_serve(place: Path, served: str, tmp_path: Path, source: st
     """Killed and started again: the greedy answers of our own decoder, what is done not repeated."""
     server = ["--server", served, "--model", str(place / "target"), "--concurrency", "2"]
     words = [
-        "generate", "--source", str(place / source), "--target", str(place / "target"),
-        "--max-new-tokens", "16", "--keep-cut",
-    ]  # fmt: skip
+        "generate",
+        "--source",
+        str(place / source),
+        "--target",
+        str(place / "target"),
+        "--max-new-tokens",
+        "16",
+        "--keep-cut",
+    ]
     out, own = tmp_path / "out", tmp_path / "own"
     process = killable.start([*words, *server, "--out", str(out)])
     journal = out / ".journal.jsonl"

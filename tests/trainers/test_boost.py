@@ -11,26 +11,25 @@ import numpy as np
 import pytest
 import torch
 from damaged import damage
-from draftsmith.data.cache import Prepared
 from draftsmith.data.config import DataConfig
-from draftsmith.data.continuations import Continuations
-from draftsmith.data.rows import PackedRows
-from draftsmith.data.tokenizer import train_tokenizer
-from draftsmith.decoding.backbone import Backbone
+from draftsmith.data.generate.continuations import Continuations
+from draftsmith.data.rows.cache import Prepared
+from draftsmith.data.rows.packed import PackedRows
+from draftsmith.data.rows.tokenizer import train_tokenizer
 from draftsmith.decoding.engine import autoregressive, generate
-from draftsmith.decoding.loading import load_target
 from draftsmith.decoding.sampling import Warper
-from draftsmith.drafters.checkpoint import refuse_no_model, save_draft_model
-from draftsmith.drafters.ensemble import Ensemble
-from draftsmith.drafters.quantised import save_quantised
+from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.decoding.target.loading import load_target
+from draftsmith.drafters.folder import refuse_no_model, save_draft_model
+from draftsmith.drafters.model.ensemble import Ensemble
+from draftsmith.drafters.model.quantised import save_quantised
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import RequestError
-from draftsmith.eval.metrics import tau
-from draftsmith.eval.probe import as_proposer, tau_probe
+from draftsmith.eval.measure.metrics import tau
+from draftsmith.eval.measure.probe import as_proposer, tau_probe
 from draftsmith.trainers import boost as b
-from draftsmith.trainers import coverage_pass, setup
-from draftsmith.trainers.architecture import fresh_model
-from draftsmith.trainers.boost_members import member_plan, own_member, refuse_impossible
+from draftsmith.trainers.boosting import coverage_pass
+from draftsmith.trainers.boosting.members import member_plan, own_member, refuse_impossible
 from draftsmith.trainers.config import (
     BoostConfig,
     CheckpointConfig,
@@ -43,13 +42,14 @@ from draftsmith.trainers.config import (
     ProbeConfig,
     TargetConfig,
 )
-from draftsmith.trainers.loop import Loop, Plan, Probe
+from draftsmith.trainers.loop import setup
+from draftsmith.trainers.loop.loop import Loop, Plan, Probe
+from draftsmith.trainers.student.architecture import fresh_model
 from safetensors.torch import load_file
 from torch import Tensor
 
 WORDS, PROMPT, LENGTH = 24, 2, 6
-SIZES = ModelConfig(layers=1, hidden=32, intermediate=64, heads=1, kv_heads=1, head_size=16,
-                    max_positions=64)  # fmt: skip
+SIZES = ModelConfig(layers=1, hidden=32, intermediate=64, heads=1, kv_heads=1, head_size=16, max_positions=64)
 
 
 def two_kinds(times: int) -> PackedRows:
@@ -80,30 +80,38 @@ def target(chat_tokenizer_folder: Path) -> Backbone:
 
 def plan(steps: int = 160) -> Plan:
     loop = LoopConfig(
-        steps=steps, batch_rows=16, micro_rows=16, precision="fp32", validate_every=1000,
-        validate_rows=4, log_every=50,
-    )  # fmt: skip
+        steps=steps, batch_rows=16, micro_rows=16, precision="fp32", validate_every=1000, validate_rows=4, log_every=50
+    )
     optimizer = OptimizerConfig(lr=1e-2, warmup_steps=2, final_share=0.01)
     return Plan(loop, optimizer, CheckpointConfig(every_steps=5), ProbeConfig())
 
 
 def boosting(
-    target: Backbone, out: Path, config: BoostConfig, steps: int = 160, *,
-    model: ModelConfig = SIZES, lora: LoraConfig | None = None, make_probe: Any = None,
-) -> b.Boosting:  # fmt: skip
+    target: Backbone,
+    out: Path,
+    config: BoostConfig,
+    steps: int = 160,
+    *,
+    model: ModelConfig = SIZES,
+    lora: LoraConfig | None = None,
+    make_probe: Any = None,
+) -> b.Boosting:
     given: Any = {
-        "target": TargetConfig(), "features": FeaturesConfig(), "data": DataConfig(),
-        "plan": plan(steps), "out": out, "resume": "auto", "make_probe": make_probe,
-    }  # fmt: skip
+        "target": TargetConfig(),
+        "features": FeaturesConfig(),
+        "data": DataConfig(),
+        "plan": plan(steps),
+        "out": out,
+        "resume": "auto",
+        "make_probe": make_probe,
+    }
     rows = Prepared(SAMPLES.train, SAMPLES.validation, report=None)  # type: ignore[arg-type]
     objective = ObjectiveConfig(kl=0.0, ce=1.0, chunk=64)
     out.mkdir(parents=True, exist_ok=True)
     return b.Boosting(model, objective, config, given, target, rows, SAMPLES, lora)
 
 
-def run(
-    target: Backbone, out: Path, config: BoostConfig, steps: int = 160, **made: Any
-) -> dict[int, dict]:
+def run(target: Backbone, out: Path, config: BoostConfig, steps: int = 160, **made: Any) -> dict[int, dict]:
     """The coverage records by the number of SSMs."""
     goal = boosting(target, out, config, steps, **made)
     team = setup.make_accelerator(goal.given["plan"].loop, goal.given["plan"].optimizer, out)
@@ -163,9 +171,7 @@ def test_the_second_learns_what_the_first_lacks(
     assert len(drafter.members) == 2
 
 
-def test_it_stops_when_little_is_left(
-    target: Backbone, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_it_stops_when_little_is_left(target: Backbone, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Two SSMs cover both kinds: the third is not trained, and a line says why."""
     config = BoostConfig(members=3, weights="hard", unit="sample", match_tokens=0, stop_share=0.2)
     with caplog.at_level("INFO", logger="draftsmith"):
@@ -177,9 +183,7 @@ def test_it_stops_when_little_is_left(
 
 def test_ssms_go_on_from_each_other_and_differ_in_size(target: Backbone, tmp_path: Path) -> None:
     """With a learning rate of nothing an SSM stays what it began as."""
-    config = BoostConfig(
-        members=3, unit="sample", match_tokens=0, start_from=["", "ssm-1"], layers=[1, None, 2]
-    )
+    config = BoostConfig(members=3, unit="sample", match_tokens=0, start_from=["", "ssm-1"], layers=[1, None, 2])
     goal = boosting(target, tmp_path, config, steps=1)
     plan = goal.given["plan"]
     still = plan.optimizer.model_copy(update={"lr": 1e-12, "warmup_steps": 0})
@@ -200,9 +204,7 @@ def rounded(target: Backbone, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_an_ssm_made_from_the_target_is_taken_as_it_stands(
-    target: Backbone, rounded: Path, tmp_path: Path
-) -> None:
+def test_an_ssm_made_from_the_target_is_taken_as_it_stands(target: Backbone, rounded: Path, tmp_path: Path) -> None:
     """The second SSM learns what the quantised copy misses, and both draft together."""
     config = BoostConfig(members=2, start_from=[str(rounded)], stop_share=0.0)
     goal = boosting(target, tmp_path, config, steps=8)
@@ -229,10 +231,7 @@ def test_where_an_ssm_made_from_the_target_cannot_be(rounded: Path, target: Back
     """Beside others in training, as what another goes on from, or of another target."""
     copied = str(rounded)
     for values, reason in [
-        (
-            {"start_from": [copied], "order": "side_by_side"},
-            "made from the target when it is loaded",
-        ),
+        ({"start_from": [copied], "order": "side_by_side"}, "made from the target when it is loaded"),
         ({"start_from": [copied, "ssm-1"]}, "which is made from the target"),
         ({"start_from": [copied] * 3}, "there is nothing to train; let one learn"),
         ({"start_from": [copied], "layers": [2]}, "which has its own"),
@@ -292,16 +291,19 @@ HARD = BoostConfig(members=3, weights="hard", unit="span", match_tokens=1, stop_
 
 @pytest.mark.parametrize(
     ("where", "number"),
-    [("step", 19), ("measure", 2), ("publish", 1), *(
-        pytest.param(*place, marks=pytest.mark.slow) for place in (
-            ("step", 7), ("step", 12), ("step", 33), ("measure", 1), ("publish", 3), ("export", 2),
-        )
-    )],
-)  # fmt: skip
+    [
+        ("step", 19),
+        ("measure", 2),
+        ("publish", 1),
+        *(
+            pytest.param(*place, marks=pytest.mark.slow)
+            for place in (("step", 7), ("step", 12), ("step", 33), ("measure", 1), ("publish", 3), ("export", 2))
+        ),
+    ],
+)
 def test_a_kill_anywhere(
-    where: str, number: int, target: Backbone, undisturbed: Path, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    where: str, number: int, target: Backbone, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Inside rounds, between training and measuring, between rounds: the same bits at the end."""
     calls = 0
 
@@ -316,9 +318,11 @@ def test_a_kill_anywhere(
         return call
 
     places = {
-        "step": (Loop, "train_step"), "measure": (b, "measure_matches"),
-        "publish": (b, "save_ensemble"), "export": (Loop, "export"),
-    }  # fmt: skip
+        "step": (Loop, "train_step"),
+        "measure": (b, "measure_matches"),
+        "publish": (b, "save_ensemble"),
+        "export": (Loop, "export"),
+    }
     owner, name = places[where]
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, dying(getattr(owner, name)))
@@ -363,9 +367,7 @@ def on_base(copies_in: Path) -> dict[str, Any]:
     return {"model": ModelConfig(start_from=base), "lora": LoraConfig(rank=8, alpha=16.0)}
 
 
-def test_adapters_on_one_base_are_boosted(
-    target: Backbone, copies_in: Path, tmp_path: Path
-) -> None:
+def test_adapters_on_one_base_are_boosted(target: Backbone, copies_in: Path, tmp_path: Path) -> None:
     """The second learns what the first lacks; the folder holds the base once, as it was."""
     run(target, tmp_path, ADAPTED, **on_base(copies_in))
     found = [coverage_pass.stored_matches(tmp_path / f"ssm-{k}") for k in (1, 2)]
@@ -396,9 +398,7 @@ def test_probes_decode_with_all_ssms_and_hold_a_base_once(
     prompts, probed = [[1, 2], [3, 4], [5, 6]], []
 
     def make_probe(target: Backbone) -> Probe:
-        real = tau_probe(
-            target, prompts, make_proposer=as_proposer("boost", target, 4), max_new_tokens=12
-        )
+        real = tau_probe(target, prompts, make_proposer=as_proposer("boost", target, 4), max_new_tokens=12)
         return lambda module: (probed.append(module), real(module))[1]
 
     config = ADAPTED.model_copy(update={"members": 3})
@@ -438,10 +438,7 @@ def test_adapters_that_are_killed_go_on(
         ({"start_from": ["", "ssm-3"]}, "SSM 2 goes on from ssm-3; expected one before it"),
         ({"start_from": ["", "ssm-1"], "order": "side_by_side"}, "none that is trained before"),
         ({"start_from": ["", "target"], "order": "side_by_side"}, "SSM 2 begins at 'target'"),
-        (
-            {"start_from": ["", "ssm-1"], "layers": [1, 2]},
-            "gives SSM 2 2 layers, and it goes on from",
-        ),
+        ({"start_from": ["", "ssm-1"], "layers": [1, 2]}, "gives SSM 2 2 layers, and it goes on from"),
         ({"start_from": ["", "org/small"], "layers": [1, 2]}, "goes on from org/small, which has"),
     ],
 )
@@ -451,9 +448,7 @@ def test_refusals(values: dict, reason: str) -> None:
 
 
 def test_only_digits_name_an_earlier_ssm() -> None:
-    assert [own_member(name) for name in ("ssm-2", "ssm-²", "ssm-", "ssm-one", "2")] == [
-        2, None, None, None, None,
-    ]  # fmt: skip
+    assert [own_member(name) for name in ("ssm-2", "ssm-²", "ssm-", "ssm-one", "2")] == [2, None, None, None, None]
 
 
 def test_an_origin_that_nothing_reads_is_refused() -> None:

@@ -12,20 +12,16 @@ import torch
 import torch.nn.functional as F
 from chains import Batch, Chains, learnt, loop_on, stop_behind
 from conftest import VOCABULARY, make_target
-from draftsmith.decoding.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
-from draftsmith.drafters.bpd import Bpd
+from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.drafters.heads.bpd import Bpd
 from draftsmith.errors import RequestError, Stopped
-from draftsmith.trainers import setup, state
 from draftsmith.trainers.bpd import BpdObjective, TunedBpdObjective, build, build_tuned
-from draftsmith.trainers.config import (
-    BpdConfig,
-    ObjectiveConfig,
-    TuneConfig,
-)
-from draftsmith.trainers.loop import Loop
-from draftsmith.trainers.tuned import TunedTarget
+from draftsmith.trainers.config import BpdConfig, ObjectiveConfig, TuneConfig
+from draftsmith.trainers.loop import setup, state
+from draftsmith.trainers.loop.loop import Loop
+from draftsmith.trainers.teacher.tuned import TunedTarget
 from torch import Tensor
 
 GOLD, KL = ObjectiveConfig(kl=0, ce=1, chunk=512), ObjectiveConfig(kl=1, ce=0, chunk=5)
@@ -64,9 +60,7 @@ def frozen(sizes: BpdConfig, objective: ObjectiveConfig) -> BpdObjective:
     return shaken(build(sizes, objective, make_target("qwen3").model, nothing))
 
 
-def tuned(
-    sizes: BpdConfig, objective: ObjectiveConfig, tune: TuneConfig
-) -> tuple[TunedBpdObjective, TunedTarget]:
+def tuned(sizes: BpdConfig, objective: ObjectiveConfig, tune: TuneConfig) -> tuple[TunedBpdObjective, TunedTarget]:
     torch.manual_seed(0)
     target = TunedTarget(make_target("qwen3"), tune, remember=tune.how == "full")
     goal = build_tuned(sizes, objective, target, nothing)
@@ -97,9 +91,7 @@ def by_hand(goal: BpdObjective, target, original, batch: Batch, objective: Objec
             here = here + (layer.second.weight @ inner + layer.second.bias).view(-1, 32)[k - 1]
         # the target's own output is held to the law that it had, the others foresee its present one
         teacher = original if k == 0 else target
-        said = teacher.get_output_embeddings()(
-            teacher.get_decoder()(input_ids=ids).last_hidden_state[0, -1]
-        )
+        said = teacher.get_output_embeddings()(teacher.get_decoder()(input_ids=ids).last_hidden_state[0, -1])
         log_q, p = (head.weight @ here).log_softmax(-1), said.detach().softmax(-1)
         total = total + objective.kl * (p * (p.log() - log_q)).sum()
         total = total + objective.ce * F.nll_loss(log_q, label)
@@ -108,9 +100,7 @@ def by_hand(goal: BpdObjective, target, original, batch: Batch, objective: Objec
 
 
 def assert_same_gradients(goal: BpdObjective, ours: Tensor, theirs: Tensor) -> None:
-    names, moving = zip(
-        *((n, p) for n, p in goal.module.named_parameters() if p.requires_grad), strict=True
-    )
+    names, moving = zip(*((n, p) for n, p in goal.module.named_parameters() if p.requires_grad), strict=True)
     left = torch.autograd.grad(ours, moving, retain_graph=True, allow_unused=True)
     right = torch.autograd.grad(theirs, moving, retain_graph=True, allow_unused=True)
     for name, mine, plain in zip(names, left, right, strict=True):
@@ -123,8 +113,7 @@ def assert_same_gradients(goal: BpdObjective, ours: Tensor, theirs: Tensor) -> N
 def test_the_loss_is_the_plain_mean(objective: ObjectiveConfig) -> None:
     goal, batch = frozen(ALL, objective), hand_made()
     loss, terms = run(goal, batch)
-    found = [by_hand(goal, goal._target, goal._target, batch, objective, k)
-             for k in (1, 2, 3)]  # fmt: skip
+    found = [by_hand(goal, goal._target, goal._target, batch, objective, k) for k in (1, 2, 3)]
     expected = torch.stack([total for total, _ in found]).mean()
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(terms["loss"], loss.detach())
@@ -172,9 +161,7 @@ def test_the_mean_of_the_drawn_heads_is_the_loss_of_all() -> None:
     every = frozen(ALL, GOLD)
     expected, _ = run(every, batch)
     torch.testing.assert_close(torch.stack(losses).mean(), expected)
-    for *each, plain in zip(
-        *gradients, torch.autograd.grad(expected, list(every.draft().parameters())), strict=True
-    ):
+    for *each, plain in zip(*gradients, torch.autograd.grad(expected, list(every.draft().parameters())), strict=True):
         torch.testing.assert_close(torch.stack(each).mean(0), plain)
     # on held-out rows it is the mean over all heads that is measured, whatever was drawn
     goal.module.eval()
@@ -202,9 +189,10 @@ def test_a_step_draws_one_head_on_all_processes() -> None:
     def begun(process: int, seed: int, step: int) -> tuple[int | None, float]:
         goal = frozen(SIZES, GOLD)
         loop = SimpleNamespace(
-            objective=goal, accelerator=SimpleNamespace(process_index=process),
+            objective=goal,
+            accelerator=SimpleNamespace(process_index=process),
             plan=SimpleNamespace(loop=SimpleNamespace(seed=seed)),
-        )  # fmt: skip
+        )
         Loop.seed(loop, step)  # type: ignore[arg-type]
         return goal._student.drawn, float(torch.rand(()))
 
@@ -254,9 +242,8 @@ rows = partial(Chains, kept=1.0)
 
 
 def train(
-    out: Path, goal: BpdObjective, *, steps: int = 8, lr: float = 3e-3, micro: int = 4,
-    stop_at: int | None = None,
-) -> BpdObjective:  # fmt: skip
+    out: Path, goal: BpdObjective, *, steps: int = 8, lr: float = 3e-3, micro: int = 4, stop_at: int | None = None
+) -> BpdObjective:
     """A run through the real loop, cut by a signal behind `stop_at` steps."""
     _, loop = loop_on(out, lambda: goal, rows, steps=steps, lr=lr, micro=micro)
     stop_behind(loop, stop_at)
@@ -268,9 +255,7 @@ def save(module: torch.nn.Module, folder: Path) -> None:
     state.save_tensors(folder / "layer.safetensors", module.state_dict())
 
 
-def fresh(
-    tune: TuneConfig | None, objective: ObjectiveConfig = GOLD, *, steps: int = 5
-) -> BpdObjective:
+def fresh(tune: TuneConfig | None, objective: ObjectiveConfig = GOLD, *, steps: int = 5) -> BpdObjective:
     backbone = learnt(rows(64, 1), steps)
     torch.manual_seed(1)
     if tune is None:
@@ -279,11 +264,7 @@ def fresh(
     return build_tuned(SIZES, objective, TunedTarget(backbone, tune, remember=remembers), save)
 
 
-REGIMES = [
-    (None, GOLD),
-    (FULL, KL),
-    (LORA.model_copy(update={"dropout": 0.2, "rest_steps": 3}), GOLD),
-]
+REGIMES = [(None, GOLD), (FULL, KL), (LORA.model_copy(update={"dropout": 0.2, "rest_steps": 3}), GOLD)]
 
 
 @pytest.mark.parametrize(("tune", "objective"), REGIMES, ids=["frozen", "full", "lora"])
@@ -300,13 +281,9 @@ def test_a_cut_run_resumes_to_the_same_bits(
 
 
 @pytest.mark.parametrize("tune", [None, FULL], ids=["frozen", "full"])
-def test_accumulation_does_not_change_the_mathematics(
-    tmp_path: Path, tune: TuneConfig | None
-) -> None:
+def test_accumulation_does_not_change_the_mathematics(tmp_path: Path, tune: TuneConfig | None) -> None:
     """The head that a step has drawn is that of all its micro-batches."""
-    one, two = (
-        state.trainable(train(tmp_path / str(m), fresh(tune), micro=m).module) for m in (2, 8)
-    )
+    one, two = (state.trainable(train(tmp_path / str(m), fresh(tune), micro=m).module) for m in (2, 8))
     for name, tensor in one.items():
         torch.testing.assert_close(tensor, two[name], rtol=1e-3, atol=1e-5)
 
@@ -338,9 +315,7 @@ def measured(goal: BpdObjective) -> dict[str, float]:
     return {name: float(term) / float(held_out["loss_mask"].sum()) for name, term in terms.items()}
 
 
-@pytest.mark.parametrize(
-    "tune", [None, FULL.model_copy(update={"rest_steps": 30})], ids=["frozen", "tuned"]
-)
+@pytest.mark.parametrize("tune", [None, FULL.model_copy(update={"rest_steps": 30})], ids=["frozen", "tuned"])
 def test_a_few_steps_teach_whole_blocks(tune: TuneConfig | None) -> None:
     """A tuned target rests until the layer knows something, or it would learn to say later tokens."""
     prompts = [row[:5].tolist() for row in rows(8, 3).ids]

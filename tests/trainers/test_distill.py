@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import make_target
-from draftsmith.data.tokenizer import train_tokenizer
-from draftsmith.decoding.backbone import Backbone
+from draftsmith.data.rows.tokenizer import train_tokenizer
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
-from draftsmith.drafters.draft_model import DraftModel, fit_vocabulary
+from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.drafters.model.draft_model import DraftModel, fit_vocabulary
 from draftsmith.errors import RequestError
-from draftsmith.trainers.architecture import fresh_model
 from draftsmith.trainers.config import ModelConfig, ObjectiveConfig
 from draftsmith.trainers.distill import build, draft_model
+from draftsmith.trainers.student.architecture import fresh_model
 from transformers import PreTrainedTokenizerFast
 
 SMALL = ModelConfig(layers=1, hidden=32, heads=2, kv_heads=1, head_size=16, max_positions=256)
@@ -44,9 +44,7 @@ def batch(rows: int = 4, length: int = 16, vocabulary: int = 61) -> dict[str, to
     }
 
 
-def test_another_tokenizer_is_refused_by_its_first_token(
-    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
-) -> None:
+def test_another_tokenizer_is_refused_by_its_first_token(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     other = train_tokenizer(["zebras zigzag zealously\n"] * 20, 300)
     place = saved(tmp_path, other, 300)
     target = fresh_model(SMALL, vocabulary=300, eos=None)
@@ -68,9 +66,12 @@ def test_padded_heads_train(rows: int, tokenizer: PreTrainedTokenizerFast, tmp_p
     torch.manual_seed(1)
     target = fresh_model(SMALL, vocabulary=352, eos=None)
     goal = build(
-        SMALL.model_copy(update={"start_from": place}), ObjectiveConfig(), target, tokenizer,
+        SMALL.model_copy(update={"start_from": place}),
+        ObjectiveConfig(),
+        target,
+        tokenizer,
         lambda _module, _folder: None,
-    )  # fmt: skip
+    )
     data = batch(vocabulary=len(tokenizer))
     loss, terms = goal.module(data, goal.prepare(data))
     loss.backward()

@@ -9,18 +9,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import make_target
-from draftsmith.data.rows import Document, pack
-from draftsmith.data.tokenizer import train_tokenizer
-from draftsmith.decoding.backbone import Backbone
+from draftsmith.data.rows.packed import Document, pack
+from draftsmith.data.rows.tokenizer import train_tokenizer
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
-from draftsmith.drafters.eagle import Eagle, Eagle3, load_eagle
+from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.drafters.eagle.proposer import Eagle, Eagle3, load_eagle
 from draftsmith.errors import RequestError
 from draftsmith.trainers import eagle3
 from draftsmith.trainers.config import Eagle3Config, EagleConfig, ObjectiveConfig
 from draftsmith.trainers.eagle import EagleObjective, build, counted
-from draftsmith.trainers.frozen import saver
-from draftsmith.trainers.losses import SharedTeacher
+from draftsmith.trainers.losses.chunked import SharedTeacher
+from draftsmith.trainers.teacher.frozen import saver
 from torch import Tensor, nn
 
 # two rows: documents of 5, 1 and 4 tokens and no padding; of 2 and 6 tokens and padding
@@ -61,9 +61,11 @@ def rows() -> dict[str, Tensor]:
             at, number = at + length, number + 1
     mask = (torch.rand(2, WIDTH, generator=g) < 0.8) & (positions > 0) & (documents >= 0)
     return {
-        "input_ids": torch.randint(0, 61, (2, WIDTH), generator=g), "loss_mask": mask,
-        "positions": positions, "documents": documents,
-    }  # fmt: skip
+        "input_ids": torch.randint(0, 61, (2, WIDTH), generator=g),
+        "loss_mask": mask,
+        "positions": positions,
+        "documents": documents,
+    }
 
 
 def share(rows: dict[str, Tensor], j: int) -> float:
@@ -100,20 +102,17 @@ def by_hand(goal: EagleObjective, target: Backbone, rows: dict[str, Tensor]) -> 
                 ce = -(p * q.log()).sum()
                 found = {
                     "loss": goal.module._config.feature * feature + goal.module._config.ce * ce,
-                    "feature": feature, "ce": ce, "alpha": torch.minimum(p, q).sum(),
+                    "feature": feature,
+                    "ce": ce,
+                    "alpha": torch.minimum(p, q).sum(),
                     "agreement": float(p.argmax() == q.argmax()),
-                }  # fmt: skip
-                sums = {
-                    name: value + float(torch.as_tensor(found[name]).detach())
-                    for name, value in sums.items()
                 }
+                sums = {name: value + float(torch.as_tensor(found[name]).detach()) for name, value in sums.items()}
     return sums
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 256])
-def test_loss_and_terms_are_those_of_documents_alone(
-    chunk: int, target: Backbone, rows: dict[str, Tensor]
-) -> None:
+def test_loss_and_terms_are_those_of_documents_alone(chunk: int, target: Backbone, rows: dict[str, Tensor]) -> None:
     goal = goal_for(target, chunk=chunk, feature=0.7, ce=0.4, noise=0.0)
     loss, terms = goal.module(rows, goal.prepare(rows))
     wanted = by_hand(goal, target, rows)
@@ -210,9 +209,7 @@ def test_noise_is_uniform_and_for_training_alone(target: Backbone) -> None:
     assert torch.equal(goal.module._noisy(features), features)
 
 
-def test_only_the_drafter_is_trained_saved_and_wrapped(
-    target: Backbone, rows: dict[str, Tensor]
-) -> None:
+def test_only_the_drafter_is_trained_saved_and_wrapped(target: Backbone, rows: dict[str, Tensor]) -> None:
     goal = goal_for(target)
     goal.module(rows, goal.prepare(rows))[0].backward()
     own = {id(p) for p in goal.draft().parameters()}
@@ -249,10 +246,11 @@ def answers(target: Backbone, rows: int, length: int) -> dict[str, Tensor]:
     mask = torch.ones(rows, length, dtype=torch.bool)
     mask[:, 0] = False
     return {
-        "input_ids": torch.cat([first, torch.tensor(found)], 1), "loss_mask": mask,
+        "input_ids": torch.cat([first, torch.tensor(found)], 1),
+        "loss_mask": mask,
         "positions": torch.arange(length).expand(rows, -1),
         "documents": torch.zeros(rows, length, dtype=torch.long),
-    }  # fmt: skip
+    }
 
 
 def measured(goal: Objective, rows: dict[str, Tensor]) -> dict[str, float]:
@@ -309,19 +307,14 @@ def test_export_is_a_drafter_that_loads(tmp_path: Path, rows: dict[str, Tensor])
     goal.export(tmp_path / "drafter")
     loaded = load_eagle(tmp_path / "drafter", target)
     lesson, positions = goal.prepare(rows), rows["positions"]
-    one, two = (
-        net(lesson.features_RSH, lesson.embeds_RSH, positions, None)
-        for net in (goal.draft(), loaded.module)
-    )
+    one, two = (net(lesson.features_RSH, lesson.embeds_RSH, positions, None) for net in (goal.draft(), loaded.module))
     assert torch.equal(one, two)
 
 
 # ---- EAGLE-3 ------------------------------------------------------------------------------
 
 
-def goal_3_for(
-    target: Backbone, seed: int = 0, chunk: int = 256, **settings
-) -> eagle3.Eagle3Objective:
+def goal_3_for(target: Backbone, seed: int = 0, chunk: int = 256, **settings) -> eagle3.Eagle3Objective:
     torch.manual_seed(seed)
     config = Eagle3Config(**{"passes": 3, "layers": (0, 1, 2)} | settings)
     objective = ObjectiveConfig(chunk=chunk)
@@ -363,9 +356,7 @@ def by_hand_3(goal: eagle3.Eagle3Objective, target: Backbone, rows: dict[str, Te
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 256])
-def test_every_pass_is_what_drafting_would_compute(
-    chunk: int, target: Backbone, rows: dict[str, Tensor]
-) -> None:
+def test_every_pass_is_what_drafting_would_compute(chunk: int, target: Backbone, rows: dict[str, Tensor]) -> None:
     """Loss, terms and gradients, against passes made from the start for every position."""
     goal = goal_3_for(target, chunk=chunk, decay=0.7)
     loss, terms = goal.module(rows, goal.prepare(rows))
@@ -443,9 +434,7 @@ def test_too_short_rows_give_zero(target: Backbone, rows: dict[str, Tensor]) -> 
 
 
 @pytest.mark.parametrize("layers", [(0, 1, 1), (0, 0, 2), (1, 0, 2)])
-def test_states_that_engines_would_hand_out_otherwise_are_refused(
-    layers: tuple[int, int, int],
-) -> None:
+def test_states_that_engines_would_hand_out_otherwise_are_refused(layers: tuple[int, int, int]) -> None:
     """They take a repeated one once, and all of them low to high."""
     with pytest.raises(RequestError, match="three different hidden states, low to high"):
         eagle3.chosen_layers(Eagle3Config(layers=layers), make_target("qwen3").model)

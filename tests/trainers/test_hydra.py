@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from chains import Batch, Chains, descend, learnt
 from conftest import VOCABULARY, make_target
-from draftsmith.decoding.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
-from draftsmith.drafters.hydra import Hydra
+from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.drafters.heads.hydra import Hydra
 from draftsmith.errors import RequestError
 from draftsmith.trainers import hydra, medusa
 from draftsmith.trainers.config import MedusaConfig, ObjectiveConfig
@@ -33,21 +33,17 @@ def hand_made() -> Batch:
     g = torch.Generator().manual_seed(0)
     return {
         "input_ids": torch.randint(0, VOCABULARY, (2, 12), generator=g),
-        "loss_mask": mask, "positions": positions, "documents": documents,
-    }  # fmt: skip
+        "loss_mask": mask,
+        "positions": positions,
+        "documents": documents,
+    }
 
 
 @pytest.mark.parametrize(("shared", "prefix"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize(
-    "objective",
-    [
-        PAPER.model_copy(update={"chunk": 3}),
-        ObjectiveConfig(kl=0.7, ce=0.3, temperature=2.0, chunk=64),
-    ],
+    "objective", [PAPER.model_copy(update={"chunk": 3}), ObjectiveConfig(kl=0.7, ce=0.3, temperature=2.0, chunk=64)]
 )
-def test_the_loss_is_the_plain_formula(
-    objective: ObjectiveConfig, shared: bool, prefix: bool
-) -> None:
+def test_the_loss_is_the_plain_formula(objective: ObjectiveConfig, shared: bool, prefix: bool) -> None:
     """Head k reads h_t and E(x_{t+1}) to E(x_{t+k}), t and t+k+1 being in one document.
 
     With a layer in front it reads the layer's output there, which saw the document up to t.
@@ -103,9 +99,7 @@ def test_rows_shorter_than_a_head_reaches(length: int, prefix: bool) -> None:
     loss, terms = goal.module(batch, goal.prepare(batch))
     loss.backward()
     assert torch.isfinite(loss)
-    assert [name for name in terms if name.endswith("top1")] == [
-        f"head{k}_top1" for k in range(1, 5)
-    ]
+    assert [name for name in terms if name.endswith("top1")] == [f"head{k}_top1" for k in range(1, 5)]
     assert all(p.grad is not None for p in goal.draft().parameters())
 
 
@@ -135,9 +129,7 @@ def measured(goal: medusa.MedusaObjective) -> dict[str, float]:
     held_out = rows(32, 2).batch()
     with torch.no_grad():
         _, terms = goal.module(held_out, goal.prepare(held_out))
-    return {
-        name: float(value) / float(held_out["loss_mask"].sum()) for name, value in terms.items()
-    }
+    return {name: float(value) / float(held_out["loss_mask"].sum()) for name, value in terms.items()}
 
 
 def test_heads_that_see_the_tokens_before_learn_more(small: Backbone) -> None:

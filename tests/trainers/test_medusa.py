@@ -9,17 +9,14 @@ import torch
 import torch.nn.functional as F
 from chains import Batch, Chains, descend, learnt, loop_on, stop_behind
 from conftest import VOCABULARY, make_target
-from draftsmith.decoding.backbone import Backbone
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
-from draftsmith.drafters.medusa import Medusa
+from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.drafters.heads.medusa import Medusa
 from draftsmith.errors import RequestError, Stopped
-from draftsmith.trainers import setup, state
-from draftsmith.trainers.config import (
-    MedusaConfig,
-    ObjectiveConfig,
-)
-from draftsmith.trainers.loop import Outcome
+from draftsmith.trainers.config import MedusaConfig, ObjectiveConfig
+from draftsmith.trainers.loop import setup, state
+from draftsmith.trainers.loop.loop import Outcome
 from draftsmith.trainers.medusa import MedusaObjective, build, counted
 
 PAPER = ObjectiveConfig(kl=0, ce=1)
@@ -40,8 +37,10 @@ def hand_made() -> Batch:
     mask[1, 9] = False  # a label that does not count in the middle of an answer
     return {
         "input_ids": torch.randint(0, VOCABULARY, (2, 12), generator=g),
-        "loss_mask": mask, "positions": positions, "documents": documents,
-    }  # fmt: skip
+        "loss_mask": mask,
+        "positions": positions,
+        "documents": documents,
+    }
 
 
 def brute_force(batch: Batch, k: int) -> list[tuple[int, int, int]]:
@@ -88,9 +87,7 @@ def shaken(goal: MedusaObjective) -> MedusaObjective:
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("objective", [PAPER, ObjectiveConfig(kl=0.7, ce=0.3, temperature=2.0)])
 @pytest.mark.parametrize("chunk", [3, 256])
-def test_the_loss_is_the_plain_formula(
-    objective: ObjectiveConfig, shared: bool, chunk: int
-) -> None:
+def test_the_loss_is_the_plain_formula(objective: ObjectiveConfig, shared: bool, chunk: int) -> None:
     """sum_k 0.8^k sum_t loss_k(t), every hidden state computed from its own document alone."""
     target = make_target("qwen3").model
     objective = objective.model_copy(update={"chunk": chunk})
@@ -167,9 +164,7 @@ def test_the_heads_alone_are_trained_and_saved(shared: bool) -> None:
     assert trained == {id(p) for p in goal.draft().parameters()}
     assert all(p.grad is not None for p in goal.module.parameters())
     kept = state.trainable(goal.module)
-    assert sum(t.numel() for t in kept.values()) == sum(
-        p.numel() for p in goal.draft().parameters()
-    )
+    assert sum(t.numel() for t in kept.values()) == sum(p.numel() for p in goal.draft().parameters())
 
 
 def test_nothing_to_learn_is_refused() -> None:

@@ -12,17 +12,16 @@ import torch
 import torch.nn.functional as F
 from chains import Batch, Chains, loop_on, stop_behind
 from conftest import VOCABULARY, make_target
-from draftsmith.data.tokenizer import train_tokenizer
-from draftsmith.decoding import lean
-from draftsmith.decoding.attention import use_grouped_attention
-from draftsmith.decoding.backbone import Backbone
+from draftsmith.data.rows.tokenizer import train_tokenizer
 from draftsmith.decoding.engine import autoregressive, generate
-from draftsmith.decoding.loading import load_target
 from draftsmith.decoding.sampling import Warper
+from draftsmith.decoding.target import lean
+from draftsmith.decoding.target.attention import use_grouped_attention
+from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.decoding.target.loading import load_target
+from draftsmith.drafters.heads.medusa import Medusa, load_medusa
 from draftsmith.drafters.identity import TargetIdentity
-from draftsmith.drafters.medusa import Medusa, load_medusa
 from draftsmith.errors import RequestError, Stopped
-from draftsmith.trainers import optimizer, setup, state
 from draftsmith.trainers.config import (
     Medusa2Config,
     MedusaConfig,
@@ -31,9 +30,10 @@ from draftsmith.trainers.config import (
     TargetConfig,
     TuneConfig,
 )
-from draftsmith.trainers.loop import Outcome
+from draftsmith.trainers.loop import optimizer, setup, state
+from draftsmith.trainers.loop.loop import Outcome
 from draftsmith.trainers.medusa2 import Medusa2Objective, build, sine
-from draftsmith.trainers.tuned import TunedTarget, refuse_half, tuned_saver
+from draftsmith.trainers.teacher.tuned import TunedTarget, refuse_half, tuned_saver
 from torch import Tensor
 
 PAPER = ObjectiveConfig(kl=0, ce=1, chunk=5)
@@ -136,9 +136,7 @@ def test_the_original_stays_what_it_was(tune: TuneConfig) -> None:
     adapted = tuned.model.eval()(input_ids=ids).logits
     tuned.model.train()
     with tuned.original() as original:
-        torch.testing.assert_close(
-            original(input_ids=ids).logits, before(input_ids=ids).logits, rtol=0, atol=0
-        )
+        torch.testing.assert_close(original(input_ids=ids).logits, before(input_ids=ids).logits, rtol=0, atol=0)
     assert (adapted - before(input_ids=ids).logits).abs().max() > 0.1
     assert tuned.model.training
     assert torch.equal(tuned.model.eval()(input_ids=ids).logits, adapted)
@@ -267,9 +265,16 @@ rows = partial(Chains, length=16)
 
 
 def train(
-    out: Path, tune: TuneConfig, *, stop_at: int | None = None, watch=None,  # noqa: ANN001
-    steps: int = STEPS, lr: float = 3e-3, micro: int = 4, medusa2: Medusa2Config | None = None,
-) -> tuple[Medusa2Objective, TunedTarget, Outcome]:  # fmt: skip
+    out: Path,
+    tune: TuneConfig,
+    *,
+    stop_at: int | None = None,
+    watch=None,  # noqa: ANN001
+    steps: int = STEPS,
+    lr: float = 3e-3,
+    micro: int = 4,
+    medusa2: Medusa2Config | None = None,
+) -> tuple[Medusa2Objective, TunedTarget, Outcome]:
     """A run through the real loop, cut by a signal behind `stop_at` steps."""
     config = medusa2 or Medusa2Config()
 
@@ -303,8 +308,7 @@ def test_stage_one_leaves_the_target_still(tune: TuneConfig, tmp_path: Path) -> 
         now |= {f"h.{name}": p.detach().clone() for name, p in goal.draft().named_parameters()}
         if before:
             moved[step] = tuple(
-                any(not torch.equal(now[n], before[n]) for n in now if n.startswith(kind))
-                for kind in ("t.", "h.")
+                any(not torch.equal(now[n], before[n]) for n in now if n.startswith(kind)) for kind in ("t.", "h.")
             )  # type: ignore[assignment]
         before.update(now)
 
@@ -317,9 +321,7 @@ def test_stage_one_leaves_the_target_still(tune: TuneConfig, tmp_path: Path) -> 
 
 @EACH
 @pytest.mark.parametrize("distils", [False, True], ids=["text", "self"])
-def test_a_cut_run_resumes_to_the_same_bits(
-    tune: TuneConfig, distils: bool, tmp_path: Path
-) -> None:
+def test_a_cut_run_resumes_to_the_same_bits(tune: TuneConfig, distils: bool, tmp_path: Path) -> None:
     """Cut at rest and behind it, with dropout on."""
     tune, how = with_rest(tune), {"medusa2": Medusa2Config(self_distillation=distils)}
     whole, _, _ = train(tmp_path / "whole", tune, **how)
@@ -429,9 +431,10 @@ def test_training_and_decoding_say_the_same(how: str, runs: dict[str, tuple]) ->
         done = generate(target, drafter, [prompt], warper=Warper(0.0), max_new_tokens=12)
         text = torch.tensor([prompt + done.tokens[0]])
         batch = {
-            "input_ids": text, "positions": torch.arange(text.shape[1])[None],
+            "input_ids": text,
+            "positions": torch.arange(text.shape[1])[None],
             "documents": torch.zeros_like(text),
-        }  # fmt: skip
+        }
         with torch.no_grad():
             hidden_SH = goal.module.states(batch)[0]
             expected = goal.draft().logits(goal.draft()(hidden_SH), tuned.head.weight)

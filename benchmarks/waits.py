@@ -1,0 +1,129 @@
+"""Which operations make the host wait for the device, by name and place.
+
+A step that waits cannot be launched while the one before it still runs. Read next:
+`benchmarks/decode_gpu.py`, which watches steady speculative steps.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_PACKAGE = str(Path(__file__).parent.parent)
+
+Call = Callable[[], object]
+
+
+class Watch(TorchDispatchMode):
+    """Counts the operations that make the host wait, while it is open.
+
+    On CUDA torch itself says so (`set_sync_debug_mode("error")`): the operation is noted, and run
+    again without complaint. Elsewhere the operations are known by name.
+    """
+
+    NAMES = frozenset(
+        {
+            "_local_scalar_dense",
+            "nonzero",
+            "masked_select",
+            "equal",
+            "allclose",
+            "_unique2",
+            "unique_dim",
+            "unique_consecutive",
+            "bincount",
+            "repeat_interleave",
+        }
+    )
+
+    def __init__(self, *, cuda: bool) -> None:
+        super().__init__()
+        self.cuda = cuda
+        self.found: Counter[str] = Counter()
+        self._open = False
+
+    @property
+    def open(self) -> bool:
+        return self._open
+
+    @open.setter
+    def open(self, value: bool) -> None:
+        self._open = value
+        if self.cuda:
+            torch.cuda.set_sync_debug_mode("error" if value else "default")
+
+    def note(self, name: str) -> None:
+        """Count an operation under its name and the nearest line of the package."""
+        files = ((frame.f_code.co_filename, line) for frame, line in traceback.walk_stack(None))
+        places = (
+            f"{Path(file).name}:{line}"
+            for file, line in files
+            if file.startswith(_PACKAGE) and file != __file__ and "site-packages" not in file
+        )
+        place = next(places, "an unknown place")
+        self.found[f"{name} at {place}"] += 1
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        if not self._open:
+            return func(*args, **kwargs)
+        with self:  # in inference mode `item` comes here whole; its parts are what is known
+            parts = func.decompose(*args, **kwargs)
+        if parts is not NotImplemented:
+            return parts
+        name = func.overloadpacket.__name__
+        if self.cuda:
+            return self._run_on_cuda(name, lambda: func(*args, **kwargs))
+        if name in self.NAMES or (name in ("index", "index_put_") and _has_mask(args[1])):
+            self.note(name)
+        return func(*args, **kwargs)
+
+    def _run_on_cuda(self, name: str, call: Call) -> object:
+        try:
+            return call()
+        except RuntimeError as error:
+            if "synchronizing CUDA operation" not in str(error):
+                raise
+        self.note(name)
+        with _allowed():
+            return call()
+
+
+class WatchCopies(TorchFunctionMode):
+    """Notes the ways from a tensor to the host that no operation shows on a CPU."""
+
+    NAMES = frozenset({"tolist", "numpy", "cpu"})
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict | None = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if self._watch.open and not self._watch.cuda and name in self.NAMES:
+            self._watch.note(name)
+        return func(*args, **(kwargs or {}))
+
+
+def _has_mask(indices: Any) -> bool:
+    """Whether indexing goes by a mask, whose size the host must know."""
+    masks = (torch.bool, torch.uint8)
+    return any(isinstance(each, Tensor) and each.dtype in masks for each in indices)
+
+
+@contextmanager
+def _allowed() -> Iterator[None]:
+    torch.cuda.set_sync_debug_mode("default")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("error")

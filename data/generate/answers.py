@@ -1,0 +1,313 @@
+"""Rows that the target answers anew: what it is asked, and what becomes of what it says.
+
+A chat keeps its system and user turns; every assistant turn is replaced in order, each asked with
+the target's own earlier answers before it. Of a text the first tokens are the prompt. What comes
+out is read back by `data.source`: `messages`, `prompt` and `completion`, or token ids with the
+mask of the answer, for a text has no end that could be written down.
+Read next: `decoded.py` and `server.py`, which get the answers; `journal.py`, which keeps them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from ...errors import RequestError
+from ..config import RowShape
+from ..rows.encode import beginning
+from ..rows.readers import Rejected
+from ..rows.records import Placed
+from ..rows.shapes import BadRow, Chat, Record, Text, Tokens, parse
+from ..rows.templates import render_chat
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+CORRECTIONS = "corrections"
+Kind = Literal["source", "prompt", "answer", "empty", "cut", "server"]
+
+
+class NoAnswer(BadRow):
+    """A row left out, and which kind of reason it is: the manifest counts by kind."""
+
+    def __init__(self, kind: Kind, reason: str) -> None:
+        super().__init__(reason)
+        self.kind: Kind = kind
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the target said.
+
+    Attributes:
+        text: the answer without what ends it.
+        tokens: how many were generated, the end included.
+        ended: whether the target ended it; false where `max_new_tokens` did.
+        ids: the tokens themselves, the end included; None where a server kept them to itself.
+        reasoning: what a server tells apart as the target's thoughts.
+        corrected: which of `ids` stand where the target rejected a draft; None without a drafter.
+        steps, emitted, tested, accepted: of a drafter, over steps that nothing cut short.
+    """
+
+    text: str
+    tokens: int
+    ended: bool
+    ids: list[int] | None = None
+    reasoning: str | None = None
+    corrected: list[bool] | None = None
+    steps: int = 0
+    emitted: int = 0
+    tested: int = 0
+    accepted: int = 0
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One turn to answer: as token ids, and as a server takes it (`messages`, or else `text`)."""
+
+    ids: list[int]
+    text: str
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+
+
+@dataclass
+class Dialogue:
+    """A row on its way. `waiting`: the places of the turns still to be answered, in order."""
+
+    number: int
+    """Place in the source, rejected rows counted."""
+    placed: Placed
+    waiting: list[int]
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    prompt: list[int] = field(default_factory=list)
+    """Of a text: the ids to go on with."""
+    replies: list[Reply] = field(default_factory=list)
+    corrections: list[dict[str, Any]] = field(default_factory=list)
+    """Rows whose labels are the tokens that the target put in the place of a draft's."""
+    no_answer: NoAnswer | None = None
+
+    @property
+    def is_chat(self) -> bool:
+        return bool(self.messages)
+
+    @property
+    def talking(self) -> bool:
+        return bool(self.waiting) and self.no_answer is None
+
+
+@dataclass(frozen=True)
+class Asker:
+    """Turns rows into questions and answers into rows, for one tokenizer and one set of rules."""
+
+    tokenizer: PreTrainedTokenizerBase
+    prompt_tokens: int
+    """Tokens of a text that are its prompt."""
+    longest_prompt: int
+    """Tokens of a prompt behind which an answer still has its room."""
+    keep_cut: bool
+    """Whether a chat may hold an answer that the length limit ended."""
+    text_prompts: bool = False
+    """Whether prompts travel as text: one that its text does not give back is refused."""
+
+    def open(self, number: int, placed: Placed | Rejected) -> Dialogue:
+        """The row as a dialogue; one that nobody can be asked about says why in `no_answer`.
+
+        Raises:
+            RequestError: a chat, but the tokenizer has no template to write it with.
+        """
+        if isinstance(placed, Rejected):
+            nothing = Placed(placed.file, placed.line, Text(""))
+            return Dialogue(number, nothing, [], no_answer=NoAnswer("source", placed.reason))
+        dialogue = Dialogue(number, placed, [0])
+        try:
+            self._prepare(dialogue, placed.record)
+        except NoAnswer as reason:
+            dialogue.no_answer = reason
+        return dialogue
+
+    def ask(self, dialogue: Dialogue) -> Ask | None:
+        """The next question; None, with `no_answer` set, where there cannot be one."""
+        try:
+            found = self._ask(dialogue)
+            if len(found.ids) > self.longest_prompt:
+                raise NoAnswer(
+                    "prompt",
+                    f"the prompt has {len(found.ids)} tokens; with an answer behind it the target "
+                    f"has room for {self.longest_prompt}",
+                )
+        except BadRow as bad:
+            reason = bad if isinstance(bad, NoAnswer) else NoAnswer("prompt", str(bad))
+            self.refuse(dialogue, reason)
+            return None
+        return found
+
+    def hear(self, dialogue: Dialogue, reply: Reply) -> None:
+        """Put the reply in its place, or refuse it and the row with it."""
+        try:
+            self._judge(dialogue, reply)
+        except NoAnswer as reason:
+            self.refuse(dialogue, reason)
+            return
+        dialogue.replies.append(reply)
+        at = dialogue.waiting.pop(0)
+        if dialogue.is_chat:
+            thoughts = {} if reply.reasoning is None else {"reasoning_content": reply.reasoning}
+            dialogue.messages[at] = {"role": "assistant", "content": reply.text, **thoughts}
+
+    def refuse(self, dialogue: Dialogue, reason: NoAnswer) -> None:
+        """End the dialogue without an answer; where a row has several turns, the turn is named."""
+        if len(dialogue.waiting) + len(dialogue.replies) > 1:
+            reason = NoAnswer(reason.kind, f"turn {dialogue.waiting[0] + 1}: {reason}")
+        dialogue.no_answer = reason
+
+    def entry(self, dialogue: Dialogue) -> dict[str, Any]:
+        """What the journal keeps of a dialogue that is over: the row written, or the reason."""
+        place = {"row": dialogue.number}
+        if dialogue.no_answer is None:
+            shape, row = self._written(dialogue)
+            try:
+                parse(row, shape)  # as training will read it
+                found = place | {"shape": shape, "answer": row} | self._counts(dialogue)
+                return found | {CORRECTIONS: dialogue.corrections}
+            except BadRow as bad:
+                dialogue.no_answer = NoAnswer("answer", f"training could not read it: {bad}")
+        reason = dialogue.no_answer
+        rejected = dialogue.placed.rejected(str(reason))
+        return place | {"rejected": {**rejected._asdict(), "kind": reason.kind}}
+
+    def _prepare(self, dialogue: Dialogue, record: Record) -> None:
+        if isinstance(record, Chat):
+            if self.tokenizer.chat_template is None and not record.plain:
+                raise RequestError(
+                    f"{dialogue.placed.file}:{dialogue.placed.line} is a chat, but the target's "
+                    "tokenizer has no chat template to ask with; take a target that has one, or "
+                    "rows of prompt and completion"
+                )
+            _prepare_chat(dialogue, record)
+        elif isinstance(record, Text):
+            dialogue.prompt = self._first_tokens(record.text)
+        else:
+            dialogue.prompt = _before_answer(record, self.prompt_tokens)
+
+    def _first_tokens(self, text: str) -> list[int]:
+        """As many tokens of a text as asked for, up to the last whole character."""
+        ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        start = self._text_of(ids[: self.prompt_tokens]).rstrip("\ufffd")
+        if not start:
+            raise NoAnswer("prompt", "the text's first tokens make no whole character")
+        return [*beginning(self.tokenizer), *self._ids_of(start)]
+
+    def _ask(self, dialogue: Dialogue) -> Ask:
+        if not dialogue.is_chat:
+            return self._ask_text(dialogue)
+        record = dialogue.placed.record
+        tools = record.tools if isinstance(record, Chat) else None
+        before = dialogue.messages[: dialogue.waiting[0]]
+        if self.tokenizer.chat_template is None:
+            # a plain exchange, written one after the other as in training
+            text = before[-1]["content"]
+            return Ask([*beginning(self.tokenizer), *self._ids_of(text)], text)
+        text = render_chat(self.tokenizer, before, answer_next=True, tools=tools)
+        return Ask(self._ids_of(text), text, before, tools)
+
+    def _ask_text(self, dialogue: Dialogue) -> Ask:
+        ids, start = dialogue.prompt, beginning(self.tokenizer)
+        said = ids[len(start) :] if start and ids[: len(start)] == start else ids
+        text = self._text_of(said)
+        # a server puts the beginning-of-text token there by itself
+        if self.text_prompts and [*start, *self._ids_of(text)] != ids:
+            raise NoAnswer("prompt", "the prompt's token ids cannot be sent as text: it has others")
+        return Ask(ids, text)
+
+    def _judge(self, dialogue: Dialogue, reply: Reply) -> None:
+        if not reply.text.strip():
+            raise NoAnswer("empty", "the answer is empty")
+        if not dialogue.is_chat:
+            return
+        if not reply.ended and not self.keep_cut:
+            raise NoAnswer("cut", f"the answer was cut off after {reply.tokens} tokens")
+        if "\ufffd" in reply.text:
+            raise NoAnswer("answer", "the answer's tokens are no UTF-8 text")
+
+    def _written(self, dialogue: Dialogue) -> tuple[RowShape, dict[str, Any]]:
+        record = dialogue.placed.record
+        if not isinstance(record, Chat):
+            return "tokens", self._written_tokens(dialogue)
+        if record.plain:
+            prompt, answer = dialogue.messages
+            if set(answer) == {"role", "content"}:
+                row = {"prompt": prompt["content"], "completion": answer["content"]}
+                return "prompt_completion", row
+        tools = {} if record.tools is None else {"tools": record.tools}
+        return "messages", {"messages": dialogue.messages, **tools}
+
+    def _written_tokens(self, dialogue: Dialogue) -> dict[str, Any]:
+        (reply,) = dialogue.replies
+        said = reply.ids
+        if said is None:
+            eos = self.tokenizer.eos_token_id
+            said = [*self._ids_of(reply.text), *([eos] if reply.ended and eos is not None else [])]
+        mask = [0] * len(dialogue.prompt) + [1] * len(said)
+        return {"input_ids": [*dialogue.prompt, *said], "loss_mask": mask}
+
+    def _counts(self, dialogue: Dialogue) -> dict[str, Any]:
+        replies = dialogue.replies
+        summed = {
+            name: sum(getattr(each, name) for each in replies)
+            for name in ("tokens", "steps", "emitted", "tested", "accepted")
+        }
+        chats = replies if dialogue.is_chat else []
+        return summed | {
+            "turns": len(replies),
+            "cut": sum(not each.ended for each in replies),
+            "retokenised": sum(self._differs(each) for each in chats if each.ids is not None),
+        }
+
+    def _differs(self, reply: Reply) -> bool:
+        """Whether the answer's text has other tokens than those that were written."""
+        ids = reply.ids or []
+        return self._ids_of(reply.text) != (ids[:-1] if reply.ended else ids)
+
+    def _ids_of(self, text: str) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+    def _text_of(self, ids: list[int]) -> str:
+        return str(self.tokenizer.decode(ids))
+
+
+def corrections(prompt: list[int], reply: Reply) -> list[dict[str, Any]]:
+    """Prompt and answer as a row whose labels are the corrected tokens alone; none: no row.
+
+    What online distillation replays (OSD, Liu et al. 2023, arXiv 2310.07177): the positions at
+    which the draft was wrong, in the contexts in which it was.
+    """
+    if not reply.corrected or not any(reply.corrected):
+        return []
+    mask = [0] * len(prompt) + [int(each) for each in reply.corrected]
+    return [{"input_ids": [*prompt, *(reply.ids or [])], "loss_mask": mask}]
+
+
+def _prepare_chat(dialogue: Dialogue, record: Chat) -> None:
+    """The turns as they stand and the places of the assistant's, an opening one left out."""
+    messages = list(record.messages)
+    while messages and messages[0]["role"] == "assistant":
+        # nobody asked for it, so the target cannot say it
+        del messages[0]
+    for at, message in enumerate(messages, 1):
+        if message["role"] in ("tool", "function") or message.get("tool_calls"):
+            raise NoAnswer("source", f"turn {at} calls a tool or is its result; the target may call another")
+    dialogue.messages = messages
+    dialogue.waiting = [at for at, each in enumerate(messages) if each["role"] == "assistant"]
+    if not dialogue.waiting:
+        raise NoAnswer("source", "no assistant turn stands behind somebody else's")
+
+
+def _before_answer(record: Tokens, prompt_tokens: int) -> list[int]:
+    """The ids before what counts in the loss; without a mask, the first ones."""
+    if record.in_loss is None:
+        return record.ids[:prompt_tokens]
+    starts = [at for at, counts in enumerate(record.in_loss) if counts and (at == 0 or not record.in_loss[at - 1])]
+    if len(starts) != 1 or starts[0] == 0:
+        raise NoAnswer("source", f"the mask of the token ids has {len(starts)} answers; expected one, behind a prompt")
+    return record.ids[: starts[0]]

@@ -1,0 +1,264 @@
+"""Prompts cut from a corpus and the target's own continuations: the text that SSMs are boosted on.
+
+A sample is one document of its own row: prompt, then continuation, of which the continuation alone
+counts as labels. Samples are written in parts that are whole or not there; a run that was killed
+makes the missing ones, and any run those that were damaged since; processes share the parts out.
+Read next: `rows/packed.py`, whose rows they become; `trainers/boost.py`, which trains on them.
+
+Shapes: R samples, S tokens of a sample, prompt and continuation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ...decoding.engine import autoregressive
+from ...decoding.sampling import Warper
+from ...decoding.target.backbone import Backbone
+from ...drafters.identity import TargetIdentity
+from ...errors import DataError, EnvironmentFailure, RequestError
+from ...storage import derived_tensors, flush, write_text
+from ..rows.cache import Prepared
+from ..rows.packed import Ids, PackedRows
+
+_PART = 64  # samples that are decoded together, and stored as one file
+_SETTINGS = "settings.json"
+_TENSORS = ("ids", "labels", "documents")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be written; two folders with the same values for the same rows are the same.
+
+    Attributes:
+        samples, held_out: prompts of training documents, and of held-out ones.
+        prompt_tokens: tokens of a text prompt; of a chat the most that a prompt may have.
+        tokens: most tokens of a continuation.
+    """
+
+    samples: int
+    held_out: int
+    prompt_tokens: int
+    tokens: int
+    temperature: float
+    seed: int
+    weights: str
+    """A hash of the target's weights and config."""
+
+
+class Continuations(NamedTuple):
+    """Samples to train on, and samples of held-out documents."""
+
+    train: PackedRows
+    validation: PackedRows
+
+
+@dataclass(frozen=True)
+class Team:
+    """The processes that share the work; alone by default."""
+
+    rank: int = 0
+    world: int = 1
+    wait: Callable[[], None] = lambda: None
+    """Returns when every process has called it."""
+
+
+def continuations(
+    target: Backbone, rows: Prepared, wanted: Wanted, folder: Path, team: Team | None = None
+) -> Continuations:
+    """The samples of `folder`, those made that are missing.
+
+    Raises:
+        DataError: the rows hold no prompt of that length.
+        RequestError: the folder was made for something else or is a file, or the target's context
+            is too short.
+        EnvironmentFailure: the folder cannot be written.
+    """
+    team = team or Team()
+    settings = _settings(target, rows, wanted)
+    _refuse_other(folder, settings)
+    train, held_out = (
+        choose_prompts(part, count, wanted.prompt_tokens, seed=wanted.seed)
+        for part, count in ((rows.train, wanted.samples), (rows.validation, wanted.held_out))
+    )
+    team.wait()  # nobody writes before all have read
+    parts = _parts([*held_out, *train])
+    try:
+        if team.rank == 0:
+            write_text(folder / _SETTINGS, json.dumps(settings, indent=1) + "\n")
+        for part in parts[team.rank :: team.world]:
+            if part.stored(wanted, folder) is None:
+                part.make(target, wanted, folder)
+                _log.info("continuations: %d of %d", part.end, len(held_out) + len(train))
+    except OSError as error:
+        raise EnvironmentFailure(
+            f"cannot write the continuations to {folder} ({error.strerror or error}); what is "
+            "there is whole: make room, then go on with --resume auto"
+        ) from error
+    team.wait()
+    found = [_read_back(part, wanted, folder) for part in parts]
+    ids_RS = np.concatenate([each["ids"].numpy() for each in found])
+    labels_RS = np.concatenate([each["labels"].numpy() for each in found])
+    document_RS = np.concatenate([each["documents"].numpy() for each in found])
+    made = hashlib.sha256(ids_RS.tobytes() + labels_RS.tobytes()).hexdigest()
+    split = len(held_out)
+    return Continuations(
+        *(
+            PackedRows(ids_RS[part], labels_RS[part], document_RS[part], made)
+            for part in (slice(split, None), slice(split))
+        )
+    )
+
+
+def choose_prompts(rows: PackedRows, count: int, longest: int, *, seed: int) -> list[list[int]]:
+    """Prompts spread over as many rows as there are: one of each before a second of any.
+
+    Raises:
+        DataError: there is none.
+    """
+    # sorted raw draws: a shuffle that no version of numpy changes
+    raw = np.random.Philox(key=np.array([seed & (2**64 - 1), 0], np.uint64)).random_raw(len(rows))
+    order = np.argsort(raw, kind="stable")
+    found: list[list[int]] = []
+    for turn in itertools.count():
+        before = len(found)
+        for row in order:
+            cuts = list(prompts_in(rows, int(row), longest))
+            if turn < len(cuts):
+                found.append(cuts[(turn + int(raw[row] % len(cuts))) % len(cuts)])
+            if len(found) == count:
+                return found
+        if len(found) == before:
+            break
+    if not found:
+        raise DataError(
+            f"none of {len(rows)} rows holds a prompt: a stretch of {longest} tokens in front of "
+            f"more text, or a chat's prompt of at most {longest}. Change boost.prompt_tokens or "
+            "data.sequence_length"
+        )
+    _log.info("continuations: %d prompts asked for, the rows hold %d", count, len(found))
+    return found
+
+
+def prompts_in(rows: PackedRows, row: int, longest: int) -> Iterator[list[int]]:
+    """Prompts of one packed row: pieces of a text, or what stands in front of an answer."""
+    ids_S, in_loss_S, document_S = (each[row] for each in (rows.ids_RS, rows.in_loss_RS, rows.document_RS))
+    for number in range(int(document_S.max()) + 1):
+        at_T = np.flatnonzero(document_S == number)
+        ids_T, in_loss_T = ids_S[at_T], in_loss_S[at_T]
+        if in_loss_T[1:].all():  # a text; its first token may be the mark of the beginning
+            yield from _pieces(ids_T, longest)
+            continue
+        # a prompt that is longer would lose its beginning: what decoding never meets
+        begins = np.flatnonzero(in_loss_T[1:] & ~in_loss_T[:-1]) + 1
+        yield from (ids_T[:begin].tolist() for begin in begins if begin <= longest)
+
+
+def _pieces(ids_T: Ids, length: int) -> Iterator[list[int]]:
+    """Pieces of one length, none with the text's last token, behind which nothing follows."""
+    for at in range(0, len(ids_T) - length, length):
+        yield ids_T[at : at + length].tolist()
+
+
+class _Part(NamedTuple):
+    """Some samples by their numbers."""
+
+    begin: int
+    prompts: list[list[int]]
+
+    @property
+    def end(self) -> int:
+        return self.begin + len(self.prompts)
+
+    def place(self, folder: Path) -> Path:
+        return folder / f"part-{self.begin // _PART:05d}.safetensors"
+
+    def stored(self, wanted: Wanted, folder: Path) -> dict[str, Tensor] | None:
+        """What is written; None where it is missing or damaged, and has to be made."""
+        shape = (len(self.prompts), wanted.prompt_tokens + wanted.tokens)
+        return derived_tensors(self.place(folder), dict.fromkeys(_TENSORS, shape))
+
+    def make(self, target: Backbone, wanted: Wanted, folder: Path) -> None:
+        """Decode the continuations and write the part, whole or not at all."""
+        made = autoregressive(
+            target,
+            self.prompts,
+            warper=Warper(wanted.temperature),
+            max_new_tokens=wanted.tokens,
+            eos_ids=target.eos_ids,
+            seed=wanted.seed,
+            requests=range(self.begin, self.end),
+        )
+        S = wanted.prompt_tokens + wanted.tokens
+        ids_RS = torch.zeros(len(self.prompts), S, dtype=torch.int32)
+        labels_RS = torch.zeros_like(ids_RS, dtype=torch.bool)
+        documents_RS = torch.full_like(ids_RS, -1)
+        for row, (prompt, answer) in enumerate(zip(self.prompts, made.tokens, strict=True)):
+            end = len(prompt) + len(answer)
+            ids_RS[row, :end] = torch.tensor([*prompt, *answer], dtype=torch.int32)
+            labels_RS[row, len(prompt) : end] = True
+            documents_RS[row, :end] = 0
+        place = self.place(folder)
+        staging = place.with_name(f".staging-{os.getpid()}-{place.name}")
+        save_file(dict(zip(_TENSORS, (ids_RS, labels_RS, documents_RS), strict=True)), staging)
+        flush(staging)
+        staging.replace(place)
+
+
+def _parts(prompts: Sequence[list[int]]) -> list[_Part]:
+    return [_Part(at, list(prompts[at : at + _PART])) for at in range(0, len(prompts), _PART)]
+
+
+def _read_back(part: _Part, wanted: Wanted, folder: Path) -> dict[str, Tensor]:
+    found = part.stored(wanted, folder)
+    if found is None:
+        raise EnvironmentFailure(
+            f"{part.place(folder)} was whole and is not any more; look after the disk, and let no "
+            "other run write there, then go on with --resume auto"
+        )
+    return found
+
+
+def _settings(target: Backbone, rows: Prepared, wanted: Wanted) -> dict[str, object]:
+    return {
+        "target": TargetIdentity.of(target).to_dict(),
+        "rows": [rows.train.fingerprint, len(rows.train), len(rows.validation)],
+        **asdict(wanted),
+    }
+
+
+def _refuse_other(folder: Path, settings: dict[str, object]) -> None:
+    """Raise RequestError where the continuations answer another question, or it is no folder."""
+    nearest = next(place for place in (folder, *folder.parents) if place.exists())
+    if not nearest.is_dir():
+        raise RequestError(
+            f"boost.continuations is {folder}, and {nearest} is a file; expected a folder, which "
+            "is made where there is none: name another one"
+        )
+    place = folder / _SETTINGS
+    if not place.is_file():
+        return
+    try:
+        found = json.loads(place.read_text(encoding="utf-8"))
+        other = [name for name in settings if found.get(name) != settings[name]]
+    except (ValueError, AttributeError):
+        other = ["everything: the file is damaged"]
+    if other:
+        raise RequestError(
+            f"{folder} holds continuations that differ in {', '.join(other)}; name another "
+            "boost.continuations, or remove that folder"
+        )

@@ -1,0 +1,147 @@
+"""Tokenised data on disk, found again by a key of everything that shaped it.
+
+An entry is a folder that appears by one rename, so a kill leaves no half entry behind; its files
+carry checksums, so a damaged one is made anew. Read next: `prepare.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import sys
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...storage import flush, sha256
+from ..config import DataConfig
+from .packed import PackedRows
+from .readers import Rejected
+from .report import DataReport
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_log = logging.getLogger(__name__)
+
+# raise it when the same inputs would give other rows
+FORMAT = 1
+_PACKAGES = ("tokenizers", "transformers", "jinja2", "datasets", "pyarrow", "numpy")
+_ARRAYS = ("ids_RS", "in_loss_RS", "document_RS")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Rows to train on, rows held out, what they are made of, and what was left out."""
+
+    train: PackedRows
+    validation: PackedRows
+    report: DataReport
+    rejected: Sequence[Rejected] = ()
+
+
+def make_key(config: DataConfig, tokenizer: PreTrainedTokenizerBase, contents: Sequence[str | None]) -> str:
+    """A hash of content, config, tokenizer and the versions of what reads and tokenises."""
+    shaped_by = {
+        "format": FORMAT,
+        "contents": contents,
+        "config": config.model_dump(exclude={"cache"}),
+        "template": _file_hash(config.chat_template),
+        "tokenizer": _tokenizer_hash(tokenizer),
+        "versions": {name: _version(name) for name in _PACKAGES},
+        "python": sys.version_info[:2],  # its json and csv read the lines
+    }
+    return hashlib.sha256(json.dumps(shaped_by, sort_keys=True).encode()).hexdigest()
+
+
+def cache_folder(config: DataConfig) -> Path:
+    """`data.cache`, or `draftsmith` in the user's cache folder (XDG_CACHE_HOME)."""
+    if config.cache is not None:
+        return Path(config.cache).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
+    return Path(base) / "draftsmith" / "data"
+
+
+def load(folder: Path, key: str) -> Prepared | None:
+    """The entry, its arrays mapped rather than read; None if there is none that is whole."""
+    entry = folder / key
+    if not entry.is_dir():
+        return None
+    try:
+        record = json.loads((entry / "entry.json").read_text(encoding="utf-8"))
+        broken = [name for name, sum_ in record["files"].items() if sha256(entry / name) != sum_]
+        if broken:
+            raise ValueError(f"{broken[0]} has another checksum")
+        return Prepared(
+            train=_read_rows(entry, "train", key),
+            validation=_read_rows(entry, "validation", key),
+            report=DataReport(**record["report"]),
+            rejected=tuple(Rejected(*each) for each in record["rejected"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        _log.warning("data: cache entry %s is damaged (%s); making it anew", entry, error)
+        shutil.rmtree(entry, ignore_errors=True)
+        return None
+
+
+def store(folder: Path, key: str, prepared: Prepared) -> None:
+    """Write the entry; a folder that cannot be written is a warning, not the end of the run."""
+    draft = folder / f".{key}.{uuid.uuid4().hex}"
+    try:
+        draft.mkdir(parents=True)
+        _write(draft, prepared)
+        draft.rename(folder / key)
+    except OSError as error:
+        # a second process that was faster has made the same entry
+        if not (folder / key).is_dir():
+            _log.warning("data: cannot cache in %s (%s); set data.cache", folder, error.strerror)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _write(draft: Path, prepared: Prepared) -> None:
+    for part in ("train", "validation"):
+        for array in _ARRAYS:
+            np.save(draft / f"{part}.{array}.npy", getattr(getattr(prepared, part), array))
+    record = {
+        "report": prepared.report.to_dict(),
+        "rejected": [list(each) for each in prepared.rejected],
+        "files": {path.name: sha256(path) for path in sorted(draft.iterdir())},
+    }
+    (draft / "entry.json").write_text(json.dumps(record), encoding="utf-8")
+    for path in (*draft.iterdir(), draft):
+        flush(path)
+
+
+def _read_rows(entry: Path, part: str, key: str) -> PackedRows:
+    arrays: Mapping[str, Any] = {
+        name: np.load(entry / f"{part}.{name}.npy", mmap_mode="r", allow_pickle=False) for name in _ARRAYS
+    }
+    return PackedRows(**arrays, fingerprint=key)
+
+
+def _tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Everything that decides on ids: merges, added and special tokens, the chat template."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    inner = sorted(tokenizer.get_vocab().items()) if backend is None else backend.to_str()
+    parts = [inner, tokenizer.special_tokens_map, tokenizer.chat_template, type(tokenizer).__name__]
+    return hashlib.sha256(json.dumps(parts, default=str, sort_keys=True).encode()).hexdigest()
+
+
+def _file_hash(path: str | None) -> str | None:
+    return None if path is None else sha256(Path(path).expanduser())
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

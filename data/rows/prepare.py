@@ -1,0 +1,230 @@
+"""From a recipe's `data` section to packed rows for training and validation.
+
+`prepare` is the whole way: source -> records -> tokens -> checks -> rows, or straight from the
+cache. Read next: `sources.py`, `records.py`, `encode.py`, `rows/packed.py`, in the order of the data.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import DataError, EnvironmentFailure
+from ...storage import write_text
+from ..config import DataConfig
+from . import cache
+from .cache import Prepared
+from .encode import Encoder
+from .packed import Document, PackedRows, pack
+from .readers import Rejected
+from .records import Placed, RecordReader, held_out
+from .report import DataReport, Tally, check_tally, token_counts, write_rejected
+from .shapes import BadRow, Chat, Text, digest
+from .sources import Source, open_sources
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_log = logging.getLogger(__name__)
+_BATCH = 256  # rows tokenised together: enough to keep the tokenizer's threads busy
+
+__all__ = ["Prepared", "all_texts", "prepare", "training_texts"]
+
+
+def prepare(config: DataConfig, tokenizer: PreTrainedTokenizerBase, *, out: Path | None) -> Prepared:
+    """Tokenise and pack what `config` names, or find it in the cache.
+
+    Args:
+        out: receives `rejected.jsonl` (only if rows were rejected) and `data.json`, the report.
+
+    Raises:
+        DataError: too many bad rows, no rows, an empty or full loss mask, prompts that the decoder
+        would render differently. RequestError: no such source, columns or template.
+        EnvironmentFailure: the hub is out of reach, or `out` cannot be written.
+    """
+    train, validation = open_sources(config)
+    encoder = Encoder.of(tokenizer, config)  # reads the template: its errors come first
+    key = cache.make_key(
+        config, tokenizer, [None if each is None else each.identity() for each in (train, validation)]
+    )
+    folder = cache.cache_folder(config)
+    prepared = cache.load(folder, key)
+    if prepared is None:
+        prepared = _Preparation(config, encoder, out).run(train, validation, key)
+        cache.store(folder, key, prepared)
+    _record(prepared, out)
+    return prepared
+
+
+def training_texts(config: DataConfig) -> Iterator[str]:
+    """The texts that a new tokenizer is trained on: the training split alone.
+
+    Raises:
+        DataError: rows are token ids already, or none are usable.
+    """
+    train, validation = open_sources(config)
+    if validation is not None:
+        for placed in _placed(config, train):
+            yield from _texts(placed)
+        return
+    # which rows are held out is known only when all have been seen, so they are read twice
+    digests = [digest(each.record) for each in _placed(config, train)]
+    if not digests:
+        raise DataError(f"{train.name}: holds no usable row")
+    out = held_out(digests, config.validation_share)
+    for placed, skip in zip(_placed(config, train), out, strict=True):
+        if not skip:
+            yield from _texts(placed)
+
+
+def all_texts(config: DataConfig, limit: int | None = None) -> Iterator[str]:
+    """The texts of a source, as many rows as `limit`: what tables and datastores are made of."""
+    for placed in islice(_placed(config, open_sources(config)[0]), limit):
+        yield from _texts(placed)
+
+
+@dataclass
+class _Read:
+    """One source, read and tokenised."""
+
+    documents: list[Document] = field(default_factory=list)
+    digests: list[int] = field(default_factory=list)
+    tally: Tally = field(default_factory=Tally)
+
+
+class _Preparation:
+    """One making of rows, without the cache."""
+
+    def __init__(self, config: DataConfig, encoder: Encoder, out: Path | None) -> None:
+        self.config, self.encoder, self.out = config, encoder, out
+        self.reader = RecordReader(config)
+
+    def run(self, train: Source, validation: Source | None, key: str) -> Prepared:
+        read = self._read(train)
+        named = None if validation is None else self._read(validation)
+        if named is None:
+            out = held_out(read.digests, self.config.validation_share)
+        else:
+            out = np.repeat([False, True], [len(read.documents), len(named.documents)])
+        both = [read] if named is None else [read, named]
+        documents = [each for part in both for each in part.documents]
+        digests = np.asarray([each for part in both for each in part.digests], dtype=np.uint64)
+        rows = self._pack(documents, ~out, key), self._pack(documents, out, key)
+        report = self._report(train, both, digests, out, rows)
+        return Prepared(*rows, report, [each for part in both for each in part.tally.rejected])
+
+    def _read(self, source: Source) -> _Read:
+        """Every row of a source, tokenised batch by batch; stops on hopeless data."""
+        read = _Read()
+        allowed = self.config.max_rejected_share
+        found = self.reader.read(source)
+        while batch := list(islice(found, _BATCH)):
+            self._encode(batch, read)
+            if read.tally.hopeless(allowed):
+                break
+        place = None
+        if self.out is not None and read.tally.rejected:
+            with _writing(self.out):
+                place = write_rejected(read.tally.rejected, self.out)
+        check_tally(read.tally, source.name, allowed, place)
+        return read
+
+    def _encode(self, batch: Sequence[Placed | Rejected], read: _Read) -> None:
+        placed = [each for each in batch if isinstance(each, Placed)]
+        encoded = iter(self.encoder([each.record for each in placed]))
+        for each in batch:
+            if isinstance(each, Rejected):
+                read.tally.rejected.append(each)
+                continue
+            found = next(encoded)
+            if isinstance(found, BadRow):
+                read.tally.rejected.append(each.rejected(str(found)))
+            elif read.tally.add(found):
+                read.documents.append(found.document)
+                read.digests.append(digest(each.record))
+
+    def _pack(self, documents: Sequence[Document], chosen: NDArray[np.bool_], key: str) -> PackedRows:
+        tokenizer, length = self.encoder.tokenizer, self.config.sequence_length
+        pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
+        mine = (document for document, kept in zip(documents, chosen, strict=True) if kept)
+        return pack(mine, length, pad=pad, fingerprint=key, together=self.config.packing)
+
+    def _report(
+        self,
+        source: Source,
+        both: Sequence[_Read],
+        digests: NDArray[np.uint64],
+        out: NDArray[np.bool_],
+        rows: tuple[PackedRows, PackedRows],
+    ) -> DataReport:
+        tallies = [each.tally for each in both]
+        usable = sum(each.usable for each in tallies)
+        tokens, counted, places = token_counts(rows[0])
+        masked = any(each.masked for each in tallies) and self.encoder.template.exists
+        return DataReport(
+            source=source.name,
+            shapes={file: str(shape) for file, shape in self.reader.shapes.items()},
+            answers_found_by=self.encoder.template.method if masked else "nothing to find",
+            rows=usable,
+            rejected=sum(len(each.rejected) for each in tallies),
+            duplicates=len(digests) - len(np.unique(digests)),
+            validation_rows=int(out.sum()),
+            leaked=int(np.isin(digests[out], digests[~out]).sum()),
+            unlabelled=sum(each.unlabelled for each in tallies),
+            cut_share=sum(each.cut for each in tallies) / usable,
+            straddling_answers=sum(each.straddles for each in tallies),
+            tokens=tokens,
+            validation_tokens=token_counts(rows[1])[0],
+            loss_share=counted / max(tokens, 1),
+            fill=tokens / max(places, 1),
+            fingerprint=rows[0].fingerprint,
+        )
+
+
+def _record(prepared: Prepared, out: Path | None) -> None:
+    """Say what the run learns from, on the screen and in its folder."""
+    for line in prepared.report.text().splitlines():
+        _log.info("data: %s", line)
+    if out is None:
+        return
+    report = json.dumps(prepared.report.to_dict(), indent=1) + "\n"
+
+    with _writing(out):
+        write_rejected(prepared.rejected, out)
+        write_text(out / "data.json", report)
+
+
+def _placed(config: DataConfig, source: Source) -> Iterator[Placed]:
+    """The usable rows of a source; the rejected ones are reported when the rows are tokenised."""
+    found = RecordReader(config).read(source)
+    return (each for each in found if isinstance(each, Placed))
+
+
+def _texts(placed: Placed) -> Iterator[str]:
+    record = placed.record
+    if isinstance(record, Text):
+        yield record.text
+    elif isinstance(record, Chat):
+        yield from (message["content"] for message in record.messages if message["content"])
+    else:
+        raise DataError(
+            f"{placed.file}:{placed.line}: rows are token ids already, so no tokenizer can be "
+            "trained on them; name the one they were made with by tokenizer.path"
+        )
+
+
+@contextmanager
+def _writing(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise EnvironmentFailure(f"cannot write to {out} ({error.strerror or error})") from error

@@ -1,0 +1,113 @@
+"""From a source's raw rows to records: the shape of each file found, rows judged one by one.
+
+Also the rule that holds rows out for validation. Read next: `encode.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import DataError, RequestError
+from ..config import DataConfig, RowShape
+from .readers import RawRow, Rejected
+from .shapes import COLUMNS, BadRow, Record, Text, find_shape, parse
+from .sources import Source
+
+
+class Placed(NamedTuple):
+    """A record and where it stands."""
+
+    file: str
+    line: int
+    record: Record
+
+    def rejected(self, reason: str) -> Rejected:
+        return Rejected(self.file, self.line, reason)
+
+
+@dataclass
+class RecordReader:
+    """Judges the rows of sources under one config; remembers each file's shape."""
+
+    config: DataConfig
+    shapes: dict[str, RowShape] = field(default_factory=dict)
+    """Source or file -> the shape of its rows."""
+
+    def read(self, source: Source) -> Iterator[Placed | Rejected]:
+        """Records and rejected rows of `source`, in its order.
+
+        Raises:
+            DataError: a file's columns are no known shape, or the file is broken.
+        """
+        for row in islice(source.rows(), self.config.limit_rows):
+            yield row if isinstance(row, Rejected) else self._record(row, source)
+
+    def _record(self, row: RawRow, source: Source) -> Placed | Rejected:
+        columns = self._renamed(row)
+        shape = self._shape(row, columns, source)
+        try:
+            record = parse(columns, shape)
+        except BadRow as bad:
+            return Rejected(row.file, row.line, str(bad))
+        if isinstance(record, Text) and not row.ends:
+            record = Text(record.text, ends=False)
+        return Placed(row.file, row.line, record)
+
+    def _renamed(self, row: RawRow) -> dict[str, Any]:
+        names = self.config.columns
+        if not names:
+            return row.columns
+        # a renamed column takes the place of one that has the name already
+        kept = {k: v for k, v in row.columns.items() if k not in names and k not in names.values()}
+        return kept | {new: row.columns[old] for old, new in names.items() if old in row.columns}
+
+    def _shape(self, row: RawRow, columns: dict[str, Any], source: Source) -> RowShape:
+        key = source.name if source.name == "stdlib" else row.file
+        if key not in self.shapes:
+            self.shapes[key] = self._find(row, columns)
+        return self.shapes[key]
+
+    def _find(self, row: RawRow, columns: dict[str, Any]) -> RowShape:
+        where, found = f"{row.file}:{row.line}", ", ".join(row.columns) or "none"
+        unknown = [name for name in self.config.columns if name not in row.columns]
+        if unknown:
+            raise RequestError(f"data.columns renames {unknown[0]!r}, which {where} does not have; found {found}")
+        shape = find_shape(columns) if self.config.shape == "auto" else self.config.shape
+        if shape is None or not set(columns).issuperset(COLUMNS[shape]):
+            wanted = _known_shapes() if shape is None else _described(shape)
+            raise DataError(
+                f"{where}: the columns are {found}; expected {wanted}. Rename them with "
+                "data.columns, for example {question: prompt, answer: completion}"
+            )
+        return shape
+
+
+def held_out(digests: Sequence[int], share: float) -> NDArray[np.bool_]:
+    """Which rows are held out: a fixed property of a row's content, so equal rows stay together.
+
+    When no row falls under the share, the one with the smallest digest is taken.
+    """
+    values = np.asarray(digests, dtype=np.uint64)
+    chosen = values < np.uint64(int(share * 2**64))
+    if len(values) and not chosen.any():
+        chosen = values == values.min()
+    if chosen.all():
+        raise DataError(
+            f"{len(values)} usable row(s) with the same content cannot be split into training and "
+            "validation; add rows, or name held-out ones by data.validation"
+        )
+    return chosen
+
+
+def _known_shapes() -> str:
+    return "; or ".join(_described(shape) for shape in COLUMNS)
+
+
+def _described(shape: RowShape) -> str:
+    return " and ".join(COLUMNS[shape])

@@ -1,0 +1,183 @@
+"""What a run learns from, in numbers, and the checks that stop a run on hopeless data.
+
+Read next: `prepare.py`, which fills the tally while it reads.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import DataError
+from ...storage import write_text
+from .encode import Encoded
+from .packed import PackedRows
+from .readers import Rejected
+
+# so many rejected rows are a verdict on the data: no need to read on
+_ENOUGH = 1000
+
+
+@dataclass(frozen=True)
+class DataReport:
+    """Statistics of a prepared data set."""
+
+    source: str
+    shapes: dict[str, str]
+    """File -> shape of its rows."""
+    answers_found_by: str
+    """`generation marks`, `rendered prefixes`, or `nothing to find` for plain text."""
+    rows: int
+    """Usable rows."""
+    rejected: int
+    duplicates: int
+    """Rows whose content was met before."""
+    validation_rows: int
+    leaked: int
+    """Held-out rows whose content is trained on too."""
+    unlabelled: int
+    """Masked rows left out because no token within the row length counts."""
+    cut_share: float
+    """Share of rows longer than `sequence_length`: texts are cut in pieces, answers shortened."""
+    straddling_answers: int
+    """Answers whose first characters share a token with the prompt; that token does not count."""
+    tokens: int
+    """Tokens to train on, padding left out."""
+    validation_tokens: int
+    loss_share: float
+    """Share of the tokens that count in the loss."""
+    fill: float
+    """Share of the packed rows' places that hold a token."""
+    fingerprint: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def text(self) -> str:
+        """The report in a few lines."""
+        lines = [
+            f"source      {self.source}",
+            *(f"rows are    `{shape}`{_where(names)}" for shape, names in self._files().items()),
+            f"rows        {self.rows:,} usable ({self.validation_rows:,} held out), "
+            f"{self.rejected:,} rejected, {self.duplicates:,} duplicates, "
+            f"{self.unlabelled:,} without a token in the loss",
+            f"tokens      {self.tokens:,} to train on, {self.validation_tokens:,} held out; "
+            f"{self.loss_share:.1%} count in the loss",
+            f"rows cut    {self.cut_share:.1%}; packed rows are {self.fill:.1%} full",
+            f"answers by  {self.answers_found_by}; {self.straddling_answers:,} share a token with their prompt",
+            f"fingerprint {self.fingerprint[:16]}",
+        ]
+        if self.leaked:
+            lines.append(f"warning     {self.leaked:,} held-out rows are also trained on")
+        return "\n".join(lines)
+
+    def _files(self) -> dict[str, list[str]]:
+        """Shape -> files that have it."""
+        found: dict[str, list[str]] = {}
+        for file, shape in self.shapes.items():
+            found.setdefault(shape, []).append(Path(file).name)
+        return found
+
+
+def _where(names: Sequence[str]) -> str:
+    """Which columns were found is told by file, the first few by name."""
+    more = f" and {len(names) - 4} more files" if len(names) > 4 else ""
+    return f" in {', '.join(names[:4])}{more}"
+
+
+@dataclass
+class Tally:
+    """Counts of one source while it is read."""
+
+    rejected: list[Rejected] = field(default_factory=list)
+    usable: int = 0
+    cut: int = 0
+    straddles: int = 0
+    masked: int = 0
+    unlabelled: int = 0
+    full: int = 0
+
+    def add(self, found: Encoded) -> bool:
+        """Count a document; whether it can be trained on."""
+        self.usable += 1
+        self.cut += found.cut
+        self.straddles += found.straddles
+        # the first token has nothing before it, so it is never a label
+        labels = found.document.in_loss[1:]
+        if not found.masked:
+            return True
+        self.masked += 1
+        self.full += bool(labels.all())
+        self.unlabelled += not labels.any()
+        return bool(labels.any())
+
+    def too_many(self, allowed: float) -> bool:
+        """Whether more than `allowed` of the rows are unusable."""
+        return len(self.rejected) > allowed * (len(self.rejected) + self.usable)
+
+    def hopeless(self, allowed: float) -> bool:
+        return len(self.rejected) >= _ENOUGH and self.too_many(allowed)
+
+
+def check_tally(tally: Tally, source: str, allowed: float, rejected_file: Path | None) -> None:
+    """Stop on too many bad rows, on no rows, on a mask that is empty or full everywhere.
+
+    Raises:
+        DataError: with counts, examples, and what to do.
+    """
+    if tally.too_many(allowed):
+        raise DataError(_too_many(tally, source, allowed, rejected_file))
+    if not tally.usable:
+        raise DataError(f"{source}: holds no row")
+    if tally.masked and tally.unlabelled == tally.masked:
+        raise DataError(
+            f"{source}: the loss mask is empty: no token of any of {tally.masked} rows counts. "
+            "Either data.sequence_length cuts every answer off, or the chat template's generation "
+            "marks enclose nothing; look with `draftsmith inspect`, or set data.loss_on: all"
+        )
+    if tally.masked and tally.full == tally.masked:
+        raise DataError(
+            f"{source}: the loss mask is full: every token of all {tally.masked} rows counts, "
+            "prompts included. The chat template's generation marks enclose too much; correct "
+            "them, or set data.loss_on: all if that is meant"
+        )
+
+
+def write_rejected(rejected: Sequence[Rejected], folder: Path) -> Path:
+    """`rejected.jsonl`: file, line and reason of each row left out; no file when there are none."""
+    place = folder / "rejected.jsonl"
+    if not rejected:
+        place.unlink(missing_ok=True)
+        return place
+    write_text(place, "".join(json.dumps(each._asdict()) + "\n" for each in rejected))
+    return place
+
+
+def token_counts(rows: PackedRows) -> tuple[int, int, int]:
+    """Tokens, tokens in the loss (as `PackedRows.batch` counts them), and places."""
+    real_RS = rows.document_RS >= 0
+    first_RS = np.ones_like(real_RS)
+    first_RS[:, 1:] = rows.document_RS[:, 1:] != rows.document_RS[:, :-1]
+    counted = int((rows.in_loss_RS & real_RS & ~first_RS).sum())
+    return int(real_RS.sum()), counted, real_RS.size
+
+
+def _too_many(tally: Tally, source: str, allowed: float, rejected_file: Path | None) -> str:
+    count = len(tally.rejected)
+    share = count / (count + tally.usable)
+    shown = [f"  {each.file}:{each.line}: {each.reason}" for each in tally.rejected[:3]]
+    more = [f"  ... and {count - 3:,} more"] if count > 3 else []
+    listed = "" if rejected_file is None else f" All are listed in {rejected_file}."
+    return "\n".join(
+        [
+            f"{source}: {count:,} of {count + tally.usable:,} rows ({share:.1%}) are unusable; "
+            f"data.max_rejected_share allows {allowed:.1%}.{listed}",
+            *shown,
+            *more,
+        ]
+    )

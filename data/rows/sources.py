@@ -1,0 +1,192 @@
+"""Where rows come from: the standard library, files, folders and globs, hub data sets.
+
+A source yields raw rows and says what content it has; it knows nothing of tokenizers.
+Read next: `readers.py` for file formats, `records.py` for what becomes of the rows.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import logging
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from ...errors import DataError, EnvironmentFailure, RequestError
+from ..config import DataConfig
+from .readers import SUFFIXES, RawRow, Rows, import_datasets, read_file
+from .stdlib import Split, stdlib_texts
+
+_log = logging.getLogger(__name__)
+_HUB = "hub:"
+
+
+class Source(Protocol):
+    """Something that rows can be read from, more than once."""
+
+    @property
+    def name(self) -> str: ...
+
+    def rows(self) -> Rows:
+        """Every row, in an order that depends on the content alone."""
+
+    def identity(self) -> str:
+        """A hash of the content: equal if and only if the same rows would be read."""
+
+
+@dataclass(frozen=True)
+class StdlibSource:
+    """One split of the Python standard library's own sources."""
+
+    split: Split
+    name: str = "stdlib"
+
+    def rows(self) -> Rows:
+        for module, text in stdlib_texts(self.split):
+            if text:  # an empty __init__.py is no bad row
+                yield RawRow(module, 1, {"text": text})
+
+    def identity(self) -> str:
+        return _hashed(part for pair in stdlib_texts(self.split) for part in pair)
+
+
+@dataclass(frozen=True)
+class FileSource:
+    """Files, read one after another."""
+
+    name: str
+    files: tuple[Path, ...]
+    block: int
+
+    def rows(self) -> Rows:
+        for path in self.files:
+            yield from read_file(path, block=self.block)
+
+    def identity(self) -> str:
+        return _hashed(part for path in self.files for part in (str(path), _content(path)))
+
+
+@dataclass(frozen=True)
+class HubSource:
+    """A split of a hub data set, loaded by `datasets`."""
+
+    name: str
+    dataset: Any
+
+    def rows(self) -> Rows:
+        for number, row in enumerate(self.dataset, 1):
+            yield RawRow(self.name, number, row)
+
+    def identity(self) -> str:
+        return _hashed([self.name, str(self.dataset._fingerprint)])
+
+
+def open_sources(config: DataConfig) -> tuple[Source, Source | None]:
+    """Rows to train on and the named held-out rows, None where a hash holds them out.
+
+    Raises:
+        RequestError: the source does not exist or names no data. EnvironmentFailure: the hub
+        cannot be reached, or `datasets` is missing.
+    """
+    train = _open(config.source, config, split=config.split, part="train")
+    if config.validation is not None:
+        split = config.validation_split or config.split
+        return train, _open(config.validation, config, split=split, part="validation")
+    if config.validation_split is not None:
+        if not config.source.startswith(_HUB):
+            raise RequestError(
+                f"data.validation_split is {config.validation_split!r}, but data.source "
+                f"{config.source!r} has no splits; name the held-out rows by data.validation"
+            )
+        return train, _open(config.source, config, split=config.validation_split, part="validation")
+    if config.source == "stdlib":
+        return train, StdlibSource("validation")
+    return train, None
+
+
+def _open(source: str, config: DataConfig, *, split: str, part: Split) -> Source:
+    if source == "stdlib":
+        return StdlibSource(part)
+    if source.startswith(_HUB):
+        return _open_hub(source.removeprefix(_HUB), config.revision, split)
+    # long enough that a cut costs little, short enough that a single book still has many rows
+    return FileSource(source, tuple(find_files(source)), block=16 * config.sequence_length)
+
+
+def find_files(source: str) -> list[Path]:
+    """The data files that a path, a folder or a glob names, sorted."""
+    place = Path(source).expanduser()
+    if place.is_file():
+        if place.suffix.lower() in SUFFIXES:
+            return [place]
+        raise RequestError(f"data: {source} has the suffix {place.suffix!r}; readable are {', '.join(SUFFIXES)}")
+    if place.is_dir():
+        found = [path for path in place.rglob("*") if _is_data(path.relative_to(place), path)]
+    elif glob.has_magic(source):
+        matches = (Path(path) for path in glob.iglob(str(place), recursive=True))  # noqa: PTH207 - absolute patterns too
+        found = [path for path in matches if _is_data(Path(path.name), path)]
+    else:
+        raise RequestError(
+            f"data: there is no {source!r}; expected `stdlib`, a file, a folder, a glob in quotes, or hub:NAME"
+        )
+    if not found:
+        raise RequestError(f"data: {source} names no file with one of {', '.join(SUFFIXES)}")
+    return sorted(found)
+
+
+def _is_data(relative: Path, path: Path) -> bool:
+    hidden = any(part.startswith(".") for part in relative.parts)
+    return not hidden and path.suffix.lower() in SUFFIXES and path.is_file()
+
+
+def _open_hub(name: str, revision: str | None, split: str) -> HubSource:
+    """`NAME` or `NAME:CONFIG` at a revision."""
+    repository, _, subset = name.partition(":")
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", repository):
+        raise RequestError(
+            f"data: hub:{name} names no data set; expected hub:NAME, hub:OWNER/NAME or, with a "
+            "configuration, hub:OWNER/NAME:CONFIG"
+        )
+    if revision is None:
+        _log.warning("data: hub:%s has no data.revision; the run cannot be repeated when it changes", name)
+    dataset = _load_hub(repository, subset or None, revision, split)
+    return HubSource(f"{_HUB}{name}[{split}]", dataset)
+
+
+def _load_hub(repository: str, subset: str | None, revision: str | None, split: str) -> Any:
+    datasets = import_datasets()
+    try:
+        return datasets.load_dataset(repository, subset, split=split, revision=revision)
+    except (datasets.exceptions.DatasetNotFoundError, ValueError) as error:
+        raise RequestError(f"data: hub:{repository}: {_first_line(error)}") from error
+    except OSError as error:
+        raise EnvironmentFailure(
+            f"data: hub:{repository} cannot be loaded ({_first_line(error)}); without a network, "
+            "name a local file, or `stdlib`"
+        ) from error
+    except datasets.exceptions.DatasetsError as error:
+        raise DataError(f"data: hub:{repository} is broken ({_first_line(error)})") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _content(path: Path) -> str:
+    try:
+        with path.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
+def _hashed(parts: Iterable[str]) -> str:
+    """A hash of texts; lengths go in, so that no two lists run together."""
+    found = hashlib.sha256()
+    for part in parts:
+        content = part.encode("utf-8", errors="surrogatepass")
+        found.update(len(content).to_bytes(8, "big") + content)
+    return found.hexdigest()

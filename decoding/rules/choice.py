@@ -1,0 +1,76 @@
+"""Which acceptance rule fits a proposal: the lossless one by its declared law, a lossy one by name.
+
+Read next: `acceptance.py`, `lossy.py`.
+"""
+
+from __future__ import annotations
+
+from ...errors import RequestError
+from ..proposal import Law, Proposal
+from ..sampling import Warper
+from .acceptance import Rule, accept_chain, accept_greedy, accept_sampled, accept_several, accept_tree
+from .lossy import close_match, lenient_rejection, minimum_block, topk_match, typical_acceptance
+
+LOSSLESS: dict[str, Rule] = {
+    "greedy-match": accept_greedy,
+    "rejection": accept_chain,
+    "sample-and-match": accept_sampled,
+    "recursive-rejection": accept_tree,
+    "multi-step": accept_several,
+}
+LOSSY: dict[str, Rule] = {
+    "lossy-typical": typical_acceptance,
+    "lossy-lenient": lenient_rejection,
+    "lossy-topk-match": topk_match,
+    "lossy-close-match": close_match,
+    "lossy-min-block": minimum_block,
+}
+
+
+def is_lossy(rule: str | None) -> bool:
+    """Whether a rule of this name changes the output."""
+    return rule in LOSSY
+
+
+def rule_for(proposal: Proposal, warper: Warper, asked: str | None = None) -> Rule:
+    """The lossless rule for what was proposed; another lossless name is refused.
+
+    Raises:
+        RequestError: `asked` is unknown, would not be lossless here, or is a lossy rule that needs
+            a proposal of another kind.
+    """
+    if asked is not None and asked in LOSSY:
+        return _lossy(proposal, warper, asked)
+    name = lossless_name(proposal.law, warper, is_chain=proposal.tree.is_chain)
+    if asked is not None and asked != name:
+        if asked not in LOSSLESS:
+            raise RequestError(f"no acceptance rule is called {asked!r}; known: {', '.join([*LOSSLESS, *LOSSY])}")
+        raise RequestError(
+            f"acceptance rule {asked!r} is not made for a proposal of {proposal.law.value} at "
+            f"temperature {warper.temperature:g}; the lossless rule is {name!r}"
+        )
+    return LOSSLESS[name]
+
+
+def lossless_name(law: Law, warper: Warper, *, is_chain: bool) -> str:
+    """Name of the lossless rule for tokens drawn by `law`."""
+    if warper.greedy:
+        return "greedy-match"
+    if law is Law.POINT_MASS:
+        return "sample-and-match"
+    if law is Law.SEVERAL:
+        return "multi-step"
+    # on a chain both are the same law; the chain's rule needs no walk
+    return "rejection" if is_chain else "recursive-rejection"
+
+
+def _lossy(proposal: Proposal, warper: Warper, name: str) -> Rule:
+    if name == "lossy-lenient" and warper.greedy:
+        return accept_greedy  # laws of one token each: lenience has nothing to give
+    chain_of_draws = proposal.tree.is_chain and proposal.q_BNV is not None
+    if name == "lossy-lenient" and not chain_of_draws:
+        raise RequestError(
+            f"acceptance rule {name!r} needs a chain drawn from a draft's law; this proposal is "
+            f"of {proposal.law.value}. Use a draft model with policy `sample` at a temperature > 0"
+        )
+    return LOSSY[name]

@@ -1,0 +1,239 @@
+"""A causal LM as the decoder sees it: tokens of a tree in, logits of every node out.
+
+Any causal LM of `transformers` with full attention, or with a sliding window for as long as nothing
+has left the window. Others are refused by name. Read next: `loading.py`, `engine.py`.
+
+Shapes: B rows, N nodes, F numbers of the features, V rows of the output projection, S prompt
+tokens, T slots in view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import RequestError
+from ..tree.tree import AnyTree, tree_mask
+from . import lean
+from .attention import TREE_MASKED
+from .kv_cache import KVArena
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+class Seen(NamedTuple):
+    """What a forward computed; `features_BNF` are the hidden states asked for, side by side."""
+
+    logits_BNV: Tensor
+    features_BNF: Tensor | None
+
+
+class Backbone:
+    """A frozen or trained model, ready to fill an arena."""
+
+    def __init__(self, model: PreTrainedModel, *, name: str, revision: str | None = None) -> None:
+        refuse_state_without_rollback(model)
+        self.model, self.name, self.revision = model, name, revision
+
+    @property
+    def vocabulary(self) -> int:
+        """Rows of the output projection, padding included."""
+        return int(self.model.get_output_embeddings().weight.shape[0])
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.model.device
+
+    @cached_property
+    def _is_lean(self) -> bool:
+        # a sliding layer forgets, and what runs without a mask has to know
+        config = self.model.config.get_text_config(decoder=True)
+        return lean.fits(self.model) and _sliding_window(config) is None
+
+    @property
+    def context(self) -> int:
+        """Longest sequence in tokens that the decoder computes as the model would."""
+        return min(self._limits)[0]
+
+    @property
+    def context_reason(self) -> str:
+        """What sets `context`, to stand behind the number; empty if it is the model's length."""
+        return min(self._limits)[1]
+
+    @cached_property
+    def _limits(self) -> list[tuple[int, str]]:
+        return context_limits(self.model.config.get_text_config(decoder=True))
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        from .loading import load_tokenizer
+
+        return load_tokenizer(self.name, revision=self.revision)
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """The ids that end a text, by the model's generation settings."""
+        found = self.model.generation_config.eos_token_id
+        if found is None:
+            found = self.model.config.get_text_config(decoder=True).eos_token_id
+        if found is None:
+            return ()
+        return (found,) if isinstance(found, int) else tuple(found)
+
+    def prefill(
+        self,
+        prompts: Sequence[Sequence[int]],
+        arena: KVArena,
+        *,
+        layers: Sequence[int] = (),
+        features: list[Tensor] | None = None,
+    ) -> Tensor:
+        """Write every prompt into its row of the arena; logits behind the last token, [B, V].
+
+        Rows go one by one: what a row computes cannot depend on the lengths of the others. With
+        `layers`, each row's hidden states [S, F] are appended to `features`.
+
+        Raises:
+            RequestError: a prompt has an id that the embedding has no row for.
+        """
+        refuse_unreadable(self, max(map(max, prompts)), "a prompt")
+        last = []
+        for row, prompt in enumerate(prompts):
+            tokens_1S = torch.tensor([list(prompt)], device=self.device)
+            slots = arena.aim_at_row(row, len(prompt))
+            positions = torch.arange(slots, device=self.device)[None]
+            # without a mask and from an empty row, `transformers` attends causally
+            seen = self._run(tokens_1S, None, positions, arena, keep=1, layers=layers)
+            last.append(seen.logits_BNV[:, -1])
+            if features is not None and seen.features_BNF is not None:
+                features.append(seen.features_BNF[0])
+        return torch.cat(last)
+
+    def forward(self, tokens_BN: Tensor, lengths_B: Tensor, tree: AnyTree, arena: KVArena, *, keep: int = 0) -> Tensor:
+        """Logits [B, N, V] of the nodes of a tree behind `lengths_B`; `keep` > 0: of the last."""
+        return self.see(tokens_BN, lengths_B, tree, arena, keep=keep).logits_BNV
+
+    def see(
+        self,
+        tokens_BN: Tensor,
+        lengths_B: Tensor,
+        tree: AnyTree,
+        arena: KVArena,
+        *,
+        keep: int = 0,
+        layers: Sequence[int] = (),
+    ) -> Seen:
+        """`forward`, and the hidden states of `layers` at every node.
+
+        Layers count as in `hidden_states` of `transformers`: 0 is the embedding, i the output of
+        the i-th layer, -1 what the output projection reads (behind the last norm).
+        """
+        slots = arena.aim(lengths_B, len(tree))
+        nodes = tree.on(lengths_B.device)
+        mask = tree_mask(nodes, lengths_B, slots, ragged=arena.ragged)
+        positions_BN = lengths_B[:, None] + nodes.depths_BN
+        return self._run(tokens_BN, mask, positions_BN, arena, keep=keep, layers=layers)
+
+    def _run(
+        self,
+        tokens: Tensor,
+        mask: Tensor | None,
+        positions: Tensor,
+        arena: KVArena,
+        *,
+        keep: int,
+        layers: Sequence[int] = (),
+    ) -> Seen:
+        if self._is_lean and self.device.type == "cpu":
+            states: list[Tensor] | None = [] if layers else None
+            logits_BNV = lean.lean_forward(self.model, tokens, mask, positions, arena, keep=keep, states=states)
+            return Seen(logits_BNV, _joined(states, layers))
+        found = self.model(
+            input_ids=tokens,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=arena,
+            use_cache=True,
+            logits_to_keep=keep,
+            output_hidden_states=bool(layers),
+        )
+        return Seen(found.logits, _joined(found.hidden_states if layers else None, layers))
+
+
+def _joined(states: Sequence[Tensor] | None, layers: Sequence[int]) -> Tensor | None:
+    """The asked-for hidden states side by side, [B, N, F]."""
+    return None if states is None else torch.cat([states[layer] for layer in layers], -1)
+
+
+def context_limits(config: Any) -> list[tuple[int, str]]:
+    """Bounds on a sequence's length, and what sets each of them if it is not the model's own."""
+    limits = [(int(getattr(config, "max_position_embeddings", 2**31)), "")]
+    window = _sliding_window(config)
+    if window is not None:
+        # a tree's mask goes to every layer alike: exact while no layer has anything to forget
+        limits.append((window, ", the sliding window of its attention"))
+    rope = getattr(config, "rope_parameters", None) or {}
+    for each in (rope, *(one for one in rope.values() if isinstance(one, dict))):
+        if each.get("rope_type") == "longrope":
+            # beyond it `transformers` turns all rows of a call by other frequencies
+            length = int(each["original_max_position_embeddings"])
+            limits.append((length, ", behind which its rotary frequencies change"))
+    return limits
+
+
+def _sliding_window(config: Any) -> int | None:
+    """How many tokens a sliding layer sees, itself included; None if no layer slides."""
+    # a class without layer types of its own, as Mistral's, slides in all layers whatever they say
+    types = config.layer_types if hasattr(type(config), "layer_types") else None
+    sliding = "sliding_attention" in types if types else getattr(config, "use_sliding_window", True)
+    return getattr(config, "sliding_window", None) if sliding else None
+
+
+def refuse_unreadable(target: Backbone, highest: int, where: str) -> None:
+    """Raise RequestError where `where` has an id that the target's embedding has no row for."""
+    embedding: Any = target.model.get_input_embeddings()
+    rows = int(embedding.weight.shape[0])
+    if highest >= rows:
+        raise RequestError(
+            f"{where} has the token id {highest}, and the embedding of {target.name} has {rows} "
+            "rows: its tokenizer was given tokens that the model was not. Resize the model's "
+            "embedding, or take the tokenizer that it was trained with"
+        )
+
+
+def refuse_state_without_rollback(model: nn.Module) -> None:
+    """Raise RequestError naming what keeps a model's state from going back to a smaller length."""
+    config: Any = model.config
+    name = f"{type(model).__name__} ({config.model_type})"
+    encodes = getattr(config, "is_encoder_decoder", False)
+    config = config.get_text_config(decoder=True)
+    types = set(getattr(config, "layer_types", None) or [])
+    odd = sorted(types - {"full_attention", "sliding_attention"})
+    if odd:
+        raise RequestError(
+            f"{name} has layers of type {', '.join(odd)}, whose state cannot be rolled back after "
+            "a rejection; expected attention, full or through a sliding window, in every layer"
+        )
+    if encodes or getattr(model, "_is_stateful", False):
+        raise RequestError(f"{name} keeps a recurrent or encoder state; expected a causal LM")
+    if "sliding_attention" in types and _sliding_window(config) is None:
+        raise RequestError(f"{name} has sliding layers, but its config names no sliding_window")
+    if any(_sees_ahead(module) for module in model.modules()):
+        raise RequestError(f"{name} attends to what comes later; expected a causal LM")
+    if config._attn_implementation not in TREE_MASKED:
+        raise RequestError(
+            f"{name} attends by {config._attn_implementation!r}, which does not read the mask of a "
+            f"tree; expected one of {', '.join(TREE_MASKED)}, which `load_target` sets where it can"
+        )
+
+
+def _sees_ahead(module: nn.Module) -> bool:
+    """Whether that is an attention layer of an encoder, such as BERT's without `is_decoder`."""
+    # vision towers see ahead as well, but have no place in the cache
+    return not getattr(module, "is_causal", True) and hasattr(module, "layer_idx")

@@ -1,0 +1,117 @@
+"""The key-value cache: preallocated, ours, rolled back by a smaller length.
+
+Tree rows are written behind each row's own length; after acceptance the kept ones are gathered
+forward. The arena is a `transformers` Cache, so any causal LM reads and writes it unchanged.
+Read next: `backbone.py`.
+
+Shapes: B rows, G key-value heads, L capacity in tokens, D head size, N new tokens per row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+
+class KVArena(Cache):
+    """Keys and values [B, G, L, D] of every layer; what stands behind a row's length is garbage."""
+
+    def __init__(self, rows: int, capacity: int, *, static: bool = False) -> None:
+        """`static`: every forward sees all slots, so that nobody has to wait for the lengths."""
+        super().__init__(layers=[])
+        self.rows, self.capacity, self.static = rows, capacity, static
+        self._keys: dict[int, Tensor] = {}
+        self._values: dict[int, Tensor] = {}
+        self._start = 0
+        self._end = 0
+        self._slots_BN: Tensor | None = None
+        self._row: int | None = None
+        self.ragged = False
+        """Whether the rows of the running forward may have different lengths."""
+
+    def aim(self, lengths_B: Tensor, count: int) -> int:
+        """Let the next forward write `count` tokens per row behind `lengths_B`.
+
+        Returns how many slots the forward will see.
+        """
+        self._row = None
+        if self.static:
+            self._start, self._end, self.ragged = self.capacity - count, self.capacity, True
+        else:
+            longest = int(lengths_B.max())
+            self._start, self._end = longest, longest + count
+            self.ragged = len(lengths_B) > 1 and int(lengths_B.min()) != longest
+        if self._end > self.capacity or self._start < 0:
+            raise ValueError(f"{self._end} tokens in an arena of {self.capacity}")
+        self._slots_BN = None
+        if self.ragged:
+            steps_N = torch.arange(count, device=lengths_B.device)
+            self._slots_BN = lengths_B[:, None] + steps_N
+        return self._end
+
+    def aim_at_row(self, row: int, count: int) -> int:
+        """Let the next forward hold that row alone, and write it from its first slot on."""
+        self._row, self._start, self._end = row, 0, count
+        self.ragged, self._slots_BN = False, None
+        if count > self.capacity:
+            raise ValueError(f"{count} tokens in an arena of {self.capacity}")
+        return count
+
+    @property
+    def row(self) -> int | None:
+        """The only row of the running forward, as `aim_at_row` set it; None if all run."""
+        return self._row
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Called by the model's attention with the new tokens' keys and values [B, G, N, D]."""
+        if layer_idx not in self._keys:
+            self._keys[layer_idx] = self._room(key_states)
+            self._values[layer_idx] = self._room(value_states)
+        return (self._write(self._keys[layer_idx], key_states), self._write(self._values[layer_idx], value_states))
+
+    def commit(self, lengths_B: Tensor, path_BD: Tensor) -> None:
+        """Move the kept nodes of a tree behind the root: slot `length + 1 + d` gets node path[d].
+
+        Not needed for chains, whose nodes already stand where they belong. Where the path ends
+        (-1), slots keep what they hold. Nodes ascend along a path, so everything is read before
+        it is written over.
+        """
+        D = path_BD.shape[1]
+        into_BD = lengths_B[:, None] + 1 + torch.arange(D, device=path_BD.device)
+        from_BD = torch.where(path_BD >= 0, lengths_B[:, None] + path_BD, into_BD)
+        for store in (*self._keys.values(), *self._values.values()):
+            shape = (-1, store.shape[1], -1, store.shape[3])
+            moved = store.gather(2, from_BD[:, None, :, None].expand(shape))
+            store.scatter_(2, into_BD[:, None, :, None].expand(shape), moved)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Slots before the tokens of the running forward; models ask, ours pass positions."""
+        return self._start
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        """Where the tokens of the running forward begin."""
+        return self._start
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        """Slots in view, and the first of them; asked for where no mask is given."""
+        return self._end, 0
+
+    def _room(self, states: Tensor) -> Tensor:
+        _, heads, _, size = states.shape
+        # zeros, not empty memory: masked slots are multiplied by 0, and NaN times 0 is NaN
+        return states.new_zeros(self.rows, heads, self.capacity, size)
+
+    def _write(self, store_BGLD: Tensor, new_BGND: Tensor) -> Tensor:
+        if self._row is not None:
+            store_BGLD = store_BGLD[self._row : self._row + 1]
+        if self._slots_BN is None:
+            store_BGLD[:, :, self._start : self._end] = new_BGND
+        else:
+            slots = self._slots_BN[:, None, :, None].expand(new_BGND.shape)
+            store_BGLD.scatter_(2, slots, new_BGND)
+        return store_BGLD[:, :, : self._end]

@@ -1,0 +1,172 @@
+"""What the networks of the EAGLE family are made of: Llama's parts, with an arena or without.
+
+Written out here, because attention reads twice the width in one of them and looks at keys of its
+own in training. Tensors have the names that serving engines load. Read next: `eagle/net.py`.
+
+Shapes: B rows, N pairs (a hidden state and the embedding of the token behind it), H hidden size,
+X width of what attention reads, Q query heads, G key-value heads, T keys in view, D head size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...decoding.target.kv_cache import KVArena
+
+
+@dataclass(frozen=True)
+class EagleShape:
+    """Sizes of a network, as JSON in its checkpoint; by default those of the target's layers."""
+
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    rope_theta: float
+    eps: float
+
+    @classmethod
+    def like(cls, config: Any) -> EagleShape:
+        """The sizes of a target's `transformers` config."""
+        return cls(**sizes_like(config))
+
+
+def sizes_like(config: Any) -> dict[str, Any]:
+    """The fields of `EagleShape`, read from a target's `transformers` config."""
+    config = config.get_text_config(decoder=True)
+    hidden, heads = int(config.hidden_size), int(config.num_attention_heads)
+    rope = getattr(config, "rope_parameters", None) or {}
+    # families without gated layers name their sizes otherwise: Llama's usual proportions then
+    return {
+        "hidden": hidden,
+        "intermediate": int(getattr(config, "intermediate_size", 0) or 32 * (hidden // 12)),
+        "heads": heads,
+        "kv_heads": int(getattr(config, "num_key_value_heads", None) or heads),
+        "head_size": int(getattr(config, "head_dim", None) or hidden // heads),
+        "rope_theta": float(rope.get("rope_theta", 10_000.0)),
+        "eps": float(getattr(config, "rms_norm_eps", 1e-5)),
+    }
+
+
+class Projected(NamedTuple):
+    """Queries, keys and values of some pairs, turned to their positions."""
+
+    query_BQND: Tensor
+    key_BGND: Tensor
+    value_BGND: Tensor
+
+
+class Attention(nn.Module):
+    """Llama's grouped attention without biases; what it reads may be wider than what it writes."""
+
+    def __init__(self, shape: EagleShape, width: int) -> None:
+        super().__init__()
+        self.head_size, self.group = shape.head_size, shape.heads // shape.kv_heads
+        self.q_proj = nn.Linear(width, shape.heads * shape.head_size, bias=False)
+        self.k_proj = nn.Linear(width, shape.kv_heads * shape.head_size, bias=False)
+        self.v_proj = nn.Linear(width, shape.kv_heads * shape.head_size, bias=False)
+        self.o_proj = nn.Linear(shape.heads * shape.head_size, shape.hidden, bias=False)
+
+    def forward(
+        self, x_BNX: Tensor, turn: tuple[Tensor, Tensor], mask: Tensor | None, arena: KVArena | None
+    ) -> Tensor:
+        """Attention output [B, N, H]; with an arena over all that its rows hold."""
+        query, key, value = self.project(x_BNX, turn)
+        if arena is not None:
+            key, value = arena.update(key, value, 0)
+        return self.joined(attend(query, key, value, mask, self.group))
+
+    def project(self, x_BNX: Tensor, turn: tuple[Tensor, Tensor]) -> Projected:
+        """Queries, keys and values; `turn` is what `Rotary` gives for the positions."""
+        shape = (*x_BNX.shape[:2], -1, self.head_size)
+        query, key, value = (
+            each(x_BNX).view(shape).transpose(1, 2) for each in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        return Projected(turned(query, turn), turned(key, turn), value)
+
+    def joined(self, out_BQND: Tensor) -> Tensor:
+        """The heads' outputs side by side, projected to [B, N, H]."""
+        return self.o_proj(out_BQND.transpose(1, 2).flatten(2))
+
+
+def attend(
+    query_BQND: Tensor,
+    key_BGTD: Tensor,
+    value_BGTD: Tensor,
+    mask: Tensor | None,
+    group: int,
+    *,
+    scale: float | None = None,
+) -> Tensor:
+    """Scaled dot-product attention [B, Q, N, D]; without a mask causal, or one token sees all."""
+    grouped = query_BQND.device.type == "cpu"
+    if not grouped and group > 1:
+        # on a GPU the kernels that read a mask do not know of shared heads
+        key_BGTD = key_BGTD.repeat_interleave(group, 1)
+        value_BGTD = value_BGTD.repeat_interleave(group, 1)
+    return F.scaled_dot_product_attention(
+        query_BQND,
+        key_BGTD,
+        value_BGTD,
+        attn_mask=mask,
+        enable_gqa=grouped,
+        scale=scale,
+        is_causal=mask is None and query_BQND.shape[2] > 1,
+    )
+
+
+class Rotary(nn.Module):
+    """Cosines and sines of rotary positions (Su et al. 2021).
+
+    Frequencies are made when they are used: a buffer would be rounded with the weights, and half
+    precision is off by whole turns at a position of some hundreds.
+    """
+
+    def __init__(self, shape: EagleShape) -> None:
+        super().__init__()
+        self.head_size, self.theta = shape.head_size, shape.rope_theta
+
+    def forward(self, positions_BN: Tensor) -> tuple[Tensor, Tensor]:
+        """Each [B, 1, N, D], fp32."""
+        step_D = torch.arange(0, self.head_size, 2, device=positions_BN.device).float()
+        # rounded as Llama's code rounds it
+        angle_BND = positions_BN[..., None] * (1.0 / self.theta ** (step_D / self.head_size))
+        both_BND = torch.cat((angle_BND, angle_BND), -1)[:, None]
+        return both_BND.cos(), both_BND.sin()
+
+
+def turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+    """Halves turned against each other, as Llama does; in fp32, back in the input's type."""
+    left, right = x.chunk(2, dim=-1)
+    return (x * turn[0] + torch.cat((-right, left), -1) * turn[1]).to(x.dtype)
+
+
+class Norm(nn.Module):
+    """Llama's RMS norm, computed in fp32 whatever the precision around it."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps).to(x.dtype)
+
+
+class FeedForward(nn.Module):
+    """Llama's gated feed-forward part."""
+
+    def __init__(self, shape: EagleShape) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(shape.hidden, shape.intermediate, bias=False)
+        self.up_proj = nn.Linear(shape.hidden, shape.intermediate, bias=False)
+        self.down_proj = nn.Linear(shape.intermediate, shape.hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))

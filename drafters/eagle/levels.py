@@ -1,0 +1,59 @@
+"""A static tree level by level, and the drawing of its nodes' children without replacement.
+
+Read next: `eagle/proposer.py`, which drafts such trees; `decoding/tree/siblings.py`.
+
+Shapes: B rows, K nodes of a level that have children, C children of a node, X children of the
+level, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...decoding.tree.siblings import draw_siblings
+from ...decoding.tree.tree import Tree
+
+
+class Level(NamedTuple):
+    """The nodes of one depth that have children, as tensors."""
+
+    nodes_K: Tensor  # their numbers
+    parents_K: Tensor  # place of each one's parent in the level before
+    place_KC: Tensor  # which random number each child takes; 0 where there is no child
+    children_X: Tensor  # numbers of the children
+    pick_X: Tensor  # where each of them stands in [K, C]
+
+
+@lru_cache(maxsize=64)
+def levels_of(tree: Tree, device: torch.device) -> tuple[Level, ...]:
+    """The levels of a static tree; kept, as copying them would wait."""
+    levels = []
+    before: list[int] = []
+    for depth in range(tree.depth):
+        inner = [n for n, own in enumerate(tree.children) if own and tree.depths[n] == depth]
+        parents = [before.index(tree.parents[n]) if before else 0 for n in inner]
+        width = max(len(tree.children[n]) for n in inner)
+        found = [
+            (child, at * width + place) for at, n in enumerate(inner) for place, child in enumerate(tree.children[n])
+        ]
+        place = [[child - 1 for child in tree.children[n]] for n in inner]
+        padded = [[*each, *[0] * (width - len(each))] for each in place]
+        lists = (inner, parents, padded, [child for child, _ in found], [at for _, at in found])
+        levels.append(Level(*(torch.tensor(each, device=device) for each in lists)))
+        before = inner
+    return tuple(levels)
+
+
+def draw_level(law_BKV: Tensor, level: Level, random_BX: Tensor) -> tuple[Tensor, Tensor]:
+    """The children of a level's nodes, one after another without replacement; and who is there."""
+    B, K, V = law_BKV.shape
+    C = level.place_KC.shape[1]
+    uniform_XC = random_BX[:, level.place_KC.flatten()].reshape(B * K, C)
+    # nodes with fewer children than others draw more than they take: the first draws are the same
+    tokens_XC, there_XC = draw_siblings(law_BKV.reshape(B * K, V), uniform_XC, replace=False)
+    tokens_BX, there_BX = tokens_XC.reshape(B, K * C), there_XC.reshape(B, K * C)
+    return tokens_BX[:, level.pick_X], there_BX[:, level.pick_X]

@@ -1,0 +1,161 @@
+"""The networks of the EAGLE family: what they share, and EAGLE-1's, one layer over features.
+
+What is trained is what decodes: training calls `unroll`, decoding `forward` with an arena, and both
+run the same parts. Embedding and output projection are the target's, passed in and never saved.
+Read next: `eagle/passes.py`, attention in training; `eagle/net3.py`, EAGLE-3's network; `eagle/proposer.py`,
+which decodes; `trainers/eagle.py`, which trains.
+
+Shapes: B rows, N pairs (a hidden state and the embedding of the token behind it), H hidden size,
+X width of what attention reads, T keys in view.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from ...decoding.target.kv_cache import KVArena
+from .layers import Attention, EagleShape, FeedForward, Norm, Rotary
+from .passes import Passes
+
+
+class PairNet(nn.Module, ABC):
+    """One decoder layer over pairs (hidden state of t, embedding of x_{t+1}).
+
+    A network says what its layer reads of a pair (`enter`), which attention it has, and what it
+    makes of the result (`finish`); its output at t speaks of x_{t+2}, and stands in for the hidden
+    state of t + 1 where the target has none.
+    """
+
+    rotary: Rotary
+    fc: nn.Linear
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.fc.weight.device
+
+    @property
+    @abstractmethod
+    def attention(self) -> Attention:
+        """The layer's attention."""
+
+    @abstractmethod
+    def fuse(self, features_BNF: Tensor) -> Tensor:
+        """What the layer takes of the target's hidden states, [B, N, H]."""
+
+    @abstractmethod
+    def enter(self, hidden_BNH: Tensor, embeds_BNH: Tensor) -> tuple[Tensor, Tensor]:
+        """The residual [B, N, H], and what attention reads [B, N, X]."""
+
+    @abstractmethod
+    def finish(self, residual_BNH: Tensor, attended_BNH: Tensor) -> Tensor:
+        """The output, [B, N, H]."""
+
+    def forward(
+        self,
+        hidden_BNH: Tensor,
+        embeds_BNH: Tensor,
+        positions_BN: Tensor,
+        mask: Tensor | None,
+        arena: KVArena | None = None,
+    ) -> Tensor:
+        """The outputs, [B, N, H].
+
+        Args:
+            hidden_BNH: fused states of the target, or earlier outputs.
+            embeds_BNH: the target's embedding of the token behind, x_{t+1}.
+            positions_BN: t, counted from the first token of the document.
+            mask: bool, broadcastable to [B, 1, N, T]; None is causal.
+            arena: where keys and values are kept, aimed by the caller; None in training.
+        """
+        residual_BNH, read_BNX = self.enter(hidden_BNH, embeds_BNH)
+        return self.finish(residual_BNH, self.attention(read_BNX, self.rotary(positions_BN), mask, arena))
+
+    def unroll(
+        self,
+        hidden_BNH: Tensor,
+        embeds_BNH: Tensor,
+        positions_BN: Tensor,
+        documents_BN: Tensor,
+        passes: int,
+        *,
+        detach: bool = False,
+    ) -> list[Tensor]:
+        """The outputs of several passes, each fed with the one before: as drafting will.
+
+        Pass j puts the true token x_{t+1+j} beside the output of pass j - 1 at t, at position
+        t + j. It sees the first pass's keys up to t, and of the later passes' keys those at t
+        alone: what a draft that begins behind t would hold.
+
+        Args:
+            hidden_BNH: fused states.
+            embeds_BNH: embedding of x_{t+1}; rolled on by one token in every pass.
+            documents_BN: number of the document that a pair belongs to; it sees no other.
+            detach: no gradient through what is fed back.
+        """
+        outputs: list[Tensor] = []
+        if passes < 1:
+            return outputs
+        attention = Passes(documents_BN, self.attention.group)
+        for j in range(passes):
+            residual_BNH, read_BNX = self.enter(hidden_BNH, embeds_BNH.roll(-j, 1))
+            pairs = self.attention.project(read_BNX, self.rotary(positions_BN + j))
+            attended_BNH = self.attention.joined(attention.attend(pairs))
+            outputs.append(self.finish(residual_BNH, attended_BNH))
+            hidden_BNH = outputs[-1].detach() if detach else outputs[-1]
+        return outputs
+
+
+class EagleLayer(nn.Module):
+    """A Llama layer without the norm in front of attention, as EAGLE-1's first layer is."""
+
+    def __init__(self, shape: EagleShape) -> None:
+        super().__init__()
+        self.self_attn = Attention(shape, shape.hidden)
+        self.post_attention_layernorm = Norm(shape.hidden, shape.eps)
+        self.mlp = FeedForward(shape)
+
+
+class EagleNet(PairNet):
+    """EAGLE-1 and EAGLE-2 (Li et al. 2024, 2401.15077 section 4.1): the next feature of the target.
+
+    The pair at t is (f_t, embedding of x_{t+1}), f being what the target's output projection
+    reads; the output is the guess of f_{t+1}, and through that projection the law of x_{t+2}.
+    """
+
+    def __init__(self, config: EagleShape) -> None:
+        super().__init__()
+        self.config = config
+        self.fc = nn.Linear(2 * config.hidden, config.hidden, bias=False)
+        self.layers = nn.ModuleList([EagleLayer(config)])
+        self.rotary = Rotary(config)
+
+    @property
+    def layer(self) -> EagleLayer:
+        """The only one; it stands in a list because serving engines call it `layers.0`."""
+        (layer,) = self.layers
+        assert isinstance(layer, EagleLayer)
+        return layer
+
+    @property
+    def attention(self) -> Attention:
+        """The layer's attention."""
+        return self.layer.self_attn
+
+    def fuse(self, features_BNF: Tensor) -> Tensor:
+        """The features as they are."""
+        return features_BNF
+
+    def enter(self, hidden_BNH: Tensor, embeds_BNH: Tensor) -> tuple[Tensor, Tensor]:
+        """Both are the pair, projected; serving engines expect the embedding first."""
+        pair_BNX = torch.cat((embeds_BNH, hidden_BNH), -1).to(self.fc.weight.dtype)
+        pair_BNH = self.fc(pair_BNX)
+        return pair_BNH, pair_BNH
+
+    def finish(self, residual_BNH: Tensor, attended_BNH: Tensor) -> Tensor:
+        """Residuals and feed-forward part, [B, N, H]."""
+        hidden_BNH = residual_BNH + attended_BNH
+        return hidden_BNH + self.layer.mlp(self.layer.post_attention_layernorm(hidden_BNH))

@@ -1,0 +1,148 @@
+"""EAGLE-3's network: fused hidden states in, its own output in again, a head of its own.
+
+Li et al. 2025 (arXiv 2503.01840). The pair at t is (what the drafter knows of t, the embedding of
+x_{t+1}). Behind verified tokens that is the target's low, middle and high states, fused; behind
+guessed ones it is the drafter's own output, so training feeds outputs back as well ("training-time
+test", `PairNet.unroll`). EAGLE-3.1 is `feature_norms`: the fused states come in equally loud, and
+outputs that are fed back do not grow from pass to pass. Read next: `trainers/eagle3.py`, which
+trains it; `eagle/proposer.py`, which decodes.
+
+Shapes: B rows, N pairs, H hidden size, F numbers of the fused states, X width of what attention
+reads, U tokens of the draft vocabulary, V of the target's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import RequestError
+from .layers import Attention, EagleShape, FeedForward, Norm, Rotary, sizes_like
+from .net import PairNet
+
+
+@dataclass(frozen=True)
+class Eagle3Shape(EagleShape):
+    """Sizes of a network with a vocabulary of its own."""
+
+    layers: tuple[int, ...]
+    """Hidden states of the target that are fused, low to high (`Backbone.see`)."""
+    vocabulary: int
+    """Rows of the target's output projection."""
+    draft_vocabulary: int
+    """Tokens that can be drafted."""
+    feature_norms: bool = False
+    """EAGLE-3.1: each fused state has a norm of its own, and the output comes out of the last."""
+
+    @classmethod
+    def of(
+        cls, config: Any, *, layers: Sequence[int], vocabulary: int, draft_vocabulary: int, feature_norms: bool = False
+    ) -> Eagle3Shape:
+        """The sizes of a target's `transformers` config, and what is chosen."""
+        return cls(
+            **sizes_like(config),
+            layers=tuple(layers),
+            vocabulary=vocabulary,
+            draft_vocabulary=draft_vocabulary,
+            feature_norms=feature_norms,
+        )
+
+
+def fused_layers(count: int) -> tuple[int, int, int]:
+    """The hidden states that EAGLE-3 fuses, for a target of `count` layers.
+
+    2, half and the third last from seven layers on: what every serving engine takes when a
+    checkpoint says nothing. Below that these are not three different ones.
+
+    Raises:
+        RequestError: the target has no three states.
+    """
+    if count < 2:
+        raise RequestError(
+            f"a target of {count} layer has {count + 1} hidden states, and EAGLE-3 fuses three "
+            "different ones; train method eagle, or take a target of 2 layers or more"
+        )
+    if count == 2:  # the last is behind the norm, which no engine hands out
+        return 0, 1, 2
+    return (2, count // 2, count - 3) if count >= 7 else (count // 4, count // 2, count - 1)
+
+
+class Eagle3Layer(nn.Module):
+    """A Llama layer whose attention reads [norm(embedding), norm(hidden)], twice as wide."""
+
+    def __init__(self, shape: EagleShape) -> None:
+        super().__init__()
+        self.input_layernorm = Norm(shape.hidden, shape.eps)
+        self.hidden_norm = Norm(shape.hidden, shape.eps)
+        self.self_attn = Attention(shape, 2 * shape.hidden)
+        self.post_attention_layernorm = Norm(shape.hidden, shape.eps)
+        self.mlp = FeedForward(shape)
+
+
+class Eagle3Net(PairNet):
+    """The drafter of EAGLE-3; `head` makes logits over the draft vocabulary of its output."""
+
+    d2t: Tensor
+    t2d: Tensor
+
+    def __init__(self, config: Eagle3Shape, ids: Sequence[int] | None = None) -> None:
+        """`ids`: target ids of the draft vocabulary, ascending; given by a checkpoint if None."""
+        super().__init__()
+        self.config = config
+        H, U = config.hidden, config.draft_vocabulary
+        self.fc = nn.Linear(len(config.layers) * H, H, bias=False)
+        if config.feature_norms:
+            self.fc_norm = nn.ModuleList(Norm(H, config.eps) for _ in config.layers)
+        self.midlayer = Eagle3Layer(config)
+        self.norm = Norm(H, config.eps)
+        self.lm_head = nn.Linear(H, U, bias=False)
+        self.rotary = Rotary(config)
+        ids_U = torch.arange(U) if ids is None else torch.tensor(list(ids))
+        # an offset, not the id itself: that is what serving engines add
+        self.register_buffer("d2t", ids_U - torch.arange(U))
+        known_V = torch.zeros(config.vocabulary, dtype=torch.bool)
+        self.register_buffer("t2d", known_V.index_fill(0, ids_U, True))
+
+    @property
+    def ids_U(self) -> Tensor:
+        """Target ids of the draft vocabulary."""
+        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+
+    @property
+    def attention(self) -> Attention:
+        """The layer's attention."""
+        return self.midlayer.self_attn
+
+    def fuse(self, features_BNF: Tensor) -> Tensor:
+        """The target's states side by side as one hidden state [B, N, H]."""
+        features_BNF = features_BNF.to(self.fc.weight.dtype)
+        if self.config.feature_norms:
+            states = features_BNF.chunk(len(self.config.layers), -1)
+            normed = [norm(x) for norm, x in zip(self.fc_norm, states, strict=True)]
+            features_BNF = torch.cat(normed, -1)
+        return self.fc(features_BNF)
+
+    def enter(self, hidden_BNH: Tensor, embeds_BNH: Tensor) -> tuple[Tensor, Tensor]:
+        """The hidden state without its norm; and embedding and hidden state, both normed."""
+        layer = self.midlayer
+        embeds_BNH = layer.input_layernorm(embeds_BNH.to(hidden_BNH.dtype))
+        return hidden_BNH, torch.cat((embeds_BNH, layer.hidden_norm(hidden_BNH)), -1)
+
+    def finish(self, residual_BNH: Tensor, attended_BNH: Tensor) -> Tensor:
+        """Residuals and feed-forward part, [B, N, H]; of EAGLE-3.1 behind the last norm."""
+        hidden_BNH = residual_BNH + attended_BNH
+        layer = self.midlayer
+        hidden_BNH = hidden_BNH + layer.mlp(layer.post_attention_layernorm(hidden_BNH))
+        return self.norm(hidden_BNH) if self.config.feature_norms else hidden_BNH
+
+    def head_input(self, hidden_BNH: Tensor) -> Tensor:
+        """What the head reads of an output, [B, N, H]: behind the last norm, once."""
+        return hidden_BNH if self.config.feature_norms else self.norm(hidden_BNH)
+
+    def head(self, hidden_BNH: Tensor) -> Tensor:
+        """Logits over the draft vocabulary, [B, N, U]."""
+        return self.lm_head(self.head_input(hidden_BNH))

@@ -1,0 +1,152 @@
+"""Attention in training: documents packed into rows, and several passes, without any mask.
+
+Drawn as a mask (Li et al. 2025, arXiv 2503.01840, section 3.1), J passes over a row of N pairs are
+N x JN. Here documents of like length lie side by side and attend by the ordinary causal kernel;
+and what a query makes of the later passes' keys, which it sees at its own place alone, joins that
+softmax as one more key. So what is kept grows with N, not with its square. Read next:
+`eagle/net.py`, whose `unroll` goes through here.
+
+Shapes: B rows, N pairs of a row, X = B N of them, J later passes, Q query heads, G key-value heads,
+M query heads of a key-value head, D head size, K documents of a group, L pairs of the longest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .layers import Projected, attend
+
+_EXTRA = 8
+"""Numbers added to a head for the sink: two are used, kernels want a multiple of eight."""
+
+
+class Passes:
+    """Attention of one pass after another over the documents of some rows."""
+
+    def __init__(self, documents_BN: Tensor, group: int) -> None:
+        """`documents_BN`: number of every pair's document; `group`: query heads of a key's head."""
+        self._packing, self._group = Packing(documents_BN), group
+        self._later: list[Projected] = []
+        self._first: tuple[list[Tensor], list[Tensor]] | None = None
+
+    def attend(self, pairs: Projected) -> Tensor:
+        """The next pass: over the first one's keys, and the later passes' at its own place alone.
+
+        The first pass is causal inside each document. Of a later one, what a query makes of its
+        own keys is put in as one key, a sink, whose score is their log-sum-exp: exactly a softmax
+        over all of them. The weight that the kernel gives the sink comes out as one more number.
+
+        Returns:
+            [B, Q, N, D].
+        """
+        side_by_side = self._packing.side_by_side
+        if self._first is None:
+            self._first = side_by_side(pairs.key_BGND), side_by_side(pairs.value_BGND)
+            return self._causal(side_by_side(pairs.query_BQND), *self._first)
+        if not self._later:  # from here on there is a sink, in every pass the same
+            keys, values = self._first
+            self._first = [_with_sink(x, 2) for x in keys], [_with_sink(x, 1) for x in values]
+        self._later.append(pairs)
+        query_BQND, D = pairs.query_BQND, pairs.query_BQND.shape[-1]
+        own_BQND, total_BQN = own_keys(query_BQND, self._later, self._group)
+        # in two parts, or half precision would round the score of the sink
+        score_BQN1 = (total_BQN * D**0.5)[..., None]
+        high = score_BQN1.to(query_BQND.dtype)
+        rest = (score_BQN1 - high.float()).to(query_BQND.dtype)
+        queries = side_by_side(torch.cat((query_BQND, high, rest), -1))
+        # causal means square: a query of its own stands in front of the sink
+        queries = [F.pad(x, (0, _EXTRA - 2, 1, 0)) for x in queries]
+        out = self._causal(queries, *self._first, scale=D**-0.5)
+        return out[..., :D] + out[..., D : D + 1] * own_BQND
+
+    def _causal(
+        self,
+        queries: Sequence[Tensor],
+        keys: Sequence[Tensor],
+        values: Sequence[Tensor],
+        *,
+        scale: float | None = None,
+    ) -> Tensor:
+        outs = [
+            attend(query, key, value, None, self._group, scale=scale)
+            for query, key, value in zip(queries, keys, values, strict=True)
+        ]
+        return self._packing.back(outs)
+
+
+class Packing:
+    """Documents of rows, taken apart into groups of like length and put together again.
+
+    The longest of a group is less than twice as long as any other, so that padding at most doubles
+    what a group holds; and there are few groups. Neighbours with the same number are a document.
+    """
+
+    def __init__(self, documents_BN: Tensor) -> None:
+        self._shape = documents_BN.shape
+        numbers_BN = documents_BN.cpu()
+        first_BN = torch.ones_like(numbers_BN, dtype=torch.bool)
+        first_BN[:, 1:] = numbers_BN[:, 1:] != numbers_BN[:, :-1]
+        starts = first_BN.flatten().nonzero()[:, 0]
+        lengths = torch.diff(starts, append=torch.tensor([numbers_BN.numel()]))
+        powers = torch.tensor([int(length).bit_length() for length in lengths.tolist()])
+        self._groups: list[Tensor] = []
+        """[K, L] each: which of the X pairs stands there, 0 behind the end of a document."""
+        place_X = torch.empty(numbers_BN.numel(), dtype=torch.long)
+        held = 0
+        for power in powers.unique().tolist():
+            start_K1, length_K1 = (x[powers == power, None] for x in (starts, lengths))
+            at_L = torch.arange(int(length_K1.max()))
+            inside_KL = at_L < length_K1
+            pair_KL = torch.where(inside_KL, start_K1 + at_L, 0)
+            place_X[pair_KL[inside_KL]] = held + inside_KL.flatten().nonzero()[:, 0]
+            held += pair_KL.numel()
+            self._groups.append(pair_KL.to(documents_BN.device))
+        self._place_X = place_X.to(documents_BN.device)
+
+    def side_by_side(self, x_BGND: Tensor) -> list[Tensor]:
+        """The documents of each group, [K, G, L, D]; what stands behind their ends is garbage."""
+        rows_XGD = x_BGND.transpose(1, 2).flatten(0, 1)
+        # `index_select`, because indexing by a tensor takes ten times as long on a CPU
+        found = [rows_XGD.index_select(0, group_KL.flatten()) for group_KL in self._groups]
+        return [
+            x.unflatten(0, group_KL.shape).transpose(1, 2) for x, group_KL in zip(found, self._groups, strict=True)
+        ]
+
+    def back(self, groups: Sequence[Tensor]) -> Tensor:
+        """[B, G, N, D] of the groups' last L places: what stands in front belongs to no pair."""
+        rows = [
+            x_KGLD[:, :, -group_KL.shape[1] :].transpose(1, 2).flatten(0, 1)
+            for x_KGLD, group_KL in zip(groups, self._groups, strict=True)
+        ]
+        found_XGD = torch.cat(rows).index_select(0, self._place_X)
+        return found_XGD.unflatten(0, self._shape).transpose(1, 2)
+
+
+def own_keys(query_BQND: Tensor, later: Sequence[Projected], group: int) -> tuple[Tensor, Tensor]:
+    """Attention over the keys of later passes at the query's own place.
+
+    Returns:
+        What comes of it, [B, Q, N, D], and the log-sum-exp of its scores, fp32 or better [B, Q, N].
+    """
+    # a key-value head's queries side by side: keys are looked at where they are, never repeated
+    query_BGMND = query_BQND.unflatten(1, (-1, group))
+    scale = query_BQND.shape[-1] ** -0.5
+    scores = [(query_BGMND * each.key_BGND[:, :, None]).float().sum(-1) * scale for each in later]
+    score_JBGMN = torch.stack(scores)
+    weight_JBGMN = score_JBGMN.softmax(0).to(query_BQND.dtype)
+    out_BGMND = torch.zeros_like(query_BGMND)
+    for weight_BGMN, each in zip(weight_JBGMN, later, strict=True):
+        out_BGMND = out_BGMND + weight_BGMN[..., None] * each.value_BGND[:, :, None]
+    return out_BGMND.flatten(1, 2), score_JBGMN.logsumexp(0).flatten(1, 2)
+
+
+def _with_sink(x_KGLD: Tensor, ones: int) -> Tensor:
+    """One more place in front, all zeros but for `ones` numbers behind the others."""
+    D = x_KGLD.shape[-1]
+    wide = F.pad(x_KGLD, (0, _EXTRA, 1, 0))
+    wide[:, :, 0, D : D + ones] = 1
+    return wide

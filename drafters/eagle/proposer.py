@@ -1,0 +1,375 @@
+"""EAGLE: a drafter of features, on a chain, on a static tree or on one grown by confidence.
+
+EAGLE-1 (Li et al. 2024, arXiv 2401.15077) drafts a chain or a static tree, EAGLE-2 (2406.16858)
+grows the tree where the same network is confident; EAGLE-3 (2503.01840) has another network and
+decodes alike. The drafter keeps keys and values of its own layer: behind every verification they
+are made anew from the target's true states of what was accepted; drafting goes on from there with
+its own guesses. Read next: `true_states.py`, what is made anew; `eagle/net.py` and
+`eagle/net3.py`, the networks.
+
+Shapes: B rows, E tokens that a step can emit, S tokens of a prompt, F numbers of the target's
+features, H hidden size, N nodes of the proposal, D depths, V vocabulary, K nodes expanded at once,
+C children of a node, X nodes drafted so far, T slots in view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
+
+import torch
+from torch import Tensor, nn
+
+from ...decoding.proposal import Committed, Law, Proposal
+from ...decoding.random import Uniforms
+from ...decoding.sampling import Warper, draw
+from ...decoding.target.backbone import Backbone
+from ...decoding.tree.build import dynamic_tree, most_nodes, tree_of_paths
+from ...decoding.tree.tree import chain
+from ...errors import RequestError
+from ..folder import built_from, load_weights, read_settings
+from ..model.draft_model import Policy
+from ..projection import refuse_other_logits
+from ..true_states import TrueStates, pick
+from .layers import EagleShape
+from .levels import draw_level, levels_of
+from .net import EagleNet
+from .net3 import Eagle3Net, Eagle3Shape
+
+TreeKind = Literal["chain", "static", "dynamic"]
+
+EAGLE_1_TREE: tuple[tuple[int, ...], ...] = (
+    (0,),
+    (1,),
+    (2,),
+    (3,),
+    (0, 0),
+    (0, 1),
+    (0, 2),
+    (1, 0),
+    (1, 1),
+    (2, 0),
+    (2, 1),
+    (3, 0),
+    (0, 0, 0),
+    (0, 0, 1),
+    (0, 0, 2),
+    (0, 1, 0),
+    (0, 1, 1),
+    (0, 2, 0),
+    (0, 2, 1),
+    (1, 0, 0),
+    (0, 0, 0, 0),
+    (0, 0, 0, 1),
+    (0, 0, 0, 2),
+    (0, 0, 0, 0, 0),
+    (0, 0, 0, 0, 1),
+)
+"""The 25 candidates of the published EAGLE-1 (`mc_sim_7b_63` there)."""
+
+
+class Eagle:
+    """Drafts from the target's features; how is said by `tree`.
+
+    `chain`: one token after another. `static`: a tree of a fixed shape. Of both, the tokens at
+    temperature > 0 are drawn from the drafter's warped law, siblings without replacement, and that
+    law is declared; at temperature 0, or with policy `argmax`, they are its likeliest ones.
+    `dynamic`: a tree of the likeliest paths, a point mass at every temperature.
+    """
+
+    family = "eagle"
+    replayable = True
+    layers: Sequence[int] = (-1,)
+
+    def __init__(
+        self,
+        net: EagleNet | Eagle3Net,
+        target: Backbone,
+        *,
+        tree: TreeKind = "chain",
+        draft_length: int = 4,
+        policy: Policy = "sample",
+        paths: Sequence[Sequence[int]] = EAGLE_1_TREE,
+        top_k: int = 10,
+        nodes: int = 61,
+    ) -> None:
+        """`draft_length`: depth of a chain or dynamic tree; `paths` is the static tree.
+
+        `top_k` nodes of the dynamic tree are expanded at once, and `nodes`, the root included,
+        are kept, or all where it generates no more.
+        """
+        self.net, self._target, self.kind, self.policy = net, target, tree, policy
+        self._choose_tree(tree, draft_length, paths, nodes)
+        self._top_k = top_k
+        width = top_k if tree == "dynamic" else self.tree.width
+        if not 1 <= width <= self._words:
+            raise RequestError(
+                f"a node would have {width} children; expected 1 to {self._words}, the tokens that can be drafted"
+            )
+        if tree == "dynamic":  # others would be computed, and never be there
+            self.nodes = min(nodes, most_nodes(draft_length, top_k))
+        self._embed: Any = target.model.get_input_embeddings()
+        self._head: Any = target.model.get_output_embeddings()
+
+    def _choose_tree(self, kind: str, draft_length: int, paths: Sequence[Sequence[int]], nodes: int) -> None:
+        if kind not in get_args(TreeKind):
+            raise RequestError(f"no tree of EAGLE is called {kind!r}; known: {', '.join(get_args(TreeKind))}")
+        self.tree = tree_of_paths(paths).tree if kind == "static" else chain(draft_length)
+        self.draft_length = self.tree.depth
+        self.nodes = nodes if kind == "dynamic" else len(self.tree)
+        if self.draft_length < 1 or self.nodes < 2:
+            raise RequestError(
+                f"a draft of depth {self.draft_length} with {self.nodes} nodes, the root included, "
+                "proposes nothing; expected at least 1 and 2"
+            )
+
+    @property
+    def module(self) -> EagleNet | Eagle3Net:
+        """What is trained."""
+        return self.net
+
+    @property
+    def draft_steps(self) -> int:
+        """Forward passes per target call: behind what was accepted, and one for every level."""
+        return self.draft_length
+
+    @property
+    def weights_read(self) -> list[nn.Module]:
+        """What a proposal reads: in every pass the network, and the target's projection."""
+        return [self.net, self._head] * self.draft_length
+
+    @property
+    def _words(self) -> int:
+        """How many different tokens can be drafted."""
+        return self._target.vocabulary
+
+    # ---- state ----------------------------------------------------------------------------
+
+    def reset(self, prompts: Sequence[Sequence[int]], room: int, *, static: bool = False) -> None:
+        """Start new rows. `room`: tokens that may follow the longest prompt."""
+        drafted = self._top_k * self.draft_length if self.kind == "dynamic" else self.nodes
+        self._prompts = prompts
+        self._states = TrueStates(
+            prompts,
+            room=room + max(drafted, self.draft_length + 1),
+            depth=self.draft_length,
+            device=self._target.device,
+            static=static,
+        )
+        self._arena = self._states.arena
+
+    def begin(self, features: Sequence[Tensor]) -> None:
+        """Write every pair of the prompts but the last, which waits for the first emitted token."""
+        for row, features_1SF, positions_1S in self._states.begin(features):
+            tokens_1S = torch.tensor([list(self._prompts[row][1:])], device=features_1SF.device)
+            self._run(self.net.fuse(features_1SF), tokens_1S, positions_1S, None)
+
+    def observe(self, committed: Committed) -> None:
+        """Keep the true features of what was accepted, each with the token emitted behind it."""
+        self._states.observe(committed)
+
+    def _catch_up(self, last_B: Tensor) -> Tensor:
+        """Write the pairs with true features; the guess [B, 1, H] behind the last of them."""
+        new = self._states.waiting(last_B)
+        hidden_BEH = self.net.fuse(new.features_BEF)
+        out_BEH = self._run(hidden_BEH, new.tokens_BE, new.positions_BE, new.mask)
+        return pick(out_BEH, new.last_B1)
+
+    def _run(self, hidden_BNH: Tensor, tokens_BN: Tensor, positions_BN: Tensor, mask: Tensor | None) -> Tensor:
+        """The network over some pairs; the arena has been aimed."""
+        return self.net(hidden_BNH, self._embed(tokens_BN), positions_BN, mask, self._arena)
+
+    def _logits(self, hidden_BNH: Tensor) -> Tensor:
+        """Logits [B, N, V], fp32, over the target's vocabulary."""
+        return self._head(hidden_BNH.to(self._head.weight.dtype)).float()
+
+    def foresee(self, features_SF: Tensor, tokens_S: Tensor, depth: int) -> Iterator[Tensor]:
+        """What the network says along a known text, unrolled: `decoding.proposal.Foreseeing`."""
+        X = len(tokens_S) - 1  # pairs of a state and the token behind it
+        positions_1X = torch.arange(X, device=tokens_S.device)[None]
+        outputs = self.net.unroll(
+            self.net.fuse(features_SF[None, :-1]),
+            self._embed(tokens_S[None, 1:]),
+            positions_1X,
+            torch.zeros_like(positions_1X),
+            min(depth, X - 1),
+        )
+        for j, out_1XH in enumerate(outputs):
+            yield self._logits(out_1XH[:, : X - 1 - j])[0]
+
+    # ---- drafting -------------------------------------------------------------------------
+
+    def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
+        """Draft behind `last_B`."""
+        frontier = _Frontier(self, self._catch_up(last_B), self._states.length_B)
+        if self.kind == "dynamic":
+            return self._dynamic(last_B, frontier)
+        sampled = not warper.greedy and self.policy == "sample"
+        random_BX = uniforms.take(len(self.tree) - 1) if sampled else None
+        if self.kind == "chain":
+            return self._chain(last_B, frontier, warper, random_BX)
+        return self._static(last_B, frontier, warper, random_BX)
+
+    def _chain(self, last_B: Tensor, frontier: _Frontier, warper: Warper, random_BX: Tensor | None) -> Proposal:
+        tokens, laws = [last_B], []
+        root_B1 = torch.zeros_like(last_B)[:, None]
+        for k in range(self.draft_length):
+            if k:
+                frontier.expand(tokens[-1][:, None], root_B1)
+            logits_BV = self._logits(frontier.hidden_BKH)[:, 0]
+            if random_BX is None:
+                tokens.append(logits_BV.argmax(-1))
+                continue
+            laws.append(warper(logits_BV))
+            tokens.append(draw(laws[-1], random_BX[:, k]))
+        tokens_BN = torch.stack(tokens, 1)
+        if random_BX is None:
+            return Proposal(tokens_BN, self.tree, Law.POINT_MASS)
+        laws.append(torch.zeros_like(laws[0]))  # the last node is a leaf: its row is never read
+        return Proposal(tokens_BN, self.tree, Law.IID, torch.stack(laws, 1))
+
+    def _static(self, last_B: Tensor, frontier: _Frontier, warper: Warper, random_BX: Tensor | None) -> Proposal:
+        B, N = len(last_B), len(self.tree)
+        tokens_BN = last_B[:, None].repeat(1, N)
+        present_BN = torch.ones_like(tokens_BN, dtype=torch.bool)
+        q_BNV: Tensor | None = None
+        for number, level in enumerate(levels_of(self.tree, last_B.device)):
+            if number:
+                frontier.expand(tokens_BN[:, level.nodes_K], level.parents_K.expand(B, -1))
+            logits_BKV = self._logits(frontier.hidden_BKH)
+            if random_BX is None:
+                found_BKC = logits_BKV.topk(level.place_KC.shape[1]).indices
+                tokens_BN[:, level.children_X] = found_BKC.flatten(1)[:, level.pick_X]
+                continue
+            law_BKV = warper(logits_BKV)
+            q_BNV = law_BKV.new_zeros(B, N, law_BKV.shape[2]) if q_BNV is None else q_BNV
+            q_BNV[:, level.nodes_K] = law_BKV
+            found_BX, there_BX = draw_level(law_BKV, level, random_BX)
+            tokens_BN[:, level.children_X] = found_BX
+            present_BN[:, level.children_X] = there_BX
+        if q_BNV is None:
+            return Proposal(tokens_BN, self.tree, Law.POINT_MASS)
+        return Proposal(tokens_BN, self.tree, Law.WITHOUT_REPLACEMENT, q_BNV, present_BN)
+
+    def _dynamic(self, last_B: Tensor, frontier: _Frontier) -> Proposal:
+        def likeliest() -> tuple[Tensor, Tensor]:
+            # of the untempered law, as in EAGLE-2: the shape of the tree is no matter of sampling
+            found = self._logits(frontier.hidden_BKH).log_softmax(-1).topk(self._top_k)
+            return found.values, found.indices
+
+        def expand(tokens_BK: Tensor, parents_BK: Tensor, _level: int) -> tuple[Tensor, Tensor]:
+            frontier.expand(tokens_BK, parents_BK)
+            return likeliest()
+
+        logp_B1K, first_B1K = likeliest()
+        tokens_BN, tree = dynamic_tree(
+            last_B,
+            (logp_B1K[:, 0], first_B1K[:, 0]),
+            expand,
+            depth=self.draft_length,
+            top_k=self._top_k,
+            nodes=self.nodes,
+        )
+        return Proposal(tokens_BN, tree, Law.POINT_MASS)
+
+
+class _Frontier:
+    """The nodes expanded last: the guess behind each, and which drafted pairs it sees.
+
+    A node's pair is (the guess behind its parent, its token); it sees all true pairs, and of the
+    drafted ones those on its path. The root's own pair is a true one.
+    """
+
+    def __init__(self, drafter: Eagle, hidden_B1H: Tensor, start_B: Tensor) -> None:
+        """`start_B`: true pairs of each row; drafted ones are written behind them."""
+        self._drafter, self._start_B, self._depth = drafter, start_B, 0
+        self.hidden_BKH = hidden_B1H
+        self._sees_BKX = hidden_B1H.new_zeros(len(start_B), 1, 0, dtype=torch.bool)
+
+    def expand(self, tokens_BK: Tensor, parents_BK: Tensor) -> None:
+        """Go on with nodes of the next depth: their tokens, and their parents' place in this."""
+        B, K = tokens_BK.shape
+        before = self._sees_BKX.shape[2]
+        itself_KK = torch.eye(K, dtype=torch.bool, device=tokens_BK.device)
+        sees_BKX = pick(self._sees_BKX, parents_BK)
+        self._sees_BKX = torch.cat([sees_BKX, itself_KK.expand(B, -1, -1)], 2)
+        slots = self._drafter._arena.aim(self._start_B + before, K)
+        mask = _path_mask(self._sees_BKX, self._start_B, slots)
+        positions_BK = (self._start_B + self._depth)[:, None].expand(-1, K)
+        hidden_BKH = pick(self.hidden_BKH, parents_BK)
+        self.hidden_BKH = self._drafter._run(hidden_BKH, tokens_BK, positions_BK, mask)
+        self._depth += 1
+
+
+def _path_mask(sees_BKX: Tensor, start_B: Tensor, slots: int) -> Tensor:
+    """bool [B, 1, K, T]: all slots before `start_B`, and of the X behind it those that are seen."""
+    X = sees_BKX.shape[2]
+    behind_BT = torch.arange(slots, device=start_B.device) - start_B[:, None]
+    inside_BT = (behind_BT >= 0) & (behind_BT < X)
+    at_BKT = behind_BT.clamp(0, X - 1)[:, None].expand(-1, sees_BKX.shape[1], -1)
+    seen_BKT = sees_BKX.gather(2, at_BKT) & inside_BT[:, None]
+    return (seen_BKT | (behind_BT < 0)[:, None])[:, None]
+
+
+class Eagle3(Eagle):
+    """Drafts with EAGLE-3's network: fused states of the target, a head over fewer tokens.
+
+    q is zero for tokens outside the draft vocabulary; they come from the target alone.
+    """
+
+    family = "eagle3"
+
+    def __init__(self, net: Eagle3Net, target: Backbone, **settings: Any) -> None:
+        """`settings`: those of `Eagle`."""
+        self._net3, self._ids_U = net, net.ids_U
+        super().__init__(net, target, **settings)
+        self.layers = net.config.layers
+
+    @property
+    def weights_read(self) -> list[nn.Module]:
+        """What a proposal reads: states are fused once, layer and own projection go K times."""
+        net = self._net3
+        return [net.fc, *[net.midlayer, net.norm, net.lm_head] * self.draft_length]
+
+    @property
+    def _words(self) -> int:
+        return len(self._ids_U)
+
+    def _logits(self, hidden_BNH: Tensor) -> Tensor:
+        logits_BNU = self._net3.head(hidden_BNH).float()
+        shape = (*logits_BNU.shape[:2], self._target.vocabulary)
+        return logits_BNU.new_full(shape, -torch.inf).index_copy(2, self._ids_U, logits_BNU)
+
+
+def load_eagle(folder: str | Path, target: Backbone, **settings: Any) -> Eagle:
+    """Load an EAGLE-1 or EAGLE-3 checkpoint for `target`; `settings` are those of `Eagle`.
+
+    Raises:
+        RequestError: the folder is no EAGLE drafter, or was made for another target; EAGLE-1, which
+            drafts by the target's projection, where the target's logits are more than that.
+    """
+    path = Path(folder)
+    family, sizes = read_settings(path, target, Eagle.family, Eagle3.family)
+    with built_from(path / "config.json", f"an {family} network"):
+        net = _empty(family, sizes)
+    if isinstance(net, Eagle3Net):
+        return Eagle3(_filled(net, path, target), target, **settings)
+    refuse_other_logits(target.model)  # whose projection EAGLE-1 drafts by
+    return Eagle(_filled(net, path, target), target, **settings)
+
+
+def _empty(family: str, sizes: dict[str, Any]) -> EagleNet | Eagle3Net:
+    if family == Eagle.family:
+        return EagleNet(EagleShape(**sizes))
+    return Eagle3Net(Eagle3Shape(**(sizes | {"layers": tuple(sizes["layers"])})))
+
+
+_Net = TypeVar("_Net", EagleNet, Eagle3Net)
+
+
+def _filled(net: _Net, folder: Path, target: Backbone) -> _Net:
+    """The network with the folder's weights, where and as precise as the target is."""
+    load_weights(net, folder)
+    net.requires_grad_(False).eval().to(device=target.device, dtype=target.model.dtype)
+    return net

@@ -1,0 +1,231 @@
+"""Drafter checkpoints: `config.json`, safetensors weights, a model card. Never pickle.
+
+The folder is an ordinary `transformers` model too (its `config.json` carries one extra entry), so
+a draft model can be served by anything that loads a causal LM. Read next: `registry.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..decoding.target.loading import no_progress_bars
+from ..errors import RequestError
+from ..storage import read_tensors
+from .identity import TargetIdentity
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ..decoding.target.backbone import Backbone
+
+ENTRY = "draftsmith"
+FORMAT = 1
+DERIVED = ("quantised", "early_exit")
+"""Families that are made from the target when they are loaded: there is nothing to train."""
+REMEDY = "copy the drafter's folder again or train it anew"
+
+
+def save_draft_model(
+    module: nn.Module, folder: Path, target: Backbone, *, settings: dict[str, Any] | None = None
+) -> None:
+    """Write weights (fp32), config with the target's identity, tokenizer and card.
+
+    `settings`: its adapters, and which of them drafts if nobody says otherwise (`adapters.py`).
+    """
+    identity = TargetIdentity.of(target)
+    model: Any = module
+    with no_progress_bars():
+        model.save_pretrained(folder)
+    target.tokenizer.save_pretrained(folder)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    entry = {"format": FORMAT, "family": "draft_model", "target": identity.to_dict()}
+    config[ENTRY] = entry | ({"settings": settings} if settings else {})
+    path.write_text(json.dumps(config, indent=2) + "\n")
+    (folder / "README.md").write_text(_card(module, identity), encoding="utf-8")
+
+
+def save_heads(module: nn.Module, folder: Path, target: Backbone, *, family: str, settings: dict[str, Any]) -> None:
+    """Write a drafter that rides on the target: its own weights (fp32), sizes, identity and card.
+
+    Args:
+        module: what is trained; weights that belong to the target are not among its parameters.
+        settings: what is needed to build the module again, as JSON.
+    """
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    identity = TargetIdentity.of(target)
+    # whole numbers and truth values, such as a draft vocabulary's, keep their type
+    weights = {
+        name: (t.float() if t.is_floating_point() else t).detach().contiguous().cpu()
+        for name, t in module.state_dict().items()
+    }
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    write_entry(folder, target, family=family, settings=settings)
+    (folder / "README.md").write_text(_card(module, identity), encoding="utf-8")
+
+
+def write_entry(folder: Path, target: Backbone, *, family: str, settings: dict[str, Any]) -> None:
+    """Write a `config.json` that says what the folder is and which target it is for."""
+    identity = TargetIdentity.of(target).to_dict()
+    entry = {"format": FORMAT, "family": family, "target": identity, "settings": settings}
+    (folder / "config.json").write_text(json.dumps({ENTRY: entry}, indent=2) + "\n")
+
+
+def write_card(folder: Path, target: Backbone, what: str) -> None:
+    """Write the card of a drafter without weights; `what` is a sentence that says what it is."""
+    (folder / "README.md").write_text(_card_of(what, TargetIdentity.of(target)), encoding="utf-8")
+
+
+def load_weights(module: nn.Module, folder: Path) -> None:
+    """Put the weights of a `save_heads` folder into a module built from its settings.
+
+    Raises:
+        RequestError: the folder lacks weights, has others, or of other shapes, or damaged ones.
+    """
+    path = folder / "model.safetensors"
+    weights = read_tensors(path, remedy=REMEDY)
+    try:
+        module.load_state_dict(weights)
+    except RuntimeError as error:
+        raise RequestError(
+            f"{path} does not hold the weights that its config.json describes: {error!s:.300}"
+        ) from error
+
+
+def read_settings(folder: str | Path, target: Backbone, *families: str) -> tuple[str, dict[str, Any]]:
+    """Family and sizes of a `save_heads` folder, if it is of one of `families` and for `target`.
+
+    Raises:
+        RequestError: it is not; the message names the field that differs.
+    """
+    entry = read_entry(Path(folder))
+    if entry["family"] not in families:
+        expected = " or ".join(map(repr, families))
+        raise RequestError(f"{folder} is a drafter of family {entry['family']!r}; expected {expected}")
+    entry["identity"].refuse_other(TargetIdentity.of(target), str(folder))
+    return entry["family"], entry["settings"]
+
+
+def read_entry(folder: Path) -> dict[str, Any]:
+    """The draftsmith part of a drafter's config.
+
+    Raises:
+        RequestError: not a drafter folder, or of a format that this version does not read.
+    """
+    path = folder / "config.json"
+    try:
+        entry = json.loads(path.read_text())[ENTRY]
+        family, identity = entry["family"], TargetIdentity(**entry["target"])
+        settings = entry.get("settings", {})
+        if not isinstance(family, str) or not isinstance(settings, dict):
+            raise TypeError("its family is no word, or its settings are no table")
+    except (FileNotFoundError, NotADirectoryError):
+        raise RequestError(
+            f"{folder} holds no drafter: {path.name} is missing; expected the `drafter` folder of a training run"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RequestError(
+            f"{path} does not describe a drafter ({error}); expected an entry {ENTRY!r} with "
+            "family and target, as training writes it. A causal LM as it is may draft by "
+            "--drafter.vocabulary auto"
+        ) from error
+    if entry.get("format") != FORMAT:
+        raise RequestError(f"{path} has drafter format {entry.get('format')!r}; this version reads {FORMAT}")
+    return {"family": family, "identity": identity, "settings": settings}
+
+
+@contextmanager
+def built_from(path: Path, what: str) -> Iterator[None]:
+    """Inside, something is built from what a config says.
+
+    Raises:
+        RequestError: the config lacks a setting, or has one that nothing can be built from.
+    """
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
+        reason = f"{error} is missing" if isinstance(error, KeyError) else f"{error!s:.300}"
+        raise RequestError(f"{path} does not hold the sizes of {what}: {reason}: {REMEDY}") from error
+
+
+def names_in(settings: Mapping[str, Any], key: str, folder: Path) -> list[str]:
+    """The names that a drafter's settings list; none where they do not speak of it.
+
+    Raises:
+        RequestError: it is no list of names.
+    """
+    found = settings.get(key, [])
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise RequestError(
+            f"{folder / 'config.json'} says that its {key} are {found!r:.100}; expected a list of names: {REMEDY}"
+        )
+    return found
+
+
+def is_drafter(folder: Path) -> bool:
+    """Whether a folder is ours; another one, or a name, may be a model of `transformers`."""
+    try:
+        return ENTRY in json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError, TypeError):
+        return False
+
+
+def derived_family(folder: Path) -> str | None:
+    """The family of a draft that is made from the target when it is loaded; None for others."""
+    family = read_entry(folder)["family"] if is_drafter(folder) else None
+    return family if family in DERIVED else None
+
+
+def refuse_no_model(start_from: str) -> None:
+    """Raise RequestError for a drafter that is no model of its own where one is to be trained."""
+    folder = Path(start_from)
+    family = read_entry(folder)["family"] if is_drafter(folder) else "draft_model"
+    if family in DERIVED:
+        raise RequestError(
+            f"model.start_from {start_from!r} is a drafter of family {family!r}, made from the "
+            "target when it is loaded: it has no weights to train. It drafts as it is (draftsmith "
+            "eval --drafter), and can be an SSM of an ensemble (boost.start_from)"
+        )
+    if family != "draft_model":
+        hint = f"one of its members, as {folder / 'ssm-1'}" if family == "ensemble" else "a draft"
+        raise RequestError(
+            f"model.start_from {start_from!r} is a drafter of family {family!r}, no model by "
+            f"itself; name {hint}, or any causal LM of the target's tokenizer"
+        )
+
+
+def adapters_of(folder: Path) -> list[str]:
+    """The adapters of a drafter folder; none for what is no drafter folder."""
+    if not is_drafter(folder):
+        return []
+    return names_in(read_entry(folder)["settings"], "adapters", folder)
+
+
+def _card(module: nn.Module, identity: TargetIdentity) -> str:
+    size = sum(p.numel() for p in module.parameters())
+    return _card_of(f"A drafter of {size:,} parameters of its own.", identity)
+
+
+def _card_of(what: str, identity: TargetIdentity) -> str:
+    return f"""---
+library_name: transformers
+tags: [speculative-decoding, draftsmith]
+---
+# Drafter for {identity.name}
+
+{what} For speculative decoding with the target
+`{identity.name}` (revision {identity.revision or "not pinned"}, vocabulary {identity.vocabulary},
+hidden size {identity.hidden_size}). Its tokenizer is the target's (SHA-256
+`{identity.tokenizer[:16]}`).
+
+    draftsmith eval --target TARGET --drafter THIS_FOLDER
+
+Acceptance and speed depend on the prompts and the machine; `draftsmith eval` measures both and
+`draftsmith audit` proves that the output is the target's own.
+"""

@@ -1,0 +1,145 @@
+"""Blockwise parallel decoding: k outputs of one feed-forward layer read one projection.
+
+Stern et al. 2018, arXiv 1811.03115. Output 1 is the target itself, the others foresee the tokens
+behind its next one. The call that verifies a block also shows the state from which the following
+block is predicted, so that m tokens take m/k + 1 calls when every block is right. The layer that
+`trainers/bpd.py` trains is the very layer that drafts here. Read next: `medusa.py`, of which this
+is the proposer with another module and a chain for its tree.
+
+Shapes: K outputs that are trained (k - 1), H hidden size, F units of the inner layer, V
+vocabulary, X any number of leading dimensions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Self
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...decoding.target.backbone import Backbone
+from ..folder import built_from, load_weights, read_settings
+from ..projection import refuse_other_logits
+from .medusa import Heads, Medusa, Paths, empty_heads, projection_of
+
+
+@dataclass(frozen=True)
+class BpdShape:
+    """Sizes of the layer, as JSON in its checkpoint."""
+
+    block: int
+    """k: tokens of a block, the target's own next one included."""
+    inner: int
+    """Units of the inner layer per output; it has k times as many."""
+    hidden: int
+    vocabulary: int
+    shared_head: ClassVar[bool] = True
+
+    @property
+    def heads(self) -> int:
+        """Outputs that are trained: all but the first."""
+        return self.block - 1
+
+
+class Outputs(nn.Linear):
+    """The layer's second half, of which one output can be computed by itself.
+
+    All outputs are rows of one matrix: whichever is trained, every process of a run that splits
+    its batch has a gradient for the same parameters.
+    """
+
+    def __init__(self, units: int, outputs: int, hidden: int) -> None:
+        super().__init__(units, outputs * hidden)
+        self.hidden = hidden
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
+
+    def forward(self, inner_XF: Tensor, output: int | None = None) -> Tensor:
+        """[..., outputs, H], or [..., H] of one output, counted from 0."""
+        if output is None:
+            return super().forward(inner_XF).unflatten(-1, (-1, self.hidden))
+        rows = slice(output * self.hidden, (output + 1) * self.hidden)
+        return F.linear(inner_XF, self.weight[rows], self.bias[rows])
+
+
+class BpdHeads(Heads):
+    """The k-output layer over the state that the target's output projection reads.
+
+        s_1 = h,   s_i = h + W2_i relu(W1 h + b1) + b2_i  for i = 2..k,   logits_i = P s_i
+
+    (section 6 of the paper), W1 of k times `inner` rows, P the target's projection, no part of this
+    module. Output i at position t speaks of token t+i. The paper adds a
+    term to output 1 too; without it the target stays a model of its own class, and its law the law
+    that is decoded. W2 is 0 at first: an untrained output says what the target says of token t+1.
+    Outputs are counted as Medusa's heads are, head k = 1 being output 2, and head 0 the target.
+    """
+
+    def __init__(self, config: BpdShape) -> None:
+        super().__init__()
+        self.config = config
+        units = config.block * config.inner
+        self.first = nn.Linear(config.hidden, units)
+        self.second = Outputs(units, config.heads, config.hidden)
+        self.lm_heads = empty_heads(config)
+
+    @classmethod
+    def for_target(cls, target: nn.Module, *, block: int, inner: int | None = None) -> Self:
+        """Untrained outputs for a causal LM of `transformers`, fp32; `inner` its hidden size.
+
+        Raises:
+            RequestError: its output projection has a bias.
+        """
+        V, H = projection_of(target).shape
+        return cls(BpdShape(block, inner or H, H, V))
+
+    def forward(self, hidden_XH: Tensor) -> Tensor:
+        """[..., H] -> what the projection reads for every output but the first, [..., K, H]."""
+        return hidden_XH[..., None, :] + self.second(F.relu(self.first(hidden_XH)))
+
+    def head(self, k: int, given_XF: Tensor) -> Tensor:
+        """What the projection reads for head k alone; head 0 is the target's own. [..., H]."""
+        if k == 0:
+            return given_XF
+        return given_XF + self.second(F.relu(self.first(given_XF)), k - 1)
+
+
+class Bpd(Medusa):
+    """Drafts the block behind the target's own token: one chain, or a static tree if one is given.
+
+    Tokens are the likeliest ones, a point mass at every temperature.
+    """
+
+    family = "bpd"
+
+    def __init__(self, heads: Heads, target: Backbone, *, paths: Paths | None = None) -> None:
+        """`paths`: a tree (`tree_of_paths`); by default the chain of the likeliest k - 1 tokens.
+
+        Raises:
+            RequestError: the tree is deeper than there are outputs, or is no tree.
+        """
+        if paths is None:
+            paths = block_chain(heads.config.heads)
+        super().__init__(heads, target, paths=paths)
+
+
+def block_chain(heads: int) -> Paths:
+    """The chain of every head's likeliest token, as index paths."""
+    return [[0] * depth for depth in range(1, heads + 1)]
+
+
+def load_bpd(folder: str | Path, target: Backbone, *, paths: Paths | None = None) -> Bpd:
+    """Load a BPD checkpoint for `target`; the tree is as for `Bpd`.
+
+    Raises:
+        RequestError: the folder is no BPD drafter, or was made for another target; the message
+            names the field that differs.
+    """
+    _, sizes = read_settings(folder, target, Bpd.family)
+    with built_from(Path(folder) / "config.json", "a BPD layer"):
+        heads = BpdHeads(BpdShape(**sizes))
+    refuse_other_logits(target.model)
+    load_weights(heads, Path(folder))
+    heads.requires_grad_(False).eval().to(device=target.device, dtype=target.model.dtype)
+    return Bpd(heads, target, paths=paths)

@@ -1,0 +1,269 @@
+"""Hydra: Medusa's heads, each of which also sees the tokens drafted before its own.
+
+Ankner et al. 2024, arXiv 2402.05109. A tree is drafted level by level, every node from the path
+that leads to it; Hydra++ puts a layer in front of the heads. The module that `trainers/hydra.py`
+trains is the very module that drafts here. Read next: `hydra_prefix.py`, that layer; `medusa.py`,
+with which nearly everything is shared.
+
+Shapes: B rows, K nodes expanded at once, R ranks, X nodes of the next depth, Y of them that are
+expanded in turn, E tokens that a step can emit, H hidden size, F numbers that a head reads, V
+vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple, Self, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...decoding.proposal import Committed, Law, Proposal
+from ...decoding.random import Uniforms
+from ...decoding.sampling import Warper
+from ...decoding.target.backbone import Backbone
+from ...decoding.tree.build import Choices
+from ..eagle.layers import EagleShape
+from ..folder import built_from, load_weights, read_settings
+from ..projection import refuse_other_logits
+from ..true_states import TrueStates, pick
+from .hydra_prefix import PrefixLayer
+from .medusa import (
+    HeadsOnTree,
+    MedusaHeads,
+    MedusaShape,
+    Paths,
+    ResidualBlock,
+    copy_projection,
+    head_logits,
+    projection_of,
+)
+
+
+@dataclass(frozen=True)
+class HydraShape(MedusaShape):
+    """Sizes of the heads, and of the layer in front of them where there is one."""
+
+    prefix: EagleShape | None = None
+
+
+class HydraBlock(nn.Module):
+    """h + SiLU(W [h; e_1; ...; e_k] + b), then residual blocks; h as it is until it is trained.
+
+    The published code passes h on through a random linear map in place of the identity.
+    """
+
+    def __init__(self, hidden: int, layers: int, tokens: int) -> None:
+        super().__init__()
+        self.hidden = hidden
+        self.first = nn.Linear((1 + tokens) * hidden, hidden)
+        for parameter in self.first.parameters():
+            nn.init.zeros_(parameter)
+        self.rest = ResidualBlock(hidden, layers - 1)
+
+    def forward(self, given_XF: Tensor) -> Tensor:
+        return self.rest(given_XF[..., : self.hidden] + F.silu(self.first(given_XF)))
+
+
+class HydraHeads(MedusaHeads):
+    """K heads; head k at position t reads h_t and the embeddings of tokens t+1 to t+k.
+
+    It speaks of token t+k+1, as Medusa's does. Token t+1 is known when drafting begins: it is the
+    tree's root. Embeddings are the target's, passed in and never saved. Hydra++ has `layers` 4 and
+    a `prefix`, whose output takes the place of h_t; `forward` and the blocks read that.
+    """
+
+    def __init__(self, config: HydraShape) -> None:
+        """As `MedusaHeads`."""
+        super().__init__(config)
+        self.prefix = None if config.prefix is None else PrefixLayer(config.prefix)
+
+    @classmethod
+    def for_target(
+        cls, target: nn.Module, *, heads: int, layers: int = 1, shared_head: bool = False, prefix: bool = False
+    ) -> Self:
+        """As `MedusaHeads`, with a layer of the target's sizes in front if there is to be one."""
+        model: Any = target
+        weight_VH = projection_of(target)
+        V, H = weight_VH.shape
+        layer = EagleShape.like(model.config) if prefix else None
+        made = cls(HydraShape(heads, layers, H, V, shared_head, layer))
+        copy_projection(made.lm_heads, weight_VH)
+        return made
+
+    def block(self, k: int) -> nn.Module:
+        """What head k, counted from 1, computes in front of its projection."""
+        return HydraBlock(self.config.hidden, self.config.layers, tokens=k)
+
+    def forward(self, hidden_XH: Tensor, embeds: Sequence[Tensor] = ()) -> Tensor:
+        """[..., H] and the embeddings of the K tokens behind -> [..., K, H], text being known."""
+        return torch.stack([block(reads(hidden_XH, embeds[:k])) for k, block in enumerate(self.blocks, 1)], -2)
+
+
+def reads(hidden_XH: Tensor, embeds: Sequence[Tensor]) -> Tensor:
+    """What a head reads: the target's hidden state, then the tokens behind it, oldest first."""
+    return torch.cat([hidden_XH, *(each.to(hidden_XH.dtype) for each in embeds)], -1)
+
+
+class Hydra(HeadsOnTree):
+    """Fills the tree level by level, every node from the path that leads to it."""
+
+    family = "hydra"
+    heads: HydraHeads
+
+    def __init__(self, heads: HydraHeads, target: Backbone, *, paths: Paths | None = None, nodes: int = 20) -> None:
+        """As `HeadsOnTree`."""
+        super().__init__(heads, target, paths=paths, nodes=nodes)
+        self._embed: Any = target.model.get_input_embeddings()
+
+    @property
+    def draft_steps(self) -> int:
+        """Heads that run one after another per target call."""
+        return self.draft_length
+
+    @property
+    def weights_read(self) -> list[nn.Module]:
+        """What a proposal reads: a head for every level, and the projection behind it."""
+        heads, target = self.heads, cast(Any, self._target.model)
+        levels = range(self.draft_length)
+        shared = [target.get_output_embeddings()] * len(heads.blocks)
+        projections = shared if heads.config.shared_head else heads.lm_heads
+        prefix = [] if heads.prefix is None else [heads.prefix]
+        return [*prefix, *(part for k in levels for part in (heads.blocks[k], projections[k]))]
+
+    def propose(self, last_B: Tensor, _warper: Warper, _uniforms: Uniforms) -> Proposal:
+        """The tree behind `last_B`, every node the likeliest behind its path."""
+        tokens = [last_B[:, None]]
+        hidden_BH = self._hidden_BH.to(self.heads.dtype)
+        given_BKF = reads(hidden_BH, [self._embed(last_B)])[:, None]
+        for depth, level in enumerate(_levels(self._choices, last_B.device)):
+            topk_BKR = self.logits(depth, given_BKF).topk(level.ranks).indices
+            tokens.append(topk_BKR.flatten(1)[:, level.pick_X])
+            embeds_BYH = self._embed(tokens[-1][:, level.inner_Y])
+            given_BKF = reads(given_BKF[:, level.parent_Y], [embeds_BYH])
+        return Proposal(torch.cat(tokens, 1), self._choices.tree, Law.POINT_MASS)
+
+    def given(self, k: int, hidden_SH: Tensor, tokens_S: Tensor) -> Tensor:
+        """What head k reads at every place of a text that has a token k + 1 places ahead."""
+        X = len(tokens_S) - (k + 1)
+        embeds_SH = self._embed(tokens_S)
+        embeds = [embeds_SH[ahead : ahead + X] for ahead in range(1, k + 1)]
+        return reads(hidden_SH[:X].to(self.heads.dtype), embeds)
+
+    def logits(self, depth: int, given_BKF: Tensor) -> Tensor:
+        """fp32 logits [B, K, V] of the tokens behind some nodes; the root has depth 0."""
+        hidden_BKH = self.heads.blocks[depth](given_BKF)
+        return head_logits(self.heads, depth, hidden_BKH, projection_of(self._target.model))
+
+
+class _Level(NamedTuple):
+    """From the expanded nodes of one depth to those of the next."""
+
+    ranks: int  # candidates taken of every node
+    pick_X: Tensor  # where the nodes of the next depth stand in [K, R]
+    inner_Y: Tensor  # which of them are expanded in turn
+    parent_Y: Tensor  # places in K of the parents of those
+
+
+@lru_cache(maxsize=64)
+def _levels(choices: Choices, device: torch.device) -> tuple[_Level, ...]:
+    """The levels of a tree whose nodes are ordered by depth; kept, as copying them would wait."""
+    tree, ranks = choices.tree, choices.ranks
+    levels, expanded = [], [0]
+    for depth in range(1, tree.depth + 1):
+        nodes = [node for node in range(len(tree)) if tree.depths[node] == depth]
+        width = 1 + max(ranks[node] for node in nodes)
+        place = {node: expanded.index(tree.parents[node]) for node in nodes}
+        inner = [at for at, node in enumerate(nodes) if tree.children[node]]
+        lists = ([place[node] * width + ranks[node] for node in nodes], inner, [place[nodes[at]] for at in inner])
+        tensors = (torch.tensor(each, dtype=torch.long, device=device) for each in lists)
+        levels.append(_Level(width, *tensors))
+        expanded = [nodes[at] for at in inner]
+    return tuple(levels)
+
+
+class HydraPlus(Hydra):
+    """Hydra++: the heads read the prefix layer's output at the last committed token.
+
+    The layer's keys and values are those of true states alone: what a step accepted is written at
+    the beginning of the next, and nothing is written while drafting.
+    """
+
+    family = "hydra++"
+
+    @property
+    def draft_steps(self) -> int:
+        """The layer, and the heads that run one after another."""
+        return 1 + self.draft_length
+
+    def reset(self, prompts: Sequence[Sequence[int]], room: int, *, static: bool = False) -> None:
+        """Start new rows. `room`: tokens that may follow the longest prompt."""
+        self._states = TrueStates(
+            prompts,
+            room=room + self.draft_length + 1,
+            depth=self.draft_length,
+            device=self._target.device,
+            static=static,
+        )
+
+    def begin(self, features: Sequence[Tensor]) -> None:
+        """Read every state of the prompts but the last, which the first step reads."""
+        for _, hidden_1SH, positions_1S in self._states.begin(features):
+            self._run(hidden_1SH, positions_1S, None)
+
+    def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
+        """The tree behind `last_B`, drafted from what the layer says of all that is committed."""
+        new = self._states.waiting(last_B)
+        out_BEH = self._run(new.features_BEF, new.positions_BE, new.mask)
+        self._hidden_BH = pick(out_BEH, new.last_B1)[:, 0]
+        return super().propose(last_B, warper, uniforms)
+
+    def observe(self, committed: Committed) -> None:
+        """Keep the true states of what was accepted until the next step reads them."""
+        self._states.observe(committed)
+
+    def foresee(self, hidden_SH: Tensor, tokens_S: Tensor, depth: int) -> Iterator[Tensor]:
+        """As for `Hydra`, the layer reading the whole text first."""
+        assert self.heads.prefix is not None
+        positions_1S = torch.arange(len(tokens_S), device=tokens_S.device)[None]
+        read_1SH = self.heads.prefix(hidden_SH[None].to(self.heads.dtype), positions_1S, None)
+        return super().foresee(read_1SH[0], tokens_S, depth)
+
+    def _run(self, hidden_BEH: Tensor, positions_BE: Tensor, mask: Tensor | None) -> Tensor:
+        """The layer over some states; the arena has been aimed."""
+        assert self.heads.prefix is not None  # as `hydra_on` has seen
+        hidden_BEH = hidden_BEH.to(self.heads.dtype)
+        return self.heads.prefix(hidden_BEH, positions_BE, mask, self._states.arena)
+
+
+def hydra_on(heads: HydraHeads, target: Backbone, *, paths: Paths | None = None, nodes: int = 20) -> Hydra:
+    """The drafter of some heads, with their layer if they have one; the tree is as for `Hydra`."""
+    kind = Hydra if heads.prefix is None else HydraPlus
+    return kind(heads, target, paths=paths, nodes=nodes)
+
+
+def load_hydra(folder: str | Path, target: Backbone, *, paths: Paths | None = None, nodes: int = 20) -> Hydra:
+    """Load a Hydra or Hydra++ checkpoint for `target`; the tree is as for `Hydra`.
+
+    Raises:
+        RequestError: the folder is no Hydra drafter, or was made for another target; the message
+            names the field that differs.
+    """
+    _, sizes = read_settings(folder, target, Hydra.family, HydraPlus.family)
+    with built_from(Path(folder) / "config.json", "Hydra heads"):
+        heads = HydraHeads(_shape(sizes))
+    if heads.config.shared_head:
+        refuse_other_logits(target.model)
+    load_weights(heads, Path(folder))
+    heads.requires_grad_(False).eval().to(device=target.device, dtype=target.model.dtype)
+    return hydra_on(heads, target, paths=paths, nodes=nodes)
+
+
+def _shape(sizes: dict[str, Any]) -> HydraShape:
+    prefix = sizes.get("prefix")
+    layer = None if prefix is None else EagleShape(**prefix)
+    return HydraShape(**(sizes | {"prefix": layer}))

@@ -1,0 +1,62 @@
+"""The layer in front of Hydra++'s heads: it reads the whole text, where the target's last state
+was made to foretell one token.
+
+Ankner et al. 2024, arXiv 2402.05109, section 4 ("prefix attention"). One decoder layer over the
+target's last hidden states, causal, with keys and values of its own; it runs once per target call.
+What is trained is what decodes: training passes the documents of whole rows, decoding an arena.
+Read next: `hydra.py`, the heads and the decoding; `eagle/layers.py`, the parts.
+
+Shapes: B rows, N places, H hidden size, T keys in view.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from ...decoding.target.kv_cache import KVArena
+from ..eagle.layers import EagleShape, Norm, Rotary
+from ..eagle.net import EagleLayer
+from ..eagle.passes import Passes
+
+
+class PrefixLayer(EagleLayer):
+    """A Llama layer of the target's sizes, without biases; it passes h on until it is trained.
+
+    The published code has one more norm behind the layer, which heads that begin as copies of the
+    target's projection would have to unlearn.
+    """
+
+    def __init__(self, shape: EagleShape) -> None:
+        super().__init__(shape)
+        self.input_layernorm = Norm(shape.hidden, shape.eps)
+        self.rotary = Rotary(shape)
+        for last in (self.self_attn.o_proj, self.mlp.down_proj):
+            nn.init.zeros_(last.weight)
+
+    def forward(
+        self,
+        hidden_BNH: Tensor,
+        positions_BN: Tensor,
+        mask: Tensor | None = None,
+        arena: KVArena | None = None,
+        *,
+        documents_BN: Tensor | None = None,
+    ) -> Tensor:
+        """What the heads read in the place of the target's states, [B, N, H].
+
+        Args:
+            hidden_BNH: the target's last hidden states, in the precision of the weights.
+            positions_BN: counted from the first token of the document.
+            mask: bool, broadcastable to [B, 1, N, T]; None is causal.
+            arena: where keys and values are kept, aimed by the caller; None in training.
+            documents_BN: in training, in the place of a mask: the document of every place, which
+                sees no other; memory then grows with N alone.
+        """
+        attention, turn = self.self_attn, self.rotary(positions_BN)
+        read_BNH = self.input_layernorm(hidden_BNH)
+        if documents_BN is None:
+            hidden_BNH = hidden_BNH + attention(read_BNH, turn, mask, arena)
+        else:
+            seen = Passes(documents_BN, attention.group).attend(attention.project(read_BNH, turn))
+            hidden_BNH = hidden_BNH + attention.joined(seen)
+        return hidden_BNH + self.mlp(self.post_attention_layernorm(hidden_BNH))

@@ -1,0 +1,93 @@
+"""Any function of yours as a drafter: tokens so far in, a guess out.
+
+The guess is a point mass, whatever made it: sample-and-match needs no law of it, only that it does
+not look at the random numbers of the acceptance. Read next: `tries.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ...decoding.proposal import Committed, Proposal
+from ...decoding.random import Uniforms
+from ...decoding.sampling import Warper
+from ...errors import RequestError
+from ..history import History
+from .tries import propose_tries
+
+Guess = Sequence[int] | tuple[Sequence[int], Sequence[int]]
+"""A chain of tokens, or tokens and parents of a tree (-1: behind the last token)."""
+
+
+class CallableDrafter:
+    """Calls `function(tokens)` for every row at every step, on the host."""
+
+    family = "function"
+    replayable = False
+    draft_steps = 0
+
+    def __init__(
+        self,
+        function: Callable[[list[int]], Guess],
+        *,
+        draft_length: int = 8,
+        nodes: int = 0,
+        vocabulary: int | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """`draft_length`: deepest candidate; `nodes`: of a tree, by default those of a chain."""
+        self._function, self.draft_length = function, draft_length
+        self.nodes = nodes or draft_length + 1
+        self._vocabulary, self._device = vocabulary, device
+
+    def reset(self, prompts: Sequence[Sequence[int]], room: int, *, static: bool = False) -> None:
+        """Start new rows. `room`: tokens that may follow the longest prompt."""
+        self._history = History(prompts, room + self.draft_length + 2, self._device)
+
+    def propose(self, last_B: Tensor, _warper: Warper, _uniforms: Uniforms) -> Proposal:
+        """What the function says of each row; a chain is cut at `draft_length`."""
+        self._history.write_last(last_B)
+        lengths = self._history.lengths_B.tolist()
+        rows = self._history.tokens_BL.tolist()
+        found = [self._ask(row[: length + 1]) for row, length in zip(rows, lengths)]
+        return propose_tries(last_B, found, nodes=self.nodes, depth=self.draft_length)
+
+    def observe(self, committed: Committed) -> None:
+        """Go on behind what was committed."""
+        self._history.append(committed)
+
+    def _ask(self, text: list[int]) -> tuple[list[int], list[int]]:
+        guess = self._function(text)
+        if isinstance(guess, tuple):
+            tokens, parents = list(guess[0]), list(guess[1])
+        else:
+            tokens = list(guess)[: self.draft_length]
+            parents = list(range(-1, len(tokens) - 1))
+        self._refuse(tokens, parents)
+        return tokens, parents
+
+    def _refuse(self, tokens: list[int], parents: list[int]) -> None:
+        depths: list[int] = []
+        for node, parent in enumerate(parents):
+            if not -1 <= parent < node:
+                raise RequestError(
+                    f"the drafting function gave node {node} the parent {parent}; expected -1 (the "
+                    "last token) or a node before it"
+                )
+            depths.append(1 + (depths[parent] if parent >= 0 else 0))
+        if len(tokens) != len(parents) or len(tokens) >= self.nodes:
+            raise RequestError(
+                f"the drafting function gave {len(tokens)} tokens and {len(parents)} parents; "
+                f"expected as many of both, and at most {self.nodes - 1}"
+            )
+        if depths and max(depths) > self.draft_length:
+            raise RequestError(
+                f"the drafting function went {max(depths)} deep; expected at most draft_length, {self.draft_length}"
+            )
+        top = self._vocabulary if self._vocabulary is not None else 2**31
+        wrong = [token for token in tokens if not 0 <= token < top]
+        if wrong:
+            raise RequestError(f"the drafting function gave token id {wrong[0]}; expected 0 to {top - 1}")

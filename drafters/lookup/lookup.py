@@ -1,0 +1,94 @@
+"""Drafting by copying: what followed the last few tokens when they occurred before.
+
+Prompt lookup copies from the row's own history, LLMA from reference documents. Both look on the
+device, without a model. Read next: `prompt_lookup.py`, `llma.py`, `ngram.py`.
+
+Shapes: B rows, K drafted tokens, L tokens of the source (1 row where all rows share it),
+M tokens of the longest suffix that is looked for.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ...decoding.proposal import Committed, Law, Proposal
+from ...decoding.random import Uniforms
+from ...decoding.sampling import Warper
+from ...decoding.tree.tree import chain
+from ..history import History
+
+
+class ChainLookup(ABC):
+    """Drafts a chain of tokens found in a table or a text; a row may find fewer, or none."""
+
+    replayable = True
+    draft_steps = 0
+
+    def __init__(self, draft_length: int, device: torch.device | str) -> None:
+        self.draft_length, self._device = draft_length, device
+
+    @property
+    def nodes(self) -> int:
+        """Most nodes of a proposal, the root included."""
+        return self.draft_length + 1
+
+    def reset(self, prompts: Sequence[Sequence[int]], room: int, *, static: bool = False) -> None:
+        """Start new rows. `room`: tokens that may follow the longest prompt."""
+        self._history = History(prompts, room + self.draft_length + 2, self._device)
+        self._static = static
+
+    def propose(self, last_B: Tensor, _warper: Warper, _uniforms: Uniforms) -> Proposal:
+        """The tokens found, as a point mass at every temperature."""
+        self._history.write_last(last_B)
+        tokens_BK, count_B = self.find()
+        # where the host may look, nothing is computed that no row has found
+        length = self.draft_length if self._static else int(count_B.max())
+        place_N = torch.arange(length + 1, device=last_B.device)
+        tokens_BN = torch.cat([last_B[:, None], tokens_BK[:, :length]], 1)
+        present_BN = place_N <= count_B[:, None]
+        # what is absent is computed all the same: any valid id will do
+        tokens_BN = torch.where(present_BN, tokens_BN, 0)
+        return Proposal(tokens_BN, chain(length), Law.POINT_MASS, present_BN=present_BN, coins=self.nodes)
+
+    @abstractmethod
+    def find(self) -> tuple[Tensor, Tensor]:
+        """What may follow the history: tokens [B, K], and how many of them were found [B]."""
+
+    def observe(self, committed: Committed) -> None:
+        """Go on behind what was committed."""
+        self._history.append(committed)
+
+
+def suffix_run(source_BL: Tensor, recent_BM: Tensor) -> Tensor:
+    """How many of the recent tokens (newest first) stand in the source up to each place. [B, L]."""
+    alike_BL = torch.ones_like(source_BL, dtype=torch.bool)
+    run_BL = torch.zeros_like(source_BL)
+    for back in range(recent_BM.shape[1]):
+        shifted_BL = nn.functional.pad(source_BL, (back, 0), value=-2)[:, : source_BL.shape[1]]
+        alike_BL = alike_BL & (shifted_BL == recent_BM[:, back : back + 1])
+        run_BL = run_BL + alike_BL
+    return run_BL
+
+
+def best_place(run_BL: Tensor, allowed_BL: Tensor, *, shortest: int, latest: bool) -> Tensor:
+    """Where the longest allowed run ends, the first or the latest of equals; -1 if none. [B]."""
+    L = run_BL.shape[1]
+    place_L = torch.arange(L, device=run_BL.device)
+    order_L = place_L if latest else L - 1 - place_L
+    fits_BL = allowed_BL & (run_BL >= shortest)
+    score_BL = torch.where(fits_BL, run_BL * L + order_L, -1)
+    best = score_BL.max(1)
+    return torch.where(best.values >= 0, best.indices, -1)
+
+
+def copy_behind(source_BL: Tensor, place_B: Tensor, count: int, end_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens behind a place up to `end_B` or a separator (-1), and how many. [B, K], [B]."""
+    slots_BK = place_B[:, None] + 1 + torch.arange(count, device=place_B.device)
+    wide_BL = source_BL.expand(len(place_B), -1)
+    tokens_BK = wide_BL.gather(1, slots_BK.clamp(0, source_BL.shape[1] - 1))
+    good_BK = (slots_BK < end_B[:, None]) & (tokens_BK >= 0) & (place_B >= 0)[:, None]
+    return tokens_BK, good_BK.long().cumprod(1).sum(1)

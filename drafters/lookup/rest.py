@@ -1,0 +1,81 @@
+"""REST: retrieve continuations of the last tokens from a datastore, verify them as a trie.
+
+He et al. 2023 (arXiv 2311.08252): suffixes of 16 down to 2 tokens, continuations of 10, the 64
+likeliest nodes. The datastore is searched on the host, so a step waits for the device once.
+Lossless at every temperature with one draw per node (sample-and-match).
+Read next: `data/datastore.py`, which builds and searches; `tries.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...decoding.proposal import Committed, Proposal
+from ...decoding.random import Uniforms
+from ...decoding.sampling import Warper
+from ..history import History
+from .tries import propose_tries
+
+
+class Store(Protocol):
+    """What REST needs of a datastore."""
+
+    def continuations(
+        self, context: Sequence[int], *, longest: int, shortest: int, length: int, limit: int
+    ) -> NDArray[np.int64]:
+        """What follows the longest suffix of the context that occurs, [M, length], -1 padded."""
+
+    @staticmethod
+    def trie(continuations: NDArray[np.int64], nodes: int) -> tuple[list[int], list[int]]:
+        """Tokens and parents of the most frequent prefixes."""
+
+
+class Rest:
+    """Drafts a trie of what followed the same tokens in the datastore."""
+
+    family = "rest"
+    replayable = False
+    draft_steps = 0
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        nodes: int = 65,
+        longest: int = 16,
+        shortest: int = 2,
+        draft_length: int = 10,
+        matches: int = 5000,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """`nodes`: the root included; `matches`: continuations looked at, at most."""
+        self._store, self.nodes, self.draft_length = store, nodes, draft_length
+        self.longest, self.shortest, self.matches = longest, shortest, matches
+        self._device = device
+
+    def reset(self, prompts: Sequence[Sequence[int]], room: int, *, static: bool = False) -> None:
+        """Start new rows. `room`: tokens that may follow the longest prompt."""
+        self._history = History(prompts, room + self.draft_length + 2, self._device)
+
+    def propose(self, last_B: Tensor, _warper: Warper, _uniforms: Uniforms) -> Proposal:
+        """The trie of every row; a row without a match has the root alone."""
+        self._history.write_last(last_B)
+        found = [self._look_up(recent) for recent in self._history.recent(self.longest).tolist()]
+        return propose_tries(last_B, found, nodes=self.nodes, depth=self.draft_length)
+
+    def observe(self, committed: Committed) -> None:
+        """Go on behind what was committed."""
+        self._history.append(committed)
+
+    def _look_up(self, recent: Sequence[int]) -> tuple[list[int], list[int]]:
+        context = [token for token in reversed(recent) if token >= 0]
+        found = self._store.continuations(
+            context, longest=self.longest, shortest=self.shortest, length=self.draft_length, limit=self.matches
+        )
+        return self._store.trie(found, self.nodes - 1) if len(found) else ([], [])

@@ -1,0 +1,31 @@
+"""Trees found on the host, row by row, as a proposal: what REST and functions draft.
+
+Read next: `rest.py`, `function.py`; `decoding/tree/build.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from ...decoding.proposal import Law, Proposal
+from ...decoding.tree.build import tree_of_tries
+from ...decoding.tree.tree import chain
+
+Found = tuple[Sequence[int], Sequence[int]]
+"""Tokens and parents of one row's nodes, the root left out; parent -1 is the root."""
+
+
+def propose_tries(last_B: Tensor, found: Sequence[Found], *, nodes: int, depth: int) -> Proposal:
+    """A point mass on every row's own tree, as wide as the largest of them.
+
+    `nodes`, `depth`: bounds of any tree; so many random numbers are taken whatever is found, and a
+    row does not feel what the others found.
+    """
+    needed = 1 + max(len(tokens) for tokens, _ in found)
+    if needed == 1:
+        return Proposal(last_B[:, None], chain(0), Law.POINT_MASS, coins=nodes)
+    tokens, parents = [each[0] for each in found], [each[1] for each in found]
+    tokens_BN, tree = tree_of_tries(last_B, tokens, parents, needed, depth)
+    return Proposal(tokens_BN, tree, Law.POINT_MASS, coins=nodes)

@@ -1,0 +1,255 @@
+"""LoRA adapters on a draft model: several on one base, switched while it stays where it is.
+
+Low-rank changes to linear layers (LoRA, Hu et al. 2021) by `peft`, one per domain for instance.
+A drafter folder keeps the base as an ordinary model and each adapter in `adapters/NAME`, in peft's
+own format. Switching changes which of them the layers add, and no tensor of the base.
+Read next: `draft_model.py`; `trainers/student/lora.py`, which trains one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from ...decoding.target.backbone import Backbone, Seen
+from ...decoding.target.kv_cache import KVArena
+from ...errors import RequestError
+from ...storage import read_tensors
+from ..folder import REMEDY, built_from, names_in
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
+FOLDER = "adapters"
+BASE = "base"
+"""What stands for no adapter wherever one is chosen by name."""
+_PEFT_PREFIX = "base_model.model."
+_PEFT_BASE = "__base__"
+_TENSOR = re.compile(r"(.+\.lora_\w+)\.([^.]+)\.(\w+)")  # LAYER.lora_A.NAME.weight
+
+
+def adapted_layers(model: nn.Module) -> list[Any]:
+    """The layers that have adapters."""
+    if not getattr(model, "peft_config", None):
+        return []  # and `peft` is not imported for a model that has no adapters
+    from peft.tuners.lora import LoraLayer
+
+    return [module for module in model.modules() if isinstance(module, LoraLayer)]
+
+
+def adapter_names(model: nn.Module) -> tuple[str, ...]:
+    """The adapters that a model has, sorted."""
+    return tuple(sorted({name for layer in adapted_layers(model) for name in layer.lora_A}))
+
+
+def active_adapter(model: nn.Module) -> str | None:
+    """The adapter that is added in forward passes; None for the base alone."""
+    for layer in adapted_layers(model):
+        return next(iter(layer.active_adapters), None)
+    return None
+
+
+def use(model: nn.Module, name: str | None) -> None:
+    """Add that adapter from now on, or none of them; nothing is loaded, moved or trained by it.
+
+    Raises:
+        RequestError: there is no such adapter; the message lists those that there are.
+    """
+    chosen = [] if name is None else [name]
+    _refuse_unknown(model, chosen)
+    for layer in adapted_layers(model):
+        layer.set_adapter(chosen, inference_mode=True)
+
+
+def idle_weights(module: nn.Module, names: Collection[str] | None = None) -> set[int]:
+    """Tensors, by `id`, of adapters that no forward pass reads: of all but `names`.
+
+    `names` None: but those in use.
+    """
+    idle: set[int] = set()
+    for layer in (each for model in module.modules() for each in adapted_layers(model)):
+        read = layer.active_adapters if names is None else names
+        for table in (layer.lora_A, layer.lora_B):
+            idle |= {id(p) for name in table if name not in read for p in table[name].parameters()}
+    return idle
+
+
+class RowBackbone(Backbone):
+    """A draft whose rows have adapters of their own: n adapters on one base decode as one batch.
+
+    Row b of an arena is computed with `names[b]`, None being the base alone, whatever `use` has
+    chosen for others that share the model. A draft over it is not recorded as a CUDA graph: peft
+    picks the rows of an adapter on the host.
+    """
+
+    def __init__(self, backbone: Backbone, names: Sequence[str | None]) -> None:
+        """Raises RequestError for an unknown name."""
+        super().__init__(backbone.model, name=backbone.name, revision=backbone.revision)
+        _refuse_unknown(self.model, [name for name in names if name is not None])
+        self._names = [_PEFT_BASE if name is None else name for name in names]
+        self._now: list[str] | None = None
+        self._hooks = [
+            layer.register_forward_pre_hook(self._add_names, with_kwargs=True) for layer in adapted_layers(self.model)
+        ]
+
+    def close(self) -> None:
+        """Leave the model as if this backbone had never been made of it."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def prefill(
+        self,
+        prompts: Sequence[Sequence[int]],
+        arena: KVArena,
+        *,
+        layers: Sequence[int] = (),
+        features: list[Tensor] | None = None,
+    ) -> Tensor:
+        """As a `Backbone`; raises RequestError where rows and names differ in number."""
+        if len(prompts) != len(self._names):
+            raise RequestError(
+                f"the draft has adapters for {len(self._names)} rows, and the batch has "
+                f"{len(prompts)}; give `RowBackbone` one name for each row, None being the base"
+            )
+        return super().prefill(prompts, arena, layers=layers, features=features)
+
+    def _run(
+        self,
+        tokens: Tensor,
+        mask: Tensor | None,
+        positions: Tensor,
+        arena: KVArena,
+        *,
+        keep: int,
+        layers: Sequence[int] = (),
+    ) -> Seen:
+        self._now = self._names if arena.row is None else [self._names[arena.row]]
+        try:
+            return super()._run(tokens, mask, positions, arena, keep=keep, layers=layers)
+        finally:
+            self._now = None
+
+    def _add_names(self, _layer: nn.Module, inputs: Any, named: dict[str, Any]) -> Any:
+        return None if self._now is None else (inputs, {**named, "adapter_names": self._now})
+
+
+@contextlib.contextmanager
+def rows_use(backbone: Backbone, names: Sequence[str | None]) -> Iterator[RowBackbone]:
+    """A `RowBackbone` for the block, closed behind it."""
+    rows = RowBackbone(backbone, names)
+    try:
+        yield rows
+    finally:
+        rows.close()
+
+
+def save_adapters(model: nn.Module, folder: Path) -> None:
+    """Write every adapter of a model to `folder/adapters/NAME`, as peft does, in fp32."""
+    from safetensors.torch import save_file
+
+    whole: Any = model
+    for name in adapter_names(model):
+        place = folder / FOLDER / name
+        place.mkdir(parents=True, exist_ok=True)
+        weights = {
+            _PEFT_PREFIX + key: tensor.detach().float().cpu().contiguous()
+            for key, tensor in _weights(model, name).items()
+        }
+        save_file(weights, place / "adapter_model.safetensors", metadata={"format": "pt"})
+        whole.peft_config[name].save_pretrained(str(place))
+
+
+def load_adapters(model: nn.Module, folder: Path, names: Sequence[str]) -> None:
+    """Put the adapters of a `save_adapters` folder into a model's layers; none of them is in use.
+
+    Raises:
+        RequestError: one is missing, of another kind than LoRA, or does not fit the model.
+    """
+    for name in names:
+        place = folder / FOLDER / name
+        config = _read_config(place)
+        with built_from(place / "adapter_config.json", "an adapter for the model beside it"):
+            inject(config, model, name)
+        _fill(model, place, name)
+    model.requires_grad_(False).eval()
+    use(model, None)
+
+
+def take_up(model: nn.Module, folder: Path, settings: Mapping[str, Any], asked: str | None) -> None:
+    """Load the adapters that a folder's settings list, and use one.
+
+    The one asked for by name, `base` being none; else the one that the folder's run has trained.
+
+    Raises:
+        RequestError: no adapter is called so, or one does not fit.
+    """
+    load_adapters(model, folder, names_in(settings, "adapters", folder))
+    name = asked or settings.get("adapter") or BASE
+    use(model, None if name == BASE else name)
+
+
+def inject(config: LoraConfig, model: nn.Module, name: str) -> None:
+    """Put a fresh adapter into the layers that its config names."""
+    from peft import inject_adapter_in_model
+
+    with warnings.catch_warnings():  # of a second adapter beside the first, which is wanted
+        warnings.filterwarnings("ignore", message="Already found a `peft_config`")
+        inject_adapter_in_model(config, model, adapter_name=name)
+
+
+def _fill(model: nn.Module, place: Path, name: str) -> None:
+    wanted = _weights(model, name)
+    path = place / "adapter_model.safetensors"
+    found = read_tensors(path, remedy=REMEDY)
+    given = {key.removeprefix(_PEFT_PREFIX): tensor for key, tensor in found.items()}
+    odd = sorted(
+        key
+        for key in given.keys() | wanted.keys()
+        if key not in given or key not in wanted or given[key].shape != wanted[key].shape
+    )
+    if odd:
+        raise RequestError(
+            f"{path} does not fit the model beside it: {odd[0]} is missing on one side or of "
+            "another shape; an adapter belongs to the base that it was trained on"
+        )
+    for key, tensor in wanted.items():
+        tensor.data.copy_(given[key])
+
+
+def _read_config(place: Path) -> LoraConfig:
+    from peft import LoraConfig, PeftConfig
+
+    # peft would ask a hub for a folder that is not there
+    if not (place / "adapter_config.json").is_file():
+        raise RequestError(f"{place} holds no adapter: adapter_config.json is missing")
+    try:
+        config = PeftConfig.from_pretrained(str(place))
+    except (ValueError, TypeError, KeyError) as error:
+        raise RequestError(f"{place}/adapter_config.json is no adapter of peft: {error!s:.200}") from error
+    if not isinstance(config, LoraConfig) or config.use_dora or config.modules_to_save:
+        raise RequestError(f"{place} is no plain LoRA adapter; expected low-rank changes to linear layers alone")
+    return config
+
+
+def _weights(model: nn.Module, name: str) -> dict[str, Tensor]:
+    """The tensors of one adapter as peft's files call them: without the adapter's name."""
+    found = {}
+    for own, tensor in model.state_dict(keep_vars=True).items():
+        parts = _TENSOR.fullmatch(own)  # a part of LAYER may be called as the adapter is
+        if parts and parts[2] == name:
+            found[f"{parts[1]}.{parts[3]}"] = tensor
+    return found
+
+
+def _refuse_unknown(model: nn.Module, names: Sequence[str]) -> None:
+    known = adapter_names(model)
+    for name in names:
+        if name not in known:
+            has = f"it has {', '.join(known)}" if known else "it has none"
+            raise RequestError(f"the draft has no adapter {name!r}; {has}, and {BASE!r} means none of them")

@@ -1,0 +1,178 @@
+"""An independent draft model: a small causal LM with an arena of its own, drafting a chain.
+
+Leviathan et al. 2023, Chen et al. 2023. The module that `trainers/distill.py` trains is the very
+module that drafts here. Read next: `identity.py`, `registry.py`.
+
+Shapes: B rows, K drafted tokens, V target vocabulary, W tokens fed at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ...decoding.proposal import Committed, Law, Proposal
+from ...decoding.random import Uniforms
+from ...decoding.rules.acceptance import row_of
+from ...decoding.sampling import Warper, draw
+from ...decoding.target.backbone import Backbone
+from ...decoding.target.kv_cache import KVArena
+from ...decoding.tree.tree import chain
+from ..history import History
+from .adapters import RowBackbone, active_adapter, adapter_names, use
+
+Policy = Literal["sample", "argmax"]
+
+
+class DraftModel:
+    """Drafts `draft_length` tokens one after another.
+
+    `policy` matters at temperature > 0: `sample` draws from the draft's warped law and declares
+    it (IID); `argmax` takes the likeliest token and declares a point mass.
+    """
+
+    family = "draft_model"
+
+    def __init__(
+        self, backbone: Backbone, vocabulary: int, *, draft_length: int = 4, policy: Policy = "sample"
+    ) -> None:
+        """`vocabulary`: rows of the target's output projection, the width of q."""
+        self.backbone, self.vocabulary = backbone, vocabulary
+        self.draft_length, self.policy = draft_length, policy
+
+    @property
+    def module(self) -> nn.Module:
+        """What is trained."""
+        return self.backbone.model
+
+    @property
+    def replayable(self) -> bool:
+        """Whether `propose` can be recorded: not where peft picks the rows of an adapter."""
+        return not isinstance(self.backbone, RowBackbone)
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of the adapters on its base, sorted."""
+        return adapter_names(self.module)
+
+    @property
+    def adapter(self) -> str | None:
+        """The adapter that it drafts with; None for the base alone."""
+        return active_adapter(self.module)
+
+    def use(self, name: str | None) -> None:
+        """Draft with that adapter from the next rows on, or with the base alone.
+
+        Whoever shares the backbone drafts with it too. An unknown name is a RequestError.
+        """
+        use(self.module, name)
+
+    @property
+    def nodes(self) -> int:
+        """Most nodes of a proposal, the root included."""
+        return self.draft_length + 1
+
+    @property
+    def draft_steps(self) -> int:
+        """Forward passes per target call."""
+        return self.draft_length
+
+    @property
+    def _longest_gap(self) -> int:
+        """Most tokens that the arena lacks: a full acceptance's last one and the extra one."""
+        return 2
+
+    def reset(self, prompts: Sequence[Sequence[int]], room: int, *, static: bool = False) -> None:
+        """Start new rows. `room`: tokens that may follow the longest prompt."""
+        room += self.draft_length + 2
+        self._arena = KVArena(len(prompts), max(map(len, prompts)) + room, static=static)
+        self.backbone.prefill(prompts, self._arena)
+        self._history = History(prompts, room, self.backbone.device)
+        self._known_B = self._history.lengths_B.clone()
+        self._shortest = min(map(len, prompts))
+
+    def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
+        """A chain behind `last_B`: argmax at temperature 0, else by `policy`."""
+        return self.draft(last_B, warper, uniforms, length=self.draft_length)
+
+    def draft(
+        self, last_B: Tensor, warper: Warper, uniforms: Uniforms, *, length: int, wanted_B: Tensor | None = None
+    ) -> Proposal:
+        """A chain of `length` tokens, of which row b has only the first `wanted_B[b]`."""
+        sampled = not warper.greedy and self.policy == "sample"
+        self._history.write_last(last_B)
+        # always as many numbers: a row's stream must not depend on how far the others draft
+        random_BK = uniforms.take(self.draft_length) if sampled else None
+        tokens, laws = [last_B], []
+        logits_BV = self._catch_up()
+        for k in range(length):
+            if k:
+                logits_BV = self._logits(tokens[-1][:, None], self._history.lengths_B + k)
+            if random_BK is None:
+                tokens.append(logits_BV.argmax(-1))
+                continue
+            law_BV = warper(logits_BV)
+            laws.append(self.declare(logits_BV, law_BV))
+            tokens.append(self.choose(law_BV, random_BK[:, k]))
+        self._drafted = length
+        place_N = torch.arange(length + 1, device=last_B.device)
+        common: dict[str, Any] = {
+            "present_BN": None if wanted_B is None else place_N <= wanted_B[:, None],
+            "coins": self.nodes,
+        }
+        if random_BK is None:
+            return Proposal(torch.stack(tokens, 1), chain(length), Law.POINT_MASS, **common)
+        laws.append(torch.zeros_like(laws[0]))  # the last node is a leaf: its row is never read
+        q_BNV = torch.stack(laws, 1)
+        return Proposal(torch.stack(tokens, 1), chain(length), Law.IID, q_BNV, **common)
+
+    def choose(self, law_BV: Tensor, uniform_B: Tensor) -> Tensor:
+        """One token per row from its law."""
+        return draw(law_BV, uniform_B)
+
+    def declare(self, _logits_BV: Tensor, law_BV: Tensor) -> Tensor:
+        """What is handed on as q: the very law that the token is drawn from."""
+        return law_BV
+
+    def observe(self, committed: Committed) -> None:
+        """Go on behind what was committed; what stands in the arena of it is kept.
+
+        Before the step the arena held everything up to the root, and the root; drafting added all
+        drafted tokens but the last. So after a full acceptance one token is missing.
+        """
+        written_B = self._history.lengths_B + self._drafted
+        self._history.append(committed)
+        self._known_B.copy_(torch.minimum(written_B, self._history.lengths_B))
+
+    def _catch_up(self) -> Tensor:
+        """Feed what the arena lacks, the last emitted token included; logits behind it."""
+        lengths_B = self._history.lengths_B
+        static = self._arena.static
+        width = self._longest_gap if static else int((lengths_B + 1 - self._known_B).max())
+        # rows that lack less see some tokens again, written over with the same values; one that is
+        # too short for that begins at its start, and garbage behind its last token is computed
+        start_B = (lengths_B + 1 - width).clamp_min(0)
+        slots_BW = start_B[:, None] + torch.arange(width, device=start_B.device)
+        tokens_BW = self._history.tokens_BL.gather(1, slots_BW)
+        at_B = lengths_B - start_B if width > self._shortest + 1 else None
+        return self._logits(tokens_BW, start_B, at_B)
+
+    def _logits(self, tokens_BW: Tensor, start_B: Tensor, at_B: Tensor | None = None) -> Tensor:
+        """Logits [B, V] behind token `at_B` of W, the last by default, as wide as the target's."""
+        tree, keep = chain(tokens_BW.shape[1] - 1), 1 if at_B is None else 0
+        logits_BWV = self.backbone.forward(tokens_BW, start_B, tree, self._arena, keep=keep)
+        logits_BV = logits_BWV[:, -1] if at_B is None else row_of(logits_BWV, at_B)
+        return fit_vocabulary(logits_BV, self.vocabulary)
+
+
+def fit_vocabulary(logits_BV: Tensor, vocabulary: int) -> Tensor:
+    """Cut or pad the padding rows of a head: a token that one side lacks is never drafted."""
+    own = logits_BV.shape[-1]
+    if own > vocabulary:
+        return logits_BV[:, :vocabulary]
+    if own < vocabulary:
+        return nn.functional.pad(logits_BV, (0, vocabulary - own), value=-torch.inf)
+    return logits_BV

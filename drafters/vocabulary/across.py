@@ -1,0 +1,82 @@
+"""Load a draft model whose tokenizer may be another than the target's.
+
+`drafter.vocabulary` is the permission, and says by which way. Read next: `foreign_draft.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...errors import RequestError
+from ..config import DrafterConfig
+from ..folder import is_drafter, read_entry
+from ..identity import fingerprint
+from ..model.adapters import take_up
+from ..model.draft_model import DraftModel
+from .foreign_draft import ForeignDraft, IntersectionDraft, RetokenisedDraft
+from .shared_tokens import Vocabulary, VocabularyPair
+
+if TYPE_CHECKING:
+    from ...decoding.target.backbone import Backbone
+
+_log = logging.getLogger(__name__)
+ENOUGH = 0.5
+"""Share of the draft's tokens that have to be the target's too for `auto` to draft those alone."""
+
+
+def load_across(
+    path: Path, target: Backbone, *, draft_length: int, config: DrafterConfig
+) -> DraftModel | ForeignDraft:
+    """A drafter folder of family `draft_model`, or any causal LM, as a draft for `target`.
+
+    With `auto`, a draft of the target's own tokenizer is an ordinary one.
+
+    Raises:
+        RequestError: a drafter of another family, or tokens that cannot be compared.
+    """
+    from ...decoding.target.loading import load_target
+
+    entry = read_entry(path) if is_drafter(path) else None
+    if entry is not None and entry["family"] != "draft_model":
+        raise RequestError(
+            f"drafter.vocabulary is {config.vocabulary!r}, and {path} is a drafter of family "
+            f"{entry['family']!r}, which drafts its target's own tokens; expected a draft model or "
+            "any causal LM, or leave drafter.vocabulary out"
+        )
+    if config.tree != DrafterConfig().tree:
+        raise RequestError(f"drafter.tree is {config.tree!r}, and {path} drafts chains; leave it out")
+    backbone = load_target(str(path), device=str(target.device))
+    take_up(backbone.model, path, {} if entry is None else entry["settings"], config.adapter)
+    if config.vocabulary == "auto" and _same_tokens(backbone, target):
+        return DraftModel(backbone, target.vocabulary, draft_length=draft_length, policy=config.policy)
+    pair = VocabularyPair(
+        Vocabulary.of(backbone.tokenizer, backbone.vocabulary), Vocabulary.of(target.tokenizer, target.vocabulary)
+    )
+    kind = _kind(config.vocabulary, pair)
+    _log.info(
+        "draft %s: %s of its %s tokens (%.0f %%) are the target's too; it drafts by %s",
+        path,
+        f"{pair.common:,}",
+        f"{pair.draft.size:,}",
+        100 * pair.share,
+        kind.family,
+    )
+    return kind(backbone, pair, target.vocabulary, draft_length=draft_length, policy=config.policy)
+
+
+def says_the_same(path: Path, config: DrafterConfig) -> bool:
+    """Whether `auto` need not look: drafters other than draft models have their target's tokens."""
+    other = is_drafter(path) and read_entry(path)["family"] != "draft_model"
+    return config.vocabulary == "auto" and other
+
+
+def _kind(asked: str, pair: VocabularyPair) -> type[ForeignDraft]:
+    if asked == "intersection" or (asked == "auto" and pair.share >= ENOUGH):
+        return IntersectionDraft
+    return RetokenisedDraft
+
+
+def _same_tokens(draft: Backbone, target: Backbone) -> bool:
+    return fingerprint(draft.tokenizer) == fingerprint(target.tokenizer)

@@ -1,0 +1,273 @@
+"""The losslessness audit: three proofs, their power, one verdict.
+
+1. enumeration: the rule on a tiny vocabulary, whole sequences against their exact law;
+2. Rosenblatt: the real pair's sampled tokens against the target's own conditional laws;
+3. replay: the real pair's greedy tokens against the target's argmax.
+The verdict is `lossless` only if all of them pass. docs/audit.md explains why that convinces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+
+from ...decoding.engine import generate
+from ...decoding.proposal import Proposer
+from ...decoding.rules.choice import is_lossy
+from ...decoding.sampling import Warper
+from ...decoding.target.backbone import Backbone
+from ...drafters.model.adaptive import AdaptiveDraft
+from ...drafters.model.draft_model import DraftModel
+from ...drafters.model.ensemble import Ensemble
+from ...errors import RequestError
+from ..config import AuditConfig
+from .enumeration import Enumeration, enumerate_decoding
+from .miniature import Miniature, miniature_of
+from .plants import PLANTS, Plant
+from .replay import Replay, replay
+from .rosenblatt import Rosenblatt, judge, transforms
+
+Decoder = Literal["draftsmith", "hf"]
+FORMAT = 1
+# chance that a correct decoder fails the audit; the four tests share it (Holm 1979)
+FALSE_ALARM = 1e-3
+_TESTS = 4
+_ENUMERATION_WARPER = Warper(temperature=0.7)
+Verdict = Literal["lossless", "NOT lossless", "lossy"]
+
+Answers = list[list[int]]
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """What the audit found and what it would have found."""
+
+    verdict: Verdict
+    decoder: Decoder
+    rule: str | None
+    """The rule that was asked for; None: the lossless one."""
+    plant: str | None
+    temperature: float
+    enumeration: Enumeration | None
+    rosenblatt: Rosenblatt
+    replay: Replay
+    failures: list[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For `audit.json`."""
+        return {"format": FORMAT, **asdict(self), "distance": self.distance}
+
+    @property
+    def distance(self) -> float | None:
+        """Of a lossy rule the measured total variation: the larger of the two proofs' distances.
+
+        Over sequences of four tokens among tables, beyond what sampling noise explains; and of a
+        token of the real pair, of which a histogram sees only a part.
+        """
+        if self.verdict != "lossy":
+            return None
+        seen = [self.rosenblatt.distance]
+        if self.enumeration is not None:
+            seen.append(max(0.0, self.enumeration.total_variation - self.enumeration.noise))
+        return max(seen)
+
+    def text(self) -> str:
+        """A short block for the terminal."""
+        planted = f" (planted: {self.plant})" if self.plant else ""
+        lossy = f" ({self.rule}, distance {self.distance:.3f})" if self.distance is not None else ""
+        lines = [f"verdict: {self.verdict}{planted}{lossy}"]
+        if self.enumeration is not None:
+            e = self.enumeration
+            lines += [
+                f"  enumeration: {e.sequences:,} sequences over {e.cells} cells,",
+                f"    chi-square {e.statistic:.1f}, p = {e.p_value:.3g}; would see a bias of {e.detectable:.4f}",
+            ]
+        r, g = self.rosenblatt, self.replay
+        lines += [
+            f"  real pair, T = {self.temperature:g}: {r.tokens:,} tokens, p = {r.histogram_p:.3g} (histogram),",
+            f"    {r.mean_p:.3g} (mean), {r.serial_p:.3g} (serial); would see a bias of {r.detectable:.4f}",
+            f"  real pair, T = 0: {g.argmax:,} of {g.tokens:,} tokens are the argmax,",
+            f"    {g.near_ties} near-ties, {g.bugs} bugs (noise {g.noise:.2g})",
+            "  a bias is a total variation, stated at power 0.99;",
+            f"  a correct decoder fails once in {1 / FALSE_ALARM:,.0f} audits",
+        ]
+        lines += [f"  FAILED: {failure}" for failure in self.failures]
+        return "\n".join(lines)
+
+
+def audit(
+    target: Backbone,
+    drafter: Proposer,
+    prompts: Sequence[Sequence[int]],
+    config: AuditConfig,
+    *,
+    plant: str | None = None,
+    decoder: Decoder = "draftsmith",
+    rule: str | None = None,
+) -> AuditReport:
+    """Run all proofs on a pair.
+
+    Args:
+        prompts: token ids; they are used over and over until `config.tokens` are sampled.
+        plant: a known bug of `plants.PLANTS` to decode with; the audit then has to fail.
+        decoder: `hf` audits transformers' own assisted generation instead of ours.
+        rule: an acceptance rule by name; with a lossy one the distance is measured.
+    """
+    bug = _plant(plant, decoder, drafter)
+    warper = Warper(config.temperature, config.top_k, config.top_p)
+    level = FALSE_ALARM / _TESTS
+    counted = None
+    if decoder == "draftsmith":
+        counted = _enumerated(drafter, bug, rule, config, level)
+    write = _writer(target, drafter, config, bug, decoder, rule)
+    asked, sampled = _sampled(prompts, config, write, warper)
+    draft = drafter.backbone if isinstance(drafter, DraftModel) else None
+    judged = judge(transforms(target, draft, asked, sampled, warper, seed=config.seed), level)
+    some = list(prompts[: config.prompts])
+    greedy = replay(target, some, write(some, list(range(len(some))), Warper(0.0)))
+    failures = [] if is_lossy(rule) else _failures(counted, judged, greedy)
+    verdict: Verdict = "NOT lossless" if failures else "lossy" if is_lossy(rule) else "lossless"
+    return AuditReport(verdict, decoder, rule, plant, config.temperature, counted, judged, greedy, failures)
+
+
+def _enumerated(
+    drafter: Proposer, bug: Plant | None, rule: str | None, config: AuditConfig, level: float
+) -> Enumeration:
+    """Proof 1, with the drafter's method in miniature, or with the bug."""
+    small = Miniature.of(miniature_of(drafter), config.seed + 1)
+    return enumerate_decoding(
+        small.target,
+        small.proposer if bug is None else lambda: bug.miniature(small.drafts),
+        rule=rule if bug is None else bug.make_rule(),
+        sequences=config.sequences,
+        warper=_ENUMERATION_WARPER,
+        seed=config.seed + 1,
+        level=level,
+    )
+
+
+Write = Callable[[Sequence[Sequence[int]], list[int], Warper], Answers]
+
+
+def _writer(
+    target: Backbone, drafter: Proposer, config: AuditConfig, bug: Plant | None, decoder: Decoder, rule: str | None
+) -> Write:
+    """Decode a batch of requests with the decoder under audit."""
+    if isinstance(drafter, Ensemble):
+        drafter.draft_length = config.draft_length
+    if isinstance(drafter, DraftModel):
+        if not isinstance(drafter, AdaptiveDraft):  # which drafts as far as it likes
+            drafter.draft_length = config.draft_length
+        if decoder == "hf":
+            draft = drafter
+            return lambda ids, numbers, warper: _hf(target, draft, ids, numbers, warper, config)
+        if bug is not None:
+            # a bug of trees is planted in the miniature alone
+            drafter = bug.on_pair(drafter) or drafter
+    own = drafter
+
+    def write(ids: Sequence[Sequence[int]], numbers: list[int], warper: Warper) -> Answers:
+        # the planted rules are rules of sampling; greedy decoding stays as it is
+        planted = None if bug is None or warper.greedy or bug.tree else bug.make_rule()
+        # and a lossless rule of sampling that was asked for is none of greedy decoding
+        asked = None if warper.greedy and not is_lossy(rule) else rule
+        return generate(
+            target,
+            own,
+            ids,
+            warper=warper,
+            max_new_tokens=config.max_new_tokens,
+            seed=config.seed,
+            requests=numbers,
+            rule=planted or asked,
+        ).tokens
+
+    return write
+
+
+def _sampled(
+    prompts: Sequence[Sequence[int]], config: AuditConfig, write: Write, warper: Warper
+) -> tuple[list[Sequence[int]], Answers]:
+    """Requests until there are enough tokens; every request has random numbers of its own."""
+    asked: list[Sequence[int]] = []
+    answers: Answers = []
+    tokens = number = 0
+    while tokens < config.tokens:
+        numbers = list(range(number, number + config.batch))
+        batch = [prompts[n % len(prompts)] for n in numbers]
+        written = write(batch, numbers, warper)
+        asked += batch
+        answers += written
+        number += config.batch
+        tokens += sum(len(answer) - 1 for answer in written)
+    return asked, answers
+
+
+def _hf(
+    target: Backbone,
+    drafter: DraftModel,
+    prompts: Sequence[Sequence[int]],
+    numbers: list[int],
+    warper: Warper,
+    config: AuditConfig,
+) -> Answers:
+    """transformers' `generate(assistant_model=...)`, one request at a time as it demands."""
+    assistant: Any = drafter.backbone.model
+    model: Any = target.model
+    assistant.generation_config.num_assistant_tokens = config.draft_length
+    assistant.generation_config.num_assistant_tokens_schedule = "constant"
+    assistant.generation_config.assistant_confidence_threshold = 0.0
+    sampling: dict[str, Any] = {"do_sample": False}
+    if not warper.greedy:
+        sampling = {"do_sample": True, "temperature": warper.temperature, "top_k": warper.top_k, "top_p": warper.top_p}
+    answers = []
+    for prompt, number in zip(prompts, numbers, strict=True):
+        torch.manual_seed(config.seed * 1_000_003 + number)
+        ids = torch.tensor([list(prompt)], device=target.device)
+        done = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            assistant_model=assistant,
+            max_new_tokens=config.max_new_tokens,
+            eos_token_id=None,
+            pad_token_id=0,
+            **sampling,
+        )
+        answers.append(done[0, len(prompt) :].tolist())
+    return answers
+
+
+def _failures(counted: Enumeration | None, judged: Rosenblatt, greedy: Replay) -> list[str]:
+    """The tests that fail after Holm's correction, and the greedy bugs."""
+    found = [
+        ("histogram of the real pair", judged.histogram_p),
+        ("mean of the real pair", judged.mean_p),
+        ("serial dependence of the real pair", judged.serial_p),
+    ]
+    if counted is not None:
+        found.append(("enumeration", counted.p_value))
+    failures = []
+    for rank, (name, p_value) in enumerate(sorted(found, key=lambda each: each[1])):
+        if p_value > FALSE_ALARM / (len(found) - rank):
+            break
+        failures.append(f"{name}, p = {p_value:.3g}")
+    if greedy.bugs:
+        failures.append(f"{greedy.bugs} greedy tokens are not the argmax: {greedy.first_bug}")
+    return failures
+
+
+def _plant(name: str | None, decoder: Decoder, drafter: Proposer) -> Plant | None:
+    if decoder == "hf" and not isinstance(drafter, DraftModel):
+        raise RequestError("--decoder hf needs a draft model; leave out --method")
+    if name is None:
+        return None
+    if name not in PLANTS:
+        raise RequestError(f"no bug is called {name!r}; known: {', '.join(PLANTS)}")
+    if decoder == "hf":
+        raise RequestError("--plant goes into our own decoder; leave out --decoder hf")
+    if not isinstance(drafter, DraftModel):
+        raise RequestError("--plant goes into a draft model; leave out --method")
+    return PLANTS[name]

@@ -1,0 +1,267 @@
+"""The determinism probe: does a T = 0 answer change with the shape in which it is computed?
+
+The same prompts are decoded in batches, beside longer prompts, padded, speculatively and in other
+dtypes. A kernel adds up in another order for another shape, so a near-tie may fall the other way;
+a difference larger than what rounding explains is a bug. Then the shape-invariant mode: a baseline
+padded to the verify width in a static arena should be speculation's twin, to the bit of its logits.
+Read next: `fingerprints.py`, how logits are compared; `replay.py`, which holds what was emitted
+against the argmax; docs/audit.md.
+
+Shapes: N nodes of a call, V vocabulary, S tokens of a text.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicCache
+
+from ...decoding.engine import autoregressive, generate
+from ...decoding.proposal import Proposer
+from ...decoding.sampling import Warper
+from ...decoding.target.backbone import Backbone
+from ...errors import RequestError
+from .determinism_result import Compared, Determinism, Invariance, Setting
+from .fingerprints import Watched
+from .replay import histogram_of, one_by_one
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_GREEDY = Warper(0.0)
+
+
+class Resizable(Proposer, Protocol):
+    """A drafter that drafts as far as it is told."""
+
+    draft_length: int
+
+
+def probe_determinism(
+    target: Backbone,
+    drafter: Resizable,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    batches: Sequence[int] = (1, 4),
+    verify_widths: Sequence[int] = (1, 2, 5, 9),
+    dtypes: Sequence[str] = ("float32",),
+) -> Determinism:
+    """Decode the prompts in every setting and class every difference.
+
+    A difference is a near-tie if the reference's own logit of the other token is at most twice the
+    noise below its largest, and a bug otherwise; only the first of an answer counts, as behind it
+    the texts differ.
+
+    Args:
+        prompts: token ids; those of different lengths, side by side, test the padding.
+        batches: rows decoded together; a last batch is filled up with the first prompts.
+        verify_widths: nodes of a call; above 1 they are also speculated, drafting one less.
+        dtypes: of the target's weights, cast on a copy; differences between dtypes are none.
+
+    Raises:
+        RequestError: no prompt, no answer, a batch or width below 1, or an unknown dtype.
+    """
+    _check(prompts, batches, verify_widths, dtypes)
+    usual, found = drafter.draft_length, _Findings()
+    try:
+        for dtype in dtypes:
+            probe = _Probe(_cast(target, dtype), drafter, prompts, max_new_tokens, dtype)
+            probe.run(batches, verify_widths, found)
+    finally:
+        drafter.draft_length = usual
+    invariance = [each for each in found.invariance if each.tokens]
+    counts = found.settings
+    return Determinism(
+        prompts=len(prompts),
+        tokens=len(found.margins),
+        settings=counts,
+        identical=sum(each.identical for each in counts),
+        near_ties=sum(each.near_ties for each in counts),
+        bugs=sum(each.bugs for each in counts),
+        noise=found.noise,
+        margins_at_divergences=histogram_of(found.parted),
+        margins=histogram_of(found.margins),
+        first_bug=found.first_bug,
+        # without a width to speculate with nothing was shown
+        shape_invariant=bool(invariance) and all(e.complete for e in invariance if e.static),
+        invariance=invariance,
+    )
+
+
+@dataclass
+class _Findings:
+    """What the dtypes add to."""
+
+    settings: list[Compared] = field(default_factory=list)
+    noise: dict[str, float] = field(default_factory=dict)
+    margins: list[float] = field(default_factory=list)
+    parted: list[float] = field(default_factory=list)
+    first_bug: str | None = None
+    invariance: list[Invariance] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Written:
+    """The answers of a setting, and of every token the fingerprint of the logits it came from."""
+
+    tokens: list[list[int]]
+    prints: list[list[int]]
+
+
+class _Probe:
+    """All settings of one dtype."""
+
+    def __init__(
+        self, target: Backbone, drafter: Resizable, prompts: Sequence[Sequence[int]], limit: int, dtype: str
+    ) -> None:
+        self._target, self._drafter, self._prompts = target, drafter, prompts
+        self._limit, self._dtype = limit, dtype
+        self._references = self._write(Setting(dtype, 1, False, 1, False)).tokens
+
+    @torch.inference_mode()
+    def run(self, batches: Sequence[int], widths: Sequence[int], found: _Findings) -> None:
+        """Every setting against the reference, and speculation against its padded twin."""
+        for prompt, answer in zip(self._prompts, self._references, strict=True):
+            top = one_by_one(self._target, prompt, answer).topk(2, dim=-1).values
+            found.margins += (top[:, 0] - top[:, 1]).tolist()
+        # a call computes as many rows as batch times width; the same number in one row of text
+        blocks = {b * w for b, w in product(batches, widths)} - {1} or {2}
+        found.noise[self._dtype] = max(
+            rounding_noise(self._target, prompt, answer, sorted(blocks))
+            for prompt, answer in zip(self._prompts, self._references, strict=True)
+        )
+        for static in (False, True):
+            pairs = []
+            for batch, width in product(batches, widths):
+                plain = self._compared(Setting(self._dtype, batch, static, width, False), found)
+                if width > 1:
+                    own = self._compared(Setting(self._dtype, batch, static, width, True), found)
+                    pairs.append((plain, own))
+            found.invariance.append(_invariance(self._dtype, static, pairs))
+
+    def _compared(self, setting: Setting, found: _Findings) -> _Written:
+        written = self._write(setting)
+        counts = {"identical": 0, "near": 0, "bug": 0}
+        noise = found.noise[self._dtype]
+        pairs = zip(self._references, written.tokens, strict=True)
+        for number, (reference, answer) in enumerate(pairs):
+            at = first_difference(reference, answer)
+            if at is None:
+                counts["identical"] += 1
+                continue
+            # the same calls as those of the reference: its own logits once more
+            logits_V = one_by_one(self._target, self._prompts[number], reference[: at + 1])[at]
+            best, second = logits_V.topk(2).values.tolist()
+            gap = best - float(logits_V[answer[at]])
+            found.parted.append(best - second)
+            # either logit may be off by the noise, in opposite directions
+            kind = "near" if gap <= 2 * noise else "bug"
+            counts[kind] += 1
+            if kind == "bug" and found.first_bug is None:
+                found.first_bug = (
+                    f"{setting}: prompt {number}, token {at} is {answer[at]} and not "
+                    f"{reference[at]}, {gap:.3g} below it against noise {noise:.3g}"
+                )
+        found.settings.append(Compared(setting, counts["identical"], counts["near"], counts["bug"]))
+        return written
+
+    def _write(self, setting: Setting) -> _Written:
+        """Decode all prompts, batch by batch."""
+        self._drafter.draft_length = max(setting.width - 1, 1)
+        tokens: list[list[int]] = []
+        prints: list[list[int]] = []
+        for rows, new in _filled(len(self._prompts), setting.batch):
+            ids = [self._prompts[row] for row in rows]
+            written = self._batch(ids, setting)
+            tokens += written.tokens[:new]
+            prints += written.prints[:new]
+        return _Written(tokens, prints)
+
+    def _batch(self, ids: list[Sequence[int]], setting: Setting) -> _Written:
+        watched = Watched(self._target)
+        common: dict[str, Any] = {"warper": _GREEDY, "max_new_tokens": self._limit, "static": setting.static}
+        if setting.speculative:
+            done = generate(watched, self._drafter, ids, rule=watched.rule, **common)
+        else:
+            done = autoregressive(watched, ids, pad_to=setting.width, **common)
+        return _Written(done.tokens, watched.deciding(done.tokens))
+
+
+@torch.inference_mode()
+def rounding_noise(target: Backbone, prompt: Sequence[int], answer: Sequence[int], blocks: Sequence[int]) -> float:
+    """Largest difference of a logit between forwards of one node and of several over one text.
+
+    The model's own, with a cache and masks of `transformers`: were ours wrong, the error would
+    count as noise here and excuse itself. Never less than the spacing of the dtype at the largest
+    logit, which a short text may happen not to show.
+    """
+    one_SV = _by_blocks(target, prompt, answer, 1)
+    many = (_by_blocks(target, prompt, answer, block) for block in blocks)
+    seen = max(float((many_SV - one_SV).abs().max()) for many_SV in many)
+    return max(seen, torch.finfo(target.model.dtype).eps * float(one_SV.abs().max()))
+
+
+def _by_blocks(target: Backbone, prompt: Sequence[int], answer: Sequence[int], block: int) -> Tensor:
+    """Logits [S, V] in front of every token of the answer, `block` tokens per call."""
+    cache = DynamicCache()
+    parts = [list(prompt)]
+    parts += [list(answer[at : at + block]) for at in range(0, len(answer) - 1, block)]
+    logits = []
+    for number, part in enumerate(parts):
+        ids_1N = torch.tensor([part], device=target.device)
+        out_NV = target.model(input_ids=ids_1N, past_key_values=cache, use_cache=True).logits[0]
+        logits.append(out_NV if number else out_NV[-1:])
+    return torch.cat(logits)[: len(answer)].float()
+
+
+def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
+    """Where two answers of the same length part; None if they do not."""
+    pairs = enumerate(zip(one, other, strict=True))
+    return next((at for at, (a, b) in pairs if a != b), None)
+
+
+def _invariance(dtype: str, static: bool, pairs: Iterable[tuple[_Written, _Written]]) -> Invariance:
+    """Baseline and speculation of the same batch and width, token by token."""
+    tokens = same_tokens = same_logits = 0
+    for plain, own in pairs:
+        for one, other, a, b in zip(plain.tokens, own.tokens, plain.prints, own.prints, strict=True):
+            at = first_difference(one, other)
+            compared = len(one) if at is None else at + 1
+            tokens += compared
+            same_tokens += compared - (at is not None)
+            same_logits += sum(x == y for x, y in zip(a[:compared], b[:compared], strict=True))
+    return Invariance(dtype, static, tokens, same_tokens, same_logits)
+
+
+def _filled(prompts: int, batch: int) -> Iterator[tuple[list[int], int]]:
+    """Rows of every batch, and how many of them are there for the first time."""
+    for at in range(0, prompts, batch):
+        yield [n % prompts for n in range(at, at + batch)], min(batch, prompts - at)
+
+
+def _cast(target: Backbone, dtype: str) -> Backbone:
+    """The target in that dtype; a copy where it has another."""
+    if target.model.dtype == DTYPES[dtype]:
+        return target
+    model: Any = copy.deepcopy(target.model)
+    cast = copy.copy(target)
+    cast.model = model.to(DTYPES[dtype])
+    return cast
+
+
+def _check(
+    prompts: Sequence[Sequence[int]], batches: Sequence[int], widths: Sequence[int], dtypes: Sequence[str]
+) -> None:
+    if not prompts:
+        raise RequestError("the determinism probe has no prompt; it needs at least one")
+    for name, values in (("batches", batches), ("verify widths", widths)):
+        if not values or min(values) < 1:
+            raise RequestError(f"{name} are {list(values)}; expected numbers from 1 on")
+    unknown = [dtype for dtype in dtypes if dtype not in DTYPES]
+    if unknown or not dtypes:
+        raise RequestError(f"dtypes are {list(dtypes)}; expected some of {', '.join(DTYPES)}")

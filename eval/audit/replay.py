@@ -1,0 +1,98 @@
+"""Proof 3: at temperature 0, every emitted token is the target's own argmax.
+
+What was emitted is replayed through the target one token at a time in fp32. A token that is not
+the argmax is a near-tie if its margin is smaller than what separates a one-token forward from a
+many-token forward of the same text, measured on the spot; anything else is a bug.
+Read next: `audit.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...decoding.target.backbone import Backbone
+from ...decoding.target.kv_cache import KVArena
+from ...decoding.tree.tree import chain
+
+
+@dataclass(frozen=True)
+class Replay:
+    """How the emitted tokens compare with the target's argmax."""
+
+    tokens: int
+    argmax: int
+    near_ties: int
+    bugs: int
+    noise: float
+    """Largest difference of a logit between a one-token and a many-token forward."""
+    smallest_margin: float
+    """Smallest gap between the two largest logits over all tokens."""
+    margin_histogram: list[tuple[str, int]]
+    first_bug: str | None
+
+
+@torch.inference_mode()
+def replay(target: Backbone, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]) -> Replay:
+    """Replay the answers and class every token."""
+    counts = {"argmax": 0, "near": 0, "bug": 0}
+    margins: list[float] = []
+    noise = 0.0
+    first_bug = None
+    singles = [one_by_one(target, p, a) for p, a in zip(prompts, answers, strict=True)]
+    for prompt, answer, single in zip(prompts, answers, singles, strict=True):
+        ids = torch.tensor([[*prompt, *answer]], device=target.device)
+        many = target.model(ids, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
+        noise = max(noise, float((many - single).abs().max()))
+    for row, (answer, single) in enumerate(zip(answers, singles, strict=True)):
+        top = single.topk(2, dim=-1).values
+        margins += (top[:, 0] - top[:, 1]).tolist()
+        for at, token in enumerate(answer):
+            gap = float(top[at, 0] - single[at, token])
+            kind = _class(token, int(single[at].argmax()), gap, noise)
+            counts[kind] += 1
+            if kind == "bug" and first_bug is None:
+                first_bug = (
+                    f"request {row}, token {at}: emitted {token}, argmax "
+                    f"{int(single[at].argmax())}, margin {gap:.3g} against noise {noise:.3g}"
+                )
+    return Replay(
+        len(margins),
+        counts["argmax"],
+        counts["near"],
+        counts["bug"],
+        noise,
+        min(margins, default=float("nan")),
+        histogram_of(margins),
+        first_bug,
+    )
+
+
+def _class(token: int, argmax: int, gap: float, noise: float) -> str:
+    if token == argmax:
+        return "argmax"
+    # either logit may be off by the noise, in opposite directions
+    return "near" if gap <= 2 * noise else "bug"
+
+
+def one_by_one(target: Backbone, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
+    """Logits [tokens, V] in front of every emitted token, one token per call."""
+    arena = KVArena(1, len(prompt) + len(answer) + 1)
+    logits = [target.prefill([prompt], arena)[0]]
+    for at, token in enumerate(answer[:-1]):
+        length = torch.tensor([len(prompt) + at], device=target.device)
+        tokens = torch.tensor([[token]], device=target.device)
+        logits.append(target.forward(tokens, length, chain(0), arena)[0, 0])
+    return torch.stack(logits).float()
+
+
+def histogram_of(margins: Sequence[float]) -> list[tuple[str, int]]:
+    """How many margins lie between powers of ten."""
+    edges = [0.0, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, float("inf")]
+    found = []
+    for low, high in zip(edges, edges[1:]):
+        found.append((f"{low:g} to {high:g}", sum(low <= m < high for m in margins)))
+    return found

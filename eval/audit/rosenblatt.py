@@ -1,0 +1,141 @@
+"""Proof 2: on the real pair, the emitted tokens as draws from the target's own laws.
+
+With F_t the target's warped law at the t-th emitted token, u_t = F_t(y-) + w p_t(y), w uniform, is
+independent and uniform for all t if and only if every token was drawn from it (Rosenblatt 1952).
+The vocabulary is ordered by p - q, so a bias towards or against the draft moves mass from one end
+of [0, 1] to the other, where the histogram sees it. Read next: `replay.py`.
+
+Shapes: R requests of a batch, S tokens of a sequence, V vocabulary, M emitted tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import stats
+from torch import Tensor
+
+from ...decoding.sampling import Warper
+from ...decoding.target.backbone import Backbone
+from ...drafters.model.draft_model import fit_vocabulary
+from .power import detectable_total_variation
+
+BINS = 20
+LAGS = 5
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Rosenblatt:
+    """Three tests of the transforms; `detectable` is of the histogram."""
+
+    tokens: int
+    histogram: list[int]
+    histogram_statistic: float
+    histogram_p: float
+    mean: float
+    mean_p: float
+    serial_statistic: float
+    serial_p: float
+    detectable: float
+    distance: float
+    """Total variation of the histogram from the uniform one, beyond what noise explains."""
+
+    @property
+    def p_values(self) -> list[float]:
+        return [self.histogram_p, self.mean_p, self.serial_p]
+
+
+def judge(transforms: Sequence[Floats], level: float) -> Rosenblatt:
+    """Test the transforms of many sequences; `level` is the one each single test is held to."""
+    u_M = np.concatenate(list(transforms))
+    counts, _ = np.histogram(u_M, bins=BINS, range=(0, 1))
+    found = stats.chisquare(counts)
+    z_mean = (u_M.mean() - 0.5) * (12 * len(u_M)) ** 0.5
+    serial = serial_statistic(transforms)
+    return Rosenblatt(
+        len(u_M),
+        counts.tolist(),
+        float(found.statistic),
+        float(found.pvalue),
+        float(u_M.mean()),
+        float(2 * stats.norm.sf(abs(z_mean))),
+        serial,
+        float(stats.chi2.sf(serial, 2 * LAGS)),
+        detectable_total_variation(BINS, len(u_M), level),
+        _distance(counts),
+    )
+
+
+def _distance(counts: NDArray[np.int64]) -> float:
+    share = counts / counts.sum()
+    noise = 0.5 * (2 * len(counts) * (1 - 1 / len(counts)) / (np.pi * counts.sum())) ** 0.5
+    return max(0.0, float(0.5 * np.abs(share - 1 / len(counts)).sum() - noise))
+
+
+def serial_statistic(transforms: Sequence[Floats]) -> float:
+    """Sum of squared scores of dependence at lags 1..5; chi-square with 10 degrees of freedom.
+
+    Products of centred u see that high follows high; products of cos(2 pi u) see that extremes
+    follow extremes. Under independence both have mean 0, known variance and no correlation.
+    """
+    total = 0.0
+    for lag in range(1, LAGS + 1):
+        first = np.concatenate([u[:-lag] for u in transforms])
+        second = np.concatenate([u[lag:] for u in transforms])
+        line = (12**0.5) ** 2 * (first - 0.5) * (second - 0.5)
+        wave = 2 * np.cos(2 * np.pi * first) * np.cos(2 * np.pi * second)
+        for score in (line, wave):
+            total += float(score.sum() ** 2 / max(1, len(score)))
+    return total
+
+
+@torch.inference_mode()
+def transforms(
+    target: Backbone,
+    draft: Backbone | None,
+    prompts: Sequence[Sequence[int]],
+    answers: Sequence[Sequence[int]],
+    warper: Warper,
+    *,
+    seed: int,
+    skip: int = 1,
+) -> list[Floats]:
+    """u_t of every emitted token of each answer, the first `skip` (from the prefill) left out.
+
+    Without a draft model the vocabulary is ordered by p alone.
+    """
+    rng = np.random.default_rng(seed)
+    found = []
+    for prompt, answer in zip(prompts, answers, strict=True):
+        if len(answer) <= skip:
+            continue
+        ids_1S = torch.tensor([[*prompt, *answer]], device=target.device)
+        first = len(prompt) - 1 + skip
+        p_MV = warper(target.model(ids_1S, use_cache=False).logits[0, first:-1])
+        q_MV = torch.zeros_like(p_MV)
+        if draft is not None:
+            q_logits = draft.model(ids_1S, use_cache=False).logits[0, first:-1]
+            q_MV = warper(fit_vocabulary(q_logits, p_MV.shape[-1]))
+        w_M = torch.from_numpy(rng.random(len(p_MV))).to(p_MV.device)
+        emitted_M = torch.tensor(answer[skip:], device=p_MV.device)
+        found.append(transform(p_MV, q_MV, emitted_M, w_M).cpu().numpy())
+    return found
+
+
+def transform(p_MV: Tensor, q_MV: Tensor, emitted_M: Tensor, w_M: Tensor) -> Tensor:
+    """The randomised integral transform, vocabulary ordered by p - q (then by id). fp64 [M].
+
+    No sort: the mass in front of the emitted token is a masked sum.
+    """
+    gain_MV = p_MV - q_MV
+    own_M1 = gain_MV.gather(1, emitted_M[:, None])
+    ids_V = torch.arange(p_MV.shape[1], device=p_MV.device)
+    before_MV = (gain_MV < own_M1) | ((gain_MV == own_M1) & (ids_V < emitted_M[:, None]))
+    p_MV = p_MV.double()
+    own_p_M = p_MV.gather(1, emitted_M[:, None])[:, 0]
+    return ((p_MV * before_MV).sum(1) + w_M * own_p_M) / p_MV.sum(1)

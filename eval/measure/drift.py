@@ -1,0 +1,107 @@
+"""How far a run has moved the target itself: its law and its loss on held-out text.
+
+Methods such as Medusa-2 train the target together with its drafter. What decodes, and what the
+audit compares with, is then the tuned target; how far that one is from the original is another
+question, answered here by two numbers (Cai et al. 2024, section 2.2.2: what L_LM is there for).
+Read next: `report.py`, which says them; `trainers/teacher/tuned.py`, which moves targets.
+
+Shapes: P labelled tokens of a document, C of a chunk, H hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...data.rows.packed import PackedRows
+from ...decoding.target.backbone import Backbone
+from ...drafters.identity import TargetIdentity
+from .metrics import Interval, ratio
+
+_CHUNK = 256  # positions whose full-vocabulary logits exist at the same time
+
+
+@dataclass(frozen=True)
+class Drift:
+    """What held-out text says of a tuned target and its original, in nats per token."""
+
+    original: str
+    """The original's name."""
+    tokens: int
+    """Labels that were looked at."""
+    kl: Interval
+    """KL(p_original || p_tuned)."""
+    loss_original: Interval
+    loss_tuned: Interval
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `target.drift` of `results.json`."""
+        return {
+            "original": self.original,
+            "tokens": self.tokens,
+            "kl": self.kl.to_list(),
+            "loss_original": self.loss_original.to_list(),
+            "loss_tuned": self.loss_tuned.to_list(),
+        }
+
+
+@torch.no_grad()
+def measure_drift(original: Backbone, tuned: Backbone, rows: PackedRows, *, count: int, seed: int = 0) -> Drift:
+    """Read `count` of the held-out rows, chosen by `seed`, with both; intervals resample rows."""
+    # packing puts the longest documents first, so the first rows are no sample
+    chosen = np.random.default_rng(seed).permutation(len(rows))[:count]
+    sums_R4 = np.stack([_row_sums(original, tuned, rows, int(row)) for row in chosen])
+    labels_R = sums_R4[:, 0]
+    kl, before, after = (ratio(sums_R4[:, at], labels_R, seed=seed) for at in (1, 2, 3))
+    return Drift(TargetIdentity.of(original).name, int(labels_R.sum()), kl, before, after)
+
+
+def _row_sums(original: Backbone, tuned: Backbone, rows: PackedRows, row: int) -> np.ndarray:
+    """Labels of a row, and over them the sums of KL, original loss and tuned loss; fp64 [4]."""
+    total_4 = torch.zeros(4, dtype=torch.float64)
+    for ids_S, counts_S in _documents(rows, row):
+        label_P = ids_S[1:][counts_S[1:]].to(tuned.device)
+        total_4[0] += len(label_P)
+        hidden = [_states(each, ids_S)[:-1][counts_S[1:]] for each in (original, tuned)]
+        for at in range(0, len(label_P), _CHUNK):
+            part = slice(at, at + _CHUNK)
+            p_CV, q_CV = (
+                _log_law(each, hidden_PH[part]) for each, hidden_PH in zip((original, tuned), hidden, strict=True)
+            )
+            total_4[1:] += _chunk_sums(p_CV, q_CV.to(p_CV.device), label_P[part]).cpu()
+    return total_4.numpy()
+
+
+def _documents(rows: PackedRows, row: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Ids of each document of a packed row, and which of them count as labels, [S] each."""
+    batch = {name: tensor[0] for name, tensor in rows.batch([row]).items()}
+    for number in batch["documents"].unique():
+        here_S = batch["documents"] == number
+        if number >= 0 and bool(batch["loss_mask"][here_S].any()):
+            yield batch["input_ids"][here_S], batch["loss_mask"][here_S]
+
+
+def _states(target: Backbone, ids_S: Tensor) -> Tensor:
+    """What the output projection reads, [S, H]."""
+    model: Any = target.model
+    found = model.get_decoder()(input_ids=ids_S[None].to(target.device), use_cache=False)
+    return found.last_hidden_state[0]
+
+
+def _log_law(target: Backbone, hidden_CH: Tensor) -> Tensor:
+    """Log-probabilities of the next token, fp32 [C, V]."""
+    head: Any = target.model.get_output_embeddings()
+    return head(hidden_CH).float().log_softmax(-1)
+
+
+def _chunk_sums(p_CV: Tensor, q_CV: Tensor, label_C: Tensor) -> Tensor:
+    """Sums of KL(p || q) and of both cross-entropies, fp64 [3]; the laws come as logarithms."""
+    kl = F.kl_div(q_CV, p_CV, reduction="sum", log_target=True)
+    losses = [F.nll_loss(each_CV, label_C.to(each_CV.device), reduction="sum") for each_CV in (p_CV, q_CV)]
+    return torch.stack([kl, *losses]).double()

@@ -1,0 +1,160 @@
+"""The measures of acceptance, each a ratio of sums over requests, with bootstrap intervals.
+
+Definitions are those of docs/design.md, section 4. Steps that EOS or the length limit cut short
+are counted apart and enter no measure. Read next: `evaluate.py`.
+
+Shapes: R requests, T steps, B rows, D depths.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from ...decoding.steps import StepLog
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Sums of one request over its whole steps."""
+
+    steps: int
+    emitted: int
+    truncated: int
+    tested_D: Floats
+    passed_D: Floats
+    alpha_hat_D: Floats
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A value with its 95 % bootstrap interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def to_list(self) -> list[float | None]:
+        """[value, low, high]; what cannot be computed is null, never NaN."""
+        return [None if np.isnan(x) else float(x) for x in (self.value, self.low, self.high)]
+
+
+def counts_of(log: StepLog) -> list[Counts]:
+    """One `Counts` per row of a batch."""
+    whole_TB = log.running_TB & ~log.truncated_TB
+    tested, passed, alpha = log.tested_TBD, log.passed_TBD, log.alpha_hat_TBD
+    found = []
+    for row in range(log.rows):
+        use_T = whole_TB[:, row]
+        tested_TD = tested[use_T, row]
+        found.append(
+            Counts(
+                steps=int(use_T.sum()),
+                emitted=int((log.accepted_TB[use_T, row] + 1).sum()),
+                truncated=int(log.truncated_TB[:, row].sum()),
+                tested_D=tested_TD.sum(0).astype(float),
+                passed_D=(passed[use_T, row] & tested_TD).sum(0).astype(float),
+                alpha_hat_D=(alpha[use_T, row] * tested_TD).sum(0, dtype=np.float64),
+            )
+        )
+    return found
+
+
+def tau(logs: Iterable[StepLog]) -> float:
+    """Tokens per target call over all requests, bonus included; NaN without a whole step."""
+    counts = [each for log in logs for each in counts_of(log)]
+    steps = sum(each.steps for each in counts)
+    return sum(each.emitted for each in counts) / steps if steps else float("nan")
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """All measures of acceptance of a set of requests."""
+
+    tau: Interval
+    tau_macro: Interval
+    alpha: Interval
+    alpha_hat: Interval
+    n_alpha: list[Interval]
+    n_alpha_counts: list[int]
+    steps: int
+    truncated_steps: int
+
+
+def acceptance(counts: Sequence[Counts], *, seed: int = 0) -> Acceptance:
+    """Measure a set of requests; intervals resample whole requests."""
+    steps_R = np.array([each.steps for each in counts], dtype=float)
+    emitted_R = np.array([each.emitted for each in counts], dtype=float)
+    tested_RD = np.stack([each.tested_D for each in counts])
+    passed_RD = np.stack([each.passed_D for each in counts])
+    alpha_RD = np.stack([each.alpha_hat_D for each in counts])
+    some = steps_R > 0
+    own_tau_R = emitted_R[some] / steps_R[some]
+    return Acceptance(
+        tau=ratio(emitted_R, steps_R, seed=seed),
+        tau_macro=ratio(own_tau_R, np.ones_like(own_tau_R), seed=seed),
+        alpha=ratio(passed_RD.sum(1), tested_RD.sum(1), seed=seed),
+        alpha_hat=ratio(alpha_RD.sum(1), tested_RD.sum(1), seed=seed),
+        n_alpha=[ratio(passed_RD[:, d], tested_RD[:, d], seed=seed) for d in range(tested_RD.shape[1])],
+        n_alpha_counts=tested_RD.sum(0).astype(int).tolist(),
+        steps=int(steps_R.sum()),
+        truncated_steps=sum(each.truncated for each in counts),
+    )
+
+
+def ratio(top_R: Floats, bottom_R: Floats, *, seed: int = 0, resamples: int = 2000) -> Interval:
+    """sum(top) / sum(bottom) with the percentile bootstrap over requests (Efron 1979)."""
+    total = bottom_R.sum() if len(bottom_R) else 0.0
+    if total == 0:
+        return Interval(float("nan"), float("nan"), float("nan"))
+    value = float(top_R.sum() / total)
+    if len(top_R) < 2:
+        return Interval(value, float("nan"), float("nan"))
+
+    def statistic(top: Floats, bottom: Floats, axis: int = -1) -> Floats:
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return top.sum(axis) / bottom.sum(axis)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", stats.DegenerateDataWarning)
+        found = stats.bootstrap(
+            (top_R, bottom_R),
+            statistic,
+            paired=True,
+            method="percentile",
+            n_resamples=resamples,
+            rng=np.random.default_rng(seed),
+        ).confidence_interval
+    return Interval(value, float(found.low), float(found.high))
+
+
+def difference(
+    mine: tuple[Floats, Floats], other: tuple[Floats, Floats], *, seed: int = 0, resamples: int = 2000
+) -> Interval:
+    """`ratio` of mine less `ratio` of the other's on the same requests, drawn together.
+
+    A paired bootstrap: what makes a request easy for both sides is not in the interval.
+
+    Args:
+        mine: the tops and the bottoms of every request, fp64 [R] each.
+        other: the same of what it is compared with, its requests in the same order.
+    """
+    sums = [np.asarray(each, float) for each in (*mine, *other)]
+    rows = np.arange(len(sums[0]))
+    drawn = np.random.default_rng(seed).integers(len(rows), size=(resamples, len(rows)))
+
+    def value(chosen: Any) -> Any:
+        a, b, c, d = (each[chosen].sum(-1) for each in sums)
+        return a / b - c / d
+
+    with np.errstate(invalid="ignore", divide="ignore"):  # a draw may be of empty requests alone
+        low, high = np.nanpercentile(value(drawn), [2.5, 97.5])
+        return Interval(float(value(rows)), float(low), float(high))

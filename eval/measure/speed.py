@@ -1,0 +1,90 @@
+"""The speed model: costs c and c_v measured here, what they predict, bytes that a forward reads.
+
+Read next: `evaluate.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ...decoding.target.backbone import Backbone
+from ...decoding.target.kv_cache import KVArena
+from ...decoding.tree.tree import chain
+from ...drafters.model.adapters import idle_weights
+from .timing import Call, interleaved
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Forward times relative to a one-token target call at the same context length."""
+
+    target_call_seconds: float
+    c: float | None
+    """One draft step; None without a drafting model."""
+    c_v: dict[int, float]
+    """A verify call of the root and K more nodes, by K."""
+
+    def verify(self, nodes: float) -> float:
+        """A verify call of so many nodes, on a line between the measured ones."""
+        measured = {1: 1.0, **{k + 1: cost for k, cost in self.c_v.items()}}
+        return float(np.interp(nodes, sorted(measured), [measured[n] for n in sorted(measured)]))
+
+    def predicted_speedup(self, tau: float, draft_length: int) -> float:
+        """Of a chain, whose K tokens take K steps: tau / (c_v + K c).
+
+        Leviathan et al. 2023, theorem 3.8, with the verify cost measured.
+        """
+        return tau / (self.c_v[draft_length] + draft_length * (self.c or 0.0))
+
+
+@torch.inference_mode()
+def measure_costs(
+    target: Backbone, draft: Backbone | None, lengths: Sequence[int], *, context: int, rounds: int = 15
+) -> Costs:
+    """Median forward times behind `context` tokens, all variants in turn in every round."""
+    arms = {"target": _one_call(target, 0, context)}
+    if draft is not None:
+        arms["draft"] = _one_call(draft, 0, context)
+    for length in lengths:
+        arms[f"verify {length}"] = _one_call(target, length, context)
+    times = interleaved(arms, rounds, device=target.device)
+    base = times["target"]
+    c = None if draft is None else times["draft"] / base
+    return Costs(base, c, {n: times[f"verify {n}"] / base for n in lengths})
+
+
+def _one_call(backbone: Backbone, drafted: int, context: int) -> Call:
+    """A forward of the root and `drafted` nodes behind `context` tokens."""
+    arena = KVArena(1, context + drafted + 1)
+    backbone.prefill([[1] * context], arena)
+    tokens = torch.ones(1, drafted + 1, dtype=torch.long, device=backbone.device)
+    lengths = torch.tensor([context], device=backbone.device)
+    return lambda: backbone.forward(tokens, lengths, chain(drafted), arena)
+
+
+def bytes_of(module: nn.Module, adapters: Collection[str] | None = None) -> int:
+    """Bytes of weights that a forward reads; shared tensors count once.
+
+    Of a table that is looked up and not multiplied by, a forward reads a row per token: it counts
+    nothing. Quantised weights count as they are held, their scales included. Of adapters those
+    count that are in use, or the named ones.
+    """
+    unread = idle_weights(module, adapters)
+    read = {id(each.weight) for each in module.modules() if isinstance(each, nn.Linear)}
+    looked_up = {id(each.weight) for each in module.modules() if isinstance(each, nn.Embedding)} - read
+    kept = (p for p in module.parameters() if id(p) not in looked_up | unread)
+    seen = {t.data_ptr(): t.numel() * t.element_size() for p in kept for t in _held(p)}
+    return sum(seen.values())
+
+
+def _held(weight: Tensor) -> list[Tensor]:
+    """The plain tensors that a weight of a class of its own consists of."""
+    if not hasattr(weight, "__tensor_flatten__"):
+        return [weight]
+    names, _ = weight.__tensor_flatten__()
+    return [part for name in names for part in _held(getattr(weight, name))]

@@ -1,0 +1,60 @@
+"""Calls timed in turns, on a CPU by its clock and on a CUDA device by its own events.
+
+Read next: `speed.py`.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from ...decoding.graphs import Held, Replayed
+from ...decoding.random import Uniforms
+
+Call = Callable[[], object]
+
+
+def interleaved(arms: dict[str, Call], rounds: int, *, device: torch.device, repeats: int = 1) -> dict[str, float]:
+    """Median seconds of a call of each arm; arms take turns, so a slow minute hits all.
+
+    Args:
+        rounds: turns of each arm that count; one more before them warms up.
+        device: where the calls work.
+        repeats: calls to a turn, back to back, so that launching one hides behind another.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in arms}
+    for number in range(rounds + 1):
+        for name, call in arms.items():
+            elapsed = _seconds(call, repeats, device)
+            if number:
+                seconds[name].append(elapsed / repeats)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def recorded(step: Call, device: torch.device) -> Call:
+    """The step as the engine replays it, already recorded; the step itself without CUDA."""
+    if device.type != "cuda":
+        return step
+    replayed = Replayed(step, Held(Uniforms(0, [0], device)), device)
+    for _ in range(3):  # two eager calls, then the recording
+        replayed()
+    return replayed
+
+
+def _seconds(call: Call, repeats: int, device: torch.device) -> float:
+    if device.type != "cuda":
+        start = time.perf_counter()
+        for _ in range(repeats):
+            call()
+        return time.perf_counter() - start
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize(device)
+    begin.record()
+    for _ in range(repeats):
+        call()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3

@@ -1,0 +1,141 @@
+"""The best static tree for a drafter by its measured ranks, of a given size or of the fastest one.
+
+Read next: `ranks.py`, the measurement; `decoding/tree/search.py`, the search;
+`launch/measure/tree.py`, the command.
+
+Shapes: D depths, R ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...decoding.engine import generate
+from ...decoding.proposal import Proposer
+from ...decoding.sampling import Warper
+from ...decoding.target.backbone import Backbone
+from ...decoding.tree.search import Path, best_budget, best_tree_dp, best_tree_greedy, expected_tokens
+from ...drafters.eagle.proposer import EAGLE_1_TREE, Eagle
+from ...drafters.heads.medusa import HeadsOnTree, default_paths
+from ...errors import DataError
+from .ranks import Ranks, Text
+from .speed import measure_costs
+
+Search = Literal["greedy", "dp"]
+_SIZES = (1, 2, 3, 5, 8, 12, 16, 24, 32, 48, 64)  # nodes of the verify calls that are timed
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What calls take on this machine, in one-token calls of the target."""
+
+    curve: dict[int, float]
+    """By the nodes of a verify call, the root included."""
+    draft_cost: float
+    """Drafting once, on the drafter's default tree."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A tree, and what it promises on texts like those it was measured on.
+
+    Attributes:
+        paths: shallow paths first, for `tree_of_paths`.
+        tau: tokens per target call, bonus included, were depths independent of each other.
+        default_tau: the same of the default tree of equal size; None where there is none.
+        speedup: tokens per second over one token at a time, where the size was chosen by speed.
+    """
+
+    paths: tuple[Path, ...]
+    tau: float
+    default_tau: float | None
+    speedup: float | None = None
+
+    @property
+    def nodes(self) -> int:
+        """Its size, the root included."""
+        return 1 + len(self.paths)
+
+
+def best_of_size(drafter: Proposer, found: Ranks, nodes: int, search: Search = "greedy") -> Chosen:
+    """The tree of at most `nodes` nodes that accepts most.
+
+    Raises:
+        DataError: no candidate was ever the right one.
+    """
+    table_DR = acceptance_for(drafter, found)
+    paths = {"greedy": best_tree_greedy, "dp": best_tree_dp}[search](table_DR, nodes)
+    return _chosen(drafter, table_DR, tuple(paths))
+
+
+def fastest(drafter: Proposer, found: Ranks, speed: Speed) -> Chosen:
+    """The size that decodes fastest, and its best tree; errors as for `best_of_size`."""
+    table_DR = acceptance_for(drafter, found)
+    plan = best_budget(table_DR, speed.curve, draft_cost=speed.draft_cost)
+    return _chosen(drafter, table_DR, plan.paths, plan.speedup)
+
+
+def acceptance_for(drafter: Proposer, found: Ranks) -> NDArray[np.float64]:
+    """The table to search in, [D, R]: EAGLE's siblings are drawn in order, none can be left out."""
+    return found.falling if isinstance(drafter, Eagle) else found.acceptance
+
+
+def default_tree(drafter: Proposer, nodes: int) -> Sequence[Path] | None:
+    """The tree of that size which is used where none is measured."""
+    if isinstance(drafter, HeadsOnTree):
+        sizes = drafter.heads.config
+        return default_paths(sizes.heads, nodes, ranks=min(8, sizes.vocabulary))
+    return EAGLE_1_TREE if nodes == 1 + len(EAGLE_1_TREE) else None
+
+
+def measure_speed(target: Backbone, drafter: Proposer, texts: Sequence[Text]) -> Speed:
+    """Time verify calls of growing trees, and drafting, behind texts of the usual length."""
+    longest = target.context - max(_SIZES) - 1
+    context = min(longest, int(np.median([len(each.prompt) for each in texts])))
+    drafted = [n - 1 for n in _SIZES if n > 1]
+    costs = measure_costs(target, None, drafted, context=context, rounds=7)
+    done = generate(target, drafter, [each.prompt for each in texts[:2]], warper=Warper(0.0), max_new_tokens=16)
+    draft_cost = done.propose_seconds / max(1, done.target_calls) / costs.target_call_seconds
+    return Speed({n: costs.verify(n) for n in _SIZES}, draft_cost)
+
+
+def _chosen(
+    drafter: Proposer, table_DR: NDArray[np.float64], paths: tuple[Path, ...], speedup: float | None = None
+) -> Chosen:
+    if not paths:
+        raise DataError(
+            "none of the drafter's candidates was ever the token that the target wrote: there is "
+            "no tree to choose. Train longer, or measure on more --texts"
+        )
+    if isinstance(drafter, Eagle):
+        paths = without_gaps(paths)
+    usual = default_tree(drafter, 1 + len(paths))
+    default_tau = None
+    if usual is not None and _inside(usual, table_DR):
+        default_tau = 1 + expected_tokens(usual, table_DR)
+    return Chosen(paths, 1 + expected_tokens(paths, table_DR), default_tau, speedup)
+
+
+def _inside(paths: Sequence[Path], table_DR: NDArray[np.float64]) -> bool:
+    depths, ranks = table_DR.shape
+    return all(len(path) <= depths and max(path) < ranks for path in paths)
+
+
+def without_gaps(paths: Sequence[Path]) -> tuple[Path, ...]:
+    """The same tree with siblings numbered from 0 on, in their order.
+
+    In a table that falls with the rank only equally good candidates are passed over: nothing is
+    lost by taking the earlier one.
+    """
+    new: dict[Path, Path] = {(): ()}
+    count: dict[Path, int] = {}
+    for path in sorted(paths, key=lambda each: (len(each), each)):
+        parent = path[:-1]
+        new[path] = (*new[parent], count.get(parent, 0))
+        count[parent] = count.get(parent, 0) + 1
+    return tuple(sorted((each for each in new.values() if each), key=lambda p: (len(p), p)))

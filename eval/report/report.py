@@ -1,0 +1,215 @@
+"""The report of a run: one self-contained HTML page, and the same as Markdown.
+
+Opens anywhere, needs no network, runs no script. Everything from outside is escaped, and what
+cannot be seen or would turn the reading direction is shown by its number.
+Read next: `report.html.j2`, `plots.py`, `results.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup
+
+from ...errors import RequestError
+from ...storage import write_text
+from . import plots
+from .results import VERDICTS, read_results
+from .tables import MISSING, best_measured, best_predicted, degenerate, drifted, interval, left_out, number
+
+# how Markdown tells the origin of a token, where HTML has colours
+_MARKS = {"draft": ("", ""), "correction": ("[-", "-]"), "bonus": ("[+", "+]"), "prefill": ("", "")}
+# controls but tab and line feed, directions, invisible spaces, halves of a character
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
+    "\ufeff\ud800-\udfff\U000e0000-\U000e007f]"
+)
+
+
+def write_report(run: Path) -> Path:
+    """Write `report.html` and `report.md` into a run folder, or an --out of `eval`.
+
+    Returns:
+        The page's path.
+
+    Raises:
+        RequestError: the run has not been evaluated, or by another version.
+    """
+    place = _results_in(run)
+    results = read_results(place / "results.json")
+    content = context(results, _audit(place / "audit.json"), _curve(run / "metrics.jsonl"))
+    environment = Environment(
+        loader=PackageLoader("draftsmith.eval.report", "."),
+        undefined=StrictUndefined,
+        autoescape=select_autoescape(("html.j2",)),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=visible,
+    )
+    environment.filters |= {"interval": interval, "number": number, "cell": _cell}
+    for name in ("report.html", "report.md"):
+        write_text(run / name, environment.get_template(f"{name}.j2").render(content) + "\n")
+    return run / "report.html"
+
+
+def _results_in(run: Path) -> Path:
+    """The folder of a run's results, or of those that `eval --out` wrote."""
+    places = (run / "eval", run)
+    for place in places:
+        if (place / "results.json").is_file():
+            return place
+    raise RequestError(
+        f"{places[0] / 'results.json'} is missing, and so is {places[1] / 'results.json'}: "
+        "`draftsmith eval RUN` writes the first, with `--out FOLDER` the second"
+    )
+
+
+def context(results: dict[str, Any], audit: dict[str, Any] | None, curve: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the templates show."""
+    rows, sweep = results["rows"], results["sweep"]
+    return {
+        "results": results,
+        "rows": rows,
+        "sweep": sweep,
+        "best": (best_predicted(sweep), best_measured(sweep)) if sweep else None,
+        "sentence": sentence(rows[0]),
+        "warnings": [*tuned(results["target"]), *left_out(results), *warnings(rows, audit)],
+        "audit": audit,
+        "verdict": verdict(rows),
+        "depths": max(len(row["n_alpha"]) for row in rows),
+        "categories": [each["category"] for each in rows[0]["categories"]],
+        "samples": [{**each, "counts": _origins(each)} for each in rows[0]["sample"]],
+        "plots": _plots(results, audit, curve),
+        "marks": _MARKS,
+        "fence": _fence(rows[0]["sample"]),
+        "environment": results["environment"],
+        "settings": {
+            **results["settings"],
+            **{f"drafter.{name}": value for name, value in results["draft"]["settings"].items()},
+        },
+        "missing": MISSING,
+    }
+
+
+def _plots(results: dict[str, Any], audit: dict[str, Any] | None, curve: list[dict[str, Any]]) -> dict[str, Markup]:
+    found = {"depth": plots.acceptance_by_depth(results["rows"])}
+    if results["sweep"]:
+        found["sweep_acceptance"] = plots.sweep_acceptance(results["sweep"])
+        found["sweep_speed"] = plots.sweep_speed(results["sweep"])
+    if audit is not None:
+        found["uniformity"] = plots.uniformity(audit["rosenblatt"]["histogram"])
+    if curve:
+        found["training"] = plots.training(curve)
+    return found
+
+
+def verdict(rows: Sequence[dict[str, Any]]) -> str:
+    """The worst verdict of all rows."""
+    found = {row["verdict"] for row in rows}
+    return next(each for each in VERDICTS if each in found)
+
+
+def sentence(row: dict[str, Any]) -> str:
+    """The result in one sentence, never without its verdict."""
+    return (
+        f"{row['method']}: {interval(row['tau'])} tokens per target call at temperature "
+        f"{row['temperature']:g}, {interval(row['speedup'])} times the speed of plain decoding in "
+        f"the same engine ({number(row['predicted_speedup'])} predicted); audit: {row['verdict']}."
+    )
+
+
+def tuned(target: dict[str, Any]) -> list[str]:
+    """What it means that a run has changed the target, if it has."""
+    drift = target.get("drift")
+    if drift is None:
+        return []
+    return [
+        f"The target is {drift['original']} as this run has tuned it. It is what decodes and what "
+        "the audit compares with: lossless means the tuned target's own output. "
+        f"{drifted(drift)}."
+    ]
+
+
+def warnings(rows: Sequence[dict[str, Any]], audit: dict[str, Any] | None) -> list[str]:
+    """What a reader has to know before believing a figure."""
+    found = [degenerate(row) for row in rows if row["flagged"]]
+    worst = verdict(rows)
+    if worst == "NOT lossless":
+        found.append(
+            "The audit failed: the output is not the target's own, and a biased rule accepts "
+            "more. No figure of acceptance or speed here can be used."
+        )
+    if worst == "not audited":
+        found.append(
+            "These figures were made without an audit: a biased rule accepts more, so they prove nothing yet."
+        )
+    for row in rows:
+        if row["verdict"] == "lossy" and row["distance"] is not None:
+            found.append(
+                f"{row['method']}, T = {row['temperature']:g}: the rule {row['rule']} is lossy; "
+                f"its output is a total variation of {row['distance']:.3f} away from the target's."
+            )
+    exact = [row for row in rows if row["verdict"] != "lossy"]
+    differing = sum(row["differing_rows"] or 0 for row in exact)
+    if differing:
+        found.append(
+            f"At T = 0, {differing} outputs differ from plain decoding: near-ties, or a bug. The "
+            "audit's replay tells which."
+        )
+    if audit is not None and (audit["verdict"] != worst or audit["decoder"] != "draftsmith"):
+        found.append(
+            f"The audit below is of another time or decoder ({audit['decoder']}, verdict "
+            f"{audit['verdict']}); the figures carry the verdict they were made with, {worst}."
+        )
+    return found
+
+
+def visible(value: object) -> object:
+    """Text in which nothing hides: unseen characters and turned directions by their number."""
+    if isinstance(value, Markup) or not isinstance(value, str):
+        return value
+    return _UNSEEN.sub(lambda found: f"[U+{ord(found.group()):04X}]", value)
+
+
+def _cell(text: str) -> str:
+    """Text as one cell of a Markdown table, or as a line: no markup, no line end, no bar."""
+    text = re.sub(r"\s", " ", str(visible(text)))
+    return re.sub(r"([\\`*_\[\]<>|#&~$])", r"\\\1", text)
+
+
+def _fence(samples: Sequence[dict[str, Any]]) -> str:
+    """A code fence longer than any run of backticks inside, so that no text can close it."""
+    texts = "".join(s["prompt"] + "".join(piece for piece, _ in s["tokens"]) for s in samples)
+    longest = max((len(run) for run in re.findall("`+", texts)), default=0)
+    return "`" * max(3, longest + 1)
+
+
+def _origins(sample: dict[str, Any]) -> dict[str, int]:
+    counts = Counter(origin for _, origin in sample["tokens"])
+    return {origin: counts[origin] for origin in _MARKS}
+
+
+def _audit(path: Path) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RequestError(f"{path} is not JSON ({error}): audit again, by `draftsmith audit` as before") from error
+
+
+def _curve(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        return []
+    # a kill may have cut the last line short; only a whole line ends with a line end
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    try:
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+    except ValueError as error:
+        raise RequestError(f"{path} is damaged ({error}); move it away for a report") from error

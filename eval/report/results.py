@@ -1,0 +1,57 @@
+"""`results.json`: the version of its layout, its published schema, and reading it again.
+
+The schema, `results.schema.json`, says what every field means and in which unit; it demands an
+audit verdict in every row that shows acceptance. Read next: `evaluate.py`, which makes the
+results, and `report.py`, which shows them.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from ...errors import RequestError
+
+SCHEMA_VERSION = 3
+# worst first
+VERDICTS = ("NOT lossless", "not audited", "lossy", "lossless")
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of `results.json`."""
+    return json.loads((files(__package__) / "results.schema.json").read_text(encoding="utf-8"))
+
+
+def read_results(path: Path) -> dict[str, Any]:
+    """Read `results.json` of this version.
+
+    Raises:
+        RequestError: there is none, it is not JSON, another version wrote it, or a row shows
+            acceptance without a verdict.
+    """
+    # what `eval --out` wrote does not say by itself which run it was
+    run = path.parent.parent if path.parent.name == "eval" else f"RUN --out {path.parent}"
+    again = f"evaluate the run: `draftsmith eval {run}`"
+    if not path.is_file():
+        raise RequestError(f"{path} is missing: {again}")
+    try:
+        results = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RequestError(f"{path} is not JSON ({error}): {again}") from error
+    version = results.get("schema_version") if isinstance(results, dict) else None
+    if version != SCHEMA_VERSION:
+        raise RequestError(f"{path} has schema_version {version!r}, this version reads {SCHEMA_VERSION}: {again}")
+    for row in _with_acceptance(results):
+        if row.get("verdict") not in VERDICTS:
+            raise RequestError(
+                f"{path} shows acceptance with the verdict {row.get('verdict')!r}, expected one of "
+                f"{', '.join(VERDICTS)}: {again}"
+            )
+    return results
+
+
+def _with_acceptance(results: dict[str, Any]) -> list[dict[str, Any]]:
+    rows = results["rows"]
+    return [*rows, *(each for row in rows for each in row["categories"]), *results["sweep"]]

@@ -1,0 +1,223 @@
+"""Results as tables for the terminal, 80 columns wide.
+
+Acceptance never stands without the audit's verdict. Read next: `evaluate.py`, which makes the
+results; `report.py` shows the same as a page.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+MISSING = "-"
+DEGENERATE = "do not believe tau"
+_WORDS = ("method", "audit")
+_DEPTHS = 6  # of the table by depth: more do not fit the line
+_NAME = 12  # columns that a method's name keeps when the line is full
+_COLOURS = {"lossless": "green", "NOT lossless": "bold red", "not audited": "yellow", "lossy": "yellow"}
+
+
+def show(results: dict[str, Any], console: Console) -> None:
+    """Print drift, acceptance, speed and the sweep; a row whose tau cannot be believed is named.
+
+    On a terminal narrower than 80 columns lines run over: better than a number without its end.
+    """
+    if "drift" in results["target"]:
+        console.print(Text(f"drift: {drifted(results['target']['drift'])}\n"))
+    console.print(acceptance_table(results["rows"]), crop=False)
+    for row in results["rows"]:
+        if row["flagged"]:
+            console.print(Text(f"! {degenerate(row)}", style="yellow"))
+    for said in left_out(results):
+        console.print(Text(f"! {said}", style="yellow"))
+    console.print()
+    console.print(depth_table(results["rows"]), crop=False)
+    console.print()
+    console.print(speed_table(results["rows"]), crop=False)
+    console.print()
+    if results["sweep"]:
+        console.print(sweep_table(results["sweep"]), crop=False)
+        console.print(Text(best_lengths(results["sweep"])))
+        console.print()
+
+
+def left_out(results: dict[str, Any]) -> list[str]:
+    """What was not decoded because it is too long, if anything."""
+    if not results["left_out"]:
+        return []
+    most = results["settings"]["prompt_tokens"]
+    return [f"{results['left_out']} turns of chats are left out: longer than {most} tokens (eval.prompt_tokens)"]
+
+
+def acceptance_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """tau and alpha with intervals, beside the share of looping text and the audit's verdict."""
+    cells = [
+        (
+            *_who(row),
+            interval(row["tau"]),
+            interval(row["alpha"]),
+            f"{'! ' if row['flagged'] else ''}{100 * row['loop_share']:.0f}",
+            _verdict(row),
+        )
+        for row in rows
+    ]
+    columns = (("method", ""), ("T", ""), ("tau", "tokens/call"), ("alpha", "accepted"), ("loops", "%"), ("audit", ""))
+    rules = {row["rule"] for row in rows} - {None}
+    by = f", by {', '.join(sorted(rules))}" if rules else ""
+    return plain_table(f"Acceptance [95 % interval]{by}", columns, cells)
+
+
+def depth_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """n-alpha, of which the report shows every depth and the intervals."""
+    depths = min(_DEPTHS, max(len(row["n_alpha"]) for row in rows))
+    columns = [("method", ""), ("T", ""), *((f"n = {n}", "") for n in range(depths)), ("audit", "")]
+    cells: list[tuple[str | Text, ...]] = []
+    for row in rows:
+        shares = [number(value) for value, _, _ in row["n_alpha"][:depths]]
+        shares += [""] * (depths - len(shares))
+        cells.append((*_who(row), *shares, _verdict(row)))
+    return plain_table("n-alpha: accepted at depth n + 1, given that the n before were", columns, cells)
+
+
+def speed_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """Measured and predicted speed-up; c and c_v are the costs that the prediction rests on."""
+    cells = [
+        (
+            *_who(row),
+            str(row["draft_length"]),
+            interval(row["speedup"]),
+            number(row["predicted_speedup"]),
+            number(row["tokens_per_second"], 0),
+            number(row["c"]),
+            number(row["c_v"]),
+        )
+        for row in rows
+    ]
+    columns = (
+        ("method", ""),
+        ("T", ""),
+        ("K", ""),
+        ("measured", "times"),
+        ("predicted", "times"),
+        ("speed", "tokens/s"),
+        ("c", "calls"),
+        ("c_v", "calls"),
+    )
+    return plain_table("Speed over plain decoding in the same engine", columns, cells)
+
+
+def sweep_table(sweep: Sequence[dict[str, Any]]) -> Table:
+    """Acceptance and speed against the draft length."""
+    cells = [
+        (
+            str(row["draft_length"]),
+            interval(row["tau"]),
+            interval(row["alpha"]),
+            interval(row["speedup"]),
+            number(row["predicted_speedup"]),
+        )
+        for row in sweep
+    ]
+    columns = (("K", ""), ("tau", "tokens/call"), ("alpha", "accepted"), ("measured", "times"), ("predicted", "times"))
+    verdicts = ", ".join(sorted({row["verdict"] for row in sweep}))
+    return plain_table(f"Draft length K at T = 0 (audit: {verdicts})", columns, cells)
+
+
+def best_lengths(sweep: Sequence[dict[str, Any]]) -> str:
+    """The best K by the speed model and by the clock."""
+    predicted, measured = best_predicted(sweep), best_measured(sweep)
+    return f"best K: {predicted} predicted, {measured} measured"
+
+
+def best_predicted(sweep: Sequence[dict[str, Any]]) -> int:
+    """The draft length that the speed model likes best."""
+    return int(max(sweep, key=lambda row: row["predicted_speedup"] or 0)["draft_length"])
+
+
+def best_measured(sweep: Sequence[dict[str, Any]]) -> int:
+    """The draft length that was fastest by the clock."""
+    return int(max(sweep, key=lambda row: row["speedup"][0] or 0)["draft_length"])
+
+
+def degenerate(row: dict[str, Any]) -> str:
+    """Why the tau of a flagged row says nothing."""
+    return (
+        f"{row['method']}, T = {row['temperature']:g}: the target's own text is degenerate "
+        f"(distinct-2 {row['distinct_2']:.2f}, {row['loop_share']:.0%} in loops): {DEGENERATE}"
+    )
+
+
+def drifted(drift: dict[str, Any]) -> str:
+    """How far a run has moved its target, in one sentence."""
+    return (
+        f"KL({drift['original']} || tuned) is {nats(drift['kl'])} nats per token on "
+        f"{drift['tokens']:,} tokens of held-out text; the loss on them went from "
+        f"{nats(drift['loss_original'])} to {nats(drift['loss_tuned'])}"
+    )
+
+
+def interval(value: Sequence[float | None]) -> str:
+    """`1.72 [1.65, 1.79]`."""
+    middle, low, high = value
+    if middle is None:
+        return MISSING
+    return f"{middle:.2f}" if low is None else f"{middle:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def nats(value: Sequence[float | None]) -> str:
+    """`0.0123 [0.0119, 0.0127]`, for what is small."""
+    middle, low, high = value
+    if middle is None:
+        return MISSING
+    return f"{middle:.4f}" if low is None else f"{middle:.4f} [{low:.4f}, {high:.4f}]"
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """`1.72`; what could not be computed is a dash."""
+    return MISSING if value is None or math.isnan(value) else f"{value:,.{digits}f}"
+
+
+def plain_table(title: str, columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[str | Text]]) -> Table:
+    """Name and unit above each column; a long name of a method gives way, a number never."""
+    table = Table(
+        title=Text(title, style="bold"),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        show_edge=False,
+    )
+    for at, (name, unit) in enumerate(columns):
+        needed = max(len(name), len(unit), *(cell_len(str(row[at])) for row in rows))
+        table.add_column(
+            Text.assemble(name, "\n", (unit, "not bold dim")),
+            justify="left" if name in _WORDS else "right",
+            # rich would rather crop a number without a word than print a wide line
+            min_width=min(needed, _NAME) if name == "method" else needed,
+            no_wrap=name != "method",
+            overflow="fold",
+        )
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _who(row: dict[str, Any]) -> tuple[Text, str]:
+    # as Text: brackets in a name are no markup
+    return Text(row["method"]), f"{row['temperature']:g}"
+
+
+def _verdict(row: dict[str, Any]) -> Text:
+    words = row["verdict"]
+    if row["distance"] is not None:
+        words += f" {row['distance']:.2f}"
+    elif row["rule"] is not None and row["rule"].startswith("lossy"):
+        words = "lossy, not measured"
+    return Text(words, style=_COLOURS[row["verdict"]])

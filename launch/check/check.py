@@ -1,0 +1,277 @@
+"""`draftsmith check`: everything that can fail, before hours are spent. Nothing is trained.
+
+Each check is one function that returns what it found; all of them run, and every failure is
+reported at once. Read next: `check/models.py`, `train.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...errors import DataError, DraftsmithError, EnvironmentFailure, RequestError
+from ..recipe.load import Recipe, Resolved
+from ..train import has_begun, refuse_resume
+from .boost import runs
+from .features import check_features
+from .memory import devices_of, in_units, refuse_impossible_sharding, trained
+from .models import SAMPLE, Models, check_model, check_target
+from .room import probe_depth, refuse_no_room
+from .unread import refuse_unread
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ...data.prompts import Prompt
+    from ...eval.config import EvalConfig
+
+
+@dataclass(frozen=True)
+class Waits:
+    """What a check found that has to be repeated where the run will be."""
+
+    found: str
+
+
+def check(resolved: Resolved, console: Console, out: Path | None = None) -> None:
+    """Run every check and print what each found; `out` is the run's folder (default runs/NAME).
+
+    Raises:
+        RequestError: with all failures; DataError or EnvironmentFailure when all are of that kind.
+    """
+    from rich.table import Table
+
+    recipe = resolved.recipe
+    table = Table("check", "found", "verdict")
+    failures: list[DraftsmithError] = []
+    waiting: list[str] = []
+    for name, run in _checks(recipe, out).items():
+        try:
+            found = run()
+            if isinstance(found, Waits):
+                waiting.append(name)
+            text = found.found if isinstance(found, Waits) else found
+            table.add_row(name, text, "waits" if isinstance(found, Waits) else "ok")
+        except DraftsmithError as error:
+            failures.append(error)
+            table.add_row(name, str(error).splitlines()[0], "FAILS")
+    console.print(table)
+    if failures:
+        raise _together(failures)
+    if waiting:
+        console.print(
+            f"nothing found here speaks against the run; {' and '.join(waiting)} could not be "
+            f"looked at: run the check again where {recipe.target.path} is"
+        )
+        return
+    console.print("ready to train")
+
+
+def _checks(recipe: Recipe, out: Path | None) -> dict[str, Callable[[], str | Waits]]:
+    models, folder = Models(recipe), out or Path("runs") / recipe.name
+    found: dict[str, Callable[[], str | Waits]] = {
+        "device": lambda: _device(recipe),
+        "batch": lambda: _batch(recipe),
+        "objective": lambda: _objective(recipe),
+        "model": lambda: check_model(recipe, models),
+        "data": lambda: _data(recipe, models),
+        "disk": lambda: _disk(recipe, models, folder),
+    }
+    if out is not None:  # the run may get another name than the recipe's
+        found["folder"] = lambda: _folder(recipe, out)
+    if recipe.method != "target":
+        found = {
+            "target": lambda: check_target(recipe, models),
+            **found,
+            "features": lambda: check_features(recipe, models, folder),
+            "prompts": lambda: _prompts(recipe, models),
+        }
+    return found
+
+
+def _folder(recipe: Recipe, folder: Path) -> str:
+    """What the run would find in its folder."""
+    refuse_resume(folder, recipe, "auto")
+    return f"{folder}: {'the run there goes on' if has_begun(folder) else 'a new run'}"
+
+
+def _device(recipe: Recipe) -> str:
+    import torch
+
+    from ...trainers.loop.setup import refuse_impossible
+
+    devices, precision = devices_of(recipe), recipe.loop.precision
+    if devices.described:
+        refuse_impossible(recipe.loop, on_cpu=False)
+        refuse_impossible_sharding(recipe)
+        return f"{devices}, sharding {devices.sharding}, precision {precision}, as described"
+    on_cpu = not torch.cuda.is_available()
+    refuse_impossible(recipe.loop, on_cpu=on_cpu)
+    if on_cpu:
+        return f"CPU, {os.cpu_count()} cores, precision {recipe.loop.precision}"
+    name = torch.cuda.get_device_name(0)
+    return f"{torch.cuda.device_count()} x {name}, precision {recipe.loop.precision}"
+
+
+def _batch(recipe: Recipe) -> str:
+    from ...trainers.loop.setup import accumulation
+
+    count, loop = devices_of(recipe).processes, recipe.loop
+    steps = accumulation(loop, count)
+    tokens = loop.batch_rows * recipe.row_tokens
+    return (
+        f"{loop.steps:,} steps of {loop.batch_rows} rows = {tokens:,} tokens "
+        f"({steps} x {loop.micro_rows} rows on {count} process{'es' * (count > 1)}); "
+        f"{tokens * loop.steps / 1e6:,.1f} M tokens in all"
+    )
+
+
+def _objective(recipe: Recipe) -> str:
+    """What is minimised, on which rows; and that nothing of it would be passed over."""
+    from ...trainers.losses.ramp import Ramp
+    from ...trainers.teacher.rollouts import refuse_rows
+
+    refuse_unread(recipe)
+    rollouts, ramp = recipe.rollouts, Ramp.of(recipe.objective)
+    refuse_rows(rollouts, recipe.data.sequence_length, recipe.loop.batch_rows)
+    if rollouts.share and recipe.machine.sharding == "zero3":
+        raise RequestError(
+            "rollouts.share is above 0 and machine.sharding is zero3, which cuts the draft into "
+            "pieces that decoding would have to gather for every token; use zero2 or less"
+        )
+    said = [", ".join(f"{name} {getattr(ramp.last, name):g}" for name in ramp.last.asked)]
+    if recipe.method not in ("distill", "boost"):
+        return f"method {recipe.method}'s own terms and what the recipe adds"
+    if ramp.share:
+        said.append(f"from kl alone over {ramp.share:.0%} of the steps")
+    if rollouts.share:
+        said.append(f"{rollouts.share:.0%} of the rows written by {rollouts.by}")
+    return "; ".join(said)
+
+
+def _data(recipe: Recipe, models: Models) -> str | Waits:
+    """The first rows, read, rendered, tokenised and masked as for training."""
+    if models.described:
+        return _rows(recipe)
+    from ...data.rows.encode import Encoded, Encoder
+    from ...data.rows.records import Placed, RecordReader
+    from ...data.rows.report import Tally, check_tally
+    from ...data.rows.sources import open_sources
+
+    data = recipe.data
+    source, validation = open_sources(data)
+    encoder = Encoder.of(models.tokenizer(), data)
+    tally, reader = Tally(), RecordReader(data)
+    rows = list(islice(reader.read(source), SAMPLE))
+    placed = [row for row in rows if isinstance(row, Placed)]
+    tally.rejected += [row for row in rows if not isinstance(row, Placed)]
+    for row, found in zip(placed, encoder([row.record for row in placed]), strict=True):
+        if isinstance(found, Encoded):
+            tally.add(found)
+        else:
+            tally.rejected.append(row.rejected(str(found)))
+    # a few bad rows among the first ones prove nothing about the share in all
+    allowed = data.max_rejected_share
+    check_tally(tally, source.name, allowed if len(rows) < SAMPLE else max(allowed, 0.5), None)
+    held = "a share by hash" if validation is None else validation.name
+    return (
+        f"{source.name}: of the first {len(rows)} rows {tally.usable} are usable "
+        f"({', '.join(sorted(set(reader.shapes.values())))}), {tally.cut} longer than "
+        f"{data.sequence_length} tokens; held out: {held}"
+    )
+
+
+def _rows(recipe: Recipe) -> Waits:
+    """The first rows, read alone: without the target's tokenizer nothing more can be said."""
+    from ...data.rows.records import Placed, RecordReader
+    from ...data.rows.sources import open_sources
+
+    data = recipe.data
+    if data.source.startswith("hub:"):
+        return Waits(f"{data.source}: read, rendered and masked where the target's tokenizer is")
+    source, _ = open_sources(data)
+    reader = RecordReader(data)
+    rows = list(islice(reader.read(source), SAMPLE))
+    known = sum(isinstance(row, Placed) for row in rows)
+    if not known:
+        raise DataError(f"{source.name}: none of the first {len(rows)} rows has a known shape")
+    return Waits(
+        f"{source.name}: {known} of the first {len(rows)} rows have a known shape "
+        f"({', '.join(sorted(set(reader.shapes.values())))}); rendered and masked where the "
+        "target's tokenizer is"
+    )
+
+
+def _disk(recipe: Recipe, models: Models, folder: Path) -> str | Waits:
+    """Room for the checkpoints that exist at once: those kept, and the one being written."""
+    need = 12 * trained(models.student()) * (recipe.checkpoint.keep + 1) * runs(recipe)
+    place = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        reason = "cannot be written to" if place.is_dir() else "is a file"
+        raise EnvironmentFailure(f"{place} {reason}; name another folder with --out")
+    free = shutil.disk_usage(place).free
+    if devices_of(recipe).described:
+        return Waits(f"checkpoints need {in_units(need)} in {folder}; {in_units(free)} are free here")
+    if free < need:
+        raise EnvironmentFailure(
+            f"{folder}: checkpoints need {in_units(need)}, and {in_units(free)} are free; lower "
+            "checkpoint.keep, or name another folder with --out"
+        )
+    return f"checkpoints need {in_units(need)} in {folder}; {in_units(free)} are free"
+
+
+def _prompts(recipe: Recipe, models: Models) -> str:
+    """Prompts are read, rendered, and have room in the target's context with their answers."""
+    from ...data.prompts import load_prompts
+
+    config, audit = recipe.eval, recipe.audit
+    prompts = load_prompts(config.prompts, limit=config.limit, seed=config.seed)
+    longest, said = config.prompt_tokens, ""  # nothing longer is read
+    if not models.described:
+        longest, said = _lengths(prompts, models, config)
+    answer = max(config.max_new_tokens, audit.max_new_tokens, recipe.probe.max_new_tokens)
+    depth = max(config.draft_length, audit.draft_length, probe_depth(recipe), *config.sweep)
+    refuse_no_room(recipe, models.target().config, longest, answer=answer, depth=depth)
+    categories = sorted({prompt.category for prompt in prompts})
+    bound = models.described or any(len(prompt.turns) > 1 for prompt in prompts)
+    return (
+        f"{len(prompts)} of {config.prompts}: {', '.join(categories[:6])}; "
+        f"the longest has {'at most ' * bound}{longest} tokens{said}"
+    )
+
+
+def _lengths(prompts: Sequence[Prompt], models: Models, config: EvalConfig) -> tuple[int, str]:
+    """Tokens of the longest prompt that is decoded, and what becomes of longer ones."""
+    from ...data.prompts import fitting, render
+
+    tokenizer, most = models.tokenizer(), config.prompt_tokens
+    kept = fitting(prompts, tokenizer, most)
+
+    def last_turn(prompt: Prompt) -> int:
+        # what the target will have answered before is not known yet: as much as it may
+        earlier = len(prompt.turns) - 1
+        ids = render(prompt, tokenizer, answers=["."] * earlier)
+        return len(ids) + earlier * config.max_new_tokens
+
+    longer = {
+        "left out (chats)": len(prompts) - len(kept),
+        "cut to their end (texts)": sum(len(render(each, tokenizer)) > most for each in kept),
+    }
+    found = ", ".join(f"{count} {what}" for what, count in longer.items() if count)
+    said = f"; longer than eval.prompt_tokens = {most}: {found}" if found else ""
+    return min(most, max(map(last_turn, kept))), said
+
+
+def _together(failures: list[DraftsmithError]) -> DraftsmithError:
+    # what several checks need fails in each of them, and is said once
+    reasons = dict.fromkeys(str(failure) for failure in failures)
+    message = "\n".join(["the pre-flight fails:", *(f"  - {reason}" for reason in reasons)])
+    kinds = {type(failure) for failure in failures}
+    if kinds <= {DataError} or kinds <= {EnvironmentFailure}:
+        return kinds.pop()(message)
+    return RequestError(message)

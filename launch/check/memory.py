@@ -1,0 +1,213 @@
+"""The pre-flight's sum of memory: what one device holds while a recipe trains.
+
+Weights, gradients and moments are counted on shapes; what the forward passes leave behind is an
+estimate from the widths of the layers. Read next: `check/models.py`, which makes the shapes.
+
+Letters: P trained numbers, N processes, T tokens of a forward pass in one process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ...errors import EnvironmentFailure, RequestError
+from ..recipe.load import Recipe
+
+if TYPE_CHECKING:
+    from torch import nn
+
+BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+_FREE_SHARE = 0.9  # of a described device: kernels, communication and the allocator take the rest
+
+
+@dataclass(frozen=True)
+class Devices:
+    """What a run is to use: the machine at hand, or the one that the recipe describes."""
+
+    processes: int
+    memory: float
+    """Bytes that training may fill, of each."""
+    sharding: str
+    described: bool
+
+    def __str__(self) -> str:
+        each = f"{in_units(self.memory)} each" if self.processes > 1 else in_units(self.memory)
+        return f"{self.processes} device{'s' * (self.processes > 1)}, {each}"
+
+
+def devices_of(recipe: Recipe) -> Devices:
+    """The devices of the recipe's `machine`, or those here."""
+    machine = recipe.machine
+    if machine.processes is None:
+        return Devices(processes(), device_memory(), "none", described=False)
+    memory = machine.device_gb * 1e9
+    return Devices(machine.processes, memory, machine.sharding, described=True)
+
+
+def refuse_impossible_sharding(recipe: Recipe) -> None:
+    """Raise RequestError for what the trainers refuse under the described launch."""
+    from ...trainers.loop.setup import refuse_other_optimizers
+    from ...trainers.loop.sharding import refuse_average
+    from ...trainers.student.lora import CUT_BY_ZERO_3
+
+    sharding = devices_of(recipe).sharding
+    if sharding != "none":
+        refuse_other_optimizers(recipe.optimizer)
+    if sharding == "zero3":
+        refuse_average(recipe.loop.ema)
+        if recipe.lora.rank is not None:
+            raise RequestError(CUT_BY_ZERO_3)
+        if recipe.tunes_target:
+            raise RequestError(
+                "machine.sharding is zero3, and a target that is trained with its drafter decodes "
+                "in probes as it is, which ZeRO-3 cuts into pieces; use zero2"
+            )
+
+
+def needs(recipe: Recipe, student: nn.Module, target: nn.Module | None) -> dict[str, float]:
+    """Bytes of one device by what fills them; `target` is None where none is read."""
+    devices = devices_of(recipe)
+    speaks: Any = student if target is None else target
+    words = int(speaks.config.get_text_config(decoder=True).vocab_size)
+    # logits, their softmax and gradient of draft and target exist for one chunk at a time
+    chunk = recipe.objective.chunk * words * 4 * BYTES["fp32"]
+    need = {"weights, gradient and moments": _state(recipe, student, devices), "a chunk of logits": float(chunk)}
+    frozen = parameters(student) - trained(student)
+    if frozen:
+        need["the adapter's base"] = frozen * float(BYTES["fp32"])
+    if target is not None:
+        need["the target"] = parameters(target) * float(BYTES[recipe.target.dtype])
+        need["its pass"] = _reading(recipe, target)
+    need["activations"] = _activations(recipe, student, target)
+    return need
+
+
+def refuse_too_much(need: dict[str, float], devices: Devices) -> None:
+    """Raise EnvironmentFailure when a device does not hold it; processes here may share it."""
+    have = devices.memory * (_FREE_SHARE if devices.described else 1)
+    if sum(need.values()) <= have or (devices.processes > 1 and not devices.described):
+        return
+    listed = ", ".join(f"{in_units(count)} for {what}" for what, count in need.items())
+    where = f"each of {devices.processes} devices" if devices.processes > 1 else "the device"
+    kept = ", a tenth of it kept free" if devices.described else ""
+    raise EnvironmentFailure(
+        f"training needs {listed}; {where} has {in_units(devices.memory)}{kept}. Take a smaller "
+        "model, objective.chunk, data.sequence_length or loop.micro_rows, or spread it over more "
+        "processes (machine.sharding)"
+    )
+
+
+def _state(recipe: Recipe, student: nn.Module, devices: Devices) -> float:
+    """What the optimiser needs of P trained numbers, AdamW's two moments in fp32 among it."""
+    P, N, full = trained(student), devices.processes, BYTES[recipe.loop.precision]
+    # fp32 weight, moments and gradient, and the gradient in the precision of the run
+    pieces = (4 + 8 + 4 + full) * P / N
+    if devices.sharding == "zero2":  # DeepSpeed's own sum: whole weights, the rest in pieces
+        return full * P + pieces
+    if devices.sharding == "zero3":
+        largest = max((p.numel() for p in student.parameters()), default=0)
+        return 2 * full * largest + pieces
+    buckets = 4 if N > 1 else 0  # in which DDP exchanges gradients
+    copies = full if full < 4 else 0  # autocast keeps the weights that it has rounded
+    return (16.0 + buckets + copies) * P
+
+
+def _activations(recipe: Recipe, student: nn.Module, target: nn.Module | None) -> float:
+    """An estimate of what forward passes hold at their peak, the backward pass still ahead.
+
+    Every linear layer counts what it reads and what it makes, and a quarter more for the norms,
+    gates and products around them: so much was counted in real passes (tests/launch).
+    """
+    T = recipe.loop.micro_rows * recipe.row_tokens
+    passes = {"eagle": recipe.eagle.passes, "eagle3": recipe.eagle3.passes}.get(recipe.method, 1)
+    speaks: Any = student if target is None else target
+    # of each place that is spoken of: what its loss reads, where it counts, and the gradient
+    width = sum(_widths(student)) * passes + 3 * _hidden(speaks) * _places(recipe)
+    if recipe.tunes_target and target is not None:
+        width += sum(_widths(target))  # it learns too, so its layers keep what they read
+    # the gradient of an own projection is made in the forward pass, in fp32
+    return 1.25 * T * width * BYTES[recipe.loop.precision] + 4.0 * _own_projections(student)
+
+
+def _reading(recipe: Recipe, target: Any) -> float:
+    """The frozen target's forward pass: of a layer that is done nothing but its states is kept."""
+    T = recipe.loop.micro_rows * recipe.row_tokens
+    # three fused states, the last and an embedding are handed over at most; the widest part of a
+    # layer is there four times
+    return float(T * (5 * _hidden(target) + 4 * max(_widths(target))) * BYTES[recipe.target.dtype])
+
+
+def _places(recipe: Recipe) -> int:
+    """How many tokens behind a position are spoken of."""
+    heads = recipe.medusa.heads
+    places = {
+        "eagle": recipe.eagle.passes,
+        "eagle3": recipe.eagle3.passes,
+        "medusa": heads,
+        "medusa2": heads,
+        "hydra": heads,
+        "bpd": recipe.bpd.block,
+    }
+    return places.get(recipe.method, 1)
+
+
+def _hidden(model: Any) -> int:
+    return int(model.config.get_text_config(decoder=True).hidden_size)
+
+
+def _widths(model: nn.Module) -> Iterator[int]:
+    """Numbers in and out of every linear layer, per token; projections go through in chunks."""
+    for name, layer in _linear(model):
+        if "lm_head" not in name:
+            yield layer.in_features + layer.out_features
+
+
+def _own_projections(student: nn.Module) -> int:
+    """Numbers in the projections to a vocabulary that are trained."""
+    heads = {id(layer.weight): layer for name, layer in _linear(student) if "lm_head" in name}
+    return sum(layer.weight.numel() for layer in heads.values() if layer.weight.requires_grad)
+
+
+def _linear(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
+    from torch import nn
+
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            yield name, module
+
+
+def parameters(model: nn.Module) -> int:
+    """How many numbers are in the weights; tied ones count once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def trained(model: nn.Module) -> int:
+    """How many of them move: of a draft with an adapter, the adapter's."""
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def processes() -> int:
+    """Processes of this launch."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def device_memory() -> int:
+    """Bytes of the first GPU, or of the machine where there is none."""
+    import psutil
+    import torch
+
+    if torch.cuda.is_available():
+        return int(torch.cuda.get_device_properties(0).total_memory)
+    return int(psutil.virtual_memory().total)
+
+
+def in_units(count: float) -> str:
+    """Bytes in the unit that fits, three digits."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"

@@ -1,0 +1,39 @@
+"""Room for prompts, answers and drafts in the target's context.
+
+`train.py` asks for its probes, before rows are made, and `check.py` for all that is decoded.
+Read next: `decoding/engine.py`, which refuses what has none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...errors import RequestError
+from ..recipe.load import Recipe
+
+
+def refuse_no_room(recipe: Recipe, config: Any, longest: int, *, answer: int, depth: int) -> None:
+    """Raise RequestError where a prompt with its answer is longer than the target's context.
+
+    Args:
+        config: the target's.
+        longest: tokens of the longest prompt.
+        answer: most tokens that are written behind it.
+        depth: tokens drafted behind those.
+    """
+    from ...decoding.target.backbone import context_limits
+
+    context, reason = min(context_limits(config.get_text_config(decoder=True)))
+    if longest + answer + depth > context:
+        raise RequestError(
+            f"{recipe.eval.prompts}: a prompt of {longest} tokens, an answer of {answer} and a "
+            f"draft of {depth} do not fit the target's context of {context} tokens{reason}; lower "
+            "--eval.prompt_tokens or max_new_tokens (of probe, eval and audit)"
+        )
+
+
+def probe_depth(recipe: Recipe) -> int:
+    """Most tokens that a probe drafts per target call."""
+    heads = dict.fromkeys(("medusa", "medusa2", "hydra"), recipe.medusa.heads)
+    heads["bpd"] = recipe.bpd.block - 1
+    return heads.get(recipe.method, recipe.probe.draft_length)

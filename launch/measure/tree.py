@@ -1,0 +1,190 @@
+"""`draftsmith tree`: the best static tree of a drafter, from what it is measured to get right.
+
+Measured on held-out rows of the training data, which the target goes on with: neither on what the
+drafter learnt from nor on the prompts that evaluation decodes. Read next: `eval/measure/ranks.py`, the
+measurement; `eval/measure/tree_choice.py`, the choice; `drafters/tree_file.py`, what is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...data.rows.prepare import prepare
+from ...decoding.engine import autoregressive
+from ...decoding.proposal import Foreseeing
+from ...decoding.sampling import Warper
+from ...decoding.target.backbone import Backbone
+from ...drafters.tree_file import NAME, write_tree
+from ...errors import DataError, RequestError
+from ...eval.measure.environment import processor
+from ...eval.measure.evaluate import NOT_AUDITED
+from ...eval.measure.ranks import Ranks, Text, measure_ranks
+from ...eval.measure.tree_choice import Chosen, Speed, best_of_size, fastest, measure_speed
+from ...eval.report.tables import number, plain_table
+from .run import Loaded, load_pair
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ...data.rows.packed import PackedRows
+    from ..verbs import Pair, Tree
+
+_RANKS = 10
+_SHOWN = 5  # ranks of the table on the screen
+_BATCH = 8
+_SHORTEST = 8  # tokens of a prompt
+
+
+def run_tree(request: Tree, pair: Pair, overrides: Sequence[tuple[str, str]], console: Console) -> Path:
+    """Measure, search, write the tree, print what was found; where it was written.
+
+    Raises:
+        RequestError: the drafter has no static tree, or a flag is wrong. DataError: nothing is
+            held out, or no candidate was ever right.
+    """
+    nodes = _nodes(request.nodes)
+    # as it drafts on its default tree, whatever the recipe says
+    shape = [("drafter.tree", "default"), ("drafter.eagle_tree", "static")]
+    loaded = load_pair(pair, [*overrides, *shape])
+    drafter = loaded.drafter
+    if not isinstance(drafter, Foreseeing):
+        raise RequestError(
+            f"a drafter of family {getattr(drafter, 'family', '?')!r} drafts no static tree; "
+            "expected Medusa, Hydra, BPD or EAGLE"
+        )
+    texts = held_out_texts(loaded, request.texts, request.temperature)
+    found = measure_ranks(loaded.target, drafter, texts, depth=request.depth, ranks=_RANKS)
+    speed = None
+    if nodes == 0:
+        speed = measure_speed(loaded.target, drafter, texts)
+        chosen = fastest(drafter, found, speed)
+    else:
+        chosen = best_of_size(drafter, found, nodes or drafter.nodes, request.method)
+    out = request.out or _folder(pair) / NAME
+    write_tree(out, chosen.paths, _facts(request, loaded, texts, found, chosen, speed))
+    _show(loaded, found, chosen, console)
+    return out
+
+
+def _nodes(given: str | None) -> int | None:
+    """A budget; 0 for `auto`, None for as many as the drafter has."""
+    if given is None or given == "auto":
+        return None if given is None else 0
+    if given.isdigit() and int(given) >= 2:
+        return int(given)
+    raise RequestError(f"--nodes is {given!r}; expected a number from 2 on, or auto")
+
+
+def _folder(pair: Pair) -> Path:
+    """The drafter's folder; `load_pair` has found it."""
+    assert pair.drafter is not None or pair.run_folder is not None
+    return Path(pair.drafter) if pair.drafter is not None else Path(pair.run_folder or "", "drafter")
+
+
+def held_out_texts(loaded: Loaded, count: int, temperature: float) -> list[Text]:
+    """Beginnings of held-out rows, gone on with by the target.
+
+    Raises:
+        RequestError: these rows are the prompts of the evaluation. DataError: none is long enough.
+    """
+    recipe, target = loaded.recipe, loaded.target
+    if recipe.eval.prompts == recipe.data.validation:
+        raise RequestError(
+            f"data.validation and eval.prompts are both {recipe.eval.prompts!r}: a tree would be "
+            "measured on the prompts that it is judged by; name other --eval.prompts"
+        )
+    rows = prepare(recipe.data, target.tokenizer, out=None).validation
+    prompts = list(_beginnings(rows, recipe.eval.prompt_tokens))
+    if not prompts:
+        raise DataError(
+            f"none of the {len(rows)} held-out rows has a beginning of {_SHORTEST} tokens or more, "
+            f"of a chat at most eval.prompt_tokens = {recipe.eval.prompt_tokens}"
+        )
+    step = max(1, len(prompts) // count)
+    return list(_answered(target, prompts[::step][:count], loaded, temperature))
+
+
+def _beginnings(rows: PackedRows, longest: int) -> Iterator[list[int]]:
+    """Of every held-out document what stands before its first label, or else its first half."""
+    for ids_S, labels_S, documents_S in zip(rows.ids_RS, rows.in_loss_RS, rows.document_RS, strict=True):
+        for document in range(int(documents_S.max()) + 1):
+            inside_S = documents_S == document
+            ids, labels = ids_S[inside_S], labels_S[inside_S]
+            first = int(labels.argmax()) if labels.any() else 0
+            # a plain text is label from its first token on
+            end = first if first > 1 else len(ids) // 2
+            # a chat is not cut, as in an evaluation: without its beginning it is none
+            if end >= _SHORTEST and (end <= longest or first <= 1):
+                yield ids[max(0, end - longest) : end].tolist()
+
+
+def _answered(target: Backbone, prompts: Sequence[list[int]], loaded: Loaded, temperature: float) -> Iterator[Text]:
+    config = loaded.recipe.eval
+    warper = Warper(temperature, config.top_k, config.top_p, config.min_p)
+    for at in range(0, len(prompts), _BATCH):
+        part = prompts[at : at + _BATCH]
+        done = autoregressive(
+            target,
+            part,
+            warper=warper,
+            max_new_tokens=config.max_new_tokens,
+            eos_ids=target.eos_ids,
+            seed=config.seed,
+            requests=range(at, at + len(part)),
+        )
+        yield from (Text(*pair) for pair in zip(part, done.tokens, strict=True))
+
+
+def _facts(
+    request: Tree, loaded: Loaded, texts: Sequence[Text], found: Ranks, chosen: Chosen, speed: Speed | None
+) -> dict[str, Any]:
+    """What `tree.json` says of where its tree comes from."""
+    return {
+        "search": request.method,
+        "verdict": NOT_AUDITED,
+        "expected_tau": chosen.tau,
+        "default_expected_tau": chosen.default_tau,
+        "measured": {
+            "on": _where(loaded),
+            "texts": len(texts),
+            "tokens": sum(len(each.answer) for each in texts),
+            "temperature": request.temperature,
+            "hits": found.hits_DR.tolist(),
+            "trials": found.trials_D.tolist(),
+        },
+        "speed": None
+        if speed is None
+        else {
+            "verify": {str(n): cost for n, cost in speed.curve.items()},
+            "draft": speed.draft_cost,
+            "predicted": chosen.speedup,
+            "processor": processor(),
+        },
+    }
+
+
+def _where(loaded: Loaded) -> str:
+    data = loaded.recipe.data
+    return f"held-out rows of {data.validation or data.source}"
+
+
+def _show(loaded: Loaded, found: Ranks, chosen: Chosen, console: Console) -> None:
+    ranks = range(min(_SHOWN, found.hits_DR.shape[1]))
+    columns = [("depth", ""), *((f"rank {r + 1}", "share") for r in ranks), ("of", "tests")]
+    cells = [
+        [str(d + 1), *(number(float(row_R[r])) for r in ranks), f"{found.trials_D[d]:,}"]
+        for d, row_R in enumerate(found.acceptance)
+    ]
+    title = f"Right candidates ({NOT_AUDITED}), on {_where(loaded)}"
+    console.print(plain_table(title, columns, cells), crop=False)
+    usual = ""
+    if chosen.default_tau is not None:
+        usual = f"; the default tree of that size {chosen.default_tau:.2f}"
+    fast = "" if chosen.speedup is None else f", {chosen.speedup:.2f} times as fast as plain decoding"
+    console.print(
+        f"{chosen.nodes} nodes: {chosen.tau:.2f} tokens per call expected{fast}{usual} ({NOT_AUDITED})",
+        markup=False,
+        soft_wrap=True,
+    )

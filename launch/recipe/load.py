@@ -1,0 +1,377 @@
+"""Recipes: one strict schema, YAML read safely, every error at once with its path and line.
+
+Values come from the defaults, a `base:` recipe, the recipe, and flags, in rising precedence; where
+each came from is remembered for `show`. No torch here. Read next: `train.py`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel, Field, ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap
+from ruamel.yaml.error import YAMLError
+from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent, ScalarEvent
+
+from ...config import Section
+from ...data.config import DataConfig, TokenizerConfig
+from ...drafters.config import DrafterConfig
+from ...errors import RequestError
+from ...eval.config import AuditConfig, EvalConfig
+from ...trainers.config import (
+    BoostConfig,
+    BpdConfig,
+    CheckpointConfig,
+    Eagle3Config,
+    EagleConfig,
+    FeaturesConfig,
+    LoopConfig,
+    LoraConfig,
+    Medusa2Config,
+    MedusaConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    ProbeConfig,
+    RolloutsConfig,
+    TargetConfig,
+    TuneConfig,
+)
+from .machine import MachineConfig
+
+Path_ = tuple[str, ...]
+
+
+class Recipe(Section):
+    """A whole run: the resolved recipe alone repeats it."""
+
+    method: Literal["target", "distill", "boost", "medusa", "medusa2", "hydra", "bpd", "eagle", "eagle3"]
+    """What is trained: `target` a small model from scratch, `distill` a draft for a target, `boost`
+    several drafts that cover for each other, `medusa`, `hydra` or `bpd` heads, an `eagle` or
+    `eagle3` feature drafter on the frozen target, `medusa2` heads and the target beneath them
+    together."""
+    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Name of the run; its folder is `runs/NAME` unless --out says otherwise."""
+    summary: str = ""
+    """One line for `draftsmith ls`."""
+    data: DataConfig = Field(default_factory=DataConfig)
+    tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig)
+    target: TargetConfig = Field(default_factory=TargetConfig)
+    features: FeaturesConfig = Field(default_factory=FeaturesConfig)
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    lora: LoraConfig = Field(default_factory=LoraConfig)
+    objective: ObjectiveConfig = Field(default_factory=ObjectiveConfig)
+    rollouts: RolloutsConfig = Field(default_factory=RolloutsConfig)
+    boost: BoostConfig = Field(default_factory=BoostConfig)
+    medusa: MedusaConfig = Field(default_factory=MedusaConfig)
+    medusa2: Medusa2Config = Field(default_factory=Medusa2Config)
+    tune: TuneConfig = Field(default_factory=TuneConfig)
+    bpd: BpdConfig = Field(default_factory=BpdConfig)
+    eagle: EagleConfig = Field(default_factory=EagleConfig)
+    eagle3: Eagle3Config = Field(default_factory=Eagle3Config)
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
+    loop: LoopConfig = Field(default_factory=LoopConfig)
+    machine: MachineConfig = Field(default_factory=MachineConfig)
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    probe: ProbeConfig = Field(default_factory=ProbeConfig)
+    drafter: DrafterConfig = Field(default_factory=DrafterConfig)
+    eval: EvalConfig = Field(default_factory=EvalConfig)
+    audit: AuditConfig = Field(default_factory=AuditConfig)
+
+    @property
+    def row_tokens(self) -> int:
+        """Tokens of a row in training: packed text, or a prompt and its continuation."""
+        if self.method == "boost":
+            return self.boost.prompt_tokens + self.boost.continuation
+        return self.data.sequence_length
+
+    @property
+    def tunes_target(self) -> bool:
+        """Whether the target is trained with its drafter, and written beside it."""
+        return self.method == "medusa2" or (self.method == "bpd" and self.bpd.backbone == "tuned")
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A validated recipe and where each of its values comes from."""
+
+    recipe: Recipe
+    origin: Mapping[str, str]
+    """Dotted path -> `default`, `FILE:LINE` or the flag."""
+
+    def yaml(self) -> str:
+        """The recipe with every value written out, as saved beside a run."""
+        stream = io.StringIO()
+        writer = YAML()
+        writer.dump(json.loads(self.recipe.model_dump_json()), stream)
+        return stream.getvalue()
+
+
+@dataclass
+class _Values:
+    """Raw values by path, with their origin, before validation."""
+
+    values: dict[Path_, Any] = field(default_factory=dict)
+    origin: dict[Path_, str] = field(default_factory=dict)
+    errors: list[str] = field(default_factory=list)
+
+    def nested(self) -> dict[str, Any]:
+        tree: dict[str, Any] = {}
+        for path, value in self.values.items():
+            at = tree
+            for key in path[:-1]:
+                at = at.setdefault(key, {})
+            at[path[-1]] = value
+        return tree
+
+
+def load_recipe(name: str, overrides: Sequence[tuple[str, str]] = ()) -> Resolved:
+    """Read a recipe by name or path, apply `section.field` overrides, validate everything.
+
+    Raises:
+        RequestError: with all errors at once, each with its path and where it came from.
+    """
+    place = find_recipe(name)
+    found = _Values()
+    _read_with_base(place, found)
+    for flag, text in overrides:
+        _override(flag, text, found)
+    try:
+        # strictly, or `true` would be a count of 1; as JSON, or a list would be no pair of numbers
+        recipe = Recipe.model_validate_json(json.dumps(found.nested(), default=str), strict=True)
+    except ValidationError as error:
+        found.errors += [_explain(each, found, place) for each in error.errors()]
+    if found.errors:
+        count = len(found.errors)
+        head = f"{place}: {count} error{'s' if count > 1 else ''} in the recipe"
+        raise RequestError("\n".join([head, *(f"  - {line}" for line in found.errors)]))
+    origin = {".".join(path): where for path, where in found.origin.items()}
+    return Resolved(recipe, {path: origin.get(path, "default") for path in field_paths()})
+
+
+def shipped_recipes() -> list[Path]:
+    """The recipes that come with the package, sorted by name."""
+    return sorted(Path(str(files("draftsmith.recipes"))).glob("*.yaml"))
+
+
+def headline(place: Path) -> tuple[str, str]:
+    """Method and summary of a shipped recipe, read no further than its first section: for `ls`."""
+    words: list[str] = []  # keys and values in turn
+    for event in YAML(typ="rt", pure=True).parse(place.read_text(encoding="utf-8")):
+        if isinstance(event, CollectionStartEvent) and words:
+            break
+        if isinstance(event, ScalarEvent):
+            words.append(event.value)
+    head = dict(zip(words[::2], words[1::2], strict=False))  # a section's key has no value
+    method = head["method"] if "method" in head else headline(place.parent / head["base"])[0]
+    return method, head["summary"]
+
+
+def find_recipe(name: str) -> Path:
+    """A shipped recipe by name, or any file by path."""
+    if name.endswith((".yaml", ".yml")) or "/" in name:
+        place = Path(name)
+        if place.is_file():
+            return place
+        raise RequestError(f"there is no recipe file {name}; `draftsmith ls` lists shipped ones")
+    shipped = {path.stem: path for path in shipped_recipes()}
+    if name in shipped:
+        return shipped[name]
+    near = difflib.get_close_matches(name, shipped, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    raise RequestError(
+        f"no recipe is called {_shown(name)}{hint} Shipped: {', '.join(shipped)}. A file is named "
+        "by its path, as in ./my.yaml"
+    )
+
+
+def field_paths(model: type[BaseModel] = Recipe, prefix: Path_ = ()) -> list[str]:
+    """Dotted paths of all fields, sections opened."""
+    return [".".join(path) for path, _ in _fields(model, prefix)]
+
+
+def _fields(model: type[BaseModel], prefix: Path_ = ()) -> Iterator[tuple[Path_, Any]]:
+    for name, info in model.model_fields.items():
+        section = info.annotation
+        if isinstance(section, type) and issubclass(section, BaseModel):
+            yield from _fields(section, (*prefix, name))
+        else:
+            yield (*prefix, name), info
+
+
+def _read_with_base(place: Path, found: _Values) -> None:
+    content = _read_yaml(place)
+    base = content.pop("base", None)
+    if base is not None:
+        if not isinstance(base, str):
+            raise RequestError(f"{place}: base is {_shown(base)}; expected the name or path of a recipe")
+        base_place = _find_base(base, place)
+        below = _read_yaml(base_place)
+        if "base" in below:
+            raise RequestError(f"{place}: base {base_place} has a base itself; only one level is allowed")
+        _collect(below, base_place, found)
+    _collect(content, place, found)
+
+
+def _find_base(base: str, place: Path) -> Path:
+    """The file beside the recipe, or a shipped one: a copied recipe keeps the base that it had."""
+    shipped = {path.name: path for path in shipped_recipes()}
+    beside = place.parent / base
+    if beside.is_file() or base in shipped:
+        return beside if beside.is_file() else shipped[base]
+    try:
+        return find_recipe(base)
+    except RequestError as error:
+        raise RequestError(f"{place}: base: {error}") from error
+
+
+def _read_yaml(place: Path) -> CommentedMap:
+    try:
+        text = place.read_text(encoding="utf-8")
+        _refuse_more_than_values(text, place)
+        content = YAML(typ="rt", pure=True).load(text)
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{place}: not UTF-8 text ({error.reason} at byte {error.start})") from error
+    except OSError as error:
+        raise RequestError(f"{place}: cannot be read ({error.strerror})") from error
+    except (YAMLError, ValueError, RecursionError) as error:
+        raise RequestError(f"{place}: not valid YAML: {_yaml_reason(error)}") from error
+    if not isinstance(content, CommentedMap):
+        found = "nothing" if content is None else f"a {type(content).__name__}"
+        raise RequestError(f"{place}: holds {found}; expected sections such as `data:` and `loop:`")
+    return content
+
+
+_PLAIN_TAGS = {None, *(f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool"))}
+_DEEPEST = 16  # mappings and lists inside each other; a recipe needs three
+
+
+def _refuse_more_than_values(text: str, place: Path) -> None:
+    """Refuse what could run code, grow without bound, or give one value two lines."""
+    depth = 0
+    for event in YAML(typ="rt", pure=True).parse(text):
+        depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
+        reason = None
+        if getattr(event, "tag", None) not in _PLAIN_TAGS:
+            reason = f"YAML tags are not allowed; found {_shown(str(event.tag))}"
+        elif getattr(event, "anchor", None) is not None:
+            sign = "*" if isinstance(event, AliasEvent) else "&"
+            reason = f"YAML aliases are not allowed; found {_shown(sign + event.anchor)}. "
+            reason += "Write the value out, or share it by `base:`"
+        elif depth > _DEEPEST:
+            reason = f"values are nested more than {_DEEPEST} deep"
+        if reason is not None:
+            raise RequestError(f"{place}:{event.start_mark.line + 1}: {reason}")
+
+
+def _yaml_reason(error: Exception) -> str:
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+    return f"{problem:.200} (line {mark.line + 1})" if mark is not None else f"{problem:.200}"
+
+
+def _collect(content: CommentedMap, place: Path, found: _Values, prefix: Path_ = ()) -> None:
+    """Flatten a mapping into paths, noting lines; keys that are no fields become errors."""
+    sections = _section_names(prefix)
+    for key, value in content.items():
+        path = (*prefix, str(key))
+        lines = content.lc.data or {}  # a key of a merge (`<<`) has no line of its own
+        line = (lines[key][0] if key in lines else content.lc.line) + 1
+        where = f"{place.name}:{line}"
+        if str(key) in sections:
+            if isinstance(value, CommentedMap):
+                _collect(value, place, found, path)
+            elif value is not None:
+                found.errors.append(
+                    f"{'.'.join(path)} ({where}): found {_shown(_plain(value))}; expected a section of fields"
+                )
+        elif path in _known_paths():
+            found.values[path], found.origin[path] = _plain(value), where
+        else:
+            name = f"{'.'.join(path):.80}"
+            found.errors.append(f"{name} ({where}): unknown key{_suggest(path)}")
+
+
+@cache
+def _section_names(prefix: Path_) -> set[str]:
+    depth = len(prefix)
+    return {path[depth] for path, _ in _fields(Recipe) if path[:depth] == prefix and len(path) > depth + 1}
+
+
+@cache
+def _known_paths() -> set[Path_]:
+    return {path for path, _ in _fields(Recipe)}
+
+
+def _suggest(path: Path_) -> str:
+    """The key that was probably meant: its namesake elsewhere, a sibling, then any of all."""
+    full, name = ".".join(path), path[-1]
+    known = field_paths()
+    if len(path) == 1:
+        known = sorted({each.split(".")[0] for each in known})
+    namesakes = [each for each in known if each.split(".")[-1] == name]
+    siblings = [each for each in known if each.split(".")[:-1] == list(path[:-1])]
+    near = difflib.get_close_matches(full, siblings, n=1, cutoff=0.75)
+    near = namesakes or near or difflib.get_close_matches(full, known, n=1, cutoff=0.6)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _plain(value: Any) -> Any:
+    """ruamel's own containers and scalars as ordinary Python values."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    for kind in (bool, int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
+    return value
+
+
+def _override(flag: str, text: str, found: _Values) -> None:
+    path = tuple(flag.split("."))
+    if path not in _known_paths():
+        found.errors.append(f"--{flag}: unknown flag{_suggest(path)}")
+        return
+    annotation = dict(_fields(Recipe))[path].annotation
+    found.values[path], found.origin[path] = _flag_value(text, annotation), f"--{flag}"
+
+
+def _flag_value(text: str, annotation: Any) -> Any:
+    """A flag's text as YAML would read it; where text is expected it stays as it is."""
+    if not text:
+        return "" if annotation is str else None
+    try:
+        value = YAML(typ="safe", pure=True).load(text)
+    except (YAMLError, ValueError, RecursionError):
+        return text
+    either = get_args(annotation) if get_origin(annotation) is UnionType else (annotation,)
+    return text if str in either and value is not None else value
+
+
+def _explain(error: Any, found: _Values, place: Path) -> str:
+    path, value = tuple(str(part) for part in error["loc"]), error["input"]
+    reason = error["msg"].removeprefix("Value error, ")
+    field = reason.split()[0]
+    if isinstance(value, dict) and field in value:  # a section's own rule, on that field of it
+        path, value = (*path, field), value[field]
+    where = next((found.origin[path[:n]] for n in range(len(path), 0, -1) if path[:n] in found.origin), place.name)
+    if error["type"] == "missing":
+        return f"{'.'.join(path)} ({where}): missing; {Recipe.model_fields[path[0]].description}"
+    return f"{'.'.join(path)} ({where}): found {_shown(value)}; {reason[0].lower()}{reason[1:]}"
+
+
+def _shown(value: object) -> str:
+    """A value as a message shows it, its beginning when it is long."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

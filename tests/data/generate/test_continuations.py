@@ -1,0 +1,212 @@
+"""Prompts cut from rows, the target's continuations, and a folder that survives kills."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import VOCABULARY, make_target
+from damaged import KINDS, damage
+from draftsmith.data.generate import continuations as c
+from draftsmith.data.rows.cache import Prepared
+from draftsmith.data.rows.packed import Document, PackedRows, pack
+from draftsmith.decoding.engine import autoregressive
+from draftsmith.decoding.sampling import Warper
+from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.errors import DataError, RequestError
+from safetensors.torch import load_file, save_file
+
+WANTED = c.Wanted(samples=70, held_out=9, prompt_tokens=6, tokens=5, temperature=0.0, seed=0, weights="w")
+
+
+def document(first: int, labels: list[bool]) -> Document:
+    ids = (first + np.arange(len(labels))).astype(np.int32)
+    return Document(ids, np.asarray(labels))
+
+
+def rows_of(*documents: Document, length: int = 40) -> PackedRows:
+    return pack(documents, length, pad=0, fingerprint="rows")
+
+
+def texts(seed: int, count: int) -> PackedRows:
+    g = np.random.default_rng(seed)
+    made = [Document(g.integers(0, VOCABULARY, 40).astype(np.int32), np.ones(40, bool)) for _ in range(count)]
+    return rows_of(*made)
+
+
+@pytest.fixture(scope="module")
+def prepared() -> Prepared:
+    return Prepared(texts(0, 20), texts(1, 4), report=None)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def speaker() -> Backbone:
+    """A target with an identity: a name, and a tokenizer of as many tokens."""
+    target = make_target("qwen3")
+
+    class Words:
+        def get_vocab(self) -> dict[str, int]:
+            return {str(n): n for n in range(VOCABULARY)}
+
+    target.__dict__["tokenizer"] = Words()
+    return target
+
+
+def test_prompts_of_a_text() -> None:
+    """Pieces side by side, none up to the text's end: behind that nothing follows."""
+    rows = rows_of(document(100, [True] * 19))
+    assert list(c.prompts_in(rows, 0, 6)) == [list(range(100, 106)), list(range(106, 112)), list(range(112, 118))]
+    rows = rows_of(document(100, [False, *[True] * 17]))  # a mark of the beginning in front
+    assert [len(each) for each in c.prompts_in(rows, 0, 6)] == [6, 6]
+    assert list(c.prompts_in(rows, 0, 18)) == []
+
+
+def test_prompts_of_a_chat() -> None:
+    """All that stands in front of an answer; one that would lose its beginning is left out."""
+    chat = [False] * 3 + [True] * 2 + [False] * 4 + [True] * 3
+    rows = rows_of(document(100, chat), document(200, [True] * 8))
+    found = sorted(c.prompts_in(rows, 0, 9))
+    assert found == [list(range(100, 103)), list(range(100, 109))]
+    assert sorted(c.prompts_in(rows, 0, 7)) == [list(range(100, 103)), list(range(200, 207))]
+
+
+def test_prompts_are_spread_over_the_rows(prepared: Prepared) -> None:
+    """One of each row before a second of any; a longer list begins with the shorter one."""
+    rows = prepared.train
+    many = c.choose_prompts(rows, 45, 6, seed=1)
+    of = {tuple(p): r for r in range(len(rows)) for p in c.prompts_in(rows, r, 6)}
+    order = [of[tuple(prompt)] for prompt in many]
+    assert sorted(order[:20]) == sorted(order[20:40]) == list(range(20))
+    assert len(set(map(tuple, many))) == 45
+    assert c.choose_prompts(rows, 7, 6, seed=1) == many[:7]
+    assert c.choose_prompts(rows, 7, 6, seed=2) != many[:7]
+
+
+def test_all_that_there_are(prepared: Prepared) -> None:
+    assert len(c.choose_prompts(prepared.train, 10_000, 6, seed=0)) == 20 * 6
+    with pytest.raises(DataError, match="none of 20 rows holds a prompt"):
+        c.choose_prompts(prepared.train, 5, 40, seed=0)
+
+
+def test_samples_are_the_targets_own_words(speaker: Backbone, prepared: Prepared, tmp_path: Path) -> None:
+    """Labels are exactly what the target would write; held-out samples come of held-out rows."""
+    found = c.continuations(speaker, prepared, WANTED, tmp_path)
+    assert (len(found.train), len(found.validation)) == (70, 9)
+    held = {tuple(p) for r in range(4) for p in c.prompts_in(prepared.validation, r, 6)}
+    for rows, from_held_out in ((found.train, False), (found.validation, True)):
+        batch = rows.batch(range(len(rows)))
+        assert batch["input_ids"].shape == (len(rows), 11)
+        for row in range(0, len(rows), 8):
+            ids = batch["input_ids"][row].tolist()
+            assert (tuple(ids[:6]) in held) is from_held_out
+            said = autoregressive(speaker, [ids[:6]], warper=Warper(0.0), max_new_tokens=5)
+            assert ids[6:] == said.tokens[0]
+            assert batch["loss_mask"][row].tolist() == [False] * 6 + [True] * 5
+
+
+def test_an_answer_that_ends_is_padded(
+    speaker: Backbone, prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = c.continuations(speaker, prepared, WANTED, tmp_path / "a").train
+    end = int(whole.ids_RS[0, 8])
+    monkeypatch.setattr(type(speaker), "eos_ids", property(lambda _self: (end,)))
+    cut = c.continuations(speaker, prepared, WANTED, tmp_path / "b").train
+    first = int(np.flatnonzero(whole.ids_RS[0, 6:] == end)[0]) + 6
+    assert cut.ids_RS[0, : first + 1].tolist() == whole.ids_RS[0, : first + 1].tolist()
+    assert (cut.document_RS[0, first + 1 :] == -1).all()
+    assert not cut.in_loss_RS[0, first + 1 :].any()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_folder_goes_on(
+    speaker: Backbone, prepared: Prepared, tmp_path: Path, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts that are there are not made again; those of a kill, by whichever process, are."""
+    wanted = c.Wanted(**{**WANTED.__dict__, "temperature": temperature})
+    whole = c.continuations(speaker, prepared, wanted, tmp_path / "whole")
+    out = tmp_path / "cut"
+    real, made = c._Part.make, []
+
+    def make(part: c._Part, *rest) -> None:
+        if len(made) == 1:
+            raise KeyboardInterrupt
+        made.append(part.begin)
+        real(part, *rest)
+
+    monkeypatch.setattr(c._Part, "make", make)
+    with pytest.raises(KeyboardInterrupt):
+        c.continuations(speaker, prepared, wanted, out)
+    (out / ".staging-1-part-00001.safetensors").write_bytes(b"half")
+    made.clear()
+    # the second of two processes has nothing to do but part 1, and then waits for the first
+    again = c.continuations(speaker, prepared, wanted, out, c.Team(rank=1, world=2))
+    assert made == [64]
+    for left, right in zip(whole, again, strict=True):
+        assert np.array_equal(left.ids_RS, right.ids_RS)
+        assert np.array_equal(left.in_loss_RS, right.in_loss_RS)
+        assert left.fingerprint == right.fingerprint
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "a tensor lacks", "a row lacks", "shorter rows"])
+def test_a_damaged_part_is_made_anew(
+    kind: str,
+    speaker: Backbone,
+    prepared: Prepared,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """That part alone, the same as before, and the log names it."""
+    whole = c.continuations(speaker, prepared, WANTED, tmp_path)
+    path = tmp_path / "part-00001.safetensors"
+    before, held = path.read_bytes(), load_file(path)
+    if kind in KINDS:
+        damage(path, kind)
+    elif kind == "a tensor lacks":
+        save_file({name: t for name, t in held.items() if name != "labels"}, path)
+    else:
+        cut = (slice(1, None),) if kind == "a row lacks" else (slice(None), slice(1, None))
+        save_file({name: t[cut].contiguous() for name, t in held.items()}, path)
+    real, made = c._Part.make, []
+
+    def make(part: c._Part, *rest) -> None:
+        made.append(part.begin)
+        real(part, *rest)
+
+    monkeypatch.setattr(c._Part, "make", make)
+    again = c.continuations(speaker, prepared, WANTED, tmp_path)
+    assert made == [64]
+    assert path.read_bytes() == before
+    assert [each.fingerprint for each in again] == [each.fingerprint for each in whole]
+    [warning] = [each for each in caplog.records if each.levelno == logging.WARNING]
+    assert str(path) in warning.getMessage()
+    assert "it is made anew" in warning.getMessage()
+
+
+@pytest.mark.parametrize("below", ["", "further", "further/down"])
+def test_a_file_is_no_folder(below: str, speaker: Backbone, prepared: Prepared, tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("mine")
+    with pytest.raises(RequestError, match=rf"{tmp_path / 'taken'} is a file; expected a folder"):
+        c.continuations(speaker, prepared, WANTED, tmp_path / "taken" / below)
+    assert (tmp_path / "taken").read_text() == "mine"
+
+
+def test_other_settings_are_refused(speaker: Backbone, prepared: Prepared, tmp_path: Path) -> None:
+    c.continuations(speaker, prepared, WANTED, tmp_path)
+    other = c.Wanted(**{**WANTED.__dict__, "tokens": 4, "weights": "v"})
+    with pytest.raises(RequestError, match="differ in tokens, weights"):
+        c.continuations(speaker, prepared, other, tmp_path)
+    (tmp_path / "settings.json").write_text(json.dumps([]))
+    with pytest.raises(RequestError, match="the file is damaged"):
+        c.continuations(speaker, prepared, WANTED, tmp_path)
+
+
+def test_a_prompt_that_does_not_fit(speaker: Backbone, prepared: Prepared, tmp_path: Path) -> None:
+    long = c.Wanted(**{**WANTED.__dict__, "tokens": 1000})
+    with pytest.raises(RequestError, match="need 1006 positions"):
+        c.continuations(speaker, prepared, long, tmp_path)
+    assert torch.is_inference_mode_enabled() is False

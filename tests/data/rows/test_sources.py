@@ -1,0 +1,190 @@
+"""The same rows from every format, folders and globs, columns, held-out rows, the cache."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from draftsmith.data.config import DataConfig
+from draftsmith.data.rows.prepare import prepare, training_texts
+from draftsmith.data.rows.records import Placed, RecordReader, held_out
+from draftsmith.data.rows.shapes import Chat, Record, Text, Tokens, find_shape, parse
+from draftsmith.data.rows.sources import open_sources
+from draftsmith.data.rows.stdlib import stdlib_texts
+from draftsmith.decoding.target.loading import load_tokenizer
+from draftsmith.errors import DataError, RequestError
+
+ROWS = [{"prompt": f"question {n}\n\tπ", "completion": f'"answer", {n}'} for n in range(9)]
+
+
+def write(path: Path, rows: list[dict]) -> Path:
+    if path.suffix == ".jsonl":
+        path.write_text("\n".join(map(json.dumps, rows)))
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows, indent=2, ensure_ascii=False))
+    elif path.suffix == ".parquet":
+        from datasets import Dataset
+
+        Dataset.from_list(rows).to_parquet(path)
+    else:
+        with path.open("w", newline="", encoding="utf-8") as stream:
+            writer = csv.DictWriter(stream, list(rows[0]), delimiter="\t" if "t" in path.suffix else ",")
+            writer.writeheader()
+            writer.writerows(rows)
+    return path
+
+
+def records(**config: object) -> list[Record]:
+    wanted = DataConfig(**config)
+    train, _ = open_sources(wanted)
+    found = list(RecordReader(wanted).read(train))
+    assert all(isinstance(each, Placed) for each in found), found
+    return [each.record for each in found if isinstance(each, Placed)]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".tsv", ".parquet"])
+def test_every_format_gives_the_same_rows(suffix: str, tmp_path: Path) -> None:
+    path = write(tmp_path / f"rows{suffix}", ROWS)
+    assert records(source=str(path)) == [parse(row, "prompt_completion") for row in ROWS]
+
+
+def test_folders_and_globs_are_read_in_order_of_name(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / ".hidden").mkdir()
+    write(tmp_path / "b.jsonl", ROWS[:2])
+    write(tmp_path / "sub" / "a.csv", ROWS[2:4])
+    write(tmp_path / ".hidden" / "c.jsonl", ROWS[4:])
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG")
+    expected = [parse(row, "prompt_completion") for row in ROWS]
+    assert records(source=str(tmp_path)) == expected[:4]
+    assert records(source=str(tmp_path / "*.jsonl")) == expected[:2]
+    assert records(source=str(tmp_path), limit_rows=3) == expected[:3]
+
+
+def test_hub_sets_by_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`datasets` takes a folder for a repository of that name, so its way can be gone offline."""
+    (tmp_path / "chats").mkdir()
+    write(tmp_path / "chats" / "train.jsonl", ROWS[:6])
+    write(tmp_path / "chats" / "test.jsonl", ROWS[6:])
+    monkeypatch.chdir(tmp_path)
+    expected = [parse(row, "prompt_completion") for row in ROWS]
+    assert records(source="hub:chats", revision="main") == expected[:6]
+    assert records(source="hub:chats", split="test") == expected[6:]
+    config = DataConfig(source="hub:chats", validation_split="test")
+    train, held = open_sources(config)
+    assert held is not None
+    assert train.identity() != held.identity()
+    assert train.identity() == open_sources(config)[0].identity()
+    with pytest.raises(RequestError, match="hub:chats"):
+        open_sources(DataConfig(source="hub:chats", split="nothing"))
+
+
+def test_shapes_are_found_by_columns() -> None:
+    message = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    rows: list[tuple[dict, Record]] = [
+        ({"messages": turns}, Chat(turns)),
+        ({"conversations": message}, Chat(turns)),
+        ({"conversations": message, "system": "s"}, Chat([{"role": "system", "content": "s"}, *turns])),
+        ({"prompt": "a", "completion": "b"}, Chat(turns, plain=True)),
+        ({"prompt": turns[:1], "completion": turns[1:]}, Chat(turns)),
+        ({"instruction": "a", "input": "", "output": "b"}, Chat(turns, plain=True)),
+        (
+            {"instruction": "a", "input": "c", "output": "b"},
+            Chat([{"role": "user", "content": "a\nc"}, turns[1]], plain=True),
+        ),
+        ({"text": "a"}, Text("a")),
+        ({"input_ids": [5, 6, 7], "labels": [-100, 6, 7]}, Tokens([5, 6, 7], [False, True, True])),
+        ({"input_ids": [5, 6, 0], "attention_mask": [1, 1, 0]}, Tokens([5, 6])),
+    ]
+    for row, record in rows:
+        shape = find_shape(row)
+        assert shape is not None
+        assert parse(row, shape) == record
+
+
+def test_columns_are_renamed(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.jsonl", [{"q": "a", "a": "b", "prompt": "other"}])
+    found = records(source=str(path), columns={"q": "prompt", "a": "completion"})
+    assert found == [parse({"prompt": "a", "completion": "b"}, "prompt_completion")]
+    with pytest.raises(RequestError, match="renames 'x'"):
+        records(source=str(path), columns={"x": "prompt"})
+    with pytest.raises(DataError, match="expected text"):
+        records(source=str(path), shape="text")
+
+
+def test_long_texts_become_blocks_that_lose_nothing(tmp_path: Path) -> None:
+    text = "".join(f"line {n} of a long book\n" for n in range(5000))
+    (tmp_path / "book.txt").write_text(text)
+    found = records(source=str(tmp_path / "book.txt"), sequence_length=16)
+    assert len(found) > 100
+    assert all(isinstance(each, Text) for each in found)
+    assert "".join(each.text for each in found) == text
+    assert [each.ends for each in found] == [False] * (len(found) - 1) + [True]
+
+
+def test_equal_rows_are_held_out_together() -> None:
+    rng = np.random.default_rng(0)
+    digests = rng.integers(0, 2**64, 4000, dtype=np.uint64).tolist()
+    out = held_out([*digests, *digests], 0.1)
+    assert (out[:4000] == out[4000:]).all()
+    assert 300 < out[:4000].sum() < 500
+    assert held_out(digests[:3], 1e-9).sum() == 1
+    with pytest.raises(DataError, match="cannot be split"):
+        held_out([5, 5], 0.1)
+
+
+def test_the_librarys_split_is_a_property_of_the_path() -> None:
+    names = {split: {name for name, _ in stdlib_texts(split)} for split in ("train", "validation", "prompts")}
+    assert all(names.values())
+    assert not names["train"] & names["validation"]
+    assert not names["train"] & names["prompts"]
+    assert not names["validation"] & names["prompts"]
+    # modules that every supported Python has; a change of the split would change every figure
+    assert {"json/decoder.py", "argparse.py"} <= names["train"] | names["validation"] | names["prompts"]
+
+
+def test_named_validation_rows(tmp_path: Path, chat_tokenizer_folder: Path) -> None:
+    train, held = write(tmp_path / "a.jsonl", ROWS[:6]), write(tmp_path / "b.jsonl", ROWS[5:])
+    config = DataConfig(source=str(train), validation=str(held), cache=str(tmp_path / "cache"))
+    prepared = prepare(config, load_tokenizer(str(chat_tokenizer_folder)), out=None)
+    assert prepared.report.validation_rows == 4
+    assert prepared.report.leaked == 1
+    assert "held-out rows are also trained on" in prepared.report.text()
+    assert sum(1 for _ in training_texts(config)) == 12  # prompts and answers of six rows
+
+
+def test_the_cache_knows_everything_that_shaped_it(tmp_path: Path, chat_tokenizer_folder: Path) -> None:
+    path, cache = write(tmp_path / "rows.jsonl", ROWS), tmp_path / "cache"
+    tokenizer = load_tokenizer(str(chat_tokenizer_folder))
+
+    def fingerprint(**config: object) -> str:
+        made = DataConfig(source=str(path), cache=str(cache), **config)
+        return prepare(made, tokenizer, out=None).report.fingerprint
+
+    first = fingerprint()
+    assert fingerprint() == first
+    assert len(list(cache.iterdir())) == 1
+    seen = {first, fingerprint(sequence_length=64), fingerprint(loss_on="all"), fingerprint(packing=False)}
+    tokenizer.chat_template = tokenizer.chat_template.replace("Tools:", "Functions:")
+    seen.add(fingerprint(loss_on="all"))
+    write(path, ROWS[1:])
+    seen.add(fingerprint())
+    assert len(seen) == 6
+
+
+def test_a_damaged_cache_entry_is_made_anew(tmp_path: Path, chat_tokenizer_folder: Path) -> None:
+    path, cache = write(tmp_path / "rows.jsonl", ROWS), tmp_path / "cache"
+    config = DataConfig(source=str(path), cache=str(cache))
+    tokenizer = load_tokenizer(str(chat_tokenizer_folder))
+    before = prepare(config, tokenizer, out=None)
+    ids = np.array(before.train.ids_RS)
+    (entry,) = cache.iterdir()
+    array = entry / "train.ids_RS.npy"
+    array.write_bytes(array.read_bytes()[:-8] + b"\1" * 8)
+    again = prepare(config, tokenizer, out=None)
+    assert (np.array(again.train.ids_RS) == ids).all()
+    assert not (np.load(entry / "train.ids_RS.npy") != ids).any()

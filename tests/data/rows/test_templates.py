@@ -1,0 +1,191 @@
+"""Chats as text: which tokens count, by marks and by prefixes, and prompts as the decoder sees them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from draftsmith.data.config import DataConfig
+from draftsmith.data.prompts import Prompt, render
+from draftsmith.data.rows.encode import Encoded, Encoder
+from draftsmith.data.rows.prepare import prepare
+from draftsmith.data.rows.shapes import BadRow, Chat
+from draftsmith.data.rows.templates import ChatTemplate, named_template, render_chat
+from draftsmith.data.rows.tokenizer import train_tokenizer
+from draftsmith.errors import DataError, RequestError
+from transformers import PreTrainedTokenizerFast
+
+MARKED = named_template("chatml")
+UNMARKED = re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", MARKED)
+STRIPPING = (
+    "{%- for m in messages %}{{ '<|im_start|>' + m.role + '\n' + (m.content | trim) + '<|im_end|>' }}"
+    "{{ '\n' }}{%- endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{%- endif %}"
+)
+# as Llama 2 does: the system text goes inside the first user turn
+MERGED = (
+    "{%- if messages[0].role == 'system' %}{% set head = messages[0].content %}"
+    "{% set rest = messages[1:] %}{% else %}{% set head = '' %}{% set rest = messages %}{% endif %}"
+    "{%- for m in rest %}{%- if m.role == 'user' %}"
+    "{{ '[INST] ' + (('<<SYS>>' + head + '<</SYS>>') if loop.first and head else '') + m.content | trim"
+    " + ' [/INST]' }}{%- else %}{{ ' ' + m.content | trim + ' ' + eos_token }}{%- endif %}{%- endfor %}"
+)
+# as Qwen3 does: reasoning stays in the last answer alone
+LAST_REASONS = (
+    "{%- for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
+    "{%- if m.role == 'assistant' and loop.last %}{{ '<think></think>' }}{%- endif %}"
+    "{{ m.content + '<|im_end|>\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{%- endif %}"
+)
+
+
+def say(role: str, content: str, **more: object) -> dict:
+    return {"role": role, "content": content, **more}
+
+
+CHATS = {
+    "one turn": [say("user", "the fox asks"), say("assistant", "the dog answers")],
+    "multi-turn": [say("user", "a"), say("assistant", "quick"), say("user", "b"), say("assistant", "lazy dog")],
+    "system": [say("system", "be brief"), say("user", "why"), say("assistant", "no")],
+    "tool": [
+        say("user", "time?"),
+        say("assistant", "", tool_calls=[{"name": "clock"}]),
+        say("tool", "12:00"),
+        say("assistant", "noon"),
+    ],
+    "empty turns": [say("user", ""), say("assistant", ""), say("user", "x"), say("assistant", "y")],
+    "blanks around": [
+        say("user", "  a \n"),
+        say("assistant", "  quick  \n"),
+        say("user", "b"),
+        say("assistant", " z "),
+    ],
+    "opens with the assistant": [say("assistant", "hello"), say("user", "b"), say("assistant", "yes")],
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return train_tokenizer(["the quick brown fox asks and a lazy dog answers\n"] * 20, 400)
+
+
+def with_template(tokenizer: PreTrainedTokenizerFast, template: str) -> PreTrainedTokenizerFast:
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def taught(tokenizer: PreTrainedTokenizerFast, messages: list[dict], **config: object) -> str:
+    """The text of the tokens in the loss, with a bar between stretches."""
+    encoder = Encoder.of(tokenizer, DataConfig(**config))
+    (found,) = encoder([Chat(messages)])
+    assert isinstance(found, Encoded), found
+    parts, inside = [], False
+    for token, counted in zip(found.document.ids.tolist(), found.document.in_loss.tolist()):
+        if counted:
+            parts.append(tokenizer.decode([token]) if inside else f"|{tokenizer.decode([token])}")
+        inside = counted
+    return "".join(parts).removeprefix("|")
+
+
+@pytest.mark.parametrize("name", [name for name in CHATS if name != "opens with the assistant"])
+def test_prefixes_find_what_marks_mark(tokenizer: PreTrainedTokenizerFast, name: str) -> None:
+    by_marks = taught(with_template(tokenizer, MARKED), CHATS[name])
+    by_prefixes = taught(with_template(tokenizer, UNMARKED), CHATS[name])
+    assert by_marks == by_prefixes
+
+
+@pytest.mark.parametrize(
+    ("template", "name", "expected"),
+    [
+        (MARKED, "one turn", "the dog answers<|endoftext|>"),
+        (MARKED, "multi-turn", "quick<|endoftext|>|lazy dog<|endoftext|>"),
+        (MARKED, "tool", '[{"name": "clock"}]<|endoftext|>|noon<|endoftext|>'),
+        (MARKED, "empty turns", "<|endoftext|>|y<|endoftext|>"),
+        (STRIPPING, "blanks around", "quick<|im_end|>|z<|im_end|>"),
+        (STRIPPING, "system", "no<|im_end|>"),
+        (MERGED, "multi-turn", " quick <|endoftext|>| lazy dog <|endoftext|>"),
+        (MERGED, "system", " no <|endoftext|>"),
+        (UNMARKED, "opens with the assistant", "yes<|endoftext|>"),
+    ],
+)
+def test_what_counts(tokenizer: PreTrainedTokenizerFast, template: str, name: str, expected: str) -> None:
+    assert taught(with_template(tokenizer, template), CHATS[name]) == expected
+
+
+def test_all_counts_when_asked(tokenizer: PreTrainedTokenizerFast) -> None:
+    text = taught(with_template(tokenizer, MARKED), CHATS["one turn"], loss_on="all")
+    assert text == render_chat(tokenizer, CHATS["one turn"], answer_next=False)
+
+
+def test_the_decoders_prompt_begins_the_training_text(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Prompt ids of the decoder + ids in the loss = ids of the row, token for token."""
+    with_template(tokenizer, MARKED)
+    messages = CHATS["multi-turn"]
+    (found,) = Encoder.of(tokenizer, DataConfig())([Chat(messages)])
+    assert isinstance(found, Encoded)
+    prompt = render(Prompt("1", "all", ("a", "b"), chat=True), tokenizer, answers=["quick"])
+    ids = found.document.ids.tolist()
+    assert ids[: len(prompt)] == prompt
+    assert found.document.in_loss[len(prompt) :].tolist()[:3] == [True] * 3
+    assert not found.document.in_loss[len(prompt) - 1]
+
+
+def test_a_prompt_rendered_otherwise_stops_the_run(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    """An answer that the template writes with a mark that prompts do not have."""
+    with_template(tokenizer, LAST_REASONS.replace("<think></think>", "")).chat_template = UNMARKED.replace(
+        "'<|im_start|>assistant\\n'", "'<|im_start|>assistant\\nSure: '"
+    )
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "why", "completion": "because"}\n')
+    with pytest.raises(DataError, match="the decoder's prompt reads"):
+        prepare(DataConfig(source=str(rows), cache=str(tmp_path)), tokenizer, out=None)
+
+
+def test_an_override_must_render_prompts_as_the_decoder_does(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    with_template(tokenizer, UNMARKED)
+    (tmp_path / "marked.jinja").write_text(MARKED)
+    (tmp_path / "other.jinja").write_text(MERGED)
+    messages = CHATS["one turn"]
+    marked = taught(tokenizer, messages, chat_template=str(tmp_path / "marked.jinja"))
+    assert marked == "the dog answers<|endoftext|>"
+    encoder = Encoder.of(tokenizer, DataConfig(chat_template=str(tmp_path / "other.jinja")))
+    (found,) = encoder([Chat(messages)])
+    assert isinstance(found, BadRow)
+    assert "the decoder's prompt reads" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{% generation %}{% endgeneration %}" + UNMARKED, "mask is empty"),
+        ("{% generation %}" + UNMARKED + "{% endgeneration %}", "mask is full"),
+        ("{% if messages", "not valid Jinja"),
+    ],
+)
+def test_hopeless_templates_stop_the_run(
+    tokenizer: PreTrainedTokenizerFast, template: str, reason: str, tmp_path: Path
+) -> None:
+    with_template(tokenizer, template)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "why", "completion": "because"}\n' * 3)
+    with pytest.raises(DataError, match=reason):
+        prepare(DataConfig(source=str(rows), cache=str(tmp_path)), tokenizer, out=None)
+
+
+def test_no_template(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    """Prompt and completion are written one after the other; chats are refused by name."""
+    tokenizer.chat_template = None
+    encoder = Encoder.of(tokenizer, DataConfig())
+    (found,) = encoder([Chat([say("user", "why"), say("assistant", " not")], plain=True)])
+    assert isinstance(found, Encoded)
+    assert tokenizer.decode(found.document.ids[found.document.in_loss]) == " not<|endoftext|>"
+    with pytest.raises(RequestError, match="no chat template"):
+        encoder([Chat(CHATS["one turn"])])
+    assert not ChatTemplate(tokenizer, None).exists
+
+
+def test_a_turn_that_is_written_otherwise_when_last(tokenizer: PreTrainedTokenizerFast) -> None:
+    text = taught(with_template(tokenizer, LAST_REASONS), CHATS["multi-turn"])
+    assert text == "quick<|im_end|>|<think></think>lazy dog<|im_end|>"

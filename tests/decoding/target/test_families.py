@@ -1,0 +1,421 @@
+"""Families of `transformers`: what the decoder computes equals the model's own forward, or is refused.
+
+Each family is tiny and random, beside an untouched copy that runs as `transformers` ships it. Sliding
+windows are longer than the requests, but for the tests that are about them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import VOCABULARY, make_drafter
+from draftsmith.decoding.engine import autoregressive, generate
+from draftsmith.decoding.sampling import Warper
+from draftsmith.decoding.target.attention import NAME, OWN, use_grouped_attention
+from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.decoding.target.kv_cache import KVArena
+from draftsmith.decoding.target.loading import load_target
+from draftsmith.decoding.tree.tree import Tree, chain
+from draftsmith.errors import RequestError
+from random_models import GROUPED, SIZES, random_model
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+GREEDY = Warper(0.0)
+TREE = Tree((-1, 0, 0, 1, 1, 2, 4))
+PATH = [1, 4, 6]
+PROMPTS = [[7, 3, 50, 9, 22], [4, 5, 60, 7, 8, 31, 10, 11, 12]]
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+
+MIXED = {"layer_types": ["sliding_attention", "full_attention"]}
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+LOW_RANK = {
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 12,
+    "n_routed_experts": 4,
+    "n_group": 1,
+    "topk_group": 1,
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": GROUPED,
+    "qwen2": GROUPED,
+    "qwen3": GROUPED,
+    "mistral": GROUPED | {"sliding_window": None},
+    "gemma": GROUPED,
+    # caps and scores such that leaving the cap out would be seen
+    "gemma2": GROUPED | MIXED | {"attn_logit_softcapping": 0.5, "query_pre_attn_scalar": 16},
+    "gemma3_text": GROUPED | MIXED | {"query_pre_attn_scalar": 16},
+    "gpt_neox": {},
+    "phi3": {"num_key_value_heads": 2},
+    "gpt2": {"n_inner": 64},
+    "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32},
+    "mixtral": GROUPED | EXPERTS | {"num_local_experts": 4},
+    "qwen3_moe": GROUPED | EXPERTS | {"num_experts": 4},
+    "gpt_oss": GROUPED | MIXED | EXPERTS | {"num_local_experts": 4},
+    # keys and values of different size
+    "deepseek_v3": EXPERTS | LOW_RANK | {"num_key_value_heads": 4},
+}
+SLIDING: dict[str, dict[str, Any]] = {
+    "mistral": FAMILIES["mistral"],
+    "qwen2": GROUPED | {"use_sliding_window": True, "max_window_layers": 1},
+    "gemma2": FAMILIES["gemma2"],
+    "gemma3_text": FAMILIES["gemma3_text"],
+    "gpt_oss": FAMILIES["gpt_oss"],
+    "phi3": FAMILIES["phi3"],
+}
+WINDOW = 13
+
+
+def ready(model: PreTrainedModel) -> Backbone:
+    """A copy of it, as `load_target` would prepare it."""
+    model = copy.deepcopy(model)
+    use_grouped_attention(model)
+    return Backbone(model, name="random")
+
+
+@lru_cache
+def pair(family: str) -> tuple[Backbone, PreTrainedModel]:
+    """The target, and the same weights as `transformers` runs them."""
+    settings = FAMILIES[family]
+    window = {"sliding_window": 64} if "layer_types" in settings else {}
+    model = random_model(family, **settings | window)
+    return ready(model), model
+
+
+@lru_cache
+def windowed(family: str) -> tuple[Backbone, PreTrainedModel]:
+    model = random_model(family, **SLIDING[family] | {"sliding_window": WINDOW})
+    return ready(model), model
+
+
+def last_logits(model: PreTrainedModel, tokens: list[int]) -> Tensor:
+    return model(torch.tensor([tokens])).logits[0, -1]
+
+
+def verified(target: Backbone, *, static: bool = False) -> tuple[KVArena, Tensor, Tensor]:
+    """Prefill two rows of different lengths and verify a tree: arena, tokens and logits."""
+    arena = KVArena(2, 40, static=static)
+    target.prefill(PROMPTS, arena)
+    g = torch.Generator().manual_seed(1)
+    tokens_BN = torch.randint(0, VOCABULARY, (2, len(TREE)), generator=g)
+    lengths_B = torch.tensor([len(prompt) for prompt in PROMPTS])
+    return arena, tokens_BN, target.forward(tokens_BN, lengths_B, TREE, arena)
+
+
+def text_to(node: int, tokens_BN: Tensor, row: int) -> list[int]:
+    """Prompt and path of a node, itself included."""
+    path: list[int] = []
+    while node >= 0:
+        path.insert(0, int(tokens_BN[row, node]))
+        node = TREE.parents[node]
+    return PROMPTS[row] + path
+
+
+def paths_forward(model: PreTrainedModel, tokens_BN: Tensor) -> Tensor:
+    """What the model itself says behind the path of every node. [B, N, V]."""
+    return torch.stack(
+        [
+            torch.stack([last_logits(model, text_to(node, tokens_BN, row)) for node in range(len(TREE))])
+            for row in range(2)
+        ]
+    )
+
+
+def own_text(model: PreTrainedModel, prompt: list[int], count: int) -> list[int]:
+    ids = model.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt)),
+        max_new_tokens=count,
+        do_sample=False,
+        pad_token_id=0,
+    )
+    return ids[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.inference_mode()
+def test_prefill_and_one_token_equal_a_full_forward(family: str, static: bool) -> None:
+    target, model = pair(family)
+    for prompt in PROMPTS:
+        arena = KVArena(1, 20, static=static)
+        found = target.prefill([prompt], arena)[0]
+        torch.testing.assert_close(found, last_logits(model, prompt), **CLOSE)
+        one = target.forward(torch.tensor([[17]]), torch.tensor([len(prompt)]), chain(0), arena)
+        torch.testing.assert_close(one[0, 0], last_logits(model, [*prompt, 17]), **CLOSE)
+
+
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.inference_mode()
+def test_every_node_of_a_tree_equals_its_path(family: str, static: bool) -> None:
+    target, model = pair(family)
+    _, tokens_BN, logits_BNV = verified(target, static=static)
+    torch.testing.assert_close(logits_BNV, paths_forward(model, tokens_BN), **CLOSE)
+
+
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.inference_mode()
+def test_after_a_commit_the_next_logits_equal_a_fresh_forward(family: str, static: bool) -> None:
+    target, model = pair(family)
+    arena, tokens_BN, _ = verified(target, static=static)
+    lengths_B = torch.tensor([len(prompt) for prompt in PROMPTS])
+    # the second row keeps the root's child alone
+    arena.commit(lengths_B, torch.tensor([PATH, [2, -1, -1]]))
+    kept = [text_to(PATH[-1], tokens_BN, 0), text_to(2, tokens_BN, 1)]
+    lengths_B = torch.tensor([len(text) for text in kept])
+    next_BN = torch.tensor([[17, 5], [29, 6]])
+    found_BNV = target.forward(next_BN, lengths_B, chain(1), arena)
+    for row, text in enumerate(kept):
+        wanted_NV = model(torch.tensor([text + next_BN[row].tolist()])).logits[0, -2:]
+        torch.testing.assert_close(found_BNV[row], wanted_NV, **CLOSE)
+
+
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_text_is_that_of_transformers(family: str, static: bool) -> None:
+    target, model = pair(family)
+    drafter = make_drafter(target, noise=0.03)
+    done = generate(target, drafter, PROMPTS, warper=GREEDY, max_new_tokens=24, static=static)
+    assert done.tokens == [own_text(model, prompt, 24) for prompt in PROMPTS]
+    # not by repeating one token, nor by drafts that are always right or always wrong
+    assert min(len(set(tokens)) for tokens in done.tokens) > 2
+    assert {"draft", "correction"} <= set(sum(done.origin, []))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2"])
+@torch.inference_mode()
+def test_half_precision_differs_by_rounding_alone(family: str, dtype: torch.dtype) -> None:
+    """Within 4 roundings (eps) of the largest logit; 2.8 were seen."""
+    model = copy.deepcopy(pair(family)[1]).to(dtype)
+    target = ready(model)
+    for static in (False, True):
+        _, tokens_BN, logits_BNV = verified(target, static=static)
+        wanted_BNV = paths_forward(model, tokens_BN)
+        rounding = torch.finfo(dtype).eps * wanted_BNV.abs().max()
+        assert (logits_BNV - wanted_BNV).abs().max() <= 4 * rounding
+
+
+# sliding windows
+
+
+@pytest.mark.parametrize("family", SLIDING)
+def test_requests_up_to_the_window_are_those_of_transformers(family: str) -> None:
+    target, model = windowed(family)
+    assert target.context == WINDOW
+    prompt = PROMPTS[0]
+    own = own_text(model, prompt, WINDOW - len(prompt))
+    base = autoregressive(target, [prompt], warper=GREEDY, max_new_tokens=WINDOW - len(prompt))
+    assert base.tokens == [own]
+    drafter = make_drafter(target, noise=0.03, draft_length=2)
+    drafted = generate(target, drafter, [prompt], warper=GREEDY, max_new_tokens=len(own) - 2)
+    assert drafted.tokens == [own[:-2]]
+
+
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("family", SLIDING)
+@torch.inference_mode()
+def test_a_tree_that_ends_at_the_window_is_exact(family: str, static: bool) -> None:
+    target, model = windowed(family)
+    assert len(PROMPTS[1]) + TREE.depth + 1 == WINDOW
+    _, tokens_BN, logits_BNV = verified(target, static=static)
+    torch.testing.assert_close(logits_BNV, paths_forward(model, tokens_BN), **CLOSE)
+
+
+@pytest.mark.parametrize("family", SLIDING)
+def test_requests_beyond_the_window_are_refused(family: str) -> None:
+    target, _ = windowed(family)
+    assert target.context_reason == ", the sliding window of its attention"
+    message = rf"need {WINDOW + 1} positions; the target random has {WINDOW}(, the sliding window)?"
+    with pytest.raises(RequestError, match=message):
+        autoregressive(target, PROMPTS, warper=GREEDY, max_new_tokens=WINDOW + 1 - len(PROMPTS[1]))
+
+
+@pytest.mark.parametrize("family", SLIDING)
+@torch.inference_mode()
+def test_why_the_window_is_the_limit(family: str) -> None:
+    """Without a mask `transformers` lets sliding layers forget; with a tree's mask it does not."""
+    target, model = windowed(family)
+    text = [(7 * n) % VOCABULARY for n in range(WINDOW + 6)]
+    arena = KVArena(2, 40)
+    prefilled_BV = target.prefill([text, text[:3]], arena)
+    torch.testing.assert_close(prefilled_BV[0], last_logits(model, text), **CLOSE)
+    # two rows, since one token of one row goes without a mask
+    lengths_B = torch.tensor([len(text), 3])
+    logits_BNV = target.forward(torch.tensor([[17], [17]]), lengths_B, chain(0), arena)
+    assert (logits_BNV[0, 0] - last_logits(model, [*text, 17])).abs().max() > 1e-3
+    torch.testing.assert_close(logits_BNV[1, 0], last_logits(model, [*text[:3], 17]), **CLOSE)
+
+
+def test_a_window_that_no_layer_uses_is_no_limit() -> None:
+    unused = GROUPED | {"use_sliding_window": True, "max_window_layers": 2, "sliding_window": 13}
+    assert ready(random_model("qwen2", **unused)).context == 128
+    # Mistral's class slides in every layer, whatever layer types its config carries
+    listed = GROUPED | {"sliding_window": 13, "layer_types": ["full_attention"] * 2}
+    assert ready(random_model("mistral", **listed)).context == 13
+
+
+def test_the_window_of_a_nested_text_config_is_found() -> None:
+    """Gemma 3 from 4B on loads as a model of text and images, its sizes one level down."""
+    sight = {
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 28,
+        "patch_size": 14,
+    }
+    words = SIZES | FAMILIES["gemma3_text"] | {"sliding_window": WINDOW}
+    marks = {"image_token_index": 60, "boi_token_index": 59, "eoi_token_index": 58}
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("gemma3", text_config=words, vision_config=sight, mm_tokens_per_image=4, **marks)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    target = ready(model)
+    assert target.context == WINDOW
+    with torch.inference_mode():
+        _, tokens_BN, logits_BNV = verified(target)
+        torch.testing.assert_close(logits_BNV, paths_forward(model, tokens_BN), **CLOSE)
+
+
+def test_rotary_frequencies_that_change_with_the_length_set_a_limit() -> None:
+    longrope = {
+        "rope_type": "longrope",
+        "short_factor": [1.0] * 4,
+        "long_factor": [3.0] * 4,
+        "rope_theta": 1e4,
+        "factor": 8.0,
+    }
+    model = random_model("phi3", num_key_value_heads=2, rope_parameters=longrope, original_max_position_embeddings=16)
+    target = ready(model)
+    assert target.context == 16
+    assert target.context_reason == ", behind which its rotary frequencies change"
+    base = autoregressive(target, [PROMPTS[0]], warper=GREEDY, max_new_tokens=11)
+    assert base.tokens == [own_text(model, PROMPTS[0], 11)]
+    # behind the limit a longer sequence computes its first tokens anew
+    text = [(7 * n) % VOCABULARY for n in range(20)]
+    with torch.inference_mode():
+        first_V = model(torch.tensor([text])).logits[0, 9]
+        assert (first_V - last_logits(model, text[:10])).abs().max() > 1e-3
+
+
+# attention that SDPA cannot compute
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gpt_oss"])
+@torch.inference_mode()
+def test_soft_caps_and_sinks_are_seen_by_these_tests(family: str) -> None:
+    """Scores as plain SDPA would make them are far off."""
+    target, model = pair(family)
+    assert model.config._attn_implementation == "eager"
+    assert target.model.config._attn_implementation == OWN
+    plain = copy.deepcopy(model)
+    for layer in plain.model.layers:
+        if family == "gemma2":
+            layer.self_attn.attn_logit_softcapping = None
+        else:
+            layer.self_attn.sinks.fill_(-1e4)
+    difference = last_logits(plain, PROMPTS[1]) - last_logits(model, PROMPTS[1])
+    assert difference.abs().max() > 1e-2
+
+
+def test_a_loaded_model_gets_an_attention_that_is_right(tmp_path: Path) -> None:
+    for family, implementation in (("gemma2", OWN), ("llama", NAME)):
+        pair(family)[1].save_pretrained(tmp_path / family)
+        target = load_target(str(tmp_path / family), device="cpu")
+        assert target.model.config._attn_implementation == implementation
+
+
+@torch.inference_mode()
+def test_a_soft_cap_is_never_ignored() -> None:
+    model = copy.deepcopy(pair("gemma2")[1])
+    for implementation in ("sdpa", NAME):
+        with pytest.raises(ValueError, match="does not support"):
+            model.set_attn_implementation(implementation)
+    model.config._attn_implementation = NAME
+    with pytest.raises(ValueError, match="does not support `softcap`"):
+        verified(Backbone(model, name="capped"))
+
+
+@pytest.mark.parametrize("family", ["afmoe", "doge"])
+@torch.inference_mode()
+def test_families_that_pass_the_mask_by_name(family: str) -> None:
+    model = random_model(family, **GROUPED | EXPERTS | {"num_experts": 4, "sliding_window": 64})
+    _, tokens_BN, logits_BNV = verified(ready(model))
+    torch.testing.assert_close(logits_BNV, paths_forward(model, tokens_BN), **CLOSE)
+
+
+# what is refused
+
+SMALL = SIZES | {"num_attention_heads": 2, "hidden_size": 16, "intermediate_size": 16}
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "mamba": ({}, r"MambaForCausalLM \(mamba\)"),
+    "rwkv": ({"attention_hidden_size": 16}, r"RwkvForCausalLM \(rwkv\) keeps a recurrent"),
+    "qwen3_next": ({"num_experts": 2} | EXPERTS, "Qwen3Next.*linear_attention"),
+    "recurrent_gemma": ({}, "RecurrentGemma.*linear_attention|RecurrentGemma.*recurrent"),
+    "lfm2": ({"layer_types": ["conv", "full_attention"]}, "Lfm2.*layers of type conv"),
+    "llama4_text": ({"num_local_experts": 2}, "Llama4.*chunked_attention"),
+    # no attention interface, so a mask would be added as 0 and 1, or positions be ignored
+    "gptj": ({"rotary_dim": 4}, "GPTJ.*'eager', which does not read the mask of a tree"),
+    "mpt": ({"d_model": 16, "n_heads": 2, "n_layers": 1}, "Mpt.*'eager'"),
+    "xglm": ({"d_model": 16, "num_layers": 1, "attention_heads": 2}, "XGLM.*'eager'"),
+    "bert": ({}, "BertLMHeadModel.*attends to what comes later"),
+}
+
+
+@pytest.mark.parametrize("family", REFUSED)
+def test_what_the_decoder_cannot_do_is_refused_by_name(family: str) -> None:
+    settings, message = REFUSED[family]
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **SMALL | settings))
+    with pytest.raises(RequestError, match=message):
+        Backbone(model, name=family)
+
+
+def test_encoder_decoders_are_refused_by_name() -> None:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(vocab_size=VOCABULARY, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
+    with pytest.raises(RequestError, match="T5ForConditionalGeneration.*encoder state"):
+        Backbone(T5ForConditionalGeneration(config), name="t5")
+
+
+def chosen_eager() -> PreTrainedModel:
+    model = copy.deepcopy(pair("qwen3")[1])
+    model.set_attn_implementation("eager")
+    return model
+
+
+@pytest.mark.parametrize("make", [chosen_eager, lambda: pair("gemma2")[1]], ids=["chosen", "only"])
+def test_an_attention_that_would_add_a_boolean_mask_is_refused(make: Callable[[], PreTrainedModel]) -> None:
+    with pytest.raises(RequestError, match="'eager', which does not read the mask of a tree"):
+        Backbone(make(), name="eager")
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral"])
+def test_the_lean_forward_is_the_models_own(family: str) -> None:
+    """Same modules, same operations: the logits of prompt and tree are equal to the bit."""
+    model = random_model(family, **FAMILIES[family])
+    use_grouped_attention(model)
+    tree = Tree((-1, 0, 0, 1))
+    found = []
+    for lean in (True, False):
+        target = Backbone(model, name="random")
+        assert target._is_lean
+        target.__dict__["_is_lean"] = lean
+        arena = KVArena(2, 40)
+        with torch.inference_mode():
+            first = target.prefill([[1, 2, 3], [4, 5, 6, 7, 8]], arena)
+            tokens = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
+            found.append((first, target.forward(tokens, torch.tensor([3, 5]), tree, arena)))
+    for lean_logits, own_logits in zip(*found):
+        torch.testing.assert_close(lean_logits, own_logits, atol=1e-6, rtol=1e-6)

@@ -1,0 +1,236 @@
+"""Drafters without a model: what they find equals a plain search; their decoding is the target's own."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from conftest import make_drafter, make_target
+from draftsmith.decoding.engine import autoregressive, generate
+from draftsmith.decoding.proposal import Committed
+from draftsmith.decoding.random import Uniforms
+from draftsmith.decoding.sampling import Warper
+from draftsmith.drafters.lookup.function import CallableDrafter
+from draftsmith.drafters.lookup.llma import Llma
+from draftsmith.drafters.lookup.lookahead import Lookahead
+from draftsmith.drafters.lookup.ngram import Ngram, NgramTable
+from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
+from draftsmith.drafters.model.adaptive import AdaptiveDraft
+from draftsmith.errors import RequestError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+PROMPTS = [[1, 2, 3, 1, 2], [4, 5, 6, 7, 8, 9, 10], [11], [12, 13, 12, 13, 12]]
+GREEDY = Warper(0.0)
+texts = st.lists(st.integers(0, 3), min_size=1, max_size=30)
+
+
+def propose(drafter, texts: list[list[int]]):  # noqa: ANN001, ANN201
+    """The proposal behind texts whose last token was emitted last."""
+    drafter.reset([text[:-1] or [9] for text in texts], 8)
+    last = torch.tensor([text[-1] for text in texts])
+    return drafter.propose(last, GREEDY, Uniforms(0, range(len(texts)), "cpu"))
+
+
+def chains(proposal) -> list[list[int]]:  # noqa: ANN001
+    counts = proposal.present_BN.sum(1).tolist()
+    return [row[1:count] for row, count in zip(proposal.tokens_BN.tolist(), counts)]
+
+
+def copied(source: list[int], suffix_of: list[int], *, own: bool, longest: int, latest: bool) -> list[int]:
+    """What follows the longest match of the end of `suffix_of` in `source`, by plain search."""
+    for size in range(min(longest, len(suffix_of)), 0, -1):
+        wanted = suffix_of[-size:]
+        ends = [at + size for at in range(len(source) - size + 1) if source[at : at + size] == wanted]
+        ends = [end for end in ends if not own or end < len(source)]
+        if ends:
+            return source[ends[-1] if latest else ends[0] :]
+    return []
+
+
+@settings(deadline=None, max_examples=80)
+@given(st.lists(texts.filter(lambda t: len(t) > 1), min_size=1, max_size=4), st.integers(1, 4), st.booleans())
+def test_prompt_lookup_is_the_plain_search(rows: list[list[int]], longest: int, latest: bool) -> None:
+    drafter = PromptLookup(draft_length=5, longest=longest, latest=latest)
+    for found, row in zip(chains(propose(drafter, rows)), rows):
+        assert found == copied(row, row, own=True, longest=longest, latest=latest)[:5]
+
+
+@settings(deadline=None, max_examples=80)
+@given(st.lists(texts, min_size=1, max_size=3), st.lists(texts, min_size=1, max_size=3))
+def test_llma_is_the_plain_search_and_stays_within_a_document(
+    documents: list[list[int]], rows: list[list[int]]
+) -> None:
+    rows = [[9, *row] for row in rows]
+    drafter = Llma(documents, draft_length=6, longest=3)
+    flat = [token for document in documents for token in (*document, -1)]
+    for found, row in zip(chains(propose(drafter, rows)), rows):
+        expected = copied(flat, row, own=False, longest=3, latest=False)[:6]
+        cut = expected.index(-1) if -1 in expected else len(expected)
+        assert found == expected[:cut]
+
+
+@settings(deadline=None, max_examples=80)
+@given(st.lists(texts, min_size=1, max_size=4), st.integers(2, 4), st.lists(texts, min_size=1, max_size=3))
+def test_the_ngram_table_is_the_plain_count(documents: list[list[int]], order: int, rows: list[list[int]]) -> None:
+    counts: dict[tuple[int, ...], Counter] = {}
+    for text in documents:
+        for length in range(1, order):
+            for at in range(len(text) - length):
+                context = tuple(text[at : at + length])
+                counts.setdefault(context, Counter())[text[at + length]] += 1
+    if not any(len(text) > 1 for text in documents):
+        with pytest.raises(RequestError, match="no two tokens in a row"):
+            NgramTable.count(documents, order=order, vocabulary=12)
+        return
+    drafter = Ngram(NgramTable.count(documents, order=order, vocabulary=12), draft_length=4)
+    rows = [[9, *row] for row in rows]
+    for found, row in zip(chains(propose(drafter, rows)), rows):
+        text = list(row)
+        for token in found:
+            assert token == likeliest(counts, text, order)
+            text.append(token)
+        assert len(found) == 4 or likeliest(counts, text, order) is None
+
+
+def likeliest(counts: dict, text: list[int], order: int) -> int | None:
+    for length in range(order - 1, 0, -1):
+        seen = counts.get(tuple(text[-length:])) if len(text) >= length else None
+        if seen:
+            return min(seen, key=lambda token: (-seen[token], token))
+    return None
+
+
+def test_too_wide_a_table_is_refused() -> None:
+    with pytest.raises(RequestError, match="order 5 over 151936 tokens"):
+        NgramTable.count([[1, 2]], order=5, vocabulary=151_936)
+
+
+def make(family: str, target):  # noqa: ANN001, ANN201
+    def echo(text: list[int]) -> list[int]:
+        return text[-3:]
+
+    def fork(text: list[int]) -> tuple[list[int], list[int]]:
+        return [text[-1], text[0], 5], [-1, -1, 0]
+
+    own = autoregressive(target, PROMPTS, warper=GREEDY, max_new_tokens=40).tokens
+    return {
+        "prompt-lookup": lambda: PromptLookup(draft_length=4),
+        "llma": lambda: Llma(own, draft_length=6),
+        "ngram": lambda: Ngram(NgramTable.count(own, order=3, vocabulary=61)),
+        "lookahead": lambda: Lookahead(window=4, ngram=3, guesses=3),
+        "function": lambda: CallableDrafter(echo, draft_length=3),
+        "function-tree": lambda: CallableDrafter(fork, draft_length=2, nodes=4),
+        "adaptive-draft": lambda: AdaptiveDraft(make_drafter(target).backbone, target.vocabulary, longest=5),
+    }[family]()
+
+
+FAMILIES = ["prompt-lookup", "llma", "ngram", "lookahead", "function", "function-tree", "adaptive-draft"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("static", [False, True])
+def test_greedy_output_is_the_targets_own(family: str, static: bool) -> None:
+    target = make_target("qwen3")
+    base = autoregressive(target, PROMPTS, warper=GREEDY, max_new_tokens=40)
+    own = generate(target, make(family, target), PROMPTS, warper=GREEDY, max_new_tokens=40, static=static)
+    assert own.tokens == base.tokens
+    accepted = sum(origin.count("draft") for origin in own.origin)
+    assert accepted > 0 or family.startswith("function")
+    assert own.target_calls <= base.target_calls
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("warper", [GREEDY, Warper(1.0), Warper(0.7, top_k=9, top_p=0.9)])
+def test_a_row_alone_writes_what_it_writes_in_a_batch(family: str, warper: Warper) -> None:
+    target = make_target("qwen3")
+    drafter = make(family, target)
+    common = {"warper": warper, "max_new_tokens": 30, "seed": 4}
+    together = generate(target, drafter, PROMPTS, **common)
+    late = generate(target, drafter, PROMPTS, static=True, **common)
+    if family != "adaptive-draft":  # its plan comes a step later there
+        assert late.tokens == together.tokens
+    for row, prompt in enumerate(PROMPTS):
+        alone = generate(target, drafter, [prompt], requests=[row], **common)
+        assert alone.tokens[0] == together.tokens[row]
+        assert alone.origin[0] == together.origin[row]
+
+
+def test_lookahead_guesses_what_the_target_said_before() -> None:
+    """A text that repeats is foreseen: fewer calls than tokens."""
+    target = make_target("qwen3")
+    own = generate(target, Lookahead(window=6, ngram=4, guesses=4), [[3, 3, 3, 3]], warper=GREEDY, max_new_tokens=150)
+    assert own.target_calls < 149
+
+
+def test_lookahead_nodes_see_their_column_and_the_row_before_them() -> None:
+    drafter = Lookahead(window=3, ngram=3, guesses=1)
+    tree = propose(drafter, [[1, 2, 3]]).tree
+    nodes = tree.on(torch.device("cpu"))
+    # node 4 + j is column j of row 1: it sees the root, row 0 up to column j, and itself
+    for column in range(3):
+        seen = nodes.ancestors_BNN[0, 4 + column].nonzero().flatten().tolist()
+        assert seen == [0, *range(1, 2 + column), 4 + column]
+        assert nodes.depths_BN[0, 4 + column] == column + 2
+
+
+def test_the_adaptive_length_follows_acceptance() -> None:
+    target = make_target("qwen3")
+    good = AdaptiveDraft(make_drafter(target, noise=0.0).backbone, 61, longest=6)
+    bad = AdaptiveDraft(make_drafter(target, noise=3.0).backbone, 61, longest=6)
+    for drafter in (good, bad):
+        generate(target, drafter, PROMPTS, warper=GREEDY, max_new_tokens=60)
+    assert good.plan().min() == 6
+    assert bad.plan().max() == 1
+
+
+@pytest.mark.parametrize(
+    ("guess", "message"),
+    [
+        ([99], "token id 99; expected 0 to 60"),
+        (([1, 2], [0, -1]), "node 0 the parent 0"),
+        (([1] * 9, [-1] * 9), "9 tokens and 9 parents"),
+        (([1, 2, 3], [-1, 0, 1]), "went 3 deep"),
+    ],
+)
+def test_a_function_that_guesses_nonsense_is_named(guess: object, message: str) -> None:
+    drafter = CallableDrafter(lambda _: guess, draft_length=2, nodes=5, vocabulary=61)
+    with pytest.raises(RequestError, match=message):
+        propose(drafter, [[1, 2]])
+
+
+def test_history_is_what_was_committed() -> None:
+    drafter = PromptLookup(draft_length=2)
+    propose(drafter, [[1, 2, 3], [4, 5, 6]])
+    nothing = torch.zeros(2, 1)
+    committed = torch.tensor([[7, 8, 9], [7, 8, 9]])
+    drafter.observe(Committed(committed, torch.tensor([3, 1]), nothing, nothing))
+    drafter._history.write_last(torch.tensor([9, 7]))
+    assert drafter._history.recent(4).tolist() == [[9, 8, 7, 3], [7, 6, 5, 4]]
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.sampled_from(FAMILIES),
+    st.lists(st.integers(0, 60), max_size=3),
+    st.integers(1, 20),
+    st.sampled_from([0.0, 1.0]),
+    st.booleans(),
+)
+def test_nothing_after_eos_and_never_too_long(
+    family: str, eos: list[int], limit: int, temperature: float, static: bool
+) -> None:
+    """Trees, absent nodes and late hosts change neither where a text ends nor what it says."""
+    target = make_target("qwen3")
+    drafter = make(family, target)
+    common = {"warper": Warper(temperature), "max_new_tokens": limit, "seed": limit}
+    done = generate(target, drafter, PROMPTS, eos_ids=eos, static=static, **common)
+    free = generate(target, drafter, PROMPTS, static=static, **common)
+    for tokens, unbounded, origin in zip(done.tokens, free.tokens, done.origin):
+        assert 1 <= len(tokens) <= limit
+        assert not set(eos) & set(tokens[:-1])
+        assert len(tokens) == limit or tokens[-1] in eos
+        assert len(origin) == len(tokens)
+        assert tokens == unbounded[: len(tokens)]
+    assert done.steps.kept_TB.sum(0).tolist() == [len(tokens) - 1 for tokens in done.tokens]

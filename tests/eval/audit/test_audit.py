@@ -1,0 +1,164 @@
+"""The audit passes what is right and catches every planted bug."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import make_drafter, make_target
+from draftsmith.decoding.sampling import Warper
+from draftsmith.errors import RequestError
+from draftsmith.eval.audit.audit import FALSE_ALARM, _failures, audit
+from draftsmith.eval.audit.enumeration import enumerate_decoding
+from draftsmith.eval.audit.miniature import MINIATURES, Miniature
+from draftsmith.eval.audit.plants import PLANTS
+from draftsmith.eval.audit.power import detectable_total_variation
+from draftsmith.eval.audit.replay import replay
+from draftsmith.eval.audit.rosenblatt import judge, transform
+from draftsmith.eval.config import AuditConfig
+from scipy import stats
+
+LEVEL = FALSE_ALARM / 4
+PROMPTS = [[n, n + 1, 2 * n % 61] for n in range(1, 40)]
+SMALL = AuditConfig(tokens=6000, sequences=200_000, max_new_tokens=60, prompts=4, batch=50)
+
+
+def test_defaults_see_what_the_documentation_promises() -> None:
+    config = AuditConfig()
+    assert detectable_total_variation(81, config.sequences, LEVEL) <= 0.005
+    assert detectable_total_variation(20, config.tokens, LEVEL) <= 0.02
+
+
+ASK_THE_HOST = ("rest", "function", "intersection", "intersection argmax", "retokenised")
+WARPERS = [Warper(0.0), Warper(0.7), Warper(1.0, top_k=2), Warper(0.6, top_p=0.8)]
+
+
+@pytest.mark.parametrize("warper", WARPERS)
+@pytest.mark.parametrize("name", MINIATURES)
+def test_every_method_passes_enumeration(name: str, warper: Warper) -> None:
+    small = Miniature.of(name, seed=1)
+    found = enumerate_decoding(
+        small.target,
+        small.proposer,
+        rule=None,
+        warper=warper,
+        seed=2,
+        level=LEVEL,
+        sequences=4_000 if name in ASK_THE_HOST else 30_000,
+    )
+    assert found.p_value > LEVEL
+
+
+@pytest.mark.parametrize("name", PLANTS)
+def test_enumeration_alone_catches_every_plant(name: str) -> None:
+    plant, small = PLANTS[name], Miniature.of("draft-model", seed=1)
+    found = enumerate_decoding(
+        small.target,
+        lambda: plant.miniature(small.drafts),
+        rule=plant.make_rule(),
+        sequences=100_000,
+        warper=Warper(0.7),
+        seed=1,
+        level=LEVEL,
+    )
+    assert found.p_value < 1e-12
+
+
+@pytest.mark.parametrize("rule", ["lossy-typical", "lossy-lenient", "lossy-topk-match"])
+def test_a_lossy_rule_gets_its_distance_in_place_of_a_verdict(pair, rule: str) -> None:
+    report = audit(*pair, PROMPTS, SMALL, rule=rule)
+    assert report.verdict == "lossy"
+    assert report.distance > 0.03
+    assert f"({rule}, distance 0." in report.text()
+    assert report.failures == []
+
+
+def test_the_stated_power_is_real() -> None:
+    """A law exactly `detectable` away is caught at least 99 times in 100."""
+    cells, samples = 20, 40_000
+    shift = detectable_total_variation(cells, samples, LEVEL)
+    law = np.full(cells, 1 / cells)
+    law[: cells // 2] *= 1 + 2 * shift
+    law[cells // 2 :] *= 1 - 2 * shift
+    rng = np.random.default_rng(0)
+    caught = [stats.chisquare(rng.multinomial(samples, law)).pvalue < LEVEL for _ in range(1000)]
+    assert np.mean(caught) >= 0.98
+    honest = [stats.chisquare(rng.multinomial(samples, np.full(cells, 1 / cells))).pvalue < LEVEL for _ in range(1000)]
+    assert np.mean(honest) < 0.01
+
+
+def test_transforms_are_uniform_under_the_law_and_not_under_another() -> None:
+    g = torch.Generator().manual_seed(0)
+    rows, V = 30_000, 50
+    p = (1.5 * torch.randn(rows, V, generator=g)).softmax(-1)
+    q = (p.log() + torch.randn(rows, V, generator=g)).softmax(-1)
+    w = torch.rand(rows, generator=g, dtype=torch.float64)
+
+    def tested(law: torch.Tensor) -> float:
+        emitted = torch.multinomial(law, 1, generator=g)[:, 0]
+        return judge([transform(p, q, emitted, w).numpy()], LEVEL).histogram_p
+
+    assert tested(p) > 1e-4
+    assert tested(0.97 * p + 0.03 * q) < 1e-4 or tested(0.9 * p + 0.1 * q) < 1e-6
+
+
+def test_serial_dependence_is_seen_where_the_histogram_is_flat() -> None:
+    rng = np.random.default_rng(1)
+    free = [rng.random(60) for _ in range(300)]
+    assert judge(free, LEVEL).serial_p > 1e-4
+    # every sequence keeps to one half of the interval, all together they are uniform
+    bound = [(u + (i % 2)) / 2 for i, u in enumerate(free)]
+    found = judge(bound, LEVEL)
+    assert found.histogram_p > 1e-4
+    assert found.serial_p < 1e-12
+
+
+@pytest.fixture(scope="module")
+def pair():
+    target = make_target("qwen3")
+    return target, make_drafter(target, noise=0.03)
+
+
+def test_a_right_decoder_is_called_lossless(pair) -> None:
+    report = audit(*pair, PROMPTS, SMALL)
+    assert report.verdict == "lossless", report.text()
+    assert "would see a bias" in report.text()
+    assert report.to_dict()["rosenblatt"]["tokens"] >= 6000
+
+
+# that enumeration alone catches each is tested above; here one bug of a draft, a rule, a tree
+FEW = {"argmax-draft", "reused-coins", "sorted-siblings"}
+
+
+@pytest.mark.parametrize("name", [n if n in FEW else pytest.param(n, marks=pytest.mark.slow) for n in PLANTS])
+def test_the_whole_audit_fails_with_a_plant(pair, name: str) -> None:
+    report = audit(*pair, PROMPTS, SMALL, plant=name)
+    assert report.verdict == "NOT lossless"
+
+
+@pytest.mark.parametrize("name", ["argmax-draft", "fresh-draw", "residual-argmax", "typical-acceptance"])
+def test_the_real_pair_alone_sees_a_biased_rule(pair, name: str) -> None:
+    report = audit(*pair, PROMPTS, SMALL, plant=name)
+    assert _failures(None, report.rosenblatt, report.replay)
+
+
+def test_transformers_own_decoding_can_be_audited(pair) -> None:
+    config = AuditConfig(tokens=600, max_new_tokens=40, prompts=2, batch=4)
+    report = audit(*pair, PROMPTS, config, decoder="hf")
+    assert report.verdict == "lossless", report.text()
+    assert report.enumeration is None
+
+
+def test_a_wrong_greedy_token_is_a_bug_and_is_named(pair) -> None:
+    target, _ = pair
+    right = target.model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=12, do_sample=False, pad_token_id=0)[
+        0, 3:
+    ].tolist()
+    assert replay(target, [[1, 2, 3]], [right]).bugs == 0
+    wrong = [*right[:5], (right[5] + 1) % 61, *right[6:]]
+    found = replay(target, [[1, 2, 3]], [wrong])
+    assert found.bugs >= 1
+    assert "token 5" in found.first_bug
+
+
+def test_an_unknown_bug_is_refused(pair) -> None:
+    with pytest.raises(RequestError, match="known: argmax-draft"):
+        audit(*pair, PROMPTS, SMALL, plant="nonsense")

@@ -1,0 +1,27 @@
+"""Calls are timed in turns."""
+
+import pytest
+import torch
+from draftsmith.eval.measure import timing
+
+CPU = torch.device("cpu")
+
+
+def test_arms_take_turns_and_the_first_round_counts_for_nothing() -> None:
+    order: list[str] = []
+    arms = {name: lambda name=name: order.append(name) for name in "ab"}
+    found = timing.interleaved(arms, 2, device=CPU, repeats=3)
+    assert order == [*"aaabbb"] * 3
+    assert set(found) == {"a", "b"}
+
+
+def test_a_turn_is_divided_by_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that says how long each call took: 100 s to warm up, then 3, 6 and 9 s."""
+    clock = [0.0]
+    took = iter([*[100.0] * 3, *[3.0] * 3, *[6.0] * 3, *[9.0] * 3])
+
+    def call() -> None:
+        clock[0] += next(took)
+
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
+    assert timing.interleaved({"a": call}, 3, device=CPU, repeats=3) == {"a": 6.0}

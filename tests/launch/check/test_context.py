@@ -1,0 +1,214 @@
+"""The target's real context: rows and prompts beyond it are refused, by `check` and by `train`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from draftsmith.decoding.target.loading import embedded_target, load_target
+from draftsmith.errors import RequestError
+from draftsmith.launch import generate
+from draftsmith.launch.check.check import _prompts
+from draftsmith.launch.check.models import Models, check_model, check_target
+from draftsmith.launch.recipe.load import Recipe, load_recipe
+from draftsmith.launch.train import train
+from draftsmith.trainers.config import ModelConfig
+from draftsmith.trainers.distill import draft_model
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+
+WINDOW = 16
+SLIDES = f"{WINDOW} tokens, the sliding window of its attention"
+SIZES = {
+    "vocab_size": 4096,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+    "pad_token_id": None,
+}
+SIGHT = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+
+
+def gemma3() -> PretrainedConfig:
+    """As Gemma 3 is from 4B on: its sizes are one level down."""
+    marks = {"boi_token_index": 1, "eoi_token_index": 2, "image_token_index": 3}
+    words = SIZES | {"sliding_window": WINDOW}
+    return AutoConfig.for_model("gemma3", text_config=words, vision_config=SIGHT, **marks)
+
+
+CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
+    "mistral": lambda: AutoConfig.for_model("mistral", **SIZES, sliding_window=WINDOW),
+    "gemma3": gemma3,
+    "gpt2": lambda: AutoConfig.for_model("gpt2", vocab_size=4096, n_embd=32, n_head=4, n_layer=2, n_positions=128),
+}
+LIMITS = {"mistral": SLIDES, "gemma3": SLIDES, "gpt2": "128 tokens"}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model of every family, with the tokens of the embedded target."""
+    folder = tmp_path_factory.mktemp("contexts")
+    for name, make in CONFIGS.items():
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(make()).save_pretrained(folder / name)
+        for path in Path(embedded_target()).glob("token*"):
+            shutil.copy(path, folder / name / path.name)
+    prompt = {"text": "import something\n" * 40}
+    (folder / "prompts.jsonl").write_text(json.dumps(prompt) + "\n")
+    return folder
+
+
+def recipe_of(method: str, **flags: Any) -> Recipe:
+    words = [(name.replace("__", "."), str(value)) for name, value in flags.items()]
+    return load_recipe(f"{method}-tiny", words).recipe
+
+
+METHODS = ["distill", "medusa", "hydra", "bpd", "eagle", "eagle3"]
+FAMILIES = [("mistral", method) for method in METHODS] + [("gemma3", "eagle"), ("gpt2", "distill")]
+
+
+@pytest.mark.parametrize(("family", "method"), FAMILIES)
+def test_rows_beyond_the_context(family: str, method: str, place: Path, tmp_path: Path) -> None:
+    """Known before rows are read: there are none."""
+    path = str(place / family)
+    said = f"--data.sequence_length is 256; the context of target.path '{path}' is {LIMITS[family]}"
+    with pytest.raises(RequestError, match=said):
+        train(f"{method}-tiny", out=tmp_path / "out", target__path=path, data__source=str(tmp_path / "none.jsonl"))
+    recipe = recipe_of(method, target__path=path)
+    with pytest.raises(RequestError, match=f"{said}.*Lower --data.sequence_length to"):
+        check_target(recipe, Models(recipe))
+
+
+def test_rows_of_boost(place: Path) -> None:
+    """The target reads prompts and their continuations, not the rows that prompts are cut from."""
+    path = str(place / "mistral")
+    flags = {"target__path": path, "boost__prompt_tokens": 8, "data__sequence_length": 64}
+    recipe = recipe_of("boost", **flags, boost__continuation=9)
+    said = r"prompt_tokens and --boost.continuation is 17; the context of target.path .* is 16 tok"
+    with pytest.raises(RequestError, match=said):
+        check_target(recipe, Models(recipe))
+    recipe = recipe_of("boost", **flags, boost__continuation=8)
+    assert f"context {SLIDES.replace(' tokens', '')}" in check_target(recipe, Models(recipe))
+
+
+@pytest.mark.parametrize("method", ["target", "distill"])
+def test_a_model_to_go_on_from(method: str, place: Path, tmp_path: Path) -> None:
+    path = str(place / "mistral")
+    recipe = recipe_of(method, model__start_from=path)
+    said = f"the context of model.start_from '{path}' is {SLIDES}"
+    with pytest.raises(RequestError, match=said):
+        check_model(recipe, Models(recipe))
+    with pytest.raises(RequestError, match=said):  # before rows are read
+        train(
+            f"{method}-tiny", out=tmp_path / "out", model__start_from=path, data__source=str(tmp_path / "none.jsonl")
+        )
+
+
+def test_a_model_from_scratch() -> None:
+    recipe = recipe_of("distill", model__max_positions=128)
+    with pytest.raises(RequestError, match=r"model from scratch \(model.max_positions\) is 128"):
+        check_model(recipe, Models(recipe))
+
+
+SHORT = {
+    "data__sequence_length": WINDOW,
+    "eval__prompt_tokens": 6,
+    "eval__max_new_tokens": 3,
+    "eval__draft_length": 2,
+    "eval__sweep": "[1]",
+    "audit__max_new_tokens": 8,
+    "audit__draft_length": 2,
+    "probe__max_new_tokens": 3,
+    "probe__draft_length": 2,
+    "medusa__heads": 2,
+    "bpd__block": 3,
+}
+
+
+@pytest.mark.parametrize("method", [*METHODS, "boost"])
+def test_sizes_one_level_down(method: str, place: Path) -> None:
+    """A model of text and images: everything that is read of its config is its text's."""
+    flags = {"target__path": place / "gemma3", "eval__prompts": place / "prompts.jsonl", **SHORT}
+    if method == "boost":
+        flags |= {"boost__prompt_tokens": 8, "boost__continuation": 8, "boost__start_from": "[]"}
+    recipe = recipe_of(method, **flags)
+    models = Models(recipe)
+    assert f"vocabulary 4,096, context {WINDOW}, the sliding" in check_target(recipe, models)
+    assert "M parameters" in check_model(recipe, models)
+    assert "the longest has 6 tokens" in _prompts(recipe, models)
+
+
+@pytest.mark.parametrize(
+    ("method", "change"),
+    [
+        ("eagle", {"eval__prompt_tokens": 7}),
+        ("eagle", {"probe__draft_length": 3}),
+        ("eagle", {"probe__max_new_tokens": 9}),
+        ("medusa", {"medusa__heads": 3}),
+        ("bpd", {"bpd__block": 4}),
+    ],
+)
+def test_prompts_beyond_the_context(method: str, change: dict[str, int], place: Path, tmp_path: Path) -> None:
+    """Training learns of it before rows are read, not at its first probe."""
+    flags = {"target__path": place / "mistral", "eval__prompts": place / "prompts.jsonl"}
+    recipe = recipe_of(method, **flags, **SHORT | change)
+    said = f"do not fit the target's context of {SLIDES}; lower --eval.prompt_tokens"
+    with pytest.raises(RequestError, match=said):
+        _prompts(recipe, Models(recipe))
+    changed = {name: str(value) for name, value in (flags | SHORT | change).items()}
+    changed |= {"data__source": str(tmp_path / "none.jsonl"), "probe__max_new_tokens": "9"}
+    with pytest.raises(RequestError, match=said):
+        train(f"{method}-tiny", out=tmp_path / "out", **changed)
+
+
+def test_rows_with_tokens_that_the_target_lacks(place: Path, tmp_path: Path) -> None:
+    """Tokens were added to the tokenizer, and the embedding was not resized."""
+    small = AutoConfig.for_model("qwen3", **{**SIZES, "vocab_size": 300})
+    AutoModelForCausalLM.from_config(small).save_pretrained(tmp_path / "small")
+    for path in Path(embedded_target()).glob("token*"):
+        shutil.copy(path, tmp_path / "small" / path.name)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"text": "import something\n" * 20}) + "\n")
+    words = {"target__path": str(tmp_path / "small"), "data__source": str(rows)}
+    words |= {"data__validation": str(rows), "data__sequence_length": "32"}
+    with pytest.raises(RequestError, match=r"a row has the token id \d+, and the embedding of"):
+        train("eagle-tiny", out=tmp_path / "out", eval__prompt_tokens="32", **words)
+
+
+def test_a_draft_for_sizes_one_level_down(place: Path) -> None:
+    """A fresh draft takes its sizes from the text part of its target."""
+    target = load_target(str(place / "gemma3"))
+    made = draft_model(ModelConfig(), target.model, target.tokenizer)
+    assert (made.config.hidden_size, made.config.vocab_size) == (16, 4096)
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma3"])
+def test_a_server_is_not_bound_by_our_window(family: str, place: Path, tmp_path: Path) -> None:
+    request = generate.GenerateRequest(
+        source="none", target=str(place / family), out=tmp_path, server="http://localhost:1", model="it"
+    )
+    server = generate._server_request(request)
+    assert server is not None
+    assert generate._by_server(request, recipe_of("distill"), server).positions == 128
+
+
+def test_the_end_of_a_text_one_level_down(place: Path) -> None:
+    """Where the generation settings are silent the config says it, and that one is nested."""
+    target = load_target(str(place / "gemma3"))
+    target.model.generation_config.eos_token_id = None
+    assert target.eos_ids == (1,)

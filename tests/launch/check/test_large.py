@@ -1,0 +1,232 @@
+"""Recipes at 7-8B size: the pre-flight on a machine that has neither the weights nor the GPUs."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.decoding.target.loading import load_target
+from draftsmith.errors import DraftsmithError, EnvironmentFailure, RequestError
+from draftsmith.launch.check.check import check
+from draftsmith.launch.check.memory import Devices, devices_of, needs, parameters
+from draftsmith.launch.check.models import Models
+from draftsmith.launch.recipe.load import Recipe, load_recipe, shipped_recipes
+from draftsmith.trainers import bpd, eagle, eagle3, hydra, medusa, medusa2
+from draftsmith.trainers.teacher.tuned import TunedTarget
+from rich.console import Console
+from torch import nn
+
+LARGE = [path.stem for path in shipped_recipes() if path.stem.endswith("-8b")]
+P_TARGET = 8_190_735_360
+
+
+def run(name: str, out: Path, **flags: str) -> str:
+    told = io.StringIO()
+    overrides = [(flag.replace("__", "."), value) for flag, value in flags.items()]
+    check(load_recipe(name, overrides), Console(file=told, width=400), out)
+    return told.getvalue()
+
+
+def save(_module: nn.Module, _folder: Path) -> None:
+    pytest.fail("nothing is written here")
+
+
+def objective_of(recipe: Recipe, target: Any) -> Any:
+    """What the recipe's trainer would train, made by that trainer itself."""
+    goal = recipe.objective
+    build: dict[str, Callable[[], Any]] = {
+        "medusa": lambda: medusa.build(recipe.medusa, goal, target, save),
+        "hydra": lambda: hydra.build(recipe.medusa, goal, target, save),
+        "bpd": lambda: bpd.build(recipe.bpd, goal, target, save),
+        "eagle": lambda: eagle.build(recipe.eagle, goal, target, save),
+        "eagle3": lambda: eagle3.build(recipe.eagle3, goal, target, range(recipe.eagle3.vocabulary), save),
+        "medusa2": lambda: medusa2.build(
+            recipe.medusa, recipe.medusa2, goal, TunedTarget(Backbone(target, name="t"), recipe.tune), save
+        ),
+    }
+    return build[recipe.method]()
+
+
+def test_there_is_one_for_every_method() -> None:
+    assert set(LARGE) == {
+        f"{name}-8b"
+        for name in (
+            "distill",
+            "distill-on-policy",
+            "prune",
+            "boost",
+            "medusa",
+            "medusa2",
+            "hydra",
+            "bpd",
+            "eagle",
+            "hass",
+            "eagle3",
+        )
+    }
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_the_pre_flight_passes_without_the_weights(name: str, tmp_path: Path) -> None:
+    """No hub is asked, no GPU is there; what cannot be known here is said to wait."""
+    said = run(name, tmp_path / "out")
+    assert said.count(" ok ") == 8
+    assert said.count(" waits ") == 2
+    assert "8,190.7 M parameters, 16.4 GB in bf16, vocabulary 151,936" in said
+    assert "not here, sizes from qwen3-8b" in said
+    assert "8 devices, 80 GB each, sharding zero2" in said
+    assert "data and disk could not be looked at" in said
+    assert "ready to train" not in said
+    assert not (tmp_path / "out").exists()
+
+
+# a draft model's are counted below
+DRAFTS = {"distill-8b", "distill-on-policy-8b", "prune-8b", "boost-8b"}
+
+
+@pytest.mark.parametrize("name", sorted(set(LARGE) - DRAFTS))
+def test_parameters_are_those_that_would_be_trained(name: str) -> None:
+    recipe = load_recipe(name).recipe
+    models = Models(recipe)
+    found = parameters(models.student())
+    with torch.device("meta"):
+        module = objective_of(recipe, Models(recipe).target()).module
+    assert parameters(models.target()) == P_TARGET
+    assert found == sum(p.numel() for p in module.parameters() if p.requires_grad)
+
+
+def test_parameters_of_the_draft_are_those_of_its_layers() -> None:
+    """A tied embedding; 28 layers of attention with norms on its heads, feed-forward part, norms."""
+    H, inner, D, Q, G = 1024, 3072, 128, 16, 8
+    layer = H * D * (Q + 2 * G) + Q * D * H + 3 * H * inner + 2 * H + 2 * D
+    found = parameters(Models(load_recipe("distill-8b").recipe).student())
+    assert found == 151_936 * H + 28 * layer + H
+
+
+def test_parameters_of_a_pruned_draft_are_those_that_are_kept() -> None:
+    """The target's untied tables at half the width, 8 layers, 16 heads in 4 groups."""
+    H, inner, D, Q, G = 2048, 6144, 128, 16, 4
+    layer = H * D * (Q + 2 * G) + Q * D * H + 3 * H * inner + 2 * H + 2 * D
+    found = parameters(Models(load_recipe("prune-8b").recipe).student())
+    assert found == 2 * 151_936 * H + 8 * layer + H
+
+
+def test_a_smaller_model_of_the_family_for_the_4b(tmp_path: Path) -> None:
+    """Qwen3-4B ties its tables; the draft is the whole Qwen3-0.6B, on a single GPU."""
+    H, inner, D, Q, G = 2560, 9728, 128, 32, 8
+    layer = H * D * (Q + 2 * G) + Q * D * H + 3 * H * inner + 2 * H + 2 * D
+    models = Models(load_recipe("distill-qwen3-4b").recipe)
+    assert parameters(models.target()) == 151_936 * H + 36 * layer + H
+    assert parameters(models.student()) == parameters(Models(load_recipe("distill-8b").recipe).student())
+    said = run("distill-qwen3-4b", tmp_path / "out")
+    assert "FAILS" not in said
+    assert "4,022.5 M parameters, 8.04 GB in bf16" in said
+    assert "1 device, 80 GB" in said
+    assert "data and disk could not be looked at" in said
+
+
+@pytest.mark.parametrize(("sharding", "per_number"), [("zero2", 2 + 18 / 8), ("zero3", 18 / 8), ("none", 16 + 4 + 2)])
+def test_weights_and_moments_are_spread_as_the_launch_says(sharding: str, per_number: float) -> None:
+    """ZeRO as DeepSpeed sums it up: 2 bytes of weights, 18 in pieces; DDP 16, buckets and casts."""
+    recipe = load_recipe("eagle-8b", [("machine.sharding", sharding)]).recipe
+    models = Models(recipe)
+    need = needs(recipe, models.student(), models.target())
+    largest = 12288 * 4096 * 4 if sharding == "zero3" else 0  # gathered, with its gradient
+    P = parameters(models.student())
+    found = need["weights, gradient and moments"]
+    assert found == pytest.approx(per_number * P + largest)
+    assert need["the target"] == 2 * P_TARGET
+    assert need["a chunk of logits"] == 256 * 151_936 * 4 * 4
+
+
+@pytest.mark.parametrize(
+    ("flags", "kind", "reason"),
+    [
+        ({"machine__device_gb": "24"}, EnvironmentFailure, "each of 8 devices has 24 GB"),
+        ({"machine__processes": "1"}, EnvironmentFailure, "the device has 80 GB, a tenth of it"),
+        ({"machine__processes": "7"}, RequestError, "loop.batch_rows is 64"),
+        ({"optimizer__name": "muon"}, RequestError, "DeepSpeed takes one optimiser"),
+        ({"machine__sharding": "zero3", "loop__ema": "0.999"}, RequestError, "ZeRO-3 shards the weights"),
+        ({"target__sizes": "qwen4"}, RequestError, "no sizes are called 'qwen4'"),
+        ({"data__sequence_length": "65536"}, RequestError, "is 40960 tokens. Lower"),
+        ({"data__source": "nowhere"}, RequestError, "nowhere"),
+    ],
+)
+def test_what_would_fail_there_fails_here(
+    flags: dict[str, str], kind: type[DraftsmithError], reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(DraftsmithError, match="the pre-flight fails") as raised:
+        run("medusa-8b", tmp_path / "out", **flags)
+    assert type(raised.value) is kind
+    assert reason in str(raised.value)
+
+
+def test_a_tuned_target_is_not_cut_into_pieces(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="use zero2"):
+        run("medusa2-8b", tmp_path / "out", machine__sharding="zero3")
+
+
+def test_rows_of_a_described_target_are_read(tmp_path: Path) -> None:
+    said = run("eagle-8b", tmp_path / "out", data__source="stdlib", data__validation_split="")
+    assert "of the first 200 rows have a known shape (text)" in said
+
+
+def test_a_target_that_is_here_is_looked_at(tmp_path: Path) -> None:
+    """Then the sizes' file says nothing, and the rows can be rendered."""
+    flags = {"data__source": "stdlib", "data__validation_split": "", "data__sequence_length": "512"}
+    said = run("eagle-8b", tmp_path / "out", target__path="tiny", **flags)
+    assert "not here" not in said
+    assert "5.3 M parameters" in said
+    assert "rows 200 are usable" in said
+
+
+def test_the_machine_at_hand_is_the_default() -> None:
+    found = devices_of(load_recipe("eagle-tiny").recipe)
+    assert (found.processes, found.described) == (1, False)
+    assert str(Devices(2, 8e10, "none", described=True)) == "2 devices, 80 GB each"
+
+
+# ---- activations --------------------------------------------------------------------------
+
+
+def kept_bytes(module: nn.Module, forward: Callable[[], tuple[torch.Tensor, Any]], chunk: int) -> int:
+    """What a forward pass leaves for the backward pass, weights and chunks of logits apart."""
+    weights = {p.untyped_storage().data_ptr() for p in module.parameters()}
+    kept: dict[int, int] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        is_chunk = tensor.ndim == 2 and len(tensor) <= chunk and tensor.shape[1] >= 2048
+        if storage.data_ptr() not in weights and not is_chunk:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        loss, _ = forward()
+    loss.backward()
+    return sum(kept.values())
+
+
+@pytest.mark.parametrize("name", ["medusa", "hydra", "bpd", "eagle", "hass", "eagle3"])
+def test_activations_are_what_a_forward_pass_keeps(name: str) -> None:
+    """The estimate against a real pass, counted tensor by tensor."""
+    sizes = {"loop.precision": "fp32", "loop.micro_rows": "2", "data.sequence_length": "256", "objective.chunk": "256"}
+    recipe = load_recipe(f"{name}-tiny", list(sizes.items())).recipe
+    target = load_target("tiny")
+    goal = objective_of(recipe, target.model)
+    rows = {
+        "input_ids": torch.randint(0, target.vocabulary, (2, 256)),
+        "positions": torch.arange(256).repeat(2, 1),
+        "documents": torch.zeros(2, 256).long(),
+        "loss_mask": (torch.arange(256) > 0).repeat(2, 1),
+    }
+    lesson = goal.prepare(rows)
+    counted = kept_bytes(goal.module, lambda: goal.module(rows, lesson), 256)
+    models = Models(recipe)
+    estimate = needs(recipe, models.student(), models.target())["activations"]
+    assert 1 <= estimate / counted < 1.6, (estimate, counted)

@@ -1,0 +1,108 @@
+"""SIGKILL at random moments, SIGTERM: the resumed run ends with the undisturbed run's weights."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from small_run import STEPS, assert_same_weights, losses, train, write_recipe
+
+# a server that has torch imported already: each run is a process of its own, started at once
+_SPAWN = multiprocessing.get_context("forkserver")
+_SPAWN.set_forkserver_preload(["draftsmith.trainers.distill", "draftsmith.eval.measure.probe"])
+
+
+def start(recipe: Path, out: Path) -> multiprocessing.process.BaseProcess:
+    process = _SPAWN.Process(target=train, args=(recipe, out))
+    process.start()
+    return process
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, float]:
+    """Recipe, finished run, and how long it took."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    recipe = write_recipe(folder)
+    for name in ("first", "run"):  # the first fills the cache of tokenised data
+        began = time.monotonic()
+        process = start(recipe, folder / name)
+        process.join()
+        assert process.exitcode == 0
+    assert_same_weights(folder / "first", folder / "run")
+    return recipe, folder / "run", time.monotonic() - began
+
+
+def kill_often(kills: int, undisturbed: tuple[Path, Path, float], folder: Path) -> None:
+    recipe, whole, seconds = undisturbed
+    moments = random.Random(kills)  # noqa: S311
+    landed = runs = 0
+    while landed < kills:
+        out, runs = folder / f"run-{runs}", runs + 1
+        finished = False
+        while not finished:
+            process = start(recipe, out)
+            process.join(moments.uniform(0, seconds) if landed < kills else None)
+            if process.is_alive():
+                os.kill(process.pid, signal.SIGKILL)
+                landed += 1
+            process.join()
+            finished = process.exitcode == 0
+            assert process.exitcode in (0, -signal.SIGKILL)
+        assert_same_weights(out, whole)
+        assert losses(out) == losses(whole)
+        assert not list((out / "checkpoints").glob(".staging*"))
+
+
+@pytest.mark.fault
+def test_four_kills(undisturbed: tuple[Path, Path, float], tmp_path: Path) -> None:
+    kill_often(4, undisturbed, tmp_path)
+
+
+@pytest.mark.fault
+@pytest.mark.slow
+def test_twenty_five_kills(undisturbed: tuple[Path, Path, float], tmp_path: Path) -> None:
+    kill_often(25, undisturbed, tmp_path)
+
+
+@pytest.mark.fault
+def test_terminate(undisturbed: tuple[Path, Path, float], tmp_path: Path) -> None:
+    """SIGTERM to the real command: a checkpoint, exit code 75, and the way on."""
+    recipe, whole, _ = undisturbed
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "draftsmith.launch.train", str(recipe), "--out", str(out)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    while not (out / "metrics.jsonl").is_file() or "\n" not in (out / "metrics.jsonl").read_text():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    said = process.communicate()[1]
+    assert process.returncode == 75, said
+    assert "--resume auto" in said
+    assert "Traceback" not in said
+    status = json.loads((out / "status.json").read_text())
+    assert (status["state"], status["exit_code"]) == ("stopped", 75)
+    stopped_at = max(losses(out))
+    assert stopped_at < STEPS
+    assert (out / "checkpoints" / f"step-{stopped_at:08d}").is_dir()
+    assert subprocess.run(command, capture_output=True).returncode == 0
+    assert_same_weights(out, whole)
+
+
+@pytest.mark.fault
+def test_another_recipe_is_refused(
+    undisturbed: tuple[Path, Path, float], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A run folder goes on with the values it began with, or not at all."""
+    from draftsmith.launch.cli import main
+
+    recipe, whole, _ = undisturbed
+    assert main(["train", str(recipe), "--out", str(whole), "--optimizer.lr", "1"]) == 2
+    assert "optimizer.lr" in capfd.readouterr().err

@@ -1,0 +1,179 @@
+"""What `train` leaves in a run's folder: nothing where it is refused, the truth where it fails."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import inspect
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from draftsmith.errors import DataError, RequestError, Stopped, TrainingFailed
+from draftsmith.launch import train
+from draftsmith.launch.cli import main
+from draftsmith.launch.recipe.load import Recipe
+from small_run import RECIPE
+
+FEW = ["--loop.steps", "4", "--checkpoint.every_steps", "2", "--probe.every_steps", "2"]
+LAST = "checkpoints/step-00000004"
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of four steps, with its recipe beside it."""
+    folder = tmp_path_factory.mktemp("run-folder")
+    (folder / "small.yaml").write_text(RECIPE)
+    assert main(words(folder / "run")) == 0
+    return folder / "run"
+
+
+def words(out: Path, *more: str) -> list[str]:
+    recipe = next(each / "small.yaml" for each in out.parents if (each / "small.yaml").is_file())
+    return ["train", str(recipe), "--out", str(out), *FEW, *more]
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def status(folder: Path) -> tuple[str, int]:
+    found = json.loads((folder / "status.json").read_text())
+    return found["state"], found["exit_code"]
+
+
+@pytest.mark.run
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        (["--resume", "never", "--optimizer.lr", "1"], "holds checkpoints and --resume is never"),
+        (["--resume", "nonexist", "--optimizer.lr", "1"], "nonexist: there is no such folder"),
+        (["--resume", LAST, "--objective.kl", "0", "--objective.tv", "1"],
+         "these values differ: objective.kl, objective.tv"),
+        (["--resume", LAST, "--out", "elsewhere", "--model.hidden", "32"],
+         "these values differ: model.hidden"),
+        (["--resume", "auto", "--loop.seed", "9"], "these values differ: loop.seed"),
+        (["--eval.seed", "7", "--eval.limit", "1"], "these values differ: eval.seed."),
+    ],
+)
+def test_a_refused_call_changes_nothing(
+    run: Path, more: list[str], reason: str, capfd: Captured
+) -> None:
+    places = {LAST: str(run / LAST), "elsewhere": str(run.parent / "elsewhere")}
+    before = content(run)
+    assert main(words(run, *(places.get(word, word) for word in more))) == 2
+    assert reason in capfd.readouterr().err
+    assert content(run) == before
+    assert not (run.parent / "elsewhere").exists()
+
+
+def test_a_value_that_nobody_reads_is_refused_before_there_is_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text(RECIPE.replace("distill", "medusa"))
+    assert main(words(tmp_path / "run", "--rollouts.share", "0.5")) == 2
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.run
+def test_a_checkpoint_that_nothing_tells_of_must_fit(
+    run: Path, tmp_path: Path, capfd: Captured
+) -> None:
+    """Copied out of its run, with no recipe above it: its tensors say what it is of."""
+    shutil.copytree(run / LAST, tmp_path / "kept" / "step-00000004")
+    shutil.copy(run.parent / "small.yaml", tmp_path)
+    place = ["--resume", str(tmp_path / "kept" / "step-00000004")]
+    assert main(words(tmp_path / "other", *place, "--model.hidden", "32")) == 2
+    assert "holds other weights than this recipe trains" in capfd.readouterr().err
+    assert status(tmp_path / "other") == ("failed", 2)
+    assert main(words(tmp_path / "same", *place)) == 0
+
+
+@pytest.mark.run
+def test_a_checkpoint_of_another_folder_ends_with_a_drafter(run: Path) -> None:
+    out = run.parent / "continued"
+    assert main(words(out, "--resume", str(run / LAST))) == 0
+    name = "drafter/model.safetensors"
+    assert (out / name).read_bytes() == (run / name).read_bytes()
+    assert status(out) == ("finished", 0)
+
+
+@pytest.mark.run
+def test_other_defaults_of_what_the_method_does_not_read(run: Path) -> None:
+    """As after a new version of the package: the saved recipe has the values of the old one."""
+    out = run.parent / "older"
+    shutil.copytree(run, out)
+    saved = (out / "run.yaml").read_text()
+    for line in ("match_tokens: ", "lookup_tokens: "):
+        at = saved.index(line) + len(line)
+        saved = f"{saved[:at]}7{saved[saved.index(chr(10), at) :]}"
+    (out / "run.yaml").write_text(saved)
+    assert main(words(out)) == 0
+
+
+@pytest.mark.parametrize("method", [*train._WITH_TARGET, "target"])
+def test_what_each_method_reads(method: str) -> None:
+    """The table of sections says what the trainer of the method is given."""
+    trainer = importlib.import_module(f"draftsmith.trainers.{method}")
+    given = set(inspect.signature(trainer.run).parameters)
+    if "given" in given:  # what all of them take that have a target
+        given |= {"target", "features", "probe"}
+    own = {name for name, methods in train._READ_BY.items() if method in methods}
+    assert own == given & train._READ_BY.keys()
+    assert train._READ_BY.keys() <= Recipe.model_fields.keys()
+
+
+@pytest.mark.parametrize(
+    ("error", "state", "code"),
+    [
+        (RequestError("why"), "failed", 2),
+        (DataError("why"), "failed", 3),
+        (OSError(errno.ENOSPC, "No space left on device"), "failed", 4),
+        (Exception("No space left on device (os error 28)"), "failed", 4),
+        (TrainingFailed("why"), "failed", 5),
+        (RuntimeError("out of memory"), "failed", 5),
+        (OSError(errno.EACCES, "Permission denied"), "failed", 4),
+        (KeyboardInterrupt(), "failed", 130),
+        (Stopped("why"), "stopped", 75),
+    ],
+)
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_the_status_of_every_end(
+    error: BaseException, state: str, code: int, rank: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capfd: Captured,
+) -> None:
+    """The exit code, of whichever process failed, and never `running`."""
+
+    def fail(*_: object) -> None:
+        raise error
+
+    (tmp_path / "small.yaml").write_text(RECIPE)
+    monkeypatch.setattr(train, "_train_method", fail)
+    monkeypatch.setenv("RANK", rank)
+    assert main(words(tmp_path / "run")) == code
+    assert status(tmp_path / "run") == (state, code)
+    full = "MB are free" in (said := capfd.readouterr().err)
+    assert full == ("run the same command again" in said) == ("space" in str(error))
+
+
+def test_what_failed_first_stays_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others fail in its wake, for want of it."""
+    first, second = train._Status(tmp_path), train._Status(tmp_path)
+    first.write("running", None)
+    first.fail(DataError("no rows"))
+    second.fail(RuntimeError("connection closed by peer"))
+    assert status(tmp_path) == ("failed", 3)
+
+
+def test_a_full_disk_has_room_for_the_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = train._Status(tmp_path)
+    told.write("running", None)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(train, "write_text", full)
+    told.fail(RuntimeError("x" * 10_000))
+    assert status(tmp_path) == ("failed", 5)

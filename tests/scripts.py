@@ -1,0 +1,23 @@
+"""The scripts of `benchmarks/` as modules: they are no package, each runs by itself."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import draftsmith
+
+SCRIPTS = Path(draftsmith.__file__).parent / "benchmarks"
+
+
+def load(name: str) -> ModuleType:
+    """The script of that name, imported."""
+    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module

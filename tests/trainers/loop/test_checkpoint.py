@@ -1,0 +1,146 @@
+"""A checkpoint is whole or it is not there, wherever the writer is cut."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from draftsmith.errors import EnvironmentFailure
+from draftsmith.trainers.loop import checkpoint
+from safetensors import SafetensorError
+
+
+class Cut(BaseException):
+    """Stands for the kill: nothing in the writer may catch it."""
+
+
+def filler(text: str):
+    def fill(place: Path) -> None:
+        (place / "model.safetensors").write_text(text)
+        (place / "trainer.json").write_text('{"step": 1}')
+
+    return fill
+
+
+@pytest.fixture
+def cut_after(monkeypatch: pytest.MonkeyPatch):
+    """Let the n-th file operation of the writer be the last thing that happens."""
+
+    def arm(count: int) -> list[int]:
+        left = [count]
+
+        def counted(real):
+            def call(*args, **kwargs):
+                if left[0] == 0:
+                    raise Cut
+                left[0] -= 1
+                return real(*args, **kwargs)
+
+            return call
+
+        monkeypatch.setattr(os, "fsync", counted(os.fsync))
+        monkeypatch.setattr(Path, "rename", counted(Path.rename))
+        monkeypatch.setattr(Path, "write_text", counted(Path.write_text))
+        monkeypatch.setattr(Path, "unlink", counted(Path.unlink))
+        monkeypatch.setattr(shutil, "rmtree", counted(shutil.rmtree))
+        return left
+
+    return arm
+
+
+def save(parent: Path, step: int) -> None:
+    checkpoint.write(parent, f"step-{step:08d}", filler(f"weights {step}"))
+    checkpoint.delete_older(parent, keep=1)
+
+
+def save_steps(parent: Path, steps: range) -> None:
+    for step in steps:
+        save(parent, step)
+
+
+def operations(tmp_path: Path, cut_after) -> int:
+    left = cut_after(10_000)
+    save(tmp_path / "count", 1)
+    save(tmp_path / "count", 2)
+    return 10_000 - left[0]
+
+
+@pytest.mark.fault
+def test_every_cut_of_a_save_leaves_a_complete_checkpoint(
+    tmp_path: Path, cut_after, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context():
+        count = operations(tmp_path, cut_after)
+    assert count > 15
+    for point in range(count):
+        parent = tmp_path / f"cut-{point}"
+        monkeypatch.undo()
+        save(parent, 1)
+        cut_after(point)
+        with pytest.raises(Cut):
+            save_steps(parent, range(2, 5))
+        monkeypatch.undo()
+        found = checkpoint.newest(parent)
+        assert found is not None, f"nothing to resume from after a cut at operation {point}"
+        step = int(found.name.removeprefix("step-"))
+        assert (found / "model.safetensors").read_text() == f"weights {step}"
+        save(parent, 9)  # and the next run cleans up and goes on
+        assert not list(parent.glob(".staging*"))
+        assert checkpoint.newest(parent) == parent / "step-00000009"
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "flip", "missing", "manifest", "no manifest"])
+def test_damage_is_named_and_the_older_checkpoint_used(tmp_path: Path, damage: str) -> None:
+    for step in (1, 2):
+        checkpoint.write(tmp_path, f"step-{step:08d}", filler("some weights"))
+    newest = tmp_path / "step-00000002"
+    weights = newest / "model.safetensors"
+    if damage == "cut":
+        weights.write_text("some")
+    elif damage == "empty":
+        weights.write_text("")
+    elif damage == "flip":
+        weights.write_text("sOme weights")
+    elif damage == "missing":
+        weights.unlink()
+    elif damage == "manifest":
+        (newest / checkpoint.MANIFEST).write_text("{")
+    else:
+        (newest / checkpoint.MANIFEST).unlink()
+    assert checkpoint.fault(newest)
+    assert checkpoint.newest(tmp_path) == tmp_path / "step-00000001"
+
+
+def test_a_full_disk_is_one_clear_message_and_harms_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint.write(tmp_path, "step-00000001", filler("one"))
+
+    def full(_place: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(EnvironmentFailure, match="No space left on device; .* MB are free"):
+        checkpoint.write(tmp_path, "step-00000002", full)
+    assert checkpoint.newest(tmp_path) == tmp_path / "step-00000001"
+
+
+def test_a_full_disk_beneath_safetensors_says_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is written in Rust, and its errors are no `OSError`."""
+
+    def full(place: Path) -> None:
+        (place / "half").write_text("half")
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    with pytest.raises(EnvironmentFailure, match="run the same command again"):
+        checkpoint.write(tmp_path, "step-00000002", full)
+    checkpoint.replace_folder(tmp_path / "drafter", filler("one"))
+    with pytest.raises(EnvironmentFailure, match="a disk is full .* run the same command again"):
+        checkpoint.replace_folder(tmp_path / "drafter", full)
+    assert (tmp_path / "drafter" / "model.safetensors").read_text() == "one"
+    assert [path.name for path in tmp_path.iterdir()] == ["drafter"]  # and the half is gone
+
+
+def test_an_exported_folder_is_replaced_whole(tmp_path: Path) -> None:
+    place = tmp_path / "drafter"
+    for text in ("one", "two"):
+        checkpoint.replace_folder(place, filler(text))
+        assert (place / "model.safetensors").read_text() == text
+    assert [path.name for path in tmp_path.iterdir()] == ["drafter"]

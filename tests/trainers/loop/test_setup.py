@@ -1,0 +1,47 @@
+"""What is refused before a run begins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from draftsmith.errors import EnvironmentFailure, RequestError
+from draftsmith.trainers.config import LoopConfig, OptimizerConfig
+from draftsmith.trainers.loop.setup import accumulation, make_accelerator, resume_from
+
+
+def test_a_tracker_that_is_not_installed(tmp_path: Path) -> None:
+    """accelerate would leave it out without a word."""
+    pytest.importorskip("accelerate")
+    with pytest.raises(EnvironmentFailure, match="pip install aim"):
+        make_accelerator(LoopConfig(trackers=["aim"]), OptimizerConfig(), tmp_path)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU can train in fp16")
+def test_fp16_needs_a_gpu(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="needs a GPU"):
+        make_accelerator(LoopConfig(precision="fp16"), OptimizerConfig(), tmp_path)
+
+
+def test_the_batch_must_divide() -> None:
+    assert accumulation(LoopConfig(batch_rows=24, micro_rows=4), 3) == 2
+    with pytest.raises(RequestError, match=r"try --loop.batch_rows 16"):
+        accumulation(LoopConfig(batch_rows=18, micro_rows=4), 2)
+
+
+def test_where_a_run_goes_on(tmp_path: Path) -> None:
+    assert resume_from(tmp_path, "auto") is None
+    (tmp_path / "checkpoints" / "step-00000005").mkdir(parents=True)
+    assert resume_from(tmp_path, "auto") is None  # no manifest: it is not there
+    with pytest.raises(RequestError, match="--resume is never"):
+        resume_from(tmp_path, "never")
+    with pytest.raises(RequestError, match="expected a folder like"):
+        resume_from(tmp_path, str(tmp_path / "elsewhere"))
+
+
+def test_fsdp_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pieces would be saved as if they were the weights."""
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(RequestError, match=r"zero2\.yaml or zero3\.yaml"):
+        make_accelerator(LoopConfig(precision="fp32"), OptimizerConfig(), tmp_path)

@@ -1,0 +1,104 @@
+"""The chunked loss against the plain computation that holds every logit."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from draftsmith.trainers.losses.chunked import ChunkedLoss, Distillation, Teacher, _parts, cross_entropy
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+P, H, H_TARGET, V = 37, 16, 24, 101
+
+
+def setting(seed: int = 0) -> tuple[nn.Linear, Tensor, Tensor, Teacher]:
+    g = torch.Generator().manual_seed(seed)
+    head = nn.Linear(H, V, bias=False)
+    nn.init.normal_(head.weight, generator=g)
+    hidden = torch.randn(P, H, generator=g).requires_grad_()
+    label = torch.randint(0, V, (P,), generator=g)
+    teacher = Teacher(torch.randn(P, H_TARGET, generator=g), torch.randn(V, H_TARGET, generator=g))
+    return head, hidden, label, teacher
+
+
+def plain_distillation(
+    head: nn.Linear, hidden: Tensor, label: Tensor, teacher: Teacher, kl: float, ce: float, t: float
+) -> Tensor:
+    draft = head(hidden)
+    target = teacher.hidden_PH @ teacher.weight_VH.T
+    p, log_p = (target / t).softmax(-1), (target / t).log_softmax(-1)
+    divergence = (p * (log_p - (draft / t).log_softmax(-1))).sum()
+    return kl * divergence + ce * F.cross_entropy(draft, label, reduction="sum")
+
+
+@pytest.mark.parametrize("chunk", [1, 8, P, 1000])
+@pytest.mark.parametrize(("kl", "ce", "t"), [(1.0, 0.0, 1.0), (0.7, 0.3, 2.0), (0.0, 1.0, 1.0)])
+def test_chunks_give_the_loss_and_gradients_of_the_whole(chunk: int, kl: float, ce: float, t: float) -> None:
+    head, hidden, label, teacher = setting()
+    whole = plain_distillation(head, hidden, label, teacher, kl, ce, t)
+    expected = torch.autograd.grad(whole / P, [hidden, head.weight])
+    loss, terms = ChunkedLoss(head, Distillation(kl, ce, t), chunk=chunk)(hidden, label, teacher)
+    got = torch.autograd.grad(loss / P, [hidden, head.weight])
+    torch.testing.assert_close(loss, whole, rtol=1e-5, atol=1e-4)
+    for ours, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+    assert set(terms) == {"loss", "kl", "ce", "alpha"}
+
+
+def test_cross_entropy_is_the_one_of_torch() -> None:
+    head, hidden, label, _ = setting(1)
+    loss, _ = ChunkedLoss(head, cross_entropy, chunk=5)(hidden, label)
+    torch.testing.assert_close(loss, F.cross_entropy(head(hidden), label, reduction="sum"))
+
+
+def test_reported_alpha_is_the_overlap_of_the_two_laws() -> None:
+    head, hidden, label, teacher = setting(2)
+    _, terms = ChunkedLoss(head, Distillation(1.0, 0.0), chunk=10)(hidden, label, teacher)
+    p = (teacher.hidden_PH @ teacher.weight_VH.T).softmax(-1)
+    q = head(hidden).softmax(-1)
+    torch.testing.assert_close(terms["alpha"], torch.minimum(p, q).sum().detach())
+
+
+def test_rows_beyond_the_tokenizer_are_left_out_and_get_no_gradient() -> None:
+    head, hidden, label, teacher = setting(3)
+    rows = 90
+    label = label % rows
+    loss, _ = ChunkedLoss(head, Distillation(1.0, 0.5), chunk=9, rows=rows)(hidden, label, teacher)
+    (grad,) = torch.autograd.grad(loss, [head.weight])
+    assert torch.equal(grad[rows:], torch.zeros_like(grad[rows:]))
+    cut = Teacher(teacher.hidden_PH, teacher.weight_VH[:rows])
+    short = nn.Linear(H, rows, bias=False)
+    short.weight.data.copy_(head.weight[:rows])
+    expected = plain_distillation(short, hidden, label, cut, 1.0, 0.5, 1.0)
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-4)
+
+
+def test_no_label_gives_a_zero_that_still_reaches_the_weights() -> None:
+    head, hidden, label, teacher = setting(4)
+    loss, terms = ChunkedLoss(head, cross_entropy, chunk=8)(hidden[:0], label[:0])
+    loss.backward()
+    assert loss.item() == 0
+    assert terms == {}
+    assert head.weight.grad is not None
+
+
+def test_full_logits_never_exist_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    head, hidden, label, teacher = setting(5)
+    sizes: list[int] = []
+
+    def spy(draft: Tensor, target: Tensor | None, labels: Tensor) -> dict[str, Tensor]:
+        sizes.append(len(draft))
+        return Distillation(1.0, 0.0)(draft, target, labels)
+
+    ChunkedLoss(head, spy, chunk=8)(hidden, label, teacher)
+    assert max(sizes) == 8
+    assert sum(sizes) == P
+
+
+@given(st.integers(0, 5000), st.integers(1, 1100))
+def test_parts_cover_everything_in_few_sizes(count: int, chunk: int) -> None:
+    """Each size that occurs is a compiled kernel in memory on a CPU."""
+    parts = list(_parts(count, chunk))
+    assert [i for part in parts for i in range(part.start, part.stop)] == list(range(count))
+    sizes = {part.stop - part.start for part in parts}
+    assert all(size == chunk or (size < chunk and size & (size - 1) == 0) for size in sizes)

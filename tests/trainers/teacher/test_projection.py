@@ -1,0 +1,236 @@
+"""Models whose logits are more than a projection: refused before anything is learnt from them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import random_models
+import torch
+from conftest import VOCABULARY, make_target
+from draftsmith.data.rows.tokenizer import train_tokenizer
+from draftsmith.decoding.target.attention import use_grouped_attention
+from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.drafters import projection
+from draftsmith.drafters.eagle.proposer import load_eagle
+from draftsmith.drafters.folder import save_heads
+from draftsmith.drafters.heads.bpd import load_bpd
+from draftsmith.drafters.heads.hydra import load_hydra
+from draftsmith.drafters.heads.medusa import load_medusa
+from draftsmith.drafters.projection import refuse_other_logits
+from draftsmith.errors import RequestError
+from draftsmith.launch.train import train
+from draftsmith.trainers import bpd, distill, eagle, eagle3, hydra, medusa, medusa2, target
+from draftsmith.trainers.config import (
+    BpdConfig,
+    Eagle3Config,
+    EagleConfig,
+    Medusa2Config,
+    MedusaConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    TuneConfig,
+)
+from draftsmith.trainers.teacher.tuned import TunedTarget
+from small_heads import make_on_target
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
+
+LAYERS = random_models.GROUPED | {"num_hidden_layers": 3}
+SIZES = random_models.SIZES | LAYERS
+FULL = {"layer_types": ["full_attention"] * 3, "query_pre_attn_scalar": 16, "sliding_window": 64}
+GPT = {"n_layer": 3, "n_embd": 32, "n_head": 4, "n_positions": 64}
+OTHERS = {  # family -> settings, and what the message says of it
+    "gemma2": (FULL | {"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0"),
+    "granite": ({"logits_scaling": 8.0}, "logits_scaling is 8.0"),
+    "cohere": ({"logit_scale": 0.0625}, "logit_scale is 0.0625"),
+}
+PLAIN = {
+    "llama": {},
+    "qwen3": {},
+    "gpt2": GPT,
+    "mistral": {},
+    "gemma3_text": FULL,
+    "opt": {"ffn_dim": 64, "word_embed_proj_dim": 16},
+    "gpt_neox": {},
+    "qwen3_moe": {},
+    "gemma2": FULL | {"final_logit_softcapping": None},
+    "granite": {"logits_scaling": 1.0},
+    "cohere": {"logit_scale": 1.0},
+}
+TEXT = ["abc def ghi jkl mno pqr\n"] * 5
+
+
+def random_model(family: str, **settings: Any) -> PreTrainedModel:
+    """With the decoder's attention, as `load_target` would give it."""
+    model = random_models.random_model(family, spread=1.0, **LAYERS | settings)
+    use_grouped_attention(model)
+    return model
+
+
+@lru_cache
+def other(family: str) -> PreTrainedModel:
+    return random_model(family, **OTHERS[family][0])
+
+
+def nothing(_module: nn.Module, _folder: Path) -> None:
+    """Where an export goes that no test looks at."""
+
+
+def tuned(model: PreTrainedModel) -> TunedTarget:
+    return TunedTarget(Backbone(copy.deepcopy(model), name="own"), TuneConfig(rank=2))
+
+
+class Words:
+    """A tokenizer as far as a fresh draft asks."""
+
+    eos_token_id = None
+
+
+SMALL = ModelConfig(layers=1, hidden=32, heads=2, kv_heads=1, head_size=16, max_positions=64)
+TERMS = ObjectiveConfig(kl=1, ce=1)
+HEADS = MedusaConfig(heads=2)
+IDS = range(VOCABULARY)
+GOALS: dict[str, Callable[[Any], object]] = {
+    "distill": lambda model: distill.build(SMALL, TERMS, model, Words(), nothing),  # type: ignore[arg-type]
+    "medusa": lambda model: medusa.build(HEADS, TERMS, model, nothing),
+    "medusa2": lambda model: medusa2.build(HEADS, Medusa2Config(), TERMS, tuned(model), nothing),
+    "hydra": lambda model: hydra.build(HEADS, TERMS, model, nothing),
+    "bpd": lambda model: bpd.build(BpdConfig(block=3), TERMS, model, nothing),
+    "bpd tuned": lambda model: bpd.build_tuned(BpdConfig(block=3), TERMS, tuned(model), nothing),
+    "eagle": lambda model: eagle.build(EagleConfig(), TERMS, model, nothing),
+    "eagle3": lambda model: eagle3.build(Eagle3Config(layers=(0, 1, 2)), TERMS, model, IDS, nothing),
+}
+
+
+@pytest.mark.parametrize("method", GOALS)
+@pytest.mark.parametrize("family", OTHERS)
+def test_no_method_learns_from_another_law(family: str, method: str) -> None:
+    with pytest.raises(RequestError, match=OTHERS[family][1]) as raised:
+        GOALS[method](other(family))
+    assert f"the target ({type(other(family)).__name__}) changes its logits" in str(raised.value)
+
+
+@pytest.mark.parametrize("method", GOALS)
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_every_method_takes_a_plain_target(family: str, method: str) -> None:
+    GOALS[method](random_model(family))
+
+
+# ---- the probe row -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_other_logits_are_seen_without_their_names(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the precisions that targets have."""
+    monkeypatch.setattr(projection, "_SETTINGS", {})
+    for dtype in (torch.float32, torch.bfloat16):
+        model = copy.deepcopy(other(family)).to(dtype)
+        with pytest.raises(RequestError, match="on a row of 8 tokens they differ"):
+            refuse_other_logits(model)
+
+
+class Shifted(LlamaForCausalLM):
+    """Says one token less often than its projection does."""
+
+    def forward(self, **given: Any) -> Any:
+        found = super().forward(**given)
+        found.logits[..., 7] -= 1
+        return found
+
+
+def test_a_class_that_nobody_knows_is_seen() -> None:
+    model = random_model("llama")
+    refuse_other_logits(model)
+    model.__class__ = Shifted
+    with pytest.raises(RequestError, match=r"model.start_from 'mine' \(Shifted\) changes its"):
+        refuse_other_logits(model, "model.start_from 'mine'")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("family", PLAIN)
+def test_a_projection_alone_is_taken(family: str, dtype: torch.dtype) -> None:
+    """And nothing is left behind: neither a hook, nor a draw from the random numbers."""
+    model = random_model(family, **PLAIN[family]).to(dtype)
+    before = torch.get_rng_state()
+    refuse_other_logits(model)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_weights_that_are_only_shapes_are_not_run() -> None:
+    with torch.device("meta"):
+        made = {
+            family: AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **SIZES | more))
+            for family, more in [("llama", {}), *((name, one[0]) for name, one in OTHERS.items())]
+        }
+    refuse_other_logits(made.pop("llama"))
+    for family, model in made.items():
+        with pytest.raises(RequestError, match=OTHERS[family][1]):
+            refuse_other_logits(model)
+
+
+# ---- where models come in ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model with scaled logits and its tokenizer."""
+    place = tmp_path_factory.mktemp("cohere")
+    tokenizer = train_tokenizer(TEXT, 300)
+    model = random_model("cohere", logit_scale=0.25, vocab_size=300)
+    model.save_pretrained(place)
+    tokenizer.save_pretrained(place)
+    return str(place)
+
+
+RUNS = ["distill", "boost", "medusa", "medusa2", "hydra", "bpd", "bpd-tuned", "eagle", "eagle3"]
+
+
+@pytest.mark.parametrize("recipe", RUNS)
+def test_a_run_ends_before_its_rows_are_made(recipe: str, folder: str, tmp_path: Path) -> None:
+    """Neither data nor the target's continuations, which take longest, are looked at."""
+    with pytest.raises(RequestError, match=f"target.path '{folder}' .*logit_scale is 0.25"):
+        train(f"{recipe}-tiny", out=tmp_path, target__path=folder, data__source="no such rows")
+    assert {path.name for path in tmp_path.iterdir()} == {"run.yaml", "status.json"}
+
+
+def test_a_model_to_go_on_from(folder: str) -> None:
+    """A student's own law is computed as the target's is."""
+    tokenizer = train_tokenizer(TEXT, 300)
+    config, said = ModelConfig(start_from=folder), f"model.start_from '{folder}' .*logit_scale"
+    plain: Any = random_model("llama", vocab_size=300)
+    with pytest.raises(RequestError, match=said):
+        distill.build(config, TERMS, plain, tokenizer, nothing)
+    with pytest.raises(RequestError, match=said):
+        target.build(config, tokenizer, chunk=64)
+
+
+LOADERS: dict[str, Callable[[Path, Backbone], object]] = {
+    "bpd": load_bpd,
+    "eagle": load_eagle,
+    "eagle3": load_eagle,
+    "medusa": load_medusa,
+    "hydra": load_hydra,
+}
+
+
+@pytest.mark.parametrize("family", LOADERS)
+def test_a_drafter_that_reads_the_projection_is_not_loaded(family: str, tmp_path: Path) -> None:
+    """EAGLE-3, Medusa and Hydra draft by projections of their own."""
+    backbone = make_target("qwen3")
+    backbone.tokenizer = train_tokenizer(TEXT, 300)
+    module: Any = make_on_target(family, backbone).module
+    save_heads(module, tmp_path / "it", backbone, family=family, settings=asdict(module.config))
+    LOADERS[family](tmp_path / "it", backbone)
+    backbone.model.config.logit_scale = 0.5
+    if family not in ("bpd", "eagle"):
+        LOADERS[family](tmp_path / "it", backbone)
+        return
+    with pytest.raises(RequestError, match="logit_scale is 0.5"):
+        LOADERS[family](tmp_path / "it", backbone)

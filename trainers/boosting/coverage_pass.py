@@ -1,0 +1,131 @@
+"""One pass over the samples says what an SSM covers; it is stored, and it is what is reported.
+
+Read next: `coverage.py`, the definitions; `boost.py`.
+
+Shapes: R samples, S tokens of a sample.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ...data.generate.continuations import Continuations
+from ...data.rows.packed import PackedRows
+from ...storage import derived_tensors, flush, write_text
+from ..config import BoostConfig
+from ..loop.objective import hidden_states, labelled
+from ..loop.progress import records
+from .coverage import acceptance, left_share, matched, union_length
+
+COVERAGE = "coverage.safetensors"
+_ROWS = 32  # of a forward pass; fixed, so that no number depends on the processes
+
+
+class Matches(NamedTuple):
+    """Which labels an SSM foresees, bool [R, S] each."""
+
+    train: Tensor
+    validation: Tensor
+
+
+def labels_of(rows: PackedRows) -> Tensor:
+    """Which tokens are labels, bool [R, S]."""
+    return torch.tensor(rows.in_loss_RS)
+
+
+def stored_matches(place: Path) -> Matches | None:
+    """What an earlier pass found; None where there was none, or what it wrote is damaged."""
+    found = derived_tensors(place / COVERAGE, dict.fromkeys(Matches._fields, (None, None)))
+    return None if found is None else Matches(**found)
+
+
+def measure_matches(
+    model: Any, samples: Continuations, place: Path, accelerator: Accelerator, *, chunk: int, vocabulary: int
+) -> Matches:
+    """Run `model` over all samples, store what it foresees, and return it on every process.
+
+    `vocabulary`: the target's; rows that the model's projection has beyond it are never drafted.
+    """
+    weight_VH = model.get_output_embeddings().weight[:vocabulary]
+    found = Matches(
+        *(_match_rows(model, weight_VH, rows, accelerator, chunk) for rows in (samples.train, samples.validation))
+    )
+    if accelerator.is_main_process:
+        place.mkdir(parents=True, exist_ok=True)
+        staging = place / f".staging-{os.getpid()}-{COVERAGE}"
+        save_file(found._asdict(), staging)
+        flush(staging)
+        staging.replace(place / COVERAGE)
+    accelerator.wait_for_everyone()
+    return found
+
+
+@torch.no_grad()
+def _match_rows(model: Any, weight_VH: Tensor, rows: PackedRows, accelerator: Accelerator, chunk: int) -> Tensor:
+    """bool [R, S]; processes take the batches in turn."""
+    mine = []
+    starts = range(0, len(rows), _ROWS)
+    for start in starts[accelerator.process_index :: accelerator.num_processes]:
+        numbers = range(start, min(start + _ROWS, len(rows)))
+        batch = {name: t.to(accelerator.device) for name, t in rows.batch(numbers).items()}
+        with torch.autocast(accelerator.device.type, enabled=False):
+            hidden_PH, label_P = labelled(hidden_states(model, batch), batch)
+            found_P = matched(hidden_PH, weight_VH, label_P, chunk)
+        found_RS = torch.zeros_like(batch["loss_mask"])
+        found_RS[:, 1:][batch["loss_mask"][:, 1:]] = found_P
+        mine.append((start, found_RS.cpu()))
+    parts = gather_object(mine) if accelerator.num_processes > 1 else mine
+    return torch.cat([part for _, part in sorted(parts, key=lambda each: each[0])])
+
+
+def coverage_record(
+    found: Sequence[Matches], samples: Continuations, config: BoostConfig, *, draft: int
+) -> dict[str, float]:
+    """What the last of these SSMs covers, and all of them together.
+
+    `covered` and `union` are shares of the held-out labels whose unit is foreseen, `train_...` of
+    the training ones; `foreseen` and `union_foreseen` are tokens of a draft of `draft` tokens that
+    the target would accept at temperature 0, the mean over held-out positions.
+    """
+    values: dict[str, float] = {}
+    for prefix, rows, each in (
+        ("", samples.validation, [one.validation for one in found]),
+        ("train_", samples.train, [one.train for one in found]),
+    ):
+        label_RS = labels_of(rows)
+        accepted = [acceptance(one, label_RS, config) for one in each]
+        values[f"{prefix}covered"] = 1 - left_share(accepted[-1:], label_RS)
+        values[f"{prefix}union"] = 1 - left_share(accepted, label_RS)
+        if not prefix:
+            values["foreseen"] = union_length(each[-1:], label_RS, draft)
+            values["union_foreseen"] = union_length(each, label_RS, draft)
+    return values
+
+
+def record_coverage(path: Path, number: int, values: dict[str, float]) -> None:
+    """Add SSM `number`'s record to `metrics.jsonl`, in place of one that says the same already."""
+    kept = [line for line, known in records(path) if (known["kind"], known["step"]) != ("coverage", number)]
+    kept.append(json.dumps({"kind": "coverage", "step": number, **values}))
+    write_text(path, "\n".join(kept) + "\n")
+
+
+def coverage_line(number: int, count: int, values: dict[str, float], config: BoostConfig) -> str:
+    """The record for people."""
+    unit = "continuations" if config.unit == "sample" else "spans"
+    words = f" of {config.match_tokens}" if config.match_tokens else ""
+    return (
+        f"SSM {number} of {count} covers {values['covered']:.1%} of the held-out {unit}{words}, "
+        f"with those before it {values['union']:.1%} (training {values['train_covered']:.1%}, "
+        f"{values['train_union']:.1%}); a draft foresees {values['foreseen']:.2f} tokens, "
+        f"together {values['union_foreseen']:.2f}"
+    )

@@ -1,0 +1,401 @@
+"""The one training loop: every objective goes through here.
+
+`Loop.run` is the whole story: rows of the step, forward and backward, guard, update, report,
+save. Policy (when to report, validate, probe, save) sits in named helpers below it.
+Read next: `objective.py` for what a method supplies, `snapshot.py` for what a resumed run needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from ...errors import Stopped, TrainingFailed
+from ..config import CheckpointConfig, LoopConfig, OptimizerConfig, ProbeConfig
+from . import checkpoint, optimizer, state
+from .feed import Feed
+from .objective import Batch, Objective, OnPolicy, Scheduled, Stepwise
+from .order import RowOrder, share_of_rank
+from .progress import Meter, Record, Screen, copy_to_trackers
+from .sharding import fit_buckets, gathered, is_sharded, refuse_average, standalone, uses_deepspeed
+from .signals import StopFlag, stop_on_signal
+from .snapshot import Counters, Snapshots
+from .sums import total, totals
+
+Probe = Callable[[nn.Module], dict[str, float]]
+_log = logging.getLogger(__name__)
+
+
+class Rows(Protocol):
+    """What the loop needs of a data set."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, rows: list[int]) -> Batch: ...
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The recipe sections that the loop reads."""
+
+    loop: LoopConfig
+    optimizer: OptimizerConfig
+    checkpoint: CheckpointConfig
+    probe: ProbeConfig
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a finished run ended."""
+
+    steps: int
+    validation_loss: float
+    """Mean over held-out rows; not a number when the run was finished before it was resumed."""
+    best: dict[str, float] | None
+
+
+class Loop:
+    """Trains one objective on one set of rows, in one process or many."""
+
+    def __init__(
+        self,
+        objective: Objective,
+        train: Rows,
+        validation: Rows,
+        plan: Plan,
+        accelerator: Accelerator,
+        *,
+        out: Path,
+        export_to: Path,
+        probe: Probe | None,
+    ) -> None:
+        self.objective, self.train_rows, self.validation_rows = objective, train, validation
+        self.plan, self.accelerator, self.probe = plan, accelerator, probe
+        self.out, self.export_to = out, export_to
+        self.order = RowOrder(len(train), plan.loop.batch_rows, plan.loop.seed)
+        self.bad_steps = self.skipped = 0
+        self.best: dict[str, float] | None = None
+        optimizers = optimizer.build(objective.module, plan.optimizer)
+        fit_buckets(accelerator, objective.module)
+        self.module, *self.optimizers = accelerator.prepare(objective.module, *optimizers)
+        decay = plan.loop.ema
+        if is_sharded(objective.module):
+            refuse_average(decay)
+        self.average = None if decay is None else state.Average(objective.module, decay)
+        self.rollouts = objective.rollouts if isinstance(objective, OnPolicy) else None
+        self.snapshots = Snapshots(
+            out / "checkpoints",
+            accelerator,
+            wrapped=self.module,
+            module=objective.module,
+            optimizers=self.optimizers,
+            average=self.average,
+            rollouts=self.rollouts,
+        )
+        self.feed = Feed(self.batches, objective, steps=plan.loop.steps)
+        if isinstance(objective, Scheduled):
+            objective.set_steps(plan.loop.steps)
+
+    def run(self, resume: Path | None) -> Outcome:
+        """Train from the start, or from a complete checkpoint, to the last step."""
+        loop = self.plan.loop
+        first = 0 if resume is None else self.load(resume)
+        if resume is not None:
+            self.export_anew(resume, first)
+        main = self.accelerator.is_main_process
+        record = Record(self.out / "metrics.jsonl", after=first, active=main)
+        screen = Screen(loop.steps, first=first, active=main)
+        meter = Meter()
+        validation = float("nan")
+        with stop_on_signal() as stop, closing(record), closing(screen), closing(self.feed):
+            for step in range(first, loop.steps):
+                done, last = step + 1, step + 1 == loop.steps
+                self.train_step(step, meter)
+                screen.step()
+                if done % loop.log_every == 0 or last:
+                    self.report(done, meter, record, screen)
+                if done % loop.validate_every == 0 or last:
+                    validation = self.validate(done, record, screen)
+                    meter.restart()
+                if self.is_due(done, self.plan.probe.every_steps):
+                    self.probe_and_export(done, record, screen)
+                    meter.restart()
+                stopped = self.agreed(stop)
+                if stopped or last or done % self.plan.checkpoint.every_steps == 0:
+                    self.save(done)
+                if stopped and not last:
+                    raise Stopped(
+                        f"{stop.name or 'a signal on another process'}: stopped after step {done} "
+                        f"of {loop.steps} with a checkpoint; `--resume auto` goes on from it"
+                    )
+        if first == loop.steps:
+            _log.info("the run was finished already, after step %d", first)
+        return Outcome(loop.steps, validation, self.best)
+
+    # ---- one step -------------------------------------------------------------------------
+
+    def train_step(self, step: int, meter: Meter) -> None:
+        """Forward, backward, guard, update. A non-finite step leaves the weights untouched."""
+        batches = self.feed.step(step)
+        self.seed(step)
+        if self.rollouts is not None:
+            batches = self.rewritten(step, batches, meter)
+        labels = total(self.accelerator, sum(int(batch["loss_mask"].sum()) for batch in batches))
+        if labels == 0:
+            raise TrainingFailed(f"step {step}: none of its {self.order.batch} rows has a label")
+        self.set_rate(step)  # before the backward pass, in which DeepSpeed steps
+        sums: dict[str, float] = {}
+        for number, batch in enumerate(batches):
+            lesson = self.objective.prepare(batch)
+            self.feed.look_ahead(step, batches, number)
+            with self.last_synchronises(number, len(batches)):
+                terms = self.backward(batch, lesson, labels, len(batches))
+            for name, value in terms.items():
+                sums[name] = sums.get(name, 0.0) + float(value)
+        sums = totals(self.accelerator, sums)
+        self.update(step, finite=all(map(_finite, sums.values())))
+        tokens = self.order.batch * batches[0]["input_ids"].shape[1]
+        meter.add(sums, labels, tokens, self.feed.take_waited())
+
+    def batches(self, step: int) -> list[Batch]:
+        """This process's micro-batches of a step, on its device."""
+        team, micro = self.accelerator, self.plan.loop.micro_rows
+        shares = share_of_rank(self.order.step(step), team.process_index, team.num_processes, micro)
+        return [self.to_device(self.train_rows.batch(share)) for share in shares]
+
+    def rewritten(self, step: int, batches: list[Batch], meter: Meter) -> list[Batch]:
+        """The micro-batches with a share of their rows written by the models."""
+        assert self.rollouts is not None
+        began = time.perf_counter()
+        team = self.accelerator
+        places = range(team.process_index, self.order.batch, team.num_processes)
+        seed = _seed_of(f"{self.plan.loop.seed}/{step}/rollouts")
+        found = self.rollouts.rewrite(batches, places, step, seed)
+        meter.add_rollouts(time.perf_counter() - began)
+        return found
+
+    def backward(self, batch: Batch, lesson: Any, labels: float, count: int) -> dict[str, Tensor]:
+        """Add the gradient of this micro-batch's share of the mean loss over all labels."""
+        loss, terms = self.module(batch, lesson)
+        # data parallelism averages gradients over processes; the loss is a sum over them
+        scale = self.accelerator.num_processes / labels
+        if uses_deepspeed(self.accelerator):
+            scale *= count  # DeepSpeed divides by the accumulation steps itself
+        self.accelerator.backward(loss * scale)
+        return terms
+
+    def update(self, step: int, *, finite: bool) -> None:
+        """Clip and step, unless something is not finite: then skip, and stop after too many."""
+        plan = self.plan
+        if uses_deepspeed(self.accelerator) and not finite:
+            raise TrainingFailed(
+                f"step {step}: the loss is not finite, and DeepSpeed has already stepped; "
+                "start in another --out with a smaller optimizer.lr"
+            )
+        if not uses_deepspeed(self.accelerator):
+            norm = self.accelerator.clip_grad_norm_(self.module.parameters(), plan.optimizer.clip)
+            finite = finite and bool(torch.isfinite(torch.as_tensor(norm)))
+        self.bad_steps = 0 if finite else self.bad_steps + 1
+        if self.bad_steps > plan.loop.max_bad_steps:
+            raise TrainingFailed(
+                f"step {step}: {self.bad_steps} non-finite steps in a row (limit "
+                f"loop.max_bad_steps = {plan.loop.max_bad_steps}). The weights are those before "
+                "the first of them; lower optimizer.lr or set loop.precision to fp32"
+            )
+        if finite and not uses_deepspeed(self.accelerator):
+            for each in self.optimizers:
+                each.step()
+        elif not finite:
+            self.skipped += 1
+            _log.warning("step %d skipped: loss or gradient is not finite", step)
+        for each in self.optimizers:
+            each.zero_grad()
+        if finite and self.average is not None:
+            self.average.update(self.objective.module)
+
+    def set_rate(self, step: int) -> None:
+        lr = optimizer.rate(step, self.plan.loop.steps, self.plan.optimizer)
+        for each in self.optimizers:
+            for group in each.param_groups:
+                group["lr"] = optimizer.group_rate(group, step, lr, self.plan.optimizer)
+
+    def seed(self, step: int) -> None:
+        """Every step draws from its own seed: there is no random state to save."""
+        key = f"{self.plan.loop.seed}/{step}"
+        torch.manual_seed(_seed_of(f"{key}/{self.accelerator.process_index}"))
+        if isinstance(self.objective, Stepwise):
+            self.objective.begin_step(step, _seed_of(key))
+
+    # ---- policy ---------------------------------------------------------------------------
+
+    def is_due(self, done: int, every: int | None) -> bool:
+        return done == self.plan.loop.steps or (every is not None and done % every == 0)
+
+    def report(self, done: int, meter: Meter, record: Record, screen: Screen) -> None:
+        lr = optimizer.rate(done - 1, self.plan.loop.steps, self.plan.optimizer)
+        values = {**meter.means(), "lr": lr, "epoch": self.order.epoch(done), **meter.clock()}
+        if self.skipped:
+            values["skipped_steps"] = self.skipped
+        record.write("train", done, values)
+        screen.report(done, values)
+        copy_to_trackers(self.accelerator, values, done)
+        meter.restart()
+
+    def validate(self, done: int, record: Record, screen: Screen) -> float:
+        """Mean terms over held-out rows, every process on its share."""
+        held_out = self.validation_rows
+        # a seeded spread: packing puts the longest documents first, so the first rows are no sample
+        count = min(self.plan.loop.validate_rows, len(held_out))
+        chosen = RowOrder(len(held_out), count, self.plan.loop.seed).step(0)
+        rank, world = self.accelerator.process_index, self.accelerator.num_processes
+        sums: dict[str, float] = {}
+        labels = 0.0
+        with self.averaged(), torch.no_grad(), _eval_mode(self.module):
+            # sharded weights are gathered in forward passes: every process makes as many
+            for at in range(rank, world * math.ceil(count / world), world):
+                batch = self.to_device(held_out.batch([chosen[at % count]]))
+                batch["loss_mask"] = batch["loss_mask"] & (at < count)
+                with self.accelerator.autocast():
+                    _, terms = self.objective.module(batch, self.objective.prepare(batch))
+                labels += int(batch["loss_mask"].sum())
+                for name, value in terms.items():
+                    sums[name] = sums.get(name, 0.0) + float(value)
+        labels, sums = total(self.accelerator, labels), totals(self.accelerator, sums)
+        values = {f"validation_{name}": value / max(1.0, labels) for name, value in sums.items()}
+        record.write("validation", done, values)
+        screen.report(done, values)
+        copy_to_trackers(self.accelerator, values, done)
+        return values.get("validation_loss", float("nan"))
+
+    def probe_and_export(self, done: int, record: Record, screen: Screen) -> None:
+        """Decode for real; export when tau is the best so far. Without a probe, the last wins."""
+        draft = self.objective.draft()
+        if self.probe is None or draft is None:
+            if done == self.plan.loop.steps:
+                self.export()
+            return
+        with self.averaged(), _eval_mode(draft), gathered(draft):
+            values = self.probe(standalone(draft)) if self.accelerator.is_main_process else {}
+        if values:
+            record.write("probe", done, values)
+            screen.report(done, {f"probe_{name}": value for name, value in values.items()})
+        better = total(self.accelerator, float(bool(values) and self.beats_best(values)))
+        if better:
+            self.best = {**values, "step": float(done)}
+            self.export()
+        self.accelerator.wait_for_everyone()
+
+    def beats_best(self, values: dict[str, float]) -> bool:
+        return self.best is None or values["tau"] > self.best["tau"]
+
+    def export(self) -> None:
+        with self.averaged(), gathered(self.objective.module):
+            if self.accelerator.is_main_process:
+                checkpoint.replace_folder(self.export_to, self.objective.export)
+
+    # ---- saving and resuming --------------------------------------------------------------
+
+    def save(self, done: int) -> None:
+        counters = Counters(done, self.best, self.skipped, self.bad_steps)
+        self.snapshots.save(counters, keep=self.plan.checkpoint.keep)
+
+    def load(self, place: Path) -> int:
+        """Put everything back as it was after the checkpoint's step, and return that step."""
+        found = self.snapshots.load(place)
+        self.best, self.skipped, self.bad_steps = found.best, found.skipped, found.bad_steps
+        epochs = self.order.epoch(found.step)
+        _log.info("resumed %s: step %d, %.2f epochs seen", place, found.step, epochs)
+        return found.step
+
+    def export_anew(self, place: Path, first: int) -> None:
+        """Export the best so far where the checkpoint's own run has it and this folder has not.
+
+        Where its weights are gone, what is trained counts as the best until a probe says more.
+        """
+        if self.has_export(place) or (self.best is None and first < self.plan.loop.steps):
+            return
+        if self.best is None:
+            _log.info("%s is missing: exported from %s", self.export_to, place)
+            self.export()
+            return
+        step = int(self.best["step"])
+        source = place.with_name(f"step-{step:08d}")
+        if checkpoint.is_complete(source):
+            self.snapshots.load(source)
+            self.export()
+            self.snapshots.load(place)
+            _log.info("%s: the best draft so far, exported from %s", self.export_to, source)
+            return
+        self.best = None
+        _log.warning(
+            "the best draft so far, of step %d, is not in %s, and its checkpoint is gone: %s",
+            step,
+            self.export_to,
+            "the next probe chooses anew"
+            if first < self.plan.loop.steps
+            else f"what was trained up to step {first} is exported",
+        )
+        if first == self.plan.loop.steps:
+            self.export()
+
+    def has_export(self, place: Path) -> bool:
+        """Whether what is exported here is of the run that `place` is a checkpoint of."""
+        if not self.accelerator.is_main_process:
+            return total(self.accelerator, 0.0) > 0
+        checkpoint.put_back(self.export_to)
+        own = place.resolve().parent == (self.out / "checkpoints").resolve()
+        return total(self.accelerator, float(own and self.export_to.is_dir())) > 0
+
+    # ---- small parts ----------------------------------------------------------------------
+
+    def averaged(self) -> contextlib.AbstractContextManager[Any]:
+        """Inside, the moving average of the weights is in use, where one is kept."""
+        if self.average is None:
+            return contextlib.nullcontext()
+        return self.average.in_place(self.objective.module)
+
+    def agreed(self, stop: StopFlag) -> bool:
+        """Whether any process was asked to stop: all of them stop after the same step."""
+        return total(self.accelerator, float(bool(stop))) > 0
+
+    def to_device(self, batch: Batch) -> Batch:
+        device = self.accelerator.device
+        return {name: t.to(device, non_blocking=True) for name, t in batch.items()}
+
+    def last_synchronises(self, number: int, count: int) -> contextlib.AbstractContextManager[Any]:
+        last = number == count - 1
+        if uses_deepspeed(self.accelerator):
+            self.accelerator.sync_gradients = last  # else it steps after every micro-batch
+        if last or uses_deepspeed(self.accelerator):
+            return contextlib.nullcontext()
+        return self.accelerator.no_sync(self.module)
+
+
+@contextlib.contextmanager
+def _eval_mode(module: nn.Module) -> Iterator[None]:
+    was = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(was)
+
+
+def _seed_of(key: str) -> int:
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:7], "big")
+
+
+def _finite(value: float) -> bool:
+    return value == value and abs(value) != float("inf")

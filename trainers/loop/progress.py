@@ -1,0 +1,153 @@
+"""What a run reports while it works: `metrics.jsonl` always, a bar or a line, trackers as copies.
+
+Read next: `loop.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import torch
+from tqdm import tqdm
+
+from ...storage import write_text
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+_log = logging.getLogger(__name__)
+
+
+class Record:
+    """`metrics.jsonl`: one JSON object a line, flushed at once. Rank 0 alone writes."""
+
+    def __init__(self, path: Path, *, after: int, active: bool) -> None:
+        """Keep the records up to step `after`: what a resumed run repeats is written again."""
+        self._file = None
+        if active:
+            if path.is_file():
+                write_text(path, "".join(_lines_up_to(path, after)))
+            self._file = path.open("a", encoding="utf-8")
+
+    def write(self, kind: str, step: int, values: dict[str, Any]) -> None:
+        if self._file is not None:
+            self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
+            self._file.flush()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def _lines_up_to(path: Path, step: int) -> list[str]:
+    return [line + "\n" for line, record in records(path) if record["step"] <= step]
+
+
+def records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The lines of a `metrics.jsonl` and what they say, but for one that a kill cut short."""
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
+        try:
+            record = json.loads(line)
+            whole = record["kind"] is not None and record["step"] is not None
+        except (ValueError, KeyError, TypeError):
+            continue
+        if whole:
+            yield line, record
+
+
+class Meter:
+    """Means of the loss terms and of the clock between two reports."""
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        self._sums: dict[str, float] = {}
+        self._labels = self._tokens = 0.0
+        self._waited = 0.0
+        self._wrote: float | None = None
+        self._start = time.perf_counter()
+
+    def add(self, sums: dict[str, float], labels: float, tokens: int, waited: float) -> None:
+        for name, value in sums.items():
+            self._sums[name] = self._sums.get(name, 0.0) + value
+        self._labels += labels
+        self._tokens += tokens
+        self._waited += waited
+
+    def add_rollouts(self, seconds: float) -> None:
+        """Time in which the models wrote rows of a step themselves."""
+        self._wrote = (self._wrote or 0.0) + seconds
+
+    def means(self) -> dict[str, float]:
+        """Mean of each term over the labelled tokens since the last restart."""
+        return {name: value / max(1.0, self._labels) for name, value in self._sums.items()}
+
+    def clock(self) -> dict[str, float]:
+        """Tokens per second, shares of the time spent waiting for data and writing rows, memory in
+        GB."""
+        seconds = time.perf_counter() - self._start
+        wrote = {} if self._wrote is None else {"rollout_share": self._wrote / seconds}
+        return wrote | {
+            "tokens_per_second": self._tokens / seconds,
+            "data_wait": self._waited / seconds,
+            "memory_gb": memory_gb(),
+        }
+
+
+def memory_gb() -> float:
+    """Peak of the accelerator's memory where there is one, else what this process holds now."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 1e9
+    return float(psutil.Process(os.getpid()).memory_info().rss) / 1e9
+
+
+class Screen:
+    """A bar on a terminal, one key=value line per report elsewhere."""
+
+    def __init__(self, steps: int, *, first: int, active: bool) -> None:
+        self._steps, self._active = steps, active
+        self._began, self._first = time.perf_counter(), first
+        bar = active and sys.stderr.isatty()
+        self._bar = tqdm(total=steps, initial=first, disable=not bar, unit="step", leave=False)
+
+    def step(self) -> None:
+        self._bar.update()
+
+    def report(self, step: int, values: dict[str, float]) -> None:
+        if not self._active:
+            return
+        shown = {name: _short(value) for name, value in values.items()}
+        if self._bar.disable:
+            line = " ".join(f"{name}={value}" for name, value in shown.items())
+            _log.info("step=%d/%d %s eta=%s", step, self._steps, line, self._eta(step))
+        else:
+            self._bar.set_postfix(shown)
+
+    def close(self) -> None:
+        self._bar.close()
+
+    def _eta(self, step: int) -> str:
+        done = max(1, step - self._first)
+        left = (time.perf_counter() - self._began) / done * (self._steps - step)
+        return f"{int(left // 60)}m{int(left % 60):02d}s"
+
+
+def _short(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def copy_to_trackers(accelerator: Accelerator, values: dict[str, float], step: int) -> None:
+    """Trackers are copies: one that fails is named in the log and never ends a run."""
+    try:
+        accelerator.log(values, step=step)
+    except Exception as error:  # noqa: BLE001 - any back-end may raise anything
+        _log.warning("a tracker refused step %d: %s", step, error)

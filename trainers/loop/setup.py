@@ -1,0 +1,171 @@
+"""From plan to finished run: accelerator, resume decision, loop, outcome.
+
+Shared by every method; `target.py` and `distill.py` call it with their objective.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from accelerate.tracking import get_available_trackers
+from accelerate.utils import InitProcessGroupKwargs
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+from ...errors import EnvironmentFailure, RequestError
+from ..config import LoopConfig, OptimizerConfig
+from . import checkpoint
+from .allocator import keep_freed_memory
+from .loop import Loop, Outcome, Plan, Probe, Rows
+from .objective import Objective
+from .sharding import leave_kernels_uncompiled
+
+_log = logging.getLogger(__name__)
+
+
+def make_accelerator(loop: LoopConfig, optimizer: OptimizerConfig, out: Path) -> Accelerator:
+    """The accelerator of this run, checked against the recipe's batch."""
+    on_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in {"1", "true", "yes"}
+    on_cpu = on_cpu or not torch.cuda.is_available()
+    if on_cpu:
+        keep_freed_memory()
+        # DeepSpeed, where it is installed, guesses and warns otherwise
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    # DeepSpeed on CPU believes that every rank is alone unless the backend is named; a single
+    # process that names one is taken for a rank of a group that nobody started
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    handlers: list[Any] = [InitProcessGroupKwargs(backend="gloo")] if on_cpu and several else []
+    refuse_impossible(loop, on_cpu=on_cpu)
+    if os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true":
+        raise RequestError(
+            "the launch asks for FSDP, whose pieces the loop would not save whole; for memory take "
+            "DeepSpeed: launch with launch/configs/zero2.yaml or zero3.yaml"
+        )
+    # an earlier run of this process may have had another precision, which the state remembers
+    AcceleratorState._reset_state()
+    wants_deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true"
+    if wants_deepspeed and on_cpu:
+        leave_kernels_uncompiled()
+    accelerator = Accelerator(
+        # told `cpu`, accelerate leaves DeepSpeed out without a word
+        mixed_precision="no" if loop.precision == "fp32" else loop.precision,
+        cpu=on_cpu and not wants_deepspeed,
+        kwargs_handlers=handlers,
+        log_with=list(loop.trackers) or None,
+        project_dir=str(out),
+    )
+    micro_batches = accumulation(loop, accelerator.num_processes)
+    kind = str(accelerator.distributed_type.value)
+    if wants_deepspeed:
+        kind += f" ZeRO-{_set_deepspeed(accelerator, loop, optimizer, micro_batches)}"
+    if accelerator.num_processes > 1 or wants_deepspeed:
+        _log.info("%d processes: %s", accelerator.num_processes, kind)
+    if loop.trackers:
+        accelerator.init_trackers("draftsmith")
+    return accelerator
+
+
+def refuse_impossible(loop: LoopConfig, *, on_cpu: bool) -> None:
+    """Refuse a precision or a tracker that this machine does not have.
+
+    Raises:
+        RequestError: fp16 without a GPU. EnvironmentFailure: a tracker is not installed, which
+            accelerate would leave out without a word.
+    """
+    if loop.precision == "fp16" and on_cpu:
+        raise RequestError("loop.precision is fp16, which needs a GPU (gradient scaling); use bf16 or fp32 here")
+    installed = {str(getattr(each, "value", each)) for each in get_available_trackers()}
+    missing = [name for name in loop.trackers if name not in installed]
+    if missing:
+        raise EnvironmentFailure(
+            f"loop.trackers names {missing[0]}, which is not installed: pip install {missing[0]}, "
+            "or leave it out (metrics.jsonl is always written)"
+        )
+
+
+def refuse_other_optimizers(optimizer: OptimizerConfig) -> None:
+    """Raise RequestError for an optimiser that DeepSpeed does not take."""
+    if optimizer.name != "adamw":
+        raise RequestError(f"optimizer.name is {optimizer.name!r}; DeepSpeed takes one optimiser: use adamw")
+
+
+def _set_deepspeed(accelerator: Accelerator, loop: LoopConfig, optimizer: OptimizerConfig, micro_batches: int) -> int:
+    """Give DeepSpeed the recipe's batch, accumulation and clipping; returns the ZeRO stage."""
+    plugin = accelerator.state.deepspeed_plugin
+    if plugin is None:
+        raise RequestError(
+            "the launch asks for DeepSpeed, and ACCELERATE_USE_CPU makes accelerate leave it out; "
+            "unset that variable, and on a machine without a GPU set DS_ACCELERATOR=cpu"
+        )
+    refuse_other_optimizers(optimizer)
+    # transformers would cut every model into pieces while it is made, the frozen target too
+    unset_hf_deepspeed_config()
+    accelerator.gradient_accumulation_steps = micro_batches
+    plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = loop.micro_rows
+    plugin.deepspeed_config["gradient_accumulation_steps"] = micro_batches
+    plugin.deepspeed_config["gradient_clipping"] = optimizer.clip
+    return int(plugin.zero_stage)
+
+
+def accumulation(loop: LoopConfig, processes: int) -> int:
+    """Micro-batches per process and step; the recipe's batch must divide evenly."""
+    each = loop.micro_rows * processes
+    if loop.batch_rows % each:
+        raise RequestError(
+            f"loop.batch_rows is {loop.batch_rows}, which is not a multiple of loop.micro_rows "
+            f"({loop.micro_rows}) x processes ({processes}) = {each}; "
+            f"try --loop.batch_rows {max(1, round(loop.batch_rows / each)) * each}"
+        )
+    return loop.batch_rows // each
+
+
+def make_deterministic(loop: LoopConfig) -> None:
+    """Seed the making of the weights, and refuse kernels that depend on timing if asked to."""
+    torch.manual_seed(loop.seed)
+    if loop.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+
+
+def resume_from(out: Path, resume: str) -> Path | None:
+    """The checkpoint to go on from: `auto` (newest complete, if any), `never`, or a path."""
+    if resume == "never":
+        if any((out / "checkpoints").glob("step-*")):
+            raise RequestError(
+                f"{out} holds checkpoints and --resume is never; use --resume auto to go on, or another --out"
+            )
+        return None
+    if resume == "auto":
+        return checkpoint.newest(out / "checkpoints")
+    reason = checkpoint.fault(Path(resume))
+    if reason is not None:
+        raise RequestError(
+            f"--resume {resume}: {reason}; expected a folder like RUN/checkpoints/step-00000100, or auto, or never"
+        )
+    return Path(resume)
+
+
+def run_loop(
+    objective: Objective,
+    train: Rows,
+    validation: Rows,
+    plan: Plan,
+    accelerator: Accelerator,
+    *,
+    out: Path,
+    export_to: Path,
+    probe: Probe | None,
+    resume: str,
+) -> Outcome:
+    """Train to the last step and report how it ended."""
+    start = resume_from(out, resume)
+    loop = Loop(objective, train, validation, plan, accelerator, out=out, export_to=export_to, probe=probe)
+    outcome = loop.run(start)
+    if accelerator.trackers:
+        accelerator.end_training()
+    return outcome

@@ -1,0 +1,83 @@
+"""Weights that DeepSpeed holds, and those ZeRO-3 has cut up made whole for decoding and export.
+
+With ZeRO-3 a parameter of the trained module is an empty tensor between its uses. Decoding and
+export want ordinary weights on one process, without DeepSpeed's hooks. Read next: `loop.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from ...errors import RequestError
+
+_BUCKET = 500_000_000  # DeepSpeed's own default
+
+
+def uses_deepspeed(accelerator: Accelerator) -> bool:
+    """Whether DeepSpeed holds the weights and makes the steps."""
+    return accelerator.state.deepspeed_plugin is not None
+
+
+def fit_buckets(accelerator: Accelerator, module: nn.Module) -> None:
+    """Make DeepSpeed's buckets no larger than what is trained, where no configuration sizes them.
+
+    By default each holds 5e8 numbers, 2 GB in fp32, whatever is trained.
+    """
+    plugin = accelerator.state.deepspeed_plugin
+    if plugin is None:
+        return
+    zero = plugin.deepspeed_config["zero_optimization"]
+    trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
+    for name in ("reduce_bucket_size", "allgather_bucket_size"):
+        if zero.get(name, "auto") == "auto":
+            zero[name] = min(_BUCKET, max(1, trained))
+
+
+def leave_kernels_uncompiled() -> None:
+    """On CPUs, keep DeepSpeed from compiling collectives that only its inference calls.
+
+    They take a compiler and a minute at the first start of every environment.
+    """
+    import deepspeed.ops
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Whether ZeRO-3 holds the parameters."""
+    return any(hasattr(parameter, "ds_id") for parameter in module.parameters())
+
+
+def refuse_average(decay: float | None) -> None:
+    """Raise RequestError where a moving average is asked for of weights in pieces."""
+    if decay is not None:
+        raise RequestError("loop.ema is set, but ZeRO-3 shards the weights; use ZeRO-2 or less")
+
+
+def gathered(module: nn.Module) -> contextlib.AbstractContextManager[Any]:
+    """Inside, every process sees whole parameters; all processes have to enter together."""
+    if not is_sharded(module):
+        return contextlib.nullcontext()
+    import deepspeed
+
+    return deepspeed.zero.GatheredParameters(list(module.parameters()))
+
+
+def standalone(model: nn.Module) -> nn.Module:
+    """`model`, or its copy without DeepSpeed's hooks. Call it inside `gathered`."""
+    if not is_sharded(model):
+        return model
+    source: Any = model
+    with torch.device("meta"):
+        copy = type(source)(source.config)
+    copy.to_empty(device=source.device)
+    copy.load_state_dict({name: t.detach().clone() for name, t in source.state_dict().items()})
+    # buffers that are not saved (rotary frequencies) were made empty
+    for (_, mine), (_, theirs) in zip(copy.named_buffers(), source.named_buffers(), strict=True):
+        mine.copy_(theirs)
+    return copy.eval()

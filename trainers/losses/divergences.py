@@ -1,0 +1,111 @@
+"""How far a draft's law q is from the target's law p, position by position: the objective matrix.
+
+Pure functions of one chunk, each beside its equation and source. A law comes as its logarithm, so
+that nothing underflows; a token that a law rules out has -inf. p is a constant: gradients go to q
+alone. Read next: `mix.py`, the weighted sum that a recipe asks for.
+
+Shapes: C positions of a chunk, V tokens that can be drafted, K likeliest tokens. Everything is
+fp32; what comes out is [C], in nats where it is a logarithm.
+
+p may be short of mass where a draft's vocabulary lacks tokens of the target's (EAGLE-3).
+`overlap` and what is built on it want it like that: mass outside can never be accepted. The others
+compare two laws of the same tokens, and want p renormalised.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# what -inf counts as where a difference of two logarithms is taken: e^-10000 is 0 in any precision,
+# and no logits of a real model are so far apart
+RULED_OUT = -1e4
+
+
+def forward_kl(log_p_CV: Tensor, log_q_CV: Tensor) -> Tensor:
+    """KL(p || q) = sum_v p (log p - log q). Hinton et al. 2015; FKL of DistillSpec (2310.08461).
+
+    It covers all that the target may say. Where q rules out what p says it is fp32's largest
+    number, without a gradient there.
+    """
+    return (log_p_CV.exp() * (log_p_CV - log_q_CV)).nan_to_num(0.0).sum(-1)
+
+
+def reverse_kl(log_p_CV: Tensor, log_q_CV: Tensor) -> Tensor:
+    """KL(q || p) = sum_v q (log q - log p). RKL of DistillSpec; MiniLLM (Gu et al. 2306.08543).
+
+    It keeps to what the target is likely to say. What p rules out counts as e^-10000.
+    """
+    log_q_CV = _finite(log_q_CV)
+    return (log_q_CV.exp() * (log_q_CV - _finite(log_p_CV))).sum(-1)
+
+
+def jsd(log_p_CV: Tensor, log_q_CV: Tensor, beta: float) -> Tensor:
+    """b KL(p || m) + (1 - b) KL(q || m), m = b p + (1 - b) q. Agarwal et al. 2024 (2306.13649).
+
+    Between the two: divided by b or by 1 - b it becomes forward or reverse KL as that goes to 0.
+    It is bounded, log 2 at b = 0.5.
+    """
+    log_p_CV, log_q_CV = _finite(log_p_CV), _finite(log_q_CV)
+    p_CV, q_CV = log_p_CV.exp(), log_q_CV.exp()
+    mean_CV = beta * p_CV + (1 - beta) * q_CV
+    log_mean_CV = mean_CV.clamp_min(torch.finfo(mean_CV.dtype).tiny).log()
+    return (beta * p_CV * (log_p_CV - log_mean_CV) + (1 - beta) * q_CV * (log_q_CV - log_mean_CV)).sum(-1)
+
+
+def overlap(log_p_CV: Tensor, log_q_CV: Tensor) -> Tensor:
+    """alpha = sum_v min(p, q): how likely a token drawn from q is to be accepted.
+
+    Leviathan et al. 2023 (2211.17192), theorem 3.5.
+    """
+    return torch.minimum(log_p_CV, log_q_CV).exp().sum(-1)
+
+
+def total_variation(log_p_CV: Tensor, log_q_CV: Tensor) -> Tensor:
+    """1 - alpha. TVD of DistillSpec, which is half the sum of |p - q| over all that p may say.
+
+    From scratch it learns little: where p and q hardly meet, so is its gradient. Begin with a KL.
+    """
+    return 1 - overlap(log_p_CV, log_q_CV)
+
+
+def lk_alpha(log_p_CV: Tensor, log_q_CV: Tensor) -> Tensor:
+    """-log alpha, whose gradient is that of TV, divided by alpha. Samarin et al. 2026 (2602.23881).
+
+    Kept in logarithms, so that an alpha too small for fp32 still has a gradient.
+    """
+    return -_finite(torch.minimum(log_p_CV, log_q_CV)).logsumexp(-1)
+
+
+def lk_lambda(kl_C: Tensor, tv_C: Tensor, eta: float) -> Tensor:
+    """w KL + (1 - w) TV, w = exp(-eta alpha) without a gradient. Samarin et al. 2026 (2602.23881).
+
+    A position begins with the KL and goes over to TV as its acceptance rises.
+    """
+    share_C = (-eta * (1 - tv_C.detach())).exp()
+    return share_C * kl_C + (1 - share_C) * tv_C
+
+
+def surprises(p_CV: Tensor, log_q_CV: Tensor) -> Tensor:
+    """- p log q of every token, [C, V]. Its sum over v is the soft cross-entropy of EAGLE-1 and 3.
+
+    That is forward KL and the entropy of p, which no draft can change.
+    """
+    # a token that the head rules out has p = 0 and log q = -inf
+    return -(p_CV * log_q_CV).nan_to_num(0.0)
+
+
+def likeliest(p_CV: Tensor, tokens: int) -> Tensor:
+    """Ids [C, K] of the likeliest tokens, all of them where there are fewer than `tokens`."""
+    return p_CV.topk(min(tokens, p_CV.shape[-1])).indices
+
+
+def top_k_cross_entropy(p_CV: Tensor, log_q_CV: Tensor, tokens: int) -> Tensor:
+    """- sum of p log q over the `tokens` likeliest of p, as they are. HASS (2408.15766)."""
+    best_CK = likeliest(p_CV, tokens)
+    return surprises(p_CV.gather(-1, best_CK), log_q_CV.gather(-1, best_CK)).sum(-1)
+
+
+def _finite(log_CV: Tensor) -> Tensor:
+    """A law's logarithm without -inf, and no gradient where it was."""
+    return log_CV.clamp_min(RULED_OUT)

@@ -1,0 +1,153 @@
+"""The weighted sum of terms that a recipe asks for, over one chunk of positions.
+
+A mix is plain numbers: what changes weights from step to step gives another mix at the beginning of
+a step (`objective.Stepwise`). Read next: `divergences.py`, the terms; `losses/chunked.py`, the chunks.
+
+Shapes: C positions of a chunk, V the target's vocabulary, U the tokens that can be drafted, all of
+V but for EAGLE-3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..config import ObjectiveConfig
+from . import divergences as d
+
+TERMS = ("kl", "reverse_kl", "jsd", "tv", "lk_alpha", "lk_lambda", "top_k", "ce")
+UNKNOWN = -100  # a label that cannot be drafted, or that is none: torch's own mark for it
+
+
+class Laws(NamedTuple):
+    """A draft's law and the target's, as logarithms, softened alike. [C, U] each."""
+
+    log_q_CU: Tensor
+    log_p_CU: Tensor
+    """A law on the tokens that can be drafted: renormalised where these are not all."""
+    log_part_CU: Tensor
+    """As the target says it: mass of other tokens is missing."""
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Weights of the terms and what they are computed with; see `ObjectiveConfig` for each."""
+
+    kl: float = 0.0
+    ce: float = 0.0
+    temperature: float = 1.0
+    reverse_kl: float = 0.0
+    jsd: float = 0.0
+    jsd_beta: float = 0.5
+    tv: float = 0.0
+    lk_alpha: float = 0.0
+    lk_lambda: float = 0.0
+    lk_eta: float = 3.0
+    top_k: float = 0.0
+    top_k_tokens: int = 10
+    teacher_top_k: int | None = None
+
+    @classmethod
+    def of(cls, objective: ObjectiveConfig, *, kl: float = 1.0) -> Self:
+        """The recipe's mix; `kl` is the method's weight of the KL where the recipe names none."""
+        return cls(
+            kl=kl if objective.kl is None else objective.kl,
+            ce=objective.ce,
+            temperature=objective.temperature,
+            reverse_kl=objective.reverse_kl,
+            jsd=objective.jsd,
+            jsd_beta=objective.jsd_beta,
+            tv=objective.tv,
+            lk_alpha=objective.lk_alpha,
+            lk_lambda=objective.lk_lambda,
+            lk_eta=objective.lk_eta,
+            top_k=objective.top_k,
+            top_k_tokens=objective.top_k_tokens,
+            teacher_top_k=objective.teacher_top_k,
+        )
+
+    @property
+    def asked(self) -> list[str]:
+        """Names of the terms that have a weight, in the order of TERMS."""
+        return [name for name in TERMS if getattr(self, name)]
+
+    @property
+    def asks_the_target(self) -> bool:
+        """Whether a term compares with the target's law."""
+        return any(name in DIVERGENCES for name in self.asked)
+
+    @property
+    def as_it_is(self) -> bool:
+        """Whether `soften` leaves the target's logits as they are."""
+        return self.temperature == 1 and self.teacher_top_k is None
+
+    def laws(self, draft_CU: Tensor, soft_CU: Tensor, normal_C: Tensor | None = None) -> Laws:
+        """Both laws at the mix's temperature.
+
+        Args:
+            draft_CU: the draft's logits as they are.
+            soft_CU: the target's as `soften` leaves them, of the tokens that can be drafted.
+            normal_C: where those are not all, the logarithm of what all of them sum up to.
+        """
+        log_q_CU = (draft_CU / self.temperature).log_softmax(-1)
+        log_p_CU = soft_CU.log_softmax(-1)
+        part_CU = log_p_CU if normal_C is None else soft_CU - normal_C[:, None]
+        return Laws(log_q_CU, log_p_CU, part_CU)
+
+    def soften(self, target_CV: Tensor) -> Tensor:
+        """The target's logits at the mix's temperature, cut to its likeliest tokens."""
+        return self.cut(target_CV) / self.temperature
+
+    def cut(self, target_CV: Tensor) -> Tensor:
+        """The target's logits, those beyond its `teacher_top_k` likeliest tokens -inf.
+
+        Ties are kept by value, as everywhere, so that no order of tokens has a say.
+        """
+        if self.teacher_top_k is None or self.teacher_top_k >= target_CV.shape[-1]:
+            return target_CV
+        least_C1 = target_CV.topk(self.teacher_top_k, -1).values[:, -1:]
+        return target_CV.masked_fill(target_CV < least_C1, -torch.inf)
+
+    def cut_mass(self, target_CV: Tensor) -> Tensor:
+        """Mass [C] that `cut` takes from the law at the mix's temperature."""
+        all_C = (target_CV / self.temperature).logsumexp(-1)
+        kept_C = self.soften(target_CV).logsumexp(-1) - all_C
+        return -torch.expm1(kept_C.clamp_max(0.0))
+
+    def terms(self, laws: Laws, draft_CU: Tensor, label_C: Tensor) -> dict[str, Tensor]:
+        """The terms that have a weight, [C] each, without it. A label UNKNOWN has no `ce`."""
+        found = {name: DIVERGENCES[name](self, laws) for name in self.asked if name != "ce"}
+        if self.ce:
+            found["ce"] = cross_entropy(draft_CU, label_C)
+        return found
+
+    def total(self, terms: dict[str, Tensor]) -> Tensor:
+        """The weighted sum [C] of what `terms` gave, which must not be nothing."""
+        first, *others = (getattr(self, name) * terms[name] for name in TERMS if name in terms)
+        return sum(others, start=first)
+
+
+def cross_entropy(draft_CU: Tensor, label_C: Tensor) -> Tensor:
+    """-log q(label), [C]."""
+    return F.cross_entropy(draft_CU, label_C, reduction="none", ignore_index=UNKNOWN)
+
+
+# the rows of the matrix; `ce`, which asks no teacher, is not among them
+DIVERGENCES: dict[str, Callable[[Mix, Laws], Tensor]] = {
+    "kl": lambda mix, laws: d.forward_kl(laws.log_p_CU, laws.log_q_CU),
+    "reverse_kl": lambda mix, laws: d.reverse_kl(laws.log_p_CU, laws.log_q_CU),
+    "jsd": lambda mix, laws: d.jsd(laws.log_p_CU, laws.log_q_CU, mix.jsd_beta),
+    "tv": lambda mix, laws: d.total_variation(laws.log_part_CU, laws.log_q_CU),
+    "lk_alpha": lambda mix, laws: d.lk_alpha(laws.log_part_CU, laws.log_q_CU),
+    "lk_lambda": lambda mix, laws: d.lk_lambda(
+        d.forward_kl(laws.log_p_CU, laws.log_q_CU), d.total_variation(laws.log_part_CU, laws.log_q_CU), mix.lk_eta
+    ),
+    "top_k": lambda mix, laws: d.top_k_cross_entropy(laws.log_p_CU.exp(), laws.log_q_CU, mix.top_k_tokens),
+}
+# those that compare laws of the same tokens, so that p is renormalised where few can be drafted
+RENORMALISED = frozenset({"kl", "reverse_kl", "jsd", "lk_lambda", "top_k"})

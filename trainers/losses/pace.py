@@ -1,0 +1,73 @@
+"""How much the places that a drafter predicts together count: fixed, or as far as it comes.
+
+D-PACE (Wu et al. 2026, arXiv 2605.18810) weighs place j by its share in the gradient of how many
+tokens a draft is expected to survive. Read next: `medusa.py` and `eagle.py`, whose heads and passes
+are the places; `losses/chunked.py`, which says how likely the draft holds a label.
+
+Shapes: A anchors (positions from which drafts begin), J places of a draft, R rows, X positions of a
+row, P positions that count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def d_pace(said_AJ: Tensor, known_AJ: Tensor, floor: float) -> Tensor:
+    """w_j = sum_{m >= j} prod_{i <= m} q'_i, q' = (1 - floor) q + floor: equations 7 and 8.
+
+    The product is how likely the draft is still alive at place m, the sum from j on what a right
+    token at j is worth. A place whose label is not known, behind the end of a text or in a prompt,
+    neither ends a draft nor is worth anything.
+
+    Args:
+        said_AJ: q(label), the probability of each label under the draft.
+        known_AJ: bool, where there is a label.
+        floor: a in (0, 1]; without it far places would learn nothing until near ones are right.
+
+    Returns:
+        fp32 [A, J], without a gradient; 0 where there is no label.
+    """
+    said_AJ = said_AJ.detach()
+    passed_AJ = torch.where(known_AJ, (1 - floor) * said_AJ + floor, torch.ones_like(said_AJ))
+    alive_A = torch.ones_like(said_AJ[:, 0])
+    alive = []
+    for j in range(said_AJ.shape[1]):  # J is small, and cumulative sums on GPUs are not repeatable
+        alive_A = alive_A * passed_AJ[:, j]
+        alive.append(alive_A * known_AJ[:, j])
+    worth = [torch.zeros_like(alive_A)]
+    for alive_A in reversed(alive):
+        worth.append(worth[-1] + alive_A)
+    return torch.stack(worth[:0:-1], 1) * known_AJ
+
+
+def anchors_of(counts_RX: Tensor, length: int) -> Tensor:
+    """Numbers [P] of the positions that are True, counted through rows of `length` tokens."""
+    row_P, at_P = counts_RX.nonzero(as_tuple=True)
+    return row_P * length + at_P
+
+
+def paced(said: Sequence[Tensor], anchors: Sequence[Tensor], count: int, floor: float) -> list[Tensor]:
+    """`d_pace` for J places that hold each its own anchors: weights in the same shape.
+
+    Args:
+        said: q(label) [P_j] of every place.
+        anchors: int64 [P_j], at which of the `count` anchors each stands.
+        count: A.
+        floor: as in `d_pace`.
+    """
+    said_AJ = said[0].new_zeros(count, len(said))
+    known_AJ = torch.zeros_like(said_AJ, dtype=torch.bool)
+    for j, (said_P, anchor_P) in enumerate(zip(said, anchors, strict=True)):
+        said_AJ[anchor_P, j] = said_P
+        known_AJ[anchor_P, j] = True
+    weight_AJ = d_pace(said_AJ, known_AJ, floor)
+    return [weight_AJ[anchor_P, j] for j, anchor_P in enumerate(anchors)]
+
+
+def geometric(place_P: Tensor, decay: float) -> Tensor | None:
+    """`decay`^j of place j, fp32 [P]; None where all count alike."""
+    return None if decay == 1 else decay**place_P

@@ -1,0 +1,74 @@
+"""Models made from scratch: Qwen3 or Llama classes of `transformers`, sizes given or derived.
+
+Read next: `target.py` and `distill.py`, which train them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ...errors import RequestError
+from ..config import ModelConfig
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+
+def fresh_model(
+    config: ModelConfig, *, vocabulary: int, eos: int | None, like: PretrainedConfig | None = None
+) -> PreTrainedModel:
+    """A causal LM in fp32 with random weights; unset sizes follow `like`, a target's config."""
+    from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+    family = config.architecture or (like.model_type if like is not None else "qwen3")
+    classes: dict[str, tuple[Any, Any]] = {
+        "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+        "llama": (LlamaConfig, LlamaForCausalLM),
+    }
+    # a target of another family still gets a draft: any causal LM over the same tokens will do
+    config_class, model_class = classes.get(family, classes["qwen3"])
+    sizes = derived_sizes(config, like)
+    return model_class(
+        config_class(
+            vocab_size=vocabulary,
+            eos_token_id=eos,
+            bos_token_id=None,
+            pad_token_id=None,
+            tie_word_embeddings=config.tied,
+            attention_bias=False,
+            **sizes,
+        )
+    )
+
+
+def derived_sizes(config: ModelConfig, like: PretrainedConfig | None) -> dict[str, int]:
+    """Sizes under the names of `transformers`, each given in the recipe or derived from `like`."""
+    head = config.head_size or (_head_size(like) if like is not None else 32)
+    hidden = config.hidden or (_half(like.hidden_size, head) if like is not None else 256)
+    heads = config.heads or max(1, hidden // head)
+    ratio = like.num_attention_heads // like.num_key_value_heads if like is not None else 1
+    kv_heads = config.kv_heads or max(1, heads // ratio)
+    if heads % kv_heads:
+        raise RequestError(
+            f"model.heads is {heads} and model.kv_heads is {kv_heads}: the first must be a multiple of the second"
+        )
+    spread = like.intermediate_size / like.hidden_size if like is not None else 8 / 3
+    return {
+        "num_hidden_layers": config.layers or max(1, like.num_hidden_layers // 4 if like else 4),
+        "hidden_size": hidden,
+        "intermediate_size": config.intermediate or 32 * max(1, round(spread * hidden / 32)),
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head,
+        "max_position_embeddings": config.max_positions
+        or (like.max_position_embeddings if like is not None else 2048),
+    }
+
+
+def _head_size(like: PretrainedConfig) -> int:
+    return getattr(like, "head_dim", None) or like.hidden_size // like.num_attention_heads
+
+
+def _half(hidden: int, head: int) -> int:
+    """Half of a hidden size, rounded to whole heads."""
+    return head * max(1, round(hidden / 2 / head))

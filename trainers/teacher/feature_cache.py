@@ -1,0 +1,195 @@
+"""The cache of features that a run's recipe asks for, and what it must have been made for.
+
+Read next: `features.py`, which reads and fills it; `data/features/store.py`, the shards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from ...data.config import DataConfig
+from ...data.features.codec import token_bytes
+from ...data.features.store import FeatureStore
+from ...data.rows.prepare import Prepared
+from ...data.rows.templates import ChatTemplate
+from ...decoding.target.backbone import Backbone
+from ...drafters.identity import TargetIdentity
+from ...errors import RequestError
+from ..config import FeaturesConfig
+from ..loop.objective import Objective
+from .features import LAST, CachedFeatures, Featured, FeatureSource, OnlineFeatures, is_trained
+
+_CHUNK = 1 << 18  # numbers of a weight that are summed at once; its int64 copy stays in a cache
+_BITS = {1: torch.uint8, 2: torch.int16}  # wider ones are read as 32 bits each
+_NOT_COMPUTED_WITH = frozenset(
+    {
+        "_name_or_path",
+        "architectures",
+        "bos_token_id",
+        "chunk_size_feed_forward",
+        "dtype",
+        "eos_token_id",
+        "id2label",
+        "initializer_range",
+        "label2id",
+        "output_attentions",
+        "output_hidden_states",
+        "pad_token_id",
+        "problem_type",
+        "return_dict",
+        "torch_dtype",
+        "transformers_version",
+        "use_cache",
+    }
+)
+"""Entries of a config that change no hidden state; types are seen in the weights."""
+
+
+@contextlib.contextmanager
+def feature_source(
+    objective: Objective,
+    config: FeaturesConfig,
+    target: Backbone,
+    rows: Prepared,
+    data: DataConfig,
+    *,
+    out: Path,
+    accelerator: Accelerator,
+) -> Iterator[None]:
+    """Give the objective the source that the recipe asks for, while the run lasts.
+
+    Raises:
+        RequestError: the target is trained too, or the cache was made for something else.
+        EnvironmentFailure: the folder cannot be written.
+    """
+    source = objective.features if isinstance(objective, Featured) else None
+    if source is not None:
+        source.looks_ahead = source.looks_ahead and config.prefetch
+    if config.source == "online":
+        yield
+        return
+    if not isinstance(objective, Featured) or not isinstance(source, OnlineFeatures):
+        raise RequestError("features.source is cache, and this method reads no features; leave it")
+    if is_trained(target.model):
+        raise RequestError(
+            "features.source is cache, and the target is trained in this run, so its states do not "
+            "stay what they are; use features.source online"
+        )
+    folder = features_folder(config, out)
+    bytes_ = token_bytes(len(source.layers), hidden_size(target.model), config.dtype)
+    store = FeatureStore(
+        folder,
+        identity_of(target, config, source.layers, rows, data),
+        max_bytes=int(config.max_gb * 1e9),
+        row_bytes=rows.train.sequence_length * bytes_,
+        # two epochs: a row that was not asked for in them is none of this run's
+        patience=2 * (len(rows.train) + len(rows.validation)),
+        rank=accelerator.process_index,
+        world=accelerator.num_processes,
+    )
+    cached: FeatureSource = CachedFeatures(source, store, config.dtype)
+    cached.looks_ahead = config.prefetch
+    objective.features = cached
+    with contextlib.closing(store), contextlib.closing(cached):
+        yield
+
+
+def features_folder(config: FeaturesConfig, out: Path) -> Path:
+    """`features.folder`, or `features` in the run's folder."""
+    return Path(config.folder).expanduser() if config.folder else out / "features"
+
+
+def hidden_size(target: nn.Module) -> int:
+    """Numbers of one hidden state."""
+    config: Any = target.config
+    return int(config.get_text_config(decoder=True).hidden_size)
+
+
+def identity_of(
+    target: Backbone, config: FeaturesConfig, layers: tuple[int, ...], rows: Prepared, data: DataConfig
+) -> dict[str, object]:
+    """All that stored states depend on but the row itself, by the names of a refusal."""
+    whose = TargetIdentity.of(target)
+    template = ChatTemplate(target.tokenizer, data.chat_template)
+    written = template.override or target.tokenizer.chat_template
+    count = int(target.model.config.get_text_config(decoder=True).num_hidden_layers)
+    return {
+        "target": whose.name,
+        "target weights": weights_hash(target.model),
+        "target config": config_hash(target.model),
+        "tokenizer": whose.tokenizer,
+        "chat template": hashlib.sha256(json.dumps(written).encode()).hexdigest(),
+        "layers": [layer if layer != LAST else count for layer in layers],
+        "features.dtype": config.dtype,
+        "rows": rows.train.fingerprint,
+    }
+
+
+def model_hash(model: nn.Module) -> str:
+    """A hash of all that a model computes with: its weights, and its config."""
+    return hashlib.sha256(f"{weights_hash(model)} {config_hash(model)}".encode()).hexdigest()
+
+
+def config_hash(model: nn.Module) -> str:
+    """A hash of a config's entries that change hidden states, such as RoPE's and the norms'.
+
+    The same weights under another entry are another model, which no weight shows.
+    """
+    config: Any = model.config
+    entries = config.get_text_config(decoder=True).to_dict()
+    used = {name: entry for name, entry in entries.items() if name not in _NOT_COMPUTED_WITH}
+    return hashlib.sha256(json.dumps(used, sort_keys=True, default=str).encode()).hexdigest()
+
+
+@torch.no_grad()
+def weights_hash(model: nn.Module) -> str:
+    """A hash over all weights' names, types, shapes and every bit; the same on all devices."""
+    kept = model.state_dict().keys()  # buffers that are saved: quantised weights are such
+    buffers = [(name, each) for name, each in model.named_buffers() if name in kept]
+    digest, factors = hashlib.sha256(), _factors(_CHUNK)
+    for name, weight in sorted([*model.named_parameters(), *buffers], key=lambda each: each[0]):
+        digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
+        factors = factors.to(weight.device)
+        digest.update(_sums(weight, factors).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _sums(weight: Tensor, factors_C: Tensor) -> Tensor:
+    """Two sums over each chunk's bits as integers, of which one feels where they stand.
+
+    Whole numbers wrap around, so that the order of the sum does not matter, as it does for others.
+    """
+    found = []
+    size = weight.element_size()
+    for chunk in _chunks(weight, len(factors_C) * 4 // max(4, size)):
+        bits = chunk.view(_BITS.get(size, torch.int32)).to(torch.int64)
+        found += [bits.sum(), bits.mul_(factors_C[: len(bits)]).sum()]
+    return torch.stack(found).cpu()
+
+
+def _chunks(weight: Tensor, length: int) -> Iterator[Tensor]:
+    """All numbers of a weight in its own order, `length` at a time; no more than that is copied."""
+    if weight.is_contiguous():
+        yield from weight.view(-1).split(length)
+        return
+    for at in range(0, weight.numel(), length):
+        index = torch.arange(at, min(at + length, weight.numel()), device=weight.device)
+        yield weight[torch.unravel_index(index, weight.shape)]
+
+
+def _factors(count: int) -> Tensor:
+    """Odd numbers without a pattern (splitmix64's), one per place of a chunk, int64 [count]."""
+    z = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return torch.from_numpy(((z ^ (z >> np.uint64(31))) | np.uint64(1)).view(np.int64))

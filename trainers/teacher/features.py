@@ -1,0 +1,267 @@
+"""Hidden states of the frozen target for a batch: computed now, or read from a cache on disk.
+
+Every `prepare` asks one of these sources. A source can be told what it will be asked next
+(`expect`): the cache then reads and uploads in a thread, a GPU runs the target on a stream of its
+own, both while the drafter steps; a CPU that computes them itself would gain nothing. What is
+returned is the same with and without. Read next: `feed.py`, how the loop looks ahead;
+`data/features/store.py`, the cache.
+
+Shapes: R rows, S tokens of a row, H hidden size, N hidden states that are asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from ...data.features.codec import Encoded, FeatureDtype, decode, encode
+from ...data.features.store import FeatureStore, row_keys
+from ...errors import RequestError
+from ..loop.objective import Batch, last_states
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+LAST = -1
+"""The state that the output projection reads, behind the last norm."""
+
+Features = tuple[Tensor, ...]
+"""One [R, S, H] in the target's dtype for each layer asked for; none needs a gradient."""
+
+
+class FeatureSource(ABC):
+    """Where an objective gets the hidden states of `layers` from.
+
+    Layers count as in `hidden_states` of `transformers`: 0 is the embedding, i the output of the
+    i-th layer, `LAST` what the output projection reads.
+    """
+
+    def __init__(self, layers: Sequence[int]) -> None:
+        self.layers = tuple(layers)
+        self.looks_ahead = True
+        """Whether `expect` may do anything."""
+        self._expected: tuple[Batch, Callable[[], Features]] | None = None
+        self._waited = 0.0
+
+    def __call__(self, batch: Batch) -> Features:
+        """The states of a batch, which may be the expected one."""
+        if self._expected is None or self._expected[0] is not batch:
+            return self.fetch(batch)
+        (_, wait), self._expected = self._expected, None
+        return wait()
+
+    def expect(self, batch: Batch) -> None:
+        """Begin to fetch a batch, whose states will be asked for by the same object."""
+        if self.looks_ahead and (wait := self.start(batch)) is not None:
+            self._expected = (batch, wait)
+
+    def take_waited(self) -> float:
+        """Seconds spent waiting for data, not for the target itself, since the last call."""
+        waited, self._waited = self._waited, 0.0
+        return waited
+
+    def close(self) -> None:
+        """Forget what is expected, and leave no thread behind."""
+        self._expected = None
+
+    @abstractmethod
+    def fetch(self, batch: Batch) -> Features:
+        """The states of a batch that nobody has announced."""
+
+    @abstractmethod
+    def start(self, batch: Batch) -> Callable[[], Features] | None:
+        """Begin to fetch, and return what waits for the end; None where nothing is gained."""
+
+
+@runtime_checkable
+class Featured(Protocol):
+    """An objective whose `prepare` asks a source."""
+
+    features: FeatureSource
+
+
+class OnlineFeatures(FeatureSource):
+    """The target runs in this process; the states of other layers than those asked for go."""
+
+    def __init__(self, target: PreTrainedModel, layers: Sequence[int] = (LAST,)) -> None:
+        super().__init__(layers)
+        self.target: Any = target
+        # one that moves has other states by the time they are used
+        self.looks_ahead = not is_trained(target)
+        self._side: torch.cuda.Stream | None = None
+
+    @torch.no_grad()
+    def fetch(self, batch: Batch) -> Features:
+        """One forward pass, in the target's own precision inside of autocast too."""
+        device = batch["input_ids"].device
+        if self.target.device != device:
+            self.target.to(device)
+        with torch.autocast(device.type, enabled=False):
+            return states_of(self.target.get_decoder(), batch, self.layers)
+
+    def start(self, batch: Batch) -> Callable[[], Features] | None:
+        """On a GPU the forward pass is put on a stream beside the one that the drafter is on."""
+        device = batch["input_ids"].device
+        if device.type != "cuda":
+            return None
+        self._side = self._side or torch.cuda.Stream(device)
+        self._side.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(self._side):
+            found = self.fetch(batch)
+            for tensor in batch.values():
+                tensor.record_stream(self._side)
+            ready = self._side.record_event()
+        return partial(_handed_over, found, ready, device)
+
+
+class CachedFeatures(FeatureSource):
+    """States that were stored, or else computed row by row and stored.
+
+    What is used is what would be read back, so that a run does not depend on where a row came
+    from. Row by row, because a row's neighbours may change the last bits of its states, and it has
+    others when it is computed again.
+    """
+
+    def __init__(self, online: OnlineFeatures, store: FeatureStore, dtype: FeatureDtype) -> None:
+        super().__init__(online.layers)
+        self.online, self.store, self._dtype = online, store, dtype
+        self._reader: ThreadPoolExecutor | None = None
+        self._side: torch.cuda.Stream | None = None
+
+    def fetch(self, batch: Batch) -> Features:
+        """Read what is there, compute the rest."""
+        return self._whole(batch, self._timed(partial(self._read, batch)))
+
+    def start(self, batch: Batch) -> Callable[[], Features]:
+        """A thread reads and uploads; what it does not find is computed when it is asked for."""
+        if self._reader is None:
+            self._reader = ThreadPoolExecutor(1, thread_name_prefix="features")
+        device = batch["input_ids"].device
+        if device.type == "cuda":
+            self._side = self._side or torch.cuda.Stream(device)
+            # the batch itself may still be on its way to the device
+            self._side.wait_stream(torch.cuda.current_stream(device))
+        reading = self._reader.submit(self._read, batch, self._side)
+
+        def wait() -> Features:
+            return self._whole(batch, self._timed(reading.result))
+
+        return wait
+
+    def close(self) -> None:
+        """Wait for the reader; the store stays open."""
+        super().close()
+        if self._reader is not None:
+            self._reader.shutdown(wait=True, cancel_futures=True)
+            self._reader = None
+
+    def _timed(self, wait: Callable[[], _Read]) -> _Read:
+        began = time.perf_counter()
+        read = wait()
+        self._waited += time.perf_counter() - began
+        return read
+
+    @torch.no_grad()
+    def _read(self, batch: Batch, side: torch.cuda.Stream | None = None) -> _Read:
+        """The rows of a batch that are stored, [N, S, H] each, decoded on the batch's device."""
+        device = batch["input_ids"].device
+        with contextlib.nullcontext() if side is None else torch.cuda.stream(side):
+            keys = row_keys(batch)
+            stored = [self.store.read(key) for key in keys]
+            rows = [None if each is None else self._decoded(each, device) for each in stored]
+            return _Read(keys, rows, None if side is None else side.record_event())
+
+    def _decoded(self, row: Encoded, device: torch.device) -> Tensor:
+        if device.type == "cuda":
+            row = {name: t.pin_memory().to(device, non_blocking=True) for name, t in row.items()}
+        return decode(row, self.online.target.dtype)
+
+    @torch.no_grad()
+    def _whole(self, batch: Batch, read: _Read) -> Features:
+        device = batch["input_ids"].device
+        found = [each for each in read.rows if each is not None]
+        if read.ready is not None:
+            _handed_over(tuple(found), read.ready, device)
+        rows = [
+            self._compute({name: t[r : r + 1] for name, t in batch.items()}, key) if states is None else states
+            for r, (key, states) in enumerate(zip(read.keys, read.rows, strict=True))
+        ]
+        return tuple(torch.stack(rows, 1))
+
+    def _compute(self, row: Batch, key: str) -> Tensor:
+        """The states [N, S, H] of a batch of one row, stored on the way."""
+        encoded = encode(torch.cat(self.online.fetch(row)), self._dtype)
+        self.store.add(key, encoded)
+        return decode(encoded, self.online.target.dtype)
+
+
+class _Read(NamedTuple):
+    keys: list[str]
+    rows: list[Tensor | None]
+    ready: torch.cuda.Event | None
+    """What the stream that will use the rows has to wait for."""
+
+
+def _handed_over(found: Features, ready: torch.cuda.Event, device: torch.device) -> Features:
+    """Tensors made on another stream, for use on the current one."""
+    current = torch.cuda.current_stream(device)
+    current.wait_event(ready)
+    for tensor in found:
+        # or their memory would be given away on the stream that made them, too early
+        tensor.record_stream(current)
+    return found
+
+
+def is_trained(target: nn.Module) -> bool:
+    """Whether any weight of it moves, so that its states are not the same at every step."""
+    return any(parameter.requires_grad for parameter in target.parameters())
+
+
+def states_of(decoder: Any, batch: Batch, layers: Sequence[int]) -> Features:
+    """The hidden states [R, S, H] of some layers, attention kept inside each document.
+
+    `output_hidden_states` would hold those of all layers until the end; state i is what layer
+    i + 1 is given, and is caught there.
+    """
+    caught: dict[int, Tensor] = {}
+    hooks = []
+    for layer in {each for each in layers if each != LAST and each != _count(decoder)}:
+        block = _blocks(decoder)[layer]
+        hooks.append(block.register_forward_pre_hook(_catch(caught, layer), with_kwargs=True))
+    try:
+        last_RSH = last_states(decoder, batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return tuple(caught.get(layer, last_RSH) for layer in layers)
+
+
+def _catch(caught: dict[int, Tensor], layer: int) -> Callable[..., None]:
+    def hook(_block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        caught[layer] = args[0] if args else kwargs["hidden_states"]
+
+    return hook
+
+
+def _count(decoder: Any) -> int:
+    return int(decoder.config.get_text_config(decoder=True).num_hidden_layers)
+
+
+def _blocks(decoder: nn.Module) -> nn.ModuleList:
+    """The decoder's layers, whatever its class calls them."""
+    count = _count(decoder)
+    for child in decoder.children():
+        if isinstance(child, nn.ModuleList) and len(child) == count:
+            return child
+    raise RequestError(
+        f"{type(decoder).__name__} keeps its {count} layers in no list of its own, so the states "
+        "between them cannot be taken; take a method that reads the last state alone"
+    )

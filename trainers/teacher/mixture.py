@@ -1,0 +1,96 @@
+"""Texts by one model, or by several token by token: what a draft is trained on besides data.
+
+Plain decoding without a proposal: every model reads every token, and of each row's next token a
+coin says whose law it is drawn from. Prompts of all lengths are prefilled in one call, which costs
+the rows their independence of each other's rounding; `engine.autoregressive` keeps it, for what is
+measured. Read next: `engine.py`; `trainers/teacher/rollouts.py`, which trains on what is written here.
+
+Shapes: B rows, S tokens of the longest prompt, V vocabulary, M models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ...decoding.random import Uniforms
+from ...decoding.rows import Rows
+from ...decoding.sampling import Warper, draw
+from ...decoding.target.backbone import Backbone
+from ...decoding.target.kv_cache import KVArena
+from ...decoding.tree.tree import chain
+
+
+@torch.inference_mode()
+def write(
+    models: Sequence[Backbone],
+    shares: Sequence[float],
+    prompts: Sequence[Sequence[int]],
+    *,
+    warper: Warper,
+    max_new_tokens: int,
+    uniforms: Uniforms,
+    eos_ids: Sequence[int] = (),
+    vocabulary: int | None = None,
+) -> list[list[int]]:
+    """Continuations of `prompts`, each up to an id of `eos_ids`, which is its last token then.
+
+    Args:
+        models: with the same tokens by the same numbers; padding rows that one lacks are left out.
+        shares: how likely each model is to write a token; they sum to 1.
+        prompts: at least one token each.
+        uniforms: two numbers per row and token with several models, else one.
+        vocabulary: ids from here on are left out, those of another reader's padding rows.
+
+    Returns:
+        At least one and at most `max_new_tokens` ids per prompt.
+    """
+    device = models[0].device
+    lengths = [len(prompt) - 1 for prompt in prompts]
+    sizes = [model.vocabulary for model in models]
+    vocabulary = min(sizes if vocabulary is None else [*sizes, vocabulary])
+    arenas = [_prefilled(model, prompts, max_new_tokens) for model in models]
+    rows = Rows(lengths, max_new_tokens, eos_ids, device)
+    rows.last_B.copy_(torch.tensor([prompt[-1] for prompt in prompts]))
+    ends_B1 = torch.tensor(shares, dtype=torch.float64, device=device).cumsum(0)[:-1]
+    one_B = torch.ones_like(rows.last_B)
+    for _ in range(max_new_tokens):
+        said = [
+            model.forward(rows.last_B[:, None], rows.lengths_B, chain(0), arena)[:, 0]
+            for model, arena in zip(models, arenas, strict=True)
+        ]
+        logits_MBV = torch.stack([logits_BV[:, :vocabulary] for logits_BV in said])
+        random_BK = uniforms.take(1 if len(models) == 1 else 2)
+        writer_B = (random_BK[:, -1:] >= ends_B1).sum(1)
+        logits_BV = logits_MBV[writer_B, torch.arange(len(prompts), device=device)]
+        if warper.greedy:
+            token_B = logits_BV.argmax(-1)
+        else:
+            token_B = draw(warper(logits_BV), random_BK[:, 0])
+        running_B = ~rows.done_B
+        rows.lengths_B += running_B
+        rows.emit(token_B[:, None], one_B, torch.zeros_like(token_B)[:, None])
+        rows.last_B.copy_(torch.where(running_B, token_B, rows.last_B))
+        # only where looking is free
+        if device.type == "cpu" and bool(rows.done_B.all()):
+            break
+    return rows.answers()[0]
+
+
+def _prefilled(model: Backbone, prompts: Sequence[Sequence[int]], room: int) -> KVArena:
+    """An arena with all of every prompt but its last token, written in one call.
+
+    Short prompts are filled up behind; what that writes is garbage behind a row's length.
+    """
+    longest = max(map(len, prompts))
+    static = model.device.type == "cuda"
+    arena = KVArena(len(prompts), longest + room, static=static)
+    if longest == 1:
+        return arena
+    padded = [[*prompt[:-1], *[0] * (longest - len(prompt))] for prompt in prompts]
+    tokens_BS = torch.tensor(padded, device=model.device)
+    nothing_B: Tensor = torch.zeros(len(prompts), dtype=torch.long, device=model.device)
+    model.forward(tokens_BS, nothing_B, chain(longest - 2), arena, keep=1)
+    return arena
