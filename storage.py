@@ -123,7 +123,7 @@ def read_tensors(path: Path, *, remedy: str) -> dict[str, Tensor]:
         return load_file(path)
 
 
-def refuse_damaged(path: Path, *, remedy: str) -> None:
+def check_tensors(path: Path, *, remedy: str) -> None:
     """Raise RequestError where `read_tensors` would; the header alone is read."""
     from safetensors import safe_open
 

@@ -80,7 +80,7 @@ HEADS = ("alpha on text", "alpha on the target's words", "alpha_hat T=0", "tau T
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Held-out rows, what the target says behind their beginnings, and its law on both."""
+    """Held-out rows, what the target says behind their beginnings, and its distribution on both."""
 
     prompts: list[list[int]]
     tokens: int
@@ -89,8 +89,8 @@ class HeldOut:
     """Decodes of a prompt at T = 1, each with random numbers of its own."""
     text: list[Batch]
     words: list[Batch]
-    laws: dict[str, list[torch.Tensor]]
-    """By the name of the rows, for each batch the target's law at its labels, [P, V]."""
+    distributions: dict[str, list[torch.Tensor]]
+    """By the name of the rows, for each batch the target's distribution at its labels, [P, V]."""
 
 
 def main() -> None:
@@ -248,10 +248,11 @@ def hold_out(target: Backbone, args: argparse.Namespace) -> HeldOut:
     text = [rows.batch(chosen[at : at + 16]) for at in range(0, len(chosen), 16)]
     both = list(zip(prompts, said, strict=True))
     words = [continued(both[at : at + 16]) for at in range(0, len(both), 16)]
-    laws = {
-        name: [law(target.model, batch) for batch in batches] for name, batches in (("text", text), ("words", words))
+    distributions = {
+        name: [distribution(target.model, batch) for batch in batches]
+        for name, batches in (("text", text), ("words", words))
     }
-    return HeldOut(prompts, args.max_new_tokens, args.draws, text, words, laws)
+    return HeldOut(prompts, args.max_new_tokens, args.draws, text, words, distributions)
 
 
 def continued(pairs: Sequence[tuple[list[int], list[int]]]) -> Batch:
@@ -273,7 +274,7 @@ def continued(pairs: Sequence[tuple[list[int], list[int]]]) -> Batch:
 
 
 @torch.no_grad()
-def law(model: Any, batch: Batch) -> torch.Tensor:
+def distribution(model: Any, batch: Batch) -> torch.Tensor:
     """softmax of the logits at the labelled positions, fp32 [P, V]."""
     hidden_PH, _ = labelled(hidden_states(model, batch), batch)
     logits_PV: torch.Tensor = model.get_output_embeddings()(hidden_PH)
@@ -286,7 +287,8 @@ def measure(target: Backbone, drafter: Path, held_out: HeldOut) -> dict[str, Any
     found: dict[str, Any] = {}
     for name, batches in (("text", held_out.text), ("words", held_out.words)):
         parts = [
-            overlaps(proposer.module, batch, p_PV) for batch, p_PV in zip(batches, held_out.laws[name], strict=True)
+            overlaps(proposer.module, batch, p_PV)
+            for batch, p_PV in zip(batches, held_out.distributions[name], strict=True)
         ]
         found[name] = [[value for part in parts for value in part[at]] for at in (0, 1)]
     for temperature in (0, 1):
@@ -304,7 +306,7 @@ def measure(target: Backbone, drafter: Path, held_out: HeldOut) -> dict[str, Any
 
 def overlaps(model: Any, batch: Batch, p_PV: torch.Tensor) -> tuple[list[float], list[int]]:
     """sum_v min(p, q) summed over each row's labels, and how many there are."""
-    alpha_P = torch.minimum(p_PV, law(model, batch)).sum(-1)
+    alpha_P = torch.minimum(p_PV, distribution(model, batch)).sum(-1)
     counts = batch["loss_mask"][:, 1:].sum(1).tolist()
     return [float(part.sum()) for part in alpha_P.split(counts)], counts
 

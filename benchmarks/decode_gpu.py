@@ -26,7 +26,7 @@ from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.attention import use_grouped_attention
 from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.kv_cache import KVArena
+from draftsmith.decoding.target.kv_cache import KVCache
 from draftsmith.decoding.tree.tree import chain
 from draftsmith.drafters.model.draft_model import DraftModel
 from draftsmith.eval.measure.environment import environment
@@ -213,19 +213,19 @@ def measure_forwards(sizes: Sizes, target: Backbone, draft: Backbone) -> dict[st
     nodes = sorted({*NODES, *(length + 1 for length in LENGTHS)})
     arms = {}
     for backbone, counts in ((target, nodes), (draft, [1])):
-        # one arena for all: every forward sees the same slots, so nodes are all that differs
-        arena = KVArena(1, sizes.context + nodes[-1], static=True)
-        backbone.prefill([sizes.prompt], arena)
+        # one KV cache for all: every forward sees the same slots, so nodes are all that differs
+        kv_cache = KVCache(1, sizes.context + nodes[-1], static=True)
+        backbone.prefill([sizes.prompt], kv_cache)
         for count in counts:
             name = str(count) if backbone is target else "draft"
-            arms[name] = recorded(_forward(sizes, backbone, count, arena), target.device)
+            arms[name] = recorded(_forward(sizes, backbone, count, kv_cache), target.device)
     return interleaved(arms, sizes.rounds, device=target.device, repeats=sizes.repeats)
 
 
-def _forward(sizes: Sizes, backbone: Backbone, nodes: int, arena: KVArena) -> Call:
+def _forward(sizes: Sizes, backbone: Backbone, nodes: int, kv_cache: KVCache) -> Call:
     tokens = torch.tensor([sizes.prompt[:1] * nodes], device=sizes.device)
     lengths = torch.tensor([sizes.context], device=sizes.device)
-    return lambda: backbone.forward(tokens, lengths, chain(nodes - 1), arena)
+    return lambda: backbone.forward(tokens, lengths, chain(nodes - 1), kv_cache)
 
 
 def costs_of(forwards: dict[str, float]) -> Costs:

@@ -55,7 +55,7 @@ def main() -> None:
     args = arguments()
     found: dict[str, Any] = {}
     for family in args.families:
-        refuse_too_large(family, args)
+        check_size(family, args)
         torch.manual_seed(0)
         pair = FAMILIES[family](args)
         rounds = [measure_both(pair, args.device) for _ in range(args.rounds)]
@@ -91,49 +91,53 @@ def medusa_pair(args: argparse.Namespace) -> Pair:
     goal = medusa.build(config, objective, random_target(args), nowhere)
     goal.module.to(args.device)
     batch = one_row(args)
-    lesson = goal.prepare(batch)
+    teacher_output = goal.prepare(batch)
     heads: Any = goal.draft()
 
     def plain() -> Tensor:
         total = torch.zeros((), device=args.device)
         for k in range(1, args.heads + 1):
             counts = medusa.counted(batch, k)
-            hidden = heads.head(k, lesson.hidden_RSH[:, : -(k + 1)][counts])
+            hidden = heads.head(k, teacher_output.hidden_RSH[:, : -(k + 1)][counts])
             logits = heads.lm_heads[k - 1](hidden).float()
             label = batch["input_ids"][:, k + 1 :][counts]
             total = total + config.decay**k * F.cross_entropy(logits, label, reduction="sum")
         return total
 
-    return Pair(goal.module, plain, lambda: goal.module(batch, lesson)[0])
+    return Pair(goal.module, plain, lambda: goal.module(batch, teacher_output)[0])
 
 
 def eagle3_pair(args: argparse.Namespace) -> Pair:
-    """EAGLE-3's own loss over its steps, of one row; the plain one makes the target's law once."""
+    """EAGLE-3's own loss over its steps, of one row; the plain one makes the target's distribution once."""
     config = Eagle3Config(passes=args.passes, layers=(0, 1, 2))
     every = args.vocabulary // args.draft_vocabulary
     ids = range(0, every * args.draft_vocabulary, every)
     goal = eagle3.build(config, ObjectiveConfig(chunk=args.chunk), random_target(args), ids, nowhere)
     goal.module.to(args.device)
     batch = one_row(args)
-    lesson = goal.prepare(batch)
+    teacher_output = goal.prepare(batch)
     net: Any = goal.draft()
 
     def plain() -> Tensor:
-        target_RSV = (lesson.hidden_RSH @ lesson.head_VH.T).float()
-        law_RSU = target_RSV[..., net.ids_U].softmax(-1)
+        target_RSV = (teacher_output.hidden_RSH @ teacher_output.head_VH.T).float()
+        probs_RSU = target_RSV[..., net.ids_U].softmax(-1)
         drafted_RS = net.t2d[target_RSV.argmax(-1)]
         del target_RSV
         outputs = net.unroll(
-            net.fuse(lesson.features_RSF), lesson.embeds_RSH, batch["positions"], batch["documents"], args.passes
+            net.fuse(teacher_output.features_RSF),
+            teacher_output.embeds_RSH,
+            batch["positions"],
+            batch["documents"],
+            args.passes,
         )
         total = torch.zeros((), device=args.device)
         for j, out_RSH in enumerate(outputs):
             log_q = net.head(out_RSH[:, : -(2 + j)]).float().log_softmax(-1)
-            each = -(law_RSU[:, 1 + j : -1] * log_q).sum(-1) * drafted_RS[:, 1 + j : -1]
+            each = -(probs_RSU[:, 1 + j : -1] * log_q).sum(-1) * drafted_RS[:, 1 + j : -1]
             total = total + config.decay**j * (each * counted_ahead(batch, 2 + j)).sum()
         return total
 
-    return Pair(goal.module, plain, lambda: goal.module(batch, lesson)[0])
+    return Pair(goal.module, plain, lambda: goal.module(batch, teacher_output)[0])
 
 
 FAMILIES: dict[str, Callable[[argparse.Namespace], Pair]] = {
@@ -214,7 +218,7 @@ def peak_bytes(work: Callable[[], None], device: str) -> int:
     return most
 
 
-def refuse_too_large(family: str, args: argparse.Namespace) -> None:
+def check_size(family: str, args: argparse.Namespace) -> None:
     """Leave rather than push a machine out of its memory; a plain loss needs a great deal."""
     if args.device != "cpu":
         return

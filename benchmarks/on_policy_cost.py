@@ -20,7 +20,7 @@ import torch
 from draftsmith.eval.measure.environment import environment
 from draftsmith.launch.train import train
 
-WARM = 2  # records left out: the first steps make kernels and arenas
+WARM = 2  # records left out: the first steps make kernels and KV caches
 
 
 def main() -> None:

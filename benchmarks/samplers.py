@@ -1,6 +1,6 @@
 """What a sampler costs on a CUDA device: torch's sort, our Triton kernel, FlashInfer.
 
-Logits to the warped law, and to one token per row. Arms take turns, figures are medians of CUDA
+Logits to the warped distribution, and to one token per row. Arms take turns, figures are medians of CUDA
 events.
 
     python benchmarks/samplers.py --out samplers.json
@@ -101,7 +101,7 @@ def _many(call: Call, sizes: Sizes) -> Call:
 def sampler_arms(logits_BV: Tensor, uniform_B: Tensor, warper: Warper) -> tuple[dict[str, Call], dict[str, str]]:
     """What can be measured here, and why the rest cannot.
 
-    `warp`: logits to the law; `token`: logits to one token per row. Logits are of one buffer, as
+    `warp`: logits to the distribution; `token`: logits to one token per row. Logits are of one buffer, as
     warm in the cache as the head leaves them.
     """
     arms: dict[str, Call] = {
@@ -145,8 +145,8 @@ def _flashinfer_arms(logits_BV: Tensor, _uniform_B: Tensor, warper: Warper) -> d
         return logits_BV.float() / warper.temperature
 
     def warp() -> Tensor:
-        law_BV = theirs.top_k_mask_logits(scaled(), warper.top_k).softmax(-1)
-        return theirs.top_p_renorm_probs(law_BV, warper.top_p)
+        probs_BV = theirs.top_k_mask_logits(scaled(), warper.top_k).softmax(-1)
+        return theirs.top_p_renorm_probs(probs_BV, warper.top_p)
 
     def token() -> Tensor:
         return theirs.top_k_top_p_sampling_from_logits(scaled(), warper.top_k, warper.top_p)

@@ -1,7 +1,7 @@
 """The decoder: propose, verify, accept, commit; and the autoregressive baseline in the same engine.
 
 Guarantees: no token after EOS, never more than `max_new_tokens`, a row does not depend on the
-other rows, and the KV arena after a step equals a fresh prefill of the same tokens. A step never
+other rows, and the KV KV cache after a step equals a fresh prefill of the same tokens. A step never
 waits for the device. Read next: `rules/choice.py` for the rules, `rows.py` for what ends a row, `steps.py`
 for what is recorded, `graphs.py` for replaying steps on CUDA.
 
@@ -27,7 +27,7 @@ from .rules.choice import rule_for
 from .sampling import Warper, draw
 from .steps import StepLog
 from .target.backbone import Backbone, Seen
-from .target.kv_cache import KVArena
+from .target.kv_cache import KVCache
 from .tree.tree import chain
 
 _DRAFT, _CORRECTION, _BONUS = 1, 2, 3  # places in `rows.ORIGINS`
@@ -78,10 +78,10 @@ def generate(
 
     Args:
         prompts: token ids of every row, at least one each.
-        warper: the law that is decoded, for target and draft alike.
+        warper: the distribution that is decoded, for target and draft alike.
         eos_ids: ids that end a row; none by default.
         seed, requests: row b draws from stream (seed, requests[b]), b itself by default.
-        rule: None for the lossless rule of the proposal's law, a rule's name to insist on it, or
+        rule: None for the lossless rule of the proposal's distribution, a rule's name to insist on it, or
             a function, as the audit does to plant a bug.
         uniforms: the random numbers themselves, in place of `seed` and `requests`.
         static: fixed shapes, and a host that learns one step late; by default on CUDA alone.
@@ -95,16 +95,16 @@ def generate(
     static = target.device.type == "cuda" if static is None else static
     numbers = range(len(prompts)) if requests is None else requests
     uniforms = uniforms or Uniforms(seed, list(numbers), target.device)
-    arena = KVArena(len(prompts), _room(prompts, max_new_tokens, drafter.nodes), static=static)
+    kv_cache = KVCache(len(prompts), _room(prompts, max_new_tokens, drafter.nodes), static=static)
     start = time.perf_counter()
     layers = drafter.layers if isinstance(drafter, FeatureProposer) else ()
     features: list[Tensor] = []
-    first_BV = target.prefill(prompts, arena, layers=layers, features=features)
+    first_BV = target.prefill(prompts, kv_cache, layers=layers, features=features)
     rows = _begin(first_BV, prompts, warper, uniforms, max_new_tokens, eos_ids)
     drafter.reset(prompts, max_new_tokens + drafter.draft_length + 1, static=static)
     if isinstance(drafter, FeatureProposer):
         drafter.begin(features)
-    step = _Speculation(target, drafter, arena, rows, warper, uniforms, rule)
+    step = _Speculation(target, drafter, kv_cache, rows, warper, uniforms, rule)
     if graphs:
         step.replay()
     done_prefill = time.perf_counter()
@@ -137,7 +137,7 @@ def autoregressive(
     graphs: bool = False,
     pad_to: int = 1,
 ) -> Generation:
-    """The baseline: one token per call, same arena, same warper, same per-row random streams.
+    """The baseline: one token per call, same KV cache, same warper, same per-row random streams.
 
     `pad_to` > 1 computes that many nodes in every call and uses the first: the shapes are then
     those of a verify call, and so is every rounding.
@@ -146,16 +146,16 @@ def autoregressive(
     static = target.device.type == "cuda" if static is None else static
     numbers = range(len(prompts)) if requests is None else requests
     uniforms = Uniforms(seed, list(numbers), target.device)
-    arena = KVArena(len(prompts), _room(prompts, max_new_tokens, pad_to), static=static)
+    kv_cache = KVCache(len(prompts), _room(prompts, max_new_tokens, pad_to), static=static)
     start = time.perf_counter()
-    first_BV = target.prefill(prompts, arena)
+    first_BV = target.prefill(prompts, kv_cache)
     rows = _begin(first_BV, prompts, warper, uniforms, max_new_tokens, eos_ids)
     one_B = torch.ones_like(rows.last_B)
     held = Held(uniforms)
 
     def verify() -> None:
         tokens_BN = rows.last_B[:, None].expand(-1, pad_to)
-        logits_BNV = target.forward(tokens_BN, rows.lengths_B, chain(pad_to - 1), arena)
+        logits_BNV = target.forward(tokens_BN, rows.lengths_B, chain(pad_to - 1), kv_cache)
         token_B = _sample(logits_BNV[:, 0], warper, held)
         running_B = ~rows.done_B
         rows.lengths_B += running_B
@@ -178,13 +178,13 @@ class _Speculation:
         self,
         target: Backbone,
         drafter: Proposer,
-        arena: KVArena,
+        kv_cache: KVCache,
         rows: Rows,
         warper: Warper,
         uniforms: Uniforms,
         rule: Rule | str | None,
     ) -> None:
-        self._target, self._drafter, self._arena, self._rows = target, drafter, arena, rows
+        self._target, self._drafter, self._kv_cache, self._rows = target, drafter, kv_cache, rows
         self._warper, self._rule = warper, rule
         self._layers = drafter.layers if isinstance(drafter, FeatureProposer) else ()
         self._draws, self._coins = Held(uniforms), Held(uniforms)
@@ -214,13 +214,13 @@ class _Speculation:
         return self._drafter.propose(self._rows.last_B, self._warper, self._draws)
 
     def _verify(self, proposal: Proposal) -> Outcome:
-        rows, arena = self._rows, self._arena
-        seen = self._target.see(proposal.tokens_BN, rows.lengths_B, proposal.tree, arena, layers=self._layers)
+        rows, kv_cache = self._rows, self._kv_cache
+        seen = self._target.see(proposal.tokens_BN, rows.lengths_B, proposal.tree, kv_cache, layers=self._layers)
         rule = self._rule
         chosen = rule if callable(rule) else rule_for(proposal, self._warper, rule)
         outcome = chosen(seen.logits_BNV, proposal, self._warper, self._coins)
         if not proposal.tree.is_chain:
-            arena.commit(rows.lengths_B, outcome.path_BD)
+            kv_cache.commit(rows.lengths_B, outcome.path_BD)
         self._drafter.observe(_advance(rows, proposal, outcome, seen))
         return outcome
 
@@ -287,7 +287,7 @@ def _sample(logits_BV: Tensor, warper: Warper, uniforms: Uniforms) -> Tensor:
 
 
 def _room(prompts: Sequence[Sequence[int]], max_new_tokens: int, nodes: int) -> int:
-    """Slots of the arena: the longest request, and a tree that may be written behind its end."""
+    """Slots of the KV cache: the longest request, and a tree that may be written behind its end."""
     return max(map(len, prompts)) + max_new_tokens + 2 * nodes
 
 

@@ -1,9 +1,9 @@
 """What a drafter hands to the verifier, and how its tokens came about.
 
-The declared law decides which acceptance rule is lossless (`rules.rule_for`).
+The declared distribution decides which acceptance rule is lossless (`rules.rule_for`).
 Read next: `tree.py`, `acceptance.py`.
 
-Shapes: B rows, N nodes of the candidate tree, the root included, X laws, C trials of a node,
+Shapes: B rows, N nodes of the candidate tree, the root included, X distributions, C trials of a node,
 E tokens that a step can emit, D depths, V target vocabulary.
 """
 
@@ -21,7 +21,7 @@ from .sampling import Warper
 from .tree.tree import AnyTree
 
 
-class Law(Enum):
+class DraftSampling(Enum):
     """How the tokens of a proposal were drawn."""
 
     POINT_MASS = "point mass"
@@ -30,25 +30,25 @@ class Law(Enum):
     """Every child of a node ~ q of that node, independently."""
     WITHOUT_REPLACEMENT = "draws without replacement"
     """Siblings ~ q one after another, never the same twice."""
-    SEVERAL = "independent draws from several laws"
-    """Every trial of a node ~ the law of the draft that made it, independently."""
+    SEVERAL = "independent draws from several distributions"
+    """Every trial of a node ~ the distribution of the draft that made it, independently."""
 
 
 @dataclass(frozen=True)
 class Trials:
-    """Which children of a node were tried, by which law: what `Law.SEVERAL` adds to a merged tree.
+    """Which children of a node were tried, by which distribution: what `DraftSampling.SEVERAL` adds to a merged tree.
 
     Two drafts that drew the same token share a node, and are two trials of it.
 
     Attributes:
-        q_BXV: fp32, laws that children were drawn from, in any order.
+        q_BXV: fp32, distributions that children were drawn from, in any order.
         child_BNC: int64, node of each trial, in the order of the trials; -1 behind the last.
-        law_BNC: int64, which of the laws the trial was drawn from.
+        law_BNC: int64, which of the distributions the trial was drawn from.
     """
 
     q_BXV: Tensor
     child_BNC: Tensor
-    law_BNC: Tensor
+    q_index_BNC: Tensor
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ class Proposal:
     Attributes:
         tokens_BN: int64; node 0 is the root, the last emitted token, not yet in the KV cache.
         tree: parents of the nodes, for all rows or per row; a parent stands before its children.
-        law: how the tokens were drawn.
-        q_BNV: fp32 over the full target vocabulary: row n is the law that the children of node n
+        distribution: how the tokens were drawn.
+        q_BNV: fp32 over the full target vocabulary: row n is the distribution that the children of node n
             were really drawn from. None for POINT_MASS and SEVERAL; rows of leaves are never read.
         present_BN: bool, the candidates; others are computed but never accepted. None: all.
         trials: for SEVERAL, which draft tried what.
@@ -69,7 +69,7 @@ class Proposal:
 
     tokens_BN: Tensor
     tree: AnyTree
-    law: Law
+    sampling: DraftSampling
     q_BNV: Tensor | None = None
     present_BN: Tensor | None = None
     trials: Trials | None = None
@@ -145,10 +145,10 @@ class FeatureProposer(Proposer, Protocol):
 
 
 @runtime_checkable
-class Foreseeing(FeatureProposer, Protocol):
+class TeacherForced(FeatureProposer, Protocol):
     """One that can say what it would draft along a text that is known already."""
 
-    def foresee(self, features_SF: Tensor, tokens_S: Tensor, depth: int) -> Iterator[Tensor]:
+    def teacher_forced(self, features_SF: Tensor, tokens_S: Tensor, depth: int) -> Iterator[Tensor]:
         """fp32 logits [X, V] for depth 1, 2, ... up to `depth`, or as far as it drafts.
 
         Row t of depth d speaks of token t + 1 + d, token t + 1 being the root, as drafting would

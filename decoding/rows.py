@@ -24,9 +24,9 @@ class Rows:
         B = len(lengths)
         self.limit = limit
         self.lengths_B = torch.tensor(lengths, device=device)
-        """Tokens in the arena."""
+        """Tokens in the KV cache."""
         self.last_B = torch.zeros(B, dtype=torch.long, device=device)
-        """Emitted, not yet in the arena."""
+        """Emitted, not yet in the KV cache."""
         self.count_B = torch.zeros(B, dtype=torch.long, device=device)
         self.done_B = torch.zeros(B, dtype=torch.bool, device=device)
         self._eos_Z = torch.tensor(list(eos_ids), dtype=torch.long, device=device)

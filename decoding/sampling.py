@@ -19,7 +19,7 @@ from . import kernels
 
 @dataclass(frozen=True)
 class Warper:
-    """Turns logits into the law that tokens are drawn from.
+    """Turns logits into the distribution that tokens are drawn from.
 
     `temperature` 0 is greedy: all mass on the largest logit, the lowest id winning ties.
     `top_k` 0, `top_p` 1 and `min_p` 0 switch the respective filter off.

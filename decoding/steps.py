@@ -80,7 +80,7 @@ class StepLog:
 
     @property
     def alpha_hat_TBD(self) -> NDArray[np.float32]:
-        """Chance of acceptance at each tested depth, given the two laws there."""
+        """Chance of acceptance at each tested depth, given the two distributions there."""
         return self._stacked(self._alpha, (self.rows, self.depth), np.float32)
 
     def _stacked(self, parts: list[Tensor], shape: tuple[int, ...], dtype: type) -> NDArray:

@@ -16,7 +16,7 @@ class DrafterConfig(Section):
     """How drafters propose: a draft model, and those that need no training."""
 
     policy: Literal["sample", "argmax"] = "sample"
-    """At temperature > 0: draw from the draft's warped law, or take its argmax (a point mass)."""
+    """At temperature > 0: draw from the draft's warped distribution, or take its argmax (a point mass)."""
     adapter: str | None = None
     """Adapter of a draft model by name, or `base` for none; empty: the one that its run trained."""
     vocabulary: Literal["same", "auto", "intersection", "retokenise"] = "same"

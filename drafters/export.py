@@ -88,7 +88,7 @@ class Export:
     tensors: dict[str, Tensor]
 
 
-def refuse_unserved(family: str, form: str) -> None:
+def check_served(family: str, form: str) -> None:
     """Raise RequestError where no engine loads the family, or not in this form."""
     if family == "draft_model":
         raise RequestError(
@@ -125,7 +125,7 @@ def export_of(
     Raises:
         RequestError: nobody loads that, or the folder's weights are not those of its config.
     """
-    refuse_unserved(family, form)
+    check_served(family, form)
     with built_from(folder / "config.json", f"a drafter of family {family!r}"), torch.device("meta"):
         net = _empty(family, settings)
     net.to_empty(device="cpu")
@@ -133,7 +133,7 @@ def export_of(
     if isinstance(net, MedusaHeads):
         made = _medusa(net, head_VH)
     elif isinstance(net, Eagle3Net):
-        _refuse_layers(net.config.layers, target.layers)
+        _check_layers(net.config.layers, target.layers)
         made = _speculators(net, target) if form == "speculators" else _eagle3(net, target)
     else:
         made = _eagle(net, target, form)
@@ -208,7 +208,7 @@ def _eagle3(net: Eagle3Net, target: ServedTarget) -> Export:
     return Export(config, net.state_dict())
 
 
-def _refuse_layers(layers: Sequence[int], count: int) -> None:
+def _check_layers(layers: Sequence[int], count: int) -> None:
     """Raise RequestError where an engine would hand out other hidden states than `layers`.
 
     A format's number k means what goes into layer k of the target's `count`: there is none for the

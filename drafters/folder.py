@@ -108,7 +108,7 @@ def read_settings(folder: str | Path, target: Backbone, *families: str) -> tuple
     if entry["family"] not in families:
         expected = " or ".join(map(repr, families))
         raise RequestError(f"{folder} is a drafter of family {entry['family']!r}; expected {expected}")
-    entry["identity"].refuse_other(TargetIdentity.of(target), str(folder))
+    entry["identity"].check_same(TargetIdentity.of(target), str(folder))
     return entry["family"], entry["settings"]
 
 
@@ -182,7 +182,7 @@ def derived_family(folder: Path) -> str | None:
     return family if family in DERIVED else None
 
 
-def refuse_no_model(start_from: str) -> None:
+def check_trainable_model(start_from: str) -> None:
     """Raise RequestError for a drafter that is no model of its own where one is to be trained."""
     folder = Path(start_from)
     family = read_entry(folder)["family"] if is_drafter(folder) else "draft_model"

@@ -58,7 +58,7 @@ class TargetIdentity:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
-    def refuse_other(self, found: TargetIdentity, drafter: str, *, hint: str = "") -> None:
+    def check_same(self, found: TargetIdentity, drafter: str, *, hint: str = "") -> None:
         """Raise RequestError naming the first field that differs; the name alone may.
 
         `hint`: what else to do where it is the tokenizer.

@@ -2,7 +2,7 @@
 
 Training never makes a model's logits through its own forward pass: losses in chunks and drafters
 that ride on a target multiply hidden states by the output projection's weight. Classes that add a
-bias, cap their logits (Gemma 2) or scale them (Cohere, Granite) have another law than that.
+bias, cap their logits (Gemma 2) or scale them (Cohere, Granite) have another distribution than that.
 Read next: `medusa.py`, `projection_of`; `trainers/losses/chunked.py`.
 
 Shapes: N tokens of the probe row, V vocabulary, H hidden size.
@@ -27,7 +27,7 @@ _PROBED = 8  # tokens of the probe row
 _ROUNDING = 4  # last bits of the largest logit; one forward pass gives both sides
 
 
-def refuse_other_logits(model: PreTrainedModel, whose: str = "the target") -> None:
+def check_plain_logits(model: PreTrainedModel, whose: str = "the target") -> None:
     """Raise RequestError where a causal LM's logits are not `hidden @ weight.T` and nothing more.
 
     What its config says is read first; then one short row goes through it, which finds every class

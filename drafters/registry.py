@@ -68,7 +68,7 @@ def load_drafter(
     if family == "bpd":
         return load_bpd(folder, target, paths=paths)
     if paths is not None:
-        _refuse_tree(family, config)
+        _check_tree(family, config)
     if family in ("eagle", "eagle3"):
         return load_eagle(
             folder,
@@ -90,7 +90,7 @@ def load_drafter(
     raise RequestError(f"{folder} is a drafter of family {family!r}; this version knows {', '.join(FAMILIES)}")
 
 
-def _refuse_tree(family: str, config: DrafterConfig) -> None:
+def _check_tree(family: str, config: DrafterConfig) -> None:
     """Raise RequestError where a static tree is named and would be passed over."""
     if family in ("eagle", "eagle3") and config.eagle_tree == "static":
         return
@@ -110,7 +110,7 @@ def load_draft_model(
     from ..decoding.target.loading import load_target
 
     entry = read_entry(folder)
-    entry["identity"].refuse_other(TargetIdentity.of(target), str(folder), hint=_ACROSS)
+    entry["identity"].check_same(TargetIdentity.of(target), str(folder), hint=_ACROSS)
     backbone = load_target(str(folder), device=str(target.device))
     config = config or DrafterConfig()
     drafter = DraftModel(backbone, target.vocabulary, draft_length=draft_length, policy=config.policy)

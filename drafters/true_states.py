@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..decoding.proposal import Committed
-from ..decoding.target.kv_cache import KVArena
+from ..decoding.target.kv_cache import KVCache
 from ..decoding.tree.tree import chain, tree_mask
 
 
@@ -37,14 +37,14 @@ class Waiting(NamedTuple):
 
 
 class TrueStates:
-    """The arena of a layer, how many true states it holds of each row, and those that wait."""
+    """The KV cache of a layer, how many true states it holds of each row, and those that wait."""
 
     def __init__(
         self, prompts: Sequence[Sequence[int]], *, room: int, depth: int, device: torch.device, static: bool
     ) -> None:
         """`room`: slots behind the longest prompt; `depth`: drafted tokens accepted at most."""
-        self.arena = KVArena(len(prompts), max(map(len, prompts)) + room, static=static)
-        # in the arena, and those that the next step will add
+        self.kv_cache = KVCache(len(prompts), max(map(len, prompts)) + room, static=static)
+        # in the KV cache, and those that the next step will add
         self._known_B = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)
         self._count_B = torch.ones_like(self._known_B)
         shape = (len(prompts), depth + 1)
@@ -56,7 +56,7 @@ class TrueStates:
         return self._known_B + self._count_B
 
     def begin(self, features: Sequence[Tensor]) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Every prompt's row, states [1, S, F] and positions [1, S], the arena aimed at it.
+        """Every prompt's row, states [1, S, F] and positions [1, S], the KV cache aimed at it.
 
         All but the last state of each, which waits for the token behind it; prompts of one token
         have no other.
@@ -66,7 +66,7 @@ class TrueStates:
         for row, features_SF in enumerate(features):
             self._features_BEF[row, 0] = features_SF[-1]
             if len(features_SF) > 1:
-                slots = self.arena.aim_at_row(row, len(features_SF) - 1)
+                slots = self.kv_cache.aim_at_row(row, len(features_SF) - 1)
                 positions_1S = torch.arange(slots, device=features_SF.device)[None]
                 yield row, features_SF[None, :-1], positions_1S
 
@@ -85,15 +85,15 @@ class TrueStates:
         self._features_BEF.copy_(torch.where(runs_B1[..., None], features_BEF, self._features_BEF))
 
     def waiting(self, last_B: Tensor) -> Waiting:
-        """What the layer is to read now, the arena aimed; `last_B` stands behind the last state."""
+        """What the layer is to read now, the KV cache aimed; `last_B` stands behind the last state."""
         last_B1 = (self._count_B - 1)[:, None]
         self._tokens_BE.scatter_(1, last_B1, last_B[:, None])
         E = self._tokens_BE.shape[1]
-        if not self.arena.static:
+        if not self.kv_cache.static:
             E = int(self._count_B.max())
-        slots = self.arena.aim(self._known_B, E)
+        slots = self.kv_cache.aim(self._known_B, E)
         nodes = chain(E - 1).on(last_B.device)
-        mask = tree_mask(nodes, self._known_B, slots, ragged=self.arena.ragged)
+        mask = tree_mask(nodes, self._known_B, slots, ragged=self.kv_cache.ragged)
         positions_BE = self._known_B[:, None] + nodes.depths_BN
         return Waiting(self._features_BEF[:, :E], self._tokens_BE[:, :E], positions_BE, mask, last_B1)
 

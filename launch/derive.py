@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def derive(request: Derive) -> str:
     """Write the drafter folder, and say what it is and what it reads per token."""
-    _refuse_flags(request)
+    _check_flags(request)
     if request.out.exists():
         raise RequestError(f"{request.out} exists; name a new folder")
     writable_folder(request.out.parent)
@@ -34,7 +34,7 @@ def derive(request: Derive) -> str:
     return f"{request.out}: {what}\nnext: draftsmith eval {where}"
 
 
-def _refuse_flags(request: Derive) -> None:
+def _check_flags(request: Derive) -> None:
     """Refuse a flag that would be passed over."""
     early = request.kind == "early-exit"
     if early and request.layers is None:

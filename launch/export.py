@@ -37,7 +37,7 @@ def export(request: Export) -> str:
     writable_folder(out.parent)
 
     from ..decoding.target.loading import EMBEDDED, embedded_target, load_config, load_model, load_tokenizer
-    from ..drafters.export import ServedTarget, export_of, refuse_unserved
+    from ..drafters.export import ServedTarget, check_served, export_of
     from ..drafters.folder import read_entry
     from ..drafters.heads.medusa import projection_of
     from ..drafters.identity import TargetIdentity
@@ -46,7 +46,7 @@ def export(request: Export) -> str:
 
     entry = read_entry(run / "drafter")
     family, settings = entry["family"], entry["settings"]
-    refuse_unserved(family, request.format)
+    check_served(family, request.format)
     path = request.target or tuned_target(run, recipe) or recipe.target.path
     if path == EMBEDDED:
         path = embedded_target()  # a name that no engine knows
@@ -55,7 +55,7 @@ def export(request: Export) -> str:
     target = ServedTarget.of(path, config, skeleton(config, trust).get_input_embeddings())
     tokenizer = load_tokenizer(path, revision=revision, trust_remote_code=trust)
     found = TargetIdentity.of_parts(config, tokenizer, name=path, revision=revision)
-    entry["identity"].refuse_other(found, str(run / "drafter"))
+    entry["identity"].check_same(found, str(run / "drafter"))
     head = None
     if settings.get("shared_head"):
         model = load_model(path, revision=revision, trust_remote_code=trust)

@@ -48,7 +48,7 @@ class GenerateRequest:
     target: str = "tiny"
     """Folder or hub name; beside --server only its tokenizer and config are read."""
     drafter: str | None = None
-    """Folder of a drafter that makes it faster; the law of the answers stays the target's."""
+    """Folder of a drafter that makes it faster; the distribution of the answers stays the target's."""
     corrections: bool = False
     """Also write corrections.jsonl: rows whose labels are the tokens at which the target corrected
     that drafter, to train it on."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import DraftsmithError, RequestError
 from ..storage import OF_THE_MACHINE, told_when_full, write_text
-from .check.unread import refuse_unread
+from .check.unread import check_read
 from .recipe.load import Recipe, Resolved, load_recipe
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def train(recipe: str | Resolved, *, out: str | Path | None = None, resume: str 
     ]
     resolved = load_recipe(recipe, flags) if isinstance(recipe, str) else recipe
     folder = Path(out) if out is not None else Path("runs") / resolved.recipe.name
-    _refuse(resolved.recipe)
+    _check(resolved.recipe)
     prepare_folder(folder, resolved, resume)
     return _dispatch(resolved.recipe, folder, resume)
 
@@ -48,7 +48,7 @@ def prepare_folder(folder: Path, resolved: Resolved, resume: str) -> None:
     Raises:
         RequestError: `resume` asks for what cannot be gone on with; nothing is written then.
     """
-    refuse_resume(folder, resolved.recipe, resume)
+    check_resume(folder, resolved.recipe, resume)
     try:
         with told_when_full(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -58,14 +58,14 @@ def prepare_folder(folder: Path, resolved: Resolved, resume: str) -> None:
         raise RequestError(f"cannot write the run folder {folder}: {error.strerror}") from error
 
 
-def _refuse(recipe: Recipe) -> None:
-    from ..trainers.student.lora import refuse_adapter
+def _check(recipe: Recipe) -> None:
+    from ..trainers.student.lora import check_adapter
 
-    refuse_adapter(recipe.lora, recipe.model, recipe.method)
-    refuse_unread(recipe)
+    check_adapter(recipe.lora, recipe.model, recipe.method)
+    check_read(recipe)
 
 
-def refuse_resume(folder: Path, recipe: Recipe, resume: str) -> None:
+def check_resume(folder: Path, recipe: Recipe, resume: str) -> None:
     """Raise RequestError where checkpoints are in the way, or are not of this recipe."""
     runs = [folder] if has_begun(folder) else []
     if resume != "auto":
@@ -74,14 +74,14 @@ def refuse_resume(folder: Path, recipe: Recipe, resume: str) -> None:
         if recipe.method == "boost":
             from ..trainers import boost
 
-            boost.refuse_resume(folder, resume)
+            boost.check_resume(folder, resume)
         place = resume_from(folder, resume)
         runs += [] if place is None else [place.resolve().parents[1]]
     for run in runs:
-        _refuse_other_recipe(run, recipe)
+        _check_same_recipe(run, recipe)
 
 
-def _refuse_other_recipe(run: Path, recipe: Recipe) -> None:
+def _check_same_recipe(run: Path, recipe: Recipe) -> None:
     saved = run / "run.yaml"
     if not saved.is_file():
         _log.warning("%s is missing, so nothing says whether its run had this recipe", saved)
@@ -239,14 +239,14 @@ def _probe(target: Backbone, recipe: Recipe) -> Probe:
     """Real decoding for the training loop: trainers know of no prompts and no measures."""
     from ..data.prompts import fitting, load_prompts, render
     from ..eval.measure.probe import as_proposer, tau_probe
-    from .check.room import probe_depth, refuse_no_room
+    from .check.room import check_room, probe_depth
 
     prompts = load_prompts(recipe.eval.prompts, limit=recipe.probe.prompts, seed=recipe.eval.seed)
     tokenizer, most = target.tokenizer, recipe.eval.prompt_tokens
     kept = fitting(prompts, tokenizer, most, warn=True)
     ids = [render(prompt, tokenizer, limit=most) for prompt in kept]
     longest, answer = max(map(len, ids)), recipe.probe.max_new_tokens
-    refuse_no_room(recipe, target.model.config, longest, answer=answer, depth=probe_depth(recipe))
+    check_room(recipe, target.model.config, longest, answer=answer, depth=probe_depth(recipe))
     return tau_probe(
         target, ids, make_proposer=as_proposer(recipe.method, target, recipe.probe.draft_length), max_new_tokens=answer
     )

@@ -168,9 +168,9 @@ class Audit(Pair):
     """In place of the audit: every method and rule in miniature, at many temperatures; no pair."""
 
     def run(self, overrides: Sequence[tuple[str, str]]) -> None:
-        from .check.early import refuse_audit
+        from .check.early import check_audit
 
-        refuse_audit(self, overrides)
+        check_audit(self, overrides)
         from .measure.run import run_audit
 
         if not run_audit(self, overrides, console()):
@@ -202,10 +202,10 @@ class Tree:
     """File to write; default `tree.json` beside the drafter, for `--drafter.tree optimised`."""
 
     def run(self, overrides: Sequence[tuple[str, str]]) -> None:
-        from .check.early import refuse_tree
+        from .check.early import check_tree
 
         pair = Pair(self.run_folder, self.target, self.drafter)
-        refuse_tree(self, pair, overrides)
+        check_tree(self, pair, overrides)
         from .measure.tree import run_tree
 
         say(f"tree: {run_tree(self, pair, overrides, console())}")

@@ -57,13 +57,13 @@ def learnt(rows: Chains, steps: int = 60) -> Backbone:
 
 
 def descend(
-    module: torch.nn.Module, lesson_of: Callable[[Batch], Any], batch: Batch, *, steps: int, lr: float
+    module: torch.nn.Module, teacher_output_of: Callable[[Batch], Any], batch: Batch, *, steps: int, lr: float
 ) -> None:
     """Some steps on one batch, without what a run writes."""
     optimizer = torch.optim.AdamW([p for p in module.parameters() if p.requires_grad], lr=lr)
     labels = batch["loss_mask"].sum()
     for _ in range(steps):
-        loss, _ = module(batch, lesson_of(batch))
+        loss, _ = module(batch, teacher_output_of(batch))
         optimizer.zero_grad()
         (loss / labels).backward()
         optimizer.step()

@@ -1,8 +1,8 @@
-"""The exact law of what a step emits, for any rule: every draft, every coin, no sampling noise.
+"""The exact distribution of what a step emits, for any rule: every draft, every coin, no sampling noise.
 
 For every tuple of tokens that could have been drafted, the chance of each trial and of each extra
-token is found by bisection over its own coin, the rule being a black box; summed up, that is the law
-of the emitted tokens, continued by the target's own. Bisection stops at 2**-34 and laws are fp32
+token is found by bisection over its own coin, the rule being a black box; summed up, that is the distribution
+of the emitted tokens, continued by the target's own. Bisection stops at 2**-34 and distributions are fp32
 (errors up to 1.3e-7 in 120 random cases), so `EXACT` covers rounding only. What bisection takes for
 granted, a coin of its own for each trial, is tested with random coins. Wrong versions are planted
 and must be seen.
@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from draftsmith.decoding.proposal import Law, Proposal, Trials
+from draftsmith.decoding.proposal import DraftSampling, Proposal, Trials
 from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.rules import acceptance
 from draftsmith.decoding.rules.acceptance import Outcome, Rule
@@ -33,7 +33,7 @@ PLAIN, GREEDY = Warper(1.0), Warper(0.0)
 HIGH = 1 - 2**-53  # the largest coin there is
 EXACT = 1e-6
 PAIR, FORK = Tree((-1, 0, 0)), Tree((-1, 0, 0, 1, 1, 2))
-SAMPLED = st.sampled_from([Law.IID, Law.WITHOUT_REPLACEMENT])
+SAMPLED = st.sampled_from([DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT])
 seeds = st.integers(0, 10**6)
 
 
@@ -60,7 +60,7 @@ class Given(Uniforms):
 
 
 class World(NamedTuple):
-    """A target and drafts whose next-token laws depend on the whole path."""
+    """A target and drafts whose next-token distributions depend on the whole path."""
 
     logits_XV: Tensor
     q_MXV: Tensor
@@ -78,7 +78,7 @@ class Drafts(NamedTuple):
 
 
 def world(seed: int, V: int, levels: int, drafts: int = 1, *, mild: bool = False) -> World:
-    """Laws mild, sharp and peaked, tokens of probability zero, contexts where p = q."""
+    """Distributions mild, sharp and peaked, tokens of probability zero, contexts where p = q."""
     g = torch.Generator().manual_seed(seed)
     X = sum(V**level for level in range(levels))
     logits = torch.randn(drafts + 1, X, V, generator=g)
@@ -93,8 +93,10 @@ def world(seed: int, V: int, levels: int, drafts: int = 1, *, mild: bool = False
     return World(logits[0], logits[1:].softmax(-1))
 
 
-def every_draw(of: World, tree: Tree, law: Law, there_N: list[bool] | None = None, *, per_row: bool = False) -> Drafts:
-    """Every tuple of tokens drawn by `law`; a child that nothing is left for is absent.
+def every_draw(
+    of: World, tree: Tree, sampling: DraftSampling, there_N: list[bool] | None = None, *, per_row: bool = False
+) -> Drafts:
+    """Every tuple of tokens drawn by `sampling`; a child that nothing is left for is absent.
 
     `there_N` takes away further nodes, whatever is drawn; `per_row` gives each row its own tree.
     """
@@ -112,14 +114,14 @@ def every_draw(of: World, tree: Tree, law: Law, there_N: list[bool] | None = Non
             weight_R = weight_R * torch.where(here_R, chance_R, (token_R1[:, 0] == 0).double())
             present_RN[:, child] = here_R
             context_RN[:, child] = context_RN[:, parent] * V + token_R1[:, 0] + 1
-            if law is Law.WITHOUT_REPLACEMENT:
+            if sampling is DraftSampling.WITHOUT_REPLACEMENT:
                 left_RV = torch.where(here_R[:, None], left_RV.scatter(1, token_R1, 0.0), left_RV)
     shape: Tree | RowTrees = tree
     if per_row:
         parents_RN = torch.where(present_RN, torch.tensor(tree.parents), -1)
         shape = RowTrees(parents_RN, depth=tree.depth, width=tree.width)
     present = None if per_row or bool(present_RN.all()) else present_RN
-    proposal = Proposal(tokens_RN, shape, law, of.q_MXV[0][context_RN], present)
+    proposal = Proposal(tokens_RN, shape, sampling, of.q_MXV[0][context_RN], present)
     wide = [[*each, *[-1] * (tree.width - len(each))] for each in tree.children]
     child_RNC = torch.tensor(wide).expand(len(drafted), -1, -1)
     here_RX = present_RN.gather(1, child_RNC.clamp_min(0).flatten(1))
@@ -151,10 +153,10 @@ def every_merge(of: World, depth: int) -> Drafts:
             rows.append((weight, padded, *columns))
     weight_R, pairs_RNC2, tokens_RN, parents_RN, context_RN = map(torch.tensor, zip(*rows))
     child_RNC, draft_RNC = pairs_RNC2.unbind(-1)
-    law_RNC = draft_RNC * N + torch.arange(N)[:, None]
-    trials_R = Trials(of.q_MXV[:, context_RN].transpose(0, 1).flatten(1, 2), child_RNC, law_RNC)
+    q_index_RNC = draft_RNC * N + torch.arange(N)[:, None]
+    trials_R = Trials(of.q_MXV[:, context_RN].transpose(0, 1).flatten(1, 2), child_RNC, q_index_RNC)
     tree = RowTrees(parents_RN, depth=depth, width=M)
-    proposal = Proposal(tokens_RN, tree, Law.SEVERAL, trials=trials_R)
+    proposal = Proposal(tokens_RN, tree, DraftSampling.SEVERAL, trials=trials_R)
     coin_RNC = (1 + torch.arange(N * M)).view(1, N, M).expand_as(child_RNC)
     logits_RNV = of.logits_XV[context_RN]
     return Drafts(weight_R.double(), proposal, context_RN, logits_RNV, child_RNC, coin_RNC)
@@ -166,7 +168,7 @@ def pick(proposal: Proposal, rows: Tensor) -> Proposal:
     if isinstance(tree, RowTrees):
         tree = RowTrees(tree.parents_BN[rows], depth=tree.depth, width=tree.width)
     if trials is not None:
-        trials = Trials(trials.q_BXV[rows], trials.child_BNC[rows], trials.law_BNC[rows])
+        trials = Trials(trials.q_BXV[rows], trials.child_BNC[rows], trials.q_index_BNC[rows])
     q, present = (None if x is None else x[rows] for x in (proposal.q_BNV, proposal.present_BN))
     return replace(proposal, tokens_BN=proposal.tokens_BN[rows], tree=tree, q_BNV=q, present_BN=present, trials=trials)
 
@@ -241,13 +243,13 @@ def rests(of: Drafts, chance_RNC: Tensor) -> Tensor:
 
 
 class Step(NamedTuple):
-    law_X: Tensor  # of the emitted tokens, by context
+    probs_X: Tensor  # of the emitted tokens, by context
     hit_D: Tensor  # probability to accept at each depth
     hat_D: Tensor  # the same by alpha_hat, where a test took place
 
 
 def step_of(rule: Rule, of: Drafts, more: int = 0) -> Step:
-    """The exact law of one step. With `more` numbers the very last is the extra token's."""
+    """The exact distribution of one step. With `more` numbers the very last is the extra token's."""
     V, D = of.logits_RNV.shape[2], of.proposal.tree.depth
     reach_RNY = coins_to_reach(of, more)
     rest_RN = rests(of, chances(rule, of, reach_RNY))
@@ -264,35 +266,35 @@ def step_of(rule: Rule, of: Drafts, more: int = 0) -> Step:
         return extra <= torch.arange(V - 1).repeat(len(r))
 
     below = supremum(up_to, len(r) * (V - 1)).view(len(r), V - 1)
-    law_KV = torch.cat([below, torch.ones_like(weight_K1)], 1).diff(dim=1, prepend=0 * weight_K1)
+    probs_KV = torch.cat([below, torch.ones_like(weight_K1)], 1).diff(dim=1, prepend=0 * weight_K1)
     behind = of.context_RN[r, n][:, None] * V + torch.arange(V) + 1
-    law_X = torch.zeros(sum(V**level for level in range(D + 2)), dtype=torch.float64)
-    law_X.index_add_(0, behind.flatten(), (weight_K1 * law_KV).flatten())
+    probs_X = torch.zeros(sum(V**level for level in range(D + 2)), dtype=torch.float64)
+    probs_X.index_add_(0, behind.flatten(), (weight_K1 * probs_KV).flatten())
     hat_KD = found.tested_BD * found.alpha_hat_BD.double()
-    return Step(law_X, (weight_K1 * hit_KD).sum(0), (weight_K1 * hat_KD).sum(0))
+    return Step(probs_X, (weight_K1 * hit_KD).sum(0), (weight_K1 * hat_KD).sum(0))
 
 
-def continued(law_X: Tensor, of: World) -> Tensor:
-    """Law of whole sequences: what stopped early goes on by the target's own law."""
-    p_XV, law_X = PLAIN(of.logits_XV).double(), law_X.clone()
+def continued(probs_X: Tensor, of: World) -> Tensor:
+    """Distribution of whole sequences: what stopped early goes on by the target's own distribution."""
+    p_XV, probs_X = PLAIN(of.logits_XV).double(), probs_X.clone()
     X, V = p_XV.shape
     for x in range(X):
-        law_X[x * V + 1 : x * V + V + 1] += law_X[x] * p_XV[x] / p_XV[x].sum()
-    return law_X[X:]
+        probs_X[x * V + 1 : x * V + V + 1] += probs_X[x] * p_XV[x] / p_XV[x].sum()
+    return probs_X[X:]
 
 
-def target_law(of: World) -> Tensor:
+def target_distribution(of: World) -> Tensor:
     start_X = torch.zeros(of.logits_XV.numel() + 1, dtype=torch.float64)
     start_X[0] = 1
     return continued(start_X, of)
 
 
-def distance(law_X: Tensor, of: World) -> float:
+def distance(probs_X: Tensor, of: World) -> float:
     """Total variation between the emitted sequences and the target's own."""
-    return float((continued(law_X, of) - target_law(of)).abs().sum()) / 2
+    return float((continued(probs_X, of) - target_distribution(of)).abs().sum()) / 2
 
 
 def assert_lossless(rule: Rule, of: Drafts, truth: World) -> None:
     step = step_of(rule, of)
-    assert distance(step.law_X, truth) < EXACT
+    assert distance(step.probs_X, truth) < EXACT
     torch.testing.assert_close(step.hat_D, step.hit_D, atol=EXACT, rtol=0)

@@ -1,4 +1,4 @@
-"""A draft model that keeps what it proposed, and the same laws by training's forward pass."""
+"""A draft model that keeps what it proposed, and the same distributions by training's forward pass."""
 
 from __future__ import annotations
 

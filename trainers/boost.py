@@ -25,7 +25,7 @@ from torch import nn
 from ..data.generate.continuations import Continuations, Team, Wanted, continuations
 from ..data.rows.cache import Prepared
 from ..decoding.target.backbone import Backbone
-from ..drafters.folder import read_entry, refuse_no_model, save_draft_model
+from ..drafters.folder import check_trainable_model, read_entry, save_draft_model
 from ..drafters.identity import TargetIdentity
 from ..drafters.model.ensemble import save_ensemble
 from ..drafters.registry import load_chain_draft
@@ -43,13 +43,13 @@ from .boosting.coverage_pass import (
     stored_matches,
 )
 from .boosting.members import (
+    check_members,
     derived_folder,
     drafter_of,
     member_lora,
     member_model,
     member_plan,
     own_member,
-    refuse_impossible,
 )
 from .config import FROM_TARGET, BoostConfig, LoraConfig, ModelConfig, ObjectiveConfig
 from .loop import checkpoint
@@ -76,11 +76,11 @@ def run(
     Raises:
         RequestError: origins or sizes that do not fit the members; `resume` is a path.
     """
-    refuse_impossible(boost, lora, model)
-    refuse_resume(given["out"], given["resume"])
+    check_members(boost, lora, model)
+    check_resume(given["out"], given["resume"])
     accelerator, target, rows = begin(given)
-    _refuse_other_targets(boost, target)
-    _refuse_origins(boost, model, target)
+    _check_member_targets(boost, target)
+    _check_origins(boost, model, target)
     samples = _samples(target, rows, boost, given, accelerator)
     run = Boosting(model, objective, boost, given, target, rows, samples, lora)
     return run.together(accelerator) if boost.order == "side_by_side" else run.in_turn(accelerator)
@@ -130,7 +130,7 @@ class Boosting:
 
     def together(self, accelerator: Accelerator) -> Outcome:
         """All SSMs in one loop, then what each of them covers."""
-        _refuse_shards(accelerator)
+        _check_not_sharded(accelerator)
         plan, drafters = self.given["plan"], self.out / "drafter"
         numbers = range(1, self.boost.members + 1)
         goal = side_by_side.build(
@@ -317,16 +317,16 @@ def _copy(folder: Path, new: Path) -> None:
     shutil.copytree(folder, new, dirs_exist_ok=True)
 
 
-def _refuse_other_targets(boost: BoostConfig, target: Backbone) -> None:
+def _check_member_targets(boost: BoostConfig, target: Backbone) -> None:
     """Raise RequestError for an SSM that is made from another target than this one."""
     for number in range(1, boost.members + 1):
         folder = derived_folder(boost, number)
         if folder is not None:
             entry = read_entry(folder)
-            entry["identity"].refuse_other(TargetIdentity.of(target), str(folder))
+            entry["identity"].check_same(TargetIdentity.of(target), str(folder))
 
 
-def _refuse_origins(boost: BoostConfig, model: ModelConfig, target: Backbone) -> None:
+def _check_origins(boost: BoostConfig, model: ModelConfig, target: Backbone) -> None:
     """Raise RequestError for a model that no SSM can go on from, before rounds are spent."""
     origins = [model.start_from or ""]
     origins += [
@@ -335,8 +335,8 @@ def _refuse_origins(boost: BoostConfig, model: ModelConfig, target: Backbone) ->
         if own_member(origin) is None and derived_folder(boost, number) is None
     ]
     for origin in {*origins} - {"", FROM_TARGET}:
-        refuse_no_model(origin)
-        distill.refuse_other_tokens(origin, target.tokenizer)
+        check_trainable_model(origin)
+        distill.check_same_tokens(origin, target.tokenizer)
 
 
 def _samples(
@@ -357,7 +357,7 @@ def _samples(
     return continuations(target, rows, wanted, folder, team)
 
 
-def refuse_resume(out: Path, resume: str) -> None:
+def check_resume(out: Path, resume: str) -> None:
     """Raise RequestError for words that a run of many stages cannot follow."""
     if resume not in ("auto", "never"):
         raise RequestError(
@@ -368,7 +368,7 @@ def refuse_resume(out: Path, resume: str) -> None:
         raise RequestError(f"{out} holds SSMs and --resume is never; use --resume auto to go on, or another --out")
 
 
-def _refuse_shards(accelerator: Accelerator) -> None:
+def _check_not_sharded(accelerator: Accelerator) -> None:
     plugin = accelerator.state.deepspeed_plugin
     if plugin is not None and plugin.zero_stage == 3:
         raise RequestError(

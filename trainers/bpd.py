@@ -4,7 +4,7 @@ Stern et al. 2018, arXiv 1811.03115, section 6: to bound memory one output, draw
 step, is trained instead of the mean over all of them, of which its loss is an unbiased estimate.
 The target stays frozen, or is tuned with the layer: then its own output is one of the k, which
 keeps it a language model. With `data` that the target has written both are the paper's distilled
-regime, with the text's own answers its gold one; `objective.kl` teaches laws in place of tokens.
+regime, with the text's own answers its gold one; `objective.kl` teaches distributions in place of tokens.
 Order of the file, as in every trainer: the module, the objective, set-up. Read next:
 `drafters/heads/bpd.py`, the layer; `medusa.py`, labels and losses of heads; `tuned.py`.
 """
@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from ..data.rows.prepare import Prepared
 from ..decoding.target.backbone import Backbone
 from ..drafters.heads.bpd import BpdHeads
-from ..drafters.projection import refuse_other_logits
+from ..drafters.projection import check_plain_logits
 from .config import BpdConfig, ModelConfig, ObjectiveConfig, TuneConfig
-from .distill import refuse_nothing
+from .distill import check_terms
 from .loop.loop import Outcome
 from .loop.objective import Batch
 from .losses.chunked import Teacher
-from .medusa import HeadLoss, Lesson, MedusaObjective, MedusaStudent
+from .medusa import HeadLoss, MedusaObjective, MedusaStudent, TeacherOutput
 from .student.warm_start import warm_started
 from .teacher.frozen import Given, Save, run_for_target, saver
 from .teacher.tuned import TunedStudent, TunedTarget, run_tuned, tuned_saver
@@ -54,14 +54,14 @@ class BpdStudent(MedusaStudent):
         g = torch.Generator().manual_seed(seed)
         self._drawn = int(torch.randint(first, self.medusa.config.block, (), generator=g))
 
-    def forward(self, batch: Batch, lesson: Lesson) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward(self, batch: Batch, teacher_output: TeacherOutput) -> tuple[Tensor, dict[str, Tensor]]:
         if self.drawn is not None:
-            loss, terms = self.head(self.drawn, batch, lesson)
+            loss, terms = self.head(self.drawn, batch, teacher_output)
             return loss, {**terms, "loss": loss.detach()}
-        loss = torch.zeros((), device=lesson.hidden_RSH.device)
+        loss = torch.zeros((), device=teacher_output.hidden_RSH.device)
         terms = {}
         for k in range(1, self.medusa.config.block):
-            head_loss, found = self.head(k, batch, lesson)
+            head_loss, found = self.head(k, batch, teacher_output)
             loss = loss + head_loss / self.medusa.config.heads
             terms |= {f"head{k}_{name}": value for name, value in found.items()}
         return loss, {"loss": loss.detach(), **terms}
@@ -80,7 +80,7 @@ class TunedBpdStudent(TunedStudent):
             # what wraps the module in several processes waits for a gradient of every parameter
             idle = torch.stack([p.sum() for p in self.student.parameters()]).sum()
             return loss + 0.0 * idle, {"loss": loss.detach()}
-        loss, terms = self.student(batch, Lesson(hidden_RSH))
+        loss, terms = self.student(batch, TeacherOutput(hidden_RSH))
         if drawn is not None or self.is_resting:
             return loss, {"loss": loss.detach()}
         own_loss, own = self.language_loss(hidden_RSH, batch, teacher)
@@ -103,7 +103,7 @@ class BpdObjective(MedusaObjective):
 
 
 class TunedBpdObjective(BpdObjective):
-    """Trains layer and target; the lesson is what the target said before the run, if asked for."""
+    """Trains layer and target; the teacher output is what the target said before the run, if asked for."""
 
     def __init__(
         self, joint: TunedBpdStudent, tuned: TunedTarget, save: Save, *, every_head: bool, distils: bool
@@ -119,7 +119,7 @@ class TunedBpdObjective(BpdObjective):
             self._student.draw(seed, first=int(self._joint.is_resting))
 
     def prepare(self, batch: Batch) -> Teacher | None:  # type: ignore[override]
-        """For the target's own output alone: others foresee the law that it has by now."""
+        """For the target's own output alone: others foresee the distribution that it has by now."""
         needed = self._distils and not self._student.drawn and not self._joint.is_resting
         return self._tuned.teacher(batch) if needed else None
 
@@ -145,8 +145,8 @@ def build_tuned(bpd: BpdConfig, objective: ObjectiveConfig, tuned: TunedTarget, 
 
 def fresh_student(bpd: BpdConfig, objective: ObjectiveConfig, target: PreTrainedModel) -> BpdStudent:
     """An untrained layer and its loss; errors as for `build`."""
-    refuse_nothing(objective)
-    refuse_other_logits(target)
+    check_terms(objective)
+    check_plain_logits(target)
     head: Any = target.get_output_embeddings()
     return BpdStudent(BpdHeads.for_target(target, block=bpd.block, inner=bpd.inner), head, objective)
 

@@ -112,14 +112,14 @@ class ObjectiveConfig(Section):
     """
 
     kl: float | None = Field(None, ge=0)
-    """Weight of the forward KL divergence from the target's law p to the draft's q; empty: 1, and
+    """Weight of the forward KL divergence from the target's distribution p to the draft's q; empty: 1, and
     0 for `eagle` and `eagle3`."""
     reverse_kl: float = Field(0.0, ge=0)
     """Weight of the KL from q to p: a small draft keeps to what the target is likely to say."""
     jsd: float = Field(0.0, ge=0)
     """Weight of the Jensen-Shannon divergence, between the two and bounded."""
     jsd_beta: float = Field(0.5, gt=0, lt=1)
-    """Share of p in its mean law."""
+    """Share of p in its mean distribution."""
     tv: float = Field(0.0, ge=0)
     """Weight of the total variation, 1 - acceptance; teaches little from scratch, begin with kl."""
     lk_alpha: float = Field(0.0, ge=0)
@@ -135,9 +135,9 @@ class ObjectiveConfig(Section):
     ce: float = Field(0.0, ge=0)
     """Weight of the cross-entropy on the text's own next token."""
     temperature: float = Field(1.0, gt=0)
-    """Softens both laws inside every term but `ce`."""
+    """Softens both distributions inside every term but `ce`."""
     teacher_top_k: int | None = Field(None, ge=1)
-    """Cut the target's law to so many likeliest tokens, as a stored teacher would be, renormalised;
+    """Cut the target's distribution to so many likeliest tokens, as a stored teacher would be, renormalised;
     the mass that is lost is reported as `cut_mass`. Not by `eagle` and `eagle3`, which have terms
     of their own."""
     from_kl_share: float | None = Field(None, ge=0, le=1)
@@ -254,7 +254,7 @@ class EagleConfig(Section):
     feature: float = Field(1.0, ge=0)
     """Weight of the SmoothL1 distance between guessed and true features."""
     ce: float = Field(0.1, ge=0)
-    """Weight of the cross-entropy between the laws that follow from them."""
+    """Weight of the cross-entropy between the distributions that follow from them."""
     noise: float = Field(0.1, ge=0)
     """Features are shaken by uniform noise of at most this size in training; 0 is none."""
     passes: int = Field(1, ge=1)
@@ -309,7 +309,7 @@ class Medusa2Config(Section):
     sine_steps: int = Field(0, ge=0)
     """Steps behind `tune.rest_steps` in which that weight grows from 0 along a sine; 0: at once."""
     self_distillation: bool = False
-    """Hold the target to its own law before the run, by KL, in place of the text's tokens."""
+    """Hold the target to its own distribution before the run, by KL, in place of the text's tokens."""
 
 
 class BpdConfig(Section):

@@ -17,30 +17,30 @@ from torch import Tensor, nn
 from ..data.rows.prepare import Prepared
 from ..decoding.target.backbone import Backbone
 from ..decoding.target.loading import load_model, load_tokenizer
-from ..drafters.folder import refuse_no_model, save_draft_model
-from ..drafters.projection import refuse_other_logits
+from ..drafters.folder import check_trainable_model, save_draft_model
+from ..drafters.projection import check_plain_logits
 from ..errors import RequestError
 from .config import FROM_TARGET, LoraConfig, ModelConfig, ObjectiveConfig, RolloutsConfig
 from .loop.loop import Outcome
-from .loop.objective import Batch, hidden_states, label_shares, labelled, refuse_long_start
+from .loop.objective import Batch, check_start_context, hidden_states, label_shares, labelled
 from .loop.sharding import standalone
 from .losses.chunked import Distillation, Teacher
 from .losses.mix import TERMS, Mix
 from .losses.ramp import MovingLoss, Ramp
 from .pruning.layers import prune
-from .pruning.sizes import refuse_cut
+from .pruning.sizes import check_not_pruned
 from .student.architecture import fresh_model
 from .student.lora import adapt, save_adapted
 from .teacher.features import FeatureSource, OnlineFeatures
 from .teacher.frozen import Given, Save, run_for_target
-from .teacher.rollouts import Rollouts, refuse_prompts, refuse_rows
+from .teacher.rollouts import Rollouts, check_rollout_prompts, check_rollout_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 class DraftStudent(nn.Module):
-    """The draft and its loss against the target's law, in chunks over positions."""
+    """The draft and its loss against the target's distribution, in chunks over positions."""
 
     def __init__(self, draft: PreTrainedModel, loss: Distillation, *, chunk: int, rows: int) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class DraftStudent(nn.Module):
 
 
 class DistillObjective:
-    """Trains `draft` to have the law of the frozen `target`."""
+    """Trains `draft` to have the distribution of the frozen `target`."""
 
     def __init__(self, draft: PreTrainedModel, target: PreTrainedModel, config: ObjectiveConfig, save: Save) -> None:
         # a head may be padded beyond the tokenizer; the rows that both have are compared
@@ -113,8 +113,8 @@ def build(
         RequestError: nothing would be learnt, the draft says other tokens, or the logits of one of
             the two are more than a projection.
     """
-    refuse_nothing(objective)
-    refuse_other_logits(target)
+    check_terms(objective)
+    check_plain_logits(target)
     target.requires_grad_(False).eval()
     draft = pruned or draft_model(model, target, tokenizer)
     adapt(draft, lora or LoraConfig(), model)
@@ -125,7 +125,7 @@ def build(
     return goal
 
 
-def refuse_nothing(objective: ObjectiveConfig, *, own: Mapping[str, float] | None = None, places: int = 1) -> None:
+def check_terms(objective: ObjectiveConfig, *, own: Mapping[str, float] | None = None, places: int = 1) -> None:
     """Raise RequestError when an objective teaches nothing, or weighs places that there are not.
 
     Args:
@@ -159,11 +159,11 @@ def run(
     **given: Unpack[Given],
 ) -> Outcome:
     """Distil a draft into `out/drafter`."""
-    refuse_rows(rollouts, given["data"].sequence_length, given["plan"].loop.batch_rows)
-    refuse_long_start(model, given["data"].sequence_length)
+    check_rollout_rows(rollouts, given["data"].sequence_length, given["plan"].loop.batch_rows)
+    check_start_context(model, given["data"].sequence_length)
 
     def make(target: Backbone, rows: Prepared) -> DistillObjective:
-        refuse_prompts(rollouts, rows.train)
+        check_rollout_prompts(rollouts, rows.train)
         pruned = None
         if model.start_from == FROM_TARGET:
             loop = given["plan"].loop
@@ -194,20 +194,20 @@ def draft_model(config: ModelConfig, target: PreTrainedModel, tokenizer: PreTrai
     if config.start_from is None:
         like = target.config.get_text_config(decoder=True)
         return fresh_model(config, vocabulary=_rows(target), eos=tokenizer.eos_token_id, like=like)
-    refuse_cut(config)
-    refuse_no_model(config.start_from)
-    refuse_other_tokens(config.start_from, tokenizer)
+    check_not_pruned(config)
+    check_trainable_model(config.start_from)
+    check_same_tokens(config.start_from, tokenizer)
     draft = load_model(config.start_from)
     if _rows(draft) < len(tokenizer):
         raise RequestError(
             f"model.start_from {config.start_from!r} has an output projection of {_rows(draft)} "
             f"rows, the target's tokenizer has {len(tokenizer)} tokens: it cannot say all of them"
         )
-    refuse_other_logits(draft, f"model.start_from {config.start_from!r}")
+    check_plain_logits(draft, f"model.start_from {config.start_from!r}")
     return draft
 
 
-def refuse_other_tokens(start_from: str, tokenizer: PreTrainedTokenizerBase) -> None:
+def check_same_tokens(start_from: str, tokenizer: PreTrainedTokenizerBase) -> None:
     """A draft must mean the same tokens by the same numbers; the first difference is named."""
     mine, theirs = load_tokenizer(start_from).get_vocab(), tokenizer.get_vocab()
     if mine == theirs:

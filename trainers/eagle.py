@@ -1,4 +1,4 @@
-"""Train an EAGLE drafter: guess the target's next feature, and through its head the next law.
+"""Train an EAGLE drafter: guess the target's next feature, and through its head the next distribution.
 
 EAGLE-1 (Li et al. 2024, arXiv 2401.15077, section 4.2); EAGLE-2 decodes with the same weights.
 HASS (Zhang et al. 2025, 2408.15766) is `passes` above 1 and `top_k` above 0: the network learns on
@@ -25,9 +25,9 @@ from ..data.rows.prepare import Prepared
 from ..decoding.target.backbone import Backbone
 from ..drafters.eagle.layers import EagleShape
 from ..drafters.eagle.net import EagleNet
-from ..drafters.projection import refuse_other_logits
+from ..drafters.projection import check_plain_logits
 from .config import Eagle3Config, EagleConfig, ModelConfig, ObjectiveConfig
-from .distill import refuse_nothing
+from .distill import check_terms
 from .loop.loop import Outcome
 from .loop.objective import Batch
 from .loop.sharding import standalone
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class Lesson(NamedTuple):
+class TeacherOutput(NamedTuple):
     """What the target says about a batch, all [R, S, H]."""
 
     features_RSH: Tensor
@@ -54,8 +54,8 @@ class Lesson(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LawLoss:
-    """`ce` * - sum_v p(v) log q(v), p being the target's law; `top_k` * the same over its best.
+class DistributionLoss:
+    """`ce` * - sum_v p(v) log q(v), p being the target's distribution; `top_k` * the same over its best.
 
     The second is HASS's: only the `tokens` likeliest, p not renormalised. What the recipe adds is
     `mix`. Reported of the first pass: `ce`, `alpha`, sum_v min(p, q), `agreement` of the argmax,
@@ -82,8 +82,8 @@ class LawLoss:
             loss_C = loss_C + self.top_k * top_k_cross_entropy(p_CV, log_q_CV, self.tokens)
         added: dict[str, Tensor] = {}
         if self.mix.asked:
-            laws = self.mix.laws(draft_CV, self.mix.soften(target_CV))
-            added = self.mix.terms(laws, draft_CV, label_C)
+            distributions = self.mix.distributions(draft_CV, self.mix.soften(target_CV))
+            added = self.mix.terms(distributions, draft_CV, label_C)
             loss_C = loss_C + self.mix.total(added)
         # an `argmax` takes eight times as long as an `amax` on a CPU
         agreement_C = target_CV.gather(-1, best_C[:, None])[:, 0] == target_CV.amax(-1)
@@ -190,34 +190,34 @@ def per_label(terms: dict[str, Tensor], pass_P: Tensor, batch: Batch) -> dict[st
 
 
 class EagleStudent(nn.Module):
-    """The network and its loss: SmoothL1 of the features, and the laws' soft cross-entropy."""
+    """The network and its loss: SmoothL1 of the features, and the distributions' soft cross-entropy."""
 
     def __init__(self, draft: EagleNet, head: nn.Linear, config: EagleConfig, objective: ObjectiveConfig) -> None:
         super().__init__()
         self.draft, self._config, self._objective = draft, config, objective
         mix = Mix.of(objective, kl=0.0)
-        loss = LawLoss(config.ce, config.top_k, config.top_k_tokens, config.passes, mix)
+        loss = DistributionLoss(config.ce, config.top_k, config.top_k_tokens, config.passes, mix)
         # in a tuple it is no part of this module: the head is the target's, and what wraps,
         # shards or saves this module must not touch it
         self._frozen = (ChunkedLoss(head, loss, chunk=objective.chunk),)
 
-    def forward(self, batch: Batch, lesson: Lesson) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward(self, batch: Batch, teacher_output: TeacherOutput) -> tuple[Tensor, dict[str, Tensor]]:
         outputs = self.draft.unroll(
-            self._noisy(lesson.features_RSH),
-            lesson.embeds_RSH,
+            self._noisy(teacher_output.features_RSH),
+            teacher_output.embeds_RSH,
             batch["positions"],
             batch["documents"],
             self._config.passes,
             detach=True,
         )
         guess_PH, at_P, place_P2 = compared(outputs, batch)
-        true_PH = lesson.features_RSH.flatten(0, 1)[at_P]
+        true_PH = teacher_output.features_RSH.flatten(0, 1)[at_P]
         feature_P = F.smooth_l1_loss(guess_PH.float(), true_PH.float(), reduction="none").mean(-1)
         (head,) = self._frozen
         share_P = shares(place_P2, guess_PH, head, batch, self._config, self._objective)
-        laws, terms = head(*self._in_order(guess_PH, place_P2, at_P, share_P, lesson))
+        distributions, terms = head(*self._in_order(guess_PH, place_P2, at_P, share_P, teacher_output))
         counted_P = feature_P if share_P is None else feature_P * share_P
-        loss = self._config.feature * counted_P.sum() + laws
+        loss = self._config.feature * counted_P.sum() + distributions
         if not terms:
             return loss, {}
         pass_P = place_P2[:, 1]
@@ -225,11 +225,11 @@ class EagleStudent(nn.Module):
         return loss, per_label(terms, pass_P, batch)
 
     def _in_order(
-        self, guess_PH: Tensor, place_P2: Tensor, at_P: Tensor, share_P: Tensor | None, lesson: Lesson
+        self, guess_PH: Tensor, place_P2: Tensor, at_P: Tensor, share_P: Tensor | None, teacher_output: TeacherOutput
     ) -> tuple[Tensor, Tensor, Teacher, Tensor | None]:
         """What the head reads, in the order of the text, and a target that is asked once."""
         (head,) = self._frozen
-        states_NH = lesson.features_RSH.flatten(0, 1)
+        states_NH = teacher_output.features_RSH.flatten(0, 1)
         if self._config.passes == 1:  # in order as it is
             return guess_PH, place_P2, Teacher(states_NH[at_P], head.weight), share_P
         at_P, guess_PH, place_P2, share_P = in_text_order(at_P, guess_PH, place_P2, share_P)
@@ -254,11 +254,11 @@ class EagleObjective:
         self.features: FeatureSource = OnlineFeatures(target)
 
     @torch.no_grad()
-    def prepare(self, batch: Batch) -> Lesson:
+    def prepare(self, batch: Batch) -> TeacherOutput:
         """The target's features and the embeddings of the tokens behind them."""
         (features_RSH,) = self.features(batch)
         embed: Any = self._target.get_input_embeddings()
-        return Lesson(features_RSH, embed(batch["input_ids"].roll(-1, 1)))
+        return TeacherOutput(features_RSH, embed(batch["input_ids"].roll(-1, 1)))
 
     def export(self, folder: Path) -> None:
         """A drafter checkpoint, as `drafters/` writes and reads it."""
@@ -274,17 +274,17 @@ def build(config: EagleConfig, objective: ObjectiveConfig, target: PreTrainedMod
     Raises:
         RequestError: nothing would be learnt, or the target's logits are more than a projection.
     """
-    refuse_no_lesson(config, objective)
-    refuse_other_logits(target)
+    check_objective(config, objective)
+    check_plain_logits(target)
     target.requires_grad_(False).eval()
     net = EagleNet(EagleShape.like(target.config))
     return EagleObjective(net, target, config, objective, save)
 
 
-def refuse_no_lesson(config: EagleConfig, objective: ObjectiveConfig) -> None:
-    """Raise RequestError where both sections together teach nothing; see `refuse_nothing`."""
+def check_objective(config: EagleConfig, objective: ObjectiveConfig) -> None:
+    """Raise RequestError where both sections together teach nothing; see `check_terms`."""
     own = {f"eagle.{name}": getattr(config, name) for name in ("feature", "ce", "top_k")}
-    refuse_nothing(objective, own=own, places=config.passes)
+    check_terms(objective, own=own, places=config.passes)
 
 
 def run(*, eagle: EagleConfig, objective: ObjectiveConfig, model: ModelConfig, **given: Unpack[Given]) -> Outcome:

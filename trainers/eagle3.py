@@ -1,6 +1,6 @@
 """Train an EAGLE-3 drafter: fused hidden states in, several passes over its own outputs.
 
-Li et al. 2025 (arXiv 2503.01840): no loss on features, only on laws, and training sees what
+Li et al. 2025 (arXiv 2503.01840): no loss on features, only on distributions, and training sees what
 drafting will see. The target runs frozen in the same process. Order of the file, as in every
 trainer: the module, the objective, set-up. Read next: `drafters/eagle/net3.py`, the network;
 `eagle.py`, its predecessor.
@@ -24,10 +24,10 @@ from ..data.rows.packed import PackedRows
 from ..data.rows.prepare import Prepared
 from ..decoding.target.backbone import Backbone
 from ..drafters.eagle.net3 import Eagle3Net, Eagle3Shape, fused_layers
-from ..drafters.projection import refuse_other_logits
+from ..drafters.projection import check_plain_logits
 from ..errors import RequestError
 from .config import Eagle3Config, ModelConfig, ObjectiveConfig
-from .distill import refuse_nothing
+from .distill import check_terms
 from .eagle import compared, in_text_order, of_first, per_label, shares
 from .loop.loop import Outcome
 from .loop.objective import Batch
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class Lesson3(NamedTuple):
+class Eagle3TeacherOutput(NamedTuple):
     """What the target says about a batch."""
 
     features_RSF: Tensor
@@ -84,7 +84,7 @@ class Said(NamedTuple):
 class WholeTeacher(SharedTeacher):
     """The target over its whole vocabulary, of which the loss hears what concerns the draft's.
 
-    That law is what costs most here: seven passes would make it seven times.
+    That distribution is what costs most here: seven passes would make it seven times.
     """
 
     ids_U: Tensor
@@ -96,10 +96,10 @@ class WholeTeacher(SharedTeacher):
 
 @dataclass(frozen=True)
 class DraftVocabularyLoss:
-    """`ce` * - sum_u p~(u) log q(u), p~ the target's law on the draft vocabulary, and `mix`.
+    """`ce` * - sum_u p~(u) log q(u), p~ the target's distribution on the draft vocabulary, and `mix`.
 
     p~ is renormalised. As in the official code, positions at which the target's likeliest token
-    cannot be drafted do not count. The same holds for the terms of the mix that compare two laws of
+    cannot be drafted do not count. The same holds for the terms of the mix that compare two distributions of
     the same tokens. Total variation and LK-alpha take p as it is, at every position: they say
     what is accepted, and mass outside never is. The text's own token counts where it can be
     drafted. Reported: `alpha`, sum min(p, q) with p as it is, `agreement` of the argmax and the
@@ -121,8 +121,8 @@ class DraftVocabularyLoss:
         loss_C = self.ce * ce_C
         added: dict[str, Tensor] = {}
         if self.mix.asked:
-            laws = self.mix.laws(draft_CU, said.soft_CU, said.soft_normal_C)
-            found = self.mix.terms(laws, draft_CU, label_C)
+            distributions = self.mix.distributions(draft_CU, said.soft_CU, said.soft_normal_C)
+            found = self.mix.terms(distributions, draft_CU, label_C)
             added = {name: term * drafted_C if name in RENORMALISED else term for name, term in found.items()}
             loss_C = loss_C + self.mix.total(added)
         with torch.no_grad():
@@ -150,10 +150,10 @@ class Eagle3Student(nn.Module):
         loss = DraftVocabularyLoss(draft, config.passes, config.ce, self._mix)
         self.head = ChunkedLoss(draft.lm_head, loss, chunk=objective.chunk)
 
-    def forward(self, batch: Batch, lesson: Lesson3) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward(self, batch: Batch, teacher_output: Eagle3TeacherOutput) -> tuple[Tensor, dict[str, Tensor]]:
         outputs = self.draft.unroll(
-            self.draft.fuse(lesson.features_RSF),
-            lesson.embeds_RSH,
+            self.draft.fuse(teacher_output.features_RSF),
+            teacher_output.embeds_RSH,
             batch["positions"],
             batch["documents"],
             self._config.passes,
@@ -165,7 +165,11 @@ class Eagle3Student(nn.Module):
         share_P = shares(place_P2, hidden_PH, self.head, batch, self._config, self._objective)
         at_P, hidden_PH, place_P2, share_P = in_text_order(at_P, hidden_PH, place_P2, share_P)
         teacher = WholeTeacher.of(
-            lesson.hidden_RSH.flatten(0, 1), lesson.head_VH, at_P, ids_U=self.draft.ids_U, mix=self._mix
+            teacher_output.hidden_RSH.flatten(0, 1),
+            teacher_output.head_VH,
+            at_P,
+            ids_U=self.draft.ids_U,
+            mix=self._mix,
         )
         loss, terms = self.head(hidden_PH, place_P2, teacher, share_P)
         if not terms:
@@ -180,7 +184,7 @@ class Eagle3Student(nn.Module):
 
 
 class Eagle3Objective:
-    """Trains `draft` to have the law of the frozen `target` along its own drafts."""
+    """Trains `draft` to have the distribution of the frozen `target` along its own drafts."""
 
     def __init__(
         self, draft: Eagle3Net, target: PreTrainedModel, config: Eagle3Config, objective: ObjectiveConfig, save: Save
@@ -190,13 +194,13 @@ class Eagle3Objective:
         self.features: FeatureSource = OnlineFeatures(target, (*draft.config.layers, LAST))
 
     @torch.no_grad()
-    def prepare(self, batch: Batch) -> Lesson3:
+    def prepare(self, batch: Batch) -> Eagle3TeacherOutput:
         """The target's hidden states and the embeddings of the tokens behind them."""
         *fused, hidden_RSH = self.features(batch)
         target: Any = self._target
         embeds_RSH = target.get_input_embeddings()(batch["input_ids"].roll(-1, 1))
         head_VH = target.get_output_embeddings().weight
-        return Lesson3(torch.cat(fused, -1), embeds_RSH, hidden_RSH, head_VH)
+        return Eagle3TeacherOutput(torch.cat(fused, -1), embeds_RSH, hidden_RSH, head_VH)
 
     def export(self, folder: Path) -> None:
         """A drafter checkpoint, as `drafters/` writes and reads it."""
@@ -217,8 +221,8 @@ def build(
         RequestError: nothing would be learnt, or the target lacks a layer or has logits that are
             more than a projection.
     """
-    refuse_no_lesson(config, objective)
-    refuse_other_logits(target)
+    check_objective(config, objective)
+    check_plain_logits(target)
     target.requires_grad_(False).eval()
     head: Any = target.get_output_embeddings()
     shape = Eagle3Shape.of(
@@ -234,9 +238,9 @@ def build(
     return Eagle3Objective(draft, target, config, objective, save)
 
 
-def refuse_no_lesson(config: Eagle3Config, objective: ObjectiveConfig) -> None:
-    """Raise RequestError where both sections together teach nothing; see `refuse_nothing`."""
-    refuse_nothing(objective, own={"eagle3.ce": config.ce}, places=config.passes)
+def check_objective(config: Eagle3Config, objective: ObjectiveConfig) -> None:
+    """Raise RequestError where both sections together teach nothing; see `check_terms`."""
+    check_terms(objective, own={"eagle3.ce": config.ce}, places=config.passes)
 
 
 def chosen_layers(config: Eagle3Config, target: PreTrainedModel) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ from ..drafters.heads.hydra import Hydra, HydraHeads, HydraPlus, reads
 from .config import MedusaConfig, ModelConfig, ObjectiveConfig
 from .loop.loop import Outcome
 from .loop.objective import Batch
-from .medusa import Lesson, MedusaObjective, MedusaStudent, student
+from .medusa import MedusaObjective, MedusaStudent, TeacherOutput, student
 from .student.warm_start import warm_started
 from .teacher.frozen import Given, Save, run_for_target, saver
 
@@ -38,34 +38,34 @@ class HydraStudent(MedusaStudent):
     The layer runs once per batch, over whole rows, inside each document.
     """
 
-    def forward(self, batch: Batch, lesson: Lesson) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward(self, batch: Batch, teacher_output: TeacherOutput) -> tuple[Tensor, dict[str, Tensor]]:
         heads: Any = self.medusa
         if heads.prefix is not None:
-            hidden_RSH = lesson.hidden_RSH.to(heads.dtype)
+            hidden_RSH = teacher_output.hidden_RSH.to(heads.dtype)
             read_RSH = heads.prefix(hidden_RSH, batch["positions"], documents_BN=batch["documents"])
-            lesson = lesson._replace(read_RSH=read_RSH)
-        return super().forward(batch, lesson)
+            teacher_output = teacher_output._replace(read_RSH=read_RSH)
+        return super().forward(batch, teacher_output)
 
-    def given(self, k: int, lesson: Lesson) -> Tensor:
+    def given(self, k: int, teacher_output: TeacherOutput) -> Tensor:
         """h_t and the embeddings of the k tokens behind t, [R, X, F]."""
-        assert lesson.embeds_RSH is not None  # `HydraObjective.prepare` makes them
-        read_RSH = lesson.hidden_RSH if lesson.read_RSH is None else lesson.read_RSH
-        X = lesson.embeds_RSH.shape[1] - (k + 1)
+        assert teacher_output.embeds_RSH is not None  # `HydraObjective.prepare` makes them
+        read_RSH = teacher_output.hidden_RSH if teacher_output.read_RSH is None else teacher_output.read_RSH
+        X = teacher_output.embeds_RSH.shape[1] - (k + 1)
         if X <= 0:  # rows too short for this head
-            return reads(read_RSH[:, :0], [lesson.embeds_RSH[:, :0]] * k)
-        embeds = [lesson.embeds_RSH[:, ahead : ahead + X] for ahead in range(1, k + 1)]
+            return reads(read_RSH[:, :0], [teacher_output.embeds_RSH[:, :0]] * k)
+        embeds = [teacher_output.embeds_RSH[:, ahead : ahead + X] for ahead in range(1, k + 1)]
         return reads(read_RSH[:, :X], embeds)
 
 
 class HydraObjective(MedusaObjective):
-    """Medusa's objective; the target's embeddings are part of the lesson."""
+    """Medusa's objective; the target's embeddings are part of the teacher output."""
 
     @torch.no_grad()
-    def prepare(self, batch: Batch) -> Lesson:
+    def prepare(self, batch: Batch) -> TeacherOutput:
         """The target's last hidden states and its embeddings of the tokens."""
-        lesson = super().prepare(batch)
+        teacher_output = super().prepare(batch)
         embed: Any = self._target.get_input_embeddings()
-        return Lesson(lesson.hidden_RSH, embed(batch["input_ids"]))
+        return TeacherOutput(teacher_output.hidden_RSH, embed(batch["input_ids"]))
 
 
 def build(medusa: MedusaConfig, objective: ObjectiveConfig, target: PreTrainedModel, save: Save) -> HydraObjective:

@@ -1,7 +1,7 @@
 """Train Medusa heads on the last hidden states of a frozen target, run in the same process.
 
 Medusa-1 (Cai et al. 2024, arXiv 2401.10774, section 2.2.1): sum_k lambda_k CE_k, lambda_k = 0.8^k,
-which is `objective: {kl: 0, ce: 1}`; with `kl` a head learns the target's law instead of one token
+which is `objective: {kl: 0, ce: 1}`; with `kl` a head learns the target's distribution instead of one token
 of it. Order of the file, as in every trainer: the module, the objective, set-up.
 Read next: `drafters/heads/medusa.py`, the heads; `losses/chunked.py`; `hydra.py`.
 
@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from ..data.rows.prepare import Prepared
 from ..decoding.target.backbone import Backbone
 from ..drafters.heads.medusa import Heads, MedusaHeads
-from ..drafters.projection import refuse_other_logits
+from ..drafters.projection import check_plain_logits
 from ..errors import RequestError
 from .config import MedusaConfig, ModelConfig, ObjectiveConfig
-from .distill import refuse_nothing
+from .distill import check_terms
 from .loop.loop import Outcome
 from .loop.objective import Batch
 from .loop.sharding import standalone
@@ -51,8 +51,8 @@ def counted(batch: Batch, k: int) -> Tensor:
 class HeadLoss:
     """The loss of one head: the recipe's mix of terms, for `ChunkedLoss`.
 
-    p is the target's law of the very token that the head speaks of. Also reported: `top1`, how
-    often the head's likeliest token is the text's own, and the laws' overlap `alpha` where a term
+    p is the target's distribution of the very token that the head speaks of. Also reported: `top1`, how
+    often the head's likeliest token is the text's own, and the distributions' overlap `alpha` where a term
     asks for the target's.
     """
 
@@ -73,7 +73,7 @@ class HeadLoss:
         return {"loss": terms["loss"], "top1": top1_C, **reported}
 
 
-class Lesson(NamedTuple):
+class TeacherOutput(NamedTuple):
     """What the target says about a batch, [R, S, H] each."""
 
     hidden_RSH: Tensor
@@ -98,19 +98,19 @@ class MedusaStudent(nn.Module):
         # shards or saves this module must not touch it
         self._frozen = (ChunkedLoss(target_head, self._loss, chunk=objective.chunk),)
 
-    def forward(self, batch: Batch, lesson: Lesson) -> tuple[Tensor, dict[str, Tensor]]:
-        loss = torch.zeros((), device=lesson.hidden_RSH.device)
+    def forward(self, batch: Batch, teacher_output: TeacherOutput) -> tuple[Tensor, dict[str, Tensor]]:
+        loss = torch.zeros((), device=teacher_output.hidden_RSH.device)
         terms: dict[str, Tensor] = {}
         heads = range(1, self.medusa.config.heads + 1)
-        paces = None if self._pace_floor is None else self._paces(batch, lesson, self._pace_floor)
+        paces = None if self._pace_floor is None else self._paces(batch, teacher_output, self._pace_floor)
         for k in heads:
-            head_loss, found = self.head(k, batch, lesson, None if paces is None else paces[k - 1])
+            head_loss, found = self.head(k, batch, teacher_output, None if paces is None else paces[k - 1])
             loss = loss + (self._decay**k * head_loss if paces is None else head_loss)
             terms |= {f"head{k}_{name}": value for name, value in found.items()}
         return loss, {"loss": loss.detach(), **terms}
 
     def head(
-        self, k: int, batch: Batch, lesson: Lesson, share_P: Tensor | None = None
+        self, k: int, batch: Batch, teacher_output: TeacherOutput, share_P: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of head k summed over its labels, each counting `share_P` if given; and its terms,
         where all labels count alike."""
@@ -118,8 +118,8 @@ class MedusaStudent(nn.Module):
         label_P = batch["input_ids"][:, k + 1 :][counts_RX]
         teacher = None
         if self._loss.distils:
-            teacher = self._teacher(lesson.hidden_RSH[:, k:-1][counts_RX])
-        hidden_PH = self._hidden(k, counts_RX, lesson)
+            teacher = self._teacher(teacher_output.hidden_RSH[:, k:-1][counts_RX])
+        hidden_PH = self._hidden(k, counts_RX, teacher_output)
         loss, sums = self._chunked(k)(hidden_PH, label_P, teacher, share_P)
         # the loop divides by all labels, of which a head lacks the first k of every document; and
         # it adds up the same names on every process, whatever the batch held there
@@ -127,26 +127,26 @@ class MedusaStudent(nn.Module):
         zero = loss.detach() * 0
         return loss, {name: sums.get(name, zero) * share for name in self._loss.names}
 
-    def given(self, k: int, lesson: Lesson) -> Tensor:
+    def given(self, k: int, teacher_output: TeacherOutput) -> Tensor:
         """What head k reads at every position that has a token k + 1 places ahead, [R, X, F]."""
-        return lesson.hidden_RSH[:, : -(k + 1)]
+        return teacher_output.hidden_RSH[:, : -(k + 1)]
 
     @torch.no_grad()
-    def _paces(self, batch: Batch, lesson: Lesson, floor: float) -> list[Tensor]:
+    def _paces(self, batch: Batch, teacher_output: TeacherOutput, floor: float) -> list[Tensor]:
         """D-PACE's weights of every head's labels: a first pass, a chunk of logits at a time."""
         heads = range(1, self.medusa.config.heads + 1)
         said, anchors = [], []
         for k in heads:
             counts_RX = counted(batch, k)
             label_P = batch["input_ids"][:, k + 1 :][counts_RX]
-            hidden_PH = self._hidden(k, counts_RX, lesson)
+            hidden_PH = self._hidden(k, counts_RX, teacher_output)
             said.append(self._chunked(k)(hidden_PH, label_P, only_said=True)[0])
             anchors.append(anchors_of(counts_RX, batch["input_ids"].shape[1]))
         return paced(said, anchors, batch["input_ids"].numel(), floor)
 
-    def _hidden(self, k: int, counts_RX: Tensor, lesson: Lesson) -> Tensor:
+    def _hidden(self, k: int, counts_RX: Tensor, teacher_output: TeacherOutput) -> Tensor:
         """What head k's projection reads where it has a label, [P, H]."""
-        return self.medusa.head(k, self.given(k, lesson)[counts_RX].to(self.medusa.dtype))
+        return self.medusa.head(k, self.given(k, teacher_output)[counts_RX].to(self.medusa.dtype))
 
     def _chunked(self, k: int) -> nn.Module:
         """The projection of head k and its loss."""
@@ -166,10 +166,10 @@ class MedusaObjective:
         self.features: FeatureSource = OnlineFeatures(target)
 
     @torch.no_grad()
-    def prepare(self, batch: Batch) -> Lesson:
+    def prepare(self, batch: Batch) -> TeacherOutput:
         """The target's last hidden states."""
         (hidden_RSH,) = self.features(batch)
-        return Lesson(hidden_RSH)
+        return TeacherOutput(hidden_RSH)
 
     def export(self, folder: Path) -> None:
         """A drafter checkpoint, as `drafters/` writes and reads it."""
@@ -181,11 +181,11 @@ class MedusaObjective:
 
 def build(medusa: MedusaConfig, objective: ObjectiveConfig, target: PreTrainedModel, save: Save) -> MedusaObjective:
     """Untrained heads for `target`, which is frozen here; errors as for `student`."""
-    refuse_prefix(medusa)
+    check_no_prefix(medusa)
     return MedusaObjective(student(MedusaHeads.for_target, MedusaStudent, medusa, objective, target), target, save)
 
 
-def refuse_prefix(medusa: MedusaConfig) -> None:
+def check_no_prefix(medusa: MedusaConfig) -> None:
     """Raise RequestError where a layer is asked for that Medusa's heads do not have."""
     if medusa.prefix:
         raise RequestError(
@@ -206,8 +206,8 @@ def student(
     Raises:
         RequestError: nothing would be learnt, or the target's logits are more than a projection.
     """
-    refuse_nothing(objective, places=medusa.heads)
-    refuse_other_logits(target)
+    check_terms(objective, places=medusa.heads)
+    check_plain_logits(target)
     target.requires_grad_(False).eval()
     fresh = heads(target, heads=medusa.heads, layers=medusa.layers, shared_head=medusa.shared_head)
     head: Any = target.get_output_embeddings()

@@ -20,13 +20,13 @@ from torch import Tensor
 
 from ..data.rows.prepare import Prepared
 from ..drafters.heads.medusa import MedusaHeads
-from ..drafters.projection import refuse_other_logits
+from ..drafters.projection import check_plain_logits
 from .config import Medusa2Config, MedusaConfig, ModelConfig, ObjectiveConfig, TuneConfig
-from .distill import refuse_nothing
+from .distill import check_terms
 from .loop.loop import Outcome
 from .loop.objective import Batch
 from .losses.chunked import Teacher
-from .medusa import Lesson, MedusaObjective, MedusaStudent, refuse_prefix
+from .medusa import MedusaObjective, MedusaStudent, TeacherOutput, check_no_prefix
 from .student.warm_start import warm_started
 from .teacher.frozen import Given, Save
 from .teacher.tuned import TunedStudent, TunedTarget, run_tuned, tuned_saver
@@ -52,7 +52,7 @@ class Medusa2Student(TunedStudent):
     def forward(self, batch: Batch, teacher: Teacher | None) -> tuple[Tensor, dict[str, Tensor]]:
         """The heads' loss alone while the target rests, both behind it."""
         hidden_RSH = self.states(batch)
-        heads_loss, terms = self.student(batch, Lesson(hidden_RSH))
+        heads_loss, terms = self.student(batch, TeacherOutput(hidden_RSH))
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.is_resting):
             own_loss, own = self.language_loss(hidden_RSH, batch, teacher)
         loss = heads_loss if self.is_resting else own_loss + self.weight * heads_loss
@@ -65,7 +65,7 @@ def sine(step: int, steps: int) -> float:
 
 
 class Medusa2Objective(MedusaObjective):
-    """Trains heads and target; the lesson is what the original says, where that is asked for."""
+    """Trains heads and target; the teacher output is what the original says, where that is asked for."""
 
     def __init__(
         self, student: Medusa2Student, heads: MedusaStudent, tuned: TunedTarget, save: Save, *, distils: bool
@@ -78,7 +78,7 @@ class Medusa2Objective(MedusaObjective):
         self._student.begin_step(step)
 
     def prepare(self, batch: Batch) -> Teacher | None:  # type: ignore[override]
-        """The original's law at the labelled positions; None where the text itself is learnt."""
+        """The original's distribution at the labelled positions; None where the text itself is learnt."""
         return self._tuned.teacher(batch) if self._distils else None
 
 
@@ -91,9 +91,9 @@ def build(
         RequestError: the heads would learn nothing, have a layer in front of them that they cannot
             have, or the target's logits are more than a projection.
     """
-    refuse_nothing(objective, places=medusa.heads)
-    refuse_other_logits(tuned.model)
-    refuse_prefix(medusa)
+    check_terms(objective, places=medusa.heads)
+    check_plain_logits(tuned.model)
+    check_no_prefix(medusa)
     heads = MedusaHeads.for_target(
         tuned.model, heads=medusa.heads, layers=medusa.layers, shared_head=medusa.shared_head
     )

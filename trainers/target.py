@@ -18,17 +18,17 @@ from ..data.rows.prepare import prepare, training_texts
 from ..data.rows.templates import named_template
 from ..data.rows.tokenizer import train_tokenizer
 from ..decoding.target.loading import load_model, load_tokenizer, no_progress_bars
-from ..drafters.projection import refuse_other_logits
+from ..drafters.projection import check_plain_logits
 from ..errors import RequestError
 from .config import ModelConfig, ObjectiveConfig
 from .loop import checkpoint
 from .loop.loop import Outcome, Plan
-from .loop.objective import Batch, hidden_states, labelled, refuse_long_start
+from .loop.objective import Batch, check_start_context, hidden_states, labelled
 from .loop.setup import make_accelerator, make_deterministic, run_loop
 from .loop.sharding import standalone
 from .losses.chunked import ChunkedLoss, cross_entropy
 from .losses.mix import Mix
-from .pruning.sizes import refuse_cut
+from .pruning.sizes import check_not_pruned
 from .student.architecture import fresh_model
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class NextToken(nn.Module):
         self.model = model
         self.head = ChunkedLoss(model.get_output_embeddings(), cross_entropy, chunk=chunk)
 
-    def forward(self, batch: Batch, _lesson: None = None) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward(self, batch: Batch, _teacher_output: None = None) -> tuple[Tensor, dict[str, Tensor]]:
         hidden_PH, label_P = labelled(hidden_states(self.model, batch), batch)
         return self.head(hidden_PH, label_P)
 
@@ -72,7 +72,7 @@ class TargetObjective:
 
 def build(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, chunk: int) -> TargetObjective:
     """A fresh model over the tokenizer's vocabulary, or the one `start_from` names."""
-    refuse_cut(config)
+    check_not_pruned(config)
     if config.start_from is not None:
         model: Any = load_model(config.start_from)
         rows = len(model.get_output_embeddings().weight)
@@ -81,7 +81,7 @@ def build(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, chunk: int
                 f"model.start_from {config.start_from!r} has {rows} tokens, the tokenizer "
                 f"{len(tokenizer)}; name its own tokenizer by tokenizer.path"
             )
-        refuse_other_logits(model, f"model.start_from {config.start_from!r}")
+        check_plain_logits(model, f"model.start_from {config.start_from!r}")
     else:
         model = fresh_model(config, vocabulary=len(tokenizer), eos=tokenizer.eos_token_id)
     return TargetObjective(model, tokenizer, chunk=chunk)
@@ -98,8 +98,8 @@ def run(
     resume: str,
 ) -> Outcome:
     """Train a target into `out/target`. Resumes as `setup.resume_from` says."""
-    refuse_terms(objective)
-    refuse_long_start(model, data.sequence_length)
+    check_only_ce(objective)
+    check_start_context(model, data.sequence_length)
     make_deterministic(plan.loop)
     accelerator = make_accelerator(plan.loop, plan.optimizer, out)
     with accelerator.main_process_first():
@@ -119,12 +119,12 @@ def run(
     )
 
 
-def refuse_terms(objective: ObjectiveConfig) -> None:
-    """Raise RequestError where a term asks for the law of a target, of which there is none yet."""
+def check_only_ce(objective: ObjectiveConfig) -> None:
+    """Raise RequestError where a term asks for the distribution of a target, of which there is none yet."""
     asked = [name for name in Mix.of(objective, kl=0.0).asked if name != "ce"]
     if asked:
         raise RequestError(
-            f"objective.{asked[0]} compares with a target's law, and method `target` trains a "
+            f"objective.{asked[0]} compares with a target's distribution, and method `target` trains a "
             "model from the text alone; leave it out, or distil a draft with method `distill`"
         )
 

@@ -101,7 +101,7 @@ class FeatureStore:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._held = self._hold()
-            self._refuse_other()
+            self._check_same()
             for staging in folder.glob(f".staging-{rank:03d}-*"):
                 staging.unlink()  # a kill's
             self._scan()
@@ -266,7 +266,7 @@ class FeatureStore:
             ) from error
         return held
 
-    def _refuse_other(self) -> None:
+    def _check_same(self) -> None:
         """Compare with what the folder was made for; a new folder is marked with ours."""
         place = self.folder / "identity.json"
         if not place.is_file():

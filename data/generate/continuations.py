@@ -90,7 +90,7 @@ def continuations(
     """
     team = team or Team()
     settings = _settings(target, rows, wanted)
-    _refuse_other(folder, settings)
+    _check_same(folder, settings)
     train, held_out = (
         choose_prompts(part, count, wanted.prompt_tokens, seed=wanted.seed)
         for part, count in ((rows.train, wanted.samples), (rows.validation, wanted.held_out))
@@ -241,7 +241,7 @@ def _settings(target: Backbone, rows: Prepared, wanted: Wanted) -> dict[str, obj
     }
 
 
-def _refuse_other(folder: Path, settings: dict[str, object]) -> None:
+def _check_same(folder: Path, settings: dict[str, object]) -> None:
     """Raise RequestError where the continuations answer another question, or it is no folder."""
     nearest = next(place for place in (folder, *folder.parents) if place.exists())
     if not nearest.is_dir():

@@ -27,7 +27,7 @@ _TURNS = 2**16  # streams kept for the turns of a row
 
 @dataclass(frozen=True)
 class Answerer:
-    """A target, perhaps with a drafter, and the law that answers are drawn from."""
+    """A target, perhaps with a drafter, and the distribution that answers are drawn from."""
 
     target: Backbone
     drafter: Proposer | None

@@ -54,7 +54,7 @@ class Journal:
         found = _read_manifest(folder)
         begun = {"format": FORMAT, "state": "running", **settings, "sessions": []}
         if found is not None:
-            _refuse_other(folder, found, settings)
+            _check_same(folder, found, settings)
         self.manifest: dict[str, Any] = found or begun
         self.complete = self.manifest["state"] == "complete"
 
@@ -267,7 +267,7 @@ def _read_manifest(folder: Path) -> dict[str, Any] | None:
     return dict(found)
 
 
-def _refuse_other(folder: Path, manifest: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+def _check_same(folder: Path, manifest: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
     """Go on only with what the folder was begun with; the first other field is named."""
     # through JSON and back, as the manifest's values have been
     mine = flat(json.loads(json.dumps(settings)))

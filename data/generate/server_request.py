@@ -13,7 +13,7 @@ from ...errors import RequestError
 
 @dataclass(frozen=True)
 class ServerRequest:
-    """Where to, for which model, by which law; retries and time limits."""
+    """Where to, for which model, by which distribution; retries and time limits."""
 
     url: str
     """As given; `base_url` is what requests are sent to."""

@@ -59,7 +59,7 @@ def read_file(path: Path, *, block: int) -> Rows:
     reader = _READERS.get(path.suffix.lower())
     try:
         if path.suffix.lower() != ".parquet":
-            _refuse_wrong_content(path)
+            _check_content(path)
         yield from reader(path) if reader else read_text(path, block)
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
@@ -260,7 +260,7 @@ def _header(reader: Any, path: Path) -> list[str]:
     return header
 
 
-def _refuse_wrong_content(path: Path) -> None:
+def _check_content(path: Path) -> None:
     with path.open("rb") as stream:
         start = stream.read(4)
     for magic, reason in _WRONG_CONTENT:

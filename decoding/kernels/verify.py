@@ -1,9 +1,9 @@
 """The accept walk down a candidate tree, the residual and the extra token, in one launch.
 
 Recursive rejection sampling, as the rules of `../acceptance.py` state it: at a node with target
-law P and proposal law Q, child x is accepted if coin * Q(x) < P(x); otherwise P becomes
+distribution P and proposal distribution Q, child x is accepted if coin * Q(x) < P(x); otherwise P becomes
 norm(max(0, P - Q)) and the next child is tried. Each trial is one exact step of speculative
-sampling (Leviathan et al. 2023; Chen et al. 2023, theorem 1), and the residual is the law of the
+sampling (Leviathan et al. 2023; Chen et al. 2023, theorem 1), and the residual is the distribution of the
 output given the rejection; so by induction over children and depths the emitted tokens follow p.
 For children drawn without replacement Q is what remains after the children before (Sequoia,
 Chen et al. 2024), for independent draws it stays (SpecInfer, Miao et al. 2024).
@@ -42,13 +42,13 @@ def verify_tree(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Which nodes of each row's tree survive, and the token behind them.
 
-    Lossless if `q_BNV` is the law that the children were really drawn from, in the order of
+    Lossless if `q_BNV` is the distribution that the children were really drawn from, in the order of
     `child_BNC`, and every coin is fresh. A residual without mass (P and Q equal up to rounding)
     leaves P as it is. Where no mass of Q remains behind the tried children, trying ends.
 
     Args:
-        p_BNV: fp32 [B, N, V], the warped target law at each node.
-        q_BNV: fp32 [B, N, V], the law of the children of each node; without children, anything.
+        p_BNV: fp32 [B, N, V], the warped target distribution at each node.
+        q_BNV: fp32 [B, N, V], the distribution of the children of each node; without children, anything.
         tokens_BN: int64 [B, N], in [0, V); the root's is not read.
         child_BNC: int64 [B, N, C], children in the order in which they were drawn; -1 for none.
         coins_BN: fp32 or fp64 [B, N], in [0, 1), one for each node.
@@ -97,7 +97,7 @@ def verify_tree(
                 WITHOUT=without_replacement,
                 BLOCK=BLOCK,
                 num_warps=WARPS,
-                # the passes compute each law anew, and must all round it alike
+                # the passes compute each distribution anew, and must all round it alike
                 enable_fp_fusion=False,
             )
     return accepted_B, path_BD, token_B
@@ -161,14 +161,14 @@ def _verify_kernel(
     at = tl.full((), 0, tl.int64)  # the node reached
     accepted = tl.full((), 0, tl.int64)
     slot = tl.full((), 0, tl.int32)  # children of `at` before this slot are rejected
-    q_scale = tl.full((), 1, tl.float32)  # makes what remains of q at `at` a law
+    q_scale = tl.full((), 1, tl.float32)  # makes what remains of q at `at` a distribution
     while (slot < C) & (accepted < D) & (q_scale > 0):
         child = tl.load(child_ptr + at * C + slot)
         if child < 0:
             slot += 1
         else:
             x = tl.load(tokens_ptr + child)
-            p_x, q_x = _laws(
+            p_x, q_x = _row_probs(
                 p_ptr + at * p_node,
                 q_ptr + at * q_node,
                 x,
@@ -226,7 +226,7 @@ def _verify_kernel(
 
 
 @triton.jit
-def _laws(p_ptr, q_ptr, token_T, inside_T, tokens_ptr, child_ptr, scalars_ptr, slot, C, WITHOUT: tl.constexpr):
+def _row_probs(p_ptr, q_ptr, token_T, inside_T, tokens_ptr, child_ptr, scalars_ptr, slot, C, WITHOUT: tl.constexpr):
     """P, and the unscaled remainder of q, after the children before `slot` were rejected."""
     p_T = tl.load(p_ptr + token_T, mask=inside_T, other=0.0)
     q_T = tl.load(q_ptr + token_T, mask=inside_T, other=0.0)
@@ -262,7 +262,7 @@ def _reject(
     q_mass = tl.full((), 0, tl.float64)
     for start in range(0, V, BLOCK):
         token_T = start + tl.arange(0, BLOCK)
-        p_T, q_T = _laws(p_ptr, q_ptr, token_T, token_T < V, tokens_ptr, child_ptr, scalars_ptr, slot, C, WITHOUT)
+        p_T, q_T = _row_probs(p_ptr, q_ptr, token_T, token_T < V, tokens_ptr, child_ptr, scalars_ptr, slot, C, WITHOUT)
         p_mass += tl.sum(tl.maximum(p_T - q_T * q_scale, 0.0).to(tl.float64), 0)
         q_mass += tl.sum(tl.where(token_T == x, 0.0, q_T).to(tl.float64), 0)
     tl.store(scalars_ptr + slot, q_scale)
@@ -282,7 +282,7 @@ def _draw(
     total = tl.full((), 0, tl.float64)
     for start in range(0, V, BLOCK):
         token_T = start + tl.arange(0, BLOCK)
-        p_T, _ = _laws(p_ptr, q_ptr, token_T, token_T < V, tokens_ptr, child_ptr, scalars_ptr, slot, C, WITHOUT)
+        p_T, _ = _row_probs(p_ptr, q_ptr, token_T, token_T < V, tokens_ptr, child_ptr, scalars_ptr, slot, C, WITHOUT)
         total += tl.sum(p_T.to(tl.float64), 0)
 
     point = uniform * total
@@ -291,7 +291,7 @@ def _draw(
     last = tl.full((), 0, tl.int32)
     for start in range(0, V, BLOCK):
         token_T = start + tl.arange(0, BLOCK)
-        p_T, _ = _laws(p_ptr, q_ptr, token_T, token_T < V, tokens_ptr, child_ptr, scalars_ptr, slot, C, WITHOUT)
+        p_T, _ = _row_probs(p_ptr, q_ptr, token_T, token_T < V, tokens_ptr, child_ptr, scalars_ptr, slot, C, WITHOUT)
         beyond_T = before + tl.cumsum(p_T.to(tl.float64), 0) > point
         # a parallel sum may step up by rounding where the mass is zero
         first = tl.minimum(first, tl.min(tl.where(beyond_T & (p_T > 0), token_T, V), 0))

@@ -1,6 +1,6 @@
 """Temperature, top-k, top-p and min-p in one launch, with exact thresholds and without a sort.
 
-The law is that of `Warper` (`../sampling.py`), ties by value included. A filter keeps the tokens
+The distribution is that of `Warper` (`../sampling.py`), ties by value included. A filter keeps the tokens
 in front of which there is less than a limit: less than top_k tokens, or less than top_p of the
 mass. That edge is found digit by digit in the bits of the fp32 value, as a radix sort would find
 it: a histogram over one digit of the tokens that share the digits found so far names the next

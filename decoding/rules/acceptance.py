@@ -1,6 +1,6 @@
 """Which drafted tokens survive, and what is emitted after them: the lossless rules.
 
-Pure, batched functions without a host synchronisation. Each states for which law of the proposal
+Pure, batched functions without a host synchronisation. Each states for which distribution of the proposal
 it is lossless. Read next: `rules/choice.py`, which picks the one that fits; `lossy.py`, for those that
 change the output; docs/audit.md, which proves them.
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .. import kernels
-from ..proposal import Law, Proposal, Trials
+from ..proposal import DraftSampling, Proposal, Trials
 from ..random import Uniforms
 from ..sampling import Warper, draw
 
@@ -31,7 +31,7 @@ class Outcome(NamedTuple):
         path_BD: int64, node kept at each depth; -1 behind the accepted ones.
         extra_B: int64, the token after the accepted ones: correction, or bonus behind a full path.
         tested_BD: bool, whether a candidate of this depth was put to the test.
-        alpha_hat_BD: fp32, probability that the test of this depth succeeds, given the laws.
+        alpha_hat_BD: fp32, probability that the test of this depth succeeds, given the distributions.
     """
 
     accepted_B: Tensor
@@ -48,8 +48,8 @@ Rule = Callable[[Tensor, Proposal, Warper, Uniforms], Outcome]
 def accept_greedy(logits_BNV: Tensor, proposal: Proposal, _warper: Warper, _uniforms: Uniforms) -> Outcome:
     """Walk down while a child equals the target's argmax; then emit the argmax.
 
-    Lossless at temperature 0 for every law: the emitted tokens are the target's own, whatever
-    was drafted. `alpha_hat` is 0 or 1, as the law of a greedy target is a point mass.
+    Lossless at temperature 0 for every distribution: the emitted tokens are the target's own, whatever
+    was drafted. `alpha_hat` is 0 or 1, as the distribution of a greedy target is a point mass.
     """
     return _walk_matching(logits_BNV.argmax(-1), proposal)
 
@@ -63,7 +63,7 @@ def accept_chain(logits_BNV: Tensor, proposal: Proposal, warper: Warper, uniform
     Raises:
         ValueError: the proposal is not a chain, or carries no q.
     """
-    p_BNV, q_BKV = warper(logits_BNV), chain_law(proposal)
+    p_BNV, q_BKV = warper(logits_BNV), chain_q(proposal)
     coins_BN = proposal.take_coins(uniforms)
     kept_BK = chain_ratio_test(p_BNV, q_BKV, proposal, coins_BN)
     accepted_B = kept_BK.long().cumprod(1).sum(1)
@@ -91,10 +91,10 @@ def accept_tree(logits_BNV: Tensor, proposal: Proposal, warper: Warper, uniforms
     min(1, P_j(x_j) / Q_j(x_j)); after a rejection P_{j+1} = norm(max(0, P_j - Q_j)). Q_j is q for
     independent draws (SpecInfer, Miao et al. 2023), and q without the earlier siblings,
     renormalised, for draws without replacement (EAGLE, Li et al. 2024; Sequoia, Chen et al. 2024).
-    Lossless for both: each trial is one exact step on P_j with the law that x_j really had.
+    Lossless for both: each trial is one exact step on P_j with the distribution that x_j really had.
     """
     if proposal.q_BNV is None:
-        raise ValueError("recursive rejection needs the law q of every node's children")
+        raise ValueError("recursive rejection needs the distribution q of every node's children")
     nodes = proposal.tree.on(logits_BNV.device)
     child_BNC = _candidates(nodes.children_BNC, proposal)
     coins_BN = proposal.take_coins(uniforms)
@@ -103,7 +103,7 @@ def accept_tree(logits_BNV: Tensor, proposal: Proposal, warper: Warper, uniforms
     own_N1 = torch.arange(child_BNC.shape[1], device=child_BNC.device)[:, None]
     trials = Trials(proposal.q_BNV, child_BNC, own_N1.expand_as(child_BNC))
     coins_BNC = coins_BN.gather(1, child_BNC.clamp_min(0).flatten(1)).view(child_BNC.shape)
-    without = proposal.law is Law.WITHOUT_REPLACEMENT
+    without = proposal.sampling is DraftSampling.WITHOUT_REPLACEMENT
     return _descend(warper(logits_BNV), proposal, trials, coins_BNC, coins_BN[:, 0], without=without)
 
 
@@ -124,7 +124,7 @@ def launch_tree(p_BNV: Tensor, proposal: Proposal, child_BNC: Tensor, coins_BN: 
         coins_BN,
         coins_BN[:, 0],
         depth=proposal.tree.depth,
-        without_replacement=proposal.law is Law.WITHOUT_REPLACEMENT,
+        without_replacement=proposal.sampling is DraftSampling.WITHOUT_REPLACEMENT,
     )
     # a depth was tested if the node above it was reached and has a candidate
     above_BD = torch.cat([torch.zeros_like(accepted_B)[:, None], path_BD[:, :-1]], 1)
@@ -134,7 +134,7 @@ def launch_tree(p_BNV: Tensor, proposal: Proposal, child_BNC: Tensor, coins_BN: 
 
 
 def accept_several(logits_BNV: Tensor, proposal: Proposal, warper: Warper, uniforms: Uniforms) -> Outcome:
-    """Multi-step speculative sampling: as `accept_tree`, every trial with its own draft's law.
+    """Multi-step speculative sampling: as `accept_tree`, every trial with its own draft's distribution.
 
     Lossless for merged trees of several drafts (SpecInfer, Miao et al. 2023, section 4.3). A token
     that two drafts drew is tried twice and expanded once.
@@ -143,7 +143,7 @@ def accept_several(logits_BNV: Tensor, proposal: Proposal, warper: Warper, unifo
         raise ValueError("multi-step speculative sampling needs the trials of every node")
     trials = proposal.trials
     child_BNC = _candidates(trials.child_BNC, proposal)
-    trials = Trials(trials.q_BXV, child_BNC, trials.law_BNC)
+    trials = Trials(trials.q_BXV, child_BNC, trials.q_index_BNC)
     # a node may be tried twice: a coin per trial, not per node
     needed = 1 + child_BNC[0].numel()
     coins_BX = uniforms.take(max(proposal.coins, needed))[:, :needed]
@@ -151,7 +151,7 @@ def accept_several(logits_BNV: Tensor, proposal: Proposal, warper: Warper, unifo
     return _descend(warper(logits_BNV), proposal, trials, coins_BNC, coins_BX[:, 0], without=False)
 
 
-def chain_law(proposal: Proposal) -> Tensor:
+def chain_q(proposal: Proposal) -> Tensor:
     """q of the drafted tokens of a chain, [B, K, V]; zero where a row has no candidate."""
     if not proposal.tree.is_chain or proposal.q_BNV is None:
         raise ValueError("rejection sampling on a chain needs a chain and its q")
@@ -183,7 +183,7 @@ def residual(p_BNV: Tensor, q_BKV: Tensor, accepted_B: Tensor) -> Tensor:
 def left_over(p_BV: Tensor, q_BV: Tensor) -> Tensor:
     """max(0, p - q), or p where nothing is left. [B, V], unnormalised."""
     left_BV = (p_BV - q_BV).clamp_min(0)
-    # p and q equal up to rounding: the rejection was itself rounding, and p is the right law
+    # p and q equal up to rounding: the rejection was itself rounding, and p is the right distribution
     return torch.where(left_BV.sum(-1, keepdim=True) > 0, left_BV, p_BV)
 
 
@@ -267,17 +267,17 @@ class _Trial(NamedTuple):
 def _try_children(
     P_BV: Tensor, at_B: Tensor, tokens_BN: Tensor, trials: Trials, coins_BNC: Tensor, *, without: bool
 ) -> _Trial:
-    child_BC, law_BC = row_of(trials.child_BNC, at_B), row_of(trials.law_BNC, at_B)
+    child_BC, q_index_BC = row_of(trials.child_BNC, at_B), row_of(trials.q_index_BNC, at_B)
     coins_BC = row_of(coins_BNC, at_B)
     accepted_B = torch.full_like(at_B, -1)
     missed_B = torch.ones_like(P_BV[:, 0])  # chance that all trials so far fail
     overlap_B = missed_B
-    first_q_BV = Q_BV = row_of(trials.q_BXV, law_BC[:, 0])
+    first_q_BV = Q_BV = row_of(trials.q_BXV, q_index_BC[:, 0])
     for trial in range(child_BC.shape[1]):
         child_B = child_BC[:, trial]
         tried_B = child_B >= 0
         if trial and not without:
-            Q_BV = row_of(trials.q_BXV, law_BC[:, trial])
+            Q_BV = row_of(trials.q_BXV, q_index_BC[:, trial])
         node_B1 = child_B.clamp_min(0)[:, None]
         token_B1 = tokens_BN.gather(1, node_B1)
         p_B, q_B = P_BV.gather(1, token_B1)[:, 0], Q_BV.gather(1, token_B1)[:, 0]

@@ -1,4 +1,4 @@
-"""Which acceptance rule fits a proposal: the lossless one by its declared law, a lossy one by name.
+"""Which acceptance rule fits a proposal: the lossless one by its declared distribution, a lossy one by name.
 
 Read next: `acceptance.py`, `lossy.py`.
 """
@@ -6,7 +6,7 @@ Read next: `acceptance.py`, `lossy.py`.
 from __future__ import annotations
 
 from ...errors import RequestError
-from ..proposal import Law, Proposal
+from ..proposal import DraftSampling, Proposal
 from ..sampling import Warper
 from .acceptance import Rule, accept_chain, accept_greedy, accept_sampled, accept_several, accept_tree
 from .lossy import close_match, lenient_rejection, minimum_block, topk_match, typical_acceptance
@@ -41,36 +41,36 @@ def rule_for(proposal: Proposal, warper: Warper, asked: str | None = None) -> Ru
     """
     if asked is not None and asked in LOSSY:
         return _lossy(proposal, warper, asked)
-    name = lossless_name(proposal.law, warper, is_chain=proposal.tree.is_chain)
+    name = lossless_name(proposal.sampling, warper, is_chain=proposal.tree.is_chain)
     if asked is not None and asked != name:
         if asked not in LOSSLESS:
             raise RequestError(f"no acceptance rule is called {asked!r}; known: {', '.join([*LOSSLESS, *LOSSY])}")
         raise RequestError(
-            f"acceptance rule {asked!r} is not made for a proposal of {proposal.law.value} at "
+            f"acceptance rule {asked!r} is not made for a proposal of {proposal.sampling.value} at "
             f"temperature {warper.temperature:g}; the lossless rule is {name!r}"
         )
     return LOSSLESS[name]
 
 
-def lossless_name(law: Law, warper: Warper, *, is_chain: bool) -> str:
-    """Name of the lossless rule for tokens drawn by `law`."""
+def lossless_name(sampling: DraftSampling, warper: Warper, *, is_chain: bool) -> str:
+    """Name of the lossless rule for tokens drawn by `sampling`."""
     if warper.greedy:
         return "greedy-match"
-    if law is Law.POINT_MASS:
+    if sampling is DraftSampling.POINT_MASS:
         return "sample-and-match"
-    if law is Law.SEVERAL:
+    if sampling is DraftSampling.SEVERAL:
         return "multi-step"
-    # on a chain both are the same law; the chain's rule needs no walk
+    # on a chain both are the same distribution; the chain's rule needs no walk
     return "rejection" if is_chain else "recursive-rejection"
 
 
 def _lossy(proposal: Proposal, warper: Warper, name: str) -> Rule:
     if name == "lossy-lenient" and warper.greedy:
-        return accept_greedy  # laws of one token each: lenience has nothing to give
+        return accept_greedy  # distributions of one token each: lenience has nothing to give
     chain_of_draws = proposal.tree.is_chain and proposal.q_BNV is not None
     if name == "lossy-lenient" and not chain_of_draws:
         raise RequestError(
-            f"acceptance rule {name!r} needs a chain drawn from a draft's law; this proposal is "
-            f"of {proposal.law.value}. Use a draft model with policy `sample` at a temperature > 0"
+            f"acceptance rule {name!r} needs a chain drawn from a draft's distribution; this proposal is "
+            f"of {proposal.sampling.value}. Use a draft model with policy `sample` at a temperature > 0"
         )
     return LOSSY[name]

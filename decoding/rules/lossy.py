@@ -15,7 +15,7 @@ from torch import Tensor
 from ..proposal import Proposal
 from ..random import Uniforms
 from ..sampling import Warper, draw
-from .acceptance import Outcome, chain_law, chain_outcome, chain_ratio_test, residual, stack_depths
+from .acceptance import Outcome, chain_outcome, chain_q, chain_ratio_test, residual, stack_depths
 
 
 def typical_acceptance(
@@ -80,7 +80,7 @@ def lenient_rejection(
     logits_BNV: Tensor, proposal: Proposal, warper: Warper, uniforms: Uniforms, *, lenience: float = 0.5
 ) -> Outcome:
     """Chain rejection that accepts if u l q(x) < p(x), l < 1 (Leviathan et al. 2023, A.5)."""
-    p_BNV, q_BKV = warper(logits_BNV), chain_law(proposal)
+    p_BNV, q_BKV = warper(logits_BNV), chain_q(proposal)
     coins_BN = proposal.take_coins(uniforms)
     kept_BK = chain_ratio_test(p_BNV, lenience * q_BKV, proposal, coins_BN)
     accepted_B = kept_BK.long().cumprod(1).sum(1)

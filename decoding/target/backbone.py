@@ -20,7 +20,7 @@ from ...errors import RequestError
 from ..tree.tree import AnyTree, tree_mask
 from . import lean
 from .attention import TREE_MASKED
-from .kv_cache import KVArena
+from .kv_cache import KVCache
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -34,10 +34,10 @@ class Seen(NamedTuple):
 
 
 class Backbone:
-    """A frozen or trained model, ready to fill an arena."""
+    """A frozen or trained model, ready to fill an KV cache."""
 
     def __init__(self, model: PreTrainedModel, *, name: str, revision: str | None = None) -> None:
-        refuse_state_without_rollback(model)
+        check_rollback(model)
         self.model, self.name, self.revision = model, name, revision
 
     @property
@@ -89,12 +89,12 @@ class Backbone:
     def prefill(
         self,
         prompts: Sequence[Sequence[int]],
-        arena: KVArena,
+        kv_cache: KVCache,
         *,
         layers: Sequence[int] = (),
         features: list[Tensor] | None = None,
     ) -> Tensor:
-        """Write every prompt into its row of the arena; logits behind the last token, [B, V].
+        """Write every prompt into its row of the KV cache; logits behind the last token, [B, V].
 
         Rows go one by one: what a row computes cannot depend on the lengths of the others. With
         `layers`, each row's hidden states [S, F] are appended to `features`.
@@ -102,29 +102,31 @@ class Backbone:
         Raises:
             RequestError: a prompt has an id that the embedding has no row for.
         """
-        refuse_unreadable(self, max(map(max, prompts)), "a prompt")
+        check_token_ids(self, max(map(max, prompts)), "a prompt")
         last = []
         for row, prompt in enumerate(prompts):
             tokens_1S = torch.tensor([list(prompt)], device=self.device)
-            slots = arena.aim_at_row(row, len(prompt))
+            slots = kv_cache.aim_at_row(row, len(prompt))
             positions = torch.arange(slots, device=self.device)[None]
             # without a mask and from an empty row, `transformers` attends causally
-            seen = self._run(tokens_1S, None, positions, arena, keep=1, layers=layers)
+            seen = self._run(tokens_1S, None, positions, kv_cache, keep=1, layers=layers)
             last.append(seen.logits_BNV[:, -1])
             if features is not None and seen.features_BNF is not None:
                 features.append(seen.features_BNF[0])
         return torch.cat(last)
 
-    def forward(self, tokens_BN: Tensor, lengths_B: Tensor, tree: AnyTree, arena: KVArena, *, keep: int = 0) -> Tensor:
+    def forward(
+        self, tokens_BN: Tensor, lengths_B: Tensor, tree: AnyTree, kv_cache: KVCache, *, keep: int = 0
+    ) -> Tensor:
         """Logits [B, N, V] of the nodes of a tree behind `lengths_B`; `keep` > 0: of the last."""
-        return self.see(tokens_BN, lengths_B, tree, arena, keep=keep).logits_BNV
+        return self.see(tokens_BN, lengths_B, tree, kv_cache, keep=keep).logits_BNV
 
     def see(
         self,
         tokens_BN: Tensor,
         lengths_B: Tensor,
         tree: AnyTree,
-        arena: KVArena,
+        kv_cache: KVCache,
         *,
         keep: int = 0,
         layers: Sequence[int] = (),
@@ -134,31 +136,31 @@ class Backbone:
         Layers count as in `hidden_states` of `transformers`: 0 is the embedding, i the output of
         the i-th layer, -1 what the output projection reads (behind the last norm).
         """
-        slots = arena.aim(lengths_B, len(tree))
+        slots = kv_cache.aim(lengths_B, len(tree))
         nodes = tree.on(lengths_B.device)
-        mask = tree_mask(nodes, lengths_B, slots, ragged=arena.ragged)
+        mask = tree_mask(nodes, lengths_B, slots, ragged=kv_cache.ragged)
         positions_BN = lengths_B[:, None] + nodes.depths_BN
-        return self._run(tokens_BN, mask, positions_BN, arena, keep=keep, layers=layers)
+        return self._run(tokens_BN, mask, positions_BN, kv_cache, keep=keep, layers=layers)
 
     def _run(
         self,
         tokens: Tensor,
         mask: Tensor | None,
         positions: Tensor,
-        arena: KVArena,
+        kv_cache: KVCache,
         *,
         keep: int,
         layers: Sequence[int] = (),
     ) -> Seen:
         if self._is_lean and self.device.type == "cpu":
             states: list[Tensor] | None = [] if layers else None
-            logits_BNV = lean.lean_forward(self.model, tokens, mask, positions, arena, keep=keep, states=states)
+            logits_BNV = lean.lean_forward(self.model, tokens, mask, positions, kv_cache, keep=keep, states=states)
             return Seen(logits_BNV, _joined(states, layers))
         found = self.model(
             input_ids=tokens,
             attention_mask=mask,
             position_ids=positions,
-            past_key_values=arena,
+            past_key_values=kv_cache,
             use_cache=True,
             logits_to_keep=keep,
             output_hidden_states=bool(layers),
@@ -195,7 +197,7 @@ def _sliding_window(config: Any) -> int | None:
     return getattr(config, "sliding_window", None) if sliding else None
 
 
-def refuse_unreadable(target: Backbone, highest: int, where: str) -> None:
+def check_token_ids(target: Backbone, highest: int, where: str) -> None:
     """Raise RequestError where `where` has an id that the target's embedding has no row for."""
     embedding: Any = target.model.get_input_embeddings()
     rows = int(embedding.weight.shape[0])
@@ -207,7 +209,7 @@ def refuse_unreadable(target: Backbone, highest: int, where: str) -> None:
         )
 
 
-def refuse_state_without_rollback(model: nn.Module) -> None:
+def check_rollback(model: nn.Module) -> None:
     """Raise RequestError naming what keeps a model's state from going back to a smaller length."""
     config: Any = model.config
     name = f"{type(model).__name__} ({config.model_type})"

@@ -1,7 +1,7 @@
 """The key-value cache: preallocated, ours, rolled back by a smaller length.
 
 Tree rows are written behind each row's own length; after acceptance the kept ones are gathered
-forward. The arena is a `transformers` Cache, so any causal LM reads and writes it unchanged.
+forward. The KV cache is a `transformers` Cache, so any causal LM reads and writes it unchanged.
 Read next: `backbone.py`.
 
 Shapes: B rows, G key-value heads, L capacity in tokens, D head size, N new tokens per row.
@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 
-class KVArena(Cache):
+class KVCache(Cache):
     """Keys and values [B, G, L, D] of every layer; what stands behind a row's length is garbage."""
 
     def __init__(self, rows: int, capacity: int, *, static: bool = False) -> None:
@@ -45,7 +45,7 @@ class KVArena(Cache):
             self._start, self._end = longest, longest + count
             self.ragged = len(lengths_B) > 1 and int(lengths_B.min()) != longest
         if self._end > self.capacity or self._start < 0:
-            raise ValueError(f"{self._end} tokens in an arena of {self.capacity}")
+            raise ValueError(f"{self._end} tokens in an KV cache of {self.capacity}")
         self._slots_BN = None
         if self.ragged:
             steps_N = torch.arange(count, device=lengths_B.device)
@@ -57,7 +57,7 @@ class KVArena(Cache):
         self._row, self._start, self._end = row, 0, count
         self.ragged, self._slots_BN = False, None
         if count > self.capacity:
-            raise ValueError(f"{count} tokens in an arena of {self.capacity}")
+            raise ValueError(f"{count} tokens in an KV cache of {self.capacity}")
         return count
 
     @property

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 
-def refuse_other_families(name: str, what: str) -> None:
+def check_layer_family(name: str, what: str) -> None:
     """Raise RequestError where a model of that class is not known to be layers and nothing else.
 
     Args:
@@ -63,7 +63,7 @@ def assembled(
     Raises:
         RequestError: as for `with_layers`.
     """
-    refuse_other_families(type(model).__name__, "take apart the layers of")
+    check_layer_family(type(model).__name__, "take apart the layers of")
     empty = copy.deepcopy(config)
     empty.num_hidden_layers = 0  # layers that would be thrown away take most of the time
     with torch.device("meta"):

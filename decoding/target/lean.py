@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .attention import NAME
-from .kv_cache import KVArena
+from .kv_cache import KVCache
 
 FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
@@ -49,7 +49,7 @@ def lean_forward(
     tokens_BN: Tensor,
     mask: Tensor | None,
     positions_BN: Tensor,
-    arena: KVArena,
+    kv_cache: KVCache,
     *,
     keep: int,
     states: list[Tensor] | None = None,
@@ -66,7 +66,7 @@ def lean_forward(
         if states is not None:
             states.append(hidden)
         normed = _rms(hidden, layer.input_layernorm)
-        hidden = hidden + _attend(layer.self_attn, normed, mask, cos, sin, arena, index)
+        hidden = hidden + _attend(layer.self_attn, normed, mask, cos, sin, kv_cache, index)
         normed = _rms(hidden, layer.post_attention_layernorm)
         mlp = layer.mlp
         inner = mlp.act_fn(mlp.gate_proj(normed)) * mlp.up_proj(normed)
@@ -79,7 +79,7 @@ def lean_forward(
 
 
 def _attend(
-    attention: Any, hidden: Tensor, mask: Tensor | None, cos: Tensor, sin: Tensor, arena: KVArena, index: int
+    attention: Any, hidden: Tensor, mask: Tensor | None, cos: Tensor, sin: Tensor, kv_cache: KVCache, index: int
 ) -> Tensor:
     B, N, _ = hidden.shape
     shape = (B, N, -1, attention.head_dim)
@@ -88,7 +88,7 @@ def _attend(
     if hasattr(attention, "q_norm"):
         query, key = _rms(query, attention.q_norm), _rms(key, attention.k_norm)
     query, key = _turned(query.transpose(1, 2), cos, sin), _turned(key.transpose(1, 2), cos, sin)
-    keys, values = arena.update(key, value, index)
+    keys, values = kv_cache.update(key, value, index)
     out = F.scaled_dot_product_attention(
         query,
         keys,

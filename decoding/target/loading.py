@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 
 from ...errors import RequestError
-from ...storage import refuse_damaged
+from ...storage import check_tensors
 from .attention import use_grouped_attention
 from .backbone import Backbone
 
@@ -46,11 +46,11 @@ def load_target(
     return Backbone(model, name=_place(path), revision=revision)
 
 
-def refuse_damaged_weights(path: str) -> None:
+def check_weight_files(path: str) -> None:
     """Raise RequestError where a file of a model's folder is cut short."""
     place = Path(_place(path))
     for file in sorted(place.glob("model*.safetensors")):
-        refuse_damaged(file, remedy=f"copy the folder {place} again or make it anew")
+        check_tensors(file, remedy=f"copy the folder {place} again or make it anew")
 
 
 def load_model(path: str, *, revision: str | None = None, dtype: str = "fp32", trust_remote_code: bool = False) -> Any:
@@ -62,7 +62,7 @@ def load_model(path: str, *, revision: str | None = None, dtype: str = "fp32", t
     from transformers import AutoModelForCausalLM
 
     place = _place(path)
-    refuse_damaged_weights(path)  # what follows would not name the file
+    check_weight_files(path)  # what follows would not name the file
     # a bar is for what takes long: a download, not a folder that is here
     quiet = no_progress_bars() if Path(place).is_dir() else nullcontext()
     with _explained("model", path, "config.json and safetensors weights"), quiet:

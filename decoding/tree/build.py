@@ -1,7 +1,7 @@
 """Candidate trees from index paths, from confidence and from tries.
 
 All but tries, which the host looks up, are built on the device with fixed shapes and without a
-host synchronisation. Each builder states the law that its tokens follow (`proposal.Law`).
+host synchronisation. Each builder states the distribution that its tokens follow (`proposal.DraftSampling`).
 Read next: `tree.py`, what a tree is; `tree/search.py`, which paths are worth their nodes;
 `tree/merge.py`, the trees of several drafts.
 
@@ -65,7 +65,7 @@ def tree_of_paths(paths: Sequence[Sequence[int]]) -> Choices:
 def fill_choices(choices: Choices, root_B: Tensor, topk_BDR: Tensor) -> Tensor:
     """Tokens of a static tree: every node takes the candidate of its depth and rank.
 
-    The law is a point mass if `topk_BDR` holds the heads' likeliest tokens.
+    The distribution is a point mass if `topk_BDR` holds the heads' likeliest tokens.
 
     Args:
         root_B: int64, the last emitted token.
@@ -105,7 +105,7 @@ def dynamic_tree(
     depth, shallow first, then in the order of generation. V never grows on the way down, so a node
     stays only if its parent does, with ties too.
 
-    The law is a point mass, which holds only for deterministic candidates: `first` and `expand`
+    The distribution is a point mass, which holds only for deterministic candidates: `first` and `expand`
     must give the draft's likeliest tokens. Never rank sampled ones: whether a sampled token is
     kept may not depend on its own value, or the output is biased.
 
@@ -195,7 +195,7 @@ def tree_of_tries(
 ) -> tuple[Tensor, RowTrees]:
     """One trie per row, found on the host, as trees of one size (REST, arXiv 2311.08252).
 
-    The law is a point mass: what a datastore holds does not depend on a random number.
+    The distribution is a point mass: what a datastore holds does not depend on a random number.
 
     Args:
         root_B: int64, the last emitted token; the trees are built on its device.

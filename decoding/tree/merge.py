@@ -27,7 +27,7 @@ class Merged:
         tokens_BN: int64; node 0 is the root, draft 0's nodes follow, then draft 1's, and so on.
         tree: nodes with the same path of tokens are one, the first of them; the others are absent.
         present_BN: bool, False for absent nodes.
-        trials: one for every node of every draft, for `Law.SEVERAL`; None where no q was given.
+        trials: one for every node of every draft, for `DraftSampling.SEVERAL`; None where no q was given.
     """
 
     tokens_BN: Tensor
@@ -50,14 +50,14 @@ def merge(
 
     Miao et al. 2023, arXiv 2305.09781, section 3 (merging) and 4.3 (the trials). Equal siblings
     within a draft are merged too and stay separate trials. The tree has N = 1 + sum(N_m - 1)
-    nodes, whatever was merged. With `q` the law is `Law.SEVERAL`.
+    nodes, whatever was merged. With `q` the distribution is `DraftSampling.SEVERAL`.
 
     Args:
         root_B: int64, the last emitted token, root of every draft's tree.
         tokens: int64 [B, N_m] per draft; node 0 is the root.
         parents: int64 per draft, [B, N_m] or [N_m] for all rows; parents stand before children,
             -1 for the root and absent nodes.
-        q: fp32 [B, N_m, V] per draft, the laws from which it drew each node's children,
+        q: fp32 [B, N_m, V] per draft, the distributions from which it drew each node's children,
             independently; None for point masses. Rows of nodes without children are never used.
         depth: bound on the depth of every draft's tree.
         width: bound on the distinct children of a node after merging.
@@ -79,8 +79,8 @@ def merge(
     if q is None:
         return Merged(tokens_BN, tree, present_BN, None)
     sizes = [each.shape[1] - 1 for each in tokens]
-    child_BNC, law_BNC = _trials(first_BN, merged_BN, own_BN, sizes)
-    trials = Trials(torch.cat(list(q), 1), child_BNC[..., :tries], law_BNC[..., :tries])
+    child_BNC, q_index_BNC = _trials(first_BN, merged_BN, own_BN, sizes)
+    trials = Trials(torch.cat(list(q), 1), child_BNC[..., :tries], q_index_BNC[..., :tries])
     return Merged(tokens_BN, tree, present_BN, trials)
 
 
@@ -104,9 +104,9 @@ def compact(merged: Merged, *, static: bool) -> Merged:
     trials = merged.trials
     if trials is not None:
         child_BXC = trials.child_BNC.gather(1, _widened(old_BX, trials.child_BNC))
-        law_BXC = trials.law_BNC.gather(1, _widened(old_BX, trials.law_BNC))
+        q_index_BXC = trials.q_index_BNC.gather(1, _widened(old_BX, trials.q_index_BNC))
         child_BXC = _renumbered(child_BXC.flatten(1), new_BN).view_as(child_BXC)
-        trials = Trials(trials.q_BXV, child_BXC, law_BXC)
+        trials = Trials(trials.q_BXV, child_BXC, q_index_BXC)
     return Merged(tokens_BX, tree, present_BX, trials)
 
 
@@ -150,9 +150,9 @@ def _first_alike(tokens_BN: Tensor, parents_BN: Tensor, depth: int) -> Tensor:
 
 
 def _trials(first_BN: Tensor, merged_BN: Tensor, own_BN: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Which child each trial of a node tried, and its law. int64 [B, N, C] each, C = T.
+    """Which child each trial of a node tried, and its distribution. int64 [B, N, C] each, C = T.
 
-    Laws are numbered as all drafts' nodes side by side, roots included: a trial was drawn from that
+    Distributions are numbered as all drafts' nodes side by side, roots included: a trial was drawn from that
     of its own parent.
     """
     B, N = first_BN.shape
@@ -163,7 +163,7 @@ def _trials(first_BN: Tensor, merged_BN: Tensor, own_BN: Tensor, sizes: Sequence
     slot_BT = torch.where(above_BT < 0, N, above_BT) * T + turn_BT
     draft_T = torch.cat([first_BN.new_full((size,), m) for m, size in enumerate(sizes)])
     root_T = torch.cat([first_BN.new_full((size,), m + sum(sizes[:m])) for m, size in enumerate(sizes)])
-    law_BT = torch.where(own_BN[:, 1:] > 0, own_BN[:, 1:] + draft_T, root_T)
+    probs_BT = torch.where(own_BN[:, 1:] > 0, own_BN[:, 1:] + draft_T, root_T)
     child_BX = first_BN.new_full((B, (N + 1) * T), -1).scatter(1, slot_BT, child_BT)
-    law_BX = first_BN.new_zeros(B, (N + 1) * T).scatter(1, slot_BT, law_BT)
-    return child_BX.view(B, N + 1, T)[:, :N], law_BX.view(B, N + 1, T)[:, :N]
+    probs_BX = first_BN.new_zeros(B, (N + 1) * T).scatter(1, slot_BT, probs_BT)
+    return child_BX.view(B, N + 1, T)[:, :N], probs_BX.view(B, N + 1, T)[:, :N]

@@ -1,4 +1,4 @@
-"""What the networks of the EAGLE family are made of: Llama's parts, with an arena or without.
+"""What the networks of the EAGLE family are made of: Llama's parts, with an KV cache or without.
 
 Written out here, because attention reads twice the width in one of them and looks at keys of its
 own in training. Tensors have the names that serving engines load. Read next: `eagle/net.py`.
@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...decoding.target.kv_cache import KVArena
+from ...decoding.target.kv_cache import KVCache
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,12 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(shape.heads * shape.head_size, shape.hidden, bias=False)
 
     def forward(
-        self, x_BNX: Tensor, turn: tuple[Tensor, Tensor], mask: Tensor | None, arena: KVArena | None
+        self, x_BNX: Tensor, turn: tuple[Tensor, Tensor], mask: Tensor | None, kv_cache: KVCache | None
     ) -> Tensor:
-        """Attention output [B, N, H]; with an arena over all that its rows hold."""
+        """Attention output [B, N, H]; with an KV cache over all that its rows hold."""
         query, key, value = self.project(x_BNX, turn)
-        if arena is not None:
-            key, value = arena.update(key, value, 0)
+        if kv_cache is not None:
+            key, value = kv_cache.update(key, value, 0)
         return self.joined(attend(query, key, value, mask, self.group))
 
     def project(self, x_BNX: Tensor, turn: tuple[Tensor, Tensor]) -> Projected:

@@ -48,12 +48,12 @@ def levels_of(tree: Tree, device: torch.device) -> tuple[Level, ...]:
     return tuple(levels)
 
 
-def draw_level(law_BKV: Tensor, level: Level, random_BX: Tensor) -> tuple[Tensor, Tensor]:
+def draw_level(probs_BKV: Tensor, level: Level, random_BX: Tensor) -> tuple[Tensor, Tensor]:
     """The children of a level's nodes, one after another without replacement; and who is there."""
-    B, K, V = law_BKV.shape
+    B, K, V = probs_BKV.shape
     C = level.place_KC.shape[1]
     uniform_XC = random_BX[:, level.place_KC.flatten()].reshape(B * K, C)
     # nodes with fewer children than others draw more than they take: the first draws are the same
-    tokens_XC, there_XC = draw_siblings(law_BKV.reshape(B * K, V), uniform_XC, replace=False)
+    tokens_XC, there_XC = draw_siblings(probs_BKV.reshape(B * K, V), uniform_XC, replace=False)
     tokens_BX, there_BX = tokens_XC.reshape(B, K * C), there_XC.reshape(B, K * C)
     return tokens_BX[:, level.pick_X], there_BX[:, level.pick_X]

@@ -1,6 +1,6 @@
 """The networks of the EAGLE family: what they share, and EAGLE-1's, one layer over features.
 
-What is trained is what decodes: training calls `unroll`, decoding `forward` with an arena, and both
+What is trained is what decodes: training calls `unroll`, decoding `forward` with an KV cache, and both
 run the same parts. Embedding and output projection are the target's, passed in and never saved.
 Read next: `eagle/passes.py`, attention in training; `eagle/net3.py`, EAGLE-3's network; `eagle/proposer.py`,
 which decodes; `trainers/eagle.py`, which trains.
@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-from ...decoding.target.kv_cache import KVArena
+from ...decoding.target.kv_cache import KVCache
 from .layers import Attention, EagleShape, FeedForward, Norm, Rotary
 from .passes import Passes
 
@@ -60,7 +60,7 @@ class PairNet(nn.Module, ABC):
         embeds_BNH: Tensor,
         positions_BN: Tensor,
         mask: Tensor | None,
-        arena: KVArena | None = None,
+        kv_cache: KVCache | None = None,
     ) -> Tensor:
         """The outputs, [B, N, H].
 
@@ -69,10 +69,10 @@ class PairNet(nn.Module, ABC):
             embeds_BNH: the target's embedding of the token behind, x_{t+1}.
             positions_BN: t, counted from the first token of the document.
             mask: bool, broadcastable to [B, 1, N, T]; None is causal.
-            arena: where keys and values are kept, aimed by the caller; None in training.
+            KV cache: where keys and values are kept, aimed by the caller; None in training.
         """
         residual_BNH, read_BNX = self.enter(hidden_BNH, embeds_BNH)
-        return self.finish(residual_BNH, self.attention(read_BNX, self.rotary(positions_BN), mask, arena))
+        return self.finish(residual_BNH, self.attention(read_BNX, self.rotary(positions_BN), mask, kv_cache))
 
     def unroll(
         self,
@@ -123,7 +123,7 @@ class EagleNet(PairNet):
     """EAGLE-1 and EAGLE-2 (Li et al. 2024, 2401.15077 section 4.1): the next feature of the target.
 
     The pair at t is (f_t, embedding of x_{t+1}), f being what the target's output projection
-    reads; the output is the guess of f_{t+1}, and through that projection the law of x_{t+2}.
+    reads; the output is the guess of f_{t+1}, and through that projection the distribution of x_{t+2}.
     """
 
     def __init__(self, config: EagleShape) -> None:

@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeVar, get_args
 import torch
 from torch import Tensor, nn
 
-from ...decoding.proposal import Committed, Law, Proposal
+from ...decoding.proposal import Committed, DraftSampling, Proposal
 from ...decoding.random import Uniforms
 from ...decoding.sampling import Warper, draw
 from ...decoding.target.backbone import Backbone
@@ -30,7 +30,7 @@ from ...decoding.tree.tree import chain
 from ...errors import RequestError
 from ..folder import built_from, load_weights, read_settings
 from ..model.draft_model import Policy
-from ..projection import refuse_other_logits
+from ..projection import check_plain_logits
 from ..true_states import TrueStates, pick
 from .layers import EagleShape
 from .levels import draw_level, levels_of
@@ -73,8 +73,8 @@ class Eagle:
     """Drafts from the target's features; how is said by `tree`.
 
     `chain`: one token after another. `static`: a tree of a fixed shape. Of both, the tokens at
-    temperature > 0 are drawn from the drafter's warped law, siblings without replacement, and that
-    law is declared; at temperature 0, or with policy `argmax`, they are its likeliest ones.
+    temperature > 0 are drawn from the drafter's warped distribution, siblings without replacement, and that
+    distribution is declared; at temperature 0, or with policy `argmax`, they are its likeliest ones.
     `dynamic`: a tree of the likeliest paths, a point mass at every temperature.
     """
 
@@ -157,7 +157,7 @@ class Eagle:
             device=self._target.device,
             static=static,
         )
-        self._arena = self._states.arena
+        self._kv_cache = self._states.kv_cache
 
     def begin(self, features: Sequence[Tensor]) -> None:
         """Write every pair of the prompts but the last, which waits for the first emitted token."""
@@ -177,15 +177,15 @@ class Eagle:
         return pick(out_BEH, new.last_B1)
 
     def _run(self, hidden_BNH: Tensor, tokens_BN: Tensor, positions_BN: Tensor, mask: Tensor | None) -> Tensor:
-        """The network over some pairs; the arena has been aimed."""
-        return self.net(hidden_BNH, self._embed(tokens_BN), positions_BN, mask, self._arena)
+        """The network over some pairs; the KV cache has been aimed."""
+        return self.net(hidden_BNH, self._embed(tokens_BN), positions_BN, mask, self._kv_cache)
 
     def _logits(self, hidden_BNH: Tensor) -> Tensor:
         """Logits [B, N, V], fp32, over the target's vocabulary."""
         return self._head(hidden_BNH.to(self._head.weight.dtype)).float()
 
-    def foresee(self, features_SF: Tensor, tokens_S: Tensor, depth: int) -> Iterator[Tensor]:
-        """What the network says along a known text, unrolled: `decoding.proposal.Foreseeing`."""
+    def teacher_forced(self, features_SF: Tensor, tokens_S: Tensor, depth: int) -> Iterator[Tensor]:
+        """What the network says along a known text, unrolled: `decoding.proposal.TeacherForced`."""
         X = len(tokens_S) - 1  # pairs of a state and the token behind it
         positions_1X = torch.arange(X, device=tokens_S.device)[None]
         outputs = self.net.unroll(
@@ -212,7 +212,7 @@ class Eagle:
         return self._static(last_B, frontier, warper, random_BX)
 
     def _chain(self, last_B: Tensor, frontier: _Frontier, warper: Warper, random_BX: Tensor | None) -> Proposal:
-        tokens, laws = [last_B], []
+        tokens, distributions = [last_B], []
         root_B1 = torch.zeros_like(last_B)[:, None]
         for k in range(self.draft_length):
             if k:
@@ -221,13 +221,13 @@ class Eagle:
             if random_BX is None:
                 tokens.append(logits_BV.argmax(-1))
                 continue
-            laws.append(warper(logits_BV))
-            tokens.append(draw(laws[-1], random_BX[:, k]))
+            distributions.append(warper(logits_BV))
+            tokens.append(draw(distributions[-1], random_BX[:, k]))
         tokens_BN = torch.stack(tokens, 1)
         if random_BX is None:
-            return Proposal(tokens_BN, self.tree, Law.POINT_MASS)
-        laws.append(torch.zeros_like(laws[0]))  # the last node is a leaf: its row is never read
-        return Proposal(tokens_BN, self.tree, Law.IID, torch.stack(laws, 1))
+            return Proposal(tokens_BN, self.tree, DraftSampling.POINT_MASS)
+        distributions.append(torch.zeros_like(distributions[0]))  # the last node is a leaf: its row is never read
+        return Proposal(tokens_BN, self.tree, DraftSampling.IID, torch.stack(distributions, 1))
 
     def _static(self, last_B: Tensor, frontier: _Frontier, warper: Warper, random_BX: Tensor | None) -> Proposal:
         B, N = len(last_B), len(self.tree)
@@ -242,19 +242,19 @@ class Eagle:
                 found_BKC = logits_BKV.topk(level.place_KC.shape[1]).indices
                 tokens_BN[:, level.children_X] = found_BKC.flatten(1)[:, level.pick_X]
                 continue
-            law_BKV = warper(logits_BKV)
-            q_BNV = law_BKV.new_zeros(B, N, law_BKV.shape[2]) if q_BNV is None else q_BNV
-            q_BNV[:, level.nodes_K] = law_BKV
-            found_BX, there_BX = draw_level(law_BKV, level, random_BX)
+            probs_BKV = warper(logits_BKV)
+            q_BNV = probs_BKV.new_zeros(B, N, probs_BKV.shape[2]) if q_BNV is None else q_BNV
+            q_BNV[:, level.nodes_K] = probs_BKV
+            found_BX, there_BX = draw_level(probs_BKV, level, random_BX)
             tokens_BN[:, level.children_X] = found_BX
             present_BN[:, level.children_X] = there_BX
         if q_BNV is None:
-            return Proposal(tokens_BN, self.tree, Law.POINT_MASS)
-        return Proposal(tokens_BN, self.tree, Law.WITHOUT_REPLACEMENT, q_BNV, present_BN)
+            return Proposal(tokens_BN, self.tree, DraftSampling.POINT_MASS)
+        return Proposal(tokens_BN, self.tree, DraftSampling.WITHOUT_REPLACEMENT, q_BNV, present_BN)
 
     def _dynamic(self, last_B: Tensor, frontier: _Frontier) -> Proposal:
         def likeliest() -> tuple[Tensor, Tensor]:
-            # of the untempered law, as in EAGLE-2: the shape of the tree is no matter of sampling
+            # of the untempered distribution, as in EAGLE-2: the shape of the tree is no matter of sampling
             found = self._logits(frontier.hidden_BKH).log_softmax(-1).topk(self._top_k)
             return found.values, found.indices
 
@@ -271,7 +271,7 @@ class Eagle:
             top_k=self._top_k,
             nodes=self.nodes,
         )
-        return Proposal(tokens_BN, tree, Law.POINT_MASS)
+        return Proposal(tokens_BN, tree, DraftSampling.POINT_MASS)
 
 
 class _Frontier:
@@ -294,7 +294,7 @@ class _Frontier:
         itself_KK = torch.eye(K, dtype=torch.bool, device=tokens_BK.device)
         sees_BKX = pick(self._sees_BKX, parents_BK)
         self._sees_BKX = torch.cat([sees_BKX, itself_KK.expand(B, -1, -1)], 2)
-        slots = self._drafter._arena.aim(self._start_B + before, K)
+        slots = self._drafter._kv_cache.aim(self._start_B + before, K)
         mask = _path_mask(self._sees_BKX, self._start_B, slots)
         positions_BK = (self._start_B + self._depth)[:, None].expand(-1, K)
         hidden_BKH = pick(self.hidden_BKH, parents_BK)
@@ -355,7 +355,7 @@ def load_eagle(folder: str | Path, target: Backbone, **settings: Any) -> Eagle:
         net = _empty(family, sizes)
     if isinstance(net, Eagle3Net):
         return Eagle3(_filled(net, path, target), target, **settings)
-    refuse_other_logits(target.model)  # whose projection EAGLE-1 drafts by
+    check_plain_logits(target.model)  # whose projection EAGLE-1 drafts by
     return Eagle(_filled(net, path, target), target, **settings)
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ...decoding.target.backbone import Backbone
 from ..folder import built_from, load_weights, read_settings
-from ..projection import refuse_other_logits
+from ..projection import check_plain_logits
 from .medusa import Heads, Medusa, Paths, empty_heads, projection_of
 
 
@@ -71,7 +71,7 @@ class BpdHeads(Heads):
 
     (section 6 of the paper), W1 of k times `inner` rows, P the target's projection, no part of this
     module. Output i at position t speaks of token t+i. The paper adds a
-    term to output 1 too; without it the target stays a model of its own class, and its law the law
+    term to output 1 too; without it the target stays a model of its own class, and its distribution the distribution
     that is decoded. W2 is 0 at first: an untrained output says what the target says of token t+1.
     Outputs are counted as Medusa's heads are, head k = 1 being output 2, and head 0 the target.
     """
@@ -139,7 +139,7 @@ def load_bpd(folder: str | Path, target: Backbone, *, paths: Paths | None = None
     _, sizes = read_settings(folder, target, Bpd.family)
     with built_from(Path(folder) / "config.json", "a BPD layer"):
         heads = BpdHeads(BpdShape(**sizes))
-    refuse_other_logits(target.model)
+    check_plain_logits(target.model)
     load_weights(heads, Path(folder))
     heads.requires_grad_(False).eval().to(device=target.device, dtype=target.model.dtype)
     return Bpd(heads, target, paths=paths)

@@ -22,14 +22,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...decoding.proposal import Committed, Law, Proposal
+from ...decoding.proposal import Committed, DraftSampling, Proposal
 from ...decoding.random import Uniforms
 from ...decoding.sampling import Warper
 from ...decoding.target.backbone import Backbone
 from ...decoding.tree.build import Choices
 from ..eagle.layers import EagleShape
 from ..folder import built_from, load_weights, read_settings
-from ..projection import refuse_other_logits
+from ..projection import check_plain_logits
 from ..true_states import TrueStates, pick
 from .hydra_prefix import PrefixLayer
 from .medusa import (
@@ -145,7 +145,7 @@ class Hydra(HeadsOnTree):
             tokens.append(topk_BKR.flatten(1)[:, level.pick_X])
             embeds_BYH = self._embed(tokens[-1][:, level.inner_Y])
             given_BKF = reads(given_BKF[:, level.parent_Y], [embeds_BYH])
-        return Proposal(torch.cat(tokens, 1), self._choices.tree, Law.POINT_MASS)
+        return Proposal(torch.cat(tokens, 1), self._choices.tree, DraftSampling.POINT_MASS)
 
     def given(self, k: int, hidden_SH: Tensor, tokens_S: Tensor) -> Tensor:
         """What head k reads at every place of a text that has a token k + 1 places ahead."""
@@ -226,18 +226,18 @@ class HydraPlus(Hydra):
         """Keep the true states of what was accepted until the next step reads them."""
         self._states.observe(committed)
 
-    def foresee(self, hidden_SH: Tensor, tokens_S: Tensor, depth: int) -> Iterator[Tensor]:
+    def teacher_forced(self, hidden_SH: Tensor, tokens_S: Tensor, depth: int) -> Iterator[Tensor]:
         """As for `Hydra`, the layer reading the whole text first."""
         assert self.heads.prefix is not None
         positions_1S = torch.arange(len(tokens_S), device=tokens_S.device)[None]
         read_1SH = self.heads.prefix(hidden_SH[None].to(self.heads.dtype), positions_1S, None)
-        return super().foresee(read_1SH[0], tokens_S, depth)
+        return super().teacher_forced(read_1SH[0], tokens_S, depth)
 
     def _run(self, hidden_BEH: Tensor, positions_BE: Tensor, mask: Tensor | None) -> Tensor:
-        """The layer over some states; the arena has been aimed."""
+        """The layer over some states; the KV cache has been aimed."""
         assert self.heads.prefix is not None  # as `hydra_on` has seen
         hidden_BEH = hidden_BEH.to(self.heads.dtype)
-        return self.heads.prefix(hidden_BEH, positions_BE, mask, self._states.arena)
+        return self.heads.prefix(hidden_BEH, positions_BE, mask, self._states.kv_cache)
 
 
 def hydra_on(heads: HydraHeads, target: Backbone, *, paths: Paths | None = None, nodes: int = 20) -> Hydra:
@@ -257,7 +257,7 @@ def load_hydra(folder: str | Path, target: Backbone, *, paths: Paths | None = No
     with built_from(Path(folder) / "config.json", "Hydra heads"):
         heads = HydraHeads(_shape(sizes))
     if heads.config.shared_head:
-        refuse_other_logits(target.model)
+        check_plain_logits(target.model)
     load_weights(heads, Path(folder))
     heads.requires_grad_(False).eval().to(device=target.device, dtype=target.model.dtype)
     return hydra_on(heads, target, paths=paths, nodes=nodes)

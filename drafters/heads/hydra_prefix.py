@@ -3,7 +3,7 @@ was made to foretell one token.
 
 Ankner et al. 2024, arXiv 2402.05109, section 4 ("prefix attention"). One decoder layer over the
 target's last hidden states, causal, with keys and values of its own; it runs once per target call.
-What is trained is what decodes: training passes the documents of whole rows, decoding an arena.
+What is trained is what decodes: training passes the documents of whole rows, decoding an KV cache.
 Read next: `hydra.py`, the heads and the decoding; `eagle/layers.py`, the parts.
 
 Shapes: B rows, N places, H hidden size, T keys in view.
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from ...decoding.target.kv_cache import KVArena
+from ...decoding.target.kv_cache import KVCache
 from ..eagle.layers import EagleShape, Norm, Rotary
 from ..eagle.net import EagleLayer
 from ..eagle.passes import Passes
@@ -38,7 +38,7 @@ class PrefixLayer(EagleLayer):
         hidden_BNH: Tensor,
         positions_BN: Tensor,
         mask: Tensor | None = None,
-        arena: KVArena | None = None,
+        kv_cache: KVCache | None = None,
         *,
         documents_BN: Tensor | None = None,
     ) -> Tensor:
@@ -48,14 +48,14 @@ class PrefixLayer(EagleLayer):
             hidden_BNH: the target's last hidden states, in the precision of the weights.
             positions_BN: counted from the first token of the document.
             mask: bool, broadcastable to [B, 1, N, T]; None is causal.
-            arena: where keys and values are kept, aimed by the caller; None in training.
+            KV cache: where keys and values are kept, aimed by the caller; None in training.
             documents_BN: in training, in the place of a mask: the document of every place, which
                 sees no other; memory then grows with N alone.
         """
         attention, turn = self.self_attn, self.rotary(positions_BN)
         read_BNH = self.input_layernorm(hidden_BNH)
         if documents_BN is None:
-            hidden_BNH = hidden_BNH + attention(read_BNH, turn, mask, arena)
+            hidden_BNH = hidden_BNH + attention(read_BNH, turn, mask, kv_cache)
         else:
             seen = Passes(documents_BN, attention.group).attend(attention.project(read_BNH, turn))
             hidden_BNH = hidden_BNH + attention.joined(seen)

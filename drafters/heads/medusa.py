@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...decoding.proposal import Committed, Law, Proposal
+from ...decoding.proposal import Committed, DraftSampling, Proposal
 from ...decoding.random import Uniforms
 from ...decoding.sampling import Warper
 from ...decoding.target.backbone import Backbone
@@ -31,7 +31,7 @@ from ...decoding.tree.search import Path as IndexPath
 from ...decoding.tree.search import best_tree_greedy
 from ...errors import RequestError
 from ..folder import built_from, load_weights, read_settings
-from ..projection import refuse_other_logits
+from ..projection import check_plain_logits
 
 Paths = Sequence[Sequence[int]]
 
@@ -245,8 +245,8 @@ class HeadsOnTree(ABC):
         """Go on from the hidden state at the last accepted node."""
         take_last_accepted(self._hidden_BH, committed)
 
-    def foresee(self, hidden_SH: Tensor, tokens_S: Tensor, depth: int) -> Iterator[Tensor]:
-        """What every head says along a known text: `decoding.proposal.Foreseeing`."""
+    def teacher_forced(self, hidden_SH: Tensor, tokens_S: Tensor, depth: int) -> Iterator[Tensor]:
+        """What every head says along a known text: `decoding.proposal.TeacherForced`."""
         projection_VH = projection_of(self._target.model)
         for k in range(1, min(depth, self.heads.config.heads, len(tokens_S) - 2) + 1):
             read_XH = self.heads.head(k, self.given(k, hidden_SH, tokens_S))
@@ -268,7 +268,7 @@ class Medusa(HeadsOnTree):
         ranks = max(self._choices.ranks) + 1
         topk_BDR = self.logits()[:, : self.draft_length].topk(ranks).indices
         tokens_BN = fill_choices(self._choices, last_B, topk_BDR)
-        return Proposal(tokens_BN, self._choices.tree, Law.POINT_MASS)
+        return Proposal(tokens_BN, self._choices.tree, DraftSampling.POINT_MASS)
 
     def logits(self) -> Tensor:
         """What the heads say of the tokens behind the root, fp32 [B, K, V]."""
@@ -335,7 +335,7 @@ def load_medusa(folder: str | Path, target: Backbone, *, paths: Paths | None = N
     with built_from(Path(folder) / "config.json", "Medusa heads"):
         heads = MedusaHeads(MedusaShape(**sizes))
     if heads.config.shared_head:
-        refuse_other_logits(target.model)
+        check_plain_logits(target.model)
     load_weights(heads, Path(folder))
     heads.requires_grad_(False).eval().to(device=target.device, dtype=target.model.dtype)
     return Medusa(heads, target, paths=paths, nodes=nodes)

@@ -1,6 +1,6 @@
 """Any function of yours as a drafter: tokens so far in, a guess out.
 
-The guess is a point mass, whatever made it: sample-and-match needs no law of it, only that it does
+The guess is a point mass, whatever made it: sample-and-match needs no distribution of it, only that it does
 not look at the random numbers of the acceptance. Read next: `tries.py`.
 """
 
@@ -66,10 +66,10 @@ class CallableDrafter:
         else:
             tokens = list(guess)[: self.draft_length]
             parents = list(range(-1, len(tokens) - 1))
-        self._refuse(tokens, parents)
+        self._check(tokens, parents)
         return tokens, parents
 
-    def _refuse(self, tokens: list[int], parents: list[int]) -> None:
+    def _check(self, tokens: list[int], parents: list[int]) -> None:
         depths: list[int] = []
         for node, parent in enumerate(parents):
             if not -1 <= parent < node:

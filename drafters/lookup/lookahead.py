@@ -19,7 +19,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ...decoding.proposal import Committed, Law, Proposal
+from ...decoding.proposal import Committed, DraftSampling, Proposal
 from ...decoding.random import Uniforms
 from ...decoding.sampling import Warper
 from ...decoding.tree.tree import RowTrees
@@ -80,7 +80,7 @@ class Lookahead:
         )
         outside_BX = torch.zeros_like(above_BX, dtype=torch.bool)
         present_BN = torch.cat([none_B1 < 0, outside_BX, candidate_BX], 1)
-        return Proposal(tokens_BN, tree, Law.POINT_MASS, present_BN=present_BN, coins=self.nodes)
+        return Proposal(tokens_BN, tree, DraftSampling.POINT_MASS, present_BN=present_BN, coins=self.nodes)
 
     def observe(self, committed: Committed) -> None:
         """One Jacobi step: remember a column's n-gram each, drop the first row, add the new one."""

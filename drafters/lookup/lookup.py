@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ...decoding.proposal import Committed, Law, Proposal
+from ...decoding.proposal import Committed, DraftSampling, Proposal
 from ...decoding.random import Uniforms
 from ...decoding.sampling import Warper
 from ...decoding.tree.tree import chain
@@ -52,7 +52,7 @@ class ChainLookup(ABC):
         present_BN = place_N <= count_B[:, None]
         # what is absent is computed all the same: any valid id will do
         tokens_BN = torch.where(present_BN, tokens_BN, 0)
-        return Proposal(tokens_BN, chain(length), Law.POINT_MASS, present_BN=present_BN, coins=self.nodes)
+        return Proposal(tokens_BN, chain(length), DraftSampling.POINT_MASS, present_BN=present_BN, coins=self.nodes)
 
     @abstractmethod
     def find(self) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ...decoding.proposal import Law, Proposal
+from ...decoding.proposal import DraftSampling, Proposal
 from ...decoding.tree.build import tree_of_tries
 from ...decoding.tree.tree import chain
 
@@ -25,7 +25,7 @@ def propose_tries(last_B: Tensor, found: Sequence[Found], *, nodes: int, depth: 
     """
     needed = 1 + max(len(tokens) for tokens, _ in found)
     if needed == 1:
-        return Proposal(last_B[:, None], chain(0), Law.POINT_MASS, coins=nodes)
+        return Proposal(last_B[:, None], chain(0), DraftSampling.POINT_MASS, coins=nodes)
     tokens, parents = [each[0] for each in found], [each[1] for each in found]
     tokens_BN, tree = tree_of_tries(last_B, tokens, parents, needed, depth)
-    return Proposal(tokens_BN, tree, Law.POINT_MASS, coins=nodes)
+    return Proposal(tokens_BN, tree, DraftSampling.POINT_MASS, coins=nodes)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from ...decoding.target.backbone import Backbone, Seen
-from ...decoding.target.kv_cache import KVArena
+from ...decoding.target.kv_cache import KVCache
 from ...errors import RequestError
 from ...storage import read_tensors
 from ..folder import REMEDY, built_from, names_in
@@ -62,7 +62,7 @@ def use(model: nn.Module, name: str | None) -> None:
         RequestError: there is no such adapter; the message lists those that there are.
     """
     chosen = [] if name is None else [name]
-    _refuse_unknown(model, chosen)
+    _check_known(model, chosen)
     for layer in adapted_layers(model):
         layer.set_adapter(chosen, inference_mode=True)
 
@@ -83,7 +83,7 @@ def idle_weights(module: nn.Module, names: Collection[str] | None = None) -> set
 class RowBackbone(Backbone):
     """A draft whose rows have adapters of their own: n adapters on one base decode as one batch.
 
-    Row b of an arena is computed with `names[b]`, None being the base alone, whatever `use` has
+    Row b of an KV cache is computed with `names[b]`, None being the base alone, whatever `use` has
     chosen for others that share the model. A draft over it is not recorded as a CUDA graph: peft
     picks the rows of an adapter on the host.
     """
@@ -91,7 +91,7 @@ class RowBackbone(Backbone):
     def __init__(self, backbone: Backbone, names: Sequence[str | None]) -> None:
         """Raises RequestError for an unknown name."""
         super().__init__(backbone.model, name=backbone.name, revision=backbone.revision)
-        _refuse_unknown(self.model, [name for name in names if name is not None])
+        _check_known(self.model, [name for name in names if name is not None])
         self._names = [_PEFT_BASE if name is None else name for name in names]
         self._now: list[str] | None = None
         self._hooks = [
@@ -106,7 +106,7 @@ class RowBackbone(Backbone):
     def prefill(
         self,
         prompts: Sequence[Sequence[int]],
-        arena: KVArena,
+        kv_cache: KVCache,
         *,
         layers: Sequence[int] = (),
         features: list[Tensor] | None = None,
@@ -117,21 +117,21 @@ class RowBackbone(Backbone):
                 f"the draft has adapters for {len(self._names)} rows, and the batch has "
                 f"{len(prompts)}; give `RowBackbone` one name for each row, None being the base"
             )
-        return super().prefill(prompts, arena, layers=layers, features=features)
+        return super().prefill(prompts, kv_cache, layers=layers, features=features)
 
     def _run(
         self,
         tokens: Tensor,
         mask: Tensor | None,
         positions: Tensor,
-        arena: KVArena,
+        kv_cache: KVCache,
         *,
         keep: int,
         layers: Sequence[int] = (),
     ) -> Seen:
-        self._now = self._names if arena.row is None else [self._names[arena.row]]
+        self._now = self._names if kv_cache.row is None else [self._names[kv_cache.row]]
         try:
-            return super()._run(tokens, mask, positions, arena, keep=keep, layers=layers)
+            return super()._run(tokens, mask, positions, kv_cache, keep=keep, layers=layers)
         finally:
             self._now = None
 
@@ -247,7 +247,7 @@ def _weights(model: nn.Module, name: str) -> dict[str, Tensor]:
     return found
 
 
-def _refuse_unknown(model: nn.Module, names: Sequence[str]) -> None:
+def _check_known(model: nn.Module, names: Sequence[str]) -> None:
     known = adapter_names(model)
     for name in names:
         if name not in known:

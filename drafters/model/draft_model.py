@@ -1,4 +1,4 @@
-"""An independent draft model: a small causal LM with an arena of its own, drafting a chain.
+"""An independent draft model: a small causal LM with an KV cache of its own, drafting a chain.
 
 Leviathan et al. 2023, Chen et al. 2023. The module that `trainers/distill.py` trains is the very
 module that drafts here. Read next: `identity.py`, `registry.py`.
@@ -14,12 +14,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ...decoding.proposal import Committed, Law, Proposal
+from ...decoding.proposal import Committed, DraftSampling, Proposal
 from ...decoding.random import Uniforms
 from ...decoding.rules.acceptance import row_of
 from ...decoding.sampling import Warper, draw
 from ...decoding.target.backbone import Backbone
-from ...decoding.target.kv_cache import KVArena
+from ...decoding.target.kv_cache import KVCache
 from ...decoding.tree.tree import chain
 from ..history import History
 from .adapters import RowBackbone, active_adapter, adapter_names, use
@@ -30,7 +30,7 @@ Policy = Literal["sample", "argmax"]
 class DraftModel:
     """Drafts `draft_length` tokens one after another.
 
-    `policy` matters at temperature > 0: `sample` draws from the draft's warped law and declares
+    `policy` matters at temperature > 0: `sample` draws from the draft's warped distribution and declares
     it (IID); `argmax` takes the likeliest token and declares a point mass.
     """
 
@@ -82,14 +82,14 @@ class DraftModel:
 
     @property
     def _longest_gap(self) -> int:
-        """Most tokens that the arena lacks: a full acceptance's last one and the extra one."""
+        """Most tokens that the KV cache lacks: a full acceptance's last one and the extra one."""
         return 2
 
     def reset(self, prompts: Sequence[Sequence[int]], room: int, *, static: bool = False) -> None:
         """Start new rows. `room`: tokens that may follow the longest prompt."""
         room += self.draft_length + 2
-        self._arena = KVArena(len(prompts), max(map(len, prompts)) + room, static=static)
-        self.backbone.prefill(prompts, self._arena)
+        self._kv_cache = KVCache(len(prompts), max(map(len, prompts)) + room, static=static)
+        self.backbone.prefill(prompts, self._kv_cache)
         self._history = History(prompts, room, self.backbone.device)
         self._known_B = self._history.lengths_B.clone()
         self._shortest = min(map(len, prompts))
@@ -106,7 +106,7 @@ class DraftModel:
         self._history.write_last(last_B)
         # always as many numbers: a row's stream must not depend on how far the others draft
         random_BK = uniforms.take(self.draft_length) if sampled else None
-        tokens, laws = [last_B], []
+        tokens, distributions = [last_B], []
         logits_BV = self._catch_up()
         for k in range(length):
             if k:
@@ -114,9 +114,9 @@ class DraftModel:
             if random_BK is None:
                 tokens.append(logits_BV.argmax(-1))
                 continue
-            law_BV = warper(logits_BV)
-            laws.append(self.declare(logits_BV, law_BV))
-            tokens.append(self.choose(law_BV, random_BK[:, k]))
+            probs_BV = warper(logits_BV)
+            distributions.append(self.declare(logits_BV, probs_BV))
+            tokens.append(self.choose(probs_BV, random_BK[:, k]))
         self._drafted = length
         place_N = torch.arange(length + 1, device=last_B.device)
         common: dict[str, Any] = {
@@ -124,23 +124,23 @@ class DraftModel:
             "coins": self.nodes,
         }
         if random_BK is None:
-            return Proposal(torch.stack(tokens, 1), chain(length), Law.POINT_MASS, **common)
-        laws.append(torch.zeros_like(laws[0]))  # the last node is a leaf: its row is never read
-        q_BNV = torch.stack(laws, 1)
-        return Proposal(torch.stack(tokens, 1), chain(length), Law.IID, q_BNV, **common)
+            return Proposal(torch.stack(tokens, 1), chain(length), DraftSampling.POINT_MASS, **common)
+        distributions.append(torch.zeros_like(distributions[0]))  # the last node is a leaf: its row is never read
+        q_BNV = torch.stack(distributions, 1)
+        return Proposal(torch.stack(tokens, 1), chain(length), DraftSampling.IID, q_BNV, **common)
 
-    def choose(self, law_BV: Tensor, uniform_B: Tensor) -> Tensor:
-        """One token per row from its law."""
-        return draw(law_BV, uniform_B)
+    def choose(self, probs_BV: Tensor, uniform_B: Tensor) -> Tensor:
+        """One token per row from its distribution."""
+        return draw(probs_BV, uniform_B)
 
-    def declare(self, _logits_BV: Tensor, law_BV: Tensor) -> Tensor:
-        """What is handed on as q: the very law that the token is drawn from."""
-        return law_BV
+    def declare(self, _logits_BV: Tensor, probs_BV: Tensor) -> Tensor:
+        """What is handed on as q: the very distribution that the token is drawn from."""
+        return probs_BV
 
     def observe(self, committed: Committed) -> None:
-        """Go on behind what was committed; what stands in the arena of it is kept.
+        """Go on behind what was committed; what stands in the KV cache of it is kept.
 
-        Before the step the arena held everything up to the root, and the root; drafting added all
+        Before the step the KV cache held everything up to the root, and the root; drafting added all
         drafted tokens but the last. So after a full acceptance one token is missing.
         """
         written_B = self._history.lengths_B + self._drafted
@@ -148,9 +148,9 @@ class DraftModel:
         self._known_B.copy_(torch.minimum(written_B, self._history.lengths_B))
 
     def _catch_up(self) -> Tensor:
-        """Feed what the arena lacks, the last emitted token included; logits behind it."""
+        """Feed what the KV cache lacks, the last emitted token included; logits behind it."""
         lengths_B = self._history.lengths_B
-        static = self._arena.static
+        static = self._kv_cache.static
         width = self._longest_gap if static else int((lengths_B + 1 - self._known_B).max())
         # rows that lack less see some tokens again, written over with the same values; one that is
         # too short for that begins at its start, and garbage behind its last token is computed
@@ -163,7 +163,7 @@ class DraftModel:
     def _logits(self, tokens_BW: Tensor, start_B: Tensor, at_B: Tensor | None = None) -> Tensor:
         """Logits [B, V] behind token `at_B` of W, the last by default, as wide as the target's."""
         tree, keep = chain(tokens_BW.shape[1] - 1), 1 if at_B is None else 0
-        logits_BWV = self.backbone.forward(tokens_BW, start_B, tree, self._arena, keep=keep)
+        logits_BWV = self.backbone.forward(tokens_BW, start_B, tree, self._kv_cache, keep=keep)
         logits_BV = logits_BWV[:, -1] if at_B is None else row_of(logits_BWV, at_B)
         return fit_vocabulary(logits_BV, self.vocabulary)
 

@@ -2,7 +2,7 @@
 
 Miao et al. 2023, arXiv 2305.09781. Every member drafts a chain behind the same text; prefixes that
 they share are verified once. At temperature 0, and with policy `argmax`, the tree is a point mass;
-above, every trial keeps the law of the member that made it (`Law.SEVERAL`), so that multi-step
+above, every trial keeps the distribution of the member that made it (`DraftSampling.SEVERAL`), so that multi-step
 speculative sampling is exact. Read next: `draft_model.py`; `decoding/tree/merge.py`.
 
 Shapes: B rows, K drafted tokens of a member, M members, E tokens that a step can emit.
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ...decoding.proposal import Committed, Law, Proposal
+from ...decoding.proposal import Committed, DraftSampling, Proposal
 from ...decoding.random import Uniforms
 from ...decoding.sampling import Warper
 from ...decoding.tree.merge import compact, merge
@@ -55,9 +55,9 @@ class Member(DraftModel):
         return proposal
 
     def observe(self, committed: Committed) -> None:
-        """Keep of its arena what agrees with the committed tokens.
+        """Keep of its KV cache what agrees with the committed tokens.
 
-        The arena holds everything up to the root, the root, and its own tokens but the last.
+        The KV cache holds everything up to the root, the root, and its own tokens but the last.
         """
         before_B = self._history.lengths_B + 1
         same_BK = self._own_BK == committed.tokens_BE[:, : self._drafted]
@@ -109,10 +109,10 @@ class SharedBase(Member):
     def draft_chains(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> list[Proposal]:
         """One proposal per adapter."""
         rows = self.propose(last_B.repeat(self.chains), warper, _Repeated(uniforms, self.chains))
-        laws = [None] * self.chains if rows.q_BNV is None else rows.q_BNV.chunk(self.chains)
+        distributions = [None] * self.chains if rows.q_BNV is None else rows.q_BNV.chunk(self.chains)
         return [
-            Proposal(tokens_BN, rows.tree, rows.law, q_BNV)
-            for tokens_BN, q_BNV in zip(rows.tokens_BN.chunk(self.chains), laws, strict=True)
+            Proposal(tokens_BN, rows.tree, rows.sampling, q_BNV)
+            for tokens_BN, q_BNV in zip(rows.tokens_BN.chunk(self.chains), distributions, strict=True)
         ]
 
     def observe(self, committed: Committed) -> None:
@@ -190,13 +190,13 @@ class Ensemble:
     def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
         """The members' chains as one tree."""
         made = [chain for each in self.members for chain in each.draft_chains(last_B, warper, uniforms)]
-        laws = [each.q_BNV for each in made if each.q_BNV is not None]
+        distributions = [each.q_BNV for each in made if each.q_BNV is not None]
         parents_N = torch.arange(-1, self.draft_length, device=last_B.device)
         merged = merge(
             last_B,
             [each.tokens_BN for each in made],
             [parents_N] * len(made),
-            laws or None,
+            distributions or None,
             depth=self.draft_length,
             width=len(made),
             tries=len(made),
@@ -205,10 +205,10 @@ class Ensemble:
         return Proposal(
             merged.tokens_BN,
             merged.tree,
-            Law.SEVERAL if laws else Law.POINT_MASS,
+            DraftSampling.SEVERAL if distributions else DraftSampling.POINT_MASS,
             present_BN=merged.present_BN,
             trials=merged.trials,
-            coins=self._coins(bool(laws)),
+            coins=self._coins(bool(distributions)),
         )
 
     def _coins(self, sampled: bool) -> int:

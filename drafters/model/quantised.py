@@ -52,7 +52,7 @@ def quantised_copy(target: Backbone, *, bits: int, group_size: int | None) -> Ba
     layers, head = copy.deepcopy(model.model.layers), copy.deepcopy(model.lm_head)
     made = assembled(model, list(layers), head, copy.deepcopy(model.config))
     if group_size is not None:
-        _refuse_group(made, group_size)
+        _check_group_size(made, group_size)
     from torchao.quantization import quantize_
 
     quantize_(made, config)
@@ -121,7 +121,7 @@ def _torchao_config(bits: int, group_size: int | None) -> Any:
     )
 
 
-def _refuse_group(model: nn.Module, group_size: int) -> None:
+def _check_group_size(model: nn.Module, group_size: int) -> None:
     for name, layer in _linear(model):
         if layer.in_features % group_size:
             raise RequestError(

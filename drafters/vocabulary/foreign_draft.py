@@ -1,7 +1,7 @@
 """Draft models whose tokenizer is not the target's: two ways, each with what keeps it lossless.
 
 - *Intersection* ("token-level intersection", Timor et al. 2025, arXiv 2502.05202). Tokens that both
-  vocabularies have map one to one. The draft's law is restricted to them and renormalised,
+  vocabularies have map one to one. The draft's distribution is restricted to them and renormalised,
   q'(x) = q(x) / q(shared), in front of the warper; tokens are drawn from q', and q' over the
   target's vocabulary is what is declared. What is declared is what was drawn from, so rejection
   sampling is exact. Declaring q itself, whose mass outside was never drawn, would not be.
@@ -22,7 +22,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ...decoding.proposal import Committed, Law, Proposal
+from ...decoding.proposal import Committed, DraftSampling, Proposal
 from ...decoding.random import Uniforms
 from ...decoding.sampling import Warper, draw
 from ...decoding.target.backbone import Backbone
@@ -85,7 +85,7 @@ class ForeignDraft(ABC):
 
 
 class IntersectionDraft(ForeignDraft):
-    """Drafts tokens that both vocabularies have, from the draft's law on them."""
+    """Drafts tokens that both vocabularies have, from the draft's distribution on them."""
 
     family = "intersection"
 
@@ -112,7 +112,7 @@ class IntersectionDraft(ForeignDraft):
         """A chain behind `last_B`: argmax at temperature 0, else by `policy`."""
         sampled = not warper.greedy and self.policy == "sample"
         random_BK = uniforms.take(self.draft_length) if sampled else None
-        tokens, laws = [last_B], []
+        tokens, distributions = [last_B], []
         logits_BD = self.rows.read(last_B)
         for k in range(self.draft_length):
             if k:
@@ -121,14 +121,14 @@ class IntersectionDraft(ForeignDraft):
             if random_BK is None:
                 tokens.append(logits_BV.argmax(-1))
                 continue
-            law_BV = warper(logits_BV)
-            laws.append(self.declare(logits_BD, law_BV))
-            tokens.append(draw(law_BV, random_BK[:, k]))
+            probs_BV = warper(logits_BV)
+            distributions.append(self.declare(logits_BD, probs_BV))
+            tokens.append(draw(probs_BV, random_BK[:, k]))
         tokens_BN, tree = torch.stack(tokens, 1), chain(self.draft_length)
         if random_BK is None:
-            return Proposal(tokens_BN, tree, Law.POINT_MASS, coins=self.nodes)
-        laws.append(torch.zeros_like(laws[0]))  # the last node is a leaf: its row is never read
-        return Proposal(tokens_BN, tree, Law.IID, torch.stack(laws, 1), coins=self.nodes)
+            return Proposal(tokens_BN, tree, DraftSampling.POINT_MASS, coins=self.nodes)
+        distributions.append(torch.zeros_like(distributions[0]))  # the last node is a leaf: its row is never read
+        return Proposal(tokens_BN, tree, DraftSampling.IID, torch.stack(distributions, 1), coins=self.nodes)
 
     def restricted(self, logits_BD: Tensor) -> Tensor:
         """Logits over the target's vocabulary; what the draft cannot say has no probability."""
@@ -136,9 +136,9 @@ class IntersectionDraft(ForeignDraft):
         logits_BV[:, self._theirs_I] = logits_BD[:, self._own_I]
         return logits_BV
 
-    def declare(self, _logits_BD: Tensor, law_BV: Tensor) -> Tensor:
-        """What is handed on as q: the very law that the token is drawn from."""
-        return law_BV
+    def declare(self, _logits_BD: Tensor, probs_BV: Tensor) -> Tensor:
+        """What is handed on as q: the very distribution that the token is drawn from."""
+        return probs_BV
 
 
 class RetokenisedDraft(ForeignDraft):
@@ -163,7 +163,7 @@ class RetokenisedDraft(ForeignDraft):
         return Proposal(
             torch.cat([last_B[:, None], torch.tensor(filled, device=device)], 1),
             chain(self.draft_length),
-            Law.POINT_MASS,
+            DraftSampling.POINT_MASS,
             present_BN=place_N <= count_B[:, None],
             coins=self.nodes,
         )

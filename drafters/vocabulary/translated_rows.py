@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...decoding.proposal import Committed
 from ...decoding.target.backbone import Backbone
-from ...decoding.target.kv_cache import KVArena
+from ...decoding.target.kv_cache import KVCache
 from ...decoding.tree.tree import chain
 from ...errors import RequestError
 from ..history import History
@@ -25,7 +25,7 @@ from .shared_tokens import VocabularyPair
 
 
 class TranslatedRows:
-    """What the draft has read of every row, and its arena; rows differ in length."""
+    """What the draft has read of every row, and its KV cache; rows differ in length."""
 
     def __init__(self, backbone: Backbone, pair: VocabularyPair) -> None:
         self.backbone, self._pair = backbone, pair
@@ -54,14 +54,14 @@ class TranslatedRows:
         missing = [text[at:] for text, at in zip(self._texts, known, strict=True)]
         W = max(map(len, missing))
         longest = max(map(len, self._texts))
-        self._refuse_beyond(longest)
-        if longest + W + self._ahead > self._arena.capacity:
+        self._check_context(longest)
+        if longest + W + self._ahead > self._kv_cache.capacity:
             self._read_all(2 * (longest + W + self._ahead))
         device = last_B.device
         # rows that lack less are filled up behind: the next tokens are written over it
         tokens_BW = torch.tensor([[*each, *[0] * (W - len(each))] for each in missing])
         start_B = torch.tensor(known, device=device)
-        logits_BWD = self.backbone.forward(tokens_BW.to(device), start_B, chain(W - 1), self._arena)
+        logits_BWD = self.backbone.forward(tokens_BW.to(device), start_B, chain(W - 1), self._kv_cache)
         self._ends_B = torch.tensor([len(text) for text in self._texts], device=device)
         self._written = []
         last_B = self._ends_B - start_B - 1
@@ -71,7 +71,7 @@ class TranslatedRows:
         """Feed a drafted token of the draft's own behind the others; logits [B, D] behind it."""
         place_B = self._ends_B + len(self._written)
         self._written.append(token_B)
-        return self.backbone.forward(token_B[:, None], place_B, chain(0), self._arena)[:, -1]
+        return self.backbone.forward(token_B[:, None], place_B, chain(0), self._kv_cache)[:, -1]
 
     def tail(self, tokens: int) -> list[tuple[int, ...]]:
         """The last of the target's tokens of every row, at most so many."""
@@ -81,7 +81,7 @@ class TranslatedRows:
         return [tuple(row[max(0, tokens - seen) :]) for row, seen in zip(ids_BT, self._seen, strict=True)]
 
     def _translate(self, last_B: Tensor) -> list[int]:
-        """Append the pieces of the newest tokens; how many of its row the arena holds then.
+        """Append the pieces of the newest tokens; how many of its row the KV cache holds then.
 
         It holds what the row was, and behind it what was drafted, as far as the two agree. The last
         token is read again in any case: its logits are asked for.
@@ -111,11 +111,11 @@ class TranslatedRows:
         return [row[:count] for row, count in zip(rows, counts, strict=True)]
 
     def _read_all(self, capacity: int) -> None:
-        """Read every row anew, into an arena with room for more."""
-        self._arena = KVArena(len(self._texts), capacity)
-        self.backbone.prefill(self._texts, self._arena)
+        """Read every row anew, into an KV cache with room for more."""
+        self._kv_cache = KVCache(len(self._texts), capacity)
+        self.backbone.prefill(self._texts, self._kv_cache)
 
-    def _refuse_beyond(self, longest: int) -> None:
+    def _check_context(self, longest: int) -> None:
         if longest > self.backbone.context:
             raise RequestError(
                 f"the draft {self.backbone.name} reads {self.backbone.context} tokens, and the "

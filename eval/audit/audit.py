@@ -1,7 +1,7 @@
 """The losslessness audit: three proofs, their power, one verdict.
 
-1. enumeration: the rule on a tiny vocabulary, whole sequences against their exact law;
-2. Rosenblatt: the real pair's sampled tokens against the target's own conditional laws;
+1. enumeration: the rule on a tiny vocabulary, whole sequences against their exact distribution;
+2. Rosenblatt: the real pair's sampled tokens against the target's own conditional distributions;
 3. replay: the real pair's greedy tokens against the target's argmax.
 The verdict is `lossless` only if all of them pass. docs/audit.md explains why that convinces.
 """

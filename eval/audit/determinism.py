@@ -3,7 +3,7 @@
 The same prompts are decoded in batches, beside longer prompts, padded, speculatively and in other
 dtypes. A kernel adds up in another order for another shape, so a near-tie may fall the other way;
 a difference larger than what rounding explains is a bug. Then the shape-invariant mode: a baseline
-padded to the verify width in a static arena should be speculation's twin, to the bit of its logits.
+padded to the verify width in a static KV cache should be speculation's twin, to the bit of its logits.
 Read next: `fingerprints.py`, how logits are compared; `replay.py`, which holds what was emitted
 against the argmax; docs/audit.md.
 

@@ -20,15 +20,15 @@ class Setting:
     dtype: str
     batch: int
     static: bool
-    """Every call sees all slots of the arena, most of them masked."""
+    """Every call sees all slots of the KV cache, most of them masked."""
     width: int
     """Nodes of a call: of a padded baseline, or of speculation that drafts one less."""
     speculative: bool
 
     def __str__(self) -> str:
         how = "speculative" if self.speculative else "plain"
-        arena = "static" if self.static else "growing"
-        return f"{how}, {self.dtype}, batch {self.batch}, {arena} arena, width {self.width}"
+        kv_cache = "static" if self.static else "growing"
+        return f"{how}, {self.dtype}, batch {self.batch}, {kv_cache} KV cache, width {self.width}"
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Invariance:
 
 @dataclass(frozen=True)
 class Determinism:
-    """What the probe found. A reference is batch 1, one node per call, in a growing arena."""
+    """What the probe found. A reference is batch 1, one node per call, in a growing KV cache."""
 
     prompts: int
     tokens: int
@@ -79,7 +79,7 @@ class Determinism:
     """The same gap at every token of the references."""
     first_bug: str | None
     shape_invariant: bool
-    """Whether the padded baseline in a static arena is speculation's twin to the bit."""
+    """Whether the padded baseline in a static KV cache is speculation's twin to the bit."""
     invariance: list[Invariance]
 
     @property
@@ -99,7 +99,7 @@ class Determinism:
             f"determinism at T = 0: {'passed' if self.passed else 'FAILED'}",
             f"  {self.prompts} prompts in {len(tested)} settings: batch "
             f"{_listed(s.batch for s in tested)}; verify width {_listed(s.width for s in tested)};",
-            f"  growing and static arena; {_listed(s.dtype for s in tested)}",
+            f"  growing and static KV cache; {_listed(s.dtype for s in tested)}",
             f"  answers: {self.identical:,} identical, {self.near_ties:,} near-ties, {self.bugs:,} bugs",
             f"  noise: {noise}",
             f"  margins where answers part: {_counted(self.margins_at_divergences)}",
@@ -108,7 +108,7 @@ class Determinism:
         ]
         for each in self.invariance:
             lines.append(
-                f"    {'static' if each.static else 'growing'} arena, {each.dtype}: "
+                f"    {'static' if each.static else 'growing'} KV cache, {each.dtype}: "
                 f"{each.same_logits:,} of {each.tokens:,} tokens "
                 f"({each.tokens - each.same_tokens:,} differ themselves)"
             )

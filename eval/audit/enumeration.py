@@ -1,9 +1,9 @@
-"""Proof 1: on a tiny vocabulary, the law of whole emitted sequences against the exact one.
+"""Proof 1: on a tiny vocabulary, the distribution of whole emitted sequences against the exact one.
 
 The real engine, proposer and rule decode many sequences at once with models that are tables. All
-laws are known in closed form, so the count of every possible sequence of four tokens has an exact
+distributions are known in closed form, so the count of every possible sequence of four tokens has an exact
 expectation. Several speculative steps make up a sequence: numbers reused from step to step, or a
-wrong token between steps, show in the joint law alone.
+wrong token between steps, show in the joint distribution alone.
 Read next: `miniature.py`, `power.py`, `rosenblatt.py`.
 
 Shapes: B sequences, V vocabulary, L tokens of a sequence.
@@ -33,7 +33,7 @@ _V = VOCABULARY
 
 @dataclass(frozen=True)
 class Enumeration:
-    """Counts of sequences against their exact law."""
+    """Counts of sequences against their exact distribution."""
 
     sequences: int
     cells: int
@@ -76,35 +76,37 @@ def enumerate_decoding(
             uniforms=SharedStream(seed * 1_000_003 + block, rows),
         )
         counts += _count(np.array(done.tokens))
-    law = _exact_law(warper(target.logits_VV).double().numpy())
-    possible = law > 0
+    distribution = _exact_distribution(warper(target.logits_VV).double().numpy())
+    possible = distribution > 0
     cells = int(possible.sum())
-    statistic, p_value = _test(counts, law, possible)
+    statistic, p_value = _test(counts, distribution, possible)
     share = counts / sequences
     return Enumeration(
         sequences,
         cells,
         statistic,
         p_value,
-        float(0.5 * np.abs(share - law).sum()),
-        _expected_distance(law, sequences),
+        float(0.5 * np.abs(share - distribution).sum()),
+        _expected_distance(distribution, sequences),
         detectable_total_variation(max(cells, 2), sequences, level),
     )
 
 
-def _test(counts: NDArray[np.int64], law: NDArray[np.float64], possible: NDArray[np.bool_]) -> tuple[float, float]:
+def _test(
+    counts: NDArray[np.int64], distribution: NDArray[np.float64], possible: NDArray[np.bool_]
+) -> tuple[float, float]:
     """Chi-square over the possible sequences; a single impossible one settles it."""
     if counts[~possible].any():
         return float("inf"), 0.0
     if possible.sum() == 1:
         return 0.0, 1.0
-    found = stats.chisquare(counts[possible], law[possible] * counts.sum())
+    found = stats.chisquare(counts[possible], distribution[possible] * counts.sum())
     return float(found.statistic), float(found.pvalue)
 
 
-def _expected_distance(law: NDArray[np.float64], sequences: int) -> float:
-    """Mean total variation of exact counts from their law: half of E|N(0, p(1-p)/n)| summed."""
-    deviations = np.sqrt(law * (1 - law) / sequences)
+def _expected_distance(distribution: NDArray[np.float64], sequences: int) -> float:
+    """Mean total variation of exact counts from their distribution: half of E|N(0, p(1-p)/n)| summed."""
+    deviations = np.sqrt(distribution * (1 - distribution) / sequences)
     return float(0.5 * np.sqrt(2 / np.pi) * deviations.sum())
 
 
@@ -113,10 +115,10 @@ def _count(tokens_BL: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.bincount((tokens_BL * place_L).sum(1), minlength=_V**L)
 
 
-def _exact_law(p_VV: NDArray[np.float64]) -> NDArray[np.float64]:
+def _exact_distribution(p_VV: NDArray[np.float64]) -> NDArray[np.float64]:
     """Probability of every sequence of L tokens behind the prompt."""
     p_VV = p_VV / p_VV.sum(1, keepdims=True)
-    law = p_VV[PROMPT[-1]]
+    distribution = p_VV[PROMPT[-1]]
     for _ in range(L - 1):
-        law = (law.reshape(-1, _V)[:, :, None] * p_VV[None]).reshape(-1)
-    return law / law.sum()
+        distribution = (distribution.reshape(-1, _V)[:, :, None] * p_VV[None]).reshape(-1)
+    return distribution / distribution.sum()

@@ -21,7 +21,7 @@ from ...decoding.rules.acceptance import Outcome
 from ...decoding.rules.choice import rule_for
 from ...decoding.sampling import Warper
 from ...decoding.target.backbone import Backbone, Seen
-from ...decoding.target.kv_cache import KVArena
+from ...decoding.target.kv_cache import KVCache
 from ...decoding.tree.tree import AnyTree
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -36,15 +36,15 @@ class Watched(Backbone):
         self._prints: list[Tensor] = []  # [B, N] of every call, the prefill first
         self._kept: list[Tensor] = []  # [B, D] of every speculative call, -1 behind the path
 
-    def prefill(self, prompts: Sequence[Sequence[int]], arena: KVArena, **features: Any) -> Tensor:
+    def prefill(self, prompts: Sequence[Sequence[int]], kv_cache: KVCache, **features: Any) -> Tensor:
         """The target's own, remembered."""
-        logits_BV = self._target.prefill(prompts, arena, **features)
+        logits_BV = self._target.prefill(prompts, kv_cache, **features)
         self._prints.append(fingerprints(logits_BV[:, None]))
         return logits_BV
 
-    def see(self, tokens_BN: Tensor, lengths_B: Tensor, tree: AnyTree, arena: KVArena, **how: Any) -> Seen:
+    def see(self, tokens_BN: Tensor, lengths_B: Tensor, tree: AnyTree, kv_cache: KVCache, **how: Any) -> Seen:
         """The target's own, remembered."""
-        seen = self._target.see(tokens_BN, lengths_B, tree, arena, **how)
+        seen = self._target.see(tokens_BN, lengths_B, tree, kv_cache, **how)
         self._prints.append(fingerprints(seen.logits_BNV))
         return seen
 

@@ -1,6 +1,6 @@
 """Every method in miniature: a target and drafts that are tables, decoded by the real engine.
 
-The law of a table is known in closed form, so that whole sequences can be counted against it
+The distribution of a table is known in closed form, so that whole sequences can be counted against it
 (`enumeration.py`). Only the models are small: proposers, trees, rules and engine are those that
 decode real text. Read next: `enumeration.py`, `survey.py`.
 
@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...data.datastore import Datastore
-from ...decoding.proposal import Committed, Law, Proposal, Proposer
+from ...decoding.proposal import Committed, DraftSampling, Proposal, Proposer
 from ...decoding.random import Uniforms
 from ...decoding.sampling import Warper
 from ...decoding.target.backbone import Backbone, Seen
-from ...decoding.target.kv_cache import KVArena
+from ...decoding.target.kv_cache import KVCache
 from ...decoding.tree.build import dynamic_tree
 from ...decoding.tree.merge import merge
 from ...decoding.tree.siblings import draw_siblings
@@ -56,20 +56,20 @@ class TableModel:
         """Row v: logits of the token behind v."""
         self.logits_VV = logits_VV
 
-    def prefill(self, prompts: Sequence[Sequence[int]], _arena: KVArena, **_features: Any) -> Tensor:
+    def prefill(self, prompts: Sequence[Sequence[int]], _kv_cache: KVCache, **_features: Any) -> Tensor:
         """Logits behind the last token of every prompt, [B, V]."""
         return self.logits_VV[torch.tensor([prompt[-1] for prompt in prompts])]
 
     def forward(
-        self, tokens_BN: Tensor, _lengths_B: Tensor, _tree: AnyTree, _arena: KVArena, *, keep: int = 0
+        self, tokens_BN: Tensor, _lengths_B: Tensor, _tree: AnyTree, _kv_cache: KVCache, *, keep: int = 0
     ) -> Tensor:
         """Logits [B, N, V] of every node."""
         logits_BNV = self.logits_VV[tokens_BN]
         return logits_BNV[:, -keep:] if keep else logits_BNV
 
-    def see(self, tokens_BN: Tensor, lengths_B: Tensor, tree: AnyTree, arena: KVArena, **_layers: Any) -> Seen:
+    def see(self, tokens_BN: Tensor, lengths_B: Tensor, tree: AnyTree, kv_cache: KVCache, **_layers: Any) -> Seen:
         """`forward`; a table has no hidden states."""
-        return Seen(self.forward(tokens_BN, lengths_B, tree, arena), None)
+        return Seen(self.forward(tokens_BN, lengths_B, tree, kv_cache), None)
 
     def as_backbone(self) -> Backbone:
         """What the engine and the draft model take it for."""
@@ -101,30 +101,34 @@ class _Tables:
 
 
 class SampledTree(_Tables):
-    """A static tree whose siblings are drawn from a draft's law, as EAGLE-1 and Sequoia do."""
+    """A static tree whose siblings are drawn from a draft's distribution, as EAGLE-1 and Sequoia do."""
 
-    def __init__(self, draft: TableModel, tree: Tree, law: Law) -> None:
-        self.draft, self.tree, self.law = draft, tree, law
+    def __init__(self, draft: TableModel, tree: Tree, sampling: DraftSampling) -> None:
+        self.draft, self.tree, self.sampling = draft, tree, sampling
 
     def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
         """Draw the tree from the root down."""
         random_BN = uniforms.take(len(self.tree))
         tokens, present = [last_B], [torch.ones_like(last_B, dtype=torch.bool)]
-        laws = []
+        distributions = []
         for node, children in enumerate(self.tree.children):
-            laws.append(warper(self.draft.logits_VV[tokens[node]]))
+            distributions.append(warper(self.draft.logits_VV[tokens[node]]))
             if children:
-                found = self.siblings(laws[-1], random_BN[:, list(children)])
+                found = self.siblings(distributions[-1], random_BN[:, list(children)])
                 tokens += list(found[0].unbind(1))
                 present += [each & present[node] for each in found[1].unbind(1)]
         # children of a node stand together in our trees, in the order of their parents
         return Proposal(
-            torch.stack(tokens, 1), self.tree, self.law, torch.stack(laws, 1), present_BN=torch.stack(present, 1)
+            torch.stack(tokens, 1),
+            self.tree,
+            self.sampling,
+            torch.stack(distributions, 1),
+            present_BN=torch.stack(present, 1),
         )
 
-    def siblings(self, law_BV: Tensor, uniform_BC: Tensor) -> tuple[Tensor, Tensor]:
+    def siblings(self, probs_BV: Tensor, uniform_BC: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens of one node's children and which are there; a planted bug changes this."""
-        return draw_siblings(law_BV, uniform_BC, replace=self.law is Law.IID)
+        return draw_siblings(probs_BV, uniform_BC, replace=self.sampling is DraftSampling.IID)
 
 
 class TopTree(_Tables):
@@ -139,7 +143,7 @@ class TopTree(_Tables):
         tokens = [last_B]
         for node, children in enumerate(self.tree.children):
             tokens += [order_VV[tokens[node], rank] for rank in range(len(children))]
-        return Proposal(torch.stack(tokens, 1), self.tree, Law.POINT_MASS)
+        return Proposal(torch.stack(tokens, 1), self.tree, DraftSampling.POINT_MASS)
 
 
 class ConfidentTree(_Tables):
@@ -159,14 +163,14 @@ class ConfidentTree(_Tables):
             return best(tokens_BK)
 
         tokens_BN, tree = dynamic_tree(last_B, best(last_B), expand, depth=2, top_k=2, nodes=6)
-        return Proposal(tokens_BN, tree, Law.POINT_MASS)
+        return Proposal(tokens_BN, tree, DraftSampling.POINT_MASS)
 
 
 class SeveralDrafts(_Tables):
-    """The merged trees of several drafts, each with its own law, as SpecInfer's."""
+    """The merged trees of several drafts, each with its own distribution, as SpecInfer's."""
 
     def __init__(self, drafts: Sequence[TableModel], trees: Sequence[Tree]) -> None:
-        self._drafts = [SampledTree(d, t, Law.IID) for d, t in zip(drafts, trees, strict=True)]
+        self._drafts = [SampledTree(d, t, DraftSampling.IID) for d, t in zip(drafts, trees, strict=True)]
 
     def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
         """Every draft's tree, merged."""
@@ -175,7 +179,9 @@ class SeveralDrafts(_Tables):
         merged = merge(
             last_B, [p.tokens_BN for p in made], parents, [cast(Tensor, p.q_BNV) for p in made], depth=2, width=4
         )
-        return Proposal(merged.tokens_BN, merged.tree, Law.SEVERAL, present_BN=merged.present_BN, trials=merged.trials)
+        return Proposal(
+            merged.tokens_BN, merged.tree, DraftSampling.SEVERAL, present_BN=merged.present_BN, trials=merged.trials
+        )
 
 
 _FORK = Tree((-1, 0, 0, 1, 1, 2))
@@ -243,8 +249,8 @@ MINIATURES: dict[str, MakeProposer] = {
     "intersection argmax": partial(_foreign, IntersectionDraft, policy="argmax"),
     "retokenised": partial(_foreign, RetokenisedDraft),
     "adaptive-draft": partial(_draft, AdaptiveDraft, longest=3, cost=0.05),
-    "tree, without replacement": lambda d: SampledTree(d[0], _FORK, Law.WITHOUT_REPLACEMENT),
-    "tree, independent draws": lambda d: SampledTree(d[0], _FORK, Law.IID),
+    "tree, without replacement": lambda d: SampledTree(d[0], _FORK, DraftSampling.WITHOUT_REPLACEMENT),
+    "tree, independent draws": lambda d: SampledTree(d[0], _FORK, DraftSampling.IID),
     "tree, likeliest tokens": lambda d: TopTree(d[0], _FORK),
     "tree, by confidence": lambda d: ConfidentTree(d[0]),
     "ensemble": partial(_ensemble, draft_length=2),

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ...decoding.proposal import Law, Proposal, Proposer
+from ...decoding.proposal import DraftSampling, Proposal, Proposer
 from ...decoding.random import Uniforms
 from ...decoding.rules.acceptance import Outcome, Rule, accept_chain, residual, row_of
 from ...decoding.rules.lossy import typical_acceptance
@@ -59,12 +59,12 @@ class Plant:
 
 
 class _ArgmaxDraft(DraftModel):
-    def choose(self, law_BV: Tensor, uniform_B: Tensor) -> Tensor:
-        return law_BV.argmax(-1)
+    def choose(self, probs_BV: Tensor, uniform_B: Tensor) -> Tensor:
+        return probs_BV.argmax(-1)
 
 
-class _RawLaw(DraftModel):
-    def declare(self, logits_BV: Tensor, law_BV: Tensor) -> Tensor:
+class _RawQ(DraftModel):
+    def declare(self, logits_BV: Tensor, probs_BV: Tensor) -> Tensor:
         return logits_BV.float().softmax(-1)
 
 
@@ -78,25 +78,25 @@ class _Doubtful(DraftModel):
         own_BK = made.q_BNV[:, :-1].gather(2, made.tokens_BN[:, 1:, None])[..., 0]
         kept_BK = (own_BK > 0.35).long().cumprod(1).bool()
         present_BN = torch.cat([torch.ones_like(kept_BK[:, :1]), kept_BK], 1)
-        return Proposal(made.tokens_BN, made.tree, made.law, made.q_BNV, present_BN, coins=made.coins)
+        return Proposal(made.tokens_BN, made.tree, made.sampling, made.q_BNV, present_BN, coins=made.coins)
 
 
 class _SortedSiblings(SampledTree):
-    def siblings(self, law_BV: Tensor, uniform_BC: Tensor) -> tuple[Tensor, Tensor]:
-        tokens_BC, present_BC = super().siblings(law_BV, uniform_BC)
-        order_BC = law_BV.gather(1, tokens_BC).argsort(1, descending=True)
+    def siblings(self, probs_BV: Tensor, uniform_BC: Tensor) -> tuple[Tensor, Tensor]:
+        tokens_BC, present_BC = super().siblings(probs_BV, uniform_BC)
+        order_BC = probs_BV.gather(1, tokens_BC).argsort(1, descending=True)
         return tokens_BC.gather(1, order_BC), present_BC.gather(1, order_BC)
 
 
 class _WithoutReplacementAsIid(SampledTree):
     def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
         made = super().propose(last_B, warper, uniforms)
-        return Proposal(made.tokens_BN, made.tree, Law.IID, made.q_BNV, made.present_BN)
+        return Proposal(made.tokens_BN, made.tree, DraftSampling.IID, made.q_BNV, made.present_BN)
 
 
 class _TopAsSampled(SampledTree):
-    def siblings(self, law_BV: Tensor, uniform_BC: Tensor) -> tuple[Tensor, Tensor]:
-        tokens_BC = law_BV.topk(uniform_BC.shape[1], dim=-1).indices
+    def siblings(self, probs_BV: Tensor, uniform_BC: Tensor) -> tuple[Tensor, Tensor]:
+        tokens_BC = probs_BV.topk(uniform_BC.shape[1], dim=-1).indices
         return tokens_BC, torch.ones_like(tokens_BC, dtype=torch.bool)
 
 
@@ -171,7 +171,7 @@ _TWO_PATHS = Tree((-1, 0, 1, 1))
 
 PLANTS = {
     "argmax-draft": Plant("argmax draft tokens, judged as if drawn from softmax q", draft=_ArgmaxDraft),
-    "raw-law": Plant("tokens drawn from the warped q, judged by the raw softmax", draft=_RawLaw),
+    "raw-q": Plant("tokens drawn from the warped q, judged by the raw softmax", draft=_RawQ),
     "unwarped-bonus": Plant("the token behind a full chain from the raw softmax", lambda: _unwarped_bonus),
     "fresh-draw": Plant("after a rejection a fresh draw from p, not from the residual", lambda: _fresh_draw),
     "residual-argmax": Plant("after a rejection the argmax of the residual, not a draw", lambda: _residual_argmax),
@@ -187,16 +187,16 @@ PLANTS = {
     "top-as-sampled": Plant(
         "the likeliest children, judged as if drawn from softmax q",
         draft=None,
-        tree=partial(_TopAsSampled, tree=_FORK, law=Law.IID),
+        tree=partial(_TopAsSampled, tree=_FORK, sampling=DraftSampling.IID),
     ),
-    "unconditional-law": Plant(
+    "unconditional-q": Plant(
         "siblings drawn without replacement, each judged by the whole q",
         draft=None,
-        tree=partial(_WithoutReplacementAsIid, tree=_FORK, law=Law.WITHOUT_REPLACEMENT),
+        tree=partial(_WithoutReplacementAsIid, tree=_FORK, sampling=DraftSampling.WITHOUT_REPLACEMENT),
     ),
     "sorted-siblings": Plant(
         "drawn siblings tried in the order of q, not of the draws",
         draft=None,
-        tree=partial(_SortedSiblings, tree=_FORK, law=Law.WITHOUT_REPLACEMENT),
+        tree=partial(_SortedSiblings, tree=_FORK, sampling=DraftSampling.WITHOUT_REPLACEMENT),
     ),
 }

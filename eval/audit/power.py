@@ -14,7 +14,7 @@ def detectable_total_variation(cells: int, samples: int, level: float) -> float:
     """Smallest total variation that a chi-square test over `cells` catches with power 0.99.
 
     A deviation d from cell probabilities p has non-centrality n * sum(d^2 / p), and by
-    Cauchy-Schwarz sum(d^2 / p) >= (sum |d|)^2 = 4 TV^2, whatever its shape. So any law further
+    Cauchy-Schwarz sum(d^2 / p) >= (sum |d|)^2 = 4 TV^2, whatever its shape. So any distribution further
     away than sqrt(lambda / 4n) is caught at least that often.
     """
     needed = _noncentrality(cells - 1, level)

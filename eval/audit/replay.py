@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...decoding.target.backbone import Backbone
-from ...decoding.target.kv_cache import KVArena
+from ...decoding.target.kv_cache import KVCache
 from ...decoding.tree.tree import chain
 
 
@@ -80,12 +80,12 @@ def _class(token: int, argmax: int, gap: float, noise: float) -> str:
 
 def one_by_one(target: Backbone, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
     """Logits [tokens, V] in front of every emitted token, one token per call."""
-    arena = KVArena(1, len(prompt) + len(answer) + 1)
-    logits = [target.prefill([prompt], arena)[0]]
+    kv_cache = KVCache(1, len(prompt) + len(answer) + 1)
+    logits = [target.prefill([prompt], kv_cache)[0]]
     for at, token in enumerate(answer[:-1]):
         length = torch.tensor([len(prompt) + at], device=target.device)
         tokens = torch.tensor([[token]], device=target.device)
-        logits.append(target.forward(tokens, length, chain(0), arena)[0, 0])
+        logits.append(target.forward(tokens, length, chain(0), kv_cache)[0, 0])
     return torch.stack(logits).float()
 
 

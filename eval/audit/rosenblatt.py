@@ -1,6 +1,6 @@
-"""Proof 2: on the real pair, the emitted tokens as draws from the target's own laws.
+"""Proof 2: on the real pair, the emitted tokens as draws from the target's own distributions.
 
-With F_t the target's warped law at the t-th emitted token, u_t = F_t(y-) + w p_t(y), w uniform, is
+With F_t the target's warped distribution at the t-th emitted token, u_t = F_t(y-) + w p_t(y), w uniform, is
 independent and uniform for all t if and only if every token was drawn from it (Rosenblatt 1952).
 The vocabulary is ordered by p - q, so a bias towards or against the draft moves mass from one end
 of [0, 1] to the other, where the histogram sees it. Read next: `replay.py`.

@@ -31,7 +31,7 @@ WARPERS = {
 _PLANTED = Warper(0.7)
 # a correct decoder fails the whole survey once in a thousand
 _FALSE_ALARM = 1e-3
-# lenience needs the law of a draft; the others were published for likeliest tokens
+# lenience needs the distribution of a draft; the others were published for likeliest tokens
 _LOSSY_METHODS = {rule: "draft-model" if rule == "lossy-lenient" else "tree, likeliest tokens" for rule in LOSSY}
 
 

@@ -2,7 +2,7 @@
 
 The share that agrees is a measure of confidence, and the majority vote is an answer of its own
 (self-consistency, Wang et al. 2023). The samples of a prompt are rows of one batch, each with its
-own random numbers; speculation changes their speed and not their law.
+own random numbers; speculation changes their speed and not their distribution.
 Read next: `evaluate.py`, `tables.py`.
 
 Shapes: R prompts.
@@ -84,7 +84,7 @@ def agreement(
         drafter: decodes speculatively; None for plain decoding.
         prompts: token ids of every prompt.
         samples: answers drawn per prompt, the rows of one batch.
-        warper: the law of the samples; its temperature is above 0.
+        warper: the distribution of the samples; its temperature is above 0.
         normalise: what of an answer is compared: a name of `NORMALISERS`, applied to the decoded
             text, or a function of the token ids, EOS included.
         references: right answers, to measure accuracy with; None for a prompt without one.

@@ -1,4 +1,4 @@
-"""How far a run has moved the target itself: its law and its loss on held-out text.
+"""How far a run has moved the target itself: its distribution and its loss on held-out text.
 
 Methods such as Medusa-2 train the target together with its drafter. What decodes, and what the
 audit compares with, is then the tuned target; how far that one is from the original is another
@@ -72,7 +72,7 @@ def _row_sums(original: Backbone, tuned: Backbone, rows: PackedRows, row: int) -
         for at in range(0, len(label_P), _CHUNK):
             part = slice(at, at + _CHUNK)
             p_CV, q_CV = (
-                _log_law(each, hidden_PH[part]) for each, hidden_PH in zip((original, tuned), hidden, strict=True)
+                _log_probs(each, hidden_PH[part]) for each, hidden_PH in zip((original, tuned), hidden, strict=True)
             )
             total_4[1:] += _chunk_sums(p_CV, q_CV.to(p_CV.device), label_P[part]).cpu()
     return total_4.numpy()
@@ -94,14 +94,14 @@ def _states(target: Backbone, ids_S: Tensor) -> Tensor:
     return found.last_hidden_state[0]
 
 
-def _log_law(target: Backbone, hidden_CH: Tensor) -> Tensor:
+def _log_probs(target: Backbone, hidden_CH: Tensor) -> Tensor:
     """Log-probabilities of the next token, fp32 [C, V]."""
     head: Any = target.model.get_output_embeddings()
     return head(hidden_CH).float().log_softmax(-1)
 
 
 def _chunk_sums(p_CV: Tensor, q_CV: Tensor, label_C: Tensor) -> Tensor:
-    """Sums of KL(p || q) and of both cross-entropies, fp64 [3]; the laws come as logarithms."""
+    """Sums of KL(p || q) and of both cross-entropies, fp64 [3]; the distributions come as logarithms."""
     kl = F.kl_div(q_CV, p_CV, reduction="sum", log_target=True)
     losses = [F.nll_loss(each_CV, label_C.to(each_CV.device), reduction="sum") for each_CV in (p_CV, q_CV)]
     return torch.stack([kl, *losses]).double()

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 from torch import Tensor
 
-from ...decoding.proposal import Foreseeing
+from ...decoding.proposal import TeacherForced
 from ...decoding.target.backbone import Backbone
-from ...decoding.target.kv_cache import KVArena
+from ...decoding.target.kv_cache import KVCache
 from ...decoding.tree.search import acceptance_of
 
 
@@ -63,7 +63,7 @@ class Ranks:
 
 
 @torch.inference_mode()
-def measure_ranks(target: Backbone, drafter: Foreseeing, texts: Sequence[Text], *, depth: int, ranks: int) -> Ranks:
+def measure_ranks(target: Backbone, drafter: TeacherForced, texts: Sequence[Text], *, depth: int, ranks: int) -> Ranks:
     """Count over all places of the answers at which a draft may begin.
 
     A draft begins behind any token of an answer, its root; depth d is the d-th token behind that.
@@ -81,7 +81,7 @@ def measure_ranks(target: Backbone, drafter: Foreseeing, texts: Sequence[Text], 
         features_SF = _features(target, drafter, tokens_S)
         # place t stands for the draft whose root is token t + 1
         alive_X = torch.arange(len(tokens_S), device=target.device) >= len(text.prompt) - 1
-        for d, logits_XV in enumerate(drafter.foresee(features_SF, tokens_S, depth)):
+        for d, logits_XV in enumerate(drafter.teacher_forced(features_SF, tokens_S, depth)):
             rank_X = _rank(logits_XV, tokens_S[d + 2 :])
             alive_X = alive_X[: len(rank_X)]
             trials_D[d] += int(alive_X.sum())
@@ -91,11 +91,11 @@ def measure_ranks(target: Backbone, drafter: Foreseeing, texts: Sequence[Text], 
     return Ranks(hits_DR[:drafted], trials_D[:drafted])
 
 
-def _features(target: Backbone, drafter: Foreseeing, tokens_S: Tensor) -> Tensor:
+def _features(target: Backbone, drafter: TeacherForced, tokens_S: Tensor) -> Tensor:
     """What the target sees along a text, [S, F]."""
     features: list[Tensor] = []
-    arena = KVArena(1, len(tokens_S))
-    target.prefill([tokens_S.tolist()], arena, layers=drafter.layers, features=features)
+    kv_cache = KVCache(1, len(tokens_S))
+    target.prefill([tokens_S.tolist()], kv_cache, layers=drafter.layers, features=features)
     return features[0]
 
 

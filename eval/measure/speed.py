@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ...decoding.target.backbone import Backbone
-from ...decoding.target.kv_cache import KVArena
+from ...decoding.target.kv_cache import KVCache
 from ...decoding.tree.tree import chain
 from ...drafters.model.adapters import idle_weights
 from .timing import Call, interleaved
@@ -60,11 +60,11 @@ def measure_costs(
 
 def _one_call(backbone: Backbone, drafted: int, context: int) -> Call:
     """A forward of the root and `drafted` nodes behind `context` tokens."""
-    arena = KVArena(1, context + drafted + 1)
-    backbone.prefill([[1] * context], arena)
+    kv_cache = KVCache(1, context + drafted + 1)
+    backbone.prefill([[1] * context], kv_cache)
     tokens = torch.ones(1, drafted + 1, dtype=torch.long, device=backbone.device)
     lengths = torch.tensor([context], device=backbone.device)
-    return lambda: backbone.forward(tokens, lengths, chain(drafted), arena)
+    return lambda: backbone.forward(tokens, lengths, chain(drafted), kv_cache)
 
 
 def bytes_of(module: nn.Module, adapters: Collection[str] | None = None) -> int:

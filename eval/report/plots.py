@@ -70,7 +70,7 @@ def sweep_speed(rows: Sequence[dict[str, Any]]) -> Markup:
 
 def uniformity(counts: Sequence[int]) -> Markup:
     """The Rosenblatt numbers of the real pair in bins; an exact decoder fills all alike."""
-    figure, axes = _axes("u, the token's place in the target's own law", "tokens")
+    figure, axes = _axes("u, the token's place in the target's own distribution", "tokens")
     expected = sum(counts) / len(counts)
     edges = [n / len(counts) for n in range(len(counts))]
     axes.bar(

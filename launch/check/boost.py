@@ -23,10 +23,10 @@ def members(recipe: Recipe) -> list[Recipe]:
     Raises:
         RequestError: origins or sizes that do not fit the members.
     """
-    from ...trainers.boosting.members import derived_folder, member_model, own_member, refuse_impossible
+    from ...trainers.boosting.members import check_members, derived_folder, member_model, own_member
 
     boost = recipe.boost
-    refuse_impossible(boost, recipe.lora, recipe.model)
+    check_members(boost, recipe.lora, recipe.model)
     found: dict[int, Recipe] = {}
     for number in range(1, boost.members + 1):
         origin = boost.start_from[number - 1] if number <= len(boost.start_from) else ""
@@ -45,10 +45,10 @@ def at_once(recipe: Recipe, make: Callable[[Recipe], PreTrainedModel]) -> nn.Mod
     """What is trained at the same time: the largest SSM, or all of them side by side."""
     from torch import nn
 
-    from ...trainers.boosting.members import refuse_impossible
+    from ...trainers.boosting.members import check_members
     from ...trainers.student.lora import adapt_shapes
 
-    refuse_impossible(recipe.boost, recipe.lora, recipe.model)
+    check_members(recipe.boost, recipe.lora, recipe.model)
     if recipe.lora.rank is not None:  # adapters on one base, one after another
         return adapt_shapes(make(recipe), recipe.lora, recipe.model)
     made = [make(each) for each in members(recipe)]

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 
 from ...errors import DataError, DraftsmithError, EnvironmentFailure, RequestError
 from ..recipe.load import Recipe, Resolved
-from ..train import has_begun, refuse_resume
+from ..train import check_resume, has_begun
 from .boost import runs
 from .features import check_features
-from .memory import devices_of, in_units, refuse_impossible_sharding, trained
+from .memory import check_sharding, devices_of, in_units, trained
 from .models import SAMPLE, Models, check_model, check_target
-from .room import probe_depth, refuse_no_room
-from .unread import refuse_unread
+from .room import check_room, probe_depth
+from .unread import check_read
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -96,22 +96,22 @@ def _checks(recipe: Recipe, out: Path | None) -> dict[str, Callable[[], str | Wa
 
 def _folder(recipe: Recipe, folder: Path) -> str:
     """What the run would find in its folder."""
-    refuse_resume(folder, recipe, "auto")
+    check_resume(folder, recipe, "auto")
     return f"{folder}: {'the run there goes on' if has_begun(folder) else 'a new run'}"
 
 
 def _device(recipe: Recipe) -> str:
     import torch
 
-    from ...trainers.loop.setup import refuse_impossible
+    from ...trainers.loop.setup import check_machine
 
     devices, precision = devices_of(recipe), recipe.loop.precision
     if devices.described:
-        refuse_impossible(recipe.loop, on_cpu=False)
-        refuse_impossible_sharding(recipe)
+        check_machine(recipe.loop, on_cpu=False)
+        check_sharding(recipe)
         return f"{devices}, sharding {devices.sharding}, precision {precision}, as described"
     on_cpu = not torch.cuda.is_available()
-    refuse_impossible(recipe.loop, on_cpu=on_cpu)
+    check_machine(recipe.loop, on_cpu=on_cpu)
     if on_cpu:
         return f"CPU, {os.cpu_count()} cores, precision {recipe.loop.precision}"
     name = torch.cuda.get_device_name(0)
@@ -134,11 +134,11 @@ def _batch(recipe: Recipe) -> str:
 def _objective(recipe: Recipe) -> str:
     """What is minimised, on which rows; and that nothing of it would be passed over."""
     from ...trainers.losses.ramp import Ramp
-    from ...trainers.teacher.rollouts import refuse_rows
+    from ...trainers.teacher.rollouts import check_rollout_rows
 
-    refuse_unread(recipe)
+    check_read(recipe)
     rollouts, ramp = recipe.rollouts, Ramp.of(recipe.objective)
-    refuse_rows(rollouts, recipe.data.sequence_length, recipe.loop.batch_rows)
+    check_rollout_rows(rollouts, recipe.data.sequence_length, recipe.loop.batch_rows)
     if rollouts.share and recipe.machine.sharding == "zero3":
         raise RequestError(
             "rollouts.share is above 0 and machine.sharding is zero3, which cuts the draft into "
@@ -236,7 +236,7 @@ def _prompts(recipe: Recipe, models: Models) -> str:
         longest, said = _lengths(prompts, models, config)
     answer = max(config.max_new_tokens, audit.max_new_tokens, recipe.probe.max_new_tokens)
     depth = max(config.draft_length, audit.draft_length, probe_depth(recipe), *config.sweep)
-    refuse_no_room(recipe, models.target().config, longest, answer=answer, depth=depth)
+    check_room(recipe, models.target().config, longest, answer=answer, depth=depth)
     categories = sorted({prompt.category for prompt in prompts})
     bound = models.described or any(len(prompt.turns) > 1 for prompt in prompts)
     return (

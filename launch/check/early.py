@@ -68,7 +68,7 @@ def tuned_target(folder: Path, recipe: Recipe) -> str | None:
     return str(place) if recipe.method != "target" and place.is_dir() else None
 
 
-def refuse_audit(request: Audit, overrides: Sequence[tuple[str, str]]) -> None:
+def check_audit(request: Audit, overrides: Sequence[tuple[str, str]]) -> None:
     """Raise RequestError for flags that exclude each other, or that would be passed over."""
     asked = {
         "--plant": request.plant is not None,
@@ -91,7 +91,7 @@ def refuse_audit(request: Audit, overrides: Sequence[tuple[str, str]]) -> None:
         raise RequestError(f"{SKELETON} is not lossless: there is nothing to audit")
 
 
-def refuse_tree(request: Tree, pair: Pair, overrides: Sequence[tuple[str, str]]) -> None:
+def check_tree(request: Tree, pair: Pair, overrides: Sequence[tuple[str, str]]) -> None:
     """Raise where nothing can be measured as asked, or the tree not be written."""
     for flag, least in {"depth": 1, "texts": 1, "temperature": 0}.items():
         value = getattr(request, flag)

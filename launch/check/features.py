@@ -52,7 +52,7 @@ def check_features(recipe: Recipe, models: Models, folder: Path) -> str:
             f"online: {used:,} bytes per token ({states} x {hidden} in {dtype}), {memory}; "
             f"{tokens / 1e6:,.1f} M tokens in about {pace.of(tokens)}"
         )
-    _refuse_trained(recipe)
+    _check_frozen(recipe)
     stored = token_bytes(states, hidden, recipe.features.dtype)
     plan = _Plan.of(recipe, models, stored)
     place = plan.check_disk(recipe, folder)
@@ -135,7 +135,7 @@ class _Plan:
         return f"{in_units(self.bytes)} in {folder}, {in_units(free)} free"
 
 
-def _refuse_trained(recipe: Recipe) -> None:
+def _check_frozen(recipe: Recipe) -> None:
     if recipe.tunes_target:
         raise RequestError(
             f"features.source is cache, and this {recipe.method} trains the target, so its states "

@@ -47,17 +47,17 @@ def devices_of(recipe: Recipe) -> Devices:
     return Devices(machine.processes, memory, machine.sharding, described=True)
 
 
-def refuse_impossible_sharding(recipe: Recipe) -> None:
+def check_sharding(recipe: Recipe) -> None:
     """Raise RequestError for what the trainers refuse under the described launch."""
-    from ...trainers.loop.setup import refuse_other_optimizers
-    from ...trainers.loop.sharding import refuse_average
+    from ...trainers.loop.setup import check_optimizer
+    from ...trainers.loop.sharding import check_no_average
     from ...trainers.student.lora import CUT_BY_ZERO_3
 
     sharding = devices_of(recipe).sharding
     if sharding != "none":
-        refuse_other_optimizers(recipe.optimizer)
+        check_optimizer(recipe.optimizer)
     if sharding == "zero3":
-        refuse_average(recipe.loop.ema)
+        check_no_average(recipe.loop.ema)
         if recipe.lora.rank is not None:
             raise RequestError(CUT_BY_ZERO_3)
         if recipe.tunes_target:
@@ -85,7 +85,7 @@ def needs(recipe: Recipe, student: nn.Module, target: nn.Module | None) -> dict[
     return need
 
 
-def refuse_too_much(need: dict[str, float], devices: Devices) -> None:
+def check_fits(need: dict[str, float], devices: Devices) -> None:
     """Raise EnvironmentFailure when a device does not hold it; processes here may share it."""
     have = devices.memory * (_FREE_SHARE if devices.described else 1)
     if sum(need.values()) <= have or (devices.processes > 1 and not devices.described):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ...errors import DraftsmithError, RequestError
 from ..recipe.load import Recipe
-from .memory import BYTES, devices_of, in_units, needs, parameters, refuse_too_much, trained
+from .memory import BYTES, check_fits, devices_of, in_units, needs, parameters, trained
 
 if TYPE_CHECKING:
     from torch import nn
@@ -58,7 +58,7 @@ def check_target(recipe: Recipe, models: Models) -> str:
     from ...decoding.target.backbone import context_limits
 
     model = models.target()
-    _refuse_long_rows(model, recipe, f"target.path {recipe.target.path!r}")
+    _check_row_length(model, recipe, f"target.path {recipe.target.path!r}")
     config: Any = model.config.get_text_config(decoder=True)
     context, reason = min(context_limits(config))
     memory = parameters(model) * BYTES[recipe.target.dtype]
@@ -70,19 +70,19 @@ def check_target(recipe: Recipe, models: Models) -> str:
     )
 
 
-def _refuse_long_rows(model: PreTrainedModel, recipe: Recipe, whose: str) -> None:
-    from ...trainers.loop.objective import refuse_long_rows
+def _check_row_length(model: PreTrainedModel, recipe: Recipe, whose: str) -> None:
+    from ...trainers.loop.objective import check_row_length
 
     named = "--data.sequence_length"
     if recipe.method == "boost":
         named = "the sum of --boost.prompt_tokens and --boost.continuation"
-    refuse_long_rows(model.config, recipe.row_tokens, whose, named=named)
+    check_row_length(model.config, recipe.row_tokens, whose, named=named)
 
 
 def check_model(recipe: Recipe, models: Models) -> str:
     """Size of what is trained, with gradient and two moments in fp32, and the memory for it."""
     distils = recipe.method != "target"
-    _refuse_objective(recipe)
+    _check_objective(recipe)
     model = models.student()
     need = needs(recipe, model, models.target() if distils else None)
     if recipe.method == "boost":
@@ -91,36 +91,36 @@ def check_model(recipe: Recipe, models: Models) -> str:
         kept = kept_for_probes(recipe, lambda each: _draft(each, models), models.target())
         need |= {"SSMs of earlier rounds": float(kept)} if kept else {}
     devices = devices_of(recipe)
-    refuse_too_much(need, devices)
+    check_fits(need, devices)
     listed = ", ".join(f"{in_units(count)} for {what}" for what, count in need.items())
     total = f"about {in_units(sum(need.values()))} on each of {devices}"
     return f"{trained(model) / 1e6:,.2f} M parameters; {listed}: {total}"
 
 
-def _refuse_objective(recipe: Recipe) -> None:
+def _check_objective(recipe: Recipe) -> None:
     """Raise RequestError where the objective does not suit the method, as training would."""
     from ...trainers import distill, eagle, eagle3, target
-    from ...trainers.student.lora import refuse_adapter
+    from ...trainers.student.lora import check_adapter
 
-    refuse_adapter(recipe.lora, recipe.model, recipe.method)
+    check_adapter(recipe.lora, recipe.model, recipe.method)
     objective = recipe.objective
     if recipe.method == "target":
-        target.refuse_terms(objective)
+        target.check_only_ce(objective)
     elif recipe.method == "eagle":
-        eagle.refuse_no_lesson(recipe.eagle, objective)
+        eagle.check_objective(recipe.eagle, objective)
     elif recipe.method == "eagle3":
-        eagle3.refuse_no_lesson(recipe.eagle3, objective)
+        eagle3.check_objective(recipe.eagle3, objective)
     else:
         together = recipe.method in ("medusa", "medusa2", "hydra")
-        distill.refuse_nothing(objective, places=recipe.medusa.heads if together else 1)
+        distill.check_terms(objective, places=recipe.medusa.heads if together else 1)
 
 
 def _target(recipe: Recipe) -> PreTrainedModel:
     """The target's shapes, for every check that asks; refused where training would refuse it."""
     from ...decoding.target.attention import use_grouped_attention
-    from ...decoding.target.backbone import refuse_state_without_rollback
-    from ...decoding.target.loading import load_config, load_sizes, refuse_damaged_weights
-    from ...drafters.projection import refuse_other_logits
+    from ...decoding.target.backbone import check_rollback
+    from ...decoding.target.loading import check_weight_files, load_config, load_sizes
+    from ...drafters.projection import check_plain_logits
 
     path, revision = recipe.target.path, recipe.target.revision
     trust, sizes = recipe.target.trust_remote_code, recipe.target.sizes
@@ -129,9 +129,9 @@ def _target(recipe: Recipe) -> PreTrainedModel:
     else:
         model = skeleton(load_config(path, revision=revision, trust_remote_code=trust), trust)
     use_grouped_attention(model)  # as `load_target` does, where it can
-    refuse_state_without_rollback(model)
-    refuse_other_logits(model, f"target.path {path!r}")
-    refuse_damaged_weights(path)
+    check_rollback(model)
+    check_plain_logits(model, f"target.path {path!r}")
+    check_weight_files(path)
     return model
 
 
@@ -156,7 +156,7 @@ def _student(recipe: Recipe, models: Models) -> nn.Module:
     """What is trained; a model to go on from must mean the same tokens as the target."""
     if recipe.method in ("medusa", "medusa2", "hydra", "bpd", "eagle", "eagle3"):
         drafter = _heads(recipe, models.target())
-        _refuse_unfit(drafter, recipe, models)
+        _check_warm_start(drafter, recipe, models)
         return _with_tuned(drafter, recipe, models.target()) if recipe.tunes_target else drafter
 
     from ...trainers.student.lora import adapt_shapes
@@ -172,26 +172,26 @@ def _draft(recipe: Recipe, models: Models) -> PreTrainedModel:
     import torch
 
     from ...decoding.target.loading import is_here, load_config, load_sizes
-    from ...drafters.folder import refuse_no_model
+    from ...drafters.folder import check_trainable_model
     from ...trainers.config import FROM_TARGET
-    from ...trainers.distill import refuse_other_tokens
-    from ...trainers.pruning.sizes import pruned_config, refuse_cut
+    from ...trainers.distill import check_same_tokens
+    from ...trainers.pruning.sizes import check_not_pruned, pruned_config
     from ...trainers.student.architecture import fresh_model
 
     given, sizes = recipe.model.start_from, recipe.model.sizes
     if recipe.method not in ("distill", "boost"):
-        refuse_cut(recipe.model)
+        check_not_pruned(recipe.model)
     if given == FROM_TARGET:
         target = models.target()
         name = type(target).__name__
         return skeleton(pruned_config(recipe.model, target.config, name))
     if given is not None:
-        refuse_no_model(given)
+        check_trainable_model(given)
     if given is not None and sizes is not None and not is_here(given):
         return _to_go_on_from(given, load_sizes(sizes), recipe)
     if given is not None:
         if recipe.method != "target" and not models.described:
-            refuse_other_tokens(given, models.tokenizer())
+            check_same_tokens(given, models.tokenizer())
         return _to_go_on_from(given, load_config(given), recipe)
     vocabulary, like = recipe.tokenizer.vocabulary, None
     if recipe.method != "target":
@@ -201,17 +201,17 @@ def _draft(recipe: Recipe, models: Models) -> PreTrainedModel:
         vocabulary = len(models.tokenizer())
     with torch.device("meta"):
         made = fresh_model(recipe.model, vocabulary=vocabulary, eos=None, like=like)
-    _refuse_long_rows(made, recipe, "a model from scratch (model.max_positions)")
+    _check_row_length(made, recipe, "a model from scratch (model.max_positions)")
     return made
 
 
 def _to_go_on_from(given: str, config: Any, recipe: Recipe) -> PreTrainedModel:
     """A model that `model.start_from` names; its loss will read its projection alone."""
-    from ...drafters.projection import refuse_other_logits
+    from ...drafters.projection import check_plain_logits
 
     model = skeleton(config)
-    refuse_other_logits(model, f"model.start_from {given!r}")
-    _refuse_long_rows(model, recipe, f"model.start_from {given!r}")
+    check_plain_logits(model, f"model.start_from {given!r}")
+    _check_row_length(model, recipe, f"model.start_from {given!r}")
     return model
 
 
@@ -226,7 +226,7 @@ def _heads(recipe: Recipe, target: PreTrainedModel) -> nn.Module:
     from ...drafters.heads.hydra import HydraHeads, HydraShape
     from ...drafters.heads.medusa import MedusaHeads, MedusaShape, projection_of
     from ...trainers.eagle3 import chosen_layers
-    from ...trainers.medusa import refuse_prefix
+    from ...trainers.medusa import check_no_prefix
 
     with torch.device("meta"):
         if recipe.method == "eagle":
@@ -250,14 +250,14 @@ def _heads(recipe: Recipe, target: PreTrainedModel) -> nn.Module:
         if recipe.method == "hydra":
             layer = EagleShape.like(target.config) if chosen.prefix else None
             return HydraHeads(HydraShape(*sizes, layer))
-        refuse_prefix(chosen)
+        check_no_prefix(chosen)
         return MedusaHeads(MedusaShape(*sizes))
 
 
-def _refuse_unfit(drafter: nn.Module, recipe: Recipe, models: Models) -> None:
+def _check_warm_start(drafter: nn.Module, recipe: Recipe, models: Models) -> None:
     """Raise RequestError where training could not go on from the drafter that is named."""
     from ...drafters.identity import TargetIdentity
-    from ...trainers.student.warm_start import refuse_unfit
+    from ...trainers.student.warm_start import check_warm_start
 
     if recipe.model.start_from is None:
         return
@@ -267,7 +267,7 @@ def _refuse_unfit(drafter: nn.Module, recipe: Recipe, models: Models) -> None:
         identity = TargetIdentity.of_parts(
             models.target().config, models.tokenizer(), name=target.path, revision=target.revision
         )
-    refuse_unfit(drafter, recipe.model, identity)
+    check_warm_start(drafter, recipe.model, identity)
 
 
 def _with_tuned(drafter: nn.Module, recipe: Recipe, target: PreTrainedModel) -> nn.Module:
@@ -277,9 +277,9 @@ def _with_tuned(drafter: nn.Module, recipe: Recipe, target: PreTrainedModel) -> 
     import torch
 
     from ...decoding.target.backbone import Backbone
-    from ...trainers.teacher.tuned import TunedTarget, refuse_half
+    from ...trainers.teacher.tuned import TunedTarget, check_precision
 
-    refuse_half(recipe.tune, recipe.target)
+    check_precision(recipe.tune, recipe.target)
     with torch.device("meta"):
         own: Any = copy.deepcopy(target)
         tuned = TunedTarget(Backbone(own, name=recipe.target.path), recipe.tune)

@@ -12,7 +12,7 @@ from ...errors import RequestError
 from ..recipe.load import Recipe
 
 
-def refuse_no_room(recipe: Recipe, config: Any, longest: int, *, answer: int, depth: int) -> None:
+def check_room(recipe: Recipe, config: Any, longest: int, *, answer: int, depth: int) -> None:
     """Raise RequestError where a prompt with its answer is longer than the target's context.
 
     Args:

@@ -20,7 +20,7 @@ READ_BY = {
 }
 
 
-def refuse_unread(recipe: Recipe) -> None:
+def check_read(recipe: Recipe) -> None:
     """Raise RequestError for a value that the run would not follow."""
     for name, methods in READ_BY.items():
         section, key = name.split(".")

@@ -23,7 +23,7 @@ from ...eval.audit.audit import AuditReport, audit
 from ...eval.measure.evaluate import Arm, evaluate
 from ...eval.report.tables import show
 from ...storage import writable_folder, write_text
-from ..check.early import named, refuse_audit, tuned_target
+from ..check.early import check_audit, named, tuned_target
 from ..generate import drafter_hash
 from ..recipe.load import Recipe, load_recipe
 from .methods import NEED_DRAFT, SKELETON, make_method, split_methods
@@ -268,7 +268,7 @@ def run_audit(request: Audit, overrides: Sequence[tuple[str, str]], console: Con
     Raises:
         DraftsmithError: a probe failed; the message says what of.
     """
-    refuse_audit(request, overrides)
+    check_audit(request, overrides)
     if request.survey:
         _survey(overrides, writable_folder(request.out or Path()), console)
         return True

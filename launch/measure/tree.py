@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...data.rows.prepare import prepare
 from ...decoding.engine import autoregressive
-from ...decoding.proposal import Foreseeing
+from ...decoding.proposal import TeacherForced
 from ...decoding.sampling import Warper
 from ...decoding.target.backbone import Backbone
 from ...drafters.tree_file import NAME, write_tree
@@ -49,7 +49,7 @@ def run_tree(request: Tree, pair: Pair, overrides: Sequence[tuple[str, str]], co
     shape = [("drafter.tree", "default"), ("drafter.eagle_tree", "static")]
     loaded = load_pair(pair, [*overrides, *shape])
     drafter = loaded.drafter
-    if not isinstance(drafter, Foreseeing):
+    if not isinstance(drafter, TeacherForced):
         raise RequestError(
             f"a drafter of family {getattr(drafter, 'family', '?')!r} drafts no static tree; "
             "expected Medusa, Hydra, BPD or EAGLE"

@@ -238,7 +238,7 @@ def _find_base(base: str, place: Path) -> Path:
 def _read_yaml(place: Path) -> CommentedMap:
     try:
         text = place.read_text(encoding="utf-8")
-        _refuse_more_than_values(text, place)
+        _check_plain_values(text, place)
         content = YAML(typ="rt", pure=True).load(text)
     except UnicodeDecodeError as error:
         raise RequestError(f"{place}: not UTF-8 text ({error.reason} at byte {error.start})") from error
@@ -256,7 +256,7 @@ _PLAIN_TAGS = {None, *(f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "f
 _DEEPEST = 16  # mappings and lists inside each other; a recipe needs three
 
 
-def _refuse_more_than_values(text: str, place: Path) -> None:
+def _check_plain_values(text: str, place: Path) -> None:
     """Refuse what could run code, grow without bound, or give one value two lines."""
     depth = 0
     for event in YAML(typ="rt", pure=True).parse(text):

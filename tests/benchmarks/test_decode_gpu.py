@@ -113,13 +113,13 @@ def test_bandwidths_by_hand() -> None:
 
 
 PLANTED = {
-    "item": lambda law_BV: law_BV.sum().item(),
-    "bool": lambda law_BV: bool((law_BV > 0).any()),
-    "nonzero": lambda law_BV: law_BV.nonzero(),
-    "where": lambda law_BV: torch.where(law_BV > 0),
-    "mask": lambda law_BV: law_BV[law_BV > 0],
-    "masked_select": lambda law_BV: law_BV.masked_select(law_BV > 0),
-    "tolist": lambda law_BV: law_BV.tolist(),
+    "item": lambda probs_BV: probs_BV.sum().item(),
+    "bool": lambda probs_BV: bool((probs_BV > 0).any()),
+    "nonzero": lambda probs_BV: probs_BV.nonzero(),
+    "where": lambda probs_BV: torch.where(probs_BV > 0),
+    "mask": lambda probs_BV: probs_BV[probs_BV > 0],
+    "masked_select": lambda probs_BV: probs_BV.masked_select(probs_BV > 0),
+    "tolist": lambda probs_BV: probs_BV.tolist(),
 }
 
 
@@ -127,9 +127,9 @@ PLANTED = {
 @pytest.mark.parametrize("planted", PLANTED)
 def test_a_planted_wait_is_counted(device: str, planted: str, pair: tuple[Backbone, Backbone]) -> None:
     class Waiting(decode_gpu.WatchedDraft):
-        def choose(self, law_BV: Tensor, uniform_B: Tensor) -> Tensor:
-            PLANTED[planted](law_BV)
-            return super().choose(law_BV, uniform_B)
+        def choose(self, probs_BV: Tensor, uniform_B: Tensor) -> Tensor:
+            PLANTED[planted](probs_BV)
+            return super().choose(probs_BV, uniform_B)
 
     sizes, target, draft = on(device, pair)
     found = decode_gpu.count_waits(sizes, target, draft, family=Waiting)
@@ -146,7 +146,7 @@ def test_the_engine_waits_only_where_it_says(device: str, pair: tuple[Backbone, 
     assert decode_gpu.count_waits(sizes, target, draft)["count"] == 0
     free = decode_gpu.count_waits(sizes, target, draft, static=False)
     assert free["count"] >= free["steps"] == sizes.watched_steps
-    assert any("arena.py" in place for place in free["places"])
+    assert any("KV cache.py" in place for place in free["places"])
 
 
 def test_on_cuda_the_word_of_torch_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from draftsmith.decoding.graphs import Held
 from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.kv_cache import KVArena
+from draftsmith.decoding.target.kv_cache import KVCache
 from draftsmith.decoding.tree.tree import Tree, chain
 from draftsmith.drafters.lookup.lookahead import Lookahead
 from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
@@ -80,19 +80,19 @@ def commit_pattern(target: Backbone, tree: Tree, path: list[int], seed: int) -> 
     """Verify a tree, keep a path, and compare the next logits with a fresh prefill."""
     g = torch.Generator().manual_seed(seed)
     prompts = [torch.randint(0, 61, (n,), generator=g).tolist() for n in (5, 9)]
-    arena = KVArena(2, 60)
+    kv_cache = KVCache(2, 60)
     with torch.inference_mode():
-        target.prefill(prompts, arena)
+        target.prefill(prompts, kv_cache)
         lengths = torch.tensor([5, 9])
         tokens = torch.randint(0, 61, (2, len(tree)), generator=g)
-        target.forward(tokens, lengths, tree, arena)
-        arena.commit(lengths, torch.tensor([path + [-1] * (tree.depth - len(path))] * 2))
+        target.forward(tokens, lengths, tree, kv_cache)
+        kv_cache.commit(lengths, torch.tensor([path + [-1] * (tree.depth - len(path))] * 2))
         lengths = lengths + 1 + len(path)
         probe = torch.tensor([[7], [8]])
-        got = target.forward(probe, lengths, chain(0), arena)[:, 0]
+        got = target.forward(probe, lengths, chain(0), kv_cache)[:, 0]
         for row in range(2):
             kept = [*prompts[row], *(int(tokens[row, node]) for node in (0, *path))]
-            fresh = target.prefill([[*kept, int(probe[row, 0])]], KVArena(1, 60))
+            fresh = target.prefill([[*kept, int(probe[row, 0])]], KVCache(1, 60))
             torch.testing.assert_close(got[row], fresh[0], atol=2e-5, rtol=1e-4)
 
 
@@ -110,7 +110,7 @@ def test_the_cache_after_a_commit_equals_a_fresh_prefill(data: st.DataObject) ->
     commit_pattern(target, tree, path, data.draw(st.integers(0, 1000)))
 
 
-def test_the_draft_law_while_decoding_is_the_one_of_training(target, drafter) -> None:
+def test_the_draft_distribution_while_decoding_is_the_one_of_training(target, drafter) -> None:
     """Teacher-forced logits of the draft equal those that q was made from."""
     from draftsmith.drafters.model.draft_model import DraftModel
 
@@ -165,9 +165,9 @@ def test_padding_rows_of_a_draft_head_are_never_drafted(target, extra: int) -> N
     logits = torch.randn(2, target.vocabulary + extra)
     fitted = fit_vocabulary(logits, target.vocabulary)
     assert fitted.shape[-1] == target.vocabulary
-    law = Warper(1.0)(fitted)
+    distribution = Warper(1.0)(fitted)
     if extra < 0:
-        assert torch.equal(law[:, extra:], torch.zeros(2, -extra))
+        assert torch.equal(distribution[:, extra:], torch.zeros(2, -extra))
 
 
 class _NoWaiting(TorchDispatchMode):

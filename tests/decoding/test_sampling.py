@@ -1,4 +1,4 @@
-"""The warper against a plain, slow definition; draws against their law."""
+"""The warper against a plain, slow definition; draws against their distribution."""
 
 import math
 
@@ -66,15 +66,15 @@ def test_impossible_settings_are_refused(bad: dict) -> None:
         Warper(**bad)
 
 
-def test_draws_follow_their_law_and_never_hit_zero() -> None:
-    law = torch.tensor([0.0, 0.5, 0.0, 0.2, 0.3, 0.0])
+def test_draws_follow_their_distribution_and_never_hit_zero() -> None:
+    distribution = torch.tensor([0.0, 0.5, 0.0, 0.2, 0.3, 0.0])
     u = torch.rand(200_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    counts = np.bincount(draw(law.expand(len(u), -1), u).numpy(), minlength=6)
+    counts = np.bincount(draw(distribution.expand(len(u), -1), u).numpy(), minlength=6)
     assert counts[[0, 2, 5]].sum() == 0
     assert stats.chisquare(counts[[1, 3, 4]], [100_000, 40_000, 60_000]).pvalue > 1e-4
 
 
 @pytest.mark.parametrize("u", [0.0, 1 - 2**-53])
 def test_the_ends_of_the_unit_interval_hit_the_first_and_last_possible_token(u: float) -> None:
-    law = torch.tensor([0.0, 0.5, 0.5, 0.0])
-    assert int(draw(law, torch.tensor(u, dtype=torch.float64))) == (1 if u == 0 else 2)
+    distribution = torch.tensor([0.0, 0.5, 0.5, 0.0])
+    assert int(draw(distribution, torch.tensor(u, dtype=torch.float64))) == (1 if u == 0 else 2)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from draftsmith.drafters.eagle.layers import EagleShape
 from draftsmith.drafters.eagle.net import EagleNet
 from draftsmith.drafters.eagle.net3 import Eagle3Net, Eagle3Shape
-from draftsmith.drafters.export import FORMATS, ServedTarget, export_of, refuse_unserved
+from draftsmith.drafters.export import FORMATS, ServedTarget, check_served, export_of
 from draftsmith.drafters.heads.medusa import MedusaHeads, MedusaShape
 from draftsmith.errors import RequestError
 from safetensors.torch import load_file, save_file
@@ -351,7 +351,7 @@ def test_transformers_reads_the_config(tmp_path: Path) -> None:
 )
 def test_what_nobody_loads_is_refused(family: str, form: str, reason: str) -> None:
     with pytest.raises(RequestError, match=reason):
-        refuse_unserved(family, form)
+        check_served(family, form)
 
 
 def test_a_drafter_with_a_missing_weight_is_refused(tmp_path: Path) -> None:

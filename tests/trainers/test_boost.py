@@ -20,7 +20,7 @@ from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.decoding.target.loading import load_target
-from draftsmith.drafters.folder import refuse_no_model, save_draft_model
+from draftsmith.drafters.folder import check_trainable_model, save_draft_model
 from draftsmith.drafters.model.ensemble import Ensemble
 from draftsmith.drafters.model.quantised import save_quantised
 from draftsmith.drafters.registry import load_drafter
@@ -29,7 +29,7 @@ from draftsmith.eval.measure.metrics import tau
 from draftsmith.eval.measure.probe import as_proposer, tau_probe
 from draftsmith.trainers import boost as b
 from draftsmith.trainers.boosting import coverage_pass
-from draftsmith.trainers.boosting.members import member_plan, own_member, refuse_impossible
+from draftsmith.trainers.boosting.members import check_members, member_plan, own_member
 from draftsmith.trainers.config import (
     BoostConfig,
     CheckpointConfig,
@@ -237,11 +237,11 @@ def test_where_an_ssm_made_from_the_target_cannot_be(rounded: Path, target: Back
         ({"start_from": [copied], "layers": [2]}, "which has its own"),
     ]:
         with pytest.raises(RequestError, match=reason):
-            refuse_impossible(BoostConfig(**values), LoraConfig(), SIZES)
+            check_members(BoostConfig(**values), LoraConfig(), SIZES)
     with pytest.raises(RequestError, match="was made for target"):
-        b._refuse_other_targets(BoostConfig(start_from=[copied]), load_target("tiny"))
+        b._check_member_targets(BoostConfig(start_from=[copied]), load_target("tiny"))
     with pytest.raises(RequestError, match="it has no weights to train"):
-        refuse_no_model(copied)
+        check_trainable_model(copied)
 
 
 def test_an_origin_of_other_tokens_is_refused_before_a_round_is_spent(
@@ -251,10 +251,10 @@ def test_an_origin_of_other_tokens_is_refused_before_a_round_is_spent(
     target.model.save_pretrained(tmp_path / "foreign")
     train_tokenizer(["other words, other pieces"] * 9, 300).save_pretrained(tmp_path / "foreign")
     own = [str(tmp_path / "own"), "ssm-1", str(rounded), "target", ""]
-    b._refuse_origins(BoostConfig(members=5, start_from=own), SIZES, target)
+    b._check_origins(BoostConfig(members=5, start_from=own), SIZES, target)
     foreign = BoostConfig(members=2, start_from=["", str(tmp_path / "foreign")])
     with pytest.raises(RequestError, match="foreign' has another tokenizer than the target"):
-        b._refuse_origins(foreign, SIZES, target)
+        b._check_origins(foreign, SIZES, target)
 
 
 # ---- resuming ---------------------------------------------------------------------------------
@@ -444,7 +444,7 @@ def test_adapters_that_are_killed_go_on(
 )
 def test_refusals(values: dict, reason: str) -> None:
     with pytest.raises(RequestError, match=reason):
-        refuse_impossible(BoostConfig(**values), LoraConfig(), SIZES)
+        check_members(BoostConfig(**values), LoraConfig(), SIZES)
 
 
 def test_only_digits_name_an_earlier_ssm() -> None:
@@ -454,8 +454,8 @@ def test_only_digits_name_an_earlier_ssm() -> None:
 def test_an_origin_that_nothing_reads_is_refused() -> None:
     all_named, one = BoostConfig(members=2, start_from=["a", "b"]), ModelConfig(start_from="c")
     with pytest.raises(RequestError, match="nothing would read it"):
-        refuse_impossible(all_named, LoraConfig(), one)
-    refuse_impossible(BoostConfig(members=2, start_from=["", "b"]), LoraConfig(), one)
+        check_members(all_named, LoraConfig(), one)
+    check_members(BoostConfig(members=2, start_from=["", "b"]), LoraConfig(), one)
 
 
 @pytest.mark.parametrize(
@@ -468,4 +468,4 @@ def test_an_origin_that_nothing_reads_is_refused() -> None:
 )
 def test_what_adapters_do_not_go_with(values: dict, reason: str) -> None:
     with pytest.raises(RequestError, match=reason):
-        refuse_impossible(BoostConfig(**values), LoraConfig(rank=4), SIZES)
+        check_members(BoostConfig(**values), LoraConfig(rank=4), SIZES)

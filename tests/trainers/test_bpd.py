@@ -89,7 +89,7 @@ def by_hand(goal: BpdObjective, target, original, batch: Batch, objective: Objec
         inner = torch.relu(layer.first.weight @ here + layer.first.bias)
         if k:
             here = here + (layer.second.weight @ inner + layer.second.bias).view(-1, 32)[k - 1]
-        # the target's own output is held to the law that it had, the others foresee its present one
+        # the target's own output is held to the distribution that it had, the others foresee its present one
         teacher = original if k == 0 else target
         said = teacher.get_output_embeddings()(teacher.get_decoder()(input_ids=ids).last_hidden_state[0, -1])
         log_q, p = (head.weight @ here).log_softmax(-1), said.detach().softmax(-1)

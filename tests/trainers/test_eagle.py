@@ -186,12 +186,12 @@ def test_gradients_are_those_of_the_plain_loss(target: Backbone, rows: dict[str,
     goal.module(rows, goal.prepare(rows))[0].backward()
     found = {name: p.grad.clone() for name, p in goal.draft().named_parameters()}
     goal.module.zero_grad()
-    lesson = goal.prepare(rows)
+    teacher_output = goal.prepare(rows)
     same = rows["documents"][:, :, None] == rows["documents"][:, None]
     mask = (same & torch.ones(WIDTH, WIDTH, dtype=torch.bool).tril())[:, None]
-    out = goal.draft()(lesson.features_RSH, lesson.embeds_RSH, rows["positions"], mask)
+    out = goal.draft()(teacher_output.features_RSH, teacher_output.embeds_RSH, rows["positions"], mask)
     counts = counted(rows, 2)
-    guess, true = out[:, :-2][counts], lesson.features_RSH[:, 1:-1][counts]
+    guess, true = out[:, :-2][counts], teacher_output.features_RSH[:, 1:-1][counts]
     head = target.model.get_output_embeddings()
     ce = -(head(true).softmax(-1) * head(guess).log_softmax(-1)).sum()
     (0.7 * F.smooth_l1_loss(guess, true, reduction="none").mean(-1).sum() + 0.4 * ce).backward()
@@ -270,14 +270,14 @@ def test_a_few_dozen_steps_teach(family: str, target: Backbone) -> None:
     before = measured(goal, held_out)
     prompts = held_out["input_ids"][:, :6].tolist()
 
-    def foreseen() -> float:
+    def teacher_forced() -> float:
         """Share of the tokens of greedy decoding that had been drafted."""
         make = Eagle if family == "eagle" else Eagle3
         drafter = make(goal.draft().eval(), target, tree="chain", draft_length=3)
         done = generate(target, drafter, prompts, warper=Warper(0.0), max_new_tokens=30)
         return sum(done.origin, []).count("draft") / sum(map(len, done.tokens))
 
-    before["foreseen"] = foreseen()
+    before["foreseen"] = teacher_forced()
     optimizer = torch.optim.AdamW(goal.module.parameters(), lr=5e-3, betas=(0.9, 0.95))
     g = torch.Generator().manual_seed(4)
     for _ in range(60):
@@ -293,7 +293,7 @@ def test_a_few_dozen_steps_teach(family: str, target: Backbone) -> None:
     assert after["ce"] < before["ce"]
     assert after["alpha"] > before["alpha"] + 0.1
     assert after["agreement"] > before["agreement"] + 0.3
-    assert foreseen() > before["foreseen"] + 0.1
+    assert teacher_forced() > before["foreseen"] + 0.1
     if family == "eagle":
         assert after["feature"] < before["feature"]
     else:
@@ -306,8 +306,11 @@ def test_export_is_a_drafter_that_loads(tmp_path: Path, rows: dict[str, Tensor])
     goal = build(EagleConfig(), ObjectiveConfig(), target.model, saver(target, "eagle"))
     goal.export(tmp_path / "drafter")
     loaded = load_eagle(tmp_path / "drafter", target)
-    lesson, positions = goal.prepare(rows), rows["positions"]
-    one, two = (net(lesson.features_RSH, lesson.embeds_RSH, positions, None) for net in (goal.draft(), loaded.module))
+    teacher_output, positions = goal.prepare(rows), rows["positions"]
+    one, two = (
+        net(teacher_output.features_RSH, teacher_output.embeds_RSH, positions, None)
+        for net in (goal.draft(), loaded.module)
+    )
     assert torch.equal(one, two)
 
 

@@ -33,7 +33,7 @@ from draftsmith.trainers.config import (
 from draftsmith.trainers.loop import optimizer, setup, state
 from draftsmith.trainers.loop.loop import Outcome
 from draftsmith.trainers.medusa2 import Medusa2Objective, build, sine
-from draftsmith.trainers.teacher.tuned import TunedTarget, refuse_half, tuned_saver
+from draftsmith.trainers.teacher.tuned import TunedTarget, check_precision, tuned_saver
 from torch import Tensor
 
 PAPER = ObjectiveConfig(kl=0, ce=1, chunk=5)
@@ -127,7 +127,7 @@ def test_the_loss_is_the_plain_formula(tune: TuneConfig, distils: bool) -> None:
 
 @EACH
 def test_the_original_stays_what_it_was(tune: TuneConfig) -> None:
-    """p_original is the law before the run, whatever the weights have become, and is no mode."""
+    """p_original is the distribution before the run, whatever the weights have become, and is no mode."""
     target = decoding_target()
     before = copy.deepcopy(target.model)
     _, tuned = joint(tune, Medusa2Config(self_distillation=True), target)
@@ -200,9 +200,9 @@ def test_layers_that_cannot_be_adapted_are_refused(layers: list[str]) -> None:
 
 
 def test_coarse_weights_are_not_trained() -> None:
-    refuse_half(LORA, TargetConfig(dtype="bf16"))
+    check_precision(LORA, TargetConfig(dtype="bf16"))
     with pytest.raises(RequestError, match="full and target.dtype is bf16"):
-        refuse_half(FULL, TargetConfig(dtype="bf16"))
+        check_precision(FULL, TargetConfig(dtype="bf16"))
 
 
 def test_a_frozen_target_in_half_precision_takes_adapters() -> None:
@@ -397,7 +397,7 @@ def test_an_identity_of_before_still_fits() -> None:
     """Drafters that were saved without the field were made for targets as published."""
     fields = TargetIdentity.of(decoding_target()).to_dict()
     del fields["tuned"]
-    TargetIdentity(**fields).refuse_other(TargetIdentity.of(decoding_target()), "it")
+    TargetIdentity(**fields).check_same(TargetIdentity.of(decoding_target()), "it")
 
 
 @pytest.mark.parametrize("how", ["lora", "full"])

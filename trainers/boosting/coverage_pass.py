@@ -94,7 +94,7 @@ def coverage_record(
     """What the last of these SSMs covers, and all of them together.
 
     `covered` and `union` are shares of the held-out labels whose unit is foreseen, `train_...` of
-    the training ones; `foreseen` and `union_foreseen` are tokens of a draft of `draft` tokens that
+    the training ones; `teacher_forced` and `union_teacher_forced` are tokens of a draft of `draft` tokens that
     the target would accept at temperature 0, the mean over held-out positions.
     """
     values: dict[str, float] = {}
@@ -126,6 +126,6 @@ def coverage_line(number: int, count: int, values: dict[str, float], config: Boo
     return (
         f"SSM {number} of {count} covers {values['covered']:.1%} of the held-out {unit}{words}, "
         f"with those before it {values['union']:.1%} (training {values['train_covered']:.1%}, "
-        f"{values['train_union']:.1%}); a draft foresees {values['foreseen']:.2f} tokens, "
-        f"together {values['union_foreseen']:.2f}"
+        f"{values['train_union']:.1%}); a draft foresees {values['teacher_forced']:.2f} tokens, "
+        f"together {values['union_teacher_forced']:.2f}"
     )

@@ -16,10 +16,10 @@ from ..loop.loop import Plan
 _SEEDS_APART = 1000
 
 
-def refuse_impossible(boost: BoostConfig, lora: LoraConfig, model: ModelConfig) -> None:
+def check_members(boost: BoostConfig, lora: LoraConfig, model: ModelConfig) -> None:
     """Raise RequestError where origins and sizes do not fit the members, or each other."""
     if lora.rank is not None:
-        _refuse_beside_adapters(boost, model)
+        _check_beside_adapters(boost, model)
     if model.start_from is not None and sum(map(bool, boost.start_from)) >= boost.members:
         raise RequestError(
             f"model.start_from is {model.start_from!r}, and boost.start_from says where each of "
@@ -46,7 +46,7 @@ def refuse_impossible(boost: BoostConfig, lora: LoraConfig, model: ModelConfig) 
             "loaded: there is nothing to train; let one learn"
         )
     if boost.order == "side_by_side":
-        _refuse_cuts(boost, model)
+        _check_cuts(boost, model)
     for number, origin in enumerate(boost.start_from, 1):
         earlier = own_member(origin)
         if boost.order == "side_by_side" and derived_folder(boost, number) is not None:
@@ -70,7 +70,7 @@ def refuse_impossible(boost: BoostConfig, lora: LoraConfig, model: ModelConfig) 
             )
 
 
-def _refuse_cuts(boost: BoostConfig, model: ModelConfig) -> None:
+def _check_cuts(boost: BoostConfig, model: ModelConfig) -> None:
     for number in range(1, boost.members + 1):
         if member_model(model, boost, number, Path()).start_from == FROM_TARGET:
             raise RequestError(
@@ -79,7 +79,7 @@ def _refuse_cuts(boost: BoostConfig, model: ModelConfig) -> None:
             )
 
 
-def _refuse_beside_adapters(boost: BoostConfig, model: ModelConfig) -> None:
+def _check_beside_adapters(boost: BoostConfig, model: ModelConfig) -> None:
     given = [name for name in ("start_from", "layers") if getattr(boost, name)]
     if given:
         raise RequestError(

@@ -78,7 +78,7 @@ class SideBySide:
 
     @property
     def features(self) -> FeatureSource:
-        """One source: the lesson is the same for all."""
+        """One source: the teacher output is the same for all."""
         return self._goals[0].features
 
     @features.setter

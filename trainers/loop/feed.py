@@ -29,7 +29,7 @@ class Feed:
         return coming[1] if coming is not None and coming[0] == step else self._make(step)
 
     def look_ahead(self, step: int, batches: list[Batch], number: int) -> None:
-        """To be called when the lesson of batch `number` of `step` has been prepared."""
+        """To be called when the teacher output of batch `number` of `step` has been prepared."""
         if self._features is None or not self._features.looks_ahead:
             return
         if number + 1 < len(batches):

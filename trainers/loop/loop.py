@@ -29,7 +29,7 @@ from .feed import Feed
 from .objective import Batch, Objective, OnPolicy, Scheduled, Stepwise
 from .order import RowOrder, share_of_rank
 from .progress import Meter, Record, Screen, copy_to_trackers
-from .sharding import fit_buckets, gathered, is_sharded, refuse_average, standalone, uses_deepspeed
+from .sharding import check_no_average, fit_buckets, gathered, is_sharded, standalone, uses_deepspeed
 from .signals import StopFlag, stop_on_signal
 from .snapshot import Counters, Snapshots
 from .sums import total, totals
@@ -92,7 +92,7 @@ class Loop:
         self.module, *self.optimizers = accelerator.prepare(objective.module, *optimizers)
         decay = plan.loop.ema
         if is_sharded(objective.module):
-            refuse_average(decay)
+            check_no_average(decay)
         self.average = None if decay is None else state.Average(objective.module, decay)
         self.rollouts = objective.rollouts if isinstance(objective, OnPolicy) else None
         self.snapshots = Snapshots(
@@ -158,10 +158,10 @@ class Loop:
         self.set_rate(step)  # before the backward pass, in which DeepSpeed steps
         sums: dict[str, float] = {}
         for number, batch in enumerate(batches):
-            lesson = self.objective.prepare(batch)
+            teacher_output = self.objective.prepare(batch)
             self.feed.look_ahead(step, batches, number)
             with self.last_synchronises(number, len(batches)):
-                terms = self.backward(batch, lesson, labels, len(batches))
+                terms = self.backward(batch, teacher_output, labels, len(batches))
             for name, value in terms.items():
                 sums[name] = sums.get(name, 0.0) + float(value)
         sums = totals(self.accelerator, sums)
@@ -186,9 +186,9 @@ class Loop:
         meter.add_rollouts(time.perf_counter() - began)
         return found
 
-    def backward(self, batch: Batch, lesson: Any, labels: float, count: int) -> dict[str, Tensor]:
+    def backward(self, batch: Batch, teacher_output: Any, labels: float, count: int) -> dict[str, Tensor]:
         """Add the gradient of this micro-batch's share of the mean loss over all labels."""
-        loss, terms = self.module(batch, lesson)
+        loss, terms = self.module(batch, teacher_output)
         # data parallelism averages gradients over processes; the loss is a sum over them
         scale = self.accelerator.num_processes / labels
         if uses_deepspeed(self.accelerator):

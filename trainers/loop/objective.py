@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ...decoding.target.backbone import context_limits
 from ...decoding.target.loading import load_config
-from ...drafters.folder import refuse_no_model
+from ...drafters.folder import check_trainable_model
 from ...errors import RequestError
 from ..config import FROM_TARGET, ModelConfig
 
@@ -33,10 +33,10 @@ class Objective(Protocol):
     """A method's side of training; everything else is the loop's."""
 
     module: nn.Module
-    """Its forward takes (batch, lesson) and returns the loss summed over labels, and all terms."""
+    """Its forward takes (batch, teacher output) and returns the loss summed over labels, and all terms."""
 
     def prepare(self, batch: Batch) -> Any:
-        """What the frozen target says about the batch (the lesson); None where there is none."""
+        """What the frozen target says about the batch (the teacher output); None where there is none."""
 
     def export(self, folder: Path) -> None:
         """Write the trained model for use outside training."""
@@ -86,7 +86,7 @@ def last_states(decoder: Any, batch: Batch) -> Tensor:
     Raises:
         RequestError: the rows are longer than its context.
     """
-    refuse_long_rows(
+    check_row_length(
         decoder.config,
         batch["input_ids"].shape[1],
         type(decoder).__name__,
@@ -100,7 +100,7 @@ def last_states(decoder: Any, batch: Batch) -> Tensor:
     ).last_hidden_state
 
 
-def refuse_long_rows(config: Any, tokens: int, whose: str, *, named: str = "--data.sequence_length") -> None:
+def check_row_length(config: Any, tokens: int, whose: str, *, named: str = "--data.sequence_length") -> None:
     """Raise RequestError where rows are longer than a model's context as the decoder counts it.
 
     A row's mask goes to every layer alike: exact while no layer has anything to forget.
@@ -119,15 +119,15 @@ def refuse_long_rows(config: Any, tokens: int, whose: str, *, named: str = "--da
         )
 
 
-def refuse_long_start(model: ModelConfig, tokens: int) -> None:
+def check_start_context(model: ModelConfig, tokens: int) -> None:
     """Raise RequestError where rows are too long for the model to go on from; no weights are read.
 
     One that is cut from the target has the target's context.
     """
     given = model.start_from
     if given is not None and given != FROM_TARGET:
-        refuse_no_model(given)
-        refuse_long_rows(load_config(given), tokens, f"model.start_from {given!r}")
+        check_trainable_model(given)
+        check_row_length(load_config(given), tokens, f"model.start_from {given!r}")
 
 
 def document_mask(documents_RS: Tensor) -> Tensor:

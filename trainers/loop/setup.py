@@ -40,7 +40,7 @@ def make_accelerator(loop: LoopConfig, optimizer: OptimizerConfig, out: Path) ->
     # process that names one is taken for a rank of a group that nobody started
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     handlers: list[Any] = [InitProcessGroupKwargs(backend="gloo")] if on_cpu and several else []
-    refuse_impossible(loop, on_cpu=on_cpu)
+    check_machine(loop, on_cpu=on_cpu)
     if os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true":
         raise RequestError(
             "the launch asks for FSDP, whose pieces the loop would not save whole; for memory take "
@@ -70,7 +70,7 @@ def make_accelerator(loop: LoopConfig, optimizer: OptimizerConfig, out: Path) ->
     return accelerator
 
 
-def refuse_impossible(loop: LoopConfig, *, on_cpu: bool) -> None:
+def check_machine(loop: LoopConfig, *, on_cpu: bool) -> None:
     """Refuse a precision or a tracker that this machine does not have.
 
     Raises:
@@ -88,7 +88,7 @@ def refuse_impossible(loop: LoopConfig, *, on_cpu: bool) -> None:
         )
 
 
-def refuse_other_optimizers(optimizer: OptimizerConfig) -> None:
+def check_optimizer(optimizer: OptimizerConfig) -> None:
     """Raise RequestError for an optimiser that DeepSpeed does not take."""
     if optimizer.name != "adamw":
         raise RequestError(f"optimizer.name is {optimizer.name!r}; DeepSpeed takes one optimiser: use adamw")
@@ -102,7 +102,7 @@ def _set_deepspeed(accelerator: Accelerator, loop: LoopConfig, optimizer: Optimi
             "the launch asks for DeepSpeed, and ACCELERATE_USE_CPU makes accelerate leave it out; "
             "unset that variable, and on a machine without a GPU set DS_ACCELERATOR=cpu"
         )
-    refuse_other_optimizers(optimizer)
+    check_optimizer(optimizer)
     # transformers would cut every model into pieces while it is made, the frozen target too
     unset_hf_deepspeed_config()
     accelerator.gradient_accumulation_steps = micro_batches

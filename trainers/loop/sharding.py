@@ -53,7 +53,7 @@ def is_sharded(module: nn.Module) -> bool:
     return any(hasattr(parameter, "ds_id") for parameter in module.parameters())
 
 
-def refuse_average(decay: float | None) -> None:
+def check_no_average(decay: float | None) -> None:
     """Raise RequestError where a moving average is asked for of weights in pieces."""
     if decay is not None:
         raise RequestError("loop.ema is set, but ZeRO-3 shards the weights; use ZeRO-2 or less")

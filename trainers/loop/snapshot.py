@@ -72,7 +72,7 @@ class Snapshots:
             self.wrapped.load_checkpoint(str(place), tag="deepspeed")
         else:
             tensors = load_file(place / "model.safetensors")
-            _refuse_other_weights(place, tensors, state.trainable(self.module))
+            _check_same_weights(place, tensors, state.trainable(self.module))
             state.load_trainable(self.module, tensors)
             state.load_optimizers(place, self.optimizers)
         if self.average is not None:
@@ -112,7 +112,7 @@ class Snapshots:
             checkpoint.publish(staging, self.folder / name)
 
 
-def _refuse_other_weights(place: Path, saved: dict[str, Tensor], own: dict[str, Tensor]) -> None:
+def _check_same_weights(place: Path, saved: dict[str, Tensor], own: dict[str, Tensor]) -> None:
     """Raise RequestError where a checkpoint is of another model than the one that is trained."""
     there, here = ({name: tuple(t.shape) for name, t in each.items()} for each in (saved, own))
     odd = sorted(name for name in there | here if there.get(name) != here.get(name))

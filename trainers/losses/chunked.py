@@ -44,19 +44,19 @@ class Distillation(Mix):
 
     It reports `kl` and `ce` whatever is minimised, every other term that is, and `alpha`,
     sum_v min(p, q): the acceptance rate of sampling at temperature 1 (Leviathan et al. 2023,
-    theorem 3.5), the quantity that distillation is for, with the target's law as it is. Where that
-    law is cut to its likeliest tokens, `cut_mass` is what that leaves out.
+    theorem 3.5), the quantity that distillation is for, with the target's distribution as it is. Where that
+    distribution is cut to its likeliest tokens, `cut_mass` is what that leaves out.
     """
 
     def __call__(self, draft_CV: Tensor, target_CV: Tensor | None, label_C: Tensor) -> dict[str, Tensor]:
         if target_CV is None:
             raise ValueError("distillation needs the target's logits")
-        laws = self.laws(draft_CV, self.soften(target_CV))
-        terms = self.terms(laws, draft_CV, label_C)
+        distributions = self.distributions(draft_CV, self.soften(target_CV))
+        terms = self.terms(distributions, draft_CV, label_C)
         loss_C = self.total(terms)
         with torch.no_grad():
             if "kl" not in terms:
-                terms["kl"] = forward_kl(laws.log_p_CU, laws.log_q_CU)
+                terms["kl"] = forward_kl(distributions.log_p_CU, distributions.log_q_CU)
             if "ce" not in terms:
                 terms["ce"] = label_entropy(draft_CV, label_C)
             alpha_C = torch.minimum(draft_CV.softmax(-1), target_CV.softmax(-1)).sum(-1)

@@ -1,7 +1,7 @@
-"""How far a draft's law q is from the target's law p, position by position: the objective matrix.
+"""How far a draft's distribution q is from the target's distribution p, position by position: the objective matrix.
 
-Pure functions of one chunk, each beside its equation and source. A law comes as its logarithm, so
-that nothing underflows; a token that a law rules out has -inf. p is a constant: gradients go to q
+Pure functions of one chunk, each beside its equation and source. A distribution comes as its logarithm, so
+that nothing underflows; a token that a distribution rules out has -inf. p is a constant: gradients go to q
 alone. Read next: `mix.py`, the weighted sum that a recipe asks for.
 
 Shapes: C positions of a chunk, V tokens that can be drafted, K likeliest tokens. Everything is
@@ -9,7 +9,7 @@ fp32; what comes out is [C], in nats where it is a logarithm.
 
 p may be short of mass where a draft's vocabulary lacks tokens of the target's (EAGLE-3).
 `overlap` and what is built on it want it like that: mass outside can never be accepted. The others
-compare two laws of the same tokens, and want p renormalised.
+compare two distributions of the same tokens, and want p renormalised.
 """
 
 from __future__ import annotations
@@ -107,5 +107,5 @@ def top_k_cross_entropy(p_CV: Tensor, log_q_CV: Tensor, tokens: int) -> Tensor:
 
 
 def _finite(log_CV: Tensor) -> Tensor:
-    """A law's logarithm without -inf, and no gradient where it was."""
+    """A distribution's logarithm without -inf, and no gradient where it was."""
     return log_CV.clamp_min(RULED_OUT)

@@ -24,12 +24,12 @@ TERMS = ("kl", "reverse_kl", "jsd", "tv", "lk_alpha", "lk_lambda", "top_k", "ce"
 UNKNOWN = -100  # a label that cannot be drafted, or that is none: torch's own mark for it
 
 
-class Laws(NamedTuple):
-    """A draft's law and the target's, as logarithms, softened alike. [C, U] each."""
+class Distributions(NamedTuple):
+    """A draft's distribution and the target's, as logarithms, softened alike. [C, U] each."""
 
     log_q_CU: Tensor
     log_p_CU: Tensor
-    """A law on the tokens that can be drafted: renormalised where these are not all."""
+    """A distribution on the tokens that can be drafted: renormalised where these are not all."""
     log_part_CU: Tensor
     """As the target says it: mass of other tokens is missing."""
 
@@ -78,7 +78,7 @@ class Mix:
 
     @property
     def asks_the_target(self) -> bool:
-        """Whether a term compares with the target's law."""
+        """Whether a term compares with the target's distribution."""
         return any(name in DIVERGENCES for name in self.asked)
 
     @property
@@ -86,8 +86,8 @@ class Mix:
         """Whether `soften` leaves the target's logits as they are."""
         return self.temperature == 1 and self.teacher_top_k is None
 
-    def laws(self, draft_CU: Tensor, soft_CU: Tensor, normal_C: Tensor | None = None) -> Laws:
-        """Both laws at the mix's temperature.
+    def distributions(self, draft_CU: Tensor, soft_CU: Tensor, normal_C: Tensor | None = None) -> Distributions:
+        """Both distributions at the mix's temperature.
 
         Args:
             draft_CU: the draft's logits as they are.
@@ -97,7 +97,7 @@ class Mix:
         log_q_CU = (draft_CU / self.temperature).log_softmax(-1)
         log_p_CU = soft_CU.log_softmax(-1)
         part_CU = log_p_CU if normal_C is None else soft_CU - normal_C[:, None]
-        return Laws(log_q_CU, log_p_CU, part_CU)
+        return Distributions(log_q_CU, log_p_CU, part_CU)
 
     def soften(self, target_CV: Tensor) -> Tensor:
         """The target's logits at the mix's temperature, cut to its likeliest tokens."""
@@ -114,14 +114,14 @@ class Mix:
         return target_CV.masked_fill(target_CV < least_C1, -torch.inf)
 
     def cut_mass(self, target_CV: Tensor) -> Tensor:
-        """Mass [C] that `cut` takes from the law at the mix's temperature."""
+        """Mass [C] that `cut` takes from the distribution at the mix's temperature."""
         all_C = (target_CV / self.temperature).logsumexp(-1)
         kept_C = self.soften(target_CV).logsumexp(-1) - all_C
         return -torch.expm1(kept_C.clamp_max(0.0))
 
-    def terms(self, laws: Laws, draft_CU: Tensor, label_C: Tensor) -> dict[str, Tensor]:
+    def terms(self, distributions: Distributions, draft_CU: Tensor, label_C: Tensor) -> dict[str, Tensor]:
         """The terms that have a weight, [C] each, without it. A label UNKNOWN has no `ce`."""
-        found = {name: DIVERGENCES[name](self, laws) for name in self.asked if name != "ce"}
+        found = {name: DIVERGENCES[name](self, distributions) for name in self.asked if name != "ce"}
         if self.ce:
             found["ce"] = cross_entropy(draft_CU, label_C)
         return found
@@ -138,16 +138,20 @@ def cross_entropy(draft_CU: Tensor, label_C: Tensor) -> Tensor:
 
 
 # the rows of the matrix; `ce`, which asks no teacher, is not among them
-DIVERGENCES: dict[str, Callable[[Mix, Laws], Tensor]] = {
-    "kl": lambda mix, laws: d.forward_kl(laws.log_p_CU, laws.log_q_CU),
-    "reverse_kl": lambda mix, laws: d.reverse_kl(laws.log_p_CU, laws.log_q_CU),
-    "jsd": lambda mix, laws: d.jsd(laws.log_p_CU, laws.log_q_CU, mix.jsd_beta),
-    "tv": lambda mix, laws: d.total_variation(laws.log_part_CU, laws.log_q_CU),
-    "lk_alpha": lambda mix, laws: d.lk_alpha(laws.log_part_CU, laws.log_q_CU),
-    "lk_lambda": lambda mix, laws: d.lk_lambda(
-        d.forward_kl(laws.log_p_CU, laws.log_q_CU), d.total_variation(laws.log_part_CU, laws.log_q_CU), mix.lk_eta
+DIVERGENCES: dict[str, Callable[[Mix, Distributions], Tensor]] = {
+    "kl": lambda mix, distributions: d.forward_kl(distributions.log_p_CU, distributions.log_q_CU),
+    "reverse_kl": lambda mix, distributions: d.reverse_kl(distributions.log_p_CU, distributions.log_q_CU),
+    "jsd": lambda mix, distributions: d.jsd(distributions.log_p_CU, distributions.log_q_CU, mix.jsd_beta),
+    "tv": lambda mix, distributions: d.total_variation(distributions.log_part_CU, distributions.log_q_CU),
+    "lk_alpha": lambda mix, distributions: d.lk_alpha(distributions.log_part_CU, distributions.log_q_CU),
+    "lk_lambda": lambda mix, distributions: d.lk_lambda(
+        d.forward_kl(distributions.log_p_CU, distributions.log_q_CU),
+        d.total_variation(distributions.log_part_CU, distributions.log_q_CU),
+        mix.lk_eta,
     ),
-    "top_k": lambda mix, laws: d.top_k_cross_entropy(laws.log_p_CU.exp(), laws.log_q_CU, mix.top_k_tokens),
+    "top_k": lambda mix, distributions: d.top_k_cross_entropy(
+        distributions.log_p_CU.exp(), distributions.log_q_CU, mix.top_k_tokens
+    ),
 }
-# those that compare laws of the same tokens, so that p is renormalised where few can be drafted
+# those that compare distributions of the same tokens, so that p is renormalised where few can be drafted
 RENORMALISED = frozenset({"kl", "reverse_kl", "jsd", "lk_lambda", "top_k"})

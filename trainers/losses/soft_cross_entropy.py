@@ -1,4 +1,4 @@
-"""EAGLE's loss on laws, in few passes over the vocabulary.
+"""EAGLE's loss on distributions, in few passes over the vocabulary.
 
 On a CPU going through a chunk of logits ten times costs as much as making them, and at a step of
 EAGLE with the target beside it that was the largest part which is not the target's. Read next:
@@ -18,7 +18,7 @@ from .divergences import RULED_OUT
 
 
 class Against(NamedTuple):
-    """A draft's law q against the target's p, [C] each."""
+    """A draft's distribution q against the target's p, [C] each."""
 
     ce_C: Tensor
     """- sum_v p log q, the only one with a gradient."""
@@ -29,7 +29,7 @@ class Against(NamedTuple):
 
 
 def soft_cross_entropy(draft_CV: Tensor, p_CV: Tensor) -> Against:
-    """Cross-entropy of two laws, and what falls off on the way.
+    """Cross-entropy of two distributions, and what falls off on the way.
 
     Args:
         draft_CV: the draft's logits, fp32; they alone get a gradient, which is q - p.

@@ -74,7 +74,7 @@ class AcceptanceOf:
     """alpha_hat of the target with fewer layers, on the same held-out rows every time."""
 
     def __init__(self, target: PreTrainedModel, batches: Sequence[Batch], *, chunk: int) -> None:
-        """`chunk`: positions whose laws exist at the same time."""
+        """`chunk`: positions whose distributions exist at the same time."""
         self._target, self._batches, self._chunk = target, batches, chunk
         self._hidden = [self._read(target, batch) for batch in batches]
         if not sum(map(len, self._hidden)):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...decoding.target.layers import config_with_layers, refuse_other_families
+from ...decoding.target.layers import check_layer_family, config_with_layers
 from ...drafters.identity import TUNED
 from ...errors import RequestError
 from ..config import FROM_TARGET, ModelConfig
@@ -30,8 +30,8 @@ def pruned_config(
         RequestError: a size is larger than the target's, heads do not divide, or the target is of
             a family that cannot be cut.
     """
-    refuse_other_families(name, "prune")
-    _refuse_changes(model, target)
+    check_layer_family(name, "prune")
+    _check_unchanged(model, target)
     own: Any = target
     count = _within("layers", model.layers, own.num_hidden_layers)
     layers = layers or layers_kept(model, target) or range(count)
@@ -46,7 +46,7 @@ def pruned_config(
     return config
 
 
-def refuse_cut(model: ModelConfig) -> None:
+def check_not_pruned(model: ModelConfig) -> None:
     """Raise RequestError for a recipe that wants its model cut where nothing is cut."""
     if model.start_from == FROM_TARGET:
         raise RequestError(
@@ -103,7 +103,7 @@ def _within(name: str, wanted: int | None, own: int) -> int:
     return own if wanted is None else wanted
 
 
-def _refuse_changes(model: ModelConfig, target: Any) -> None:
+def _check_unchanged(model: ModelConfig, target: Any) -> None:
     """Refuse what would be passed over: it comes from the target as it is."""
     fixed = {
         "architecture": (model.architecture, target.model_type),

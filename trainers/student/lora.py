@@ -121,7 +121,7 @@ def _linear_layers(model: Any) -> set[str]:
 # ---- an adapter of a draft -------------------------------------------------------------------
 
 
-def refuse_adapter(lora: LoraConfig, model: ModelConfig, method: str) -> None:
+def check_adapter(lora: LoraConfig, model: ModelConfig, method: str) -> None:
     """Raise RequestError where a recipe asks for an adapter that its method does not train."""
     if lora.rank is None:
         return
@@ -147,7 +147,7 @@ def adapt(draft: nn.Module, lora: LoraConfig, model: ModelConfig) -> None:
     """
     there = _adapters_there(lora, model)
     if lora.rank is not None:
-        _refuse_shards()
+        _check_not_sharded()
         load_adapters(draft, Path(model.start_from or ""), there)
         _add_own(draft, lora, lora.rank)
 
@@ -191,7 +191,7 @@ def save_adapted(draft: nn.Module, folder: Path, target: Backbone, lora: LoraCon
     save_adapters(draft, folder)
 
 
-def _refuse_shards() -> None:
+def _check_not_sharded() -> None:
     plugin = getattr(AcceleratorState(), "deepspeed_plugin", None)
     if plugin is not None and plugin.zero_stage == 3:
         raise RequestError(CUT_BY_ZERO_3)

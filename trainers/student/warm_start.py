@@ -28,7 +28,7 @@ from ...drafters.identity import TargetIdentity
 from ...errors import RequestError
 from ..config import ModelConfig
 from ..loop.objective import Objective
-from ..pruning.sizes import refuse_cut
+from ..pruning.sizes import check_not_pruned
 
 _log = logging.getLogger(__name__)
 _Goal = TypeVar("_Goal", bound=Objective)
@@ -56,19 +56,19 @@ def warm_started(goal: _Goal, model: ModelConfig, target: Backbone) -> _Goal:
     those tokens', whatever is frequent in the new data.
 
     Raises:
-        RequestError: as for `refuse_unfit`, or the weights are damaged.
+        RequestError: as for `check_warm_start`, or the weights are damaged.
     """
     if model.start_from is None:
         return goal
     module = goal.draft()
     assert module is not None  # what drafts is what goes on
-    refuse_unfit(module, model, TargetIdentity.of(target))
+    check_warm_start(module, model, TargetIdentity.of(target))
     load_weights(module, Path(model.start_from))
     _log.info("the drafter goes on from %s", model.start_from)
     return goal
 
 
-def refuse_unfit(module: nn.Module, model: ModelConfig, target: TargetIdentity | None) -> None:
+def check_warm_start(module: nn.Module, model: ModelConfig, target: TargetIdentity | None) -> None:
     """Raise RequestError where `module` cannot go on from the folder that `start_from` names.
 
     That is: no drafter is there, it is of another family, for another target, or of other sizes.
@@ -77,7 +77,7 @@ def refuse_unfit(module: nn.Module, model: ModelConfig, target: TargetIdentity |
         module: the fresh drafter; its weights may be only shapes.
         target: None where it is not known yet.
     """
-    refuse_cut(model)
+    check_not_pruned(model)
     folder, family = Path(model.start_from or ""), _family_of(module)
     try:
         entry = read_entry(folder)
@@ -90,8 +90,8 @@ def refuse_unfit(module: nn.Module, model: ModelConfig, target: TargetIdentity |
             "`drafter` folder of a run that trained it, or leave model.start_from out"
         )
     if target is not None:
-        entry["identity"].refuse_other(target, f"{folder} (model.start_from)")
-    _refuse_other_sizes(module, family, entry["settings"], folder)
+        entry["identity"].check_same(target, f"{folder} (model.start_from)")
+    _check_sizes(module, family, entry["settings"], folder)
 
 
 def _family_of(module: nn.Module) -> str:
@@ -104,7 +104,7 @@ def _family_of(module: nn.Module) -> str:
     return Eagle.family if isinstance(module, EagleNet) else Eagle3.family
 
 
-def _refuse_other_sizes(module: Any, family: str, settings: dict[str, Any], folder: Path) -> None:
+def _check_sizes(module: Any, family: str, settings: dict[str, Any], folder: Path) -> None:
     own = json.loads(json.dumps(asdict(module.config)))  # as a folder has them: lists, no tuples
     # a folder may be older than a size, which then is what it was before there was a choice
     older = {each.name: each.default for each in fields(module.config)}

@@ -16,13 +16,13 @@ from torch import nn
 
 from ...data.config import DataConfig
 from ...data.rows.prepare import Prepared, prepare
-from ...decoding.target.backbone import Backbone, refuse_unreadable
+from ...decoding.target.backbone import Backbone, check_token_ids
 from ...decoding.target.loading import load_target
 from ...drafters.folder import save_heads
-from ...drafters.projection import refuse_other_logits
+from ...drafters.projection import check_plain_logits
 from ..config import FeaturesConfig, TargetConfig
 from ..loop.loop import Outcome, Plan, Probe
-from ..loop.objective import Objective, refuse_long_rows
+from ..loop.objective import Objective, check_row_length
 from ..loop.setup import make_accelerator, make_deterministic, run_loop
 from .feature_cache import feature_source
 
@@ -95,8 +95,8 @@ def _load(given: Given, row_tokens: int = 0) -> tuple[Accelerator, Backbone]:
     )
     # `build` asks again; rows, pruning and continuations may take hours until then
     whose = f"target.path {target.path!r}"
-    refuse_other_logits(teacher.model, whose)
-    refuse_long_rows(teacher.model.config, row_tokens, whose)
+    check_plain_logits(teacher.model, whose)
+    check_row_length(teacher.model.config, row_tokens, whose)
     return accelerator, teacher
 
 
@@ -105,7 +105,7 @@ def _rows(given: Given, accelerator: Accelerator, teacher: Backbone) -> Prepared
         rows = prepare(given["data"], teacher.tokenizer, out=given["out"])
     if max(teacher.tokenizer.get_vocab().values()) >= teacher.vocabulary:  # all rows are read then
         for part in (rows.train, rows.validation):
-            refuse_unreadable(teacher, int(part.ids_RS.max(initial=0)), "a row")
+            check_token_ids(teacher, int(part.ids_RS.max(initial=0)), "a row")
     return rows
 
 

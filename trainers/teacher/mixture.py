@@ -1,7 +1,7 @@
 """Texts by one model, or by several token by token: what a draft is trained on besides data.
 
 Plain decoding without a proposal: every model reads every token, and of each row's next token a
-coin says whose law it is drawn from. Prompts of all lengths are prefilled in one call, which costs
+coin says whose distribution it is drawn from. Prompts of all lengths are prefilled in one call, which costs
 the rows their independence of each other's rounding; `engine.autoregressive` keeps it, for what is
 measured. Read next: `engine.py`; `trainers/teacher/rollouts.py`, which trains on what is written here.
 
@@ -19,7 +19,7 @@ from ...decoding.random import Uniforms
 from ...decoding.rows import Rows
 from ...decoding.sampling import Warper, draw
 from ...decoding.target.backbone import Backbone
-from ...decoding.target.kv_cache import KVArena
+from ...decoding.target.kv_cache import KVCache
 from ...decoding.tree.tree import chain
 
 
@@ -51,15 +51,15 @@ def write(
     lengths = [len(prompt) - 1 for prompt in prompts]
     sizes = [model.vocabulary for model in models]
     vocabulary = min(sizes if vocabulary is None else [*sizes, vocabulary])
-    arenas = [_prefilled(model, prompts, max_new_tokens) for model in models]
+    kv_caches = [_prefilled(model, prompts, max_new_tokens) for model in models]
     rows = Rows(lengths, max_new_tokens, eos_ids, device)
     rows.last_B.copy_(torch.tensor([prompt[-1] for prompt in prompts]))
     ends_B1 = torch.tensor(shares, dtype=torch.float64, device=device).cumsum(0)[:-1]
     one_B = torch.ones_like(rows.last_B)
     for _ in range(max_new_tokens):
         said = [
-            model.forward(rows.last_B[:, None], rows.lengths_B, chain(0), arena)[:, 0]
-            for model, arena in zip(models, arenas, strict=True)
+            model.forward(rows.last_B[:, None], rows.lengths_B, chain(0), kv_cache)[:, 0]
+            for model, kv_cache in zip(models, kv_caches, strict=True)
         ]
         logits_MBV = torch.stack([logits_BV[:, :vocabulary] for logits_BV in said])
         random_BK = uniforms.take(1 if len(models) == 1 else 2)
@@ -79,18 +79,18 @@ def write(
     return rows.answers()[0]
 
 
-def _prefilled(model: Backbone, prompts: Sequence[Sequence[int]], room: int) -> KVArena:
-    """An arena with all of every prompt but its last token, written in one call.
+def _prefilled(model: Backbone, prompts: Sequence[Sequence[int]], room: int) -> KVCache:
+    """An KV cache with all of every prompt but its last token, written in one call.
 
     Short prompts are filled up behind; what that writes is garbage behind a row's length.
     """
     longest = max(map(len, prompts))
     static = model.device.type == "cuda"
-    arena = KVArena(len(prompts), longest + room, static=static)
+    kv_cache = KVCache(len(prompts), longest + room, static=static)
     if longest == 1:
-        return arena
+        return kv_cache
     padded = [[*prompt[:-1], *[0] * (longest - len(prompt))] for prompt in prompts]
     tokens_BS = torch.tensor(padded, device=model.device)
     nothing_B: Tensor = torch.zeros(len(prompts), dtype=torch.long, device=model.device)
-    model.forward(tokens_BS, nothing_B, chain(longest - 2), arena, keep=1)
-    return arena
+    model.forward(tokens_BS, nothing_B, chain(longest - 2), kv_cache, keep=1)
+    return kv_cache

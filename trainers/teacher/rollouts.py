@@ -152,7 +152,7 @@ class Rollouts:
         return [student, target], [config.student_tokens, 1 - config.student_tokens]
 
 
-def refuse_rows(config: RolloutsConfig, sequence_length: int, batch_rows: int) -> None:
+def check_rollout_rows(config: RolloutsConfig, sequence_length: int, batch_rows: int) -> None:
     """Raise RequestError where a row or a step has no room for what is asked for."""
     if not config.share:
         return
@@ -200,7 +200,7 @@ def cuttable(rows: Batch, at: int, longest: int) -> Tensor:
     return label_S & (~torch.isin(document_S, chats) | (position_S <= longest))
 
 
-def refuse_prompts(config: RolloutsConfig, rows: PackedRows) -> None:
+def check_rollout_prompts(config: RolloutsConfig, rows: PackedRows) -> None:
     """Raise RequestError where no row holds a prompt, and log how many of the rows do."""
     if not config.share:
         return

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class TunedTarget:
-    """A target whose weights move, and the law that it had before."""
+    """A target whose weights move, and the distribution that it had before."""
 
     def __init__(self, target: Backbone, config: TuneConfig, *, remember: bool = False) -> None:
         """Free the target's weights, or put adapters into its layers.
@@ -140,7 +140,7 @@ class TunedStudent(nn.Module):
     """A drafter's loss module and the target beneath it, as one for whatever wraps the two."""
 
     def __init__(self, student: nn.Module, tuned: TunedTarget, *, distils: bool, chunk: int) -> None:
-        """`distils`: the target is held to the law that it had, by KL, not to the text's tokens."""
+        """`distils`: the target is held to the distribution that it had, by KL, not to the text's tokens."""
         super().__init__()
         self.student = student
         self.target = tuned.model
@@ -195,11 +195,11 @@ def run_tuned(
     Args:
         remember: the objective asks for what the target was before the run.
     """
-    refuse_half(tune, given["target"])
+    check_precision(tune, given["target"])
     make_probe = given["make_probe"]
 
     def make(target: Backbone, rows: Prepared) -> Objective:
-        _refuse_shards()
+        _check_not_sharded()
         return build(TunedTarget(target, tune, remember=remember), rows)
 
     def still(target: Backbone) -> Probe:
@@ -238,7 +238,7 @@ def _decoding_still(target: Backbone, probe: Probe) -> Probe:
     return probe_still
 
 
-def refuse_half(tune: TuneConfig, target: TargetConfig) -> None:
+def check_precision(tune: TuneConfig, target: TargetConfig) -> None:
     """Raise RequestError where the weights that would move are too coarse for small steps."""
     if tune.how == "full" and target.dtype != "fp32":
         raise RequestError(
@@ -247,7 +247,7 @@ def refuse_half(tune: TuneConfig, target: TargetConfig) -> None:
         )
 
 
-def _refuse_shards() -> None:
+def _check_not_sharded() -> None:
     plugin = getattr(AcceleratorState(), "deepspeed_plugin", None)
     if plugin is not None and plugin.zero_stage == 3:
         raise RequestError(

@@ -17,7 +17,7 @@ from unittest import mock
 import pytest
 import torch
 from draftsmith.decoding.kernels import available
-from draftsmith.decoding.proposal import Law, Proposal
+from draftsmith.decoding.proposal import DraftSampling, Proposal
 from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.rules import acceptance
 from draftsmith.decoding.sampling import Warper
@@ -143,7 +143,7 @@ def test_a_real_vocabulary_keeps_exactly_the_right_tokens(near: float) -> None:
         check_warp(logits_V, warper)
 
 
-def test_a_flat_law_errs_by_rounding_only() -> None:
+def test_a_flat_distribution_errs_by_rounding_only() -> None:
     """Where tokens are lighter than the rounding, only those within it of the edge may differ."""
     logits_V = torch.randn(QWEN, generator=torch.Generator().manual_seed(3))
     with small_blocks(warp, 16_384):
@@ -292,8 +292,8 @@ def check_walk(*inputs: Tensor, depth: int, without: bool) -> tuple[Tensor, ...]
     return got
 
 
-def random_laws(g: torch.Generator, *shape: int, sparse: bool) -> Tensor:
-    """Peaked laws; some entries exactly zero if `sparse`."""
+def random_probs(g: torch.Generator, *shape: int, sparse: bool) -> Tensor:
+    """Peaked distributions; some entries exactly zero if `sparse`."""
     logits = 1.5 * torch.randn(*shape, generator=g)
     if sparse:
         dropped = torch.rand(shape, generator=g) < 0.4
@@ -340,7 +340,7 @@ def test_the_walk_is_its_definition(
     seed: int, N: int, C: int, V: int, without: bool, sparse: bool, dtype: torch.dtype
 ) -> None:
     g, B = torch.Generator().manual_seed(seed), 2
-    p, q = (random_laws(g, B, N, V, sparse=sparse) for _ in range(2))
+    p, q = (random_probs(g, B, N, V, sparse=sparse) for _ in range(2))
     child = random_children(g, B, N, C)
     tokens = draw_children(g, q, child, without)
     # squared: high coins, so that rejections and with them deep residuals are common
@@ -359,7 +359,7 @@ def test_the_last_child_tried_turns_at_its_very_threshold(without: bool) -> None
     child = torch.full((1, C + 1, C), -1)
     child[0, 0] = torch.arange(1, C + 1)
     for _ in range(1500):
-        p = random_laws(g, 1, C + 1, 12, sparse=False)
+        p = random_probs(g, 1, C + 1, 12, sparse=False)
         q = (p.log() + 0.7 * torch.randn(p.shape, generator=g)).softmax(-1)
         inputs = p, q, draw_children(g, q, child, without), child
         coins, extra = torch.full((1, C + 1), 0.97), torch.rand(1, generator=g)
@@ -386,7 +386,7 @@ def test_a_real_vocabulary_after_two_rejections(without: bool) -> None:
     with small_blocks(verify, 16_384):
         wanted, margin = expected(p, q, tokens, child, coins, extra, depth=1, without=without)
         got = on_device(p, q, tokens, child, coins, extra, depth=1, without=without)
-    assert margin > 2e-7, "the law sums to 1 within 1e-7, so the token is certain"
+    assert margin > 2e-7, "the distribution sums to 1 within 1e-7, so the token is certain"
     assert got[0].tolist() == [0]
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(got, wanted))
 
@@ -403,9 +403,9 @@ def chain(p: list[list[float]], q: list[list[float]], tokens: list[int], child: 
     )
 
 
-def test_equal_laws_accept_everything_down_to_the_depth() -> None:
-    law = [[0.25, 0.0, 0.75]] * 4
-    row = chain(law, law, [0, 2, 0, 2], [[1], [2], [3], [-1]])
+def test_equal_distributions_accept_everything_down_to_the_depth() -> None:
+    distribution = [[0.25, 0.0, 0.75]] * 4
+    row = chain(distribution, distribution, [0, 2, 0, 2], [[1], [2], [3], [-1]])
     for depth, path in ((5, [1, 2, 3, -1, -1]), (3, [1, 2, 3]), (2, [1, 2]), (0, [])):
         got = check_walk(*row, torch.tensor([0.9]), depth=depth, without=True)
         assert got[1].tolist() == [path]
@@ -414,16 +414,16 @@ def test_equal_laws_accept_everything_down_to_the_depth() -> None:
 
 @pytest.mark.parametrize(("u", "token"), [(0.0, 1), (0.5, 3), (1 - 2**-53, 3)])
 def test_edges_of_the_cumulative_sum_belong_to_the_next_possible_token(u: float, token: int) -> None:
-    law = [[0.0, 0.5, 0.0, 0.5, 0.0, 0.0]]
-    row = chain(law, law, [0], [[-1]])
+    distribution = [[0.0, 0.5, 0.0, 0.5, 0.0, 0.0]]
+    row = chain(distribution, distribution, [0], [[-1]])
     extra = torch.tensor([u], dtype=torch.float64)
     with small_blocks(verify, 2):
         assert on_device(*row, extra, depth=1, without=True)[2].tolist() == [token]
 
 
-def test_a_residual_without_mass_leaves_the_law() -> None:
-    law = [[0.25, 0.0, 0.75], [1.0, 0.0, 0.0]]
-    row = chain(law, law, [0, 1], [[1], [-1]])  # token 1 was impossible, so it is refused
+def test_a_residual_without_mass_leaves_the_distribution() -> None:
+    distribution = [[0.25, 0.0, 0.75], [1.0, 0.0, 0.0]]
+    row = chain(distribution, distribution, [0, 1], [[1], [-1]])  # token 1 was impossible, so it is refused
     got = on_device(*row, torch.tensor([0.5]), depth=1, without=False)
     assert [each.tolist() for each in got] == [[0], [[-1]], [2]]
 
@@ -448,9 +448,9 @@ def test_the_proposal_of_a_leaf_is_not_used() -> None:
 
 @pytest.mark.parametrize("drawn_without", [True, False])
 def test_the_definition_itself_is_lossless(drawn_without: bool) -> None:
-    """The first token of many walks follows p; under the law of other draws it would not."""
+    """The first token of many walks follows p; under the distribution of other draws it would not."""
     g, B, V = torch.Generator().manual_seed(2), 5000, 4
-    p, q = random_laws(g, 3, V, sparse=False), random_laws(g, 3, V, sparse=False)
+    p, q = random_probs(g, 3, V, sparse=False), random_probs(g, 3, V, sparse=False)
     child = torch.tensor([[1, 2], [-1, -1], [-1, -1]])
     drawn = torch.multinomial(q[0].expand(B, V), 2, generator=g, replacement=not drawn_without)
     tokens = torch.cat([torch.zeros(B, 1).long(), drawn], 1)
@@ -473,7 +473,7 @@ def test_verify_reads_nodes_beyond_the_reach_of_int32() -> None:
     memory = untouched(2 * apart + 20 * V, torch.float32)
     p = memory.as_strided((3, 3, V), (apart, V, 1))
     q = memory.as_strided((3, 3, V), (V, apart, 1), 5 * V)
-    p.copy_(random_laws(g, 3, 3, V, sparse=False))
+    p.copy_(random_probs(g, 3, 3, V, sparse=False))
     q.copy_(p.roll(1, -1))
     child = torch.tensor([[1, -1], [2, -1], [-1, -1]]).expand(3, 3, 2)
     tokens = q.argmax(-1).roll(1, 1).cpu()
@@ -499,8 +499,8 @@ def test_verify_reads_nodes_beyond_the_reach_of_int32() -> None:
     ],
 )
 def test_verify_says_which_tensor_is_wrong(place: int, wrong: Tensor, message: str) -> None:
-    law = [[0.5, 0.5, 0.0]] * 2
-    inputs = [*chain(law, law, [0, 1], [[1], [-1]]), torch.tensor([0.5])]
+    distribution = [[0.5, 0.5, 0.0]] * 2
+    inputs = [*chain(distribution, distribution, [0, 1], [[1], [-1]]), torch.tensor([0.5])]
     inputs[place] = wrong
     with pytest.raises(ValueError, match=message):
         verify.verify_tree(*inputs, depth=1, without_replacement=True)
@@ -552,13 +552,13 @@ def test_both_compile_for_gpus_and_widen_the_row_before_use() -> None:
 @given(st.integers(0, 10**6), st.booleans())
 def test_the_rule_is_the_same_by_launch(seed: int, without: bool) -> None:
     """What `accept_tree` does on CUDA equals what it does elsewhere."""
-    law = Law.WITHOUT_REPLACEMENT if without else Law.IID
+    sampling = DraftSampling.WITHOUT_REPLACEMENT if without else DraftSampling.IID
     g = torch.Generator().manual_seed(seed)
     tree, B, V = Tree((-1, 0, 0, 1, 1, 2)), 6, 7
     logits = torch.randn(B, len(tree), V, generator=g).to(DEVICE)
     q = (logits + torch.randn(logits.shape, generator=g).to(DEVICE)).softmax(-1)
     ids = torch.stack([torch.randperm(V, generator=g)[: len(tree)] for _ in range(B)]).to(DEVICE)
-    proposal = Proposal(ids, tree, law, q)
+    proposal = Proposal(ids, tree, sampling, q)
     with mock.patch.object(acceptance.kernels, "available", return_value=False):
         plain = acceptance.accept_tree(logits, proposal, Warper(1.0), Uniforms(seed, range(B), DEVICE))
     coins = proposal.take_coins(Uniforms(seed, range(B), DEVICE))

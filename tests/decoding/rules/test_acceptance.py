@@ -1,8 +1,8 @@
-"""The rules: joint law against enumeration, the choice of the lossless one, the walk on trees."""
+"""The rules: joint distribution against enumeration, the choice of the lossless one, the walk on trees."""
 
 import pytest
 import torch
-from draftsmith.decoding.proposal import Law, Proposal
+from draftsmith.decoding.proposal import DraftSampling, Proposal
 from draftsmith.decoding.random import SharedStream, Uniforms
 from draftsmith.decoding.rules.acceptance import accept_greedy, accept_sampled
 from draftsmith.decoding.rules.choice import rule_for
@@ -43,7 +43,7 @@ def test_greedy_walk_is_the_plain_walk(tree: Tree, seed: int) -> None:
     B, V = 5, 3
     tokens = torch.randint(0, V, (B, len(tree)), generator=g)
     logits = torch.randn(B, len(tree), V, generator=g)
-    proposal = Proposal(tokens, tree, Law.POINT_MASS)
+    proposal = Proposal(tokens, tree, DraftSampling.POINT_MASS)
     found = accept_greedy(logits, proposal, Warper(0.0), Uniforms(0, range(B), "cpu"))
     for row in range(B):
         path, at = [], 0
@@ -60,14 +60,14 @@ def test_greedy_walk_is_the_plain_walk(tree: Tree, seed: int) -> None:
 
 
 @pytest.mark.parametrize("parents", [(-1, 0), (-1, 0, 0, 1, 1, 2), (-1, 0, 1, 2)])
-def test_sample_and_match_keeps_the_target_law_and_knows_its_chance(parents: tuple) -> None:
+def test_sample_and_match_keeps_the_target_distribution_and_knows_its_chance(parents: tuple) -> None:
     tree, B, V = Tree(parents), 60_000, 4
     g = torch.Generator().manual_seed(3)
     logits = torch.randn(1, len(tree), V, generator=g).expand(B, -1, -1)
     tokens = torch.randint(0, V, (1, len(tree)), generator=g).expand(B, -1)
     warper = Warper(0.9)
     stream = SharedStream(5, B)
-    found = accept_sampled(logits, Proposal(tokens, tree, Law.POINT_MASS), warper, stream)
+    found = accept_sampled(logits, Proposal(tokens, tree, DraftSampling.POINT_MASS), warper, stream)
     at_root = torch.where(
         found.accepted_B > 0, tokens.gather(1, found.path_BD[:, :1].clamp_min(0)).squeeze(1), found.extra_B
     )
@@ -77,38 +77,38 @@ def test_sample_and_match_keeps_the_target_law_and_knows_its_chance(parents: tup
     assert abs((found.accepted_B > 0).float().mean() - chance) < 0.01
 
 
-def proposal(law: Law, tree: Tree) -> Proposal:
-    return Proposal(torch.zeros(1, len(tree), dtype=torch.long), tree, law)
+def proposal(sampling: DraftSampling, tree: Tree) -> Proposal:
+    return Proposal(torch.zeros(1, len(tree), dtype=torch.long), tree, sampling)
 
 
-def test_the_lossless_rule_is_chosen_by_the_declared_law() -> None:
+def test_the_lossless_rule_is_chosen_by_the_declared_distribution() -> None:
     forked = Tree((-1, 0, 0))
     chosen = {
-        (law, len(tree.children[0])): rule_for(proposal(law, tree), Warper(1.0)).__name__
-        for law in Law
+        (sampling, len(tree.children[0])): rule_for(proposal(sampling, tree), Warper(1.0)).__name__
+        for sampling in DraftSampling
         for tree in (chain(2), forked)
     }
     assert chosen == {
-        (Law.POINT_MASS, 1): "accept_sampled",
-        (Law.POINT_MASS, 2): "accept_sampled",
-        (Law.IID, 1): "accept_chain",
-        (Law.IID, 2): "accept_tree",
-        (Law.WITHOUT_REPLACEMENT, 1): "accept_chain",
-        (Law.WITHOUT_REPLACEMENT, 2): "accept_tree",
-        (Law.SEVERAL, 1): "accept_several",
-        (Law.SEVERAL, 2): "accept_several",
+        (DraftSampling.POINT_MASS, 1): "accept_sampled",
+        (DraftSampling.POINT_MASS, 2): "accept_sampled",
+        (DraftSampling.IID, 1): "accept_chain",
+        (DraftSampling.IID, 2): "accept_tree",
+        (DraftSampling.WITHOUT_REPLACEMENT, 1): "accept_chain",
+        (DraftSampling.WITHOUT_REPLACEMENT, 2): "accept_tree",
+        (DraftSampling.SEVERAL, 1): "accept_several",
+        (DraftSampling.SEVERAL, 2): "accept_several",
     }
-    for law in Law:
-        assert rule_for(proposal(law, forked), Warper(0.0)) is accept_greedy
+    for sampling in DraftSampling:
+        assert rule_for(proposal(sampling, forked), Warper(0.0)) is accept_greedy
 
 
 def test_a_rule_that_is_not_lossless_is_refused_and_the_right_one_named() -> None:
     with pytest.raises(RequestError, match="the lossless rule is 'rejection'"):
-        rule_for(proposal(Law.IID, chain(2)), Warper(1.0), "sample-and-match")
+        rule_for(proposal(DraftSampling.IID, chain(2)), Warper(1.0), "sample-and-match")
     with pytest.raises(RequestError, match="no acceptance rule is called 'hope'.*lossy-typical"):
-        rule_for(proposal(Law.IID, chain(2)), Warper(1.0), "hope")
-    with pytest.raises(RequestError, match="needs a chain drawn from a draft's law"):
-        rule_for(proposal(Law.POINT_MASS, chain(2)), Warper(1.0), "lossy-lenient")
+        rule_for(proposal(DraftSampling.IID, chain(2)), Warper(1.0), "hope")
+    with pytest.raises(RequestError, match="needs a chain drawn from a draft's distribution"):
+        rule_for(proposal(DraftSampling.POINT_MASS, chain(2)), Warper(1.0), "lossy-lenient")
 
 
 def test_recipes_know_every_rule_by_name() -> None:

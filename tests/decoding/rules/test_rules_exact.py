@@ -1,4 +1,4 @@
-"""The rules against the exact law of what a step emits: every draft, every coin, no sampling noise.
+"""The rules against the exact distribution of what a step emits: every draft, every coin, no sampling noise.
 
 The harness, and what it takes for granted, is `exact_step.py`.
 
@@ -15,7 +15,7 @@ from functools import cache
 
 import pytest
 import torch
-from draftsmith.decoding.proposal import Law, Proposal, Trials
+from draftsmith.decoding.proposal import DraftSampling, Proposal, Trials
 from draftsmith.decoding.random import SharedStream, Uniforms
 from draftsmith.decoding.rules import acceptance
 from draftsmith.decoding.rules.acceptance import Outcome, Rule, accept_chain, accept_several, accept_tree
@@ -53,7 +53,7 @@ from exact_step import (
     run,
     seeds,
     step_of,
-    target_law,
+    target_distribution,
     trees,
     world,
 )
@@ -70,22 +70,22 @@ from torch.nn.functional import pad
 @given(st.integers(1, 3), st.sampled_from([3, 4]), seeds, masks)
 def test_the_chain_rule_is_exact_however_short_a_row_is(length: int, V: int, seed: int, there) -> None:
     truth = world(seed, V, length + 1)
-    assert_lossless(accept_chain, every_draw(truth, chain(length), Law.IID, there), truth)
+    assert_lossless(accept_chain, every_draw(truth, chain(length), DraftSampling.IID, there), truth)
 
 
 @settings(deadline=None, max_examples=40)
 @given(trees(), SAMPLED, seeds, st.booleans())
-def test_the_tree_rule_is_exact(tree: Tree, law: Law, seed: int, per_row: bool) -> None:
+def test_the_tree_rule_is_exact(tree: Tree, sampling: DraftSampling, seed: int, per_row: bool) -> None:
     truth = world(seed, 3 if len(tree) > 5 else 4, tree.depth + 1)
-    assert_lossless(accept_tree, every_draw(truth, tree, law, per_row=per_row), truth)
+    assert_lossless(accept_tree, every_draw(truth, tree, sampling, per_row=per_row), truth)
 
 
 @settings(deadline=None, max_examples=25)
 @given(trees(4), SAMPLED, seeds, masks)
-def test_the_tree_rule_is_exact_whatever_is_absent(tree: Tree, law: Law, seed: int, there) -> None:
+def test_the_tree_rule_is_exact_whatever_is_absent(tree: Tree, sampling: DraftSampling, seed: int, there) -> None:
     """A child may be absent in front of one that is there."""
     truth = world(seed, 3, tree.depth + 1)
-    assert_lossless(accept_tree, every_draw(truth, tree, law, there), truth)
+    assert_lossless(accept_tree, every_draw(truth, tree, sampling, there), truth)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -113,12 +113,12 @@ def test_sample_and_match_is_exact_whatever_was_chosen(tree, seed: int, there, p
     truth = in_sixths(seed, tree.depth + 1)
     sixths = (torch.arange(6, dtype=torch.float64) + 0.5) / 6
     coins = torch.cartesian_prod(*[sixths] * len(tree))
-    drafts = every_draw(truth, tree, Law.IID, there, per_row=per_row)
+    drafts = every_draw(truth, tree, DraftSampling.IID, there, per_row=per_row)
     rows = torch.tensor([seed % len(drafts.weight_R)]).expand(len(coins))
     found = run(acceptance.accept_sampled, drafts, rows, coins)
     at_R = drafts.context_RN[rows].gather(1, last_node(found))[:, 0] * 3 + found.extra_B + 1
-    law_X = torch.bincount(at_R, minlength=truth.logits_XV.numel() + 1) / float(len(coins))
-    assert distance(law_X.double(), truth) < EXACT
+    probs_X = torch.bincount(at_R, minlength=truth.logits_XV.numel() + 1) / float(len(coins))
+    assert distance(probs_X.double(), truth) < EXACT
     hit_RD = hits(found, drafts.child_RNC[rows])
     hat_RD = found.tested_BD * found.alpha_hat_BD.double()
     torch.testing.assert_close(hat_RD.mean(0), hit_RD.double().mean(0), atol=EXACT, rtol=0)
@@ -128,7 +128,7 @@ def test_sample_and_match_is_exact_whatever_was_chosen(tree, seed: int, there, p
 @given(trees(4), seeds, masks, st.booleans())
 def test_greedy_match_is_the_argmax_whatever_was_drafted(tree, seed: int, there, per_row) -> None:
     truth = world(seed, 3, tree.depth + 1)
-    drafts = every_draw(truth, tree, Law.IID, there, per_row=per_row)
+    drafts = every_draw(truth, tree, DraftSampling.IID, there, per_row=per_row)
     tokens_RN = drafts.proposal.tokens_BN
     found = acceptance.accept_greedy(drafts.logits_RNV, drafts.proposal, GREEDY, Given(tokens_RN))
     for row, path in enumerate(found.path_BD.tolist()):
@@ -146,10 +146,10 @@ def test_greedy_match_is_the_argmax_whatever_was_drafted(tree, seed: int, there,
 def all_rules(mild: bool = False) -> dict[str, tuple[Rule, Drafts, World]]:
     """Every rule but the greedy one, with drafts that suit it."""
     one, two = world(5, 3, 3, mild=mild), world(6, 3, 3, 2, mild=mild)
-    line = every_draw(one, chain(2), Law.IID)
-    fork = every_draw(one, FORK, Law.IID, per_row=True)
-    free = fork._replace(proposal=replace(fork.proposal, law=Law.POINT_MASS, q_BNV=None))
-    without = every_draw(one, FORK, Law.WITHOUT_REPLACEMENT, per_row=True)
+    line = every_draw(one, chain(2), DraftSampling.IID)
+    fork = every_draw(one, FORK, DraftSampling.IID, per_row=True)
+    free = fork._replace(proposal=replace(fork.proposal, sampling=DraftSampling.POINT_MASS, q_BNV=None))
+    without = every_draw(one, FORK, DraftSampling.WITHOUT_REPLACEMENT, per_row=True)
     return {
         "rejection": (accept_chain, line, one),
         "recursive-rejection": (accept_tree, fork, one),
@@ -180,16 +180,16 @@ def p_value(rule: Rule, of: Drafts, truth: World, stream: type[SharedStream]) ->
     r = of.weight_R.multinomial(rows, True, generator=g)
     found = rule(of.logits_RNV[r], pick(of.proposal, r), PLAIN, stream(3, rows))
     at = of.context_RN[r].gather(1, last_node(found))[:, 0] * 3 + found.extra_B + 1
-    p_XV, law = PLAIN(truth.logits_XV), target_law(truth)
+    p_XV, distribution = PLAIN(truth.logits_XV), target_distribution(truth)
     for u_R in torch.rand(2, rows, generator=g, dtype=torch.float64):
         next_R = at * 3 + draw(p_XV[at.clamp_max(len(p_XV) - 1)], u_R) + 1
         at = torch.where(at < len(p_XV), next_R, at)
-    counts = torch.bincount(at - len(p_XV), minlength=len(law))
-    return float(stats.chisquare(counts, law * rows).pvalue)
+    counts = torch.bincount(at - len(p_XV), minlength=len(distribution))
+    return float(stats.chisquare(counts, distribution * rows).pvalue)
 
 
 @pytest.mark.parametrize("name", RULES[:5])
-def test_random_coins_give_the_same_law(name: str) -> None:
+def test_random_coins_give_the_same_distribution(name: str) -> None:
     """False alarm: 1e-4 per rule, were the seeds not fixed."""
     assert p_value(*all_rules(mild=True)[name], SharedStream) > 1e-4
     assert p_value(*all_rules(mild=True)[name], OneCoin) < 1e-9
@@ -198,21 +198,21 @@ def test_random_coins_give_the_same_law(name: str) -> None:
 # -- wrong versions must be seen ----------------------------------------------------------------
 
 
-def misdeclared(truth: World, drawn: Law, declared: Law) -> Drafts:
+def misdeclared(truth: World, drawn: DraftSampling, declared: DraftSampling) -> Drafts:
     drafts = every_draw(truth, PAIR, drawn)
-    return drafts._replace(proposal=replace(drafts.proposal, law=declared))
+    return drafts._replace(proposal=replace(drafts.proposal, distribution=declared))
 
 
 def likeliest(truth: World) -> Drafts:
     """The two likeliest children, declared as draws."""
-    drafts = every_draw(truth, PAIR, Law.IID)
+    drafts = every_draw(truth, PAIR, DraftSampling.IID)
     top_R = (drafts.proposal.tokens_BN[:, 1:] == truth.q_MXV[0, 0].topk(2).indices).all(1)
     return drafts._replace(weight_R=top_R.double())
 
 
 def sorted_siblings(truth: World) -> Drafts:
     """Two independent draws, the likelier one first."""
-    drafts = every_draw(truth, PAIR, Law.IID)
+    drafts = every_draw(truth, PAIR, DraftSampling.IID)
     first_R, second_R = truth.q_MXV[0, 0][drafts.proposal.tokens_BN[:, 1:]].unbind(1)
     return drafts._replace(weight_R=drafts.weight_R * (1 + (first_R - second_R).sign()))
 
@@ -224,11 +224,11 @@ def fresh_draw(logits_BNV: Tensor, proposal: Proposal, warper: Warper, uniforms:
 
 
 PLANTS = {
-    "unconditional q": lambda w: (accept_tree, misdeclared(w, Law.WITHOUT_REPLACEMENT, Law.IID)),
-    "conditional q": lambda w: (accept_tree, misdeclared(w, Law.IID, Law.WITHOUT_REPLACEMENT)),
+    "unconditional q": lambda w: (accept_tree, misdeclared(w, DraftSampling.WITHOUT_REPLACEMENT, DraftSampling.IID)),
+    "conditional q": lambda w: (accept_tree, misdeclared(w, DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT)),
     "top-k as sampled": lambda w: (accept_tree, likeliest(w)),
     "sorted siblings": lambda w: (accept_tree, sorted_siblings(w)),
-    "fresh draw": lambda w: (fresh_draw, every_draw(w, PAIR, Law.IID), 1),
+    "fresh draw": lambda w: (fresh_draw, every_draw(w, PAIR, DraftSampling.IID), 1),
 }
 
 
@@ -239,7 +239,7 @@ def test_a_wrong_version_is_seen(plant: str) -> None:
     for _ in range(6):
         logits = 1.5 * torch.randn(9, 8, generator=g)
         truth = World(logits, (logits + torch.randn(9, 8, generator=g)).softmax(-1)[None])
-        found.append(distance(step_of(*PLANTS[plant](truth)).law_X, truth))
+        found.append(distance(step_of(*PLANTS[plant](truth)).probs_X, truth))
     assert min(found) > 1e-3
     assert sum(found) / len(found) > 0.03
 
@@ -258,7 +258,7 @@ def longer(proposal: Proposal, more: int) -> Proposal:
         tree = chain(len(tree) - 1 + more)
     if trials is not None:
         child_BNC = pad(trials.child_BNC, (0, 0, 0, more), value=-1)
-        trials = Trials(trials.q_BXV, child_BNC, pad(trials.law_BNC, (0, 0, 0, more)))
+        trials = Trials(trials.q_BXV, child_BNC, pad(trials.q_index_BNC, (0, 0, 0, more)))
     return replace(
         proposal,
         tokens_BN=pad(proposal.tokens_BN, (0, more)),
@@ -342,8 +342,8 @@ def test_an_absent_node_is_never_accepted(name: str) -> None:
         assert bool((present_RN.gather(1, path_RD.clamp_min(0)) | (path_RD < 0)).all())
 
 
-def of_laws(p: list[float], q: list[float], levels: int = 2) -> World:
-    """The same laws in every context."""
+def of_distributions(p: list[float], q: list[float], levels: int = 2) -> World:
+    """The same distributions in every context."""
     X = sum(len(p) ** level for level in range(levels))
     return World(torch.tensor([p] * X).log(), torch.tensor([[q] * X]))
 
@@ -351,20 +351,20 @@ def of_laws(p: list[float], q: list[float], levels: int = 2) -> World:
 PEAKED = [1 - 1e-7, 6e-8, 4e-8]
 
 
-@pytest.mark.parametrize("law", [Law.IID, Law.WITHOUT_REPLACEMENT])
+@pytest.mark.parametrize("sampling", [DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT])
 @pytest.mark.parametrize("p", [[0.2, 0.3, 0.5], [0.0, 0.3, 0.7], PEAKED, PEAKED[::-1]])
-def test_a_peaked_draft_is_no_trouble(p: list[float], law: Law) -> None:
+def test_a_peaked_draft_is_no_trouble(p: list[float], sampling: DraftSampling) -> None:
     """Three children, also where the draft has fewer tokens than the tree has places."""
     for q in (PEAKED, [1.0, 0.0, 0.0], [0.5, 0.5, 0.0]):
-        truth = of_laws(p, q)
-        assert_lossless(accept_tree, every_draw(truth, Tree((-1, 0, 0, 0)), law), truth)
+        truth = of_distributions(p, q)
+        assert_lossless(accept_tree, every_draw(truth, Tree((-1, 0, 0, 0)), sampling), truth)
 
 
-def test_equal_laws_accept_everything() -> None:
+def test_equal_distributions_accept_everything() -> None:
     truth = world(3, 3, 3)
     truth = World(truth.logits_XV, PLAIN(truth.logits_XV)[None])
     for rule, tree in ((accept_chain, chain(2)), (accept_tree, chain(2)), (accept_tree, FORK)):
-        drafts = every_draw(truth, tree, Law.IID)
+        drafts = every_draw(truth, tree, DraftSampling.IID)
         coins = torch.full(drafts.context_RN.shape, HIGH, dtype=torch.float64)
         found = run(rule, drafts, torch.arange(len(coins)), coins)
         assert bool((found.accepted_B == 2).all())
@@ -372,11 +372,11 @@ def test_equal_laws_accept_everything() -> None:
 
 
 @pytest.mark.parametrize("rule", [accept_chain, accept_tree])
-def test_a_residual_without_mass_leaves_the_target_law(rule: Rule) -> None:
+def test_a_residual_without_mass_leaves_the_target_distribution(rule: Rule) -> None:
     """q above p everywhere by rounding: even then a rejection emits a draw from p."""
-    truth = of_laws([0.25, 0.25, 0.5], [0.0] * 3)
+    truth = of_distributions([0.25, 0.25, 0.5], [0.0] * 3)
     above_V = torch.nextafter(PLAIN(truth.logits_XV[0]), torch.ones(3))
-    drafts = every_draw(World(truth.logits_XV, above_V.expand(1, 4, 3)), chain(1), Law.IID)
+    drafts = every_draw(World(truth.logits_XV, above_V.expand(1, 4, 3)), chain(1), DraftSampling.IID)
     coins = torch.full((8, 2), HIGH, dtype=torch.float64)
     coins[:, 0] = (torch.arange(8) + 0.5) / 8
     found = run(rule, drafts, torch.zeros(8, dtype=torch.long), coins)
@@ -384,10 +384,10 @@ def test_a_residual_without_mass_leaves_the_target_law(rule: Rule) -> None:
     assert torch.bincount(found.extra_B).tolist() == [2, 2, 4]
 
 
-@pytest.mark.parametrize("law", [Law.IID, Law.POINT_MASS])
-def test_a_step_without_a_candidate_is_a_plain_draw(law: Law) -> None:
+@pytest.mark.parametrize("sampling", [DraftSampling.IID, DraftSampling.POINT_MASS])
+def test_a_step_without_a_candidate_is_a_plain_draw(sampling: DraftSampling) -> None:
     logits_BNV = torch.tensor([[[0.25, 0.25, 0.5]]]).log().expand(8, -1, -1)
-    proposal = Proposal(torch.zeros(8, 1).long(), chain(0), law, torch.zeros(8, 1, 3))
+    proposal = Proposal(torch.zeros(8, 1).long(), chain(0), sampling, torch.zeros(8, 1, 3))
     coins = ((torch.arange(8, dtype=torch.float64) + 0.5) / 8)[:, None]
     found = rule_for(proposal, PLAIN)(logits_BNV, proposal, PLAIN, Given(coins))
     assert torch.bincount(found.extra_B).tolist() == [2, 2, 4]
@@ -415,7 +415,7 @@ def test_typical_acceptance_is_medusas(tree: Tree, seed: int, there: list[bool])
     g, N = torch.Generator().manual_seed(seed), len(tree)
     logits, tokens = 2 * torch.randn(4, N, 5, generator=g), torch.randint(5, (4, N), generator=g)
     there = [True, *there[: N - 1]]
-    proposal = Proposal(tokens, tree, Law.POINT_MASS, present_BN=torch.tensor([there] * 4))
+    proposal = Proposal(tokens, tree, DraftSampling.POINT_MASS, present_BN=torch.tensor([there] * 4))
     found = typical_acceptance(logits, proposal, PLAIN, Given(tokens))
     for row, path in enumerate(found.path_BD.tolist()):
         path = [node for node in path if node >= 0]
@@ -430,7 +430,7 @@ def test_typical_acceptance_tells_close_paths_apart() -> None:
     """Two paths of four tokens, the second one likelier by a factor of 1.0001."""
     tree, tokens = Tree((-1, 0, 1, 2, 3, 3)), torch.tensor([[0, 0, 0, 0, 0, 1]])
     p_NV = torch.tensor([[1.0, 0.0]] * 3 + [[0.499975, 0.500025]] + [[1.0, 0.0]] * 2)
-    proposal = Proposal(tokens, tree, Law.POINT_MASS)
+    proposal = Proposal(tokens, tree, DraftSampling.POINT_MASS)
     found = typical_acceptance(p_NV.log()[None], proposal, PLAIN, Given(tokens))
     assert found.path_BD.tolist() == [[1, 2, 3, 5]]
 
@@ -453,7 +453,7 @@ def test_lossy_rules_meet_lossless_ones_at_their_limits() -> None:
 def test_topk_match_never_takes_a_token_behind_the_kth(warper: Warper) -> None:
     """Also where the warper, or fp32, leaves fewer than k tokens a probability."""
     logits_BNV = torch.tensor([[[9.0, 5.0, 1.0]]]).expand(1, 2, 3)
-    proposal = Proposal(torch.tensor([[0, 2]]), chain(1), Law.POINT_MASS)
+    proposal = Proposal(torch.tensor([[0, 2]]), chain(1), DraftSampling.POINT_MASS)
     found = topk_match(logits_BNV, proposal, warper, Given(logits_BNV[0]), k=2)
     assert found.accepted_B.tolist() == [0]
 
@@ -461,7 +461,7 @@ def test_topk_match_never_takes_a_token_behind_the_kth(warper: Warper) -> None:
 def test_the_rules_of_blocks_by_hand() -> None:
     """The target says 3, 0, 5, 5; the block behind its token guesses 4, 0, 2 and 5."""
     logits_BNV = torch.eye(6)[[3, 0, 5, 5, 1]][None]
-    proposal = Proposal(torch.tensor([[0, 4, 0, 2, 5]]), chain(4), Law.POINT_MASS)
+    proposal = Proposal(torch.tensor([[0, 4, 0, 2, 5]]), chain(4), DraftSampling.POINT_MASS)
 
     def accepted(rule: Rule, **how: int) -> tuple[int, int]:
         found = rule(logits_BNV, proposal, PLAIN, Given(logits_BNV[0]), **how)
@@ -477,32 +477,32 @@ def test_the_rules_of_blocks_by_hand() -> None:
 )
 def test_lossy_rules_are_lossy(rule: str, least: float) -> None:
     p, q = [0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4]
-    truth = of_laws(p, q)
-    step = step_of(LOSSY[f"lossy-{rule}"], every_draw(truth, chain(1), Law.IID))
-    assert distance(step.law_X, truth) > least
+    truth = of_distributions(p, q)
+    step = step_of(LOSSY[f"lossy-{rule}"], every_draw(truth, chain(1), DraftSampling.IID))
+    assert distance(step.probs_X, truth) > least
 
 
 # -- the choice -------------------------------------------------------------------------------------
 
 
-def right_name(law: Law, warper: Warper, *, is_chain: bool) -> str:
+def right_name(sampling: DraftSampling, warper: Warper, *, is_chain: bool) -> str:
     if warper.greedy:
         return "greedy-match"
-    by_law = {Law.POINT_MASS: "sample-and-match", Law.SEVERAL: "multi-step"}
-    return by_law.get(law, "rejection" if is_chain else "recursive-rejection")
+    by_sampling = {DraftSampling.POINT_MASS: "sample-and-match", DraftSampling.SEVERAL: "multi-step"}
+    return by_sampling.get(sampling, "rejection" if is_chain else "recursive-rejection")
 
 
 ROW_TREES = RowTrees(torch.tensor([[-1, 0]]), depth=1, width=1)
 every_choice = [
     pytest.mark.parametrize("tree", [chain(2), FORK, ROW_TREES], ids=["chain", "tree", "row trees"]),
-    pytest.mark.parametrize("law", Law),
+    pytest.mark.parametrize("sampling", DraftSampling),
     pytest.mark.parametrize("warper", [PLAIN, GREEDY], ids=["T=1", "T=0"]),
 ]
 
 
-def blank(tree: Tree | RowTrees, law: Law) -> Proposal:
-    q_BNV = None if law in (Law.POINT_MASS, Law.SEVERAL) else torch.ones(1, len(tree), 3) / 3
-    return Proposal(torch.zeros(1, len(tree)).long(), tree, law, q_BNV)
+def blank(tree: Tree | RowTrees, sampling: DraftSampling) -> Proposal:
+    q_BNV = None if sampling in (DraftSampling.POINT_MASS, DraftSampling.SEVERAL) else torch.ones(1, len(tree), 3) / 3
+    return Proposal(torch.zeros(1, len(tree)).long(), tree, sampling, q_BNV)
 
 
 def on_every_choice(test):
@@ -512,25 +512,25 @@ def on_every_choice(test):
 
 
 @on_every_choice
-def test_the_lossless_rule_follows_the_law(tree, law: Law, warper: Warper) -> None:
-    proposal, right = blank(tree, law), right_name(law, warper, is_chain=tree.is_chain)
+def test_the_lossless_rule_follows_the_distribution(tree, sampling: DraftSampling, warper: Warper) -> None:
+    proposal, right = blank(tree, sampling), right_name(sampling, warper, is_chain=tree.is_chain)
     assert rule_for(proposal, warper) is rule_for(proposal, warper, right) is LOSSLESS[right]
     for name in LOSSLESS.keys() - {right}:
-        with pytest.raises(RequestError, match=f"not made for .*{law.value}.* rule is '{right}'"):
+        with pytest.raises(RequestError, match=f"not made for .*{sampling.value}.* rule is '{right}'"):
             rule_for(proposal, warper, name)
     with pytest.raises(RequestError, match="no acceptance rule is called 'typical'"):
         rule_for(proposal, warper, "typical")
 
 
 @on_every_choice
-def test_lossy_rules_come_by_name_only(tree, law: Law, warper: Warper) -> None:
-    proposal = blank(tree, law)
-    assert not is_lossy(right_name(law, warper, is_chain=tree.is_chain))
+def test_lossy_rules_come_by_name_only(tree, sampling: DraftSampling, warper: Warper) -> None:
+    proposal = blank(tree, sampling)
+    assert not is_lossy(right_name(sampling, warper, is_chain=tree.is_chain))
     assert rule_for(proposal, warper) not in LOSSY.values()
     for name in LOSSY.keys() - {"lossy-lenient"}:
         assert is_lossy(name)
         assert rule_for(proposal, warper, name) is LOSSY[name]
-    if warper.greedy:  # lenience gives nothing to laws of one token
+    if warper.greedy:  # lenience gives nothing to distributions of one token
         assert rule_for(proposal, warper, "lossy-lenient") is acceptance.accept_greedy
     elif tree.is_chain and proposal.q_BNV is not None:
         assert rule_for(proposal, warper, "lossy-lenient") is lenient_rejection

@@ -19,7 +19,7 @@ from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.attention import NAME, OWN, use_grouped_attention
 from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.kv_cache import KVArena
+from draftsmith.decoding.target.kv_cache import KVCache
 from draftsmith.decoding.target.loading import load_target
 from draftsmith.decoding.tree.tree import Tree, chain
 from draftsmith.errors import RequestError
@@ -101,14 +101,14 @@ def last_logits(model: PreTrainedModel, tokens: list[int]) -> Tensor:
     return model(torch.tensor([tokens])).logits[0, -1]
 
 
-def verified(target: Backbone, *, static: bool = False) -> tuple[KVArena, Tensor, Tensor]:
-    """Prefill two rows of different lengths and verify a tree: arena, tokens and logits."""
-    arena = KVArena(2, 40, static=static)
-    target.prefill(PROMPTS, arena)
+def verified(target: Backbone, *, static: bool = False) -> tuple[KVCache, Tensor, Tensor]:
+    """Prefill two rows of different lengths and verify a tree: KV cache, tokens and logits."""
+    kv_cache = KVCache(2, 40, static=static)
+    target.prefill(PROMPTS, kv_cache)
     g = torch.Generator().manual_seed(1)
     tokens_BN = torch.randint(0, VOCABULARY, (2, len(TREE)), generator=g)
     lengths_B = torch.tensor([len(prompt) for prompt in PROMPTS])
-    return arena, tokens_BN, target.forward(tokens_BN, lengths_B, TREE, arena)
+    return kv_cache, tokens_BN, target.forward(tokens_BN, lengths_B, TREE, kv_cache)
 
 
 def text_to(node: int, tokens_BN: Tensor, row: int) -> list[int]:
@@ -147,10 +147,10 @@ def own_text(model: PreTrainedModel, prompt: list[int], count: int) -> list[int]
 def test_prefill_and_one_token_equal_a_full_forward(family: str, static: bool) -> None:
     target, model = pair(family)
     for prompt in PROMPTS:
-        arena = KVArena(1, 20, static=static)
-        found = target.prefill([prompt], arena)[0]
+        kv_cache = KVCache(1, 20, static=static)
+        found = target.prefill([prompt], kv_cache)[0]
         torch.testing.assert_close(found, last_logits(model, prompt), **CLOSE)
-        one = target.forward(torch.tensor([[17]]), torch.tensor([len(prompt)]), chain(0), arena)
+        one = target.forward(torch.tensor([[17]]), torch.tensor([len(prompt)]), chain(0), kv_cache)
         torch.testing.assert_close(one[0, 0], last_logits(model, [*prompt, 17]), **CLOSE)
 
 
@@ -168,14 +168,14 @@ def test_every_node_of_a_tree_equals_its_path(family: str, static: bool) -> None
 @torch.inference_mode()
 def test_after_a_commit_the_next_logits_equal_a_fresh_forward(family: str, static: bool) -> None:
     target, model = pair(family)
-    arena, tokens_BN, _ = verified(target, static=static)
+    kv_cache, tokens_BN, _ = verified(target, static=static)
     lengths_B = torch.tensor([len(prompt) for prompt in PROMPTS])
     # the second row keeps the root's child alone
-    arena.commit(lengths_B, torch.tensor([PATH, [2, -1, -1]]))
+    kv_cache.commit(lengths_B, torch.tensor([PATH, [2, -1, -1]]))
     kept = [text_to(PATH[-1], tokens_BN, 0), text_to(2, tokens_BN, 1)]
     lengths_B = torch.tensor([len(text) for text in kept])
     next_BN = torch.tensor([[17, 5], [29, 6]])
-    found_BNV = target.forward(next_BN, lengths_B, chain(1), arena)
+    found_BNV = target.forward(next_BN, lengths_B, chain(1), kv_cache)
     for row, text in enumerate(kept):
         wanted_NV = model(torch.tensor([text + next_BN[row].tolist()])).logits[0, -2:]
         torch.testing.assert_close(found_BNV[row], wanted_NV, **CLOSE)
@@ -248,12 +248,12 @@ def test_why_the_window_is_the_limit(family: str) -> None:
     """Without a mask `transformers` lets sliding layers forget; with a tree's mask it does not."""
     target, model = windowed(family)
     text = [(7 * n) % VOCABULARY for n in range(WINDOW + 6)]
-    arena = KVArena(2, 40)
-    prefilled_BV = target.prefill([text, text[:3]], arena)
+    kv_cache = KVCache(2, 40)
+    prefilled_BV = target.prefill([text, text[:3]], kv_cache)
     torch.testing.assert_close(prefilled_BV[0], last_logits(model, text), **CLOSE)
     # two rows, since one token of one row goes without a mask
     lengths_B = torch.tensor([len(text), 3])
-    logits_BNV = target.forward(torch.tensor([[17], [17]]), lengths_B, chain(0), arena)
+    logits_BNV = target.forward(torch.tensor([[17], [17]]), lengths_B, chain(0), kv_cache)
     assert (logits_BNV[0, 0] - last_logits(model, [*text, 17])).abs().max() > 1e-3
     torch.testing.assert_close(logits_BNV[1, 0], last_logits(model, [*text[:3], 17]), **CLOSE)
 
@@ -412,10 +412,10 @@ def test_the_lean_forward_is_the_models_own(family: str) -> None:
         target = Backbone(model, name="random")
         assert target._is_lean
         target.__dict__["_is_lean"] = lean
-        arena = KVArena(2, 40)
+        kv_cache = KVCache(2, 40)
         with torch.inference_mode():
-            first = target.prefill([[1, 2, 3], [4, 5, 6, 7, 8]], arena)
+            first = target.prefill([[1, 2, 3], [4, 5, 6, 7, 8]], kv_cache)
             tokens = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
-            found.append((first, target.forward(tokens, torch.tensor([3, 5]), tree, arena)))
+            found.append((first, target.forward(tokens, torch.tensor([3, 5]), tree, kv_cache)))
     for lean_logits, own_logits in zip(*found):
         torch.testing.assert_close(lean_logits, own_logits, atol=1e-6, rtol=1e-6)

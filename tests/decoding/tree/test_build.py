@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from draftsmith.decoding.proposal import Law, Proposal, Trials
+from draftsmith.decoding.proposal import DraftSampling, Proposal, Trials
 from draftsmith.decoding.random import SharedStream
 from draftsmith.decoding.rules.acceptance import accept_several
 from draftsmith.decoding.sampling import Warper
@@ -144,14 +144,14 @@ class Draft:
     def __init__(self, seed: int, children: int) -> None:
         self.seed, self.children = seed, children
 
-    def law(self, row: int, path: Path) -> tuple[list[float], list[int]]:
+    def distribution(self, row: int, path: Path) -> tuple[list[float], list[int]]:
         dice = random.Random(f"{self.seed} {row} {path}")
         values = [0.0, -0.5, -1.0, -1.0, -2.0, -float("inf")]
         logp = sorted(dice.choices(values, k=self.children), reverse=True)
         return logp, dice.sample(range(9), self.children)
 
     def tables(self, paths: list[list[Path]]) -> tuple[Tensor, Tensor]:
-        found = [[self.law(row, path) for path in each] for row, each in enumerate(paths)]
+        found = [[self.sampling(row, path) for path in each] for row, each in enumerate(paths)]
         return (
             torch.tensor([[logp for logp, _ in each] for each in found]),
             torch.tensor([[tokens for _, tokens in each] for each in found]),
@@ -186,7 +186,7 @@ def plain_dynamic(draft: Draft, row: int, depth: int, top_k: int, nodes: int) ->
     for level in range(depth):
         last = []
         for worth, path in frontier:
-            logp, tokens = (draft if level else Draft(draft.seed, top_k)).law(row, path)
+            logp, tokens = (draft if level else Draft(draft.seed, top_k)).sampling(row, path)
             for each, token in zip(logp, tokens):
                 last.append((worth - each, level, len(made) + len(last), (*path, token)))
         made += last
@@ -297,18 +297,18 @@ def several(draw: st.DrawFn) -> list[tuple[Tensor, Tensor]]:
     return drafts
 
 
-def law_of(draft: int, path: Path) -> list[float]:
+def distribution_of(draft: int, path: Path) -> list[float]:
     dice = random.Random(f"{draft} {path}")
     return [dice.random() for _ in range(3)]
 
 
-def laws_of(draft: int, tokens: Tensor, parents: Tensor) -> Tensor:
+def distributions_of(draft: int, tokens: Tensor, parents: Tensor) -> Tensor:
     """A draft's q of every node, by its path; of leaves not a number, as nobody may read it."""
     above = parents.expand_as(tokens).tolist()
     return torch.tensor(
         [
             [
-                law_of(draft, path_of(node, mine, words)) if node in mine else [float("nan")] * 3
+                distribution_of(draft, path_of(node, mine, words)) if node in mine else [float("nan")] * 3
                 for node in range(len(mine))
             ]
             for words, mine in zip(tokens.tolist(), above)
@@ -336,13 +336,13 @@ def plain_merge(drafts: list[tuple[Tensor, Tensor]], row: int) -> dict[str, Any]
 def merged(drafts: list[tuple[Tensor, Tensor]]) -> Merged:
     plain = [plain_merge(drafts, row) for row in range(2)]
     fan = [sum(path[:-1] == above for path in each["node_of"] if path) for each in plain for above in each["trials"]]
-    laws = [laws_of(m, *each) for m, each in enumerate(drafts)]
+    distributions = [distributions_of(m, *each) for m, each in enumerate(drafts)]
     root = torch.tensor([ROOT, ROOT + 1])
     with NoWaiting():
         return merge(
             root,
             *zip(*drafts),
-            laws,
+            distributions,
             depth=max(len(path) for each in plain for path in each["node_of"]),
             width=max([1, *fan]),
         )
@@ -365,12 +365,12 @@ def test_merging_is_merging_by_path(drafts: list[tuple[Tensor, Tensor]]) -> None
 
 @settings(deadline=None, max_examples=150)
 @given(several())
-def test_every_node_of_every_draft_is_a_trial_with_its_own_law(drafts: list[tuple[Tensor, Tensor]]) -> None:
+def test_every_node_of_every_draft_is_a_trial_with_its_own_distribution(drafts: list[tuple[Tensor, Tensor]]) -> None:
     found = merged(drafts)
     trials, N = found.trials, found.tokens_BN.shape[1]
     assert trials is not None
     assert trials.q_BXV.shape == (2, sum(tokens.shape[1] for tokens, _ in drafts), 3)
-    assert trials.child_BNC.shape == trials.law_BNC.shape == (2, N, N - 1)
+    assert trials.child_BNC.shape == trials.q_index_BNC.shape == (2, N, N - 1)
     for row in range(2):
         plain = plain_merge(drafts, row)
         node_of = plain["node_of"]
@@ -383,9 +383,9 @@ def test_every_node_of_every_draft_is_a_trial_with_its_own_law(drafts: list[tupl
             rest = N - 1 - len(expected[node])
             assert trials.child_BNC[row, node].tolist() == expected[node] + [-1] * rest
         for path, node in node_of.items():
-            laws = trials.q_BXV[row, trials.law_BNC[row, node]]
-            for law, draft in zip(laws, made_by[node]):
-                torch.testing.assert_close(law, torch.tensor(law_of(draft, path)))
+            distributions = trials.q_BXV[row, trials.q_index_BNC[row, node]]
+            for distribution, draft in zip(distributions, made_by[node]):
+                torch.testing.assert_close(distribution, torch.tensor(distribution_of(draft, path)))
 
 
 @settings(deadline=None, max_examples=150)
@@ -403,15 +403,17 @@ def test_compact_trees_are_the_same_by_path(drafts: list[tuple[Tensor, Tensor]],
 
 
 def by_path(found: Merged, row: int) -> dict[Path, Any]:
-    """What is tried below every path: the child's path, and the law that it was drawn from."""
+    """What is tried below every path: the child's path, and the distribution that it was drawn from."""
     parents, words = found.tree.parents_BN[row].tolist(), found.tokens_BN[row].tolist()
     there = found.present_BN[row].nonzero().flatten().tolist()
     path_at = {node: path_of(node, parents, words) for node in there}
     trials = found.trials
     return {
         path: [
-            (path_at[child], law, trials.q_BXV[row, law].tolist())
-            for child, law in zip(trials.child_BNC[row, node].tolist(), trials.law_BNC[row, node].tolist())
+            (path_at[child], distribution, trials.q_BXV[row, distribution].tolist())
+            for child, distribution in zip(
+                trials.child_BNC[row, node].tolist(), trials.q_index_BNC[row, node].tolist()
+            )
             if child >= 0
         ]
         for node, path in path_at.items()
@@ -438,24 +440,24 @@ V, ROWS = 3, 60_000
 PARENTS = (torch.tensor([-1, 0, 0, 1, 2]), torch.tensor([-1, 0, 1, 1]))
 
 
-def emitted(*, laws_in_order: bool) -> tuple[Tensor, Tensor]:
-    """Counts of the first two tokens by two merged drafts, and the law that they should have."""
+def emitted(*, probs_in_order: bool) -> tuple[Tensor, Tensor]:
+    """Counts of the first two tokens by two merged drafts, and the distribution that they should have."""
     g = torch.Generator().manual_seed(4)
     p_VV, *q_MVV = (1.5 * torch.randn(3, V, V, generator=g)).softmax(-1)
     tokens = []
     for q_VV, parents in zip(q_MVV, PARENTS):
         drawn = torch.zeros(ROWS, len(parents), dtype=torch.long)
         for node in range(1, len(parents)):
-            law_BV = q_VV[drawn[:, parents[node]]]
-            drawn[:, node] = torch.multinomial(law_BV, 1, generator=g)[:, 0]
+            probs_BV = q_VV[drawn[:, parents[node]]]
+            drawn[:, node] = torch.multinomial(probs_BV, 1, generator=g)[:, 0]
         tokens.append(drawn)
     q = [q_VV[drawn] for q_VV, drawn in zip(q_MVV, tokens)]
     found = merge(torch.zeros(ROWS, dtype=torch.long), tokens, PARENTS, q, depth=2, width=V)
     trials = found.trials
-    if not laws_in_order:
-        other = (trials.law_BNC + q[0].shape[1]) % trials.q_BXV.shape[1]
+    if not probs_in_order:
+        other = (trials.q_index_BNC + q[0].shape[1]) % trials.q_BXV.shape[1]
         trials = Trials(trials.q_BXV, trials.child_BNC, other)
-    proposal = Proposal(found.tokens_BN, found.tree, Law.SEVERAL, None, found.present_BN, trials)
+    proposal = Proposal(found.tokens_BN, found.tree, DraftSampling.SEVERAL, None, found.present_BN, trials)
     logits = p_VV.log()[found.tokens_BN]
     step = accept_several(logits, proposal, Warper(1.0), SharedStream(5, ROWS))
     kept = found.tokens_BN.gather(1, step.path_BD.clamp_min(0))
@@ -463,17 +465,17 @@ def emitted(*, laws_in_order: bool) -> tuple[Tensor, Tensor]:
     second = torch.where(step.accepted_B > 1, kept[:, 1], step.extra_B)
     plain = torch.multinomial(p_VV[first], 1, generator=g)[:, 0]
     second = torch.where(step.accepted_B > 0, second, plain)
-    law = p_VV[0, :, None] * p_VV
-    return torch.bincount(first * V + second, minlength=V * V), ROWS * law.flatten()
+    distribution = p_VV[0, :, None] * p_VV
+    return torch.bincount(first * V + second, minlength=V * V), ROWS * distribution.flatten()
 
 
-def test_merged_draws_keep_the_target_law() -> None:
-    counts, expected = emitted(laws_in_order=True)
+def test_merged_draws_keep_the_target_distribution() -> None:
+    counts, expected = emitted(probs_in_order=True)
     assert stats.chisquare(counts, expected * (ROWS / expected.sum())).pvalue > 1e-4
 
 
-def test_a_trial_with_the_law_of_another_draft_is_caught() -> None:
-    counts, expected = emitted(laws_in_order=False)
+def test_a_trial_with_the_distribution_of_another_draft_is_caught() -> None:
+    counts, expected = emitted(probs_in_order=False)
     assert stats.chisquare(counts, expected * (ROWS / expected.sum())).pvalue < 1e-9
 
 

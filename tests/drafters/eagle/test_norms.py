@@ -79,7 +79,7 @@ class Watched(Eagle3):
 
 
 @torch.inference_mode()
-def test_decoding_and_training_see_the_same_laws(target: Backbone) -> None:
+def test_decoding_and_training_see_the_same_distributions(target: Backbone) -> None:
     """The first proposal of three prompts in a batch = the same texts packed into one row."""
     goal = goal_for(target)
     net = goal.draft().eval()
@@ -97,8 +97,10 @@ def test_decoding_and_training_see_the_same_laws(target: Backbone) -> None:
         "positions": torch.tensor([[at for text in texts for at in range(len(text))]]),
         "documents": torch.tensor([[n for n, text in enumerate(texts) for _ in text]]),
     }
-    lesson = goal.prepare(rows)
-    outputs = net.unroll(net.fuse(lesson.features_RSF), lesson.embeds_RSH, rows["positions"], rows["documents"], DEPTH)
+    teacher_output = goal.prepare(rows)
+    outputs = net.unroll(
+        net.fuse(teacher_output.features_RSF), teacher_output.embeds_RSH, rows["positions"], rows["documents"], DEPTH
+    )
     ends = torch.tensor([len(text) for text in texts]).cumsum(0) - 2 - DEPTH
     assert first.q_BNV is not None
     for depth, out in enumerate(outputs):

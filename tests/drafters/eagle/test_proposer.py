@@ -1,4 +1,4 @@
-"""EAGLE decodes with the module that was trained: the same laws, the same output, the same cache."""
+"""EAGLE decodes with the module that was trained: the same distributions, the same output, the same cache."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from conftest import make_target
 from draftsmith.data.rows.tokenizer import train_tokenizer
 from draftsmith.decoding.engine import autoregressive, generate
-from draftsmith.decoding.proposal import Committed, Law, Proposal
+from draftsmith.decoding.proposal import Committed, DraftSampling, Proposal
 from draftsmith.decoding.random import SharedStream, Uniforms
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
@@ -89,7 +89,7 @@ def net(request: pytest.FixtureRequest, target: Backbone) -> AnyNet:
 
 
 class Watched:
-    """An EAGLE that keeps the text of every row in front of each proposal, the proposal and the arena's keys."""
+    """An EAGLE that keeps the text of every row in front of each proposal, the proposal and the KV cache's keys."""
 
     def reset(self, prompts, room, *, static=False):  # noqa: ANN001, ANN201
         super().reset(prompts, room, static=static)
@@ -100,7 +100,7 @@ class Watched:
         proposal = super().propose(last_B, warper, uniforms)
         self.last = last_B.tolist()
         texts = [[*text, last] for text, last in zip(self.texts, self.last, strict=True)]
-        self.seen.append((texts, proposal, self._arena._keys[0].clone()))
+        self.seen.append((texts, proposal, self._kv_cache._keys[0].clone()))
         return proposal
 
     def observe(self, committed: Committed) -> None:
@@ -168,7 +168,7 @@ def path_to(proposal: Proposal, row: int, node: int) -> list[int]:
 @pytest.mark.parametrize("warper", WARPERS, ids=str)
 @pytest.mark.parametrize("kind", ["chain", "static"])
 @torch.inference_mode()
-def test_every_declared_law_is_that_of_an_unrolled_network(
+def test_every_declared_distribution_is_that_of_an_unrolled_network(
     kind: str, warper: Warper, static: bool, net: AnyNet, target: Backbone
 ) -> None:
     drafter = watched(net, target, kind)
@@ -179,13 +179,13 @@ def test_every_declared_law_is_that_of_an_unrolled_network(
         inner = [node for node, own in enumerate(drafter.tree.children) if own]
         for row, text in enumerate(texts):
             for node in inner:
-                law_V = warper(unrolled(net, target, text, path_to(proposal, row, node))[-1])
-                torch.testing.assert_close(proposal.q_BNV[row, node], law_V, **CLOSE)
+                probs_V = warper(unrolled(net, target, text, path_to(proposal, row, node))[-1])
+                torch.testing.assert_close(proposal.q_BNV[row, node], probs_V, **CLOSE)
 
 
 @pytest.mark.parametrize("warper", WARPERS, ids=str)
 @torch.inference_mode()
-def test_training_and_decoding_see_the_same_laws(warper: Warper, net: AnyNet, target: Backbone) -> None:
+def test_training_and_decoding_see_the_same_distributions(warper: Warper, net: AnyNet, target: Backbone) -> None:
     """What a chain declares = what training's forward says of the same texts, packed into one row.
 
     All passes are compared, each with the drafted tokens in the place of the text's: EAGLE-1's
@@ -198,9 +198,11 @@ def test_training_and_decoding_see_the_same_laws(warper: Warper, net: AnyNet, ta
     for texts, proposal, _ in drafter.seen:
         drafted = proposal.tokens_BN[:, 1:].tolist()
         rows = packed([text + more for text, more in zip(texts, drafted, strict=True)])
-        lesson = goal.prepare(rows)
-        features = lesson.features_RSH if isinstance(net, EagleNet) else lesson.features_RSF
-        outputs = net.unroll(net.fuse(features), lesson.embeds_RSH, rows["positions"], rows["documents"], DEPTH)
+        teacher_output = goal.prepare(rows)
+        features = teacher_output.features_RSH if isinstance(net, EagleNet) else teacher_output.features_RSF
+        outputs = net.unroll(
+            net.fuse(features), teacher_output.embeds_RSH, rows["positions"], rows["documents"], DEPTH
+        )
         # the last pair of a text ends with its last token: it stands at the last but one
         ends = torch.tensor([len(text) + DEPTH for text in texts]).cumsum(0) - 2 - DEPTH
         assert proposal.q_BNV is not None
@@ -235,7 +237,7 @@ def test_the_dynamic_tree_is_that_of_unrolled_paths(static: bool, net: AnyNet, t
 
 
 def grown(net: AnyNet, target: Backbone, text: list[int]) -> tuple[list[int], list[int]]:
-    """The dynamic tree of one row, every law computed over its whole path from the start."""
+    """The dynamic tree of one row, every distribution computed over its whole path from the start."""
     paths: list[list[int]] = [[]]
 
     def best(among: list[list[int]]) -> tuple[Tensor, Tensor]:
@@ -305,32 +307,34 @@ def test_a_row_alone_and_fixed_shapes_draw_the_same(kind: str, net: AnyNet, targ
 @pytest.mark.parametrize("kind", ["chain", "static"])
 @pytest.mark.parametrize("warper", [Warper(1.0), Warper(1.0, top_k=2)], ids=str)
 @torch.inference_mode()
-def test_tokens_follow_the_law_that_is_declared(kind: str, warper: Warper, net: AnyNet, target: Backbone) -> None:
-    """Integral transforms under the declared law, siblings without the earlier ones, are uniform."""
+def test_tokens_follow_the_distribution_that_is_declared(
+    kind: str, warper: Warper, net: AnyNet, target: Backbone
+) -> None:
+    """Integral transforms under the declared distribution, siblings without the earlier ones, are uniform."""
     rows = 400
     drafter = watched(net, target, kind, draft_length=3)
     drafter.reset([PROMPTS[0]] * rows, 20)
     drafter.begin([features_of(net, target, [*PROMPTS[0], 0])[0]] * rows)
     last_B = torch.full((rows,), 8)
     proposal = drafter.propose(last_B, warper, SharedStream(3, rows))
-    assert proposal.law is (Law.IID if kind == "chain" else Law.WITHOUT_REPLACEMENT)
+    assert proposal.sampling is (DraftSampling.IID if kind == "chain" else DraftSampling.WITHOUT_REPLACEMENT)
     assert proposal.q_BNV is not None
     g = torch.Generator().manual_seed(9)
     found = []
     for node, children in enumerate(drafter.tree.children):
-        law_BV = proposal.q_BNV[:, node].double()
+        probs_BV = proposal.q_BNV[:, node].double()
         for child in children:
-            there_B = law_BV.sum(1) > 0
+            there_B = probs_BV.sum(1) > 0
             if proposal.present_BN is not None:
                 assert torch.equal(proposal.present_BN[:, child], there_B)
-            law_BV = law_BV / law_BV.sum(1, keepdim=True).clamp_min(1e-30)
+            probs_BV = probs_BV / probs_BV.sum(1, keepdim=True).clamp_min(1e-30)
             token_B1 = proposal.tokens_BN[:, child, None]
-            mass_B = law_BV.gather(1, token_B1)[:, 0]
+            mass_B = probs_BV.gather(1, token_B1)[:, 0]
             assert (mass_B[there_B] > 0).all()
-            below_B = law_BV.cumsum(1).gather(1, token_B1)[:, 0] - mass_B
+            below_B = probs_BV.cumsum(1).gather(1, token_B1)[:, 0] - mass_B
             spread_B = torch.rand(rows, generator=g, dtype=torch.float64)
             found.append((below_B + spread_B * mass_B)[there_B])
-            law_BV = law_BV.scatter(1, token_B1, 0.0)
+            probs_BV = probs_BV.scatter(1, token_B1, 0.0)
     transforms = torch.cat(found)
     assert len(transforms) >= 3 * rows
     assert stats.kstest(transforms.numpy(), "uniform").pvalue > 1e-3
@@ -347,7 +351,7 @@ def test_argmax_is_a_point_mass(kind: str, warper: Warper, net: AnyNet, target: 
     drafter = watched(net, target, kind, policy=policy)
     generate(target, drafter, PROMPTS, warper=warper, max_new_tokens=6)
     for texts, proposal, _ in drafter.seen:
-        assert proposal.law is Law.POINT_MASS
+        assert proposal.sampling is DraftSampling.POINT_MASS
         for row, text in enumerate(texts):
             best = unrolled(net, target, text, [])[-1].topk(3).indices.tolist()
             own = drafter.tree.children[0]

@@ -9,7 +9,7 @@ import torch
 from conftest import VOCABULARY, make_target
 from draftsmith.data.rows.tokenizer import train_tokenizer
 from draftsmith.decoding.engine import autoregressive, generate
-from draftsmith.decoding.proposal import FeatureProposer, Law
+from draftsmith.decoding.proposal import DraftSampling, FeatureProposer
 from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
@@ -243,13 +243,13 @@ def test_sampled_output_is_the_targets_own(target: Backbone) -> None:
         numbers = [used[0][0, :1]]
         numbers += [each[0, :count] for each, count in zip(used[1:], kept, strict=True)]
         in_order = iter(torch.cat(numbers).tolist())
-        arena_text, plain = list(PROMPTS[0]), []
+        cached_text, plain = list(PROMPTS[0]), []
         for _ in range(40):
-            logits = target.model(input_ids=torch.tensor([arena_text])).logits[:, -1]
+            logits = target.model(input_ids=torch.tensor([cached_text])).logits[:, -1]
             p = Warper(0.8)(logits.detach())
             cdf = p[0].double().cumsum(0)
             plain.append(int((cdf / cdf[-1] <= next(in_order)).sum()))
-            arena_text.append(plain[-1])
+            cached_text.append(plain[-1])
         assert done.tokens[0] == plain
         assert "draft" in done.origin[0]
 
@@ -294,7 +294,7 @@ def test_what_the_engine_is_told(target: Backbone) -> None:
     assert (drafter.draft_length, drafter.nodes, drafter.draft_steps) == (K, K + 1, 1)
     drafter.begin([torch.randn(2, 32)])
     proposal = drafter.propose(torch.tensor([3]), SAMPLED, Uniforms(0, [0], "cpu"))
-    assert proposal.law is Law.POINT_MASS
+    assert proposal.sampling is DraftSampling.POINT_MASS
     assert proposal.tree.is_chain
     assert proposal.tokens_BN[0].tolist() == [3, *drafter.logits()[0].argmax(-1).tolist()]
     with pytest.raises(RequestError, match="depth 4"):

@@ -10,7 +10,7 @@ import torch
 from conftest import VOCABULARY, make_target
 from draftsmith.data.rows.tokenizer import train_tokenizer
 from draftsmith.decoding.engine import autoregressive, generate
-from draftsmith.decoding.proposal import Committed, FeatureProposer, Law, Proposal
+from draftsmith.decoding.proposal import Committed, DraftSampling, FeatureProposer, Proposal
 from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
@@ -226,7 +226,7 @@ def test_the_prefix_layer_reads_true_states_alone(target: Backbone, static: bool
             layer = drafter.heads.prefix
             positions = torch.arange(known)[None]
             expected = layer.self_attn.project(layer.input_layernorm(states[:, :known]), layer.rotary(positions))
-            keys = drafter._states.arena._keys[0][row, :, :known]
+            keys = drafter._states.kv_cache._keys[0][row, :, :known]
             torch.testing.assert_close(keys, expected.key_BGND[0], rtol=1e-4, atol=1e-5)
             compared.append(known - len(PROMPTS[row]))
 
@@ -243,7 +243,7 @@ def test_every_node_takes_its_rank_behind_its_path(target: Backbone, paths: list
     drafter = make_hydra(target, noise=0.3, paths=paths)
     drafter.begin([torch.randn(4, 32, generator=torch.Generator().manual_seed(3)) for _ in "ab"])
     proposal = drafter.propose(torch.tensor([3, 50]), SAMPLED, Uniforms(0, [0, 1], "cpu"))
-    assert proposal.law is Law.POINT_MASS
+    assert proposal.sampling is DraftSampling.POINT_MASS
     tree, ranks = proposal.tree, drafter._choices.ranks
     embed, head = target.model.get_input_embeddings(), target.model.get_output_embeddings()
     for row in range(2):

@@ -10,7 +10,7 @@ import torch
 from conftest import VOCABULARY, make_target
 from draftsmith.data.rows.tokenizer import train_tokenizer
 from draftsmith.decoding.engine import autoregressive, generate
-from draftsmith.decoding.proposal import Committed, FeatureProposer, Law
+from draftsmith.decoding.proposal import Committed, DraftSampling, FeatureProposer
 from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
@@ -100,10 +100,10 @@ def trained_on(drafter: Medusa, texts: list[list[int]]) -> list[dict[tuple[int, 
     for chunked in (*goal.module.losses, *goal.module._frozen):
         chunked.loss = spy
     found = []
-    lesson = goal.prepare(batch)
+    teacher_output = goal.prepare(batch)
     for k in range(1, 5):
         seen.clear()
-        goal.module.head(k, batch, lesson)
+        goal.module.head(k, batch, teacher_output)
         places = counted(batch, k)[0].nonzero()[:, 0].tolist()
         keys = [(int(batch["documents"][0, t]), int(batch["positions"][0, t])) for t in places]
         found.append(dict(zip(keys, torch.cat(seen), strict=True)))
@@ -185,7 +185,7 @@ def test_what_the_engine_is_told(target: Backbone) -> None:
     assert (drafter.draft_length, drafter.nodes) == (2, 4)
     drafter.begin([torch.randn(2, drafter.heads.config.hidden)])
     proposal = drafter.propose(torch.tensor([3]), SAMPLED, Uniforms(0, [0], "cpu"))
-    assert proposal.law is Law.POINT_MASS
+    assert proposal.sampling is DraftSampling.POINT_MASS
     best = drafter.logits().topk(2).indices[0]
     assert proposal.tokens_BN[0].tolist() == [3, *best[0].tolist(), int(best[1, 0])]
 

@@ -84,16 +84,16 @@ def test_switching_is_another_draft_over_the_same_tensors(pair: tuple[Backbone, 
     drafter = DraftModel(draft, target.vocabulary)
     before = {name: (t.data_ptr(), t.clone()) for name, t in draft.model.state_dict().items()}
     assert drafter.adapters == ("one", "two")
-    laws = {}
+    distributions = {}
     ids = torch.tensor([PROMPTS[0]])
     for name in (None, "one", "two", None, "two"):
         drafter.use(name)
         assert drafter.adapter == name
-        laws.setdefault(name, draft.model(ids).logits)
-        assert torch.equal(laws[name], draft.model(ids).logits)
+        distributions.setdefault(name, draft.model(ids).logits)
+        assert torch.equal(distributions[name], draft.model(ids).logits)
         merged = without_adapters(draft.model, add=name).eval()
-        torch.testing.assert_close(merged(ids).logits, laws[name], atol=2e-5, rtol=1e-4)
-    assert not any(torch.equal(laws[a], laws[b]) for a, b in [(None, "one"), ("one", "two")])
+        torch.testing.assert_close(merged(ids).logits, distributions[name], atol=2e-5, rtol=1e-4)
+    assert not any(torch.equal(distributions[a], distributions[b]) for a, b in [(None, "one"), ("one", "two")])
     after = draft.model.state_dict()
     assert {n: t.data_ptr() for n, t in after.items()} == {n: p for n, (p, _) in before.items()}
     assert all(torch.equal(after[name], value) for name, (_, value) in before.items())
@@ -143,9 +143,9 @@ def test_rows_with_adapters_of_their_own_draft_as_each_alone(lean: bool, pair: t
         rows._is_lean = lean
         together = texts(target, DraftModel(rows, target.vocabulary))
         assert active_adapter(draft.model) == "one"
-        law = draft.model(torch.tensor([PROMPTS[0]])).logits  # outside of its passes nothing changes
+        distribution = draft.model(torch.tensor([PROMPTS[0]])).logits  # outside of its passes nothing changes
     assert list(zip(*together, strict=True)) == alone
-    assert torch.equal(law, draft.model(torch.tensor([PROMPTS[0]])).logits)
+    assert torch.equal(distribution, draft.model(torch.tensor([PROMPTS[0]])).logits)
     assert not any(module._forward_pre_hooks for module in draft.model.modules())
 
 
@@ -219,13 +219,13 @@ def test_an_adapter_may_be_called_as_a_part_of_the_model(
                 parameter.add_(0.3 * torch.randn(parameter.shape, generator=g))
     save_adapted(model, tmp_path, target, LoraConfig(rank=4, name=name))
     ids = torch.tensor([PROMPTS[0]])
-    law, loaded = model(ids).logits, load_drafter(tmp_path, target)
+    distribution, loaded = model(ids).logits, load_drafter(tmp_path, target)
     assert loaded.adapter == name
-    torch.testing.assert_close(loaded.module(ids).logits, law)
+    torch.testing.assert_close(loaded.module(ids).logits, distribution)
     base = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert not torch.allclose(base(ids).logits, law, atol=0.1)
+    assert not torch.allclose(base(ids).logits, distribution, atol=0.1)
     peft_s = PeftModel.from_pretrained(base, tmp_path / "adapters" / name)
-    torch.testing.assert_close(peft_s(ids).logits, law, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(peft_s(ids).logits, distribution, atol=1e-5, rtol=1e-4)
 
 
 BAD_SETTINGS: dict[str, dict[str, Any]] = {

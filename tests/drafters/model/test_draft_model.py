@@ -26,7 +26,7 @@ WORDS = ["abc def ghi jkl mno pqr\n"] * 5
 @pytest.mark.parametrize("architecture", ["qwen3", "llama"])
 @torch.inference_mode()
 def test_training_and_decoding_see_the_same_logits(architecture: str) -> None:
-    """Step-j law of drafting = teacher-forced law at the same place, in a batch and packed."""
+    """Step-j distribution of drafting = teacher-forced distribution at the same place, in a batch and packed."""
     target = make_target(architecture)
     base = make_drafter(target, noise=0.1)
     drafter = Watched(base.backbone, target.vocabulary, draft_length=3)

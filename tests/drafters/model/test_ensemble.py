@@ -13,12 +13,12 @@ from conftest import make_drafter, make_target
 from damaged import damage
 from draftsmith.data.rows.tokenizer import train_tokenizer
 from draftsmith.decoding.engine import autoregressive, generate
-from draftsmith.decoding.proposal import Committed, Law, Proposal, Trials
+from draftsmith.decoding.proposal import Committed, DraftSampling, Proposal, Trials
 from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.config import DrafterConfig
-from draftsmith.drafters.folder import refuse_no_model, save_draft_model, save_heads
+from draftsmith.drafters.folder import check_trainable_model, save_draft_model, save_heads
 from draftsmith.drafters.model.adapters import adapted_layers, use
 from draftsmith.drafters.model.draft_model import DraftModel
 from draftsmith.drafters.model.ensemble import Ensemble, Member, SharedBase, join, join_adapters, save_ensemble
@@ -45,24 +45,24 @@ def drafts_of(target: Backbone, **settings: Any) -> list[DraftModel]:
     return [make_drafter(target, seed=seed, **settings) for seed in SEEDS]
 
 
-def known_law(member: Member, row: int, drafted: list[int]) -> Tensor:
-    """The law behind a row's committed tokens and some of its own, by a fresh forward. [K, V]"""
+def known_distribution(member: Member, row: int, drafted: list[int]) -> Tensor:
+    """The distribution behind a row's committed tokens and some of its own, by a fresh forward. [K, V]"""
     past = member._history.tokens_BL[row, : int(member._history.lengths_B[row])].tolist()
     logits = member.module(torch.tensor([past + drafted])).logits[0, len(past) :]
     return logits.softmax(-1)
 
 
 class Careful(Member):
-    """Compares the law of every token that it drafts with that of a forward from the start."""
+    """Compares the distribution of every token that it drafts with that of a forward from the start."""
 
     checked = 0
 
     def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
         proposal = super().propose(last_B, warper, uniforms)
         for row, tokens in enumerate(proposal.tokens_BN.tolist()):
-            law = known_law(self, row, tokens[:-1])
+            distribution = known_distribution(self, row, tokens[:-1])
             assert proposal.q_BNV is not None
-            torch.testing.assert_close(proposal.q_BNV[row, :-1], law, atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(proposal.q_BNV[row, :-1], distribution, atol=1e-5, rtol=1e-4)
             Careful.checked += 1
         return proposal
 
@@ -128,20 +128,22 @@ def test_the_audit_passes(temperature: float, policy: str, target: Backbone) -> 
 
 
 class Mixed(Ensemble):
-    """A bug: every trial is taken to be of the first member's law."""
+    """A bug: every trial is taken to be of the first member's distribution."""
 
     def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
         found = super().propose(last_B, warper, uniforms)
-        if found.law is Law.SEVERAL:
+        if found.sampling is DraftSampling.SEVERAL:
             trials = found.trials
             assert trials is not None
-            first = trials.law_BNC % (self.draft_length + 1)
+            first = trials.q_index_BNC % (self.draft_length + 1)
             same = Trials(trials.q_BXV, trials.child_BNC, first)
-            found = Proposal(found.tokens_BN, found.tree, found.law, None, found.present_BN, same, found.coins)
+            found = Proposal(found.tokens_BN, found.tree, found.sampling, None, found.present_BN, same, found.coins)
         return found
 
 
-def test_the_audit_sees_a_law_that_is_another_members(target: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_audit_sees_a_distribution_that_is_another_members(
+    target: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from draftsmith.eval.audit import miniature
 
     monkeypatch.setattr(miniature, "join", lambda drafts: Mixed(join(drafts).members))
@@ -301,8 +303,8 @@ def test_auto_takes_an_ensemble_as_any_draft(saved: tuple[Backbone, Ensemble, Pa
 def test_an_ensemble_is_no_model_to_go_on_from(saved: tuple[Backbone, Ensemble, Path]) -> None:
     _, _, folder = saved
     with pytest.raises(RequestError, match="family 'ensemble', no model by itself; name one of"):
-        refuse_no_model(str(folder))
-    refuse_no_model(str(folder / "ssm-1"))
+        check_trainable_model(str(folder))
+    check_trainable_model(str(folder / "ssm-1"))
 
 
 def test_members_that_draft_no_chain_are_refused(saved: tuple[Backbone, Ensemble, Path]) -> None:

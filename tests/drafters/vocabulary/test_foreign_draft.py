@@ -12,11 +12,11 @@ import torch
 from conftest import make_target
 from draftsmith.data.rows.tokenizer import train_tokenizer
 from draftsmith.decoding.engine import autoregressive, generate
-from draftsmith.decoding.proposal import Law, Proposal
+from draftsmith.decoding.proposal import DraftSampling, Proposal
 from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.kv_cache import KVArena
+from draftsmith.decoding.target.kv_cache import KVCache
 from draftsmith.drafters.config import DrafterConfig
 from draftsmith.drafters.folder import save_draft_model, save_heads
 from draftsmith.drafters.model.draft_model import DraftModel
@@ -91,7 +91,7 @@ class Kept(IntersectionDraft):
 
 @pytest.mark.parametrize("warper", [Warper(1.0), Warper(0.7, top_k=5), Warper(1.0, top_p=0.8)])
 @torch.inference_mode()
-def test_q_is_the_draft_s_law_on_what_is_shared(warper: Warper, draft: Backbone, target: Backbone) -> None:
+def test_q_is_the_draft_s_distribution_on_what_is_shared(warper: Warper, draft: Backbone, target: Backbone) -> None:
     """Brute force: the draft's own forward over its own tokens, restricted, renormalised, warped."""
     drafter = make(Kept, draft, target, draft_length=3)
     generate(target, drafter, PROMPTS, warper=warper, max_new_tokens=10, seed=4)
@@ -100,7 +100,7 @@ def test_q_is_the_draft_s_law_on_what_is_shared(warper: Warper, draft: Backbone,
     assert 200 < len(shared) < min(len(OWN), len(THEIRS))
     assert len(drafter.kept) >= 3
     for texts, made in drafter.kept:
-        assert made.law is Law.IID
+        assert made.sampling is DraftSampling.IID
         for row, text in enumerate(texts):
             for k in range(3):
                 drafted = [back[n] for n in made.tokens_BN[row, 1 : k + 1].tolist()]
@@ -165,7 +165,7 @@ def test_an_arena_that_is_too_small_grows(
 
     def tight(capacity: int) -> None:
         plain(max(map(len, drafter.rows._texts)) if not sizes else capacity)
-        sizes.append(drafter.rows._arena.capacity)
+        sizes.append(drafter.rows._kv_cache.capacity)
 
     monkeypatch.setattr(drafter.rows, "_read_all", tight)
     again = generate(target, drafter, PROMPTS, **how)
@@ -251,18 +251,18 @@ def test_both_ways_are_lossless(kind: type[ForeignDraft], policy: str, draft: Ba
     assert report.replay.argmax == report.replay.tokens > 0
 
 
-class WholeLaw(IntersectionDraft):
+class WholeDistribution(IntersectionDraft):
     """The planted bug: q itself is declared, whose mass outside what is shared was never drawn."""
 
-    def declare(self, logits_BD: Tensor, law_BV: Tensor) -> Tensor:
+    def declare(self, logits_BD: Tensor, probs_BV: Tensor) -> Tensor:
         whole_BD = (logits_BD / 0.7).softmax(-1)
-        q_BV = torch.zeros_like(law_BV)
+        q_BV = torch.zeros_like(probs_BV)
         for mine, theirs in self.pair.shared:
             q_BV[:, theirs] = whole_BD[:, mine]
         return q_BV
 
 
-def test_declaring_the_whole_law_is_seen() -> None:
+def test_declaring_the_whole_distribution_is_seen() -> None:
     small = Miniature.of("intersection", 1)
 
     def p_value(kind: type[ForeignDraft]) -> float:
@@ -277,7 +277,7 @@ def test_declaring_the_whole_law_is_seen() -> None:
         ).p_value
 
     assert p_value(IntersectionDraft) > 1e-3
-    assert p_value(WholeLaw) < 1e-9
+    assert p_value(WholeDistribution) < 1e-9
 
 
 def test_the_miniatures_translate() -> None:
@@ -360,5 +360,5 @@ def test_what_rides_on_a_target_is_refused(folders: dict[str, Path], target: Bac
 def test_an_arena_is_the_draft_s_own(draft: Backbone, target: Backbone) -> None:
     drafter = make(IntersectionDraft, draft, target)
     generate(target, drafter, PROMPTS, warper=Warper(1.0), max_new_tokens=8)
-    assert isinstance(drafter.rows._arena, KVArena)
+    assert isinstance(drafter.rows._kv_cache, KVCache)
     assert not drafter.replayable

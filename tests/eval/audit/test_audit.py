@@ -72,28 +72,28 @@ def test_a_lossy_rule_gets_its_distance_in_place_of_a_verdict(pair, rule: str) -
 
 
 def test_the_stated_power_is_real() -> None:
-    """A law exactly `detectable` away is caught at least 99 times in 100."""
+    """A distribution exactly `detectable` away is caught at least 99 times in 100."""
     cells, samples = 20, 40_000
     shift = detectable_total_variation(cells, samples, LEVEL)
-    law = np.full(cells, 1 / cells)
-    law[: cells // 2] *= 1 + 2 * shift
-    law[cells // 2 :] *= 1 - 2 * shift
+    distribution = np.full(cells, 1 / cells)
+    distribution[: cells // 2] *= 1 + 2 * shift
+    distribution[cells // 2 :] *= 1 - 2 * shift
     rng = np.random.default_rng(0)
-    caught = [stats.chisquare(rng.multinomial(samples, law)).pvalue < LEVEL for _ in range(1000)]
+    caught = [stats.chisquare(rng.multinomial(samples, distribution)).pvalue < LEVEL for _ in range(1000)]
     assert np.mean(caught) >= 0.98
     honest = [stats.chisquare(rng.multinomial(samples, np.full(cells, 1 / cells))).pvalue < LEVEL for _ in range(1000)]
     assert np.mean(honest) < 0.01
 
 
-def test_transforms_are_uniform_under_the_law_and_not_under_another() -> None:
+def test_transforms_are_uniform_under_the_distribution_and_not_under_another() -> None:
     g = torch.Generator().manual_seed(0)
     rows, V = 30_000, 50
     p = (1.5 * torch.randn(rows, V, generator=g)).softmax(-1)
     q = (p.log() + torch.randn(rows, V, generator=g)).softmax(-1)
     w = torch.rand(rows, generator=g, dtype=torch.float64)
 
-    def tested(law: torch.Tensor) -> float:
-        emitted = torch.multinomial(law, 1, generator=g)[:, 0]
+    def tested(distribution: torch.Tensor) -> float:
+        emitted = torch.multinomial(distribution, 1, generator=g)[:, 0]
         return judge([transform(p, q, emitted, w).numpy()], LEVEL).histogram_p
 
     assert tested(p) > 1e-4

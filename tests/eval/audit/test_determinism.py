@@ -28,9 +28,9 @@ def probe(target: Backbone, prompts=PROMPTS, **settings) -> Determinism:
 class Changed(Backbone):
     """A target whose logits are changed behind every forward."""
 
-    def see(self, tokens_BN, lengths_B, tree, arena, **how):
-        seen = super().see(tokens_BN, lengths_B, tree, arena, **how)
-        return seen._replace(logits_BNV=self.change(seen.logits_BNV, tokens_BN, arena))
+    def see(self, tokens_BN, lengths_B, tree, kv_cache, **how):
+        seen = super().see(tokens_BN, lengths_B, tree, kv_cache, **how)
+        return seen._replace(logits_BNV=self.change(seen.logits_BNV, tokens_BN, kv_cache))
 
 
 class Perturbed(Changed):
@@ -38,8 +38,8 @@ class Perturbed(Changed):
 
     when = staticmethod(lambda rows, nodes, static: False)
 
-    def change(self, logits_BNV, tokens_BN, arena):
-        if self.when(*tokens_BN.shape, arena.static):
+    def change(self, logits_BNV, tokens_BN, kv_cache):
+        if self.when(*tokens_BN.shape, kv_cache.static):
             g = torch.Generator().manual_seed(0)
             shift_V = torch.randn(logits_BNV.shape[-1], generator=g)
             return logits_BNV + shift_V.to(logits_BNV.dtype)
@@ -49,7 +49,7 @@ class Perturbed(Changed):
 class Tied(Changed):
     """Its two largest logits are neighbours; which one is larger depends on the batch."""
 
-    def change(self, logits_BNV, tokens_BN, arena):
+    def change(self, logits_BNV, tokens_BN, kv_cache):
         best, ids = logits_BNV.topk(2, dim=-1)
         toward = torch.tensor(float("inf") if len(tokens_BN) > 1 else -float("inf"))
         return logits_BNV.scatter(-1, ids[..., 1:], torch.nextafter(best[..., :1], toward))
@@ -58,7 +58,7 @@ class Tied(Changed):
 class LastBit(Changed):
     """All nodes but the root are one bit off."""
 
-    def change(self, logits_BNV, tokens_BN, arena):
+    def change(self, logits_BNV, tokens_BN, kv_cache):
         logits_BNV = logits_BNV.clone()
         far = torch.tensor(float("inf"))
         logits_BNV[:, 1:, 7] = torch.nextafter(logits_BNV[:, 1:, 7], far)
@@ -71,7 +71,7 @@ def found() -> Determinism:
 
 
 def test_a_right_target_passes(found: Determinism) -> None:
-    # dtypes x arenas x batches x (a baseline for both widths, speculation for one)
+    # dtypes x KV caches x batches x (a baseline for both widths, speculation for one)
     assert len(found.settings) == 2 * 2 * 2 * 3
     assert len({each.setting for each in found.settings}) == len(found.settings)
     assert found.passed
@@ -100,7 +100,7 @@ def test_a_padded_baseline_in_a_static_arena_is_the_twin_of_speculation(found: D
     static = [each for each in found.invariance if each.static]
     assert [each.dtype for each in static] == ["float32", "bfloat16"]
     assert all(each.same_logits == each.tokens > 50 for each in static)
-    # calls of a growing arena see other numbers of slots, and round otherwise
+    # calls of a growing KV cache see other numbers of slots, and round otherwise
     growing = next(each for each in found.invariance if not each.static)
     assert growing.same_tokens == growing.tokens > growing.same_logits
 
@@ -110,7 +110,7 @@ def test_a_padded_baseline_in_a_static_arena_is_the_twin_of_speculation(found: D
     [
         (lambda rows, nodes, static: rows > 1, "batch 2"),
         (lambda rows, nodes, static: nodes > 1, "width 4"),
-        (lambda rows, nodes, static: static, "static arena"),
+        (lambda rows, nodes, static: static, "static KV cache"),
     ],
     ids=["batch", "width", "padding"],
 )
@@ -152,8 +152,8 @@ def test_another_token_than_the_tied_one_is_a_bug_even_at_a_tie() -> None:
     """The margin excuses the second best, not the worst."""
 
     class Worst(Tied):
-        def change(self, logits_BNV, tokens_BN, arena):
-            logits_BNV = super().change(logits_BNV, tokens_BN, arena)
+        def change(self, logits_BNV, tokens_BN, kv_cache):
+            logits_BNV = super().change(logits_BNV, tokens_BN, kv_cache)
             return -logits_BNV if len(tokens_BN) > 1 else logits_BNV
 
     target = make_target("qwen3")

@@ -65,7 +65,7 @@ def test_a_known_text_is_looked_along_as_drafting_goes(family: str, target: Back
         text = torch.tensor([*before, *(tokens[n] for n in first)])
         states = target.model(text[None], output_hidden_states=True).hidden_states
         known = torch.cat([states[layer][0] for layer in drafter.layers], -1)
-        found = list(drafter.foresee(known, text, depth))
+        found = list(drafter.teacher_forced(known, text, depth))
         assert [len(each) for each in found] == [len(text) - 1 - d for d in range(1, depth + 1)]
         for d, logits in enumerate(found):
             best = logits[len(before) - 1].topk(2).indices.tolist()
@@ -81,12 +81,12 @@ def test_counts_are_those_of_a_walk_by_hand(family: str, target: Backbone) -> No
         tokens = [*text.prompt, *text.answer]
         states = target.model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
         features = torch.cat([states[layer][0] for layer in drafter.layers], -1)
-        laws = list(drafter.foresee(features, torch.tensor(tokens), 3))
+        distributions = list(drafter.teacher_forced(features, torch.tensor(tokens), 3))
         for root in range(len(text.prompt), len(tokens)):
             for d in range(3):
                 if root + d + 1 >= len(tokens):
                     break
-                order = laws[d][root - 1].argsort(descending=True).tolist()
+                order = distributions[d][root - 1].argsort(descending=True).tolist()
                 rank = order.index(tokens[root + d + 1])
                 trials[d] += 1
                 if rank >= ranks:
@@ -110,7 +110,7 @@ def test_the_first_depth_is_what_decoding_accepts(family: str, target: Backbone)
         tokens = torch.tensor([*text.prompt, *text.answer])
         states = target.model(tokens[None], output_hidden_states=True).hidden_states
         features = torch.cat([states[layer][0] for layer in drafter.layers], -1)
-        (logits,) = drafter.foresee(features, tokens, 1)
+        (logits,) = drafter.teacher_forced(features, tokens, 1)
         root = len(text.prompt)
         for accepted, whole in zip(
             log.accepted_TB[:, row], log.running_TB[:, row] & ~log.truncated_TB[:, row], strict=True

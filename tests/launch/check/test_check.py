@@ -182,22 +182,22 @@ def test_what_training_would_refuse_at_once(tmp_path: Path, rows: Path) -> None:
         run("distill-tiny", tmp_path / "out", data__source=str(rows))
 
 
-LAWS = {
+DISTRIBUTIONS = {
     "gemma2": {"final_logit_softcapping": 30.0},
     "cohere": {"logit_scale": 0.0625},
     "granite": {"logits_scaling": 8.0},
 }
 
 
-@pytest.mark.parametrize("family", LAWS)
+@pytest.mark.parametrize("family", DISTRIBUTIONS)
 def test_logits_that_are_more_than_a_projection(family: str, tmp_path: Path) -> None:
     """Seen in the config alone, of a target or of a model to go on from."""
     other = Path(shutil.copytree(embedded_target(), tmp_path / "other"))
     (other / "model.safetensors").unlink()
     config = json.loads((other / "config.json").read_text())
-    config |= {"model_type": family, "architectures": None, "sliding_window": 64} | LAWS[family]
+    config |= {"model_type": family, "architectures": None, "sliding_window": 64} | DISTRIBUTIONS[family]
     (other / "config.json").write_text(json.dumps(config))
-    ((name, value),) = LAWS[family].items()
+    ((name, value),) = DISTRIBUTIONS[family].items()
     for section, look, recipes in [
         ("target.path", check_target, ["distill-tiny", "boost-tiny", "medusa2-tiny", "eagle-tiny"]),
         ("model.start_from", check_model, ["distill-tiny", "boost-tiny", "target-tiny"]),

@@ -225,8 +225,8 @@ def test_activations_are_what_a_forward_pass_keeps(name: str) -> None:
         "documents": torch.zeros(2, 256).long(),
         "loss_mask": (torch.arange(256) > 0).repeat(2, 1),
     }
-    lesson = goal.prepare(rows)
-    counted = kept_bytes(goal.module, lambda: goal.module(rows, lesson), 256)
+    teacher_output = goal.prepare(rows)
+    counted = kept_bytes(goal.module, lambda: goal.module(rows, teacher_output), 256)
     models = Models(recipe)
     estimate = needs(recipe, models.student(), models.target())["activations"]
     assert 1 <= estimate / counted < 1.6, (estimate, counted)

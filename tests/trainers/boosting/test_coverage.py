@@ -55,7 +55,7 @@ def samples(target: Backbone) -> PackedRows:
     return PackedRows(ids, labels, documents, "samples")
 
 
-def foreseen(model, rows: PackedRows) -> Tensor:
+def teacher_forced(model, rows: PackedRows) -> Tensor:
     """[R, S] by one forward pass, as `coverage_pass.py` does it."""
     batch = rows.batch(range(len(rows)))
     hidden_PH, label_P = labelled(hidden_states(model, batch), batch)
@@ -70,7 +70,7 @@ def test_one_forward_pass_says_what_decoding_would(target: Backbone, samples: Pa
     draft = make_drafter(target, noise=0.05).backbone
     label_RS = torch.tensor(samples.in_loss_RS)
     with torch.no_grad():
-        run_RS = coverage.runs(foreseen(draft.model, samples), label_RS)
+        run_RS = coverage.runs(teacher_forced(draft.model, samples), label_RS)
     seen = set()
     for row, at in label_RS.nonzero().tolist():
         text = samples.ids_RS[row][: label_RS[row].nonzero()[-1] + 1].tolist()
@@ -160,10 +160,12 @@ def test_against_loops(data: st.DataObject) -> None:
         end = data.draw(st.integers(begin + 1, S))
         label.append([begin <= s < end for s in range(S)])
     label_RS = torch.tensor(label)
-    foreseen_KRS = [torch.tensor([[data.draw(st.booleans()) for _ in range(S)] for _ in range(R)]) for _ in range(2)]
+    teacher_forced_KRS = [
+        torch.tensor([[data.draw(st.booleans()) for _ in range(S)] for _ in range(R)]) for _ in range(2)
+    ]
     m, unit = data.draw(st.integers(0, 4)), data.draw(st.sampled_from(["sample", "span"]))
     chosen = config(unit=unit, match_tokens=m, weights="soft", soft=0.7)
-    accepted = [coverage.acceptance(each, label_RS, chosen) for each in foreseen_KRS]
+    accepted = [coverage.acceptance(each, label_RS, chosen) for each in teacher_forced_KRS]
     found = coverage.weights(accepted, label_RS, chosen)
     for r in range(R):
         places = [s for s in range(S) if label[r][s]]
@@ -171,7 +173,7 @@ def test_against_loops(data: st.DataObject) -> None:
         for begin in places[:1] if unit == "sample" else places:
             stretch = [place for place in places if place >= begin][: m or None]
             exponent = 0.0
-            for each in foreseen_KRS:
+            for each in teacher_forced_KRS:
                 hits = 0
                 while hits < len(stretch) and each[r, stretch[hits]]:
                     hits += 1

@@ -51,7 +51,7 @@ def test_cross_entropy_is_the_one_of_torch() -> None:
     torch.testing.assert_close(loss, F.cross_entropy(head(hidden), label, reduction="sum"))
 
 
-def test_reported_alpha_is_the_overlap_of_the_two_laws() -> None:
+def test_reported_alpha_is_the_overlap_of_the_two_distributions() -> None:
     head, hidden, label, teacher = setting(2)
     _, terms = ChunkedLoss(head, Distillation(1.0, 0.0), chunk=10)(hidden, label, teacher)
     p = (teacher.hidden_PH @ teacher.weight_VH.T).softmax(-1)

@@ -146,7 +146,7 @@ def test_tokens_that_one_alone_rules_out_break_nothing(name: str, who: str) -> N
         assert found.tolist() == pytest.approx(wanted, abs=1e-5)
 
 
-def test_laws_without_a_common_token() -> None:
+def test_distributions_without_a_common_token() -> None:
     """Acceptance 0: the bounded ones are at their bound, and -log alpha is large, not infinite."""
     p = torch.tensor([[0.0, float("-inf")]])
     draft = torch.tensor([[float("-inf"), 1.0]]).requires_grad_()
@@ -160,7 +160,7 @@ def test_laws_without_a_common_token() -> None:
 
 
 def test_an_acceptance_too_small_for_fp32_still_teaches() -> None:
-    """Two certain laws, 200 nats apart: e^-200 is 0 in fp32, its logarithm is not."""
+    """Two certain distributions, 200 nats apart: e^-200 is 0 in fp32, its logarithm is not."""
     p = torch.tensor([[200.0, 0.0]]).log_softmax(-1)
     draft = torch.tensor([[0.0, 200.0]]).requires_grad_()
     loss = d.lk_alpha(p, draft.log_softmax(-1))
@@ -195,7 +195,7 @@ def test_identities(given: tuple[Tensor, Tensor, Tensor]) -> None:
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_equal_laws_cost_nothing_but_entropy(name: str) -> None:
+def test_equal_distributions_cost_nothing_but_entropy(name: str) -> None:
     g = torch.Generator().manual_seed(3)
     target = 3 * torch.randn(ROWS, 9, generator=g)
     target[:, 4] = float("-inf")

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from conftest import VOCABULARY, make_target
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.errors import RequestError
-from draftsmith.launch.check.models import _refuse_objective
+from draftsmith.launch.check.models import _check_objective
 from draftsmith.launch.recipe.load import Recipe
 from draftsmith.trainers import bpd, distill, eagle, eagle3, hydra, medusa, target
 from draftsmith.trainers.config import BpdConfig, Eagle3Config, EagleConfig, MedusaConfig, ModelConfig, ObjectiveConfig
@@ -149,7 +149,7 @@ def by_hand(name: str, p: Tensor, q: Tensor, part: Tensor) -> Tensor:
 @pytest.mark.parametrize("name", TERMS)
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
 def test_the_draft_vocabulary_sees_what_it_can(name: str, temperature: float, backbone: Backbone) -> None:
-    """EAGLE-3: laws are renormalised to be compared, acceptance takes the target's as it is."""
+    """EAGLE-3: distributions are renormalised to be compared, acceptance takes the target's as it is."""
     net = goal_for("eagle3", backbone, ObjectiveConfig(tv=1.0)).draft()
     mix = Mix(**{name: 0.7}, temperature=temperature)
     loss = eagle3.DraftVocabularyLoss(net, 2, 0.0, mix)
@@ -222,16 +222,16 @@ def test_d_pace_weighs_labels_by_how_far_a_draft_comes(family: str, backbone: Ba
         for i, parameter in enumerate(goal.draft().parameters()):
             g = torch.Generator().manual_seed(i)
             parameter.add_(0.2 * torch.randn(parameter.shape, generator=g))
-    lesson, ids = goal.prepare(batch), batch["input_ids"]
+    teacher_output, ids = goal.prepare(batch), batch["input_ids"]
     head = backbone.model.get_output_embeddings()
     said: list[dict[tuple[int, int], float]] = []
     surprise: list[dict[tuple[int, int], Tensor]] = []
     first = 2
     if family not in ("medusa", "hydra"):
         net = goal.draft()
-        hidden = lesson.features_RSH if family == "hass" else net.fuse(lesson.features_RSF)
+        hidden = teacher_output.features_RSH if family == "hass" else net.fuse(teacher_output.features_RSF)
         outputs = net.unroll(
-            hidden, lesson.embeds_RSH, batch["positions"], batch["documents"], 3, detach=family == "hass"
+            hidden, teacher_output.embeds_RSH, batch["positions"], batch["documents"], 3, detach=family == "hass"
         )
     for j in range(3):
         said.append({})
@@ -244,7 +244,7 @@ def test_d_pace_weighs_labels_by_how_far_a_draft_comes(family: str, backbone: Ba
                     continue
                 label = int(ids[r, at])
                 if family in ("medusa", "hydra"):
-                    given = goal.module.given(j + 1, lesson)[r, t]
+                    given = goal.module.given(j + 1, teacher_output)[r, t]
                     logits = goal.draft().lm_heads[j](goal.draft().head(j + 1, given[None]))[0]
                 elif family == "hass":
                     logits = head(outputs[j][r, t])
@@ -257,7 +257,7 @@ def test_d_pace_weighs_labels_by_how_far_a_draft_comes(family: str, backbone: Ba
     weights = d_pace_by_hand(said)
     wanted = sum(weights[j][anchor] * loss for j in range(3) for anchor, loss in surprise[j].items())
     assert any(0.6 < w < 2.5 for w in weights[0].values())
-    loss, _ = goal.module(batch, lesson)
+    loss, _ = goal.module(batch, teacher_output)
     torch.testing.assert_close(loss, wanted, rtol=1e-4, atol=1e-4)
     parameters = list(goal.draft().parameters())
     ours = torch.autograd.grad(loss, parameters, retain_graph=True)
@@ -272,7 +272,7 @@ def eagle_loss(backbone: Backbone, objective: ObjectiveConfig, **own: float) -> 
 
 
 def test_a_place_counts_as_a_whole(backbone: Backbone) -> None:
-    """EAGLE's features and laws by the same weights, D-PACE's or fixed ones."""
+    """EAGLE's features and distributions by the same weights, D-PACE's or fixed ones."""
     pace = ObjectiveConfig(positions="d-pace")
     parts = [eagle_loss(backbone, pace, feature=f, ce=1.0 - f) for f in (1.0, 0.0)]
     both = eagle_loss(backbone, pace, feature=1.0, ce=1.0)
@@ -300,7 +300,7 @@ def old_distillation(draft: Tensor, target: Tensor, label: Tensor, kl: float, ce
     return kl * kl_C + ce * F.cross_entropy(draft, label, reduction="none")
 
 
-def old_laws(draft: Tensor, target: Tensor, ce: float, top_k: float) -> Tensor:
+def old_distributions(draft: Tensor, target: Tensor, ce: float, top_k: float) -> Tensor:
     p, log_q = target.softmax(-1), draft.log_softmax(-1)
     each = -(p * log_q).nan_to_num(0.0)
     loss = ce * each.sum(-1)
@@ -320,7 +320,7 @@ def old_draft_vocabulary(draft: Tensor, target: Tensor, net: Any, passes: Tensor
 def assert_same(
     ours: Callable[[Tensor], Tensor], old: Callable[[Tensor], Tensor], V: int, *, bits: bool = True
 ) -> None:
-    """Values and gradients, on flat laws and on sharp ones; to the bit, or but for rounding."""
+    """Values and gradients, on flat distributions and on sharp ones; to the bit, or but for rounding."""
     g = torch.Generator().manual_seed(8)
     for scale in (0.3, 3.0, 30.0):
         draft = (scale * torch.randn(33, V, generator=g)).requires_grad_()
@@ -361,9 +361,11 @@ def test_eagle_is_as_it_was(top_k: float) -> None:
     target, label, passes = others(40)
     mix = Mix.of(ObjectiveConfig(), kl=0.0)
     assert mix.asked == []
-    loss = eagle.LawLoss(0.1, top_k, 10, 7, mix)
+    loss = eagle.DistributionLoss(0.1, top_k, 10, 7, mix)
     place = torch.stack([label, passes], 1)
-    assert_same(lambda x: loss(x, target, place)["loss"], lambda x: old_laws(x, target, 0.1, top_k), 40, bits=False)
+    assert_same(
+        lambda x: loss(x, target, place)["loss"], lambda x: old_distributions(x, target, 0.1, top_k), 40, bits=False
+    )
 
 
 def test_eagle_3_is_as_it_was(backbone: Backbone) -> None:
@@ -439,14 +441,14 @@ def test_what_the_draft_says_of_labels() -> None:
         ({"method": "hydra", "objective": {"kl": 0}}, "nothing would be learnt"),
         ({"method": "eagle", "eagle": {"feature": 0, "ce": 0}}, "nothing would be learnt"),
         ({"method": "eagle3", "eagle3": {"ce": 0}}, "nothing would be learnt"),
-        ({"method": "target", "objective": {"tv": 1}}, "objective.tv compares with a target's law"),
+        ({"method": "target", "objective": {"tv": 1}}, "objective.tv compares with a target's distribution"),
     ],
 )
 def test_requests_that_make_no_sense(recipe: dict[str, Any], reason: str, backbone: Backbone, tmp_path: Path) -> None:
     """Refused before training and by training, with the same words."""
     made = Recipe(**recipe)
     with pytest.raises(RequestError, match=reason):
-        _refuse_objective(made)
+        _check_objective(made)
     model, objective = backbone.model, made.objective
     build: dict[str, Callable[[], object]] = {
         "distill": lambda: distill.build(SMALL, objective, model, Words(), nothing),
@@ -481,7 +483,7 @@ def test_requests_that_make_no_sense(recipe: dict[str, Any], reason: str, backbo
     ],
 )
 def test_requests_that_do(recipe: dict[str, Any]) -> None:
-    _refuse_objective(Recipe(**recipe))
+    _check_objective(Recipe(**recipe))
 
 
 def test_the_examples_of_the_docs_are_recipes() -> None:
@@ -489,6 +491,6 @@ def test_the_examples_of_the_docs_are_recipes() -> None:
     examples = re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL)
     assert len(examples) >= 2
     for example in examples:
-        _refuse_objective(Recipe.model_validate(YAML(typ="safe", pure=True).load(example)))
+        _check_objective(Recipe.model_validate(YAML(typ="safe", pure=True).load(example)))
     table = page.read_text().split("## What is minimised")[1].split("\n## ")[0]
     assert [name for name in TERMS if f"| `{name}`" not in table] == []

@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import make_target
 from draftsmith.errors import RequestError
-from draftsmith.launch.check.unread import READ_BY, refuse_unread
+from draftsmith.launch.check.unread import READ_BY, check_read
 from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.trainers import distill
 from draftsmith.trainers.config import ModelConfig, ObjectiveConfig
@@ -87,7 +87,7 @@ def test_training_follows_the_ramp_and_validation_does_not() -> None:
         goal.module.train()
 
 
-def laws(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+def distributions(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     g = torch.Generator().manual_seed(seed)
     return 2 * torch.randn(5, 9, generator=g), 2 * torch.randn(5, 9, generator=g)
 
@@ -117,7 +117,7 @@ def by_definition(name: str, p: list[float], q: list[float]) -> float:
 @pytest.mark.parametrize("name", ["kl", "jsd", "tv", "lk_alpha", "lk_lambda", "top_k"])
 def test_a_compressed_teacher_is_its_likeliest_tokens_renormalised(name: str, temperature: float) -> None:
     """Every divergence, and the mass that is lost, against plain Python."""
-    draft, target = laws()
+    draft, target = distributions()
     asked: dict = {"kl": 0.0, name: 1.0, "top_k_tokens": 2}
     loss = Distillation.of(ObjectiveConfig(**asked, temperature=temperature, teacher_top_k=CUT))
     draft.requires_grad_()
@@ -150,7 +150,7 @@ def test_ties_are_kept_and_nothing_is_cut_of_a_small_vocabulary() -> None:
 
 def test_a_divergence_that_would_be_infinite_is_refused() -> None:
     with pytest.raises(RequestError, match=r"objective.reverse_kl is infinite where"):
-        distill.refuse_nothing(ObjectiveConfig(reverse_kl=1.0, teacher_top_k=8))
+        distill.check_terms(ObjectiveConfig(reverse_kl=1.0, teacher_top_k=8))
 
 
 @pytest.mark.parametrize("name", [name for name in READ_BY if name != "model.start_from"])
@@ -159,16 +159,16 @@ def test_what_a_method_does_not_read_is_refused_by_name(name: str) -> None:
     for method in ("eagle-tiny", "eagle3-tiny", "target-tiny"):
         recipe = load_recipe(method, [(name, value)]).recipe
         with pytest.raises(RequestError, match=f"{name} is .* method `{recipe.method}` does not"):
-            refuse_unread(recipe)
-    refuse_unread(load_recipe("distill-tiny", [(name, value)]).recipe)
+            check_read(recipe)
+    check_read(load_recipe("distill-tiny", [(name, value)]).recipe)
 
 
 def test_an_adapter_without_a_rank_is_refused() -> None:
     with pytest.raises(RequestError, match="lora.name is 'law', and lora.rank is not set"):
-        refuse_unread(load_recipe("distill-tiny", [("lora.name", "law")]).recipe)
+        check_read(load_recipe("distill-tiny", [("lora.name", "law")]).recipe)
 
 
 def test_a_cache_of_rows_that_come_once_is_refused() -> None:
     flags = [("rollouts.share", "0.5"), ("features.source", "cache")]
     with pytest.raises(RequestError, match="would fill the cache"):
-        refuse_unread(load_recipe("distill-tiny", flags).recipe)
+        check_read(load_recipe("distill-tiny", flags).recipe)

@@ -9,8 +9,8 @@ from draftsmith.trainers.losses.soft_cross_entropy import soft_cross_entropy
 from torch import Tensor
 
 
-def laws(seed: int) -> tuple[Tensor, Tensor]:
-    """Logits of a draft and a target's law, from alike to far apart, one peaked, one ruled out."""
+def distributions(seed: int) -> tuple[Tensor, Tensor]:
+    """Logits of a draft and a target's distribution, from alike to far apart, one peaked, one ruled out."""
     g = torch.Generator().manual_seed(seed)
     draft, target = (torch.randn(6, 40, generator=g, dtype=torch.float64) for _ in range(2))
     target[0] = draft[0]
@@ -22,7 +22,7 @@ def laws(seed: int) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_value_overlap_and_gradient(seed: int) -> None:
-    draft, p = laws(seed)
+    draft, p = distributions(seed)
     weight = torch.linspace(-1, 2, 6, dtype=torch.float64)
     ce, alpha, best = soft_cross_entropy(draft, p)
     assert not alpha.requires_grad

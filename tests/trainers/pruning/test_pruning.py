@@ -75,10 +75,14 @@ def brute_alpha(target: Any, layers: tuple[int, ...]) -> float:
         for row, document in itertools.product(range(2), range(2)):
             mine = batch["documents"][row] == document
             ids, counts = batch["input_ids"][row][mine], batch["loss_mask"][row][mine]
-            laws = [
+            distributions = [
                 model(ids[None], use_cache=False).logits[0].double().softmax(-1).numpy() for model in (target, draft)
             ]
-            found += [np.minimum(laws[0][at - 1], laws[1][at - 1]).sum() for at in range(1, len(ids)) if counts[at]]
+            found += [
+                np.minimum(distributions[0][at - 1], distributions[1][at - 1]).sum()
+                for at in range(1, len(ids))
+                if counts[at]
+            ]
     return float(np.mean(found))
 
 

@@ -78,7 +78,7 @@ def test_only_the_adapter_is_trained_saved_and_averaged(place: Path) -> None:
 
 
 def test_what_is_exported_drafts_as_what_was_probed(place: Path) -> None:
-    """The folder's law is that of base and averaged adapter together, by peft's own sum."""
+    """The folder's distribution is that of base and averaged adapter together, by peft's own sum."""
     target = load_target("tiny")
     drafter = load_drafter(place / "one" / "drafter", target)
     assert isinstance(drafter, DraftModel)

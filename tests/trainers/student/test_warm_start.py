@@ -149,8 +149,8 @@ def test_step_0_has_the_weights_of_the_folder(
     # what the loss reads is what was taken over: it is that of the module that decodes
     batch = Chains(4, 3).batch()
     with torch.no_grad():
-        lesson = goal.prepare(batch)
-        losses = [float(each.module(batch, lesson)[0]) for each in (goal, fresh)]
+        teacher_output = goal.prepare(batch)
+        losses = [float(each.module(batch, teacher_output)[0]) for each in (goal, fresh)]
     assert losses[0] != losses[1]
     loaded: Any = load_drafter(finished[family], target)
     for key, tensor in loaded.module.state_dict().items():

@@ -1,4 +1,4 @@
-"""Texts by one model or several: as plain decoding writes them, and in the law of the mixture."""
+"""Texts by one model or several: as plain decoding writes them, and in the distribution of the mixture."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_share_of_nothing_leaves_the_other_model(share: float, target: Backbon
 
 def test_each_token_is_of_the_mixture(target: Backbone) -> None:
     """The second token too, given the first, whichever model wrote that: total variation within
-    what so many draws leave to chance, and the laws of the two models far beyond it."""
+    what so many draws leave to chance, and the distributions of the two models far beyond it."""
     other, rows, share = make_target("qwen3", seed=5), 60_000, 0.5
     prompt = [5, 9, 2]
     found = texts(
@@ -62,17 +62,17 @@ def test_each_token_is_of_the_mixture(target: Backbone) -> None:
     pairs = torch.tensor(found)
     commonest = int(pairs[:, 0].mode().values)
     for context, seen in [(prompt, pairs[:, 0]), ([*prompt, commonest], pairs[pairs[:, 0] == commonest, 1])]:
-        laws = [law(each, context, 0.7) for each in (other, target)]
-        wanted = share * laws[0] + (1 - share) * laws[1]
+        distributions = [distribution(each, context, 0.7) for each in (other, target)]
+        wanted = share * distributions[0] + (1 - share) * distributions[1]
         counted = torch.bincount(seen, minlength=VOCABULARY) / len(seen)
         # E|counted - wanted| summed is below sqrt(V / n)
         bound = (VOCABULARY / len(seen)) ** 0.5 / 2
         assert float((counted - wanted).abs().sum()) / 2 < bound
-        for alone in laws:
+        for alone in distributions:
             assert float((counted - alone).abs().sum()) / 2 > 1.5 * bound
 
 
-def law(model: Backbone, ids: list[int], temperature: float) -> torch.Tensor:
+def distribution(model: Backbone, ids: list[int], temperature: float) -> torch.Tensor:
     with torch.no_grad():
         return (model.model(torch.tensor([ids])).logits[0, -1] / temperature).softmax(-1)
 

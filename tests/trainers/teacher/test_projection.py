@@ -22,7 +22,7 @@ from draftsmith.drafters.folder import save_heads
 from draftsmith.drafters.heads.bpd import load_bpd
 from draftsmith.drafters.heads.hydra import load_hydra
 from draftsmith.drafters.heads.medusa import load_medusa
-from draftsmith.drafters.projection import refuse_other_logits
+from draftsmith.drafters.projection import check_plain_logits
 from draftsmith.errors import RequestError
 from draftsmith.launch.train import train
 from draftsmith.trainers import bpd, distill, eagle, eagle3, hydra, medusa, medusa2, target
@@ -110,7 +110,7 @@ GOALS: dict[str, Callable[[Any], object]] = {
 
 @pytest.mark.parametrize("method", GOALS)
 @pytest.mark.parametrize("family", OTHERS)
-def test_no_method_learns_from_another_law(family: str, method: str) -> None:
+def test_no_method_learns_from_another_distribution(family: str, method: str) -> None:
     with pytest.raises(RequestError, match=OTHERS[family][1]) as raised:
         GOALS[method](other(family))
     assert f"the target ({type(other(family)).__name__}) changes its logits" in str(raised.value)
@@ -132,7 +132,7 @@ def test_other_logits_are_seen_without_their_names(family: str, monkeypatch: pyt
     for dtype in (torch.float32, torch.bfloat16):
         model = copy.deepcopy(other(family)).to(dtype)
         with pytest.raises(RequestError, match="on a row of 8 tokens they differ"):
-            refuse_other_logits(model)
+            check_plain_logits(model)
 
 
 class Shifted(LlamaForCausalLM):
@@ -146,10 +146,10 @@ class Shifted(LlamaForCausalLM):
 
 def test_a_class_that_nobody_knows_is_seen() -> None:
     model = random_model("llama")
-    refuse_other_logits(model)
+    check_plain_logits(model)
     model.__class__ = Shifted
     with pytest.raises(RequestError, match=r"model.start_from 'mine' \(Shifted\) changes its"):
-        refuse_other_logits(model, "model.start_from 'mine'")
+        check_plain_logits(model, "model.start_from 'mine'")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
@@ -158,7 +158,7 @@ def test_a_projection_alone_is_taken(family: str, dtype: torch.dtype) -> None:
     """And nothing is left behind: neither a hook, nor a draw from the random numbers."""
     model = random_model(family, **PLAIN[family]).to(dtype)
     before = torch.get_rng_state()
-    refuse_other_logits(model)
+    check_plain_logits(model)
     assert torch.equal(torch.get_rng_state(), before)
     assert not any(module._forward_hooks for module in model.modules())
 
@@ -169,10 +169,10 @@ def test_weights_that_are_only_shapes_are_not_run() -> None:
             family: AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **SIZES | more))
             for family, more in [("llama", {}), *((name, one[0]) for name, one in OTHERS.items())]
         }
-    refuse_other_logits(made.pop("llama"))
+    check_plain_logits(made.pop("llama"))
     for family, model in made.items():
         with pytest.raises(RequestError, match=OTHERS[family][1]):
-            refuse_other_logits(model)
+            check_plain_logits(model)
 
 
 # ---- where models come in ------------------------------------------------------------------------
@@ -201,7 +201,7 @@ def test_a_run_ends_before_its_rows_are_made(recipe: str, folder: str, tmp_path:
 
 
 def test_a_model_to_go_on_from(folder: str) -> None:
-    """A student's own law is computed as the target's is."""
+    """A student's own distribution is computed as the target's is."""
     tokenizer = train_tokenizer(TEXT, 300)
     config, said = ModelConfig(start_from=folder), f"model.start_from '{folder}' .*logit_scale"
     plain: Any = random_model("llama", vocab_size=300)

@@ -15,7 +15,7 @@ from draftsmith.decoding.engine import autoregressive
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.attention import NAME
 from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.kv_cache import KVArena
+from draftsmith.decoding.target.kv_cache import KVCache
 from draftsmith.errors import RequestError, Stopped
 from draftsmith.trainers import distill
 from draftsmith.trainers.config import (
@@ -31,10 +31,10 @@ from draftsmith.trainers.loop import setup, state
 from draftsmith.trainers.loop.loop import Loop, Plan
 from draftsmith.trainers.teacher.rollouts import (
     Rollouts,
+    check_rollout_prompts,
+    check_rollout_rows,
     cut_prompt,
     is_replaced,
-    refuse_prompts,
-    refuse_rows,
     view_to_decode,
 )
 
@@ -207,7 +207,7 @@ def test_chats_too_long_for_a_prompt_stay(target: Backbone, caplog: pytest.LogCa
     """One of three chats has an answer within five tokens; it alone is written anew."""
     config, rows = GREEDY.model_copy(update={"share": 1.0}), packed(7, 4, 11)
     caplog.set_level("INFO")
-    refuse_prompts(config, rows)
+    check_rollout_prompts(config, rows)
     assert "33% of the rows hold a prompt of at most rollouts.prompt_tokens = 5" in caplog.text
     batch = rows.batch(range(3))
     (new,) = rollouts_of(goal(target, config)).rewrite([batch], range(3), step=0, seed=2)
@@ -215,7 +215,7 @@ def test_chats_too_long_for_a_prompt_stay(target: Backbone, caplog: pytest.LogCa
     found = pieces(new, 1)
     assert all(prompt == batch["input_ids"][1, : len(prompt)].tolist() for prompt, _ in found)
     with pytest.raises(RequestError, match="none of 2 rows has an answer within"):
-        refuse_prompts(config, packed(7, 11))
+        check_rollout_prompts(config, packed(7, 11))
 
 
 @pytest.mark.parametrize("share", [0.1, 0.25, 1 / 3, 0.5, 0.7, 1.0])
@@ -231,16 +231,16 @@ def test_as_many_rows_as_asked_for_spread_evenly(share: float) -> None:
     ("share", "rows"), [(1 / 3, 3), (0.3333, 3), (1 / 7, 7), (1 / 30, 30), (0.1, 10), (0.1429, 7), (0.0334, 30)]
 )
 def test_a_share_that_is_one_row_writes_one_row(share: float, rows: int) -> None:
-    refuse_rows(GREEDY.model_copy(update={"share": share}), 24, rows)
+    check_rollout_rows(GREEDY.model_copy(update={"share": share}), 24, rows)
     assert sum(is_replaced(place, share) for place in range(rows)) == 1
 
 
 @pytest.mark.parametrize("rows", [3, 7, 9, 12, 27, 256])
 def test_the_share_that_the_refusal_advises_is_taken(rows: int) -> None:
     with pytest.raises(RequestError, match="less than one of") as refused:
-        refuse_rows(GREEDY.model_copy(update={"share": 0.5 / rows}), 24, rows)
+        check_rollout_rows(GREEDY.model_copy(update={"share": 0.5 / rows}), 24, rows)
     advised = float(str(refused.value).split("take ")[1].split()[0])
-    refuse_rows(GREEDY.model_copy(update={"share": advised}), 24, rows)
+    check_rollout_rows(GREEDY.model_copy(update={"share": advised}), 24, rows)
 
 
 def test_the_view_follows_the_weights() -> None:
@@ -254,19 +254,19 @@ def test_the_view_follows_the_weights() -> None:
     assert not view.training
     for mine, theirs in zip(model.parameters(), view.parameters(), strict=True):
         assert mine is theirs
-    arena = KVArena(1, 8)
+    kv_cache = KVCache(1, 8)
     with torch.no_grad():
         model.lm_head.weight.mul_(2.0)
-        seen = Backbone(view, name="view").prefill([[1, 2, 3]], arena)
+        seen = Backbone(view, name="view").prefill([[1, 2, 3]], kv_cache)
         torch.testing.assert_close(seen[0], model(torch.tensor([[1, 2, 3]])).logits[0, -1])
 
 
 def test_rows_that_have_no_room_are_refused() -> None:
     with pytest.raises(RequestError, match=r"= 11, and a row has data.sequence_length = 10"):
-        refuse_rows(GREEDY, 10, 8)
+        check_rollout_rows(GREEDY, 10, 8)
     with pytest.raises(RequestError, match=r"less than one of loop.batch_rows = 4; take 0.25"):
-        refuse_rows(GREEDY.model_copy(update={"share": 0.2}), 24, 4)
-    refuse_rows(GREEDY.model_copy(update={"share": 0.0, "prompt_tokens": 99}), 24, 4)
+        check_rollout_rows(GREEDY.model_copy(update={"share": 0.2}), 24, 4)
+    check_rollout_rows(GREEDY.model_copy(update={"share": 0.0, "prompt_tokens": 99}), 24, 4)
 
 
 def train(out: Path, target: Backbone, config: RolloutsConfig, stop_at: int | None = None) -> Any:
