@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from ..data.rows.prepare import Prepared
 from ..decoding.target.backbone import Backbone
-from ..drafters.eagle.layers import EagleShape
 from ..drafters.eagle.net import EagleNet
 from ..drafters.projection import check_plain_logits
 from .config import Eagle3Config, EagleConfig, ModelConfig, ObjectiveConfig
@@ -277,7 +276,7 @@ def build(config: EagleConfig, objective: ObjectiveConfig, target: PreTrainedMod
     check_objective(config, objective)
     check_plain_logits(target)
     target.requires_grad_(False).eval()
-    net = EagleNet(EagleShape.like(target.config))
+    net = EagleNet.for_target(target)
     return EagleObjective(net, target, config, objective, save)
 
 

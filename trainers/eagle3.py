@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from ..data.rows.packed import PackedRows
 from ..data.rows.prepare import Prepared
 from ..decoding.target.backbone import Backbone
-from ..drafters.eagle.net3 import Eagle3Net, Eagle3Shape, fused_layers
+from ..drafters.eagle.net3 import Eagle3Net, fused_layers
 from ..drafters.projection import check_plain_logits
 from ..errors import RequestError
 from .config import Eagle3Config, ModelConfig, ObjectiveConfig
@@ -224,17 +224,8 @@ def build(
     check_objective(config, objective)
     check_plain_logits(target)
     target.requires_grad_(False).eval()
-    head: Any = target.get_output_embeddings()
-    shape = Eagle3Shape.of(
-        target.config,
-        layers=chosen_layers(config, target),
-        vocabulary=len(head.weight),
-        draft_vocabulary=len(ids),
-        feature_norms=config.feature_norms,
-    )
-    draft = Eagle3Net(shape, ids)
-    with torch.no_grad():
-        draft.lm_head.weight.copy_(head.weight[torch.tensor(list(ids), device=head.weight.device)])
+    layers = chosen_layers(config, target)
+    draft = Eagle3Net.for_target(target, layers=layers, ids=ids, feature_norms=config.feature_norms)
     return Eagle3Objective(draft, target, config, objective, save)
 
 

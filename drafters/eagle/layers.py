@@ -10,7 +10,7 @@ X width of what attention reads, Q query heads, G key-value heads, T keys in vie
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,7 @@ from ...decoding.target.kv_cache import KVCache
 
 @dataclass(frozen=True)
 class EagleShape:
-    """Sizes of a network, as JSON in its checkpoint; by default those of the target's layers."""
+    """Sizes of a network: what `config.json` of a drafter folder holds as its settings."""
 
     hidden: int
     intermediate: int
@@ -30,6 +30,11 @@ class EagleShape:
     head_size: int
     rope_theta: float
     eps: float
+
+    @classmethod
+    def from_settings(cls, settings: dict[str, Any]) -> Self:
+        """The sizes that a drafter folder's `config.json` holds."""
+        return cls(**settings)
 
     @classmethod
     def like(cls, config: Any) -> EagleShape:

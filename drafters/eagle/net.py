@@ -12,6 +12,7 @@ X width of what attention reads, T keys in view.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -132,6 +133,17 @@ class EagleNet(PairNet):
         self.fc = nn.Linear(2 * config.hidden, config.hidden, bias=False)
         self.layers = nn.ModuleList([EagleLayer(config)])
         self.rotary = Rotary(config)
+
+    @classmethod
+    def from_settings(cls, settings: dict[str, Any]) -> Self:
+        """A network of a drafter folder's sizes, without its weights."""
+        return cls(EagleShape.from_settings(settings))
+
+    @classmethod
+    def for_target(cls, target: nn.Module) -> Self:
+        """An untrained network of the sizes of a causal LM of `transformers`, fp32."""
+        model: Any = target
+        return cls(EagleShape.like(model.config))
 
     @property
     def layer(self) -> EagleLayer:

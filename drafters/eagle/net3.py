@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,11 @@ class Eagle3Shape(EagleShape):
     """Tokens that can be drafted."""
     feature_norms: bool = False
     """EAGLE-3.1: each fused state has a norm of its own, and the output comes out of the last."""
+
+    @classmethod
+    def from_settings(cls, settings: dict[str, Any]) -> Self:
+        """The sizes that a drafter folder's `config.json` holds."""
+        return cls(**(settings | {"layers": tuple(settings["layers"])}))  # JSON knows lists alone
 
     @classmethod
     def of(
@@ -90,7 +95,7 @@ class Eagle3Net(PairNet):
     t2d: Tensor
 
     def __init__(self, config: Eagle3Shape, ids: Sequence[int] | None = None) -> None:
-        """`ids`: target ids of the draft vocabulary, ascending; given by a checkpoint if None."""
+        """`ids`: target ids of the draft vocabulary, ascending; None where weights are loaded, which hold them."""
         super().__init__()
         self.config = config
         H, U = config.hidden, config.draft_vocabulary
@@ -106,6 +111,39 @@ class Eagle3Net(PairNet):
         self.register_buffer("d2t", ids_U - torch.arange(U))
         known_V = torch.zeros(config.vocabulary, dtype=torch.bool)
         self.register_buffer("t2d", known_V.index_fill(0, ids_U, True))
+
+    @classmethod
+    def from_settings(cls, settings: dict[str, Any]) -> Self:
+        """A network of a drafter folder's sizes, without its weights and its draft vocabulary."""
+        return cls(Eagle3Shape.from_settings(settings))
+
+    @classmethod
+    def for_target(
+        cls, target: nn.Module, *, layers: Sequence[int], ids: Sequence[int], feature_norms: bool = False
+    ) -> Self:
+        """An untrained network for a causal LM of `transformers`, fp32.
+
+        Its head begins as the target's rows of the draft vocabulary.
+
+        Args:
+            layers: hidden states of the target that are fused, low to high.
+            ids: target ids of the draft vocabulary, ascending.
+        """
+        model: Any = target
+        weight_VH = model.get_output_embeddings().weight
+        made = cls(
+            Eagle3Shape.of(
+                model.config,
+                layers=layers,
+                vocabulary=len(weight_VH),
+                draft_vocabulary=len(ids),
+                feature_norms=feature_norms,
+            ),
+            ids,
+        )
+        with torch.no_grad():
+            made.lm_head.weight.copy_(weight_VH[torch.tensor(list(ids), device=weight_VH.device)])
+        return made
 
     @property
     def ids_U(self) -> Tensor:

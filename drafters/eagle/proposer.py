@@ -32,10 +32,9 @@ from ..folder import built_from, load_weights, read_settings
 from ..model.draft_model import Policy
 from ..projection import check_plain_logits
 from ..true_states import TrueStates, pick
-from .layers import EagleShape
 from .levels import draw_level, levels_of
 from .net import EagleNet
-from .net3 import Eagle3Net, Eagle3Shape
+from .net3 import Eagle3Net
 
 TreeKind = Literal["chain", "static", "dynamic"]
 
@@ -352,17 +351,11 @@ def load_eagle(folder: str | Path, target: Backbone, **settings: Any) -> Eagle:
     path = Path(folder)
     family, sizes = read_settings(path, target, Eagle.family, Eagle3.family)
     with built_from(path / "config.json", f"an {family} network"):
-        net = _empty(family, sizes)
+        net = EagleNet.from_settings(sizes) if family == Eagle.family else Eagle3Net.from_settings(sizes)
     if isinstance(net, Eagle3Net):
         return Eagle3(_filled(net, path, target), target, **settings)
     check_plain_logits(target.model)  # whose projection EAGLE-1 drafts by
     return Eagle(_filled(net, path, target), target, **settings)
-
-
-def _empty(family: str, sizes: dict[str, Any]) -> EagleNet | Eagle3Net:
-    if family == Eagle.family:
-        return EagleNet(EagleShape(**sizes))
-    return Eagle3Net(Eagle3Shape(**(sizes | {"layers": tuple(sizes["layers"])})))
 
 
 _Net = TypeVar("_Net", EagleNet, Eagle3Net)

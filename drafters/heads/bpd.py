@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from .medusa import Heads, Medusa, Paths, empty_heads, projection_of
 
 @dataclass(frozen=True)
 class BpdShape:
-    """Sizes of the layer, as JSON in its checkpoint."""
+    """Sizes of the layer: what `config.json` of a drafter folder holds as its settings."""
 
     block: int
     """k: tokens of a block, the target's own next one included."""
@@ -36,6 +36,11 @@ class BpdShape:
     hidden: int
     vocabulary: int
     shared_head: ClassVar[bool] = True
+
+    @classmethod
+    def from_settings(cls, settings: dict[str, Any]) -> Self:
+        """The sizes that a drafter folder's `config.json` holds."""
+        return cls(**settings)
 
     @property
     def heads(self) -> int:
@@ -83,6 +88,11 @@ class BpdHeads(Heads):
         self.first = nn.Linear(config.hidden, units)
         self.second = Outputs(units, config.heads, config.hidden)
         self.lm_heads = empty_heads(config)
+
+    @classmethod
+    def from_settings(cls, settings: dict[str, Any]) -> Self:
+        """A layer of a drafter folder's sizes, without its weights."""
+        return cls(BpdShape.from_settings(settings))
 
     @classmethod
     def for_target(cls, target: nn.Module, *, block: int, inner: int | None = None) -> Self:
@@ -138,7 +148,7 @@ def load_bpd(folder: str | Path, target: Backbone, *, paths: Paths | None = None
     """
     _, sizes = read_settings(folder, target, Bpd.family)
     with built_from(Path(folder) / "config.json", "a BPD layer"):
-        heads = BpdHeads(BpdShape(**sizes))
+        heads = BpdHeads.from_settings(sizes)
     check_plain_logits(target.model)
     load_weights(heads, Path(folder))
     heads.requires_grad_(False).eval().to(device=target.device, dtype=target.model.dtype)

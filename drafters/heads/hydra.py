@@ -50,6 +50,12 @@ class HydraShape(MedusaShape):
 
     prefix: EagleShape | None = None
 
+    @classmethod
+    def from_settings(cls, settings: dict[str, Any]) -> Self:
+        """The sizes that a drafter folder's `config.json` holds."""
+        prefix = settings.get("prefix")
+        return cls(**(settings | {"prefix": prefix and EagleShape(**prefix)}))
+
 
 class HydraBlock(nn.Module):
     """h + SiLU(W [h; e_1; ...; e_k] + b), then residual blocks; h as it is until it is trained.
@@ -81,6 +87,11 @@ class HydraHeads(MedusaHeads):
         """As `MedusaHeads`."""
         super().__init__(config)
         self.prefix = None if config.prefix is None else PrefixLayer(config.prefix)
+
+    @classmethod
+    def from_settings(cls, settings: dict[str, Any]) -> Self:
+        """Heads of a drafter folder's sizes, with their layer if it has one; without its weights."""
+        return cls(HydraShape.from_settings(settings))
 
     @classmethod
     def for_target(
@@ -255,15 +266,9 @@ def load_hydra(folder: str | Path, target: Backbone, *, paths: Paths | None = No
     """
     _, sizes = read_settings(folder, target, Hydra.family, HydraPlus.family)
     with built_from(Path(folder) / "config.json", "Hydra heads"):
-        heads = HydraHeads(_shape(sizes))
+        heads = HydraHeads.from_settings(sizes)
     if heads.config.shared_head:
         check_plain_logits(target.model)
     load_weights(heads, Path(folder))
     heads.requires_grad_(False).eval().to(device=target.device, dtype=target.model.dtype)
     return hydra_on(heads, target, paths=paths, nodes=nodes)
-
-
-def _shape(sizes: dict[str, Any]) -> HydraShape:
-    prefix = sizes.get("prefix")
-    layer = None if prefix is None else EagleShape(**prefix)
-    return HydraShape(**(sizes | {"prefix": layer}))

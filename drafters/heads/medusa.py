@@ -38,13 +38,18 @@ Paths = Sequence[Sequence[int]]
 
 @dataclass(frozen=True)
 class MedusaShape:
-    """Sizes of the heads, as JSON in their checkpoint."""
+    """Sizes of the heads: what `config.json` of a drafter folder holds as its settings."""
 
     heads: int
     layers: int
     hidden: int
     vocabulary: int
     shared_head: bool = False
+
+    @classmethod
+    def from_settings(cls, settings: dict[str, Any]) -> Self:
+        """The sizes that a drafter folder's `config.json` holds."""
+        return cls(**settings)
 
 
 class ResidualBlock(nn.Module):
@@ -110,6 +115,11 @@ class MedusaHeads(Heads):
         self.config = config
         self.blocks = nn.ModuleList(self.block(k) for k in range(1, config.heads + 1))
         self.lm_heads = empty_heads(config)
+
+    @classmethod
+    def from_settings(cls, settings: dict[str, Any]) -> Self:
+        """Heads of a drafter folder's sizes, without its weights."""
+        return cls(MedusaShape.from_settings(settings))
 
     @classmethod
     def for_target(cls, target: nn.Module, *, heads: int, layers: int = 1, shared_head: bool = False) -> Self:
@@ -333,7 +343,7 @@ def load_medusa(folder: str | Path, target: Backbone, *, paths: Paths | None = N
     """
     _, sizes = read_settings(folder, target, Medusa.family)
     with built_from(Path(folder) / "config.json", "Medusa heads"):
-        heads = MedusaHeads(MedusaShape(**sizes))
+        heads = MedusaHeads.from_settings(sizes)
     if heads.config.shared_head:
         check_plain_logits(target.model)
     load_weights(heads, Path(folder))

@@ -1,0 +1,52 @@
+"""A drafter's module from what its folder's `config.json` holds: no weights read, no target in memory."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+import torch
+from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.drafters.eagle.net import EagleNet
+from draftsmith.drafters.eagle.net3 import Eagle3Net
+from draftsmith.drafters.heads.bpd import BpdHeads
+from draftsmith.drafters.heads.hydra import HydraHeads
+from draftsmith.drafters.heads.medusa import MedusaHeads
+from torch import nn
+
+FRESH: dict[str, Any] = {
+    "medusa": lambda model: MedusaHeads.for_target(model, heads=2, layers=2),
+    "medusa, shared head": lambda model: MedusaHeads.for_target(model, heads=2, shared_head=True),
+    "hydra": lambda model: HydraHeads.for_target(model, heads=3, layers=2),
+    "hydra++": lambda model: HydraHeads.for_target(model, heads=3, layers=2, prefix=True),
+    "bpd": lambda model: BpdHeads.for_target(model, block=4, inner=8),
+    "eagle": EagleNet.for_target,
+    "eagle3": lambda model: Eagle3Net.for_target(model, layers=(0, 1, 2), ids=range(0, 61, 2)),
+    "eagle3.1": lambda model: Eagle3Net.for_target(model, layers=(0, 2), ids=range(9), feature_norms=True),
+}
+
+
+def tensors(module: nn.Module) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in module.state_dict().items()}
+
+
+@pytest.mark.parametrize("family", FRESH)
+def test_settings_alone_make_the_module_anew(family: str, target: Backbone) -> None:
+    fresh = FRESH[family](target.model)
+    settings = json.loads(json.dumps(asdict(fresh.config)))
+    with torch.device("meta"):
+        again = type(fresh).from_settings(settings)
+    assert again.config == fresh.config
+    assert tensors(again) == tensors(fresh)
+    assert all(tensor.is_meta for tensor in again.state_dict().values())
+
+
+@pytest.mark.parametrize("family", FRESH)
+def test_a_target_of_shapes_alone_is_enough(family: str, target: Backbone) -> None:
+    with torch.device("meta"):
+        skeleton = type(target.model)(target.model.config)
+        fresh = FRESH[family](skeleton)
+    assert tensors(fresh) == tensors(FRESH[family](target.model))
+    assert all(tensor.is_meta for tensor in fresh.state_dict().values())
