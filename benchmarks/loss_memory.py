@@ -35,7 +35,8 @@ from draftsmith.storage import write_text
 from draftsmith.trainers import eagle3, medusa
 from draftsmith.trainers.config import Eagle3Config, MedusaConfig, ModelConfig, ObjectiveConfig
 from draftsmith.trainers.eagle import counted as counted_ahead
-from draftsmith.trainers.losses.chunked import ChunkedLoss, Distillation, Teacher
+from draftsmith.trainers.losses.chunked import ChunkedLoss, Teacher
+from draftsmith.trainers.losses.mix import Mix
 from draftsmith.trainers.student.architecture import fresh_model
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
@@ -75,7 +76,7 @@ def distill_pair(args: argparse.Namespace) -> Pair:
     teacher = Teacher(torch.randn(P, H, device=args.device), torch.randn(V, H, device=args.device) * 0.05)
     hidden = torch.randn(P, H, device=args.device).requires_grad_()
     label = torch.randint(0, V, (P,), device=args.device)
-    loss = Distillation(1.0, 0.0)
+    loss = Mix(kl=1.0)
 
     def plain() -> Tensor:
         target = (teacher.hidden_PH @ teacher.weight_VH.T).float()

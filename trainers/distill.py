@@ -24,9 +24,9 @@ from .config import FROM_TARGET, LoraConfig, ModelConfig, ObjectiveConfig, Rollo
 from .loop.loop import Outcome
 from .loop.objective import Batch, check_start_context, hidden_states, label_shares, labelled
 from .loop.sharding import standalone
-from .losses.chunked import Distillation, Teacher
+from .losses.chunked import ChunkedLoss, Teacher
 from .losses.mix import TERMS, Mix
-from .losses.ramp import MovingLoss, Ramp
+from .losses.ramp import Ramp
 from .pruning.layers import prune
 from .pruning.sizes import check_not_pruned
 from .student.architecture import fresh_model
@@ -40,18 +40,22 @@ if TYPE_CHECKING:
 
 
 class DraftStudent(nn.Module):
-    """The draft and its loss against the target's distribution, in chunks over positions."""
+    """The draft and its loss against the target's distribution, in chunks over positions.
 
-    def __init__(self, draft: PreTrainedModel, loss: Distillation, *, chunk: int, rows: int) -> None:
+    It trains on the mix of the step and is validated on the recipe's own.
+    """
+
+    def __init__(self, draft: PreTrainedModel, mix: Mix, *, chunk: int, rows: int) -> None:
         super().__init__()
         self.draft = draft
-        head = draft.get_output_embeddings()
-        self.head = MovingLoss(head, loss, chunk=chunk, rows=rows)
+        self.mix = self.step_mix = mix
+        self.head = ChunkedLoss(draft.get_output_embeddings(), mix, chunk=chunk, rows=rows)
         self.train()  # a loaded draft comes without dropout, that of its adapter included
 
     def forward(self, batch: Batch, teacher: Teacher) -> tuple[Tensor, dict[str, Tensor]]:
         hidden_PH, label_P = labelled(hidden_states(self.draft, batch), batch)
-        return self.head(hidden_PH, label_P, teacher, label_shares(batch))
+        mix = self.step_mix if self.training else self.mix
+        return self.head(hidden_PH, label_P, teacher, label_shares(batch), loss=mix)
 
 
 class DistillObjective:
@@ -60,12 +64,11 @@ class DistillObjective:
     def __init__(self, draft: PreTrainedModel, target: PreTrainedModel, config: ObjectiveConfig, save: Save) -> None:
         # a head may be padded beyond the tokenizer; the rows that both have are compared
         rows = min(_rows(draft), _rows(target))
-        loss = Distillation.of(config)
-        self._student = DraftStudent(draft, loss, chunk=config.chunk, rows=rows)
+        self._ramp, self._steps = Ramp.of(config), 1
+        self._student = DraftStudent(draft, self._ramp.last, chunk=config.chunk, rows=rows)
         self.module: nn.Module = self._student
         self._draft, self._target, self._save = draft, target, save
         self.features: FeatureSource = OnlineFeatures(target)
-        self._ramp, self._steps = Ramp.of(config), 1
         self.rollouts: Rollouts | None = None
         """What writes some of the rows; set by `build` where the recipe asks for it."""
 
@@ -75,7 +78,7 @@ class DistillObjective:
 
     def begin_step(self, step: int, _seed: int) -> None:
         """Minimise that step's mix; what is validated is the recipe's at every step."""
-        self._student.head.now = self._ramp.at(step, self._steps)
+        self._student.step_mix = self._ramp.at(step, self._steps)
 
     @torch.no_grad()
     def prepare(self, batch: Batch) -> Teacher:

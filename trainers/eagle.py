@@ -167,7 +167,7 @@ def shares(
         return geometric(pass_P, config.decay)
     S = batch["input_ids"].shape[1]
     anchors = [anchors_of(counted(batch, 2 + j), S) for j in range(config.passes)]
-    said_P, _ = head(hidden_PH, label_P, only_said=True)
+    said_P, _ = head(hidden_PH, label_P, only_label_q=True)
     said = said_P.split([len(anchor_P) for anchor_P in anchors])
     return torch.cat(paced(said, anchors, batch["input_ids"].numel(), objective.pace_floor))
 

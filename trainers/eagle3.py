@@ -90,7 +90,7 @@ class WholeTeacher(SharedTeacher):
     ids_U: Tensor
     mix: Mix
 
-    def read(self, logits_XV: Tensor, _vocabulary: int) -> Said:
+    def select(self, logits_XV: Tensor, _vocabulary: int) -> Said:
         return Said.of(logits_XV, self.ids_U, self.mix)
 
 

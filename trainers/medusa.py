@@ -28,7 +28,8 @@ from .distill import check_terms
 from .loop.loop import Outcome
 from .loop.objective import Batch
 from .loop.sharding import standalone
-from .losses.chunked import ChunkedLoss, Distillation, Teacher, cross_entropy
+from .losses.chunked import ChunkedLoss, Teacher, cross_entropy
+from .losses.mix import Mix
 from .losses.pace import anchors_of, paced
 from .student.warm_start import warm_started
 from .teacher.features import FeatureSource, OnlineFeatures
@@ -57,8 +58,8 @@ class HeadLoss:
     """
 
     def __init__(self, config: ObjectiveConfig) -> None:
-        self._distillation = Distillation.of(config)
-        self.distils = self._distillation.asks_the_target
+        self._mix = Mix.of(config)
+        self.distils = self._mix.asks_the_target
         self.names: tuple[str, ...] = ("loss", "top1")
         if self.distils:
             self.names += ("alpha",) if config.teacher_top_k is None else ("alpha", "cut_mass")
@@ -67,8 +68,8 @@ class HeadLoss:
         top1_C = (draft_CV.argmax(-1) == label_C).float()
         if not self.distils:
             ce_C = cross_entropy(draft_CV, None, label_C)["loss"]
-            return {"loss": self._distillation.ce * ce_C, "top1": top1_C}
-        terms = self._distillation(draft_CV, target_CV, label_C)
+            return {"loss": self._mix.ce * ce_C, "top1": top1_C}
+        terms = self._mix(draft_CV, target_CV, label_C)
         reported = {name: terms[name] for name in self.names if name in terms}
         return {"loss": terms["loss"], "top1": top1_C, **reported}
 
@@ -140,7 +141,7 @@ class MedusaStudent(nn.Module):
             counts_RX = counted(batch, k)
             label_P = batch["input_ids"][:, k + 1 :][counts_RX]
             hidden_PH = self._hidden(k, counts_RX, teacher_output)
-            said.append(self._chunked(k)(hidden_PH, label_P, only_said=True)[0])
+            said.append(self._chunked(k)(hidden_PH, label_P, only_label_q=True)[0])
             anchors.append(anchors_of(counts_RX, batch["input_ids"].shape[1]))
         return paced(said, anchors, batch["input_ids"].numel(), floor)
 

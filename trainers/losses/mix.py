@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +36,11 @@ class Distributions(NamedTuple):
 
 @dataclass(frozen=True)
 class Mix:
-    """Weights of the terms and what they are computed with; see `ObjectiveConfig` for each."""
+    """Weights of the terms and what they are computed with; see `ObjectiveConfig` for each.
+
+    Called, it is a `TokenLoss` over the target's whole vocabulary, of `distill` and of heads; EAGLE's
+    losses take its `terms` over what their drafts know of the target.
+    """
 
     kl: float = 0.0
     ce: float = 0.0
@@ -53,7 +57,7 @@ class Mix:
     teacher_top_k: int | None = None
 
     @classmethod
-    def of(cls, objective: ObjectiveConfig, *, kl: float = 1.0) -> Self:
+    def of(cls, objective: ObjectiveConfig, *, kl: float = 1.0) -> Mix:
         """The recipe's mix; `kl` is the method's weight of the KL where the recipe names none."""
         return cls(
             kl=kl if objective.kl is None else objective.kl,
@@ -85,6 +89,35 @@ class Mix:
     def as_it_is(self) -> bool:
         """Whether `soften` leaves the target's logits as they are."""
         return self.temperature == 1 and self.teacher_top_k is None
+
+    def __call__(self, draft_CV: Tensor, target_CV: Tensor | None, label_C: Tensor) -> dict[str, Tensor]:
+        """The weighted sum as `loss`, and what is reported, [C] each.
+
+        `kl` and `ce` are reported whatever is minimised, every other term that has a weight, and
+        `alpha`, sum_v min(p, q): the acceptance rate of sampling at temperature 1 (Leviathan et al.
+        2023, theorem 3.5), the quantity that distillation is for, with the target's distribution as
+        it is. Where that distribution is cut to its likeliest tokens, `cut_mass` is what is left out.
+
+        Args:
+            draft_CV: the draft's logits, fp32.
+            target_CV: the target's, fp32; without them there is nothing to compare with (ValueError).
+            label_C: the text's own token at each position.
+        """
+        if target_CV is None:
+            raise ValueError("distillation needs the target's logits")
+        distributions = self.distributions(draft_CV, self.soften(target_CV))
+        terms = self.terms(distributions, draft_CV, label_C)
+        loss_C = self.total(terms)
+        with torch.no_grad():
+            if "kl" not in terms:
+                terms["kl"] = d.forward_kl(distributions.log_p_CU, distributions.log_q_CU)
+            if "ce" not in terms:
+                terms["ce"] = cross_entropy(draft_CV, label_C)
+            alpha_C = torch.minimum(draft_CV.softmax(-1), target_CV.softmax(-1)).sum(-1)
+            if self.teacher_top_k is not None:
+                terms["cut_mass"] = self.cut_mass(target_CV)
+        reported = {name: term.detach() for name, term in terms.items()}
+        return {"loss": loss_C, **reported, "alpha": alpha_C}
 
     def distributions(self, draft_CU: Tensor, soft_CU: Tensor, normal_C: Tensor | None = None) -> Distributions:
         """Both distributions at the mix's temperature.

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 
-def d_pace(said_AJ: Tensor, known_AJ: Tensor, floor: float) -> Tensor:
+def d_pace(q_AJ: Tensor, known_AJ: Tensor, floor: float) -> Tensor:
     """w_j = sum_{m >= j} prod_{i <= m} q'_i, q' = (1 - floor) q + floor: equations 7 and 8.
 
     The product is how likely the draft is still alive at place m, the sum from j on what a right
@@ -24,18 +24,18 @@ def d_pace(said_AJ: Tensor, known_AJ: Tensor, floor: float) -> Tensor:
     neither ends a draft nor is worth anything.
 
     Args:
-        said_AJ: q(label), the probability of each label under the draft.
+        q_AJ: q(label), the probability of each label under the draft.
         known_AJ: bool, where there is a label.
         floor: a in (0, 1]; without it far places would learn nothing until near ones are right.
 
     Returns:
         fp32 [A, J], without a gradient; 0 where there is no label.
     """
-    said_AJ = said_AJ.detach()
-    passed_AJ = torch.where(known_AJ, (1 - floor) * said_AJ + floor, torch.ones_like(said_AJ))
-    alive_A = torch.ones_like(said_AJ[:, 0])
+    q_AJ = q_AJ.detach()
+    passed_AJ = torch.where(known_AJ, (1 - floor) * q_AJ + floor, torch.ones_like(q_AJ))
+    alive_A = torch.ones_like(q_AJ[:, 0])
     alive = []
-    for j in range(said_AJ.shape[1]):  # J is small, and cumulative sums on GPUs are not repeatable
+    for j in range(q_AJ.shape[1]):  # J is small, and cumulative sums on GPUs are not repeatable
         alive_A = alive_A * passed_AJ[:, j]
         alive.append(alive_A * known_AJ[:, j])
     worth = [torch.zeros_like(alive_A)]
@@ -50,21 +50,21 @@ def anchors_of(counts_RX: Tensor, length: int) -> Tensor:
     return row_P * length + at_P
 
 
-def paced(said: Sequence[Tensor], anchors: Sequence[Tensor], count: int, floor: float) -> list[Tensor]:
+def paced(q: Sequence[Tensor], anchors: Sequence[Tensor], count: int, floor: float) -> list[Tensor]:
     """`d_pace` for J places that hold each its own anchors: weights in the same shape.
 
     Args:
-        said: q(label) [P_j] of every place.
+        q: q(label) [P_j] of every place.
         anchors: int64 [P_j], at which of the `count` anchors each stands.
         count: A.
         floor: as in `d_pace`.
     """
-    said_AJ = said[0].new_zeros(count, len(said))
-    known_AJ = torch.zeros_like(said_AJ, dtype=torch.bool)
-    for j, (said_P, anchor_P) in enumerate(zip(said, anchors, strict=True)):
-        said_AJ[anchor_P, j] = said_P
+    q_AJ = q[0].new_zeros(count, len(q))
+    known_AJ = torch.zeros_like(q_AJ, dtype=torch.bool)
+    for j, (q_P, anchor_P) in enumerate(zip(q, anchors, strict=True)):
+        q_AJ[anchor_P, j] = q_P
         known_AJ[anchor_P, j] = True
-    weight_AJ = d_pace(said_AJ, known_AJ, floor)
+    weight_AJ = d_pace(q_AJ, known_AJ, floor)
     return [weight_AJ[anchor_P, j] for j, anchor_P in enumerate(anchors)]
 
 

@@ -2,18 +2,15 @@
 
 Where a draft from scratch and the target hardly meet, the total variation has hardly a gradient
 (`divergences.total_variation`), so a mix that lives on it begins with a KL. Read next: `mix.py`;
-`distill.py`, which asks for the mix of every step.
+`distill.py`, which trains on the mix of every step.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from torch import Tensor, nn
-
 from ..config import ObjectiveConfig
-from .chunked import ChunkedLoss, Distillation, Teacher
-from .mix import TERMS
+from .mix import TERMS, Mix
 
 TV_SHARE = 0.3  # of the steps, for a total variation that nothing else holds up
 
@@ -22,18 +19,18 @@ TV_SHARE = 0.3  # of the steps, for a total variation that nothing else holds up
 class Ramp:
     """`last` is the recipe's mix, reached after `share` of all steps."""
 
-    last: Distillation
+    last: Mix
     share: float
 
     @classmethod
     def of(cls, objective: ObjectiveConfig) -> Ramp:
-        """The recipe's; without a word from it a total variation alone begins with KL."""
-        last = Distillation.of(objective)
+        """The recipe's; where it names no share, a total variation alone begins with KL."""
+        last = Mix.of(objective)
         alone = bool(last.tv) and not (last.kl or last.ce)
         own = TV_SHARE if alone else 0.0
         return cls(last, own if objective.from_kl_share is None else objective.from_kl_share)
 
-    def at(self, step: int, steps: int) -> Distillation:
+    def at(self, step: int, steps: int) -> Mix:
         """The mix of a step, counted from 0, of a run of so many.
 
         Every term of the last mix has a weight from the first step on, so that all steps report
@@ -46,24 +43,3 @@ class Ramp:
         weights = {name: part * getattr(self.last, name) for name in TERMS}
         weights["kl"] += 1 - part
         return replace(self.last, **weights)
-
-
-class MovingLoss(ChunkedLoss):
-    """The chunked loss of a mix that moves while it trains, and is the last one in evaluation."""
-
-    def __init__(self, head: nn.Linear, last: Distillation, *, chunk: int, rows: int) -> None:
-        super().__init__(head, last, chunk=chunk, rows=rows)
-        self.last = self.now = last
-
-    def forward(
-        self,
-        hidden_PH: Tensor,
-        label_P: Tensor,
-        teacher: Teacher | None = None,
-        share_P: Tensor | None = None,
-        *,
-        only_said: bool = False,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """As `ChunkedLoss.forward`, with the mix of the step."""
-        self.loss = self.now if self.training else self.last
-        return super().forward(hidden_PH, label_P, teacher, share_P, only_said=only_said)

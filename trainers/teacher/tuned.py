@@ -34,7 +34,8 @@ from ..loop import checkpoint
 from ..loop.loop import Outcome, Probe
 from ..loop.objective import Batch, Objective, hidden_states, labelled
 from ..loop.optimizer import Pace
-from ..losses.chunked import ChunkedLoss, Distillation, Teacher, TokenLoss, cross_entropy
+from ..losses.chunked import ChunkedLoss, Teacher, TokenLoss, cross_entropy
+from ..losses.mix import Mix
 from ..student.lora import TUNED_NAME, add_adapter, without_adapters
 from .frozen import Given, Save, run_for_target
 
@@ -144,7 +145,7 @@ class TunedStudent(nn.Module):
         super().__init__()
         self.student = student
         self.target = tuned.model
-        loss: TokenLoss = Distillation(kl=1.0, ce=0.0) if distils else cross_entropy
+        loss: TokenLoss = Mix(kl=1.0) if distils else cross_entropy
         self.language = ChunkedLoss(tuned.head, loss, chunk=chunk)
         self._names = ("loss", "kl", "ce", "alpha") if distils else ("loss", "ce")
         self.tune = tuned.config

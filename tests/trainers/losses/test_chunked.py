@@ -3,7 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from draftsmith.trainers.losses.chunked import ChunkedLoss, Distillation, Teacher, _parts, cross_entropy
+from draftsmith.trainers.losses.chunked import ChunkedLoss, Teacher, _parts, cross_entropy
+from draftsmith.trainers.losses.mix import Mix
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -37,7 +38,7 @@ def test_chunks_give_the_loss_and_gradients_of_the_whole(chunk: int, kl: float, 
     head, hidden, label, teacher = setting()
     whole = plain_distillation(head, hidden, label, teacher, kl, ce, t)
     expected = torch.autograd.grad(whole / P, [hidden, head.weight])
-    loss, terms = ChunkedLoss(head, Distillation(kl, ce, t), chunk=chunk)(hidden, label, teacher)
+    loss, terms = ChunkedLoss(head, Mix(kl, ce, t), chunk=chunk)(hidden, label, teacher)
     got = torch.autograd.grad(loss / P, [hidden, head.weight])
     torch.testing.assert_close(loss, whole, rtol=1e-5, atol=1e-4)
     for ours, theirs in zip(got, expected, strict=True):
@@ -53,7 +54,7 @@ def test_cross_entropy_is_the_one_of_torch() -> None:
 
 def test_reported_alpha_is_the_overlap_of_the_two_distributions() -> None:
     head, hidden, label, teacher = setting(2)
-    _, terms = ChunkedLoss(head, Distillation(1.0, 0.0), chunk=10)(hidden, label, teacher)
+    _, terms = ChunkedLoss(head, Mix(1.0, 0.0), chunk=10)(hidden, label, teacher)
     p = (teacher.hidden_PH @ teacher.weight_VH.T).softmax(-1)
     q = head(hidden).softmax(-1)
     torch.testing.assert_close(terms["alpha"], torch.minimum(p, q).sum().detach())
@@ -63,7 +64,7 @@ def test_rows_beyond_the_tokenizer_are_left_out_and_get_no_gradient() -> None:
     head, hidden, label, teacher = setting(3)
     rows = 90
     label = label % rows
-    loss, _ = ChunkedLoss(head, Distillation(1.0, 0.5), chunk=9, rows=rows)(hidden, label, teacher)
+    loss, _ = ChunkedLoss(head, Mix(1.0, 0.5), chunk=9, rows=rows)(hidden, label, teacher)
     (grad,) = torch.autograd.grad(loss, [head.weight])
     assert torch.equal(grad[rows:], torch.zeros_like(grad[rows:]))
     cut = Teacher(teacher.hidden_PH, teacher.weight_VH[:rows])
@@ -88,7 +89,7 @@ def test_full_logits_never_exist_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
     def spy(draft: Tensor, target: Tensor | None, labels: Tensor) -> dict[str, Tensor]:
         sizes.append(len(draft))
-        return Distillation(1.0, 0.0)(draft, target, labels)
+        return Mix(1.0, 0.0)(draft, target, labels)
 
     ChunkedLoss(head, spy, chunk=8)(hidden, label, teacher)
     assert max(sizes) == 8

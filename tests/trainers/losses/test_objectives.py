@@ -19,7 +19,7 @@ from draftsmith.launch.check.models import _check_objective
 from draftsmith.launch.recipe.load import Recipe
 from draftsmith.trainers import bpd, distill, eagle, eagle3, hydra, medusa, target
 from draftsmith.trainers.config import BpdConfig, Eagle3Config, EagleConfig, MedusaConfig, ModelConfig, ObjectiveConfig
-from draftsmith.trainers.losses.chunked import ChunkedLoss, Distillation, Teacher
+from draftsmith.trainers.losses.chunked import ChunkedLoss, Teacher
 from draftsmith.trainers.losses.mix import TERMS, UNKNOWN, Mix
 from draftsmith.trainers.losses.pace import geometric
 from ruamel.yaml import YAML
@@ -187,7 +187,7 @@ def test_a_mix_is_the_weighted_sum(name: str) -> None:
     label = torch.randint(0, 23, (6,), generator=g)
     weights = {each: 0.1 * (i + 1) for i, each in enumerate(TERMS)}
     weights = weights if name == "all" else {name: 0.3, "ce": 0.2}
-    loss = Distillation.of(ObjectiveConfig(**{"kl": 0.0} | weights))(draft, wide, label)
+    loss = Mix.of(ObjectiveConfig(**{"kl": 0.0} | weights))(draft, wide, label)
     for c in range(6):
         p, q = wide[c].double().softmax(-1), draft[c].double().softmax(-1)
         wanted = weights["ce"] * -q[label[c]].log()
@@ -343,7 +343,7 @@ def others(V: int) -> tuple[Tensor, Tensor, Tensor]:
 @pytest.mark.parametrize("weights", [{}, {"kl": 1.0}, {"ce": 0.1}, {"kl": 0.7, "ce": 0.3, "temperature": 2.0}])
 def test_distillation_is_as_it_was(weights: dict[str, float]) -> None:
     target, label, _ = others(40)
-    loss = Distillation.of(ObjectiveConfig(**weights))
+    loss = Mix.of(ObjectiveConfig(**weights))
     was = {"kl": 1.0, "ce": 0.0, "temperature": 1.0} | weights
     assert_same(lambda x: loss(x, target, label)["loss"], lambda x: old_distillation(x, target, label, **was), 40)
 
@@ -391,7 +391,7 @@ def test_weights_of_positions_reach_the_sum_and_not_the_report() -> None:
     hidden = torch.randn(P, 8, generator=g).requires_grad_()
     teacher = Teacher(torch.randn(P, 8, generator=g), torch.randn(19, 8, generator=g))
     label, share = torch.randint(0, 19, (P,), generator=g), torch.rand(P, generator=g)
-    chunked = ChunkedLoss(head, Distillation(0.5, 0.5), chunk=5)
+    chunked = ChunkedLoss(head, Mix(0.5, 0.5), chunk=5)
     loss, terms = chunked(hidden, label, teacher, share)
     logits = head(hidden)
     plain = old_distillation(logits, teacher.hidden_PH @ teacher.weight_VH.T, label, 0.5, 0.5, 1.0)
@@ -409,7 +409,7 @@ def test_what_the_draft_says_of_labels() -> None:
     label = torch.randint(0, 19, (P,), generator=g)
     label[4] = UNKNOWN
     sizes: list[int] = []
-    chunked = ChunkedLoss(head, Distillation(1.0, 0.0), chunk=5)
+    chunked = ChunkedLoss(head, Mix(1.0, 0.0), chunk=5)
     real = F.linear
 
     def spy(x: Tensor, weight: Tensor) -> Tensor:
@@ -418,7 +418,7 @@ def test_what_the_draft_says_of_labels() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("draftsmith.trainers.losses.chunked.F.linear", spy)
-        said, terms = chunked(hidden, label, only_said=True)
+        said, terms = chunked(hidden, label, only_label_q=True)
     assert (max(sizes), sum(sizes)) == (5, P)
     assert (terms, said.requires_grad) == ({}, False)
     wanted = head(hidden).softmax(-1).gather(-1, label.clamp_min(0)[:, None])[:, 0].detach()

@@ -12,7 +12,6 @@ from draftsmith.launch.check.unread import READ_BY, check_read
 from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.trainers import distill
 from draftsmith.trainers.config import ModelConfig, ObjectiveConfig
-from draftsmith.trainers.losses.chunked import Distillation
 from draftsmith.trainers.losses.mix import TERMS, Mix
 from draftsmith.trainers.losses.ramp import TV_SHARE, Ramp
 
@@ -119,7 +118,7 @@ def test_a_compressed_teacher_is_its_likeliest_tokens_renormalised(name: str, te
     """Every divergence, and the mass that is lost, against plain Python."""
     draft, target = distributions()
     asked: dict = {"kl": 0.0, name: 1.0, "top_k_tokens": 2}
-    loss = Distillation.of(ObjectiveConfig(**asked, temperature=temperature, teacher_top_k=CUT))
+    loss = Mix.of(ObjectiveConfig(**asked, temperature=temperature, teacher_top_k=CUT))
     draft.requires_grad_()
     found = loss(draft, target, torch.zeros(5, dtype=torch.long))
     found["loss"].sum().backward()
