@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..storage import write_text
+from draftsmith.storage import write_text
 
 _UNSET = "not set"
 

@@ -1,16 +1,21 @@
-"""Rules of the house that no single file can check: arrows, late torch, read fields, docstrings."""
+"""Rules that no single file can check: arrows, circles, folders, late torch, read fields, docstrings."""
 
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
+import textwrap
+import tomllib
 from pathlib import Path
 
 import draftsmith
 import pytest
 from draftsmith.launch.recipe.load import Recipe, field_paths
+from field_reads import reads_of
+from imports import circles, import_graph, imported_files, module_of
 
 ROOT = Path(draftsmith.__file__).parent
 ROOMS = ("decoding", "drafters", "data", "trainers", "eval", "launch")
@@ -25,6 +30,7 @@ ARROWS = {
 }
 SOURCES = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
 ALL = [*sorted(ROOT.glob("*.py")), *SOURCES]
+EVERY = [*ALL, *sorted((ROOT / "tests").rglob("*.py")), *sorted((ROOT / "benchmarks").glob("*.py"))]
 TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in ALL}
 
 
@@ -34,6 +40,7 @@ def name_of(path: Path) -> str:
 
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)
 def test_arrows(path: Path) -> None:
+    """A room imports itself, the root's own files, and rooms that its arrows lead to."""
     room = path.relative_to(ROOT).parts[0]
     for node in ast.walk(TREES[path]):
         if isinstance(node, ast.Import):
@@ -41,11 +48,83 @@ def test_arrows(path: Path) -> None:
         if not isinstance(node, ast.ImportFrom):
             continue
         assert not (node.module or "").startswith("draftsmith"), "inside, imports are relative"
-        assert node.level <= 2, f"line {node.lineno} reaches outside the package"
-        if node.level == 2:
-            names = [node.module] if node.module else [alias.name for alias in node.names]
-            others = {name.split(".")[0] for name in names if (ROOT / name.split(".")[0]).is_dir()}
-            assert others <= ARROWS[room], f"{room} may not import {others} (line {node.lineno})"
+        if not node.level:
+            continue
+        parts = module_of(ROOT, path, node)
+        assert parts is not None, f"line {node.lineno} reaches outside the package"
+        names = [parts[0]] if parts else [alias.name for alias in node.names]
+        others = {name for name in names if (ROOT / name).is_dir()} - {room}
+        assert others <= ARROWS[room], f"{room} may not import {others} (line {node.lineno})"
+        assert [*imported_files(ROOT, path, node)], f"line {node.lineno} imports what is not there"
+
+
+def test_arrows_see_every_level() -> None:
+    """A relative import of any depth is the module that Python would load."""
+    path = ROOT / "trainers" / "loop" / "loop.py"
+    for text, parts in {
+        "from ...errors import Stopped": ("errors",),
+        "from . import checkpoint": ("trainers", "loop"),
+        "from ..config import LoopConfig": ("trainers", "config"),
+        "from ...launch.check import room": ("launch", "check"),
+        "from ....outside import thing": None,
+    }.items():
+        (node,) = ast.parse(text).body
+        assert isinstance(node, ast.ImportFrom)
+        assert module_of(ROOT, path, node) == parts
+
+
+# Files that still import each other in a circle. The list must shrink to nothing: whoever cuts a
+# circle takes its files out; nothing is ever added.
+IN_CIRCLES = {
+    "decoding/kernels/warp.py",
+    "decoding/sampling.py",
+    "decoding/target/backbone.py",
+    "decoding/target/loading.py",
+    "launch/check/check.py",
+    "launch/cli.py",
+    "launch/quickstart.py",
+    "launch/train.py",
+    "launch/verbs.py",
+}
+
+
+def test_no_circle_of_files() -> None:
+    """No file needs itself by way of others, imports inside functions counted; those for types not."""
+    every = [sorted(map(name_of, circle)) for circle in circles(import_graph(ROOT, TREES))]
+    assert [circle for circle in every if not IN_CIRCLES.issuperset(circle)] == []
+
+
+def test_a_circle_is_seen() -> None:
+    """Two files that import each other, one of them inside a function; a type's import is no arrow."""
+    sources = {
+        "errors.py": "def late():\n    from .storage import write_text",
+        "storage.py": "from . import errors",
+        "config.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from . import config",
+    }
+    trees = {ROOT / name: ast.parse(source) for name, source in sources.items()}
+    assert circles(import_graph(ROOT, trees)) == [{ROOT / "errors.py", ROOT / "storage.py"}]
+
+
+FOLDERS = sorted({path.parent for path in SOURCES})
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=name_of)
+def test_no_folder_is_too_wide(folder: Path) -> None:
+    files = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
+    assert len(files) <= 16, "more than a reader takes in at a glance: make sub-folders by subject"
+
+
+def test_the_wheel_has_every_folder() -> None:
+    """pyproject.toml lists each folder that holds code, once; each of them is a package."""
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"]
+    folders = {".".join(("draftsmith", *folder.relative_to(ROOT).parts)) for folder in FOLDERS}
+    assert sorted(listed) == sorted(folders | {"draftsmith", "draftsmith.recipes"})
+    assert all((folder / "__init__.py").is_file() for folder in FOLDERS)
+
+
+def test_the_formatter_is_never_overruled() -> None:
+    mark = "# fmt: " + "skip"
+    assert [name_of(path) for path in EVERY if mark in path.read_text(encoding="utf-8")] == []
 
 
 def test_tests_and_benchmarks_import_as_users_do() -> None:
@@ -91,31 +170,64 @@ def test_nothing_unsafe(path: Path) -> None:
                     assert ast.unparse(keyword.value) != "False"
 
 
+READS = functools.cache(lambda: reads_of(ROOT, TREES, [path for path in ALL if path.name != "config.py"]))
+
+
 def unread(fields: list[str]) -> list[str]:
-    """Fields that no file reads which knows their section, by its class or as `recipe.SECTION`."""
+    """Fields that nothing reads on a value that is known to be their section.
+
+    Known by types: `recipe.SECTION.FIELD`, or FIELD of what is annotated with the section's class.
+    """
     classes = {
         name: info.annotation.__name__
         for name, info in Recipe.model_fields.items()
         if isinstance(info.annotation, type)
     }
-    read: set[tuple[str, str]] = set()
-    for path, tree in TREES.items():
-        if path.name == "config.py":
-            continue
-        attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-        names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names}
-        for section, found in classes.items():
-            if path.name != "recipe.py" and (section in attributes or found in names):
-                read |= {(section, each) for each in attributes}
-        if {"Recipe", "Resolved", "load_recipe"} & names:
-            read |= {("", each) for each in attributes}
-    return [path for path in fields if tuple(("." + path).split(".")[-2:]) not in read]
+    owners = {path: classes.get(path.split(".")[0], "") if "." in path else "Recipe" for path in fields}
+    return [path for path in fields if (owners[path], path.split(".")[-1]) not in READS()]
 
 
 def test_every_field_is_read() -> None:
     """A declared recipe field that nothing reads would be a promise broken in silence."""
-    assert unread(["loop.stepz", "audit.schedule", "columns"]) == ["loop.stepz", "audit.schedule", "columns"]
     assert unread(field_paths()) == []
+
+
+def test_a_field_of_the_same_name_elsewhere_is_no_read() -> None:
+    """Names that other sections, and the very files that read the section, are full of."""
+    planted = ["loop.stepz", "audit.schedule", "columns", "optimizer.steps", "medusa.top_k", "probe.layers"]
+    planted += ["tune.chunk", "eagle.heads", "objective.steps", "checkpoint.seed", "bpd.rank", "loop.path"]
+    assert unread(planted) == planted
+
+
+def test_reads_follow_types() -> None:
+    """A parameter, a field of a class, a return value, a local name; and what is none of these."""
+    source = """
+        from __future__ import annotations
+        from typing import Any
+        class Config:
+            a: int
+            b: int
+            c: int
+            d: int
+            e: int
+            f: int
+        class Holder:
+            own: Config | None
+            def __init__(self, config: Config) -> None:
+                self._kept = config
+            def look(self, other: Any) -> int:
+                return self._kept.a + self.own.b + other.f
+        def make() -> Config: ...
+        def use(configs: list[Config], holder: Holder, unknown) -> None:
+            local = make()
+            def inner() -> int:
+                return local.c
+            print([each.d for each in configs], unknown.f, holder.f)
+            configs[0].e = 1
+    """
+    tree = {ROOT / "config.py": ast.parse(textwrap.dedent(source))}
+    reads = {name for owner, name in reads_of(ROOT, tree, [*tree]) if owner == "Config"}
+    assert reads == {"a", "b", "c", "d"}
 
 
 LIGHT = [
