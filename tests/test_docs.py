@@ -17,7 +17,7 @@ from draftsmith.decoding.target.loading import embedded_target, load_tokenizer
 from draftsmith.launch.cli import main
 
 ROOT = Path(draftsmith.__file__).parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SMALL_TRAINING = shlex.split(
     "--loop.steps 2 --loop.batch_rows 2 --loop.micro_rows 2 --loop.validate_rows 2 "
     "--data.sequence_length 64 --data.limit_rows 40 --checkpoint.every_steps 1 "

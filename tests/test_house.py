@@ -262,7 +262,8 @@ def test_no_path_of_any_machine() -> None:
     places = [
         *ALL,
         *(ROOT / "recipes").rglob("*.yaml"),
-        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "docs").rglob("*.json"),
         ROOT / "README.md",
         *(ROOT / "recipes" / "assets").rglob("*.json*"),
     ]
