@@ -16,7 +16,7 @@ try:  # so that Ctrl-C is quiet before `main` is there to see to it
     import tyro
 
     from ..errors import DraftsmithError, RequestError
-    from ..storage import OF_THE_MACHINE
+    from ..storage import MACHINE_ERRNOS
     from .screen import log_to_screen, nobody_reads
     from .verbs import VERBS, WITH_OVERRIDES
 except KeyboardInterrupt:
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:  # noqa: BLE001 - the last resort of a command line
         if isinstance(error, BrokenPipeError) and nobody_reads():
             return 141
-        if isinstance(error, OSError) and error.errno in OF_THE_MACHINE:
+        if isinstance(error, OSError) and error.errno in MACHINE_ERRNOS:
             place = error.filename or "a file"
             text = f"{place}: {error.strerror}; make room or get the right, or name another place"
             return _fail(text, 4, debug)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import RequestError
-from ..storage import writable_folder
+from ..storage import replace_folder, writable_folder
 from .check.early import tuned_target
 from .recipe.load import load_recipe
 
@@ -41,7 +41,6 @@ def export(request: Export) -> str:
     from ..drafters.folder import read_entry
     from ..drafters.heads.medusa import projection_of
     from ..drafters.identity import TargetIdentity
-    from ..trainers.loop.checkpoint import replace_folder
     from .check.models import skeleton
 
     entry = read_entry(run / "drafter")

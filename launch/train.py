@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DraftsmithError, RequestError
-from ..storage import OF_THE_MACHINE, told_when_full, write_text
+from ..storage import MACHINE_ERRNOS, explain_full_disk, write_text
 from .check.unread import check_read
 from .recipe.load import Recipe, Resolved, load_recipe
 
@@ -50,7 +50,7 @@ def prepare_folder(folder: Path, resolved: Resolved, resume: str) -> None:
     """
     check_resume(folder, resolved.recipe, resume)
     try:
-        with told_when_full(folder):
+        with explain_full_disk(folder):
             folder.mkdir(parents=True, exist_ok=True)
             if os.environ.get("RANK", "0") == "0":
                 write_text(folder / "run.yaml", resolved.yaml())
@@ -168,7 +168,7 @@ def _dispatch(recipe: Recipe, out: Path, resume: str) -> Outcome:
     plan = Plan(recipe.loop, recipe.optimizer, recipe.checkpoint, recipe.probe)
     status = _Status(out)
     try:
-        with told_when_full(out):
+        with explain_full_disk(out):
             status.write("running", None)
             outcome = _train_method(recipe, plan, out, resume)
             status.write("finished", 0)
@@ -293,7 +293,7 @@ def _exit_code(error: BaseException) -> int:
     """As `cli.main` returns it."""
     if isinstance(error, DraftsmithError):
         return error.exit_code
-    if isinstance(error, OSError) and error.errno in OF_THE_MACHINE:
+    if isinstance(error, OSError) and error.errno in MACHINE_ERRNOS:
         return 4
     return 130 if isinstance(error, KeyboardInterrupt) else 5
 

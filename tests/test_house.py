@@ -18,7 +18,6 @@ from field_reads import reads_of
 from imports import circles, import_graph, imported_files, module_of
 
 ROOT = Path(draftsmith.__file__).parent
-ROOMS = ("decoding", "drafters", "data", "trainers", "eval", "launch")
 # room -> rooms that it may import (docs/design.md, section 2); the root's own files are for all
 ARROWS = {
     "decoding": set(),
@@ -27,8 +26,10 @@ ARROWS = {
     "trainers": {"data", "drafters", "decoding"},
     "eval": {"data", "drafters", "decoding"},
     "launch": {"trainers", "eval", "data", "drafters", "decoding"},
+    "storage": set(),
 }
-SOURCES = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
+FOR_ALL = {"storage"}
+SOURCES = [path for room in ARROWS for path in sorted((ROOT / room).rglob("*.py"))]
 ALL = [*sorted(ROOT.glob("*.py")), *SOURCES]
 EVERY = [*ALL, *sorted((ROOT / "tests").rglob("*.py")), *sorted((ROOT / "benchmarks").glob("*.py"))]
 TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in ALL}
@@ -54,7 +55,7 @@ def test_arrows(path: Path) -> None:
         assert parts is not None, f"line {node.lineno} reaches outside the package"
         names = [parts[0]] if parts else [alias.name for alias in node.names]
         others = {name for name in names if (ROOT / name).is_dir()} - {room}
-        assert others <= ARROWS[room], f"{room} may not import {others} (line {node.lineno})"
+        assert others <= ARROWS[room] | FOR_ALL, f"{room} may not import {others} (line {node.lineno})"
         assert [*imported_files(ROOT, path, node)], f"line {node.lineno} imports what is not there"
 
 
@@ -97,12 +98,12 @@ def test_no_circle_of_files() -> None:
 def test_a_circle_is_seen() -> None:
     """Two files that import each other, one of them inside a function; a type's import is no arrow."""
     sources = {
-        "errors.py": "def late():\n    from .storage import write_text",
-        "storage.py": "from . import errors",
+        "errors.py": "def late():\n    from .storage.files import write_text",
+        "storage/files.py": "from .. import errors",
         "config.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from . import config",
     }
     trees = {ROOT / name: ast.parse(source) for name, source in sources.items()}
-    assert circles(import_graph(ROOT, trees)) == [{ROOT / "errors.py", ROOT / "storage.py"}]
+    assert circles(import_graph(ROOT, trees)) == [{ROOT / "errors.py", ROOT / "storage/files.py"}]
 
 
 FOLDERS = sorted({path.parent for path in SOURCES})

@@ -1,13 +1,27 @@
-"""Folders that results go to, tried before the work."""
+"""Files and folders that are whole or not there, what they were made for, and those tried before the work."""
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 from pathlib import Path
 
 import pytest
 from draftsmith.errors import EnvironmentFailure, RequestError
-from draftsmith.storage import writable_folder
+from draftsmith.storage import (
+    MANIFEST,
+    check_identity,
+    check_identity_file,
+    fault,
+    replace_folder,
+    staged_file,
+    staged_folder,
+    staging_of,
+    writable_folder,
+    write_text,
+    writing,
+)
 
 
 def test_a_folder_that_can_be_written_is_left_as_it_was(tmp_path: Path) -> None:
@@ -31,3 +45,132 @@ def test_a_folder_that_nobody_may_write_to(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentFailure, match=rf"cannot write to {closed}/new \(.*tried in"):
         writable_folder(closed / "new")
     tmp_path.chmod(0o700)
+
+
+def leftovers(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name.startswith("."))
+
+
+def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "file.txt"
+    write_text(path, "one")
+
+    def fail() -> None:
+        with staged_file(path) as staging:
+            staging.write_text("half")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert path.read_text() == "one"
+    assert leftovers(path.parent) == []
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_file_is_on_the_disk_before_it_appears(
+    durable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    fsync, replace = os.fsync, Path.replace
+    monkeypatch.setattr(os, "fsync", lambda handle: seen.append("flush") or fsync(handle))
+    monkeypatch.setattr(Path, "replace", lambda self, to: seen.append("rename") or replace(self, to))
+    with staged_file(tmp_path / "file", durable=durable) as staging:
+        staging.write_text("whole")
+    assert seen == ["flush"] * durable + ["rename"]
+
+
+def test_a_folder_is_on_the_disk_before_it_appears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files, then the manifest, then the lists of names, the rename, and the list that the rename changed."""
+    seen: list[str] = []
+    path, staging = tmp_path / "made", staging_of(tmp_path / "made")
+    fsync, rename = os.fsync, Path.rename
+
+    def recorded(handle: int) -> None:
+        seen.append(str(Path(f"/proc/self/fd/{handle}").readlink()))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    monkeypatch.setattr(Path, "rename", lambda self, to: seen.append(f"to {to}") or rename(self, to))
+    with staged_folder(path, manifest={"kind": "test"}) as folder:
+        (folder / "below" / "deep").mkdir(parents=True)
+        (folder / "below" / "deep" / "file").write_text("a")
+        (folder / "top").write_text("b")
+    files = [f"{staging}/below/deep/file", f"{staging}/top"]
+    folders = [f"{staging}/below", f"{staging}/below/deep", f"{staging}"]
+    assert seen == [*files, f"{staging}/{MANIFEST}", *folders, f"to {path}", f"{tmp_path}"]
+    assert json.loads((path / MANIFEST).read_text())["kind"] == "test"
+    assert fault(path) is None
+
+
+def test_a_folder_that_is_there_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "file").write_text("mine")
+    with pytest.raises(OSError), staged_folder(tmp_path / "made") as staging:  # noqa: PT011
+        (staging / "file").write_text("other")
+    assert (tmp_path / "made" / "file").read_text() == "mine"
+    assert leftovers(tmp_path) == []
+
+
+def test_a_file_in_the_place_of_an_export_is_not_moved(tmp_path: Path) -> None:
+    (tmp_path / "drafter").write_text("mine")
+    with pytest.raises(EnvironmentFailure, match="a file is in its place; move it away"):
+        replace_folder(tmp_path / "drafter", lambda folder: None)
+    assert (tmp_path / "drafter").read_text() == "mine"
+    assert leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("manifest", "reason"),
+    [
+        ({"format": 1, "files": []}, "unreadable manifest"),
+        ({"format": 1, "files": {"file": {"bytes": 1}}}, "unreadable manifest"),
+        ({"format": 1, "files": {}}, "the manifest lists no file"),
+        ({"format": 0, "files": {"file": {"bytes": 1, "sha256": ""}}}, "format 0, this version reads 1"),
+        ([], "unreadable manifest"),
+    ],
+)
+def test_a_manifest_that_says_nothing_is_a_fault(manifest: object, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("a")
+    (tmp_path / MANIFEST).write_text(json.dumps(manifest))
+    assert (fault(tmp_path) or "").startswith(reason)
+
+
+def test_a_disk_that_is_full_and_one_that_is_not(tmp_path: Path) -> None:
+    full, closed = (OSError(number, os.strerror(number), "file") for number in (errno.ENOSPC, errno.EROFS))
+
+    def fail(error: OSError) -> None:
+        with writing(tmp_path / "new", room="less", again="go on"):
+            raise error
+
+    with pytest.raises(
+        EnvironmentFailure, match=r"No space left on device \(file\); \d+ MB are free.*: less, then go"
+    ):
+        fail(full)
+    with pytest.raises(EnvironmentFailure, match=r"Read-only file system \(file\)\. .*: mend that, then go on"):
+        fail(closed)
+    with pytest.raises(KeyError), writing(tmp_path / "new"):
+        raise KeyError
+
+
+def test_an_identity_is_compared_field_by_field(tmp_path: Path) -> None:
+    here = {"target": {"name": "tiny", "hash": "a" * 64}, "rows": (1, 2), "drafter": None}
+    there = json.loads(json.dumps(here)) | {"sessions": 3}
+    check_identity(tmp_path, there, here, remedy="name another")
+    other = {"target": {"name": "tiny", "hash": "b" * 64}, "rows": [1, 3], "drafter": {"path": ""}}
+    with pytest.raises(RequestError) as refused:
+        check_identity(tmp_path, other, here, remedy="Name another.")
+    assert str(refused.value) == (
+        f"{tmp_path} was made for something else: target.hash is bbbbbbbbbbbb... there and aaaaaaaaaaaa... here; "
+        "rows is [1, 3] there and [1, 2] here; drafter.path is empty there and None here. Name another."
+    )
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "null"])
+def test_an_identity_that_is_damaged(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "identity.json"
+    assert not check_identity_file(path, {"rows": 1}, remedy="name another")
+    path.write_text('{"rows": 1}')
+    assert check_identity_file(path, {"rows": 1}, remedy="name another")
+    path.write_text(text)
+    with pytest.raises(RequestError, match="the file is damaged .*name another"):
+        check_identity_file(path, {"rows": 1}, remedy="name another")

@@ -30,6 +30,7 @@ from ..drafters.identity import TargetIdentity
 from ..drafters.model.ensemble import save_ensemble
 from ..drafters.registry import load_chain_draft
 from ..errors import RequestError
+from ..storage import replace_folder
 from . import distill
 from .boosting import side_by_side
 from .boosting.coverage import acceptance, left_share, weights
@@ -52,7 +53,6 @@ from .boosting.members import (
     own_member,
 )
 from .config import FROM_TARGET, BoostConfig, LoraConfig, ModelConfig, ObjectiveConfig
-from .loop import checkpoint
 from .loop.loop import Outcome, Plan, Probe
 from .loop.objective import Objective
 from .loop.setup import make_accelerator, run_loop
@@ -207,7 +207,7 @@ class Boosting:
         """Take an SSM that is made from the target as it stands: the next ones learn its rest."""
         place = drafter_of(self.out, number)
         if accelerator.is_main_process and not place.is_dir():
-            checkpoint.replace_folder(place, lambda new: _copy(folder, new))
+            replace_folder(place, lambda new: _copy(folder, new))
         accelerator.wait_for_everyone()
 
     def train(self, number: int, weighted: WeightedRows, accelerator: Accelerator) -> Outcome:
@@ -298,7 +298,7 @@ class Boosting:
             places, adapters = [drafter_of(self.out, number) for number in numbers], list[str]()
             if self.lora.rank is not None:  # the last folder has the base and all adapters
                 places, adapters = places[-1:], [f"ssm-{number}" for number in numbers]
-            checkpoint.replace_folder(
+            replace_folder(
                 self.out / "drafter", lambda folder: save_ensemble(folder, places, self.target, adapters=adapters)
             )
         self.report(accelerator)

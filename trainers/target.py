@@ -20,8 +20,8 @@ from ..data.rows.tokenizer import train_tokenizer
 from ..decoding.target.loading import load_model, load_tokenizer, no_progress_bars
 from ..drafters.projection import check_plain_logits
 from ..errors import RequestError
+from ..storage import replace_folder
 from .config import ModelConfig, ObjectiveConfig
-from .loop import checkpoint
 from .loop.loop import Outcome, Plan
 from .loop.objective import Batch, check_start_context, hidden_states, labelled
 from .loop.setup import make_accelerator, make_deterministic, run_loop
@@ -138,7 +138,7 @@ def tokenizer_for(data: DataConfig, config: TokenizerConfig, out: Path) -> PreTr
         name = config.chat_template
         template = None if name is None else named_template(name)
         made = train_tokenizer(training_texts(data), config.vocabulary, chat_template=template)
-        checkpoint.replace_folder(place, lambda folder: _save_tokenizer(made, folder))
+        replace_folder(place, lambda folder: _save_tokenizer(made, folder))
     return load_tokenizer(str(place))
 
 

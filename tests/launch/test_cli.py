@@ -6,10 +6,10 @@ import errno
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
-from draftsmith import storage
 from draftsmith.errors import DataError, DraftsmithError, EnvironmentFailure, RequestError, Stopped, TrainingFailed
 from draftsmith.launch import cli, verbs
 from draftsmith.launch.cli import main, split_overrides
@@ -245,7 +245,7 @@ def test_a_folder_that_cannot_be_written_is_told_of_first(
     def refuse(dir: Path) -> None:
         raise OSError(errno.EROFS, "Read-only file system", str(dir))
 
-    monkeypatch.setattr(storage.tempfile, "TemporaryFile", refuse)
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
     assert main(line.split()) == 4
     said = capfd.readouterr().err
     assert said.startswith("draftsmith: cannot write to ")

@@ -23,8 +23,9 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from ...errors import Stopped, TrainingFailed
+from ...storage import fault, replace_folder, restore_folder
 from ..config import CheckpointConfig, LoopConfig, OptimizerConfig, ProbeConfig
-from . import checkpoint, optimizer, state
+from . import optimizer, state
 from .feed import Feed
 from .objective import Batch, Objective, OnPolicy, Scheduled, Stepwise
 from .order import RowOrder, share_of_rank
@@ -303,7 +304,7 @@ class Loop:
     def export(self) -> None:
         with self.averaged(), gathered(self.objective.module):
             if self.accelerator.is_main_process:
-                checkpoint.replace_folder(self.export_to, self.objective.export)
+                replace_folder(self.export_to, self.objective.export)
 
     # ---- saving and resuming --------------------------------------------------------------
 
@@ -332,7 +333,7 @@ class Loop:
             return
         step = int(self.best["step"])
         source = place.with_name(f"step-{step:08d}")
-        if checkpoint.is_complete(source):
+        if fault(source) is None:
             self.snapshots.load(source)
             self.export()
             self.snapshots.load(place)
@@ -354,7 +355,7 @@ class Loop:
         """Whether what is exported here is of the run that `place` is a checkpoint of."""
         if not self.accelerator.is_main_process:
             return total(self.accelerator, 0.0) > 0
-        checkpoint.put_back(self.export_to)
+        restore_folder(self.export_to)
         own = place.resolve().parent == (self.out / "checkpoints").resolve()
         return total(self.accelerator, float(own and self.export_to.is_dir())) > 0
 

@@ -18,6 +18,7 @@ from accelerate.utils import InitProcessGroupKwargs
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from ...errors import EnvironmentFailure, RequestError
+from ...storage import fault
 from ..config import LoopConfig, OptimizerConfig
 from . import checkpoint
 from .allocator import keep_freed_memory
@@ -142,7 +143,7 @@ def resume_from(out: Path, resume: str) -> Path | None:
         return None
     if resume == "auto":
         return checkpoint.newest(out / "checkpoints")
-    reason = checkpoint.fault(Path(resume))
+    reason = fault(Path(resume))
     if reason is not None:
         raise RequestError(
             f"--resume {resume}: {reason}; expected a folder like RUN/checkpoints/step-00000100, or auto, or never"

@@ -8,6 +8,7 @@ of files whole or absent; `state.py` turns each part into tensors. Read next: `l
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn, optim
 
 from ...errors import RequestError
+from ...storage import publish, staging_of
 from ..teacher.rollouts import Rollouts
 from . import checkpoint, state
 from .objective import Batch
@@ -61,26 +63,26 @@ class Snapshots:
         if uses_deepspeed(self.accelerator):
             self._save_deepspeed(name, counters, rows)
         elif self.accelerator.is_main_process:
-            checkpoint.write(self.folder, name, lambda place: self._fill(place, counters, rows))
+            checkpoint.write(self.folder, name, lambda folder: self._fill(folder, counters, rows))
         if self.accelerator.is_main_process:
-            checkpoint.delete_older(self.folder, keep)
+            checkpoint.delete_older(self.folder, keep, than=name)
         self.accelerator.wait_for_everyone()
 
-    def load(self, place: Path) -> Counters:
-        """Put all but the counters back as they were saved in `place`, and return those."""
+    def load(self, folder: Path) -> Counters:
+        """Put all but the counters back as they were saved in `folder`, and return those."""
         if uses_deepspeed(self.accelerator):
-            self.wrapped.load_checkpoint(str(place), tag="deepspeed")
+            self.wrapped.load_checkpoint(str(folder), tag="deepspeed")
         else:
-            tensors = load_file(place / "model.safetensors")
-            _check_same_weights(place, tensors, state.trainable(self.module))
+            tensors = load_file(folder / "model.safetensors")
+            _check_same_weights(folder, tensors, state.trainable(self.module))
             state.load_trainable(self.module, tensors)
-            state.load_optimizers(place, self.optimizers)
+            state.load_optimizers(folder, self.optimizers)
         if self.average is not None:
-            self.average.tensors = load_file(place / "average.safetensors")
-        if self.rollouts is not None and (rows := place / "rollouts.safetensors").is_file():
+            self.average.tensors = load_file(folder / "average.safetensors")
+        if self.rollouts is not None and (rows := folder / "rollouts.safetensors").is_file():
             team = self.accelerator
             self.rollouts.recall(load_file(rows), team.process_index, team.num_processes)
-        return Counters(**json.loads((place / "trainer.json").read_text()))
+        return Counters(**json.loads((folder / "trainer.json").read_text()))
 
     def _rows(self) -> Batch | None:
         """The rows that the models wrote last, of all processes; None where they write none."""
@@ -88,38 +90,40 @@ class Snapshots:
             return None
         return self.rollouts.of_all(gather_object([self.rollouts.kept]))
 
-    def _fill(self, place: Path, counters: Counters, rows: Batch | None) -> None:
-        state.save_tensors(place / "model.safetensors", state.trainable(self.module))
-        state.save_optimizers(place, self.optimizers)
-        self._fill_common(place, counters, rows)
+    def _fill(self, folder: Path, counters: Counters, rows: Batch | None) -> None:
+        state.save_tensors(folder / "model.safetensors", state.trainable(self.module))
+        state.save_optimizers(folder, self.optimizers)
+        self._fill_common(folder, counters, rows)
 
-    def _fill_common(self, place: Path, counters: Counters, rows: Batch | None) -> None:
+    def _fill_common(self, folder: Path, counters: Counters, rows: Batch | None) -> None:
         if rows is not None:
-            state.save_tensors(place / "rollouts.safetensors", rows)
+            state.save_tensors(folder / "rollouts.safetensors", rows)
         if self.average is not None:
-            state.save_tensors(place / "average.safetensors", self.average.tensors)
-        (place / "trainer.json").write_text(json.dumps(asdict(counters)))
+            state.save_tensors(folder / "average.safetensors", self.average.tensors)
+        (folder / "trainer.json").write_text(json.dumps(asdict(counters)))
 
     def _save_deepspeed(self, name: str, counters: Counters, rows: Batch | None) -> None:
         """DeepSpeed's own files as one part of the staged folder, under our manifest."""
-        staging = self.folder / f".staging-{name}"
-        staging.mkdir(parents=True, exist_ok=True)
+        staging = staging_of(self.folder / name)
+        if self.accelerator.is_main_process:
+            shutil.rmtree(staging, ignore_errors=True)  # what a kill left
+            staging.mkdir(parents=True)
         self.accelerator.wait_for_everyone()
         self.wrapped.save_checkpoint(str(staging), tag="deepspeed", exclude_frozen_parameters=True)
         self.accelerator.wait_for_everyone()
         if self.accelerator.is_main_process:
             self._fill_common(staging, counters, rows)
-            checkpoint.publish(staging, self.folder / name)
+            publish(staging, self.folder / name, manifest={}, replace=True)
 
 
-def _check_same_weights(place: Path, saved: dict[str, Tensor], own: dict[str, Tensor]) -> None:
+def _check_same_weights(folder: Path, saved: dict[str, Tensor], own: dict[str, Tensor]) -> None:
     """Raise RequestError where a checkpoint is of another model than the one that is trained."""
     there, here = ({name: tuple(t.shape) for name, t in each.items()} for each in (saved, own))
     odd = sorted(name for name in there | here if there.get(name) != here.get(name))
     if odd:
         name = odd[0]
         raise RequestError(
-            f"{place} holds other weights than this recipe trains: {name} is "
+            f"{folder} holds other weights than this recipe trains: {name} is "
             f"{there.get(name, 'absent')} there and {here.get(name, 'absent')} here ({len(odd)} "
             "differ). Give the recipe and the target that it was made with, or another checkpoint"
         )

@@ -29,8 +29,8 @@ from ...drafters.folder import save_heads
 from ...drafters.identity import mark_tuned
 from ...drafters.model.adapters import adapted_layers
 from ...errors import RequestError
+from ...storage import replace_folder
 from ..config import TargetConfig, TuneConfig
-from ..loop import checkpoint
 from ..loop.loop import Outcome, Probe
 from ..loop.objective import Batch, Objective, hidden_states, labelled
 from ..loop.optimizer import Pace
@@ -218,7 +218,7 @@ def tuned_saver(tuned: TunedTarget, family: str, out: Path) -> Save:
     """
 
     def save(module: nn.Module, folder: Path) -> None:
-        checkpoint.replace_folder(out / "target", tuned.export)
+        replace_folder(out / "target", tuned.export)
         net: Any = module
         save_heads(module, folder, tuned.backbone, family=family, settings=asdict(net.config))
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from draftsmith.errors import EnvironmentFailure
+from draftsmith.storage import MANIFEST, fault, replace_folder
 from draftsmith.trainers.loop import checkpoint
 from safetensors import SafetensorError
 
@@ -104,10 +105,10 @@ def test_damage_is_named_and_the_older_checkpoint_used(tmp_path: Path, damage: s
     elif damage == "missing":
         weights.unlink()
     elif damage == "manifest":
-        (newest / checkpoint.MANIFEST).write_text("{")
+        (newest / MANIFEST).write_text("{")
     else:
-        (newest / checkpoint.MANIFEST).unlink()
-    assert checkpoint.fault(newest)
+        (newest / MANIFEST).unlink()
+    assert fault(newest)
     assert checkpoint.newest(tmp_path) == tmp_path / "step-00000001"
 
 
@@ -131,9 +132,9 @@ def test_a_full_disk_beneath_safetensors_says_the_same(tmp_path: Path, monkeypat
 
     with pytest.raises(EnvironmentFailure, match="run the same command again"):
         checkpoint.write(tmp_path, "step-00000002", full)
-    checkpoint.replace_folder(tmp_path / "drafter", filler("one"))
+    replace_folder(tmp_path / "drafter", filler("one"))
     with pytest.raises(EnvironmentFailure, match="a disk is full .* run the same command again"):
-        checkpoint.replace_folder(tmp_path / "drafter", full)
+        replace_folder(tmp_path / "drafter", full)
     assert (tmp_path / "drafter" / "model.safetensors").read_text() == "one"
     assert [path.name for path in tmp_path.iterdir()] == ["drafter"]  # and the half is gone
 
@@ -141,6 +142,32 @@ def test_a_full_disk_beneath_safetensors_says_the_same(tmp_path: Path, monkeypat
 def test_an_exported_folder_is_replaced_whole(tmp_path: Path) -> None:
     place = tmp_path / "drafter"
     for text in ("one", "two"):
-        checkpoint.replace_folder(place, filler(text))
+        replace_folder(place, filler(text))
         assert (place / "model.safetensors").read_text() == text
     assert [path.name for path in tmp_path.iterdir()] == ["drafter"]
+
+
+def test_a_damaged_checkpoint_does_not_push_out_those_written_after_it(tmp_path: Path) -> None:
+    """A run that passed it over is behind it again, and writes smaller numbers."""
+    for step in (1, 9):
+        checkpoint.write(tmp_path, f"step-{step:08d}", filler("some weights"))
+    (tmp_path / "step-00000009" / "model.safetensors").write_text("sOme weights")
+    for step in (2, 3):
+        checkpoint.write(tmp_path, f"step-{step:08d}", filler("some weights"))
+        checkpoint.delete_older(tmp_path, keep=1, than=f"step-{step:08d}")
+        assert checkpoint.newest(tmp_path) == tmp_path / f"step-{step:08d}"
+
+
+def test_a_deletion_that_was_cut_short_is_finished(tmp_path: Path) -> None:
+    for step in (1, 2):
+        checkpoint.write(tmp_path, f"step-{step:08d}", filler("some weights"))
+    (tmp_path / "step-00000001" / MANIFEST).unlink()
+    checkpoint.delete_older(tmp_path, keep=2)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
+
+
+def test_a_file_in_the_place_of_the_checkpoints(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("mine")
+    with pytest.raises(EnvironmentFailure, match=r"cannot write .*: Not a directory \(.*/checkpoints/"):
+        checkpoint.write(tmp_path / "checkpoints", "step-00000001", filler("one"))
+    assert (tmp_path / "checkpoints").read_text() == "mine"

@@ -1,0 +1,146 @@
+"""One file that is whole or not there, and what is said where nothing can be written.
+
+Read next: `folder.py`, the same for a folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..errors import DraftsmithError, EnvironmentFailure, RequestError
+
+AGAIN = "run the same command again"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+MACHINE_ERRNOS = frozenset({*_FULL, errno.EROFS, errno.EACCES, errno.EPERM})
+"""Of an OSError where the machine has no room or gives no right: no fault of the program."""
+
+
+def flush(path: Path) -> None:
+    """Wait until a file's content, or a folder's list of names, is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sha256(path: Path) -> str:
+    """Checksum of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def staged_file(path: Path, *, staging: Path | None = None, durable: bool = True) -> Iterator[Path]:
+    """A path beside `path` to write to; on leaving, what is there replaces `path` at once.
+
+    No reader ever sees half a file, and after an error nothing of it is left.
+
+    Args:
+        staging: where to write; by default a name of this process, so that processes may race.
+        durable: wait for the disk before the file appears. Without, a power cut may tear it: for
+            files that carry a checksum and can be made again.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    staging = staging or path.with_name(f".staging-{os.getpid()}-{path.name}")
+    try:
+        yield staging
+        if durable:
+            flush(staging)
+        staging.replace(path)
+    except BaseException:
+        staging.unlink(missing_ok=True)
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a small text file at once; its folder is made."""
+    with staged_file(path) as staging:
+        staging.write_text(text, encoding="utf-8")
+
+
+@contextlib.contextmanager
+def explain_full_disk(path: Path, *, room: str = "make room", again: str = AGAIN) -> Iterator[None]:
+    """Inside, a full disk is an EnvironmentFailure that says what to do; other errors pass.
+
+    Args:
+        path: what is written, there already or not.
+        room: how to make room.
+        again: what to do after that.
+    """
+    try:
+        yield
+    except Exception as error:
+        if _system_error(error) not in _FULL:
+            raise
+        free = shutil.disk_usage(_nearest(path)).free / 1e6
+        raise EnvironmentFailure(
+            f"cannot write {path}, a disk is full there: {_reason(error)}; {free:.0f} MB are free. "
+            f"What was complete before is intact: {room}, then {again}"
+        ) from error
+
+
+@contextlib.contextmanager
+def writing(path: Path, *, room: str = "make room", again: str = AGAIN) -> Iterator[None]:
+    """Inside, an error of the system is an EnvironmentFailure: `path` cannot be written, and what to do."""
+    try:
+        with explain_full_disk(path, room=room, again=again):
+            yield
+    except Exception as error:
+        if _system_error(error) is None:
+            raise
+        raise EnvironmentFailure(
+            f"cannot write {path}: {_reason(error)}. What was complete before is intact: mend that, then {again}"
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    """The system's words, and the file they are about."""
+    file = getattr(error, "filename", None)
+    reason = str(getattr(error, "strerror", None) or error)
+    return f"{reason} ({file})" if file else reason
+
+
+def _system_error(error: Exception) -> int | None:
+    """The number of an error of the operating system; None for any other error."""
+    if isinstance(error, OSError):
+        return error.errno or errno.EIO
+    # tokenizers and safetensors, which are written in Rust, have the number in their message alone
+    number = re.search(r"\(os error (\d+)\)", str(error))
+    return int(number[1]) if number and not isinstance(error, DraftsmithError) else None
+
+
+def _nearest(path: Path) -> Path:
+    """The path, or the nearest folder above it that is there."""
+    whole = path.absolute()
+    return next(each for each in (whole, *whole.parents) if os.path.lexists(each))
+
+
+def writable_folder(path: Path) -> Path:
+    """The same path, once tried: to be asked before the work whose result goes there.
+
+    Nothing is left behind, a folder neither: what is tried is the nearest one that is there.
+
+    Raises:
+        RequestError: a file is in the way. EnvironmentFailure: nobody may write there.
+    """
+    nearest = _nearest(path)
+    if not nearest.is_dir():
+        raise RequestError(f"{path} cannot be a folder: {nearest} is a file; name another folder")
+    try:
+        with tempfile.TemporaryFile(dir=nearest):
+            pass
+    except OSError as error:
+        raise EnvironmentFailure(
+            f"cannot write to {path} ({error.strerror or error}, tried in {nearest}); name another "
+            "folder, or make room or a right to write there"
+        ) from error
+    return path
