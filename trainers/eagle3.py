@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from ..data.rows.packed import PackedRows
 from ..data.rows.prepare import Prepared
 from ..decoding.target.backbone import Backbone
+from ..decoding.target.hidden_states import LAST
 from ..drafters.eagle.net3 import Eagle3Net, fused_layers
 from ..drafters.projection import check_plain_logits
 from ..errors import RequestError
@@ -36,7 +37,7 @@ from .losses.chunked import ChunkedLoss, SharedTeacher
 from .losses.mix import RENORMALISED, UNKNOWN, Mix
 from .losses.soft_cross_entropy import soft_cross_entropy
 from .student.warm_start import warm_started
-from .teacher.features import LAST, FeatureSource, OnlineFeatures
+from .teacher.features import FeatureSource, OnlineFeatures
 from .teacher.frozen import Given, Save, run_for_target, saver
 
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ from ...errors import RequestError
 from ..tree.tree import AnyTree, tree_mask
 from . import lean
 from .attention import TREE_MASKED
+from .hidden_states import HiddenStates, layer_count
 from .kv_cache import KVCache
 
 if TYPE_CHECKING:
@@ -55,6 +56,10 @@ class Backbone:
         # a sliding layer forgets, and what runs without a mask has to know
         config = self.model.config.get_text_config(decoder=True)
         return lean.fits(self.model) and _sliding_window(config) is None
+
+    @cached_property
+    def _layer_count(self) -> int:
+        return layer_count(self.model)
 
     @property
     def context(self) -> int:
@@ -131,11 +136,7 @@ class Backbone:
         keep: int = 0,
         layers: Sequence[int] = (),
     ) -> Seen:
-        """`forward`, and the hidden states of `layers` at every node.
-
-        Layers count as in `hidden_states` of `transformers`: 0 is the embedding, i the output of
-        the i-th layer, -1 what the output projection reads (behind the last norm).
-        """
+        """`forward`, and the hidden states of `layers` (`hidden_states.py`) at every node."""
         slots = kv_cache.aim(lengths_B, len(tree))
         nodes = tree.on(lengths_B.device)
         mask = tree_mask(nodes, lengths_B, slots, ragged=kv_cache.ragged)
@@ -152,25 +153,20 @@ class Backbone:
         keep: int,
         layers: Sequence[int] = (),
     ) -> Seen:
+        states = HiddenStates(layers, self._layer_count)
         if self._is_lean and self.device.type == "cpu":
-            states: list[Tensor] | None = [] if layers else None
             logits_BNV = lean.lean_forward(self.model, tokens, mask, positions, kv_cache, keep=keep, states=states)
-            return Seen(logits_BNV, _joined(states, layers))
-        found = self.model(
-            input_ids=tokens,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=kv_cache,
-            use_cache=True,
-            logits_to_keep=keep,
-            output_hidden_states=bool(layers),
-        )
-        return Seen(found.logits, _joined(found.hidden_states if layers else None, layers))
-
-
-def _joined(states: Sequence[Tensor] | None, layers: Sequence[int]) -> Tensor | None:
-    """The asked-for hidden states side by side, [B, N, F]."""
-    return None if states is None else torch.cat([states[layer] for layer in layers], -1)
+            return Seen(logits_BNV, states.side_by_side)
+        with states.taken_from(self.model.get_decoder()):
+            out = self.model(
+                input_ids=tokens,
+                attention_mask=mask,
+                position_ids=positions,
+                past_key_values=kv_cache,
+                use_cache=True,
+                logits_to_keep=keep,
+            )
+        return Seen(out.logits, states.side_by_side)
 
 
 def context_limits(config: Any) -> list[tuple[int, str]]:

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .attention import NAME
+from .hidden_states import HiddenStates
 from .kv_cache import KVCache
 
 FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
@@ -52,19 +53,17 @@ def lean_forward(
     kv_cache: KVCache,
     *,
     keep: int,
-    states: list[Tensor] | None = None,
+    states: HiddenStates,
 ) -> Tensor:
     """Logits [B, N, V] (of the last `keep` tokens if `keep` > 0) with the model's own modules.
 
-    `states` receives what `transformers` calls `hidden_states`: embedding, every layer's output,
-    the last one behind the last norm.
+    `states` takes the hidden states that it was asked for.
     """
     base = model.model
     hidden = base.embed_tokens(tokens_BN)
     cos, sin = (each[:, None] for each in base.rotary_emb(hidden, positions_BN))
     for index, layer in enumerate(base.layers):
-        if states is not None:
-            states.append(hidden)
+        states.take(index, hidden)
         normed = _rms(hidden, layer.input_layernorm)
         hidden = hidden + _attend(layer.self_attn, normed, mask, cos, sin, kv_cache, index)
         normed = _rms(hidden, layer.post_attention_layernorm)
@@ -72,8 +71,7 @@ def lean_forward(
         inner = mlp.act_fn(mlp.gate_proj(normed)) * mlp.up_proj(normed)
         hidden = hidden + mlp.down_proj(inner)
     hidden = _rms(hidden, base.norm)
-    if states is not None:
-        states.append(hidden)
+    states.take(len(base.layers), hidden)
     logits: Tensor = model.lm_head(hidden[:, -keep:] if keep else hidden)
     return logits
 

@@ -25,6 +25,7 @@ from ...decoding.proposal import Committed, DraftSampling, Proposal
 from ...decoding.random import Uniforms
 from ...decoding.sampling import Warper, draw
 from ...decoding.target.backbone import Backbone
+from ...decoding.target.hidden_states import LAST
 from ...decoding.tree.build import dynamic_tree, most_nodes, tree_of_paths
 from ...decoding.tree.tree import chain
 from ...errors import RequestError
@@ -79,7 +80,7 @@ class Eagle:
 
     family = "eagle"
     replayable = True
-    layers: Sequence[int] = (-1,)
+    layers: Sequence[int] = (LAST,)
 
     def __init__(
         self,

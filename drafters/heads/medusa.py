@@ -26,6 +26,7 @@ from ...decoding.proposal import Committed, DraftSampling, Proposal
 from ...decoding.random import Uniforms
 from ...decoding.sampling import Warper
 from ...decoding.target.backbone import Backbone
+from ...decoding.target.hidden_states import LAST
 from ...decoding.tree.build import Choices, fill_choices, tree_of_paths
 from ...decoding.tree.search import Path as IndexPath
 from ...decoding.tree.search import best_tree_greedy
@@ -196,7 +197,7 @@ class HeadsOnTree(ABC):
     """
 
     replayable = True
-    layers: Sequence[int] = (-1,)
+    layers: Sequence[int] = (LAST,)
 
     def __init__(self, heads: Heads, target: Backbone, *, paths: Paths | None = None, nodes: int = 20) -> None:
         """`paths`: the tree (`tree_of_paths`); by default `default_paths` of `nodes` nodes.

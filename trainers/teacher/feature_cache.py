@@ -23,11 +23,12 @@ from ...data.features.store import FeatureStore
 from ...data.rows.prepare import Prepared
 from ...data.rows.templates import ChatTemplate
 from ...decoding.target.backbone import Backbone
+from ...decoding.target.hidden_states import LAST
 from ...drafters.identity import TargetIdentity
 from ...errors import RequestError
 from ..config import FeaturesConfig
 from ..loop.objective import Objective
-from .features import LAST, CachedFeatures, Featured, FeatureSource, OnlineFeatures, is_trained
+from .features import CachedFeatures, Featured, FeatureSource, OnlineFeatures, is_trained
 
 _CHUNK = 1 << 18  # numbers of a weight that are summed at once; its int64 copy stays in a cache
 _BITS = {1: torch.uint8, 2: torch.int16}  # wider ones are read as 32 bits each

@@ -24,25 +24,18 @@ from torch import Tensor, nn
 
 from ...data.features.codec import Encoded, FeatureDtype, decode, encode
 from ...data.features.store import FeatureStore, row_keys
-from ...errors import RequestError
+from ...decoding.target.hidden_states import LAST, HiddenStates, layer_count
 from ..loop.objective import Batch, last_states
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-LAST = -1
-"""The state that the output projection reads, behind the last norm."""
 
 Features = tuple[Tensor, ...]
 """One [R, S, H] in the target's dtype for each layer asked for; none needs a gradient."""
 
 
 class FeatureSource(ABC):
-    """Where an objective gets the hidden states of `layers` from.
-
-    Layers count as in `hidden_states` of `transformers`: 0 is the embedding, i the output of the
-    i-th layer, `LAST` what the output projection reads.
-    """
+    """Where an objective gets the hidden states of `layers` from (`decoding/target/hidden_states.py`)."""
 
     def __init__(self, layers: Sequence[int]) -> None:
         self.layers = tuple(layers)
@@ -226,42 +219,8 @@ def is_trained(target: nn.Module) -> bool:
 
 
 def states_of(decoder: Any, batch: Batch, layers: Sequence[int]) -> Features:
-    """The hidden states [R, S, H] of some layers, attention kept inside each document.
-
-    `output_hidden_states` would hold those of all layers until the end; state i is what layer
-    i + 1 is given, and is caught there.
-    """
-    caught: dict[int, Tensor] = {}
-    hooks = []
-    for layer in {each for each in layers if each != LAST and each != _count(decoder)}:
-        block = _blocks(decoder)[layer]
-        hooks.append(block.register_forward_pre_hook(_catch(caught, layer), with_kwargs=True))
-    try:
-        last_RSH = last_states(decoder, batch)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return tuple(caught.get(layer, last_RSH) for layer in layers)
-
-
-def _catch(caught: dict[int, Tensor], layer: int) -> Callable[..., None]:
-    def hook(_block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        caught[layer] = args[0] if args else kwargs["hidden_states"]
-
-    return hook
-
-
-def _count(decoder: Any) -> int:
-    return int(decoder.config.get_text_config(decoder=True).num_hidden_layers)
-
-
-def _blocks(decoder: nn.Module) -> nn.ModuleList:
-    """The decoder's layers, whatever its class calls them."""
-    count = _count(decoder)
-    for child in decoder.children():
-        if isinstance(child, nn.ModuleList) and len(child) == count:
-            return child
-    raise RequestError(
-        f"{type(decoder).__name__} keeps its {count} layers in no list of its own, so the states "
-        "between them cannot be taken; take a method that reads the last state alone"
-    )
+    """The hidden states [R, S, H] of some layers, attention kept inside each document."""
+    states = HiddenStates(layers, layer_count(decoder))
+    with states.taken_from(decoder):
+        last_states(decoder, batch)
+    return states.in_order

@@ -23,6 +23,7 @@ from draftsmith.data.features.store import FeatureStore
 from draftsmith.data.rows.cache import Prepared
 from draftsmith.data.rows.packed import Document, PackedRows, pack
 from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.decoding.target.hidden_states import LAST
 from draftsmith.errors import DataError, RequestError, Stopped
 from draftsmith.trainers import boost, eagle3, medusa
 from draftsmith.trainers.config import (
@@ -41,7 +42,7 @@ from draftsmith.trainers.loop.feed import Feed
 from draftsmith.trainers.loop.loop import Loop, Outcome, Plan
 from draftsmith.trainers.loop.objective import Batch, Objective, document_mask, hidden_states
 from draftsmith.trainers.teacher import feature_cache
-from draftsmith.trainers.teacher.features import LAST, CachedFeatures, OnlineFeatures, states_of
+from draftsmith.trainers.teacher.features import CachedFeatures, OnlineFeatures, states_of
 from random_models import random_model
 from safetensors.torch import load_file
 from small_run import RECIPE, assert_same_weights, losses, train

@@ -1,0 +1,103 @@
+"""Which hidden state "layer i" is, and how it is taken while a model runs.
+
+State 0 is the embedding, state i what the i-th layer puts out, and the last state, also called
+`LAST`, what the output projection reads, behind the last norm: the count of `hidden_states` in
+`transformers`. Drafters are trained on these states and decode from them, so both take them here.
+Read next: `backbone.py`, which decodes; `trainers/teacher/features.py`, which trains.
+
+Shapes: B rows, N tokens, H hidden size, F numbers of several states side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import RequestError
+
+LAST = -1
+"""The state that the output projection reads, behind the last norm, of a model of any depth."""
+
+
+class HiddenStates:
+    """The states of some layers in one forward pass; those of the others are not kept."""
+
+    def __init__(self, layers: Sequence[int], count: int) -> None:
+        """`layers`: numbers of the states, in any order; `count`: layers of the model.
+
+        Raises:
+            RequestError: the model has no such state.
+        """
+        beyond = [layer for layer in layers if layer != LAST and not 0 <= layer <= count]
+        if beyond:
+            raise RequestError(
+                f"hidden state {beyond[0]} is asked for; a model of {count} layers has the states 0, its "
+                f"embedding, to {count}, behind its last norm. Name one of these"
+            )
+        self._numbers = [count if layer == LAST else layer for layer in layers]
+        self._count = count
+        self._taken: dict[int, Tensor] = {}
+
+    def take(self, number: int, state_BNH: Tensor) -> None:
+        """Keep a state if it is asked for; a later forward pass takes its place."""
+        if number in self._numbers:
+            self._taken[number] = state_BNH
+
+    @property
+    def in_order(self) -> tuple[Tensor, ...]:
+        """One [B, N, H] for each of the layers asked for."""
+        return tuple(self._taken[number] for number in self._numbers)
+
+    @property
+    def side_by_side(self) -> Tensor | None:
+        """All of them, [B, N, F]; None if no layer was asked for."""
+        return torch.cat(self.in_order, -1) if self._numbers else None
+
+    @contextmanager
+    def taken_from(self, decoder: nn.Module) -> Iterator[None]:
+        """Take them from the forward pass of `decoder` inside the block.
+
+        `output_hidden_states` would hold all states until the end. State i is what layer i + 1 is
+        given, and is caught there.
+
+        Raises:
+            RequestError: the states between the layers are asked for, and the layers are in no list.
+        """
+        between = sorted({number for number in self._numbers if number != self._count})
+        blocks = _blocks(decoder, self._count) if between else nn.ModuleList()
+        hooks = [
+            blocks[number].register_forward_pre_hook(self._before(number), with_kwargs=True) for number in between
+        ]
+        if self._count in self._numbers:
+            hooks.append(decoder.register_forward_hook(lambda _decoder, _given, out: self.take(self._count, out[0])))
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _before(self, number: int) -> Callable[..., None]:
+        def hook(_block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self.take(number, args[0] if args else kwargs["hidden_states"])
+
+        return hook
+
+
+def layer_count(model: Any) -> int:
+    """How many layers a model of `transformers`, or its decoder, has."""
+    return int(model.config.get_text_config(decoder=True).num_hidden_layers)
+
+
+def _blocks(decoder: nn.Module, count: int) -> nn.ModuleList:
+    """The decoder's layers, whatever its class calls them."""
+    for child in decoder.children():
+        if isinstance(child, nn.ModuleList) and len(child) == count:
+            return child
+    raise RequestError(
+        f"{type(decoder).__name__} keeps its {count} layers in no list of its own, so the states "
+        "between them cannot be taken; take a method that reads the last state alone"
+    )
