@@ -18,6 +18,8 @@ from draftsmith.launch.cli import main
 
 ROOT = Path(draftsmith.__file__).parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LINKED = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+LONGEST_LINE = 200
 SMALL_TRAINING = shlex.split(
     "--loop.steps 2 --loop.batch_rows 2 --loop.micro_rows 2 --loop.validate_rows 2 "
     "--data.sequence_length 64 --data.limit_rows 40 --checkpoint.every_steps 1 "
@@ -98,7 +100,11 @@ FEW = {
 UNAUDITED = ("--samples", "--method", "--drafter")
 # what a newcomer types first; `make quickstart` and its proof are the whole suite's other half
 BENCHMARK = "python benchmarks/"
-NOT_HERE = ("make ", "draftsmith quickstart", "pip ", "git ", "cd ")
+NOT_HERE = ("make ", "draftsmith quickstart", "pip ", "git ", "cd ", ". .venv")
+
+
+def page_name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -113,28 +119,28 @@ def commands(page: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the pages take for granted: a finished run, a chat target, rows, prompts."""
-    place = tmp_path_factory.mktemp("docs")
-    assert main(["train", "distill-tiny", "--out", str(place / "runs" / "distill-tiny"), *SMALL_TRAINING]) == 0
-    chat_target = Path(shutil.copytree(embedded_target(), place / "path" / "to" / "target"))
+    folder = tmp_path_factory.mktemp("docs")
+    assert main(["train", "distill-tiny", "--out", str(folder / "runs" / "distill-tiny"), *SMALL_TRAINING]) == 0
+    chat_target = Path(shutil.copytree(embedded_target(), folder / "path" / "to" / "target"))
     tokenizer = load_tokenizer(str(chat_target))
     tokenizer.chat_template = named_template("chatml")
     tokenizer.save_pretrained(chat_target)
     asked = [(f"How many legs have {n} ants?", f"{n} ants have {6 * n} legs.") for n in range(60)]
     chats = [{"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": a}]} for q, a in asked]
     pairs = [{"prompt": q, "completion": a} for q, a in asked]
-    for folder, rows in {"chats": chats, "domain": pairs}.items():
-        (place / folder).mkdir()
-        (place / folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    (place / "prompts.jsonl").write_text('{"prompt": "How many legs have two ants?"}\n' * 2)
-    return place
+    for name, rows in {"chats": chats, "domain": pairs}.items():
+        (folder / name).mkdir()
+        (folder / name / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (folder / "prompts.jsonl").write_text('{"prompt": "How many legs have two ants?"}\n' * 2)
+    return folder
 
 
 def run(line: str) -> int:
     program, verb, *rest = shlex.split(line)
     if program == "accelerate":
         recipe = shlex.split(line)[1:]
-        words = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", *recipe[1:]]
-        return subprocess.run([*words, *SMALL_TRAINING]).returncode
+        launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", *recipe[1:]]
+        return subprocess.run([*launch, *SMALL_TRAINING]).returncode
     if program == "python":
         return subprocess.run([sys.executable, str(ROOT / verb), *rest, *shlex.split(BENCHMARKS[verb])]).returncode
     assert program == "draftsmith", f"no test knows how to run {program}"
@@ -145,7 +151,7 @@ def run(line: str) -> int:
 
 
 @pytest.mark.run
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_commands(page: Path, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(workplace, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
@@ -175,8 +181,36 @@ def test_there_are_commands() -> None:
     assert sum(len(commands(page)) for page in PAGES) >= 15
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def without_fences(page: Path) -> str:
+    return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """The names that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", without_fences(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", LINKED, ids=page_name)
 def test_links_lead_somewhere(page: Path) -> None:
-    for link in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
-        if not link.startswith("http"):
-            assert (page.parent / link).exists(), link
+    for link in re.findall(r"\]\(([^)]+)\)", without_fences(page)):
+        if link.startswith("http"):
+            continue
+        name, _, anchor = link.partition("#")
+        other = page.parent / name if name else page
+        assert other.exists(), link
+        assert not anchor or anchor in anchors(other), link
+
+
+@pytest.mark.parametrize("page", LINKED, ids=page_name)
+def test_lines_can_be_read(page: Path) -> None:
+    """Tables and code have the width that they need; sentences do not."""
+    prose = [line for line in without_fences(page).splitlines() if not line.startswith(("|", "<!--"))]
+    assert [line for line in prose if len(line) > LONGEST_LINE] == []
+
+
+def test_first_lines_of_the_readme() -> None:
+    """What a newcomer types first, and where `draftsmith` lies afterwards."""
+    first = "\n".join((ROOT / "README.md").read_text().splitlines()[:15])
+    for line in ("make quickstart", ". .venv/bin/activate", "make test"):
+        assert line in first
