@@ -214,3 +214,13 @@ def test_first_lines_of_the_readme() -> None:
     first = "\n".join((ROOT / "README.md").read_text().splitlines()[:15])
     for line in ("make quickstart", ". .venv/bin/activate", "make test"):
         assert line in first
+
+
+def test_tour_names_what_is_there() -> None:
+    """Seven files in reading order; each function that a section names is in the section's file."""
+    sections = re.split(r"^## \d\. ", (ROOT / "docs" / "tour.md").read_text(), flags=re.MULTILINE)[1:]
+    assert len(sections) == 7
+    for section in sections:
+        path, *names = re.findall(r"`([\w./]+)`", section)
+        text = (ROOT / path).read_text()
+        assert [name for name in names if not re.search(rf"\b{name}\b", text)] == [], path
