@@ -129,7 +129,10 @@ def _kernel_arms(logits_BV: Tensor, uniform_B: Tensor, warper: Warper) -> dict[s
         return MISSING
     from draftsmith.decoding.kernels.warp import warp
 
-    return {"warp": lambda: warp(logits_BV, warper), "token": lambda: draw(warp(logits_BV, warper), uniform_B)}
+    def warped() -> Tensor:
+        return warp(logits_BV, **asdict(warper))
+
+    return {"warp": warped, "token": lambda: draw(warped(), uniform_B)}
 
 
 def _flashinfer_arms(logits_BV: Tensor, _uniform_B: Tensor, warper: Warper) -> dict[str, Call] | str:

@@ -48,7 +48,7 @@ class Warper:
         if logits.is_cuda and not self.greedy and kernels.available():
             from .kernels.warp import warp
 
-            return warp(logits, self)
+            return warp(logits, temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p)
         return self.reference(logits)
 
     def reference(self, logits: Tensor) -> Tensor:

@@ -36,7 +36,8 @@ def export(request: Export) -> str:
         raise RequestError(f"{out} exists; name a new folder by --out")
     writable_folder(out.parent)
 
-    from ..decoding.target.loading import EMBEDDED, embedded_target, load_config, load_model, load_tokenizer
+    from ..decoding.target.hub import EMBEDDED, embedded_target, load_config, load_tokenizer
+    from ..decoding.target.loading import load_model
     from ..drafters.export import ServedTarget, check_served, export_of
     from ..drafters.folder import read_entry
     from ..drafters.heads.medusa import projection_of

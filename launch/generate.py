@@ -238,7 +238,7 @@ def _by_decoder(request: GenerateRequest, recipe: Recipe) -> _Way:
 def _by_server(request: GenerateRequest, recipe: Recipe, server: ServerRequest) -> _Way:
     """The target's tokenizer and config are still ours to read: they name it, and count tokens."""
     from ..data.generate.server import answer_rows
-    from ..decoding.target.loading import load_config, load_tokenizer
+    from ..decoding.target.hub import load_config, load_tokenizer
     from ..drafters.identity import TargetIdentity, fingerprint
 
     own: dict[str, Any] = {"revision": recipe.target.revision, "trust_remote_code": recipe.target.trust_remote_code}

@@ -42,7 +42,7 @@ def inspect(resolved: Resolved, rows: int) -> str:
 def tokenizer_of(recipe: Recipe) -> PreTrainedTokenizerBase:
     """The tokenizer that the recipe's run would use; a new one is trained here as it would be."""
     if recipe.method != "target":
-        from ..decoding.target.loading import load_tokenizer
+        from ..decoding.target.hub import load_tokenizer
 
         target = recipe.target
         return load_tokenizer(target.path, revision=target.revision, trust_remote_code=target.trust_remote_code)

@@ -13,7 +13,7 @@ from pathlib import Path
 import draftsmith
 import pytest
 from draftsmith.data.rows.templates import named_template
-from draftsmith.decoding.target.loading import embedded_target, load_tokenizer
+from draftsmith.decoding.target.hub import embedded_target, load_tokenizer
 from draftsmith.launch.cli import main
 
 ROOT = Path(draftsmith.__file__).parent

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from ..data.rows.prepare import Prepared
 from ..decoding.target.backbone import Backbone
-from ..decoding.target.loading import load_model, load_tokenizer
+from ..decoding.target.hub import load_tokenizer
+from ..decoding.target.loading import load_model
 from ..drafters.folder import check_trainable_model, save_draft_model
 from ..drafters.projection import check_plain_logits
 from ..errors import RequestError

@@ -17,7 +17,8 @@ from ..data.config import DataConfig, TokenizerConfig
 from ..data.rows.prepare import prepare, training_texts
 from ..data.rows.templates import named_template
 from ..data.rows.tokenizer import train_tokenizer
-from ..decoding.target.loading import load_model, load_tokenizer, no_progress_bars
+from ..decoding.target.hub import load_tokenizer
+from ..decoding.target.loading import load_model, no_progress_bars
 from ..drafters.projection import check_plain_logits
 from ..errors import RequestError
 from ..storage import replace_folder

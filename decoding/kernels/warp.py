@@ -21,15 +21,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..sampling import Warper
-
 BLOCK = 1024  # tokens held at once, each spread over the 2**DIGIT_BITS bins of a histogram
 DIGIT_BITS = 4  # 8 passes per edge
 WARPS = 8
 
 
-def warp(logits: Tensor, warper: Warper) -> Tensor:
-    """Probabilities [..., V], fp32, of logits [..., V]: `warper(logits)` as one kernel launch.
+def warp(logits: Tensor, *, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> Tensor:
+    """Probabilities [..., V], fp32, of logits [..., V]: `Warper.reference` as one kernel launch.
 
     Sums of another order round differently. A token whose mass in front lies within rounding
     (about 1e-6) of `top_p`, or its probability of `min_p` times the largest, may therefore fall
@@ -40,12 +38,13 @@ def warp(logits: Tensor, warper: Warper) -> Tensor:
         logits: [..., V], fp32, bf16 or fp16; rows any number of elements apart (offsets are
             int64). They are copied only if the vocabulary is not contiguous or no one stride
             leads from row to row.
-        warper: its temperature must be positive; greedy needs an argmax and no kernel.
+        temperature: positive; greedy needs an argmax and no kernel.
+        top_k, top_p, min_p: as in `Warper`, 0, 1 and 0 being off.
 
     Raises:
-        ValueError: the warper is greedy, or the logits are of another type.
+        ValueError: the temperature is 0, or the logits are of another type.
     """
-    if warper.greedy:
+    if not temperature > 0:
         raise ValueError("the warp kernel needs a temperature above 0; use Warper for greedy")
     if logits.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise ValueError(f"logits are {logits.dtype}, expected float32, bfloat16 or float16")
@@ -60,12 +59,12 @@ def warp(logits: Tensor, warper: Warper) -> Tensor:
             probs,
             logits_RV.stride(0),
             V,
-            warper.temperature,
-            warper.top_k,
-            warper.top_p,
-            warper.min_p,
-            TOP_K=0 < warper.top_k < V,
-            TOP_P=warper.top_p < 1,
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            TOP_K=0 < top_k < V,
+            TOP_P=top_p < 1,
             BLOCK=BLOCK,
             BITS=DIGIT_BITS,
             num_warps=WARPS,

@@ -1,7 +1,7 @@
 """A causal LM as the decoder sees it: tokens of a tree in, logits of every node out.
 
 Any causal LM of `transformers` with full attention, or with a sliding window for as long as nothing
-has left the window. Others are refused by name. Read next: `loading.py`, `engine.py`.
+has left the window. Others are refused by name. Read next: `loading.py`, which loads one; `engine.py`.
 
 Shapes: B rows, N nodes, F numbers of the features, V rows of the output projection, S prompt
 tokens, T slots in view.
@@ -21,6 +21,7 @@ from ..tree.tree import AnyTree, tree_mask
 from . import lean
 from .attention import TREE_MASKED
 from .hidden_states import HiddenStates, layer_count
+from .hub import load_tokenizer
 from .kv_cache import KVCache
 
 if TYPE_CHECKING:
@@ -77,8 +78,6 @@ class Backbone:
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        from .loading import load_tokenizer
-
         return load_tokenizer(self.name, revision=self.revision)
 
     @property

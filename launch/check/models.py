@@ -119,7 +119,8 @@ def _target(recipe: Recipe) -> PreTrainedModel:
     """The target's shapes, for every check that asks; refused where training would refuse it."""
     from ...decoding.target.attention import use_grouped_attention
     from ...decoding.target.backbone import check_rollback
-    from ...decoding.target.loading import check_weight_files, load_config, load_sizes
+    from ...decoding.target.hub import load_config, load_sizes
+    from ...decoding.target.loading import check_weight_files
     from ...drafters.projection import check_plain_logits
 
     path, revision = recipe.target.path, recipe.target.revision
@@ -137,7 +138,7 @@ def _target(recipe: Recipe) -> PreTrainedModel:
 
 def is_described(target: TargetConfig) -> bool:
     """Whether a target has to be taken from `sizes`."""
-    from ...decoding.target.loading import is_here
+    from ...decoding.target.hub import is_here
 
     return target.sizes is not None and not is_here(target.path, revision=target.revision)
 
@@ -171,7 +172,7 @@ def _draft(recipe: Recipe, models: Models) -> PreTrainedModel:
     """A model of its own, given or fresh."""
     import torch
 
-    from ...decoding.target.loading import is_here, load_config, load_sizes
+    from ...decoding.target.hub import is_here, load_config, load_sizes
     from ...drafters.folder import check_trainable_model
     from ...trainers.config import FROM_TARGET
     from ...trainers.distill import check_same_tokens

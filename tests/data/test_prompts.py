@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from draftsmith.data.prompts import Prompt, fitting, load_prompts, render
 from draftsmith.data.rows.templates import named_template
-from draftsmith.decoding.target.loading import embedded_target, load_tokenizer
+from draftsmith.decoding.target.hub import embedded_target, load_tokenizer
 from draftsmith.errors import DataError, RequestError
 from draftsmith.launch.check.check import _prompts
 from draftsmith.launch.check.models import Models

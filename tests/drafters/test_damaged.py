@@ -13,7 +13,8 @@ from conftest import make_drafter, make_target
 from damaged import KINDS, damage
 from draftsmith.data.rows.tokenizer import train_tokenizer
 from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.loading import load_config, load_model, load_tokenizer
+from draftsmith.decoding.target.hub import load_config, load_tokenizer
+from draftsmith.decoding.target.loading import load_model
 from draftsmith.drafters.export import ServedTarget, export_of
 from draftsmith.drafters.folder import save_draft_model, save_heads
 from draftsmith.drafters.registry import load_drafter

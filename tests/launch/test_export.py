@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 from draftsmith.data.rows.tokenizer import train_tokenizer
-from draftsmith.decoding.target.loading import embedded_target, load_target
+from draftsmith.decoding.target.hub import embedded_target
+from draftsmith.decoding.target.loading import load_target
 from draftsmith.drafters.eagle.layers import EagleShape
 from draftsmith.drafters.eagle.net import EagleNet
 from draftsmith.drafters.heads.medusa import MedusaHeads

@@ -28,7 +28,8 @@ from draftsmith.data.rows.templates import named_template, render_chat
 from draftsmith.decoding.engine import autoregressive
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.loading import embedded_target, load_target, load_tokenizer
+from draftsmith.decoding.target.hub import embedded_target, load_tokenizer
+from draftsmith.decoding.target.loading import load_target
 from draftsmith.launch.cli import main
 from safetensors.torch import load_file, save_file
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ...decoding.target.backbone import context_limits
-from ...decoding.target.loading import load_config
+from ...decoding.target.hub import load_config
 from ...drafters.folder import check_trainable_model
 from ...errors import RequestError
 from ..config import FROM_TARGET, ModelConfig

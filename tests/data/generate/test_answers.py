@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def tokenizer(chat_tokenizer_folder: Path) -> PreTrainedTokenizerBase:
-    from draftsmith.decoding.target.loading import load_tokenizer
+    from draftsmith.decoding.target.hub import load_tokenizer
 
     return load_tokenizer(str(chat_tokenizer_folder))
 

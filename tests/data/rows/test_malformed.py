@@ -127,7 +127,7 @@ def test_the_rejected_are_listed(
     """One bad row in two hundred is left out, and listed; three are too many."""
     from draftsmith.data.config import DataConfig
     from draftsmith.data.rows.prepare import prepare
-    from draftsmith.decoding.target.loading import load_tokenizer
+    from draftsmith.decoding.target.hub import load_tokenizer
     from draftsmith.errors import DataError
 
     tokenizer = load_tokenizer(str(chat_tokenizer_folder))

@@ -12,6 +12,7 @@ import mmap
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 from unittest import mock
 
 import pytest
@@ -91,7 +92,7 @@ def check_warp(logits_V: Tensor, warper: Warper) -> Tensor:
     """The kept set exactly, the probabilities to rounding."""
     keep_V, margin = kept(logits_V, warper)
     assert margin > 1e-5, "the case is ambiguous: choose another top_p or min_p"
-    got_V = warp.warp(logits_V.to(DEVICE), warper).cpu()
+    got_V = warp.warp(logits_V.to(DEVICE), **asdict(warper)).cpu()
     assert got_V.dtype == torch.float32
     assert torch.equal(got_V > 0, keep_V)
     probs_V = (logits_V.float() / warper.temperature).double().softmax(-1) * keep_V
@@ -126,7 +127,7 @@ def test_every_type_and_any_leading_dimensions(dtype: torch.dtype) -> None:
     logits = 3 * torch.randn(2, 2, 300, generator=torch.Generator().manual_seed(1))
     logits, warper = logits.to(dtype), Warper(0.8, 40, 0.9, 0.03)
     with small_blocks(warp, 128):
-        got = warp.warp(logits.to(DEVICE), warper).cpu()
+        got = warp.warp(logits.to(DEVICE), **asdict(warper)).cpu()
         for logits_V in logits.view(-1, 300):
             check_warp(logits_V, Warper(0.8, 40, clear_top_p(logits_V, Warper(0.8, 40), 0.9)))
     torch.testing.assert_close(got, warper(logits), atol=1e-6, rtol=1e-5)
@@ -147,7 +148,7 @@ def test_a_flat_distribution_errs_by_rounding_only() -> None:
     """Where tokens are lighter than the rounding, only those within it of the edge may differ."""
     logits_V = torch.randn(QWEN, generator=torch.Generator().manual_seed(3))
     with small_blocks(warp, 16_384):
-        got_V = warp.warp(logits_V.to(DEVICE), Warper(1.0, 0, 0.9)).cpu()
+        got_V = warp.warp(logits_V.to(DEVICE), temperature=1.0, top_p=0.9).cpu()
     front_V = in_front(logits_V.double().softmax(-1))
     assert (got_V[front_V < 0.9 - 1e-6] > 0).all()
     assert (got_V[front_V > 0.9 + 1e-6] == 0).all()
@@ -188,7 +189,7 @@ def test_a_broken_row_is_loud_and_alone(warper: Warper) -> None:
     logits = torch.randn(3, 40, generator=torch.Generator().manual_seed(5))
     logits[0], logits[2, 7] = -inf, torch.nan
     with small_blocks(warp):
-        got = warp.warp(logits.to(DEVICE), warper).cpu()
+        got = warp.warp(logits.to(DEVICE), **asdict(warper)).cpu()
     assert got[0].isnan().all()
     assert got[2].isnan().all()
     torch.testing.assert_close(got[1], warper(logits[1]))
@@ -199,11 +200,11 @@ def test_rows_lie_anywhere() -> None:
     logits = torch.randn(50, 3, generator=torch.Generator().manual_seed(6)).to(DEVICE)
     warper = Warper(1.0, 5)
     with small_blocks(warp):
-        torch.testing.assert_close(warp.warp(logits.T, warper), warper(logits.T))
+        torch.testing.assert_close(warp.warp(logits.T, **asdict(warper)), warper(logits.T))
         repeated = logits.T[:1].expand(4, 50)
-        torch.testing.assert_close(warp.warp(repeated, warper), warper(repeated))
-    assert warp.warp(logits[:0].T[:0], warper).shape == (0, 0)
-    assert warp.warp(torch.empty(2, 0, 9), warper).shape == (2, 0, 9)
+        torch.testing.assert_close(warp.warp(repeated, **asdict(warper)), warper(repeated))
+    assert warp.warp(logits[:0].T[:0], **asdict(warper)).shape == (0, 0)
+    assert warp.warp(torch.empty(2, 0, 9), **asdict(warper)).shape == (2, 0, 9)
 
 
 def test_warp_reads_rows_beyond_the_reach_of_int32() -> None:
@@ -212,14 +213,14 @@ def test_warp_reads_rows_beyond_the_reach_of_int32() -> None:
     logits = untouched(2 * apart + V, torch.bfloat16).as_strided((3, V), (apart, 1))
     logits.copy_(torch.randn(3, V, generator=torch.Generator().manual_seed(7)))
     warper = Warper(1.0, 20)
-    torch.testing.assert_close(warp.warp(logits, warper), warper(logits))
+    torch.testing.assert_close(warp.warp(logits, **asdict(warper)), warper(logits))
 
 
 def test_warp_refuses_what_it_cannot_do() -> None:
     with pytest.raises(ValueError, match="temperature above 0"):
-        warp.warp(torch.zeros(2, 5), Warper(0.0))
+        warp.warp(torch.zeros(2, 5), temperature=0.0)
     with pytest.raises(ValueError, match="float64, expected"):
-        warp.warp(torch.zeros(2, 5, dtype=torch.float64), Warper(1.0))
+        warp.warp(torch.zeros(2, 5, dtype=torch.float64), temperature=1.0)
 
 
 # -------------------------------------------------------------------------------------- verify

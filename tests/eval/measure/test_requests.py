@@ -10,7 +10,7 @@ import pytest
 import torch
 from draftsmith.data.prompts import Prompt, render
 from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.loading import load_tokenizer
+from draftsmith.decoding.target.hub import load_tokenizer
 from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
 from draftsmith.errors import RequestError
 from draftsmith.eval.config import EvalConfig

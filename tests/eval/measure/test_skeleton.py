@@ -14,7 +14,7 @@ from draftsmith.data.prompts import Prompt, render
 from draftsmith.decoding.engine import autoregressive
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.loading import load_tokenizer
+from draftsmith.decoding.target.hub import load_tokenizer
 from draftsmith.eval.measure.skeleton import (
     SkeletonAnswer,
     answer_by_skeleton,

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from draftsmith.decoding.target.loading import embedded_target, load_target
+from draftsmith.decoding.target.hub import embedded_target
+from draftsmith.decoding.target.loading import load_target
 from draftsmith.errors import RequestError
 from draftsmith.launch import generate
 from draftsmith.launch.check.check import _prompts
