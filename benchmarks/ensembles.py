@@ -48,10 +48,11 @@ from draftsmith.drafters.config import DrafterConfig
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.eval.audit.audit import audit
 from draftsmith.eval.config import AuditConfig, EvalConfig
+from draftsmith.eval.measure.arms import Arm
 from draftsmith.eval.measure.environment import environment
-from draftsmith.eval.measure.evaluate import Arm, decode
 from draftsmith.eval.measure.metrics import Floats, Interval, difference, ratio
 from draftsmith.eval.measure.requests import make_requests
+from draftsmith.eval.measure.rounds import decode
 from draftsmith.eval.measure.speed import Costs, measure_costs
 from draftsmith.eval.report.tables import interval
 from draftsmith.launch.recipe.load import load_recipe

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 from draftsmith.benchmarks.kept import file_name, is_finished, same_settings
-from draftsmith.data.prompts import Prompt, fitting, load_prompts, render
+from draftsmith.data.prompts import Prompt, load_prompts
 from draftsmith.decoding.proposal import Proposer
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.decoding.target.loading import load_target
@@ -36,8 +36,10 @@ from draftsmith.drafters.heads.medusa import default_paths, load_medusa
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.eval.audit.audit import AuditReport, audit
 from draftsmith.eval.config import AuditConfig, EvalConfig
+from draftsmith.eval.measure.arms import Arm
 from draftsmith.eval.measure.environment import environment
-from draftsmith.eval.measure.evaluate import Arm, evaluate
+from draftsmith.eval.measure.evaluate import evaluate
+from draftsmith.eval.measure.requests import first_turns, make_requests
 from draftsmith.eval.report.tables import MISSING, number
 from draftsmith.eval.report.tables import interval as shown
 from draftsmith.launch.recipe.load import load_recipe
@@ -176,7 +178,7 @@ def measure(family: Family, trained: Path, fresh: Path, args: argparse.Namespace
     if unproven:
         raise SystemExit(f"{family.name}: the audit failed on {', '.join(unproven)}")
     once = config.model_copy(update={"repeats": 1})
-    untrained = _rows(family, fresh, prompts, once, args, verdict="lossless")
+    untrained = _rows(family, fresh, prompts, once, args, audited=rows)
     return {
         "family": family.name,
         "steps": args.steps,
@@ -193,28 +195,25 @@ def _rows(
     prompts: Sequence[Prompt],
     config: EvalConfig,
     args: argparse.Namespace,
-    verdict: str | None = None,
+    audited: Sequence[dict[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
-    """One row per shape and temperature; `verdict` is that of the same code with other weights."""
+    """One row per shape and temperature; with the verdicts of `audited`, the same code's rows with other weights."""
     target = target_of(run)
-    arms = [Arm(name, load(run / "drafter", target), "") for name, load in family.shapes.items()]
+    requests = make_requests(target, prompts, config)
+    arms = [Arm(name, load(run / "drafter", target)) for name, load in family.shapes.items()]
     sees: dict[str, float] = {}
-    if verdict is None:
-        reports = [_audited(target, arm, prompts, config, args) for arm in arms]
+    if audited is None:
+        reports = [_audited(target, arm, first_turns(requests), args) for arm in arms]
         arms = [replace(arm, verdict=each.verdict) for arm, each in zip(arms, reports, strict=True)]
         sees = {arm.name: each.rosenblatt.detectable for arm, each in zip(arms, reports)}
     else:
-        arms = [replace(arm, verdict=verdict) for arm in arms]
-    rows: list[dict[str, Any]] = evaluate(target, arms, prompts, config)["rows"]
+        verdicts = {row["method"]: row["verdict"] for row in audited}
+        arms = [replace(arm, verdict=verdicts[arm.name], audited_as=f"trained {arm.name}") for arm in arms]
+    rows: list[dict[str, Any]] = evaluate(target, arms, requests, config)["rows"]
     return [row | {"sees": sees.get(row["method"])} for row in rows]
 
 
-def _audited(
-    target: Backbone, arm: Arm, prompts: Sequence[Prompt], config: EvalConfig, args: argparse.Namespace
-) -> AuditReport:
-    longest = config.prompt_tokens
-    taken = fitting(prompts, target.tokenizer, longest)
-    ids = [render(each, target.tokenizer, limit=longest) for each in taken]
+def _audited(target: Backbone, arm: Arm, ids: Sequence[list[int]], args: argparse.Namespace) -> AuditReport:
     evidence = AuditConfig(tokens=args.audit_tokens, sequences=args.audit_sequences, prompts=min(24, len(ids)))
     return audit(target, arm.drafter, ids, evidence)
 

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 from draftsmith.benchmarks.kept import file_name, same_settings
-from draftsmith.data.prompts import fitting, load_prompts, render
+from draftsmith.data.prompts import load_prompts
 from draftsmith.decoding.proposal import Proposer
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.decoding.target.loading import load_target
@@ -34,8 +34,10 @@ from draftsmith.drafters.model.quantised import save_quantised
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.eval.audit.audit import audit
 from draftsmith.eval.config import AuditConfig, EvalConfig
+from draftsmith.eval.measure.arms import Arm
 from draftsmith.eval.measure.environment import environment
-from draftsmith.eval.measure.evaluate import Arm, evaluate
+from draftsmith.eval.measure.evaluate import evaluate
+from draftsmith.eval.measure.requests import first_turns, make_requests
 from draftsmith.eval.measure.speed import bytes_of
 from draftsmith.eval.report.tables import interval, number
 from draftsmith.storage import write_text
@@ -167,11 +169,9 @@ def measure(origin: Origin, args: argparse.Namespace) -> dict[str, Any]:
     folder = folder_of(origin, target, args)
     drafter = load_drafter(folder, target, draft_length=DEPTH)
     prompts = load_prompts(config.prompts, limit=config.limit, seed=config.seed)
-    longest = config.prompt_tokens
-    taken = fitting(prompts, target.tokenizer, longest)
-    ids = [render(each, target.tokenizer, limit=longest) for each in taken]
-    verdict = verdict_of(target, drafter, ids, args)
-    found = evaluate(target, [Arm(origin.name, drafter, verdict)], prompts, config)
+    requests = make_requests(target, prompts, config)
+    verdict = verdict_of(target, drafter, first_turns(requests), args)
+    found = evaluate(target, [Arm(origin.name, drafter, verdict)], requests, config)
     return {
         "name": origin.name,
         "parameters": parameters(drafter),

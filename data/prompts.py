@@ -73,7 +73,14 @@ def render(
 def fitting(
     prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, longest: int, *, warn: bool = False
 ) -> list[Prompt]:
-    """Those whose first turn has at most `longest` tokens, with every text, as texts can be cut.
+    """The prompts of `fitting_ids`, without their ids."""
+    return [prompt for prompt, _ in fitting_ids(prompts, tokenizer, longest, warn=warn)]
+
+
+def fitting_ids(
+    prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, longest: int, *, warn: bool = False
+) -> list[tuple[Prompt, list[int]]]:
+    """Prompts whose first turn has at most `longest` tokens, with its ids; texts are cut to fit.
 
     Args:
         warn: log how many are left out; of several calls with the same prompts one says it.
@@ -81,8 +88,9 @@ def fitting(
     Raises:
         RequestError: none is left. DataError: as for `render`.
     """
-    lengths = [len(render(each, tokenizer, limit=longest)) for each in prompts]
-    kept = [each for each, length in zip(prompts, lengths, strict=True) if length <= longest]
+    rendered = [(each, render(each, tokenizer, limit=longest)) for each in prompts]
+    lengths = [len(ids) for _, ids in rendered]
+    kept = [(each, ids) for each, ids in rendered if len(ids) <= longest]
     if not kept:
         raise RequestError(
             f"all {len(prompts)} prompts are longer than eval.prompt_tokens = {longest}: chats of "

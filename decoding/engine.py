@@ -166,9 +166,8 @@ def autoregressive(
     done_prefill = time.perf_counter()
     calls = _until_done(rows, step, Late(target.device, wait_a_step=static))
     tokens, origin = rows.answers()
-    return Generation(
-        tokens, origin, StepLog(len(prompts), 0), done_prefill - start, time.perf_counter() - done_prefill, calls
-    )
+    log = StepLog(len(prompts), 0, max_new_tokens)
+    return Generation(tokens, origin, log, done_prefill - start, time.perf_counter() - done_prefill, calls)
 
 
 class _Speculation:
@@ -188,7 +187,7 @@ class _Speculation:
         self._warper, self._rule = warper, rule
         self._layers = drafter.layers if isinstance(drafter, FeatureProposer) else ()
         self._draws, self._coins = Held(uniforms), Held(uniforms)
-        self.log = StepLog(len(rows.last_B), drafter.draft_length)
+        self.log = StepLog(len(rows.last_B), drafter.draft_length, rows.limit)
         self.seconds, self.nodes = 0.0, 0
         self.propose: Callable[[], Proposal] = self._propose
         self.verify: Callable[[Proposal], Outcome] = self._verify

@@ -18,8 +18,9 @@ from .rules.acceptance import Outcome
 class StepLog:
     """Per step and row, kept on the device until it is asked for."""
 
-    def __init__(self, rows: int, depth: int) -> None:
-        self.rows, self.depth = rows, depth
+    def __init__(self, rows: int, depth: int, limit: int) -> None:
+        """`depth`: drafted tokens that a step can accept at most; `limit`: tokens of an answer."""
+        self.rows, self.depth, self.limit = rows, depth, limit
         self._accepted: list[Tensor] = []
         self._tested: list[Tensor] = []
         self._alpha: list[Tensor] = []
@@ -65,18 +66,36 @@ class StepLog:
 
     @property
     def truncated_TB(self) -> NDArray[np.bool_]:
-        """Steps of which EOS or the limit cut something off; measures count them apart."""
+        """Steps of which EOS or the limit cut something off."""
         return self.running_TB & (self.kept_TB < self.accepted_TB + 1)
 
     @property
+    def counted_TB(self) -> NDArray[np.bool_]:
+        """Steps that the measures count: those that the limit cannot cut, whatever they accept.
+
+        A step counts by where it begins: at least `depth` + 1 tokens before the limit. Chosen by
+        what they accepted, short steps would be preferred (Wald's identity needs a choice that
+        does not look at the step). docs/evaluation.md says why a step that meets EOS counts.
+        """
+        kept_TB = self.kept_TB
+        # the first token of an answer comes from the prefill
+        begun_TB = 1 + kept_TB.cumsum(0) - kept_TB
+        return self.running_TB & (begun_TB + self.depth + 1 <= self.limit)
+
+    @property
     def tested_TBD(self) -> NDArray[np.bool_]:
-        """Depths whose candidate was put to the test."""
-        return self._stacked(self._tested, (self.rows, self.depth), np.bool_)
+        """Depths whose candidate was put to the test and belongs to the answer, EOS included."""
+        return self._stacked(self._tested, (self.rows, self.depth), np.bool_) & self._before_the_end_TBD
 
     @property
     def passed_TBD(self) -> NDArray[np.bool_]:
-        """Depths whose candidate was accepted."""
-        return np.arange(self.depth) < self.accepted_TB[..., None]
+        """Depths whose candidate was accepted and belongs to the answer."""
+        return (np.arange(self.depth) < self.accepted_TB[..., None]) & self._before_the_end_TBD
+
+    @property
+    def _before_the_end_TBD(self) -> NDArray[np.bool_]:
+        """Depths whose token is not behind EOS or the limit."""
+        return np.arange(self.depth) < self.kept_TB[..., None]
 
     @property
     def alpha_hat_TBD(self) -> NDArray[np.float32]:

@@ -19,7 +19,8 @@ from .train import train
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..data.prompts import Prompt
+    from ..eval.measure.arms import Arm
+    from ..eval.measure.requests import Request
     from .measure.run import Loaded
 
 # the folder of each recipe's run, and how long it learns here: the whole takes minutes, not hours
@@ -54,18 +55,20 @@ def quickstart(out: Path, console: Console) -> None:
 def _measure(out: Path, console: Console) -> dict[str, Any]:
     """Audit and measure what was trained; measure the untrained draft beside it."""
     from ..eval.measure.evaluate import evaluate
-    from .measure.run import audited_arms, prompts_of, write_json
+    from ..eval.measure.requests import first_turns, make_requests
+    from .measure.run import arms_of, audited, left_out, prompts_of, write_json
 
     pair = _load(out)
-    prompts = prompts_of(pair, None)
-    place = pair.folder / "eval"
-    arms = audited_arms(pair, prompts, place, console)
+    config, folder = pair.recipe.eval, pair.folder / "eval"
+    prompts = prompts_of(config)
+    requests = make_requests(pair.target, prompts, config)
+    arms = list(audited(pair, arms_of(pair), first_turns(requests), folder, console).values())
     console.print("3/4 measuring acceptance and speed ...")
-    results = evaluate(pair.target, arms, prompts, pair.recipe.eval)
+    results = evaluate(pair.target, arms, requests, config, left_out=left_out(prompts, requests))
     results["draft"]["settings"] = pair.recipe.drafter.model_dump(mode="json")
     results["repeat"] = [shlex.join(["draftsmith", "quickstart", "--out", str(out)])]
-    results["rows"].append(_untrained(pair, prompts, arms[0].verdict))
-    write_json(place / "results.json", results)
+    results["rows"].append(_untrained(pair, requests, arms[0]))
+    write_json(folder / "results.json", results)
     unproven = [arm.name for arm in arms if arm.verdict != "lossless"]
     if unproven:
         raise TrainingFailed(f"the audit failed for {', '.join(unproven)}, so no number above can be trusted")
@@ -75,26 +78,31 @@ def _measure(out: Path, console: Console) -> dict[str, Any]:
 def _load(out: Path) -> Loaded:
     """All drafters on one target; the first run says how they are measured."""
     from ..drafters.registry import load_drafter
+    from .check.early import named
     from .measure.run import load_pair
     from .verbs import Pair
 
     first, *others = RUNS
     # three audits and a sweep: with less evidence for each, the whole stays a matter of minutes
     less = {"audit.tokens": "4000", "audit.sequences": "150000", "audit.prompts": "8", "eval.sweep": "[1, 2, 4]"}
-    pair = load_pair(Pair(out / first), list(less.items()))
+    pair = load_pair(named(Pair(out / first), list(less.items())))
     length = pair.recipe.eval.draft_length
     paths = {name: out / name / "drafter" for name in others}
     drafters = {name: load_drafter(path, pair.target, draft_length=length) for name, path in paths.items()}
     return replace(pair, drafters={**pair.drafters, **drafters}, paths={**pair.paths, **paths})
 
 
-def _untrained(pair: Loaded, prompts: list[Prompt], verdict: str) -> dict[str, Any]:
-    """The draft model before its first step, as the control."""
+def _untrained(pair: Loaded, requests: list[Request], trained: Arm) -> dict[str, Any]:
+    """The draft model before its first step, as the control.
+
+    It is not audited: its row says that the verdict is the trained draft's, whose code and rule it shares.
+    """
     import torch
 
     from ..decoding.target.backbone import Backbone
     from ..drafters.model.draft_model import DraftModel
-    from ..eval.measure.evaluate import Arm, evaluate
+    from ..eval.measure.arms import Arm
+    from ..eval.measure.evaluate import evaluate
     from ..trainers.distill import draft_model
 
     recipe: Recipe = pair.recipe
@@ -102,6 +110,6 @@ def _untrained(pair: Loaded, prompts: list[Prompt], verdict: str) -> dict[str, A
     fresh = draft_model(recipe.model, pair.target.model, pair.target.tokenizer)
     drafter = DraftModel(Backbone(fresh.eval(), name="untrained"), pair.target.vocabulary)
     config = recipe.eval.model_copy(update={"temperatures": [0.0], "sweep": [], "repeats": 1})
-    arm = Arm("untrained draft", drafter, verdict)
-    row: dict[str, Any] = evaluate(pair.target, [arm], prompts, config)["rows"][0]
+    arm = Arm("untrained draft", drafter, trained.verdict, audited_as=trained.audited)
+    row: dict[str, Any] = evaluate(pair.target, [arm], requests, config)["rows"][0]
     return row

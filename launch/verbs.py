@@ -143,10 +143,10 @@ class Eval(Pair):
     def run(self, overrides: Sequence[tuple[str, str]]) -> None:
         from .check.early import named
 
-        named(self, overrides)  # a wrong word costs no import of torch
+        pair = named(self, overrides)  # a wrong word costs no import of torch
         from .measure.run import run_eval
 
-        run_eval(self, overrides, console())
+        run_eval(self, overrides, console(), pair)
 
 
 @dataclass
@@ -170,10 +170,10 @@ class Audit(Pair):
     def run(self, overrides: Sequence[tuple[str, str]]) -> None:
         from .check.early import check_audit
 
-        check_audit(self, overrides)
+        pair = check_audit(self, overrides)
         from .measure.run import run_audit
 
-        if not run_audit(self, overrides, console()):
+        if not run_audit(self, overrides, console(), pair):
             raise DraftsmithError("the audit failed: the output is not the target's own")
 
 

@@ -25,13 +25,13 @@ SMALL_TRAINING = shlex.split(
     "--data.sequence_length 64 --data.limit_rows 40 --checkpoint.every_steps 1 "
     "--model.layers 1 --model.hidden 32 --model.heads 2 --model.kv_heads 1 "
     "--model.head_size 16 --model.intermediate 32 --probe.prompts 1 "
-    "--probe.max_new_tokens 4"
+    "--probe.max_new_tokens 6"
 )
 SMALL_AUDIT = shlex.split(
     "--audit.tokens 500 --audit.sequences 10000 --audit.prompts 1 --audit.max_new_tokens 8 "
     "--audit.batch 4 --eval.limit 2"
 )
-SMALL_EVAL = [*SMALL_AUDIT, *["--eval.max_new_tokens", "4", "--eval.sweep", "[1]", "--eval.repeats", "1"]]
+SMALL_EVAL = [*SMALL_AUDIT, *["--eval.max_new_tokens", "12", "--eval.sweep", "[1]", "--eval.repeats", "1"]]
 EXTRA = {
     "train": SMALL_TRAINING,
     "eval": SMALL_EVAL,
@@ -44,18 +44,18 @@ EXTRA = {
 BENCHMARKS = {
     "benchmarks/over_training.py": "--rows 20 --steps 2 --every 1 --batch-rows 2 --prompts 1",
     "benchmarks/families.py": (
-        "--families 'BPD (frozen)' --steps 1 --limit 1 --max-new-tokens 4 --repeats 1 "
+        "--families 'BPD (frozen)' --steps 1 --limit 1 --max-new-tokens 12 --repeats 1 "
         "--audit-tokens 500 --audit-sequences 10000 --set data.limit_rows=40 "
         "--set data.sequence_length=64"
     ),
     "benchmarks/origins.py": (
-        "--rows 'layers evenly,early exit 2' --steps 1 --limit 1 --max-new-tokens 4 "
+        "--rows 'layers evenly,early exit 2' --steps 1 --limit 1 --max-new-tokens 12 "
         "--audit-tokens 500 --audit-sequences 10000 --set data.limit_rows=40 "
         "--set data.sequence_length=64"
     ),
     "benchmarks/alignment.py": (
         "--losses kl,tv --sources gold,request --from-scratch --steps 1 --batch-rows 2 "
-        "--answers 40 --limit 2 --max-new-tokens 4 --prompt-tokens 8 --new-tokens 8 "
+        "--answers 40 --limit 2 --max-new-tokens 12 --prompt-tokens 8 --new-tokens 8 "
         "--audit-tokens 500 --audit-sequences 10000 --set data.limit_rows=40 "
         "--set data.sequence_length=64 --set loop.batch_rows=2 --set loop.micro_rows=2"
     ),
@@ -65,12 +65,12 @@ BENCHMARKS = {
     ),
     "benchmarks/ensembles.py": (
         "--members 2 --sizes 2 --settings 'soft 2' --base-steps 1 --steps 1 --limit 2 "
-        "--max-new-tokens 4 --audit-tokens 500 --audit-sequences 10000 "
+        "--max-new-tokens 12 --audit-tokens 500 --audit-sequences 10000 "
         "--set data.limit_rows=40 --set data.sequence_length=64 --set loop.batch_rows=2 "
         "--set loop.micro_rows=2 --set loop.validate_rows=2 --set boost.samples=8 "
         "--set boost.held_out=4 --set probe.prompts=1 --set boost.continuation=8"
     ),
-    "benchmarks/merge_cost.py": "--prompts 1 --max-new-tokens 4 --members 2",
+    "benchmarks/merge_cost.py": "--prompts 1 --max-new-tokens 12 --members 2",
     "benchmarks/decode_gpu.py": "--tiny",
     "benchmarks/samplers.py": "--tiny",
     "benchmarks/domains.py": (
@@ -78,7 +78,7 @@ BENCHMARKS = {
         "--audit-sequences 10000 --set loop.batch_rows=2 --set loop.micro_rows=2 "
         "--set loop.validate_rows=2 --set probe.prompts=1"
     ),
-    "benchmarks/decode_cpu.py": "--prompts 1 --max-new-tokens 4 --rounds 1",
+    "benchmarks/decode_cpu.py": "--prompts 1 --max-new-tokens 12 --rounds 1",
     "benchmarks/loss_memory.py": "--vocabulary 500 --positions 64 --hidden 16 --rounds 1",
     "benchmarks/train_step.py": "--tiny --recipes eagle-tiny",
 }

@@ -46,7 +46,7 @@ class Reply:
         ids: the tokens themselves, the end included; None where a server kept them to itself.
         reasoning: what a server tells apart as the target's thoughts.
         corrected: which of `ids` stand where the target rejected a draft; None without a drafter.
-        steps, emitted, tested, accepted: of a drafter, over steps that nothing cut short.
+        steps, emitted, tested, accepted: of a drafter, over the steps that count (`StepLog.counted_TB`).
     """
 
     text: str

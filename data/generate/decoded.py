@@ -133,11 +133,11 @@ def _converse(batch: Sequence[Dialogue], asker: Asker, answerer: Answerer) -> No
 
 
 def _counts(found: Generation) -> list[tuple[int, int, int, int]]:
-    """Steps, emitted, tested and accepted tokens of each row, over steps that were not cut."""
+    """Steps, emitted, tested and accepted tokens of each row, over the steps that count."""
     log = found.steps
-    whole_TB = log.running_TB & ~log.truncated_TB
-    tested_B = (log.tested_TBD.sum(-1) * whole_TB).sum(0)
-    accepted_B = ((log.tested_TBD & log.passed_TBD).sum(-1) * whole_TB).sum(0)
-    emitted_B = ((log.accepted_TB + 1) * whole_TB).sum(0)
-    columns = (whole_TB.sum(0), emitted_B, tested_B, accepted_B)
+    counted_TB = log.counted_TB
+    tested_B = (log.tested_TBD.sum(-1) * counted_TB).sum(0)
+    accepted_B = ((log.tested_TBD & log.passed_TBD).sum(-1) * counted_TB).sum(0)
+    emitted_B = (log.kept_TB * counted_TB).sum(0)
+    columns = (counted_TB.sum(0), emitted_B, tested_B, accepted_B)
     return [tuple(int(column[row]) for column in columns) for row in range(log.rows)]  # type: ignore[misc]

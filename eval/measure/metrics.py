@@ -1,7 +1,8 @@
 """The measures of acceptance, each a ratio of sums over requests, with bootstrap intervals.
 
-Definitions are those of docs/design.md, section 4. Steps that EOS or the length limit cut short
-are counted apart and enter no measure. Read next: `evaluate.py`.
+Definitions are those of docs/design.md, section 4. A step counts if it begins so far before the
+length limit that the limit cannot cut it, whatever it then accepts; the others are counted apart and
+enter no measure (`StepLog.counted_TB`). Read next: `evaluate.py`.
 
 Shapes: R requests, T steps, B rows, D depths.
 """
@@ -24,11 +25,12 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Counts:
-    """Sums of one request over its whole steps."""
+    """Sums of one request over the steps that count."""
 
     steps: int
     emitted: int
     truncated: int
+    """Steps that do not: they began so close to the length limit that it may have cut them."""
     tested_D: Floats
     passed_D: Floats
     alpha_hat_D: Floats
@@ -49,27 +51,27 @@ class Interval:
 
 def counts_of(log: StepLog) -> list[Counts]:
     """One `Counts` per row of a batch."""
-    whole_TB = log.running_TB & ~log.truncated_TB
-    tested, passed, alpha = log.tested_TBD, log.passed_TBD, log.alpha_hat_TBD
-    found = []
+    counted_TB, running_TB, kept_TB = log.counted_TB, log.running_TB, log.kept_TB
+    tested_TBD, passed_TBD, alpha_TBD = log.tested_TBD, log.passed_TBD, log.alpha_hat_TBD
+    rows = []
     for row in range(log.rows):
-        use_T = whole_TB[:, row]
-        tested_TD = tested[use_T, row]
-        found.append(
+        use_T = counted_TB[:, row]
+        tested_TD = tested_TBD[use_T, row]
+        rows.append(
             Counts(
                 steps=int(use_T.sum()),
-                emitted=int((log.accepted_TB[use_T, row] + 1).sum()),
-                truncated=int(log.truncated_TB[:, row].sum()),
+                emitted=int(kept_TB[use_T, row].sum()),
+                truncated=int((running_TB[:, row] & ~use_T).sum()),
                 tested_D=tested_TD.sum(0).astype(float),
-                passed_D=(passed[use_T, row] & tested_TD).sum(0).astype(float),
-                alpha_hat_D=(alpha[use_T, row] * tested_TD).sum(0, dtype=np.float64),
+                passed_D=(passed_TBD[use_T, row] & tested_TD).sum(0).astype(float),
+                alpha_hat_D=(alpha_TBD[use_T, row] * tested_TD).sum(0, dtype=np.float64),
             )
         )
-    return found
+    return rows
 
 
 def tau(logs: Iterable[StepLog]) -> float:
-    """Tokens per target call over all requests, bonus included; NaN without a whole step."""
+    """Tokens per target call over all requests, bonus included; NaN where no step counts."""
     counts = [each for log in logs for each in counts_of(log)]
     steps = sum(each.steps for each in counts)
     return sum(each.emitted for each in counts) / steps if steps else float("nan")

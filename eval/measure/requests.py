@@ -1,4 +1,4 @@
-"""Which turns of which prompts are decoded, as token ids.
+"""Which turns of which prompts are decoded, as token ids: rendered once, for audit and evaluation.
 
 A text is cut to its end, a chat is whole or left out. Read next: `data/prompts.py`, which renders
 them; `evaluate.py`, which decodes them.
@@ -9,41 +9,54 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...data.prompts import Prompt, fitting, render
+from ...data.prompts import Prompt, fitting_ids, render
 from ...decoding.engine import autoregressive
 from ...decoding.sampling import Warper
 from ...decoding.target.backbone import Backbone
 from ..config import EvalConfig
 
 
-@dataclass
+@dataclass(frozen=True)
 class Request:
     """One turn of one prompt."""
 
     prompt: Prompt
     ids: list[int]
     number: int
+    """Of its stream of random numbers."""
+    turn: int = 0
 
 
-def make_requests(target: Backbone, prompts: Sequence[Prompt], config: EvalConfig) -> list[Request]:
+def make_requests(
+    target: Backbone, prompts: Sequence[Prompt], config: EvalConfig, *, later_turns: bool = True
+) -> list[Request]:
     """Every turn that fits of every prompt; the target's own greedy answers stand before it.
 
+    Logs how many prompts are left out. With `later_turns` false, first turns alone: nothing is decoded.
+
     Raises:
-        RequestError: none fits.
+        RequestError: no prompt fits. DataError: as for `render`.
     """
     requests: list[Request] = []
-    warper, most = Warper(0.0), config.prompt_tokens
-    for prompt in fitting(prompts, target.tokenizer, most):
-        answers: list[str] = []
-        for turn in range(len(prompt.turns)):
-            ids = render(prompt, target.tokenizer, answers=answers, limit=most)
-            if len(ids) > most:
+    for prompt, first in fitting_ids(prompts, target.tokenizer, config.prompt_tokens, warn=True):
+        ids, answers = first, list[str]()
+        for turn in range(len(prompt.turns) if later_turns else 1):
+            if turn:
+                answers.append(_answer(target, ids, config))
+                ids = render(prompt, target.tokenizer, answers=answers, limit=config.prompt_tokens)
+            if len(ids) > config.prompt_tokens:
                 break  # later turns hold this one
-            requests.append(Request(prompt, ids, len(requests)))
-            if turn + 1 < len(prompt.turns):
-                done = autoregressive(
-                    target, [ids], warper=warper, max_new_tokens=config.max_new_tokens, eos_ids=target.eos_ids
-                )
-                text = target.tokenizer.decode(done.tokens[0], skip_special_tokens=True)
-                answers.append(str(text))
+            requests.append(Request(prompt, ids, len(requests), turn))
     return requests
+
+
+def first_turns(requests: Sequence[Request]) -> list[list[int]]:
+    """Token ids of the first turn of every prompt: what the audit decodes."""
+    return [each.ids for each in requests if each.turn == 0]
+
+
+def _answer(target: Backbone, ids: list[int], config: EvalConfig) -> str:
+    done = autoregressive(
+        target, [ids], warper=Warper(0.0), max_new_tokens=config.max_new_tokens, eos_ids=target.eos_ids
+    )
+    return str(target.tokenizer.decode(done.tokens[0], skip_special_tokens=True))

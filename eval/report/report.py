@@ -21,7 +21,7 @@ from ...errors import RequestError
 from ...storage import write_text
 from . import plots
 from .results import VERDICTS, read_results
-from .tables import MISSING, best_measured, best_predicted, degenerate, drifted, interval, left_out, number
+from .tables import MISSING, best_measured, best_predicted, degenerate, drifted, interval, left_out, number, stand_in
 
 # how Markdown tells the origin of a token, where HTML has colours
 _MARKS = {"draft": ("", ""), "correction": ("[-", "-]"), "bonus": ("[+", "+]"), "prefill": ("", "")}
@@ -52,7 +52,7 @@ def write_report(run: Path) -> Path:
         lstrip_blocks=True,
         finalize=visible,
     )
-    environment.filters |= {"interval": interval, "number": number, "cell": _cell}
+    environment.filters |= {"interval": interval, "number": number, "cell": _cell, "stand_in": stand_in}
     for name in ("report.html", "report.md"):
         write_text(run / name, environment.get_template(f"{name}.j2").render(content) + "\n")
     return run / "report.html"
@@ -82,6 +82,8 @@ def context(results: dict[str, Any], audit: dict[str, Any] | None, curve: list[d
         "warnings": [*tuned(results["target"]), *left_out(results), *warnings(rows, audit)],
         "audit": audit,
         "verdict": verdict(rows),
+        # once, whatever the temperatures
+        "stand_ins": list({row["method"]: row for row in rows if stand_in(row)}.values()),
         "depths": max(len(row["n_alpha"]) for row in rows),
         "categories": [each["category"] for each in rows[0]["categories"]],
         "samples": [{**each, "counts": _origins(each)} for each in rows[0]["sample"]],

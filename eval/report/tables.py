@@ -18,7 +18,7 @@ from rich.text import Text
 
 MISSING = "-"
 DEGENERATE = "do not believe tau"
-_WORDS = ("method", "audit")
+_LEFT_ALIGNED = ("method", "audit")
 _DEPTHS = 6  # of the table by depth: more do not fit the line
 _NAME = 12  # columns that a method's name keeps when the line is full
 _COLOURS = {"lossless": "green", "NOT lossless": "bold red", "not audited": "yellow", "lossy": "yellow"}
@@ -35,8 +35,8 @@ def show(results: dict[str, Any], console: Console) -> None:
     for row in results["rows"]:
         if row["flagged"]:
             console.print(Text(f"! {degenerate(row)}", style="yellow"))
-    for said in left_out(results):
-        console.print(Text(f"! {said}", style="yellow"))
+    for message in left_out(results):
+        console.print(Text(f"! {message}", style="yellow"))
     console.print()
     console.print(depth_table(results["rows"]), crop=False)
     console.print()
@@ -163,6 +163,21 @@ def drifted(drift: dict[str, Any]) -> str:
     )
 
 
+def verdict_of(row: dict[str, Any]) -> str:
+    """The verdict of a row; `as NAME` where another drafter was audited in its place, and passed."""
+    if row["distance"] is not None:
+        return f"{row['verdict']} {row['distance']:.2f}"
+    if row["rule"] is not None and row["rule"].startswith("lossy"):
+        return "lossy, not measured"
+    return f"as {row['audited']}" if row["verdict"] == "lossless" and stand_in(row) else str(row["verdict"])
+
+
+def stand_in(row: dict[str, Any]) -> str | None:
+    """The drafter that was audited in place of the row's own; None where that one was, or none."""
+    audited: str | None = row["audited"]
+    return None if audited == row["method"] else audited
+
+
 def interval(value: Sequence[float | None]) -> str:
     """`1.72 [1.65, 1.79]`."""
     middle, low, high = value
@@ -198,7 +213,7 @@ def plain_table(title: str, columns: Sequence[tuple[str, str]], rows: Sequence[S
         needed = max(len(name), len(unit), *(cell_len(str(row[at])) for row in rows))
         table.add_column(
             Text.assemble(name, "\n", (unit, "not bold dim")),
-            justify="left" if name in _WORDS else "right",
+            justify="left" if name in _LEFT_ALIGNED else "right",
             # rich would rather crop a number without a word than print a wide line
             min_width=min(needed, _NAME) if name == "method" else needed,
             no_wrap=name != "method",
@@ -215,9 +230,4 @@ def _who(row: dict[str, Any]) -> tuple[Text, str]:
 
 
 def _verdict(row: dict[str, Any]) -> Text:
-    words = row["verdict"]
-    if row["distance"] is not None:
-        words += f" {row['distance']:.2f}"
-    elif row["rule"] is not None and row["rule"].startswith("lossy"):
-        words = "lossy, not measured"
-    return Text(words, style=_COLOURS[row["verdict"]])
+    return Text(verdict_of(row), style=_COLOURS[row["verdict"]])

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 class Named:
     """What a command names, nothing of it loaded."""
 
+    methods: list[str]
     recipe: Recipe
     target: str
     drafter: Path | None
@@ -59,7 +60,7 @@ def named(pair: Pair, overrides: Sequence[tuple[str, str]]) -> Named:
         )
     if drafter is None and set(names) & set(NEED_DRAFT):
         raise RequestError(f"--method {pair.method} needs a drafter: name its folder by --drafter, or a run")
-    return Named(recipe, target, drafter, folder)
+    return Named(names, recipe, target, drafter, folder)
 
 
 def tuned_target(folder: Path, recipe: Recipe) -> str | None:
@@ -68,8 +69,12 @@ def tuned_target(folder: Path, recipe: Recipe) -> str | None:
     return str(place) if recipe.method != "target" and place.is_dir() else None
 
 
-def check_audit(request: Audit, overrides: Sequence[tuple[str, str]]) -> None:
-    """Raise RequestError for flags that exclude each other, or that would be passed over."""
+def check_audit(request: Audit, overrides: Sequence[tuple[str, str]]) -> Named | None:
+    """What is audited; None with --survey, which takes no pair.
+
+    Raises:
+        RequestError: flags that exclude each other, or that would be passed over.
+    """
     asked = {
         "--plant": request.plant is not None,
         "--decoder hf": request.decoder == "hf",
@@ -83,12 +88,13 @@ def check_audit(request: Audit, overrides: Sequence[tuple[str, str]]) -> None:
         if request.run_folder or request.target or request.drafter:
             raise RequestError("--survey decodes in miniature: leave out run, target and drafter")
         load_recipe("distill-tiny", overrides)
-        return
+        return None
     if flags and request.method != "trained":
         raise RequestError(f"{flags[0]} takes the trained drafter alone: leave out --method")
-    named(request, overrides)
+    pair = named(request, overrides)
     if SKELETON in split_methods(request.method):
         raise RequestError(f"{SKELETON} is not lossless: there is nothing to audit")
+    return pair
 
 
 def check_tree(request: Tree, pair: Pair, overrides: Sequence[tuple[str, str]]) -> None:

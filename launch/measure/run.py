@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...data.prompts import Prompt, fitting, load_prompts, render
+from ...data.prompts import Prompt, fitting, load_prompts
 from ...decoding.proposal import Proposer
 from ...decoding.target.backbone import Backbone
 from ...decoding.target.loading import load_target
@@ -20,18 +20,21 @@ from ...drafters.model.draft_model import DraftModel
 from ...drafters.registry import load_drafter
 from ...errors import DraftsmithError, RequestError
 from ...eval.audit.audit import AuditReport, audit
-from ...eval.measure.evaluate import Arm, evaluate
+from ...eval.config import EvalConfig
+from ...eval.measure.arms import Arm, check_answer_length
+from ...eval.measure.evaluate import evaluate
+from ...eval.measure.requests import Request, first_turns, make_requests
 from ...eval.report.tables import show
 from ...storage import writable_folder, write_text
-from ..check.early import check_audit, named, tuned_target
+from ..check.early import Named, tuned_target
 from ..generate import drafter_hash
 from ..recipe.load import Recipe, load_recipe
-from .methods import NEED_DRAFT, SKELETON, make_method, split_methods
+from .methods import NEED_DRAFT, SKELETON, make_method
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..verbs import Audit, Eval, Pair
+    from ..verbs import Audit, Eval
 
 
 @dataclass(frozen=True)
@@ -52,12 +55,11 @@ class Loaded:
         return next(iter(self.drafters.values()))
 
 
-def load_pair(pair: Pair, overrides: Sequence[tuple[str, str]]) -> Loaded:
-    """The target and drafter of a run folder, or those that --target and --drafter name."""
-    found = named(pair, overrides)
-    names, recipe, drafter_path = split_methods(pair.method), found.recipe, found.drafter
+def load_pair(pair: Named) -> Loaded:
+    """The target and the drafters that a command names."""
+    recipe, drafter_path = pair.recipe, pair.drafter
     target = load_target(
-        found.target,
+        pair.target,
         revision=recipe.target.revision,
         dtype=recipe.target.dtype,
         trust_remote_code=recipe.target.trust_remote_code,
@@ -66,13 +68,13 @@ def load_pair(pair: Pair, overrides: Sequence[tuple[str, str]]) -> Loaded:
     def trained() -> Proposer:
         return load_drafter(drafter_path or "", target, draft_length=recipe.eval.draft_length, config=recipe.drafter)
 
-    drafters = {name: make_method(name, recipe, target, trained) for name in names if name != SKELETON}
+    drafters = {name: make_method(name, recipe, target, trained) for name in pair.methods if name != SKELETON}
     paths = {name: Path(drafter_path or "") for name in drafters if name in NEED_DRAFT}
-    return Loaded(recipe, target, drafters, found.folder, paths)
+    return Loaded(recipe, target, drafters, pair.folder, paths)
 
 
 def say_tuned(pair: Loaded, console: Console) -> Recipe | None:
-    """The recipe of the run that has changed the target that decodes; said, as no verdict tells it.
+    """The recipe of the run that has changed the target that decodes; printed, as no verdict tells it.
 
     None where nobody has. A target named by hand is known by the run folder that it lies in.
     """
@@ -113,25 +115,29 @@ def drift_of(pair: Loaded, console: Console) -> dict[str, Any] | None:
     )
     rows = prepare(recipe.data, pair.target.tokenizer, out=None).validation
     loop = recipe.loop
-    found = measure_drift(original, pair.target, rows, count=loop.validate_rows, seed=loop.seed)
-    return found.to_dict()
+    drift = measure_drift(original, pair.target, rows, count=loop.validate_rows, seed=loop.seed)
+    return drift.to_dict()
 
 
-def run_eval(request: Eval, overrides: Sequence[tuple[str, str]], console: Console) -> None:
+def run_eval(request: Eval, overrides: Sequence[tuple[str, str]], console: Console, named: Named) -> None:
     """Audit, measure, print, and write `results.json` and `audit.json`."""
     out = results_folder(request)
-    pair = load_pair(request, overrides)
-    prompts = prompts_of(pair, request.prompts)
+    pair = load_pair(named)
+    config = pair.recipe.eval
+    if request.prompts is not None:
+        config = config.model_copy(update={"prompts": request.prompts})
+    prompts = prompts_of(config)
     _check_samples(request, pair)
     if not pair.drafters:
         _skeleton(pair, prompts, out, console)
         return
+    arms = arms_of(pair)
+    check_answer_length(list(arms.values()), config)
+    requests = make_requests(pair.target, prompts, config)
     drift = drift_of(pair, console)
-    arms = audited_arms(pair, prompts, out, console, prove=request.audit)
-    config = pair.recipe.eval
-    if request.prompts is not None:
-        config = config.model_copy(update={"prompts": request.prompts})
-    results = evaluate(pair.target, arms, prompts, config)
+    if request.audit:
+        arms = audited(pair, arms, first_turns(requests), out, console)
+    results = evaluate(pair.target, list(arms.values()), requests, config, left_out=left_out(prompts, requests))
     if drift is not None:
         results["target"]["drift"] = drift
     results["draft"]["settings"] = pair.recipe.drafter.model_dump(mode="json")
@@ -140,25 +146,31 @@ def run_eval(request: Eval, overrides: Sequence[tuple[str, str]], console: Conso
     show(results, console)
     _say_where(out / "results.json", console)
     if request.samples:
-        _agreement(pair, prompts, request.samples, out, console)
+        _agreement(pair, first_turns(requests), request.samples, out, console)
 
 
-def audited_arms(
-    pair: Loaded, prompts: Sequence[Prompt], out: Path, console: Console, *, prove: bool = True
-) -> list[Arm]:
-    """Every drafter of the pair with the audit's verdict; without `prove` it is "not audited"."""
-    arms = []
+def arms_of(pair: Loaded) -> dict[str, Arm]:
+    """Every drafter of the pair, not audited, by the name of its method."""
+    arms = {}
     for name, drafter in pair.drafters.items():
-        verdict: dict[str, Any] = {}
-        if prove:
-            report = audit_pair(pair, prompts, out, console, name)
-            verdict = {"verdict": report.verdict, "distance": report.distance}
         family = str(getattr(drafter, "family", name))
         path = pair.paths.get(name)
-        if path is not None:
-            verdict |= {"path": str(path), "sha256": drafter_hash(path) if path.is_dir() else None}
-        arms.append(Arm(FAMILY_NAMES.get(family, family), drafter, **verdict))
+        sha256 = drafter_hash(path) if path is not None and path.is_dir() else None
+        arms[name] = Arm(
+            FAMILY_NAMES.get(family, family), drafter, path=None if path is None else str(path), sha256=sha256
+        )
     return arms
+
+
+def audited(
+    pair: Loaded, arms: Mapping[str, Arm], prompts: Sequence[Sequence[int]], out: Path, console: Console
+) -> dict[str, Arm]:
+    """The arms, each with the verdict of its own audit on these token ids."""
+    reports = {name: audit_pair(pair, prompts, out, console, name) for name in arms}
+    return {
+        name: replace(arm, verdict=reports[name].verdict, distance=reports[name].distance)
+        for name, arm in arms.items()
+    }
 
 
 def results_folder(request: Eval | Audit) -> Path:
@@ -180,20 +192,20 @@ def _repeat(request: Eval, overrides: Sequence[tuple[str, str]], pair: Loaded) -
         for run, recipe in runs.items()
         if recipe.is_file()
     ]
-    words = ["draftsmith", "eval"]
+    arguments = ["draftsmith", "eval"]
     for field in fields(request):
         value, flag = getattr(request, field.name), field.name.replace("_", "-")
         if value == field.default:
             continue
         if field.name == "run_folder":
-            words.append(str(value))
+            arguments.append(str(value))
         elif value is False:
-            words.append(f"--no-{flag}")
+            arguments.append(f"--no-{flag}")
         else:
-            words += [f"--{flag}", str(value)]
+            arguments += [f"--{flag}", str(value)]
     # as one word each: a value may begin with a dash
-    words += [f"--{name}={value}" for name, value in overrides]
-    return [*lines, shlex.join(words)]
+    arguments += [f"--{name}={value}" for name, value in overrides]
+    return [*lines, shlex.join(arguments)]
 
 
 def _check_samples(request: Eval, pair: Loaded) -> None:
@@ -221,8 +233,8 @@ def _skeleton(pair: Loaded, prompts: Sequence[Prompt], out: Path, console: Conso
     from ...eval.measure.skeleton import evaluate_skeleton, skeleton_table
 
     config = pair.recipe.eval
-    prompts = fitting(prompts, pair.target.tokenizer, config.prompt_tokens)
-    found = [
+    prompts = fitting(prompts, pair.target.tokenizer, config.prompt_tokens, warn=True)
+    results = [
         evaluate_skeleton(
             pair.target,
             prompts,
@@ -232,50 +244,55 @@ def _skeleton(pair: Loaded, prompts: Sequence[Prompt], out: Path, console: Conso
         )
         for temperature in config.temperatures
     ]
-    for each in found:
+    for each in results:
         console.print(skeleton_table(each), crop=False)
         console.print()
-    write_json(out / "skeleton.json", found)
+    write_json(out / "skeleton.json", results)
     _say_where(out / "skeleton.json", console)
 
 
-def _agreement(pair: Loaded, prompts: Sequence[Prompt], samples: int, out: Path, console: Console) -> None:
+def _agreement(pair: Loaded, prompts: Sequence[Sequence[int]], samples: int, out: Path, console: Console) -> None:
     """Agreement of samples with the greedy answer, and the majority vote, in one batch each."""
     from ...decoding.sampling import Warper
     from ...eval.measure.agreement import agreement, agreement_table
 
     config = pair.recipe.eval
     warm = next(each for each in config.temperatures if each > 0)
-    found = agreement(
+    result = agreement(
         pair.target,
         pair.drafter,
-        first_turns(pair, prompts),
+        prompts,
         samples=samples,
         warper=Warper(warm, config.top_k, config.top_p, config.min_p),
         max_new_tokens=config.max_new_tokens,
         eos_ids=pair.target.eos_ids,
         seed=config.seed,
     )
-    write_json(out / "agreement.json", found)
+    write_json(out / "agreement.json", result)
     console.print()
-    console.print(agreement_table(found), crop=False)
+    console.print(agreement_table(result), crop=False)
     _say_where(out / "agreement.json", console)
 
 
-def run_audit(request: Audit, overrides: Sequence[tuple[str, str]], console: Console) -> bool:
+def run_audit(request: Audit, overrides: Sequence[tuple[str, str]], console: Console, named: Named | None) -> bool:
     """Run the audit alone, or one of the probes in its place; whether it passed.
+
+    Args:
+        named: what is audited; None with --survey.
 
     Raises:
         DraftsmithError: a probe failed; the message says what of.
     """
-    check_audit(request, overrides)
-    if request.survey:
+    if named is None:
         _survey(overrides, writable_folder(request.out or Path()), console)
         return True
     out = results_folder(request)
-    pair = load_pair(request, overrides)
+    pair = load_pair(named)
     say_tuned(pair, console)
-    prompts = prompts_of(pair, request.prompts)
+    config = pair.recipe.eval
+    if request.prompts is not None:
+        config = config.model_copy(update={"prompts": request.prompts})
+    prompts = first_turns(make_requests(pair.target, prompts_of(config), config, later_turns=False))
     if request.determinism:
         _determinism(pair, prompts, out, console)
         return True
@@ -290,47 +307,37 @@ def _survey(overrides: Sequence[tuple[str, str]], out: Path, console: Console) -
     from ...eval.audit.survey import survey, survey_table
 
     config = load_recipe("distill-tiny", overrides).recipe.audit
-    found = survey(config)
-    console.print(survey_table(found), crop=False)
-    write_json(out / "survey.json", found)
+    result = survey(config)
+    console.print(survey_table(result), crop=False)
+    write_json(out / "survey.json", result)
     _say_where(out / "survey.json", console)
-    if not found["passed"]:
+    if not result["passed"]:
         raise DraftsmithError(
             "the survey failed: a p below its level, rows that differ alone, or a bug missed; "
             "with more --audit.sequences fewer bugs are missed"
         )
 
 
-def _determinism(pair: Loaded, prompts: Sequence[Prompt], out: Path, console: Console) -> None:
+def _determinism(pair: Loaded, prompts: Sequence[Sequence[int]], out: Path, console: Console) -> None:
     from ...eval.audit.determinism import probe_determinism
 
     drafter = pair.drafter
     if not isinstance(drafter, DraftModel):
         raise RequestError("--determinism compares verify calls of chosen widths, which takes a draft model")
-    found = probe_determinism(
-        pair.target, drafter, first_turns(pair, prompts), max_new_tokens=pair.recipe.eval.max_new_tokens
-    )
-    console.print(found.text(), markup=False)
-    write_json(out / "determinism.json", found.to_dict())
+    probe = probe_determinism(pair.target, drafter, prompts, max_new_tokens=pair.recipe.eval.max_new_tokens)
+    console.print(probe.text(), markup=False)
+    write_json(out / "determinism.json", probe.to_dict())
     _say_where(out / "determinism.json", console)
-    if not found.passed:
+    if not probe.passed:
         raise DraftsmithError("the determinism probe failed: a greedy text differs by more than rounding explains")
 
 
 def audit_pair(
-    pair: Loaded, prompts: Sequence[Prompt], out: Path, console: Console, name: str | None = None, **how: Any
+    pair: Loaded, prompts: Sequence[Sequence[int]], out: Path, console: Console, name: str, **how: Any
 ) -> AuditReport:
-    """Audit a method (the first by default); `audit.json` is the first one's."""
+    """Audit a method on prompts' token ids; `audit.json` is the first method's."""
     first = next(iter(pair.drafters))
-    name = name or first
-    report = audit(
-        pair.target,
-        pair.drafters[name],
-        first_turns(pair, prompts),
-        pair.recipe.audit,
-        rule=pair.recipe.eval.rule,
-        **how,
-    )
+    report = audit(pair.target, pair.drafters[name], prompts, pair.recipe.audit, rule=pair.recipe.eval.rule, **how)
     if len(pair.drafters) > 1:
         console.print(f"{name}:")
     console.print(report.text(), markup=False)
@@ -345,23 +352,14 @@ def audit_pair(
     return report
 
 
-def first_turns(pair: Loaded, prompts: Sequence[Prompt]) -> list[list[int]]:
-    """Token ids of the first turns of the prompts that fit."""
-    tokenizer, most = pair.target.tokenizer, pair.recipe.eval.prompt_tokens
-    return [render(each, tokenizer, limit=most) for each in fitting(prompts, tokenizer, most)]
+def prompts_of(config: EvalConfig) -> list[Prompt]:
+    """The prompts of a measurement; errors as of `load_prompts`."""
+    return load_prompts(config.prompts, limit=config.limit, seed=config.seed)
 
 
-def prompts_of(pair: Loaded, source: str | None) -> list[Prompt]:
-    """The prompts of a measurement, those of `source` or the recipe's; says how many do not fit.
-
-    Raises:
-        RequestError: none does.
-    """
-    config = pair.recipe.eval
-    prompts = load_prompts(source or config.prompts, limit=config.limit, seed=config.seed)
-    # here once: whoever decodes them leaves the same ones out, and counts them
-    fitting(prompts, pair.target.tokenizer, config.prompt_tokens, warn=True)
-    return prompts
+def left_out(prompts: Sequence[Prompt], requests: Sequence[Request]) -> int:
+    """Turns of the prompts that are no request, being too long."""
+    return sum(len(prompt.turns) for prompt in prompts) - len(requests)
 
 
 def _say_where(path: Path, console: Console) -> None:

@@ -18,11 +18,12 @@ from ...decoding.sampling import Warper
 from ...decoding.target.backbone import Backbone
 from ...drafters.tree_file import NAME, write_tree
 from ...errors import DataError, RequestError
+from ...eval.measure.arms import NOT_AUDITED
 from ...eval.measure.environment import processor
-from ...eval.measure.evaluate import NOT_AUDITED
 from ...eval.measure.ranks import Ranks, Text, measure_ranks
 from ...eval.measure.tree_choice import Chosen, Speed, best_of_size, fastest, measure_speed
 from ...eval.report.tables import number, plain_table
+from ..check.early import named
 from .run import Loaded, load_pair
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def run_tree(request: Tree, pair: Pair, overrides: Sequence[tuple[str, str]], co
     nodes = _nodes(request.nodes)
     # as it drafts on its default tree, whatever the recipe says
     shape = [("drafter.tree", "default"), ("drafter.eagle_tree", "static")]
-    loaded = load_pair(pair, [*overrides, *shape])
+    loaded = load_pair(named(pair, [*overrides, *shape]))
     drafter = loaded.drafter
     if not isinstance(drafter, TeacherForced):
         raise RequestError(

@@ -13,7 +13,9 @@ from draftsmith.data.rows.tokenizer import train_tokenizer
 from draftsmith.drafters.config import DrafterConfig
 from draftsmith.eval.audit.audit import audit
 from draftsmith.eval.config import AuditConfig, EvalConfig
-from draftsmith.eval.measure.evaluate import Arm, evaluate
+from draftsmith.eval.measure.arms import Arm
+from draftsmith.eval.measure.evaluate import evaluate
+from draftsmith.eval.measure.requests import Request
 
 HOSTILE = "</pre></style><script>document.title='broken'</script>\u202e\u0000'\"```|\U0001f40d<b>"
 
@@ -30,12 +32,9 @@ def measured() -> tuple[dict[str, Any], dict[str, Any]]:
     ids = [[5 + n, 7, 11] for n in range(4)]
     config = EvalConfig(max_new_tokens=12, sweep=[1, 2], sweep_prompts=2, repeats=1, draft_length=2, limit=None)
     report = audit(target, drafter, ids, AuditConfig(tokens=500, sequences=20_000, prompts=2))
-    import draftsmith.eval.measure.requests as module
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "render", lambda prompt, *_args, **_kw: ids[int(prompt.id)])
-        arm = Arm("draft model", drafter, report.verdict, path="runs/a_b/drafter", sha256="0f" * 32)
-        results = evaluate(target, [arm], prompts, config)
+    arm = Arm("draft model", drafter, report.verdict, path="runs/a_b/drafter", sha256="0f" * 32)
+    requests = [Request(prompt, ids[number], number) for number, prompt in enumerate(prompts)]
+    results = evaluate(target, [arm], requests, config)
     # what the command line adds
     results["draft"]["settings"] = DrafterConfig(policy="argmax").model_dump(mode="json")
     results["repeat"] = [

@@ -194,7 +194,7 @@ def test_training_on_corrections_raises_acceptance_on_these_prompts(
             "--probe.prompts",
             "1",
             "--probe.max_new_tokens",
-            "4",
+            "6",
             "--loop.validate_every",
             "60",
         ]

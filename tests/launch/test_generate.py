@@ -403,7 +403,7 @@ def test_a_run_on_the_answers(place: Path, greedy: Path, tmp_path: Path) -> None
         "--probe.prompts",
         "1",
         "--probe.max_new_tokens",
-        "4",
+        "6",
     ]
     assert main(["train", "distill-tiny", "--out", str(tmp_path / "run"), *words]) == 0
     assert (tmp_path / "run" / "drafter" / "model.safetensors").is_file()

@@ -26,7 +26,7 @@ from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import RequestError
 from draftsmith.eval.audit.audit import audit
 from draftsmith.eval.config import AuditConfig
-from draftsmith.eval.measure.evaluate import Arm
+from draftsmith.eval.measure.arms import Arm
 from draftsmith.eval.measure.speed import bytes_of
 from draftsmith.trainers.config import LoraConfig
 from draftsmith.trainers.student.lora import add_adapter, save_adapted, without_adapters

@@ -9,7 +9,7 @@ import torch
 from conftest import make_target
 from draftsmith.decoding.engine import generate
 from draftsmith.decoding.sampling import Warper
-from draftsmith.eval.measure.evaluate import Arm
+from draftsmith.eval.measure.arms import Arm
 from draftsmith.eval.measure.speed import bytes_of
 from small_heads import FAMILIES, make_on_target
 from torch import nn

@@ -2,9 +2,12 @@
 
 import numpy as np
 import pytest
+import torch
 from conftest import make_drafter, make_target
 from draftsmith.decoding.engine import generate
+from draftsmith.decoding.rules.acceptance import Outcome
 from draftsmith.decoding.sampling import Warper
+from draftsmith.decoding.steps import StepLog
 from draftsmith.eval.measure.degeneracy import degeneracy, in_loop
 from draftsmith.eval.measure.metrics import Counts, acceptance, counts_of, difference, ratio
 
@@ -21,6 +24,93 @@ def test_measures_by_hand() -> None:
     assert found.alpha.value == 7 / 9
     assert [each.value for each in found.n_alpha] == [4 / 5, 3 / 4]
     assert found.n_alpha_counts == [5, 4]
+
+
+def outcome(accepted_B: torch.Tensor, depth: int) -> Outcome:
+    """A step of a chain that accepts so many tokens; no token matters here."""
+    place_D = torch.arange(depth)
+    passed_BD = place_D < accepted_B[:, None]
+    return Outcome(
+        accepted_B,
+        torch.where(passed_BD, place_D + 1, -1),
+        torch.zeros_like(accepted_B),
+        place_D <= accepted_B[:, None],
+        passed_BD.float(),
+    )
+
+
+def test_counts_of_a_log_made_by_hand() -> None:
+    """Draft length 2, 6 tokens: the prefill's, 3, 1 and a last one of which nobody knows how long it is."""
+    log = StepLog(1, 2, limit=6)
+    for accepted, kept in ((2, 3), (0, 1), (1, 1)):
+        log.add(outcome(torch.tensor([accepted]), 2), torch.tensor([kept]), torch.tensor([True]))
+    # begun behind 1, 4 and 5 tokens: the first alone has room for 3 more
+    (found,) = counts_of(log)
+    assert (found.steps, found.emitted, found.truncated) == (1, 3, 2)
+    assert found.tested_D.tolist() == found.passed_D.tolist() == found.alpha_hat_D.tolist() == [1, 1]
+    # with more room the second counts too, and the third: its one token is the answer's end (EOS)
+    log.limit = 8
+    (found,) = counts_of(log)
+    assert (found.steps, found.emitted, found.truncated) == (3, 5, 0)
+    assert (found.tested_D.tolist(), found.passed_D.tolist()) == ([3, 1], [2, 1])
+    assert acceptance([found]).tau.value == 5 / 3
+
+
+def simulated(alpha: float, depth: int, limit: int, rows: int, eos: float = 0.0) -> StepLog:
+    """Rows whose drafted tokens are accepted with probability alpha, each by itself; a token ends its row by `eos`."""
+    g = torch.Generator().manual_seed(0)
+    log = StepLog(rows, depth, limit)
+    written_B = torch.ones(rows, dtype=torch.long)
+    running_B = written_B < limit
+    while running_B.any():
+        accepted_B = (torch.rand(rows, depth, generator=g) < alpha).long().cumprod(1).sum(1)
+        until_eos_B = 1 + (torch.rand(rows, depth + 1, generator=g) >= eos).long().cumprod(1).sum(1)
+        kept_B = torch.stack([accepted_B + 1, until_eos_B, limit - written_B]).amin(0) * running_B
+        log.add(outcome(accepted_B, depth), kept_B, running_B.clone())
+        written_B += kept_B
+        running_B = running_B & (until_eos_B > accepted_B + 1) & (written_B < limit)
+    return log
+
+
+@pytest.mark.parametrize(("alpha", "depth"), [(0.8, 8), (0.45, 4), (0.95, 3)])
+def test_tau_of_a_geometric_truth(alpha: float, depth: int) -> None:
+    """Answers of 64 tokens: leaving out the steps that the limit cut made 4.200 of the first one's 4.329."""
+    found = acceptance(counts_of(simulated(alpha, depth, limit=64, rows=20_000)))
+    assert found.tau.value == pytest.approx((1 - alpha ** (depth + 1)) / (1 - alpha), rel=0.004)
+    assert found.alpha.value == pytest.approx(alpha, abs=0.003)
+    assert [each.value for each in found.n_alpha] == pytest.approx([alpha] * depth, abs=0.012)
+
+
+def test_an_answer_that_ends_counts_to_its_end() -> None:
+    """Every call of it and every token; positions behind EOS are no trials."""
+    log = simulated(0.8, 8, limit=10_000, rows=4_000, eos=0.1)
+    found = acceptance(counts_of(log))
+    calls, tokens = log.running_TB.sum(), log.kept_TB.sum()
+    assert log.truncated_TB.any(0).mean() > 0.4
+    assert found.tau.value == tokens / calls
+    assert found.truncated_steps == 0
+    assert found.alpha.value == pytest.approx(0.8, abs=0.005)
+    assert [each.value for each in found.n_alpha[:5]] == pytest.approx([0.8] * 5, abs=0.02)
+
+
+@pytest.mark.parametrize("eos_ids", [(), (3, 9, 17)])
+def test_the_decoders_log_counts_by_where_a_step_begins(eos_ids: tuple[int, ...]) -> None:
+    target = make_target("qwen3")
+    drafter = make_drafter(target, noise=0.01, draft_length=5)
+    prompts = [[n, n + 1] for n in range(1, 40)]
+    done = generate(target, drafter, prompts, warper=Warper(1.0), max_new_tokens=24, eos_ids=eos_ids)
+    log = done.steps
+    cut_TB = log.counted_TB & log.truncated_TB
+    for row, tokens in enumerate(done.tokens):
+        begun = 1
+        for step in np.flatnonzero(log.running_TB[:, row]):
+            assert log.counted_TB[step, row] == (begun + 5 + 1 <= 24)
+            begun += log.kept_TB[step, row]
+            # what counts is cut by EOS alone, and not behind it
+            assert not cut_TB[step, row] or (begun == len(tokens) and tokens[-1] in eos_ids)
+    assert bool(eos_ids) == cut_TB.any()
+    assert (log.passed_TBD.sum(-1) <= log.kept_TB).all()
+    assert sum(each.steps + each.truncated for each in counts_of(log)) == log.running_TB.sum()
 
 
 def test_alpha_and_alpha_hat_estimate_the_same() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,9 +13,10 @@ from draftsmith.decoding.target.hub import load_tokenizer
 from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
 from draftsmith.errors import RequestError
 from draftsmith.eval.config import EvalConfig
-from draftsmith.eval.measure.evaluate import Arm, evaluate
-from draftsmith.eval.measure.requests import make_requests
-from draftsmith.launch.measure.run import first_turns, prompts_of
+from draftsmith.eval.measure.arms import Arm
+from draftsmith.eval.measure.evaluate import evaluate
+from draftsmith.eval.measure.requests import first_turns, make_requests
+from draftsmith.launch.measure.run import left_out, prompts_of
 from draftsmith.trainers.config import ModelConfig
 from draftsmith.trainers.student.architecture import fresh_model
 
@@ -56,7 +56,7 @@ def test_no_chat_loses_its_beginning(talker: Backbone) -> None:
 
 def test_what_is_left_out_is_counted(talker: Backbone, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = EvalConfig(
-        max_new_tokens=4,
+        max_new_tokens=12,
         prompt_tokens=60,
         temperatures=[0.0],
         sweep=[],
@@ -65,12 +65,12 @@ def test_what_is_left_out_is_counted(talker: Backbone, tmp_path: Path, caplog: p
     )
     lines = '{"prompt": "why"}\n{"prompt": "' + "why " * 90 + '"}\n'
     Path(config.prompts).write_text(lines)
-    pair = SimpleNamespace(target=talker, recipe=SimpleNamespace(eval=config))
     with caplog.at_level(logging.WARNING):
-        prompts = prompts_of(pair, None)
-        whole = first_turns(pair, prompts)
+        prompts = prompts_of(config)
+        requests = make_requests(talker, prompts, config)
     assert caplog.text.count("1 of 2 prompts are left out") == 1
-    assert whole == [render(prompts[0], talker.tokenizer)]
-    results = evaluate(talker, [Arm("lookup", PromptLookup())], prompts, config)
+    assert first_turns(requests) == [render(prompts[0], talker.tokenizer)]
+    arms = [Arm("lookup", PromptLookup())]
+    results = evaluate(talker, arms, requests, config, left_out=left_out(prompts, requests))
     assert results["left_out"] == 1
     assert results["rows"][0]["requests"] == 1

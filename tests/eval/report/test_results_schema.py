@@ -15,7 +15,7 @@ from draftsmith.data.prompts import Prompt
 from draftsmith.drafters.model.ensemble import join
 from draftsmith.errors import RequestError
 from draftsmith.eval.config import EvalConfig
-from draftsmith.eval.measure.evaluate import Arm
+from draftsmith.eval.measure.arms import Arm
 from draftsmith.eval.measure.evaluate import _sweep as sweep
 from draftsmith.eval.measure.requests import Request
 from draftsmith.eval.measure.speed import measure_costs
@@ -117,6 +117,7 @@ def at(results: dict[str, Any], path: list[Any]) -> Any:
     ("path", "field"),
     [
         (ROW, "verdict"),
+        (ROW, "audited"),
         (CATEGORY, "verdict"),
         (SWEEP, "verdict"),
         (ROW, "tau"),
@@ -164,7 +165,12 @@ def test_reading_again(results: dict[str, Any], tmp_path: Path) -> None:
     path.write_text(json.dumps(results))
     assert read_results(path) == results
     path.write_text(json.dumps({**results, "schema_version": 0}))
-    with pytest.raises(RequestError, match="schema_version 0, this version reads 3"):
+    with pytest.raises(RequestError, match="schema_version 0, this version reads 4: evaluate the run"):
+        read_results(path)
+    path.write_text(json.dumps({**results, "schema_version": 3}))
+    with pytest.raises(
+        RequestError, match=r"this version reads 4 \(it leaves steps out of tau .* audited\): evaluate"
+    ):
         read_results(path)
 
 

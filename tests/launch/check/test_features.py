@@ -71,7 +71,7 @@ def test_a_cache(dtype: str, token: int, source: str, tmp_path: Path) -> None:
                     *words,
                     *small,
                     "--probe.prompts=1",
-                    "--probe.max_new_tokens=2",
+                    "--probe.max_new_tokens=6",
                     "--eagle3.passes=1",
                 ]
             )

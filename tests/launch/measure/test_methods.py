@@ -28,7 +28,7 @@ from rich.console import Console
 
 Captured = pytest.CaptureFixture[str]
 SMALL = [
-    *["--eval.limit", "2", "--eval.max_new_tokens", "6", "--eval.sweep", "[]"],
+    *["--eval.limit", "2", "--eval.max_new_tokens", "12", "--eval.sweep", "[]"],
     *["--eval.repeats", "1", "--audit.tokens", "500", "--audit.sequences", "10000"],
     *["--audit.prompts", "1", "--audit.max_new_tokens", "8", "--audit.batch", "4"],
 ]

@@ -27,7 +27,7 @@ SMALL = [
     "--eval.limit",
     "1",
     "--eval.max_new_tokens",
-    "4",
+    "12",
     "--eval.repeats",
     "1",
     "--audit.tokens",

@@ -30,7 +30,7 @@ model: {layers: 1, hidden: 64, intermediate: 64, heads: 1, kv_heads: 1}
 optimizer: {lr: 3e-3, warmup_steps: 2}
 loop: {steps: 6, batch_rows: 8, micro_rows: 2, precision: fp32, validate_rows: 3, log_every: 1}
 checkpoint: {every_steps: 3}
-probe: {prompts: 1, max_new_tokens: 4}
+probe: {prompts: 1, max_new_tokens: 6}
 objective: {chunk: 64}
 """
 BOOST = "members: 2, samples: 80, held_out: 6, prompt_tokens: 12, continuation: 8, stop_share: 0"

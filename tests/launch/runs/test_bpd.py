@@ -11,7 +11,7 @@ from draftsmith.launch.cli import main
 SMALL = [
     "--loop.batch_rows", "2", "--loop.micro_rows", "2", "--loop.validate_rows", "2",
     "--data.sequence_length", "64", "--data.limit_rows", "40", "--checkpoint.every_steps", "1",
-    "--probe.prompts", "1", "--probe.max_new_tokens", "4", "--optimizer.warmup_steps", "0",
+    "--probe.prompts", "1", "--probe.max_new_tokens", "6", "--optimizer.warmup_steps", "0",
 ]
 MEASURED = [
     "--eval.limit", "1", "--eval.max_new_tokens", "6", "--eval.repeats", "1",

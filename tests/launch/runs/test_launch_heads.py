@@ -17,7 +17,7 @@ data: {limit_rows: 30, sequence_length: 64}
 optimizer: {lr: 1e-3, warmup_steps: 2}
 loop: {steps: 6, batch_rows: 8, micro_rows: 2, precision: fp32, validate_rows: 3, log_every: 1}
 checkpoint: {every_steps: 6}
-probe: {prompts: 1, max_new_tokens: 4}
+probe: {prompts: 1, max_new_tokens: 6}
 """
 # every process draws its own noise, so there is none here
 RECIPES = {

@@ -295,7 +295,7 @@ SMALL = [
     "--probe.prompts",
     "1",
     "--probe.max_new_tokens",
-    "4",
+    "6",
     "--optimizer.warmup_steps",
     "0",
     "--model.prune_rows",
@@ -340,7 +340,7 @@ def test_two_processes_share_the_search_and_find_the_same(tmp_path: Path) -> Non
         "base: prune-tiny\nname: two\nmodel: {layers: 6, intermediate: 96}\n"
         "data: {limit_rows: 30, sequence_length: 64}\n"
         "loop: {steps: 2, batch_rows: 8, micro_rows: 2, precision: fp32, validate_rows: 3}\n"
-        "probe: {prompts: 1, max_new_tokens: 4}\n"
+        "probe: {prompts: 1, max_new_tokens: 6}\n"
     )
     assert main(["train", str(recipe), "--out", str(tmp_path / "one")]) == 0
     words = ["-m", "draftsmith.launch.train", str(recipe), "--out", str(tmp_path / "two")]

@@ -168,7 +168,7 @@ def test_an_adapter_is_chosen_on_the_command_line(place: Path, capfd: pytest.Cap
         "--eval.limit",
         "1",
         "--eval.max_new_tokens",
-        "4",
+        "6",
         "--eval.repeats",
         "1",
         "--eval.sweep",

@@ -1,0 +1,103 @@
+"""An arm: a drafter as one row of the tables, and what is known of it before it is measured.
+
+Read next: `rounds.py`, which decodes arms in turn; `evaluate.py`, which makes rows of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...decoding.proposal import Proposer
+from ...decoding.target.backbone import Backbone
+from ...drafters.model.adaptive import AdaptiveDraft
+from ...drafters.model.draft_model import DraftModel
+from ...drafters.model.ensemble import Ensemble
+from ...errors import RequestError
+from ..config import EvalConfig
+from .speed import bytes_of
+
+NOT_AUDITED = "not audited"
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A method as one row of the tables: a drafter, and what the audit said of it."""
+
+    name: str
+    drafter: Proposer
+    verdict: str = NOT_AUDITED
+    audited_as: str | None = None
+    """Whose audit the verdict is of, where it is another arm's: same code and rule, other weights."""
+    distance: float | None = None
+    """Of a lossy rule: its measured total variation."""
+    path: str | None = None
+    """Of the drafter's folder, as it was asked for; None where there is none."""
+    sha256: str | None = None
+    """Of that folder's config and weights."""
+
+    @property
+    def audited(self) -> str | None:
+        """Name of the arm that was audited; None where none was."""
+        return None if self.verdict == NOT_AUDITED else self.audited_as or self.name
+
+    def at(self, length: int | None) -> Arm:
+        """The same with another draft length, where it has one to set."""
+        if length is not None and isinstance(self.drafter, (DraftModel, Ensemble)):
+            self.drafter.draft_length = length
+        return self
+
+    @property
+    def backbone(self) -> Backbone | None:
+        """The drafting model, None where there is none."""
+        return self.drafter.backbone if isinstance(self.drafter, DraftModel) else None
+
+    @property
+    def draft_bytes(self) -> int:
+        """Bytes of the weights that drafting reads; 0 where there is no model of its own.
+
+        An early exit's are the target's, and they count. Members of an ensemble run one after
+        another, so what two of them share counts for both.
+        """
+        if isinstance(self.drafter, Ensemble):
+            return sum(bytes_of(each.module, each.adapters_read) for each in self.drafter.members)
+        module = getattr(self.drafter, "module", None)
+        return 0 if module is None else bytes_of(module)
+
+    @property
+    def proposal_bytes(self) -> int:
+        """Bytes of the weights that a proposal reads, as often as it reads them.
+
+        A draft model reads all of its own in every step. Heads and feature drafters say what they
+        read (`weights_read`), the target's projection included where they have none.
+        """
+        read = getattr(self.drafter, "weights_read", None)
+        if read is None:
+            return self.drafter.draft_steps * self.draft_bytes
+        return sum(bytes_of(module) for module in read)
+
+    @property
+    def sweeps(self) -> bool:
+        """Whether its draft length can be chosen."""
+        if isinstance(self.drafter, Ensemble):
+            return True
+        return isinstance(self.drafter, DraftModel) and not isinstance(self.drafter, AdaptiveDraft)
+
+
+def check_answer_length(arms: Sequence[Arm], config: EvalConfig) -> None:
+    """Raise RequestError where answers are so short that the length limit may cut every step.
+
+    A step counts if it begins at least draft length + 1 tokens before the limit, and the first one
+    begins behind the prefill's token.
+    """
+    lengths = {arm.name: config.draft_length if arm.sweeps else arm.drafter.draft_length for arm in arms}
+    if arms[0].sweeps and config.sweep:
+        lengths["eval.sweep"] = max(config.sweep)
+    deepest = max(lengths, key=lambda name: lengths[name])
+    least = lengths[deepest] + 2
+    if config.max_new_tokens < least:
+        raise RequestError(
+            f"eval.max_new_tokens is {config.max_new_tokens}, and {deepest} drafts up to {lengths[deepest]} tokens "
+            f"per target call: the length limit may cut every step, so none can be counted; set "
+            f"--eval.max_new_tokens {least} or more"
+        )

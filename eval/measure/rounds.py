@@ -1,0 +1,136 @@
+"""Rounds of decoding: the baseline and every arm in turn on each batch, and the speed that follows.
+
+Read next: `metrics.py`, acceptance; `evaluate.py`, which makes rows of results of it.
+
+Shapes: G batches of requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ...decoding.engine import Generation, autoregressive, generate
+from ...decoding.sampling import Warper
+from ...decoding.target.backbone import Backbone
+from ..config import EvalConfig
+from .arms import Arm
+from .metrics import Counts, counts_of, ratio
+from .requests import Request
+from .speed import Costs
+
+
+@dataclass
+class Run:
+    """All requests decoded once per arm and repeat."""
+
+    counts: list[Counts] = field(default_factory=list)
+    generations: list[Generation] = field(default_factory=list)
+    seconds_G: list[float] = field(default_factory=list)
+    baseline_seconds_G: list[float] = field(default_factory=list)
+    tokens_G: list[float] = field(default_factory=list)
+    baseline_tokens_G: list[float] = field(default_factory=list)
+    prefill_seconds: float = 0.0
+    propose_seconds: float = 0.0
+    target_calls: int = 0
+    nodes: int = 0
+    differing: int = 0
+    baseline_texts: list[list[int]] = field(default_factory=list)
+
+    def add(self, base: Generation, own: Generation, *, first: bool) -> None:
+        """Take in a batch decoded by both; `first` says that it is not a repeat of the batch before.
+
+        An answer's first token comes from the prefill, timed apart. Repeats are summed up per batch:
+        they share its texts, and resampled as units of their own they would make intervals too narrow.
+        """
+        self.propose_seconds += own.propose_seconds
+        self.target_calls += own.target_calls
+        self.nodes += own.nodes
+        amounts: tuple[tuple[list[float], float], ...] = (
+            (self.seconds_G, own.decode_seconds),
+            (self.baseline_seconds_G, base.decode_seconds),
+            (self.tokens_G, sum(len(t) - 1 for t in own.tokens)),
+            (self.baseline_tokens_G, sum(len(t) - 1 for t in base.tokens)),
+        )
+        for sums_G, amount in amounts:
+            if first:
+                sums_G.append(amount)
+            else:
+                sums_G[-1] += amount
+        if first:
+            self.counts += counts_of(own.steps)
+            self.generations.append(own)
+            self.baseline_texts += base.tokens
+            self.differing += sum(a != b for a, b in zip(own.tokens, base.tokens, strict=True))
+            self.prefill_seconds += own.prefill_seconds
+
+    @property
+    def mean_nodes(self) -> float:
+        """Tokens of a verify call, the root included."""
+        return self.nodes / max(1, self.target_calls)
+
+    def look_up_cost(self, costs: Costs) -> float:
+        """Time of proposing once / time of a one-token target call."""
+        return self.propose_seconds / max(1, self.target_calls) / costs.target_call_seconds
+
+
+def decode(
+    target: Backbone,
+    arms: Sequence[tuple[Arm, int | None]],
+    requests: Sequence[Request],
+    config: EvalConfig,
+    temperature: float,
+) -> list[Run]:
+    """Decode each batch with the baseline and with every arm (at its own draft length) in turn.
+
+    Acceptance comes from the first of `repeats` rounds: the later ones draw the same numbers again.
+    """
+    warper = Warper(temperature, config.top_k, config.top_p, config.min_p)
+    runs = [Run() for _ in arms]
+    _warm_up(target, arms, requests, warper)
+    for at in range(0, len(requests), config.batch):
+        part = requests[at : at + config.batch]
+        common: dict[str, Any] = {
+            "warper": warper,
+            "max_new_tokens": config.max_new_tokens,
+            "eos_ids": target.eos_ids,
+            "seed": config.seed,
+            "requests": [each.number for each in part],
+        }
+        ids = [each.ids for each in part]
+        for repeat in range(config.repeats):
+            base = autoregressive(target, ids, **common)
+            for (arm, length), run in zip(arms, runs, strict=True):
+                drafter = arm.at(length).drafter
+                own = generate(target, drafter, ids, rule=config.rule, **common)
+                run.add(base, own, first=repeat == 0)
+    return runs
+
+
+def _warm_up(
+    target: Backbone, arms: Sequence[tuple[Arm, int | None]], requests: Sequence[Request], warper: Warper
+) -> None:
+    ids = [requests[0].ids]
+    autoregressive(target, ids, warper=warper, max_new_tokens=8)
+    for arm, length in arms:
+        generate(target, arm.at(length).drafter, ids, warper=warper, max_new_tokens=8)
+
+
+def speed_fields(run: Run, seed: int) -> dict[str, Any]:
+    """Speed over plain decoding under its names in `results.json`, resampled by batch."""
+    own_G, base_G = np.array(run.seconds_G), np.array(run.baseline_seconds_G)
+    tokens_G, base_tokens_G = np.array(run.tokens_G, float), np.array(run.baseline_tokens_G, float)
+    # an answer that ends with its first token has nothing to time
+    some_G = (tokens_G > 0) & (base_tokens_G > 0)
+    own_G, base_G, tokens_G, base_tokens_G = (x_G[some_G] for x_G in (own_G, base_G, tokens_G, base_tokens_G))
+    # seconds per token of the baseline over seconds per token of ours
+    speedup = ratio(base_G * tokens_G / base_tokens_G, own_G, seed=seed)
+    return {
+        "tokens_per_second": float(tokens_G.sum() / own_G.sum()) if own_G.sum() else None,
+        "baseline_tokens_per_second": float(base_tokens_G.sum() / base_G.sum()) if base_G.sum() else None,
+        "speedup": speedup.to_list(),
+        "prefill_seconds": run.prefill_seconds,
+    }
