@@ -25,11 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import RequestError
-from ..storage import sha256
-
-# raise it when an older folder would be read wrongly
-FORMAT = 1
-MANIFEST = "manifest.json"
+from ..storage import MANIFEST, sha256
+from ..storage.formats import DATASTORE
 
 
 @dataclass(frozen=True)
@@ -245,11 +242,8 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise RequestError(f"datastore: {path} cannot be read ({error}); build the datastore again") from error
-    found = manifest.get("format") if isinstance(manifest, dict) else None
-    if found != FORMAT:
-        raise RequestError(
-            f"datastore: {path}: format is {found!r}, expected {FORMAT}; build the datastore again with this version"
-        )
+    number = manifest.get("format") if isinstance(manifest, dict) else None
+    DATASTORE.check(number, path, remedy="build the datastore again with this version")
     for field, kind in (("vocabulary", int), ("tokenizer", str), ("shards", list)):
         if not isinstance(manifest.get(field), kind) or manifest[field] == []:
             raise RequestError(

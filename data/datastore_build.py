@@ -1,13 +1,11 @@
-"""Building a datastore: documents in shards, sorted suffixes, a folder that appears by one rename.
+"""Building a datastore: documents in shards, sorted suffixes, a folder that is whole or not there.
 
-Read next: `datastore.py` for what a shard holds; `cache.py` for the other such folder.
+Read next: `datastore.py` for what a shard holds.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import EnvironmentFailure, RequestError
-from ..storage import flush, sha256, write_text
-from .datastore import FORMAT, MANIFEST, shard_files, token_dtype
+from ..storage import MANIFEST, flush, sha256, staged_folder, write_text
+from ..storage.formats import DATASTORE
+from .datastore import shard_files, token_dtype
 
 
 def build_datastore(
@@ -53,11 +52,9 @@ def build_datastore(
     _check_request(folder, vocabulary, shard_tokens)
     sort = _suffix_sorter()  # before hours may go into reading the corpus
     pieces = _pieces(documents, vocabulary, longest=shard_tokens - 1)
-    draft = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
-    try:
-        draft.mkdir(parents=True)
+    with staged_folder(folder) as staging:
         shards = [
-            _write_shard(draft, number, tokens, sort, separator=vocabulary)
+            _write_shard(staging, number, tokens, sort, separator=vocabulary)
             for number, tokens in enumerate(_fill(pieces, shard_tokens, separator=vocabulary))
         ]
         if not shards:
@@ -65,19 +62,14 @@ def build_datastore(
                 "datastore: the corpus holds no token; expected at least one document that is not empty"
             )
         manifest = {
-            "format": FORMAT,
+            "format": DATASTORE.number,
             "vocabulary": vocabulary,
             "tokenizer": tokenizer,
             "documents": sum(shard["documents"] for shard in shards),
             "tokens": sum(shard["tokens"] for shard in shards),
             "shards": shards,
         }
-        write_text(draft / MANIFEST, json.dumps(manifest, indent=2) + "\n")
-        flush(draft)
-        draft.rename(folder)
-        flush(folder.parent)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+        write_text(staging / MANIFEST, json.dumps(manifest, indent=2) + "\n")
     return manifest
 
 
@@ -139,7 +131,7 @@ def _fill(pieces: Iterable[NDArray[Any]], shard_tokens: int, *, separator: int) 
 
 
 def _write_shard(
-    draft: Path, number: int, tokens: NDArray[Any], sort: Callable[[NDArray[Any]], NDArray[Any]], *, separator: int
+    folder: Path, number: int, tokens: NDArray[Any], sort: Callable[[NDArray[Any]], NDArray[Any]], *, separator: int
 ) -> dict[str, Any]:
     """Sort the suffixes and save both arrays. Returns the shard's record for the manifest."""
     documents = int((tokens == separator).sum())
@@ -149,6 +141,6 @@ def _write_shard(
     index = np.int32 if len(tokens) <= np.iinfo(np.int32).max else np.int64
     files = shard_files(number)
     for name, array in zip(files, (tokens, suffixes.astype(index))):
-        np.save(draft / name, array)
-        flush(draft / name)
-    return {"documents": documents, "tokens": len(suffixes), "sha256": {name: sha256(draft / name) for name in files}}
+        np.save(folder / name, array)
+        flush(folder / name)
+    return {"documents": documents, "tokens": len(suffixes), "sha256": {name: sha256(folder / name) for name in files}}

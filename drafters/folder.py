@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..decoding.target.loading import no_progress_bars
 from ..errors import RequestError
 from ..storage import read_tensors
+from ..storage.formats import DRAFTER
 from .identity import TargetIdentity
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from ..decoding.target.backbone import Backbone
 
 ENTRY = "draftsmith"
-FORMAT = 1
 DERIVED = ("quantised", "early_exit")
 """Families that are made from the target when they are loaded: there is nothing to train."""
 REMEDY = "copy the drafter's folder again or train it anew"
@@ -43,7 +43,7 @@ def save_draft_model(
     target.tokenizer.save_pretrained(folder)
     path = folder / "config.json"
     config = json.loads(path.read_text())
-    entry = {"format": FORMAT, "family": "draft_model", "target": identity.to_dict()}
+    entry = {"format": DRAFTER.number, "family": "draft_model", "target": identity.to_dict()}
     config[ENTRY] = entry | ({"settings": settings} if settings else {})
     path.write_text(json.dumps(config, indent=2) + "\n")
     (folder / "README.md").write_text(_card(module, identity), encoding="utf-8")
@@ -73,7 +73,7 @@ def save_heads(module: nn.Module, folder: Path, target: Backbone, *, family: str
 def write_entry(folder: Path, target: Backbone, *, family: str, settings: dict[str, Any]) -> None:
     """Write a `config.json` that says what the folder is and which target it is for."""
     identity = TargetIdentity.of(target).to_dict()
-    entry = {"format": FORMAT, "family": family, "target": identity, "settings": settings}
+    entry = {"format": DRAFTER.number, "family": family, "target": identity, "settings": settings}
     (folder / "config.json").write_text(json.dumps({ENTRY: entry}, indent=2) + "\n")
 
 
@@ -135,8 +135,7 @@ def read_entry(folder: Path) -> dict[str, Any]:
             "family and target, as training writes it. A causal LM as it is may draft by "
             "--drafter.vocabulary auto"
         ) from error
-    if entry.get("format") != FORMAT:
-        raise RequestError(f"{path} has drafter format {entry.get('format')!r}; this version reads {FORMAT}")
+    DRAFTER.check(entry.get("format"), path, remedy="train the drafter anew with this version")
     return {"family": family, "identity": identity, "settings": settings}
 
 

@@ -15,15 +15,15 @@ from ..decoding.tree.build import tree_of_paths
 from ..decoding.tree.search import Path as IndexPath
 from ..errors import RequestError
 from ..storage import write_text
+from ..storage.formats import TREE
 from .config import DEFAULT_TREE, OPTIMISED_TREE
 
 NAME = "tree.json"
-FORMAT = 1
 
 
 def write_tree(path: Path, paths: Sequence[IndexPath], facts: Mapping[str, Any]) -> None:
     """Write index paths (`tree_of_paths`), and what they were chosen from."""
-    content = {"format": FORMAT, "nodes": 1 + len(paths), **facts, "paths": list(paths)}
+    content = {"format": TREE.number, "nodes": 1 + len(paths), **facts, "paths": list(paths)}
     write_text(path, json.dumps(content) + "\n")
 
 
@@ -37,8 +37,8 @@ def read_tree(path: Path) -> tuple[IndexPath, ...]:
         raise RequestError(f"there is no tree file {path}; `draftsmith tree RUN` measures a drafter and writes one")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        if content["format"] != FORMAT:
-            raise ValueError(f"format {content['format']!r}, this version reads {FORMAT}")
+        if content["format"] != TREE.number:
+            raise ValueError(f"format {content['format']!r}, this version reads {TREE.number}")
         paths = tuple(tuple(int(rank) for rank in each) for each in content["paths"])
         tree_of_paths(paths)
     except (ValueError, KeyError, TypeError) as error:

@@ -1,12 +1,12 @@
 """Files and folders that are whole or not there; any room may use it, like `errors.py`.
 
 `files.py` writes one file, `folder.py` a folder with its manifest, `identity.py` compares what a
-folder was made for, `tensors.py` reads safetensors. Nothing here imports torch when it is imported.
+folder was made for, `formats.py` has every format's number, `tensors.py` reads safetensors,
+`lock.py` keeps a second process out. Nothing here imports torch when it is imported.
 """
 
 from .files import MACHINE_ERRNOS, explain_full_disk, flush, sha256, staged_file, writable_folder, write_text, writing
 from .folder import (
-    FORMAT,
     MANIFEST,
     checksums,
     delete_folder,
@@ -20,10 +20,10 @@ from .folder import (
     staging_of,
 )
 from .identity import check_identity, check_identity_file
+from .lock import try_lock
 from .tensors import check_tensors, derived_tensors, read_tensors, write_tensors
 
 __all__ = [
-    "FORMAT",
     "MACHINE_ERRNOS",
     "MANIFEST",
     "check_identity",
@@ -45,6 +45,7 @@ __all__ = [
     "staged_file",
     "staged_folder",
     "staging_of",
+    "try_lock",
     "writable_folder",
     "write_tensors",
     "write_text",

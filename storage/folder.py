@@ -19,11 +19,9 @@ from typing import Any
 
 from ..errors import EnvironmentFailure
 from .files import explain_full_disk, flush, sha256
+from .formats import MANIFEST_LIST
 
 MANIFEST = "manifest.json"
-FORMAT = 1
-"""Of the manifest; raise it when an older version would read a folder wrongly."""
-
 Fill = Callable[[Path], None]
 
 
@@ -67,7 +65,7 @@ def publish(staging: Path, path: Path, *, manifest: Mapping[str, Any] | None = N
     for each in files:
         flush(each)
     if manifest is not None:
-        text = json.dumps({"format": FORMAT, **manifest, "files": checksums(files, staging)}, indent=1)
+        text = json.dumps({"format": MANIFEST_LIST.number, **manifest, "files": checksums(files, staging)}, indent=1)
         (staging / MANIFEST).write_text(text, encoding="utf-8")
         flush(staging / MANIFEST)
     for folder in (*(each for each in inside if each.is_dir()), staging):
@@ -139,8 +137,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise ValueError("no manifest: it was never finished") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"unreadable manifest ({error})") from error
-    if manifest.get("format") != FORMAT:
-        raise ValueError(f"format {manifest.get('format')!r}, this version reads {FORMAT}")
+    if manifest.get("format") != MANIFEST_LIST.number:
+        raise ValueError(f"format {manifest.get('format')!r}, this version reads {MANIFEST_LIST.number}")
     if not files:
         raise ValueError("the manifest lists no file")
     for name, (size, checksum) in files.items():

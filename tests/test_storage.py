@@ -22,6 +22,7 @@ from draftsmith.storage import (
     write_text,
     writing,
 )
+from draftsmith.storage.identity import flat
 
 
 def test_a_folder_that_can_be_written_is_left_as_it_was(tmp_path: Path) -> None:
@@ -163,6 +164,10 @@ def test_an_identity_is_compared_field_by_field(tmp_path: Path) -> None:
         f"{tmp_path} was made for something else: target.hash is bbbbbbbbbbbb... there and aaaaaaaaaaaa... here; "
         "rows is [1, 3] there and [1, 2] here; drafter.path is empty there and None here. Name another."
     )
+
+
+def test_flat() -> None:
+    assert flat({"a": {"b": 1, "c": {}}, "d": None}) == {"a.b": 1, "a.c": {}, "d": None}
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "null"])

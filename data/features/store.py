@@ -30,12 +30,12 @@ from safetensors.torch import save
 from torch import Tensor
 
 from ...errors import EnvironmentFailure, RequestError
-from ...storage import sha256, write_text
+from ...storage import check_identity_file, sha256, staged_file, try_lock, write_text, writing
+from ...storage.formats import FEATURES
 from .codec import Encoded
 
 _log = logging.getLogger(__name__)
 
-FORMAT = 1
 _SHARD_BYTES = 64_000_000  # enough to write in one go, little enough to check at the first look
 _PARTS = 16  # a bound is cut into at least so many shards, or evicting one would empty it
 
@@ -84,7 +84,7 @@ class FeatureStore:
                 even one row fits the bound. EnvironmentFailure: it cannot be written.
         """
         self.folder, self._patience, self._rank, self._world = folder, patience, rank, world
-        self._identity = json.loads(json.dumps({"format": FORMAT, **identity}))
+        self._identity = json.loads(json.dumps({"format": FEATURES.number, **identity}))
         self._max_bytes = max_bytes // world
         self._rows_per_shard = max(1, min(_SHARD_BYTES, self._max_bytes // _PARTS) // (row_bytes + 1))
         if row_bytes + 10_000 > self._max_bytes:
@@ -195,19 +195,13 @@ class FeatureStore:
         self._number += 1
         sum_ = hashlib.sha256(content).hexdigest()
         path = self.folder / f"{self._rank:03d}-{self._number:08d}-{sum_}.safetensors"
-        staging = self.folder / f".staging-{self._rank:03d}-{self._number:08d}"
-        try:
+        own = self.folder / f".staging-{self._rank:03d}-{self._number:08d}"
+        with writing(self.folder, room="make room or lower features.max_gb", again="go on with --resume auto"):
             # not flushed: what a power cut tears fails its checksum, and is computed again
-            staging.write_bytes(content)
-            staging.rename(path)
+            with staged_file(path, staging=own, durable=False) as staging:
+                staging.write_bytes(content)
             self._take(path, list(rows), used=self._requests, is_checked=True)
             self._write_index()
-        except OSError as error:
-            staging.unlink(missing_ok=True)
-            raise EnvironmentFailure(
-                f"cannot write the feature cache {self.folder}: {error.strerror or error}; make "
-                "room or lower features.max_gb, then go on with --resume auto"
-            ) from error
 
     def _take(self, path: Path, rows: list[str], *, used: int, is_checked: bool) -> None:
         size = path.stat().st_size
@@ -254,39 +248,20 @@ class FeatureStore:
 
     def _hold(self) -> IO[str]:
         """Take this process's place in the folder; a kill gives it back."""
-        import fcntl
-
         held = (self.folder / f"lock-{self._rank:03d}").open("w")
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        if not try_lock(held):
             held.close()
             raise RequestError(
                 f"the feature cache {self.folder} is used by another run; wait for it, or name another features.folder"
-            ) from error
+            )
         return held
 
     def _check_same(self) -> None:
         """Compare with what the folder was made for; a new folder is marked with ours."""
-        place = self.folder / "identity.json"
-        if not place.is_file():
-            write_text(place, json.dumps(self._identity, indent=1, sort_keys=True) + "\n")
-            return
-        try:
-            found = dict(json.loads(place.read_text(encoding="utf-8")))
-        except ValueError as error:
-            raise RequestError(
-                f"{place} is no JSON ({error}); delete {self.folder}, or name another features.folder"
-            ) from error
-        other = [name for name, value in self._identity.items() if found.get(name) != value]
-        if other:
-            listed = "; ".join(
-                f"{name} is {_short(found.get(name))} there and {_short(self._identity[name])} here" for name in other
-            )
-            raise RequestError(
-                f"the feature cache {self.folder} was made for something else: {listed}. Name "
-                "another features.folder, or delete this one"
-            )
+        path = self.folder / "identity.json"
+        remedy = "Name another features.folder, or delete this one"
+        if not check_identity_file(path, self._identity, remedy=remedy):
+            write_text(path, json.dumps(self._identity, indent=1, sort_keys=True) + "\n")
 
     def _scan(self) -> None:
         """Take up the shards that are not known yet, from an index or from their headers."""
@@ -337,8 +312,3 @@ def _read_at(path: Path) -> float:
 
 def _size(row: Encoded) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in row.values())
-
-
-def _short(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 40 else f"{text[:12]}..."

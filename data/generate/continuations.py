@@ -14,7 +14,6 @@ import hashlib
 import itertools
 import json
 import logging
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,7 +21,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from ...decoding.engine import autoregressive
@@ -30,7 +28,7 @@ from ...decoding.sampling import Warper
 from ...decoding.target.backbone import Backbone
 from ...drafters.identity import TargetIdentity
 from ...errors import DataError, EnvironmentFailure, RequestError
-from ...storage import derived_tensors, flush, write_text
+from ...storage import check_identity_file, derived_tensors, write_tensors, write_text, writing
 from ..rows.cache import Prepared
 from ..rows.packed import Ids, PackedRows
 
@@ -97,23 +95,16 @@ def continuations(
     )
     team.wait()  # nobody writes before all have read
     parts = _parts([*held_out, *train])
-    try:
+    with writing(folder, again="go on with --resume auto"):
         if team.rank == 0:
             write_text(folder / _SETTINGS, json.dumps(settings, indent=1) + "\n")
         for part in parts[team.rank :: team.world]:
             if part.stored(wanted, folder) is None:
                 part.make(target, wanted, folder)
                 _log.info("continuations: %d of %d", part.end, len(held_out) + len(train))
-    except OSError as error:
-        raise EnvironmentFailure(
-            f"cannot write the continuations to {folder} ({error.strerror or error}); what is "
-            "there is whole: make room, then go on with --resume auto"
-        ) from error
     team.wait()
-    found = [_read_back(part, wanted, folder) for part in parts]
-    ids_RS = np.concatenate([each["ids"].numpy() for each in found])
-    labels_RS = np.concatenate([each["labels"].numpy() for each in found])
-    document_RS = np.concatenate([each["documents"].numpy() for each in found])
+    stored = [_read_back(part, wanted, folder) for part in parts]
+    ids_RS, labels_RS, document_RS = (np.concatenate([each[name].numpy() for each in stored]) for name in _TENSORS)
     made = hashlib.sha256(ids_RS.tobytes() + labels_RS.tobytes()).hexdigest()
     split = len(held_out)
     return Continuations(
@@ -133,25 +124,25 @@ def choose_prompts(rows: PackedRows, count: int, longest: int, *, seed: int) -> 
     # sorted raw draws: a shuffle that no version of numpy changes
     raw = np.random.Philox(key=np.array([seed & (2**64 - 1), 0], np.uint64)).random_raw(len(rows))
     order = np.argsort(raw, kind="stable")
-    found: list[list[int]] = []
+    prompts: list[list[int]] = []
     for turn in itertools.count():
-        before = len(found)
+        before = len(prompts)
         for row in order:
             cuts = list(prompts_in(rows, int(row), longest))
             if turn < len(cuts):
-                found.append(cuts[(turn + int(raw[row] % len(cuts))) % len(cuts)])
-            if len(found) == count:
-                return found
-        if len(found) == before:
+                prompts.append(cuts[(turn + int(raw[row] % len(cuts))) % len(cuts)])
+            if len(prompts) == count:
+                return prompts
+        if len(prompts) == before:
             break
-    if not found:
+    if not prompts:
         raise DataError(
             f"none of {len(rows)} rows holds a prompt: a stretch of {longest} tokens in front of "
             f"more text, or a chat's prompt of at most {longest}. Change boost.prompt_tokens or "
             "data.sequence_length"
         )
-    _log.info("continuations: %d prompts asked for, the rows hold %d", count, len(found))
-    return found
+    _log.info("continuations: %d prompts asked for, the rows hold %d", count, len(prompts))
+    return prompts
 
 
 def prompts_in(rows: PackedRows, row: int, longest: int) -> Iterator[list[int]]:
@@ -184,13 +175,13 @@ class _Part(NamedTuple):
     def end(self) -> int:
         return self.begin + len(self.prompts)
 
-    def place(self, folder: Path) -> Path:
+    def path(self, folder: Path) -> Path:
         return folder / f"part-{self.begin // _PART:05d}.safetensors"
 
     def stored(self, wanted: Wanted, folder: Path) -> dict[str, Tensor] | None:
         """What is written; None where it is missing or damaged, and has to be made."""
         shape = (len(self.prompts), wanted.prompt_tokens + wanted.tokens)
-        return derived_tensors(self.place(folder), dict.fromkeys(_TENSORS, shape))
+        return derived_tensors(self.path(folder), dict.fromkeys(_TENSORS, shape))
 
     def make(self, target: Backbone, wanted: Wanted, folder: Path) -> None:
         """Decode the continuations and write the part, whole or not at all."""
@@ -212,11 +203,7 @@ class _Part(NamedTuple):
             ids_RS[row, :end] = torch.tensor([*prompt, *answer], dtype=torch.int32)
             labels_RS[row, len(prompt) : end] = True
             documents_RS[row, :end] = 0
-        place = self.place(folder)
-        staging = place.with_name(f".staging-{os.getpid()}-{place.name}")
-        save_file(dict(zip(_TENSORS, (ids_RS, labels_RS, documents_RS), strict=True)), staging)
-        flush(staging)
-        staging.replace(place)
+        write_tensors(self.path(folder), dict(zip(_TENSORS, (ids_RS, labels_RS, documents_RS), strict=True)))
 
 
 def _parts(prompts: Sequence[list[int]]) -> list[_Part]:
@@ -224,13 +211,13 @@ def _parts(prompts: Sequence[list[int]]) -> list[_Part]:
 
 
 def _read_back(part: _Part, wanted: Wanted, folder: Path) -> dict[str, Tensor]:
-    found = part.stored(wanted, folder)
-    if found is None:
+    tensors = part.stored(wanted, folder)
+    if tensors is None:
         raise EnvironmentFailure(
-            f"{part.place(folder)} was whole and is not any more; look after the disk, and let no "
+            f"{part.path(folder)} was whole and is not any more; look after the disk, and let no "
             "other run write there, then go on with --resume auto"
         )
-    return found
+    return tensors
 
 
 def _settings(target: Backbone, rows: Prepared, wanted: Wanted) -> dict[str, object]:
@@ -243,22 +230,10 @@ def _settings(target: Backbone, rows: Prepared, wanted: Wanted) -> dict[str, obj
 
 def _check_same(folder: Path, settings: dict[str, object]) -> None:
     """Raise RequestError where the continuations answer another question, or it is no folder."""
-    nearest = next(place for place in (folder, *folder.parents) if place.exists())
+    nearest = next(path for path in (folder, *folder.parents) if path.exists())
     if not nearest.is_dir():
         raise RequestError(
             f"boost.continuations is {folder}, and {nearest} is a file; expected a folder, which "
             "is made where there is none: name another one"
         )
-    place = folder / _SETTINGS
-    if not place.is_file():
-        return
-    try:
-        found = json.loads(place.read_text(encoding="utf-8"))
-        other = [name for name in settings if found.get(name) != settings[name]]
-    except (ValueError, AttributeError):
-        other = ["everything: the file is damaged"]
-    if other:
-        raise RequestError(
-            f"{folder} holds continuations that differ in {', '.join(other)}; name another "
-            "boost.continuations, or remove that folder"
-        )
+    check_identity_file(folder / _SETTINGS, settings, remedy="Name another boost.continuations, or remove that folder")

@@ -8,20 +8,19 @@ Read next: `answers.py` for what a line holds.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TextIO
 
 from ...errors import DataError, EnvironmentFailure, RequestError
-from ...storage import flush, sha256, write_text
+from ...storage import MANIFEST, check_identity, checksums, flush, sha256, staged_file, try_lock, write_text, writing
+from ...storage.formats import GENERATION
 
-FORMAT = 1
-MANIFEST = "manifest.json"
 ANSWERS = "answers"
 REJECTED = "rejected.jsonl"
 _JOURNAL = ".journal.jsonl"  # hidden: a folder named as a data source passes it over
@@ -51,18 +50,19 @@ class Journal:
         self._places: dict[int, tuple[int, str | None]] = {}
         self._file: BinaryIO | None = None
         self._session, self._extra = dict(session), tuple(extra)
-        found = _read_manifest(folder)
-        begun = {"format": FORMAT, "state": "running", **settings, "sessions": []}
-        if found is not None:
-            _check_same(folder, found, settings)
-        self.manifest: dict[str, Any] = found or begun
+        earlier = _read_manifest(folder)
+        begun = {"format": GENERATION.number, "state": "running", **settings, "sessions": []}
+        if earlier is not None:
+            remedy = "Repeat the first command to go on, or name a new folder"
+            check_identity(folder, earlier, settings, remedy=remedy)
+        self.manifest: dict[str, Any] = earlier or begun
         self.complete = self.manifest["state"] == "complete"
 
     def __enter__(self) -> Journal:
         if self.complete:
             self._check_files()
             return self
-        try:
+        with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             self._file = (self.folder / _JOURNAL).open("a+b")
             self._lock(self._file)
@@ -70,8 +70,6 @@ class Journal:
                 left.unlink()
             self._record_session()
             self._recall()
-        except OSError as error:
-            raise self._failure(error) from error
         return self
 
     def __exit__(
@@ -107,12 +105,10 @@ class Journal:
             lines.append(line)
             at += len(line)
         if lines:
-            try:
+            with writing(self.folder):
                 file.write(b"".join(lines))
                 file.flush()
                 flush(self.folder / _JOURNAL)
-            except OSError as error:
-                raise self._failure(error) from error
 
     def publish(self) -> dict[str, Any]:
         """Write answers and rejected rows in the order of the source, then the manifest.
@@ -124,26 +120,20 @@ class Journal:
             DataError: no row was answered; the rejected ones are listed on disk.
             EnvironmentFailure: the disk is full.
         """
-        try:
+        with writing(self.folder):
             counts, rejected, files = self._write_files()
             if not counts["answered"]:
                 raise DataError(self._nothing(rejected))
-            self.manifest |= _finished(counts, rejected, files)
+            self.manifest |= _finished(counts, rejected) | {"files": checksums(files, self.folder)}
             self.manifest |= {name: {"rows": counts[name]} for name in self._extra}
             self._write_manifest()
             (self.folder / _JOURNAL).unlink()
-        except OSError as error:
-            raise self._failure(error) from error
         return self.manifest
 
     def _lock(self, file: BinaryIO) -> None:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        if not try_lock(file):
             file.close()
-            raise EnvironmentFailure(
-                f"another process is generating into {self.folder}; wait for it, or end it"
-            ) from error
+            raise EnvironmentFailure(f"another process is generating into {self.folder}; wait for it, or end it")
 
     def _record_session(self) -> None:
         sessions = self.manifest["sessions"]
@@ -188,16 +178,15 @@ class Journal:
 
     def _write_files(self) -> tuple[Counter[str], Counter[str], list[Path]]:
         """Rows go to a file; where they have several shapes, to one for each."""
-        found = {shape for _, shape in self._places.values()}
-        shapes = found - {None}
+        every = {shape for _, shape in self._places.values()}
+        shapes = every - {None}
         names = {shape: f"{ANSWERS}.jsonl" if len(shapes) == 1 else f"{ANSWERS}-{shape}.jsonl" for shape in shapes}
         counts: Counter[str] = Counter()
         rejected: Counter[str] = Counter()
-        wanted = [*names.values(), *([REJECTED] if None in found else [])]
+        wanted = [*names.values(), *([REJECTED] if None in every else [])]
         wanted += [f"{name}.jsonl" for name in self._extra]
-        drafts = {name: self.folder / f".staging-{name}" for name in wanted}
-        streams = {name: path.open("w", encoding="utf-8") for name, path in drafts.items()}
-        try:
+        with ExitStack() as stack:
+            streams = {name: stack.enter_context(_staged_stream(self.folder / name)) for name in wanted}
             for number in sorted(self._places):
                 entry = self._entry(number)
                 if "rejected" in entry:
@@ -210,14 +199,8 @@ class Journal:
                     for name in self._extra:
                         counts[name] += len(entry[name])
                         streams[f"{name}.jsonl"].writelines(json.dumps(each) + "\n" for each in entry[name])
-        finally:
-            for stream in streams.values():
-                stream.close()
-        for name, path in drafts.items():
-            flush(path)
-            path.replace(self.folder / name)
         flush(self.folder)
-        return counts, rejected, sorted(self.folder / name for name in drafts)
+        return counts, rejected, sorted(self.folder / name for name in wanted)
 
     def _entry(self, number: int) -> dict[str, Any]:
         file = self._writable()
@@ -242,12 +225,6 @@ class Journal:
             f"{first['file']}:{first['line']}: {first['reason']}. All are listed in {path}"
         )
 
-    def _failure(self, error: OSError) -> EnvironmentFailure:
-        return EnvironmentFailure(
-            f"cannot write to {self.folder} ({error.strerror or error}); what is done is kept: "
-            "make room and run the same command again"
-        )
-
 
 def _read_manifest(folder: Path) -> dict[str, Any] | None:
     """The manifest of a folder begun earlier; None where there is nothing yet."""
@@ -258,38 +235,25 @@ def _read_manifest(folder: Path) -> dict[str, Any] | None:
             raise RequestError(f"{folder} holds files, but no {MANIFEST} of a generation; name a new folder")
         return None
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        form, state = found["format"], found["state"]
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        number, state = manifest["format"], manifest["state"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RequestError(f"{path} is no manifest of a generation ({error}); name a new folder") from error
-    if form != FORMAT or state not in ("running", "complete"):
-        raise RequestError(f"{path} has format {form!r}; this version goes on with {FORMAT}")
-    return dict(found)
+    GENERATION.check(number, path, remedy="name a new folder")
+    if state not in ("running", "complete"):
+        raise RequestError(f"{path}: its state is {state!r}, expected running or complete; name a new folder")
+    return dict(manifest)
 
 
-def _check_same(folder: Path, manifest: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    """Go on only with what the folder was begun with; the first other field is named."""
-    # through JSON and back, as the manifest's values have been
-    mine = flat(json.loads(json.dumps(settings)))
-    found = flat({name: manifest.get(name) for name in settings})
-    for name in sorted(mine | found):
-        if mine.get(name) != found.get(name):
-            raise RequestError(
-                f"{folder} was begun with {name} {found.get(name)!r:.80}; now it is "
-                f"{mine.get(name)!r:.80}. Repeat the first command to go on, or name a new folder"
-            )
+@contextmanager
+def _staged_stream(path: Path) -> Iterator[TextIO]:
+    """A text file to write to, which appears as `path` at the end."""
+    with staged_file(path) as staging, staging.open("w", encoding="utf-8") as stream:
+        yield stream
 
 
-def flat(value: Any, name: str = "") -> dict[str, Any]:
-    """Nested objects as one, names joined by dots."""
-    if not isinstance(value, dict) or not value:
-        return {name: value}
-    parts = (flat(each, f"{name}.{key}" if name else key) for key, each in value.items())
-    return {key: each for part in parts for key, each in part.items()}
-
-
-def _finished(counts: Counter[str], rejected: Counter[str], files: list[Path]) -> dict[str, Any]:
-    """The end of the manifest: rows, tokens, acceptance where a drafter was at work, checksums."""
+def _finished(counts: Counter[str], rejected: Counter[str]) -> dict[str, Any]:
+    """The end of the manifest: rows, tokens, acceptance where a drafter was at work."""
     drafted = None
     if counts["steps"]:
         drafted = {
@@ -307,5 +271,4 @@ def _finished(counts: Counter[str], rejected: Counter[str], files: list[Path]) -
         },
         "answers": {name: counts[name] for name in ("turns", "tokens", "cut", "retokenised")},
         "acceptance": drafted,
-        "files": {path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in files},
     }

@@ -1,7 +1,7 @@
 """Tokenised data on disk, found again by a key of everything that shaped it.
 
-An entry is a folder that appears by one rename, so a kill leaves no half entry behind; its files
-carry checksums, so a damaged one is made anew. Read next: `prepare.py`.
+An entry is a folder that is whole or not there (`storage/folder.py`); its files carry checksums,
+so a damaged one is made anew. Read next: `prepare.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...storage import flush, sha256
+from ...storage import read_manifest, sha256, staged_folder
+from ...storage.formats import TOKENISED
 from ..config import DataConfig
 from .packed import PackedRows
 from .readers import Rejected
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# raise it when the same inputs would give other rows
-FORMAT = 1
 _PACKAGES = ("tokenizers", "transformers", "jinja2", "datasets", "pyarrow", "numpy")
 _ARRAYS = ("ids_RS", "in_loss_RS", "document_RS")
 
@@ -51,7 +50,7 @@ class Prepared:
 def make_key(config: DataConfig, tokenizer: PreTrainedTokenizerBase, contents: Sequence[str | None]) -> str:
     """A hash of content, config, tokenizer and the versions of what reads and tokenises."""
     shaped_by = {
-        "format": FORMAT,
+        "format": TOKENISED.number,
         "contents": contents,
         "config": config.model_dump(exclude={"cache"}),
         "template": _file_hash(config.chat_template),
@@ -76,10 +75,7 @@ def load(folder: Path, key: str) -> Prepared | None:
     if not entry.is_dir():
         return None
     try:
-        record = json.loads((entry / "entry.json").read_text(encoding="utf-8"))
-        broken = [name for name, sum_ in record["files"].items() if sha256(entry / name) != sum_]
-        if broken:
-            raise ValueError(f"{broken[0]} has another checksum")
+        record = read_manifest(entry)
         return Prepared(
             train=_read_rows(entry, "train", key),
             validation=_read_rows(entry, "validation", key),
@@ -87,38 +83,28 @@ def load(folder: Path, key: str) -> Prepared | None:
             rejected=tuple(Rejected(*each) for each in record["rejected"]),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
-        _log.warning("data: cache entry %s is damaged (%s); making it anew", entry, error)
+        # draftsmith 0.1.0 wrote `entry.json`; the rows are the same
+        reason = "of an older version" if (entry / "entry.json").is_file() else f"damaged ({error})"
+        _log.warning("data: cache entry %s is %s; making it anew", entry, reason)
         shutil.rmtree(entry, ignore_errors=True)
         return None
 
 
 def store(folder: Path, key: str, prepared: Prepared) -> None:
     """Write the entry; a folder that cannot be written is a warning, not the end of the run."""
-    draft = folder / f".{key}.{uuid.uuid4().hex}"
+    entry = folder / key
+    # several processes may make one entry at once: each stages under a name of its own
+    own = folder / f".staging-{uuid.uuid4().hex}-{key}"
+    record = {"report": prepared.report.to_dict(), "rejected": [list(each) for each in prepared.rejected]}
     try:
-        draft.mkdir(parents=True)
-        _write(draft, prepared)
-        draft.rename(folder / key)
+        with staged_folder(entry, staging=own, manifest=record) as staging:
+            for part in ("train", "validation"):
+                for array in _ARRAYS:
+                    np.save(staging / f"{part}.{array}.npy", getattr(getattr(prepared, part), array))
     except OSError as error:
         # a second process that was faster has made the same entry
-        if not (folder / key).is_dir():
+        if not entry.is_dir():
             _log.warning("data: cannot cache in %s (%s); set data.cache", folder, error.strerror)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-
-
-def _write(draft: Path, prepared: Prepared) -> None:
-    for part in ("train", "validation"):
-        for array in _ARRAYS:
-            np.save(draft / f"{part}.{array}.npy", getattr(getattr(prepared, part), array))
-    record = {
-        "report": prepared.report.to_dict(),
-        "rejected": [list(each) for each in prepared.rejected],
-        "files": {path.name: sha256(path) for path in sorted(draft.iterdir())},
-    }
-    (draft / "entry.json").write_text(json.dumps(record), encoding="utf-8")
-    for path in (*draft.iterdir(), draft):
-        flush(path)
 
 
 def _read_rows(entry: Path, part: str, key: str) -> PackedRows:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -18,8 +17,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import DataError, EnvironmentFailure
-from ...storage import write_text
+from ...errors import DataError
+from ...storage import write_text, writing
 from ..config import DataConfig
 from . import cache
 from .cache import Prepared
@@ -131,11 +130,11 @@ class _Preparation:
             self._encode(batch, read)
             if read.tally.hopeless(allowed):
                 break
-        place = None
+        listed = None
         if self.out is not None and read.tally.rejected:
-            with _writing(self.out):
-                place = write_rejected(read.tally.rejected, self.out)
-        check_tally(read.tally, source.name, allowed, place)
+            with writing(self.out):
+                listed = write_rejected(read.tally.rejected, self.out)
+        check_tally(read.tally, source.name, allowed, listed)
         return read
 
     def _encode(self, batch: Sequence[Placed | Rejected], read: _Read) -> None:
@@ -198,7 +197,7 @@ def _record(prepared: Prepared, out: Path | None) -> None:
         return
     report = json.dumps(prepared.report.to_dict(), indent=1) + "\n"
 
-    with _writing(out):
+    with writing(out):
         write_rejected(prepared.rejected, out)
         write_text(out / "data.json", report)
 
@@ -220,11 +219,3 @@ def _texts(placed: Placed) -> Iterator[str]:
             f"{placed.file}:{placed.line}: rows are token ids already, so no tokenizer can be "
             "trained on them; name the one they were made with by tokenizer.path"
         )
-
-
-@contextmanager
-def _writing(out: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise EnvironmentFailure(f"cannot write to {out} ({error.strerror or error})") from error

@@ -23,6 +23,7 @@ from ...drafters.model.adaptive import AdaptiveDraft
 from ...drafters.model.draft_model import DraftModel
 from ...drafters.model.ensemble import Ensemble
 from ...errors import RequestError
+from ...storage.formats import AUDIT
 from ..config import AuditConfig
 from .enumeration import Enumeration, enumerate_decoding
 from .miniature import Miniature, miniature_of
@@ -31,7 +32,6 @@ from .replay import Replay, replay
 from .rosenblatt import Rosenblatt, judge, transforms
 
 Decoder = Literal["draftsmith", "hf"]
-FORMAT = 1
 # chance that a correct decoder fails the audit; the four tests share it (Holm 1979)
 FALSE_ALARM = 1e-3
 _TESTS = 4
@@ -58,7 +58,7 @@ class AuditReport:
 
     def to_dict(self) -> dict[str, Any]:
         """For `audit.json`."""
-        return {"format": FORMAT, **asdict(self), "distance": self.distance}
+        return {"format": AUDIT.number, **asdict(self), "distance": self.distance}
 
     @property
     def distance(self) -> float | None:

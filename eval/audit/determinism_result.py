@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from textwrap import fill
 from typing import Any
 
-FORMAT = 1
+from ...storage.formats import DETERMINISM
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Determinism:
 
     def to_dict(self) -> dict[str, Any]:
         """For `determinism.json`."""
-        return {"format": FORMAT, "passed": self.passed, **asdict(self)}
+        return {"format": DETERMINISM.number, "passed": self.passed, **asdict(self)}
 
     def text(self) -> str:
         """A short block for the terminal."""

@@ -149,7 +149,7 @@ def test_killed_at_a_random_moment_it_ends_with_the_same_bits(place: Path, tmp_p
 def test_a_folder_goes_on_as_it_was_begun(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     plain = [word for word in words(place, "shaken", place / "greedy") if word != "--corrections"]
     assert main(plain) == 2
-    assert "was begun with drafter.corrections True; now it is None" in capfd.readouterr().err
+    assert "drafter.corrections is True there and None here" in capfd.readouterr().err
 
 
 def test_without_a_drafter_there_is_nothing_to_correct(capfd: pytest.CaptureFixture[str]) -> None:

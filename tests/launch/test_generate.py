@@ -432,9 +432,9 @@ REFUSED = [
     (2, "--max-new-tokens 2048", "the target target has 2048 positions"),
     (2, "--target tiny", "chats.jsonl:1 is a chat, but the target's tokenizer has no chat templ"),
     (2, "--out {place}", "holds files, but no manifest.json"),
-    (2, "--out {place}/greedy --seed 3", "was begun with sampling.seed 0; now it is 3"),
-    (2, "--out {place}/greedy --drafter {place}/drafter", "was begun with drafter"),
-    (2, "--out {place}/greedy --data.columns '{{a: b}}'", "was begun with source.columns"),
+    (2, "--out {place}/greedy --seed 3", "was made for something else: sampling.seed is 0 there and 3 here"),
+    (2, "--out {place}/greedy --drafter {place}/drafter", "was made for something else: drafter"),
+    (2, "--out {place}/greedy --data.columns '{{a: b}}'", "was made for something else: source.columns"),
     (3, "--source {place}/odd.jsonl", "the columns are question; expected messages"),
     (3, "--source {place}/empty.jsonl", "none of 1 rows was answered; the first one, "),
 ]

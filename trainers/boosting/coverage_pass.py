@@ -8,7 +8,6 @@ Shapes: R samples, S tokens of a sample.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,12 +15,11 @@ from typing import Any, NamedTuple
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
-from safetensors.torch import save_file
 from torch import Tensor
 
 from ...data.generate.continuations import Continuations
 from ...data.rows.packed import PackedRows
-from ...storage import derived_tensors, flush, write_text
+from ...storage import derived_tensors, write_tensors, write_text
 from ..config import BoostConfig
 from ..loop.objective import hidden_states, labelled
 from ..loop.progress import records
@@ -61,11 +59,7 @@ def measure_matches(
         *(_match_rows(model, weight_VH, rows, accelerator, chunk) for rows in (samples.train, samples.validation))
     )
     if accelerator.is_main_process:
-        place.mkdir(parents=True, exist_ok=True)
-        staging = place / f".staging-{os.getpid()}-{COVERAGE}"
-        save_file(found._asdict(), staging)
-        flush(staging)
-        staging.replace(place / COVERAGE)
+        write_tensors(place / COVERAGE, found._asdict())
     accelerator.wait_for_everyone()
     return found
 

@@ -198,7 +198,7 @@ def test_a_file_is_no_folder(below: str, speaker: Backbone, prepared: Prepared, 
 def test_other_settings_are_refused(speaker: Backbone, prepared: Prepared, tmp_path: Path) -> None:
     c.continuations(speaker, prepared, WANTED, tmp_path)
     other = c.Wanted(**{**WANTED.__dict__, "tokens": 4, "weights": "v"})
-    with pytest.raises(RequestError, match="differ in tokens, weights"):
+    with pytest.raises(RequestError, match="tokens is 5 there and 4 here; weights is w there and v here"):
         c.continuations(speaker, prepared, other, tmp_path)
     (tmp_path / "settings.json").write_text(json.dumps([]))
     with pytest.raises(RequestError, match="the file is damaged"):
