@@ -224,3 +224,11 @@ def test_tour_names_what_is_there() -> None:
         path, *names = re.findall(r"`([\w./]+)`", section)
         text = (ROOT / path).read_text()
         assert [name for name in names if not re.search(rf"\b{name}\b", text)] == [], path
+
+
+def test_measures_name_the_code_that_computes_them() -> None:
+    """The last column of the table of measures: a file, and what in it is the definition."""
+    named = re.findall(r"`([\w/]+\.py)`, `(\w+)`", (ROOT / "docs" / "evaluation.md").read_text())
+    assert len(named) >= 10
+    for path, name in named:
+        assert re.search(rf"^\s*(def|class) {name}\b", (ROOT / path).read_text(), re.MULTILINE), (path, name)
