@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,13 @@ Batch = dict[str, Tensor]
 
 
 class Chains:
-    """Rows in which a token says which one follows, where it is `kept`; the others say nothing."""
+    """Rows in which a token determines the next one with probability `kept`, else it is random.
 
-    def __init__(self, rows: int, seed: int, length: int = 24, kept: float = 0.95) -> None:
+    With `uneven`, rows have unlike numbers of labels, and so have micro-batches of few rows.
+    """
+
+    def __init__(self, rows: int, seed: int, length: int = 24, kept: float = 0.95, *, uneven: bool = False) -> None:
+        self.uneven = uneven
         g = torch.Generator().manual_seed(seed)
         follows = torch.randperm(VOCABULARY, generator=torch.Generator().manual_seed(7))
         self.ids = torch.randint(0, VOCABULARY, (rows, length), generator=g)
@@ -36,14 +40,18 @@ class Chains:
         return len(self.ids)
 
     def batch(self, rows: list[int] | None = None) -> Batch:
-        ids = self.ids if rows is None else self.ids[rows]
+        chosen = range(len(self)) if rows is None else rows
+        ids = self.ids[list(chosen)]
         positions = torch.arange(ids.shape[1]).expand_as(ids)
-        return {
-            "input_ids": ids,
-            "loss_mask": positions > 0,
-            "positions": positions,
-            "documents": torch.zeros_like(ids),
-        }
+        counts = positions > 0
+        if self.uneven:
+            counts = counts & labelled_beginning(chosen, ids.shape[1])
+        return {"input_ids": ids, "loss_mask": counts, "positions": positions, "documents": torch.zeros_like(ids)}
+
+
+def labelled_beginning(rows: Iterable[int], length: int) -> Tensor:
+    """bool [R, S]: of each row a beginning of its own length, 4 tokens to the whole row."""
+    return torch.arange(length) < torch.tensor([[4 + (7 * row) % (length - 3)] for row in rows])
 
 
 def learnt(rows: Chains, steps: int = 60) -> Backbone:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -224,14 +225,14 @@ STEPS = 8
 
 
 def train(
-    out: Path, small: Backbone, *, stop_at: int | None = None, micro: int = 4, shared: bool = False
+    out: Path, small: Backbone, *, stop_at: int | None = None, micro: int = 4, shared: bool = False, rows=Chains
 ) -> tuple[MedusaObjective, Outcome]:
     """A run through the real loop, cut by a signal behind `stop_at` steps."""
 
     def make() -> MedusaObjective:
         return build(MedusaConfig(heads=2, shared_head=shared), PAPER, small.model, save)
 
-    goal, loop = loop_on(out, make, Chains, steps=STEPS, lr=3e-3, micro=micro, validate_every=4)
+    goal, loop = loop_on(out, make, rows, steps=STEPS, lr=3e-3, micro=micro, validate_every=4)
     stop_behind(loop, stop_at)
     return goal, loop.run(setup.resume_from(out, "auto"))
 
@@ -253,5 +254,6 @@ def test_a_cut_run_resumes_to_the_same_bits(tmp_path: Path, small: Backbone, sha
 
 
 def test_accumulation_does_not_change_the_mathematics(tmp_path: Path, small: Backbone) -> None:
-    losses = [train(tmp_path / str(m), small, micro=m)[1].validation_loss for m in (1, 2, 8)]
+    uneven = partial(Chains, uneven=True)
+    losses = [train(tmp_path / str(m), small, micro=m, rows=uneven)[1].validation_loss for m in (1, 2, 8)]
     assert losses == pytest.approx([losses[0]] * 3, rel=1e-5)

@@ -28,5 +28,7 @@ def test_a_step_is_the_same_whoever_asks_and_when() -> None:
         late.step(step)
     assert RowOrder(1000, 16, 7).step(150) == late.step(150)
     assert RowOrder(1000, 16, 8).step(150) != late.step(150)
+    epoch = [RowOrder(20, 20, 0).step(step) for step in range(3)]
+    assert epoch[0] != epoch[1] != epoch[2] != epoch[0]
     # pinned, so that a new version of a library cannot change what a resumed run trains on
     assert RowOrder(10, 5, 0).step(0) == [0, 2, 9, 1, 8]

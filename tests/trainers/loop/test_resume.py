@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from chains import stop_behind
+from chains import labelled_beginning, stop_behind
 from draftsmith.errors import RequestError, Stopped, TrainingFailed
 from draftsmith.trainers.config import CheckpointConfig, LoopConfig, ModelConfig, OptimizerConfig, ProbeConfig
 from draftsmith.trainers.loop import setup, state
 from draftsmith.trainers.loop.loop import Loop, Plan
 from draftsmith.trainers.student.architecture import fresh_model
 from draftsmith.trainers.target import TargetObjective
+from safetensors.torch import load_file
 from torch import Tensor
 
 V, S, ROWS, STEPS = 61, 24, 40, 12
@@ -39,6 +40,13 @@ class RandomRows:
             "positions": torch.arange(S).expand_as(ids),
             "documents": torch.zeros_like(ids),
         }
+
+
+class UnevenRows(RandomRows):
+    """Rows with unlike numbers of labels, and so have micro-batches."""
+
+    def batch(self, rows: list[int]) -> dict[str, Tensor]:
+        return super().batch(rows) | {"loss_mask": labelled_beginning(rows, S)}
 
 
 class NoTokenizer:
@@ -124,7 +132,7 @@ def _records(out: Path) -> list[tuple]:
 def test_accumulation_does_not_change_the_mathematics(tmp_path: Path) -> None:
     losses = []
     for micro in (1, 2, 8):
-        _, outcome = train(tmp_path / str(micro), plan(micro_rows=micro))
+        _, outcome = train(tmp_path / str(micro), plan(micro_rows=micro), rows=UnevenRows(ROWS, 0))
         losses.append(outcome.validation_loss)
     assert losses == pytest.approx([losses[0]] * 3, rel=1e-5)
 
@@ -159,6 +167,111 @@ def test_non_finite_steps_are_skipped_and_leave_no_trace_in_the_weights(tmp_path
     assert all(torch.isfinite(t).all() for t in weights(objective).values())
     last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-2])
     assert last["skipped_steps"] == 2
+
+
+def initial(out: Path) -> dict[str, Tensor]:
+    """The weights that every run of `train` begins with: none of its steps is finite."""
+    rows = Poisoned()
+    rows.bad_steps = {0}
+    return weights(train(out, plan(steps=1), rows=rows)[0])
+
+
+def moved(before: dict[str, Tensor], after: dict[str, Tensor]) -> float:
+    """The largest change of any weight."""
+    return max(float((before[name] - after[name]).abs().max()) for name in before)
+
+
+def test_a_skipped_step_leaves_every_weight_as_it_was(tmp_path: Path) -> None:
+    made: list[dict[str, Tensor]] = []
+
+    def make(*args: Any, **more: Any) -> TargetObjective:
+        objective = TargetObjective(*args, **more)
+        made.append(weights(objective))
+        return objective
+
+    rows = Poisoned()
+    rows.bad_steps = {0, 1}
+    objective, _ = train(tmp_path, plan(steps=2, ema=0.9), rows=rows, make=make)
+    assert moved(made[0], weights(objective)) == 0
+    average = load_file(tmp_path / "checkpoints" / "step-00000002" / "average.safetensors")
+    assert moved(made[0], average) == 0
+
+
+def test_gradients_are_clipped_before_the_step_as_the_recipe_says(tmp_path: Path) -> None:
+    """What AdamW is given is far below its epsilon, so that hardly anything moves."""
+    start = initial(tmp_path / "start")
+    for clip, bounds in ((1e-12, (0.0, 1e-5)), (1.0, (1e-3, 1.0))):
+        one = plan(steps=2, clip=clip, weight_decay=0.0)
+        distance = moved(start, weights(train(tmp_path / str(clip), one)[0]))
+        assert bounds[0] <= distance <= bounds[1]
+
+
+class CountedRows(RandomRows):
+    """Remembers which rows it was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(ROWS, 0)
+        self.asked: list[list[int]] = []
+
+    def batch(self, rows: list[int]) -> dict[str, Tensor]:
+        self.asked.append(rows)
+        return super().batch(rows)
+
+
+def test_validation_asks_for_no_training_row(tmp_path: Path) -> None:
+    rows = CountedRows()
+    train(tmp_path, plan(), rows=rows)
+    assert len(rows.asked) == STEPS * 2  # two micro-batches a step
+    assert all(len(asked) == 4 for asked in rows.asked)
+
+
+def test_with_a_moving_average_the_validation_loss_is_that_of_the_average(tmp_path: Path) -> None:
+    objective, outcome = train(tmp_path, plan(ema=0.9, validate_rows=8))
+    held_out = RandomRows(8, 1).batch(list(range(8)))
+
+    def loss() -> float:
+        with torch.no_grad():
+            return float(objective.module(held_out)[0]) / int(held_out["loss_mask"][:, 1:].sum())
+
+    trained = loss()
+    state.load_trainable(
+        objective.module, load_file(tmp_path / "checkpoints" / f"step-{STEPS:08d}" / "average.safetensors")
+    )
+    labels = held_out["loss_mask"]
+    share = int(labels[:, 1:].sum()) / int(labels.sum())  # the loop counts a row's first token too
+    assert outcome.validation_loss == pytest.approx(loss() * share, rel=1e-5)
+    assert abs(trained - loss()) > 0.05
+
+
+class Rewritten:
+    """Stands for rows that the models write: remembers what it was asked, and changes nothing."""
+
+    kept = None
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, int, list[int]]] = []
+
+    def rewrite(self, batches: list, places: range, step: int, seed: int) -> list:
+        self.asked.append((step, seed, list(places)))
+        return batches
+
+
+def test_rollouts_draw_anew_at_every_step_and_the_same_in_every_run(tmp_path: Path) -> None:
+    asked = []
+    for name, seed in (("one", 0), ("again", 0), ("other", 1)):
+        written = Rewritten()
+
+        def make(*args: Any, written: Rewritten = written, **more: Any) -> TargetObjective:
+            objective = TargetObjective(*args, **more)
+            objective.rollouts = written
+            return objective
+
+        train(tmp_path / name, plan(steps=4, seed=seed), make=make)
+        asked.append(written.asked)
+    assert [(step, places) for step, _, places in asked[0]] == [(step, list(range(8))) for step in range(4)]
+    assert asked[0] == asked[1]
+    seeds = [seed for each in (asked[0], asked[2]) for _, seed, _ in each]
+    assert len(set(seeds)) == 8
 
 
 def test_too_many_non_finite_steps_stop_the_run(tmp_path: Path) -> None:
@@ -208,6 +321,8 @@ def test_a_checkpoint_of_another_run_brings_its_best_along(tmp_path: Path) -> No
         assert again == best
     went_on = tmp_path / "middle" / "checkpoints" / last.name / "model.safetensors"
     assert went_on.read_bytes() == (last / "model.safetensors").read_bytes()
+    _, tied = going_on(tmp_path / "tied", [2.0, 2.0])
+    assert tied == best, "the first of equal ones stays"
     found, again = going_on(tmp_path / "better", [3.0], middle)
     assert again == {"tau": 3.0, "step": 4.0}
     assert found.read_bytes() != first.read_bytes()

@@ -492,5 +492,5 @@ def test_the_examples_of_the_docs_are_recipes() -> None:
     assert len(examples) >= 2
     for example in examples:
         _check_objective(Recipe.model_validate(YAML(typ="safe", pure=True).load(example)))
-    table = page.read_text().split("## What is minimised")[1].split("\n## ")[0]
+    table = page.read_text().split("## The objective")[1].split("\n## ")[0]
     assert [name for name in TERMS if f"| `{name}`" not in table] == []

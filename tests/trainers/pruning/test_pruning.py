@@ -17,8 +17,8 @@ from draftsmith.decoding.target.layers import config_with_layers, with_layers
 from draftsmith.errors import RequestError
 from draftsmith.launch.cli import main
 from draftsmith.trainers.config import ModelConfig
+from draftsmith.trainers.pruning import layers as pruning
 from draftsmith.trainers.pruning.layers import AcceptanceOf, search_layers
-from draftsmith.trainers.pruning.layers import layers as pruning
 from draftsmith.trainers.pruning.sizes import pruned_config
 from draftsmith.trainers.pruning.width import cut_width
 from draftsmith.trainers.student.architecture import fresh_model

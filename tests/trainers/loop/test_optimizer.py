@@ -1,0 +1,53 @@
+"""The learning rate as a function of the step, and which weights decay."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from draftsmith.trainers.config import OptimizerConfig
+from draftsmith.trainers.loop.optimizer import build, rate
+from torch import nn
+
+STEPS = 104  # 4 of warm-up and 100
+WARM_UP = {0: 0.25, 1: 0.5, 2: 0.75, 3: 1.0, 4: 1.0}
+# schedule -> step -> share of the peak, with a last rate of a tenth
+RATES = {
+    "constant": {29: 1.0, 79: 1.0, 104: 1.0},
+    "linear": {29: 0.775, 54: 0.55, 79: 0.325, 104: 0.1},
+    "cosine": {29: 0.55 + 0.45 * math.sqrt(0.5), 54: 0.55, 79: 0.55 - 0.45 * math.sqrt(0.5), 104: 0.1},
+    "wsd": {29: 1.0, 54: 1.0, 79: 1.0, 84: 0.82, 91: 0.568, 99: 0.28, 104: 0.1},  # the last quarter
+}
+
+
+@pytest.mark.parametrize("schedule", RATES)
+def test_the_rate_of_every_schedule(schedule: str) -> None:
+    config = OptimizerConfig(lr=2.0, warmup_steps=4, schedule=schedule, decay_share=0.25, final_share=0.1)
+    for step, share in {**WARM_UP, **RATES[schedule]}.items():
+        assert rate(step, STEPS, config) == pytest.approx(2.0 * share), step
+
+
+def test_without_warm_up_the_first_step_has_the_peak() -> None:
+    for schedule in RATES:
+        assert rate(0, STEPS, OptimizerConfig(lr=2.0, warmup_steps=0, schedule=schedule)) == 2.0
+
+
+def test_the_share_of_the_decay_is_the_recipes() -> None:
+    config = OptimizerConfig(lr=1.0, warmup_steps=0, schedule="wsd", decay_share=0.5, final_share=0.0)
+    assert [rate(step, 100, config) for step in (0, 50, 75, 100)] == pytest.approx([1.0, 1.0, 0.5, 0.0])
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_matrices_decay_and_vectors_do_not(name: str) -> None:
+    module = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 5))
+    module[3].weight.requires_grad_(False)
+    optimizers = build(module, OptimizerConfig(name=name, weight_decay=0.3))
+    decay = {id(p): g["weight_decay"] for o in optimizers for g in o.param_groups for p in g["params"]}
+    trained = [p for p in module.parameters() if p.requires_grad]
+    assert decay.keys() == {id(p) for p in trained}
+    for parameter in trained:
+        assert decay[id(parameter)] == (0.3 if parameter.ndim > 1 else 0.0)
+    muons = [o for o in optimizers if isinstance(o, torch.optim.Muon)]
+    hidden = [p for o in muons for g in o.param_groups for p in g["params"]]
+    assert [id(p) for p in hidden] == ([id(module[1].weight)] if name == "muon" else [])
