@@ -18,7 +18,7 @@ class TargetConfig(Section):
     """Folder or hub name of a causal LM; `tiny` is the embedded default target."""
     sizes: str | None = None
     """A config.json with the target's sizes, or the name of a shipped one (recipes/assets/sizes):
-    `check` then asks no hub, and where the target is not here goes by this file."""
+    `check` then needs no hub, and no target on this machine."""
     revision: str | None = None
     """Commit, tag or branch on the hub."""
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
@@ -38,18 +38,19 @@ class FeaturesConfig(Section):
     dtype: Literal["fp32", "bf16", "fp8"] = "bf16"
     """What the cache stores; the rounded states are what is trained on, from the first epoch on."""
     max_gb: float = Field(100.0, gt=0)
-    """Bound on the cache in GB (10^9 bytes), over all processes; rows beyond it are computed."""
+    """Largest size of the cache in GB (10^9 bytes), over all processes; states of further rows are
+    computed at every step."""
     prefetch: bool = True
-    """Fetch the next states while the drafter steps; changes no number."""
+    """Fetch the next states while the drafter steps; changes no result."""
 
 
 FROM_TARGET = "target"
-"""What `model.start_from` says where the draft is cut from the target."""
+"""The value of `model.start_from` that cuts the draft from the target."""
 
 
 class ModelConfig(Section):
     """Architecture of a model made from scratch; unset sizes are derived from the target's. With
-    `start_from: target` sizes say how much of the target is kept, and unset ones keep all."""
+    `start_from: target` they say how much of the target is kept; unset ones keep all."""
 
     architecture: Literal["qwen3", "llama"] | None = None
     """Family of `transformers` classes; default: the target's own, or qwen3."""
@@ -66,19 +67,20 @@ class ModelConfig(Section):
     head_size: int | None = Field(None, ge=4)
     """Size of a head; derived: the target's."""
     tied: bool = True
-    """Share the input embedding with the output projection; what is cut from a target keeps its."""
+    """One matrix for the input embedding and the output projection; a draft cut from the target
+    does as the target does."""
     max_positions: int | None = Field(None, ge=16)
     """Longest context in tokens; derived: the target's, or 2048."""
     start_from: str | None = None
-    """Folder or hub name of an existing model to go on from, in place of fresh weights; `target`
-    cuts the draft from the target (a folder of that name is ./target), by `distill` and `boost`.
-    Heads and feature drafters go on from a drafter folder of their own family, sizes and target;
-    EAGLE-3 keeps that folder's draft vocabulary."""
+    """Folder or hub name of a model whose weights initialise this one, in place of random weights;
+    `target` cuts the draft from the target (a folder of that name is ./target), for `distill` and
+    `boost`. Heads and feature drafters are initialised from a drafter folder of their own family,
+    sizes and target; EAGLE-3 keeps that folder's draft vocabulary."""
     keep_layers: list[int] | None = None
-    """Of `start_from: target`: the target's layers that stay, counted from 0; null: they leave one
-    by one, always the one whose loss costs least measured acceptance."""
+    """With `start_from: target`: the target's layers to keep, counted from 0; null: layers are
+    removed one by one, each time the one that costs least measured acceptance."""
     prune_rows: int = Field(16, ge=1)
-    """Of `start_from: target`: held-out rows on which acceptance and activations are measured."""
+    """With `start_from: target`: held-out rows on which acceptance and activations are measured."""
     sizes: str | None = None
     """As `target.sizes`, for the model that `start_from` names."""
 
@@ -90,18 +92,18 @@ class ModelConfig(Section):
 
 
 class LoraConfig(Section):
-    """An adapter on a draft that is there already: a low-rank change, for one domain say."""
+    """An adapter on an existing draft: a low-rank change of its weights, for one domain for example."""
 
     rank: int | None = Field(None, ge=1)
-    """Rank of a layer's change; empty trains the whole draft. Needs `model.start_from`."""
+    """Rank of each layer's change; empty trains the whole draft. Needs `model.start_from`."""
     alpha: float = Field(16.0, gt=0)
-    """A layer's change counts alpha / rank."""
+    """A layer's change is scaled by alpha / rank."""
     dropout: float = Field(0.0, ge=0, lt=1)
-    """Share of a layer's inputs that its change does not see in training."""
+    """Dropout on the inputs of a layer's change, in training."""
     layers: list[str] = []
-    """Last names of the layers that get a change, as in q_proj; empty: every linear layer."""
+    """Names of the layers that get a change, such as q_proj; empty: every linear layer."""
     name: str = Field("domain", pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")
-    """Name of the adapter, by which `drafter.adapter` chooses it."""
+    """Name of the adapter; `drafter.adapter` selects it."""
 
 
 class ObjectiveConfig(Section):
@@ -117,68 +119,71 @@ class ObjectiveConfig(Section):
     reverse_kl: float = Field(0.0, ge=0)
     """Weight of the KL from q to p: a small draft keeps to what the target is likely to say."""
     jsd: float = Field(0.0, ge=0)
-    """Weight of the Jensen-Shannon divergence, between the two and bounded."""
+    """Weight of the Jensen-Shannon divergence, which lies between the two and is bounded."""
     jsd_beta: float = Field(0.5, gt=0, lt=1)
-    """Share of p in its mean distribution."""
+    """Weight of p in the mixture of p and q that the Jensen-Shannon divergence compares with."""
     tv: float = Field(0.0, ge=0)
-    """Weight of the total variation, 1 - acceptance; teaches little from scratch, begin with kl."""
+    """Weight of the total variation, 1 - acceptance. Its gradient is small for an untrained draft:
+    begin with kl, see `from_kl_share`."""
     lk_alpha: float = Field(0.0, ge=0)
     """Weight of -log acceptance."""
     lk_lambda: float = Field(0.0, ge=0)
     """Weight of KL where acceptance is low and TV where it is high: w KL + (1 - w) TV."""
     lk_eta: float = Field(3.0, ge=0)
-    """There w = exp(-lk_eta * acceptance) of the position."""
+    """In `lk_lambda`, w = exp(-lk_eta * acceptance) at each position."""
     top_k: float = Field(0.0, ge=0)
-    """Weight of the cross-entropy on the target's likeliest tokens alone, as in HASS."""
+    """Weight of the cross-entropy on the target's likeliest tokens only, as in HASS."""
     top_k_tokens: int = Field(10, ge=1)
-    """How many tokens that is."""
+    """Number of tokens that `top_k` compares."""
     ce: float = Field(0.0, ge=0)
     """Weight of the cross-entropy on the text's own next token."""
     temperature: float = Field(1.0, gt=0)
     """Softens both distributions inside every term but `ce`."""
     teacher_top_k: int | None = Field(None, ge=1)
-    """Cut the target's distribution to so many likeliest tokens, as a stored teacher would be, renormalised;
-    the mass that is lost is reported as `cut_mass`. Not by `eagle` and `eagle3`, which have terms
-    of their own."""
+    """Keep only this many of the target's likeliest tokens, renormalised, as a stored teacher
+    would; the mass that is lost is reported as `cut_mass`. Not for `eagle` and `eagle3`, which have
+    terms of their own."""
     from_kl_share: float | None = Field(None, ge=0, le=1)
-    """Share of the steps in which the weights move evenly from forward KL alone to those above;
-    empty: 0.3 where there is `tv` and neither `kl` nor `ce`, else 0. By `distill` and `boost`."""
+    """Share of the steps in which the weights move linearly from forward KL alone to those above;
+    empty: 0.3 with `tv` and neither `kl` nor `ce`, else 0. For `distill` and `boost`."""
     positions: Literal["geometric", "d-pace"] = "geometric"
-    """Weights of the places that heads or passes predict together: `geometric` is `decay`^j of the
-    method's section; `d-pace` follows how likely the draft is to come so far (in place of it)."""
+    """Weights of the positions that heads or passes predict together: `geometric` is `decay`^j of
+    the method's section; `d-pace` instead follows how likely the draft is to be accepted so far."""
     pace_floor: float = Field(0.5, gt=0, le=1)
-    """Of `d-pace`: what a token that the draft gives no chance still counts as, so that far places
-    learn from the first step."""
+    """For `d-pace`: the probability with which a token counts that the draft gives none, so that
+    far positions learn from the first step."""
     chunk: int = Field(256, ge=1)
     """Positions whose full-vocabulary logits exist at the same time; less memory when small."""
 
 
 class RolloutsConfig(Section):
-    """Rows that the models go on with while they train, in place of the data's; by `distill`."""
+    """Rows that the models continue themselves during training, in place of the data's; for
+    `distill`."""
 
     share: float = Field(0.0, ge=0, le=1)
-    """Share of a step's rows whose labels are written anew; 0 trains on the data alone."""
+    """Share of a step's rows whose labels are generated; 0 trains on the data alone."""
     by: Literal["student", "target", "mixed"] = "student"
-    """Who writes: the draft as it is now (on-policy), the target, or either, token by token."""
+    """What generates: the draft as it is now (on-policy), the target, or either, token by token."""
     student_tokens: float = Field(0.5, ge=0, le=1)
-    """Of `mixed`: how likely a token is to be the draft's."""
+    """For `mixed`: probability that a token is the draft's."""
     prompt_tokens: int = Field(32, ge=1)
-    """Most tokens that a continuation sees of the row it is taken from. Of a chat it sees all from
-    the beginning on: rows of which no answer begins so early stay as they are."""
+    """Most tokens of the data's row that a continuation is conditioned on. In a chat that is all
+    from its beginning: rows with no answer that begins within them stay as they are."""
     new_tokens: int = Field(32, ge=1)
-    """Tokens of a continuation; a row holds as many prompts with theirs as fit."""
+    """Tokens of a continuation; a row holds as many prompts and continuations as fit."""
     temperature: float = Field(1.0, ge=0)
-    """At which they are written; 0 takes the likeliest token."""
+    """Sampling temperature of continuations; 0 takes the likeliest token."""
     every_steps: int = Field(1, ge=1)
-    """Steps that train on the same continuations before new ones are written: cheaper when large,
-    closer to the draft as it is when small."""
+    """Steps that train on the same continuations before new ones are generated: cheaper when
+    large, closer to the current draft when small."""
 
 
 class OptimizerConfig(Section):
-    """How weights move."""
+    """Optimiser and learning-rate schedule."""
 
     name: Literal["adamw", "muon"] = "adamw"
-    """`muon` orthogonalises the update of hidden matrices (AdamW for the rest): fewer tokens."""
+    """`muon` orthogonalises the update of hidden matrices (AdamW for the rest), and needs fewer
+    tokens."""
     lr: float = Field(1e-3, gt=0)
     """Peak learning rate; Muon's updates are scaled to the size of AdamW's."""
     betas: tuple[Decay, Decay] = (0.9, 0.95)
@@ -198,7 +203,7 @@ class OptimizerConfig(Section):
 
 
 class LoopConfig(Section):
-    """How long, how large, how precise, how often reported."""
+    """Length, batch, precision and reports of a run."""
 
     steps: int = Field(200, ge=1)
     """Optimiser steps."""
@@ -217,9 +222,9 @@ class LoopConfig(Section):
     validate_every: int = Field(100, ge=1)
     """Steps between measurements of the held-out loss."""
     validate_rows: int = Field(64, ge=1)
-    """Held-out rows of such a measurement."""
+    """Held-out rows that the held-out loss is measured on."""
     max_bad_steps: int = Field(3, ge=0)
-    """Non-finite steps in a row that are skipped before the run stops."""
+    """Most non-finite steps in a row: each is skipped, one more stops the run."""
     trackers: list[Literal["tensorboard", "trackio", "wandb", "mlflow", "aim"]] = []
     """Trackers that get copies of the metrics."""
     deterministic: bool = True
@@ -227,87 +232,88 @@ class LoopConfig(Section):
 
 
 class CheckpointConfig(Section):
-    """What is saved, how often, how much is kept."""
+    """Resumable checkpoints: how often, and how many are kept."""
 
     every_steps: int = Field(100, ge=1)
     """Steps between resumable checkpoints; the last step is always saved."""
     keep: int = Field(2, ge=1)
-    """Complete resumable checkpoints that are kept; older ones go after the new one stands."""
+    """Complete checkpoints that are kept; older ones are deleted once the new one is complete."""
 
 
 class ProbeConfig(Section):
-    """Periodic real decoding on held-out prompts; the checkpoint with the best tau is kept."""
+    """Decoding of held-out prompts during training; the drafter with the best tau is exported."""
 
     every_steps: int | None = Field(None, ge=1)
     """Steps between probes; empty probes at the last step only."""
     prompts: int = Field(8, ge=1)
     """Held-out prompts per probe."""
     max_new_tokens: int = Field(48, ge=2)
-    """Tokens written per prompt."""
+    """Tokens generated per prompt."""
     draft_length: int = Field(4, ge=1)
     """Drafted tokens per target call."""
 
 
 class EagleConfig(Section):
-    """What EAGLE-1 and EAGLE-2 drafters are trained with."""
+    """How EAGLE-1 and EAGLE-2 drafters are trained."""
 
     feature: float = Field(1.0, ge=0)
-    """Weight of the SmoothL1 distance between guessed and true features."""
+    """Weight of the SmoothL1 distance between predicted and true features."""
     ce: float = Field(0.1, ge=0)
     """Weight of the cross-entropy between the distributions that follow from them."""
     noise: float = Field(0.1, ge=0)
-    """Features are shaken by uniform noise of at most this size in training; 0 is none."""
+    """Uniform noise of at most this size is added to features in training; 0: none."""
     passes: int = Field(1, ge=1)
-    """Passes over its own features in training: 1 is EAGLE-1, 3 is HASS, and costs three times."""
+    """Passes over its own features in training: 1 is EAGLE-1, 3 is HASS; each costs as much as the
+    first."""
     top_k: float = Field(0.0, ge=0)
-    """Weight of HASS's cross-entropy on the target's likeliest tokens alone."""
+    """Weight of HASS's cross-entropy on the target's likeliest tokens only."""
     top_k_tokens: int = Field(10, ge=1)
-    """How many tokens that is."""
+    """Number of tokens that `top_k` compares."""
     decay: float = Field(1.0, gt=0, le=1)
-    """Pass j counts decay^j in the loss; 1 as in HASS."""
+    """Weight of pass j in the loss is decay^j; 1 as in HASS."""
 
 
 class MedusaConfig(Section):
-    """The heads of a Medusa or Hydra drafter, and how much each of them counts."""
+    """The heads of a Medusa or Hydra drafter, and the weight of each in the loss."""
 
     heads: int = Field(4, ge=1)
-    """How many; head k proposes the token k places behind the next one."""
+    """Number of heads; head k proposes the token k positions after the next one."""
     layers: int = Field(1, ge=1)
     """Residual blocks of a head."""
     decay: float = Field(0.8, gt=0, le=1)
-    """Head k counts decay^k in the loss: far tokens are hard, and rarely reached."""
+    """Weight of head k in the loss is decay^k: far tokens are hard, and rarely reached."""
     shared_head: bool = False
-    """Read all heads through the target's own output projection: less memory, less is learnt."""
+    """All heads share the target's own output projection: less memory, less accurate."""
     prefix: bool = False
-    """Hydra++: a decoder layer over the target's states in front of the heads; `hydra` alone."""
+    """Hydra++: a decoder layer over the target's states in front of the heads; for `hydra` only."""
 
 
 class TuneConfig(Section):
-    """How the target itself moves, in methods that train it together with its drafter."""
+    """How the target itself is trained, in methods that train it together with its drafter."""
 
     how: Literal["lora", "full"] = "lora"
     """`lora` trains low-rank changes to linear layers, `full` every weight of the target."""
     rank: int = Field(32, ge=1)
-    """Rank of a layer's change."""
+    """Rank of each layer's change."""
     alpha: float = Field(16.0, gt=0)
-    """A layer's change counts alpha / rank."""
+    """A layer's change is scaled by alpha / rank."""
     dropout: float = Field(0.05, ge=0, lt=1)
-    """Share of a layer's inputs that its change does not see in training."""
+    """Dropout on the inputs of a layer's change, in training."""
     layers: list[str] = []
-    """Last names of the layers that get a change, as in q_proj; empty: every linear layer."""
+    """Names of the layers that get a change, such as q_proj; empty: every linear layer."""
     head_lr_ratio: float = Field(4.0, gt=0)
-    """The drafter learns so many times faster than the target, whose rate is optimizer.lr."""
+    """The drafter's learning rate is this many times the target's, which is optimizer.lr."""
     rest_steps: int = Field(0, ge=0)
-    """First steps in which the target rests and the drafter learns alone."""
+    """First steps in which the target is frozen and the drafter trained alone."""
 
 
 class Medusa2Config(Section):
-    """How the heads' loss joins that of the target in Medusa-2."""
+    """How the heads' loss is added to the target's own in Medusa-2."""
 
     weight: float = Field(0.2, gt=0)
     """Weight lambda_0 of the heads' loss beside the target's own."""
     sine_steps: int = Field(0, ge=0)
-    """Steps behind `tune.rest_steps` in which that weight grows from 0 along a sine; 0: at once."""
+    """Steps after `tune.rest_steps` in which that weight grows from 0 along a sine; 0: at once."""
     self_distillation: bool = False
     """Hold the target to its own distribution before the run, by KL, in place of the text's tokens."""
 
@@ -316,70 +322,72 @@ class BpdConfig(Section):
     """The k-output layer of blockwise parallel decoding."""
 
     block: int = Field(5, ge=2)
-    """Tokens k of a block, the target's own next one among them: so many per call at best."""
+    """Tokens k of a block, the target's own next token included: the most that one call can give."""
     inner: int | None = Field(None, ge=1)
-    """Units of the layer's inner half per output; default: the target's hidden size."""
+    """Hidden units of the layer per output; default: the target's hidden size."""
     every_head: bool = False
-    """Train all outputs at every step; without it one is drawn, which costs a k-th."""
+    """Train all outputs at every step; without it one is drawn at random, at a k-th of the cost."""
     backbone: Literal["frozen", "tuned"] = "frozen"
-    """`tuned` trains the target too, as `tune` says, its own next token being one of the k."""
+    """`tuned` trains the target too, as `tune` says; its own next token is one of the k."""
 
 
 class BoostConfig(Section):
-    """Several small models (SSMs), each tuned on what the ones before it do not cover."""
+    """Several small models (SSMs), each trained on what the earlier ones do not predict."""
 
     members: int = Field(3, ge=1)
-    """Most SSMs of the ensemble; each is trained for `loop.steps`."""
+    """Largest number of SSMs; each is trained for `loop.steps`."""
     samples: int = Field(4096, ge=1)
-    """Prompts of the training rows that the target continues."""
+    """Prompts from the training rows that the target continues."""
     held_out: int = Field(256, ge=1)
-    """Prompts of held-out rows, on which coverage is reported."""
+    """Prompts from held-out rows, on which coverage is reported."""
     prompt_tokens: int = Field(64, ge=1)
-    """Tokens of a prompt cut from a text; of a chat the longest prompt that is taken."""
+    """Tokens of a prompt cut from text; of chats, the longest prompt that is used."""
     continuation: int = Field(64, ge=1)
     """Most tokens of the target's continuation of a prompt."""
     temperature: float = Field(0.0, ge=0)
-    """At which the target writes the continuations."""
+    """Sampling temperature of the target's continuations."""
     continuations: str | None = None
     """Folder of the continuations, to share them among runs; default: one in the run's folder."""
     seed: int = Field(0, ge=0, lt=2**32)
-    """Seed of the choice of prompts, and of what is drawn at a temperature."""
+    """Seed of the choice of prompts, and of sampling at a temperature."""
     unit: Literal["sample", "span"] = "span"
-    """What is covered or not: a `sample` as a whole, or the `span` that begins at each token."""
+    """What is covered or not: a whole `sample`, or the `span` that begins at each token."""
     match_tokens: int = Field(2, ge=0)
-    """Covered means that so many tokens from the unit's beginning are foreseen; 0: all that follow,
-    with `sample` the whole continuation, as SpecInfer has it."""
+    """A unit is covered when this many tokens from its beginning are predicted; 0: all that follow,
+    with `sample` the whole continuation, as in SpecInfer."""
     weights: Literal["hard", "soft", "none"] = "soft"
-    """What is covered leaves (`hard`), counts less (`soft`), or stays (`none`: copies that differ
-    by their seeds, the control)."""
+    """Covered units are left out (`hard`), count less (`soft`), or as before (`none`: SSMs that
+    differ only by their seeds, as a control)."""
     soft: float = Field(2.0, gt=0)
-    """Of `soft`: an SSM that accepts the share a of a unit multiplies its weight by e^(-soft a)."""
+    """For `soft`: a unit's weight is multiplied by exp(-soft * a), a = the fraction of it that the
+    earlier SSM predicts."""
     stop_share: float = Field(0.05, ge=0, lt=1)
-    """No further SSM is trained where a smaller share than this is left uncovered."""
+    """No further SSM is trained when less than this share is uncovered."""
     order: Literal["in_turn", "side_by_side"] = "in_turn"
-    """`side_by_side` trains all SSMs in the same steps: what counts for one follows from what those
-    before it cover at that moment; as many steps, and the memory of all together."""
+    """`side_by_side` trains all SSMs in the same steps, each weighted by what the earlier ones cover
+    at that moment; as many steps, and the memory of all together."""
     start_from: list[str] = []
-    """What each SSM goes on from, in their order: a folder or hub name, `ssm-1` for the run's own
-    first one, empty as `model` says; SSMs beyond the list as `model` says too."""
+    """Initial weights of each SSM, in order: a folder or hub name, or `ssm-1` for the run's own first
+    SSM; an empty or missing entry uses `model.start_from`."""
     layers: list[Annotated[int, Field(ge=1)] | None] = []
-    """Layers of each SSM that is made from scratch or cut from the target, in their order; null and
-    beyond the list `model.layers`, and of an SSM that goes on from another its own."""
+    """Layers of each SSM that is made from scratch or cut from the target, in order; a null or
+    missing entry uses `model.layers`, and an SSM initialised from another keeps its own."""
 
 
 class Eagle3Config(Section):
-    """What EAGLE-3 drafters are trained with."""
+    """How EAGLE-3 drafters are trained."""
 
     passes: int = Field(7, ge=1)
-    """Passes over its own outputs in training: as deep as it will draft, and as costly."""
+    """Passes over its own outputs in training: as many as tokens will be drafted; each costs as much
+    as the first."""
     ce: float = Field(1.0, ge=0)
     """Weight of the soft cross-entropy on the draft vocabulary, the paper's own loss."""
     decay: float = Field(0.8, gt=0, le=1)
-    """Pass j counts decay^j in the loss."""
+    """Weight of pass j in the loss is decay^j."""
     vocabulary: int = Field(32000, ge=2)
-    """Tokens that can be drafted, the most frequent labels; at most the target's are taken."""
+    """Number of tokens that can be drafted, the most frequent labels; at most the target's."""
     layers: tuple[int, int, int] | None = None
-    """Hidden states that are fused (0: the embedding); default 2, half and the third last."""
+    """Hidden states that are fused (0: the embedding); default: 2, half, and the third last."""
     feature_norms: bool = False
-    """EAGLE-3.1: a norm on each fused state, and outputs fed back behind the last norm; steadier in
-    long chains and long contexts. llama.cpp cannot serve it."""
+    """EAGLE-3.1: a norm on each fused state, and outputs are fed back after the last norm; steadier
+    in long chains and long contexts. llama.cpp cannot serve it."""

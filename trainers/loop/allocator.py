@@ -1,8 +1,8 @@
-"""Keep the C library from giving memory back between the tensors of a step.
+"""Keep the C library from returning memory to the system between the tensors of a step.
 
-glibc hands blocks of some megabytes back to the system as soon as they are free, and every page of
-the next one is then made anew: with the embedded target that was half the time of the loss over
-the vocabulary. On a GPU torch's own cache does what is done here. Read next: `setup.py`, which
+glibc returns blocks of some megabytes as soon as they are free, and the pages of the next block
+fault in again: with the embedded target that was half the time of the loss over the vocabulary. On
+a GPU torch's own cache serves this purpose. Read next: `setup.py`, which
 calls it.
 """
 
@@ -19,7 +19,7 @@ _M_MMAP_THRESHOLD = -3
 def keep_freed_memory(*, single: int = 1 << 30, total: int = (1 << 31) - 1) -> bool:
     """Free blocks of up to `single` bytes stay with this process, up to `total` bytes of them.
 
-    Returns whether the C library knows how; without it a run is slower and the same otherwise.
+    Returns whether the C library supports it; without it a run is slower, with the same results.
     """
     if not sys.platform.startswith("linux"):
         return False

@@ -1,7 +1,7 @@
-"""What the loop asks of a method, and the parts that methods share.
+"""The interface of a method for the loop, and helpers that methods share.
 
 An objective is an `nn.Module` around what is trained: its forward pass is the loss, so that
-whatever wraps the module (DDP, FSDP, DeepSpeed) sees one ordinary forward and backward.
+wrappers (DDP, DeepSpeed) see one ordinary forward and backward.
 Read next: `target.py` and `distill.py`, the objectives; `loop.py`, which drives them.
 
 Shapes: R rows, S tokens of a row, P labelled positions, H hidden size.
@@ -9,6 +9,7 @@ Shapes: R rows, S tokens of a row, P labelled positions, H hidden size.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
@@ -24,48 +25,63 @@ from ..config import FROM_TARGET, ModelConfig
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from ..teacher.rollouts import Rollouts
-
 Batch = dict[str, Tensor]
 
 
 class Objective(Protocol):
-    """A method's side of training; everything else is the loop's."""
+    """What a method supplies; everything else is the loop's."""
 
     module: nn.Module
     """Its forward takes (batch, teacher output) and returns the loss summed over labels, and all terms."""
 
     def prepare(self, batch: Batch) -> Any:
-        """What the frozen target says about the batch (the teacher output); None where there is none."""
+        """The frozen target's outputs for the batch (the teacher output); None without a target."""
 
     def export(self, folder: Path) -> None:
         """Write the trained model for use outside training."""
 
     def draft(self) -> nn.Module | None:
-        """The module that decodes, for probes; None when the method trains no drafter."""
+        """The module that drafts, for probes; None when the method trains no drafter."""
 
 
 @runtime_checkable
 class Stepwise(Protocol):
-    """An objective whose loss is not the same function at every step."""
+    """An objective whose loss changes from step to step."""
 
     def begin_step(self, step: int, seed: int) -> None:
-        """Called before the step's first batch; `seed` is the step's own, on every process."""
+        """Called before the step's first batch; `seed` differs from step to step, not between processes."""
 
 
 @runtime_checkable
 class Scheduled(Protocol):
-    """An objective whose loss depends on how far the run has come."""
+    """An objective whose loss depends on the share of the run that is done."""
 
     def set_steps(self, steps: int) -> None:
         """Called once, with the number of steps of the whole run."""
 
 
+class RowWriter(Protocol):
+    """Replaces a share of the rows by text that the models generate (`teacher/rollouts.py`)."""
+
+    kept: Batch | None
+    """The rows of the last time, which a resumed run may train on again."""
+
+    def rewrite(self, batches: Sequence[Batch], places: Sequence[int], step: int, seed: int) -> list[Batch]:
+        """A step's micro-batches, rows replaced; `places`: the rows' indices in the global batch."""
+
+    def of_all(self, parts: Sequence[Batch]) -> Batch:
+        """The rows of the global batch, from what every process has kept."""
+
+    def recall(self, rows: Batch, rank: int, world: int) -> None:
+        """Take this process's share of what `of_all` gave as kept."""
+
+
 @runtime_checkable
 class OnPolicy(Protocol):
-    """An objective some of whose rows are written by the models themselves, if any are."""
+    """An objective that can train on rows that the models generate themselves."""
 
-    rollouts: Rollouts | None
+    rollouts: RowWriter | None
+    """None where the recipe asks for no such rows."""
 
 
 class Labelled(NamedTuple):
@@ -81,7 +97,7 @@ def hidden_states(model: PreTrainedModel, batch: Batch) -> Tensor:
 
 
 def last_states(decoder: Any, batch: Batch) -> Tensor:
-    """What the decoder of a model hands to its output projection, [R, S, H].
+    """The input of a model's output projection, [R, S, H].
 
     Raises:
         RequestError: the rows are longer than its context.
@@ -101,15 +117,16 @@ def last_states(decoder: Any, batch: Batch) -> Tensor:
 
 
 def check_row_length(config: Any, tokens: int, whose: str, *, named: str = "--data.sequence_length") -> None:
-    """Raise RequestError where rows are longer than a model's context as the decoder counts it.
+    """Raise RequestError for rows that are longer than a model's context.
 
-    A row's mask goes to every layer alike: exact while no layer has anything to forget.
+    Training is exact only while rows are no longer than every layer's sliding window: one mask
+    serves all layers.
 
     Args:
         config: the model's.
-        tokens: of a row.
-        whose: what the message calls the model, and where the recipe names it.
-        named: what the message calls the length of a row.
+        tokens: the length of a row.
+        whose: the model's name in the message, and the recipe field that names it.
+        named: the name of the row's length in the message.
     """
     context, reason = min(context_limits(config.get_text_config(decoder=True)))
     if tokens > context:
@@ -120,9 +137,9 @@ def check_row_length(config: Any, tokens: int, whose: str, *, named: str = "--da
 
 
 def check_start_context(model: ModelConfig, tokens: int) -> None:
-    """Raise RequestError where rows are too long for the model to go on from; no weights are read.
+    """Raise RequestError for rows that are too long for the model of `start_from`; reads no weights.
 
-    One that is cut from the target has the target's context.
+    A draft that is cut from the target has the target's context.
     """
     given = model.start_from
     if given is not None and given != FROM_TARGET:
@@ -131,21 +148,21 @@ def check_start_context(model: ModelConfig, tokens: int) -> None:
 
 
 def document_mask(documents_RS: Tensor) -> Tensor:
-    """[R, 1, S, S], True where a token may look: itself and earlier tokens of its document."""
+    """bool [R, 1, S, S], True where a token may attend: to itself and earlier tokens of its document."""
     S = documents_RS.shape[1]
     same_RSS = documents_RS[:, :, None] == documents_RS[:, None, :]
     causal_SS = torch.ones(S, S, dtype=torch.bool, device=documents_RS.device).tril()
-    # padding shares the number -1, so it looks at padding only and no row of the mask is empty
+    # padding is document -1: it attends to padding only, and no row of the mask is empty
     return (same_RSS & causal_SS)[:, None]
 
 
 def labelled(hidden_RSH: Tensor, batch: Batch) -> Labelled:
-    """Pair position t with the token at t + 1 where that token counts in the loss."""
+    """Position t with the token at t + 1 as its label, where that token counts in the loss."""
     counts_RS = batch["loss_mask"][:, 1:]
     return Labelled(hidden_RSH[:, :-1][counts_RS], batch["input_ids"][:, 1:][counts_RS])
 
 
 def label_shares(batch: Batch) -> Tensor | None:
-    """How much each labelled position counts, fp32 [P], by the batch's `share`; None: all alike."""
+    """The weight of each labelled position, fp32 [P], from the batch's `share`; None: all equal."""
     share_RS = batch.get("share")
     return None if share_RS is None else share_RS[:, 1:][batch["loss_mask"][:, 1:]]

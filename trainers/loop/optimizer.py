@@ -21,14 +21,14 @@ class Pace:
     """How a parameter's learning rate differs from the recipe's."""
 
     factor: float = 1.0
-    """It is multiplied by this."""
+    """The rate is multiplied by this."""
     first_step: int = 0
-    """The parameter rests until then, and begins with a warm-up of its own."""
+    """The rate is 0 before this step, and begins with a warm-up of its own."""
 
 
 @runtime_checkable
 class Paced(Protocol):
-    """A module whose parameters do not all learn at the same pace."""
+    """A module whose parameters have different learning rates."""
 
     def pace(self, name: str) -> Pace:
         """The pace of the parameter of that name in the module."""
@@ -56,15 +56,15 @@ def build(module: nn.Module, config: OptimizerConfig) -> list[torch.optim.Optimi
     adamw = torch.optim.AdamW(
         [*matrices.listed(weight_decay=decay), *vectors.listed(weight_decay=0.0)], lr=config.lr, betas=config.betas
     )
-    found = hidden.listed(weight_decay=decay)
-    if not found:
+    groups = hidden.listed(weight_decay=decay)
+    if not groups:
         return [adamw]
-    muon = torch.optim.Muon(found, lr=config.lr, adjust_lr_fn="match_rms_adamw")
+    muon = torch.optim.Muon(groups, lr=config.lr, adjust_lr_fn="match_rms_adamw")
     return [adamw, muon]
 
 
 class _Groups:
-    """Parameters of one kind, apart by pace."""
+    """Parameters of one kind, grouped by pace."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -75,12 +75,12 @@ class _Groups:
         self._by_pace[pace].append(parameter)
 
     def listed(self, *, weight_decay: float) -> list[dict[str, Any]]:
-        """Groups as an optimiser takes them; it carries what it does not know."""
+        """Parameter groups for an optimiser; it keeps the entries of `Pace` for `group_rate`."""
         return [{"params": each, "weight_decay": weight_decay, **asdict(pace)} for pace, each in self._by_pace.items()]
 
 
 def rate(step: int, steps: int, config: OptimizerConfig) -> float:
-    """The learning rate of `step` (from 0) of `steps`: a pure function, nothing to save."""
+    """The learning rate of `step` (from 0) of `steps`: a pure function, so nothing has to be saved."""
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps
     done = (step - config.warmup_steps) / max(1, steps - config.warmup_steps)
@@ -96,7 +96,7 @@ def rate(step: int, steps: int, config: OptimizerConfig) -> float:
 
 
 def group_rate(group: dict[str, Any], step: int, lr: float, config: OptimizerConfig) -> float:
-    """What becomes of `rate` for a group of `build`: times its factor, 0 while it rests."""
+    """The learning rate of a group of `build`: `rate` times its factor, 0 before its first step."""
     first = group["first_step"]
     if step < first:
         return 0.0

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 
 class RowOrder:
-    """An endless walk over `rows`, shuffled anew in every epoch."""
+    """An endless sequence of row numbers, shuffled anew in every epoch."""
 
     def __init__(self, rows: int, batch: int, seed: int) -> None:
         if rows < 1:
@@ -22,12 +22,12 @@ class RowOrder:
         self.rows, self.batch, self.seed = rows, batch, seed
 
     def step(self, step: int) -> list[int]:
-        """Row numbers of the global batch of `step`, counted from 0; batches run across epochs."""
+        """Row numbers of the global batch of `step`, counted from 0; a batch may span two epochs."""
         first = step * self.batch
         return [self._row(at) for at in range(first, first + self.batch)]
 
     def epoch(self, step: int) -> float:
-        """Epochs finished before `step`, a fraction."""
+        """Epochs finished before `step`, fractional."""
         return step * self.batch / self.rows
 
     def _row(self, at: int) -> int:
@@ -37,16 +37,16 @@ class RowOrder:
 
 @lru_cache(maxsize=4)
 def _permutation(rows: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    # numpy promises the raw stream of a bit generator for ever, but not what `permutation` makes
-    # of it; sorting raw draws is a shuffle that no new version can change
+    # numpy keeps the raw stream of a bit generator stable for ever, but not `permutation`; sorting
+    # raw draws is a shuffle that no new version can change
     key = np.array([seed & (2**64 - 1), epoch], dtype=np.uint64)
     return np.argsort(np.random.Philox(key=key).random_raw(rows), kind="stable")
 
 
 def share_of_rank(rows: list[int], rank: int, world: int, micro: int) -> list[list[int]]:
-    """The micro-batches of one process: every process gets equally many, of equal size.
+    """Row numbers of one process's micro-batches: every process gets equally many, of equal size.
 
-    `len(rows)` must be a multiple of `world * micro`; the recipe is checked for that before.
+    `len(rows)` must be a multiple of `world * micro` (`setup.accumulation` checks the recipe).
     """
     mine = rows[rank::world]
     return [mine[at : at + micro] for at in range(0, len(mine), micro)]

@@ -1,4 +1,4 @@
-"""What a run reports while it works: `metrics.jsonl` always, a bar or a line, trackers as copies.
+"""Reports of a run: `metrics.jsonl` always, a progress bar or lines, and copies for trackers.
 
 Read next: `loop.py`.
 """
@@ -30,7 +30,7 @@ class Record:
     """`metrics.jsonl`: one JSON object a line, flushed at once. Rank 0 alone writes."""
 
     def __init__(self, path: Path, *, after: int, active: bool) -> None:
-        """Keep the records up to step `after`: what a resumed run repeats is written again."""
+        """Keep the records up to step `after`: a resumed run writes those of the steps it repeats again."""
         self._file = None
         if active:
             if path.is_file():
@@ -52,14 +52,14 @@ def _lines_up_to(path: Path, step: int) -> list[str]:
 
 
 def records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The lines of a `metrics.jsonl` and what they say, but for one that a kill cut short."""
+    """The lines of a `metrics.jsonl`, parsed; a line that a kill cut short is skipped."""
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
         try:
             record = json.loads(line)
-            whole = record["kind"] is not None and record["step"] is not None
+            complete = record["kind"] is not None and record["step"] is not None
         except (ValueError, KeyError, TypeError):
             continue
-        if whole:
+        if complete:
             yield line, record
 
 
@@ -73,7 +73,7 @@ class Meter:
         self._sums: dict[str, float] = {}
         self._labels = self._tokens = 0.0
         self._waited = 0.0
-        self._wrote: float | None = None
+        self._rollout_seconds: float | None = None
         self._start = time.perf_counter()
 
     def add(self, sums: dict[str, float], labels: float, tokens: int, waited: float) -> None:
@@ -84,19 +84,19 @@ class Meter:
         self._waited += waited
 
     def add_rollouts(self, seconds: float) -> None:
-        """Time in which the models wrote rows of a step themselves."""
-        self._wrote = (self._wrote or 0.0) + seconds
+        """Time in which the models generated rows of a step."""
+        self._rollout_seconds = (self._rollout_seconds or 0.0) + seconds
 
     def means(self) -> dict[str, float]:
         """Mean of each term over the labelled tokens since the last restart."""
         return {name: value / max(1.0, self._labels) for name, value in self._sums.items()}
 
     def clock(self) -> dict[str, float]:
-        """Tokens per second, shares of the time spent waiting for data and writing rows, memory in
-        GB."""
+        """Tokens per second, shares of the time spent waiting for data and generating rows, and memory
+        in GB."""
         seconds = time.perf_counter() - self._start
-        wrote = {} if self._wrote is None else {"rollout_share": self._wrote / seconds}
-        return wrote | {
+        rollouts = {} if self._rollout_seconds is None else {"rollout_share": self._rollout_seconds / seconds}
+        return rollouts | {
             "tokens_per_second": self._tokens / seconds,
             "data_wait": self._waited / seconds,
             "memory_gb": memory_gb(),
@@ -104,7 +104,7 @@ class Meter:
 
 
 def memory_gb() -> float:
-    """Peak of the accelerator's memory where there is one, else what this process holds now."""
+    """Peak memory of the GPU where there is one, else this process's resident memory now."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 1e9
     return float(psutil.Process(os.getpid()).memory_info().rss) / 1e9
@@ -146,7 +146,7 @@ def _short(value: float) -> str:
 
 
 def copy_to_trackers(accelerator: Accelerator, values: dict[str, float], step: int) -> None:
-    """Trackers are copies: one that fails is named in the log and never ends a run."""
+    """Copy metrics to the trackers; an error of a tracker is logged and never ends a run."""
     try:
         accelerator.log(values, step=step)
     except Exception as error:  # noqa: BLE001 - any back-end may raise anything

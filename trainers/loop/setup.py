@@ -35,25 +35,25 @@ def make_accelerator(loop: LoopConfig, optimizer: OptimizerConfig, out: Path) ->
     on_cpu = on_cpu or not torch.cuda.is_available()
     if on_cpu:
         keep_freed_memory()
-        # DeepSpeed, where it is installed, guesses and warns otherwise
+        # otherwise DeepSpeed, where it is installed, guesses and warns
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    # DeepSpeed on CPU believes that every rank is alone unless the backend is named; a single
-    # process that names one is taken for a rank of a group that nobody started
+    # without a named backend DeepSpeed on CPU treats every rank as the only one; with one, a single
+    # process is taken for a rank of a group that was never started
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     handlers: list[Any] = [InitProcessGroupKwargs(backend="gloo")] if on_cpu and several else []
     check_machine(loop, on_cpu=on_cpu)
     if os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true":
         raise RequestError(
-            "the launch asks for FSDP, whose pieces the loop would not save whole; for memory take "
+            "the launch asks for FSDP, whose shards the loop does not gather for checkpoints; for memory use "
             "DeepSpeed: launch with launch/configs/zero2.yaml or zero3.yaml"
         )
-    # an earlier run of this process may have had another precision, which the state remembers
+    # the state is shared by all runs of a process, and an earlier one may have had another precision
     AcceleratorState._reset_state()
     wants_deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true"
     if wants_deepspeed and on_cpu:
         leave_kernels_uncompiled()
     accelerator = Accelerator(
-        # told `cpu`, accelerate leaves DeepSpeed out without a word
+        # with cpu=True accelerate leaves DeepSpeed out silently
         mixed_precision="no" if loop.precision == "fp32" else loop.precision,
         cpu=on_cpu and not wants_deepspeed,
         kwargs_handlers=handlers,
@@ -72,11 +72,11 @@ def make_accelerator(loop: LoopConfig, optimizer: OptimizerConfig, out: Path) ->
 
 
 def check_machine(loop: LoopConfig, *, on_cpu: bool) -> None:
-    """Refuse a precision or a tracker that this machine does not have.
+    """Check that this machine has the precision and the trackers of the recipe.
 
     Raises:
         RequestError: fp16 without a GPU. EnvironmentFailure: a tracker is not installed, which
-            accelerate would leave out without a word.
+            accelerate would leave out silently.
     """
     if loop.precision == "fp16" and on_cpu:
         raise RequestError("loop.precision is fp16, which needs a GPU (gradient scaling); use bf16 or fp32 here")
@@ -90,7 +90,7 @@ def check_machine(loop: LoopConfig, *, on_cpu: bool) -> None:
 
 
 def check_optimizer(optimizer: OptimizerConfig) -> None:
-    """Raise RequestError for an optimiser that DeepSpeed does not take."""
+    """Raise RequestError for an optimiser that DeepSpeed does not support."""
     if optimizer.name != "adamw":
         raise RequestError(f"optimizer.name is {optimizer.name!r}; DeepSpeed takes one optimiser: use adamw")
 
@@ -104,7 +104,7 @@ def _set_deepspeed(accelerator: Accelerator, loop: LoopConfig, optimizer: Optimi
             "unset that variable, and on a machine without a GPU set DS_ACCELERATOR=cpu"
         )
     check_optimizer(optimizer)
-    # transformers would cut every model into pieces while it is made, the frozen target too
+    # else transformers shards every model while it is made, the frozen target too
     unset_hf_deepspeed_config()
     accelerator.gradient_accumulation_steps = micro_batches
     plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = loop.micro_rows
@@ -126,7 +126,7 @@ def accumulation(loop: LoopConfig, processes: int) -> int:
 
 
 def make_deterministic(loop: LoopConfig) -> None:
-    """Seed the making of the weights, and refuse kernels that depend on timing if asked to."""
+    """Seed the initial weights and, if the recipe says so, forbid kernels that depend on timing."""
     torch.manual_seed(loop.seed)
     if loop.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -134,11 +134,15 @@ def make_deterministic(loop: LoopConfig) -> None:
 
 
 def resume_from(out: Path, resume: str) -> Path | None:
-    """The checkpoint to go on from: `auto` (newest complete, if any), `never`, or a path."""
+    """The checkpoint to resume from, by `auto` (newest complete, if any), `never`, or a path.
+
+    Raises:
+        RequestError: `never` in a folder with checkpoints, or a path without a complete one.
+    """
     if resume == "never":
         if any((out / "checkpoints").glob("step-*")):
             raise RequestError(
-                f"{out} holds checkpoints and --resume is never; use --resume auto to go on, or another --out"
+                f"{out} holds checkpoints and --resume is never; use --resume auto to resume, or another --out"
             )
         return None
     if resume == "auto":

@@ -1,7 +1,7 @@
-"""Weights that DeepSpeed holds, and those ZeRO-3 has cut up made whole for decoding and export.
+"""What DeepSpeed needs of the loop, and weights that ZeRO-3 shards gathered for decoding and export.
 
 With ZeRO-3 a parameter of the trained module is an empty tensor between its uses. Decoding and
-export want ordinary weights on one process, without DeepSpeed's hooks. Read next: `loop.py`.
+export need ordinary weights on one process, without DeepSpeed's hooks. Read next: `loop.py`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _BUCKET = 500_000_000  # DeepSpeed's own default
 
 
 def uses_deepspeed(accelerator: Accelerator) -> bool:
-    """Whether DeepSpeed holds the weights and makes the steps."""
+    """Whether DeepSpeed holds the weights and takes the optimiser's steps."""
     return accelerator.state.deepspeed_plugin is not None
 
 
 def fit_buckets(accelerator: Accelerator, module: nn.Module) -> None:
-    """Make DeepSpeed's buckets no larger than what is trained, where no configuration sizes them.
+    """Make DeepSpeed's buckets no larger than what is trained, unless a configuration sets their size.
 
-    By default each holds 5e8 numbers, 2 GB in fp32, whatever is trained.
+    By default each holds 5e8 numbers, 2 GB in fp32, even for a small model.
     """
     plugin = accelerator.state.deepspeed_plugin
     if plugin is None:
@@ -39,9 +39,9 @@ def fit_buckets(accelerator: Accelerator, module: nn.Module) -> None:
 
 
 def leave_kernels_uncompiled() -> None:
-    """On CPUs, keep DeepSpeed from compiling collectives that only its inference calls.
+    """On CPUs, keep DeepSpeed from compiling collectives that only its inference uses.
 
-    They take a compiler and a minute at the first start of every environment.
+    Compiling needs a compiler, and a minute at the first start of every environment.
     """
     import deepspeed.ops
 
@@ -54,13 +54,13 @@ def is_sharded(module: nn.Module) -> bool:
 
 
 def check_no_average(decay: float | None) -> None:
-    """Raise RequestError where a moving average is asked for of weights in pieces."""
+    """Raise RequestError for a moving average of sharded weights."""
     if decay is not None:
         raise RequestError("loop.ema is set, but ZeRO-3 shards the weights; use ZeRO-2 or less")
 
 
 def gathered(module: nn.Module) -> contextlib.AbstractContextManager[Any]:
-    """Inside, every process sees whole parameters; all processes have to enter together."""
+    """A context in which every process has whole parameters; all processes must enter together."""
     if not is_sharded(module):
         return contextlib.nullcontext()
     import deepspeed

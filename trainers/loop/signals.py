@@ -1,6 +1,6 @@
-"""Signals set a flag and nothing else; the loop looks at it between steps.
+"""Signals only set a flag, which the loop reads between steps.
 
-A second signal of the same kind leaves at once. Read next: `loop.py`.
+A second signal of the same kind ends the process at once. Read next: `loop.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _CAUGHT = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopFlag:
-    """Whether the run was asked to stop, and by which signal."""
+    """True once a signal has asked the run to stop; `name` is the signal's."""
 
     def __init__(self) -> None:
         self.name: str | None = None

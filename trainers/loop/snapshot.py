@@ -1,8 +1,8 @@
-"""A run's checkpoint: everything of the loop that a resumed run needs, out to disk and back.
+"""A run's checkpoints: everything that a resumed run needs, written to disk and read back.
 
-Weights that are trained, moments, the moving average, rows that the models wrote, and counters.
-With DeepSpeed the first two are its own files, under our manifest. `checkpoint.py` makes a folder
-of files whole or absent; `state.py` turns each part into tensors. Read next: `loop.py`.
+Trained weights, moments, the moving average, rows that the models generated, and counters. With
+DeepSpeed the first two are its own files, under our manifest. `checkpoint.py` publishes a folder of
+files as a whole or not at all; `state.py` turns each part into tensors. Read next: `loop.py`.
 """
 
 from __future__ import annotations
@@ -21,15 +21,14 @@ from torch import Tensor, nn, optim
 
 from ...errors import RequestError
 from ...storage import publish, staging_of
-from ..teacher.rollouts import Rollouts
 from . import checkpoint, state
-from .objective import Batch
+from .objective import Batch, RowWriter
 from .sharding import uses_deepspeed
 
 
 @dataclass(frozen=True)
 class Counters:
-    """What a run counts, as of the step it is saved after."""
+    """A run's counters after the step that is saved."""
 
     step: int
     best: dict[str, float] | None
@@ -49,9 +48,9 @@ class Snapshots:
         module: nn.Module,
         optimizers: Sequence[Any],
         average: state.Average | None,
-        rollouts: Rollouts | None,
+        rollouts: RowWriter | None,
     ) -> None:
-        """`wrapped` and `optimizers` as accelerate made them of `module` and its optimizers."""
+        """`wrapped` and `optimizers`: as accelerate's `prepare` returns them for `module`."""
         self.folder, self.accelerator = folder, accelerator
         self.wrapped, self.module = wrapped, module
         self.optimizers = [_unwrapped(each) for each in optimizers]
@@ -63,13 +62,13 @@ class Snapshots:
         if uses_deepspeed(self.accelerator):
             self._save_deepspeed(name, counters, rows)
         elif self.accelerator.is_main_process:
-            checkpoint.write(self.folder, name, lambda folder: self._fill(folder, counters, rows))
+            checkpoint.write(self.folder, name, lambda staging: self._fill(staging, counters, rows))
         if self.accelerator.is_main_process:
             checkpoint.delete_older(self.folder, keep, than=name)
         self.accelerator.wait_for_everyone()
 
     def load(self, folder: Path) -> Counters:
-        """Put all but the counters back as they were saved in `folder`, and return those."""
+        """Restore everything from `folder`, and return the counters."""
         if uses_deepspeed(self.accelerator):
             self.wrapped.load_checkpoint(str(folder), tag="deepspeed")
         else:
@@ -85,7 +84,7 @@ class Snapshots:
         return Counters(**json.loads((folder / "trainer.json").read_text()))
 
     def _rows(self) -> Batch | None:
-        """The rows that the models wrote last, of all processes; None where they write none."""
+        """The rows that the models generated last, of all processes; None without such rows."""
         if self.rollouts is None or self.rollouts.kept is None:
             return None
         return self.rollouts.of_all(gather_object([self.rollouts.kept]))
@@ -117,7 +116,7 @@ class Snapshots:
 
 
 def _check_same_weights(folder: Path, saved: dict[str, Tensor], own: dict[str, Tensor]) -> None:
-    """Raise RequestError where a checkpoint is of another model than the one that is trained."""
+    """Raise RequestError for a checkpoint of another model than the one that is trained."""
     there, here = ({name: tuple(t.shape) for name, t in each.items()} for each in (saved, own))
     odd = sorted(name for name in there | here if there.get(name) != here.get(name))
     if odd:

@@ -1,7 +1,7 @@
-"""What a resumable checkpoint holds: weights, moments, averages and counters, in full precision.
+"""The parts of a resumable checkpoint as tensors: weights, moments and averages, in full precision.
 
-Random state is not among them: every step seeds its generators from (seed, step, rank), and the
-row order is a pure function too, so a step number says it all. Read next: `snapshot.py`.
+No random state is saved: every step seeds its generators from (seed, step, rank), and the row order
+is a function of (seed, step), so the number of the step is enough. Read next: `snapshot.py`.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from torch import Tensor, nn
 
 
 def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Write tensors as safetensors; shared storage is written once per name."""
+    """Write tensors as safetensors; tensors that share storage are written once per name."""
     save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
 
 
 def trainable(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters that are trained, and buffers that are saved, by name; shared ones once."""
+    """Trained parameters and persistent buffers by name; a shared parameter under its first name."""
     # a shared parameter is frozen under each of its names
     each_name = module.named_parameters(remove_duplicate=False)
     frozen = {name for name, p in each_name if not p.requires_grad}
     seen: set[int] = set()
-    kept = {}
+    tensors = {}
     for name, tensor in module.state_dict(keep_vars=True).items():
         if name in frozen or id(tensor) in seen:
             continue
         seen.add(id(tensor))
-        kept[name] = tensor.detach()
-    return kept
+        tensors[name] = tensor.detach()
+    return tensors
 
 
 def load_trainable(module: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Copy saved tensors into `module`; the names must be exactly the ones it trains."""
+    """Copy saved tensors into `module`; ValueError unless the names are those of `trainable`."""
     own = trainable(module)
     if own.keys() != tensors.keys():
         odd = sorted(own.keys() ^ tensors.keys())[:5]
@@ -91,7 +91,7 @@ class Average:
 
     @contextlib.contextmanager
     def in_place(self, module: nn.Module) -> Iterator[None]:
-        """Inside, `module` has the averaged weights; afterwards the trained ones again."""
+        """A context in which `module` has the averaged weights."""
         trained = {name: t.clone() for name, t in trainable(module).items()}
         load_trainable(module, self.tensors)
         try:

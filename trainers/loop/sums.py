@@ -1,6 +1,6 @@
-"""Sums over all processes, in whatever way they hold them.
+"""Sums over all processes: of one number, or of numbers by name.
 
-In one process they are what is given, without a collective call. Read next: `loop.py`.
+In one process the values are returned as they are, without a collective call. Read next: `loop.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def total(accelerator: Accelerator, value: float) -> float:
 
 
 def totals(accelerator: Accelerator, sums: dict[str, float]) -> dict[str, float]:
-    """Sums over all processes by name; one whose rows had nothing to compare lacks some."""
+    """Sums over all processes by name; a process whose rows have no labels may lack some names."""
     if accelerator.num_processes == 1:
         return sums
     merged: dict[str, float] = {}

@@ -17,7 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# what -inf counts as where a difference of two logarithms is taken: e^-10000 is 0 in any precision,
+# stands for -inf where a difference of two logarithms is taken: e^-10000 is 0 in any precision,
 # and no logits of a real model are so far apart
 RULED_OUT = -1e4
 
@@ -25,8 +25,8 @@ RULED_OUT = -1e4
 def forward_kl(log_p_CV: Tensor, log_q_CV: Tensor) -> Tensor:
     """KL(p || q) = sum_v p (log p - log q). Hinton et al. 2015; FKL of DistillSpec (2310.08461).
 
-    It covers all that the target may say. Where q rules out what p says it is fp32's largest
-    number, without a gradient there.
+    It makes q cover all that p may generate. Where q is 0 and p is not, it is fp32's largest number,
+    without a gradient there.
     """
     return (log_p_CV.exp() * (log_p_CV - log_q_CV)).nan_to_num(0.0).sum(-1)
 
@@ -34,7 +34,7 @@ def forward_kl(log_p_CV: Tensor, log_q_CV: Tensor) -> Tensor:
 def reverse_kl(log_p_CV: Tensor, log_q_CV: Tensor) -> Tensor:
     """KL(q || p) = sum_v q (log q - log p). RKL of DistillSpec; MiniLLM (Gu et al. 2306.08543).
 
-    It keeps to what the target is likely to say. What p rules out counts as e^-10000.
+    It keeps q to what p is likely to generate. A p of 0 counts as e^-10000.
     """
     log_q_CV = _finite(log_q_CV)
     return (log_q_CV.exp() * (log_q_CV - _finite(log_p_CV))).sum(-1)
@@ -44,7 +44,7 @@ def jsd(log_p_CV: Tensor, log_q_CV: Tensor, beta: float) -> Tensor:
     """b KL(p || m) + (1 - b) KL(q || m), m = b p + (1 - b) q. Agarwal et al. 2024 (2306.13649).
 
     Between the two: divided by b or by 1 - b it becomes forward or reverse KL as that goes to 0.
-    It is bounded, log 2 at b = 0.5.
+    It is bounded, by log 2 at b = 0.5.
     """
     log_p_CV, log_q_CV = _finite(log_p_CV), _finite(log_q_CV)
     p_CV, q_CV = log_p_CV.exp(), log_q_CV.exp()
@@ -54,7 +54,7 @@ def jsd(log_p_CV: Tensor, log_q_CV: Tensor, beta: float) -> Tensor:
 
 
 def overlap(log_p_CV: Tensor, log_q_CV: Tensor) -> Tensor:
-    """alpha = sum_v min(p, q): how likely a token drawn from q is to be accepted.
+    """alpha = sum_v min(p, q): the probability that a token drawn from q is accepted.
 
     Leviathan et al. 2023 (2211.17192), theorem 3.5.
     """
@@ -62,9 +62,10 @@ def overlap(log_p_CV: Tensor, log_q_CV: Tensor) -> Tensor:
 
 
 def total_variation(log_p_CV: Tensor, log_q_CV: Tensor) -> Tensor:
-    """1 - alpha. TVD of DistillSpec, which is half the sum of |p - q| over all that p may say.
+    """1 - alpha. TVD of DistillSpec: half the sum of |p - q| when p sums to 1.
 
-    From scratch it learns little: where p and q hardly meet, so is its gradient. Begin with a KL.
+    A draft from scratch learns little from it: where p and q hardly overlap, the gradient is small.
+    Begin with a KL (`ramp.py`).
     """
     return 1 - overlap(log_p_CV, log_q_CV)
 
@@ -80,7 +81,7 @@ def lk_alpha(log_p_CV: Tensor, log_q_CV: Tensor) -> Tensor:
 def lk_lambda(kl_C: Tensor, tv_C: Tensor, eta: float) -> Tensor:
     """w KL + (1 - w) TV, w = exp(-eta alpha) without a gradient. Samarin et al. 2026 (2602.23881).
 
-    A position begins with the KL and goes over to TV as its acceptance rises.
+    A position moves from the KL to TV as its acceptance rises.
     """
     share_C = (-eta * (1 - tv_C.detach())).exp()
     return share_C * kl_C + (1 - share_C) * tv_C
@@ -89,9 +90,9 @@ def lk_lambda(kl_C: Tensor, tv_C: Tensor, eta: float) -> Tensor:
 def surprises(p_CV: Tensor, log_q_CV: Tensor) -> Tensor:
     """- p log q of every token, [C, V]. Its sum over v is the soft cross-entropy of EAGLE-1 and 3.
 
-    That is forward KL and the entropy of p, which no draft can change.
+    It is the forward KL plus the entropy of p, which no draft can change.
     """
-    # a token that the head rules out has p = 0 and log q = -inf
+    # a token whose logit is -inf has p = 0 and log q = -inf
     return -(p_CV * log_q_CV).nan_to_num(0.0)
 
 
@@ -107,5 +108,5 @@ def top_k_cross_entropy(p_CV: Tensor, log_q_CV: Tensor, tokens: int) -> Tensor:
 
 
 def _finite(log_CV: Tensor) -> Tensor:
-    """A distribution's logarithm without -inf, and no gradient where it was."""
+    """A distribution's logarithm with -inf replaced, and no gradient there."""
     return log_CV.clamp_min(RULED_OUT)

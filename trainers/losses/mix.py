@@ -1,7 +1,7 @@
 """The weighted sum of terms that a recipe asks for, over one chunk of positions.
 
-A mix is plain numbers: what changes weights from step to step gives another mix at the beginning of
-a step (`objective.Stepwise`). Read next: `divergences.py`, the terms; `losses/chunked.py`, the chunks.
+A mix is plain numbers. Weights that change from step to step are another mix at every step
+(`ramp.py`). Read next: `divergences.py`, the terms; `losses/chunked.py`, the chunks.
 
 Shapes: C positions of a chunk, V the target's vocabulary, U the tokens that can be drafted, all of
 V but for EAGLE-3.
@@ -29,9 +29,9 @@ class Distributions(NamedTuple):
 
     log_q_CU: Tensor
     log_p_CU: Tensor
-    """A distribution on the tokens that can be drafted: renormalised where these are not all."""
+    """p on the tokens that can be drafted, renormalised where these are not all."""
     log_part_CU: Tensor
-    """As the target says it: mass of other tokens is missing."""
+    """p over all tokens, of which other tokens' mass is left out: it may sum to less than 1."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Mix:
     """Weights of the terms and what they are computed with; see `ObjectiveConfig` for each.
 
     Called, it is a `TokenLoss` over the target's whole vocabulary, of `distill` and of heads; EAGLE's
-    losses take its `terms` over what their drafts know of the target.
+    losses take its `terms` over the tokens that can be drafted.
     """
 
     kl: float = 0.0
@@ -58,7 +58,7 @@ class Mix:
 
     @classmethod
     def of(cls, objective: ObjectiveConfig, *, kl: float = 1.0) -> Mix:
-        """The recipe's mix; `kl` is the method's weight of the KL where the recipe names none."""
+        """The recipe's mix; `kl` is the method's default weight of the KL."""
         return cls(
             kl=kl if objective.kl is None else objective.kl,
             ce=objective.ce,
@@ -125,7 +125,7 @@ class Mix:
         Args:
             draft_CU: the draft's logits as they are.
             soft_CU: the target's as `soften` leaves them, of the tokens that can be drafted.
-            normal_C: where those are not all, the logarithm of what all of them sum up to.
+            normal_C: where those are not all, logsumexp over all of the target's logits.
         """
         log_q_CU = (draft_CU / self.temperature).log_softmax(-1)
         log_p_CU = soft_CU.log_softmax(-1)
@@ -139,7 +139,7 @@ class Mix:
     def cut(self, target_CV: Tensor) -> Tensor:
         """The target's logits, those beyond its `teacher_top_k` likeliest tokens -inf.
 
-        Ties are kept by value, as everywhere, so that no order of tokens has a say.
+        Ties are kept by value, as everywhere, so that the order of tokens does not matter.
         """
         if self.teacher_top_k is None or self.teacher_top_k >= target_CV.shape[-1]:
             return target_CV
@@ -154,13 +154,13 @@ class Mix:
 
     def terms(self, distributions: Distributions, draft_CU: Tensor, label_C: Tensor) -> dict[str, Tensor]:
         """The terms that have a weight, [C] each, without it. A label UNKNOWN has no `ce`."""
-        found = {name: DIVERGENCES[name](self, distributions) for name in self.asked if name != "ce"}
+        terms = {name: DIVERGENCES[name](self, distributions) for name in self.asked if name != "ce"}
         if self.ce:
-            found["ce"] = cross_entropy(draft_CU, label_C)
-        return found
+            terms["ce"] = cross_entropy(draft_CU, label_C)
+        return terms
 
     def total(self, terms: dict[str, Tensor]) -> Tensor:
-        """The weighted sum [C] of what `terms` gave, which must not be nothing."""
+        """The weighted sum [C] of the result of `terms`, which must not be empty."""
         first, *others = (getattr(self, name) * terms[name] for name in TERMS if name in terms)
         return sum(others, start=first)
 
@@ -170,7 +170,7 @@ def cross_entropy(draft_CU: Tensor, label_C: Tensor) -> Tensor:
     return F.cross_entropy(draft_CU, label_C, reduction="none", ignore_index=UNKNOWN)
 
 
-# the rows of the matrix; `ce`, which asks no teacher, is not among them
+# every term that compares with the target; `ce` does not
 DIVERGENCES: dict[str, Callable[[Mix, Distributions], Tensor]] = {
     "kl": lambda mix, distributions: d.forward_kl(distributions.log_p_CU, distributions.log_q_CU),
     "reverse_kl": lambda mix, distributions: d.reverse_kl(distributions.log_p_CU, distributions.log_q_CU),
@@ -186,5 +186,5 @@ DIVERGENCES: dict[str, Callable[[Mix, Distributions], Tensor]] = {
         distributions.log_p_CU.exp(), distributions.log_q_CU, mix.top_k_tokens
     ),
 }
-# those that compare distributions of the same tokens, so that p is renormalised where few can be drafted
+# terms that compare distributions over the same tokens: p is renormalised where not all can be drafted
 RENORMALISED = frozenset({"kl", "reverse_kl", "jsd", "lk_lambda", "top_k"})

@@ -1,11 +1,11 @@
-"""How much the places that a drafter predicts together count: fixed, or as far as it comes.
+"""Loss weights of the positions that a drafter predicts together: fixed, or by how far it gets.
 
-D-PACE (Wu et al. 2026, arXiv 2605.18810) weighs place j by its share in the gradient of how many
-tokens a draft is expected to survive. Read next: `medusa.py` and `eagle.py`, whose heads and passes
-are the places; `losses/chunked.py`, which says how likely the draft holds a label.
+D-PACE (Wu et al. 2026, arXiv 2605.18810) weighs place j by its share in the gradient of the
+expected number of accepted tokens. Read next: `medusa.py` and `eagle.py`, whose heads and passes
+are the places; `losses/chunked.py`, which gives q(label).
 
-Shapes: A anchors (positions from which drafts begin), J places of a draft, R rows, X positions of a
-row, P positions that count.
+Shapes: A anchors (positions from which drafts begin), J places of a draft (its heads or passes), R
+rows, X positions of a row, P positions that count.
 """
 
 from __future__ import annotations
@@ -19,43 +19,43 @@ from torch import Tensor
 def d_pace(q_AJ: Tensor, known_AJ: Tensor, floor: float) -> Tensor:
     """w_j = sum_{m >= j} prod_{i <= m} q'_i, q' = (1 - floor) q + floor: equations 7 and 8.
 
-    The product is how likely the draft is still alive at place m, the sum from j on what a right
-    token at j is worth. A place whose label is not known, behind the end of a text or in a prompt,
-    neither ends a draft nor is worth anything.
+    The product is the probability that the draft is accepted up to place m; the sum from j on is
+    the value of a right token at j. A place without a label, after the end of a text or in a prompt,
+    neither ends a draft nor has a value.
 
     Args:
         q_AJ: q(label), the probability of each label under the draft.
         known_AJ: bool, where there is a label.
-        floor: a in (0, 1]; without it far places would learn nothing until near ones are right.
+        floor: in (0, 1]; without it far places would learn nothing until near ones are right.
 
     Returns:
         fp32 [A, J], without a gradient; 0 where there is no label.
     """
     q_AJ = q_AJ.detach()
     passed_AJ = torch.where(known_AJ, (1 - floor) * q_AJ + floor, torch.ones_like(q_AJ))
-    alive_A = torch.ones_like(q_AJ[:, 0])
-    alive = []
+    survival_A = torch.ones_like(q_AJ[:, 0])
+    survivals = []
     for j in range(q_AJ.shape[1]):  # J is small, and cumulative sums on GPUs are not repeatable
-        alive_A = alive_A * passed_AJ[:, j]
-        alive.append(alive_A * known_AJ[:, j])
-    worth = [torch.zeros_like(alive_A)]
-    for alive_A in reversed(alive):
-        worth.append(worth[-1] + alive_A)
-    return torch.stack(worth[:0:-1], 1) * known_AJ
+        survival_A = survival_A * passed_AJ[:, j]
+        survivals.append(survival_A * known_AJ[:, j])
+    values = [torch.zeros_like(survival_A)]
+    for survival_A in reversed(survivals):
+        values.append(values[-1] + survival_A)
+    return torch.stack(values[:0:-1], 1) * known_AJ
 
 
 def anchors_of(counts_RX: Tensor, length: int) -> Tensor:
-    """Numbers [P] of the positions that are True, counted through rows of `length` tokens."""
+    """Indices [P] of the positions that are True, in rows of `length` tokens joined end to end."""
     row_P, at_P = counts_RX.nonzero(as_tuple=True)
     return row_P * length + at_P
 
 
 def paced(q: Sequence[Tensor], anchors: Sequence[Tensor], count: int, floor: float) -> list[Tensor]:
-    """`d_pace` for J places that hold each its own anchors: weights in the same shape.
+    """`d_pace` for J places with anchors of their own each: weights in the same shape.
 
     Args:
         q: q(label) [P_j] of every place.
-        anchors: int64 [P_j], at which of the `count` anchors each stands.
+        anchors: int64 [P_j], which of the `count` anchors each belongs to.
         count: A.
         floor: as in `d_pace`.
     """

@@ -1,6 +1,6 @@
-"""Rows of which some labels count less, or not at all.
+"""Training rows with a weight per label; labels of weight 0 are left out.
 
-Read next: `boost.py`, which weighs them by what is covered; `loop.py`, which trains on them.
+Read next: `boost.py`, whose weights follow from what earlier SSMs cover; `loop.py`, which trains on them.
 
 Shapes: R rows, S tokens of a row.
 """
@@ -15,10 +15,10 @@ from ..loop.objective import Batch
 
 
 class WeightedRows:
-    """The rows that have a label left; a batch's `share` says how much each label counts.
+    """The rows that still have a label; a batch's `share` is the weight of each label.
 
-    Weights are scaled to a mean of 1 over the labels that are left, so that a learning rate means
-    what it means without them. Where all are alike there is no `share`.
+    Weights are scaled to a mean of 1 over the labels that are left, so that the learning rate keeps
+    its meaning. Where all are equal there is no `share`.
     """
 
     def __init__(self, rows: PackedRows, weight_RS: Tensor) -> None:
@@ -35,7 +35,7 @@ class WeightedRows:
         return len(self._index)
 
     def batch(self, rows: list[int]) -> Batch:
-        """As `PackedRows.batch`, labels that are left out not in `loss_mask`."""
+        """As `PackedRows.batch`, without the labels that are left out in `loss_mask`."""
         chosen = [self._index[row] for row in rows]
         batch = self._rows.batch(chosen)
         batch["loss_mask"] = batch["loss_mask"] & self._kept_RS[chosen]

@@ -1,10 +1,10 @@
 """A draft cut from its target: which layers stay is measured by acceptance, width by activations.
 
-Layers leave one at a time, always the one whose loss costs least alpha_hat on held-out text: the
+Layers are removed one at a time, each time the one that costs least alpha_hat on held-out text: the
 mean over labelled positions of sum_v min(p, q), the acceptance rate of sampling at temperature 1
 (Leviathan et al. 2023, theorem 3.5), teacher forced and exact. Compare Men et al. 2024
-(arXiv 2403.03853), who rank layers once, by what they change. What was measured is kept in
-`pruning.json`, so a run that goes on does not search again. Read next: `pruning/width.py`.
+(arXiv 2403.03853), who rank layers once, by how much each changes its input. The measurements are kept
+in `pruning.json`, so a resumed run does not search again. Read next: `pruning/width.py`.
 
 Shapes: R rows, S tokens, P labelled positions, C positions of a chunk, H hidden, V vocabulary.
 """
@@ -45,7 +45,7 @@ MeasureAll = Callable[[Sequence[Sequence[int]]], list[float]]
 
 @dataclass(frozen=True)
 class Round:
-    """One step of the search: what would be left without each layer, and the layer that left."""
+    """One step of the search: alpha_hat without each layer, and the layer that was removed."""
 
     removed: int
     alpha_hat: float
@@ -54,18 +54,20 @@ class Round:
 
 
 def search_layers(measure_all: MeasureAll, count: int, keep: int) -> tuple[list[int], list[Round]]:
-    """Take layers away one by one until `keep` of `count` are left.
+    """Remove layers one by one until `keep` of `count` are left: those, and each round's measurements.
 
-    Of equal ones the first leaves, so that the choice is the same every time.
+    Of equally good ones the first is removed, so that the choice is the same every time.
     """
     kept, rounds = list(range(count)), []
     while len(kept) > keep:
         candidates = [[each for each in kept if each != layer] for layer in kept]
-        found = measure_all(candidates)
-        best = max(range(len(kept)), key=found.__getitem__)
-        without = {str(layer): value for layer, value in zip(kept, found, strict=True)}
-        rounds.append(Round(kept[best], found[best], without))
-        _log.info("pruning: layer %d leaves, %d are left, alpha_hat %.4f", kept[best], len(kept) - 1, found[best])
+        alpha_hats = measure_all(candidates)
+        best = max(range(len(kept)), key=alpha_hats.__getitem__)
+        without = {str(layer): value for layer, value in zip(kept, alpha_hats, strict=True)}
+        rounds.append(Round(kept[best], alpha_hats[best], without))
+        _log.info(
+            "pruning: layer %d removed, %d are left, alpha_hat %.4f", kept[best], len(kept) - 1, alpha_hats[best]
+        )
         kept = candidates[best]
     return kept, rounds
 
@@ -143,9 +145,9 @@ def _layers(
     out: Path,
     chunk: int,
 ) -> list[int]:
-    """The layers that stay: those that the recipe names, else found before in this run, or now."""
-    place, state = out / "pruning.json", PartialState()
-    [known] = broadcast_object_list([_read_known(place, key)])
+    """The layers to keep: those that the recipe names, or that this run has chosen before, or chooses now."""
+    path, state = out / "pruning.json", PartialState()
+    [known] = broadcast_object_list([_read_known(path, key)])
     if known is not None:
         return list(known)
     measure = AcceptanceOf(target, batches, chunk=chunk)
@@ -156,28 +158,28 @@ def _layers(
     else:
         kept, rounds = named, []
     alpha_hat = measure(kept)
-    _log.info("pruning: layers %s stay, alpha_hat %.4f untrained", kept, alpha_hat)
+    _log.info("pruning: layers %s are kept, alpha_hat %.4f untrained", kept, alpha_hat)
     if state.is_main_process:
-        found = {"kept": kept, "alpha_hat": alpha_hat, "rounds": [asdict(each) for each in rounds]}
-        write_text(place, json.dumps({**found, "key": key}, indent=1) + "\n")
+        result = {"kept": kept, "alpha_hat": alpha_hat, "rounds": [asdict(each) for each in rounds]}
+        write_text(path, json.dumps({**result, "key": key}, indent=1) + "\n")
     return kept
 
 
 def _shared_out(measure: AcceptanceOf, candidates: Sequence[Sequence[int]]) -> list[float]:
-    """Every process measures its share of the candidates, and learns what the others found."""
+    """alpha_hat of every candidate, on every process; each measures its share of them."""
     state = PartialState()
     mine = {
         number: measure(candidates[number])
         for number in range(state.process_index, len(candidates), state.num_processes)
     }
-    found = {number: value for part in gather_object([mine]) for number, value in part.items()}
-    return [found[number] for number in range(len(candidates))]
+    alpha_hats = {number: value for part in gather_object([mine]) for number, value in part.items()}
+    return [alpha_hats[number] for number in range(len(candidates))]
 
 
-def _read_known(place: Path, key: dict[str, Any]) -> list[int] | None:
-    """What an earlier part of the run chose; None where there is none, or of another question."""
+def _read_known(path: Path, key: dict[str, Any]) -> list[int] | None:
+    """The layers chosen before this run was resumed; None without them, or where the key differs."""
     try:
-        content = json.loads(place.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
         return content["kept"] if content["key"] == key else None
     except (OSError, ValueError, KeyError, TypeError):
         return None

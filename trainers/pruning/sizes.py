@@ -1,6 +1,6 @@
-"""Which sizes a draft that is cut from its target has, and the refusal of those it cannot have.
+"""The sizes of a draft that is cut from its target, and a check of those it cannot have.
 
-No weights are read here, so the pre-flight asks the same questions. Read next: `pruning/layers.py`.
+No weights are read here, so that `check` can call the same functions. Read next: `pruning/layers.py`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def pruned_config(
 
     Args:
         name: the target's class, as in Qwen3ForCausalLM.
-        layers: those that stay, where they are chosen already.
+        layers: those that are kept, where they are chosen already.
 
     Raises:
         RequestError: a size is larger than the target's, heads do not divide, or the target is of
@@ -36,7 +36,7 @@ def pruned_config(
     count = _within("layers", model.layers, own.num_hidden_layers)
     layers = layers or layers_kept(model, target) or range(count)
     config: Any = config_with_layers(target, layers)
-    if hasattr(config, TUNED):  # it speaks of the target's weights
+    if hasattr(config, TUNED):  # it describes the target's weights
         delattr(config, TUNED)
     config.hidden_size = _within("hidden", model.hidden, own.hidden_size)
     config.intermediate_size = _within("intermediate", model.intermediate, own.intermediate_size)
@@ -51,13 +51,13 @@ def check_not_pruned(model: ModelConfig) -> None:
     if model.start_from == FROM_TARGET:
         raise RequestError(
             "model.start_from is target: only method `distill` cuts a draft from its target, and "
-            "`boost` its SSMs in turn; name a model to go on from (a folder of that name is "
+            "`boost` its SSMs in turn; name a model to start from (a folder of that name is "
             "./target), or leave it out"
         )
 
 
 def layers_kept(model: ModelConfig, target: PretrainedConfig) -> list[int] | None:
-    """The layers that the recipe names, in the target's order; None where they are to be chosen.
+    """The layers that the recipe names, in the target's order; None where they are to be searched for.
 
     Raises:
         RequestError: there is no such layer, one comes twice, or `model.layers` says otherwise.
@@ -104,7 +104,7 @@ def _within(name: str, wanted: int | None, own: int) -> int:
 
 
 def _check_unchanged(model: ModelConfig, target: Any) -> None:
-    """Refuse what would be passed over: it comes from the target as it is."""
+    """Raise RequestError for sizes that differ from the target's and that pruning cannot change."""
     fixed = {
         "architecture": (model.architecture, target.model_type),
         "head_size": (model.head_size, head_size(target)),

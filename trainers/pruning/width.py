@@ -1,4 +1,4 @@
-"""The width of a draft cut from its target: what is least active on held-out text goes.
+"""The width of a draft cut from its target: what is least active on held-out text is removed.
 
 Minitron (Muralidharan et al. 2024, arXiv 2407.14679): feed-forward units, key-value groups with
 their query heads, and hidden channels are ranked by the mean size of their activations in one pass.
@@ -33,7 +33,7 @@ class Activity:
     units: dict[str, Tensor] = field(default_factory=dict)
     """Layer -> |activation| of its units, fp64 [I]."""
     heads: dict[str, Tensor] = field(default_factory=dict)
-    """Layer -> length of what its heads say, fp64 [Q]."""
+    """Layer -> norms of its heads' outputs, fp64 [Q]."""
     energy: dict[str, Tensor] = field(default_factory=dict)
     """Norm -> squares of the channels that it reads, fp64 [H]."""
     channels_H: Tensor = field(default_factory=lambda: torch.zeros(()))
@@ -42,7 +42,7 @@ class Activity:
 
 @dataclass(frozen=True)
 class Kept:
-    """What stays of one layer, numbers in the target's order."""
+    """What is kept of one layer: indices in the target, ascending in each group."""
 
     units: Tensor
     groups: Tensor
@@ -84,8 +84,8 @@ def measure(model: PreTrainedModel, batches: Sequence[Batch], head: int) -> Acti
 @contextmanager
 def _watched(model: Any, activity: Activity, real_RS: Tensor, head: int) -> Iterator[None]:
     def add(into: dict[str, Tensor], name: str, size_RSX: Tensor) -> None:
-        found_X = size_RSX[real_RS].double().sum(0)
-        into[name] = into.get(name, torch.zeros_like(found_X)) + found_X
+        sum_X = size_RSX[real_RS].double().sum(0)
+        into[name] = into.get(name, torch.zeros_like(sum_X)) + sum_X
 
     def units(name: str) -> Callable[..., None]:
         return lambda _module, inputs: add(activity.units, name, inputs[0].abs())
@@ -100,8 +100,8 @@ def _watched(model: Any, activity: Activity, real_RS: Tensor, head: int) -> Iter
     def norm(name: str) -> Callable[..., None]:
         def hook(_module: Any, inputs: Any, output: Tensor) -> None:
             add(activity.energy, name, inputs[0].float().square())
-            said_H = output[real_RS].abs().double().sum(0)
-            activity.channels_H = activity.channels_H.to(said_H.device) + said_H
+            sum_H = output[real_RS].abs().double().sum(0)
+            activity.channels_H = activity.channels_H.to(sum_H.device) + sum_H
 
         return hook
 
@@ -114,7 +114,7 @@ def _watched(model: Any, activity: Activity, real_RS: Tensor, head: int) -> Iter
     handles.append(model.model.norm.register_forward_hook(norm("norm")))
     try:
         yield
-    finally:  # the modules are the target's own, which goes on decoding
+    finally:  # the modules are the target's own, which is used for decoding afterwards
         for handle in handles:
             handle.remove()
 
@@ -162,12 +162,12 @@ def _cut(name: str, weight: Tensor, channels: Tensor, kept: Sequence[Kept], head
 
 
 def _numbers(heads: Tensor, size: int) -> Tensor:
-    """Places of whole heads in a projection."""
+    """Rows of a projection that belong to the heads."""
     return (heads[:, None] * size + torch.arange(size, device=heads.device)).flatten()
 
 
 def _scale(energy_H: Tensor, channels: Tensor) -> Tensor:
-    """What a norm's weight is multiplied by: x_i / rms(x) stays, on the average, what it was.
+    """Factor for a norm's weight that keeps x_i / rms(x), on the average, what it was.
 
     rms'^2 / rms^2 = (kept / H') / (all / H), by the squares that the norm reads.
     """

@@ -1,4 +1,4 @@
-"""Models made from scratch: Qwen3 or Llama classes of `transformers`, sizes given or derived.
+"""Models with random weights: Qwen3 or Llama classes of `transformers`, sizes given or derived.
 
 Read next: `target.py` and `distill.py`, which train them.
 """
@@ -52,11 +52,11 @@ def derived_sizes(config: ModelConfig, like: PretrainedConfig | None) -> dict[st
         raise RequestError(
             f"model.heads is {heads} and model.kv_heads is {kv_heads}: the first must be a multiple of the second"
         )
-    spread = like.intermediate_size / like.hidden_size if like is not None else 8 / 3
+    expansion = like.intermediate_size / like.hidden_size if like is not None else 8 / 3
     return {
         "num_hidden_layers": config.layers or max(1, like.num_hidden_layers // 4 if like else 4),
         "hidden_size": hidden,
-        "intermediate_size": config.intermediate or 32 * max(1, round(spread * hidden / 32)),
+        "intermediate_size": config.intermediate or 32 * max(1, round(expansion * hidden / 32)),
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "head_dim": head,

@@ -1,7 +1,7 @@
-"""Low-rank changes to a model's linear layers (LoRA, Hu et al. 2021), put in place by `peft`.
+"""Low-rank changes to a model's linear layers (LoRA, Hu et al. 2021), inserted by `peft`.
 
-What a target that is tuned (`tuned.py`) and an adapter of a draft (`distill.py`) share: which
-layers get a change, and the model as it is without them. Read next: `drafters/model/adapters.py`, which
+Shared by a target that is tuned (`tuned.py`) and a draft with an adapter (`distill.py`): which
+layers get a change, and the model without them. Read next: `drafters/model/adapters.py`, which
 switches, saves and loads a draft's adapters.
 """
 
@@ -36,17 +36,18 @@ CUT_BY_ZERO_3 = (
     "a draft with an adapter decodes in probes as it is, which ZeRO-3 cuts into pieces; use "
     "ZeRO-2: only the adapter needs memory for its moments"
 )
-TUNED_NAME = "default"  # of the one adapter of a tuned target, which nobody chooses by name
+TUNED_NAME = "default"  # of the one adapter of a tuned target, which is never selected by name
 
 
 def add_adapter(
     model: nn.Module, name: str, *, rank: int, alpha: float, dropout: float, layers: Sequence[str], section: str
 ) -> None:
-    """Put an adapter into the layers; it alone is trained and, beside the base, computed.
+    """Insert an adapter into the layers; it alone is trained and, beside the base, computed.
 
     Args:
-        layers: last names of those that get one; none: every linear layer in front of the head.
-        section: of the recipe, for the message.
+        layers: names of those that get one, without the path; none: every linear layer in front of
+            the output projection.
+        section: the recipe's section, for the message.
 
     Raises:
         RequestError: no layer has one of these names.
@@ -72,12 +73,12 @@ def add_adapter(
 
 
 def without_adapters(model: PreTrainedModel, *, add: str | None = None) -> PreTrainedModel:
-    """A model of the same class without adapters; the change of `add` goes into its weights."""
+    """A model of the same class without adapters; the change of `add` is added to its weights."""
     source: Any = model
     with torch.device("meta"):
         plain = type(source)(source.config)
     plain.load_state_dict(_plain_state(model, add), assign=True)
-    for name, buffer in source.named_buffers():  # some are not saved: rotary frequencies
+    for name, buffer in source.named_buffers():  # some are not in the state: rotary frequencies
         owner, _, last = name.rpartition(".")
         setattr(plain.get_submodule(owner), last, buffer)
     plain.generation_config = source.generation_config
@@ -104,10 +105,10 @@ def _plain_state(model: nn.Module, add: str | None) -> dict[str, Tensor]:
 
 
 def _linear_layers(model: Any) -> set[str]:
-    """Last names of the linear layers in front of the head, those that have adapters included."""
+    """Names, without paths, of the linear layers in front of the output projection, adapted ones included."""
     from transformers.pytorch_utils import Conv1D
 
-    # what reads the weight of the output projection alone would not see a change beside it
+    # code that reads the output projection's weight itself would not see a change beside it
     names = {
         name.removesuffix(".base_layer")
         for name, module in model.named_modules()
@@ -122,7 +123,7 @@ def _linear_layers(model: Any) -> set[str]:
 
 
 def check_adapter(lora: LoraConfig, model: ModelConfig, method: str) -> None:
-    """Raise RequestError where a recipe asks for an adapter that its method does not train."""
+    """Raise RequestError for a recipe with an adapter that its method does not train."""
     if lora.rank is None:
         return
     if method not in ("distill", "boost"):
@@ -132,29 +133,29 @@ def check_adapter(lora: LoraConfig, model: ModelConfig, method: str) -> None:
         )
     if model.start_from is None:
         raise RequestError(
-            "lora.rank is set and model.start_from is empty: an adapter changes a draft that there "
-            "is already; name its folder, for example the `drafter` of a run"
+            "lora.rank is set and model.start_from is empty: an adapter changes an existing draft; "
+            "name its folder, for example the `drafter` of a run"
         )
     if lora.name == BASE:
         raise RequestError(f"lora.name is {BASE!r}, which stands for no adapter; choose another")
 
 
 def adapt(draft: nn.Module, lora: LoraConfig, model: ModelConfig) -> None:
-    """Take up the adapters of the folder that `model.start_from` names, and add a fresh one.
+    """Load the adapters of the folder that `model.start_from` names, and add a fresh one.
 
     Raises:
-        RequestError: the draft has an adapter of that name, no such layers, or ZeRO-3 cuts it.
+        RequestError: the draft has an adapter of that name, no such layers, or ZeRO-3 shards it.
     """
-    there = _adapters_there(lora, model)
+    existing = _existing_adapters(lora, model)
     if lora.rank is not None:
         _check_not_sharded()
-        load_adapters(draft, Path(model.start_from or ""), there)
+        load_adapters(draft, Path(model.start_from or ""), existing)
         _add_own(draft, lora, lora.rank)
 
 
 def adapt_shapes(draft: PreTrainedModel, lora: LoraConfig, model: ModelConfig) -> PreTrainedModel:
     """`draft`, whose weights are only shapes, with the adapter to be trained; errors as `adapt`."""
-    _adapters_there(lora, model)
+    _existing_adapters(lora, model)
     if lora.rank is not None:
         with torch.device("meta"):
             _add_own(draft, lora, lora.rank)
@@ -167,24 +168,24 @@ def _add_own(draft: nn.Module, lora: LoraConfig, rank: int) -> None:
     )
 
 
-def _adapters_there(lora: LoraConfig, model: ModelConfig) -> list[str]:
-    """The adapters in the folder that `start_from` names, if the recipe may go on from them."""
-    there = [] if model.start_from is None else adapters_of(Path(model.start_from))
-    if there and lora.rank is None:
+def _existing_adapters(lora: LoraConfig, model: ModelConfig) -> list[str]:
+    """Names of the adapters in the folder that `start_from` names, if the recipe can start from them."""
+    existing = [] if model.start_from is None else adapters_of(Path(model.start_from))
+    if existing and lora.rank is None:
         raise RequestError(
-            f"model.start_from {model.start_from!r} has adapters ({', '.join(there)}), made for "
-            "its base as it is; set lora.rank to train another one, or go on from a copy without "
+            f"model.start_from {model.start_from!r} has adapters ({', '.join(existing)}), made for "
+            "its base as it is; set lora.rank to train another one, or start from a copy without "
             f"its folder `{FOLDER}` and without them in its config.json"
         )
-    if lora.name in there:
+    if lora.name in existing:
         raise RequestError(
             f"model.start_from {model.start_from!r} has an adapter {lora.name!r} already; choose another lora.name"
         )
-    return there
+    return existing
 
 
 def save_adapted(draft: nn.Module, folder: Path, target: Backbone, lora: LoraConfig) -> None:
-    """A drafter folder: the base as it was, every adapter, the trained one for use by default."""
+    """Write a drafter folder: the unchanged base and every adapter, the trained one as the default."""
     model: Any = draft
     settings = {"adapters": list(adapter_names(draft)), "adapter": lora.name}
     save_draft_model(without_adapters(model), folder, target, settings=settings)
