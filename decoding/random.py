@@ -23,9 +23,9 @@ class Uniforms:
 
     def __init__(self, seed: int, requests: Sequence[int], device: torch.device | str) -> None:
         """`requests` numbers the rows: the same number and seed give the same stream."""
-        self._streams = [
-            np.random.Generator(np.random.Philox(key=[seed & (2**64 - 1), request])) for request in requests
-        ]
+        # as uint64: a list with a number from 2**63 on would become floats, and streams fall together
+        keys = [np.array([seed & (2**64 - 1), request], dtype=np.uint64) for request in requests]
+        self._streams = [np.random.Generator(np.random.Philox(key=key)) for key in keys]
         self._device = torch.device(device)
         self._block_BR = torch.empty(len(self._streams), 0, dtype=torch.float64, device=device)
         self._at = 0

@@ -1,5 +1,6 @@
 """The engine's promises: exact at T=0, EOS and length exact, rows independent, cache as prefilled."""
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -19,13 +20,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
+make_target_once = cache(lambda: make_target("qwen3"))
+make_drafter_once = cache(lambda length: make_drafter(make_target_once(), noise=0.01, draft_length=length))
+
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10], [11], [12, 13, 14, 15]]
 GREEDY = Warper(0.0)
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "llama"])
-@pytest.mark.parametrize("length", [1, 2, 5])
-@pytest.mark.parametrize("noise", [0.0, 0.05, 1.0])
+@pytest.mark.parametrize(
+    ("architecture", "length", "noise"),
+    [
+        ("qwen3", 1, 0.05),
+        ("qwen3", 2, 1.0),
+        ("qwen3", 5, 0.0),
+        ("llama", 1, 1.0),
+        ("llama", 2, 0.0),
+        ("llama", 5, 0.05),
+    ],
+)
 def test_greedy_output_is_the_targets_own(architecture: str, length: int, noise: float) -> None:
     target = make_target(architecture)
     drafter = make_drafter(target, noise=noise, draft_length=length)
@@ -51,8 +63,8 @@ def test_a_row_alone_writes_what_it_writes_in_a_batch(target, drafter, warper: W
 @settings(deadline=None, max_examples=25)
 @given(st.integers(0, 60), st.integers(1, 20), st.integers(1, 6), st.sampled_from([0.0, 1.0]))
 def test_nothing_after_eos_and_never_too_long(eos: int, limit: int, length: int, temperature: float) -> None:
-    target = make_target("qwen3")
-    drafter = make_drafter(target, noise=0.01, draft_length=length)
+    target = make_target_once()
+    drafter = make_drafter_once(length)
     warper = Warper(temperature)
     done = generate(target, drafter, PROMPTS, warper=warper, max_new_tokens=limit, eos_ids=[eos], seed=eos)
     free = generate(target, drafter, PROMPTS, warper=warper, max_new_tokens=limit, seed=eos)
@@ -74,6 +86,33 @@ def test_the_log_counts_what_was_emitted(target, drafter) -> None:
     assert (log.kept_TB[whole] == log.accepted_TB[whole] + 1).all()
     drafted = [origin.count("draft") for origin in done.origin]
     assert all(((log.kept_TB - 1) * whole).sum(0) <= drafted)
+
+
+@pytest.mark.parametrize("warper", [GREEDY, Warper(1.0)])
+def test_the_last_token_of_a_step_is_a_bonus_or_a_correction(target, drafter, warper: Warper) -> None:
+    """Of a chain that always has its whole length: a bonus behind all of it, else a correction."""
+    done = generate(target, drafter, PROMPTS, warper=warper, max_new_tokens=60, eos_ids=[5], seed=6)
+    log, origin = done.steps, [["prefill"] for _ in PROMPTS]
+    for step, row in zip(*log.running_TB.nonzero(), strict=True):
+        accepted = int(log.accepted_TB[step, row])
+        last = "bonus" if accepted == drafter.draft_length else "correction"
+        origin[row] += [*["draft"] * accepted, last][: log.kept_TB[step, row]]
+    assert done.origin == origin
+    assert {"bonus", "correction"} <= {each for row in origin for each in row}
+
+
+def test_where_nothing_was_drafted_nothing_is_corrected(target) -> None:
+    """Tokens that stand nowhere in the text cannot be looked up; such a step emits a bonus alone."""
+    done = generate(target, PromptLookup(draft_length=3), PROMPTS, warper=Warper(1.0), max_new_tokens=30)
+    running = done.steps.running_TB
+    nothing = running & ~done.steps.tested_TBD.any(2)
+    assert 0 < nothing.sum() < running.sum()
+    for row, origin in enumerate(done.origin):
+        ends = [at for at, each in enumerate(origin) if each in ("bonus", "correction")]
+        for end, step in zip(ends, running[:, row].nonzero()[0]):
+            if nothing[step, row]:
+                assert origin[end] == "bonus"
+                assert origin[end - 1] != "draft"
 
 
 def commit_pattern(target: Backbone, tree: Tree, path: list[int], seed: int) -> None:
@@ -99,7 +138,7 @@ def commit_pattern(target: Backbone, tree: Tree, path: list[int], seed: int) -> 
 @settings(deadline=None, max_examples=40)
 @given(st.data())
 def test_the_cache_after_a_commit_equals_a_fresh_prefill(data: st.DataObject) -> None:
-    target = make_target("qwen3")
+    target = make_target_once()
     size = data.draw(st.integers(1, 7))
     tree = Tree((-1, *(data.draw(st.integers(0, node)) for node in range(size))))
     path: list[int] = []

@@ -54,6 +54,13 @@ def test_the_warper_is_its_definition(
     np.testing.assert_allclose(got.numpy(), slow(logits, warper), atol=2e-6)
 
 
+@pytest.mark.parametrize(("top_p", "kept"), [(0.25, 1), (0.5, 1), (0.5 + 2**-20, 3), (0.75, 3), (1.0, 3)])
+def test_a_mass_of_exactly_top_p_is_enough(top_p: float, kept: int) -> None:
+    """Powers of two, which no rounding moves: the token behind the edge is out, its equals with it."""
+    got = Warper(1.0, top_p=top_p)(torch.tensor([0.5, 0.25, 0.25]).log())
+    assert got.tolist() == ([1, 0, 0] if kept == 1 else [0.5, 0.25, 0.25])
+
+
 @given(LOGITS)
 def test_greedy_takes_the_lowest_id_among_equals(logits: list[float]) -> None:
     got = Warper(0.0)(torch.tensor(logits))

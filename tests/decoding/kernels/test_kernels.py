@@ -126,7 +126,7 @@ def test_warp_is_the_warper(logits: list[float], temperature: float, top_k: int,
 def test_every_type_and_any_leading_dimensions(dtype: torch.dtype) -> None:
     logits = 3 * torch.randn(2, 2, 300, generator=torch.Generator().manual_seed(1))
     logits, warper = logits.to(dtype), Warper(0.8, 40, 0.9, 0.03)
-    with small_blocks(warp, 128):
+    with small_blocks(warp, 256):
         got = warp.warp(logits.to(DEVICE), **asdict(warper)).cpu()
         for logits_V in logits.view(-1, 300):
             check_warp(logits_V, Warper(0.8, 40, clear_top_p(logits_V, Warper(0.8, 40), 0.9)))
@@ -174,6 +174,17 @@ def test_ties_stay_together() -> None:
             check_warp(flat, warper)
         check_warp(signs, Warper(0.7, 1))
         check_warp(signs, Warper(0.7, 0, 0.1))
+
+
+@pytest.mark.parametrize(("top_p", "kept"), [(0.25, 1), (0.5, 1), (0.5 + 2**-20, 3)])
+@pytest.mark.parametrize("block", [2, 16])
+def test_a_mass_of_exactly_top_p_is_enough(top_p: float, kept: int, block: int) -> None:
+    """Where `check_warp` is ambiguous by rounding: powers of two, which none moves. As the reference."""
+    logits_V = torch.tensor([0.25, 0.5, 0.25]).log()
+    with small_blocks(warp, block):
+        got_V = warp.warp(logits_V.to(DEVICE), temperature=1.0, top_p=top_p).cpu()
+    assert int((got_V > 0).sum()) == kept
+    torch.testing.assert_close(got_V, Warper(1.0, top_p=top_p).reference(logits_V))
 
 
 def test_impossible_tokens_get_nothing() -> None:
@@ -327,7 +338,7 @@ def draw_children(g: torch.Generator, q_BNV: Tensor, child: Tensor, without: boo
     return tokens
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.integers(0, 2**40),
     st.integers(1, 9),
@@ -349,7 +360,7 @@ def test_the_walk_is_its_definition(
     inputs = (p, q, tokens, child, coins.clamp(1e-3, 1 - 1e-3).to(dtype))
     extra = torch.rand(B, generator=g, dtype=torch.float64).to(dtype)
     assume(expected(*inputs, extra, depth=N, without=without)[1] > 1e-6)
-    with small_blocks(verify, 8):
+    with small_blocks(verify):
         check_walk(*inputs, extra, depth=N, without=without)
 
 
@@ -373,7 +384,9 @@ def test_the_last_child_tried_turns_at_its_very_threshold(without: bool) -> None
                 path = check_walk(*inputs, coins, extra, depth=1, without=without)[1]
                 assert (path.item() == last) == (factor < 1)
                 found += 1
-    assert found > 10
+        if found > 10:
+            return
+    raise AssertionError(f"only {found} cases in which the last child's coin decides")
 
 
 @pytest.mark.parametrize("without", [True, False])

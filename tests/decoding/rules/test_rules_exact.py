@@ -80,6 +80,16 @@ def test_the_tree_rule_is_exact(tree: Tree, sampling: DraftSampling, seed: int, 
     assert_lossless(accept_tree, every_draw(truth, tree, sampling, per_row=per_row), truth)
 
 
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("there", [None, [True, True, False, True, True]])
+def test_the_tree_rule_is_exact_for_the_third_sibling_and_the_fourth(seed: int, there) -> None:
+    """With 5 tokens they are not certain yet, and mild distributions leave all that came before in reach."""
+    truth = world(seed, 5, 2, mild=True)
+    tree = Tree((-1, 0, 0, 0, 0)[: 5 if seed == 0 else 4])
+    draws = every_draw(truth, tree, DraftSampling.WITHOUT_REPLACEMENT, there)
+    assert_lossless(accept_tree, draws, truth)
+
+
 @settings(deadline=None, max_examples=25)
 @given(trees(4), SAMPLED, seeds, masks)
 def test_the_tree_rule_is_exact_whatever_is_absent(tree: Tree, sampling: DraftSampling, seed: int, there) -> None:
@@ -200,7 +210,7 @@ def test_random_coins_give_the_same_distribution(name: str) -> None:
 
 def misdeclared(truth: World, drawn: DraftSampling, declared: DraftSampling) -> Drafts:
     drafts = every_draw(truth, PAIR, drawn)
-    return drafts._replace(proposal=replace(drafts.proposal, distribution=declared))
+    return drafts._replace(proposal=replace(drafts.proposal, sampling=declared))
 
 
 def likeliest(truth: World) -> Drafts:

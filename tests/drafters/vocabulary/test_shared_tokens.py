@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from draftsmith.data.rows.tokenizer import train_tokenizer
-from draftsmith.drafters.vocabulary.shared_tokens import Vocabulary, VocabularyPair, byte_level
+from draftsmith.drafters.vocabulary.shared_tokens import Vocabulary, VocabularyPair, _whole_characters, byte_level
 from draftsmith.errors import RequestError
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -186,3 +186,17 @@ def test_a_tokenizer_that_cannot_be_compared_is_refused() -> None:
     raw.decoder = decoders.WordPiece()
     with pytest.raises(RequestError, match=r"\(WordPiece\) writes tokens in a way"):
         Vocabulary.of(PreTrainedTokenizerFast(tokenizer_object=raw), 2)
+
+
+@pytest.mark.parametrize("letter", ["ä", "東", "🐍"])
+def test_the_beginning_of_a_character_at_the_end_is_cut_off(letter: str) -> None:
+    data = letter.encode()
+    for count in range(1, len(data)):
+        assert _whole_characters(b"a" + data[:count]) == b"a"
+        assert _whole_characters(data[:count]) == b""
+    assert _whole_characters(b"a" + data) == b"a" + data
+
+
+@pytest.mark.parametrize("data", [b"", b"a\x80", b"\xff", b"\xe6\x9d" + b"a"])
+def test_what_is_no_text_stays_as_it_is(data: bytes) -> None:
+    assert _whole_characters(data) == data
