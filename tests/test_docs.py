@@ -92,6 +92,7 @@ SMALL_BOOSTING = [*[*SMALL_TRAINING, "--boost.samples", "8", "--boost.held_out",
 # commands whose own work has to be made small
 FEW = {
     "--determinism": ["--eval.limit", "1", "--eval.max_new_tokens", "6"],
+    "llma": [*SMALL_EVAL, "--eval.max_new_tokens", "24"],  # its drafts are long
     "prune-tiny": SMALL_PRUNING,
     "boost-tiny": SMALL_BOOSTING,
     "boost-lora-tiny": SMALL_BOOSTING,
