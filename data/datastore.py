@@ -125,10 +125,10 @@ class Datastore:
         end = _ids(context[-longest:])
         # an end that occurs has all shorter ends occur with it, so bisection finds the longest
         sizes = range(shortest, len(end) + 1)
-        found = bisect_left(sizes, True, key=lambda size: not self._goes_on(end[-size:]))
-        if found == 0:
+        longer = bisect_left(sizes, True, key=lambda size: not self._goes_on(end[-size:]))
+        if longer == 0:
             return np.empty((0, length), dtype=np.int64)
-        query = end[-sizes[found - 1] :]
+        query = end[-sizes[longer - 1] :]
         picked = self._pick(self._spans(query, self.vocabulary), limit)
         return np.concatenate(
             [

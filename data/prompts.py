@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Prompt:
-    """One request: the user's turns of a chat, or a text to go on with (`chat` false)."""
+    """One request: the user's turns of a chat, or a text to continue (`chat` false)."""
 
     id: str
     category: str
@@ -64,8 +64,8 @@ def render(
     if prompt.chat and tokenizer.chat_template is not None:
         text, before, limit = _render_turns(prompt, turns, answers, tokenizer), [], None
     else:
-        said = [part for pair in zip(turns, answers) for part in pair]
-        text, before = "".join([*said, turns[len(answers)]]), beginning(tokenizer)
+        earlier = [part for pair in zip(turns, answers) for part in pair]
+        text, before = "".join([*earlier, turns[len(answers)]]), beginning(tokenizer)
     ids = [*before, *tokenizer(text, add_special_tokens=False)["input_ids"]]
     return ids if limit is None else ids[-limit:]
 
@@ -83,7 +83,7 @@ def fitting_ids(
     """Prompts whose first turn has at most `longest` tokens, with its ids; texts are cut to fit.
 
     Args:
-        warn: log how many are left out; of several calls with the same prompts one says it.
+        warn: log how many are left out; for one of several calls with the same prompts.
 
     Raises:
         RequestError: none is left. DataError: as for `render`.

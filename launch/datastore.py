@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def build(request: Datastore) -> str:
-    """Build it and say what it holds."""
+    """Build the datastore; returns a summary and the next command."""
     if request.limit is not None and request.limit < 1:
         raise RequestError(f"--limit is {request.limit}; expected 1 or more rows, or none for all")
     open_sources(DataConfig(source=request.source))  # refuses one that is not there

@@ -6,10 +6,11 @@ Read next: `drafters/model/quantised.py`, `drafters/model/early_exit.py`.
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import EnvironmentFailure, RequestError
-from ..storage import writable_folder
+from ..errors import RequestError
+from ..storage import staged_folder, writable_folder, writing
 
 if TYPE_CHECKING:
     from ..decoding.target.backbone import Backbone
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def derive(request: Derive) -> str:
-    """Write the drafter folder, and say what it is and what it reads per token."""
+    """Write the drafter folder; returns what it is, what it reads per token, and the next command."""
     _check_flags(request)
     if request.out.exists():
         raise RequestError(f"{request.out} exists; name a new folder")
@@ -25,47 +26,45 @@ def derive(request: Derive) -> str:
     from ..decoding.target.loading import load_target
 
     target = load_target(request.target, revision=request.revision)
-    try:
-        make = _early_exit if request.kind == "early-exit" else _quantised
-        what = make(request, target)
-    except OSError as error:
-        raise EnvironmentFailure(f"cannot write {request.out}: {error.strerror}") from error
-    where = f"--target {shlex.quote(request.target)} --drafter {shlex.quote(str(request.out))}"
-    return f"{request.out}: {what}\nnext: draftsmith eval {where}"
+    make = _early_exit if request.kind == "early-exit" else _quantised
+    with writing(request.out), staged_folder(request.out) as folder:
+        summary = make(request, target, folder)
+    flags = f"--target {shlex.quote(request.target)} --drafter {shlex.quote(str(request.out))}"
+    return f"{request.out}: {summary}\nnext: draftsmith eval {flags}"
 
 
 def _check_flags(request: Derive) -> None:
-    """Refuse a flag that would be passed over."""
+    """Raise RequestError for a flag that the chosen kind ignores."""
     early = request.kind == "early-exit"
     if early and request.layers is None:
         raise RequestError("early-exit needs --layers: how many of the target's layers draft")
-    others = {
+    ignored = {
         "--layers": request.layers is not None and not early,
         "--bits": request.bits is not None and early,
         "--group-size": request.group_size is not None and request.bits != 4,
     }
-    wrong = [flag for flag, is_set in others.items() if is_set]
-    if wrong:
+    flags = [flag for flag, is_set in ignored.items() if is_set]
+    if flags:
         raise RequestError(
-            f"{wrong[0]} means nothing here; --layers is of early-exit, --bits of quantised, "
+            f"{flags[0]} means nothing here; --layers is of early-exit, --bits of quantised, "
             "--group-size of quantised with --bits 4"
         )
 
 
-def _early_exit(request: Derive, target: Backbone) -> str:
+def _early_exit(request: Derive, target: Backbone, folder: Path) -> str:
     from ..drafters.model.early_exit import first_layers, save_early_exit
 
     layers = request.layers or 0
-    save_early_exit(request.out, target, layers=layers)
+    save_early_exit(folder, target, layers=layers)
     share = _share(first_layers(target, layers), target)
     return f"the first {layers} layers of the target; a draft step reads {share} of its weights"
 
 
-def _quantised(request: Derive, target: Backbone) -> str:
+def _quantised(request: Derive, target: Backbone, folder: Path) -> str:
     from ..drafters.model.quantised import save_quantised
 
     bits = request.bits or 8
-    draft = save_quantised(request.out, target, bits=bits, group_size=request.group_size)
+    draft = save_quantised(folder, target, bits=bits, group_size=request.group_size)
     share = _share(draft.backbone, target)
     return f"the target in {bits} bits; a draft step reads {share} of the target's bytes"
 

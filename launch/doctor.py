@@ -26,6 +26,6 @@ def _git_state() -> str:
     return commit + (" with changes" if changed else "")
 
 
-def _git(root: Path, *words: str) -> str:
-    done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True)
-    return done.stdout.strip()
+def _git(root: Path, *arguments: str) -> str:
+    process = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True)
+    return process.stdout.strip()

@@ -54,26 +54,25 @@ def export(request: Export) -> str:
     config = load_config(path, revision=revision, trust_remote_code=trust)
     target = ServedTarget.of(path, config, skeleton(config, trust).get_input_embeddings())
     tokenizer = load_tokenizer(path, revision=revision, trust_remote_code=trust)
-    found = TargetIdentity.of_parts(config, tokenizer, name=path, revision=revision)
-    entry["identity"].check_same(found, str(run / "drafter"))
+    identity = TargetIdentity.of_parts(config, tokenizer, name=path, revision=revision)
+    entry["identity"].check_same(identity, str(run / "drafter"))
     head = None
     if settings.get("shared_head"):
         model = load_model(path, revision=revision, trust_remote_code=trust)
         head = projection_of(model).detach()
     made = export_of(run / "drafter", family, settings, target, request.format, dtype=request.dtype, head_VH=head)
-    replace_folder(out, lambda place: _fill(place, made))
+    replace_folder(out, lambda folder: _fill(folder, made))
     tokens = recipe.eval.draft_length
     if family == "medusa":  # more than there are heads is an error in vLLM
         tokens = min(tokens, settings["heads"])
     return f"{out}: load it with\n{_command(out, family, request.format, target, tokens)}"
 
 
-def _fill(place: Path, made: Exported) -> None:
+def _fill(folder: Path, made: Exported) -> None:
     from safetensors.torch import save_file
 
-    place.mkdir(parents=True, exist_ok=True)
-    save_file(made.tensors, place / "model.safetensors", metadata={"format": "pt"})
-    (place / "config.json").write_text(json.dumps(made.config, indent=2) + "\n")
+    save_file(made.tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(made.config, indent=2) + "\n")
 
 
 def _command(out: Path, family: str, form: str, target: ServedTarget, tokens: int) -> str:
@@ -86,5 +85,5 @@ def _command(out: Path, family: str, form: str, target: ServedTarget, tokens: in
             f"  python -m sglang.launch_server --model-path {target.path} "
             f"--speculative-algorithm {name} --speculative-draft-model-path {out}"
         )
-    words = {"method": family, "model": str(out), "num_speculative_tokens": tokens}
-    return f"  vllm serve {target.path} --speculative-config '{json.dumps(words)}'"
+    config = {"method": family, "model": str(out), "num_speculative_tokens": tokens}
+    return f"  vllm serve {target.path} --speculative-config '{json.dumps(config)}'"

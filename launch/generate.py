@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     Rows = Iterator[Placed | Rejected]
 
-# what of a recipe has a say here; anything else would be passed over in silence
+# the recipe values that are read here; any other is refused
 _READ = ("data", "target", "drafter")
 _DRAFT_LENGTH = "eval.draft_length"
 # the fields of `data` that decide which rows there are
@@ -53,7 +53,7 @@ class GenerateRequest:
     """Also write corrections.jsonl: rows whose labels are the tokens at which the target corrected
     that drafter, to train it on."""
     server: str | None = None
-    """URL of a server with OpenAI's endpoints, in place of our own decoder."""
+    """URL of a server with OpenAI's endpoints, instead of our own decoder."""
     model: str | None = None
     """Name that the server knows the target by."""
     temperature: float = 0.0
@@ -65,7 +65,7 @@ class GenerateRequest:
     max_new_tokens: int = 512
     """Most tokens of an answer."""
     seed: int = 0
-    """With a row's place in the source it decides the row's random numbers."""
+    """With a row's number in the source it decides the row's random numbers."""
     batch: int = 8
     """Rows decoded together."""
     limit: int | None = None
@@ -96,9 +96,9 @@ class _Way:
 
 
 def generate(request: GenerateRequest, overrides: Sequence[tuple[str, str]]) -> str:
-    """Generate, or go on where an earlier call was stopped; says what is in the folder then."""
+    """Generate, or continue where an earlier call was stopped; returns a summary of the folder."""
     server = _check(request, overrides)
-    # any recipe would do: only sections without a say in its method are read
+    # any recipe would do: only sections that no method changes are read
     recipe = load_recipe("distill-tiny", overrides).recipe
 
     from ..data.generate.answers import CORRECTIONS, Asker
@@ -314,16 +314,16 @@ def _sha256(text: str) -> str:
 def _summary(manifest: dict[str, Any], request: GenerateRequest) -> str:
     rows, answers, drafted = manifest["rows"], manifest["answers"], manifest["acceptance"]
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in rows["rejected_by_kind"].items())
-    said = [
+    lines = [
         f"{request.out}: {rows['answered']:,} rows answered in {answers['tokens']:,} tokens, "
         f"{rows['rejected']:,} rejected{f' ({kinds})' if kinds else ''}"
     ]
     if drafted is not None:
-        said.append(f"drafter: {drafted['tau']:.2f} tokens per target call (not audited)")
+        lines.append(f"drafter: {drafted['tau']:.2f} tokens per target call (not audited)")
     if request.corrections:
         rows = manifest["corrections"]["rows"]
-        said.append(f"corrected: {rows:,} rows in {request.out / 'corrections.jsonl'}")
+        lines.append(f"corrected: {rows:,} rows in {request.out / 'corrections.jsonl'}")
     names = [name for name in manifest["files"] if name.startswith("answers")]
-    found = request.out / (names[0] if len(names) == 1 else "answers-*.jsonl")
-    said.append(f"next: draftsmith train RECIPE --data.source {shlex.quote(str(found))}")
-    return "\n".join(said)
+    path = request.out / (names[0] if len(names) == 1 else "answers-*.jsonl")
+    lines.append(f"next: draftsmith train RECIPE --data.source {shlex.quote(str(path))}")
+    return "\n".join(lines)

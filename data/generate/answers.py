@@ -1,4 +1,4 @@
-"""Rows that the target answers anew: what it is asked, and what becomes of what it says.
+"""Rows that the target answers anew: the prompts it gets, and the rows that its answers become.
 
 A chat keeps its system and user turns; every assistant turn is replaced in order, each asked with
 the target's own earlier answers before it. Of a text the first tokens are the prompt. What comes
@@ -37,7 +37,7 @@ class NoAnswer(BadRow):
 
 @dataclass(frozen=True)
 class Reply:
-    """What the target said.
+    """An answer of the target.
 
     Attributes:
         text: the answer without what ends it.
@@ -73,7 +73,7 @@ class Ask:
 
 @dataclass
 class Dialogue:
-    """A row on its way. `waiting`: the places of the turns still to be answered, in order."""
+    """A row on its way. `waiting`: the indices of the turns still to be answered, in order."""
 
     number: int
     """Place in the source, rejected rows counted."""
@@ -111,14 +111,14 @@ class Asker:
     """Whether prompts travel as text: one that its text does not give back is refused."""
 
     def open(self, number: int, placed: Placed | Rejected) -> Dialogue:
-        """The row as a dialogue; one that nobody can be asked about says why in `no_answer`.
+        """The row as a dialogue; where it cannot be answered, `no_answer` has the reason.
 
         Raises:
             RequestError: a chat, but the tokenizer has no template to write it with.
         """
         if isinstance(placed, Rejected):
-            nothing = Placed(placed.file, placed.line, Text(""))
-            return Dialogue(number, nothing, [], no_answer=NoAnswer("source", placed.reason))
+            empty = Placed(placed.file, placed.line, Text(""))
+            return Dialogue(number, empty, [], no_answer=NoAnswer("source", placed.reason))
         dialogue = Dialogue(number, placed, [0])
         try:
             self._prepare(dialogue, placed.record)
@@ -129,21 +129,21 @@ class Asker:
     def ask(self, dialogue: Dialogue) -> Ask | None:
         """The next question; None, with `no_answer` set, where there cannot be one."""
         try:
-            found = self._ask(dialogue)
-            if len(found.ids) > self.longest_prompt:
+            question = self._ask(dialogue)
+            if len(question.ids) > self.longest_prompt:
                 raise NoAnswer(
                     "prompt",
-                    f"the prompt has {len(found.ids)} tokens; with an answer behind it the target "
+                    f"the prompt has {len(question.ids)} tokens; with an answer behind it the target "
                     f"has room for {self.longest_prompt}",
                 )
         except BadRow as bad:
             reason = bad if isinstance(bad, NoAnswer) else NoAnswer("prompt", str(bad))
             self.refuse(dialogue, reason)
             return None
-        return found
+        return question
 
     def hear(self, dialogue: Dialogue, reply: Reply) -> None:
-        """Put the reply in its place, or refuse it and the row with it."""
+        """Take the reply into the dialogue, or refuse it and the row with it."""
         try:
             self._judge(dialogue, reply)
         except NoAnswer as reason:
@@ -163,18 +163,18 @@ class Asker:
 
     def entry(self, dialogue: Dialogue) -> dict[str, Any]:
         """What the journal keeps of a dialogue that is over: the row written, or the reason."""
-        place = {"row": dialogue.number}
+        number = {"row": dialogue.number}
         if dialogue.no_answer is None:
             shape, row = self._written(dialogue)
             try:
                 parse(row, shape)  # as training will read it
-                found = place | {"shape": shape, "answer": row} | self._counts(dialogue)
-                return found | {CORRECTIONS: dialogue.corrections}
+                entry = number | {"shape": shape, "answer": row} | self._counts(dialogue)
+                return entry | {CORRECTIONS: dialogue.corrections}
             except BadRow as bad:
                 dialogue.no_answer = NoAnswer("answer", f"training could not read it: {bad}")
         reason = dialogue.no_answer
         rejected = dialogue.placed.rejected(str(reason))
-        return place | {"rejected": {**rejected._asdict(), "kind": reason.kind}}
+        return number | {"rejected": {**rejected._asdict(), "kind": reason.kind}}
 
     def _prepare(self, dialogue: Dialogue, record: Record) -> None:
         if isinstance(record, Chat):
@@ -213,8 +213,8 @@ class Asker:
 
     def _ask_text(self, dialogue: Dialogue) -> Ask:
         ids, start = dialogue.prompt, beginning(self.tokenizer)
-        said = ids[len(start) :] if start and ids[: len(start)] == start else ids
-        text = self._text_of(said)
+        shown = ids[len(start) :] if start and ids[: len(start)] == start else ids
+        text = self._text_of(shown)
         # a server puts the beginning-of-text token there by itself
         if self.text_prompts and [*start, *self._ids_of(text)] != ids:
             raise NoAnswer("prompt", "the prompt's token ids cannot be sent as text: it has others")
@@ -244,12 +244,12 @@ class Asker:
 
     def _written_tokens(self, dialogue: Dialogue) -> dict[str, Any]:
         (reply,) = dialogue.replies
-        said = reply.ids
-        if said is None:
+        answer = reply.ids
+        if answer is None:
             eos = self.tokenizer.eos_token_id
-            said = [*self._ids_of(reply.text), *([eos] if reply.ended and eos is not None else [])]
-        mask = [0] * len(dialogue.prompt) + [1] * len(said)
-        return {"input_ids": [*dialogue.prompt, *said], "loss_mask": mask}
+            answer = [*self._ids_of(reply.text), *([eos] if reply.ended and eos is not None else [])]
+        mask = [0] * len(dialogue.prompt) + [1] * len(answer)
+        return {"input_ids": [*dialogue.prompt, *answer], "loss_mask": mask}
 
     def _counts(self, dialogue: Dialogue) -> dict[str, Any]:
         replies = dialogue.replies
@@ -289,10 +289,10 @@ def corrections(prompt: list[int], reply: Reply) -> list[dict[str, Any]]:
 
 
 def _prepare_chat(dialogue: Dialogue, record: Chat) -> None:
-    """The turns as they stand and the places of the assistant's, an opening one left out."""
+    """The turns, and the indices of the assistant's, an opening one left out."""
     messages = list(record.messages)
     while messages and messages[0]["role"] == "assistant":
-        # nobody asked for it, so the target cannot say it
+        # no prompt stands before it, so the target cannot answer it
         del messages[0]
     for at, message in enumerate(messages, 1):
         if message["role"] in ("tool", "function") or message.get("tool_calls"):

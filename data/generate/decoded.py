@@ -44,7 +44,7 @@ class Answerer:
         prompts = [ask.ids for _, ask in asks]
         eos_ids, streams = self.target.eos_ids, [stream for stream, _ in asks]
         if self.drafter is None:
-            found = autoregressive(
+            generation = autoregressive(
                 self.target,
                 prompts,
                 warper=self.warper,
@@ -53,8 +53,8 @@ class Answerer:
                 seed=self.seed,
                 requests=streams,
             )
-            return [self._reply(ids) for ids in found.tokens]
-        found = generate(
+            return [self._reply(ids) for ids in generation.tokens]
+        generation = generate(
             self.target,
             self.drafter,
             prompts,
@@ -66,7 +66,7 @@ class Answerer:
         )
         return [
             self._reply(ids, [each == "correction" for each in origin], *counts)
-            for ids, origin, counts in zip(found.tokens, found.origin, _counts(found))
+            for ids, origin, counts in zip(generation.tokens, generation.origin, _counts(generation))
         ]
 
     def _reply(
@@ -132,9 +132,9 @@ def _converse(batch: Sequence[Dialogue], asker: Asker, answerer: Answerer) -> No
         turn, talking = turn + 1, [each for each in talking if each.talking]
 
 
-def _counts(found: Generation) -> list[tuple[int, int, int, int]]:
+def _counts(generation: Generation) -> list[tuple[int, int, int, int]]:
     """Steps, emitted, tested and accepted tokens of each row, over the steps that count."""
-    log = found.steps
+    log = generation.steps
     counted_TB = log.counted_TB
     tested_B = (log.tested_TBD.sum(-1) * counted_TB).sum(0)
     accepted_B = ((log.tested_TBD & log.passed_TBD).sum(-1) * counted_TB).sum(0)

@@ -47,7 +47,7 @@ class Journal:
             in it.
         """
         self.folder = folder
-        self._places: dict[int, tuple[int, str | None]] = {}
+        self._offsets: dict[int, tuple[int, str | None]] = {}
         self._file: BinaryIO | None = None
         self._session, self._extra = dict(session), tuple(extra)
         earlier = _read_manifest(folder)
@@ -79,20 +79,20 @@ class Journal:
             try:
                 self._file.close()
             except OSError:
-                # a full disk has been told already; closing tries to write once more
+                # a full disk has been reported already; closing tries to write once more
                 if error is None:
                     raise
 
     def __contains__(self, number: int) -> bool:
-        return number in self._places
+        return number in self._offsets
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._offsets)
 
     @property
     def answered(self) -> int:
         """Rows that have an answer."""
-        return sum(shape is not None for _, shape in self._places.values())
+        return sum(shape is not None for _, shape in self._offsets.values())
 
     def add(self, entries: Iterable[Mapping[str, Any]]) -> None:
         """Append entries of `Asker.entry` and wait until they are on the disk."""
@@ -101,7 +101,7 @@ class Journal:
         at, lines = file.tell(), []
         for entry in entries:
             line = (json.dumps(entry) + "\n").encode()
-            self._places[entry["row"]] = (at, entry.get("shape"))
+            self._offsets[entry["row"]] = (at, entry.get("shape"))
             lines.append(line)
             at += len(line)
         if lines:
@@ -165,7 +165,7 @@ class Journal:
                 entry = None
             if not isinstance(entry, dict) or "row" not in entry:
                 break
-            self._places[entry["row"]] = (at, entry.get("shape"))
+            self._offsets[entry["row"]] = (at, entry.get("shape"))
             at += len(line)
         file.seek(0, 2)
         if file.tell() > at:
@@ -178,16 +178,16 @@ class Journal:
 
     def _write_files(self) -> tuple[Counter[str], Counter[str], list[Path]]:
         """Rows go to a file; where they have several shapes, to one for each."""
-        every = {shape for _, shape in self._places.values()}
+        every = {shape for _, shape in self._offsets.values()}
         shapes = every - {None}
         names = {shape: f"{ANSWERS}.jsonl" if len(shapes) == 1 else f"{ANSWERS}-{shape}.jsonl" for shape in shapes}
         counts: Counter[str] = Counter()
         rejected: Counter[str] = Counter()
-        wanted = [*names.values(), *([REJECTED] if None in every else [])]
-        wanted += [f"{name}.jsonl" for name in self._extra]
+        files = [*names.values(), *([REJECTED] if None in every else [])]
+        files += [f"{name}.jsonl" for name in self._extra]
         with ExitStack() as stack:
-            streams = {name: stack.enter_context(_staged_stream(self.folder / name)) for name in wanted}
-            for number in sorted(self._places):
+            streams = {name: stack.enter_context(_staged_stream(self.folder / name)) for name in files}
+            for number in sorted(self._offsets):
                 entry = self._entry(number)
                 if "rejected" in entry:
                     rejected[entry["rejected"]["kind"]] += 1
@@ -200,11 +200,11 @@ class Journal:
                         counts[name] += len(entry[name])
                         streams[f"{name}.jsonl"].writelines(json.dumps(each) + "\n" for each in entry[name])
         flush(self.folder)
-        return counts, rejected, sorted(self.folder / name for name in wanted)
+        return counts, rejected, sorted(self.folder / name for name in files)
 
     def _entry(self, number: int) -> dict[str, Any]:
         file = self._writable()
-        file.seek(self._places[number][0])
+        file.seek(self._offsets[number][0])
         return dict(json.loads(file.readline()))
 
     def _check_files(self) -> None:

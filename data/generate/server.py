@@ -105,7 +105,7 @@ class Client:
             "max_tokens": request.max_new_tokens,
         }
         if request.top_k:
-            body["top_k"] = request.top_k  # not OpenAI's; a server without it says so
+            body["top_k"] = request.top_k  # not OpenAI's; a server without it refuses
         if request.temperature:
             body["seed"] = _seed(request.seed, stream)
         if ask.messages is None:
@@ -115,7 +115,7 @@ class Client:
 
     async def _post(self, endpoint: str, body: dict[str, Any]) -> httpx2.Response:
         try:
-            found = await self._http.post(f"{self._request.base_url}/{endpoint}", json=body)
+            response = await self._http.post(f"{self._request.base_url}/{endpoint}", json=body)
         except httpx2.ConnectTimeout as error:
             raise _Passing("no connection in time", answered=False) from error
         except httpx2.TimeoutException as error:
@@ -124,19 +124,19 @@ class Client:
             raise _Passing(f"no connection ({error})", answered=False) from error
         except httpx2.RequestError as error:
             raise _Passing(f"the connection broke ({type(error).__name__}: {error})") from error
-        self._judge(found)
-        return found
+        self._judge(response)
+        return response
 
-    def _judge(self, found: httpx2.Response) -> None:
-        status = found.status_code
+    def _judge(self, response: httpx2.Response) -> None:
+        status = response.status_code
         if 200 <= status < 300:
             return
-        reason = f"status {status}: {self._shown(found.text)}"
+        reason = f"status {status}: {self._shown(response.text)}"
         if status == 429 or status == 408 or status >= 500:
-            raise _Passing(reason, wait=_retry_after(found.headers.get("Retry-After")))
+            raise _Passing(reason, wait=_retry_after(response.headers.get("Retry-After")))
         if status < 400:
-            place = found.headers.get("Location", "nowhere")
-            raise RequestError(f"{self._request.public_url} answers with {reason}; it leads to {place}: name that")
+            location = response.headers.get("Location", "nowhere")
+            raise RequestError(f"{self._request.public_url} answers with {reason}; it leads to {location}: name that")
         if status in _HOPELESS:
             key = "is set" if self._key else "is not set"
             raise RequestError(
@@ -145,23 +145,23 @@ class Client:
             )
         raise Refused(reason)
 
-    def _read(self, found: httpx2.Response, *, chat: bool) -> Reply:
+    def _read(self, response: httpx2.Response, *, chat: bool) -> Reply:
         try:
-            content = found.json()
+            content = response.json()
             choice = content["choices"][0]
-            said = choice["message"] if chat else choice
-            text = said.get("content" if chat else "text")
+            answer = choice["message"] if chat else choice
+            text = answer.get("content" if chat else "text")
             reason, usage = choice["finish_reason"], content.get("usage") or {}
-            reasoning = said.get("reasoning_content") if chat else None
+            reasoning = answer.get("reasoning_content") if chat else None
             tokens = usage.get("completion_tokens")
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise _Passing(f"no completion in the answer: {self._shown(found.text)}") from error
-        if chat and said.get("tool_calls"):
+            raise _Passing(f"no completion in the answer: {self._shown(response.text)}") from error
+        if chat and answer.get("tool_calls"):
             raise NoAnswer("answer", "the target calls a tool, which nobody runs")
         if reason not in ("stop", "length"):
             raise NoAnswer("answer", f"the server ended the answer by {reason!r:.40}")
         if not isinstance(text, str) or not isinstance(reasoning, str | None):
-            raise _Passing(f"no text in the answer: {self._shown(found.text)}")
+            raise _Passing(f"no text in the answer: {self._shown(response.text)}")
         if not isinstance(tokens, int):
             tokens = len(self._tokenizer(text, add_special_tokens=False)["input_ids"])
         return Reply(text, tokens, reason == "stop", reasoning=reasoning or None)
@@ -174,7 +174,7 @@ class Client:
         return longest * random.uniform(0.5, 1)
 
     def _shown(self, text: str) -> str:
-        """The start of what the server said, without the key in case it repeats it."""
+        """The start of the server's message, without the key in case it repeats it."""
         if self._key:
             text = text.replace(self._key, "...")
         return " ".join(text.split())[:_SHOWN] or "nothing"

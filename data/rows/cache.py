@@ -1,4 +1,4 @@
-"""Tokenised data on disk, found again by a key of everything that shaped it.
+"""Tokenised data on disk, under a hash of everything that shaped it.
 
 An entry is a folder that is whole or not there (`storage/folder.py`); its files carry checksums,
 so a damaged one is made anew. Read next: `prepare.py`.

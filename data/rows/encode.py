@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Encoded(NamedTuple):
-    """A document, and what the statistics and checks want to know of it."""
+    """A document, and what statistics and checks need of it."""
 
     document: Document
     masked: bool
@@ -67,19 +67,19 @@ class Encoder:
         Raises:
             RequestError: chats, but the tokenizer has no template.
         """
-        found: list[Encoded | BadRow | None] = [None] * len(records)
+        results: list[Encoded | BadRow | None] = [None] * len(records)
         written: dict[int, _Written] = {}
         for at, record in enumerate(records):
             try:
                 if isinstance(record, Tokens):
-                    found[at] = self._given(record)
+                    results[at] = self._given(record)
                 else:
                     written[at] = self._write(record)
             except BadRow as bad:
-                found[at] = bad
+                results[at] = bad
         for at, each in zip(written, self._encode(list(written.values())), strict=True):
-            found[at] = each
-        return [each for each in found if each is not None]
+            results[at] = each
+        return [each for each in results if each is not None]
 
     def _write(self, record: Text | Chat) -> _Written:
         if isinstance(record, Text):
@@ -110,8 +110,8 @@ class Encoder:
         masked = any(each.spans is not None for each in written)
         if masked and not self.tokenizer.is_fast:
             raise RequestError(
-                f"{type(self.tokenizer).__name__} cannot say which characters a token stands for, "
-                "so answers cannot be told from prompts; use its fast version or data.loss_on: all"
+                f"{type(self.tokenizer).__name__} cannot report which characters a token stands for, "
+                "so answers cannot be separated from prompts; use its fast version or data.loss_on: all"
             )
         batch = self.tokenizer(
             [each.text for each in written], add_special_tokens=False, verbose=False, return_offsets_mapping=masked
@@ -138,13 +138,13 @@ class Encoder:
         return self._fitted(document, masked=written.spans is not None, straddles=straddles)
 
     def _given(self, record: Tokens) -> Encoded | BadRow:
-        ids = np.asarray(record.ids, dtype=np.int64)
-        wrong = np.flatnonzero((ids < 0) | (ids >= len(self.tokenizer)))
-        if len(wrong):
-            at, last = int(wrong[0]), len(self.tokenizer) - 1
-            raise BadRow(f"input_ids[{at}] is {ids[at]}; the tokenizer's ids are 0 to {last}")
-        mask = np.ones(len(ids), bool) if record.in_loss is None else np.asarray(record.in_loss)
-        document = Document(ids.astype(np.int32), mask)
+        last = len(self.tokenizer) - 1
+        # before they become an array: a file may hold numbers that no array takes
+        if min(record.ids) < 0 or max(record.ids) > last:
+            at, number = next((at, each) for at, each in enumerate(record.ids) if not 0 <= each <= last)
+            raise BadRow(f"input_ids[{at}] is {number!s:.40}; the tokenizer's ids are 0 to {last}")
+        mask = np.ones(len(record.ids), bool) if record.in_loss is None else np.asarray(record.in_loss)
+        document = Document(np.asarray(record.ids, dtype=np.int32), mask)
         return self._fitted(document, masked=record.in_loss is not None, straddles=0)
 
     def _fitted(self, document: Document, *, masked: bool, straddles: int) -> Encoded | BadRow:

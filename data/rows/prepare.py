@@ -125,8 +125,8 @@ class _Preparation:
         """Every row of a source, tokenised batch by batch; stops on hopeless data."""
         read = _Read()
         allowed = self.config.max_rejected_share
-        found = self.reader.read(source)
-        while batch := list(islice(found, _BATCH)):
+        records = self.reader.read(source)
+        while batch := list(islice(records, _BATCH)):
             self._encode(batch, read)
             if read.tally.hopeless(allowed):
                 break
@@ -144,11 +144,11 @@ class _Preparation:
             if isinstance(each, Rejected):
                 read.tally.rejected.append(each)
                 continue
-            found = next(encoded)
-            if isinstance(found, BadRow):
-                read.tally.rejected.append(each.rejected(str(found)))
-            elif read.tally.add(found):
-                read.documents.append(found.document)
+            result = next(encoded)
+            if isinstance(result, BadRow):
+                read.tally.rejected.append(each.rejected(str(result)))
+            elif read.tally.add(result):
+                read.documents.append(result.document)
                 read.digests.append(digest(each.record))
 
     def _pack(self, documents: Sequence[Document], chosen: NDArray[np.bool_], key: str) -> PackedRows:
@@ -167,7 +167,7 @@ class _Preparation:
     ) -> DataReport:
         tallies = [each.tally for each in both]
         usable = sum(each.usable for each in tallies)
-        tokens, counted, places = token_counts(rows[0])
+        tokens, counted, positions = token_counts(rows[0])
         masked = any(each.masked for each in tallies) and self.encoder.template.exists
         return DataReport(
             source=source.name,
@@ -184,7 +184,7 @@ class _Preparation:
             tokens=tokens,
             validation_tokens=token_counts(rows[1])[0],
             loss_share=counted / max(tokens, 1),
-            fill=tokens / max(places, 1),
+            fill=tokens / max(positions, 1),
             fingerprint=rows[0].fingerprint,
         )
 
@@ -204,8 +204,8 @@ def _record(prepared: Prepared, out: Path | None) -> None:
 
 def _placed(config: DataConfig, source: Source) -> Iterator[Placed]:
     """The usable rows of a source; the rejected ones are reported when the rows are tokenised."""
-    found = RecordReader(config).read(source)
-    return (each for each in found if isinstance(each, Placed))
+    records = RecordReader(config).read(source)
+    return (each for each in records if isinstance(each, Placed))
 
 
 def _texts(placed: Placed) -> Iterator[str]:

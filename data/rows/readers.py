@@ -12,6 +12,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -101,16 +102,17 @@ def read_csv(path: Path) -> Rows:
     # bytes that are not UTF-8 become surrogates here and are refused by row in `shapes`
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as stream:
         delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
-        reader = csv.reader(stream, delimiter=delimiter, strict=True)
+        lines = _Lines(stream)
+        reader = csv.reader(lines, delimiter=delimiter, strict=True)
         header = _header(reader, path)
         while header:
-            line = reader.line_num + 1
+            line = lines.begin_row()
             try:
                 fields = next(reader)
             except StopIteration:
                 return
             except csv.Error as error:
-                yield Rejected(str(path), line, f"not CSV ({error})")
+                yield Rejected(str(path), line, f"not CSV ({error}){lines.after_error(str(error))}")
                 continue
             if len(fields) == len(header):
                 yield RawRow(str(path), line, dict(zip(header, fields)))
@@ -119,22 +121,77 @@ def read_csv(path: Path) -> Rows:
                 yield Rejected(str(path), line, reason)
 
 
+class _Lines:
+    """Lines for the CSV reader, which can be read again from the second one of a row on."""
+
+    def __init__(self, stream: Iterator[str]) -> None:
+        self._stream = stream
+        self._again: deque[str] = deque()
+        self._row: list[str] = []
+        self._number = 0  # of the last line handed out
+
+    def __iter__(self) -> _Lines:
+        return self
+
+    def __next__(self) -> str:
+        line = self._again.popleft() if self._again else next(self._stream)
+        self._number += 1
+        self._row.append(line)
+        return line
+
+    def begin_row(self) -> int:
+        """The number of the line where the next row begins."""
+        self._row.clear()
+        return self._number + 1
+
+    def after_error(self, error: str) -> str:
+        """Go on behind a row that is no CSV; returns what is lost with it, for the message.
+
+        A quote that is never closed runs to the end of the file, or of what a field may hold:
+        only its own line is lost then, and the next line begins a row.
+        """
+        if error.startswith(("unexpected end of data", "field larger")):
+            self._number -= len(self._row) - 1
+            self._again.extendleft(reversed(self._row[1:]))
+            return ""
+        return f"; lost up to line {self._number}" if len(self._row) > 1 else ""
+
+
 def read_text(path: Path, block: int) -> Rows:
-    """Plain text in blocks that end at a line end (or, without one, after `block` characters)."""
+    """Plain text in blocks that end at a line end (or, without one, after `block` characters).
+
+    A block with bytes that are not UTF-8 is rejected, and no other one with it.
+    """
     line = 1
-    try:
-        with path.open(encoding="utf-8-sig") as stream:
-            part = stream.read(block) + stream.readline(block)
-            while part:
-                following = stream.read(block)
-                if following:
-                    following += stream.readline(block)
-                if part.strip():
+    # bytes that are not UTF-8 become surrogates, which the block's own bytes tell from text
+    with path.open(encoding="utf-8-sig", errors="surrogateescape") as stream:
+        part = stream.read(block) + stream.readline(block)
+        while part:
+            following = stream.read(block)
+            if following:
+                following += stream.readline(block)
+            if part.strip():
+                bad = _bad_line(part)
+                if bad is None:
                     yield RawRow(str(path), line, {"text": part}, ends=not following)
-                line += part.count("\n")
-                part = following
+                else:
+                    yield Rejected(str(path), line + bad[0], bad[1])
+            line += part.count("\n")
+            part = following
+
+
+def _bad_line(text: str) -> tuple[int, str] | None:
+    """Index and reason of the first line whose bytes were not UTF-8 when they were read."""
+    if text.isascii():
+        return None
+    content = text.encode(errors="surrogateescape")
+    try:
+        content.decode()
     except UnicodeDecodeError as error:
-        yield Rejected(str(path), *_not_utf8(path, error))
+        before = content[: error.start]
+        at = error.start - (before.rfind(b"\n") + 1)
+        return before.count(b"\n"), f"not UTF-8 ({error.reason} at byte {at} of the line)"
+    return None
 
 
 def read_parquet(path: Path) -> Rows:
@@ -175,6 +232,14 @@ _READERS: dict[str, Callable[[Path], Rows]] = {
     ".parquet": read_parquet,
 }
 SUFFIXES = (*_READERS, *TEXT_SUFFIXES)
+
+
+def reader_version(path: Path) -> tuple[str, ...]:
+    """What a file's identity holds beside its content: raised where the same bytes give other rows.
+
+    2: a byte that is not UTF-8 and a quote that is never closed no longer cost the rest of the file.
+    """
+    return () if path.suffix.lower() in (".jsonl", ".ndjson", ".json", ".parquet") else ("reader 2",)
 
 
 def _ends(path: Path) -> bytes:
@@ -242,12 +307,12 @@ def _load(text: str) -> Any:
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object; a key given twice would silently lose the first value."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    columns = dict(pairs)
+    if len(columns) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"key {twice!r:.40} is there twice")
-    return found
+    return columns
 
 
 def _header(reader: Any, path: Path) -> list[str]:
@@ -288,8 +353,8 @@ def _not_utf8(path: Path, error: UnicodeDecodeError) -> tuple[int, str]:
 
 
 def _skip(text: str, at: int) -> int:
-    found = _BLANK.match(text, at)
-    return found.end() if found else at
+    blank = _BLANK.match(text, at)
+    return blank.end() if blank else at
 
 
 def _line_of(error: Exception, default: int = 1) -> int:

@@ -74,15 +74,15 @@ class RecordReader:
         return self.shapes[key]
 
     def _find(self, row: RawRow, columns: dict[str, Any]) -> RowShape:
-        where, found = f"{row.file}:{row.line}", ", ".join(row.columns) or "none"
+        where, names = f"{row.file}:{row.line}", ", ".join(row.columns) or "none"
         unknown = [name for name in self.config.columns if name not in row.columns]
         if unknown:
-            raise RequestError(f"data.columns renames {unknown[0]!r}, which {where} does not have; found {found}")
+            raise RequestError(f"data.columns renames {unknown[0]!r}, which {where} does not have; found {names}")
         shape = find_shape(columns) if self.config.shape == "auto" else self.config.shape
         if shape is None or not set(columns).issuperset(COLUMNS[shape]):
-            wanted = _known_shapes() if shape is None else _described(shape)
+            expected = _known_shapes() if shape is None else _described(shape)
             raise DataError(
-                f"{where}: the columns are {found}; expected {wanted}. Rename them with "
+                f"{where}: the columns are {names}; expected {expected}. Rename them with "
                 "data.columns, for example {question: prompt, answer: completion}"
             )
         return shape

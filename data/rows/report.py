@@ -52,7 +52,7 @@ class DataReport:
     loss_share: float
     """Share of the tokens that count in the loss."""
     fill: float
-    """Share of the packed rows' places that hold a token."""
+    """Share of the packed rows' positions that hold a token."""
     fingerprint: str
 
     def to_dict(self) -> dict[str, Any]:
@@ -78,14 +78,14 @@ class DataReport:
 
     def _files(self) -> dict[str, list[str]]:
         """Shape -> files that have it."""
-        found: dict[str, list[str]] = {}
+        files: dict[str, list[str]] = {}
         for file, shape in self.shapes.items():
-            found.setdefault(shape, []).append(Path(file).name)
-        return found
+            files.setdefault(shape, []).append(Path(file).name)
+        return files
 
 
 def _where(names: Sequence[str]) -> str:
-    """Which columns were found is told by file, the first few by name."""
+    """The files that have a shape, the first few by name."""
     more = f" and {len(names) - 4} more files" if len(names) > 4 else ""
     return f" in {', '.join(names[:4])}{more}"
 
@@ -102,14 +102,14 @@ class Tally:
     unlabelled: int = 0
     full: int = 0
 
-    def add(self, found: Encoded) -> bool:
+    def add(self, encoded: Encoded) -> bool:
         """Count a document; whether it can be trained on."""
         self.usable += 1
-        self.cut += found.cut
-        self.straddles += found.straddles
+        self.cut += encoded.cut
+        self.straddles += encoded.straddles
         # the first token has nothing before it, so it is never a label
-        labels = found.document.in_loss[1:]
-        if not found.masked:
+        labels = encoded.document.in_loss[1:]
+        if not encoded.masked:
             return True
         self.masked += 1
         self.full += bool(labels.all())
@@ -150,16 +150,16 @@ def check_tally(tally: Tally, source: str, allowed: float, rejected_file: Path |
 
 def write_rejected(rejected: Sequence[Rejected], folder: Path) -> Path:
     """`rejected.jsonl`: file, line and reason of each row left out; no file when there are none."""
-    place = folder / "rejected.jsonl"
+    path = folder / "rejected.jsonl"
     if not rejected:
-        place.unlink(missing_ok=True)
-        return place
-    write_text(place, "".join(json.dumps(each._asdict()) + "\n" for each in rejected))
-    return place
+        path.unlink(missing_ok=True)
+        return path
+    write_text(path, "".join(json.dumps(each._asdict()) + "\n" for each in rejected))
+    return path
 
 
 def token_counts(rows: PackedRows) -> tuple[int, int, int]:
-    """Tokens, tokens in the loss (as `PackedRows.batch` counts them), and places."""
+    """Tokens, tokens in the loss (as `PackedRows.batch` counts them), and positions."""
     real_RS = rows.document_RS >= 0
     first_RS = np.ones_like(real_RS)
     first_RS[:, 1:] = rows.document_RS[:, 1:] != rows.document_RS[:, :-1]

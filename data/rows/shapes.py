@@ -105,14 +105,26 @@ def clean_text(value: Any, what: str) -> str:
         raise BadRow(f"{what} has {len(value):,} characters; the limit is {MAX_ROW_BYTES:,}")
     if "\0" in value:
         raise BadRow(f"{what} contains a NUL character")
-    if not value.isascii():
+    _check_unicode(value, what)
+    return value
+
+
+def _check_unicode(value: Any, what: str) -> None:
+    """Raise BadRow where a text, or one inside an object or a list, cannot be written as UTF-8."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            _check_unicode(key, what)
+            _check_unicode(each, what)
+    elif isinstance(value, list):
+        for each in value:
+            _check_unicode(each, what)
+    elif isinstance(value, str) and not value.isascii():
         try:
             value.encode()
         except UnicodeEncodeError as error:
             raise BadRow(
                 f"{what} is not valid Unicode at character {error.start} (broken UTF-8, or half of a UTF-16 pair)"
             ) from error
-    return value
 
 
 def filled(value: Any, what: str) -> str:
@@ -132,7 +144,7 @@ def instruction_text(row: Mapping[str, Any]) -> str:
 
 
 def chat_messages(value: Any, column: str) -> list[dict[str, Any]]:
-    """The messages of a `messages` or `conversations` column, roles in our words."""
+    """The messages of a `messages` or `conversations` column, roles under our names."""
     value = _from_json(value, column)
     if not isinstance(value, list):
         raise BadRow(f"{column} is {kind_of(value)}; expected a list of messages")
@@ -142,7 +154,7 @@ def chat_messages(value: Any, column: str) -> list[dict[str, Any]]:
 
 
 def kind_of(value: Any) -> str:
-    """What a value is, in the words of JSON."""
+    """What a value is, in JSON's terms."""
     names = {dict: "an object", list: "a list", str: "text", bool: "a boolean", type(None): "null"}
     return names.get(type(value), "a number" if isinstance(value, int | float) else "no JSON value")
 
@@ -227,13 +239,15 @@ def _message(value: Any, what: str) -> dict[str, Any]:
     content = message.pop("content", message.pop("value", None))
     role = _SHAREGPT.get(role, role) if isinstance(role, str) else role
     if role not in ROLES:
-        found = "missing" if role is None else f"{role!r:.40}"
-        raise BadRow(f"the role of {what} is {found}; expected one of {', '.join(ROLES)}")
+        shown = "missing" if role is None else f"{role!r:.40}"
+        raise BadRow(f"the role of {what} is {shown}; expected one of {', '.join(ROLES)}")
     calls = message.get("tool_calls")
     if content is None and not (role == "assistant" and calls):
         raise BadRow(f"{what} ({role}) has no content")
     if calls is not None and not (isinstance(calls, list) and all(map(_is_object, calls))):
         raise BadRow(f"tool_calls of {what} is {kind_of(calls)}; expected a list of objects")
+    for name, each in message.items():
+        _check_unicode([name, each], f"{name!a:.40} of {what}")
     return {"role": role, "content": _content(content, what), **message}
 
 
@@ -245,13 +259,13 @@ def _content(value: Any, what: str) -> str:
         return clean_text(value, f"the content of {what}")
     for part in value:
         if not isinstance(part, dict) or part.get("type") != "text":
-            found = part.get("type") if isinstance(part, dict) else kind_of(part)
-            raise BadRow(f"{what} has a part of type {found!r:.40}; expected text alone")
+            kind = part.get("type") if isinstance(part, dict) else kind_of(part)
+            raise BadRow(f"{what} has a part of type {kind!r:.40}; expected text alone")
     return "".join(clean_text(part.get("text"), f"a part of {what}") for part in value)
 
 
 def _answered(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages, if an assistant says anything in them after somebody else has spoken."""
+    """The messages, if an assistant turn in them has content."""
     spoken = [m["content"] or m.get("tool_calls") for m in messages if m["role"] == "assistant"]
     if not any(spoken):
         raise BadRow(f"{'every' if spoken else 'no'} assistant turn{' is empty' if spoken else ''}")
@@ -264,6 +278,7 @@ def _tools(row: Mapping[str, Any]) -> list[dict[str, Any]] | None:
         return None
     if not isinstance(tools, list) or not all(map(_is_object, tools)):
         raise BadRow(f"tools is {kind_of(tools)}; expected a list of objects")
+    _check_unicode(tools, "tools")
     return tools
 
 

@@ -1,6 +1,6 @@
 """Where rows come from: the standard library, files, folders and globs, hub data sets.
 
-A source yields raw rows and says what content it has; it knows nothing of tokenizers.
+A source yields raw rows and has a hash of its content; it knows nothing of tokenizers.
 Read next: `readers.py` for file formats, `records.py` for what becomes of the rows.
 """
 
@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from ...errors import DataError, EnvironmentFailure, RequestError
 from ..config import DataConfig
-from .readers import SUFFIXES, RawRow, Rows, import_datasets, read_file
+from .readers import SUFFIXES, RawRow, Rows, import_datasets, read_file, reader_version
 from .stdlib import Split, stdlib_texts
 
 _log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class FileSource:
             yield from read_file(path, block=self.block)
 
     def identity(self) -> str:
-        return _hashed(part for path in self.files for part in (str(path), _content(path)))
+        return _hashed(part for path in self.files for part in (str(path), _content(path), *reader_version(path)))
 
 
 @dataclass(frozen=True)
@@ -118,23 +118,23 @@ def _open(source: str, config: DataConfig, *, split: str, part: Split) -> Source
 
 def find_files(source: str) -> list[Path]:
     """The data files that a path, a folder or a glob names, sorted."""
-    place = Path(source).expanduser()
-    if place.is_file():
-        if place.suffix.lower() in SUFFIXES:
-            return [place]
-        raise RequestError(f"data: {source} has the suffix {place.suffix!r}; readable are {', '.join(SUFFIXES)}")
-    if place.is_dir():
-        found = [path for path in place.rglob("*") if _is_data(path.relative_to(place), path)]
+    path = Path(source).expanduser()
+    if path.is_file():
+        if path.suffix.lower() in SUFFIXES:
+            return [path]
+        raise RequestError(f"data: {source} has the suffix {path.suffix!r}; readable are {', '.join(SUFFIXES)}")
+    if path.is_dir():
+        files = [each for each in path.rglob("*") if _is_data(each.relative_to(path), each)]
     elif glob.has_magic(source):
-        matches = (Path(path) for path in glob.iglob(str(place), recursive=True))  # noqa: PTH207 - absolute patterns too
-        found = [path for path in matches if _is_data(Path(path.name), path)]
+        matches = (Path(each) for each in glob.iglob(str(path), recursive=True))  # noqa: PTH207 - absolute patterns too
+        files = [each for each in matches if _is_data(Path(each.name), each)]
     else:
         raise RequestError(
             f"data: there is no {source!r}; expected `stdlib`, a file, a folder, a glob in quotes, or hub:NAME"
         )
-    if not found:
+    if not files:
         raise RequestError(f"data: {source} names no file with one of {', '.join(SUFFIXES)}")
-    return sorted(found)
+    return sorted(files)
 
 
 def _is_data(relative: Path, path: Path) -> bool:
@@ -185,8 +185,8 @@ def _content(path: Path) -> str:
 
 def _hashed(parts: Iterable[str]) -> str:
     """A hash of texts; lengths go in, so that no two lists run together."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for part in parts:
         content = part.encode("utf-8", errors="surrogatepass")
-        found.update(len(content).to_bytes(8, "big") + content)
-    return found.hexdigest()
+        digest.update(len(content).to_bytes(8, "big") + content)
+    return digest.hexdigest()

@@ -171,8 +171,8 @@ class ChatTemplate:
             return len(upto)
         probed = [*chat.messages]
         probed[at] = {**probed[at], "content": _PROBE}
-        _, found, behind = self._render(chat, probed).partition(_PROBE)
-        if not found or not text.endswith(behind):
+        _, probe, behind = self._render(chat, probed).partition(_PROBE)
+        if not probe or not text.endswith(behind):
             raise BadRow(f"the end of turn {at + 1} cannot be found in what the template renders")
         stop = self._specials.match(behind)
         return len(text) - len(behind) + (stop.end() if stop else 0)

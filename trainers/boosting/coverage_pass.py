@@ -1,4 +1,4 @@
-"""One pass over the samples says what an SSM covers; it is stored, and it is what is reported.
+"""One pass over the samples finds the labels that an SSM predicts; it is stored, and coverage is computed from it.
 
 Read next: `coverage.py`, the definitions; `boost.py`.
 
@@ -41,27 +41,27 @@ def labels_of(rows: PackedRows) -> Tensor:
     return torch.tensor(rows.in_loss_RS)
 
 
-def stored_matches(place: Path) -> Matches | None:
+def stored_matches(folder: Path) -> Matches | None:
     """What an earlier pass found; None where there was none, or what it wrote is damaged."""
-    found = derived_tensors(place / COVERAGE, dict.fromkeys(Matches._fields, (None, None)))
-    return None if found is None else Matches(**found)
+    matches = derived_tensors(folder / COVERAGE, dict.fromkeys(Matches._fields, (None, None)))
+    return None if matches is None else Matches(**matches)
 
 
 def measure_matches(
-    model: Any, samples: Continuations, place: Path, accelerator: Accelerator, *, chunk: int, vocabulary: int
+    model: Any, samples: Continuations, folder: Path, accelerator: Accelerator, *, chunk: int, vocabulary: int
 ) -> Matches:
     """Run `model` over all samples, store what it foresees, and return it on every process.
 
     `vocabulary`: the target's; rows that the model's projection has beyond it are never drafted.
     """
     weight_VH = model.get_output_embeddings().weight[:vocabulary]
-    found = Matches(
+    matches = Matches(
         *(_match_rows(model, weight_VH, rows, accelerator, chunk) for rows in (samples.train, samples.validation))
     )
     if accelerator.is_main_process:
-        write_tensors(place / COVERAGE, found._asdict())
+        write_tensors(folder / COVERAGE, matches._asdict())
     accelerator.wait_for_everyone()
-    return found
+    return matches
 
 
 @torch.no_grad()
@@ -83,18 +83,18 @@ def _match_rows(model: Any, weight_VH: Tensor, rows: PackedRows, accelerator: Ac
 
 
 def coverage_record(
-    found: Sequence[Matches], samples: Continuations, config: BoostConfig, *, draft: int
+    matches: Sequence[Matches], samples: Continuations, config: BoostConfig, *, draft: int
 ) -> dict[str, float]:
     """What the last of these SSMs covers, and all of them together.
 
     `covered` and `union` are shares of the held-out labels whose unit is foreseen, `train_...` of
-    the training ones; `teacher_forced` and `union_teacher_forced` are tokens of a draft of `draft` tokens that
+    the training ones; `foreseen` and `union_foreseen` are tokens of a draft of `draft` tokens that
     the target would accept at temperature 0, the mean over held-out positions.
     """
     values: dict[str, float] = {}
     for prefix, rows, each in (
-        ("", samples.validation, [one.validation for one in found]),
-        ("train_", samples.train, [one.train for one in found]),
+        ("", samples.validation, [one.validation for one in matches]),
+        ("train_", samples.train, [one.train for one in matches]),
     ):
         label_RS = labels_of(rows)
         accepted = [acceptance(one, label_RS, config) for one in each]
@@ -107,7 +107,7 @@ def coverage_record(
 
 
 def record_coverage(path: Path, number: int, values: dict[str, float]) -> None:
-    """Add SSM `number`'s record to `metrics.jsonl`, in place of one that says the same already."""
+    """Add SSM `number`'s record to `metrics.jsonl`, in place of an earlier one of that SSM."""
     kept = [line for line, known in records(path) if (known["kind"], known["step"]) != ("coverage", number)]
     kept.append(json.dumps({"kind": "coverage", "step": number, **values}))
     write_text(path, "\n".join(kept) + "\n")
@@ -116,10 +116,10 @@ def record_coverage(path: Path, number: int, values: dict[str, float]) -> None:
 def coverage_line(number: int, count: int, values: dict[str, float], config: BoostConfig) -> str:
     """The record for people."""
     unit = "continuations" if config.unit == "sample" else "spans"
-    words = f" of {config.match_tokens}" if config.match_tokens else ""
+    length = f" of {config.match_tokens}" if config.match_tokens else ""
     return (
-        f"SSM {number} of {count} covers {values['covered']:.1%} of the held-out {unit}{words}, "
+        f"SSM {number} of {count} covers {values['covered']:.1%} of the held-out {unit}{length}, "
         f"with those before it {values['union']:.1%} (training {values['train_covered']:.1%}, "
-        f"{values['train_union']:.1%}); a draft foresees {values['teacher_forced']:.2f} tokens, "
-        f"together {values['union_teacher_forced']:.2f}"
+        f"{values['train_union']:.1%}); a draft foresees {values['foreseen']:.2f} tokens, "
+        f"together {values['union_foreseen']:.2f}"
     )
