@@ -1,7 +1,8 @@
 """The losslessness audit: three proofs, their power, one verdict.
 
 1. enumeration: the rule on a tiny vocabulary, whole sequences against their exact distribution;
-2. Rosenblatt: the real pair's sampled tokens against the target's own conditional distributions;
+2. Rosenblatt: the real pair's sampled tokens against the target's own conditional distributions,
+   in all contexts together and by kinds of context;
 3. replay: the real pair's greedy tokens against the target's argmax.
 The verdict is `lossless` only if all of them pass. docs/audit.md explains why that convinces.
 """
@@ -30,11 +31,19 @@ from .miniature import Miniature, miniature_of
 from .plants import PLANTS, Plant
 from .replay import Replay, replay
 from .rosenblatt import Rosenblatt, judge, transforms
+from .scores import Scores, ScoreSums
 
 Decoder = Literal["draftsmith", "hf"]
-# chance that a correct decoder fails the audit; the four tests share it (Holm 1979)
+# chance that a correct decoder fails the audit, and what each test has of it (Holm 1979, weighted)
 FALSE_ALARM = 1e-3
-_TESTS = 4
+SHARES = {
+    "enumeration": 0.25,
+    "histogram of the real pair": 0.25,
+    "mean of the real pair": 0.1,
+    "serial dependence of the real pair": 0.1,
+    "contexts of the real pair": 0.2,
+    "near-ties of the greedy replay": 0.1,
+}
 _ENUMERATION_WARPER = Warper(temperature=0.7)
 Verdict = Literal["lossless", "NOT lossless", "lossy"]
 
@@ -53,6 +62,8 @@ class AuditReport:
     temperature: float
     enumeration: Enumeration | None
     rosenblatt: Rosenblatt
+    scores: Scores
+    """Of the real pair, context by context."""
     replay: Replay
     failures: list[str]
 
@@ -85,13 +96,17 @@ class AuditReport:
                 f"  enumeration: {e.sequences:,} sequences over {e.cells} cells,",
                 f"    chi-square {e.statistic:.1f}, p = {e.p_value:.3g}; would see a bias of {e.detectable:.4f}",
             ]
-        r, g = self.rosenblatt, self.replay
+        r, g, c = self.rosenblatt, self.replay, self.scores
         lines += [
             f"  real pair, T = {self.temperature:g}: {r.tokens:,} tokens, p = {r.histogram_p:.3g} (histogram),",
-            f"    {r.mean_p:.3g} (mean), {r.serial_p:.3g} (serial); would see a bias of {r.detectable:.4f}",
+            f"    {r.mean_p:.3g} (mean), {r.serial_p:.3g} (serial);",
+            f"    would see a bias along p - q of {r.detectable:.4f}",
+            f"    context by context: {len(c.tests)} tests, p = {c.p_value:.3g};",
+            f"    would see means shifted by {c.detectable:.3f} standard deviations",
             f"  real pair, T = 0: {g.argmax:,} of {g.tokens:,} tokens are the argmax,",
-            f"    {g.near_ties} near-ties, {g.bugs} bugs (noise {g.noise:.2g})",
-            "  a bias is a total variation, stated at power 0.99;",
+            f"    {g.near_ties} near-ties (rounding explains {g.explained:.1f}), {g.bugs} bugs (noise {g.noise:.2g})",
+            "  a bias is a total variation, stated at power 0.99, and along p - q has",
+            "  one sign in all contexts;",
             f"  a correct decoder fails once in {1 / FALSE_ALARM:,.0f} audits",
         ]
         lines += [f"  FAILED: {failure}" for failure in self.failures]
@@ -118,19 +133,21 @@ def audit(
     """
     bug = _plant(plant, decoder, drafter)
     warper = Warper(config.temperature, config.top_k, config.top_p)
-    level = FALSE_ALARM / _TESTS
     counted = None
     if decoder == "draftsmith":
-        counted = _enumerated(drafter, bug, rule, config, level)
+        counted = _enumerated(drafter, bug, rule, config, _level("enumeration"))
     write = _writer(target, drafter, config, bug, decoder, rule)
     asked, sampled = _sampled(prompts, config, write, warper)
     draft = drafter.backbone if isinstance(drafter, DraftModel) else None
-    judged = judge(transforms(target, draft, asked, sampled, warper, seed=config.seed), level)
+    sums = ScoreSums(target.vocabulary)
+    numbers = transforms(target, draft, asked, sampled, warper, seed=config.seed, scores=sums)
+    judged = judge(numbers, _level("histogram of the real pair"))
+    scores = sums.judge(_level("contexts of the real pair"))
     some = list(prompts[: config.prompts])
     greedy = replay(target, some, write(some, list(range(len(some))), Warper(0.0)))
-    failures = [] if is_lossy(rule) else _failures(counted, judged, greedy)
+    failures = [] if is_lossy(rule) else _failures(counted, judged, greedy, scores)
     verdict: Verdict = "NOT lossless" if failures else "lossy" if is_lossy(rule) else "lossless"
-    return AuditReport(verdict, decoder, rule, plant, config.temperature, counted, judged, greedy, failures)
+    return AuditReport(verdict, decoder, rule, plant, config.temperature, counted, judged, scores, greedy, failures)
 
 
 def _enumerated(
@@ -240,23 +257,40 @@ def _hf(
     return answers
 
 
-def _failures(counted: Enumeration | None, judged: Rosenblatt, greedy: Replay) -> list[str]:
-    """The tests that fail after Holm's correction, and the greedy bugs."""
-    found = [
-        ("histogram of the real pair", judged.histogram_p),
-        ("mean of the real pair", judged.mean_p),
-        ("serial dependence of the real pair", judged.serial_p),
-    ]
-    if counted is not None:
-        found.append(("enumeration", counted.p_value))
-    failures = []
-    for rank, (name, p_value) in enumerate(sorted(found, key=lambda each: each[1])):
-        if p_value > FALSE_ALARM / (len(found) - rank):
+def _level(test: str) -> float:
+    return FALSE_ALARM * SHARES[test]
+
+
+def _failures(
+    counted: Enumeration | None, judged: Rosenblatt, greedy: Replay, scores: Scores | None = None
+) -> list[str]:
+    """The tests that fail after Holm's correction, weighted by their shares, and the greedy bugs."""
+    p_values = {
+        "enumeration": None if counted is None else counted.p_value,
+        "histogram of the real pair": judged.histogram_p,
+        "mean of the real pair": judged.mean_p,
+        "serial dependence of the real pair": judged.serial_p,
+        "contexts of the real pair": None if scores is None else scores.p_value,
+        "near-ties of the greedy replay": greedy.near_tie_p,
+    }
+    made = {name: p_value for name, p_value in p_values.items() if p_value is not None}
+    failures, left = [], sum(SHARES[name] for name in made)
+    for name in sorted(made, key=lambda name: made[name] / SHARES[name]):
+        if made[name] > FALSE_ALARM * SHARES[name] / left:
             break
-        failures.append(f"{name}, p = {p_value:.3g}")
+        left -= SHARES[name]
+        failures.append(f"{name}, p = {made[name]:.3g}{_detail(name, greedy, scores)}")
     if greedy.bugs:
         failures.append(f"{greedy.bugs} greedy tokens are not the argmax: {greedy.first_bug}")
     return failures
+
+
+def _detail(name: str, greedy: Replay, scores: Scores | None) -> str:
+    if scores is not None and name == "contexts of the real pair":
+        return f" ({scores.worst.name})"
+    if name == "near-ties of the greedy replay":
+        return f" ({greedy.near_ties}, and rounding explains {greedy.explained:.1f})"
+    return ""
 
 
 def _plant(name: str | None, decoder: Decoder, drafter: Proposer) -> Plant | None:

@@ -17,11 +17,12 @@ def detectable_total_variation(cells: int, samples: int, level: float) -> float:
     Cauchy-Schwarz sum(d^2 / p) >= (sum |d|)^2 = 4 TV^2, whatever its shape. So any distribution further
     away than sqrt(lambda / 4n) is caught at least that often.
     """
-    needed = _noncentrality(cells - 1, level)
+    needed = noncentrality(cells - 1, level)
     return float((needed / (4 * samples)) ** 0.5)
 
 
-def _noncentrality(freedom: int, level: float) -> float:
+def noncentrality(freedom: int, level: float) -> float:
+    """What a chi-square test at `level` sees with power 0.99."""
     critical = stats.chi2.isf(level, freedom)
 
     def missing(noncentrality: float) -> float:

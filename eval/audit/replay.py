@@ -2,8 +2,12 @@
 
 What was emitted is replayed through the target one token at a time in fp32. A token that is not
 the argmax is a near-tie if its margin is smaller than what separates a one-token forward from a
-many-token forward of the same text, measured on the spot; anything else is a bug.
+many-token forward of the same text, measured on the spot; anything else is a bug. And near-ties
+must not be more than rounding explains: a decoder that emits the second best wherever two logits are
+close, where rounding would exchange few of them, fails by their number.
 Read next: `audit.py`.
+
+Shapes: M tokens of all answers, V vocabulary.
 """
 
 from __future__ import annotations
@@ -11,7 +15,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from scipy import stats
 from torch import Tensor
 
 from ...decoding.target.backbone import Backbone
@@ -26,6 +32,10 @@ class Replay:
     tokens: int
     argmax: int
     near_ties: int
+    explained: float
+    """Near-ties that rounding explains, at most: see `explained_near_ties`."""
+    near_tie_p: float
+    """Chance of so many near-ties or more if rounding made them."""
     bugs: int
     noise: float
     """Largest difference of a logit between a one-token and a many-token forward."""
@@ -40,6 +50,7 @@ def replay(target: Backbone, prompts: Sequence[Sequence[int]], answers: Sequence
     """Replay the answers and class every token."""
     counts = {"argmax": 0, "near": 0, "bug": 0}
     margins: list[float] = []
+    shifts: list[float] = []
     noise = 0.0
     first_bug = None
     singles = [one_by_one(target, p, a) for p, a in zip(prompts, answers, strict=True)]
@@ -47,6 +58,8 @@ def replay(target: Backbone, prompts: Sequence[Sequence[int]], answers: Sequence
         ids = torch.tensor([[*prompt, *answer]], device=target.device)
         many = target.model(ids, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
         noise = max(noise, float((many - single).abs().max()))
+        best = single.topk(2, dim=-1).indices
+        shifts += (many - single).gather(1, best).diff(dim=1)[:, 0].tolist()
     for row, (answer, single) in enumerate(zip(answers, singles, strict=True)):
         top = single.topk(2, dim=-1).values
         margins += (top[:, 0] - top[:, 1]).tolist()
@@ -59,16 +72,34 @@ def replay(target: Backbone, prompts: Sequence[Sequence[int]], answers: Sequence
                     f"request {row}, token {at}: emitted {token}, argmax "
                     f"{int(single[at].argmax())}, margin {gap:.3g} against noise {noise:.3g}"
                 )
+    explained = explained_near_ties(margins, shifts, noise)
     return Replay(
         len(margins),
         counts["argmax"],
         counts["near"],
+        explained,
+        float(stats.poisson.sf(counts["near"] - 1, explained)),
         counts["bug"],
         noise,
         min(margins, default=float("nan")),
         histogram_of(margins),
         first_bug,
     )
+
+
+def explained_near_ties(margins_M: Sequence[float], shifts_M: Sequence[float], noise: float) -> float:
+    """How many tokens rounding would exchange for the second best, an upper estimate.
+
+    `shifts_M`: by how much the distance of the two largest logits differs between a one-token and
+    a many-token forward. A margin m is exchanged if such a shift overcomes it, and never if it is no
+    near-tie. Half of the shifts point the other way. The estimate lets every shift be twice as large
+    as measured, as the decoder's calls have other shapes than the forward that it was measured on,
+    and adds two, larger than any margin, to those measured.
+    """
+    shift_M = np.sort(np.abs(np.asarray(shifts_M, dtype=np.float64)))
+    margin_X = np.asarray([m for m in margins_M if m <= 2 * noise], dtype=np.float64)
+    overcome_X = 2 + len(shift_M) - np.searchsorted(2 * shift_M, margin_X, side="left")
+    return float((overcome_X / (2 + len(shift_M))).sum()) / 2
 
 
 def _class(token: int, argmax: int, gap: float, noise: float) -> str:

@@ -3,18 +3,21 @@
 With F_t the target's warped distribution at the t-th emitted token, u_t = F_t(y-) + w p_t(y), w uniform, is
 independent and uniform for all t if and only if every token was drawn from it (Rosenblatt 1952).
 The vocabulary is ordered by p - q, so a bias towards or against the draft moves mass from one end
-of [0, 1] to the other, where the histogram sees it. Read next: `replay.py`.
+of [0, 1] to the other, where the histogram sees it. Biases that cancel over the contexts are left to
+`scores.py`. Read next: that, and `replay.py`.
 
-Shapes: R requests of a batch, S tokens of a sequence, V vocabulary, M emitted tokens.
+Shapes: S tokens of a sequence, V vocabulary, M emitted tokens, Y tokens in front of one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
@@ -23,6 +26,7 @@ from ...decoding.sampling import Warper
 from ...decoding.target.backbone import Backbone
 from ...drafters.model.draft_model import fit_vocabulary
 from .power import detectable_total_variation
+from .scores import FRONT, ScoreSums
 
 BINS = 20
 LAGS = 5
@@ -31,7 +35,11 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Rosenblatt:
-    """Three tests of the transforms; `detectable` is of the histogram."""
+    """Three tests of the transforms.
+
+    `detectable` is of the histogram: a bias along the order of the vocabulary, by p - q behind a
+    draft model and by p elsewhere, that has the same sign in all contexts.
+    """
 
     tokens: int
     histogram: list[int]
@@ -94,7 +102,42 @@ def serial_statistic(transforms: Sequence[Floats]) -> float:
     return total
 
 
+class Judged(NamedTuple):
+    """One answer's emitted tokens beside the distributions that they should come from."""
+
+    answer: int
+    p_MV: Tensor
+    q_MV: Tensor | None
+    emitted_M: Tensor
+    front_MY: Tensor
+    """The tokens in front of each, -1 where there is none."""
+
+
 @torch.inference_mode()
+def distributions(
+    target: Backbone,
+    draft: Backbone | None,
+    prompts: Sequence[Sequence[int]],
+    answers: Sequence[Sequence[int]],
+    warper: Warper,
+    *,
+    skip: int = 1,
+) -> Iterator[Judged]:
+    """What target and draft say at every emitted token, the first `skip` (from the prefill) left out."""
+    for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        if len(answer) <= skip:
+            continue
+        ids_1S = torch.tensor([[*prompt, *answer]], device=target.device)
+        first = len(prompt) - 1 + skip
+        p_MV = warper(target.model(ids_1S, use_cache=False).logits[0, first:-1])
+        q_MV = None
+        if draft is not None:
+            q_logits = draft.model(ids_1S, use_cache=False).logits[0, first:-1]
+            q_MV = warper(fit_vocabulary(q_logits, p_MV.shape[-1]))
+        front_MY = F.pad(ids_1S[0], (FRONT, 0), value=-1).unfold(0, FRONT, 1)[first + 1 : -1]
+        yield Judged(number, p_MV, q_MV, ids_1S[0, first + 1 :], front_MY)
+
+
 def transforms(
     target: Backbone,
     draft: Backbone | None,
@@ -104,26 +147,23 @@ def transforms(
     *,
     seed: int,
     skip: int = 1,
+    scores: ScoreSums | None = None,
 ) -> list[Floats]:
     """u_t of every emitted token of each answer, the first `skip` (from the prefill) left out.
 
-    Without a draft model the vocabulary is ordered by p alone.
+    Without a draft model the vocabulary is ordered by p alone. `scores`: added up on the way, as
+    the distributions of all tokens are more than memory holds.
     """
     rng = np.random.default_rng(seed)
+    numbers: dict[tuple[int, ...], int] = {}
     found = []
-    for prompt, answer in zip(prompts, answers, strict=True):
-        if len(answer) <= skip:
-            continue
-        ids_1S = torch.tensor([[*prompt, *answer]], device=target.device)
-        first = len(prompt) - 1 + skip
-        p_MV = warper(target.model(ids_1S, use_cache=False).logits[0, first:-1])
-        q_MV = torch.zeros_like(p_MV)
-        if draft is not None:
-            q_logits = draft.model(ids_1S, use_cache=False).logits[0, first:-1]
-            q_MV = warper(fit_vocabulary(q_logits, p_MV.shape[-1]))
-        w_M = torch.from_numpy(rng.random(len(p_MV))).to(p_MV.device)
-        emitted_M = torch.tensor(answer[skip:], device=p_MV.device)
-        found.append(transform(p_MV, q_MV, emitted_M, w_M).cpu().numpy())
+    for each in distributions(target, draft, prompts, answers, warper, skip=skip):
+        w_M = torch.from_numpy(rng.random(len(each.p_MV))).to(each.p_MV.device)
+        q_MV = torch.zeros_like(each.p_MV) if each.q_MV is None else each.q_MV
+        found.append(transform(each.p_MV, q_MV, each.emitted_M, w_M).cpu().numpy())
+        if scores is not None:
+            number = numbers.setdefault(tuple(prompts[each.answer]), len(numbers))
+            scores.add(each.p_MV, each.q_MV, each.emitted_M, each.front_MY, prompt=number)
     return found
 
 
