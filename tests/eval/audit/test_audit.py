@@ -137,7 +137,7 @@ def test_a_right_decoder_is_called_lossless(pair) -> None:
     assert "a bias along p - q of" in report.text()
     assert report.to_dict()["rosenblatt"]["tokens"] >= 6000
     assert report.to_dict()["scores"]["tokens"] == report.rosenblatt.tokens
-    assert len(report.scores.tests) > 20
+    assert len(report.scores.tests) > 12
 
 
 # that enumeration alone catches each is tested above; here one bug of a draft, a rule, a tree
