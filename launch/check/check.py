@@ -21,7 +21,7 @@ from .boost import runs
 from .features import check_features
 from .memory import check_sharding, devices_of, in_units, trained
 from .models import SAMPLE, Models, check_model, check_target
-from .room import check_room, probe_depth
+from .room import check_probe_length, check_room, probe_depth
 from .unread import check_read
 
 if TYPE_CHECKING:
@@ -237,6 +237,7 @@ def _prompts(recipe: Recipe, models: Models) -> str:
     answer = max(config.max_new_tokens, audit.max_new_tokens, recipe.probe.max_new_tokens)
     depth = max(config.draft_length, audit.draft_length, probe_depth(recipe), *config.sweep)
     check_room(recipe, models.target().config, longest, answer=answer, depth=depth)
+    check_probe_length(recipe)
     categories = sorted({prompt.category for prompt in prompts})
     bound = models.described or any(len(prompt.turns) > 1 for prompt in prompts)
     return (

@@ -32,6 +32,19 @@ def check_room(recipe: Recipe, config: Any, longest: int, *, answer: int, depth:
         )
 
 
+def check_probe_length(recipe: Recipe) -> None:
+    """Raise RequestError where a probe's answers are too short for a step that tau counts.
+
+    Then no probe says which draft is the best (docs/evaluation.md, which steps count).
+    """
+    answer, depth = recipe.probe.max_new_tokens, probe_depth(recipe)
+    if answer < depth + 2:
+        raise RequestError(
+            f"probe.max_new_tokens is {answer}, and the probes draft up to {depth} tokens per target call: the length "
+            f"limit may cut every step, so tau counts none; set --probe.max_new_tokens {depth + 2} or more"
+        )
+
+
 def probe_depth(recipe: Recipe) -> int:
     """Most tokens that a probe drafts per target call."""
     heads = dict.fromkeys(("medusa", "medusa2", "hydra"), recipe.medusa.heads)

@@ -62,9 +62,7 @@ def test_each_batch_is_timed_on_its_own_prompts() -> None:
     target = make_target("qwen3")
     config = EvalConfig(max_new_tokens=12, batch=2, repeats=1)
     (run,) = decode(target, [(Arm("a", make_drafter(target)), None)], REQUESTS, config, 0.0)
-    plain = [
-        autoregressive(target, [each.ids], warper=Warper(0.0), max_new_tokens=12).tokens[0] for each in REQUESTS
-    ]
+    plain = [autoregressive(target, [each.ids], warper=Warper(0.0), max_new_tokens=12).tokens[0] for each in REQUESTS]
     assert run.baseline_texts == plain
 
 
@@ -117,5 +115,7 @@ def test_answers_too_short_for_a_step_that_counts() -> None:
         evaluate(target, arms, REQUESTS, config)
     check_answer_length(arms, config.model_copy(update={"max_new_tokens": 12}))
     check_answer_length(arms[:1], config)
-    with pytest.raises(RequestError, match=r"is 11, and eval.sweep drafts up to 16 tokens .* --eval.max_new_tokens 18"):
+    with pytest.raises(
+        RequestError, match=r"is 11, and eval.sweep drafts up to 16 tokens .* --eval.max_new_tokens 18"
+    ):
         check_answer_length(arms[:1], config.model_copy(update={"sweep": [2, 16]}))

@@ -271,6 +271,18 @@ def test_no_verdict_no_acceptance(run_folder: Path) -> None:
     assert "has not been audited" in (run_folder / "report.md").read_text(encoding="utf-8")
 
 
+def test_a_row_that_was_not_audited_itself_says_so(run_folder: Path) -> None:
+    results = read(run_folder, "results.json")
+    results["rows"].append({**results["rows"][0], "method": "untrained draft"})
+    write(run_folder, "results.json", results)
+    page = write_report(run_folder).read_text(encoding="utf-8")
+    markdown = (run_folder / "report.md").read_text(encoding="utf-8")
+    note = "untrained draft was not audited itself: its verdict is that of draft model"
+    assert page.count("as draft model<") == 2
+    assert markdown.count("| lossless (as draft model) |") == 2
+    assert page.count(note) == markdown.count(note) == 1
+
+
 def test_a_failed_audit_is_not_hidden(run_folder: Path) -> None:
     results, audit = read(run_folder, "results.json"), read(run_folder, "audit.json")
     results["rows"][-1]["verdict"] = "NOT lossless"

@@ -149,3 +149,16 @@ def test_interval(value: list[float | None], text: str) -> None:
 )
 def test_number(value: float | None, text: str) -> None:
     assert number(value) == text
+
+
+def test_a_verdict_that_is_another_drafters(results: dict[str, Any]) -> None:
+    """In place of `lossless`; what is not lossless stays called so."""
+    row = {**results["rows"][0], "method": "untrained draft"}
+    results["rows"].append(row)
+    text = printed(results)
+    assert text.count("as draft model") == 2, "beside tau, and beside acceptance by depth"
+    assert max(map(cell_len, text.splitlines())) <= 80
+    row["verdict"] = "NOT lossless"
+    assert "as draft model" not in printed(results)
+    row |= {"verdict": "not audited", "audited": None}
+    assert printed(results).count("not audited") == 2

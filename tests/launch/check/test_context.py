@@ -134,7 +134,7 @@ SHORT = {
     "eval__sweep": "[1]",
     "audit__max_new_tokens": 8,
     "audit__draft_length": 2,
-    "probe__max_new_tokens": 3,
+    "probe__max_new_tokens": 4,
     "probe__draft_length": 2,
     "medusa__heads": 2,
     "bpd__block": 3,
@@ -175,6 +175,19 @@ def test_prompts_beyond_the_context(method: str, change: dict[str, int], place: 
     changed |= {"data__source": str(tmp_path / "none.jsonl"), "probe__max_new_tokens": "9"}
     with pytest.raises(RequestError, match=said):
         train(f"{method}-tiny", out=tmp_path / "out", **changed)
+
+
+def test_probes_too_short_for_a_step_that_counts(place: Path, tmp_path: Path) -> None:
+    """Every tau would be missing, and the first probe's draft the best for ever."""
+    flags = {"target__path": place / "mistral", "eval__prompts": place / "prompts.jsonl"}
+    message = "probe.max_new_tokens is 3, and the probes draft up to 2 tokens .* set --probe.max_new_tokens 4 or more"
+    recipe = recipe_of("eagle", **flags, **SHORT | {"probe__max_new_tokens": 3})
+    with pytest.raises(RequestError, match=message):
+        _prompts(recipe, Models(recipe))
+    changed = {name: str(value) for name, value in (flags | SHORT).items()}
+    changed |= {"data__source": str(tmp_path / "none.jsonl"), "probe__max_new_tokens": "3"}
+    with pytest.raises(RequestError, match=message):
+        train("eagle-tiny", out=tmp_path / "out", **changed)
 
 
 def test_rows_with_tokens_that_the_target_lacks(place: Path, tmp_path: Path) -> None:
