@@ -31,7 +31,7 @@ SMALL_AUDIT = shlex.split(
     "--audit.tokens 500 --audit.sequences 10000 --audit.prompts 1 --audit.max_new_tokens 8 "
     "--audit.batch 4 --eval.limit 2"
 )
-SMALL_EVAL = [*SMALL_AUDIT, *["--eval.max_new_tokens", "12", "--eval.sweep", "[1]", "--eval.repeats", "1"]]
+SMALL_EVAL = [*SMALL_AUDIT, *["--eval.max_new_tokens", "21", "--eval.sweep", "[1]", "--eval.repeats", "1"]]
 EXTRA = {
     "train": SMALL_TRAINING,
     "eval": SMALL_EVAL,

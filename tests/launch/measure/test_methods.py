@@ -211,7 +211,7 @@ def test_retrieval(places: dict[str, str], tmp_path: Path, capfd: Captured) -> N
     assert start == "next"
     line = command.replace("--method rest", "--method rest,llma")
     line += f" --drafter.llma_references {{texts}} --out {tmp_path}"
-    assert run(line, places) == 0
+    assert run(line, places, "--drafter.llma_tokens", "10") == 0
     rows = results_of(tmp_path, ["rest", "llma"])
     assert all(row["mean_nodes"] > 1 for row in rows[:2])
 
