@@ -103,8 +103,8 @@ def test_samples_are_the_targets_own_words(speaker: Backbone, prepared: Prepared
         for row in range(0, len(rows), 8):
             ids = batch["input_ids"][row].tolist()
             assert (tuple(ids[:6]) in held) is from_held_out
-            said = autoregressive(speaker, [ids[:6]], warper=Warper(0.0), max_new_tokens=5)
-            assert ids[6:] == said.tokens[0]
+            made = autoregressive(speaker, [ids[:6]], warper=Warper(0.0), max_new_tokens=5)
+            assert ids[6:] == made.tokens[0]
             assert batch["loss_mask"][row].tolist() == [False] * 6 + [True] * 5
 
 
