@@ -31,10 +31,11 @@ import psutil
 import torch
 import torch.nn.functional as F
 from draftsmith.eval.measure.environment import processor
+from draftsmith.launch.recipe.load import Recipe
 from draftsmith.storage import write_text
 from draftsmith.trainers import eagle3, medusa
 from draftsmith.trainers.config import Eagle3Config, MedusaConfig, ModelConfig, ObjectiveConfig
-from draftsmith.trainers.eagle import counted as counted_ahead
+from draftsmith.trainers.labels import has_label
 from draftsmith.trainers.losses.chunked import ChunkedLoss, Teacher
 from draftsmith.trainers.losses.mix import Mix
 from draftsmith.trainers.student.architecture import fresh_model
@@ -89,7 +90,8 @@ def medusa_pair(args: argparse.Namespace) -> Pair:
     """Medusa-1's own loss, sum_k 0.8^k CE_k, of one row."""
     config = MedusaConfig(heads=args.heads)
     objective = ObjectiveConfig(kl=0.0, ce=1.0, chunk=args.chunk)
-    goal = medusa.build(config, objective, random_target(args), nowhere)
+    recipe, target = Recipe(method="medusa", medusa=config, objective=objective), random_target(args)
+    goal = medusa.MedusaObjective(recipe, medusa.student(recipe, target), target, nowhere)
     goal.module.to(args.device)
     batch = one_row(args)
     teacher_output = goal.prepare(batch)
@@ -98,7 +100,7 @@ def medusa_pair(args: argparse.Namespace) -> Pair:
     def plain() -> Tensor:
         total = torch.zeros((), device=args.device)
         for k in range(1, args.heads + 1):
-            counts = medusa.counted(batch, k)
+            counts = has_label(batch, k + 1)
             hidden = heads.head(k, teacher_output.hidden_RSH[:, : -(k + 1)][counts])
             logits = heads.lm_heads[k - 1](hidden).float()
             label = batch["input_ids"][:, k + 1 :][counts]
@@ -113,19 +115,21 @@ def eagle3_pair(args: argparse.Namespace) -> Pair:
     config = Eagle3Config(passes=args.passes, layers=(0, 1, 2))
     every = args.vocabulary // args.draft_vocabulary
     ids = range(0, every * args.draft_vocabulary, every)
-    goal = eagle3.build(config, ObjectiveConfig(chunk=args.chunk), random_target(args), ids, nowhere)
+    recipe = Recipe(method="eagle3", eagle3=config, objective=ObjectiveConfig(chunk=args.chunk))
+    target = random_target(args)
+    goal = eagle3.Eagle3Objective(recipe, eagle3.student(recipe, target, ids), target, nowhere)
     goal.module.to(args.device)
     batch = one_row(args)
     teacher_output = goal.prepare(batch)
     net: Any = goal.draft()
 
     def plain() -> Tensor:
-        target_RSV = (teacher_output.hidden_RSH @ teacher_output.head_VH.T).float()
+        target_RSV = (teacher_output.hidden_RSH @ target.get_output_embeddings().weight.T).float()
         probs_RSU = target_RSV[..., net.ids_U].softmax(-1)
         drafted_RS = net.t2d[target_RSV.argmax(-1)]
         del target_RSV
         outputs = net.unroll(
-            net.fuse(teacher_output.features_RSF),
+            net.fuse(teacher_output.fused_RSF),
             teacher_output.embeds_RSH,
             batch["positions"],
             batch["documents"],
@@ -135,7 +139,7 @@ def eagle3_pair(args: argparse.Namespace) -> Pair:
         for j, out_RSH in enumerate(outputs):
             log_q = net.head(out_RSH[:, : -(2 + j)]).float().log_softmax(-1)
             each = -(probs_RSU[:, 1 + j : -1] * log_q).sum(-1) * drafted_RS[:, 1 + j : -1]
-            total = total + config.decay**j * (each * counted_ahead(batch, 2 + j)).sum()
+            total = total + config.decay**j * (each * has_label(batch, 2 + j)).sum()
         return total
 
     return Pair(goal.module, plain, lambda: goal.module(batch, teacher_output)[0])

@@ -31,7 +31,7 @@ from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import RequestError
 from draftsmith.eval.measure.environment import environment
 from draftsmith.launch.recipe.load import load_recipe
-from draftsmith.trainers.distill import draft_model
+from draftsmith.trainers.student.draft import draft_model
 
 PARTS = ((ensemble, "merge"), (ensemble, "compact"), (backbone, "tree_mask"))
 

@@ -36,13 +36,12 @@ def export(request: Export) -> str:
         raise RequestError(f"{out} exists; name a new folder by --out")
     writable_folder(out.parent)
 
-    from ..decoding.target.hub import EMBEDDED, embedded_target, load_config, load_tokenizer
+    from ..decoding.target.hub import EMBEDDED, embedded_target, load_config, load_tokenizer, skeleton
     from ..decoding.target.loading import load_model
     from ..drafters.export import ServedTarget, check_served, export_of
     from ..drafters.folder import read_entry
     from ..drafters.heads.medusa import projection_of
     from ..drafters.identity import TargetIdentity
-    from .check.models import skeleton
 
     entry = read_entry(run / "drafter")
     family, settings = entry["family"], entry["settings"]

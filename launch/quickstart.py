@@ -103,7 +103,7 @@ def _untrained(pair: Loaded, requests: list[Request], trained: Arm) -> dict[str,
     from ..drafters.model.draft_model import DraftModel
     from ..eval.measure.arms import Arm
     from ..eval.measure.evaluate import evaluate
-    from ..trainers.distill import draft_model
+    from ..trainers.student.draft import draft_model
 
     recipe: Recipe = pair.recipe
     torch.manual_seed(recipe.loop.seed)

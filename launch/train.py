@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from .recipe.load import Recipe, Resolved, load_recipe
 
 if TYPE_CHECKING:
     from ..decoding.target.backbone import Backbone
-    from ..trainers.loop.loop import Outcome, Plan, Probe
+    from ..trainers.loop.loop import Outcome, Probe
 
 _log = logging.getLogger(__name__)
 
@@ -163,14 +164,11 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _dispatch(recipe: Recipe, out: Path, resume: str) -> Outcome:
-    from ..trainers.loop.loop import Plan
-
-    plan = Plan(recipe.loop, recipe.optimizer, recipe.checkpoint, recipe.probe)
     status = _Status(out)
     try:
         with explain_full_disk(out):
             status.write("running", None)
-            outcome = _train_method(recipe, plan, out, resume)
+            outcome = _train_method(recipe, out, resume)
             status.write("finished", 0)
     except BaseException as error:  # whatever ends the run
         status.fail(error)
@@ -178,61 +176,10 @@ def _dispatch(recipe: Recipe, out: Path, resume: str) -> Outcome:
     return outcome
 
 
-def _train_method(recipe: Recipe, plan: Plan, out: Path, resume: str) -> Outcome:
-    if recipe.method == "target":
-        from ..trainers import target
-
-        return target.run(
-            data=recipe.data,
-            tokenizer=recipe.tokenizer,
-            model=recipe.model,
-            objective=recipe.objective,
-            plan=plan,
-            out=out,
-            resume=resume,
-        )
-    common: dict[str, Any] = {
-        "target": recipe.target,
-        "features": recipe.features,
-        "data": recipe.data,
-        "model": recipe.model,
-        "objective": recipe.objective,
-        "plan": plan,
-        "out": out,
-        "resume": resume,
-        "make_probe": lambda target: _probe(target, recipe),
-    }
-    if recipe.method == "medusa":
-        from ..trainers import medusa
-
-        return medusa.run(medusa=recipe.medusa, **common)
-    if recipe.method == "medusa2":
-        from ..trainers import medusa2
-
-        return medusa2.run(medusa=recipe.medusa, medusa2=recipe.medusa2, tune=recipe.tune, **common)
-    if recipe.method == "hydra":
-        from ..trainers import hydra
-
-        return hydra.run(medusa=recipe.medusa, **common)
-    if recipe.method == "bpd":
-        from ..trainers import bpd
-
-        return bpd.run(bpd=recipe.bpd, tune=recipe.tune, **common)
-    if recipe.method == "eagle":
-        from ..trainers import eagle
-
-        return eagle.run(eagle=recipe.eagle, **common)
-    if recipe.method == "eagle3":
-        from ..trainers import eagle3
-
-        return eagle3.run(eagle3=recipe.eagle3, **common)
-    if recipe.method == "boost":
-        from ..trainers import boost
-
-        return boost.run(boost=recipe.boost, lora=recipe.lora, **common)
-    from ..trainers import distill
-
-    return distill.run(lora=recipe.lora, rollouts=recipe.rollouts, **common)
+def _train_method(recipe: Recipe, out: Path, resume: str) -> Outcome:
+    method = import_module(f"..trainers.{recipe.method}", __package__)
+    outcome: Outcome = method.run(recipe, out, resume, lambda target: _probe(target, recipe))
+    return outcome
 
 
 def _probe(target: Backbone, recipe: Recipe) -> Probe:

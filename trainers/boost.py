@@ -3,9 +3,11 @@
 SpecInfer's collective boost-tuning (Miao et al. 2023, arXiv 2305.09781, section 3). The target
 continues prompts of a corpus once; SSM k is distilled on those continuations, less what SSMs 1 to
 k - 1 cover, or with less weight on it (`coverage.py`). Each round is an ordinary run in
-`out/ssm-k` with checkpoints of its own, then one pass that says what the SSM covers. Stages that
-are complete are not done again, so a killed run goes on where it was. Read next: `coverage.py`,
-the mathematics; `side_by_side.py`, all SSMs in the same steps; `data/generate/continuations.py`.
+`out/ssm-k` with checkpoints of its own, then one pass that measures what the SSM covers. Stages that
+are complete are not done again, so a killed run continues where it was. Order of the file, as in
+every trainer: what it requires and what is trained, the teacher's side, the run. Read next:
+`boosting/coverage.py`, the mathematics; `boosting/side_by_side.py`, all SSMs in the same steps;
+`data/generate/continuations.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING
 
 import torch
 from accelerate import Accelerator
@@ -25,14 +27,10 @@ from torch import nn
 from ..data.generate.continuations import Continuations, Team, Wanted, continuations
 from ..data.rows.cache import Prepared
 from ..decoding.target.backbone import Backbone
-from ..drafters.folder import check_trainable_model, read_entry, save_draft_model
-from ..drafters.identity import TargetIdentity
 from ..drafters.model.ensemble import save_ensemble
 from ..drafters.registry import load_chain_draft
 from ..errors import RequestError
 from ..storage import replace_folder
-from . import distill
-from .boosting import side_by_side
 from .boosting.coverage import acceptance, left_share, weights
 from .boosting.coverage_pass import (
     Matches,
@@ -44,72 +42,137 @@ from .boosting.coverage_pass import (
     stored_matches,
 )
 from .boosting.members import (
+    check_derived_members,
     check_members,
+    check_origins,
     derived_folder,
     drafter_of,
     member_lora,
     member_model,
     member_plan,
-    own_member,
+    trained_models,
 )
-from .config import FROM_TARGET, BoostConfig, LoraConfig, ModelConfig, ObjectiveConfig
+from .boosting.side_by_side import SideBySide
+from .config import FROM_TARGET, BoostConfig, LoraConfig, ModelConfig
 from .loop.loop import Outcome, Plan, Probe
-from .loop.objective import Objective
+from .loop.objective import Batch, Objective
 from .loop.setup import make_accelerator, run_loop
+from .loop.sharding import standalone
+from .losses.chunked import Teacher
+from .losses.terms import check_terms
 from .losses.weighted_rows import WeightedRows
-from .pruning.layers import prune
-from .student.lora import save_adapted
+from .sections import MakeProbe, Run, Sections
+from .student.distillation import DraftStudent, teacher_of
+from .student.draft import cut_from_target, make_draft, save_draft
+from .student.lora import check_adapter
 from .teacher.feature_cache import feature_source, model_hash
-from .teacher.frozen import Given, begin
+from .teacher.features import FeatureSource, OnlineFeatures
+from .teacher.frozen import Save, check_teacher, freeze, load_teacher, plan_of, prepare_rows
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _log = logging.getLogger(__name__)
 
 
-def run(
-    *, model: ModelConfig, objective: ObjectiveConfig, boost: BoostConfig, lora: LoraConfig, **given: Unpack[Given]
-) -> Outcome:
+def check_recipe(recipe: Sections) -> None:
+    """Raise RequestError where nothing would be learnt, or origins, sizes and adapters do not fit the members."""
+    check_terms(recipe.objective)
+    check_adapter(recipe.lora, recipe.model, recipe.method)
+    check_members(recipe.boost, recipe.lora, recipe.model)
+
+
+def check_target(recipe: Sections, target: PreTrainedModel) -> None:
+    """Raise RequestError for logits that are more than a projection, or samples beyond the context."""
+    check_teacher(recipe, target)
+
+
+def student(recipe: Sections, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> nn.Module:
+    """What is trained at the same time: all SSMs where they are trained side by side, else the largest."""
+    if recipe.lora.rank is not None:  # adapters on one base, one after another
+        return make_draft(recipe, recipe.model, recipe.lora, target, tokenizer)
+    drafts = students(recipe, target, tokenizer)
+    if recipe.boost.order == "side_by_side":
+        return nn.ModuleList(drafts)
+    return max(drafts, key=_parameters)
+
+
+def students(
+    recipe: Sections, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None
+) -> list[PreTrainedModel]:
+    """Every SSM that is trained; those derived from the target as it stands are not among them."""
+    models = trained_models(recipe.boost, recipe.model)
+    return [make_draft(recipe, model, LoraConfig(), target, tokenizer) for model in models]
+
+
+def _parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+class SsmObjective:
+    """Trains one SSM to have the distribution of the frozen `target` on what is left for it."""
+
+    def __init__(self, student: DraftStudent, target: PreTrainedModel, save: Save) -> None:
+        self._student, self._target, self._save = student, freeze(target), save
+        self.module: nn.Module = student
+        self.features: FeatureSource = OnlineFeatures(target)
+
+    def set_steps(self, steps: int) -> None:
+        """How many steps the round has: the mix moves over a share of them."""
+        self._student.set_steps(steps)
+
+    def begin_step(self, step: int, _seed: int) -> None:
+        """Minimise that step's mix."""
+        self._student.begin_step(step)
+
+    @torch.no_grad()
+    def prepare(self, batch: Batch) -> Teacher:
+        """The target's last hidden states at the labelled positions."""
+        (hidden_RSH,) = self.features(batch)
+        return teacher_of(self._target, hidden_RSH, batch)
+
+    def export(self, folder: Path) -> None:
+        """Write a drafter folder."""
+        self._save(standalone(self._student.draft), folder)
+
+    def draft(self) -> nn.Module:
+        return self._student.draft
+
+
+def run(recipe: Sections, out: Path, resume: str = "auto", make_probe: MakeProbe | None = None) -> Outcome:
     """Boost-tune SSMs into `out/drafter`, an ensemble.
 
     Raises:
         RequestError: origins or sizes that do not fit the members; `resume` is a path.
     """
-    check_members(boost, lora, model)
-    check_resume(given["out"], given["resume"])
-    accelerator, target, rows = begin(given)
-    _check_member_targets(boost, target)
-    _check_origins(boost, model, target)
-    samples = _samples(target, rows, boost, given, accelerator)
-    run = Boosting(model, objective, boost, given, target, rows, samples, lora)
-    return run.together(accelerator) if boost.order == "side_by_side" else run.in_turn(accelerator)
+    check_recipe(recipe)
+    check_resume(out, resume)
+    run_ = Run(recipe, out, resume, make_probe)
+    accelerator, target = load_teacher(run_, check_target)
+    check_derived_members(recipe.boost, target)
+    check_origins(recipe.boost, recipe.model, target)
+    rows = prepare_rows(run_, accelerator, target)
+    samples = _samples(target, rows, recipe.boost, out, accelerator)
+    boosting = Boosting(run_, target, rows, samples)
+    if recipe.boost.order == "side_by_side":
+        return boosting.together(accelerator)
+    return boosting.in_turn(accelerator)
 
 
 class Boosting:
     """One run: the SSMs one after another, or side by side."""
 
-    def __init__(
-        self,
-        model: ModelConfig,
-        objective: ObjectiveConfig,
-        boost: BoostConfig,
-        given: Given,
-        target: Backbone,
-        rows: Prepared,
-        samples: Continuations,
-        lora: LoraConfig | None = None,
-    ) -> None:
-        self.lora = lora or LoraConfig()
-        self.model, self.objective, self.boost, self.given = model, objective, boost, given
-        self.target, self.samples, self.out = target, samples, given["out"]
+    def __init__(self, run: Run, target: Backbone, rows: Prepared, samples: Continuations) -> None:
+        self.run, self.recipe, self.out, self.plan = run, run.recipe, run.out, plan_of(run.recipe)
+        self.boost = run.recipe.boost
+        self.chunk = run.recipe.objective.chunk
+        self.target, self.samples = target, samples
         self.label_RS = labels_of(samples.train)
         # what the feature cache and the loop know as rows
         self.rows = replace(rows, train=samples.train, validation=samples.validation)
-        self.found: list[Matches] = []
+        self.matches: list[Matches] = []
         self.earlier: list[nn.Module] = []
-        make_probe = given["make_probe"]
-        self.probe = None if make_probe is None else make_probe(target)
+        self.probe = None if run.make_probe is None else run.make_probe(target)
 
     def in_turn(self, accelerator: Accelerator) -> Outcome:
         """All rounds, those that are complete passed over, and the ensemble of them."""
@@ -123,7 +186,7 @@ class Boosting:
                 self.adopt(number, derived, accelerator)
             elif stored_matches(self.out / f"ssm-{number}") is None:
                 outcome = self.train(number, weighted, accelerator)
-            steps += 0 if derived else self.given["plan"].loop.steps
+            steps += 0 if derived else self.plan.loop.steps
             self.take(drafter_of(self.out, number), number, accelerator)
             self.publish(accelerator)
         return replace(outcome, steps=steps)
@@ -131,20 +194,12 @@ class Boosting:
     def together(self, accelerator: Accelerator) -> Outcome:
         """All SSMs in one loop, then what each of them covers."""
         _check_not_sharded(accelerator)
-        plan, drafters = self.given["plan"], self.out / "drafter"
+        plan, drafters = self.plan, self.out / "drafter"
         numbers = range(1, self.boost.members + 1)
-        goal = side_by_side.build(
-            [
-                (member_model(self.model, self.boost, number, self.out), member_plan(plan, number).loop.seed)
-                for number in numbers
-            ],
-            self.objective,
-            self.boost,
-            self.target,
-        )
-        with self.features(goal, accelerator):
+        objective = SideBySide([self.student_of(number) for number in numbers], self.target, self.boost)
+        with self.features(objective, accelerator):
             outcome = run_loop(
-                goal,
+                objective,
                 self.samples.train,
                 self.samples.validation,
                 plan,
@@ -152,7 +207,7 @@ class Boosting:
                 out=self.out,
                 export_to=drafters,
                 probe=self.probe,
-                resume=self.given["resume"],
+                resume=self.run.resume,
             )
         for number in numbers:
             self.take(drafters / f"ssm-{number}", number, accelerator)
@@ -160,26 +215,26 @@ class Boosting:
         return outcome
 
     def take(self, folder: Path, number: int, accelerator: Accelerator) -> None:
-        """A trained SSM: find what it covers where that is not known yet, keep it for probes."""
-        place = self.out / f"ssm-{number}"
-        matches, decodes = stored_matches(place), self.decodes_again(number)
+        """A trained SSM: measure what it covers where that is not known yet, keep it for probes."""
+        own = self.out / f"ssm-{number}"
+        matches, decodes = stored_matches(own), self.decodes_again(number)
         if matches is None or decodes:
             model = load_chain_draft(folder, self.target).backbone.model
             matches = matches or measure_matches(
-                model, self.samples, place, accelerator, chunk=self.objective.chunk, vocabulary=self.target.vocabulary
+                model, self.samples, own, accelerator, chunk=self.chunk, vocabulary=self.target.vocabulary
             )
             self.earlier += [model] * decodes
-        self.found.append(matches)
+        self.matches.append(matches)
 
     def decodes_again(self, number: int) -> bool:
         """Whether probes of later rounds need SSM `number`; an adapter is in the model in training
         with all those before it."""
         in_turn = self.boost.order == "in_turn" and number < self.boost.members
-        return in_turn and self.probe is not None and self.lora.rank is None
+        return in_turn and self.probe is not None and self.recipe.lora.rank is None
 
     def left(self, number: int) -> WeightedRows | None:
         """What the next SSM learns; None where too little is left."""
-        accepted = [acceptance(each.train, self.label_RS, self.boost) for each in self.found]
+        accepted = [acceptance(each.train, self.label_RS, self.boost) for each in self.matches]
         share = left_share(accepted, self.label_RS)
         weighted = WeightedRows(self.samples.train, weights(accepted, self.label_RS, self.boost))
         if self.boost.weights == "none" or number == 1:
@@ -205,37 +260,29 @@ class Boosting:
 
     def adopt(self, number: int, folder: Path, accelerator: Accelerator) -> None:
         """Take an SSM that is made from the target as it stands: the next ones learn its rest."""
-        place = drafter_of(self.out, number)
-        if accelerator.is_main_process and not place.is_dir():
-            replace_folder(place, lambda new: _copy(folder, new))
+        own = drafter_of(self.out, number)
+        if accelerator.is_main_process and not own.is_dir():
+            replace_folder(own, partial(_copy, folder))
         accelerator.wait_for_everyone()
 
     def train(self, number: int, weighted: WeightedRows, accelerator: Accelerator) -> Outcome:
         """The run of one SSM, in a folder of its own."""
-        given, place = self.given, self.out / f"ssm-{number}"
-        plan = member_plan(given["plan"], number)
-        place.mkdir(exist_ok=True)
+        own = self.out / f"ssm-{number}"
+        plan = member_plan(self.plan, number)
+        own.mkdir(exist_ok=True)
         if number > 1:  # an accelerator prepares one model
-            accelerator = make_accelerator(plan.loop, plan.optimizer, place)
+            accelerator = make_accelerator(plan.loop, plan.optimizer, own)
         torch.manual_seed(plan.loop.seed)  # fresh weights must not depend on what was drawn before
-        made, lora = self.made_of(number), member_lora(self.lora, number)
-        goal = distill.build(
-            made,
-            self.objective,
-            self.target.model,
-            self.target.tokenizer,
-            partial(self.save, lora=lora),
-            lora,
-            pruned=self.cut(made, place, plan),
-        )
-        with self.features(goal, accelerator):
+        save = partial(save_draft, target=self.target, lora=member_lora(self.recipe.lora, number))
+        objective = SsmObjective(self.student_in_turn(number, own, plan), self.target.model, save)
+        with self.features(objective, accelerator):
             outcome = run_loop(
-                goal,
+                objective,
                 weighted,
                 self.samples.validation,
                 plan,
                 accelerator,
-                out=place,
+                out=own,
                 export_to=drafter_of(self.out, number),
                 probe=self.probe_together(),
                 resume="auto",
@@ -243,71 +290,69 @@ class Boosting:
         accelerator.free_memory()  # it would hold the model beside the next one
         return outcome
 
-    def cut(self, made: ModelConfig, place: Path, plan: Plan) -> PreTrainedModel | None:
-        """An SSM cut from the target, where it begins there; see `pruning/layers.py`."""
-        if made.start_from != FROM_TARGET:
-            return None
-        return prune(
-            made,
-            self.target.model,
-            self.samples.validation,
-            out=place,
-            seed=plan.loop.seed,
-            micro_rows=plan.loop.micro_rows,
-            chunk=self.objective.chunk,
-        )
+    def student_in_turn(self, number: int, own: Path, plan: Plan) -> DraftStudent:
+        """SSM `number` of a round, an adapter on it if the recipe asks for one."""
+        model, pruned = self.initial_model(number), None
+        if model.start_from == FROM_TARGET:
+            pruned = cut_from_target(
+                self.recipe, model, self.target.model, self.samples.validation, out=own, seed=plan.loop.seed
+            )
+        return self.student(model, member_lora(self.recipe.lora, number), pruned)
 
-    def features(self, goal: Objective, accelerator: Accelerator) -> AbstractContextManager[None]:
+    def student_of(self, number: int) -> DraftStudent:
+        """SSM `number` of those that are trained together; its weights depend on its own seed alone."""
+        torch.manual_seed(member_plan(self.plan, number).loop.seed)
+        return self.student(member_model(self.recipe.model, self.boost, number, self.out), LoraConfig(), None)
+
+    def student(self, model: ModelConfig, lora: LoraConfig, pruned: PreTrainedModel | None) -> DraftStudent:
+        target = self.target.model
+        draft = make_draft(self.recipe, model, lora, target, self.target.tokenizer, pruned=pruned)
+        return DraftStudent(draft, target, self.recipe.objective)
+
+    def features(self, objective: Objective, accelerator: Accelerator) -> AbstractContextManager[None]:
         """The target's states, from one cache for all SSMs where the recipe asks for one."""
         return feature_source(
-            goal,
-            self.given["features"],
+            objective,
+            self.recipe.features,
             self.target,
             self.rows,
-            self.given["data"],
+            self.recipe.data,
             out=self.out,
             accelerator=accelerator,
         )
 
-    def made_of(self, number: int) -> ModelConfig:
-        """What SSM `number` goes on from: an adapter is put beside those before it."""
-        if self.lora.rank is None or number == 1:
-            return member_model(self.model, self.boost, number, self.out)
+    def initial_model(self, number: int) -> ModelConfig:
+        """What SSM `number` is initialised from: an adapter is put beside those before it."""
+        if self.recipe.lora.rank is None or number == 1:
+            return member_model(self.recipe.model, self.boost, number, self.out)
         before = str(drafter_of(self.out, number - 1))
-        return self.model.model_copy(update={"start_from": before})
-
-    def save(self, module: nn.Module, folder: Path, lora: LoraConfig) -> None:
-        """An SSM by itself is an ordinary draft model, or one with adapters, its own in use."""
-        if lora.rank is None:
-            save_draft_model(module, folder, self.target)
-        else:
-            save_adapted(module, folder, self.target, lora)
+        return self.recipe.model.model_copy(update={"start_from": before})
 
     def probe_together(self) -> Probe | None:
         """Decoding with the SSM that is trained and all before it: the best checkpoint is the
         ensemble's best."""
         probe = self.probe
-        if probe is None or self.lora.rank is not None:
+        if probe is None or self.recipe.lora.rank is not None:
             return probe
         return lambda module: probe(nn.ModuleList([*self.earlier, module]))
 
     def publish(self, accelerator: Accelerator) -> None:
         """The ensemble of the SSMs so far, and what they cover."""
         if accelerator.is_main_process:
-            numbers = range(1, len(self.found) + 1)
-            places, adapters = [drafter_of(self.out, number) for number in numbers], list[str]()
-            if self.lora.rank is not None:  # the last folder has the base and all adapters
-                places, adapters = places[-1:], [f"ssm-{number}" for number in numbers]
+            numbers = range(1, len(self.matches) + 1)
+            members, adapters = [drafter_of(self.out, number) for number in numbers], list[str]()
+            if self.recipe.lora.rank is not None:  # the last folder has the base and all adapters
+                members, adapters = members[-1:], [f"ssm-{number}" for number in numbers]
             replace_folder(
-                self.out / "drafter", lambda folder: save_ensemble(folder, places, self.target, adapters=adapters)
+                self.out / "drafter", lambda folder: save_ensemble(folder, members, self.target, adapters=adapters)
             )
         self.report(accelerator)
 
     def report(self, accelerator: Accelerator) -> None:
-        """Record what the last SSM covers, and say it."""
+        """Record what the last SSM covers, and log it."""
         if accelerator.is_main_process:
-            draft, count = self.given["plan"].probe.draft_length, len(self.found)
-            values = coverage_record(self.found, self.samples, self.boost, draft=draft)
+            draft, count = self.plan.probe.draft_length, len(self.matches)
+            values = coverage_record(self.matches, self.samples, self.boost, draft=draft)
             record_coverage(self.out / "metrics.jsonl", count, values)
             _log.info("%s", coverage_line(count, self.boost.members, values, self.boost))
         accelerator.wait_for_everyone()
@@ -317,33 +362,11 @@ def _copy(folder: Path, new: Path) -> None:
     shutil.copytree(folder, new, dirs_exist_ok=True)
 
 
-def _check_member_targets(boost: BoostConfig, target: Backbone) -> None:
-    """Raise RequestError for an SSM that is made from another target than this one."""
-    for number in range(1, boost.members + 1):
-        folder = derived_folder(boost, number)
-        if folder is not None:
-            entry = read_entry(folder)
-            entry["identity"].check_same(TargetIdentity.of(target), str(folder))
-
-
-def _check_origins(boost: BoostConfig, model: ModelConfig, target: Backbone) -> None:
-    """Raise RequestError for a model that no SSM can go on from, before rounds are spent."""
-    origins = [model.start_from or ""]
-    origins += [
-        origin
-        for number, origin in enumerate(boost.start_from, 1)
-        if own_member(origin) is None and derived_folder(boost, number) is None
-    ]
-    for origin in {*origins} - {"", FROM_TARGET}:
-        check_trainable_model(origin)
-        distill.check_same_tokens(origin, target.tokenizer)
-
-
 def _samples(
-    target: Backbone, rows: Prepared, boost: BoostConfig, given: Given, accelerator: Accelerator
+    target: Backbone, rows: Prepared, boost: BoostConfig, out: Path, accelerator: Accelerator
 ) -> Continuations:
     named = boost.continuations
-    folder = given["out"] / "continuations" if named is None else Path(named).expanduser()
+    folder = out / "continuations" if named is None else Path(named).expanduser()
     wanted = Wanted(
         boost.samples,
         boost.held_out,
@@ -358,7 +381,7 @@ def _samples(
 
 
 def check_resume(out: Path, resume: str) -> None:
-    """Raise RequestError for words that a run of many stages cannot follow."""
+    """Raise RequestError for a `--resume` that a run of many stages cannot follow."""
     if resume not in ("auto", "never"):
         raise RequestError(
             f"--resume {resume}: a run of method boost has checkpoints of every SSM; use auto, "

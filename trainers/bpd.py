@@ -5,13 +5,17 @@ step, is trained instead of the mean over all of them, of which its loss is an u
 The target stays frozen, or is tuned with the layer: then its own output is one of the k, which
 keeps it a language model. With `data` that the target has written both are the paper's distilled
 regime, with the text's own answers its gold one; `objective.kl` teaches distributions in place of tokens.
-Order of the file, as in every trainer: the module, the objective, set-up. Read next:
-`drafters/heads/bpd.py`, the layer; `medusa.py`, labels and losses of heads; `tuned.py`.
+Order of the file, as in every trainer: what it requires and what is trained, the loss, the
+teacher's side, the run. Read next: `drafters/heads/bpd.py`, the layer; `heads.py`, labels and losses
+of heads; `teacher/tuned.py`.
+
+Shapes: R rows, S tokens of a row, H hidden size.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Unpack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,29 +23,52 @@ from torch import Tensor, nn
 from ..data.rows.prepare import Prepared
 from ..decoding.target.backbone import Backbone
 from ..drafters.heads.bpd import BpdHeads
-from ..drafters.projection import check_plain_logits
-from .config import BpdConfig, ModelConfig, ObjectiveConfig, TuneConfig
-from .distill import check_terms
+from .heads import HeadLoss, HeadsStudent, last_states_of
 from .loop.loop import Outcome
 from .loop.objective import Batch
+from .loop.sharding import standalone
 from .losses.chunked import Teacher
-from .medusa import HeadLoss, MedusaObjective, MedusaStudent, TeacherOutput
+from .losses.terms import check_terms
+from .pruning.sizes import check_not_pruned
+from .sections import MakeProbe, Run, Sections
 from .student.warm_start import warm_started
-from .teacher.frozen import Given, Save, run_for_target, saver
-from .teacher.tuned import TunedStudent, TunedTarget, run_tuned, tuned_saver
+from .teacher.features import FeatureSource, OnlineFeatures
+from .teacher.frozen import Save, check_teacher, freeze, run_for_target, saver
+from .teacher.output import TeacherOutput
+from .teacher.tuned import TunedStudent, TunedTarget, check_tuned, run_tuned, tuned_saver
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class BpdStudent(MedusaStudent):
+def check_recipe(recipe: Sections) -> None:
+    """Raise RequestError where nothing would be learnt, or a tuned target cannot move as the recipe says."""
+    check_terms(recipe.objective)
+    check_not_pruned(recipe.model)
+    if recipe.tunes_target:
+        check_tuned(recipe)
+
+
+def check_target(recipe: Sections, target: PreTrainedModel) -> None:
+    """Raise RequestError for logits that are more than a projection, or rows beyond the context."""
+    check_teacher(recipe, target)
+
+
+def student(recipe: Sections, target: PreTrainedModel) -> BpdHeads:
+    """An untrained layer for `target`; on the meta device its shapes alone. What moves of a tuned
+    target is not part of it: see `teacher/tuned.py`."""
+    bpd = recipe.bpd
+    return BpdHeads.for_target(target, block=bpd.block, inner=bpd.inner)
+
+
+class BpdStudent(HeadsStudent):
     """The mean of the heads' losses, or in training the loss of one of them in its place.
 
     Heads are counted as Medusa's: head k is output k + 1, and head 0 the target's own.
     """
 
-    def __init__(self, heads: BpdHeads, target_head: nn.Linear, objective: ObjectiveConfig) -> None:
-        super().__init__(heads, target_head, 1.0, objective)
+    def __init__(self, heads: BpdHeads, target_head: nn.Linear, recipe: Sections) -> None:
+        super().__init__(heads, target_head, recipe.objective)
         self._drawn: int | None = None
 
     @property
@@ -55,15 +82,17 @@ class BpdStudent(MedusaStudent):
         self._drawn = int(torch.randint(first, self.medusa.config.block, (), generator=g))
 
     def forward(self, batch: Batch, teacher_output: TeacherOutput) -> tuple[Tensor, dict[str, Tensor]]:
+        hidden_RSH = teacher_output.hidden_RSH
+        reads = last_states_of(hidden_RSH)
         if self.drawn is not None:
-            loss, terms = self.head(self.drawn, batch, teacher_output)
+            loss, terms = self.head(self.drawn, batch, hidden_RSH, reads)
             return loss, {**terms, "loss": loss.detach()}
-        loss = torch.zeros((), device=teacher_output.hidden_RSH.device)
+        loss = torch.zeros((), device=hidden_RSH.device)
         terms = {}
         for k in range(1, self.medusa.config.block):
-            head_loss, found = self.head(k, batch, teacher_output)
+            head_loss, head_terms = self.head(k, batch, hidden_RSH, reads)
             loss = loss + head_loss / self.medusa.config.heads
-            terms |= {f"head{k}_{name}": value for name, value in found.items()}
+            terms |= {f"head{k}_{name}": value for name, value in head_terms.items()}
         return loss, {"loss": loss.detach(), **terms}
 
 
@@ -89,28 +118,46 @@ class TunedBpdStudent(TunedStudent):
         return loss, {**terms, **own, "loss": loss.detach()}
 
 
-class BpdObjective(MedusaObjective):
-    """Medusa's objective; every step begins with the choice of a head."""
+class BpdObjective:
+    """Trains `layer` for a frozen target; every step begins with the choice of a head."""
 
-    def __init__(self, student: BpdStudent, target: PreTrainedModel, save: Save, *, every_head: bool) -> None:
-        super().__init__(student, target, save)
-        self._student, self._every_head = student, every_head
+    def __init__(self, recipe: Sections, layer: BpdHeads, target: PreTrainedModel, save: Save) -> None:
+        head: Any = freeze(target).get_output_embeddings()
+        self._student = BpdStudent(layer, head, recipe)
+        self.module: nn.Module = self._student
+        self.features: FeatureSource = OnlineFeatures(target)
+        self._layer, self._save = layer, save
+        self._every_head = recipe.bpd.every_head
 
     def begin_step(self, _step: int, seed: int) -> None:
         """One head for all of the step's batches on all processes, so that they add up."""
         if not self._every_head:
             self._student.draw(seed)
 
+    @torch.no_grad()
+    def prepare(self, batch: Batch) -> TeacherOutput:
+        """The target's last hidden states."""
+        (hidden_RSH,) = self.features(batch)
+        return TeacherOutput(hidden_RSH)
 
-class TunedBpdObjective(BpdObjective):
-    """Trains layer and target; the teacher output is what the target said before the run, if asked for."""
+    def export(self, folder: Path) -> None:
+        """Write a drafter folder."""
+        self._save(standalone(self._layer), folder)
 
-    def __init__(
-        self, joint: TunedBpdStudent, tuned: TunedTarget, save: Save, *, every_head: bool, distils: bool
-    ) -> None:
-        super().__init__(joint.student, tuned.model, save, every_head=every_head)
-        self.module = joint
-        self._joint, self._tuned, self._distils = joint, tuned, distils
+    def draft(self) -> nn.Module:
+        return self._layer
+
+
+class TunedBpdObjective:
+    """Trains `layer` and the target beneath it."""
+
+    def __init__(self, recipe: Sections, layer: BpdHeads, tuned: TunedTarget, save: Save) -> None:
+        self._distils = HeadLoss(recipe.objective).distils
+        self._student = BpdStudent(layer, tuned.head, recipe)
+        self._joint = TunedBpdStudent(self._student, tuned, distils=self._distils, chunk=recipe.objective.chunk)
+        self.module: nn.Module = self._joint
+        self._layer, self._tuned, self._save = layer, tuned, save
+        self._every_head = recipe.bpd.every_head
 
     def begin_step(self, step: int, seed: int) -> None:
         """The target's own output is drawn like any other, unless the target rests."""
@@ -118,55 +165,38 @@ class TunedBpdObjective(BpdObjective):
         if not self._every_head:
             self._student.draw(seed, first=int(self._joint.is_resting))
 
-    def prepare(self, batch: Batch) -> Teacher | None:  # type: ignore[override]
-        """For the target's own output alone: others foresee the distribution that it has by now."""
+    def prepare(self, batch: Batch) -> Teacher | None:
+        """The original's distribution, for the target's own output alone: the heads learn the
+        distribution that the target has by now."""
         needed = self._distils and not self._student.drawn and not self._joint.is_resting
         return self._tuned.teacher(batch) if needed else None
 
+    def export(self, folder: Path) -> None:
+        """Write a drafter folder; `tuned_saver` writes the target before it."""
+        self._save(standalone(self._layer), folder)
 
-def build(bpd: BpdConfig, objective: ObjectiveConfig, target: PreTrainedModel, save: Save) -> BpdObjective:
-    """An untrained layer for `target`, which is frozen here.
-
-    Raises:
-        RequestError: nothing would be learnt, or the target's logits are more than a projection.
-    """
-    target.requires_grad_(False).eval()
-    student = fresh_student(bpd, objective, target)
-    return BpdObjective(student, target, save, every_head=bpd.every_head)
+    def draft(self) -> nn.Module:
+        return self._layer
 
 
-def build_tuned(bpd: BpdConfig, objective: ObjectiveConfig, tuned: TunedTarget, save: Save) -> TunedBpdObjective:
-    """An untrained layer for `tuned`, which learns with it; errors as for `build`."""
-    student = fresh_student(bpd, objective, tuned.model)
-    distils = HeadLoss(objective).distils
-    joint = TunedBpdStudent(student, tuned, distils=distils, chunk=objective.chunk)
-    return TunedBpdObjective(joint, tuned, save, every_head=bpd.every_head, distils=distils)
-
-
-def fresh_student(bpd: BpdConfig, objective: ObjectiveConfig, target: PreTrainedModel) -> BpdStudent:
-    """An untrained layer and its loss; errors as for `build`."""
-    check_terms(objective)
-    check_plain_logits(target)
-    head: Any = target.get_output_embeddings()
-    return BpdStudent(BpdHeads.for_target(target, block=bpd.block, inner=bpd.inner), head, objective)
-
-
-def run(
-    *, bpd: BpdConfig, tune: TuneConfig, objective: ObjectiveConfig, model: ModelConfig, **given: Unpack[Given]
-) -> Outcome:
+def run(recipe: Sections, out: Path, resume: str = "auto", make_probe: MakeProbe | None = None) -> Outcome:
     """Train a layer into `out/drafter`; a tuned target, which alone it fits, into `out/target`.
 
     The layer is fresh, or the one that `model.start_from` names.
     """
+    check_recipe(recipe)
 
-    def make(target: Backbone, _rows: Prepared) -> BpdObjective:
-        goal = build(bpd, objective, target.model, saver(target, "bpd"))
-        return warm_started(goal, model, target)
+    def build(target: Backbone, _rows: Prepared) -> BpdObjective:
+        objective = BpdObjective(recipe, student(recipe, target.model), target.model, saver(target, "bpd"))
+        return warm_started(objective, recipe.model, target)
 
-    def make_tuned(tuned: TunedTarget, _rows: Prepared) -> TunedBpdObjective:
-        save = tuned_saver(tuned, "bpd", given["out"])
-        return warm_started(build_tuned(bpd, objective, tuned, save), model, tuned.backbone)
+    def build_tuned(tuned: TunedTarget, _rows: Prepared) -> TunedBpdObjective:
+        save = tuned_saver(tuned, "bpd", out)
+        objective = TunedBpdObjective(recipe, student(recipe, tuned.model), tuned, save)
+        return warm_started(objective, recipe.model, tuned.backbone)
 
-    if bpd.backbone == "frozen":
-        return run_for_target(make, given)
-    return run_tuned(make_tuned, tune, given, remember=HeadLoss(objective).distils)
+    run_ = Run(recipe, out, resume, make_probe)
+    if not recipe.tunes_target:
+        return run_for_target(build, run_, check_target=check_target)
+    remember = HeadLoss(recipe.objective).distils
+    return run_tuned(build_tuned, run_, check_target=check_target, remember=remember)

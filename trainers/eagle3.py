@@ -2,8 +2,8 @@
 
 Li et al. 2025 (arXiv 2503.01840): no loss on features, only on distributions, and training sees what
 drafting will see. The target runs frozen in the same process. Order of the file, as in every
-trainer: the module, the objective, set-up. Read next: `drafters/eagle/net3.py`, the network;
-`eagle.py`, its predecessor.
+trainer: what it requires and what is trained, the loss, the teacher's side, the run. Read next:
+`drafters/eagle/net3.py`, the network; `eagle_common.py`, what is compared.
 
 Shapes: R rows, S tokens of a row, P positions that count over all passes, C positions of a chunk,
 U tokens of the draft vocabulary, V of the target's, H hidden size, F numbers of the fused states.
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -25,214 +25,62 @@ from ..data.rows.prepare import Prepared
 from ..decoding.target.backbone import Backbone
 from ..decoding.target.hidden_states import LAST
 from ..drafters.eagle.net3 import Eagle3Net, fused_layers
-from ..drafters.projection import check_plain_logits
 from ..errors import RequestError
-from .config import Eagle3Config, ModelConfig, ObjectiveConfig
-from .distill import check_terms
-from .eagle import compared, in_text_order, of_first, per_label, shares
+from .config import Eagle3Config
+from .eagle_common import compared, in_text_order, of_first, per_label, shares
 from .loop.loop import Outcome
 from .loop.objective import Batch
 from .loop.sharding import standalone
 from .losses.chunked import ChunkedLoss, SharedTeacher
 from .losses.mix import RENORMALISED, UNKNOWN, Mix
 from .losses.soft_cross_entropy import soft_cross_entropy
+from .losses.terms import check_terms
+from .pruning.sizes import check_not_pruned
+from .sections import MakeProbe, Run, Sections
 from .student.warm_start import warm_started
 from .teacher.features import FeatureSource, OnlineFeatures
-from .teacher.frozen import Given, Save, run_for_target, saver
+from .teacher.frozen import Save, check_teacher, freeze, run_for_target, saver
+from .teacher.output import TeacherOutput, next_embeds
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class Eagle3TeacherOutput(NamedTuple):
-    """What the target says about a batch."""
-
-    features_RSF: Tensor
-    """The hidden states that are fused, side by side."""
-    embeds_RSH: Tensor
-    """Embedding of the token behind, x_{t+1}; garbage at the end of a row."""
-    hidden_RSH: Tensor
-    """What the target's output projection reads."""
-    head_VH: Tensor
-    """Its weight."""
+def check_recipe(recipe: Sections) -> None:
+    """Raise RequestError where `eagle3` and `objective` together teach nothing."""
+    config = recipe.eagle3
+    check_terms(recipe.objective, own={"eagle3.ce": config.ce}, places=config.passes)
+    check_not_pruned(recipe.model)
 
 
-class Said(NamedTuple):
-    """What the target says at some positions, as far as the loss asks; fp32."""
-
-    own_CU: Tensor
-    """Its logits of the tokens that can be drafted."""
-    normal_C: Tensor
-    """Logarithm of what the logits of all tokens sum up to as weights."""
-    soft_CU: Tensor
-    soft_normal_C: Tensor
-    """Both at the mix's temperature, of the logits that it leaves."""
-    best_C: Tensor
-    """Its likeliest token, which the draft may not have."""
-
-    @classmethod
-    def of(cls, target_CV: Tensor, ids_U: Tensor, mix: Mix) -> Self:
-        """From its logits over its whole vocabulary."""
-        best_C = target_CV.argmax(-1)
-        own_CU, normal_C = target_CV[:, ids_U], target_CV.logsumexp(-1)
-        if mix.as_it_is:
-            return cls(own_CU, normal_C, own_CU, normal_C, best_C)
-        soft_CV = mix.soften(target_CV)
-        return cls(own_CU, normal_C, soft_CV[:, ids_U], soft_CV.logsumexp(-1), best_C)
+def check_target(recipe: Sections, target: PreTrainedModel) -> None:
+    """Raise RequestError for logits that are more than a projection, rows beyond the context, or
+    hidden states that the target does not have."""
+    check_teacher(recipe, target)
+    chosen_layers(recipe.eagle3, target)
 
 
-@dataclass(frozen=True)
-class WholeTeacher(SharedTeacher):
-    """The target over its whole vocabulary, of which the loss hears what concerns the draft's.
+def student(recipe: Sections, target: PreTrainedModel, ids: Sequence[int] | None = None) -> Eagle3Net:
+    """An untrained network for `target`; on the meta device its shapes alone.
 
-    That distribution is what costs most here: seven passes would make it seven times.
+    Its head begins as the target's rows of the draft vocabulary.
+
+    Args:
+        ids: the draft vocabulary, ascending target ids; None where its size alone matters.
     """
-
-    ids_U: Tensor
-    mix: Mix
-
-    def select(self, logits_XV: Tensor, _vocabulary: int) -> Said:
-        return Said.of(logits_XV, self.ids_U, self.mix)
-
-
-@dataclass(frozen=True)
-class DraftVocabularyLoss:
-    """`ce` * - sum_u p~(u) log q(u), p~ the target's distribution on the draft vocabulary, and `mix`.
-
-    p~ is renormalised. As in the official code, positions at which the target's likeliest token
-    cannot be drafted do not count. The same holds for the terms of the mix that compare two distributions of
-    the same tokens. Total variation and LK-alpha take p as it is, at every position: they say
-    what is accepted, and mass outside never is. The text's own token counts where it can be
-    drafted. Reported: `alpha`, sum min(p, q) with p as it is, `agreement` of the argmax and the
-    terms of the mix, of the first pass (its cross-entropy as `text_ce`); `alpha_j` of the j-th
-    draft.
-    """
-
-    net: Eagle3Net
-    passes: int
-    ce: float = 1.0
-    mix: Mix = Mix()
-
-    def __call__(self, draft_CU: Tensor, said: Said, place_C2: Tensor) -> dict[str, Tensor]:
-        """`place_C2`: label, as its place in the draft vocabulary, and pass of every position."""
-        label_C, pass_C = place_C2.unbind(-1)
-        drafted_C = self.net.t2d[said.best_C]
-        ce_C, _, own_best_C = soft_cross_entropy(draft_CU, said.own_CU.softmax(-1))
-        ce_C = ce_C * drafted_C
-        loss_C = self.ce * ce_C
-        added: dict[str, Tensor] = {}
-        if self.mix.asked:
-            distributions = self.mix.distributions(draft_CU, said.soft_CU, said.soft_normal_C)
-            found = self.mix.terms(distributions, draft_CU, label_C)
-            added = {name: term * drafted_C if name in RENORMALISED else term for name, term in found.items()}
-            loss_C = loss_C + self.mix.total(added)
-        with torch.no_grad():
-            p_CU = (said.own_CU - said.normal_C[:, None]).exp()
-            alpha_C = torch.minimum(p_CU, draft_CU.softmax(-1)).sum(-1)
-            agreement_C = (self.net.ids_U[own_best_C] == said.best_C) * (pass_C == 0)
-        alphas = {f"alpha_{j + 1}": alpha_C * (pass_C == j) for j in range(1, self.passes)}
-        return {
-            "loss": loss_C,
-            "ce": ce_C.detach() * (pass_C == 0),
-            "alpha": alpha_C * (pass_C == 0),
-            "agreement": agreement_C.float(),
-            **alphas,
-            **of_first(added, pass_C == 0),
-        }
+    config = recipe.eagle3
+    return Eagle3Net.for_target(
+        target,
+        layers=chosen_layers(config, target),
+        ids=range(draft_vocabulary(config, target)) if ids is None else ids,
+        feature_norms=config.feature_norms,
+    )
 
 
-class Eagle3Student(nn.Module):
-    """The network, unrolled over its own outputs, and the loss of every pass."""
-
-    def __init__(self, draft: Eagle3Net, config: Eagle3Config, objective: ObjectiveConfig) -> None:
-        super().__init__()
-        self.draft, self._config, self._objective = draft, config, objective
-        self._mix = Mix.of(objective, kl=0.0)
-        loss = DraftVocabularyLoss(draft, config.passes, config.ce, self._mix)
-        self.head = ChunkedLoss(draft.lm_head, loss, chunk=objective.chunk)
-
-    def forward(self, batch: Batch, teacher_output: Eagle3TeacherOutput) -> tuple[Tensor, dict[str, Tensor]]:
-        outputs = self.draft.unroll(
-            self.draft.fuse(teacher_output.features_RSF),
-            teacher_output.embeds_RSH,
-            batch["positions"],
-            batch["documents"],
-            self._config.passes,
-        )
-        guess_PH, at_P, place_P2 = compared(outputs, batch)
-        label_P, pass_P = place_P2.unbind(-1)
-        place_P2 = torch.stack([self._drafted(label_P), pass_P], 1)
-        hidden_PH = self.draft.head_input(guess_PH)
-        share_P = shares(place_P2, hidden_PH, self.head, batch, self._config, self._objective)
-        at_P, hidden_PH, place_P2, share_P = in_text_order(at_P, hidden_PH, place_P2, share_P)
-        teacher = WholeTeacher.of(
-            teacher_output.hidden_RSH.flatten(0, 1),
-            teacher_output.head_VH,
-            at_P,
-            ids_U=self.draft.ids_U,
-            mix=self._mix,
-        )
-        loss, terms = self.head(hidden_PH, place_P2, teacher, share_P)
-        if not terms:
-            return loss, {}
-        return loss, per_label(terms | {"loss": loss.detach()}, pass_P, batch)
-
-    def _drafted(self, label_P: Tensor) -> Tensor:
-        """Target ids as places in the draft vocabulary, UNKNOWN where they cannot be drafted."""
-        ids_U = self.draft.ids_U
-        place_P = torch.searchsorted(ids_U, label_P.contiguous()).clamp_max(len(ids_U) - 1)
-        return torch.where(ids_U[place_P] == label_P, place_P, UNKNOWN)
-
-
-class Eagle3Objective:
-    """Trains `draft` to have the distribution of the frozen `target` along its own drafts."""
-
-    def __init__(
-        self, draft: Eagle3Net, target: PreTrainedModel, config: Eagle3Config, objective: ObjectiveConfig, save: Save
-    ) -> None:
-        self.module: nn.Module = Eagle3Student(draft, config, objective)
-        self._draft, self._target, self._save = draft, target, save
-        self.features: FeatureSource = OnlineFeatures(target, (*draft.config.layers, LAST))
-
-    @torch.no_grad()
-    def prepare(self, batch: Batch) -> Eagle3TeacherOutput:
-        """The target's hidden states and the embeddings of the tokens behind them."""
-        *fused, hidden_RSH = self.features(batch)
-        target: Any = self._target
-        embeds_RSH = target.get_input_embeddings()(batch["input_ids"].roll(-1, 1))
-        head_VH = target.get_output_embeddings().weight
-        return Eagle3TeacherOutput(torch.cat(fused, -1), embeds_RSH, hidden_RSH, head_VH)
-
-    def export(self, folder: Path) -> None:
-        """A drafter checkpoint, as `drafters/` writes and reads it."""
-        self._save(standalone(self._draft), folder)
-
-    def draft(self) -> nn.Module:
-        return self._draft
-
-
-def build(
-    config: Eagle3Config, objective: ObjectiveConfig, target: PreTrainedModel, ids: Sequence[int], save: Save
-) -> Eagle3Objective:
-    """A fresh network for `target`, which is frozen here.
-
-    Its head begins as the target's rows of the draft vocabulary `ids`, ascending target ids.
-
-    Raises:
-        RequestError: nothing would be learnt, or the target lacks a layer or has logits that are
-            more than a projection.
-    """
-    check_objective(config, objective)
-    check_plain_logits(target)
-    target.requires_grad_(False).eval()
-    layers = chosen_layers(config, target)
-    draft = Eagle3Net.for_target(target, layers=layers, ids=ids, feature_norms=config.feature_norms)
-    return Eagle3Objective(draft, target, config, objective, save)
-
-
-def check_objective(config: Eagle3Config, objective: ObjectiveConfig) -> None:
-    """Raise RequestError where both sections together teach nothing; see `check_terms`."""
-    check_terms(objective, own={"eagle3.ce": config.ce}, places=config.passes)
+def draft_vocabulary(config: Eagle3Config, target: PreTrainedModel) -> int:
+    """How many tokens can be drafted."""
+    head: Any = target.get_output_embeddings()
+    return min(config.vocabulary, len(head.weight))
 
 
 def chosen_layers(config: Eagle3Config, target: PreTrainedModel) -> tuple[int, ...]:
@@ -262,15 +110,166 @@ def frequent_tokens(rows: PackedRows, size: int) -> list[int]:
     return sorted(int(token) for token in order[:size])
 
 
-def run(*, eagle3: Eagle3Config, objective: ObjectiveConfig, model: ModelConfig, **given: Unpack[Given]) -> Outcome:
+class TargetLogits(NamedTuple):
+    """The part of the target's logits at some positions that the loss needs; fp32."""
+
+    own_CU: Tensor
+    """Its logits of the tokens that can be drafted."""
+    normal_C: Tensor
+    """Logarithm of what the logits of all tokens sum up to as weights."""
+    soft_CU: Tensor
+    soft_normal_C: Tensor
+    """Both at the mix's temperature, of the logits that it leaves."""
+    best_C: Tensor
+    """Its likeliest token, which the draft may not have."""
+
+    @classmethod
+    def of(cls, target_CV: Tensor, ids_U: Tensor, mix: Mix) -> Self:
+        """From its logits over its whole vocabulary."""
+        best_C = target_CV.argmax(-1)
+        own_CU, normal_C = target_CV[:, ids_U], target_CV.logsumexp(-1)
+        if mix.as_it_is:
+            return cls(own_CU, normal_C, own_CU, normal_C, best_C)
+        soft_CV = mix.soften(target_CV)
+        return cls(own_CU, normal_C, soft_CV[:, ids_U], soft_CV.logsumexp(-1), best_C)
+
+
+@dataclass(frozen=True)
+class WholeTeacher(SharedTeacher):
+    """A teacher whose logits over the whole vocabulary are cut to what the draft vocabulary needs.
+
+    Those logits cost most here: seven passes would make them seven times.
+    """
+
+    ids_U: Tensor
+    mix: Mix
+
+    def select(self, logits_XV: Tensor, _vocabulary: int) -> TargetLogits:
+        return TargetLogits.of(logits_XV, self.ids_U, self.mix)
+
+
+@dataclass(frozen=True)
+class DraftVocabularyLoss:
+    """`ce` * - sum_u p~(u) log q(u), p~ the target's distribution on the draft vocabulary, and `mix`.
+
+    p~ is renormalised. As in the official code, positions at which the target's likeliest token
+    cannot be drafted do not count. The same holds for the terms of the mix that compare two distributions of
+    the same tokens. Total variation and LK-alpha take p as it is, at every position: they say
+    what is accepted, and mass outside never is. The text's own token counts where it can be
+    drafted. Reported: `alpha`, sum min(p, q) with p as it is, `agreement` of the argmax and the
+    terms of the mix, of the first pass (its cross-entropy as `text_ce`); `alpha_j` of the j-th
+    draft.
+    """
+
+    net: Eagle3Net
+    passes: int
+    ce: float = 1.0
+    mix: Mix = Mix()
+
+    def __call__(self, draft_CU: Tensor, target: TargetLogits, label_C2: Tensor) -> dict[str, Tensor]:
+        """`label_C2`: label, as its index in the draft vocabulary, and pass of every position."""
+        label_C, pass_C = label_C2.unbind(-1)
+        drafted_C = self.net.t2d[target.best_C]
+        ce_C, _, own_best_C = soft_cross_entropy(draft_CU, target.own_CU.softmax(-1))
+        ce_C = ce_C * drafted_C
+        loss_C = self.ce * ce_C
+        added: dict[str, Tensor] = {}
+        if self.mix.asked:
+            distributions = self.mix.distributions(draft_CU, target.soft_CU, target.soft_normal_C)
+            terms = self.mix.terms(distributions, draft_CU, label_C)
+            added = {name: term * drafted_C if name in RENORMALISED else term for name, term in terms.items()}
+            loss_C = loss_C + self.mix.total(added)
+        with torch.no_grad():
+            p_CU = (target.own_CU - target.normal_C[:, None]).exp()
+            alpha_C = torch.minimum(p_CU, draft_CU.softmax(-1)).sum(-1)
+            agreement_C = (self.net.ids_U[own_best_C] == target.best_C) * (pass_C == 0)
+        alphas = {f"alpha_{j + 1}": alpha_C * (pass_C == j) for j in range(1, self.passes)}
+        return {
+            "loss": loss_C,
+            "ce": ce_C.detach() * (pass_C == 0),
+            "alpha": alpha_C * (pass_C == 0),
+            "agreement": agreement_C.float(),
+            **alphas,
+            **of_first(added, pass_C == 0),
+        }
+
+
+class Eagle3Student(nn.Module):
+    """The network, unrolled over its own outputs, and the loss of every pass."""
+
+    def __init__(self, draft: Eagle3Net, target_head: nn.Linear, recipe: Sections) -> None:
+        super().__init__()
+        config = recipe.eagle3
+        self.draft, self._config, self._objective = draft, config, recipe.objective
+        self._mix = Mix.of(recipe.objective, kl=0.0)
+        loss = DraftVocabularyLoss(draft, config.passes, config.ce, self._mix)
+        self.head = ChunkedLoss(draft.lm_head, loss, chunk=recipe.objective.chunk)
+        # in a tuple it is no part of this module: the projection is the target's
+        self._target_head = (target_head,)
+
+    def forward(self, batch: Batch, teacher_output: TeacherOutput) -> tuple[Tensor, dict[str, Tensor]]:
+        fused_RSF, embeds_RSH = teacher_output.fused_RSF, teacher_output.embeds_RSH
+        assert fused_RSF is not None  # `Eagle3Objective.prepare` makes both
+        assert embeds_RSH is not None
+        outputs = self.draft.unroll(
+            self.draft.fuse(fused_RSF), embeds_RSH, batch["positions"], batch["documents"], self._config.passes
+        )
+        guess_PH, at_P, label_P2 = compared(outputs, batch)
+        label_P, pass_P = label_P2.unbind(-1)
+        label_P2 = torch.stack([self._drafted(label_P), pass_P], 1)
+        hidden_PH = self.draft.head_input(guess_PH)
+        share_P = shares(label_P2, hidden_PH, self.head, batch, self._config, self._objective)
+        at_P, hidden_PH, label_P2, share_P = in_text_order(at_P, hidden_PH, label_P2, share_P)
+        (target_head,) = self._target_head
+        teacher = WholeTeacher.of(
+            teacher_output.hidden_RSH.flatten(0, 1), target_head.weight, at_P, ids_U=self.draft.ids_U, mix=self._mix
+        )
+        loss, terms = self.head(hidden_PH, label_P2, teacher, share_P)
+        if not terms:
+            return loss, {}
+        return loss, per_label(terms | {"loss": loss.detach()}, pass_P, batch)
+
+    def _drafted(self, label_P: Tensor) -> Tensor:
+        """Target ids as indices into the draft vocabulary, UNKNOWN where they cannot be drafted."""
+        ids_U = self.draft.ids_U
+        index_P = torch.searchsorted(ids_U, label_P.contiguous()).clamp_max(len(ids_U) - 1)
+        return torch.where(ids_U[index_P] == label_P, index_P, UNKNOWN)
+
+
+class Eagle3Objective:
+    """Trains `draft` to have the distribution of the frozen `target` along its own drafts."""
+
+    def __init__(self, recipe: Sections, draft: Eagle3Net, target: PreTrainedModel, save: Save) -> None:
+        head: Any = freeze(target).get_output_embeddings()
+        self.module: nn.Module = Eagle3Student(draft, head, recipe)
+        self.features: FeatureSource = OnlineFeatures(target, (*draft.config.layers, LAST))
+        self._draft, self._target, self._save = draft, target, save
+
+    @torch.no_grad()
+    def prepare(self, batch: Batch) -> TeacherOutput:
+        """The target's hidden states and the embeddings of the tokens behind them."""
+        *fused, hidden_RSH = self.features(batch)
+        return TeacherOutput(hidden_RSH, next_embeds(self._target, batch), torch.cat(fused, -1))
+
+    def export(self, folder: Path) -> None:
+        """Write a drafter folder."""
+        self._save(standalone(self._draft), folder)
+
+    def draft(self) -> nn.Module:
+        return self._draft
+
+
+def run(recipe: Sections, out: Path, resume: str = "auto", make_probe: MakeProbe | None = None) -> Outcome:
     """Train a drafter into `out/drafter`; terms of `objective` are added to those of `eagle3`.
 
     It is fresh, or the one that `model.start_from` names, with that one's draft vocabulary.
     """
+    check_recipe(recipe)
 
-    def make(target: Backbone, rows: Prepared) -> Eagle3Objective:
-        ids = frequent_tokens(rows.train, min(eagle3.vocabulary, target.vocabulary))
-        goal = build(eagle3, objective, target.model, ids, saver(target, "eagle3"))
-        return warm_started(goal, model, target)
+    def build(target: Backbone, rows: Prepared) -> Eagle3Objective:
+        ids = frequent_tokens(rows.train, min(recipe.eagle3.vocabulary, target.vocabulary))
+        net = student(recipe, target.model, ids)
+        objective = Eagle3Objective(recipe, net, target.model, saver(target, "eagle3"))
+        return warm_started(objective, recipe.model, target)
 
-    return run_for_target(make, given)
+    return run_for_target(build, Run(recipe, out, resume, make_probe), check_target=check_target)

@@ -4,8 +4,9 @@ Cai et al. 2024, arXiv 2401.10774, section 2.2.2: L = L_LM + lambda_0 L_Medusa-1
 keeps its ability while its states come to say more of what follows. The heads learn faster than
 the target, and first: alone for a while (`tune.rest_steps`), or by a weight that grows from 0.
 Section 2.3.2, self-distillation: L_LM is KL(p_original || p), p_original the same weights before
-the run, with adapters off. Order of the file, as in every trainer: the module, the objective,
-set-up. Read next: `tuned.py`, the target that moves; `medusa.py`, L_Medusa-1; `eval/measure/drift.py`.
+the run, with adapters off. Order of the file, as in every trainer: what it requires and what is
+trained, the teacher's side, the loss, the run. Read next: `teacher/tuned.py`, the target that moves;
+`heads.py`, L_Medusa-1; `eval/measure/drift.py`.
 
 Shapes: R rows, S tokens of a row, H hidden size.
 """
@@ -13,31 +14,63 @@ Shapes: R rows, S tokens of a row, H hidden size.
 from __future__ import annotations
 
 import math
-from typing import Unpack
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..data.rows.prepare import Prepared
 from ..drafters.heads.medusa import MedusaHeads
-from ..drafters.projection import check_plain_logits
-from .config import Medusa2Config, MedusaConfig, ModelConfig, ObjectiveConfig, TuneConfig
-from .distill import check_terms
+from .heads import HeadsStudent, check_no_prefix, last_states_of
 from .loop.loop import Outcome
 from .loop.objective import Batch
+from .loop.sharding import standalone
 from .losses.chunked import Teacher
-from .medusa import MedusaObjective, MedusaStudent, TeacherOutput, check_no_prefix
+from .losses.terms import check_terms
+from .pruning.sizes import check_not_pruned
+from .sections import MakeProbe, Run, Sections
 from .student.warm_start import warm_started
-from .teacher.frozen import Given, Save
-from .teacher.tuned import TunedStudent, TunedTarget, run_tuned, tuned_saver
+from .teacher.frozen import Save, check_teacher
+from .teacher.tuned import TunedStudent, TunedTarget, check_tuned, run_tuned, tuned_saver
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def check_recipe(recipe: Sections) -> None:
+    """Raise RequestError where nothing would be learnt, heads are asked for that Medusa does not
+    have, or the target cannot move as the recipe says."""
+    medusa = recipe.medusa
+    check_terms(recipe.objective, places=medusa.heads)
+    check_no_prefix(medusa)
+    check_not_pruned(recipe.model)
+    check_tuned(recipe)
+
+
+def check_target(recipe: Sections, target: PreTrainedModel) -> None:
+    """Raise RequestError for logits that are more than a projection, or rows beyond the context."""
+    check_teacher(recipe, target)
+
+
+def student(recipe: Sections, target: PreTrainedModel) -> MedusaHeads:
+    """Untrained heads for `target`; on the meta device their shapes alone. What moves of the target
+    is not among them: see `teacher/tuned.py`."""
+    medusa = recipe.medusa
+    return MedusaHeads.for_target(target, heads=medusa.heads, layers=medusa.layers, shared_head=medusa.shared_head)
 
 
 class Medusa2Student(TunedStudent):
     """Both losses, the heads' on the very states that the target's own loss moves."""
 
-    def __init__(self, heads: MedusaStudent, tuned: TunedTarget, config: Medusa2Config, *, chunk: int) -> None:
-        super().__init__(heads, tuned, distils=config.self_distillation, chunk=chunk)
-        self._medusa2, self._grown = config, 1.0
+    student: HeadsStudent
+
+    def __init__(self, heads: MedusaHeads, tuned: TunedTarget, recipe: Sections) -> None:
+        medusa2 = recipe.medusa2
+        heads_student = HeadsStudent(heads, tuned.head, recipe.objective)
+        super().__init__(heads_student, tuned, distils=medusa2.self_distillation, chunk=recipe.objective.chunk)
+        self._medusa2, self._decay = medusa2, recipe.medusa.decay
+        self._grown = 1.0
 
     def begin_step(self, step: int) -> None:
         """Whether the target rests, and how far the heads' weight has grown."""
@@ -52,7 +85,7 @@ class Medusa2Student(TunedStudent):
     def forward(self, batch: Batch, teacher: Teacher | None) -> tuple[Tensor, dict[str, Tensor]]:
         """The heads' loss alone while the target rests, both behind it."""
         hidden_RSH = self.states(batch)
-        heads_loss, terms = self.student(batch, TeacherOutput(hidden_RSH))
+        heads_loss, terms = self.student.decayed(batch, hidden_RSH, last_states_of(hidden_RSH), self._decay)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.is_resting):
             own_loss, own = self.language_loss(hidden_RSH, batch, teacher)
         loss = heads_loss if self.is_resting else own_loss + self.weight * heads_loss
@@ -64,60 +97,44 @@ def sine(step: int, steps: int) -> float:
     return math.sin(math.pi / 2 * min(1.0, max(0, step + 1) / steps)) if steps else 1.0
 
 
-class Medusa2Objective(MedusaObjective):
-    """Trains heads and target; the teacher output is what the original says, where that is asked for."""
+class Medusa2Objective:
+    """Trains `heads` and the target beneath them."""
 
-    def __init__(
-        self, student: Medusa2Student, heads: MedusaStudent, tuned: TunedTarget, save: Save, *, distils: bool
-    ) -> None:
-        super().__init__(heads, tuned.model, save)
-        self.module = student
-        self._student, self._tuned, self._distils = student, tuned, distils
+    def __init__(self, recipe: Sections, heads: MedusaHeads, tuned: TunedTarget, save: Save) -> None:
+        self._student = Medusa2Student(heads, tuned, recipe)
+        self.module: nn.Module = self._student
+        self._heads, self._tuned, self._save = heads, tuned, save
+        self._distils = recipe.medusa2.self_distillation
 
     def begin_step(self, step: int, _seed: int) -> None:
         self._student.begin_step(step)
 
-    def prepare(self, batch: Batch) -> Teacher | None:  # type: ignore[override]
+    def prepare(self, batch: Batch) -> Teacher | None:
         """The original's distribution at the labelled positions; None where the text itself is learnt."""
         return self._tuned.teacher(batch) if self._distils else None
 
+    def export(self, folder: Path) -> None:
+        """Write a drafter folder; `tuned_saver` writes the target before it."""
+        self._save(standalone(self._heads), folder)
 
-def build(
-    medusa: MedusaConfig, medusa2: Medusa2Config, objective: ObjectiveConfig, tuned: TunedTarget, save: Save
-) -> Medusa2Objective:
-    """Untrained heads for `tuned`, which learns with them.
-
-    Raises:
-        RequestError: the heads would learn nothing, have a layer in front of them that they cannot
-            have, or the target's logits are more than a projection.
-    """
-    check_terms(objective, places=medusa.heads)
-    check_plain_logits(tuned.model)
-    check_no_prefix(medusa)
-    heads = MedusaHeads.for_target(
-        tuned.model, heads=medusa.heads, layers=medusa.layers, shared_head=medusa.shared_head
-    )
-    student = MedusaStudent(heads, tuned.head, medusa.decay, objective)
-    joint = Medusa2Student(student, tuned, medusa2, chunk=objective.chunk)
-    return Medusa2Objective(joint, student, tuned, save, distils=medusa2.self_distillation)
+    def draft(self) -> nn.Module:
+        return self._heads
 
 
-def run(
-    *,
-    medusa: MedusaConfig,
-    medusa2: Medusa2Config,
-    tune: TuneConfig,
-    objective: ObjectiveConfig,
-    model: ModelConfig,
-    **given: Unpack[Given],
-) -> Outcome:
+def run(recipe: Sections, out: Path, resume: str = "auto", make_probe: MakeProbe | None = None) -> Outcome:
     """Train heads into `out/drafter`, and the target that they fit into `out/target`.
 
     `model.start_from` may name finished heads of the target as it is before the run: Medusa-1's.
     """
+    check_recipe(recipe)
 
-    def make(tuned: TunedTarget, _rows: Prepared) -> Medusa2Objective:
-        save = tuned_saver(tuned, "medusa", given["out"])
-        return warm_started(build(medusa, medusa2, objective, tuned, save), model, tuned.backbone)
+    def build(tuned: TunedTarget, _rows: Prepared) -> Medusa2Objective:
+        objective = Medusa2Objective(recipe, student(recipe, tuned.model), tuned, tuned_saver(tuned, "medusa", out))
+        return warm_started(objective, recipe.model, tuned.backbone)
 
-    return run_tuned(make, tune, given, remember=medusa2.self_distillation)
+    return run_tuned(
+        build,
+        Run(recipe, out, resume, make_probe),
+        check_target=check_target,
+        remember=recipe.medusa2.self_distillation,
+    )

@@ -1,7 +1,7 @@
 """Train a small causal LM from scratch, so that everything can be tried without a hub.
 
-Order of the file, as in every trainer: the module, the objective, set-up.
-Read next: `loop.py`.
+Order of the file, as in every trainer: what it requires and what is trained, the loss, the run; there
+is no teacher. Read next: `loop/loop.py`.
 """
 
 from __future__ import annotations
@@ -18,22 +18,72 @@ from ..data.rows.prepare import prepare, training_texts
 from ..data.rows.templates import named_template
 from ..data.rows.tokenizer import train_tokenizer
 from ..decoding.target.hub import load_tokenizer
-from ..decoding.target.loading import load_model, no_progress_bars
-from ..drafters.projection import check_plain_logits
+from ..decoding.target.loading import no_progress_bars
 from ..errors import RequestError
 from ..storage import replace_folder
-from .config import ModelConfig, ObjectiveConfig
-from .loop.loop import Outcome, Plan
+from .config import ObjectiveConfig
+from .loop.loop import Outcome
 from .loop.objective import Batch, check_start_context, hidden_states, labelled
 from .loop.setup import make_accelerator, make_deterministic, run_loop
 from .loop.sharding import standalone
 from .losses.chunked import ChunkedLoss, cross_entropy
 from .losses.mix import Mix
 from .pruning.sizes import check_not_pruned
+from .sections import MakeProbe, Sections
 from .student.architecture import fresh_model
+from .student.draft import given_model, rows_of, whose
+from .teacher.frozen import check_rows_fit, plan_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+def check_recipe(recipe: Sections) -> None:
+    """Raise RequestError where a term asks for a teacher, or the model is to be cut from one."""
+    check_only_ce(recipe.objective)
+    check_not_pruned(recipe.model)
+
+
+def check_only_ce(objective: ObjectiveConfig) -> None:
+    """Raise RequestError where a term asks for the distribution of a target, of which there is none yet."""
+    asked = [name for name in Mix.of(objective, kl=0.0).asked if name != "ce"]
+    if asked:
+        raise RequestError(
+            f"objective.{asked[0]} compares with a target's distribution, and method `target` trains a "
+            "model from the text alone; leave it out, or distil a draft with method `distill`"
+        )
+
+
+def check_target(_recipe: Sections, _target: PreTrainedModel) -> None:
+    """Nothing: no frozen target is read."""
+
+
+def student(
+    recipe: Sections, _target: PreTrainedModel | None = None, tokenizer: PreTrainedTokenizerBase | None = None
+) -> PreTrainedModel:
+    """A fresh model, or the one that `start_from` names; on the meta device its shapes alone.
+
+    Args:
+        tokenizer: None in the pre-flight of a tokenizer that the run will train.
+
+    Raises:
+        RequestError: the given model has too few tokens or logits that are more than a
+            projection, or rows do not fit its context.
+    """
+    model = recipe.model
+    vocabulary = recipe.tokenizer.vocabulary if tokenizer is None else len(tokenizer)
+    if model.start_from is None:
+        eos = None if tokenizer is None else tokenizer.eos_token_id
+        made = fresh_model(model, vocabulary=vocabulary, eos=eos)
+    else:
+        made = given_model(model)
+        if tokenizer is not None and rows_of(made) < vocabulary:
+            raise RequestError(
+                f"model.start_from {model.start_from!r} has {rows_of(made)} tokens, the tokenizer "
+                f"{vocabulary}; name its own tokenizer by tokenizer.path"
+            )
+    check_rows_fit(recipe, made.config, whose(model))
+    return made
 
 
 class NextToken(nn.Module):
@@ -52,8 +102,8 @@ class NextToken(nn.Module):
 class TargetObjective:
     """Trains `model` on the text itself."""
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, chunk: int) -> None:
-        self.module: nn.Module = NextToken(model, chunk=chunk)
+    def __init__(self, recipe: Sections, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.module: nn.Module = NextToken(model, chunk=recipe.objective.chunk)
         self._model, self._tokenizer = model, tokenizer
 
     def prepare(self, _batch: Batch) -> None:
@@ -71,47 +121,21 @@ class TargetObjective:
         """No drafter is trained here."""
 
 
-def build(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, chunk: int) -> TargetObjective:
-    """A fresh model over the tokenizer's vocabulary, or the one `start_from` names."""
-    check_not_pruned(config)
-    if config.start_from is not None:
-        model: Any = load_model(config.start_from)
-        rows = len(model.get_output_embeddings().weight)
-        if rows < len(tokenizer):
-            raise RequestError(
-                f"model.start_from {config.start_from!r} has {rows} tokens, the tokenizer "
-                f"{len(tokenizer)}; name its own tokenizer by tokenizer.path"
-            )
-        check_plain_logits(model, f"model.start_from {config.start_from!r}")
-    else:
-        model = fresh_model(config, vocabulary=len(tokenizer), eos=tokenizer.eos_token_id)
-    return TargetObjective(model, tokenizer, chunk=chunk)
-
-
-def run(
-    *,
-    data: DataConfig,
-    tokenizer: TokenizerConfig,
-    model: ModelConfig,
-    objective: ObjectiveConfig,
-    plan: Plan,
-    out: Path,
-    resume: str,
-) -> Outcome:
-    """Train a target into `out/target`. Resumes as `setup.resume_from` says."""
-    check_only_ce(objective)
-    check_start_context(model, data.sequence_length)
-    make_deterministic(plan.loop)
-    accelerator = make_accelerator(plan.loop, plan.optimizer, out)
+def run(recipe: Sections, out: Path, resume: str = "auto", _make_probe: MakeProbe | None = None) -> Outcome:
+    """Train a target into `out/target`. Resumes as `loop/setup.py`, `resume_from`, says; nothing is probed."""
+    check_recipe(recipe)
+    check_start_context(recipe.model, recipe.row_tokens)
+    make_deterministic(recipe.loop)
+    accelerator = make_accelerator(recipe.loop, recipe.optimizer, out)
     with accelerator.main_process_first():
-        words = tokenizer_for(data, tokenizer, out)
-        rows = prepare(data, words, out=out)
-    goal = build(model, words, chunk=objective.chunk)
+        tokenizer = tokenizer_for(recipe.data, recipe.tokenizer, out)
+        rows = prepare(recipe.data, tokenizer, out=out)
+    objective = TargetObjective(recipe, student(recipe, None, tokenizer), tokenizer)
     return run_loop(
-        goal,
+        objective,
         rows.train,
         rows.validation,
-        plan,
+        plan_of(recipe),
         accelerator,
         out=out,
         export_to=out / "target",
@@ -120,27 +144,17 @@ def run(
     )
 
 
-def check_only_ce(objective: ObjectiveConfig) -> None:
-    """Raise RequestError where a term asks for the distribution of a target, of which there is none yet."""
-    asked = [name for name in Mix.of(objective, kl=0.0).asked if name != "ce"]
-    if asked:
-        raise RequestError(
-            f"objective.{asked[0]} compares with a target's distribution, and method `target` trains a "
-            "model from the text alone; leave it out, or distil a draft with method `distill`"
-        )
-
-
 def tokenizer_for(data: DataConfig, config: TokenizerConfig, out: Path) -> PreTrainedTokenizerBase:
     """The named tokenizer, or one trained once per run folder, so that a resume finds the same."""
     if config.path is not None:
         return load_tokenizer(config.path)
-    place = out / "tokenizer"
-    if not place.is_dir():
+    folder = out / "tokenizer"
+    if not folder.is_dir():
         name = config.chat_template
         template = None if name is None else named_template(name)
         made = train_tokenizer(training_texts(data), config.vocabulary, chat_template=template)
-        replace_folder(place, lambda folder: _save_tokenizer(made, folder))
-    return load_tokenizer(str(place))
+        replace_folder(folder, lambda staging: _save_tokenizer(made, staging))
+    return load_tokenizer(str(folder))
 
 
 def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
 from ...errors import RequestError
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 EMBEDDED = "tiny"
 """Name of the target that ships with the package."""
@@ -125,3 +125,22 @@ def _faults() -> tuple[type[Exception], ...]:
         SafetensorError,
         StrictDataclassError,
     )
+
+
+def skeleton(config: Any, trust: bool = False) -> PreTrainedModel:
+    """The causal LM of a config, its weights only shapes (on torch's meta device).
+
+    Args:
+        trust: run code that comes with the model.
+
+    Raises:
+        RequestError: the config is of no causal LM.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=trust)
+    except ValueError as error:
+        raise RequestError(f"{config.model_type} is no causal LM: {error!s:.200}") from error

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from ...errors import DraftsmithError, RequestError
+from ...errors import DraftsmithError
 from ..recipe.load import Recipe
 from .memory import BYTES, check_fits, devices_of, in_units, needs, parameters, trained
 
@@ -51,6 +52,15 @@ class Models:
         self.target: Once[PreTrainedModel] = Once(partial(_target, recipe))
         self.tokenizer: Once[PreTrainedTokenizerBase] = Once(partial(_tokenizer, recipe, self))
         self.student: Once[nn.Module] = Once(partial(_student, recipe, self))
+        self._recipe = recipe
+
+    def to_compare(self) -> PreTrainedTokenizerBase | None:
+        """The tokenizer that a given draft is compared with; None where there is none yet, or no draft."""
+        recipe = self._recipe
+        if recipe.method == "target":
+            return None if recipe.tokenizer.path is None else self.tokenizer()
+        given = recipe.model.start_from or (recipe.method == "boost" and any(recipe.boost.start_from))
+        return self.tokenizer() if given and not self.described else None
 
 
 def check_target(recipe: Recipe, models: Models) -> str:
@@ -58,7 +68,6 @@ def check_target(recipe: Recipe, models: Models) -> str:
     from ...decoding.target.backbone import context_limits
 
     model = models.target()
-    _check_row_length(model, recipe, f"target.path {recipe.target.path!r}")
     config: Any = model.config.get_text_config(decoder=True)
     context, reason = min(context_limits(config))
     memory = parameters(model) * BYTES[recipe.target.dtype]
@@ -70,25 +79,15 @@ def check_target(recipe: Recipe, models: Models) -> str:
     )
 
 
-def _check_row_length(model: PreTrainedModel, recipe: Recipe, whose: str) -> None:
-    from ...trainers.loop.objective import check_row_length
-
-    named = "--data.sequence_length"
-    if recipe.method == "boost":
-        named = "the sum of --boost.prompt_tokens and --boost.continuation"
-    check_row_length(model.config, recipe.row_tokens, whose, named=named)
-
-
 def check_model(recipe: Recipe, models: Models) -> str:
     """Size of what is trained, with gradient and two moments in fp32, and the memory for it."""
-    distils = recipe.method != "target"
-    _check_objective(recipe)
+    check_recipe(recipe)
     model = models.student()
-    need = needs(recipe, model, models.target() if distils else None)
+    need = needs(recipe, model, models.target() if recipe.method != "target" else None)
     if recipe.method == "boost":
         from .boost import kept_for_probes
 
-        kept = kept_for_probes(recipe, lambda each: _draft(each, models), models.target())
+        kept = kept_for_probes(recipe, models.target(), models.to_compare())
         need |= {"SSMs of earlier rounds": float(kept)} if kept else {}
     devices = devices_of(recipe)
     check_fits(need, devices)
@@ -97,31 +96,25 @@ def check_model(recipe: Recipe, models: Models) -> str:
     return f"{trained(model) / 1e6:,.2f} M parameters; {listed}: {total}"
 
 
-def _check_objective(recipe: Recipe) -> None:
-    """Raise RequestError where the objective does not suit the method, as training would."""
-    from ...trainers import distill, eagle, eagle3, target
+def check_recipe(recipe: Recipe) -> None:
+    """Raise RequestError where sections do not fit the method or each other, as training would."""
     from ...trainers.student.lora import check_adapter
 
     check_adapter(recipe.lora, recipe.model, recipe.method)
-    objective = recipe.objective
-    if recipe.method == "target":
-        target.check_only_ce(objective)
-    elif recipe.method == "eagle":
-        eagle.check_objective(recipe.eagle, objective)
-    elif recipe.method == "eagle3":
-        eagle3.check_objective(recipe.eagle3, objective)
-    else:
-        together = recipe.method in ("medusa", "medusa2", "hydra")
-        distill.check_terms(objective, places=recipe.medusa.heads if together else 1)
+    method_module(recipe).check_recipe(recipe)
+
+
+def method_module(recipe: Recipe) -> Any:
+    """The trainer of the recipe's method: what it requires, and what it trains."""
+    return import_module(f"...trainers.{recipe.method}", __package__)
 
 
 def _target(recipe: Recipe) -> PreTrainedModel:
     """The target's shapes, for every check that asks; refused where training would refuse it."""
     from ...decoding.target.attention import use_grouped_attention
     from ...decoding.target.backbone import check_rollback
-    from ...decoding.target.hub import load_config, load_sizes
+    from ...decoding.target.hub import load_config, load_sizes, skeleton
     from ...decoding.target.loading import check_weight_files
-    from ...drafters.projection import check_plain_logits
 
     path, revision = recipe.target.path, recipe.target.revision
     trust, sizes = recipe.target.trust_remote_code, recipe.target.sizes
@@ -131,7 +124,7 @@ def _target(recipe: Recipe) -> PreTrainedModel:
         model = skeleton(load_config(path, revision=revision, trust_remote_code=trust), trust)
     use_grouped_attention(model)  # as `load_target` does, where it can
     check_rollback(model)
-    check_plain_logits(model, f"target.path {path!r}")
+    method_module(recipe).check_target(recipe, model)
     check_weight_files(path)
     return model
 
@@ -154,109 +147,24 @@ def _tokenizer(recipe: Recipe, models: Models) -> PreTrainedTokenizerBase:
 
 
 def _student(recipe: Recipe, models: Models) -> nn.Module:
-    """What is trained; a model to go on from must mean the same tokens as the target."""
-    if recipe.method in ("medusa", "medusa2", "hydra", "bpd", "eagle", "eagle3"):
-        drafter = _heads(recipe, models.target())
-        _check_warm_start(drafter, recipe, models)
-        return _with_tuned(drafter, recipe, models.target()) if recipe.tunes_target else drafter
-
-    from ...trainers.student.lora import adapt_shapes
-    from .boost import at_once
-
-    if recipe.method == "boost":
-        return at_once(recipe, lambda each: _draft(each, models))
-    return adapt_shapes(_draft(recipe, models), recipe.lora, recipe.model)
-
-
-def _draft(recipe: Recipe, models: Models) -> PreTrainedModel:
-    """A model of its own, given or fresh."""
+    """What is trained, made by its trainer in shapes alone."""
     import torch
 
-    from ...decoding.target.hub import is_here, load_config, load_sizes
-    from ...drafters.folder import check_trainable_model
-    from ...trainers.config import FROM_TARGET
-    from ...trainers.distill import check_same_tokens
-    from ...trainers.pruning.sizes import check_not_pruned, pruned_config
-    from ...trainers.student.architecture import fresh_model
-
-    given, sizes = recipe.model.start_from, recipe.model.sizes
-    if recipe.method not in ("distill", "boost"):
-        check_not_pruned(recipe.model)
-    if given == FROM_TARGET:
-        target = models.target()
-        name = type(target).__name__
-        return skeleton(pruned_config(recipe.model, target.config, name))
-    if given is not None:
-        check_trainable_model(given)
-    if given is not None and sizes is not None and not is_here(given):
-        return _to_go_on_from(given, load_sizes(sizes), recipe)
-    if given is not None:
-        if recipe.method != "target" and not models.described:
-            check_same_tokens(given, models.tokenizer())
-        return _to_go_on_from(given, load_config(given), recipe)
-    vocabulary, like = recipe.tokenizer.vocabulary, None
-    if recipe.method != "target":
-        like = models.target().config.get_text_config(decoder=True)
-        vocabulary = like.vocab_size
-    elif recipe.tokenizer.path is not None:
-        vocabulary = len(models.tokenizer())
+    method = method_module(recipe)
+    if recipe.method in ("distill", "boost", "target"):
+        target = None if recipe.method == "target" else models.target()
+        tokenizer = models.to_compare()
+        with torch.device("meta"):
+            draft: nn.Module = method.student(recipe, target, tokenizer)
+        return draft
     with torch.device("meta"):
-        made = fresh_model(recipe.model, vocabulary=vocabulary, eos=None, like=like)
-    _check_row_length(made, recipe, "a model from scratch (model.max_positions)")
-    return made
-
-
-def _to_go_on_from(given: str, config: Any, recipe: Recipe) -> PreTrainedModel:
-    """A model that `model.start_from` names; its loss will read its projection alone."""
-    from ...drafters.projection import check_plain_logits
-
-    model = skeleton(config)
-    check_plain_logits(model, f"model.start_from {given!r}")
-    _check_row_length(model, recipe, f"model.start_from {given!r}")
-    return model
-
-
-def _heads(recipe: Recipe, target: PreTrainedModel) -> nn.Module:
-    """Medusa's heads or EAGLE's network for a target, their weights only shapes."""
-    import torch
-
-    from ...drafters.eagle.layers import EagleShape
-    from ...drafters.eagle.net import EagleNet
-    from ...drafters.eagle.net3 import Eagle3Net, Eagle3Shape
-    from ...drafters.heads.bpd import BpdHeads
-    from ...drafters.heads.hydra import HydraHeads, HydraShape
-    from ...drafters.heads.medusa import MedusaHeads, MedusaShape, projection_of
-    from ...trainers.eagle3 import chosen_layers
-    from ...trainers.medusa import check_no_prefix
-
-    with torch.device("meta"):
-        if recipe.method == "eagle":
-            return EagleNet(EagleShape.like(target.config))
-        V, H = projection_of(target).shape
-        if recipe.method == "bpd":
-            return BpdHeads.for_target(target, block=recipe.bpd.block, inner=recipe.bpd.inner)
-        if recipe.method == "eagle3":
-            words = min(V, recipe.eagle3.vocabulary)
-            layers = chosen_layers(recipe.eagle3, target)
-            fused = Eagle3Shape.of(
-                target.config,
-                layers=layers,
-                vocabulary=V,
-                draft_vocabulary=words,
-                feature_norms=recipe.eagle3.feature_norms,
-            )
-            return Eagle3Net(fused, range(words))
-        chosen = recipe.medusa
-        sizes = (chosen.heads, chosen.layers, H, V, chosen.shared_head)
-        if recipe.method == "hydra":
-            layer = EagleShape.like(target.config) if chosen.prefix else None
-            return HydraHeads(HydraShape(*sizes, layer))
-        check_no_prefix(chosen)
-        return MedusaHeads(MedusaShape(*sizes))
+        drafter = method.student(recipe, models.target())
+    _check_warm_start(drafter, recipe, models)
+    return _with_tuned(drafter, recipe, models.target()) if recipe.tunes_target else drafter
 
 
 def _check_warm_start(drafter: nn.Module, recipe: Recipe, models: Models) -> None:
-    """Raise RequestError where training could not go on from the drafter that is named."""
+    """Raise RequestError where the drafter could not be initialised from the one that is named."""
     from ...drafters.identity import TargetIdentity
     from ...trainers.student.warm_start import check_warm_start
 
@@ -278,23 +186,10 @@ def _with_tuned(drafter: nn.Module, recipe: Recipe, target: PreTrainedModel) -> 
     import torch
 
     from ...decoding.target.backbone import Backbone
-    from ...trainers.teacher.tuned import TunedTarget, check_precision
+    from ...trainers.teacher.tuned import TunedTarget
 
-    check_precision(recipe.tune, recipe.target)
     with torch.device("meta"):
         own: Any = copy.deepcopy(target)
         tuned = TunedTarget(Backbone(own, name=recipe.target.path), recipe.tune)
     moving = torch.nn.ParameterList(tuned.trained().values())
     return torch.nn.ModuleList([drafter, moving])
-
-
-def skeleton(config: Any, trust: bool = False) -> PreTrainedModel:
-    """The model of a config, its weights only shapes."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    try:
-        with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config, trust_remote_code=trust)
-    except ValueError as error:
-        raise RequestError(f"{config.model_type} is no causal LM: {error!s:.200}") from error

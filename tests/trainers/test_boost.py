@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from damaged import damage
-from draftsmith.data.config import DataConfig
 from draftsmith.data.generate.continuations import Continuations
 from draftsmith.data.rows.cache import Prepared
 from draftsmith.data.rows.packed import PackedRows
@@ -27,23 +26,29 @@ from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import RequestError
 from draftsmith.eval.measure.metrics import tau
 from draftsmith.eval.measure.probe import as_proposer, tau_probe
+from draftsmith.launch.recipe.load import Recipe
 from draftsmith.trainers import boost as b
 from draftsmith.trainers.boosting import coverage_pass
-from draftsmith.trainers.boosting.members import check_members, member_plan, own_member
+from draftsmith.trainers.boosting.members import (
+    check_derived_members,
+    check_members,
+    check_origins,
+    member_plan,
+    own_member,
+)
 from draftsmith.trainers.config import (
     BoostConfig,
     CheckpointConfig,
-    FeaturesConfig,
     LoopConfig,
     LoraConfig,
     ModelConfig,
     ObjectiveConfig,
     OptimizerConfig,
     ProbeConfig,
-    TargetConfig,
 )
 from draftsmith.trainers.loop import setup
 from draftsmith.trainers.loop.loop import Loop, Plan, Probe
+from draftsmith.trainers.sections import Run
 from draftsmith.trainers.student.architecture import fresh_model
 from safetensors.torch import load_file
 from torch import Tensor
@@ -96,25 +101,27 @@ def boosting(
     lora: LoraConfig | None = None,
     make_probe: Any = None,
 ) -> b.Boosting:
-    given: Any = {
-        "target": TargetConfig(),
-        "features": FeaturesConfig(),
-        "data": DataConfig(),
-        "plan": plan(steps),
-        "out": out,
-        "resume": "auto",
-        "make_probe": make_probe,
-    }
+    parts = plan(steps)
+    recipe = Recipe(
+        method="boost",
+        model=model,
+        objective=ObjectiveConfig(kl=0.0, ce=1.0, chunk=64),
+        boost=config.model_copy(update={"prompt_tokens": PROMPT, "continuation": LENGTH}),
+        lora=lora or LoraConfig(),
+        loop=parts.loop,
+        optimizer=parts.optimizer,
+        checkpoint=parts.checkpoint,
+        probe=parts.probe,
+    )
     rows = Prepared(SAMPLES.train, SAMPLES.validation, report=None)  # type: ignore[arg-type]
-    objective = ObjectiveConfig(kl=0.0, ce=1.0, chunk=64)
     out.mkdir(parents=True, exist_ok=True)
-    return b.Boosting(model, objective, config, given, target, rows, SAMPLES, lora)
+    return b.Boosting(Run(recipe, out, "auto", make_probe), target, rows, SAMPLES)
 
 
 def run(target: Backbone, out: Path, config: BoostConfig, steps: int = 160, **made: Any) -> dict[int, dict]:
     """The coverage records by the number of SSMs."""
     goal = boosting(target, out, config, steps, **made)
-    team = setup.make_accelerator(goal.given["plan"].loop, goal.given["plan"].optimizer, out)
+    team = setup.make_accelerator(goal.plan.loop, goal.plan.optimizer, out)
     (goal.together if config.order == "side_by_side" else goal.in_turn)(team)
     return covered(out)
 
@@ -185,9 +192,9 @@ def test_ssms_go_on_from_each_other_and_differ_in_size(target: Backbone, tmp_pat
     """With a learning rate of nothing an SSM stays what it began as."""
     config = BoostConfig(members=3, unit="sample", match_tokens=0, start_from=["", "ssm-1"], layers=[1, None, 2])
     goal = boosting(target, tmp_path, config, steps=1)
-    plan = goal.given["plan"]
+    plan = goal.plan
     still = plan.optimizer.model_copy(update={"lr": 1e-12, "warmup_steps": 0})
-    goal.given["plan"] = Plan(plan.loop, still, plan.checkpoint, plan.probe)
+    goal.plan = Plan(plan.loop, still, plan.checkpoint, plan.probe)
     goal.in_turn(setup.make_accelerator(plan.loop, still, tmp_path))
     first, second, third = (weights(tmp_path / f"ssm-{k}" / "drafter") for k in (1, 2, 3))
     assert all(torch.allclose(second[name], t, atol=1e-6) for name, t in first.items())
@@ -208,7 +215,7 @@ def test_an_ssm_made_from_the_target_is_taken_as_it_stands(target: Backbone, rou
     """The second SSM learns what the quantised copy misses, and both draft together."""
     config = BoostConfig(members=2, start_from=[str(rounded)], stop_share=0.0)
     goal = boosting(target, tmp_path, config, steps=8)
-    plan = goal.given["plan"]
+    plan = goal.plan
     outcome = goal.in_turn(setup.make_accelerator(plan.loop, plan.optimizer, tmp_path))
     assert outcome.steps == 8, "one SSM was trained"
     assert not (tmp_path / "ssm-1" / "checkpoints").exists()
@@ -239,7 +246,7 @@ def test_where_an_ssm_made_from_the_target_cannot_be(rounded: Path, target: Back
         with pytest.raises(RequestError, match=reason):
             check_members(BoostConfig(**values), LoraConfig(), SIZES)
     with pytest.raises(RequestError, match="was made for target"):
-        b._check_member_targets(BoostConfig(start_from=[copied]), load_target("tiny"))
+        check_derived_members(BoostConfig(start_from=[copied]), load_target("tiny"))
     with pytest.raises(RequestError, match="it has no weights to train"):
         check_trainable_model(copied)
 
@@ -251,10 +258,10 @@ def test_an_origin_of_other_tokens_is_refused_before_a_round_is_spent(
     target.model.save_pretrained(tmp_path / "foreign")
     train_tokenizer(["other words, other pieces"] * 9, 300).save_pretrained(tmp_path / "foreign")
     own = [str(tmp_path / "own"), "ssm-1", str(rounded), "target", ""]
-    b._check_origins(BoostConfig(members=5, start_from=own), SIZES, target)
+    check_origins(BoostConfig(members=5, start_from=own), SIZES, target)
     foreign = BoostConfig(members=2, start_from=["", str(tmp_path / "foreign")])
     with pytest.raises(RequestError, match="foreign' has another tokenizer than the target"):
-        b._check_origins(foreign, SIZES, target)
+        check_origins(foreign, SIZES, target)
 
 
 # ---- resuming ---------------------------------------------------------------------------------
@@ -404,7 +411,7 @@ def test_probes_decode_with_all_ssms_and_hold_a_base_once(
     config = ADAPTED.model_copy(update={"members": 3})
     made = on_base(copies_in) if adapters else {}
     goal = boosting(target, tmp_path, config, 4, make_probe=make_probe, **made)
-    goal.in_turn(setup.make_accelerator(goal.given["plan"].loop, OptimizerConfig(), tmp_path))
+    goal.in_turn(setup.make_accelerator(goal.plan.loop, OptimizerConfig(), tmp_path))
     assert len(embeddings(goal, probed)) == (1 if adapters else 3)
     # nothing of decoding is left on the layers that were trained
     assert not any(m._forward_pre_hooks for m in probed[-1].modules())

@@ -17,11 +17,12 @@ from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.heads.bpd import Bpd
 from draftsmith.errors import RequestError, Stopped
-from draftsmith.trainers.bpd import BpdObjective, TunedBpdObjective, build, build_tuned
+from draftsmith.trainers.bpd import BpdObjective, TunedBpdObjective
 from draftsmith.trainers.config import BpdConfig, ObjectiveConfig, TuneConfig
 from draftsmith.trainers.loop import setup, state
 from draftsmith.trainers.loop.loop import Loop
 from draftsmith.trainers.teacher.tuned import TunedTarget
+from method_objectives import build
 from torch import Tensor
 
 GOLD, KL = ObjectiveConfig(kl=0, ce=1, chunk=512), ObjectiveConfig(kl=1, ce=0, chunk=5)
@@ -57,13 +58,13 @@ def shaken(goal: BpdObjective) -> BpdObjective:
 
 def frozen(sizes: BpdConfig, objective: ObjectiveConfig) -> BpdObjective:
     torch.manual_seed(0)
-    return shaken(build(sizes, objective, make_target("qwen3").model, nothing))
+    return shaken(build("bpd", make_target("qwen3").model, bpd=sizes, objective=objective))
 
 
 def tuned(sizes: BpdConfig, objective: ObjectiveConfig, tune: TuneConfig) -> tuple[TunedBpdObjective, TunedTarget]:
     torch.manual_seed(0)
     target = TunedTarget(make_target("qwen3"), tune, remember=tune.how == "full")
-    goal = build_tuned(sizes, objective, target, nothing)
+    goal = build("bpd", target, bpd=sizes, objective=objective)
     shaken(goal)
     return goal, target
 
@@ -113,7 +114,7 @@ def assert_same_gradients(goal: BpdObjective, ours: Tensor, theirs: Tensor) -> N
 def test_the_loss_is_the_plain_mean(objective: ObjectiveConfig) -> None:
     goal, batch = frozen(ALL, objective), hand_made()
     loss, terms = run(goal, batch)
-    found = [by_hand(goal, goal._target, goal._target, batch, objective, k) for k in (1, 2, 3)]
+    found = [by_hand(goal, goal.features.target, goal.features.target, batch, objective, k) for k in (1, 2, 3)]
     expected = torch.stack([total for total, _ in found]).mean()
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(terms["loss"], loss.detach())
@@ -220,7 +221,7 @@ def test_the_target_rests_and_is_not_drawn() -> None:
 
 def test_the_layer_alone_is_trained_on_a_frozen_target() -> None:
     target = make_target("qwen3").model
-    goal, batch = build(SIZES, GOLD, target, nothing), hand_made()
+    goal, batch = build("bpd", target, bpd=SIZES, objective=GOLD), hand_made()
     run(goal, batch)[0].backward()
     assert all(p.grad is None and not p.requires_grad for p in target.parameters())
     assert {id(p) for p in goal.module.parameters()} == {id(p) for p in goal.draft().parameters()}
@@ -233,9 +234,9 @@ def test_the_layer_alone_is_trained_on_a_frozen_target() -> None:
         assert "loss" in terms
         assert all(p.grad is not None and not p.grad.any() for p in goal.module.parameters())
     with pytest.raises(RequestError, match="nothing would be learnt"):
-        build(SIZES, ObjectiveConfig(kl=0, ce=0), target, nothing)
+        build("bpd", target, bpd=SIZES, objective=ObjectiveConfig(kl=0, ce=0))
     with pytest.raises(RequestError, match="d-pace"):
-        build(SIZES, ObjectiveConfig(positions="d-pace"), target, nothing)
+        build("bpd", target, bpd=SIZES, objective=ObjectiveConfig(positions="d-pace"))
 
 
 rows = partial(Chains, kept=1.0)
@@ -266,9 +267,9 @@ def fresh(tune: TuneConfig | None, objective: ObjectiveConfig = GOLD, *, steps: 
     backbone = learnt(rows(64, 1), steps)
     torch.manual_seed(1)
     if tune is None:
-        return build(SIZES, objective, backbone.model, save)
+        return build("bpd", backbone.model, save, bpd=SIZES, objective=objective)
     remembers = objective is KL
-    return build_tuned(SIZES, objective, TunedTarget(backbone, tune, remember=remembers), save)
+    return build("bpd", TunedTarget(backbone, tune, remember=remembers), save, bpd=SIZES, objective=objective)
 
 
 REGIMES = [(None, GOLD), (FULL, KL), (LORA.model_copy(update={"dropout": 0.2, "rest_steps": 3}), GOLD)]
@@ -329,7 +330,7 @@ def test_a_few_steps_teach_whole_blocks(tune: TuneConfig | None) -> None:
     goal, how = fresh(tune, steps=8), {"warper": Warper(0.0), "max_new_tokens": 24}
 
     def tokens_per_call() -> float:
-        target = Backbone(goal._target, name="learner")
+        target = Backbone(goal.module.target if tune else goal.features.target, name="learner")
         done = generate(target, Bpd(goal.draft(), target), prompts, **how)
         assert done.tokens == autoregressive(target, prompts, **how).tokens
         return done.steps.kept_TB[done.steps.running_TB].mean()

@@ -14,8 +14,9 @@ from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.model.draft_model import DraftModel, fit_vocabulary
 from draftsmith.errors import RequestError
 from draftsmith.trainers.config import ModelConfig, ObjectiveConfig
-from draftsmith.trainers.distill import build, draft_model
 from draftsmith.trainers.student.architecture import fresh_model
+from draftsmith.trainers.student.draft import draft_model
+from method_objectives import build
 from transformers import PreTrainedTokenizerFast
 
 SMALL = ModelConfig(layers=1, hidden=32, heads=2, kv_heads=1, head_size=16, max_positions=256)
@@ -65,13 +66,7 @@ def test_padded_heads_train(rows: int, tokenizer: PreTrainedTokenizerFast, tmp_p
     place = saved(tmp_path, tokenizer, rows)
     torch.manual_seed(1)
     target = fresh_model(SMALL, vocabulary=352, eos=None)
-    goal = build(
-        SMALL.model_copy(update={"start_from": place}),
-        ObjectiveConfig(),
-        target,
-        tokenizer,
-        lambda _module, _folder: None,
-    )
+    goal = build("distill", target, tokenizer=tokenizer, model=SMALL.model_copy(update={"start_from": place}))
     data = batch(vocabulary=len(tokenizer))
     loss, terms = goal.module(data, goal.prepare(data))
     loss.backward()
@@ -105,7 +100,7 @@ def test_a_token_that_one_side_lacks_has_no_probability() -> None:
 def test_nothing_to_learn_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
     target = fresh_model(SMALL, vocabulary=300, eos=None)
     with pytest.raises(RequestError, match="nothing would be learnt"):
-        build(SMALL, ObjectiveConfig(kl=0, ce=0), target, tokenizer, lambda _m, _f: None)
+        build("distill", target, tokenizer=tokenizer, model=SMALL, objective=ObjectiveConfig(kl=0, ce=0))
 
 
 def test_sizes_are_derived_from_the_target(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -121,7 +116,7 @@ def test_sizes_are_derived_from_the_target(tokenizer: PreTrainedTokenizerFast) -
 def test_the_frozen_target_gets_no_gradient(tokenizer: PreTrainedTokenizerFast) -> None:
     torch.manual_seed(0)
     target = fresh_model(SMALL, vocabulary=300, eos=None)
-    goal = build(SMALL, ObjectiveConfig(), target, tokenizer, lambda _m, _f: None)
+    goal = build("distill", target, tokenizer=tokenizer, model=SMALL)
     data = batch(vocabulary=len(tokenizer))
     goal.module(data, goal.prepare(data))[0].backward()
     assert all(parameter.grad is None for parameter in target.parameters())

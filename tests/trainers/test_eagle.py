@@ -18,9 +18,11 @@ from draftsmith.drafters.eagle.proposer import Eagle, Eagle3, load_eagle
 from draftsmith.errors import RequestError
 from draftsmith.trainers import eagle3
 from draftsmith.trainers.config import Eagle3Config, EagleConfig, ObjectiveConfig
-from draftsmith.trainers.eagle import EagleObjective, build, counted
+from draftsmith.trainers.eagle import EagleObjective
+from draftsmith.trainers.labels import has_label
 from draftsmith.trainers.losses.chunked import SharedTeacher
 from draftsmith.trainers.teacher.frozen import saver
+from method_objectives import build
 from torch import Tensor, nn
 
 # two rows: documents of 5, 1 and 4 tokens and no padding; of 2 and 6 tokens and padding
@@ -44,7 +46,7 @@ def goal_for(target: Backbone, seed: int = 0, chunk: int = 256, **settings) -> E
     torch.manual_seed(seed)
     config = EagleConfig(**settings)
     objective = ObjectiveConfig(chunk=chunk)
-    return build(config, objective, target.model, lambda _module, _folder: None)
+    return build("eagle", target.model, eagle=config, objective=objective)
 
 
 @pytest.fixture
@@ -167,7 +169,7 @@ def test_hass_trains_on_what_drafting_meets(target: Backbone, rows: dict[str, Te
 
 @pytest.mark.parametrize("ahead", [2, 3])
 def test_positions_that_count(ahead: int, rows: dict[str, Tensor]) -> None:
-    found = counted(rows, ahead)
+    found = has_label(rows, ahead)
     wanted = [
         [
             bool(rows["loss_mask"][row, t + ahead])
@@ -189,9 +191,9 @@ def test_gradients_are_those_of_the_plain_loss(target: Backbone, rows: dict[str,
     teacher_output = goal.prepare(rows)
     same = rows["documents"][:, :, None] == rows["documents"][:, None]
     mask = (same & torch.ones(WIDTH, WIDTH, dtype=torch.bool).tril())[:, None]
-    out = goal.draft()(teacher_output.features_RSH, teacher_output.embeds_RSH, rows["positions"], mask)
-    counts = counted(rows, 2)
-    guess, true = out[:, :-2][counts], teacher_output.features_RSH[:, 1:-1][counts]
+    out = goal.draft()(teacher_output.hidden_RSH, teacher_output.embeds_RSH, rows["positions"], mask)
+    counts = has_label(rows, 2)
+    guess, true = out[:, :-2][counts], teacher_output.hidden_RSH[:, 1:-1][counts]
     head = target.model.get_output_embeddings()
     ce = -(head(true).softmax(-1) * head(guess).log_softmax(-1)).sum()
     (0.7 * F.smooth_l1_loss(guess, true, reduction="none").mean(-1).sum() + 0.4 * ce).backward()
@@ -258,7 +260,7 @@ def measured(goal: Objective, rows: dict[str, Tensor]) -> dict[str, float]:
     with torch.no_grad():
         _, terms = goal.module(rows, goal.prepare(rows))
     goal.module.train()
-    return {name: float(value) / int(counted(rows, 2).sum()) for name, value in terms.items()}
+    return {name: float(value) / int(has_label(rows, 2).sum()) for name, value in terms.items()}
 
 
 @pytest.mark.parametrize("family", ["eagle", "eagle3"])
@@ -284,7 +286,7 @@ def test_a_few_dozen_steps_teach(family: str, target: Backbone) -> None:
         chosen = torch.randint(0, 32, (8,), generator=g)
         rows = {name: t[chosen] for name, t in data.items()}
         loss, _ = goal.module(rows, goal.prepare(rows))
-        (loss / int(counted(rows, 2).sum())).backward()
+        (loss / int(has_label(rows, 2).sum())).backward()
         torch.nn.utils.clip_grad_norm_(goal.module.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -303,12 +305,12 @@ def test_a_few_dozen_steps_teach(family: str, target: Backbone) -> None:
 def test_export_is_a_drafter_that_loads(tmp_path: Path, rows: dict[str, Tensor]) -> None:
     target = make_target("qwen3")
     target.tokenizer = train_tokenizer(["abc def ghi jkl mno pqr\n"] * 5, 300)
-    goal = build(EagleConfig(), ObjectiveConfig(), target.model, saver(target, "eagle"))
+    goal = build("eagle", target.model, saver(target, "eagle"))
     goal.export(tmp_path / "drafter")
     loaded = load_eagle(tmp_path / "drafter", target)
     teacher_output, positions = goal.prepare(rows), rows["positions"]
     one, two = (
-        net(teacher_output.features_RSH, teacher_output.embeds_RSH, positions, None)
+        net(teacher_output.hidden_RSH, teacher_output.embeds_RSH, positions, None)
         for net in (goal.draft(), loaded.module)
     )
     assert torch.equal(one, two)
@@ -321,7 +323,7 @@ def goal_3_for(target: Backbone, seed: int = 0, chunk: int = 256, **settings) ->
     torch.manual_seed(seed)
     config = Eagle3Config(**{"passes": 3, "layers": (0, 1, 2)} | settings)
     objective = ObjectiveConfig(chunk=chunk)
-    return eagle3.build(config, objective, target.model, WORDS, lambda _module, _folder: None)
+    return build("eagle3", target.model, ids=WORDS, eagle3=config, objective=objective)
 
 
 def by_hand_3(goal: eagle3.Eagle3Objective, target: Backbone, rows: dict[str, Tensor]) -> dict:
@@ -447,7 +449,7 @@ def test_export_of_eagle_3_is_a_drafter_that_loads(tmp_path: Path) -> None:
     target = make_target("qwen3")
     target.tokenizer = train_tokenizer(["abc def ghi jkl mno pqr\n"] * 5, 300)
     config = Eagle3Config(layers=(0, 1, 2))
-    goal = eagle3.build(config, ObjectiveConfig(), target.model, WORDS, saver(target, "eagle3"))
+    goal = build("eagle3", target.model, saver(target, "eagle3"), ids=WORDS, eagle3=config)
     goal.export(tmp_path / "drafter")
     loaded = load_eagle(tmp_path / "drafter", target, tree="dynamic", top_k=4, nodes=12)
     assert isinstance(loaded, Eagle3)

@@ -14,8 +14,9 @@ from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.heads.hydra import Hydra
 from draftsmith.errors import RequestError
-from draftsmith.trainers import hydra, medusa
 from draftsmith.trainers.config import MedusaConfig, ObjectiveConfig
+from draftsmith.trainers.loop.objective import Objective
+from method_objectives import build
 
 PAPER = ObjectiveConfig(kl=0, ce=1)
 
@@ -50,7 +51,7 @@ def test_the_loss_is_the_plain_formula(objective: ObjectiveConfig, shared: bool,
     """
     target = make_target("qwen3").model
     config = MedusaConfig(heads=3, layers=2, decay=0.9, shared_head=shared, prefix=prefix)
-    goal = hydra.build(config, objective, target, nothing)
+    goal = build("hydra", target, medusa=config, objective=objective)
     heads, head = goal.draft(), target.get_output_embeddings()
     g = torch.Generator().manual_seed(2)
     with torch.no_grad():
@@ -94,7 +95,7 @@ def test_the_loss_is_the_plain_formula(objective: ObjectiveConfig, shared: bool,
 @pytest.mark.parametrize("length", [2, 3, 4, 5])
 def test_rows_shorter_than_a_head_reaches(length: int, prefix: bool) -> None:
     config = MedusaConfig(prefix=prefix)
-    goal = hydra.build(config, PAPER, make_target("qwen3").model, nothing)
+    goal = build("hydra", make_target("qwen3").model, medusa=config, objective=PAPER)
     batch = {name: tensor[:, -length:] for name, tensor in hand_made().items()}
     loss, terms = goal.module(batch, goal.prepare(batch))
     loss.backward()
@@ -105,15 +106,15 @@ def test_rows_shorter_than_a_head_reaches(length: int, prefix: bool) -> None:
 
 def test_the_target_stays_as_it_is() -> None:
     target = make_target("qwen3").model
-    goal = hydra.build(MedusaConfig(shared_head=True), ObjectiveConfig(), target, nothing)
+    goal = build("hydra", target, medusa=MedusaConfig(shared_head=True))
     batch = hand_made()
     goal.module(batch, goal.prepare(batch))[0].backward()
     assert all(p.grad is None and not p.requires_grad for p in target.parameters())
     assert {id(p) for p in goal.module.parameters()} == {id(p) for p in goal.draft().parameters()}
     with pytest.raises(RequestError, match="nothing would be learnt"):
-        hydra.build(MedusaConfig(), ObjectiveConfig(kl=0, ce=0), target, nothing)
+        build("hydra", target, objective=ObjectiveConfig(kl=0, ce=0))
     with pytest.raises(RequestError, match=r"medusa\.prefix is on.*method `hydra`"):
-        medusa.build(MedusaConfig(prefix=True), PAPER, target, nothing)
+        build("medusa", target, medusa=MedusaConfig(prefix=True), objective=PAPER)
 
 
 rows = partial(Chains, kept=0.8)
@@ -125,7 +126,7 @@ def small() -> Backbone:
     return learnt(rows(64, 1))
 
 
-def measured(goal: medusa.MedusaObjective) -> dict[str, float]:
+def measured(goal: Objective) -> dict[str, float]:
     held_out = rows(32, 2).batch()
     with torch.no_grad():
         _, terms = goal.module(held_out, goal.prepare(held_out))
@@ -135,13 +136,13 @@ def measured(goal: medusa.MedusaObjective) -> dict[str, float]:
 def test_heads_that_see_the_tokens_before_learn_more(small: Backbone) -> None:
     """Where a token was a surprise, Medusa's heads go on from what should have stood there."""
     found = {}
-    for method in (medusa, hydra):
-        goal = method.build(MedusaConfig(decay=1.0), PAPER, small.model, nothing)
+    for method in ("medusa", "hydra"):
+        goal = build(method, small.model, medusa=MedusaConfig(decay=1.0), objective=PAPER)
         before = measured(goal)
         descend(goal.module, goal.prepare, rows(64, 1).batch(), steps=60, lr=5e-3)
         found[method] = measured(goal)
         assert found[method]["loss"] < 0.6 * before["loss"]
-    gains = [found[hydra][f"head{k}_top1"] - found[medusa][f"head{k}_top1"] for k in range(1, 5)]
+    gains = [found["hydra"][f"head{k}_top1"] - found["medusa"][f"head{k}_top1"] for k in range(1, 5)]
     assert gains == sorted(gains)  # the further ahead, the more there is to be surprised by
     assert min(gains[1:]) > 0.04
     assert gains[-1] > 0.1
@@ -149,6 +150,6 @@ def test_heads_that_see_the_tokens_before_learn_more(small: Backbone) -> None:
     how = {"warper": Warper(0.0), "max_new_tokens": 24}
     done = generate(small, Hydra(goal.draft(), small), prompts, **how)
     assert done.tokens == autoregressive(small, prompts, **how).tokens
-    fresh = hydra.build(MedusaConfig(), PAPER, small.model, nothing)
+    fresh = build("hydra", small.model, objective=PAPER)
     before_calls = generate(small, Hydra(fresh.draft(), small), prompts, **how).target_calls
     assert done.target_calls < 0.7 * before_calls

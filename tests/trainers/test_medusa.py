@@ -16,9 +16,11 @@ from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.heads.medusa import Medusa
 from draftsmith.errors import RequestError, Stopped
 from draftsmith.trainers.config import MedusaConfig, ObjectiveConfig
+from draftsmith.trainers.labels import has_label
 from draftsmith.trainers.loop import setup, state
 from draftsmith.trainers.loop.loop import Outcome
-from draftsmith.trainers.medusa import MedusaObjective, build, counted
+from draftsmith.trainers.medusa import MedusaObjective
+from method_objectives import build
 
 PAPER = ObjectiveConfig(kl=0, ce=1)
 HEADS = 4
@@ -61,7 +63,7 @@ def brute_force(batch: Batch, k: int) -> list[tuple[int, int, int]]:
 @pytest.mark.parametrize("k", range(1, 13))
 def test_labels_stay_inside_documents_and_count(k: int) -> None:
     batch = hand_made()
-    counts = counted(batch, k)
+    counts = has_label(batch, k + 1)
     labels = batch["input_ids"][:, k + 1 :][counts].tolist()
     ours = [(*place, label) for place, label in zip(counts.nonzero().tolist(), labels, strict=True)]
     assert ours == brute_force(batch, k)
@@ -70,11 +72,11 @@ def test_labels_stay_inside_documents_and_count(k: int) -> None:
 
 def test_labels_by_hand() -> None:
     """The first row: of the 5 tokens head 1 predicts the last three, of the 4 the last two."""
-    at = counted(hand_made(), 1)[0].nonzero()[:, 0].tolist()
+    at = has_label(hand_made(), 2)[0].nonzero()[:, 0].tolist()
     assert at == [0, 1, 2, 7, 8]
-    assert counted(hand_made(), 3)[0].nonzero()[:, 0].tolist() == [0]
+    assert has_label(hand_made(), 4)[0].nonzero()[:, 0].tolist() == [0]
     # behind the prompt of 7, without token 9: labels 7, 8, 10 and 11
-    assert counted(hand_made(), 1)[1].nonzero()[:, 0].tolist() == [5, 6, 8, 9]
+    assert has_label(hand_made(), 2)[1].nonzero()[:, 0].tolist() == [5, 6, 8, 9]
 
 
 def shaken(goal: MedusaObjective) -> MedusaObjective:
@@ -92,7 +94,7 @@ def test_the_loss_is_the_plain_formula(objective: ObjectiveConfig, shared: bool,
     """sum_k 0.8^k sum_t loss_k(t), every hidden state computed from its own document alone."""
     target = make_target("qwen3").model
     objective = objective.model_copy(update={"chunk": chunk})
-    goal = shaken(build(MedusaConfig(shared_head=shared), objective, target, nothing))
+    goal = shaken(build("medusa", target, medusa=MedusaConfig(shared_head=shared), objective=objective))
     batch = hand_made()
     loss, terms = goal.module(batch, goal.prepare(batch))
 
@@ -127,7 +129,7 @@ def test_the_loss_is_the_plain_formula(objective: ObjectiveConfig, shared: bool,
 @pytest.mark.parametrize("objective", [PAPER, ObjectiveConfig()])
 def test_no_label_gives_zeros_of_the_same_names(objective: ObjectiveConfig) -> None:
     """Processes add their terms up by name: a batch without labels must not leave any out."""
-    goal = build(MedusaConfig(), objective, make_target("qwen3").model, nothing)
+    goal = build("medusa", make_target("qwen3").model, objective=objective)
     batch = hand_made()
     _, expected = goal.module(batch, goal.prepare(batch))
     for mask in (torch.zeros_like(batch["loss_mask"]), batch["positions"] == 1):
@@ -142,7 +144,7 @@ def test_no_label_gives_zeros_of_the_same_names(objective: ObjectiveConfig) -> N
 @pytest.mark.parametrize("objective", [PAPER, ObjectiveConfig()])
 def test_mixed_and_half_precision(objective: ObjectiveConfig) -> None:
     """bf16 by autocast, as the loop does it, and heads that are bf16 themselves, as in DeepSpeed."""
-    goal = shaken(build(MedusaConfig(), objective, make_target("qwen3").model, nothing))
+    goal = shaken(build("medusa", make_target("qwen3").model, objective=objective))
     batch = hand_made()
     plain, _ = goal.module(batch, goal.prepare(batch))
     with torch.autocast("cpu", torch.bfloat16):
@@ -157,7 +159,7 @@ def test_mixed_and_half_precision(objective: ObjectiveConfig) -> None:
 @pytest.mark.parametrize("shared", [False, True])
 def test_the_heads_alone_are_trained_and_saved(shared: bool) -> None:
     target = make_target("qwen3").model
-    goal = build(MedusaConfig(shared_head=shared), PAPER, target, nothing)
+    goal = build("medusa", target, medusa=MedusaConfig(shared_head=shared), objective=PAPER)
     batch = hand_made()
     goal.module(batch, goal.prepare(batch))[0].backward()
     assert all(p.grad is None and not p.requires_grad for p in target.parameters())
@@ -170,7 +172,7 @@ def test_the_heads_alone_are_trained_and_saved(shared: bool) -> None:
 
 def test_nothing_to_learn_is_refused() -> None:
     with pytest.raises(RequestError, match="nothing would be learnt"):
-        build(MedusaConfig(), ObjectiveConfig(kl=0, ce=0), make_target("qwen3").model, nothing)
+        build("medusa", make_target("qwen3").model, objective=ObjectiveConfig(kl=0, ce=0))
 
 
 # ---- learning --------------------------------------------------------------------------------
@@ -192,7 +194,7 @@ def measured(goal: MedusaObjective) -> dict[str, float]:
 
 @pytest.mark.parametrize("objective", [PAPER, ObjectiveConfig()], ids=["ce", "kl"])
 def test_a_few_steps_teach_the_heads(small: Backbone, objective: ObjectiveConfig) -> None:
-    goal = build(MedusaConfig(), objective, small.model, nothing)
+    goal = build("medusa", small.model, objective=objective)
     prompts = [row[:5].tolist() for row in Chains(8, 3).ids]
     how = {"warper": Warper(0.0), "max_new_tokens": 24}
 
@@ -213,7 +215,7 @@ def test_a_few_steps_teach_the_heads(small: Backbone, objective: ObjectiveConfig
 
 
 def test_a_shared_head_learns_too(small: Backbone) -> None:
-    goal = build(MedusaConfig(shared_head=True), PAPER, small.model, nothing)
+    goal = build("medusa", small.model, medusa=MedusaConfig(shared_head=True), objective=PAPER)
     before = measured(goal)
     descend(goal.module, goal.prepare, Chains(64, 1).batch(), steps=40, lr=5e-3)
     after = measured(goal)
@@ -230,7 +232,7 @@ def train(
     """A run through the real loop, cut by a signal behind `stop_at` steps."""
 
     def make() -> MedusaObjective:
-        return build(MedusaConfig(heads=2, shared_head=shared), PAPER, small.model, save)
+        return build("medusa", small.model, save, medusa=MedusaConfig(heads=2, shared_head=shared), objective=PAPER)
 
     goal, loop = loop_on(out, make, rows, steps=STEPS, lr=3e-3, micro=micro, validate_every=4)
     stop_behind(loop, stop_at)

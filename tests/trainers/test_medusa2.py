@@ -32,8 +32,9 @@ from draftsmith.trainers.config import (
 )
 from draftsmith.trainers.loop import optimizer, setup, state
 from draftsmith.trainers.loop.loop import Outcome
-from draftsmith.trainers.medusa2 import Medusa2Objective, build, sine
+from draftsmith.trainers.medusa2 import Medusa2Objective, sine
 from draftsmith.trainers.teacher.tuned import TunedTarget, check_precision, tuned_saver
+from method_objectives import build
 from torch import Tensor
 
 PAPER = ObjectiveConfig(kl=0, ce=1, chunk=5)
@@ -56,7 +57,7 @@ def joint(
 ) -> tuple[Medusa2Objective, TunedTarget]:
     config = medusa2 or Medusa2Config()
     tuned = TunedTarget(target or decoding_target(), tune, remember=config.self_distillation)
-    return build(HEADS, config, PAPER, tuned, lambda _module, _folder: None), tuned
+    return build("medusa2", tuned, medusa=HEADS, medusa2=config, objective=PAPER), tuned
 
 
 def shake(parameters, size: float = 0.1) -> None:  # noqa: ANN001
@@ -284,7 +285,9 @@ def train(
         torch.manual_seed(0)
         tuned = TunedTarget(target, tune, remember=config.self_distillation)
         made.append(tuned)
-        return build(HEADS, config, PAPER, tuned, tuned_saver(tuned, "medusa", out))
+        return build(
+            "medusa2", tuned, tuned_saver(tuned, "medusa", out), medusa=HEADS, medusa2=config, objective=PAPER
+        )
 
     made: list[TunedTarget] = []
     goal, loop = loop_on(out, make, partial(rows, uneven=uneven), steps=steps, lr=lr, micro=micro, validate_every=4)

@@ -25,26 +25,26 @@ from ..config import BoostConfig
 @torch.no_grad()
 def matched(hidden_PH: Tensor, weight_VH: Tensor, label_P: Tensor, chunk: int) -> Tensor:
     """Whether the likeliest token is the label, bool [P]; the lowest id wins a tie, as decoding."""
-    found = [
+    matches = [
         F.linear(hidden_CH, weight_VH).float().argmax(-1) == label_C
         for hidden_CH, label_C in zip(hidden_PH.split(chunk), label_P.split(chunk), strict=True)
     ]
-    return torch.cat(found) if found else label_P.bool()
+    return torch.cat(matches) if matches else label_P.bool()
 
 
 def runs(matched_RS: Tensor, label_RS: Tensor) -> Tensor:
     """Labels matched one after another from each label on, int64 [R, S]; 0 where none begins.
 
     Args:
-        matched_RS: bool, whether the token at s was foreseen.
+        matched_RS: bool, whether the token at s was predicted.
         label_RS: bool, whether it is a label; those of a sample stand side by side.
     """
     run_R = torch.zeros_like(matched_RS[:, 0], dtype=torch.long)
-    found = []
+    runs_R = []
     for s in reversed(range(matched_RS.shape[1])):
         run_R = (run_R + 1) * (matched_RS[:, s] & label_RS[:, s])
-        found.append(run_R)
-    return torch.stack(found[::-1], 1)
+        runs_R.append(run_R)
+    return torch.stack(runs_R[::-1], 1)
 
 
 def windows(label_RS: Tensor, length: int) -> Tensor:
@@ -111,12 +111,12 @@ def left_share(accepted: Sequence[Tensor], label_RS: Tensor) -> float:
     return float(open_RS.sum() / label_RS.sum().clamp_min(1))
 
 
-def union_length(found: Sequence[Tensor], label_RS: Tensor, length: int) -> float:
-    """Mean over labels of the tokens that the longest of the SSMs' drafts foresees, up to `length`.
+def union_length(matched_RS: Sequence[Tensor], label_RS: Tensor, length: int) -> float:
+    """Mean over labels of the tokens that the longest of the SSMs' drafts predicts, up to `length`.
 
     With one more it is what a target call yields at temperature 0 where calls begin at any label
     alike. Positions too near to the sample's end for a whole draft are left out.
     """
-    longest_RS = torch.stack([runs(each, label_RS).clamp_max(length) for each in found]).amax(0)
+    longest_RS = torch.stack([runs(each, label_RS).clamp_max(length) for each in matched_RS]).amax(0)
     whole_RS = windows(label_RS, length) == length
     return float((longest_RS * whole_RS).sum() / whole_RS.sum().clamp_min(1))

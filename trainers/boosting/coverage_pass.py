@@ -30,7 +30,7 @@ _ROWS = 32  # of a forward pass; fixed, so that no number depends on the process
 
 
 class Matches(NamedTuple):
-    """Which labels an SSM foresees, bool [R, S] each."""
+    """Which labels an SSM predicts, bool [R, S] each."""
 
     train: Tensor
     validation: Tensor
@@ -42,15 +42,15 @@ def labels_of(rows: PackedRows) -> Tensor:
 
 
 def stored_matches(folder: Path) -> Matches | None:
-    """What an earlier pass found; None where there was none, or what it wrote is damaged."""
-    matches = derived_tensors(folder / COVERAGE, dict.fromkeys(Matches._fields, (None, None)))
-    return None if matches is None else Matches(**matches)
+    """The matches of an earlier pass; None where there was none, or its file is damaged."""
+    tensors = derived_tensors(folder / COVERAGE, dict.fromkeys(Matches._fields, (None, None)))
+    return None if tensors is None else Matches(**tensors)
 
 
 def measure_matches(
     model: Any, samples: Continuations, folder: Path, accelerator: Accelerator, *, chunk: int, vocabulary: int
 ) -> Matches:
-    """Run `model` over all samples, store what it foresees, and return it on every process.
+    """Run `model` over all samples, store what it predicts, and return it on every process.
 
     `vocabulary`: the target's; rows that the model's projection has beyond it are never drafted.
     """
@@ -74,10 +74,10 @@ def _match_rows(model: Any, weight_VH: Tensor, rows: PackedRows, accelerator: Ac
         batch = {name: t.to(accelerator.device) for name, t in rows.batch(numbers).items()}
         with torch.autocast(accelerator.device.type, enabled=False):
             hidden_PH, label_P = labelled(hidden_states(model, batch), batch)
-            found_P = matched(hidden_PH, weight_VH, label_P, chunk)
-        found_RS = torch.zeros_like(batch["loss_mask"])
-        found_RS[:, 1:][batch["loss_mask"][:, 1:]] = found_P
-        mine.append((start, found_RS.cpu()))
+            matched_P = matched(hidden_PH, weight_VH, label_P, chunk)
+        matched_RS = torch.zeros_like(batch["loss_mask"])
+        matched_RS[:, 1:][batch["loss_mask"][:, 1:]] = matched_P
+        mine.append((start, matched_RS.cpu()))
     parts = gather_object(mine) if accelerator.num_processes > 1 else mine
     return torch.cat([part for _, part in sorted(parts, key=lambda each: each[0])])
 

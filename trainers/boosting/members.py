@@ -8,10 +8,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from ...drafters.folder import adapters_of, derived_family
+from ...decoding.target.backbone import Backbone
+from ...drafters.folder import adapters_of, check_trainable_model, derived_family, read_entry
+from ...drafters.identity import TargetIdentity
 from ...errors import RequestError
 from ..config import FROM_TARGET, BoostConfig, LoraConfig, ModelConfig
 from ..loop.loop import Plan
+from ..student.draft import check_same_tokens
 
 _SEEDS_APART = 1000
 
@@ -70,6 +73,28 @@ def check_members(boost: BoostConfig, lora: LoraConfig, model: ModelConfig) -> N
             )
 
 
+def check_derived_members(boost: BoostConfig, target: Backbone) -> None:
+    """Raise RequestError for an SSM that is made from another target than this one."""
+    for number in range(1, boost.members + 1):
+        folder = derived_folder(boost, number)
+        if folder is not None:
+            entry = read_entry(folder)
+            entry["identity"].check_same(TargetIdentity.of(target), str(folder))
+
+
+def check_origins(boost: BoostConfig, model: ModelConfig, target: Backbone) -> None:
+    """Raise RequestError for a model that no SSM can be initialised from, before rounds are spent."""
+    origins = [model.start_from or ""]
+    origins += [
+        origin
+        for number, origin in enumerate(boost.start_from, 1)
+        if own_member(origin) is None and derived_folder(boost, number) is None
+    ]
+    for origin in {*origins} - {"", FROM_TARGET}:
+        check_trainable_model(origin)
+        check_same_tokens(origin, target.tokenizer)
+
+
 def _check_cuts(boost: BoostConfig, model: ModelConfig) -> None:
     for number in range(1, boost.members + 1):
         if member_model(model, boost, number, Path()).start_from == FROM_TARGET:
@@ -114,6 +139,22 @@ def member_model(model: ModelConfig, boost: BoostConfig, number: int, out: Path)
     if number <= len(boost.layers) and boost.layers[number - 1] is not None:
         changed["layers"] = boost.layers[number - 1]
     return model.model_copy(update=changed)
+
+
+def trained_models(boost: BoostConfig, model: ModelConfig) -> list[ModelConfig]:
+    """What each SSM that is trained is made of, as if it were distilled alone.
+
+    One that is initialised from another of the run is of that one's make; one that is derived from
+    the target as it stands is not trained.
+    """
+    models: dict[int, ModelConfig] = {}
+    for number in range(1, boost.members + 1):
+        origin = boost.start_from[number - 1] if number <= len(boost.start_from) else ""
+        if derived_folder(boost, number) is not None:
+            continue
+        earlier = own_member(origin)
+        models[number] = member_model(model, boost, number, Path()) if earlier is None else models[earlier]
+    return list(models.values())
 
 
 def derived_folder(boost: BoostConfig, number: int) -> Path | None:

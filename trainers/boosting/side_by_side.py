@@ -12,7 +12,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -20,16 +20,13 @@ from torch import Tensor, nn
 from ...decoding.target.backbone import Backbone
 from ...drafters.folder import save_draft_model
 from ...drafters.model.ensemble import save_ensemble
-from .. import distill
-from ..config import BoostConfig, ModelConfig, ObjectiveConfig
-from ..distill import DistillObjective, DraftStudent
-from ..loop.objective import Batch, Stepwise, hidden_states, labelled
+from ..config import BoostConfig
+from ..loop.objective import Batch, hidden_states, labelled
 from ..losses.chunked import Teacher
-from ..teacher.features import FeatureSource
+from ..student.distillation import DraftStudent, teacher_of
+from ..teacher.features import FeatureSource, OnlineFeatures
+from ..teacher.frozen import freeze
 from .coverage import acceptance, matched, weights
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 class Together(nn.Module):
@@ -64,45 +61,39 @@ class Together(nn.Module):
     @torch.no_grad()
     def _accepted(self, student: DraftStudent, hidden_PH: Tensor, label_P: Tensor, label_RS: Tensor) -> Tensor:
         head = student.head
-        found_RS = torch.zeros_like(label_RS)
-        found_RS[:, 1:][label_RS[:, 1:]] = matched(hidden_PH, head.weight[: head.rows], label_P, head.chunk)
-        return acceptance(found_RS, label_RS, self.config)
+        matched_RS = torch.zeros_like(label_RS)
+        matched_RS[:, 1:][label_RS[:, 1:]] = matched(hidden_PH, head.weight[: head.rows], label_P, head.chunk)
+        return acceptance(matched_RS, label_RS, self.config)
 
 
 class SideBySide:
     """Trains the SSMs of an ensemble together."""
 
-    def __init__(self, goals: Sequence[DistillObjective], target: Backbone, config: BoostConfig) -> None:
-        self._goals, self._target = list(goals), target
-        self.module: nn.Module = Together([cast(DraftStudent, g.module) for g in goals], config)
-
-    @property
-    def features(self) -> FeatureSource:
+    def __init__(self, students: Sequence[DraftStudent], target: Backbone, config: BoostConfig) -> None:
+        self._students, self._target = list(students), target
+        self.module: nn.Module = Together(students, config)
+        self.features: FeatureSource = OnlineFeatures(freeze(target.model))
         """One source: the teacher output is the same for all."""
-        return self._goals[0].features
-
-    @features.setter
-    def features(self, source: FeatureSource) -> None:
-        self._goals[0].features = source
 
     def set_steps(self, steps: int) -> None:
         """How long the run is, for mixes that move."""
-        for goal in self._goals:
-            goal.set_steps(steps)
+        for student in self._students:
+            student.set_steps(steps)
 
-    def begin_step(self, step: int, seed: int) -> None:
-        """As each SSM's own objective would, where it is not the same at every step."""
-        for goal in self._goals:
-            if isinstance(goal, Stepwise):
-                goal.begin_step(step, seed)
+    def begin_step(self, step: int, _seed: int) -> None:
+        """Minimise that step's mix."""
+        for student in self._students:
+            student.begin_step(step)
 
-    def prepare(self, batch: Batch) -> Any:
-        """What the target says, once for all."""
-        return self._goals[0].prepare(batch)
+    @torch.no_grad()
+    def prepare(self, batch: Batch) -> Teacher:
+        """The target's last hidden states at the labelled positions, once for all."""
+        (hidden_RSH,) = self.features(batch)
+        return teacher_of(self._target.model, hidden_RSH, batch)
 
     def drafts(self) -> list[nn.Module]:
         """The SSMs in their order."""
-        return [goal.draft() for goal in self._goals]
+        return [student.draft for student in self._students]
 
     def draft(self) -> nn.Module:
         """All SSMs, as they decode: an ensemble."""
@@ -110,27 +101,11 @@ class SideBySide:
 
     def export(self, folder: Path) -> None:
         """An ensemble of ordinary draft models."""
-        with tempfile.TemporaryDirectory(dir=folder.parent) as place:
-            members = [Path(place) / str(number) for number in range(len(self._goals))]
+        with tempfile.TemporaryDirectory(dir=folder.parent) as staging:
+            members = [Path(staging) / str(number) for number in range(len(self._students))]
             for member, draft in zip(members, self.drafts(), strict=True):
                 save_draft_model(draft, member, self._target)
             save_ensemble(folder, members, self._target)
-
-
-def build(
-    models: Sequence[tuple[ModelConfig, int]], objective: ObjectiveConfig, boost: BoostConfig, target: Backbone
-) -> SideBySide:
-    """The SSMs of `models`, each with the seed of its fresh weights."""
-    frozen: PreTrainedModel = target.model
-    goals = []
-    for model, seed in models:
-        torch.manual_seed(seed)
-        goals.append(distill.build(model, objective, frozen, target.tokenizer, _no_save))
-    return SideBySide(goals, target, boost)
-
-
-def _no_save(_module: nn.Module, _folder: Path) -> None:
-    raise ValueError("an SSM beside others is written with them")
 
 
 def _labels(weight_RS: Tensor, label_RS: Tensor) -> Tensor:

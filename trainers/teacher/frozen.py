@@ -1,6 +1,6 @@
-"""What all runs share that teach something to draft for a frozen target.
+"""Set-up shared by all trainers with a frozen target: target, rows, loop, and the drafter's folder.
 
-Read next: `distill.py`, `medusa.py`, `eagle.py`, which say what is taught.
+Read next: `../distill.py`, `../medusa.py`, `../eagle.py`, which say what is taught.
 """
 
 from __future__ import annotations
@@ -8,84 +8,96 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import Accelerator
 from torch import nn
 
-from ...data.config import DataConfig
 from ...data.rows.prepare import Prepared, prepare
 from ...decoding.target.backbone import Backbone, check_token_ids
 from ...decoding.target.loading import load_target
 from ...drafters.folder import save_heads
 from ...drafters.projection import check_plain_logits
-from ..config import FeaturesConfig, TargetConfig
-from ..loop.loop import Outcome, Plan, Probe
+from ..loop.loop import Outcome, Plan
 from ..loop.objective import Objective, check_row_length
 from ..loop.setup import make_accelerator, make_deterministic, run_loop
+from ..sections import Run, Sections
 from .feature_cache import feature_source
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 Save = Callable[[nn.Module, Path], None]
+CheckTarget = Callable[[Sections, "PreTrainedModel"], None]
+CheckRows = Callable[[Sections, Prepared], None]
+Build = Callable[[Backbone, Prepared], Objective]
 
 
-class Given(TypedDict):
-    """What such a run is given, whatever the method.
+def check_teacher(recipe: Sections, target: PreTrainedModel) -> None:
+    """Raise RequestError for a target that no method with a frozen target can learn from.
 
-    `make_probe` supplies the real decoding of probes.
+    Args:
+        target: its weights may be only shapes; they are not changed.
     """
-
-    target: TargetConfig
-    features: FeaturesConfig
-    data: DataConfig
-    plan: Plan
-    out: Path
-    resume: str
-    make_probe: Callable[[Backbone], Probe] | None
+    whose = f"target.path {recipe.target.path!r}"
+    check_plain_logits(target, whose)
+    check_rows_fit(recipe, target.config, whose)
 
 
-def run_for_target(build: Callable[[Backbone, Prepared], Objective], given: Given) -> Outcome:
-    """Train what `build` makes for the target and its rows into `out/drafter`."""
-    plan, out, make_probe = given["plan"], given["out"], given["make_probe"]
-    accelerator, teacher = _load(given, given["data"].sequence_length)
-    # prompts that have no room are refused here; rows may take hours
-    probe = make_probe(teacher) if make_probe else None
-    rows = _rows(given, accelerator, teacher)
+def check_rows_fit(recipe: Sections, config: Any, whose: str) -> None:
+    """Raise RequestError where a training row is longer than the context of a model's `config`.
+
+    Args:
+        whose: what the message calls the model, and where the recipe names it.
+    """
+    named = "--data.sequence_length"
+    if recipe.method == "boost":
+        named = "the sum of --boost.prompt_tokens and --boost.continuation"
+    check_row_length(config, recipe.row_tokens, whose, named=named)
+
+
+def run_for_target(
+    build: Build, run: Run, *, check_target: CheckTarget, check_rows: CheckRows | None = None
+) -> Outcome:
+    """Train what `build` makes for the target and its rows into `out/drafter`.
+
+    Args:
+        check_target: called as soon as the target is loaded; rows, which come next, may take hours.
+        check_rows: called as soon as the rows are there.
+    """
+    recipe, plan = run.recipe, plan_of(run.recipe)
+    accelerator, teacher = load_teacher(run, check_target)
+    # prompts that have no room are refused here too
+    probe = run.make_probe(teacher) if run.make_probe else None
+    rows = prepare_rows(run, accelerator, teacher)
+    if check_rows is not None:
+        check_rows(recipe, rows)
     torch.manual_seed(plan.loop.seed)  # fresh weights must not depend on what loading has drawn
     objective = build(teacher, rows)
-    with feature_source(objective, given["features"], teacher, rows, given["data"], out=out, accelerator=accelerator):
+    with feature_source(objective, recipe.features, teacher, rows, recipe.data, out=run.out, accelerator=accelerator):
         return run_loop(
             objective,
             rows.train,
             rows.validation,
             plan,
             accelerator,
-            out=out,
-            export_to=out / "drafter",
+            out=run.out,
+            export_to=run.out / "drafter",
             probe=probe,
-            resume=given["resume"],
+            resume=run.resume,
         )
 
 
-def begin(given: Given) -> tuple[Accelerator, Backbone, Prepared]:
-    """The accelerator, the target on its device, and the rows; errors as for `_load`."""
-    accelerator, teacher = _load(given)
-    return accelerator, teacher, _rows(given, accelerator, teacher)
-
-
-def _load(given: Given, row_tokens: int = 0) -> tuple[Accelerator, Backbone]:
+def load_teacher(run: Run, check_target: CheckTarget) -> tuple[Accelerator, Backbone]:
     """The accelerator, and the target on its device.
 
-    Args:
-        row_tokens: length of the rows that the target will read, where they are the data's.
-
     Raises:
-        RequestError: there is no such target, its logits are more than a projection, or its
-            context is shorter than a row.
+        RequestError: there is no such target, or as `check_target` says.
     """
-    plan, out, target = given["plan"], given["out"], given["target"]
+    plan, target = plan_of(run.recipe), run.recipe.target
     make_deterministic(plan.loop)
-    accelerator = make_accelerator(plan.loop, plan.optimizer, out)
+    accelerator = make_accelerator(plan.loop, plan.optimizer, run.out)
     teacher = load_target(
         target.path,
         revision=target.revision,
@@ -93,20 +105,29 @@ def _load(given: Given, row_tokens: int = 0) -> tuple[Accelerator, Backbone]:
         device=str(accelerator.device),
         trust_remote_code=target.trust_remote_code,
     )
-    # `build` asks again; rows, pruning and continuations may take hours until then
-    whose = f"target.path {target.path!r}"
-    check_plain_logits(teacher.model, whose)
-    check_row_length(teacher.model.config, row_tokens, whose)
+    check_target(run.recipe, teacher.model)
     return accelerator, teacher
 
 
-def _rows(given: Given, accelerator: Accelerator, teacher: Backbone) -> Prepared:
+def prepare_rows(run: Run, accelerator: Accelerator, teacher: Backbone) -> Prepared:
+    """The recipe's rows, every token of which the target has an embedding for."""
     with accelerator.main_process_first():
-        rows = prepare(given["data"], teacher.tokenizer, out=given["out"])
+        rows = prepare(run.recipe.data, teacher.tokenizer, out=run.out)
     if max(teacher.tokenizer.get_vocab().values()) >= teacher.vocabulary:  # all rows are read then
         for part in (rows.train, rows.validation):
             check_token_ids(teacher, int(part.ids_RS.max(initial=0)), "a row")
     return rows
+
+
+def plan_of(recipe: Sections) -> Plan:
+    """The sections that the loop reads."""
+    return Plan(recipe.loop, recipe.optimizer, recipe.checkpoint, recipe.probe)
+
+
+def freeze(target: PreTrainedModel) -> PreTrainedModel:
+    """`target` itself, without gradients and dropout."""
+    target.requires_grad_(False).eval()
+    return target
 
 
 def saver(target: Backbone, family: str) -> Save:

@@ -1,4 +1,4 @@
-"""What runs share that change the target while they train a drafter for it.
+"""Set-up shared by all trainers that change the target while they train a drafter for it.
 
 The weights that move are those that probes decode with: a `Backbone`'s own model, all of it or
 through low-rank adapters put into its layers in place (LoRA, Hu et al. 2021, by `peft`). Such a
@@ -14,7 +14,7 @@ import contextlib
 import copy
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +36,9 @@ from ..loop.objective import Batch, Objective, hidden_states, labelled
 from ..loop.optimizer import Pace
 from ..losses.chunked import ChunkedLoss, Teacher, TokenLoss, cross_entropy
 from ..losses.mix import Mix
+from ..sections import Run, Sections
 from ..student.lora import TUNED_NAME, add_adapter, without_adapters
-from .frozen import Given, Save, run_for_target
+from .frozen import CheckTarget, Save, run_for_target
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -188,27 +189,37 @@ class TunedStudent(nn.Module):
         return loss, {f"lm_{name}": terms.get(name, zero) for name in self._names}
 
 
+def check_tuned(recipe: Sections) -> None:
+    """Raise RequestError for sections that a target which moves cannot follow."""
+    check_precision(recipe.tune, recipe.target)
+    if recipe.features.source == "cache":
+        raise RequestError(
+            f"features.source is cache, and this {recipe.method} trains the target, so its states "
+            "do not stay what they are; use features.source online"
+        )
+
+
 def run_tuned(
-    build: Callable[[TunedTarget, Prepared], Objective], tune: TuneConfig, given: Given, *, remember: bool = False
+    build: Callable[[TunedTarget, Prepared], Objective], run: Run, *, check_target: CheckTarget, remember: bool = False
 ) -> Outcome:
     """Train what `build` makes of the tuned target into `out/drafter` and `out/target`.
 
     Args:
-        remember: the objective asks for what the target was before the run.
+        check_target: as for `run_for_target`.
+        remember: the objective needs the distribution that the target had before the run.
     """
-    check_precision(tune, given["target"])
-    make_probe = given["make_probe"]
+    make_probe = run.make_probe
 
     def make(target: Backbone, rows: Prepared) -> Objective:
         _check_not_sharded()
-        return build(TunedTarget(target, tune, remember=remember), rows)
+        return build(TunedTarget(target, run.recipe.tune, remember=remember), rows)
 
-    def still(target: Backbone) -> Probe:
+    def make_still(target: Backbone) -> Probe:
         assert make_probe is not None
         return _decoding_still(target, make_probe(target))
 
-    changed: Given = {**given, "make_probe": None if make_probe is None else still}
-    return run_for_target(make, changed)
+    changed = replace(run, make_probe=None if make_probe is None else make_still)
+    return run_for_target(make, changed, check_target=check_target)
 
 
 def tuned_saver(tuned: TunedTarget, family: str, out: Path) -> Save:

@@ -17,8 +17,9 @@ from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.eagle.net3 import Eagle3Net
 from draftsmith.drafters.eagle.proposer import Eagle3, load_eagle
 from draftsmith.trainers import eagle3
-from draftsmith.trainers.config import Eagle3Config, ObjectiveConfig
+from draftsmith.trainers.config import Eagle3Config
 from draftsmith.trainers.teacher.frozen import Save, saver
+from method_objectives import build
 from torch import Tensor
 
 PROMPTS = [[5, 9, 2, 33, 7], [11], [1, 2, 3]]
@@ -35,7 +36,7 @@ def goal_for(target: Backbone, save: Save = lambda _m, _f: None) -> eagle3.Eagle
     """An objective whose norms are not all ones, as training would leave them."""
     torch.manual_seed(0)
     config = Eagle3Config(passes=DEPTH, layers=(0, 1, 2), feature_norms=True)
-    goal = eagle3.build(config, ObjectiveConfig(), target.model, WORDS, save)
+    goal = build("eagle3", target.model, save, ids=WORDS, eagle3=config)
     with torch.no_grad():
         for name, parameter in goal.draft().named_parameters():
             if parameter.ndim == 1:
@@ -99,7 +100,7 @@ def test_decoding_and_training_see_the_same_distributions(target: Backbone) -> N
     }
     teacher_output = goal.prepare(rows)
     outputs = net.unroll(
-        net.fuse(teacher_output.features_RSF), teacher_output.embeds_RSH, rows["positions"], rows["documents"], DEPTH
+        net.fuse(teacher_output.fused_RSF), teacher_output.embeds_RSH, rows["positions"], rows["documents"], DEPTH
     )
     ends = torch.tensor([len(text) for text in texts]).cumsum(0) - 2 - DEPTH
     assert first.q_BNV is not None
@@ -145,7 +146,7 @@ def test_checkpoints_from_before_the_norms_have_none(tmp_path: Path) -> None:
     target = make_target("qwen3")
     target.tokenizer = train_tokenizer(["abc def ghi jkl mno pqr\n"] * 5, 300)
     config = Eagle3Config(layers=(0, 1, 2))
-    goal = eagle3.build(config, ObjectiveConfig(), target.model, WORDS, saver(target, "eagle3"))
+    goal = build("eagle3", target.model, saver(target, "eagle3"), ids=WORDS, eagle3=config)
     goal.export(tmp_path / "drafter")
     path = tmp_path / "drafter" / "config.json"
     entry = json.loads(path.read_text())

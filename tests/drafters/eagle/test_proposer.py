@@ -23,8 +23,10 @@ from draftsmith.drafters.eagle.proposer import EAGLE_1_TREE, Eagle, Eagle3, load
 from draftsmith.drafters.folder import save_heads
 from draftsmith.drafters.model.draft_model import DraftModel
 from draftsmith.errors import RequestError
-from draftsmith.trainers import eagle, eagle3
-from draftsmith.trainers.config import Eagle3Config, EagleConfig, ObjectiveConfig
+from draftsmith.trainers.config import Eagle3Config, EagleConfig
+from draftsmith.trainers.eagle import EagleObjective
+from draftsmith.trainers.eagle3 import Eagle3Objective
+from method_objectives import build
 from scipy import stats
 from small_heads import change_target_of
 from torch import Tensor
@@ -50,16 +52,12 @@ def target() -> Backbone:
     return backbone
 
 
-def nothing(_module: torch.nn.Module, _folder: Path) -> None:
-    """Where an export goes that no test looks at."""
-
-
-def goal_for(family: str, target: Backbone) -> eagle.EagleObjective | eagle3.Eagle3Objective:
+def goal_for(family: str, target: Backbone) -> EagleObjective | Eagle3Objective:
     torch.manual_seed(0)
     if family == "eagle":
-        return eagle.build(EagleConfig(ce=1.0), ObjectiveConfig(), target.model, nothing)
+        return build("eagle", target.model, eagle=EagleConfig(ce=1.0))
     config = Eagle3Config(passes=DEPTH, layers=(0, 1, 2))
-    return eagle3.build(config, ObjectiveConfig(), target.model, WORDS, nothing)
+    return build("eagle3", target.model, ids=WORDS, eagle3=config)
 
 
 @pytest.fixture(scope="module", params=["eagle", "eagle3"])
@@ -199,7 +197,7 @@ def test_training_and_decoding_see_the_same_distributions(warper: Warper, net: A
         drafted = proposal.tokens_BN[:, 1:].tolist()
         rows = packed([text + more for text, more in zip(texts, drafted, strict=True)])
         teacher_output = goal.prepare(rows)
-        features = teacher_output.features_RSH if isinstance(net, EagleNet) else teacher_output.features_RSF
+        features = teacher_output.hidden_RSH if isinstance(net, EagleNet) else teacher_output.fused_RSF
         outputs = net.unroll(
             net.fuse(features), teacher_output.embeds_RSH, rows["positions"], rows["documents"], DEPTH
         )

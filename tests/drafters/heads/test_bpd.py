@@ -17,10 +17,10 @@ from draftsmith.drafters.heads.bpd import Bpd, BpdHeads, BpdShape, load_bpd
 from draftsmith.drafters.heads.medusa import load_medusa
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import RequestError
-from draftsmith.trainers.bpd import build
 from draftsmith.trainers.config import BpdConfig, ObjectiveConfig
-from draftsmith.trainers.medusa import counted
+from draftsmith.trainers.labels import has_label
 from draftsmith.trainers.teacher.frozen import saver
+from method_objectives import build
 from small_heads import WatchedBpd
 from torch import Tensor
 
@@ -164,10 +164,10 @@ def packed(texts: list[list[int]], order: list[list[int]]) -> dict[str, Tensor]:
 def trained_on(drafter: Bpd, batch: dict[str, Tensor], k: int) -> dict[tuple[int, int], Tensor]:
     """Logits that the training objective sees of head k, by text and position in it."""
     goal = build(
-        BpdConfig(block=K + 1, inner=8),
-        ObjectiveConfig(kl=0, ce=1, chunk=7),
+        "bpd",
         drafter._target.model,
-        lambda _module, _folder: None,
+        bpd=BpdConfig(block=K + 1, inner=8),
+        objective=ObjectiveConfig(kl=0, ce=1, chunk=7),
     )
     goal.draft().load_state_dict(drafter.heads.state_dict())
     seen: list[Tensor] = []
@@ -179,7 +179,8 @@ def trained_on(drafter: Bpd, batch: dict[str, Tensor], k: int) -> dict[tuple[int
     goal.module._frozen[0].loss = spy
     goal.module.head(k, batch, goal.prepare(batch))
     keys = [
-        (int(batch["documents"][r, t]), int(batch["positions"][r, t])) for r, t in counted(batch, k).nonzero().tolist()
+        (int(batch["documents"][r, t]), int(batch["positions"][r, t]))
+        for r, t in has_label(batch, k + 1).nonzero().tolist()
     ]
     return dict(zip(keys, torch.cat(seen), strict=True))
 

@@ -20,9 +20,9 @@ from draftsmith.drafters.heads.medusa import Medusa, MedusaHeads, load_medusa
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import RequestError
 from draftsmith.trainers.config import MedusaConfig, ObjectiveConfig
-from draftsmith.trainers.hydra import build
 from draftsmith.trainers.loop.objective import document_mask
 from draftsmith.trainers.teacher.frozen import saver
+from method_objectives import build
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -112,10 +112,10 @@ def trained_on(drafter: Hydra, text: list[int], k: int) -> Tensor:
     """Logits of head k at the last place where the objective trains it on `text`."""
     shape = drafter.heads.config
     goal = build(
-        MedusaConfig(shared_head=shape.shared_head, layers=2, prefix=shape.prefix is not None),
-        ObjectiveConfig(kl=0, ce=1),
+        "hydra",
         drafter._target.model,
-        lambda _module, _folder: None,
+        medusa=MedusaConfig(shared_head=shape.shared_head, layers=2, prefix=shape.prefix is not None),
+        objective=ObjectiveConfig(kl=0, ce=1),
     )
     goal.draft().load_state_dict(drafter.heads.state_dict())
     ids = torch.tensor([[*[7, 8, 9], *text]])  # packed behind another document

@@ -18,8 +18,9 @@ from draftsmith.decoding.tree.search import expected_tokens
 from draftsmith.drafters.heads.medusa import Medusa, MedusaHeads, default_paths, load_medusa
 from draftsmith.errors import RequestError
 from draftsmith.trainers.config import MedusaConfig, ObjectiveConfig
-from draftsmith.trainers.medusa import build, counted
+from draftsmith.trainers.labels import has_label
 from draftsmith.trainers.teacher.frozen import saver
+from method_objectives import build
 from small_heads import WatchedMedusa, change_target_of
 from torch import Tensor, nn
 
@@ -84,10 +85,10 @@ def packed(texts: list[list[int]]) -> dict[str, Tensor]:
 def trained_on(drafter: Medusa, texts: list[list[int]]) -> list[dict[tuple[int, int], Tensor]]:
     """Logits that the training objective sees of each head, by text and position in it."""
     goal = build(
-        MedusaConfig(heads=4, shared_head=drafter.heads.config.shared_head),
-        ObjectiveConfig(kl=0, ce=1),
+        "medusa",
         drafter._target.model,
-        lambda _module, _folder: None,
+        medusa=MedusaConfig(heads=4, shared_head=drafter.heads.config.shared_head),
+        objective=ObjectiveConfig(kl=0, ce=1),
     )
     goal.draft().load_state_dict(drafter.heads.state_dict())
     batch = packed(texts)
@@ -104,7 +105,7 @@ def trained_on(drafter: Medusa, texts: list[list[int]]) -> list[dict[tuple[int, 
     for k in range(1, 5):
         seen.clear()
         goal.module.head(k, batch, teacher_output)
-        places = counted(batch, k)[0].nonzero()[:, 0].tolist()
+        places = has_label(batch, k + 1)[0].nonzero()[:, 0].tolist()
         keys = [(int(batch["documents"][0, t]), int(batch["positions"][0, t])) for t in places]
         found.append(dict(zip(keys, torch.cat(seen), strict=True)))
     return found

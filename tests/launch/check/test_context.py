@@ -19,7 +19,7 @@ from draftsmith.launch.check.models import Models, check_model, check_target
 from draftsmith.launch.recipe.load import Recipe, load_recipe
 from draftsmith.launch.train import train
 from draftsmith.trainers.config import ModelConfig
-from draftsmith.trainers.distill import draft_model
+from draftsmith.trainers.student.draft import draft_model
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 WINDOW = 16

@@ -16,8 +16,8 @@ from draftsmith.launch.check.check import check
 from draftsmith.launch.check.memory import Devices, devices_of, needs, parameters
 from draftsmith.launch.check.models import Models
 from draftsmith.launch.recipe.load import Recipe, load_recipe, shipped_recipes
-from draftsmith.trainers import bpd, eagle, eagle3, hydra, medusa, medusa2
 from draftsmith.trainers.teacher.tuned import TunedTarget
+from method_objectives import objective_of
 from rich.console import Console
 from torch import nn
 
@@ -36,20 +36,10 @@ def save(_module: nn.Module, _folder: Path) -> None:
     pytest.fail("nothing is written here")
 
 
-def objective_of(recipe: Recipe, target: Any) -> Any:
+def trained_by(recipe: Recipe, target: Any) -> Any:
     """What the recipe's trainer would train, made by that trainer itself."""
-    goal = recipe.objective
-    build: dict[str, Callable[[], Any]] = {
-        "medusa": lambda: medusa.build(recipe.medusa, goal, target, save),
-        "hydra": lambda: hydra.build(recipe.medusa, goal, target, save),
-        "bpd": lambda: bpd.build(recipe.bpd, goal, target, save),
-        "eagle": lambda: eagle.build(recipe.eagle, goal, target, save),
-        "eagle3": lambda: eagle3.build(recipe.eagle3, goal, target, range(recipe.eagle3.vocabulary), save),
-        "medusa2": lambda: medusa2.build(
-            recipe.medusa, recipe.medusa2, goal, TunedTarget(Backbone(target, name="t"), recipe.tune), save
-        ),
-    }
-    return build[recipe.method]()
+    frozen = TunedTarget(Backbone(target, name="t"), recipe.tune) if recipe.tunes_target else target
+    return objective_of(recipe, frozen, save).module
 
 
 def test_there_is_one_for_every_method() -> None:
@@ -95,7 +85,7 @@ def test_parameters_are_those_that_would_be_trained(name: str) -> None:
     models = Models(recipe)
     found = parameters(models.student())
     with torch.device("meta"):
-        module = objective_of(recipe, Models(recipe).target()).module
+        module = trained_by(recipe, Models(recipe).target())
     assert parameters(models.target()) == P_TARGET
     assert found == sum(p.numel() for p in module.parameters() if p.requires_grad)
 

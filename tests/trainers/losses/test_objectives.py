@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,16 @@ import torch.nn.functional as F
 from conftest import VOCABULARY, make_target
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.errors import RequestError
-from draftsmith.launch.check.models import _check_objective
+from draftsmith.launch.check.models import check_recipe
 from draftsmith.launch.recipe.load import Recipe
-from draftsmith.trainers import bpd, distill, eagle, eagle3, hydra, medusa, target
-from draftsmith.trainers.config import BpdConfig, Eagle3Config, EagleConfig, MedusaConfig, ModelConfig, ObjectiveConfig
+from draftsmith.trainers import eagle, eagle3
+from draftsmith.trainers.config import Eagle3Config, EagleConfig, MedusaConfig, ModelConfig, ObjectiveConfig
+from draftsmith.trainers.heads import HeadLoss, last_states_of
+from draftsmith.trainers.hydra import head_input
 from draftsmith.trainers.losses.chunked import ChunkedLoss, Teacher
 from draftsmith.trainers.losses.mix import TERMS, UNKNOWN, Mix
 from draftsmith.trainers.losses.pace import geometric
+from method_objectives import MODULES, build
 from ruamel.yaml import YAML
 from torch import Tensor, nn
 
@@ -45,10 +48,6 @@ def backbone() -> Backbone:
     return make_target("qwen3")
 
 
-def nothing(_module: nn.Module, _folder: Path) -> None:
-    """Where an export goes that no test looks at."""
-
-
 def rows() -> Batch:
     """Packed rows: documents of 7 and 4 tokens and padding; one of 12 with a prompt of 4."""
     documents = torch.tensor([[0] * 7 + [1] * 4 + [-1], [0] * 12])
@@ -70,16 +69,15 @@ def goal_for(family: str, backbone: Backbone, objective: ObjectiveConfig) -> Any
     torch.manual_seed(1)
     model = backbone.model
     if family == "distill":
-        return distill.build(SMALL, objective, model, Words(), nothing)  # type: ignore[arg-type]
+        return build("distill", model, tokenizer=Words(), model=SMALL, objective=objective)
     if family in ("medusa", "hydra"):
-        build = {"medusa": medusa.build, "hydra": hydra.build}[family]
-        return build(MedusaConfig(heads=3), objective, model, nothing)
+        return build(family, model, medusa=MedusaConfig(heads=3), objective=objective)
     if family == "eagle3":
         config = Eagle3Config(passes=3, layers=(0, 1, 2), ce=0.0)
-        return eagle3.build(config, objective, model, WORDS, nothing)
+        return build("eagle3", model, ids=WORDS, eagle3=config, objective=objective)
     passes = 3 if family == "hass" else 1
     own = EagleConfig(feature=0.0, ce=0.0, noise=0.0, passes=passes)
-    return eagle.build(own, objective, model, nothing)
+    return build("eagle", model, eagle=own, objective=objective)
 
 
 def gradients(goal: Any, batch: Batch) -> tuple[Tensor, dict[str, Tensor], list[Tensor]]:
@@ -160,7 +158,7 @@ def test_the_draft_vocabulary_sees_what_it_can(name: str, temperature: float, ba
     assert {int(best) in WORDS for best in wide.argmax(-1)} == {True, False}
     places = torch.tensor([WORDS.index(x) if x in WORDS else UNKNOWN for x in labels.tolist()])
     passes = torch.arange(9) % 2
-    said = eagle3.Said.of(wide, net.ids_U, mix)
+    said = eagle3.TargetLogits.of(wide, net.ids_U, mix)
     found = loss(draft, said, torch.stack([places, passes], 1))
     for c in range(9):
         p = (wide[c] / temperature).double().softmax(-1)
@@ -229,7 +227,7 @@ def test_d_pace_weighs_labels_by_how_far_a_draft_comes(family: str, backbone: Ba
     first = 2
     if family not in ("medusa", "hydra"):
         net = goal.draft()
-        hidden = teacher_output.features_RSH if family == "hass" else net.fuse(teacher_output.features_RSF)
+        hidden = teacher_output.hidden_RSH if family == "hass" else net.fuse(teacher_output.fused_RSF)
         outputs = net.unroll(
             hidden, teacher_output.embeds_RSH, batch["positions"], batch["documents"], 3, detach=family == "hass"
         )
@@ -244,7 +242,12 @@ def test_d_pace_weighs_labels_by_how_far_a_draft_comes(family: str, backbone: Ba
                     continue
                 label = int(ids[r, at])
                 if family in ("medusa", "hydra"):
-                    given = goal.module.given(j + 1, teacher_output)[r, t]
+                    reads = last_states_of(teacher_output.hidden_RSH)
+                    if family == "hydra":
+                        reads = partial(
+                            head_input, read_RSH=teacher_output.hidden_RSH, embeds_RSH=teacher_output.embeds_RSH
+                        )
+                    given = reads(j + 1)[r, t]
                     logits = goal.draft().lm_heads[j](goal.draft().head(j + 1, given[None]))[0]
                 elif family == "hass":
                     logits = head(outputs[j][r, t])
@@ -267,7 +270,7 @@ def test_d_pace_weighs_labels_by_how_far_a_draft_comes(family: str, backbone: Ba
 
 def eagle_loss(backbone: Backbone, objective: ObjectiveConfig, **own: float) -> float:
     torch.manual_seed(1)
-    goal = eagle.build(EagleConfig(noise=0.0, passes=2, **own), objective, backbone.model, nothing)
+    goal = build("eagle", backbone.model, eagle=EagleConfig(noise=0.0, passes=2, **own), objective=objective)
     return float(goal.module(rows(), goal.prepare(rows()))[0].detach())
 
 
@@ -350,7 +353,7 @@ def test_distillation_is_as_it_was(weights: dict[str, float]) -> None:
 
 def test_heads_are_as_they_were() -> None:
     _, label, _ = others(40)
-    loss = medusa.HeadLoss(ObjectiveConfig(kl=0, ce=1))
+    loss = HeadLoss(ObjectiveConfig(kl=0, ce=1))
     assert_same(
         lambda x: loss(x, None, label)["loss"], lambda x: 1.0 * F.cross_entropy(x, label, reduction="none"), 40
     )
@@ -371,10 +374,10 @@ def test_eagle_is_as_it_was(top_k: float) -> None:
 def test_eagle_3_is_as_it_was(backbone: Backbone) -> None:
     """Through the chunks, where pass j now gets its weight."""
     config, target = Eagle3Config(layers=(0, 1, 2)), backbone.model
-    goal = eagle3.build(config, ObjectiveConfig(chunk=7), target, WORDS, nothing)
+    goal = build("eagle3", target, ids=WORDS, eagle3=config, objective=ObjectiveConfig(chunk=7))
     net, loss = goal.draft(), goal.module.head.loss
     wide, label, passes = others(VOCABULARY)
-    said = eagle3.Said.of(wide, net.ids_U, Mix())
+    said = eagle3.TargetLogits.of(wide, net.ids_U, Mix())
     place = torch.stack([label, passes], 1)
     shares = geometric(passes, config.decay)
     assert_same(
@@ -444,31 +447,14 @@ def test_what_the_draft_says_of_labels() -> None:
         ({"method": "target", "objective": {"tv": 1}}, "objective.tv compares with a target's distribution"),
     ],
 )
-def test_requests_that_make_no_sense(recipe: dict[str, Any], reason: str, backbone: Backbone, tmp_path: Path) -> None:
+def test_requests_that_make_no_sense(recipe: dict[str, Any], reason: str, tmp_path: Path) -> None:
     """Refused before training and by training, with the same words."""
     made = Recipe(**recipe)
     with pytest.raises(RequestError, match=reason):
-        _check_objective(made)
-    model, objective = backbone.model, made.objective
-    build: dict[str, Callable[[], object]] = {
-        "distill": lambda: distill.build(SMALL, objective, model, Words(), nothing),
-        "bpd": lambda: bpd.build(BpdConfig(), objective, model, nothing),
-        "medusa": lambda: medusa.build(made.medusa, objective, model, nothing),
-        "hydra": lambda: hydra.build(made.medusa, objective, model, nothing),
-        "eagle": lambda: eagle.build(made.eagle, objective, model, nothing),
-        "eagle3": lambda: eagle3.build(made.eagle3, objective, model, WORDS, nothing),
-        "target": lambda: target.run(
-            data=made.data,
-            tokenizer=made.tokenizer,
-            model=made.model,
-            objective=objective,
-            plan=copy.copy(None),
-            out=tmp_path,
-            resume="auto",
-        ),
-    }
+        check_recipe(made)
     with pytest.raises(RequestError, match=reason):
-        build[made.method]()
+        MODULES[made.method].run(made, tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -483,7 +469,7 @@ def test_requests_that_make_no_sense(recipe: dict[str, Any], reason: str, backbo
     ],
 )
 def test_requests_that_do(recipe: dict[str, Any]) -> None:
-    _check_objective(Recipe(**recipe))
+    check_recipe(Recipe(**recipe))
 
 
 def test_the_examples_of_the_docs_are_recipes() -> None:
@@ -491,6 +477,6 @@ def test_the_examples_of_the_docs_are_recipes() -> None:
     examples = re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL)
     assert len(examples) >= 2
     for example in examples:
-        _check_objective(Recipe.model_validate(YAML(typ="safe", pure=True).load(example)))
+        check_recipe(Recipe.model_validate(YAML(typ="safe", pure=True).load(example)))
     table = page.read_text().split("## The objective")[1].split("\n## ")[0]
     assert [name for name in TERMS if f"| `{name}`" not in table] == []

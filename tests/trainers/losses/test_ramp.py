@@ -10,10 +10,11 @@ from conftest import make_target
 from draftsmith.errors import RequestError
 from draftsmith.launch.check.unread import READ_BY, check_read
 from draftsmith.launch.recipe.load import load_recipe
-from draftsmith.trainers import distill
 from draftsmith.trainers.config import ModelConfig, ObjectiveConfig
 from draftsmith.trainers.losses.mix import TERMS, Mix
 from draftsmith.trainers.losses.ramp import TV_SHARE, Ramp
+from draftsmith.trainers.losses.terms import check_terms
+from method_objectives import build
 
 SMALL = ModelConfig(layers=1, hidden=32, heads=2, kv_heads=1, head_size=16, max_positions=256)
 CUT = 3
@@ -60,13 +61,8 @@ def test_training_follows_the_ramp_and_validation_does_not() -> None:
     class Words:
         eos_token_id = None
 
-    goal = distill.build(
-        SMALL,
-        ObjectiveConfig(kl=0.0, tv=1.0, from_kl_share=0.5),
-        target,
-        Words(),  # type: ignore[arg-type]
-        lambda _m, _f: None,
-    )
+    objective = ObjectiveConfig(kl=0.0, tv=1.0, from_kl_share=0.5)
+    goal = build("distill", target, tokenizer=Words(), model=SMALL, objective=objective)
     goal.set_steps(8)
     ids = torch.randint(0, 61, (2, 10))
     batch = {
@@ -149,7 +145,7 @@ def test_ties_are_kept_and_nothing_is_cut_of_a_small_vocabulary() -> None:
 
 def test_a_divergence_that_would_be_infinite_is_refused() -> None:
     with pytest.raises(RequestError, match=r"objective.reverse_kl is infinite where"):
-        distill.check_terms(ObjectiveConfig(reverse_kl=1.0, teacher_top_k=8))
+        check_terms(ObjectiveConfig(reverse_kl=1.0, teacher_top_k=8))
 
 
 @pytest.mark.parametrize("name", [name for name in READ_BY if name != "model.start_from"])

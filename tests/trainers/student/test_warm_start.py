@@ -97,18 +97,19 @@ def starter(patch: pytest.MonkeyPatch, place: Path) -> Start:
     ) -> Any:
         found: list[Any] = []
 
-        def frozen(build: Any, _given: Any) -> None:
+        def frozen(build: Any, _run: Any, **_checks: Any) -> None:
             found.append(build(target, counted(first)))
 
-        def tuned(build: Any, tune: TuneConfig, _given: Any, *, remember: bool = False) -> None:
-            found.append(build(TunedTarget(target, tune, remember=remember), counted(first)))
+        def tuned(build: Any, run: Any, *, remember: bool = False, **_checks: Any) -> None:
+            found.append(build(TunedTarget(target, run.recipe.tune, remember=remember), counted(first)))
 
         for name, instead in {"run_for_target": frozen, "run_tuned": tuned}.items():
             if hasattr(method, name):
                 patch.setattr(method, name, instead)
         torch.manual_seed(seed)
         named = None if begin is None else str(begin)
-        method.run(model=ModelConfig(start_from=named), out=place / "run", **sections)
+        kind = method.__name__.rpartition(".")[2]
+        method.run(Recipe(method=kind, model=ModelConfig(start_from=named), **sections), place / "run")
         return found[0]
 
     return made

@@ -25,7 +25,7 @@ from draftsmith.data.rows.packed import Document, PackedRows, pack
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.decoding.target.hidden_states import LAST
 from draftsmith.errors import DataError, RequestError, Stopped
-from draftsmith.trainers import boost, eagle3, medusa
+from draftsmith.trainers import boost
 from draftsmith.trainers.config import (
     BoostConfig,
     CheckpointConfig,
@@ -43,6 +43,7 @@ from draftsmith.trainers.loop.loop import Loop, Outcome, Plan
 from draftsmith.trainers.loop.objective import Batch, Objective, document_mask, hidden_states
 from draftsmith.trainers.teacher import feature_cache
 from draftsmith.trainers.teacher.features import CachedFeatures, OnlineFeatures, states_of
+from method_objectives import build
 from random_models import random_model
 from safetensors.torch import load_file
 from small_run import RECIPE, assert_same_weights, losses, train
@@ -184,12 +185,12 @@ def test_states_are_the_targets_own_inside_of_autocast(rows: Prepared) -> None:
 
 def medusa_goal(target: Backbone) -> Objective:
     heads = MedusaConfig(heads=2)
-    return medusa.build(heads, ObjectiveConfig(kl=0, ce=1), target.model, _save)
+    return build("medusa", target.model, _save, medusa=heads, objective=ObjectiveConfig(kl=0, ce=1))
 
 
 def eagle3_goal(target: Backbone) -> Objective:
     config = Eagle3Config(passes=2, vocabulary=VOCABULARY, layers=(0, 1, 2))
-    return eagle3.build(config, ObjectiveConfig(), target.model, range(VOCABULARY), _save)
+    return build("eagle3", target.model, _save, ids=range(VOCABULARY), eagle3=config)
 
 
 def _save(module: torch.nn.Module, folder: Path) -> None:

@@ -24,19 +24,12 @@ from draftsmith.drafters.heads.hydra import load_hydra
 from draftsmith.drafters.heads.medusa import load_medusa
 from draftsmith.drafters.projection import check_plain_logits
 from draftsmith.errors import RequestError
+from draftsmith.launch.recipe.load import Recipe
 from draftsmith.launch.train import train
-from draftsmith.trainers import bpd, distill, eagle, eagle3, hydra, medusa, medusa2, target
-from draftsmith.trainers.config import (
-    BpdConfig,
-    Eagle3Config,
-    EagleConfig,
-    Medusa2Config,
-    MedusaConfig,
-    ModelConfig,
-    ObjectiveConfig,
-    TuneConfig,
-)
+from draftsmith.trainers import target
+from draftsmith.trainers.config import BpdConfig, Eagle3Config, MedusaConfig, ModelConfig, ObjectiveConfig, TuneConfig
 from draftsmith.trainers.teacher.tuned import TunedTarget
+from method_objectives import build
 from small_heads import make_on_target
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
@@ -97,14 +90,14 @@ TERMS = ObjectiveConfig(kl=1, ce=1)
 HEADS = MedusaConfig(heads=2)
 IDS = range(VOCABULARY)
 GOALS: dict[str, Callable[[Any], object]] = {
-    "distill": lambda model: distill.build(SMALL, TERMS, model, Words(), nothing),  # type: ignore[arg-type]
-    "medusa": lambda model: medusa.build(HEADS, TERMS, model, nothing),
-    "medusa2": lambda model: medusa2.build(HEADS, Medusa2Config(), TERMS, tuned(model), nothing),
-    "hydra": lambda model: hydra.build(HEADS, TERMS, model, nothing),
-    "bpd": lambda model: bpd.build(BpdConfig(block=3), TERMS, model, nothing),
-    "bpd tuned": lambda model: bpd.build_tuned(BpdConfig(block=3), TERMS, tuned(model), nothing),
-    "eagle": lambda model: eagle.build(EagleConfig(), TERMS, model, nothing),
-    "eagle3": lambda model: eagle3.build(Eagle3Config(layers=(0, 1, 2)), TERMS, model, IDS, nothing),
+    "distill": lambda model: build("distill", model, tokenizer=Words(), model=SMALL, objective=TERMS),
+    "medusa": lambda model: build("medusa", model, medusa=HEADS, objective=TERMS),
+    "medusa2": lambda model: build("medusa2", tuned(model), medusa=HEADS, objective=TERMS),
+    "hydra": lambda model: build("hydra", model, medusa=HEADS, objective=TERMS),
+    "bpd": lambda model: build("bpd", model, bpd=BpdConfig(block=3), objective=TERMS),
+    "bpd tuned": lambda model: build("bpd", tuned(model), bpd=BpdConfig(block=3), objective=TERMS),
+    "eagle": lambda model: build("eagle", model, objective=TERMS),
+    "eagle3": lambda model: build("eagle3", model, ids=IDS, eagle3=Eagle3Config(layers=(0, 1, 2)), objective=TERMS),
 }
 
 
@@ -113,7 +106,7 @@ GOALS: dict[str, Callable[[Any], object]] = {
 def test_no_method_learns_from_another_distribution(family: str, method: str) -> None:
     with pytest.raises(RequestError, match=OTHERS[family][1]) as raised:
         GOALS[method](other(family))
-    assert f"the target ({type(other(family)).__name__}) changes its logits" in str(raised.value)
+    assert f"target.path 'tiny' ({type(other(family)).__name__}) changes its logits" in str(raised.value)
 
 
 @pytest.mark.parametrize("method", GOALS)
@@ -206,9 +199,9 @@ def test_a_model_to_go_on_from(folder: str) -> None:
     config, said = ModelConfig(start_from=folder), f"model.start_from '{folder}' .*logit_scale"
     plain: Any = random_model("llama", vocab_size=300)
     with pytest.raises(RequestError, match=said):
-        distill.build(config, TERMS, plain, tokenizer, nothing)
+        build("distill", plain, tokenizer=tokenizer, model=config, objective=TERMS)
     with pytest.raises(RequestError, match=said):
-        target.build(config, tokenizer, chunk=64)
+        target.student(Recipe(method="target", model=config), None, tokenizer)
 
 
 LOADERS: dict[str, Callable[[Path, Backbone], object]] = {

@@ -10,6 +10,7 @@ import pytest
 import torch
 from chains import stop_behind
 from conftest import VOCABULARY, make_target
+from draftsmith.data.config import DataConfig
 from draftsmith.data.rows.packed import PackedRows
 from draftsmith.decoding.engine import autoregressive
 from draftsmith.decoding.sampling import Warper
@@ -37,6 +38,7 @@ from draftsmith.trainers.teacher.rollouts import (
     is_replaced,
     view_to_decode,
 )
+from method_objectives import build
 
 S, STEPS = 24, 7
 SMALL = ModelConfig(layers=1, hidden=32, heads=2, kv_heads=1, head_size=16, max_positions=256)
@@ -71,13 +73,14 @@ class Rows:
 
 def goal(target: Backbone, rollouts: RolloutsConfig, **objective: Any) -> distill.DistillObjective:
     torch.manual_seed(1)
-    return distill.build(
-        SMALL,
-        ObjectiveConfig(**objective),
+    return build(
+        "distill",
         target.model,
-        Words(),
-        lambda _m, _f: None,  # type: ignore[arg-type]
+        tokenizer=Words(),
+        model=SMALL,
+        objective=ObjectiveConfig(**objective),
         rollouts=rollouts,
+        data=DataConfig(sequence_length=24),
     )
 
 

@@ -1,0 +1,67 @@
+"""A method's objective for a target: its checks, what it trains, its loss, in the order of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from draftsmith.data.config import DataConfig
+from draftsmith.launch.recipe.load import Recipe
+from draftsmith.trainers import boost, bpd, distill, eagle, eagle3, hydra, medusa, medusa2, target
+from draftsmith.trainers.teacher.tuned import TunedTarget
+from torch import nn
+
+OBJECTIVES: dict[str, Any] = {
+    "distill": distill.DistillObjective,
+    "medusa": medusa.MedusaObjective,
+    "medusa2": medusa2.Medusa2Objective,
+    "hydra": hydra.HydraObjective,
+    "bpd": bpd.BpdObjective,
+    "eagle": eagle.EagleObjective,
+    "eagle3": eagle3.Eagle3Objective,
+}
+MODULES: dict[str, Any] = {
+    each.__name__.rpartition(".")[2]: each
+    for each in (boost, bpd, distill, eagle, eagle3, hydra, medusa, medusa2, target)
+}
+
+
+def nothing(_module: nn.Module, _folder: Path) -> None:
+    """Where an export goes that no test looks at."""
+
+
+def build(
+    method: str,
+    frozen: Any,
+    save: Callable[[nn.Module, Path], None] = nothing,
+    /,
+    *,
+    ids: Sequence[int] | None = None,
+    tokenizer: Any = None,
+    **sections: Any,
+) -> Any:
+    """The objective of a recipe with these sections; `frozen` may be a `TunedTarget` too."""
+    recipe = Recipe(method=method, **({"data": DataConfig(sequence_length=8)} | sections))
+    return objective_of(recipe, frozen, save, ids=ids, tokenizer=tokenizer)
+
+
+def objective_of(
+    recipe: Recipe,
+    frozen: Any,
+    save: Callable[[nn.Module, Path], None] = nothing,
+    *,
+    ids: Sequence[int] | None = None,
+    tokenizer: Any = None,
+) -> Any:
+    """What the recipe's trainer would hand to the loop."""
+    module = import_module(f"draftsmith.trainers.{recipe.method}")
+    module.check_recipe(recipe)
+    is_tuned = isinstance(frozen, TunedTarget)
+    plain = frozen.model if is_tuned else frozen
+    module.check_target(recipe, plain)
+    given = {"eagle3": {"ids": ids}, "distill": {"tokenizer": tokenizer}}.get(recipe.method, {})
+    made = module.student(recipe, plain, **given)
+    kind = bpd.TunedBpdObjective if is_tuned and recipe.method == "bpd" else OBJECTIVES[recipe.method]
+    return kind(recipe, made, frozen, save)

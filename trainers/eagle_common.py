@@ -1,0 +1,101 @@
+"""What the trainers of EAGLE drafters share: which outputs are compared with what, and how much each counts.
+
+Read next: `eagle.py` and `eagle3.py`; `drafters/eagle/net.py`, `PairNet.unroll`; `losses/pace.py`.
+
+Shapes: R rows, S tokens of a row, P positions that count over all passes, C positions of a chunk,
+H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .config import Eagle3Config, EagleConfig, ObjectiveConfig
+from .labels import has_label
+from .loop.objective import Batch
+from .losses.chunked import ChunkedLoss
+from .losses.pace import anchors_of, geometric, paced
+
+
+class Compared(NamedTuple):
+    """A network's outputs where they count, over all passes, and what each is compared with."""
+
+    guess_PH: Tensor
+    at_P: Tensor
+    """int64: the number of the target's state, counted through rows."""
+    label_P2: Tensor
+    """int64: the label, x_{t+2+j}, and the pass j, from 0."""
+
+
+def compared(outputs: Sequence[Tensor], batch: Batch) -> Compared:
+    """Pair the outputs of `PairNet.unroll` with the target's states that they stand for.
+
+    Pass j at t has seen x_{t+1+j}: it stands for the target's state there, and counts where the
+    token behind is a label. All passes go through the head together, for one gradient of it.
+    """
+    guess, at, label = [], [], []
+    S = batch["input_ids"].shape[1]
+    for j, out_RSH in enumerate(outputs):
+        counts_RX = has_label(batch, 2 + j)
+        guess.append(out_RSH[:, : -(2 + j)][counts_RX])
+        at.append(anchors_of(counts_RX, S) + 1 + j)
+        label_P = batch["input_ids"][:, 2 + j :][counts_RX]
+        label.append(torch.stack([label_P, torch.full_like(label_P, j)], 1))
+    return Compared(torch.cat(guess), torch.cat(at), torch.cat(label))
+
+
+def in_text_order(
+    at_P: Tensor, hidden_PH: Tensor, label_P2: Tensor, share_P: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """The same sorted by the target's state: passes at one position come together."""
+    order_P = at_P.argsort(stable=True)
+    share_P = None if share_P is None else share_P[order_P]
+    return at_P[order_P], hidden_PH[order_P], label_P2[order_P], share_P
+
+
+def shares(
+    label_P2: Tensor,
+    hidden_PH: Tensor,
+    head: ChunkedLoss,
+    batch: Batch,
+    config: EagleConfig | Eagle3Config,
+    objective: ObjectiveConfig,
+) -> Tensor | None:
+    """How much every position of `compared` counts, fp32 [P]; None where all count alike.
+
+    D-PACE asks first how likely each label is under the draft, a chunk of logits at a time.
+    """
+    label_P, pass_P = label_P2.unbind(-1)
+    if objective.positions == "geometric":
+        return geometric(pass_P, config.decay)
+    S = batch["input_ids"].shape[1]
+    anchors = [anchors_of(has_label(batch, 2 + j), S) for j in range(config.passes)]
+    q_P, _ = head(hidden_PH, label_P, only_label_q=True)
+    q = q_P.split([len(anchor_P) for anchor_P in anchors])
+    return torch.cat(paced(q, anchors, batch["input_ids"].numel(), objective.pace_floor))
+
+
+def of_first(added: Mapping[str, Tensor], first_C: Tensor) -> dict[str, Tensor]:
+    """Terms of a mix as they are reported beside a family's own `ce`: those of the first pass."""
+    names = {"ce": "text_ce"}
+    return {names.get(name, name): term.detach() * first_C for name, term in added.items()}
+
+
+def per_label(terms: dict[str, Tensor], pass_P: Tensor, batch: Batch) -> dict[str, Tensor]:
+    """Terms of a pass scaled as if it had compared every label, which is what the loop divides by.
+
+    Pass j compares nothing with the first j + 2 tokens of a document. Names ending in _j are of the
+    j-th pass, counted from 1, the others of the first; `loss` is of all passes and stays.
+    """
+    labels = batch["loss_mask"].sum()
+
+    def share(name: str) -> Tensor:
+        number = name.rpartition("_")[2]
+        count = (pass_P == (int(number) - 1 if number.isdecimal() else 0)).sum()
+        return labels / count.clamp_min(1)
+
+    return {name: term if name == "loss" else term * share(name) for name, term in terms.items()}

@@ -1,0 +1,144 @@
+"""What methods with prediction heads share: labels, losses and chunks of Medusa, Hydra and BPD.
+
+Read next: `medusa.py`, `hydra.py` and `bpd.py`, which say what heads read and how their losses add
+up; `losses/chunked.py`.
+
+Shapes: R rows, S tokens of a row, P positions that count, C positions of a chunk, V vocabulary,
+H hidden size, F numbers that a head reads, X positions that have a token so far ahead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..drafters.heads.medusa import Heads
+from ..errors import RequestError
+from .config import MedusaConfig, ObjectiveConfig
+from .labels import has_label
+from .loop.objective import Batch
+from .losses.chunked import ChunkedLoss, Teacher, cross_entropy
+from .losses.mix import Mix
+from .losses.pace import anchors_of, paced
+
+Reads = Callable[[int], Tensor]
+"""k -> what head k reads at every position that has a token k + 1 ahead, [R, X, F]."""
+
+
+def check_no_prefix(medusa: MedusaConfig) -> None:
+    """Raise RequestError where a layer is asked for that Medusa's heads do not have."""
+    if medusa.prefix:
+        raise RequestError(
+            "medusa.prefix is on, and Medusa's heads have no layer in front of them; leave it out, "
+            "or train with method `hydra`"
+        )
+
+
+class HeadLoss:
+    """The loss of one head: the recipe's mix of terms, for `ChunkedLoss`.
+
+    p is the target's distribution of the very token that the head speaks of. Also reported: `top1`, how
+    often the head's likeliest token is the text's own, and the distributions' overlap `alpha` where a term
+    asks for the target's.
+    """
+
+    def __init__(self, config: ObjectiveConfig) -> None:
+        self._mix = Mix.of(config)
+        self.distils = self._mix.asks_the_target
+        self.names: tuple[str, ...] = ("loss", "top1")
+        if self.distils:
+            self.names += ("alpha",) if config.teacher_top_k is None else ("alpha", "cut_mass")
+
+    def __call__(self, draft_CV: Tensor, target_CV: Tensor | None, label_C: Tensor) -> dict[str, Tensor]:
+        top1_C = (draft_CV.argmax(-1) == label_C).float()
+        if not self.distils:
+            ce_C = cross_entropy(draft_CV, None, label_C)["loss"]
+            return {"loss": self._mix.ce * ce_C, "top1": top1_C}
+        terms = self._mix(draft_CV, target_CV, label_C)
+        reported = {name: terms[name] for name in self.names if name in terms}
+        return {"loss": terms["loss"], "top1": top1_C, **reported}
+
+
+class HeadsStudent(nn.Module):
+    """Heads and the loss of each, in chunks over the positions where it has a label.
+
+    A method's student adds `forward`: what its heads read, and how their losses add up.
+    """
+
+    def __init__(self, heads: Heads, target_head: nn.Linear, objective: ObjectiveConfig) -> None:
+        super().__init__()
+        self.medusa = heads  # checkpoints name its parameters by this attribute
+        self._loss = HeadLoss(objective)
+        self._pace_floor = objective.pace_floor if objective.positions == "d-pace" else None
+        own: Any = heads.lm_heads
+        self.losses = nn.ModuleList(ChunkedLoss(lm_head, self._loss, chunk=objective.chunk) for lm_head in own)
+        # in a tuple it is no part of this module: the projection is the target's, and what wraps,
+        # shards or saves this module must not touch it
+        self._frozen = (ChunkedLoss(target_head, self._loss, chunk=objective.chunk),)
+
+    def decayed(
+        self, batch: Batch, hidden_RSH: Tensor, reads: Reads, decay: float
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """sum_k `decay`^k loss_k, or D-PACE's weights in place of `decay`; and the terms of each head."""
+        loss = torch.zeros((), device=hidden_RSH.device)
+        terms: dict[str, Tensor] = {}
+        paces = None if self._pace_floor is None else self._paces(batch, reads, self._pace_floor)
+        for k in range(1, self.medusa.config.heads + 1):
+            share_P = None if paces is None else paces[k - 1]
+            head_loss, head_terms = self.head(k, batch, hidden_RSH, reads, share_P)
+            loss = loss + (decay**k * head_loss if paces is None else head_loss)
+            terms |= {f"head{k}_{name}": value for name, value in head_terms.items()}
+        return loss, {"loss": loss.detach(), **terms}
+
+    def head(
+        self, k: int, batch: Batch, hidden_RSH: Tensor, reads: Reads, share_P: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss of head k summed over its labels, and its terms, where all labels count alike.
+
+        Args:
+            hidden_RSH: the target's last hidden states, from which its own distribution follows.
+            share_P: how much every label counts in the loss; None: all alike.
+        """
+        counts_RX = has_label(batch, k + 1)
+        label_P = batch["input_ids"][:, k + 1 :][counts_RX]
+        teacher = None
+        if self._loss.distils:
+            teacher = self._teacher(hidden_RSH[:, k:-1][counts_RX])
+        loss, sums = self._chunked(k)(self._projected(k, counts_RX, reads), label_P, teacher, share_P)
+        # the loop divides by all labels, of which a head lacks the first k of every document; and
+        # it adds up the same names on every process, whatever the batch held there
+        share = batch["loss_mask"].sum() / max(1, len(label_P))
+        zero = loss.detach() * 0
+        return loss, {name: sums.get(name, zero) * share for name in self._loss.names}
+
+    @torch.no_grad()
+    def _paces(self, batch: Batch, reads: Reads, floor: float) -> list[Tensor]:
+        """D-PACE's weights of every head's labels: a first pass, a chunk of logits at a time."""
+        label_q, anchors = [], []
+        for k in range(1, self.medusa.config.heads + 1):
+            counts_RX = has_label(batch, k + 1)
+            label_P = batch["input_ids"][:, k + 1 :][counts_RX]
+            hidden_PH = self._projected(k, counts_RX, reads)
+            label_q.append(self._chunked(k)(hidden_PH, label_P, only_label_q=True)[0])
+            anchors.append(anchors_of(counts_RX, batch["input_ids"].shape[1]))
+        return paced(label_q, anchors, batch["input_ids"].numel(), floor)
+
+    def _projected(self, k: int, counts_RX: Tensor, reads: Reads) -> Tensor:
+        """What head k's projection reads where it has a label, [P, H]."""
+        return self.medusa.head(k, reads(k)[counts_RX].to(self.medusa.dtype))
+
+    def _chunked(self, k: int) -> nn.Module:
+        """The projection of head k and its loss."""
+        return self._frozen[0] if self.medusa.config.shared_head else self.losses[k - 1]
+
+    def _teacher(self, hidden_PH: Tensor) -> Teacher:
+        weight_VH = self._frozen[0].weight
+        return Teacher(hidden_PH.to(weight_VH.dtype), weight_VH)
+
+
+def last_states_of(hidden_RSH: Tensor) -> Reads:
+    """Heads that read the last hidden states alone, as Medusa's and BPD's do."""
+    return lambda k: hidden_RSH[:, : -(k + 1)]

@@ -1,0 +1,37 @@
+"""The refusal of objectives that teach nothing or contradict themselves; nothing is computed here.
+
+Read next: `mix.py`, the terms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ...errors import RequestError
+from ..config import ObjectiveConfig
+from .mix import TERMS, Mix
+
+
+def check_terms(objective: ObjectiveConfig, *, own: Mapping[str, float] | None = None, places: int = 1) -> None:
+    """Raise RequestError when an objective teaches nothing, or weighs places that there are not.
+
+    Args:
+        own: weights of the method's own terms by the names that recipes give them; where there are
+            such terms the KL is off unless the recipe sets it.
+        places: how many tokens ahead a step learns together.
+    """
+    mix = Mix.of(objective, kl=1.0 if own is None else 0.0)
+    if not (mix.asked or any((own or {}).values())):
+        names = ", ".join([*(own or {}), *(f"objective.{name}" for name in TERMS)])
+        raise RequestError(f"{names} are all 0: nothing would be learnt; set one of them")
+    if objective.teacher_top_k is not None and mix.reverse_kl:
+        raise RequestError(
+            "objective.reverse_kl is infinite where objective.teacher_top_k leaves the target "
+            "nothing and the draft has something; leave one of them out, or take objective.jsd"
+        )
+    if objective.positions == "d-pace" and places < 2:
+        raise RequestError(
+            "objective.positions is d-pace, which weighs the places ahead that a step learns "
+            "together, and here it learns one; leave it out, or train with method `medusa` or "
+            "`hydra` with several heads, or `eagle` or `eagle3` with several passes"
+        )

@@ -1,0 +1,60 @@
+"""The loss of a draft model that learns a frozen target's distribution, for `distill` and `boost`.
+
+Sources: Hinton et al. 2015; DistillSpec (Zhou et al. 2023) for the forward KL on drafts. Read next:
+`../distill.py`; `../losses/mix.py`, the terms; `../losses/ramp.py`, a mix that moves.
+
+Shapes: R rows, S tokens of a row, P labelled positions, H hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from ..config import ObjectiveConfig
+from ..loop.objective import Batch, hidden_states, label_shares, labelled
+from ..losses.chunked import ChunkedLoss, Teacher
+from ..losses.ramp import Ramp
+from .draft import rows_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class DraftStudent(nn.Module):
+    """The draft and its loss against the target's distribution, in chunks over positions.
+
+    It trains on the mix of the step and is validated on the recipe's own.
+    """
+
+    def __init__(self, draft: PreTrainedModel, target: PreTrainedModel, objective: ObjectiveConfig) -> None:
+        super().__init__()
+        self.draft = draft
+        self._ramp, self._steps = Ramp.of(objective), 1
+        self.mix = self.step_mix = self._ramp.last
+        # a head may be padded beyond the tokenizer; the rows that both have are compared
+        rows = min(rows_of(draft), rows_of(target))
+        self.head = ChunkedLoss(draft.get_output_embeddings(), self.mix, chunk=objective.chunk, rows=rows)
+        self.train()  # a loaded draft comes without dropout, that of its adapter included
+
+    def set_steps(self, steps: int) -> None:
+        """How many steps the run has: the mix moves over a share of them."""
+        self._steps = steps
+
+    def begin_step(self, step: int) -> None:
+        """Minimise that step's mix; what is validated is the recipe's at every step."""
+        self.step_mix = self._ramp.at(step, self._steps)
+
+    def forward(self, batch: Batch, teacher: Teacher) -> tuple[Tensor, dict[str, Tensor]]:
+        hidden_PH, label_P = labelled(hidden_states(self.draft, batch), batch)
+        mix = self.step_mix if self.training else self.mix
+        return self.head(hidden_PH, label_P, teacher, label_shares(batch), loss=mix)
+
+
+def teacher_of(target: PreTrainedModel, hidden_RSH: Tensor, batch: Batch) -> Teacher:
+    """The target's distribution at the labelled positions, from its last hidden states."""
+    hidden_PH, _ = labelled(hidden_RSH, batch)
+    head: Any = target.get_output_embeddings()
+    weight_VH = head.weight
+    return Teacher(hidden_PH.to(weight_VH.dtype), weight_VH)

@@ -1,0 +1,164 @@
+"""A draft model before it is trained: fresh, given, or with an adapter; on the meta device its shapes alone.
+
+`distill` and `boost` make their drafts here, in a run as in the pre-flight: what is built under
+`torch.device("meta")` reads configs and no weights. Read next: `architecture.py`, fresh models;
+`distillation.py`, the loss; `lora.py`, adapters.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from ...data.rows.packed import PackedRows
+from ...decoding.target.backbone import Backbone
+from ...decoding.target.hub import is_here, load_config, load_sizes, load_tokenizer, skeleton
+from ...decoding.target.loading import load_model
+from ...drafters.folder import check_trainable_model, save_draft_model
+from ...drafters.projection import check_plain_logits
+from ...errors import RequestError
+from ..config import FROM_TARGET, LoraConfig, ModelConfig
+from ..pruning.layers import prune
+from ..pruning.sizes import pruned_config
+from ..sections import Sections
+from ..teacher.frozen import check_rows_fit
+from .architecture import fresh_model
+from .lora import adapt, adapt_shapes, save_adapted
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+def in_shapes() -> bool:
+    """Whether models are built as shapes alone: under `torch.device("meta")`."""
+    return torch.get_default_device().type == "meta"
+
+
+def make_draft(
+    recipe: Sections,
+    model: ModelConfig,
+    lora: LoraConfig,
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    *,
+    pruned: PreTrainedModel | None = None,
+) -> PreTrainedModel:
+    """The draft that `model` describes, with a fresh adapter where `lora` asks for one.
+
+    Args:
+        model: the recipe's, or that of one SSM.
+        tokenizer: the target's; None in the pre-flight of a target that is not here.
+        pruned: the draft, where it was cut from the target.
+
+    Raises:
+        RequestError: as for `draft_model` and `adapt`, or rows do not fit the draft's context.
+    """
+    draft = pruned or draft_model(model, target, tokenizer)
+    check_rows_fit(recipe, draft.config, whose(model))
+    if in_shapes():
+        return adapt_shapes(draft, lora, model)
+    adapt(draft, lora, model)
+    return draft
+
+
+def draft_model(
+    model: ModelConfig, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
+) -> PreTrainedModel:
+    """Fresh weights over the target's vocabulary, or the model that `start_from` names.
+
+    A draft cut from the target is made here in shapes alone; `pruning/layers.py` cuts weights.
+
+    Args:
+        tokenizer: the target's; None in the pre-flight of a target that is not here.
+
+    Raises:
+        RequestError: the given model is none to train, means other tokens than the target, or has
+            logits that are more than a projection.
+    """
+    if model.start_from is None:
+        like = target.config.get_text_config(decoder=True)
+        eos = None if tokenizer is None else tokenizer.eos_token_id
+        return fresh_model(model, vocabulary=rows_of(target), eos=eos, like=like)
+    if model.start_from == FROM_TARGET and in_shapes():
+        return skeleton(pruned_config(model, target.config, type(target).__name__))
+    check_trainable_model(model.start_from)
+    if tokenizer is not None and not _is_described(model):
+        check_same_tokens(model.start_from, tokenizer)
+    draft = given_model(model)
+    if tokenizer is not None and rows_of(draft) < len(tokenizer):
+        raise RequestError(
+            f"model.start_from {model.start_from!r} has an output projection of {rows_of(draft)} "
+            f"rows, the target's tokenizer has {len(tokenizer)} tokens: it cannot say all of them"
+        )
+    return draft
+
+
+def given_model(model: ModelConfig) -> PreTrainedModel:
+    """The model that `start_from` names; in shapes, and where it is not here, of `model.sizes`.
+
+    Raises:
+        RequestError: there is none, or its logits are more than a projection.
+    """
+    path = model.start_from or ""
+    check_trainable_model(path)
+    if in_shapes():
+        config = load_sizes(model.sizes) if model.sizes and _is_described(model) else load_config(path)
+        given = skeleton(config)
+    else:
+        given = load_model(path)
+    check_plain_logits(given, f"model.start_from {path!r}")
+    return given
+
+
+def whose(model: ModelConfig) -> str:
+    """What a message calls the draft, and where the recipe names it."""
+    if model.start_from is None:
+        return "a model from scratch (model.max_positions)"
+    return f"model.start_from {model.start_from!r}"
+
+
+def check_same_tokens(start_from: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    """A draft must mean the same tokens by the same numbers; the first difference is named."""
+    mine, theirs = load_tokenizer(start_from).get_vocab(), tokenizer.get_vocab()
+    if mine == theirs:
+        return
+    token = min(
+        (token for token in mine.keys() | theirs.keys() if mine.get(token) != theirs.get(token)),
+        key=lambda token: theirs.get(token, mine.get(token, 0)),
+    )
+    raise RequestError(
+        f"model.start_from {start_from!r} has another tokenizer than the target: token "
+        f"{token!r} is {mine.get(token, 'missing')} there and {theirs.get(token, 'missing')} in "
+        "the target. Take a draft of the same family, or leave start_from out; as it is it may "
+        "draft by --drafter.vocabulary auto"
+    )
+
+
+def cut_from_target(
+    recipe: Sections, model: ModelConfig, target: PreTrainedModel, held_out: PackedRows, *, out: Path, seed: int
+) -> PreTrainedModel:
+    """A draft cut from the target as `model` says; the search is kept in `out`, see `pruning/layers.py`."""
+    return prune(
+        model, target, held_out, out=out, seed=seed, micro_rows=recipe.loop.micro_rows, chunk=recipe.objective.chunk
+    )
+
+
+def save_draft(draft: nn.Module, folder: Path, *, target: Backbone, lora: LoraConfig) -> None:
+    """Write a drafter folder: an ordinary draft model, or one with adapters, its own in use."""
+    if lora.rank is None:
+        save_draft_model(draft, folder, target)
+    else:
+        save_adapted(draft, folder, target, lora)
+
+
+def rows_of(model: PreTrainedModel) -> int:
+    """Rows of the output projection: the vocabulary, padding included."""
+    return int(model.get_output_embeddings().weight.shape[0])
+
+
+def _is_described(model: ModelConfig) -> bool:
+    """Whether the pre-flight goes by `model.sizes`: shapes are asked for, and the model is not here."""
+    return in_shapes() and model.sizes is not None and not is_here(model.start_from or "")
