@@ -45,7 +45,7 @@ class Shard:
         """Index of the first suffix that is not smaller than `sequence`, looked for from `low`.
 
         Shorter windows at the end of the shard compare rightly: they end in a separator, and
-        `sequence` has one, or something larger, only in its last place.
+        `sequence` has one, or something larger, only as its last element.
         """
         size = len(sequence)
         suffixes = range(len(self.suffixes))
@@ -95,7 +95,7 @@ class Datastore:
     def matches(self, suffix: Sequence[int], limit: int) -> list[tuple[int, int]]:
         """Where the corpus has `suffix` inside a document: (shard, index of its first token).
 
-        Up to `limit` places, in the order of shards and then of their suffix arrays; if there are
+        Up to `limit` matches, in the order of shards and then of their suffix arrays; if there are
         more, evenly spaced ones. Reads O(log n) windows of `len(suffix) + 1` tokens per shard.
         """
         spans = self._spans(_ids(suffix), self.vocabulary + 1)
@@ -107,8 +107,8 @@ class Datastore:
         """What follows the longest end of `context` that the corpus has, at most `limit` times.
 
         The end has `longest` tokens if it occurs, otherwise one fewer, and so on down to
-        `shortest`. Only places that a token follows count, so that an end known merely from the
-        last words of documents gives way to a shorter one. The order is that of `matches`.
+        `shortest`. Only matches that a token follows count, so that an end known merely from the
+        last tokens of documents gives way to a shorter one. The order is that of `matches`.
 
         Returns:
             int64 [M, L] with L = `length`; -1 behind the end of a document, never in column 0.
@@ -254,7 +254,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _open_shard(folder: Path, number: int, record: dict[str, Any], *, separator: int) -> Shard:
-    """Map the arrays of a shard; their sizes must be what the manifest says."""
+    """Map the arrays of a shard; their sizes must be those of the manifest."""
     names = shard_files(number)
     try:
         tokens, suffixes = (np.load(folder / name, mmap_mode="r", allow_pickle=False) for name in names)

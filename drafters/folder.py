@@ -34,7 +34,7 @@ def save_draft_model(
 ) -> None:
     """Write weights (fp32), config with the target's identity, tokenizer and card.
 
-    `settings`: its adapters, and which of them drafts if nobody says otherwise (`adapters.py`).
+    `settings`: its adapters, and which of them drafts by default (`adapters.py`).
     """
     identity = TargetIdentity.of(target)
     model: Any = module
@@ -71,14 +71,14 @@ def save_heads(module: nn.Module, folder: Path, target: Backbone, *, family: str
 
 
 def write_entry(folder: Path, target: Backbone, *, family: str, settings: dict[str, Any]) -> None:
-    """Write a `config.json` that says what the folder is and which target it is for."""
+    """Write a `config.json` with the drafter's family, settings and target."""
     identity = TargetIdentity.of(target).to_dict()
     entry = {"format": DRAFTER.number, "family": family, "target": identity, "settings": settings}
     (folder / "config.json").write_text(json.dumps({ENTRY: entry}, indent=2) + "\n")
 
 
 def write_card(folder: Path, target: Backbone, what: str) -> None:
-    """Write the card of a drafter without weights; `what` is a sentence that says what it is."""
+    """Write the card of a drafter without weights; `what` is a sentence that describes it."""
     (folder / "README.md").write_text(_card_of(what, TargetIdentity.of(target)), encoding="utf-8")
 
 
@@ -141,7 +141,7 @@ def read_entry(folder: Path) -> dict[str, Any]:
 
 @contextmanager
 def built_from(path: Path, what: str) -> Iterator[None]:
-    """Inside, something is built from what a config says.
+    """Inside, something is built from a config's values.
 
     Raises:
         RequestError: the config lacks a setting, or has one that nothing can be built from.
@@ -159,12 +159,12 @@ def names_in(settings: Mapping[str, Any], key: str, folder: Path) -> list[str]:
     Raises:
         RequestError: it is no list of names.
     """
-    found = settings.get(key, [])
-    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+    names = settings.get(key, [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise RequestError(
-            f"{folder / 'config.json'} says that its {key} are {found!r:.100}; expected a list of names: {REMEDY}"
+            f"{folder / 'config.json'} says that its {key} are {names!r:.100}; expected a list of names: {REMEDY}"
         )
-    return found
+    return names
 
 
 def is_drafter(folder: Path) -> bool:

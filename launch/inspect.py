@@ -53,7 +53,7 @@ def tokenizer_of(recipe: Recipe) -> PreTrainedTokenizerBase:
 
 
 def _row(row: dict[str, Tensor], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """A line per place: `[x]` marks a label in the loss, `[ ]` one outside it."""
+    """A line per token: `[x]` marks a label in the loss, `[ ]` one outside it."""
     ids, mask = row["input_ids"].tolist(), row["loss_mask"].tolist()
     documents, positions = row["documents"].tolist(), row["positions"].tolist()
     lines = []
@@ -64,8 +64,8 @@ def _row(row: dict[str, Tensor], tokenizer: PreTrainedTokenizerBase) -> list[str
         follows = label >= 0 and documents[at + 1] == documents[at]
         shown = _shown(tokenizer, label) if follows else "(end of document)"
         mark = "[x]" if follows and mask[at + 1] else "[ ]"
-        place = f"{at:6} {documents[at]:4} {positions[at]:5}"
-        lines.append(f"{place}  {_shown(tokenizer, token)} -> {mark} {shown}")
+        columns = f"{at:6} {documents[at]:4} {positions[at]:5}"
+        lines.append(f"{columns}  {_shown(tokenizer, token)} -> {mark} {shown}")
     return lines
 
 

@@ -1,4 +1,4 @@
-"""One file that is whole or not there, and what is said where nothing can be written.
+"""One file that is whole or not there, and the errors where nothing can be written.
 
 Read next: `folder.py`, the same for a folder.
 """
@@ -69,7 +69,7 @@ def write_text(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def explain_full_disk(path: Path, *, room: str = "make room", again: str = AGAIN) -> Iterator[None]:
-    """Inside, a full disk is an EnvironmentFailure that says what to do; other errors pass.
+    """Inside, a full disk is an EnvironmentFailure with what to do; other errors pass.
 
     Args:
         path: what is written, there already or not.
@@ -103,7 +103,7 @@ def writing(path: Path, *, room: str = "make room", again: str = AGAIN) -> Itera
 
 
 def _reason(error: Exception) -> str:
-    """The system's words, and the file they are about."""
+    """The system's message, and the file that it is about."""
     file = getattr(error, "filename", None)
     reason = str(getattr(error, "strerror", None) or error)
     return f"{reason} ({file})" if file else reason

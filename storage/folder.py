@@ -1,6 +1,6 @@
 """A folder that is whole or not there: staged, flushed, its manifest last, one rename.
 
-A folder is written beside its place under a hidden name. Every file is flushed to disk, then the
+A folder is written under a hidden name beside its own. Every file is flushed to disk, then the
 manifest with sizes and checksums is written and flushed, then the folders' lists of names; one
 rename lets it appear, and what it replaces is deleted only after that. So a kill or a power cut
 at any moment leaves the old folder, the new one, or neither under its name, and never a half.
@@ -43,9 +43,9 @@ def staged_folder(
     Args:
         staging: where to write; by default `staging_of(path)`, so that what a kill left there is
             removed by the next try. Processes that may race for one path need names of their own.
-        manifest: what the manifest says beside format and files; None: no manifest is written.
+        manifest: entries of the manifest beside format and files; None: no manifest is written.
             May be filled inside the context.
-        replace: take the place of a folder that is there, or OSError where one is.
+        replace: replace a folder that is there; otherwise that is an OSError.
     """
     staging = staging or staging_of(path)
     shutil.rmtree(staging, ignore_errors=True)
@@ -90,7 +90,7 @@ def replace_folder(path: Path, fill: Fill) -> None:
     """
     restore_folder(path)
     if path.exists() and not path.is_dir():
-        raise EnvironmentFailure(f"cannot write the folder {path}: a file is in its place; move it away")
+        raise EnvironmentFailure(f"cannot write the folder {path}: there is a file of that name; move it away")
     with explain_full_disk(path), staged_folder(path, replace=True) as staging:
         fill(staging)
 
@@ -123,10 +123,10 @@ def checksums(files: Iterable[Path], folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a folder whose files are all as it says.
+    """The manifest of a folder, once all its files are found as listed.
 
     Raises:
-        ValueError: it is not; the message says why.
+        ValueError: they are not; the message has the reason.
     """
     if not folder.is_dir():
         raise ValueError("there is no such folder")
@@ -150,7 +150,7 @@ def _check_file(path: Path, name: str, size: int, checksum: str) -> None:
     if not path.is_file():
         raise ValueError(f"{name} is missing")
     if path.stat().st_size != size:
-        raise ValueError(f"{name} has {path.stat().st_size} bytes, the manifest says {size}")
+        raise ValueError(f"{name} has {path.stat().st_size} bytes, the manifest lists {size}")
     if sha256(path) != checksum:
         raise ValueError(f"{name} does not match its checksum")
 

@@ -1,4 +1,4 @@
-"""The format numbers of everything on disk, in one place.
+"""The format numbers of everything on disk.
 
 A number is raised when what an older draftsmith wrote would be read wrongly, or the other way
 round; then the old is refused with the reason, or made anew where it is a cache.

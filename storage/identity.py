@@ -22,7 +22,7 @@ def check_identity(folder: Path, there: Mapping[str, Any], here: Mapping[str, An
     """Refuse a folder that was made for something else.
 
     Args:
-        there: what the folder says of itself; what it says beyond the names of `here` may be
+        there: the identity that the folder keeps; fields beyond those of `here` may be
             anything.
         here: what it has to be.
         remedy: what to do where they differ, the end of the message.

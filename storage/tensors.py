@@ -1,4 +1,4 @@
-"""Safetensors files: written whole, and each damaged one reported in the same words.
+"""Safetensors files: written whole, and each damaged one reported by the same message.
 
 torch and safetensors are imported where they are used. Read next: `files.py`.
 """
@@ -47,7 +47,7 @@ def check_tensors(path: Path, *, remedy: str) -> None:
     """Raise RequestError where `read_tensors` would; the header alone is read."""
     from safetensors import safe_open
 
-    # the header says how long the file is, so one that was cut shows here
+    # the header holds the file's length, so one that was cut shows here
     with _explain_damage(path, remedy), safe_open(path, "pt"):
         pass
 

@@ -114,7 +114,7 @@ def test_a_folder_that_is_there_is_kept(tmp_path: Path) -> None:
 
 def test_a_file_in_the_place_of_an_export_is_not_moved(tmp_path: Path) -> None:
     (tmp_path / "drafter").write_text("mine")
-    with pytest.raises(EnvironmentFailure, match="a file is in its place; move it away"):
+    with pytest.raises(EnvironmentFailure, match="there is a file of that name; move it away"):
         replace_folder(tmp_path / "drafter", lambda folder: None)
     assert (tmp_path / "drafter").read_text() == "mine"
     assert leftovers(tmp_path) == []

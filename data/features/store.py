@@ -1,11 +1,11 @@
-"""Hidden states of the target on disk: safetensors shards, found by what a row holds.
+"""Hidden states of the target on disk: safetensors shards, under a hash of what a row holds.
 
 A shard appears by one rename, its name carries the SHA-256 of its content and its header the rows
 in it, so the index (`index-RANK.json`) can always be made anew from the shards. A shard that is
 missing, cut or altered is named in the log and dropped: its rows are computed again, to the same
 numbers, because what is kept for a row depends on nothing else. The bound is kept at all times.
 Whole shards are evicted, the one read longest ago first, but only such as have not been read for
-`patience` requests: while an epoch asks for every row once, putting one row in another's place
+`patience` requests: while an epoch asks for every row once, exchanging one row for another
 saves nothing, and rows that find no room are computed again in every epoch instead (with room for
 half of the rows half of them are found; by plain LRU it would be about a fifth, with more writing).
 Read next: `features/codec.py`, the numbers; `trainers/teacher/features.py`, who asks.
@@ -247,7 +247,7 @@ class FeatureStore:
         return hashlib.sha256(json.dumps(self._identity, sort_keys=True).encode()).hexdigest()
 
     def _hold(self) -> IO[str]:
-        """Take this process's place in the folder; a kill gives it back."""
+        """Lock this process's part of the folder; a kill unlocks it."""
         held = (self.folder / f"lock-{self._rank:03d}").open("w")
         if not try_lock(held):
             held.close()

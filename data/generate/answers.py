@@ -84,7 +84,7 @@ class Dialogue:
     """Of a text: the ids to go on with."""
     replies: list[Reply] = field(default_factory=list)
     corrections: list[dict[str, Any]] = field(default_factory=list)
-    """Rows whose labels are the tokens that the target put in the place of a draft's."""
+    """Rows whose labels are the tokens by which the target replaced a draft's."""
     no_answer: NoAnswer | None = None
 
     @property

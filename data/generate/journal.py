@@ -2,7 +2,7 @@
 
 Every finished row is a line of the journal, flushed to disk before the next ones are asked for. A
 kill may leave a line half written: it is cut off, and its rows are done anew. At the end the rows
-are put in the order of the source into files that appear by a rename, then the manifest says so.
+are put in the order of the source into files that appear by a rename; then the manifest is marked complete.
 Read next: `answers.py` for what a line holds.
 """
 

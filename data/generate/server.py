@@ -2,7 +2,7 @@
 
 Chats go to `chat/completions`, texts to `completions`. What may pass (429, 5xx, a lost connection,
 no answer in time, an answer that cannot be read) is tried again, later and later, or when the
-server says (`Retry-After`); anything else of 4xx is final. The key comes from OPENAI_API_KEY and is
+server asks (`Retry-After`); anything else of 4xx is final. The key comes from OPENAI_API_KEY and is
 written nowhere. Read next: `answers.py`; `decoded.py`, the same by our own decoder.
 """
 

@@ -67,10 +67,10 @@ def occurrences(shards: list[list[int]], query: list[int]) -> list[tuple[int, in
     ]
 
 
-def evenly(found: list, limit: int) -> list:
-    if len(found) <= limit:
-        return found
-    return [found[i * len(found) // limit] for i in range(limit)]
+def evenly(matches: list, limit: int) -> list:
+    if len(matches) <= limit:
+        return matches
+    return [matches[i * len(matches) // limit] for i in range(limit)]
 
 
 def brute_continuations(shards, context, longest, shortest, length, limit) -> list[list[int]]:
@@ -107,11 +107,11 @@ def test_continuations_are_what_follows(documents, shard_tokens, context, shorte
     ranges = {"longest": shortest + more, "shortest": shortest, "length": length, "limit": limit}
     with TemporaryDirectory() as folder:
         store = build(Path(folder), documents, shard_tokens=shard_tokens)
-        found = store.continuations(context, **ranges)
+        matches = store.continuations(context, **ranges)
         expected = brute_continuations(layout(documents, shard_tokens), context, **ranges)
-        assert found.dtype == np.int64
-        assert found.shape == (len(expected), length)
-        assert found.tolist() == expected
+        assert matches.dtype == np.int64
+        assert matches.shape == (len(expected), length)
+        assert matches.tolist() == expected
 
 
 def test_no_border_is_crossed(tmp_path: Path) -> None:

@@ -98,12 +98,12 @@ def test_longer_chats_are_left_out(chat_tokenizer_folder: Path, caplog: pytest.L
     assert fitting([*CHATS, TEXT], tokenizer, middle - 1) == [CHATS[0], TEXT]
     assert not caplog.records
     fitting([*CHATS, TEXT], tokenizer, middle, warn=True)
-    said = f"1 of 4 prompts are left out: chats longer than eval.prompt_tokens = {middle}; with --"
-    assert said in caplog.text
+    message = f"1 of 4 prompts are left out: chats longer than eval.prompt_tokens = {middle}; with --"
+    assert message in caplog.text
     fitting(CHATS, tokenizer, long, warn=True)
     assert len(caplog.records) == 1
-    said = f"all 3 prompts .* = {short - 1}: chats of {short} to {long} .*prompt_tokens {long}$"
-    with pytest.raises(RequestError, match=said):
+    message = f"all 3 prompts .* = {short - 1}: chats of {short} to {long} .*prompt_tokens {long}$"
+    with pytest.raises(RequestError, match=message):
         fitting(CHATS, tokenizer, short - 1)
     assert fitting(CHATS, tokenizer, long) == CHATS
 
@@ -129,9 +129,9 @@ def test_the_pre_flight_counts_them(tmp_path: Path) -> None:
         recipe = load_recipe("distill-tiny", [*flags.items(), *more]).recipe
         return _prompts(recipe, Models(recipe))
 
-    said = prompts(64)
-    assert "the longest has 64 tokens; longer than eval.prompt_tokens = 64: 1 left out" in said
-    assert "(chats), 2 cut to their end (texts)" in said
+    message = prompts(64)
+    assert "the longest has 64 tokens; longer than eval.prompt_tokens = 64: 1 left out" in message
+    assert "(chats), 2 cut to their end (texts)" in message
     rows = [{"turns": turns}]
     last = len(render(Prompt("1", "all", tuple(turns), chat=True), tokenizer, answers=["."] * 2))
     assert f"the longest has at most {last + 60} tokens" in prompts(500)

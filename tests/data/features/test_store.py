@@ -34,8 +34,8 @@ def states(number: int) -> Tensor:
 
 def make(folder: Path, *, rows: int = 1000, **changes) -> FeatureStore:
     """A store with room for about `rows` rows and the heads of their shards."""
-    words = {"max_bytes": rows * (ROW + 400) + 10_000, "row_bytes": ROW, **changes}
-    return FeatureStore(folder, words.pop("identity", IDENTITY), **words)
+    arguments = {"max_bytes": rows * (ROW + 400) + 10_000, "row_bytes": ROW, **changes}
+    return FeatureStore(folder, arguments.pop("identity", IDENTITY), **arguments)
 
 
 def fill(store: FeatureStore, numbers: range) -> None:
@@ -43,7 +43,7 @@ def fill(store: FeatureStore, numbers: range) -> None:
         store.add(str(number), encode(states(number), "fp32"))
 
 
-def found(store: FeatureStore, numbers: range) -> set[int]:
+def kept_rows(store: FeatureStore, numbers: range) -> set[int]:
     """Which rows are kept; what is kept must be right."""
     kept = set()
     for number in numbers:
@@ -158,16 +158,16 @@ def test_the_bound_holds_at_all_times_and_every_row_is_right(
 def test_without_patience_the_shard_read_longest_ago_goes(tmp_path: Path) -> None:
     store = make(tmp_path, rows=16)
     fill(store, range(16))
-    held = found(store, range(16))
+    held = kept_rows(store, range(16))
     assert len(held) >= 12
     first, *others = sorted(held)
-    found(store, range(first, first + 1))  # now another one is the oldest
+    kept_rows(store, range(first, first + 1))  # now another one is the oldest
     fill(store, range(100, 108))
     store.close()
     again = make(tmp_path, rows=16)
     assert again.read(str(first)) is not None
     assert again.read(str(others[0])) is None
-    assert len(found(again, range(100, 108))) == 8
+    assert len(kept_rows(again, range(100, 108))) == 8
 
 
 def test_rows_in_use_are_not_pushed_out(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_rows_in_use_are_not_pushed_out(tmp_path: Path) -> None:
         for number in range(100, 120):
             if store.read(str(number)) is None:
                 store.add(str(number), encode(states(number), "fp32"))
-    assert found(store, range(100, 120)) == set(range(100, 120))
+    assert kept_rows(store, range(100, 120)) == set(range(100, 120))
     assert len(set(written) & set(shards(tmp_path))) < len(written) / 2
 
 
@@ -196,10 +196,10 @@ def test_a_smaller_bound_evicts_at_once(tmp_path: Path) -> None:
     store = make(tmp_path, rows=40, patience=10_000)
     fill(store, range(30))
     store.close()
-    assert found(make(tmp_path / "other", rows=40), range(30)) == set()
+    assert kept_rows(make(tmp_path / "other", rows=40), range(30)) == set()
     less = make(tmp_path, rows=10, patience=10_000)
     assert less.bytes <= 10 * (ROW + 400) + 10_000
-    assert 5 <= len(found(less, range(30))) <= 13
+    assert 5 <= len(kept_rows(less, range(30))) <= 13
 
 
 def test_a_bound_below_one_row_is_refused(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def filled(folder: Path) -> FeatureStore:
 @pytest.mark.parametrize("how", ["flip", "cut", "empty", "head"])
 def test_a_damaged_shard_is_named_dropped_and_made_again(how: str, tmp_path: Path, caplog) -> None:
     store = filled(tmp_path)
-    whole = found(store, range(64))
+    whole = kept_rows(store, range(64))
     store.close()
     victim = shards(tmp_path)[3]
     content = bytearray(victim.read_bytes())
@@ -234,19 +234,19 @@ def test_a_damaged_shard_is_named_dropped_and_made_again(how: str, tmp_path: Pat
         (tmp_path / "index-000.json").unlink()
     with caplog.at_level(logging.WARNING):
         store = make(tmp_path, rows=64)
-        left = found(store, range(64))
+        left = kept_rows(store, range(64))
     assert left < whole
     assert victim.name in caplog.text
     assert "computed again" in caplog.text
     assert not victim.exists()
     fill(store, range(64))
     store.close()
-    assert found(make(tmp_path, rows=64), range(64)) >= left
+    assert kept_rows(make(tmp_path, rows=64), range(64)) >= left
 
 
 def test_the_index_is_made_anew_from_the_shards(tmp_path: Path) -> None:
     store = filled(tmp_path)
-    whole = found(store, range(64))
+    whole = kept_rows(store, range(64))
     store.close()
     index = tmp_path / "index-000.json"
     listed = json.loads(index.read_text())["shards"]
@@ -255,18 +255,18 @@ def test_the_index_is_made_anew_from_the_shards(tmp_path: Path) -> None:
     for text in (None, "{", json.dumps({"identity": "x", "shards": {}})):
         index.unlink() if text is None else index.write_text(text)
         again = make(tmp_path, rows=64)
-        assert found(again, range(64)) == whole
+        assert kept_rows(again, range(64)) == whole
         again.close()
 
 
 def test_a_missing_shard_is_no_error(tmp_path: Path) -> None:
     store = filled(tmp_path)
-    whole = found(store, range(64))
+    whole = kept_rows(store, range(64))
     shards(tmp_path)[0].unlink()
-    left = found(store, range(64))
+    left = kept_rows(store, range(64))
     assert left < whole
     store.close()
-    assert found(make(tmp_path, rows=64), range(64)) == left
+    assert kept_rows(make(tmp_path, rows=64), range(64)) == left
 
 
 def test_names_carry_the_checksum(tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ def test_a_kill_leaves_whole_shards(tmp_path: Path) -> None:
         os.kill(process.pid, signal.SIGKILL)
         process.join()
         store = make(tmp_path, rows=600)
-        now = found(store, range(600))
+        now = kept_rows(store, range(600))
         assert known <= now
         known = now
         assert not list(tmp_path.glob(".staging-000-*"))
@@ -345,7 +345,7 @@ def test_shards_of_another_cache_are_not_taken_up(tmp_path: Path) -> None:
     for path in shards(tmp_path / "a"):
         path.rename(tmp_path / "b" / path.name)
     other = make(tmp_path / "b", rows=64, identity=IDENTITY | {"target": "other"})
-    assert found(other, range(64)) == set()
+    assert kept_rows(other, range(64)) == set()
 
 
 def test_two_runs_at_once_are_refused(tmp_path: Path) -> None:
@@ -363,15 +363,15 @@ def test_processes_of_one_run_share_a_folder(tmp_path: Path) -> None:
         fill(store, range(rank, 60, 2))
         store.close()
     stores = [make(tmp_path, rows=60, rank=rank, world=2) for rank in range(2)]
-    assert found(stores[0], range(60)) == found(stores[1], range(60))
-    assert len(found(stores[0], range(60))) > 48
+    assert kept_rows(stores[0], range(60)) == kept_rows(stores[1], range(60))
+    assert len(kept_rows(stores[0], range(60))) > 48
     assert sum(store.bytes for store in stores) == sum(p.stat().st_size for p in shards(tmp_path))
     stores[0].add("new", encode(states(1), "fp32"))
     stores[0].close()
     assert stores[1].read("new") is not None, "written after the other had opened"
     stores[1].close()
     alone = make(tmp_path, rows=60)
-    assert len(found(alone, range(60))) > 48
+    assert len(kept_rows(alone, range(60))) > 48
 
 
 def test_a_reader_in_a_thread(tmp_path: Path) -> None:
@@ -384,7 +384,7 @@ def test_a_reader_in_a_thread(tmp_path: Path) -> None:
     def read() -> None:
         try:
             while not done.is_set():
-                found(store, range(40))
+                kept_rows(store, range(40))
         except BaseException as error:  # noqa: BLE001 - whatever it is, the test fails by it
             problems.append(error)
 

@@ -69,8 +69,8 @@ def test_prompts_of_a_chat() -> None:
     """All that stands in front of an answer; one that would lose its beginning is left out."""
     chat = [False] * 3 + [True] * 2 + [False] * 4 + [True] * 3
     rows = rows_of(document(100, chat), document(200, [True] * 8))
-    found = sorted(c.prompts_in(rows, 0, 9))
-    assert found == [list(range(100, 103)), list(range(100, 109))]
+    prompts = sorted(c.prompts_in(rows, 0, 9))
+    assert prompts == [list(range(100, 103)), list(range(100, 109))]
     assert sorted(c.prompts_in(rows, 0, 7)) == [list(range(100, 103)), list(range(200, 207))]
 
 
@@ -94,10 +94,10 @@ def test_all_that_there_are(prepared: Prepared) -> None:
 
 def test_samples_are_the_targets_own_words(speaker: Backbone, prepared: Prepared, tmp_path: Path) -> None:
     """Labels are exactly what the target would write; held-out samples come of held-out rows."""
-    found = c.continuations(speaker, prepared, WANTED, tmp_path)
-    assert (len(found.train), len(found.validation)) == (70, 9)
+    samples = c.continuations(speaker, prepared, WANTED, tmp_path)
+    assert (len(samples.train), len(samples.validation)) == (70, 9)
     held = {tuple(p) for r in range(4) for p in c.prompts_in(prepared.validation, r, 6)}
-    for rows, from_held_out in ((found.train, False), (found.validation, True)):
+    for rows, from_held_out in ((samples.train, False), (samples.validation, True)):
         batch = rows.batch(range(len(rows)))
         assert batch["input_ids"].shape == (len(rows), 11)
         for row in range(0, len(rows), 8):

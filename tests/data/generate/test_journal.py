@@ -48,8 +48,8 @@ def test_rows_of_several_shapes_go_to_a_file_each(tmp_path: Path) -> None:
     with Journal(tmp_path / "out", SETTINGS, SESSION) as journal:
         journal.add([answered(0), answered(1, shape="tokens"), answered(2)])
         journal.publish()
-    found = {path.name: len(lines(path)) for path in (tmp_path / "out").glob("*.jsonl")}
-    assert found == {"answers-messages.jsonl": 2, "answers-tokens.jsonl": 1}
+    counts = {path.name: len(lines(path)) for path in (tmp_path / "out").glob("*.jsonl")}
+    assert counts == {"answers-messages.jsonl": 2, "answers-tokens.jsonl": 1}
 
 
 def test_a_half_written_line_is_cut_off(tmp_path: Path) -> None:

@@ -13,12 +13,12 @@ lengths = st.lists(st.integers(1, 30), min_size=1, max_size=25)
 
 def documents(sizes: list[int]) -> list[Document]:
     """Documents of distinct tokens, so that any mix-up shows; every third token in the loss."""
-    found, token = [], 1
+    documents, token = [], 1
     for size in sizes:
         ids = np.arange(token, token + size, dtype=np.int32)
-        found.append(Document(ids, ids % 3 == 0))
+        documents.append(Document(ids, ids % 3 == 0))
         token += size
-    return found
+    return documents
 
 
 def pieces(sizes: list[int], length: int) -> list[tuple[int, ...]]:
@@ -35,7 +35,7 @@ def test_nothing_is_lost_or_mixed(sizes: list[int], together: bool) -> None:
     length = 12
     rows = pack(documents(sizes), length, pad=PAD, fingerprint="", together=together)
     batch = rows.batch(range(len(rows)))
-    found = []
+    unpacked = []
     for ids, numbers, positions, mask in zip(
         batch["input_ids"], batch["documents"], batch["positions"], batch["loss_mask"]
     ):
@@ -45,10 +45,10 @@ def test_nothing_is_lost_or_mixed(sizes: list[int], together: bool) -> None:
             assert positions[at].tolist() == list(range(len(at)))
             tokens = ids[at].tolist()
             assert mask[at].tolist() == [False, *(token % 3 == 0 for token in tokens[1:])]
-            found.append(tuple(tokens))
+            unpacked.append(tuple(tokens))
         assert (ids[numbers < 0] == PAD).all()
         assert not mask[numbers < 0].any()
-    assert sorted(found) == pieces(sizes, length)
+    assert sorted(unpacked) == pieces(sizes, length)
 
 
 @settings(deadline=None)

@@ -40,9 +40,9 @@ def write(path: Path, rows: list[dict]) -> Path:
 def records(**config: object) -> list[Record]:
     wanted = DataConfig(**config)
     train, _ = open_sources(wanted)
-    found = list(RecordReader(wanted).read(train))
-    assert all(isinstance(each, Placed) for each in found), found
-    return [each.record for each in found if isinstance(each, Placed)]
+    rows = list(RecordReader(wanted).read(train))
+    assert all(isinstance(each, Placed) for each in rows), rows
+    return [each.record for each in rows if isinstance(each, Placed)]
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".tsv", ".parquet"])
@@ -108,8 +108,8 @@ def test_shapes_are_found_by_columns() -> None:
 
 def test_columns_are_renamed(tmp_path: Path) -> None:
     path = write(tmp_path / "rows.jsonl", [{"q": "a", "a": "b", "prompt": "other"}])
-    found = records(source=str(path), columns={"q": "prompt", "a": "completion"})
-    assert found == [parse({"prompt": "a", "completion": "b"}, "prompt_completion")]
+    read = records(source=str(path), columns={"q": "prompt", "a": "completion"})
+    assert read == [parse({"prompt": "a", "completion": "b"}, "prompt_completion")]
     with pytest.raises(RequestError, match="renames 'x'"):
         records(source=str(path), columns={"x": "prompt"})
     with pytest.raises(DataError, match="expected text"):
@@ -119,11 +119,11 @@ def test_columns_are_renamed(tmp_path: Path) -> None:
 def test_long_texts_become_blocks_that_lose_nothing(tmp_path: Path) -> None:
     text = "".join(f"line {n} of a long book\n" for n in range(5000))
     (tmp_path / "book.txt").write_text(text)
-    found = records(source=str(tmp_path / "book.txt"), sequence_length=16)
-    assert len(found) > 100
-    assert all(isinstance(each, Text) for each in found)
-    assert "".join(each.text for each in found) == text
-    assert [each.ends for each in found] == [False] * (len(found) - 1) + [True]
+    read = records(source=str(tmp_path / "book.txt"), sequence_length=16)
+    assert len(read) > 100
+    assert all(isinstance(each, Text) for each in read)
+    assert "".join(each.text for each in read) == text
+    assert [each.ends for each in read] == [False] * (len(read) - 1) + [True]
 
 
 def test_equal_rows_are_held_out_together() -> None:

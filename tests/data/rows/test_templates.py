@@ -77,10 +77,10 @@ def with_template(tokenizer: PreTrainedTokenizerFast, template: str) -> PreTrain
 def taught(tokenizer: PreTrainedTokenizerFast, messages: list[dict], **config: object) -> str:
     """The text of the tokens in the loss, with a bar between stretches."""
     encoder = Encoder.of(tokenizer, DataConfig(**config))
-    (found,) = encoder([Chat(messages)])
-    assert isinstance(found, Encoded), found
+    (encoded,) = encoder([Chat(messages)])
+    assert isinstance(encoded, Encoded), encoded
     parts, inside = [], False
-    for token, counted in zip(found.document.ids.tolist(), found.document.in_loss.tolist()):
+    for token, counted in zip(encoded.document.ids.tolist(), encoded.document.in_loss.tolist()):
         if counted:
             parts.append(tokenizer.decode([token]) if inside else f"|{tokenizer.decode([token])}")
         inside = counted
@@ -121,13 +121,13 @@ def test_the_decoders_prompt_begins_the_training_text(tokenizer: PreTrainedToken
     """Prompt ids of the decoder + ids in the loss = ids of the row, token for token."""
     with_template(tokenizer, MARKED)
     messages = CHATS["multi-turn"]
-    (found,) = Encoder.of(tokenizer, DataConfig())([Chat(messages)])
-    assert isinstance(found, Encoded)
+    (encoded,) = Encoder.of(tokenizer, DataConfig())([Chat(messages)])
+    assert isinstance(encoded, Encoded)
     prompt = render(Prompt("1", "all", ("a", "b"), chat=True), tokenizer, answers=["quick"])
-    ids = found.document.ids.tolist()
+    ids = encoded.document.ids.tolist()
     assert ids[: len(prompt)] == prompt
-    assert found.document.in_loss[len(prompt) :].tolist()[:3] == [True] * 3
-    assert not found.document.in_loss[len(prompt) - 1]
+    assert encoded.document.in_loss[len(prompt) :].tolist()[:3] == [True] * 3
+    assert not encoded.document.in_loss[len(prompt) - 1]
 
 
 def test_a_prompt_rendered_otherwise_stops_the_run(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
@@ -151,9 +151,9 @@ def test_an_override_must_render_prompts_as_the_decoder_does(
     marked = taught(tokenizer, messages, chat_template=str(tmp_path / "marked.jinja"))
     assert marked == "the dog answers<|endoftext|>"
     encoder = Encoder.of(tokenizer, DataConfig(chat_template=str(tmp_path / "other.jinja")))
-    (found,) = encoder([Chat(messages)])
-    assert isinstance(found, BadRow)
-    assert "the decoder's prompt reads" in str(found)
+    (encoded,) = encoder([Chat(messages)])
+    assert isinstance(encoded, BadRow)
+    assert "the decoder's prompt reads" in str(encoded)
 
 
 @pytest.mark.parametrize(
@@ -178,9 +178,9 @@ def test_no_template(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None
     """Prompt and completion are written one after the other; chats are refused by name."""
     tokenizer.chat_template = None
     encoder = Encoder.of(tokenizer, DataConfig())
-    (found,) = encoder([Chat([say("user", "why"), say("assistant", " not")], plain=True)])
-    assert isinstance(found, Encoded)
-    assert tokenizer.decode(found.document.ids[found.document.in_loss]) == " not<|endoftext|>"
+    (encoded,) = encoder([Chat([say("user", "why"), say("assistant", " not")], plain=True)])
+    assert isinstance(encoded, Encoded)
+    assert tokenizer.decode(encoded.document.ids[encoded.document.in_loss]) == " not<|endoftext|>"
     with pytest.raises(RequestError, match="no chat template"):
         encoder([Chat(CHATS["one turn"])])
     assert not ChatTemplate(tokenizer, None).exists
