@@ -12,10 +12,12 @@ of the corpus, their first tokens as prompts, and what the target says behind th
 1. Measured for each: the exact acceptance sum_v min(p, q) on held-out text and on the target's
 held-out words, `alpha_hat` and tau of decoding at T = 0 and 1, and the paired difference to forward
 KL on the same rows. Intervals are bootstraps over prompts, those of differences over the same ones
-of both. A cell that was measured is not measured again, so that a run that was cut goes on; other
-settings than `--losses` and `--sources` need another `--out`.
+of both. All is trained once a seed of `--seeds`. A cell that was measured is not measured again, so
+that a run that was cut goes on; other settings than `--losses`, `--sources` and `--seeds` need
+another `--out`.
 
     python benchmarks/alignment.py --out runs/alignment
+    python benchmarks/alignment.py --out runs/alignment-3 --seeds 0,1,2 --json alignment.json
     python benchmarks/alignment.py --out runs/alignment-40 --steps 40 --sources gold,student
 """
 
@@ -30,27 +32,26 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from draftsmith.benchmarks.kept import is_finished, same_settings
+from draftsmith.benchmarks.common.acceptance import Sums, audited, decoded, gain, mean
+from draftsmith.benchmarks.common.kept import same_settings
+from draftsmith.benchmarks.common.markdown import cell_text, printed
+from draftsmith.benchmarks.common.provenance import drafter_weights, finish, record_of, target_weights
+from draftsmith.benchmarks.common.records import Figure, Record, table_of
+from draftsmith.benchmarks.common.runs import QUIET, add_audit, by_seed, kept, parser_of, settings_of, trained
 from draftsmith.data.config import DataConfig
 from draftsmith.data.rows.prepare import prepare, training_texts
-from draftsmith.decoding.engine import autoregressive, generate
+from draftsmith.decoding.engine import autoregressive
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.decoding.target.loading import load_target
 from draftsmith.drafters.registry import load_drafter
-from draftsmith.eval.audit.audit import audit
-from draftsmith.eval.config import AuditConfig
-from draftsmith.eval.measure.environment import environment
-from draftsmith.eval.measure.metrics import Counts, Interval, counts_of, difference, ratio
-from draftsmith.eval.report.tables import interval as shown
 from draftsmith.launch.cli import main as draftsmith
 from draftsmith.launch.recipe.load import load_recipe
-from draftsmith.launch.train import train
 from draftsmith.storage import write_text
 from draftsmith.trainers.loop.objective import Batch, hidden_states, labelled
 
+RECIPE = "distill-tiny"
 LOSSES: dict[str, dict[str, float]] = {
     "kl": {},
     "reverse_kl": {"kl": 0.0, "reverse_kl": 1.0},
@@ -73,9 +74,21 @@ SOURCES: dict[str, dict[str, Any]] = {
 # what writes the rows of a source before training: the target alone, or beside the shared draft
 ANSWERS = {"target": "answers", "request": "answers", "greedy": "greedy", "replay": "replay"}
 DEPTH = 4
-MEASURES = ("text", "words", "alpha_hat_0", "tau_0", "alpha_hat_1", "tau_1")
-COMPARED = ("words", "tau_0", "alpha_hat_1")
-HEADS = ("alpha on text", "alpha on the target's words", "alpha_hat T=0", "tau T=0", "alpha_hat T=1", "tau T=1")
+# name of a figure: the group of sums that it is in, and its name there; its heading
+FIGURES = {
+    "alpha_on_text": ("exact", "text", "alpha on text"),
+    "alpha_on_words": ("exact", "words", "alpha on the target's words"),
+    "alpha_hat_T0": ("0", "alpha_hat", "alpha_hat T=0"),
+    "tau_T0": ("0", "tau", "tau T=0"),
+    "alpha_hat_T1": ("1", "alpha_hat", "alpha_hat T=1"),
+    "tau_T1": ("1", "tau", "tau T=1"),
+}
+COMPARED = {
+    "alpha_on_words": "words: less KL's",
+    "tau_T0": "tau T=0: less KL's",
+    "alpha_hat_T1": "alpha_hat T=1: less KL's",
+}
+Measured = dict[str, Sums]
 
 
 @dataclass(frozen=True)
@@ -95,128 +108,102 @@ class HeldOut:
 
 def main() -> None:
     args = arguments()
-    same_settings(args.out, vars(args), free=("losses", "sources"))
+    same_settings(args.out, vars(args), free=("losses", "sources", "seeds", "json"))
     logging.basicConfig(level=logging.WARNING)
     cells = [(source, loss) for source in args.sources for loss in args.losses]
-    wanted = [args.out / "start.json", *(cell_file(args, *cell) for cell in cells)]
+    parts = by_seed(args)
+    wanted = [
+        path for part in parts for path in (part.out / "start.json", *(cell_file(part, *cell) for cell in cells))
+    ]
     if not all(path.is_file() for path in wanted):
-        measure_missing(cells, args)
-    found = {path.stem: json.loads(path.read_text()) for path in wanted}
-    print("\n".join(table(found, cells, args)))
-    print("\n".join(verdicts(found, cells)))
+        measure_missing(cells, parts)
+    found = {cell: [json.loads(cell_file(part, *cell).read_text()) for part in parts] for cell in cells}
+    starts = [json.loads((part.out / "start.json").read_text()) for part in parts]
+    record = assembled(found, starts, parts, args)
+    print(printed(record))
+    print("\n".join(verdicts(found)))
+    finish(record, args.json)
 
 
-def measure_missing(cells: Sequence[tuple[str, str]], args: argparse.Namespace) -> None:
+def measure_missing(cells: Sequence[tuple[str, str]], parts: Sequence[argparse.Namespace]) -> None:
     """Train and measure what no file of `--out` holds yet."""
-    start = shared_start(args)
-    written = {ANSWERS[each] for each in args.sources if each in ANSWERS}
-    answers = {kind: target_words(kind, start, args) for kind in sorted(written)}
-    target = load_target(target_path(args))
-    held_out = hold_out(target, args)
-    if not (args.out / "start.json").is_file():
-        found = measure(target, start, held_out)
-        found |= {"verdict": verdict_of(target, start, held_out, args), **environment()}
-        write_text(args.out / "start.json", json.dumps(found) + "\n")
-    for source, loss in cells:
-        if not cell_file(args, source, loss).is_file():
-            drafter = train_cell(source, loss, start, answers, args)
-            found = measure(target, drafter, held_out)
-            write_text(cell_file(args, source, loss), json.dumps(found) + "\n")
-            print(f"{source} {loss}: words {ratio(*pair(found, 'words')).value:.4f}", flush=True)
+    target = load_target(target_path(parts[0]))
+    held_out = hold_out(target, parts[0])
+    for part in parts:
+        start = shared_start(part)
+        written = {ANSWERS[each] for each in part.sources if each in ANSWERS}
+        answers = {kind: target_words(kind, start, part) for kind in sorted(written)}
+        kept(part.out / "start.json", lambda: measure_start(target, start, held_out, part))  # noqa: B023
+        for cell in cells:
+            if not cell_file(part, *cell).is_file():
+                drafter = train_cell(*cell, start, answers, part)
+                found = kept(cell_file(part, *cell), lambda: measure(target, drafter, held_out))  # noqa: B023
+                print(f"{' '.join(cell)}: words {value_of([found], 'alpha_on_words').value:.4f}", flush=True)
 
 
 def cell_file(args: argparse.Namespace, source: str, loss: str) -> Path:
-    place: Path = args.out / f"{source}-{loss}.json"
-    return place
+    path: Path = args.out / f"{source}-{loss}.json"
+    return path
 
 
 def target_path(args: argparse.Namespace) -> str:
-    return str(load_recipe("distill-tiny", args.set).recipe.target.path)
+    return str(load_recipe(RECIPE, args.set).recipe.target.path)
 
 
 def data_config(args: argparse.Namespace) -> DataConfig:
-    return load_recipe("distill-tiny", args.set).recipe.data
+    return load_recipe(RECIPE, args.set).recipe.data
+
+
+# ---- training ---------------------------------------------------------------------------------
 
 
 def shared_start(args: argparse.Namespace) -> Path:
-    """The drafter that all cells go on from; untrained where they begin from scratch."""
-    steps = 1 if args.from_scratch else args.start_steps
-    values = {"optimizer__lr": 1e-12, "optimizer__warmup_steps": 0} if args.from_scratch else {}
-    return run_of(args, "start", loop__steps=steps, **values)
+    """The drafter that all cells are initialised from; untrained where they begin from scratch."""
+    if args.from_scratch:
+        return run_of(args, "start", {"loop.steps": 1, "optimizer.lr": 1e-12, "optimizer.warmup_steps": 0})
+    return run_of(args, "start", {"loop.steps": args.start_steps})
 
 
 def train_cell(source: str, loss: str, start: Path, answers: dict[str, Path], args: argparse.Namespace) -> Path:
-    """Go on from `start` with one divergence on one kind of rows; the drafter's folder."""
-    values: dict[str, Any] = {f"objective__{name}": value for name, value in LOSSES[loss].items()}
+    """Train `start` further with one divergence on one kind of rows; the drafter's folder."""
+    values: dict[str, Any] = {f"objective.{name}": value for name, value in LOSSES[loss].items()}
     if source in ANSWERS:
-        values |= {"data__source": str(answers[ANSWERS[source]]), "data__packing": False}
-    values |= {f"rollouts__{name}": value for name, value in SOURCES[source].items()}
+        values |= {"data.source": answers[ANSWERS[source]], "data.packing": False}
+    values |= {f"rollouts.{name}": value for name, value in SOURCES[source].items()}
     if SOURCES[source]:
         values |= {
-            "rollouts__prompt_tokens": args.prompt_tokens,
-            "rollouts__new_tokens": args.new_tokens,
-            "rollouts__every_steps": args.every_steps,
+            "rollouts.prompt_tokens": args.prompt_tokens,
+            "rollouts.new_tokens": args.new_tokens,
+            "rollouts.every_steps": args.every_steps,
         }
-    return run_of(
-        args,
-        f"{source}-{loss}",
-        model__start_from=str(start),
-        loop__steps=args.steps,
-        loop__batch_rows=args.batch_rows,
-        loop__micro_rows=args.batch_rows,
-        optimizer__lr=args.lr,
-        **values,
-    )
+    steps = {"loop.steps": args.steps, "loop.batch_rows": args.batch_rows, "loop.micro_rows": args.batch_rows}
+    own = {"model.start_from": start, "optimizer.lr": args.lr, **steps, **values}
+    return run_of(args, f"{source}-{loss}", own)
 
 
-def run_of(args: argparse.Namespace, name: str, **values: Any) -> Path:
-    """Train `distill-tiny` with these values, or go on with it; the drafter's folder."""
-    out: Path = args.out / "runs" / name
-    if not is_finished(out):
-        quiet = {
-            "loop__validate_every": 10**6,
-            "loop__validate_rows": 4,
-            "probe__every_steps": None,
-            "probe__prompts": 1,
-            "probe__max_new_tokens": 4,
-            "checkpoint__every_steps": 10**6,
-        }
-        own = {name.replace(".", "__"): value for name, value in args.set}
-        train("distill-tiny", out=out, **{**own, **quiet, **values})
-    return out / "drafter"
+def run_of(args: argparse.Namespace, name: str, values: dict[str, Any]) -> Path:
+    """The drafter of a run of `distill-tiny` with these values."""
+    quiet = QUIET | {"probe.prompts": 1, "probe.max_new_tokens": 4, "checkpoint.every_steps": 10**6}
+    return trained(RECIPE, args.out / "runs" / name, settings_of(args) | quiet | values) / "drafter"
 
 
 def target_words(kind: str, start: Path, args: argparse.Namespace) -> Path:
     """The target's continuations of windows of the training texts alone, as rows to train on.
 
     At temperature 1; `greedy` at 0; `replay`: where it overruled the shared draft at temperature 1.
+    Seeds share what does not depend on their draft.
     """
-    prompts, answers = args.out / "prompts.jsonl", args.out / kind
+    prompts = args.root / "prompts.jsonl"
+    answers = (args.out if kind == "replay" else args.root) / kind
     if not prompts.is_file():
         rows = islice(windows(training_texts(data_config(args))), args.answers)
-        lines = [json.dumps({"text": window}) + "\n" for window in rows]
-        write_text(prompts, "".join(lines))
-    length = data_config(args).sequence_length
-    code = draftsmith(
-        [
-            "generate",
-            "--source",
-            str(prompts),
-            "--out",
-            str(answers),
-            "--target",
-            target_path(args),
-            "--temperature",
-            "0" if kind == "greedy" else "1",
-            "--batch",
-            "32",
-            "--prompt-tokens",
-            str(args.prompt_tokens),
-            "--max-new-tokens",
-            str(length - args.prompt_tokens - 2),
-            *(["--drafter", str(start), "--corrections"] if kind == "replay" else []),
-        ]
-    )
+        write_text(prompts, "".join(json.dumps({"text": window}) + "\n" for window in rows))
+    room = data_config(args).sequence_length - args.prompt_tokens - 2
+    words = ["generate", "--source", prompts, "--out", answers, "--target", target_path(args), "--batch", 32]
+    words += ["--temperature", 0 if kind == "greedy" else 1]
+    words += ["--prompt-tokens", args.prompt_tokens, "--max-new-tokens", room]
+    words += ["--drafter", start, "--corrections"] if kind == "replay" else []
+    code = draftsmith([str(word) for word in words])
     logging.getLogger("draftsmith").setLevel(logging.WARNING)  # the command line sets its own
     if code:
         raise SystemExit(code)
@@ -231,6 +218,9 @@ def windows(texts: Iterator[str]) -> Iterator[str]:
             window = "".join(lines[first : first + 60])[:2000]
             if window.strip():
                 yield window
+
+
+# ---- measuring --------------------------------------------------------------------------------
 
 
 def hold_out(target: Backbone, args: argparse.Namespace) -> HeldOut:
@@ -281,27 +271,35 @@ def distribution(model: Any, batch: Batch) -> torch.Tensor:
     return logits_PV.float().softmax(-1)
 
 
-def measure(target: Backbone, drafter: Path, held_out: HeldOut) -> dict[str, Any]:
+def measure_start(target: Backbone, drafter: Path, held_out: HeldOut, args: argparse.Namespace) -> dict[str, Any]:
+    """The shared draft's measures, and its audit: all cells draft by the same code with other weights."""
+    report = audited(target, load_drafter(drafter, target, draft_length=DEPTH), held_out.prompts, args)
+    return {**measure(target, drafter, held_out), "verdict": report.verdict}
+
+
+def measure(target: Backbone, drafter: Path, held_out: HeldOut) -> Measured:
     """Per prompt or row, what is summed above and below the line of every measure."""
     proposer: Any = load_drafter(drafter, target, draft_length=DEPTH)
-    found: dict[str, Any] = {}
+    exact: Sums = {}
     for name, batches in (("text", held_out.text), ("words", held_out.words)):
         parts = [
             overlaps(proposer.module, batch, p_PV)
             for batch, p_PV in zip(batches, held_out.distributions[name], strict=True)
         ]
-        found[name] = [[value for part in parts for value in part[at]] for at in (0, 1)]
-    for temperature in (0, 1):
-        counts = decoded(target, proposer, held_out, float(temperature))
-        found[f"alpha_hat_{temperature}"] = [
-            [sum(float(one.alpha_hat_D.sum()) for one in each) for each in counts],
-            [sum(float(one.tested_D.sum()) for one in each) for each in counts],
-        ]
-        found[f"tau_{temperature}"] = [
-            [sum(one.emitted for one in each) for each in counts],
-            [sum(one.steps for one in each) for each in counts],
-        ]
-    return found
+        for side, at in (("above", 0), ("below", 1)):
+            exact[f"{name} {side}"] = [value for part in parts for value in part[at]]
+    decodes = {
+        str(temperature): decoded(
+            target,
+            proposer,
+            held_out.prompts,
+            float(temperature),
+            max_new_tokens=held_out.tokens,
+            draws=held_out.draws if temperature else 1,
+        )
+        for temperature in (0, 1)
+    }
+    return {"exact": exact, **decodes}
 
 
 def overlaps(model: Any, batch: Batch, p_PV: torch.Tensor) -> tuple[list[float], list[int]]:
@@ -311,93 +309,81 @@ def overlaps(model: Any, batch: Batch, p_PV: torch.Tensor) -> tuple[list[float],
     return [float(part.sum()) for part in alpha_P.split(counts)], counts
 
 
-def decoded(target: Backbone, proposer: Any, held_out: HeldOut, temperature: float) -> list[list[Counts]]:
-    """Counts of every prompt's decodes: one at T = 0, several that draw differently above."""
-    each = held_out.draws if temperature else 1
-    rows = [prompt for prompt in held_out.prompts for _ in range(each)]
-    found: list[Counts] = []
-    for at in range(0, len(rows), 64):
-        some = rows[at : at + 64]
-        done = generate(
-            target,
-            proposer,
-            some,
-            warper=Warper(temperature),
-            max_new_tokens=held_out.tokens,
-            eos_ids=target.eos_ids,
-            requests=range(at, at + len(some)),
-        )
-        found += counts_of(done.steps)
-    return [found[at : at + each] for at in range(0, len(found), each)]
+# ---- the record -------------------------------------------------------------------------------
 
 
-def verdict_of(target: Backbone, drafter: Path, held_out: HeldOut, args: argparse.Namespace) -> str:
-    """Of the family: all cells draft by the same code with other weights."""
-    proposer = load_drafter(drafter, target, draft_length=DEPTH)
-    evidence = AuditConfig(tokens=args.audit_tokens, sequences=args.audit_sequences, prompts=24)
-    return str(audit(target, proposer, held_out.prompts, evidence).verdict)
+def value_of(parts: Sequence[Measured], name: str) -> Figure:
+    """A figure over the seeds."""
+    group, measure, _ = FIGURES[name]
+    return mean([part[group] for part in parts], measure)
 
 
-def pair(found: dict[str, Any], name: str) -> tuple[np.ndarray, np.ndarray]:
-    top, bottom = found[name]
-    return np.array(top, dtype=float), np.array(bottom, dtype=float)
+def gain_of(mine: Sequence[Measured], other: Sequence[Measured], name: str) -> Figure:
+    """Difference of two figures over the prompts and seeds that both had."""
+    group, measure, _ = FIGURES[name]
+    return gain([part[group] for part in mine], [part[group] for part in other], measure)
 
 
-def gain(mine: dict[str, Any], other: dict[str, Any], name: str) -> Interval:
-    """Difference of two ratios of sums over the prompts that both had."""
-    return difference(pair(mine, name), pair(other, name), resamples=4000)
-
-
-def table(found: dict[str, Any], cells: Sequence[tuple[str, str]], args: argparse.Namespace) -> list[str]:
-    """Markdown, one row per cell."""
-    place = found["start"]
+def assembled(
+    found: dict[tuple[str, str], list[Measured]],
+    starts: Sequence[Any],
+    parts: Sequence[argparse.Namespace],
+    args: argparse.Namespace,
+) -> Record:
+    """One row per cell, the shared draft first."""
     begin = "an untrained draft" if args.from_scratch else f"{args.start_steps} steps of KL"
-    less = ["words: less KL's", "tau T=0: less KL's", "alpha_hat T=1: less KL's"]
-    heads = ["data", "divergence", *HEADS, *less]
-    lines = [
-        f"{place['processor']}, {place['threads']} threads, torch {torch.__version__}; from "
-        f"{begin}, {args.steps} steps of {args.batch_rows} rows; {args.limit} held-out prompts of "
-        f"{args.prompt_tokens} tokens, {args.max_new_tokens} new ({args.draws} draws at T = 1), "
-        f"K = {DEPTH}; 95 % intervals over prompts; audit of the shared draft: {place['verdict']}.",
-        "",
-        "| " + " | ".join(heads) + " |",
-        "|" + "---|" * len(heads),
-        row_of("before", "", place, None),
-    ]
-    for source, loss in cells:
-        base = found.get(f"{source}-kl") if loss != "kl" else None
-        lines.append(row_of(source, loss, found[f"{source}-{loss}"], base))
-    return lines
+    rows = [row_of("before", "", starts, None)]
+    for (source, loss), cell in found.items():
+        rows.append(row_of(source, loss, cell, found.get((source, "kl")) if loss != "kl" else None))
+    heads = {"data": "{data}", "divergence": "{divergence}"}
+    heads |= {head: f"{{{name}}}" for name, (_, _, head) in FIGURES.items()}
+    heads |= {
+        head: f"{{{name}_less_kl}}" for name, head in COMPARED.items() if any(f"{name}_less_kl" in row for row in rows)
+    }
+    runs = {f"{name}, seed {part.seed}": part.out / "runs" / name for name in names_of(found) for part in parts}
+    return record_of(
+        args,
+        title="Divergences and data for a draft",
+        target=target_weights(target_path(args)),
+        drafters=drafter_weights({name: run / "drafter" for name, run in runs.items()}),
+        setup=f"From {begin}, {args.steps} steps of {args.batch_rows} rows; {args.limit} held-out prompts of "
+        f"{args.prompt_tokens} tokens, {args.max_new_tokens} new ({args.draws} draws at T = 1), K = {DEPTH}.",
+        intervals="95 % bootstrap intervals over prompts, of differences paired",
+        audit={"verdict": ", ".join(sorted({each["verdict"] for each in starts})), "sees": "of the shared draft"},
+        formats=dict.fromkeys(FIGURES, ".2f") | {f"{name}_less_kl": "+.4f" for name in COMPARED},
+        rows=rows,
+        tables={"alignment": table_of(heads)},
+    )
 
 
-def row_of(source: str, loss: str, own: dict[str, Any], base: dict[str, Any] | None) -> str:
-    values = [shown(ratio(*pair(own, name)).to_list()) for name in MEASURES]
-    less = ["" if base is None else signed(gain(own, base, name)) for name in COMPARED]
-    return "| " + " | ".join([source, loss, *values, *less]) + " |"
+def names_of(found: dict[tuple[str, str], list[Measured]]) -> list[str]:
+    """Names of all runs."""
+    return ["start", *(f"{source}-{loss}" for source, loss in found)]
 
 
-def signed(found: Interval) -> str:
-    return f"{found.value:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"
+def row_of(source: str, loss: str, own: Sequence[Measured], base: Sequence[Measured] | None) -> dict[str, Any]:
+    """A cell's figures, and what they are above those of KL on the same source."""
+    row = {"data": source, "divergence": loss, **{name: value_of(own, name) for name in FIGURES}}
+    return row | ({} if base is None else {f"{name}_less_kl": gain_of(own, base, name) for name in COMPARED})
 
 
-def verdicts(found: dict[str, Any], cells: Sequence[tuple[str, str]]) -> list[str]:
+def verdicts(found: dict[tuple[str, str], list[Measured]]) -> list[str]:
     """Which acceptance-aimed losses beat forward KL on the same rows beyond chance."""
     lines = []
-    for source, loss in cells:
-        if loss not in AIMED or f"{source}-kl" not in found:
+    for (source, loss), own in found.items():
+        if loss not in AIMED or (source, "kl") not in found:
             continue
-        own, base = found[f"{source}-{loss}"], found[f"{source}-kl"]
-        for name in ("text", *COMPARED):
-            value = gain(own, base, name)
-            says = "above" if value.low > 0 else "below" if value.high < 0 else "not told apart from"
-            lines.append(f"{source} {loss} is {says} KL in {name}: {signed(value)}")
+        for name in ("alpha_on_text", *COMPARED):
+            value = gain_of(own, found[source, "kl"], name)
+            low, high = value.low or 0.0, value.high or 0.0
+            place = "above" if low > 0 else "below" if high < 0 else "not told apart from"
+            lines.append(f"{source} {loss} is {place} KL in {name}: {cell_text(value, '+.4f')}")
     return lines
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__, out="runs/alignment")
     names = lambda word: word.split(",")  # noqa: E731
-    parser.add_argument("--out", type=Path, default=Path("runs/alignment"))
     parser.add_argument("--losses", type=names, default=list(LOSSES))
     parser.add_argument("--sources", type=names, default=list(SOURCES))
     parser.add_argument("--from-scratch", action="store_true")
@@ -412,16 +398,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--limit", type=int, default=64, help="held-out prompts")
     parser.add_argument("--draws", type=int, default=2, help="decodes of a prompt at T = 1")
     parser.add_argument("--max-new-tokens", type=int, default=64)
-    parser.add_argument("--audit-tokens", type=int, default=20_000)
-    parser.add_argument("--audit-sequences", type=int, default=200_000)
-    parser.add_argument(
-        "--set",
-        type=lambda word: tuple(word.split("=", 1)),
-        action="append",
-        default=[],
-        metavar="SECTION.FIELD=VALUE",
-        help="a value for every run's recipe",
-    )
+    add_audit(parser, tokens=20_000, sequences=200_000)
     return parser.parse_args()
 
 

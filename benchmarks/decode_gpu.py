@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from draftsmith.benchmarks.waits import Watch, WatchCopies
+from draftsmith.benchmarks.common.replayed import recorded
+from draftsmith.benchmarks.common.waits import Watch, WatchCopies
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.proposal import Committed, Proposal
 from draftsmith.decoding.random import Uniforms
@@ -31,7 +32,7 @@ from draftsmith.decoding.tree.tree import chain
 from draftsmith.drafters.model.draft_model import DraftModel
 from draftsmith.eval.measure.environment import environment
 from draftsmith.eval.measure.speed import Costs, bytes_of
-from draftsmith.eval.measure.timing import Call, interleaved, recorded
+from draftsmith.eval.measure.timing import Call, interleaved
 from draftsmith.trainers.config import ModelConfig
 from draftsmith.trainers.student.architecture import fresh_model
 from torch import Tensor

@@ -10,10 +10,11 @@ the second one from the folder of the first, so that one folder holds both. Then
 draft for the same prompts, switched between requests without reloading.
 Intervals are bootstraps over prompts, those of differences over the same prompts of both. What was
 trained or measured is kept in `--out`: a run that was cut goes on where it was, with the same
-settings.
+settings. Everything is trained once a seed of `--seeds`; prompts and rows are the same for all.
 
     python benchmarks/domains.py --out runs/domains
     python benchmarks/domains.py --out runs/domains-300 --base runs/distill-tiny --steps 300
+    python benchmarks/domains.py --out runs/domains-3 --seeds 0,1,2 --json domains.json
     python benchmarks/domains.py --out runs/chat-domains --base runs/distill-chat \\
         --target runs/target-chat/target --domain maths=maths.jsonl --domain stories=stories.jsonl
 """
@@ -25,46 +26,44 @@ import hashlib
 import json
 import sysconfig
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from draftsmith.benchmarks.kept import is_finished, same_settings
+from draftsmith.benchmarks.common.acceptance import Sums, audited, decoded, gain, mean
+from draftsmith.benchmarks.common.kept import same_settings
+from draftsmith.benchmarks.common.markdown import printed
+from draftsmith.benchmarks.common.provenance import drafter_weights, finish, named_by_seed, record_of, target_weights
+from draftsmith.benchmarks.common.records import Record, table_of
+from draftsmith.benchmarks.common.runs import add_audit, by_seed, kept, parser_of, settings_of, trained
 from draftsmith.data.prompts import load_prompts, render
 from draftsmith.data.rows.stdlib import split_of
-from draftsmith.decoding.engine import generate
-from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.decoding.target.loading import load_target
 from draftsmith.drafters.model.adapters import BASE
 from draftsmith.drafters.model.draft_model import DraftModel
 from draftsmith.drafters.registry import load_drafter
-from draftsmith.eval.audit.audit import audit
-from draftsmith.eval.config import AuditConfig
-from draftsmith.eval.measure.environment import environment
-from draftsmith.eval.measure.metrics import Counts, Interval, counts_of, difference, ratio
-from draftsmith.eval.report.tables import interval as shown
-from draftsmith.launch.train import train
 from draftsmith.storage import write_text
 
 DOMAINS: dict[str, tuple[str, ...] | Path] = {"tests": ("test",), "windows": ("idlelib", "tkinter", "turtledemo")}
 """Folders of the standard library, or a file of rows."""
 TEMPERATURES = (0.0, 1.0)
 DRAFT_LENGTH = 4
-Decoded = dict[str, list[list[float]]]
+MEASURES = ("alpha_hat", "tau")
 
 
 def main() -> None:
     args = arguments()
-    same_settings(args.out, vars(args))
+    same_settings(args.out, vars(args), free=("seeds", "json"))
     for domain, source in args.domain.items():
         write_rows(args, domain, source)
-    run = trained(args)
-    place = args.out / "measured.json"
-    if not place.is_file():
-        write_text(place, json.dumps(measure(run, args), indent=1) + "\n")
-    print("\n".join(table(json.loads(place.read_text()))))
+    found = []
+    for part in by_seed(args):
+        folder = train_all(part)
+        found.append(kept(part.out / "measured.json", partial(measure, folder, part)))
+    record = assembled(found, args)
+    print(printed(record))
+    finish(record, args.json)
 
 
 # ---- rows ------------------------------------------------------------------------------------
@@ -122,31 +121,24 @@ def prompts(rows: Sequence[dict[str, str]]) -> Iterator[dict[str, str]]:
 # ---- drafts ----------------------------------------------------------------------------------
 
 
-def trained(args: argparse.Namespace) -> Path:
+def train_all(args: argparse.Namespace) -> Path:
     """The drafter folder that holds both adapters; every run is trained now if it is not there."""
-    base = args.base or args.out / "base"
-    own = {name.replace(".", "__"): value for name, value in args.set}
-    if not is_finished(base):
-        values = {"target__path": args.target, "probe__every_steps": "", **own}
-        train("distill-tiny", out=base, **values)
+    common = {"target.path": args.target, "probe.every_steps": ""}
+    base = args.base or trained("distill-tiny", args.out / "base", common | settings_of(args))
     last = base / "drafter"
     for domain in args.domain:
-        run = args.out / f"adapter-{domain}"
-        if not is_finished(run):
-            rows = args.out / "rows" / domain
-            values = {
-                "target__path": args.target,
-                "data__source": str(rows / "train.jsonl"),
-                "data__validation": str(rows / "validation.jsonl"),
-                "model__start_from": str(last),
-                "lora__name": domain,
-                "loop__steps": args.steps,
-                "loop__validate_every": args.steps,
-                "probe__every_steps": "",
-                "eval__prompts": str(rows / "validation.jsonl"),
-            }
-            train("distill-lora-tiny", out=run, **{**values, **own})
-        last = run / "drafter"
+        rows = args.root / "rows" / domain
+        values = {
+            **common,
+            "data.source": rows / "train.jsonl",
+            "data.validation": rows / "validation.jsonl",
+            "model.start_from": last,
+            "lora.name": domain,
+            "loop.steps": args.steps,
+            "loop.validate_every": args.steps,
+            "eval.prompts": rows / "validation.jsonl",
+        }
+        last = trained("distill-lora-tiny", args.out / f"adapter-{domain}", values | settings_of(args)) / "drafter"
     return last
 
 
@@ -154,142 +146,98 @@ def trained(args: argparse.Namespace) -> Path:
 
 
 def measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """Counts per prompt of every domain, temperature and adapter, all drafted by one model."""
+    """Sums per prompt of every domain, temperature and adapter, all drafted by one model."""
     target = load_target(args.target)
     drafter = load_drafter(folder, target, draft_length=DRAFT_LENGTH)
     assert isinstance(drafter, DraftModel)
     found: dict[str, Any] = {}
     for domain in args.domain:
-        source = str(args.out / "rows" / domain / "prompts.jsonl")
-        asked = load_prompts(source, limit=args.limit)
-        ids = [render(prompt, target.tokenizer, limit=128) for prompt in asked]
+        source = str(args.root / "rows" / domain / "prompts.jsonl")
+        ids = [render(prompt, target.tokenizer, limit=128) for prompt in load_prompts(source, limit=args.limit)]
         for temperature in TEMPERATURES:
-            found[f"{domain} {temperature:g}"] = decoded(target, drafter, ids, temperature, args)
+            found[f"{domain} {temperature:g}"] = by_adapter(target, drafter, ids, temperature, args)
     drafter.use(next(iter(args.domain)))
-    evidence = AuditConfig(tokens=args.audit_tokens, sequences=args.audit_sequences, prompts=min(12, len(ids)))
+    adapters = {name: folder / "adapters" / name / "adapter_model.safetensors" for name in drafter.adapters}
     return {
-        "counts": found,
-        "verdict": audit(target, drafter, ids, evidence).verdict,
-        "environment": environment(),
-        "steps": args.steps,
+        "sums": found,
+        "verdict": audited(target, drafter, ids, args, at_most=12).verdict,
         "prompts": len(ids),
-        "new_tokens": args.max_new_tokens,
-        "adapter_bytes": {
-            name: (folder / "adapters" / name / "adapter_model.safetensors").stat().st_size
-            for name in drafter.adapters
-        },
+        "adapter_bytes": {name: path.stat().st_size for name, path in adapters.items()},
         "base_bytes": (folder / "model.safetensors").stat().st_size,
+        "drafter": str(folder),
     }
 
 
-def decoded(
+def by_adapter(
     target: Backbone, drafter: DraftModel, prompts: Sequence[list[int]], temperature: float, args: argparse.Namespace
-) -> Decoded:
-    """Per adapter and prompt: emitted tokens, steps, sum of alpha_hat, tested positions."""
-    found: Decoded = {name: [] for name in (BASE, *args.domain)}
-    for number, ids in enumerate(prompts):
-        for name in found:
-            drafter.use(None if name == BASE else name)
-            done = generate(
-                target,
-                drafter,
-                [ids],
-                warper=Warper(temperature),
-                eos_ids=target.eos_ids,
-                max_new_tokens=args.max_new_tokens,
-                requests=[number],
-            )
-            found[name] += [numbers(each) for each in counts_of(done.steps)]
+) -> dict[str, Sums]:
+    """Sums of every prompt by adapter, the base's too."""
+    found = {}
+    for name in (BASE, *args.domain):
+        drafter.use(None if name == BASE else name)
+        found[name] = decoded(target, drafter, prompts, temperature, max_new_tokens=args.max_new_tokens, batch=1)
     return found
 
 
-def numbers(counts: Counts) -> list[float]:
-    alpha, tested = float(counts.alpha_hat_D.sum()), float(counts.tested_D.sum())
-    return [float(counts.emitted), float(counts.steps), alpha, tested]
+# ---- the record -------------------------------------------------------------------------------
 
 
-MEASURES = {"alpha_hat": (2, 3), "tau": (0, 1)}
+def assembled(found: Sequence[dict[str, Any]], args: argparse.Namespace) -> Record:
+    """One row per domain of the prompts, temperature and measure."""
+    first = found[0]
+    domains = list(first["adapter_bytes"])
+    sizes = ", ".join(f"{name} {size / 1e6:.2f} MB" for name, size in first["adapter_bytes"].items())
+    verdict = ", ".join(sorted({part["verdict"] for part in found}))
+    heads = {"prompts of": "{domain}", "T": "{T}", "measure": "{measure}", "base": "{base}"}
+    heads |= {f"adapter {name}": f"{{{name}}}" for name in domains}
+    heads |= {f"{name} - base": f"{{{name}_less_base}}" for name in domains}
+    return record_of(
+        args,
+        title="An adapter per domain",
+        target=target_weights(args.target),
+        drafters=drafter_weights(named_by_seed("draft", [Path(part["drafter"]) for part in found], args.seeds)),
+        setup=f"Base draft {first['base_bytes'] / 1e6:.2f} MB, adapters {sizes}, {args.steps} steps each; at most "
+        f"{first['prompts']} prompts per domain, {args.max_new_tokens} new tokens, draft length {DRAFT_LENGTH}, fp32.",
+        intervals="95 % bootstrap intervals over prompts, of differences paired",
+        audit={"verdict": verdict},
+        formats=dict.fromkeys(["base", *domains], ".2f") | {f"{name}_less_base": "+.3f" for name in domains},
+        rows=[row_of(key, name, found, domains) for key in first["sums"] for name in MEASURES],
+        tables={"domains": table_of(heads)},
+        notes=[f"audit with an adapter: {verdict}"],
+    )
 
 
-def gain(mine: list[list[float]], other: list[list[float]], name: str) -> Interval:
-    """After - before, with its interval over the prompts, the same ones on both sides."""
-    return difference(sums(mine, name), sums(other, name))
-
-
-def own(counts: list[list[float]], name: str) -> list[float | None]:
-    return ratio(*sums(counts, name)).to_list()
-
-
-def sums(counts: list[list[float]], name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Tops and bottoms of every prompt, [R] each."""
-    counts_RX = np.array(counts)
-    top, bottom = MEASURES[name]
-    return counts_RX[:, top], counts_RX[:, bottom]
-
-
-def table(found: dict[str, Any]) -> list[str]:
-    """Markdown: one row per domain of the prompts, temperature and measure."""
-    place, bytes_of = found["environment"], found["adapter_bytes"]
-    lines = [
-        f"{place['processor']}, {place['threads']} threads, torch {torch.__version__}, fp32; base "
-        f"draft {found['base_bytes'] / 1e6:.2f} MB, adapters "
-        f"{', '.join(f'{name} {size / 1e6:.2f} MB' for name, size in bytes_of.items())}, "
-        f"{found['steps']} steps each; at most {found['prompts']} prompts per domain, "
-        f"{found['new_tokens']} new tokens, draft length {DRAFT_LENGTH}; 95 % intervals over "
-        f"prompts, of differences paired; audit with an adapter: {found['verdict']}.",
-        "",
-    ]
-    domains = list(bytes_of)
-    head = [
-        "prompts of",
-        "T",
-        "measure",
-        "base",
-        *(f"adapter {name}" for name in domains),
-        *(f"{name} - base" for name in domains),
-    ]
-    lines += ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    for key, counts in found["counts"].items():
-        domain, temperature = key.rsplit(" ", 1)
-        for name in MEASURES:
-            cells = [shown(own(counts[arm], name)) for arm in (BASE, *domains)]
-            gains = [signed(gain(counts[arm], counts[BASE], name)) for arm in domains]
-            row = [domain, temperature, name.replace("_", "-"), *cells, *gains]
-            lines.append("| " + " | ".join(row) + " |")
-    return lines
-
-
-def signed(found: Interval) -> str:
-    return f"{found.value:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
+def row_of(key: str, name: str, found: Sequence[dict[str, Any]], domains: Sequence[str]) -> dict[str, Any]:
+    """A measure of every arm on one domain's prompts at one temperature."""
+    domain, temperature = key.rsplit(" ", 1)
+    arms = {arm: [part["sums"][key][arm] for part in found] for arm in (BASE, *domains)}
+    return {
+        "domain": domain,
+        "T": float(temperature),
+        "measure": name.replace("_", "-"),
+        "base": mean(arms[BASE], name),
+        **{arm: mean(arms[arm], name) for arm in domains},
+        **{f"{arm}_less_base": gain(arms[arm], arms[BASE], name) for arm in domains},
+    }
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("runs/domains"))
-    parser.add_argument("--base", type=Path, help="a finished run of distill-tiny; default: new")
+    parser = parser_of(__doc__, out="runs/domains")
+    parser.add_argument("--base", type=Path, help="a finished run of distill-tiny, for all seeds; default: new ones")
     parser.add_argument("--target", default="tiny", help="its target: a folder, or tiny")
     parser.add_argument("--domain", type=named_file, action="append", metavar="NAME=FILE")
     parser.add_argument("--steps", type=int, default=150, help="of each adapter")
     parser.add_argument("--files", type=int, default=120, help="files or rows per domain")
     parser.add_argument("--limit", type=int, default=24, help="prompts per domain")
     parser.add_argument("--max-new-tokens", type=int, default=64)
-    parser.add_argument("--audit-tokens", type=int, default=6_000)
-    parser.add_argument("--audit-sequences", type=int, default=500_000)
-    parser.add_argument(
-        "--set",
-        type=lambda word: tuple(word.split("=", 1)),
-        action="append",
-        default=[],
-        metavar="SECTION.FIELD=VALUE",
-        help="another value for the recipes",
-    )
+    add_audit(parser, tokens=6_000, sequences=500_000)
     args = parser.parse_args()
     args.domain = dict(args.domain) if args.domain else DOMAINS
     return args
 
 
-def named_file(word: str) -> tuple[str, Path]:
-    name, _, path = word.partition("=")
+def named_file(text: str) -> tuple[str, Path]:
+    name, _, path = text.partition("=")
     return name, Path(path)
 
 

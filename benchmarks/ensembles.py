@@ -10,15 +10,16 @@ the base every arm tunes its SSMs for `--steps` steps each on the same continuat
   n x size    one SSM of n times the parameters, as many steps: as much work in all
 
 SSM 1 is the same in all arms but the last, and those that change more than what counts as covered
-and for how much. The first n SSMs of an arm decode held-out prompts as
-an ensemble, n = 1 up to `--members`. What is printed: coverage of held-out continuations by the
-union, tau (tokens per target call), tokens verified per call, the speed-up that the speed model
-predicts from costs measured here, and boosted - copies (those of the same other values, where there
-are), paired over prompts; 95 % intervals over prompts, of coverage over samples. Everything is kept
-in `--out`, so that a run that was cut goes on where it was; arms may be added, other settings need
-another `--out`. With `--first` SSM 1 of copies and boosted begins in another folder than the
-others, for example a quantised copy of the target that is taken as it stands: what a further SSM is
-worth behind one that covers much. Its costs differ from the others', so no speed-up is predicted.
+and for how much. The first n SSMs of an arm decode held-out prompts as an ensemble, n = 1 up to
+`--members`. What is printed: coverage of held-out continuations by the union, tau (tokens per
+target call), tokens verified per call, the speed-up that the speed model predicts from costs
+measured here, and boosted - copies (those of the same other values, where there are), paired over
+prompts; 95 % intervals over prompts, of coverage over samples. Everything is kept in `--out`, so
+that a run that was cut goes on where it was; arms and training seeds (`--seeds`) may be added,
+other settings need another `--out`. With `--first` SSM 1 of copies and boosted begins in another
+folder than the others, for example a quantised copy of the target that is taken as it stands: what
+a further SSM is worth behind one that covers much. Its costs differ from the others', so no speed-
+up is predicted.
 
     python benchmarks/ensembles.py --out runs/ensembles
     python benchmarks/ensembles.py --settings "span 4,soft 4,soft 2 temperature=1" --sizes ""
@@ -31,59 +32,36 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from draftsmith.benchmarks.kept import file_name, is_finished, same_settings
+from draftsmith.benchmarks.common.acceptance import audited
+from draftsmith.benchmarks.common.ensemble_rows import COPIES, FORMATS, HEADS, Run, rows_at
+from draftsmith.benchmarks.common.kept import file_name, is_finished, same_settings
+from draftsmith.benchmarks.common.markdown import printed
+from draftsmith.benchmarks.common.provenance import drafter_weights, finish, record_of, target_weights
+from draftsmith.benchmarks.common.records import Record, table_of
+from draftsmith.benchmarks.common.runs import add_audit, add_decoding, by_seed, kept, parser_of, settings_of, trained
 from draftsmith.data.prompts import load_prompts
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.decoding.target.loading import load_target
 from draftsmith.drafters.config import DrafterConfig
 from draftsmith.drafters.registry import load_drafter
-from draftsmith.eval.audit.audit import audit
-from draftsmith.eval.config import AuditConfig, EvalConfig
+from draftsmith.eval.config import EvalConfig
 from draftsmith.eval.measure.arms import Arm
-from draftsmith.eval.measure.environment import environment
-from draftsmith.eval.measure.metrics import Floats, Interval, difference, ratio
-from draftsmith.eval.measure.requests import make_requests
+from draftsmith.eval.measure.requests import Request, first_turns, make_requests
 from draftsmith.eval.measure.rounds import decode
 from draftsmith.eval.measure.speed import Costs, measure_costs
-from draftsmith.eval.report.tables import interval
 from draftsmith.launch.recipe.load import load_recipe
-from draftsmith.storage import write_text
-from draftsmith.trainers.boosting.coverage import acceptance
-from draftsmith.trainers.config import BoostConfig
-from safetensors.torch import load_file
 
 TEMPERATURES = (0.0, 1.0)
 AUDITED = (0.6, 1.0)  # every audit replays greedy text, T = 0, too
-# what is said of every arm, however it was trained
-SPANS = BoostConfig(unit="span", match_tokens=4)
-WHOLE = BoostConfig(unit="sample", match_tokens=0)
-COPIES = "copies"
 # values on which the continuations depend, and those that leave SSM 1 as it is
 SAMPLES = ("samples", "held_out", "prompt_tokens", "continuation", "temperature", "seed")
 WEIGHING = ("weights", "unit", "match_tokens", "soft", "start_from")
-
-
-@dataclass(frozen=True)
-class Run:
-    """A line of SSMs, decoded as ensembles of the first n."""
-
-    name: str
-    folder: Path
-    counts: tuple[int, ...]
-    """Of SSMs that decode together."""
-    costs_like: str
-    """Whose step of drafting it takes, once for each SSM."""
-    own_first: bool = False
-    """SSM 1 is another than that of the copies."""
 
 
 # ---- training ---------------------------------------------------------------------------------
@@ -91,29 +69,33 @@ class Run:
 
 def main() -> None:
     args = arguments()
-    same_settings(args.out, vars(args), free=("settings", "sizes", "members", "train_only"))
-    runs = train_all(args)
+    same_settings(args.out, vars(args), free=("settings", "sizes", "members", "train_only", "seeds", "json"))
+    of_seeds = [train_all(part) for part in by_seed(args)]
     if args.train_only:
         return
+    runs = of_seeds[0]
     target = target_of(runs[0].folder)
     costs = {} if args.first else all_costs(runs, target, args)
-    for run in runs:
-        measure(run, target, args)
-    verdict = audited(runs[-1 if len(runs) == 1 else 1], target, args)
-    print("\n".join(table(runs, costs, verdict, args)))
+    for part, own in zip(by_seed(args), of_seeds, strict=True):
+        for run in own:
+            measure(run, target, part)
+    verdict = audit_of(runs[-1 if len(runs) == 1 else 1], target, args)
+    record = assembled(of_seeds, costs, verdict, args)
+    print(printed(record))
+    finish(record, args.json)
 
 
 def train_all(args: argparse.Namespace) -> list[Run]:
-    """Every arm's run, those that are finished as they are."""
+    """Every arm's run of a seed, those that are finished as they are."""
     base = args.base or train(args, "base", args.base_recipe, base_values(args)) / "drafter"
     numbers = tuple(range(1, args.members + 1))
     arms = {COPIES: {"boost.weights": "none"}, **{each: setting(each) for each in args.settings}}
     runs = []
     for name, values in arms.items():
-        places = [args.first or base, *[base] * (args.members - 1)]
-        origins = json.dumps([str(place.resolve()) for place in places])
-        folder = boost(args, name, {**values, "boost.start_from": origins}, args.members)
-        runs.append(Run(name, folder, numbers, "base", own_first=not shares_first(values)))
+        folders = [args.first or base, *[base] * (args.members - 1)]
+        origins = json.dumps([str(folder.resolve()) for folder in folders])
+        run = boost(args, name, {**values, "boost.start_from": origins}, args.members)
+        runs.append(Run(name, run, numbers, "base", own_first=not shares_first(values)))
     for n in args.sizes:
         sizes = larger(args, n)
         big = train(args, f"base-{n}", args.base_recipe, {**base_values(args), **sizes}) / "drafter"
@@ -153,17 +135,13 @@ def samples_of(values: dict[str, str]) -> str:
     return "-".join(["continuations", *changed])
 
 
-def base_values(args: argparse.Namespace) -> dict[str, str]:
+def base_values(args: argparse.Namespace) -> dict[str, Any]:
     """Of a base draft."""
-    return {
-        "loop.steps": str(args.base_steps),
-        "loop.validate_every": "100000",
-        "probe.every_steps": "",
-        **chosen(args, boosted=False),
-    }
+    own = {"loop.steps": args.base_steps, "loop.validate_every": 100_000, "probe.every_steps": ""}
+    return own | chosen(args, boosted=False)
 
 
-def boost(args: argparse.Namespace, name: str, values: dict[str, str], members: int) -> Path:
+def boost(args: argparse.Namespace, name: str, values: dict[str, Any], members: int) -> Path:
     """A run of method boost; copies' SSM 1 and continuations are taken over where they fit."""
     folder: Path = args.out / "runs" / file_name(name)
     first = args.out / "runs" / file_name(COPIES) / "ssm-1"
@@ -177,27 +155,28 @@ def boost(args: argparse.Namespace, name: str, values: dict[str, str], members: 
         folder.mkdir(parents=True, exist_ok=True)
         staging.rename(folder / "ssm-1")
     shared = {
-        "boost.members": str(members),
-        "boost.stop_share": "0",
-        "boost.continuations": str(args.out.resolve() / samples_of(values)),
-        "loop.steps": str(args.steps),
-        "optimizer.lr": str(args.lr),
-        "optimizer.warmup_steps": str(min(10, args.steps // 4)),
-        "loop.validate_every": "100000",
+        "boost.members": members,
+        "boost.stop_share": 0,
+        "boost.continuations": args.out.resolve() / samples_of(values),
+        "loop.steps": args.steps,
+        "optimizer.lr": args.lr,
+        "optimizer.warmup_steps": min(10, args.steps // 4),
+        "loop.validate_every": 100_000,
         "probe.every_steps": "",
-        "probe.prompts": "2",
+        "probe.prompts": 2,
     }
     return train(args, name, "boost-tiny", {**shared, **chosen(args, boosted=True), **values})
 
 
-def chosen(args: argparse.Namespace, *, boosted: bool) -> dict[str, str]:
-    """What `--set` asks for; `boost.` values are for runs of that method alone."""
-    return {key: value for key, value in args.set if boosted or not key.startswith("boost.")}
+def chosen(args: argparse.Namespace, *, boosted: bool) -> dict[str, Any]:
+    """The seed, and what `--set` asks for; `boost.` values are for runs of that method alone."""
+    return {key: value for key, value in settings_of(args).items() if boosted or not key.startswith("boost.")}
 
 
-def larger(args: argparse.Namespace, n: int) -> dict[str, str]:
+def larger(args: argparse.Namespace, n: int) -> dict[str, int]:
     """The hidden size with about n times the base's parameters, its other ratios kept."""
-    recipe = load_recipe(args.base_recipe, list(chosen(args, boosted=False).items())).recipe
+    values = [(key, str(value)) for key, value in chosen(args, boosted=False).items()]
+    recipe = load_recipe(args.base_recipe, values).recipe
     vocabulary = load_target(recipe.target.path).vocabulary
     model = recipe.model
     hidden, layers = model.hidden or 128, model.layers or 1
@@ -209,30 +188,17 @@ def larger(args: argparse.Namespace, n: int) -> dict[str, str]:
 
     wanted = n * count(hidden)
     found = min(range(hidden, 16 * hidden, 8), key=lambda size: abs(count(size) - wanted))
-    return {"model.hidden": str(found), "model.intermediate": str(int(spread * found))}
+    return {"model.hidden": found, "model.intermediate": int(spread * found)}
 
 
-def train(args: argparse.Namespace, name: str, recipe: str, values: dict[str, str]) -> Path:
+def train(args: argparse.Namespace, name: str, recipe: str, values: dict[str, Any]) -> Path:
     """The run's folder, trained now if it is not finished."""
-    folder: Path = args.out / "runs" / file_name(name)
-    if is_finished(folder):
-        return folder
-    log = folder.with_suffix(".log")
-    log.parent.mkdir(parents=True, exist_ok=True)
-    words = [word for key, value in values.items() for word in (f"--{key}", value)]
-    command = [sys.executable, "-m", "draftsmith.launch.train", recipe, "--out", str(folder)]
-    with log.open("w") as stream:
-        done = subprocess.run([*command, *words], stdout=stream, stderr=subprocess.STDOUT, check=False)
-    if done.returncode:
-        raise SystemExit(f"{name}: training failed, see {log}")
-    return folder
+    return trained(recipe, args.out / "runs" / file_name(name), values)
 
 
-def too_few(place: Path, members: int) -> SystemExit:
+def too_few(path: Path, members: int) -> SystemExit:
     """What ends a call for more SSMs than were kept: the first ones serve fewer, not more."""
-    return SystemExit(
-        f"{place} has fewer SSMs than the {members} of --members. Name another --out, or remove this one"
-    )
+    return SystemExit(f"{path} has fewer SSMs than the {members} of --members. Name another --out, or remove this one")
 
 
 # ---- measuring --------------------------------------------------------------------------------
@@ -240,22 +206,22 @@ def too_few(place: Path, members: int) -> SystemExit:
 
 def measure(run: Run, target: Backbone, args: argparse.Namespace) -> None:
     """Steps and emitted tokens of every prompt, for every n and temperature, into a file."""
-    place = measured_file(run, args)
-    if place.is_file():
-        if json.loads(place.read_text())["rows"][-1]["members"] < run.counts[-1]:
-            raise too_few(place, run.counts[-1])
-        return
-    config = eval_config(args)
-    prompts = load_prompts(config.prompts, limit=config.limit, seed=config.seed)
-    requests = make_requests(target, prompts, config)
+    path = measured_file(run, args)
+    rows = kept(path, partial(measured_rows, run, target, args))["rows"]
+    if rows[-1]["members"] < run.counts[-1]:
+        raise too_few(path, run.counts[-1])
+
+
+def measured_rows(run: Run, target: Backbone, args: argparse.Namespace) -> dict[str, Any]:
+    """What `measure` keeps."""
+    config, requests = asked(target, args)
     rows = []
     for n in run.counts:
         drafter = load_drafter(
             run.folder / "drafter", target, draft_length=args.draft_length, config=DrafterConfig(members=n)
         )
         for temperature in TEMPERATURES:
-            arm = Arm(run.name, drafter)
-            (found,) = decode(target, [(arm, None)], requests, config, temperature)
+            (found,) = decode(target, [(Arm(run.name, drafter), None)], requests, config, temperature)
             rows.append(
                 {
                     "members": n,
@@ -266,7 +232,23 @@ def measure(run: Run, target: Backbone, args: argparse.Namespace) -> None:
                     "emitted": [each.emitted for each in found.counts],
                 }
             )
-    write_text(place, json.dumps({"rows": rows, "environment": environment()}) + "\n")
+    return {"rows": rows}
+
+
+def asked(target: Backbone, args: argparse.Namespace) -> tuple[EvalConfig, list[Request]]:
+    """How prompts are decoded, and which."""
+    config = EvalConfig(
+        prompts=args.prompts,
+        limit=args.limit,
+        max_new_tokens=args.max_new_tokens,
+        prompt_tokens=args.prompt_tokens,
+        draft_length=args.draft_length,
+        sweep=[],
+        repeats=1,
+        batch=args.batch,
+    )
+    prompts = load_prompts(config.prompts, limit=config.limit, seed=config.seed)
+    return config, make_requests(target, prompts, config)
 
 
 def all_costs(runs: Sequence[Run], target: Backbone, args: argparse.Namespace) -> dict[str, Costs]:
@@ -277,54 +259,28 @@ def all_costs(runs: Sequence[Run], target: Backbone, args: argparse.Namespace) -
 
 def measured_costs(run: Run, target: Backbone, args: argparse.Namespace) -> Costs:
     """Times of verify calls and of a step of one of the run's SSMs, measured once."""
-    place: Path = args.out / f"costs-{file_name(run.costs_like)}.json"
-    if not place.is_file():
+
+    def timed() -> list[Any]:
         draft = load_target(str(run.folder / "drafter" / "ssm-1"))
         widest = 1 + args.draft_length * args.members
         sizes = sorted({1, 2, 4, 8, 12, args.draft_length, widest - 1})
         found = measure_costs(target, draft, sizes, context=args.context)
-        write_text(place, json.dumps([found.target_call_seconds, found.c, found.c_v]) + "\n")
-    seconds, c, c_v = json.loads(place.read_text())
+        return [found.target_call_seconds, found.c, found.c_v]
+
+    seconds, c, c_v = kept(args.out / f"costs-{file_name(run.costs_like)}.json", timed)
     return Costs(seconds, c, {int(nodes): cost for nodes, cost in c_v.items()})
 
 
-def audited(run: Run, target: Backbone, args: argparse.Namespace) -> str:
+def audit_of(run: Run, target: Backbone, args: argparse.Namespace) -> str:
     """The verdicts of the audit on a whole ensemble, its greedy text replayed in each; the other
     arms are the same code."""
-    place: Path = args.out / "audit.json"
-    if not place.is_file():
-        config = eval_config(args)
-        prompts = load_prompts(config.prompts, limit=config.limit, seed=config.seed)
-        ids = [each.ids for each in make_requests(target, prompts, config)]
+
+    def verdicts() -> dict[str, str]:
+        ids = first_turns(asked(target, args)[1])
         drafter = load_drafter(run.folder / "drafter", target, draft_length=args.draft_length)
-        verdicts = {}
-        for temperature in AUDITED:
-            evidence = AuditConfig(
-                tokens=args.audit_tokens,
-                sequences=args.audit_sequences,
-                prompts=min(24, len(ids)),
-                temperature=temperature,
-            )
-            verdicts[f"T = {temperature:g}"] = audit(target, drafter, ids, evidence).verdict
-        write_text(place, json.dumps(verdicts) + "\n")
-    said = json.loads(place.read_text())
-    return ", ".join(f"{verdict} at {where}" for where, verdict in said.items())
+        return {f"T = {at:g}": audited(target, drafter, ids, args, temperature=at).verdict for at in AUDITED}
 
-
-def coverage(run: Run, n: int) -> list[Interval]:
-    """Shares of held-out spans of 4, and of whole continuations, that the first n SSMs cover
-    together; intervals over samples."""
-    kept = load_recipe(str(run.folder / "run.yaml")).recipe.boost.continuations
-    parts = sorted(Path(str(kept)).glob("part-*.safetensors"))
-    found = [load_file(run.folder / f"ssm-{k}" / "coverage.safetensors")["validation"] for k in range(1, n + 1)]
-    # held-out samples come first in the parts
-    label_RS = torch.cat([load_file(part)["labels"] for part in parts])[: len(found[0])]
-    shares = []
-    for unit in (SPANS, WHOLE):
-        best_RS = torch.stack([acceptance(each, label_RS, unit) for each in found]).amax(0)
-        covered_RS = label_RS & (best_RS >= 1)
-        shares.append(ratio(covered_RS.sum(1).double().numpy(), label_RS.sum(1).double().numpy()))
-    return shares
+    return ", ".join(f"{verdict} at {at}" for at, verdict in kept(args.out / "audit.json", verdicts).items())
 
 
 def target_of(run: Path) -> Backbone:
@@ -332,135 +288,54 @@ def target_of(run: Path) -> Backbone:
     return load_target(load_recipe(str(run / "run.yaml")).recipe.target.path)
 
 
-def eval_config(args: argparse.Namespace) -> EvalConfig:
-    return EvalConfig(
-        prompts=args.prompts,
-        limit=args.limit,
-        max_new_tokens=args.max_new_tokens,
-        prompt_tokens=args.prompt_tokens,
-        draft_length=args.draft_length,
-        sweep=[],
-        repeats=1,
-        batch=args.batch,
+def measured_file(run: Run, args: argparse.Namespace) -> Path:
+    path: Path = args.out / f"measured-{file_name(run.name)}.json"
+    return path
+
+
+# ---- the record -------------------------------------------------------------------------------
+
+
+def assembled(
+    of_seeds: Sequence[list[Run]], costs: dict[str, Costs], verdict: str, args: argparse.Namespace
+) -> Record:
+    """One table a temperature."""
+    parts = by_seed(args)
+    found = [
+        {run.name: kept(measured_file(run, part), dict)["rows"] for run in runs}
+        for part, runs in zip(parts, of_seeds, strict=True)
+    ]
+    base = args.base or f"of {args.base_steps} steps"
+    first = f", SSM 1 from {args.first}" if args.first else ""
+    drafters = {
+        f"{run.name}, seed {part.seed}": run.folder / "drafter"
+        for part, runs in zip(parts, of_seeds, strict=True)
+        for run in runs
+    }
+    rows = [row for at in TEMPERATURES for row in rows_at(of_seeds, found, costs, at, args.draft_length)]
+    shown = {head: cell for head, cell in HEADS.items() if any(cell.strip("{}") in row for row in rows)}
+    target = load_recipe(str(of_seeds[0][0].folder / "run.yaml")).recipe.target.path
+    return record_of(
+        args,
+        title="Boosted ensembles and their controls",
+        target=target_weights(target),
+        drafters=drafter_weights(drafters),
+        setup=f"Base {base}, {args.steps} steps per SSM{first}; {args.limit} prompts of {args.prompts}, "
+        f"{args.max_new_tokens} new tokens, drafts of {args.draft_length}, fp32.",
+        intervals="95 % bootstrap intervals over prompts, of what is covered over samples",
+        audit={"verdict": verdict, "sees": "of one ensemble; the other arms run the same code"},
+        formats=FORMATS,
+        rows=rows,
+        tables={f"T{at:g}": table_of(shown, {"T": at}) for at in TEMPERATURES},
     )
 
 
-def measured_file(run: Run, args: argparse.Namespace) -> Path:
-    place: Path = args.out / f"measured-{file_name(run.name)}.json"
-    return place
-
-
-# ---- the table --------------------------------------------------------------------------------
-
-
-def table(runs: Sequence[Run], costs: dict[str, Costs], verdict: str, args: argparse.Namespace) -> list[str]:
-    """Markdown: one table per temperature."""
-    found = {run.name: json.loads(measured_file(run, args).read_text()) for run in runs}
-    place = found[COPIES]["environment"]
-    lines = [
-        f"{place['processor']}, {place['threads']} threads, torch {torch.__version__}; base "
-        f"{args.base or f'of {args.base_steps} steps'}, {args.steps} steps per SSM"
-        f"{f', SSM 1 from {args.first}' if args.first else ''}; "
-        f"{args.limit} prompts of {args.prompts}, {args.max_new_tokens} new tokens, "
-        f"drafts of {args.draft_length}, fp32; audit of the ensemble: {verdict}; 95 % intervals "
-        "over prompts, of what is covered over samples."
-    ]
-    for temperature in TEMPERATURES:
-        rows = _table_at(runs, found, costs, temperature, args.draft_length)
-        lines += ["", f"T = {temperature:g}", "", *rows]
-    return lines
-
-
-def _table_at(
-    runs: Sequence[Run], found: dict[str, Any], costs: dict[str, Costs], temperature: float, length: int
-) -> list[str]:
-    head = [
-        "SSMs",
-        "n",
-        "spans of 4 covered",
-        "whole continuations",
-        "tau",
-        "verified per call",
-        "predicted speed-up",
-        "tau - copies",
-    ]
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    rows = {
-        (run.name, row["members"]): row
-        for run in runs
-        for row in found[run.name]["rows"]
-        if row["temperature"] == temperature
-    }
-    for run, n in _cells(runs):
-        row = rows[run.name, n]
-        spans, whole = coverage(run, n)
-        nodes = ratio(np.array(row["nodes"], float), np.array(row["calls"], float))
-        tau = ratio(*pair(row))
-        size = int(run.name.split()[0]) if run.costs_like != "base" else n
-        other = rows.get((control(run, runs), size))
-        cells = [
-            run.name,
-            str(n),
-            share(spans),
-            share(whole),
-            shown(tau),
-            shown(nodes),
-            predicted(tau, nodes.value, length * n, costs.get(run.costs_like)),
-            "" if other is None or other is row else shown(less(row, other)),
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return lines
-
-
-def predicted(tau: Interval, nodes: float, draft_steps: int, cost: Costs | None) -> str:
-    """The speed-up over plain decoding, by the speed model."""
-    if cost is None:
-        return ""
-    work = cost.verify(nodes) + draft_steps * (cost.c or 0.0)
-    return shown(Interval(tau.value / work, tau.low / work, tau.high / work))
-
-
-def _cells(runs: Sequence[Run]) -> Iterator[tuple[Run, int]]:
-    """From n = 1 with an SSM 1 of its own, what shares that of the copies from n = 2."""
-    for run in runs:
-        for n in run.counts:
-            if n > 1 or run.name == COPIES or run.own_first or len(run.counts) == 1:
-                yield run, n
-
-
-def control(run: Run, runs: Sequence[Run]) -> str:
-    """The copies that an arm is compared with: those with its own other values, where there are."""
-    kind, *words = run.name.split()
-    same = " ".join([COPIES, *words[1:]])
-    boosted = kind != COPIES and run.costs_like == "base"
-    return same if boosted and same in {each.name for each in runs} else COPIES
-
-
-def less(mine: dict[str, Any], other: dict[str, Any]) -> Interval:
-    """tau - tau on the same prompts."""
-    return difference(pair(mine), pair(other))
-
-
-def pair(row: dict[str, Any]) -> tuple[Floats, Floats]:
-    """Tokens and calls of every prompt, [R] each."""
-    return np.array(row["emitted"], float), np.array(row["steps"], float)
-
-
-def shown(found: Interval) -> str:
-    return interval(found.to_list())
-
-
-def share(found: Interval) -> str:
-    return f"{found.value:.1%} [{found.low:.1%}, {found.high:.1%}]"
-
-
-def listed(words: str) -> list[str]:
-    return [word.strip() for word in words.split(",") if word.strip()]
+def listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("runs/ensembles"))
+    parser = parser_of(__doc__, out="runs/ensembles")
     parser.add_argument("--base", type=Path, help="a drafter folder in place of a trained base")
     parser.add_argument(
         "--first",
@@ -474,27 +349,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=2e-3, help="of every SSM")
     parser.add_argument("--members", type=int, default=4)
     parser.add_argument("--settings", type=listed, default=listed("soft 2, span 2"))
-    parser.add_argument("--sizes", type=lambda words: [int(n) for n in listed(words)], default=[2, 4])
+    parser.add_argument("--sizes", type=lambda text: [int(n) for n in listed(text)], default=[2, 4])
     parser.add_argument("--train-only", action="store_true")
-    parser.add_argument("--prompts", default="stdlib")
-    parser.add_argument("--limit", type=int, default=48)
-    parser.add_argument(
-        "--prompt-tokens", type=int, default=128, help="texts are cut to their last ones, longer chats are left out"
-    )
-    parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--draft-length", type=int, default=4)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--context", type=int, default=160, help="at which costs are measured")
-    parser.add_argument("--audit-tokens", type=int, default=3_000)
-    parser.add_argument("--audit-sequences", type=int, default=200_000)
-    parser.add_argument(
-        "--set",
-        type=lambda word: tuple(word.split("=", 1)),
-        action="append",
-        default=[],
-        metavar="SECTION.FIELD=VALUE",
-        help="a value for every recipe; boost. for the SSMs alone",
-    )
+    add_decoding(parser, limit=48)
+    add_audit(parser, tokens=3_000, sequences=200_000)
     return parser.parse_args()
 
 

@@ -1,32 +1,45 @@
 """Every family of drafters on one target: same data, same steps, same prompts, one table.
 
-Each family's recipe is trained for `--steps` steps (a finished run is not trained again), and once
-for a single step at a learning rate of 1e-12: its untrained self. Both draft for held-out prompts,
-as a chain and as trees of equal numbers of verified tokens, all shapes of a family and plain
-decoding in turn on every prompt. Every arm is audited. What is measured is kept family by family
-in `--out`, so that a run that was cut goes on where it was; other settings than `--families` need
-another `--out`.
+Each family's recipe is trained for `--steps` steps, once a training seed (a finished run is not
+trained again), and once for a single step at a learning rate of 1e-12: its untrained self. Both
+draft for held-out prompts, as a chain and as trees of equal numbers of verified tokens. Every arm
+that was trained is audited; the untrained ones run the same code and say "not audited". Speed is
+measured apart, all shapes of a family and plain decoding in turn on every prompt, unless
+`--no-speed`. What is measured is kept family by family in `--out`, so that a run that was cut goes
+on where it was; other settings than `--families` and `--seeds` need another `--out`.
 
     python benchmarks/families.py --out runs/families
     python benchmarks/families.py --out runs/families-100 --families EAGLE-1,Medusa-1 --steps 100
+    python benchmarks/families.py --out runs/families-3 --seeds 0,1,2 --no-speed --json families.json
     python benchmarks/families.py --out runs/chat-families --set target.path=runs/target-chat/target
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from draftsmith.benchmarks.kept import file_name, is_finished, same_settings
-from draftsmith.data.prompts import Prompt, load_prompts
+from draftsmith.benchmarks.common.acceptance import audited, decoded, mean, n_alpha
+from draftsmith.benchmarks.common.kept import file_name, same_settings
+from draftsmith.benchmarks.common.markdown import printed
+from draftsmith.benchmarks.common.provenance import drafter_weights, finish, record_of, target_weights
+from draftsmith.benchmarks.common.records import Figure, Record, figure, table_of
+from draftsmith.benchmarks.common.runs import (
+    QUIET,
+    UNTRAINED,
+    add_audit,
+    add_decoding,
+    by_seed,
+    kept,
+    parser_of,
+    settings_of,
+    trained,
+)
+from draftsmith.data.prompts import load_prompts
 from draftsmith.decoding.proposal import Proposer
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.decoding.target.loading import load_target
@@ -34,16 +47,11 @@ from draftsmith.drafters.eagle.proposer import load_eagle
 from draftsmith.drafters.heads.hydra import load_hydra
 from draftsmith.drafters.heads.medusa import default_paths, load_medusa
 from draftsmith.drafters.registry import load_drafter
-from draftsmith.eval.audit.audit import AuditReport, audit
-from draftsmith.eval.config import AuditConfig, EvalConfig
-from draftsmith.eval.measure.arms import Arm
-from draftsmith.eval.measure.environment import environment
+from draftsmith.eval.config import EvalConfig
+from draftsmith.eval.measure.arms import NOT_AUDITED, Arm
 from draftsmith.eval.measure.evaluate import evaluate
 from draftsmith.eval.measure.requests import first_turns, make_requests
-from draftsmith.eval.report.tables import MISSING, number
-from draftsmith.eval.report.tables import interval as shown
 from draftsmith.launch.recipe.load import load_recipe
-from draftsmith.storage import write_text
 
 DEPTH = 4  # drafted tokens of a chain, depth of every tree
 CHAIN = [[0] * depth for depth in range(1, DEPTH + 1)]
@@ -89,7 +97,7 @@ class Family:
     recipe: str
     shapes: dict[str, Load]
     behind: str = ""
-    """A recipe that takes the first half of the steps, from whose drafter this one goes on."""
+    """A recipe that takes the first half of the steps, whose drafter this one is initialised from."""
 
 
 FAMILIES = [
@@ -110,60 +118,97 @@ FAMILIES = [
 
 def main() -> None:
     args = arguments()
-    same_settings(args.out, vars(args), free=("families", "train_only"))
-    chosen = [each for each in FAMILIES if each.name in args.families.split(",")]
+    same_settings(args.out, vars(args), free=("families", "seeds", "json", "train_only"))
+    chosen = [with_shapes(each, args.shapes) for each in FAMILIES if each.name in args.families.split(",")]
+    parts = by_seed(args)
     for family in chosen:
-        measured = args.out / f"{file_name(family.name)}.json"
-        if measured.is_file():
-            continue
-        trained, fresh = train(family, args, args.steps), train(family, args, 0)
-        if not args.train_only:
-            write_text(measured, json.dumps(measure(family, trained, fresh, args), indent=1) + "\n")
+        for part in parts:
+            runs = train(family, part, args.steps), train(family, part, 0)
+            if not args.train_only:
+                kept(measured_file(family, part), partial(measure, family, *runs, part))
     if not args.train_only:
-        found = [json.loads((args.out / f"{file_name(family.name)}.json").read_text()) for family in chosen]
-        print("\n".join(table(found, args)))
+        record = assembled(chosen, parts, args)
+        print(printed(record))
+        finish(record, args.json)
+
+
+def with_shapes(family: Family, shapes: Sequence[str]) -> Family:
+    """A family with the shapes that were asked for; its chain always."""
+    return replace(family, shapes={name: load for name, load in family.shapes.items() if name in ("chain", *shapes)})
+
+
+def measured_file(family: Family, args: argparse.Namespace) -> Path:
+    """Where a family's measurements of a seed are kept."""
+    path: Path = args.out / f"{file_name(family.name)}.json"
+    return path
+
+
+# ---- training ---------------------------------------------------------------------------------
 
 
 def train(family: Family, args: argparse.Namespace, steps: int) -> Path:
     """The run's folder, trained now if it is not there; `steps` of 0 is the untrained drafter."""
     folder: Path = args.out / "runs" / f"{family.recipe}-{steps}"
-    begin: dict[str, str] = {}
+    start: dict[str, Any] = {}
     if family.behind and steps:
         first = train(replace(family, recipe=family.behind, behind=""), args, steps // 2)
-        begin = {"model.start_from": str(first / "drafter")}
+        start = {"model.start_from": first / "drafter"}
         steps -= steps // 2
         folder = folder.with_name(f"{family.recipe}-{steps}-behind-{family.behind}")
-    if is_finished(folder):
-        return folder
-    values = {
-        "loop.steps": str(max(1, steps)),
-        "loop.batch_rows": str(args.batch_rows),
-        "loop.micro_rows": str(args.batch_rows),
-        "loop.validate_every": "100000",
-        "loop.validate_rows": "4",
-        "probe.every_steps": "",
-        "probe.prompts": "2",
-        **begin,
-        **dict(args.set),
+    rows = {"loop.batch_rows": args.batch_rows, "loop.micro_rows": args.batch_rows}
+    own = {"loop.steps": steps, **rows, **QUIET, **start, **settings_of(args)}
+    return trained(family.recipe, folder, own if steps else own | UNTRAINED)
+
+
+def target_of(run: Path) -> Backbone:
+    """The target that a run's drafter is for: its own where training changed it."""
+    tuned = run / "target"
+    return load_target(str(tuned) if tuned.is_dir() else load_recipe(str(run / "run.yaml")).recipe.target.path)
+
+
+# ---- measuring --------------------------------------------------------------------------------
+
+
+def measure(family: Family, run: Path, fresh: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Sums of every shape, trained and not, at every temperature; the audit; the speed."""
+    config = eval_config(args)
+    target = target_of(run)
+    arms = {name: load(run / "drafter", target) for name, load in family.shapes.items()}
+    prompts = load_prompts(config.prompts, limit=config.limit, seed=config.seed)
+    requests = make_requests(target, prompts, config)
+    ids = [each.ids for each in requests]
+    audits = {name: audited(target, drafter, first_turns(requests), args) for name, drafter in arms.items()}
+    unproven = [name for name, report in audits.items() if report.failures]
+    if unproven:
+        raise SystemExit(f"{family.name}: the audit failed on {', '.join(unproven)}")
+    before = target_of(fresh)
+    untrained = family.shapes["chain"](fresh / "drafter", before)
+    speeds = evaluate(target, [Arm(*arm) for arm in arms.items()], requests, config)["rows"] if args.speed else []
+    return {
+        "audits": {name: [report.verdict, report.rosenblatt.detectable] for name, report in audits.items()},
+        "trained": {name: at_temperatures(target, drafter, ids, config) for name, drafter in arms.items()},
+        "untrained": at_temperatures(before, untrained, ids, config),
+        "speeds": {
+            f"{row['method']} {row['temperature']:g}": [row["speedup"], row["predicted_speedup"]] for row in speeds
+        },
+        "run": str(run),
     }
-    if steps == 0:
-        values |= {"optimizer.lr": "1e-12", "optimizer.warmup_steps": "0"}
-    words = [word for key, value in values.items() for word in (f"--{key}", value)]
-    command = [sys.executable, "-m", "draftsmith.launch.train", family.recipe]
-    log = folder.with_suffix(".log")
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("w") as stream:
-        done = subprocess.run(
-            [*command, "--out", str(folder), *words], stdout=stream, stderr=subprocess.STDOUT, check=False
+
+
+def at_temperatures(
+    target: Backbone, drafter: Proposer, ids: Sequence[list[int]], config: EvalConfig
+) -> dict[str, Any]:
+    """Sums of every prompt, by temperature."""
+    return {
+        f"{temperature:g}": decoded(
+            target, drafter, ids, temperature, max_new_tokens=config.max_new_tokens, seed=config.seed
         )
-    if done.returncode:
-        raise SystemExit(f"{family.name}: training failed, see {log}")
-    return folder
+        for temperature in config.temperatures
+    }
 
 
-def measure(family: Family, trained: Path, fresh: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """Rows of results for every shape, trained and not, at every temperature."""
-    config = EvalConfig(
+def eval_config(args: argparse.Namespace) -> EvalConfig:
+    return EvalConfig(
         prompts=args.prompts,
         limit=args.limit,
         max_new_tokens=args.max_new_tokens,
@@ -172,142 +217,109 @@ def measure(family: Family, trained: Path, fresh: Path, args: argparse.Namespace
         sweep=[],
         repeats=args.repeats,
     )
-    prompts = load_prompts(config.prompts, limit=config.limit, seed=config.seed)
-    rows = _rows(family, trained, prompts, config, args)
-    unproven = [row["method"] for row in rows if row["verdict"] != "lossless"]
-    if unproven:
-        raise SystemExit(f"{family.name}: the audit failed on {', '.join(unproven)}")
-    once = config.model_copy(update={"repeats": 1})
-    untrained = _rows(family, fresh, prompts, once, args, audited=rows)
+
+
+# ---- the record -------------------------------------------------------------------------------
+
+SHAPES = ("chain", *(f"tree {nodes}" for nodes in NODES))
+WIDEST = SHAPES[-1]
+FORMATS = {"n_alpha": ".2f", "untrained_chain": ".2f", "sees": ".3f"}
+
+
+def assembled(families: Sequence[Family], parts: Sequence[argparse.Namespace], args: argparse.Namespace) -> Record:
+    """All families' figures over all seeds, one table a temperature."""
+    config = eval_config(args)
+    found = {family: [kept(measured_file(family, part), dict) for part in parts] for family in families}
+    names = {
+        f"{family.name}, seed {part.seed}": Path(each["run"]) / "drafter"
+        for family, of_seeds in found.items()
+        for part, each in zip(parts, of_seeds, strict=True)
+    }
+    target = load_recipe(families[0].recipe, args.set).recipe.target.path
+    return record_of(
+        args,
+        title="Families of drafters at equal steps",
+        target=target_weights(target),
+        drafters=drafter_weights(names),
+        setup=f"{args.steps} steps of {args.batch_rows} rows; {args.limit} prompts of {args.prompts}, "
+        f"{args.max_new_tokens} new tokens, fp32; a chain of {DEPTH}, trees of {' and '.join(map(str, NODES))} nodes.",
+        intervals="95 % bootstrap intervals over prompts",
+        audit={
+            "verdict": "of each row",
+            "sees": f"the smallest total variation seen stands behind it; untrained drafters: {NOT_AUDITED}",
+        },
+        formats=FORMATS
+        | {f"{name}_{slug(shape)}": ".2f" for name in ("tau", "speedup", "predicted") for shape in SHAPES},
+        rows=[row_of(family.name, of_seeds, at) for at in config.temperatures for family, of_seeds in found.items()],
+        tables={f"T{at:g}": table_of(heads(args), {"T": at}) for at in config.temperatures},
+    )
+
+
+def slug(shape: str) -> str:
+    return shape.replace(" ", "_")
+
+
+def row_of(name: str, of_seeds: Sequence[dict[str, Any]], temperature: float) -> dict[str, Any]:
+    """A family's cells at a temperature; the verdict is the chain's, and that of all seeds."""
+    at = f"{temperature:g}"
+    chains = [each["trained"]["chain"][at] for each in of_seeds]
+    verdicts = sorted({verdict for each in of_seeds for verdict, _ in each["audits"].values()})
+    row: dict[str, Any] = {
+        "family": name,
+        "T": temperature,
+        "untrained_chain": mean([each["untrained"][at] for each in of_seeds], "tau"),
+        "n_alpha": n_alpha(chains),
+        "verdict": ", ".join(verdicts),
+        "sees": max(each["audits"]["chain"][1] for each in of_seeds),
+    }
+    for shape in SHAPES:
+        own = [each["trained"][shape][at] for each in of_seeds if shape in each["trained"]]
+        row[f"tau_{slug(shape)}"] = mean(own, "tau") if own else None
+        speeds = [each["speeds"].get(f"{shape} {at}") for each in of_seeds]
+        row |= speed_cells(slug(shape), [each for each in speeds if each])
+    return row
+
+
+def speed_cells(shape: str, speeds: Sequence[Any]) -> dict[str, Any]:
+    """The speed-up of one run with its interval; of several seeds, no more than their mean and range."""
+    if not speeds:
+        return {f"speedup_{shape}": None, f"predicted_{shape}": None}
+    values = [value for (value, _, _), _ in speeds]
+    predicted = sum(each for _, each in speeds) / len(speeds)
+    several = Figure(value=sum(values) / len(values), seeds=values)
+    return {f"speedup_{shape}": several if len(values) > 1 else figure(speeds[0][0]), f"predicted_{shape}": predicted}
+
+
+def heads(args: argparse.Namespace) -> dict[str, str]:
+    """Headings and cells of a table; those of the speed where it was measured."""
+    shown = [shape for shape in SHAPES if shape in ("chain", *args.shapes)]
+    taus = {f"tau {shape}": f"{{tau_{slug(shape)}}}" for shape in shown}
+    speeds = {
+        f"speed-up {shape} (predicted)": f"{{speedup_{slug(shape)}}} ({{predicted_{slug(shape)}}})"
+        for shape in ("chain", WIDEST)
+        if shape in shown
+    }
     return {
-        "family": family.name,
-        "steps": args.steps,
-        "trained": rows,
-        "untrained": untrained,
-        "settings": config.model_dump(),
-        "environment": environment(),
+        "family": "{family}",
+        **taus,
+        "untrained chain": "{untrained_chain}",
+        "n-alpha of the chain": "{n_alpha}",
+        **(speeds if args.speed else {}),
+        "verdict": "{verdict} (sees {sees})",
     }
 
 
-def _rows(
-    family: Family,
-    run: Path,
-    prompts: Sequence[Prompt],
-    config: EvalConfig,
-    args: argparse.Namespace,
-    audited: Sequence[dict[str, Any]] | None = None,
-) -> list[dict[str, Any]]:
-    """One row per shape and temperature; with the verdicts of `audited`, the same code's rows with other weights."""
-    target = target_of(run)
-    requests = make_requests(target, prompts, config)
-    arms = [Arm(name, load(run / "drafter", target)) for name, load in family.shapes.items()]
-    sees: dict[str, float] = {}
-    if audited is None:
-        reports = [_audited(target, arm, first_turns(requests), args) for arm in arms]
-        arms = [replace(arm, verdict=each.verdict) for arm, each in zip(arms, reports, strict=True)]
-        sees = {arm.name: each.rosenblatt.detectable for arm, each in zip(arms, reports)}
-    else:
-        verdicts = {row["method"]: row["verdict"] for row in audited}
-        arms = [replace(arm, verdict=verdicts[arm.name], audited_as=f"trained {arm.name}") for arm in arms]
-    rows: list[dict[str, Any]] = evaluate(target, arms, requests, config)["rows"]
-    return [row | {"sees": sees.get(row["method"])} for row in rows]
-
-
-def _audited(target: Backbone, arm: Arm, ids: Sequence[list[int]], args: argparse.Namespace) -> AuditReport:
-    evidence = AuditConfig(tokens=args.audit_tokens, sequences=args.audit_sequences, prompts=min(24, len(ids)))
-    return audit(target, arm.drafter, ids, evidence)
-
-
-def target_of(run: Path) -> Backbone:
-    """The target that a run's drafter is for: its own where training changed it."""
-    tuned = run / "target"
-    named = load_recipe(str(run / "run.yaml")).recipe.target
-    return load_target(str(tuned) if tuned.is_dir() else named.path)
-
-
-def table(found: Sequence[dict[str, Any]], args: argparse.Namespace) -> list[str]:
-    """Markdown: one table per temperature."""
-    place = found[0]["environment"]
-    settings = found[0]["settings"]
-    lines = [
-        f"{place['processor']}, {place['threads']} threads, torch {torch.__version__}; "
-        f"{args.steps} steps of {args.batch_rows} rows; {settings['limit']} prompts of "
-        f"{settings['prompts']}, {settings['max_new_tokens']} new tokens, fp32; 95 % intervals "
-        "over prompts."
-    ]
-    for temperature in settings["temperatures"]:
-        lines += ["", f"T = {temperature:g}", "", *_table_at(found, temperature)]
-    return lines
-
-
-def _table_at(found: Sequence[dict[str, Any]], temperature: float) -> list[str]:
-    columns = ["chain", *(f"tree {nodes}" for nodes in NODES)]
-    head = [
-        "family",
-        *(f"tau {name}" for name in columns),
-        "untrained chain",
-        "n-alpha of the chain",
-        "speed-up chain (predicted)",
-        f"speed-up {columns[-1]} (predicted)",
-        "verdict",
-    ]
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    for each in found:
-        own = {r["method"]: r for r in each["trained"] if r["temperature"] == temperature}
-        before = {r["method"]: r for r in each["untrained"] if r["temperature"] == temperature}
-        cells = [
-            each["family"],
-            *(interval(own.get(name), "tau") for name in columns),
-            interval(before["chain"], "tau"),
-            " ".join(number(value) for value, *_ in own["chain"]["n_alpha"]),
-            speed(own["chain"]),
-            speed(own.get(columns[-1])),
-            proven(own["chain"]),
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return lines
-
-
-def interval(row: dict[str, Any] | None, name: str) -> str:
-    return MISSING if row is None else shown(row[name])
-
-
-def proven(row: dict[str, Any]) -> str:
-    """The verdict, and the smallest bias (a total variation) that its audit would have seen."""
-    sees = row.get("sees")
-    return str(row["verdict"]) + ("" if sees is None else f" (sees {sees:.3f})")
-
-
-def speed(row: dict[str, Any] | None) -> str:
-    if row is None:
-        return MISSING
-    return f"{interval(row, 'speedup')} ({number(row['predicted_speedup'])})"
-
-
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("runs/families"))
+    parser = parser_of(__doc__, out="runs/families")
     parser.add_argument("--steps", type=int, default=800)
     parser.add_argument("--batch-rows", type=int, default=4)
     parser.add_argument("--families", default=",".join(each.name for each in FAMILIES))
+    parser.add_argument("--shapes", type=lambda text: text.split(","), default=list(SHAPES), help="the chain always")
     parser.add_argument("--train-only", action="store_true")
-    parser.add_argument("--prompts", default="stdlib")
-    parser.add_argument("--limit", type=int, default=48)
-    parser.add_argument(
-        "--prompt-tokens", type=int, default=128, help="texts are cut to their last ones, longer chats are left out"
-    )
-    parser.add_argument("--max-new-tokens", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--audit-tokens", type=int, default=20_000)
-    parser.add_argument("--audit-sequences", type=int, default=500_000)
-    parser.add_argument(
-        "--set",
-        type=lambda word: tuple(word.split("=", 1)),
-        action="append",
-        default=[],
-        metavar="SECTION.FIELD=VALUE",
-        help="a value for every family's recipe",
-    )
+    parser.add_argument("--no-speed", dest="speed", action="store_false", help="tau alone, for a machine that is busy")
+    parser.add_argument("--repeats", type=int, default=2, help="interleaved rounds of the speed")
+    add_decoding(parser, limit=48)
+    add_audit(parser, tokens=20_000, sequences=500_000)
     return parser.parse_args()
 
 

@@ -30,7 +30,9 @@ from typing import Any, NamedTuple
 import psutil
 import torch
 import torch.nn.functional as F
-from draftsmith.eval.measure.environment import processor
+from draftsmith.benchmarks.common.markdown import printed
+from draftsmith.benchmarks.common.provenance import finish, record_of
+from draftsmith.benchmarks.common.records import Record, table_of
 from draftsmith.launch.recipe.load import Recipe
 from draftsmith.storage import write_text
 from draftsmith.trainers import eagle3, medusa
@@ -62,7 +64,9 @@ def main() -> None:
         pair = FAMILIES[family](args)
         rounds = [measure_both(pair, args.device) for _ in range(args.rounds)]
         found[family] = summary(family, rounds)
-    print("\n".join(table(found, args)))
+    record = assembled(found, args)
+    print(printed(record))
+    finish(record, args.json)
     if args.out:
         write_text(args.out, json.dumps(found, indent=1) + "\n")
 
@@ -261,23 +265,26 @@ def summary(family: str, rounds: list[dict[str, dict[str, float]]]) -> dict[str,
     }
 
 
-def table(found: dict[str, dict[str, float]], args: argparse.Namespace) -> list[str]:
-    """Markdown, with what it was measured on above it."""
-    place = processor() if args.device == "cpu" else torch.cuda.get_device_name()
-    return [
-        f"V = {args.vocabulary:,}, S = {args.positions:,}, H = {args.hidden}, fp32, chunks of "
-        f"{args.chunk}; medusa: {args.heads} heads; eagle3: {args.passes} steps, draft vocabulary "
-        f"{args.draft_vocabulary:,}; {args.rounds} interleaved rounds; torch {torch.__version__}, "
-        f"{place}",
-        "",
-        "| loss | plain | chunked | share (goal: 25 %) | time, chunked / plain |",
-        "|---|---|---|---|---|",
-        *(
-            f"| {family} | {row['plain_gb']:.3f} GB | {row['chunked_gb']:.3f} GB "
-            f"| {row['share']:.1%} | {row['time']:.2f} |"
-            for family, row in found.items()
-        ),
-    ]
+def assembled(found: dict[str, dict[str, float]], args: argparse.Namespace) -> Record:
+    """One row per family."""
+    heads = {
+        "loss": "{loss}",
+        "plain": "{plain_gb} GB",
+        "chunked": "{chunked_gb} GB",
+        "share (goal: 25 %)": "{share}",
+        "time, chunked / plain": "{time}",
+    }
+    return record_of(
+        args,
+        title="Loss memory",
+        target=None,
+        setup=f"V = {args.vocabulary:,}, S = {args.positions:,}, H = {args.hidden}, fp32, chunks of {args.chunk}; "
+        f"medusa: {args.heads} heads; eagle3: {args.passes} steps, draft vocabulary {args.draft_vocabulary:,}; "
+        f"{args.rounds} interleaved rounds on {args.device}.",
+        formats={"plain_gb": ".3f", "chunked_gb": ".3f", "share": ".1%", "time": ".2f"},
+        rows=[{**row, "loss": family} for family, row in found.items()],
+        tables={"loss-memory": table_of(heads)},
+    )
 
 
 def arguments() -> argparse.Namespace:
@@ -294,7 +301,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--chunk", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="write the bytes and seconds as they are")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the record of docs/results")
     args = parser.parse_args()
     unknown = set(args.families) - set(FAMILIES)
     if unknown:

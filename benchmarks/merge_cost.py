@@ -18,6 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from draftsmith.benchmarks.common.markdown import printed
+from draftsmith.benchmarks.common.provenance import finish, record_of, target_weights
+from draftsmith.benchmarks.common.records import Record, table_of
 from draftsmith.data.prompts import load_prompts, render
 from draftsmith.decoding.engine import generate
 from draftsmith.decoding.sampling import Warper
@@ -29,7 +32,6 @@ from draftsmith.drafters.model.draft_model import DraftModel
 from draftsmith.drafters.model.ensemble import Ensemble, join
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import RequestError
-from draftsmith.eval.measure.environment import environment
 from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.trainers.student.draft import draft_model
 
@@ -41,17 +43,35 @@ def main() -> None:
     target = load_target(args.target)
     prompts = load_prompts("stdlib", limit=args.prompts)
     ids = [render(prompt, target.tokenizer, limit=256) for prompt in prompts]
-    place = environment()
-    print(
-        f"{place['processor']}, {place['threads']} threads, torch {torch.__version__}; "
-        f"{len(ids)} prompts, {args.max_new_tokens} new tokens, chains of {args.draft_length}"
-    )
-    print("| members | T | nodes | step, ms | merging and masking, ms | share |")
-    print("|---|---|---|---|---|---|")
+    rows = []
     for members in args.members:
         drafter = drafter_of(target, members, args)
-        for temperature in (0.0, 1.0):
-            print(row(target, drafter, ids, temperature, args))
+        rows += [row(target, drafter, ids, temperature, args) for temperature in (0.0, 1.0)]
+    record = assembled(rows, len(ids), args)
+    print(printed(record))
+    finish(record, args.json)
+
+
+def assembled(rows: list[dict[str, float]], prompts: int, args: argparse.Namespace) -> Record:
+    """One row per size and temperature."""
+    heads = {
+        "members": "{members}",
+        "T": "{T}",
+        "nodes": "{nodes}",
+        "step, ms": "{step_ms}",
+        "merging and masking, ms": "{merging_ms}",
+        "share": "{share}",
+    }
+    return record_of(
+        args,
+        title="Merging the trees of an ensemble",
+        target=target_weights(args.target),
+        setup=f"{prompts} prompts, {args.max_new_tokens} new tokens, chains of {args.draft_length}; "
+        f"{args.drafter or 'fresh drafts'}.",
+        formats={"nodes": ".1f", "step_ms": ".2f", "merging_ms": ".2f", "share": ".1%"},
+        rows=rows,
+        tables={"merge-cost": table_of(heads)},
+    )
 
 
 def drafter_of(target: Backbone, members: int, args: argparse.Namespace) -> Ensemble:
@@ -74,8 +94,8 @@ def fresh(target: Backbone, seed: int, draft_length: int) -> DraftModel:
 
 def row(
     target: Backbone, drafter: Ensemble, ids: list[list[int]], temperature: float, args: argparse.Namespace
-) -> str:
-    """One line of the table, all prompts together; the first prompt warms up."""
+) -> dict[str, float]:
+    """One row of the table, all prompts together; the first prompt warms up."""
     how: dict[str, Any] = {"warper": Warper(temperature), "max_new_tokens": args.max_new_tokens}
     generate(target, drafter, ids[:1], **how)
     with timed() as spent:
@@ -84,10 +104,14 @@ def row(
     seconds = sum(each.decode_seconds for each in found)
     nodes = sum(each.nodes for each in found)
     own = sum(spent.values())
-    return (
-        f"| {len(drafter.members)} | {temperature:g} | {nodes / calls:.1f} | "
-        f"{1e3 * seconds / calls:.2f} | {1e3 * own / calls:.2f} | {own / seconds:.1%} |"
-    )
+    return {
+        "members": len(drafter.members),
+        "T": temperature,
+        "nodes": nodes / calls,
+        "step_ms": 1e3 * seconds / calls,
+        "merging_ms": 1e3 * own / calls,
+        "share": own / seconds,
+    }
 
 
 @contextmanager
@@ -122,6 +146,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--draft-length", type=int, default=4)
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--max-new-tokens", type=int, default=48)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the record of docs/results")
     return parser.parse_args()
 
 

@@ -11,80 +11,76 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import tempfile
 from pathlib import Path
 from statistics import median
+from typing import Any
 
-import torch
-from draftsmith.eval.measure.environment import environment
-from draftsmith.launch.train import train
+from draftsmith.benchmarks.common.markdown import printed
+from draftsmith.benchmarks.common.provenance import finish, record_of, target_weights
+from draftsmith.benchmarks.common.records import Record, table_of
+from draftsmith.benchmarks.common.runs import QUIET, numbers, parser_of, trained
+from draftsmith.launch.recipe.load import load_recipe
 
 WARM = 2  # records left out: the first steps make kernels and KV caches
 
 
 def main() -> None:
     args = arguments()
-    logging.basicConfig(level=logging.WARNING)
-    place = environment()
-    print(
-        f"{place['processor']}, {place['threads']} threads, torch {torch.__version__}; "
-        f"{args.recipe}, {args.share:.0%} of the rows, medians over {args.steps} steps"
-    )
-    print("| written by | every | share of the time | tokens/s |\n|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
-        for by in args.by:
-            for every in args.every:
-                share, speed = cost(Path(folder) / f"{by}-{every}", by, every, args)
-                print(f"| {by} | {every} | {share:.1%} | {speed:,.0f} |", flush=True)
+        rows = [cost(Path(folder) / f"{by}-{every}", by, every, args) for by in args.by for every in args.every]
+    record = assembled(rows, args)
+    print(printed(record))
+    finish(record, args.json)
 
 
-def cost(out: Path, by: str, every: int, args: argparse.Namespace) -> tuple[float, float]:
+def cost(out: Path, by: str, every: int, args: argparse.Namespace) -> dict[str, Any]:
     """Share of the time and tokens per second, medians over stretches of `every` steps."""
     stretches = max(3, args.steps // every)
-    own = {name.replace(".", "__"): value for name, value in args.set}
-    train(
-        args.recipe,
-        out=out,
-        rollouts__share=args.share,
-        rollouts__by=by,
-        rollouts__every_steps=every,
-        loop__log_every=every,
-        loop__steps=(WARM + stretches) * every,
-        loop__validate_every=10**6,
-        loop__validate_rows=1,
-        probe__every_steps=None,
-        probe__prompts=1,
-        probe__max_new_tokens=2,
-        checkpoint__every_steps=10**6,
-        **own,
-    )
-    lines = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
+    own = {
+        "rollouts.share": args.share,
+        "rollouts.by": by,
+        "rollouts.every_steps": every,
+        "loop.log_every": every,
+        "loop.steps": (WARM + stretches) * every,
+        "loop.validate_rows": 1,
+        "probe.prompts": 1,
+        "probe.max_new_tokens": 2,
+        "checkpoint.every_steps": 10**6,
+    }
+    run = trained(args.recipe, out, QUIET | own | dict(args.set))
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     found = [line for line in lines if line["kind"] == "train"][WARM:]
-    return (median(line["rollout_share"] for line in found), median(line["tokens_per_second"] for line in found))
+    names = {"share": "rollout_share", "tokens_per_second": "tokens_per_second"}
+    return {"by": by, "every": every, **{name: median(line[key] for line in found) for name, key in names.items()}}
+
+
+def assembled(rows: list[dict[str, Any]], args: argparse.Namespace) -> Record:
+    """One row per writer and number of steps."""
+    heads = {
+        "written by": "{by}",
+        "every": "{every}",
+        "share of the time": "{share}",
+        "tokens/s": "{tokens_per_second}",
+    }
+    return record_of(
+        argparse.Namespace(),  # what is learned is thrown away: no training seed
+        title="What writing rows while training costs",
+        target=target_weights(str(load_recipe(args.recipe, args.set).recipe.target.path)),
+        setup=f"`{args.recipe}`, {args.share:.0%} of the rows written; medians over {args.steps} steps.",
+        formats={"share": ".1%", "tokens_per_second": ",.0f"},
+        rows=rows,
+        tables={"on-policy-cost": table_of(heads)},
+    )
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--recipe", default="distill-on-policy-tiny")
     parser.add_argument("--share", type=float, default=0.5)
-    names = ["student", "target", "mixed"]
-    parser.add_argument("--by", type=lambda word: word.split(","), default=names)
-    parser.add_argument(
-        "--every",
-        type=lambda word: list(map(int, word.split(","))),
-        default=[1, 4],
-        help="steps that train on the same rows",
-    )
+    parser.add_argument("--by", type=lambda text: text.split(","), default=["student", "target", "mixed"])
+    parser.add_argument("--every", type=numbers, default=[1, 4], help="steps that train on the same rows")
     parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument(
-        "--set",
-        type=lambda word: tuple(word.split("=", 1)),
-        action="append",
-        default=[],
-        metavar="SECTION.FIELD=VALUE",
-        help="a value for every run's recipe",
-    )
     return parser.parse_args()
 
 

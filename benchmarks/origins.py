@@ -3,28 +3,41 @@
 Four drafts of about as many parameters are cut from the target: layers chosen by measured
 acceptance, layers spread evenly as is the habit, all layers narrower, half of them narrower. One
 of the same shape as the first begins from scratch. All are distilled for `--steps` steps on the
-same rows. Beside them what needs no training: copies of 8 and 4 bits, and early exits. All draft
-chains for held-out prompts, in turn with plain decoding, and every one is audited. What is
-measured is kept row by row in `--out`, so that a run that was cut goes on where it was; other
-settings than `--rows` and `--steps` need another `--out`.
+same rows, once a training seed. Beside them what needs no training: copies of 8 and 4 bits, and
+early exits. All draft chains for held-out prompts, and every one is audited. What is measured is
+kept row by row in `--out`, so that a run that was cut goes on where it was; other settings than
+`--rows`, `--steps` and `--seeds` need another `--out`.
 
     python benchmarks/origins.py --out runs/origins
     python benchmarks/origins.py --out runs/origins --rows "from scratch,early exit 2" --steps 50
+    python benchmarks/origins.py --out runs/origins-3 --seeds 0,1,2 --json origins.json
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from draftsmith.benchmarks.kept import file_name, same_settings
+from draftsmith.benchmarks.common.acceptance import audited, decoded, mean
+from draftsmith.benchmarks.common.kept import file_name, same_settings
+from draftsmith.benchmarks.common.markdown import printed
+from draftsmith.benchmarks.common.provenance import drafter_weights, finish, record_of, target_weights
+from draftsmith.benchmarks.common.records import Record, table_of
+from draftsmith.benchmarks.common.runs import (
+    QUIET,
+    add_audit,
+    add_decoding,
+    by_seed,
+    kept,
+    parser_of,
+    settings_of,
+    trained,
+)
 from draftsmith.data.prompts import load_prompts
 from draftsmith.decoding.proposal import Proposer
 from draftsmith.decoding.target.backbone import Backbone
@@ -32,22 +45,17 @@ from draftsmith.decoding.target.loading import load_target
 from draftsmith.drafters.model.early_exit import save_early_exit
 from draftsmith.drafters.model.quantised import save_quantised
 from draftsmith.drafters.registry import load_drafter
-from draftsmith.eval.audit.audit import audit
-from draftsmith.eval.config import AuditConfig, EvalConfig
+from draftsmith.eval.config import EvalConfig
 from draftsmith.eval.measure.arms import Arm
-from draftsmith.eval.measure.environment import environment
-from draftsmith.eval.measure.evaluate import evaluate
 from draftsmith.eval.measure.requests import first_turns, make_requests
-from draftsmith.eval.measure.speed import bytes_of
-from draftsmith.eval.report.tables import interval, number
-from draftsmith.storage import write_text
+from draftsmith.eval.measure.speed import bytes_of, measure_costs
 
 DEPTH = 4  # drafted tokens of a chain
 RECIPE = "prune-tiny"
 LAYERS = 2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Origin:
     """A row of the table: recipe values of a trained draft, or settings of one that is not."""
 
@@ -99,29 +107,33 @@ def main() -> None:
     if set(wanted) - set(names):
         raise SystemExit(f"--rows {args.rows}: known are {', '.join(names)}")
     # --steps is in the names of what is kept
-    same_settings(args.out, vars(args), free=("rows", "steps"))
-    chosen = [each for each in ORIGINS if each.name in wanted]
-    for origin in chosen:
-        if not place(origin, args).is_file():
-            found = measure(origin, args)
-            write_text(place(origin, args), json.dumps(found, indent=1) + "\n")
-    print("\n".join(table([json.loads(place(each, args).read_text()) for each in chosen], args)))
+    same_settings(args.out, vars(args), free=("rows", "steps", "seeds", "json"))
+    found = {}
+    for origin in ORIGINS:
+        if origin.name in wanted:
+            parts = by_seed(args) if origin.trained else by_seed(args)[:1]
+            found[origin] = [kept(measured_file(origin, part), partial(measure, origin, part)) for part in parts]
+    record = assembled(found, args)
+    print(printed(record))
+    finish(record, args.json)
 
 
-def place(origin: Origin, args: argparse.Namespace) -> Path:
-    """Where a row's measurements are kept."""
-    return args.out / f"{file_name(origin.name)}-{args.steps if origin.trained else 0}.json"
+def name_of(origin: Origin, args: argparse.Namespace) -> str:
+    """What a row's files are called."""
+    return f"{file_name(origin.name)}-{args.steps if origin.trained else 0}"
+
+
+def measured_file(origin: Origin, args: argparse.Namespace) -> Path:
+    """Where a row's measurements of a seed are kept."""
+    path: Path = args.out / f"{name_of(origin, args)}.json"
+    return path
 
 
 def folder_of(origin: Origin, target: Backbone, args: argparse.Namespace) -> Path:
     """The drafter's folder, made now if it is not there."""
-    name = f"{file_name(origin.name)}-{args.steps if origin.trained else 0}"
-    folder: Path = args.out / "runs" / name
+    folder: Path = args.out / "runs" / name_of(origin, args)
     if origin.trained:
-        status = folder / "status.json"
-        if not status.is_file() or json.loads(status.read_text())["state"] != "finished":
-            train(origin, folder, args)
-        return folder / "drafter"
+        return train(origin, folder, args) / "drafter"
     if not folder.is_dir():
         if origin.bits is not None:
             save_quantised(folder, target, bits=origin.bits)
@@ -130,67 +142,57 @@ def folder_of(origin: Origin, target: Backbone, args: argparse.Namespace) -> Pat
     return folder
 
 
-def train(origin: Origin, folder: Path, args: argparse.Namespace) -> None:
+def train(origin: Origin, folder: Path, args: argparse.Namespace) -> Path:
     """One run: same rows in the same order, same steps, whatever the draft begins with."""
     values = {
         "target.path": args.target,
         "loop.steps": args.steps,
         "loop.batch_rows": args.batch_rows,
         "loop.micro_rows": args.batch_rows,
-        "loop.validate_every": 100_000,
-        "loop.validate_rows": 16,
-        "probe.every_steps": "",
-        "probe.prompts": 2,
         "optimizer.lr": args.lr_scratch if "model.start_from" in origin.values else args.lr,
         **origin.values,
-        **dict(args.set),
     }
-    words = [word for key, value in values.items() for word in (f"--{key}", f"{value}")]
-    command = [sys.executable, "-m", "draftsmith.launch.train", RECIPE, "--out", str(folder)]
-    log = folder.with_suffix(".log")
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("w") as stream:
-        done = subprocess.run([*command, *words], stdout=stream, stderr=subprocess.STDOUT, check=False)
-    if done.returncode:
-        raise SystemExit(f"{origin.name}: training failed, see {log}")
+    return trained(RECIPE, folder, QUIET | {"loop.validate_rows": 16} | values | settings_of(args))
 
 
 def measure(origin: Origin, args: argparse.Namespace) -> dict[str, Any]:
-    """Results at every temperature, the audit's verdict among them."""
-    config = EvalConfig(
-        prompts=args.prompts,
-        limit=args.limit,
-        max_new_tokens=args.max_new_tokens,
-        draft_length=DEPTH,
-        sweep=[],
-        repeats=1,
-    )
+    """Sums of every prompt at every temperature, the audit's verdict, sizes and costs."""
+    config = eval_config(args)
     target = load_target(args.target)
     folder = folder_of(origin, target, args)
     drafter = load_drafter(folder, target, draft_length=DEPTH)
     prompts = load_prompts(config.prompts, limit=config.limit, seed=config.seed)
     requests = make_requests(target, prompts, config)
-    verdict = verdict_of(target, drafter, first_turns(requests), args)
-    found = evaluate(target, [Arm(origin.name, drafter, verdict)], requests, config)
+    ids = [each.ids for each in requests]
+    report = audited(target, drafter, first_turns(requests), args)
+    if report.failures:  # a draft that fails has no place in a table
+        raise SystemExit(report.text())
+    arm = Arm(origin.name, drafter)
+    context = sorted(map(len, ids))[len(ids) // 2] + config.max_new_tokens // 2
+    found = {"max_new_tokens": config.max_new_tokens, "seed": config.seed}
     return {
-        "name": origin.name,
+        "sums": {f"{at:g}": decoded(target, drafter, ids, at, **found) for at in config.temperatures},
+        "verdict": report.verdict,
         "parameters": parameters(drafter),
-        "rows": found["rows"],
-        "untrained": untrained(folder),
-        "bytes": found["draft"]["bytes"],
+        "kept": layers_kept(folder),
+        "c": measure_costs(target, arm.backbone, [DEPTH], context=context).c,
+        "bytes": arm.draft_bytes,
+        "proposal_bytes": arm.proposal_bytes,
         "target_bytes": bytes_of(target.model),
-        "settings": config.model_dump(),
-        "environment": environment(),
+        "drafter": str(folder),
     }
 
 
-def verdict_of(target: Backbone, drafter: Proposer, ids: Sequence[Sequence[int]], args: argparse.Namespace) -> str:
-    """The audit's verdict; a draft that fails it has no place in a table."""
-    evidence = AuditConfig(tokens=args.audit_tokens, sequences=args.audit_sequences, prompts=min(24, len(ids)))
-    report = audit(target, drafter, ids, evidence)
-    if report.failures:
-        raise SystemExit(report.text())
-    return report.verdict
+def eval_config(args: argparse.Namespace) -> EvalConfig:
+    return EvalConfig(
+        prompts=args.prompts,
+        limit=args.limit,
+        max_new_tokens=args.max_new_tokens,
+        prompt_tokens=args.prompt_tokens,
+        draft_length=DEPTH,
+        sweep=[],
+        repeats=1,
+    )
 
 
 def parameters(drafter: Proposer) -> int:
@@ -199,68 +201,78 @@ def parameters(drafter: Proposer) -> int:
     return sum(each.numel() for each in module.parameters())
 
 
-def untrained(folder: Path) -> dict[str, Any] | None:
-    """What the run's search saw: the layers that stay, and alpha_hat before training."""
-    found = folder.parent / "pruning.json"
-    return json.loads(found.read_text()) if found.is_file() else None
+def layers_kept(folder: Path) -> str | None:
+    """The layers that a run's search left; None where nothing was cut."""
+    search = folder.parent / "pruning.json"
+    return " ".join(map(str, json.loads(search.read_text())["kept"])) if search.is_file() else None
 
 
-def table(found: Sequence[dict[str, Any]], args: argparse.Namespace) -> list[str]:
-    """Markdown: a row per origin, alpha_hat, tau and mbsu at each temperature."""
-    where, settings = found[0]["environment"], found[0]["settings"]
-    temperatures = settings["temperatures"]
-    measured = [f"{name} T={at:g}" for at in temperatures for name in ("alpha_hat", "tau", "mbsu")]
-    head = ["draft", "parameters", "bytes, of the target's", "c", "layers kept"]
-    head += [*measured, "verdict"]
-    lines = [
-        f"{where['processor']}, {where['threads']} threads, torch {torch.__version__}; "
-        f"{args.steps} steps of {args.batch_rows} rows of 256 tokens where trained; "
-        f"{settings['limit']} prompts of {settings['prompts']}, {settings['max_new_tokens']} new "
-        f"tokens, chains of {DEPTH}, fp32; 95 % intervals over prompts.",
-        "",
-        "| " + " | ".join(head) + " |",
-        "|" + "---|" * len(head),
-    ]
-    return lines + [line_of(each) for each in found]
+# ---- the record -------------------------------------------------------------------------------
+
+MEASURES = ("alpha_hat", "tau", "mbsu")
 
 
-def line_of(found: dict[str, Any]) -> str:
-    """One row of the table."""
-    kept = found["untrained"]
-    cells = [
-        found["name"],
-        f"{found['parameters'] / 1e6:.2f} M",
-        f"{found['bytes'] / found['target_bytes']:.0%}",
-        number(found["rows"][0]["c"]),
-        " ".join(map(str, kept["kept"])) if kept else "",
-    ]
-    for row in found["rows"]:
-        cells += [interval(row["alpha_hat"]), interval(row["tau"]), number(row["mbsu"])]
-    return "| " + " | ".join([*cells, found["rows"][0]["verdict"]]) + " |"
+def assembled(found: dict[Origin, list[dict[str, Any]]], args: argparse.Namespace) -> Record:
+    """A row per origin, alpha_hat, tau and mbsu at each temperature."""
+    temperatures = eval_config(args).temperatures
+    drafters = {
+        f"{origin.name}, seed {seed}" if origin.trained else origin.name: Path(part["drafter"])
+        for origin, parts in found.items()
+        for seed, part in zip(args.seeds, parts)
+    }
+    heads = {
+        "draft": "{draft}",
+        "parameters": "{parameters} M",
+        "bytes, of the target's": "{bytes_share}",
+        "c": "{c}",
+        "layers kept": "{layers_kept}",
+        **{f"{name} T={at:g}": f"{{{name}_T{at:g}}}" for at in temperatures for name in MEASURES},
+        "verdict": "{verdict}",
+    }
+    return record_of(
+        args,
+        title="Where drafts come from",
+        target=target_weights(args.target),
+        drafters=drafter_weights(drafters),
+        setup=f"{args.steps} steps of {args.batch_rows} rows of 256 tokens where trained; {args.limit} prompts of "
+        f"{args.prompts}, {args.max_new_tokens} new tokens, chains of {DEPTH}, fp32.",
+        intervals="95 % bootstrap intervals over prompts",
+        formats={"parameters": ".2f", "bytes_share": ".0%", "c": ".2f"}
+        | {f"{name}_T{at:g}": ".2f" for at in temperatures for name in MEASURES},
+        rows=[row_of(origin, parts, temperatures) for origin, parts in found.items()],
+        tables={"origins": table_of(heads)},
+    )
+
+
+def row_of(origin: Origin, parts: Sequence[dict[str, Any]], temperatures: Sequence[float]) -> dict[str, Any]:
+    """A row's cells; mbsu is tau's mean over what its weights cost to read."""
+    first = parts[0]
+    row = {
+        "draft": origin.name,
+        "parameters": first["parameters"] / 1e6,
+        "bytes_share": first["bytes"] / first["target_bytes"],
+        "c": first["c"],
+        "layers_kept": first["kept"] or "",
+        "verdict": ", ".join(sorted({part["verdict"] for part in parts})),
+    }
+    for at in temperatures:
+        sums = [part["sums"][f"{at:g}"] for part in parts]
+        tau = mean(sums, "tau")
+        row |= {f"alpha_hat_T{at:g}": mean(sums, "alpha_hat"), f"tau_T{at:g}": tau}
+        row[f"mbsu_T{at:g}"] = tau.value / (1 + first["proposal_bytes"] / first["target_bytes"])
+    return row
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("runs/origins"))
+    parser = parser_of(__doc__, out="runs/origins")
     parser.add_argument("--rows", help="names with commas between; default: all")
     parser.add_argument("--target", default="tiny")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch-rows", type=int, default=4)
     parser.add_argument("--lr", type=float, default=2e-3, help="of what is cut from the target")
     parser.add_argument("--lr-scratch", type=float, default=5e-3, help="of fresh weights")
-    parser.add_argument("--prompts", default="stdlib")
-    parser.add_argument("--limit", type=int, default=16)
-    parser.add_argument("--max-new-tokens", type=int, default=64)
-    parser.add_argument("--audit-tokens", type=int, default=2_000)
-    parser.add_argument("--audit-sequences", type=int, default=50_000)
-    parser.add_argument(
-        "--set",
-        type=lambda word: tuple(word.split("=", 1)),
-        action="append",
-        default=[],
-        metavar="SECTION.FIELD=VALUE",
-        help="a value for every trained row",
-    )
+    add_decoding(parser, limit=16)
+    add_audit(parser, tokens=2_000, sequences=50_000)
     return parser.parse_args()
 
 

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from draftsmith.benchmarks.common.replayed import recorded
 from draftsmith.decoding.sampling import Warper, draw
 from draftsmith.eval.measure.environment import environment
-from draftsmith.eval.measure.timing import Call, interleaved, recorded
+from draftsmith.eval.measure.timing import Call, interleaved
 from torch import Tensor
 
 SAMPLED = Warper(0.8, top_k=50, top_p=0.95)

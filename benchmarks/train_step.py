@@ -33,6 +33,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from draftsmith.benchmarks.common.markdown import printed
+from draftsmith.benchmarks.common.provenance import finish, record_of, target_weights
+from draftsmith.benchmarks.common.records import Record, figure, table_of
 from draftsmith.decoding.target.loading import load_target
 from draftsmith.eval.measure.environment import environment
 from draftsmith.eval.measure.metrics import Interval, ratio
@@ -62,7 +65,10 @@ def main() -> None:
             arms[name] = Arm("eagle-tiny", Path(place), args, {"target.path": str(target)})
         peaks = measure(arms, args.rounds, args.peak_size)
     found = {name: arm.result(peaks) for name, arm in arms.items()}
-    print("\n".join(table(found, peaks, args)))
+    note = [NOTE] if args.tiny else []
+    record = assembled(found, peaks, args)
+    print("\n".join([*note, printed(record), *note]))
+    finish(record, args.json)
     if args.out:
         kept = {"results": found, "peaks": peaks, "environment": environment()}
         write_text(args.out, json.dumps(kept, indent=1) + "\n")
@@ -275,31 +281,39 @@ def attention_back_operations(_grad: Any, query: Any, key: Any, *_: Any, **__: A
 # ---- showing ------------------------------------------------------------------------------
 
 
-def table(found: dict[str, dict[str, Any]], peaks: dict[str, float], args: argparse.Namespace) -> list[str]:
-    """Markdown, with what it was measured on above it."""
-    place = environment()
+def assembled(found: dict[str, dict[str, Any]], peaks: dict[str, float], args: argparse.Namespace) -> Record:
+    """One row per recipe."""
+    heads = {
+        "recipe": "{recipe}",
+        "tokens/s": "{tokens_per_second}",
+        "MFU": "{mfu}",
+        "data wait": "{data_wait}",
+        "target": "{target}",
+        "of it layers": "{layers}",
+    }
     shown = ", ".join(f"{name} {speed / 1e9:.0f} GFLOP/s" for name, speed in peaks.items())
-    lines = [
-        *([NOTE] if args.tiny else []),
-        f"{', '.join(place['devices']) or place['processor']}, {place['threads']} threads, "
-        f"torch {torch.__version__}; peak of a product of {args.peak_size}: {shown}; "
-        f"{args.rounds} interleaved rounds, 95 % intervals over steps",
-        "",
-        "| recipe | tokens/s | MFU | data wait | target | of it layers |",
-        "|---|---|---|---|---|---|",
-    ]
-    for name, row in found.items():
-        speed, low, high = row["tokens_per_second"]
-        cells = [name, f"{speed:,.0f} [{low:,.0f}, {high:,.0f}]", percent(row["mfu"]), f"{row['data_wait'][0]:.2%}"]
-        frozen = row["operations"]["layers"] > 0
-        cells += [percent(row[each]) if frozen else "-" for each in ("target", "layers")]
-        lines.append("| " + " | ".join(cells) + " |")
-    return [*lines, *([NOTE] if args.tiny else [])]
+    return record_of(
+        args,
+        title="Training step",
+        target=target_weights(str(load_recipe(args.recipes[0], list(args.set.items())).recipe.target.path)),
+        setup=f"Peak of a product of {args.peak_size}: {shown}; {args.rounds} interleaved rounds.",
+        intervals="95 % bootstrap intervals over steps",
+        formats={"tokens_per_second": ",.0f", "data_wait": ".2%", **dict.fromkeys(("mfu", "target", "layers"), ".1%")},
+        rows=[row_of(name, row) for name, row in found.items()],
+        tables={"train-step": table_of(heads)},
+    )
 
 
-def percent(value: list[float]) -> str:
-    middle, low, high = value
-    return f"{middle:.1%} [{low:.1%}, {high:.1%}]"
+def row_of(name: str, row: dict[str, Any]) -> dict[str, Any]:
+    """A recipe's cells; a tuned target has no frozen part."""
+    frozen = row["operations"]["layers"] > 0
+    return {
+        "recipe": name,
+        "tokens_per_second": figure(row["tokens_per_second"]),
+        "mfu": figure(row["mfu"]),
+        "data_wait": row["data_wait"][0],
+        **{part: figure(row[part]) if frozen else None for part in ("target", "layers")},
+    }
 
 
 def listed(interval: Interval) -> list[float]:
@@ -319,7 +333,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--deep", type=int, default=32, help="layers of a second target; 0: none")
     parser.add_argument("--peak-size", type=int, default=2048)
     parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="write operations and intervals as they are")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the record of docs/results")
     parser.add_argument(
         "--set",
         type=lambda word: tuple(word.split("=", 1)),

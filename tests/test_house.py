@@ -31,7 +31,7 @@ ARROWS = {
 FOR_ALL = {"storage"}
 SOURCES = [path for room in ARROWS for path in sorted((ROOT / room).rglob("*.py"))]
 ALL = [*sorted(ROOT.glob("*.py")), *SOURCES]
-EVERY = [*ALL, *sorted((ROOT / "tests").rglob("*.py")), *sorted((ROOT / "benchmarks").glob("*.py"))]
+EVERY = [*ALL, *sorted((ROOT / "tests").rglob("*.py")), *sorted((ROOT / "benchmarks").rglob("*.py"))]
 TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in ALL}
 
 
@@ -129,7 +129,7 @@ def test_the_formatter_is_never_overruled() -> None:
 
 
 def test_tests_and_benchmarks_import_as_users_do() -> None:
-    files = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").glob("*.py")]
+    files = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
     assert len(files) > 20
     relative = [
         f"{name_of(path)}:{node.lineno}"

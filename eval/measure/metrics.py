@@ -12,7 +12,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -136,27 +135,3 @@ def ratio(top_R: Floats, bottom_R: Floats, *, seed: int = 0, resamples: int = 20
             rng=np.random.default_rng(seed),
         ).confidence_interval
     return Interval(value, float(found.low), float(found.high))
-
-
-def difference(
-    mine: tuple[Floats, Floats], other: tuple[Floats, Floats], *, seed: int = 0, resamples: int = 2000
-) -> Interval:
-    """`ratio` of mine less `ratio` of the other's on the same requests, drawn together.
-
-    A paired bootstrap: what makes a request easy for both sides is not in the interval.
-
-    Args:
-        mine: the tops and the bottoms of every request, fp64 [R] each.
-        other: the same of what it is compared with, its requests in the same order.
-    """
-    sums = [np.asarray(each, float) for each in (*mine, *other)]
-    rows = np.arange(len(sums[0]))
-    drawn = np.random.default_rng(seed).integers(len(rows), size=(resamples, len(rows)))
-
-    def value(chosen: Any) -> Any:
-        a, b, c, d = (each[chosen].sum(-1) for each in sums)
-        return a / b - c / d
-
-    with np.errstate(invalid="ignore", divide="ignore"):  # a draw may be of empty requests alone
-        low, high = np.nanpercentile(value(drawn), [2.5, 97.5])
-        return Interval(float(value(rows)), float(low), float(high))

@@ -11,9 +11,6 @@ from collections.abc import Callable
 
 import torch
 
-from ...decoding.graphs import Held, Replayed
-from ...decoding.random import Uniforms
-
 Call = Callable[[], object]
 
 
@@ -32,16 +29,6 @@ def interleaved(arms: dict[str, Call], rounds: int, *, device: torch.device, rep
             if number:
                 seconds[name].append(elapsed / repeats)
     return {name: statistics.median(values) for name, values in seconds.items()}
-
-
-def recorded(step: Call, device: torch.device) -> Call:
-    """The step as the engine replays it, already recorded; the step itself without CUDA."""
-    if device.type != "cuda":
-        return step
-    replayed = Replayed(step, Held(Uniforms(0, [0], device)), device)
-    for _ in range(3):  # two eager calls, then the recording
-        replayed()
-    return replayed
 
 
 def _seconds(call: Call, repeats: int, device: torch.device) -> float:

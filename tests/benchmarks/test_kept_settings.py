@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draftsmith.benchmarks.kept import same_settings
+from draftsmith.benchmarks.common.kept import same_settings
 from scripts import load
 
 GIVEN = {

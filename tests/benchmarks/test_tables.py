@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from draftsmith.benchmarks import tables
-from draftsmith.benchmarks.records import FOLDER, Record, read_record, read_records, write_record
+from draftsmith.benchmarks.common.markdown import lines_of
+from draftsmith.benchmarks.common.records import FOLDER, Record, read_record, read_records, write_record
 from pydantic import ValidationError
 
 RECORDS = read_records()
@@ -86,14 +87,14 @@ WHOLE: dict[str, Any] = {
 
 def test_cells_with_intervals_seeds_and_nothing() -> None:
     record = Record.model_validate(WHOLE)
-    assert tables.lines_of(record.tables["all"], record) == [
+    assert lines_of(record.tables["all"], record) == [
         "| method | tau |",
         "|---|---|",
         "| a | 2.00 [1.90, 2.10] (1.90 to 2.10) of 5 |",
         "| b | - |",
         "| c |  |",
     ]
-    assert tables.lines_of(record.tables["T1"], record)[2:] == ["| c |"]
+    assert lines_of(record.tables["T1"], record)[2:] == ["| c |"]
 
 
 @pytest.mark.parametrize(

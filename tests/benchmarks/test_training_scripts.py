@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from draftsmith.benchmarks.common.records import Figure, read_record
 from draftsmith.decoding.target.loading import load_target
 from draftsmith.drafters.folder import read_entry
 from draftsmith.drafters.model.early_exit import save_early_exit
@@ -29,6 +30,8 @@ def test_families_from_recipes_to_a_table(tmp_path: Path) -> None:
     words = [
         "--out",
         str(tmp_path),
+        "--json",
+        str(tmp_path / "record.json"),
         "--families",
         "EAGLE-1,EAGLE-2,HASS behind EAGLE-1",
         "--steps",
@@ -51,15 +54,48 @@ def test_families_from_recipes_to_a_table(tmp_path: Path) -> None:
     assert names == ["EAGLE-1", "EAGLE-2", "HASS behind EAGLE-1"] * 2
     assert all("| lossless (sees 0." in line for line in lines)
     # both draft with one run's weights, and the same chain: the same acceptance
-    first, second = (json.loads((tmp_path / f"eagle-{n}.json").read_text())["trained"][0] for n in (1, 2))
-    assert first["method"] == second["method"] == "chain"
-    assert first["tau"] == second["tau"]
+    first, second = (json.loads((tmp_path / f"eagle-{n}.json").read_text())["trained"]["chain"] for n in (1, 2))
+    assert first == second
+    assert list(first) == ["0", "1"]
+    assert len(first["0"]["emitted"]) == 2
     runs = {folder.parent.name for folder in (tmp_path / "runs").glob("*/drafter")}
     behind = "hass-tiny-1-behind-eagle-tiny"
     assert runs == {"eagle-tiny-2", "eagle-tiny-0", "eagle-tiny-1", behind, "hass-tiny-0"}
     recipe = load_recipe(str(tmp_path / "runs" / behind / "run.yaml")).recipe
     assert recipe.model.start_from == str(tmp_path / "runs" / "eagle-tiny-1" / "drafter")
+    record = read_record(tmp_path / "record.json")
+    assert record.origin == "measured"
+    assert "--json" not in record.command
+    assert len(record.rows) == 6
+    assert {each.name for each in record.drafters} == {f"{name}, seed 0" for name in names}
     assert run("families.py", *words) == printed, "what is measured is not measured again"
+
+
+@pytest.mark.slow
+def test_two_training_seeds_of_a_family(tmp_path: Path) -> None:
+    """Each seed trains its own run; a cell is their mean, with both behind it."""
+    values = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
+    small = "--steps 2 --limit 2 --max-new-tokens 12 --no-speed --audit-tokens 500 --audit-sequences 10000"
+    words = [
+        "--families",
+        "BPD (frozen)",
+        "--shapes",
+        "chain",
+        "--seeds",
+        "0,1",
+        "--json",
+        str(tmp_path / "record.json"),
+    ]
+    printed = run("families.py", "--out", str(tmp_path / "out"), *small.split(), *words, *values)
+    assert "training seeds: 2 (0, 1)" in printed
+    record = read_record(tmp_path / "record.json")
+    assert len({each.sha256 for each in record.drafters}) == 2, "other seeds, other weights"
+    for row in record.rows:
+        assert isinstance(row["tau_chain"], Figure)
+        seeds = row["tau_chain"].seeds
+        assert seeds is not None
+        assert row["tau_chain"].value == pytest.approx(sum(seeds) / 2)
+    assert (tmp_path / "out" / "seed-1" / "bpd--frozen-.json").is_file()
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from draftsmith.decoding.rules.acceptance import Outcome
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.steps import StepLog
 from draftsmith.eval.measure.degeneracy import degeneracy, in_loop
-from draftsmith.eval.measure.metrics import Counts, acceptance, counts_of, difference, ratio
+from draftsmith.eval.measure.metrics import Counts, acceptance, counts_of, ratio
 
 
 def counts(steps: int, emitted: int, tested: list[int], passed: list[int]) -> Counts:
@@ -151,31 +151,6 @@ def test_the_interval_is_as_wide_as_the_error_and_as_steady_as_its_resamples() -
         assert np.std([each.low for each in found]) < 0.15 * error
         assert np.std([each.high for each in found]) < 0.15 * error
     assert widths[400] == pytest.approx(widths[100] / 2, rel=0.2)
-
-
-def test_a_paired_difference_forgets_what_both_sides_share() -> None:
-    """Requests differ much more than the two sides do: unpaired intervals overlap, paired do not."""
-    rng = np.random.default_rng(3)
-    steps_R = rng.integers(20, 40, 40).astype(float)
-    easy_R = rng.uniform(1, 4, 40)
-    mine, other = ((easy_R + more) * steps_R for more in (0.2, 0.0))
-    found = difference((mine, steps_R), (other, steps_R))
-    assert found.value == pytest.approx(0.2)
-    assert [found.low, found.high] == pytest.approx([0.2, 0.2])
-    assert ratio(other, steps_R).high > ratio(mine, steps_R).low
-    back = difference((other, steps_R), (mine, steps_R))
-    assert back.to_list() == pytest.approx([-found.value, -found.high, -found.low])
-
-
-def test_the_interval_of_a_difference_covers_it() -> None:
-    rng = np.random.default_rng(1)
-    hits = 0
-    for seed in range(60):
-        bottom_R = rng.integers(20, 40, 40).astype(float)
-        mine, other = (rng.binomial(bottom_R.astype(int), p).astype(float) for p in (0.5, 0.4))
-        found = difference((mine, bottom_R), (other, bottom_R), seed=seed, resamples=400)
-        hits += found.low <= 0.1 <= found.high
-    assert 50 <= hits < 60
 
 
 def test_nothing_measured_is_null_not_nan() -> None:

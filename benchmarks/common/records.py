@@ -166,6 +166,11 @@ class Record(_Strict):
         return [row for row in self.rows if all(row.get(name) == value for name, value in table.where.items())]
 
 
+def table_of(heads: dict[str, str], where: dict[str, float | str] | None = None) -> Table:
+    """A table of columns, given as their headings and cells."""
+    return Table(columns=[Column(head=head, cell=cell) for head, cell in heads.items()], where=where or {})
+
+
 def read_record(path: Path) -> Record:
     """A record from its file.
 
@@ -175,7 +180,9 @@ def read_record(path: Path) -> Record:
     try:
         return Record.model_validate(json.loads(path.read_text(encoding="utf-8")))
     except (json.JSONDecodeError, ValidationError) as error:
-        raise SystemExit(f"{path.name} is no record of a measurement (benchmarks/records.py): {error}") from error
+        raise SystemExit(
+            f"{path.name} is no record of a measurement (benchmarks/common/records.py): {error}"
+        ) from error
 
 
 def read_records(folder: Path = FOLDER) -> dict[str, Record]:

@@ -1,0 +1,92 @@
+"""Where a script's figures come from: its call, the commit, the machine, the weights.
+
+Read next: `records.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from draftsmith.benchmarks.common.records import FOLDER, Record, Weights, write_record
+from draftsmith.decoding.target.hub import embedded_target
+from draftsmith.eval.measure.environment import environment
+from draftsmith.launch.generate import drafter_hash
+
+ONE_SEED = "what another seed changes, which `--seeds 0,1,2` measures"
+
+
+def record_of(args: argparse.Namespace, **values: Any) -> Record:
+    """A script's record: what it gives, and what can be read off the call and the machine."""
+    machine = environment()
+    versions = {"python": machine["python"], **{name: each for name, each in machine["versions"].items() if each}}
+    seeds = getattr(args, "seeds", [])
+    return Record.model_validate(
+        {
+            "origin": "measured",
+            "command": call(),
+            "commit": commit(),
+            "date": date.today().isoformat(),
+            "versions": versions,
+            "hardware": hardware(machine),
+            "seeds": len(seeds),
+            "seed_values": seeds,
+            **({"tells_apart": ONE_SEED} if len(seeds) == 1 else {}),
+            **values,
+        }
+    )
+
+
+def call() -> str:
+    """The command that was typed, less where its record goes."""
+    given, words = list(sys.argv[1:]), []
+    while given:
+        word = given.pop(0)
+        if word == "--json":
+            given.pop(0)
+        elif not word.startswith("--json="):
+            words.append(word)
+    return shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *words])
+
+
+def commit() -> str:
+    """The checkout's commit; "+" behind it says that files differ from it."""
+    here = FOLDER.parent
+    done = subprocess.run(["git", "describe", "--always", "--dirty=+"], cwd=here, capture_output=True, text=True)
+    return done.stdout.strip() or "unknown"
+
+
+def hardware(machine: Mapping[str, Any]) -> str:
+    """Processor or devices, cores, threads, memory."""
+    where = ", ".join(machine["devices"]) or machine["processor"]
+    return f"{where}, {machine['cores']} cores, {machine['threads']} threads used, {machine['memory_gb']:.0f} GB"
+
+
+def target_weights(path: str) -> Weights:
+    """A target by the last part of its name and the hash of its config and weights."""
+    folder = Path(embedded_target() if path == "tiny" else path)
+    return Weights(name=folder.name, sha256=drafter_hash(folder))
+
+
+def drafter_weights(folders: Mapping[str, Path]) -> list[Weights]:
+    """Drafters by name, with the hashes of their folders."""
+    return [Weights(name=name, sha256=drafter_hash(folder)) for name, folder in folders.items()]
+
+
+def named_by_seed(name: str, folders: Sequence[Path], seeds: Sequence[int]) -> dict[str, Path]:
+    """Folders of one drafter by name and training seed."""
+    if len(seeds) == 1:
+        return {name: folders[0]}
+    return {f"{name}, seed {seed}": folder for seed, folder in zip(seeds, folders, strict=True)}
+
+
+def finish(record: Record, path: Path | None) -> None:
+    """Write the record where `--json` asks for it."""
+    if path is not None:
+        write_record(path, record)

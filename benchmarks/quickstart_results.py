@@ -1,0 +1,158 @@
+"""A finished quickstart, and what the README's two commands took, as records in `docs/results`.
+
+`make quickstart` leaves `quickstart/run/eval/results.json` and its audits; `shared/checks/newcomer`
+clones the repository, runs both commands and prints a line for each:
+
+    make quickstart: passed in 663 s with its set-up, largest process 1.8 GB; log: ...
+
+    python benchmarks/quickstart_results.py quickstart --seconds 573
+    python benchmarks/quickstart_results.py --newcomer newcomer.log
+    python benchmarks/tables.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from draftsmith.benchmarks.common.markdown import printed
+from draftsmith.benchmarks.common.provenance import drafter_weights, finish, hardware, record_of, target_weights
+from draftsmith.benchmarks.common.records import FOLDER, Record, figure, read_record, table_of
+from draftsmith.eval.report.tables import best_measured, best_predicted
+from draftsmith.launch.quickstart import RUNS
+from draftsmith.launch.recipe.load import load_recipe
+
+NAMES = {"trained": "draft model", "medusa": "Medusa-1", "eagle3": "EAGLE-3"}
+PASSED = re.compile(r"^make (\w+): (\w+) in (\d+) s with its set-up, largest process ([\d.]+) GB", re.MULTILINE)
+HEADS = {"command": "{command}", "outcome": "{outcome}", "time": "{seconds} s", "largest process": "{peak} GB"}
+SEED = "what another seed changes, which was not measured here"
+
+
+def main() -> None:
+    args = arguments()
+    records = {}
+    if args.folder is not None:
+        records["quickstart"] = quickstart_record(args.folder, args.seconds)
+    if args.newcomer is not None:
+        records["newcomer"] = newcomer_record(args.newcomer.read_text(encoding="utf-8"))
+    if not records:
+        raise SystemExit("name the quickstart's folder, or a log by --newcomer")
+    for name, record in records.items():
+        print(printed(record))
+        finish(record, args.results / f"{name}.json")
+
+
+def quickstart_record(folder: Path, seconds: float | None) -> Record:
+    """The table of a finished quickstart; columns and formats are those of the record that stands.
+
+    Args:
+        folder: what `draftsmith quickstart --out` wrote.
+        seconds: what it took by the clock; None leaves it unsaid.
+    """
+    found = json.loads((folder / "run" / "eval" / "results.json").read_text(encoding="utf-8"))
+    standing = read_record(FOLDER / "quickstart.json")
+    machine, settings = found["environment"], found["settings"]
+    drafters = dict(zip(NAMES.values(), (folder / run / "drafter" for run in RUNS), strict=True))
+    return record_of(
+        argparse.Namespace(seeds=[0]),
+        title="Quickstart",
+        command="make quickstart",
+        versions={name: each for name, each in machine["versions"].items() if each},
+        hardware=hardware(machine),
+        target=target_weights("tiny"),
+        drafters=drafter_weights(drafters),
+        setup=f"Three drafters, each trained, audited and measured: {steps()}. {settings['limit']} prompts from "
+        f"held-out library files, {settings['max_new_tokens']} new tokens, draft length "
+        f"{settings['draft_length']}, fp32.",
+        intervals="95 % bootstrap intervals over prompts",
+        tells_apart=SEED,
+        audit={"verdict": "of each row; the untrained draft runs the draft model's code", "sees": sees(folder)},
+        formats=standing.formats,
+        rows=[row_of(row) for row in found["rows"]],
+        tables={name: table.model_dump(exclude_unset=True) for name, table in standing.tables.items()},
+        notes=notes_of(found, seconds),
+    )
+
+
+def steps() -> str:
+    """Names and training steps of what the quickstart trains."""
+    each = (load_recipe(recipe, list(values.items())).recipe.loop.steps for recipe, values in RUNS.values())
+    return ", ".join(f"{name} ({count} steps)" for name, count in zip(NAMES.values(), each, strict=True))
+
+
+def sees(folder: Path) -> str:
+    """The smallest biases that every audit would have seen."""
+    names = ["audit", *(f"audit-{run}" for run in list(RUNS)[1:])]
+    audits = [json.loads((folder / "run" / "eval" / f"{name}.json").read_text(encoding="utf-8")) for name in names]
+    real, enumerated = (max(each[part]["detectable"] for each in audits) for part in ("rosenblatt", "enumeration"))
+    return f"a bias of {real:.4f} in total variation on the real pair, {enumerated:.4f} on the enumerated distribution"
+
+
+def row_of(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of results under the record's names."""
+    audited = row.get("audited") or row["method"]
+    borrowed = audited != row["method"]
+    return {
+        "drafter": NAMES.get(row["method"], row["method"]),
+        "T": row["temperature"],
+        "tau": figure(row["tau"]),
+        "alpha": figure(row["alpha"]),
+        "speedup": figure(row["speedup"]),
+        "predicted": row["predicted_speedup"],
+        "loop_share": row["loop_share"],
+        "verdict": f"as the {NAMES.get(audited, audited)}" if borrowed else row["verdict"],
+    }
+
+
+def notes_of(found: dict[str, Any], seconds: float | None) -> list[str]:
+    """Time, loops and the best draft lengths."""
+    loops = max(row["loop_share"] for row in found["rows"] if row["temperature"] == 0)
+    notes = [] if seconds is None else [f"The command took {seconds:.0f} s."]
+    notes.append(f"The target's greedy text has {loops:.0%} of its tokens in loops (a row is flagged at 50 %).")
+    sweep = found["sweep"]
+    if sweep:
+        notes.append(
+            f"Best length of the draft model: {best_predicted(sweep)} predicted, {best_measured(sweep)} measured."
+        )
+    return notes
+
+
+def newcomer_record(log: str) -> Record:
+    """What the README's commands took in a fresh clone, installation included.
+
+    Raises:
+        SystemExit: the log has no line of a command.
+    """
+    rows = [
+        {"command": f"make {name}", "outcome": outcome, "seconds": float(seconds), "peak": float(peak)}
+        for name, outcome, seconds, peak in PASSED.findall(log)
+    ]
+    if not rows:
+        raise SystemExit("the log has no line `make NAME: passed in N s with its set-up, largest process N GB`")
+    return record_of(
+        argparse.Namespace(),
+        title="The README's commands in a fresh clone",
+        command=" && ".join(str(row["command"]) for row in rows),
+        target=None,
+        setup="A fresh clone, no virtual environment on the path; each command makes its own, so its time holds the "
+        "installation.",
+        formats={"seconds": ".0f", "peak": ".1f"},
+        rows=rows,
+        tables={"newcomer": table_of(HEADS)},
+    )
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, nargs="?", help="a finished quickstart")
+    parser.add_argument("--seconds", type=float, help="what it took by the clock")
+    parser.add_argument("--newcomer", type=Path, metavar="LOG", help="what shared/checks/newcomer printed")
+    parser.add_argument("--results", type=Path, default=FOLDER)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""A finished quickstart, and the log of a fresh clone, as records."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from draftsmith.benchmarks.common.markdown import lines_of
+from draftsmith.benchmarks.common.records import read_record
+from scripts import load
+
+LOG = """make quickstart: passed in 640 s with its set-up, largest process 1.9 GB; log: somewhere
+make test: FAILED in 812 s with its set-up, largest process 2.4 GB; log: somewhere
+"""
+
+
+def row(method: str, temperature: float, **more: Any) -> dict[str, Any]:
+    return {
+        "method": method,
+        "temperature": temperature,
+        "tau": [1.5, 1.4, 1.6],
+        "alpha": [0.4, 0.3, 0.5],
+        "speedup": [0.9, None, None],
+        "predicted_speedup": 0.8,
+        "loop_share": 0.3 if temperature == 0 else 0.6,
+        "verdict": "lossless",
+        "audited": method,
+        **more,
+    }
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> Path:
+    """What a quickstart leaves, as far as the record reads it."""
+    folder = tmp_path / "run" / "eval"
+    folder.mkdir(parents=True)
+    methods = ("trained", "medusa", "eagle3")
+    results = {
+        "rows": [
+            *(row(name, at) for at in (0.0, 1.0) for name in methods),
+            row("untrained draft", 0.0, audited="trained"),
+        ],
+        "sweep": [{"draft_length": k, "predicted_speedup": 1 / k, "speedup": [k, k, k]} for k in (1, 2, 4)],
+        "settings": {"limit": 24, "max_new_tokens": 64, "draft_length": 4},
+        "environment": {
+            "devices": [],
+            "processor": "a processor",
+            "cores": 2,
+            "threads": 2,
+            "memory_gb": 25.0,
+            "versions": {"torch": "2.13.0", "deepspeed": None},
+        },
+    }
+    (folder / "results.json").write_text(json.dumps(results))
+    for number, name in enumerate(("audit", "audit-medusa", "audit-eagle3")):
+        audit = {"rosenblatt": {"detectable": 0.05 + number / 100}, "enumeration": {"detectable": 0.01}}
+        (folder / f"{name}.json").write_text(json.dumps(audit))
+    for run in ("run", "medusa", "eagle3"):
+        (tmp_path / run / "drafter").mkdir(parents=True)
+        (tmp_path / run / "drafter" / "config.json").write_text(run)
+    return tmp_path
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
+    module = load("quickstart_results")
+    monkeypatch.setattr(sys, "argv", ["quickstart_results.py", *words])
+    module.main()
+
+
+def test_a_finished_quickstart_becomes_the_readmes_table(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call(monkeypatch, str(finished), "--seconds", "600", "--results", str(tmp_path / "results"))
+    record = read_record(tmp_path / "results" / "quickstart.json")
+    assert record.origin == "measured"
+    assert record.seeds == 1
+    assert len({each.sha256 for each in record.drafters}) == 3
+    assert record.audit is not None
+    assert "0.0700" in record.audit.sees
+    assert "EAGLE-3 (175 steps)" in record.setup
+    lines = lines_of(record.tables["quickstart"], record)
+    assert lines[2] == "| draft model | 0 | 1.50 [1.40, 1.60] | 0.40 [0.30, 0.50] | 0.90 | 0.80 | 30% | lossless |"
+    assert lines[-1].startswith("| untrained draft |")
+    assert lines[-1].endswith("| as the draft model |"), "nobody audited it"
+    assert record.notes == [
+        "The command took 600 s.",
+        "The target's greedy text has 30% of its tokens in loops (a row is flagged at 50 %).",
+        "Best length of the draft model: 1 predicted, 4 measured.",
+    ]
+
+
+def test_the_log_of_a_fresh_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "log").write_text(LOG)
+    call(monkeypatch, "--newcomer", str(tmp_path / "log"), "--results", str(tmp_path))
+    record = read_record(tmp_path / "newcomer.json")
+    assert lines_of(record.tables["newcomer"], record)[2:] == [
+        "| make quickstart | passed | 640 s | 1.9 GB |",
+        "| make test | FAILED | 812 s | 2.4 GB |",
+    ]
+    (tmp_path / "log").write_text("nothing\n")
+    with pytest.raises(SystemExit, match="no line"):
+        call(monkeypatch, "--newcomer", str(tmp_path / "log"), "--results", str(tmp_path))
