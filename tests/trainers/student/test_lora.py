@@ -115,7 +115,7 @@ def test_a_run_that_was_cut_ends_with_the_same_bits(place: Path) -> None:
 
 REFUSED = {
     "another method": (["--method", "medusa"], "method 'medusa' trains no adapter of a draft"),
-    "no draft": (["--model.start_from", ""], "an adapter changes a draft that there is already"),
+    "no draft": (["--model.start_from", ""], "an adapter changes an existing draft"),
     "the base's name": (["--lora.name", "base"], "which stands for no adapter"),
     "no such layer": (["--lora.layers", '["w_proj"]'], "lora.layers names w_proj, and the model"),
 }
