@@ -16,9 +16,9 @@ class Cut(BaseException):
 
 
 def filler(text: str):
-    def fill(place: Path) -> None:
-        (place / "model.safetensors").write_text(text)
-        (place / "trainer.json").write_text('{"step": 1}')
+    def fill(folder: Path) -> None:
+        (folder / "model.safetensors").write_text(text)
+        (folder / "trainer.json").write_text('{"step": 1}')
 
     return fill
 
@@ -81,10 +81,10 @@ def test_every_cut_of_a_save_leaves_a_complete_checkpoint(
         with pytest.raises(Cut):
             save_steps(parent, range(2, 5))
         monkeypatch.undo()
-        found = checkpoint.newest(parent)
-        assert found is not None, f"nothing to resume from after a cut at operation {point}"
-        step = int(found.name.removeprefix("step-"))
-        assert (found / "model.safetensors").read_text() == f"weights {step}"
+        newest_folder = checkpoint.newest(parent)
+        assert newest_folder is not None, f"nothing to resume from after a cut at operation {point}"
+        step = int(newest_folder.name.removeprefix("step-"))
+        assert (newest_folder / "model.safetensors").read_text() == f"weights {step}"
         save(parent, 9)  # and the next run cleans up and goes on
         assert not list(parent.glob(".staging*"))
         assert checkpoint.newest(parent) == parent / "step-00000009"
@@ -126,8 +126,8 @@ def test_a_full_disk_is_one_clear_message_and_harms_nothing(tmp_path: Path, monk
 def test_a_full_disk_beneath_safetensors_says_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is written in Rust, and its errors are no `OSError`."""
 
-    def full(place: Path) -> None:
-        (place / "half").write_text("half")
+    def full(folder: Path) -> None:
+        (folder / "half").write_text("half")
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
     with pytest.raises(EnvironmentFailure, match="run the same command again"):
@@ -140,10 +140,10 @@ def test_a_full_disk_beneath_safetensors_says_the_same(tmp_path: Path, monkeypat
 
 
 def test_an_exported_folder_is_replaced_whole(tmp_path: Path) -> None:
-    place = tmp_path / "drafter"
+    folder = tmp_path / "drafter"
     for text in ("one", "two"):
-        replace_folder(place, filler(text))
-        assert (place / "model.safetensors").read_text() == text
+        replace_folder(folder, filler(text))
+        assert (folder / "model.safetensors").read_text() == text
     assert [path.name for path in tmp_path.iterdir()] == ["drafter"]
 
 

@@ -298,13 +298,13 @@ class Drafting(TargetObjective):
         return self.module
 
 
-def going_on(folder: Path, taus: list[float], place: Path | None = None) -> tuple[Path, Any]:
+def going_on(folder: Path, taus: list[float], saved: Path | None = None) -> tuple[Path, Any]:
     """A run of four steps, a checkpoint behind each and a probe behind every second, or the rest."""
     one = plan(steps=4, ema=0.5)
     one = replace(one, checkpoint=CheckpointConfig(every_steps=1, keep=4), probe=ProbeConfig(every_steps=2))
     left = iter(taus)
     outcome = train(
-        folder, one, resume="auto" if place is None else str(place), make=Drafting, probe=lambda _: {"tau": next(left)}
+        folder, one, resume="auto" if saved is None else str(saved), make=Drafting, probe=lambda _: {"tau": next(left)}
     )[1]
     assert list(left) == []
     return folder / "target" / "model.safetensors", outcome.best
@@ -315,17 +315,17 @@ def test_a_checkpoint_of_another_run_brings_its_best_along(tmp_path: Path) -> No
     assert best == {"tau": 2.0, "step": 2.0}
     last = tmp_path / "first" / "checkpoints" / "step-00000004"
     middle = last.with_name("step-00000003")
-    for name, place, taus in (("end", last, []), ("middle", middle, [1.0])):
-        found, again = going_on(tmp_path / name, taus, place)
-        assert found.read_bytes() == first.read_bytes()
+    for name, saved, taus in (("end", last, []), ("middle", middle, [1.0])):
+        exported, again = going_on(tmp_path / name, taus, saved)
+        assert exported.read_bytes() == first.read_bytes()
         assert again == best
     went_on = tmp_path / "middle" / "checkpoints" / last.name / "model.safetensors"
     assert went_on.read_bytes() == (last / "model.safetensors").read_bytes()
     _, tied = going_on(tmp_path / "tied", [2.0, 2.0])
     assert tied == best, "the first of equal ones stays"
-    found, again = going_on(tmp_path / "better", [3.0], middle)
+    exported, again = going_on(tmp_path / "better", [3.0], middle)
     assert again == {"tau": 3.0, "step": 4.0}
-    assert found.read_bytes() != first.read_bytes()
+    assert exported.read_bytes() != first.read_bytes()
 
 
 def test_where_the_best_is_gone_the_next_probe_or_the_end_is_exported(
@@ -336,23 +336,23 @@ def test_where_the_best_is_gone_the_next_probe_or_the_end_is_exported(
     assert best == {"tau": 2.0, "step": 4.0}
     last = tmp_path / "first" / "checkpoints" / "step-00000004"
     shutil.rmtree(last.with_name("step-00000002"))
-    found, best = going_on(tmp_path / "end", [], last)
+    exported, best = going_on(tmp_path / "end", [], last)
     assert "what was trained up to step 4 is exported" in caplog.text
     assert best is None
     expected = tmp_path / "last" / "target" / "model.safetensors"
-    assert found.read_bytes() == expected.read_bytes() != first.read_bytes()
+    assert exported.read_bytes() == expected.read_bytes() != first.read_bytes()
 
 
 def test_an_export_that_was_deleted_comes_back(tmp_path: Path) -> None:
-    found, _ = going_on(tmp_path, [2.0, 1.0])
-    before = found.read_bytes()
-    shutil.rmtree(found.parent)
+    exported, _ = going_on(tmp_path, [2.0, 1.0])
+    before = exported.read_bytes()
+    shutil.rmtree(exported.parent)
     going_on(tmp_path, [])
-    assert found.read_bytes() == before
-    found.parent.rename(found.parent.with_name(".old-target"))  # between two renames
+    assert exported.read_bytes() == before
+    exported.parent.rename(exported.parent.with_name(".old-target"))  # between two renames
     shutil.rmtree(tmp_path / "checkpoints" / "step-00000002")
     going_on(tmp_path, [])
-    assert found.read_bytes() == before
+    assert exported.read_bytes() == before
 
 
 def test_a_batch_that_does_not_divide_is_refused_with_a_suggestion(tmp_path: Path) -> None:

@@ -102,15 +102,15 @@ def test_values_and_gradients(name: str, given: tuple[Tensor, Tensor, Tensor]) -
     low = float("-inf")
     ours_q = draft.masked_fill(out, low).requires_grad_()
     log_p = target.masked_fill(out, low).log_softmax(-1)
-    found = OURS[name](log_p, ours_q.log_softmax(-1))
-    (gradient,) = torch.autograd.grad(found.sum(), ours_q)
-    assert found.dtype == torch.float32
+    ours = OURS[name](log_p, ours_q.log_softmax(-1))
+    (gradient,) = torch.autograd.grad(ours.sum(), ours_q)
+    assert ours.dtype == torch.float32
     for row in range(ROWS):
         kept = ~out[row]
         p = target[row, kept].double().softmax(-1)
         plain_q = draft[row, kept].double().requires_grad_()
         value = by_definition(name, p.tolist(), plain_q.detach().softmax(-1).tolist())
-        assert float(found[row].detach()) == pytest.approx(value, rel=2e-5, abs=2e-5)
+        assert float(ours[row].detach()) == pytest.approx(value, rel=2e-5, abs=2e-5)
         plain = naive(name, p, plain_q.softmax(-1))
         assert float(plain.detach()) == pytest.approx(value, rel=1e-9, abs=1e-9)
         (wanted,) = torch.autograd.grad(plain, plain_q)
@@ -136,14 +136,14 @@ def test_tokens_that_one_alone_rules_out_break_nothing(name: str, who: str) -> N
     both[who][:, 2] = float("-inf")
     both["draft"].requires_grad_()
     log_p, log_q = both["target"].log_softmax(-1), both["draft"].log_softmax(-1)
-    found = OURS[name](log_p, log_q)
-    (gradient,) = torch.autograd.grad(found.sum(), both["draft"])
-    assert not found.isnan().any()
+    ours = OURS[name](log_p, log_q)
+    (gradient,) = torch.autograd.grad(ours.sum(), both["draft"])
+    assert not ours.isnan().any()
     assert gradient.isfinite().all()
     if name in ("jsd", "total_variation"):
         p, q = log_p.double().exp().tolist(), log_q.double().exp().detach().tolist()
         wanted = [by_definition(name, *each) for each in zip(p, q, strict=True)]
-        assert found.tolist() == pytest.approx(wanted, abs=1e-5)
+        assert ours.tolist() == pytest.approx(wanted, abs=1e-5)
 
 
 def test_distributions_without_a_common_token() -> None:
@@ -200,13 +200,13 @@ def test_equal_distributions_cost_nothing_but_entropy(name: str) -> None:
     target = 3 * torch.randn(ROWS, 9, generator=g)
     target[:, 4] = float("-inf")
     log_p = target.log_softmax(-1)
-    found = OURS[name](log_p, log_p)
+    ours = OURS[name](log_p, log_p)
     wanted = torch.zeros(ROWS)
     if name in ("soft_cross_entropy", "top_k"):
         each = d.surprises(log_p.exp(), log_p)
         best = log_p.topk(TOKENS).indices
         wanted = (each if name == "soft_cross_entropy" else each.gather(-1, best)).sum(-1)
-    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)
+    torch.testing.assert_close(ours, wanted, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(4))

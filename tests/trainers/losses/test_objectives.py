@@ -82,8 +82,8 @@ def goal_for(family: str, backbone: Backbone, objective: ObjectiveConfig) -> Any
 
 def gradients(goal: Any, batch: Batch) -> tuple[Tensor, dict[str, Tensor], list[Tensor]]:
     loss, terms = goal.module(batch, goal.prepare(batch))
-    found = torch.autograd.grad(loss, list(goal.draft().parameters()), materialize_grads=True)
-    return loss.detach(), terms, list(found)
+    gradients = torch.autograd.grad(loss, list(goal.draft().parameters()), materialize_grads=True)
+    return loss.detach(), terms, list(gradients)
 
 
 CASES = [(family, name, "geometric") for family in FAMILIES for name in OBJECTIVES]
@@ -158,8 +158,8 @@ def test_the_draft_vocabulary_sees_what_it_can(name: str, temperature: float, ba
     assert {int(best) in WORDS for best in wide.argmax(-1)} == {True, False}
     places = torch.tensor([WORDS.index(x) if x in WORDS else UNKNOWN for x in labels.tolist()])
     passes = torch.arange(9) % 2
-    said = eagle3.TargetLogits.of(wide, net.ids_U, mix)
-    found = loss(draft, said, torch.stack([places, passes], 1))
+    outputs = eagle3.TargetLogits.of(wide, net.ids_U, mix)
+    terms = loss(draft, outputs, torch.stack([places, passes], 1))
     for c in range(9):
         p = (wide[c] / temperature).double().softmax(-1)
         q = (draft[c] / temperature).double().softmax(-1)
@@ -173,8 +173,8 @@ def test_the_draft_vocabulary_sees_what_it_can(name: str, temperature: float, ba
             wanted = by_hand(name, short, q, p[WORDS])
             if name not in ("tv", "lk_alpha") and int(wide[c].argmax()) not in WORDS:
                 wanted = torch.zeros(())
-        assert float(found["loss"][c]) == pytest.approx(0.7 * float(wanted), rel=1e-4, abs=1e-6)
-        reported = found["text_ce" if name == "ce" else name][c]
+        assert float(terms["loss"][c]) == pytest.approx(0.7 * float(wanted), rel=1e-4, abs=1e-6)
+        reported = terms["text_ce" if name == "ce" else name][c]
         assert float(reported) == pytest.approx(float(wanted) * (c % 2 == 0), rel=1e-4, abs=1e-6)
 
 
@@ -196,15 +196,15 @@ def test_a_mix_is_the_weighted_sum(name: str) -> None:
     assert set(loss) == {"loss", "kl", "ce", "alpha", *weights}
 
 
-def d_pace_by_hand(said: list[dict[tuple[int, int], float]]) -> list[dict[tuple[int, int], float]]:
+def d_pace_by_hand(label_q: list[dict[tuple[int, int], float]]) -> list[dict[tuple[int, int], float]]:
     """`said[j]`: q(label) by anchor (row, position); the weights in the same shape."""
-    weights: list[dict[tuple[int, int], float]] = [{} for _ in said]
-    for j, place in enumerate(said):
-        for anchor in place:
+    weights: list[dict[tuple[int, int], float]] = [{} for _ in label_q]
+    for j, anchors in enumerate(label_q):
+        for anchor in anchors:
             total = 0.0
-            for m in range(j, len(said)):
-                if anchor in said[m]:
-                    alive = [0.5 * each[anchor] + 0.5 for each in said[: m + 1] if anchor in each]
+            for m in range(j, len(label_q)):
+                if anchor in label_q[m]:
+                    alive = [0.5 * each[anchor] + 0.5 for each in label_q[: m + 1] if anchor in each]
                     total += math.prod(alive)
             weights[j][anchor] = total
     return weights
@@ -222,7 +222,7 @@ def test_d_pace_weighs_labels_by_how_far_a_draft_comes(family: str, backbone: Ba
             parameter.add_(0.2 * torch.randn(parameter.shape, generator=g))
     teacher_output, ids = goal.prepare(batch), batch["input_ids"]
     head = backbone.model.get_output_embeddings()
-    said: list[dict[tuple[int, int], float]] = []
+    label_q: list[dict[tuple[int, int], float]] = []
     surprise: list[dict[tuple[int, int], Tensor]] = []
     first = 2
     if family not in ("medusa", "hydra"):
@@ -232,7 +232,7 @@ def test_d_pace_weighs_labels_by_how_far_a_draft_comes(family: str, backbone: Ba
             hidden, teacher_output.embeds_RSH, batch["positions"], batch["documents"], 3, detach=family == "hass"
         )
     for j in range(3):
-        said.append({})
+        label_q.append({})
         surprise.append({})
         for r in range(2):
             for t in range(12 - first - j):
@@ -255,9 +255,9 @@ def test_d_pace_weighs_labels_by_how_far_a_draft_comes(family: str, backbone: Ba
                     logits = torch.full((VOCABULARY,), float("-inf"))
                     logits[WORDS] = net.lm_head(net.norm(outputs[j][r, t]))
                 log_q = logits.log_softmax(-1)[label]
-                said[j][r, t] = float(log_q.detach().exp())
+                label_q[j][r, t] = float(log_q.detach().exp())
                 surprise[j][r, t] = -log_q if log_q > -1e9 else torch.zeros(())
-    weights = d_pace_by_hand(said)
+    weights = d_pace_by_hand(label_q)
     wanted = sum(weights[j][anchor] * loss for j in range(3) for anchor, loss in surprise[j].items())
     assert any(0.6 < w < 2.5 for w in weights[0].values())
     loss, _ = goal.module(batch, teacher_output)
@@ -365,9 +365,12 @@ def test_eagle_is_as_it_was(top_k: float) -> None:
     mix = Mix.of(ObjectiveConfig(), kl=0.0)
     assert mix.asked == []
     loss = eagle.DistributionLoss(0.1, top_k, 10, 7, mix)
-    place = torch.stack([label, passes], 1)
+    label_pass = torch.stack([label, passes], 1)
     assert_same(
-        lambda x: loss(x, target, place)["loss"], lambda x: old_distributions(x, target, 0.1, top_k), 40, bits=False
+        lambda x: loss(x, target, label_pass)["loss"],
+        lambda x: old_distributions(x, target, 0.1, top_k),
+        40,
+        bits=False,
     )
 
 
@@ -377,11 +380,11 @@ def test_eagle_3_is_as_it_was(backbone: Backbone) -> None:
     goal = build("eagle3", target, ids=WORDS, eagle3=config, objective=ObjectiveConfig(chunk=7))
     net, loss = goal.draft(), goal.module.head.loss
     wide, label, passes = others(VOCABULARY)
-    said = eagle3.TargetLogits.of(wide, net.ids_U, Mix())
-    place = torch.stack([label, passes], 1)
+    outputs = eagle3.TargetLogits.of(wide, net.ids_U, Mix())
+    label_pass = torch.stack([label, passes], 1)
     shares = geometric(passes, config.decay)
     assert_same(
-        lambda x: loss(x, said, place)["loss"] * shares,
+        lambda x: loss(x, outputs, label_pass)["loss"] * shares,
         lambda x: old_draft_vocabulary(x, wide, net, passes),
         len(WORDS),
         bits=False,
@@ -421,12 +424,12 @@ def test_what_the_draft_says_of_labels() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("draftsmith.trainers.losses.chunked.F.linear", spy)
-        said, terms = chunked(hidden, label, only_label_q=True)
+        label_q, terms = chunked(hidden, label, only_label_q=True)
     assert (max(sizes), sum(sizes)) == (5, P)
-    assert (terms, said.requires_grad) == ({}, False)
+    assert (terms, label_q.requires_grad) == ({}, False)
     wanted = head(hidden).softmax(-1).gather(-1, label.clamp_min(0)[:, None])[:, 0].detach()
     wanted[4] = 0
-    torch.testing.assert_close(said, wanted)
+    torch.testing.assert_close(label_q, wanted)
 
 
 # ---- requests that make no sense --------------------------------------------------------------

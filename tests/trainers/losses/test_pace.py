@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 
-def by_definition(said: list[float], known: list[bool], floor: float) -> list[float]:
+def by_definition(label_q: list[float], known: list[bool], floor: float) -> list[float]:
     """w_j = sum over m >= j of the product over i <= m, places without a label left out."""
     places = [j for j, there in enumerate(known) if there]
-    smooth = {j: (1 - floor) * said[j] + floor for j in places}
-    weights = [0.0] * len(said)
+    smooth = {j: (1 - floor) * label_q[j] + floor for j in places}
+    weights = [0.0] * len(label_q)
     for j in places:
         weights[j] = sum(math.prod(smooth[i] for i in places if i <= m) for m in places if m >= j)
     return weights
@@ -33,20 +33,20 @@ def drafts(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
 @settings(max_examples=60, deadline=None)
 @given(drafts(), st.sampled_from([0.01, 0.5, 1.0]))
 def test_the_weights_are_those_of_the_definition(given: tuple[Tensor, Tensor], floor: float) -> None:
-    said, known = given
-    found = d_pace(said.requires_grad_(), known, floor)
-    assert not found.requires_grad
-    for row, weights in enumerate(found.tolist()):
-        wanted = by_definition(said[row].tolist(), known[row].tolist(), floor)
+    label_q, known = given
+    ours = d_pace(label_q.requires_grad_(), known, floor)
+    assert not ours.requires_grad
+    for row, weights in enumerate(ours.tolist()):
+        wanted = by_definition(label_q[row].tolist(), known[row].tolist(), floor)
         assert weights == pytest.approx(wanted, rel=1e-5, abs=1e-6)
 
 
 def test_by_hand() -> None:
     """q' is 0.75, 0.5 and 1: alive with 0.75, 0.375, 0.375."""
-    said, known = torch.tensor([[0.5, 0.0, 1.0]]), torch.ones(1, 3, dtype=torch.bool)
-    assert d_pace(said, known, 0.5).tolist() == [[1.5, 0.75, 0.375]]
+    label_q, known = torch.tensor([[0.5, 0.0, 1.0]]), torch.ones(1, 3, dtype=torch.bool)
+    assert d_pace(label_q, known, 0.5).tolist() == [[1.5, 0.75, 0.375]]
     # all alike when everything passes: what is left to gain is all that remains
-    assert d_pace(said, known, 1.0).tolist() == [[3.0, 2.0, 1.0]]
+    assert d_pace(label_q, known, 1.0).tolist() == [[3.0, 2.0, 1.0]]
 
 
 def test_the_weight_is_the_share_in_the_gradient_of_the_expected_length() -> None:
@@ -61,12 +61,12 @@ def test_the_weight_is_the_share_in_the_gradient_of_the_expected_length() -> Non
 @settings(max_examples=30, deadline=None)
 @given(drafts())
 def test_places_that_hold_their_own_anchors(given: tuple[Tensor, Tensor]) -> None:
-    said, known = given
+    label_q, known = given
     anchors = [known[:, j].nonzero()[:, 0] for j in range(known.shape[1])]
-    found = paced([said[at, j] for j, at in enumerate(anchors)], anchors, count=len(said), floor=0.5)
-    whole = d_pace(said, known, 0.5)
+    ours = paced([label_q[at, j] for j, at in enumerate(anchors)], anchors, count=len(label_q), floor=0.5)
+    whole = d_pace(label_q, known, 0.5)
     for j, at in enumerate(anchors):
-        assert torch.equal(found[j], whole[at, j])
+        assert torch.equal(ours[j], whole[at, j])
 
 
 def test_anchors_are_the_same_number_at_every_place() -> None:
@@ -78,8 +78,8 @@ def test_anchors_are_the_same_number_at_every_place() -> None:
 
 
 def test_fixed_weights() -> None:
-    place = torch.tensor([0, 2, 1, 0])
-    assert geometric(place, 1.0) is None
-    found = geometric(place, 0.8)
-    assert found is not None
-    assert found.tolist() == pytest.approx([1, 0.64, 0.8, 1])
+    place_P = torch.tensor([0, 2, 1, 0])
+    assert geometric(place_P, 1.0) is None
+    ours = geometric(place_P, 0.8)
+    assert ours is not None
+    assert ours.tolist() == pytest.approx([1, 0.64, 0.8, 1])

@@ -26,10 +26,10 @@ def weights(mix: Mix) -> dict[str, float]:
 
 def test_weights_move_evenly_from_kl_to_the_mix() -> None:
     ramp = Ramp.of(ObjectiveConfig(kl=0.0, tv=2.0, ce=0.5, from_kl_share=0.4))
-    found = [weights(ramp.at(step, 10)) for step in range(5)]
+    mixes = [weights(ramp.at(step, 10)) for step in range(5)]
     for step, part in enumerate([0.25, 0.5, 0.75]):
-        assert found[step] == pytest.approx({"kl": 1 - part, "tv": 2 * part, "ce": 0.5 * part})
-    assert found[3] == found[4] == {"tv": 2.0, "ce": 0.5}
+        assert mixes[step] == pytest.approx({"kl": 1 - part, "tv": 2 * part, "ce": 0.5 * part})
+    assert mixes[3] == mixes[4] == {"tv": 2.0, "ce": 0.5}
 
 
 def test_a_kl_in_the_mix_stays() -> None:
@@ -116,23 +116,23 @@ def test_a_compressed_teacher_is_its_likeliest_tokens_renormalised(name: str, te
     asked: dict = {"kl": 0.0, name: 1.0, "top_k_tokens": 2}
     loss = Mix.of(ObjectiveConfig(**asked, temperature=temperature, teacher_top_k=CUT))
     draft.requires_grad_()
-    found = loss(draft, target, torch.zeros(5, dtype=torch.long))
-    found["loss"].sum().backward()
+    terms = loss(draft, target, torch.zeros(5, dtype=torch.long))
+    terms["loss"].sum().backward()
     assert draft.grad is not None
     assert torch.isfinite(draft.grad).all()
     assert draft.grad.abs().sum() > 0
-    found = {name: t.detach() for name, t in found.items()}
+    terms = {name: t.detach() for name, t in terms.items()}
     for row in range(5):
         p = (target[row].double() / temperature).softmax(-1).tolist()
         q = (draft[row].detach().double() / temperature).softmax(-1).tolist()
         kept = set(sorted(range(9), key=lambda v: -p[v])[:CUT])
         mass = math.fsum(p[v] for v in kept)
         cut = [p[v] / mass if v in kept else 0.0 for v in range(9)]
-        assert float(found["loss"][row]) == pytest.approx(by_definition(name, cut, q), rel=1e-4)
-        assert float(found["cut_mass"][row]) == pytest.approx(1 - mass, rel=1e-4)
+        assert float(terms["loss"][row]) == pytest.approx(by_definition(name, cut, q), rel=1e-4)
+        assert float(terms["cut_mass"][row]) == pytest.approx(1 - mass, rel=1e-4)
         plain = zip(target[row].double().softmax(-1), draft[row].detach().double().softmax(-1))
         alpha = math.fsum(float(min(a, b)) for a, b in plain)
-        assert float(found["alpha"][row]) == pytest.approx(alpha, rel=1e-4)
+        assert float(terms["alpha"][row]) == pytest.approx(alpha, rel=1e-4)
 
 
 def test_ties_are_kept_and_nothing_is_cut_of_a_small_vocabulary() -> None:

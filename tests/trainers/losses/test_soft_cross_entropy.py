@@ -27,13 +27,13 @@ def test_value_overlap_and_gradient(seed: int) -> None:
     ce, alpha, best = soft_cross_entropy(draft, p)
     assert not alpha.requires_grad
     assert torch.equal(best, draft.argmax(-1))
-    (found,) = torch.autograd.grad((ce * weight).sum(), draft)
+    (ours,) = torch.autograd.grad((ce * weight).sum(), draft)
     log_q = draft.log_softmax(-1)
     wanted = surprises(p, log_q).sum(-1)
     torch.testing.assert_close(ce, wanted)
     torch.testing.assert_close(alpha, overlap(p.log(), log_q))
     (gradient,) = torch.autograd.grad((wanted * weight).sum(), draft)
-    torch.testing.assert_close(found, gradient)
+    torch.testing.assert_close(ours, gradient)
     assert float(alpha[0]) == pytest.approx(1)
     assert float(alpha[1].detach()) < 0.5
 

@@ -52,16 +52,16 @@ def make_model(architecture: str = "qwen3", *, tied: bool = True) -> Any:
 def batches(seed: int = 0) -> list[dict[str, torch.Tensor]]:
     """Two batches; rows of two documents, the last one padded."""
     g = torch.Generator().manual_seed(seed)
-    found = []
+    rows = []
     for _ in range(2):
         documents = torch.tensor([[0] * 9 + [1] * 7, [0] * 5 + [1] * 6 + [-1] * 5])
         positions = torch.tensor([[*range(9), *range(7)], [*range(5), *range(6), *range(5)]])
         mask = (torch.rand(2, 16, generator=g) < 0.7) & (documents >= 0)
         ids = torch.randint(VOCABULARY, (2, 16), generator=g)
-        found.append(
+        rows.append(
             {"input_ids": ids, "documents": documents, "positions": positions, "loss_mask": mask & (positions > 0)}
         )
-    return found
+    return rows
 
 
 def brute_alpha(target: Any, layers: tuple[int, ...]) -> float:
@@ -70,7 +70,7 @@ def brute_alpha(target: Any, layers: tuple[int, ...]) -> float:
     draft.config = config_with_layers(target.config, layers)
     draft.model.config = draft.config
     draft.model.layers = nn.ModuleList([draft.model.layers[layer] for layer in layers])
-    found = []
+    overlaps = []
     for batch in batches():
         for row, document in itertools.product(range(2), range(2)):
             mine = batch["documents"][row] == document
@@ -78,12 +78,12 @@ def brute_alpha(target: Any, layers: tuple[int, ...]) -> float:
             distributions = [
                 model(ids[None], use_cache=False).logits[0].double().softmax(-1).numpy() for model in (target, draft)
             ]
-            found += [
+            overlaps += [
                 np.minimum(distributions[0][at - 1], distributions[1][at - 1]).sum()
                 for at in range(1, len(ids))
                 if counts[at]
             ]
-    return float(np.mean(found))
+    return float(np.mean(overlaps))
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "llama"])
@@ -200,9 +200,9 @@ def test_the_least_active_parts_go() -> None:
         for batch in batches():
             for row, document in itertools.product(range(2), range(2)):
                 ids = batch["input_ids"][row][batch["documents"][row] == document]
-                said, inner = read_by(target, ids, layer.self_attn.o_proj, layer.mlp.down_proj)
+                attended, inner = read_by(target, ids, layer.self_attn.o_proj, layer.mlp.down_proj)
                 units += inner.abs().sum(0)
-                heads += said.view(len(ids), 4, 16).norm(dim=-1).sum(0)
+                heads += attended.view(len(ids), 4, 16).norm(dim=-1).sum(0)
         best = units.topk(17).indices.sort().values
         mine = draft.model.layers[at]
         assert torch.equal(mine.mlp.gate_proj.weight, layer.mlp.gate_proj.weight[best])
@@ -308,27 +308,27 @@ def test_a_run_that_was_cut_searches_once_and_ends_with_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, cut_run = tmp_path / "whole", tmp_path / "cut"
-    words = [*SMALL, "--model.layers", "6", "--model.intermediate", "96", "--model.kv_heads", "1"]
-    assert main(["train", "prune-tiny", "--out", str(whole), *words]) == 0
+    flags = [*SMALL, "--model.layers", "6", "--model.intermediate", "96", "--model.kv_heads", "1"]
+    assert main(["train", "prune-tiny", "--out", str(whole), *flags]) == 0
     shutil.copytree(whole, cut_run)
     for step in (4, 3):
         (cut_run / "checkpoints" / f"step-{step:08d}" / "manifest.json").unlink()
     shutil.rmtree(cut_run / "drafter")
     monkeypatch.setattr(pruning, "AcceptanceOf", lambda *_, **__: pytest.fail("searched again"))
-    assert main(["train", "prune-tiny", "--out", str(cut_run), *words]) == 0
+    assert main(["train", "prune-tiny", "--out", str(cut_run), *flags]) == 0
     assert_same_weights(whole, cut_run, steps=4)
-    found = json.loads((whole / "pruning.json").read_text())
-    assert len(found["rounds"]) == 2
-    assert len(found["rounds"][0]["without"]) == 8
-    assert found["kept"] == [n for n in range(8) if n not in [r["removed"] for r in found["rounds"]]]
+    search = json.loads((whole / "pruning.json").read_text())
+    assert len(search["rounds"]) == 2
+    assert len(search["rounds"][0]["without"]) == 8
+    assert search["kept"] == [n for n in range(8) if n not in [r["removed"] for r in search["rounds"]]]
     config = json.loads((whole / "drafter" / "config.json").read_text())
     assert (config["num_hidden_layers"], config["intermediate_size"]) == (6, 96)
     assert (config["num_attention_heads"], config["num_key_value_heads"]) == (2, 1)
     # another question in the same folder is asked anew
     monkeypatch.undo()
     shutil.rmtree(whole / "checkpoints")
-    words[words.index("--model.layers") + 1] = "7"
-    assert main(["train", "prune-tiny", "--out", str(whole), *words]) == 0
+    flags[flags.index("--model.layers") + 1] = "7"
+    assert main(["train", "prune-tiny", "--out", str(whole), *flags]) == 0
     assert len(json.loads((whole / "pruning.json").read_text())["kept"]) == 7
 
 
@@ -343,20 +343,20 @@ def test_two_processes_share_the_search_and_find_the_same(tmp_path: Path) -> Non
         "probe: {prompts: 1, max_new_tokens: 6}\n"
     )
     assert main(["train", str(recipe), "--out", str(tmp_path / "one")]) == 0
-    words = ["-m", "draftsmith.launch.train", str(recipe), "--out", str(tmp_path / "two")]
-    assert "[rank 0] pruning: layers" in launched("multi_cpu", *words)
-    found = [json.loads((tmp_path / name / "pruning.json").read_text()) for name in ("one", "two")]
-    assert found[0] == found[1]
-    assert len(found[0]["rounds"]) == 2
+    arguments = ["-m", "draftsmith.launch.train", str(recipe), "--out", str(tmp_path / "two")]
+    assert "[rank 0] pruning: layers" in launched("multi_cpu", *arguments)
+    searches = [json.loads((tmp_path / name / "pruning.json").read_text()) for name in ("one", "two")]
+    assert searches[0] == searches[1]
+    assert len(searches[0]["rounds"]) == 2
 
 
 def test_the_pre_flight_knows_the_sizes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    words = ["check", "prune-tiny", "--out", str(tmp_path / "out"), "--data.limit_rows", "40"]
-    assert main(words) == 0
+    arguments = ["check", "prune-tiny", "--out", str(tmp_path / "out"), "--data.limit_rows", "40"]
+    assert main(arguments) == 0
     assert "1.97 M parameters" in capfd.readouterr().out
-    assert main([*words, "--model.hidden", "300"]) == 2
+    assert main([*arguments, "--model.hidden", "300"]) == 2
     assert "model.hidden is 300, and the target has 208" in capfd.readouterr().err
-    assert main([*words, "--model.start_from", "", "--model.keep_layers", "[1]"]) == 2
+    assert main([*arguments, "--model.start_from", "", "--model.keep_layers", "[1]"]) == 2
     assert "set start_from: target" in capfd.readouterr().err
     assert main(["check", "target-tiny", "--model.start_from", "target"]) == 2
     assert "only method `distill` cuts a draft" in capfd.readouterr().err

@@ -26,24 +26,24 @@ probe: {prompts: 1, max_new_tokens: 6}
 """
 
 
-def train(folder: Path, out: str, *words: str) -> int:
-    return main(["train", str(folder / "small.yaml"), "--out", str(folder / out), *words])
+def train(folder: Path, out: str, *flags: str) -> int:
+    return main(["train", str(folder / "small.yaml"), "--out", str(folder / out), *flags])
 
 
 def adapter(name: str, base: Path, rank: int = 2) -> list[str]:
-    words = ["--lora.rank", str(rank), "--lora.dropout", "0.1", "--lora.name", name]
-    return [*words, "--model.start_from", str(base / "drafter")]
+    flags = ["--lora.rank", str(rank), "--lora.dropout", "0.1", "--lora.name", name]
+    return [*flags, "--model.start_from", str(base / "drafter")]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A base draft, and two adapters trained one after the other."""
     folder = tmp_path_factory.mktemp("lora")
     (folder / "small.yaml").write_text(RECIPE)
     assert train(folder, "base") == 0
     assert train(folder, "one", *adapter("one", folder / "base")) == 0
-    words = [*adapter("two", folder / "one"), "--lora.layers", '["q_proj"]']
-    assert train(folder, "two", *words) == 0
+    flags = [*adapter("two", folder / "one"), "--lora.layers", '["q_proj"]']
+    assert train(folder, "two", *flags) == 0
     return folder
 
 
@@ -55,40 +55,40 @@ def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[n], right[n]) for n in left)
 
 
-def test_the_base_and_other_adapters_stay_to_the_bit(place: Path) -> None:
-    base = tensors(place, "base", "drafter", "model.safetensors")
+def test_the_base_and_other_adapters_stay_to_the_bit(runs: Path) -> None:
+    base = tensors(runs, "base", "drafter", "model.safetensors")
     for run in ("one", "two"):
-        assert same(base, tensors(place, run, "drafter", "model.safetensors"))
+        assert same(base, tensors(runs, run, "drafter", "model.safetensors"))
     file = ("adapters", "one", "adapter_model.safetensors")
-    assert same(tensors(place, "one", "drafter", *file), tensors(place, "two", "drafter", *file))
-    settings = json.loads((place / "two/drafter/config.json").read_text())["draftsmith"]["settings"]
+    assert same(tensors(runs, "one", "drafter", *file), tensors(runs, "two", "drafter", *file))
+    settings = json.loads((runs / "two/drafter/config.json").read_text())["draftsmith"]["settings"]
     assert settings == {"adapters": ["one", "two"], "adapter": "two"}
 
 
-def test_only_the_adapter_is_trained_saved_and_averaged(place: Path) -> None:
-    last = place / "two" / "checkpoints" / "step-00000003"
+def test_only_the_adapter_is_trained_saved_and_averaged(runs: Path) -> None:
+    last = runs / "two" / "checkpoints" / "step-00000003"
     for name in ("model.safetensors", "average.safetensors"):
         kept = tensors(last, name)
         assert len(kept) == 2  # q_proj of one layer
         assert all(".q_proj.lora_" in key and ".two." in key for key in kept)
-    before = tensors(place, "two", "checkpoints", "step-00000001", "model.safetensors")
+    before = tensors(runs, "two", "checkpoints", "step-00000001", "model.safetensors")
     assert not same(before, tensors(last, "model.safetensors"))
     moments = tensors(last, "optimizer-0.safetensors")
     assert {key.split(".")[0] for key in moments} == {"0", "1"}
 
 
-def test_what_is_exported_drafts_as_what_was_probed(place: Path) -> None:
+def test_what_is_exported_drafts_as_what_was_probed(runs: Path) -> None:
     """The folder's distribution is that of base and averaged adapter together, by peft's own sum."""
     target = load_target("tiny")
-    drafter = load_drafter(place / "one" / "drafter", target)
+    drafter = load_drafter(runs / "one" / "drafter", target)
     assert isinstance(drafter, DraftModel)
     assert (drafter.adapters, drafter.adapter) == (("one",), "one")
     ids = torch.tensor([[5, 9, 2, 33, 7]])
     own = drafter.backbone.model(ids).logits
     drafter.use(None)
     assert not torch.equal(own, drafter.backbone.model(ids).logits)
-    state = tensors(place, "one", "checkpoints", "step-00000003", "average.safetensors")
-    base = load_target(str(place / "base" / "drafter")).model
+    state = tensors(runs, "one", "checkpoints", "step-00000003", "average.safetensors")
+    base = load_target(str(runs / "base" / "drafter")).model
     with torch.no_grad():
         for name, module in base.named_modules():
             a = state.get(f"draft.{name}.lora_A.one.weight")
@@ -98,19 +98,19 @@ def test_what_is_exported_drafts_as_what_was_probed(place: Path) -> None:
     torch.testing.assert_close(base(ids).logits, own, atol=1e-5, rtol=1e-4)
 
 
-def test_a_run_that_was_cut_ends_with_the_same_bits(place: Path) -> None:
-    shutil.copytree(place / "one", place / "cut")
+def test_a_run_that_was_cut_ends_with_the_same_bits(runs: Path) -> None:
+    shutil.copytree(runs / "one", runs / "cut")
     for step in (3, 2):  # as if the run had been killed behind step 1
-        (place / "cut" / "checkpoints" / f"step-{step:08d}" / "manifest.json").unlink()
-    shutil.rmtree(place / "cut" / "drafter")
-    assert train(place, "cut", *adapter("one", place / "base")) == 0
+        (runs / "cut" / "checkpoints" / f"step-{step:08d}" / "manifest.json").unlink()
+    shutil.rmtree(runs / "cut" / "drafter")
+    assert train(runs, "cut", *adapter("one", runs / "base")) == 0
     last = "checkpoints/step-00000003"
     names = ["model.safetensors", "adapters/one/adapter_model.safetensors"]
     files = [f"drafter/{name}" for name in names]
     files += [f"{last}/model.safetensors", f"{last}/average.safetensors"]
     files += [f"{last}/optimizer-0.safetensors"]
     for name in files:
-        assert same(tensors(place, "one", name), tensors(place, "cut", name)), name
+        assert same(tensors(runs, "one", name), tensors(runs, "cut", name)), name
 
 
 REFUSED = {
@@ -124,46 +124,46 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 @pytest.mark.parametrize("verb", ["train", "check"])
 def test_what_cannot_be_trained_is_refused_before_the_run(
-    case: str, verb: str, place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    case: str, verb: str, runs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    words, says = REFUSED[case]
+    flags, message = REFUSED[case]
     recipe = tmp_path / "small.yaml"
-    recipe.write_text(RECIPE.replace("distill", "medusa") if "--method" in words else RECIPE)
-    words = [] if "--method" in words else words
-    given = [*adapter("new", place / "base"), *words]
+    recipe.write_text(RECIPE.replace("distill", "medusa") if "--method" in flags else RECIPE)
+    flags = [] if "--method" in flags else flags
+    given = [*adapter("new", runs / "base"), *flags]
     assert main([verb, str(recipe), "--out", str(tmp_path / "out"), *given]) == 2
-    assert says in " ".join(capfd.readouterr().err.split())
+    assert message in " ".join(capfd.readouterr().err.split())
 
 
-def test_zero_3_is_refused_before_the_run(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_zero_3_is_refused_before_the_run(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:
     machine = ["--machine.processes", "2", "--machine.device_gb", "80", "--machine.sharding"]
-    words = [*adapter("new", place / "base"), "--loop.ema", "", *machine]
-    assert main(["check", str(place / "small.yaml"), *words, "zero3"]) == 2
+    flags = [*adapter("new", runs / "base"), "--loop.ema", "", *machine]
+    assert main(["check", str(runs / "small.yaml"), *flags, "zero3"]) == 2
     assert "a draft with an adapter decodes in probes as it is" in capfd.readouterr().err
-    assert main(["check", str(place / "small.yaml"), *words, "zero2"]) == 0
+    assert main(["check", str(runs / "small.yaml"), *flags, "zero2"]) == 0
 
 
 @pytest.mark.parametrize("verb", ["train", "check"])
 def test_adapters_that_are_there_are_neither_lost_nor_written_over(
-    verb: str, place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    verb: str, runs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    recipe, out = str(place / "small.yaml"), str(tmp_path / "out")
-    assert main([verb, recipe, "--out", out, *adapter("one", place / "two")]) == 2
+    recipe, out = str(runs / "small.yaml"), str(tmp_path / "out")
+    assert main([verb, recipe, "--out", out, *adapter("one", runs / "two")]) == 2
     assert "has an adapter 'one' already" in capfd.readouterr().err
-    whole = ["--model.start_from", str(place / "two" / "drafter")]
+    whole = ["--model.start_from", str(runs / "two" / "drafter")]
     assert main([verb, recipe, "--out", out, *whole]) == 2
     assert "has adapters (one, two), made for its base" in capfd.readouterr().err
 
 
-def test_the_pre_flight_counts_what_moves(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    words = adapter("new", place / "base", rank=8)
-    assert main(["check", str(place / "small.yaml"), *words]) == 0
-    said = capfd.readouterr().out
-    assert "0.01 M parameters" in said  # of 0.29 M
-    assert "adapter's" in said  # base, which takes memory and no moments
+def test_the_pre_flight_counts_what_moves(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    flags = adapter("new", runs / "base", rank=8)
+    assert main(["check", str(runs / "small.yaml"), *flags]) == 0
+    report = capfd.readouterr().out
+    assert "0.01 M parameters" in report  # of 0.29 M
+    assert "adapter's" in report  # base, which takes memory and no moments
 
 
-def test_an_adapter_is_chosen_on_the_command_line(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_adapter_is_chosen_on_the_command_line(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:
     few = [
         "--eval.limit",
         "1",
@@ -177,7 +177,7 @@ def test_an_adapter_is_chosen_on_the_command_line(place: Path, capfd: pytest.Cap
         "[0]",
     ]
     for name in ("base", "one"):
-        words = ["--drafter.adapter", name, "--no-audit", *few]
-        assert main(["eval", str(place / "two"), *words]) == 0
-    assert main(["eval", str(place / "two"), "--drafter.adapter", "law", *few]) == 2
+        flags = ["--drafter.adapter", name, "--no-audit", *few]
+        assert main(["eval", str(runs / "two"), *flags]) == 0
+    assert main(["eval", str(runs / "two"), "--drafter.adapter", "law", *few]) == 2
     assert "no adapter 'law'; it has one, two, and 'base' means none" in capfd.readouterr().err
