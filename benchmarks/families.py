@@ -89,7 +89,7 @@ def chain_alone() -> dict[str, Load]:
     return {"chain": partial(load_drafter, draft_length=DEPTH)}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Family:
     """A row of the table: what is trained, and how it drafts."""
 
