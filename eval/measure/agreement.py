@@ -1,4 +1,4 @@
-"""Agreement: how often sampled answers repeat the answer at T = 0, and what their majority says.
+"""Agreement: how often sampled answers repeat the answer at T = 0, and the majority among them.
 
 The share that agrees is a measure of confidence, and the majority vote is an answer of its own
 (self-consistency, Wang et al. 2023). The samples of a prompt are rows of one batch, each with its
@@ -50,11 +50,11 @@ def last_number(text: str) -> str:
     Written plainly: `1,042.50` is `1042.5`.
     """
     _, mark, behind = text.partition(_MARK)
-    found = _NUMBER.findall(behind)[:1] if mark else []
-    found = found or _NUMBER.findall(text)[-1:]
-    if not found:
+    numbers = _NUMBER.findall(behind)[:1] if mark else []
+    numbers = numbers or _NUMBER.findall(text)[-1:]
+    if not numbers:
         return ""
-    plain = str(found[0]).replace(",", "")
+    plain = str(numbers[0]).replace(",", "")
     return plain.rstrip("0").rstrip(".") if "." in plain else plain
 
 

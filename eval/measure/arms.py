@@ -22,7 +22,7 @@ NOT_AUDITED = "not audited"
 
 @dataclass(frozen=True)
 class Arm:
-    """A method as one row of the tables: a drafter, and what the audit said of it."""
+    """A method as one row of the tables: a drafter, and its verdict of the audit."""
 
     name: str
     drafter: Proposer

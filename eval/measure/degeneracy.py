@@ -1,6 +1,6 @@
-"""How degenerate a target's own text is: a target that writes "the the the" is easy to foresee.
+"""How degenerate a target's own text is: a target that writes "the the the" is easy to predict.
 
-Any draft agrees with such a text, and tau says nothing. Read next: `evaluate.py`.
+Any draft agrees with such a text, so its tau means nothing. Read next: `evaluate.py`.
 """
 
 from __future__ import annotations

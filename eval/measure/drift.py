@@ -3,7 +3,7 @@
 Methods such as Medusa-2 train the target together with its drafter. What decodes, and what the
 audit compares with, is then the tuned target; how far that one is from the original is another
 question, answered here by two numbers (Cai et al. 2024, section 2.2.2: what L_LM is there for).
-Read next: `report.py`, which says them; `trainers/teacher/tuned.py`, which moves targets.
+Read next: `report.py`, which shows them; `trainers/teacher/tuned.py`, which moves targets.
 
 Shapes: P labelled tokens of a document, C of a chunk, H hidden size, V vocabulary.
 """
@@ -29,7 +29,7 @@ _CHUNK = 256  # positions whose full-vocabulary logits exist at the same time
 
 @dataclass(frozen=True)
 class Drift:
-    """What held-out text says of a tuned target and its original, in nats per token."""
+    """Distance of a tuned target from its original on held-out text, in nats per token."""
 
     original: str
     """The original's name."""
@@ -90,8 +90,8 @@ def _documents(rows: PackedRows, row: int) -> Iterator[tuple[Tensor, Tensor]]:
 def _states(target: Backbone, ids_S: Tensor) -> Tensor:
     """What the output projection reads, [S, H]."""
     model: Any = target.model
-    found = model.get_decoder()(input_ids=ids_S[None].to(target.device), use_cache=False)
-    return found.last_hidden_state[0]
+    output = model.get_decoder()(input_ids=ids_S[None].to(target.device), use_cache=False)
+    return output.last_hidden_state[0]
 
 
 def _log_probs(target: Backbone, hidden_CH: Tensor) -> Tensor:

@@ -126,7 +126,7 @@ def ratio(top_R: Floats, bottom_R: Floats, *, seed: int = 0, resamples: int = 20
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", stats.DegenerateDataWarning)
-        found = stats.bootstrap(
+        bounds = stats.bootstrap(
             (top_R, bottom_R),
             statistic,
             paired=True,
@@ -134,4 +134,4 @@ def ratio(top_R: Floats, bottom_R: Floats, *, seed: int = 0, resamples: int = 20
             n_resamples=resamples,
             rng=np.random.default_rng(seed),
         ).confidence_interval
-    return Interval(value, float(found.low), float(found.high))
+    return Interval(value, float(bounds.low), float(bounds.high))

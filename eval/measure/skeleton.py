@@ -170,7 +170,7 @@ def evaluate_skeleton(
 
 
 def skeleton_table(results: dict[str, Any]) -> Table:
-    """What `evaluate_skeleton` found, plain decoding beside it."""
+    """The result of `evaluate_skeleton`, plain decoding beside it."""
     own, plain = results["skeleton"], results["plain"]
     count = results["prompts"]
     fallbacks = f"{results['fallbacks']} of {count}"

@@ -62,27 +62,27 @@ class Chosen:
         return 1 + len(self.paths)
 
 
-def best_of_size(drafter: Proposer, found: Ranks, nodes: int, search: Search = "greedy") -> Chosen:
+def best_of_size(drafter: Proposer, ranks: Ranks, nodes: int, search: Search = "greedy") -> Chosen:
     """The tree of at most `nodes` nodes that accepts most.
 
     Raises:
         DataError: no candidate was ever the right one.
     """
-    table_DR = acceptance_for(drafter, found)
+    table_DR = acceptance_for(drafter, ranks)
     paths = {"greedy": best_tree_greedy, "dp": best_tree_dp}[search](table_DR, nodes)
     return _chosen(drafter, table_DR, tuple(paths))
 
 
-def fastest(drafter: Proposer, found: Ranks, speed: Speed) -> Chosen:
+def fastest(drafter: Proposer, ranks: Ranks, speed: Speed) -> Chosen:
     """The size that decodes fastest, and its best tree; errors as for `best_of_size`."""
-    table_DR = acceptance_for(drafter, found)
+    table_DR = acceptance_for(drafter, ranks)
     plan = best_budget(table_DR, speed.curve, draft_cost=speed.draft_cost)
     return _chosen(drafter, table_DR, plan.paths, plan.speedup)
 
 
-def acceptance_for(drafter: Proposer, found: Ranks) -> NDArray[np.float64]:
+def acceptance_for(drafter: Proposer, ranks: Ranks) -> NDArray[np.float64]:
     """The table to search in, [D, R]: EAGLE's siblings are drawn in order, none can be left out."""
-    return found.falling if isinstance(drafter, Eagle) else found.acceptance
+    return ranks.falling if isinstance(drafter, Eagle) else ranks.acceptance
 
 
 def default_tree(drafter: Proposer, nodes: int) -> Sequence[Path] | None:

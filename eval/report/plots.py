@@ -1,6 +1,6 @@
 """Plots of the report as inline SVG: colours from the page's style, so light and dark both work.
 
-What is drawn can be told apart without colour too, by mark and line. Read next: `report.py`.
+Lines differ in mark and style, not in colour alone. Read next: `report.py`.
 """
 
 from __future__ import annotations

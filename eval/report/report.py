@@ -41,9 +41,9 @@ def write_report(run: Path) -> Path:
     Raises:
         RequestError: the run has not been evaluated, or by another version.
     """
-    place = _results_in(run)
-    results = read_results(place / "results.json")
-    content = context(results, _audit(place / "audit.json"), _curve(run / "metrics.jsonl"))
+    folder = _results_in(run)
+    results = read_results(folder / "results.json")
+    content = context(results, _audit(folder / "audit.json"), _curve(run / "metrics.jsonl"))
     environment = Environment(
         loader=PackageLoader("draftsmith.eval.report", "."),
         undefined=StrictUndefined,
@@ -60,12 +60,12 @@ def write_report(run: Path) -> Path:
 
 def _results_in(run: Path) -> Path:
     """The folder of a run's results, or of those that `eval --out` wrote."""
-    places = (run / "eval", run)
-    for place in places:
-        if (place / "results.json").is_file():
-            return place
+    folders = (run / "eval", run)
+    for folder in folders:
+        if (folder / "results.json").is_file():
+            return folder
     raise RequestError(
-        f"{places[0] / 'results.json'} is missing, and so is {places[1] / 'results.json'}: "
+        f"{folders[0] / 'results.json'} is missing, and so is {folders[1] / 'results.json'}: "
         "`draftsmith eval RUN` writes the first, with `--out FOLDER` the second"
     )
 
@@ -100,21 +100,21 @@ def context(results: dict[str, Any], audit: dict[str, Any] | None, curve: list[d
 
 
 def _plots(results: dict[str, Any], audit: dict[str, Any] | None, curve: list[dict[str, Any]]) -> dict[str, Markup]:
-    found = {"depth": plots.acceptance_by_depth(results["rows"])}
+    figures = {"depth": plots.acceptance_by_depth(results["rows"])}
     if results["sweep"]:
-        found["sweep_acceptance"] = plots.sweep_acceptance(results["sweep"])
-        found["sweep_speed"] = plots.sweep_speed(results["sweep"])
+        figures["sweep_acceptance"] = plots.sweep_acceptance(results["sweep"])
+        figures["sweep_speed"] = plots.sweep_speed(results["sweep"])
     if audit is not None:
-        found["uniformity"] = plots.uniformity(audit["rosenblatt"]["histogram"])
+        figures["uniformity"] = plots.uniformity(audit["rosenblatt"]["histogram"])
     if curve:
-        found["training"] = plots.training(curve)
-    return found
+        figures["training"] = plots.training(curve)
+    return figures
 
 
 def verdict(rows: Sequence[dict[str, Any]]) -> str:
     """The worst verdict of all rows."""
-    found = {row["verdict"] for row in rows}
-    return next(each for each in VERDICTS if each in found)
+    verdicts = {row["verdict"] for row in rows}
+    return next(each for each in VERDICTS if each in verdicts)
 
 
 def sentence(row: dict[str, Any]) -> str:
@@ -140,43 +140,43 @@ def tuned(target: dict[str, Any]) -> list[str]:
 
 def warnings(rows: Sequence[dict[str, Any]], audit: dict[str, Any] | None) -> list[str]:
     """What a reader has to know before believing a figure."""
-    found = [degenerate(row) for row in rows if row["flagged"]]
+    messages = [degenerate(row) for row in rows if row["flagged"]]
     worst = verdict(rows)
     if worst == "NOT lossless":
-        found.append(
+        messages.append(
             "The audit failed: the output is not the target's own, and a biased rule accepts "
             "more. No figure of acceptance or speed here can be used."
         )
     if worst == "not audited":
-        found.append(
+        messages.append(
             "These figures were made without an audit: a biased rule accepts more, so they prove nothing yet."
         )
     for row in rows:
         if row["verdict"] == "lossy" and row["distance"] is not None:
-            found.append(
+            messages.append(
                 f"{row['method']}, T = {row['temperature']:g}: the rule {row['rule']} is lossy; "
                 f"its output is a total variation of {row['distance']:.3f} away from the target's."
             )
     exact = [row for row in rows if row["verdict"] != "lossy"]
     differing = sum(row["differing_rows"] or 0 for row in exact)
     if differing:
-        found.append(
+        messages.append(
             f"At T = 0, {differing} outputs differ from plain decoding: near-ties, or a bug. The "
             "audit's replay tells which."
         )
     if audit is not None and (audit["verdict"] != worst or audit["decoder"] != "draftsmith"):
-        found.append(
+        messages.append(
             f"The audit below is of another time or decoder ({audit['decoder']}, verdict "
             f"{audit['verdict']}); the figures carry the verdict they were made with, {worst}."
         )
-    return found
+    return messages
 
 
 def visible(value: object) -> object:
     """Text in which nothing hides: unseen characters and turned directions by their number."""
     if isinstance(value, Markup) or not isinstance(value, str):
         return value
-    return _UNSEEN.sub(lambda found: f"[U+{ord(found.group()):04X}]", value)
+    return _UNSEEN.sub(lambda match: f"[U+{ord(match.group()):04X}]", value)
 
 
 def _cell(text: str) -> str:

@@ -1,6 +1,6 @@
 """`results.json`: the version of its layout, its published schema, and reading it again.
 
-The schema, `results.schema.json`, says what every field means and in which unit; it demands an
+The schema, `results.schema.json`, defines every field and its unit; it demands an
 audit verdict in every row that shows acceptance. Read next: `evaluate.py`, which makes the
 results, and `report.py`, which shows them.
 """

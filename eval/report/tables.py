@@ -147,7 +147,7 @@ def best_measured(sweep: Sequence[dict[str, Any]]) -> int:
 
 
 def degenerate(row: dict[str, Any]) -> str:
-    """Why the tau of a flagged row says nothing."""
+    """Why the tau of a flagged row means nothing."""
     return (
         f"{row['method']}, T = {row['temperature']:g}: the target's own text is degenerate "
         f"(distinct-2 {row['distinct_2']:.2f}, {row['loop_share']:.0%} in loops): {DEGENERATE}"

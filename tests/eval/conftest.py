@@ -24,9 +24,9 @@ HOSTILE = "</pre></style><script>document.title='broken'</script>\u202e\u0000'\"
 def measured() -> tuple[dict[str, Any], dict[str, Any]]:
     """`results.json` and `audit.json` of a real evaluation and a real (small) audit."""
     target = make_target("qwen3")
-    words = train_tokenizer(["abc def ghi jkl\n"] * 5, 300)
+    tokenizer = train_tokenizer(["abc def ghi jkl\n"] * 5, 300)
     # the random models know 61 tokens; the tokenizer's first 61 stand for them
-    target.tokenizer = words
+    target.tokenizer = tokenizer
     drafter = make_drafter(target)
     prompts = [Prompt(str(n), "even" if n % 2 else "odd", ("",), chat=False) for n in range(4)]
     ids = [[5 + n, 7, 11] for n in range(4)]
@@ -46,10 +46,10 @@ def measured() -> tuple[dict[str, Any], dict[str, Any]]:
 
 @pytest.fixture
 def run_folder(measured: tuple[dict[str, Any], dict[str, Any]], tmp_path: Path) -> Path:
-    results, found = measured
+    results, audited = measured
     (tmp_path / "eval").mkdir()
     (tmp_path / "eval" / "results.json").write_text(json.dumps(results))
-    (tmp_path / "eval" / "audit.json").write_text(json.dumps(found))
+    (tmp_path / "eval" / "audit.json").write_text(json.dumps(audited))
     records = [{"kind": "train", "step": n, "loss": 3 - n / 10} for n in range(10)]
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, records)))
     return tmp_path

@@ -86,28 +86,28 @@ def scripted(monkeypatch, greedy: list[str], drawn: list[list[str]], **settings)
 
 def test_counts_by_hand(monkeypatch) -> None:
     drawn = [["4", "4", "5", "4"], ["6", "5", "6", "5"], ["8", "8", "9", "7"], ["1", "2", "2", "1"]]
-    found = scripted(monkeypatch, ["4", "5", "7", "3"], drawn, references=["4", "6", " 8 ", None])
-    assert [row["agreement"] for row in found["rows"]] == [0.75, 0.5, 0.25, 0]
-    assert [row["vote"] for row in found["rows"]] == ["4", "5", "8", "1"]
-    assert [row["votes"] for row in found["rows"]] == [3, 2, 2, 2]
-    assert [row["vote_is_greedy"] for row in found["rows"]] == [True, True, False, False]
-    assert found["agreement"][0] == pytest.approx(1.5 / 4)
-    assert found["vote_differs"][0] == pytest.approx(0.5)
-    assert found["agreement"][1] <= found["agreement"][0] <= found["agreement"][2]
-    assert found["prompts"] == 4
-    assert found["references"] == 3
-    assert found["greedy_accuracy"][0] == pytest.approx(1 / 3)
-    assert found["vote_accuracy"][0] == pytest.approx(2 / 3)
+    agreed = scripted(monkeypatch, ["4", "5", "7", "3"], drawn, references=["4", "6", " 8 ", None])
+    assert [row["agreement"] for row in agreed["rows"]] == [0.75, 0.5, 0.25, 0]
+    assert [row["vote"] for row in agreed["rows"]] == ["4", "5", "8", "1"]
+    assert [row["votes"] for row in agreed["rows"]] == [3, 2, 2, 2]
+    assert [row["vote_is_greedy"] for row in agreed["rows"]] == [True, True, False, False]
+    assert agreed["agreement"][0] == pytest.approx(1.5 / 4)
+    assert agreed["vote_differs"][0] == pytest.approx(0.5)
+    assert agreed["agreement"][1] <= agreed["agreement"][0] <= agreed["agreement"][2]
+    assert agreed["prompts"] == 4
+    assert agreed["references"] == 3
+    assert agreed["greedy_accuracy"][0] == pytest.approx(1 / 3)
+    assert agreed["vote_accuracy"][0] == pytest.approx(2 / 3)
 
 
 def test_the_interval_covers_the_mean_of_many_prompts() -> None:
     row = {"vote": "a", "greedy": "a", "reference": None}
-    found = summarise([row | {"agreement": n / 40} for n in range(41)])
-    middle, low, high = found["agreement"]
+    agreed = summarise([row | {"agreement": n / 40} for n in range(41)])
+    middle, low, high = agreed["agreement"]
     assert middle == pytest.approx(0.5)
     # 1.96 standard errors of a uniform spread over 41 prompts
     assert high - low == pytest.approx(2 * 1.96 * 0.2958 / 41**0.5, rel=0.1)
-    assert found["greedy_accuracy"] == [None, None, None]
+    assert agreed["greedy_accuracy"] == [None, None, None]
 
 
 def test_samples_of_a_prompt_are_one_batch(pair, monkeypatch) -> None:
@@ -131,18 +131,18 @@ def test_samples_of_a_prompt_are_one_batch(pair, monkeypatch) -> None:
 @pytest.mark.parametrize("speculative", [False, True], ids=["plain", "speculative"])
 def test_rows_are_independent(pair, speculative: bool) -> None:
     target, drafter = pair[0], pair[1] if speculative else None
-    found = asked(target, drafter)
-    assert found["speculative"] is speculative
-    for row in found["rows"]:
+    agreed = asked(target, drafter)
+    assert agreed["speculative"] is speculative
+    for row in agreed["rows"]:
         assert len(set(row["answers"])) > 1, "hot rows differ among themselves"
     # more samples, or fewer prompts, change none that are there already
     more = asked(target, drafter, samples=7)
     fewer = asked(target, drafter, PROMPTS[:2])
-    for row, longer in zip(found["rows"], more["rows"], strict=True):
+    for row, longer in zip(agreed["rows"], more["rows"], strict=True):
         assert longer["answers"][:4] == row["answers"]
-    assert fewer["rows"] == found["rows"][:2]
-    assert asked(target, drafter) == found
-    assert asked(target, drafter, seed=4)["rows"] != found["rows"]
+    assert fewer["rows"] == agreed["rows"][:2]
+    assert asked(target, drafter) == agreed
+    assert asked(target, drafter, seed=4)["rows"] != agreed["rows"]
     # equal prompts are not equal rows
     twins = asked(target, drafter, [PROMPTS[0]] * 2)["rows"]
     assert twins[0]["answers"] != twins[1]["answers"]
@@ -158,9 +158,9 @@ def test_speculative_and_plain_have_the_same_greedy_answers(pair) -> None:
 
 
 def test_cold_samples_agree(pair) -> None:
-    found = asked(*pair, warper=Warper(1e-4))
-    assert found["agreement"][0] == 1
-    assert found["vote_differs"][0] == 0
+    agreed = asked(*pair, warper=Warper(1e-4))
+    assert agreed["agreement"][0] == 1
+    assert agreed["vote_differs"][0] == 0
 
 
 def test_answers_end_at_eos(pair) -> None:
@@ -210,10 +210,10 @@ def test_normalisers(name: str, text: str, right: str) -> None:
 @pytest.mark.parametrize("references", [None, ["4", "6", "8", None]])
 def test_the_table_fits(monkeypatch, references: list[str | None] | None) -> None:
     drawn = [["4", "4", "5", "4"], ["6", "5", "6", "5"], ["8", "8", "9", "7"], ["1", "2", "2", "1"]]
-    found = scripted(monkeypatch, ["4", "5", "7", "3"], drawn, references=references)
-    found = json.loads(json.dumps(found))
+    agreed = scripted(monkeypatch, ["4", "5", "7", "3"], drawn, references=references)
+    agreed = json.loads(json.dumps(agreed))
     out = io.StringIO()
-    Console(file=out, width=80, highlight=False).print(agreement_table(found), crop=False)
+    Console(file=out, width=80, highlight=False).print(agreement_table(agreed), crop=False)
     text = out.getvalue()
     assert max(map(cell_len, text.splitlines())) <= 80
     assert "vote of 4" in text

@@ -19,11 +19,11 @@ from torch.overrides import TorchFunctionMode
 class Products(TorchFunctionMode):
     """Adds up the bytes of the weights of linear layers while it is open."""
 
-    found = 0
+    result = 0
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict | None = None) -> Any:
         if func is nn.functional.linear:
-            self.found += args[1].nbytes
+            self.result += args[1].nbytes
         return func(*args, **(kwargs or {}))
 
 
@@ -43,7 +43,7 @@ def test_a_proposal_reads_what_it_says(family: str) -> None:
     drafter.propose = watched
     generate(target, drafter, [[5, 9, 11, 3]], warper=Warper(0.0), max_new_tokens=9)
     linears = [each for module in drafter.weights_read for each in module.modules() if isinstance(each, nn.Linear)]
-    assert spy.found == proposals * sum(each.weight.nbytes for each in linears)
+    assert spy.result == proposals * sum(each.weight.nbytes for each in linears)
     arm = Arm(family, drafter)
     rest = arm.proposal_bytes - sum(each.weight.nbytes for each in linears)
     assert 0 <= rest < 0.1 * arm.proposal_bytes, "norms and biases"

@@ -1,4 +1,4 @@
-"""Drift of a tuned target: against brute force, and said wherever results are shown."""
+"""Drift of a tuned target: against brute force, and shown wherever results are."""
 
 from __future__ import annotations
 
@@ -82,28 +82,28 @@ def test_drift_is_the_plain_mean(
     monkeypatch.setattr(module, "_CHUNK", chunk)
     rows = held_out()
     assert len(rows) > 2
-    found = measure_drift(original, tuned, rows, count=len(rows))
+    result = measure_drift(original, tuned, rows, count=len(rows))
     labels, (kl, before, after) = brute_force(original, tuned, rows)
-    assert (found.original, found.tokens) == ("random", labels)
+    assert (result.original, result.tokens) == ("random", labels)
     assert kl > 0.05
-    assert found.kl.value == pytest.approx(kl, rel=1e-5)
-    assert found.loss_original.value == pytest.approx(before, rel=1e-5)
-    assert found.loss_tuned.value == pytest.approx(after, rel=1e-5)
-    assert found.kl.low < kl < found.kl.high
+    assert result.kl.value == pytest.approx(kl, rel=1e-5)
+    assert result.loss_original.value == pytest.approx(before, rel=1e-5)
+    assert result.loss_tuned.value == pytest.approx(after, rel=1e-5)
+    assert result.kl.low < kl < result.kl.high
 
 
 def test_no_change_is_no_drift(original: Backbone) -> None:
-    found = measure_drift(original, original, held_out(), count=2, seed=3)
-    assert found.kl.value == pytest.approx(0, abs=1e-7)
-    assert found.loss_original == found.loss_tuned
+    result = measure_drift(original, original, held_out(), count=2, seed=3)
+    assert result.kl.value == pytest.approx(0, abs=1e-7)
+    assert result.loss_original == result.loss_tuned
 
 
 def test_a_single_row_has_no_interval(original: Backbone, tuned: Backbone) -> None:
-    found = measure_drift(original, tuned, held_out(), count=1).to_dict()
-    assert found["kl"][0] > 0
-    assert found["kl"][1:] == [None, None]
+    result = measure_drift(original, tuned, held_out(), count=1).to_dict()
+    assert result["kl"][0] > 0
+    assert result["kl"][1:] == [None, None]
     definition = {**schema()["$defs"]["drift"], "$defs": schema()["$defs"]}
-    jsonschema.validate(found, definition)
+    jsonschema.validate(result, definition)
 
 
 def test_a_tuned_target_says_so_by_its_name(tuned: Backbone) -> None:

@@ -18,12 +18,12 @@ def counts(steps: int, emitted: int, tested: list[int], passed: list[int]) -> Co
 
 def test_measures_by_hand() -> None:
     # two requests, draft length 2: accepted per step (2, 0, 1) and (2, 2)
-    found = acceptance([counts(3, 6, [3, 2], [2, 1]), counts(2, 6, [2, 2], [2, 2])])
-    assert found.tau.value == 12 / 5
-    assert found.tau_macro.value == (6 / 3 + 6 / 2) / 2
-    assert found.alpha.value == 7 / 9
-    assert [each.value for each in found.n_alpha] == [4 / 5, 3 / 4]
-    assert found.n_alpha_counts == [5, 4]
+    result = acceptance([counts(3, 6, [3, 2], [2, 1]), counts(2, 6, [2, 2], [2, 2])])
+    assert result.tau.value == 12 / 5
+    assert result.tau_macro.value == (6 / 3 + 6 / 2) / 2
+    assert result.alpha.value == 7 / 9
+    assert [each.value for each in result.n_alpha] == [4 / 5, 3 / 4]
+    assert result.n_alpha_counts == [5, 4]
 
 
 def outcome(accepted_B: torch.Tensor, depth: int) -> Outcome:
@@ -45,15 +45,15 @@ def test_counts_of_a_log_made_by_hand() -> None:
     for accepted, kept in ((2, 3), (0, 1), (1, 1)):
         log.add(outcome(torch.tensor([accepted]), 2), torch.tensor([kept]), torch.tensor([True]))
     # begun behind 1, 4 and 5 tokens: the first alone has room for 3 more
-    (found,) = counts_of(log)
-    assert (found.steps, found.emitted, found.truncated) == (1, 3, 2)
-    assert found.tested_D.tolist() == found.passed_D.tolist() == found.alpha_hat_D.tolist() == [1, 1]
+    (result,) = counts_of(log)
+    assert (result.steps, result.emitted, result.truncated) == (1, 3, 2)
+    assert result.tested_D.tolist() == result.passed_D.tolist() == result.alpha_hat_D.tolist() == [1, 1]
     # with more room the second counts too, and the third: its one token is the answer's end (EOS)
     log.limit = 8
-    (found,) = counts_of(log)
-    assert (found.steps, found.emitted, found.truncated) == (3, 5, 0)
-    assert (found.tested_D.tolist(), found.passed_D.tolist()) == ([3, 1], [2, 1])
-    assert acceptance([found]).tau.value == 5 / 3
+    (result,) = counts_of(log)
+    assert (result.steps, result.emitted, result.truncated) == (3, 5, 0)
+    assert (result.tested_D.tolist(), result.passed_D.tolist()) == ([3, 1], [2, 1])
+    assert acceptance([result]).tau.value == 5 / 3
 
 
 def simulated(alpha: float, depth: int, limit: int, rows: int, eos: float = 0.0) -> StepLog:
@@ -75,22 +75,22 @@ def simulated(alpha: float, depth: int, limit: int, rows: int, eos: float = 0.0)
 @pytest.mark.parametrize(("alpha", "depth"), [(0.8, 8), (0.45, 4), (0.95, 3)])
 def test_tau_of_a_geometric_truth(alpha: float, depth: int) -> None:
     """Answers of 64 tokens: leaving out the steps that the limit cut made 4.200 of the first one's 4.329."""
-    found = acceptance(counts_of(simulated(alpha, depth, limit=64, rows=20_000)))
-    assert found.tau.value == pytest.approx((1 - alpha ** (depth + 1)) / (1 - alpha), rel=0.004)
-    assert found.alpha.value == pytest.approx(alpha, abs=0.003)
-    assert [each.value for each in found.n_alpha] == pytest.approx([alpha] * depth, abs=0.012)
+    result = acceptance(counts_of(simulated(alpha, depth, limit=64, rows=20_000)))
+    assert result.tau.value == pytest.approx((1 - alpha ** (depth + 1)) / (1 - alpha), rel=0.004)
+    assert result.alpha.value == pytest.approx(alpha, abs=0.003)
+    assert [each.value for each in result.n_alpha] == pytest.approx([alpha] * depth, abs=0.012)
 
 
 def test_an_answer_that_ends_counts_to_its_end() -> None:
     """Every call of it and every token; positions behind EOS are no trials."""
     log = simulated(0.8, 8, limit=10_000, rows=4_000, eos=0.1)
-    found = acceptance(counts_of(log))
+    result = acceptance(counts_of(log))
     calls, tokens = log.running_TB.sum(), log.kept_TB.sum()
     assert log.truncated_TB.any(0).mean() > 0.4
-    assert found.tau.value == tokens / calls
-    assert found.truncated_steps == 0
-    assert found.alpha.value == pytest.approx(0.8, abs=0.005)
-    assert [each.value for each in found.n_alpha[:5]] == pytest.approx([0.8] * 5, abs=0.02)
+    assert result.tau.value == tokens / calls
+    assert result.truncated_steps == 0
+    assert result.alpha.value == pytest.approx(0.8, abs=0.005)
+    assert [each.value for each in result.n_alpha[:5]] == pytest.approx([0.8] * 5, abs=0.02)
 
 
 @pytest.mark.parametrize("eos_ids", [(), (3, 9, 17)])
@@ -118,9 +118,9 @@ def test_alpha_and_alpha_hat_estimate_the_same() -> None:
     drafter = make_drafter(target, noise=0.05)
     prompts = [[n, n + 1] for n in range(1, 50)]
     log = generate(target, drafter, prompts, warper=Warper(1.0), max_new_tokens=60).steps
-    found = acceptance(counts_of(log))
-    assert abs(found.alpha.value - found.alpha_hat.value) < 0.03
-    width = [each.high - each.low for each in (found.alpha, found.alpha_hat)]
+    result = acceptance(counts_of(log))
+    assert abs(result.alpha.value - result.alpha_hat.value) < 0.03
+    width = [each.high - each.low for each in (result.alpha, result.alpha_hat)]
     assert width[1] < width[0]
 
 
@@ -130,8 +130,8 @@ def test_the_bootstrap_interval_covers_and_not_always() -> None:
     for seed in range(60):
         bottom = rng.integers(5, 20, 40).astype(float)
         top = rng.binomial(bottom.astype(int), 0.3).astype(float)
-        found = ratio(top, bottom, seed=seed, resamples=400)
-        hits += found.low <= 0.3 <= found.high
+        result = ratio(top, bottom, seed=seed, resamples=400)
+        hits += result.low <= 0.3 <= result.high
     assert 50 <= hits < 60
 
 
@@ -143,13 +143,13 @@ def test_the_interval_is_as_wide_as_the_error_and_as_steady_as_its_resamples() -
     widths = {}
     for count in (100, 400):
         top, bottom = top_R[:count], bottom_R[:count]
-        found = [ratio(top, bottom, seed=seed) for seed in range(8)]
-        error = np.sqrt(((top - found[0].value * bottom) ** 2).sum()) / bottom.sum()
-        widths[count] = float(np.mean([each.high - each.low for each in found]))
+        result = [ratio(top, bottom, seed=seed) for seed in range(8)]
+        error = np.sqrt(((top - result[0].value * bottom) ** 2).sum()) / bottom.sum()
+        widths[count] = float(np.mean([each.high - each.low for each in result]))
         assert widths[count] == pytest.approx(2 * 1.96 * error, rel=0.1)
         # ends of 2,000 resamples move by some 0.06 errors from seed to seed, ends of 30 by 0.5
-        assert np.std([each.low for each in found]) < 0.15 * error
-        assert np.std([each.high for each in found]) < 0.15 * error
+        assert np.std([each.low for each in result]) < 0.15 * error
+        assert np.std([each.high for each in result]) < 0.15 * error
     assert widths[400] == pytest.approx(widths[100] / 2, rel=0.2)
 
 

@@ -65,9 +65,9 @@ def test_a_known_text_is_looked_along_as_drafting_goes(family: str, target: Back
         text = torch.tensor([*before, *(tokens[n] for n in first)])
         states = target.model(text[None], output_hidden_states=True).hidden_states
         known = torch.cat([states[layer][0] for layer in drafter.layers], -1)
-        found = list(drafter.teacher_forced(known, text, depth))
-        assert [len(each) for each in found] == [len(text) - 1 - d for d in range(1, depth + 1)]
-        for d, logits in enumerate(found):
+        result = list(drafter.teacher_forced(known, text, depth))
+        assert [len(each) for each in result] == [len(text) - 1 - d for d in range(1, depth + 1)]
+        for d, logits in enumerate(result):
             best = logits[len(before) - 1].topk(2).indices.tolist()
             assert best == [tokens[first[d + 1]], tokens[second[d]]]
 
@@ -75,7 +75,7 @@ def test_a_known_text_is_looked_along_as_drafting_goes(family: str, target: Back
 @pytest.mark.parametrize("family", FAMILIES)
 def test_counts_are_those_of_a_walk_by_hand(family: str, target: Backbone) -> None:
     drafter, texts, ranks = make(family, target), texts_of(target), 3
-    found = measure_ranks(target, drafter, texts, depth=3, ranks=ranks)
+    result = measure_ranks(target, drafter, texts, depth=3, ranks=ranks)
     hits, trials = np.zeros((3, ranks)), np.zeros(3)
     for text in texts:
         tokens = [*text.prompt, *text.answer]
@@ -92,11 +92,11 @@ def test_counts_are_those_of_a_walk_by_hand(family: str, target: Backbone) -> No
                 if rank >= ranks:
                     break
                 hits[d, rank] += 1
-    np.testing.assert_array_equal(found.hits_DR, hits)
-    np.testing.assert_array_equal(found.trials_D, trials)
-    np.testing.assert_allclose(found.acceptance, hits / trials[:, None])
-    assert (np.diff(found.falling, axis=1) <= 1e-12).all()
-    np.testing.assert_allclose(found.falling.sum(1), found.acceptance.sum(1))
+    np.testing.assert_array_equal(result.hits_DR, hits)
+    np.testing.assert_array_equal(result.trials_D, trials)
+    np.testing.assert_allclose(result.acceptance, hits / trials[:, None])
+    assert (np.diff(result.falling, axis=1) <= 1e-12).all()
+    np.testing.assert_allclose(result.falling.sum(1), result.acceptance.sum(1))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -128,11 +128,11 @@ def test_the_first_depth_is_what_decoding_accepts(family: str, target: Backbone)
 def test_no_tree_of_that_size_promises_more(family: str, nodes: int, target: Backbone) -> None:
     """Not the default, and not the other search's; and it can be drafted on."""
     drafter = make(family, target, noise=0.02)
-    found = measure_ranks(target, drafter, texts_of(target), depth=5, ranks=10)
-    chosen = best_of_size(drafter, found, nodes)
+    result = measure_ranks(target, drafter, texts_of(target), depth=5, ranks=10)
+    chosen = best_of_size(drafter, result, nodes)
     assert chosen.nodes <= nodes
-    assert chosen.tau == pytest.approx(best_of_size(drafter, found, nodes, "dp").tau)
-    table = acceptance_for(drafter, found)
+    assert chosen.tau == pytest.approx(best_of_size(drafter, result, nodes, "dp").tau)
+    table = acceptance_for(drafter, result)
     default = EAGLE_1_TREE if family.startswith("eagle") else default_paths(4, nodes)
     if len(default) + 1 == chosen.nodes and max(map(len, default)) <= len(table):
         assert chosen.default_tau == pytest.approx(1 + expected_tokens(default, table))
@@ -148,8 +148,8 @@ def test_no_tree_of_that_size_promises_more(family: str, nodes: int, target: Bac
 def test_the_promise_is_kept_where_depths_are_independent(target: Backbone) -> None:
     """tau on the texts that were measured, against the sum of products over the tree."""
     drafter = make("medusa", target, noise=0.02)
-    found = measure_ranks(target, drafter, texts_of(target, count=60), depth=4, ranks=10)
-    chosen = best_of_size(drafter, found, 20)
+    result = measure_ranks(target, drafter, texts_of(target, count=60), depth=4, ranks=10)
+    chosen = best_of_size(drafter, result, 20)
     tuned = make("medusa", target, noise=0.02, paths=chosen.paths)
     default = make("medusa", target, noise=0.02, nodes=chosen.nodes)
     taus = [
@@ -165,21 +165,21 @@ def table(hits: list[list[int]], trials: list[int]) -> Ranks:
 
 def test_siblings_that_are_drawn_in_order_leave_no_gap(target: Backbone) -> None:
     """EAGLE's second child is the second draw, whatever the third was worth by chance."""
-    found = table([[50, 5, 20], [30, 10, 10]], [100, 60])
-    heads = best_of_size(make("medusa", target), found, 3)
+    result = table([[50, 5, 20], [30, 10, 10]], [100, 60])
+    heads = best_of_size(make("medusa", target), result, 3)
     assert heads.paths == ((0,), (0, 0))
-    assert best_of_size(make("medusa", target), found, 4).paths == ((0,), (2,), (0, 0))
+    assert best_of_size(make("medusa", target), result, 4).paths == ((0,), (2,), (0, 0))
     for search in ("greedy", "dp"):
-        paths = best_of_size(make("eagle", target), found, 8, search).paths
+        paths = best_of_size(make("eagle", target), result, 8, search).paths
         assert all((*path[:-1], path[-1] - 1) in paths for path in paths if path[-1])
     assert without_gaps([(1,), (4,), (4, 2), (4, 3), (4, 3, 1)]) == ((0,), (1,), (1, 0), (1, 1), (1, 1, 0))
 
 
 def test_a_dearer_call_makes_a_smaller_tree(target: Backbone) -> None:
     drafter = make("medusa", target)
-    found = table([[50, 20, 10], [50, 20, 10]], [100, 80])
-    free = fastest(drafter, found, Speed({1: 1.0, 9: 1.0}, 0.1))
-    dear = fastest(drafter, found, Speed({1: 1.0, 9: 5.0}, 0.1))
+    result = table([[50, 20, 10], [50, 20, 10]], [100, 80])
+    free = fastest(drafter, result, Speed({1: 1.0, 9: 1.0}, 0.1))
+    dear = fastest(drafter, result, Speed({1: 1.0, 9: 5.0}, 0.1))
     assert free.nodes == 9
     assert dear.nodes < 4
     assert free.speedup == pytest.approx(free.tau / 1.1)
@@ -189,7 +189,7 @@ def test_a_dearer_call_makes_a_smaller_tree(target: Backbone) -> None:
     assert min(speed.curve) == 1
     assert max(speed.curve) == 64
     assert speed.draft_cost > 0
-    assert 2 <= fastest(drafter, found, speed).nodes <= 64
+    assert 2 <= fastest(drafter, result, speed).nodes <= 64
 
 
 def test_without_a_right_candidate_there_is_no_tree(target: Backbone) -> None:
@@ -199,6 +199,6 @@ def test_without_a_right_candidate_there_is_no_tree(target: Backbone) -> None:
 
 def test_what_is_too_short_to_draft_behind_is_not_counted(target: Backbone) -> None:
     drafter = make("hydra", target)
-    found = measure_ranks(target, drafter, [Text([1, 2, 3], [4, 5])], depth=4, ranks=2)
-    assert found.trials_D.tolist() == [1, 0, 0]
-    assert best_tree_greedy(found.acceptance, 3) == best_tree_greedy(found.falling, 3)
+    result = measure_ranks(target, drafter, [Text([1, 2, 3], [4, 5])], depth=4, ranks=2)
+    assert result.trials_D.tolist() == [1, 0, 0]
+    assert best_tree_greedy(result.acceptance, 3) == best_tree_greedy(result.falling, 3)

@@ -48,8 +48,8 @@ def test_no_chat_loses_its_beginning(talker: Backbone) -> None:
     assert [each.prompt.id for each in whole] == ["talk"] * 3 + ["long"] * 2 + ["text"]
     assert all(each.ids[: len(first)] == first for each in whole[:3])
     most = len(whole[2].ids) - 1  # of the third turn
-    found = make_requests(talker, PROMPTS, config.model_copy(update={"prompt_tokens": most}))
-    assert [each.ids for each in found] == [*(each.ids for each in whole[:2]), whole[5].ids[-most:]]
+    result = make_requests(talker, PROMPTS, config.model_copy(update={"prompt_tokens": most}))
+    assert [each.ids for each in result] == [*(each.ids for each in whole[:2]), whole[5].ids[-most:]]
     with pytest.raises(RequestError, match="all 2 prompts are longer than eval.prompt_tokens = 5"):
         make_requests(talker, PROMPTS[:2], EvalConfig(prompt_tokens=5))
 

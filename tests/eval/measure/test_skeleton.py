@@ -75,9 +75,9 @@ class Decoder:
 
 @pytest.fixture
 def decoder(writer: Backbone, monkeypatch: pytest.MonkeyPatch) -> Decoder:
-    found = Decoder(writer, SKELETON)
-    monkeypatch.setattr(module, "autoregressive", found)
-    return found
+    result = Decoder(writer, SKELETON)
+    monkeypatch.setattr(module, "autoregressive", result)
+    return result
 
 
 @pytest.mark.parametrize(
@@ -200,11 +200,11 @@ def test_without_a_skeleton_the_plain_answer_is_used(
 
 def test_the_plain_answer_is_plain_decoding(writer: Backbone) -> None:
     ids = render(CHAT, writer.tokenizer)
-    found = answer_plainly(writer, CHAT, **SAMPLED)
+    result = answer_plainly(writer, CHAT, **SAMPLED)
     done = autoregressive(writer, [ids], eos_ids=writer.eos_ids, **SAMPLED)
-    assert list(found.ids) == done.tokens[0]
-    assert found.tokens == len(done.tokens[0])
-    assert found.calls == done.target_calls
+    assert list(result.ids) == done.tokens[0]
+    assert result.tokens == len(done.tokens[0])
+    assert result.calls == done.target_calls
 
 
 def test_the_same_seed_gives_the_same_answer(decoder: Decoder, writer: Backbone) -> None:
@@ -281,7 +281,7 @@ def test_both_ways_take_turns(results: dict[str, Any], decoder: Decoder, writer:
 
 
 def test_nothing_but_fallbacks(decoder: Decoder, writer: Backbone) -> None:
-    """One prompt has no interval, and no skeleton has no points; both are said, not hidden."""
+    """One prompt has no interval, and no skeleton has no points; both are shown, not hidden."""
     decoder.skeleton = "\n"
     results = evaluate_skeleton(writer, [CHAT], **GREEDY)
     assert results["fallback_share"] == 1

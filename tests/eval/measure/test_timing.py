@@ -10,9 +10,9 @@ CPU = torch.device("cpu")
 def test_arms_take_turns_and_the_first_round_counts_for_nothing() -> None:
     order: list[str] = []
     arms = {name: lambda name=name: order.append(name) for name in "ab"}
-    found = timing.interleaved(arms, 2, device=CPU, repeats=3)
+    result = timing.interleaved(arms, 2, device=CPU, repeats=3)
     assert order == [*"aaabbb"] * 3
-    assert set(found) == {"a", "b"}
+    assert set(result) == {"a", "b"}
 
 
 def test_a_turn_is_divided_by_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,15 +56,15 @@ def browser() -> Iterator[Browser]:
 
 
 def opened(browser: Browser, page_file: Path, scheme: str) -> tuple[Page, list[str]]:
-    """The page in a light or a dark browser, and what its console and its network said."""
+    """The page in a light or a dark browser, and the messages of its console and its network."""
     context = browser.new_context(color_scheme=scheme, viewport={"width": 1100, "height": 900})
     page = context.new_page()
-    said: list[str] = []
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.on("request", lambda request: said.append(request.url) if "file://" not in request.url else None)
+    messages: list[str] = []
+    page.on("console", lambda message: messages.append(message.text))
+    page.on("pageerror", lambda error: messages.append(str(error)))
+    page.on("request", lambda request: messages.append(request.url) if "file://" not in request.url else None)
     page.goto(page_file.as_uri())
-    return page, said
+    return page, messages
 
 
 def read(run: Path, name: str) -> dict[str, Any]:
@@ -129,7 +129,7 @@ WORST_CONTRAST = """() => {
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_person_can_read_it(browser: Browser, run_folder: Path, scheme: str) -> None:
-    page, said = opened(browser, write_report(run_folder), scheme)
+    page, messages = opened(browser, write_report(run_folder), scheme)
     results, audit = read(run_folder, "results.json"), read(run_folder, "audit.json")
     text = page.inner_text("body")
     for row in results["rows"]:
@@ -151,7 +151,7 @@ def test_a_person_can_read_it(browser: Browser, run_folder: Path, scheme: str) -
         assert category["category"] in text
     assert results["environment"]["versions"]["torch"] in text
     assert results["environment"]["processor"] in text
-    assert said == []
+    assert messages == []
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -195,7 +195,7 @@ def test_origins_can_be_told_apart(browser: Browser, run_folder: Path, scheme: s
 
 
 def test_hostile_text_stays_text(browser: Browser, poisoned_run: Path) -> None:
-    page, said = opened(browser, write_report(poisoned_run), "light")
+    page, messages = opened(browser, write_report(poisoned_run), "light")
     assert "<script>document.title='broken'</script>" in page.title()
     assert page.locator("script, [onclick], base, iframe, link").count() == 0
     text = page.inner_text("body")
@@ -210,7 +210,7 @@ def test_hostile_text_stays_text(browser: Browser, poisoned_run: Path) -> None:
     assert page.locator("svg").count() == len(PLOTS)
     page.set_viewport_size({"width": 390, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    assert said == []
+    assert messages == []
 
 
 def test_hostile_text_in_markdown(poisoned_run: Path) -> None:
@@ -354,8 +354,8 @@ def test_it_says_what_was_measured_and_how_to_repeat_it(run_folder: Path) -> Non
     page = write_report(run_folder).read_text(encoding="utf-8")
     markdown = (run_folder / "report.md").read_text(encoding="utf-8")
     for text in (html.unescape(page), markdown.replace("\\", "")):
-        for said in (*results["repeat"], "runs/a_b/drafter", "0f" * 32, "drafter.policy = argmax"):
-            assert said in text
+        for line in (*results["repeat"], "runs/a_b/drafter", "0f" * 32, "drafter.policy = argmax"):
+            assert line in text
         assert "tau / (c_v + draft steps x c)" in text
     results["draft"] |= {"loaded": [], "settings": {}}
     results["repeat"] = []

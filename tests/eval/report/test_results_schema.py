@@ -107,10 +107,10 @@ ROW, CATEGORY, SWEEP = ["rows", 0], ["rows", 0, "categories", 0], ["sweep", 0]
 
 
 def at(results: dict[str, Any], path: list[Any]) -> Any:
-    place: Any = results
+    node: Any = results
     for part in path:
-        place = place[part]
-    return place
+        node = node[part]
+    return node
 
 
 @pytest.mark.parametrize(
