@@ -49,9 +49,12 @@ class Uniforms:
 class SharedStream(Uniforms):
     """One generator for all rows, where they are so many that each could not have its own."""
 
-    def __init__(self, seed: int, rows: int) -> None:
+    def __init__(self, seed: int, rows: int, device: torch.device | str = "cpu") -> None:
+        """The same numbers on every device."""
         self._generator, self._rows = torch.Generator().manual_seed(seed), rows
+        self._device = torch.device(device)
 
     def take(self, count: int) -> Tensor:
         """The next `count` numbers of every row, [B, count]."""
-        return torch.rand(self._rows, count, generator=self._generator, dtype=torch.float64)
+        numbers_BR = torch.rand(self._rows, count, generator=self._generator, dtype=torch.float64)
+        return numbers_BR.to(self._device)

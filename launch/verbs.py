@@ -165,7 +165,7 @@ class Audit(Pair):
     determinism: bool = False
     """In place of the audit: greedy text at other batch sizes, paddings, widths and dtypes."""
     survey: bool = False
-    """In place of the audit: every method and rule in miniature, at many temperatures; no pair."""
+    """In place of the audit: every method and rule over tables, at many temperatures; no pair."""
 
     def run(self, overrides: Sequence[tuple[str, str]]) -> None:
         from .check.early import check_audit

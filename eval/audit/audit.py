@@ -27,11 +27,11 @@ from ...errors import RequestError
 from ...storage.formats import AUDIT
 from ..config import AuditConfig
 from .enumeration import Enumeration, enumerate_decoding
-from .miniature import Miniature, miniature_of
 from .plants import PLANTS, Plant
 from .replay import Replay, replay
 from .rosenblatt import Rosenblatt, judge, transforms
 from .scores import Scores, ScoreSums
+from .toys import Toy, toy_of
 
 Decoder = Literal["draftsmith", "hf"]
 # chance that a correct decoder fails the audit, and what each test has of it (Holm 1979, weighted)
@@ -135,7 +135,7 @@ def audit(
     warper = Warper(config.temperature, config.top_k, config.top_p)
     counted = None
     if decoder == "draftsmith":
-        counted = _enumerated(drafter, bug, rule, config, _level("enumeration"))
+        counted = _enumerated(target, drafter, bug, rule, config)
     write = _writer(target, drafter, config, bug, decoder, rule)
     asked, sampled = _sampled(prompts, config, write, warper)
     draft = drafter.backbone if isinstance(drafter, DraftModel) else None
@@ -151,18 +151,20 @@ def audit(
 
 
 def _enumerated(
-    drafter: Proposer, bug: Plant | None, rule: str | None, config: AuditConfig, level: float
+    target: Backbone, drafter: Proposer, bug: Plant | None, rule: str | None, config: AuditConfig
 ) -> Enumeration:
-    """Proof 1, with the drafter's method in miniature, or with the bug."""
-    small = Miniature.of(miniature_of(drafter), config.seed + 1)
+    """Proof 1, with the drafter's class over tables on the target's device, or with the bug."""
+    toy = Toy.of(toy_of(drafter), config.seed + 1, target.device)
     return enumerate_decoding(
-        small.target,
-        small.proposer if bug is None else lambda: bug.miniature(small.drafts),
+        toy.target,
+        toy.proposer if bug is None else lambda: bug.toy(toy.drafts),
         rule=rule if bug is None else bug.make_rule(),
         sequences=config.sequences,
         warper=_ENUMERATION_WARPER,
         seed=config.seed + 1,
-        level=level,
+        level=_level("enumeration"),
+        length=toy.kind.length,
+        prompt=toy.kind.prompt,
     )
 
 
@@ -182,7 +184,7 @@ def _writer(
             draft = drafter
             return lambda ids, numbers, warper: _hf(target, draft, ids, numbers, warper, config)
         if bug is not None:
-            # a bug of trees is planted in the miniature alone
+            # a bug of trees is planted in the toy alone
             drafter = bug.on_pair(drafter) or drafter
     own = drafter
 

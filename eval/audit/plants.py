@@ -1,7 +1,7 @@
 """Known bugs, planted on purpose: an audit that cannot see them proves nothing.
 
 Each is a real bug of somebody's released decoder. A plant changes how draft tokens are chosen or
-declared, or the acceptance rule, and nothing else. Bugs of trees are planted in the miniature
+declared, or the acceptance rule, and nothing else. Bugs of trees are planted in the toy
 alone, as a draft model drafts chains. Read next: `audit.py`.
 """
 
@@ -22,7 +22,8 @@ from ...decoding.sampling import Warper, draw
 from ...decoding.target.backbone import Backbone
 from ...decoding.tree.tree import Tree
 from ...drafters.model.draft_model import DraftModel
-from .miniature import VOCABULARY, SampledTree, TableModel, TopTree
+from .toy_models.table import TableModel
+from .toy_models.trees import SampledTree, TopTree
 
 MakeDraft = Callable[..., DraftModel]
 
@@ -43,12 +44,12 @@ class Plant:
     draft: MakeDraft | None = DraftModel
     tree: Callable[[TableModel], Proposer] | None = None
 
-    def miniature(self, drafts: Sequence[TableModel]) -> Proposer:
+    def toy(self, drafts: Sequence[TableModel]) -> Proposer:
         """The bug among tables."""
         if self.tree is not None:
             return self.tree(drafts[0])
         assert self.draft is not None
-        return self.draft(drafts[0].as_backbone(), VOCABULARY, draft_length=2)
+        return self.draft(drafts[0].as_backbone(), drafts[0].vocabulary, draft_length=2)
 
     def on_pair(self, drafter: DraftModel) -> DraftModel | None:
         """The same draft model with the bug; None where it takes a tree."""

@@ -1,7 +1,7 @@
-"""Every method in miniature under many warpers: what is exact, and how well it is seen.
+"""Every method over tables under many warpers: what is exact, and how well it is seen.
 
 Each line is proof 1 with the real engine, proposer and rule, and a check that rows alone write what
-they write in a batch of four. Read next: `miniature.py`, `enumeration.py`.
+they write in a batch of four. Read next: `toys.py`, `enumeration.py`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from ...decoding.rules.choice import LOSSY
 from ...decoding.sampling import Warper
 from ..config import AuditConfig
 from .enumeration import enumerate_decoding
-from .miniature import MINIATURES, PROMPT, Miniature
 from .plants import PLANTS
+from .toys import PROMPT, TOYS, Toy
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -35,7 +35,7 @@ _FALSE_ALARM = 1e-3
 _LOSSY_METHODS = {rule: "draft-model" if rule == "lossy-lenient" else "tree, likeliest tokens" for rule in LOSSY}
 
 
-def survey(config: AuditConfig, methods: Sequence[str] = tuple(MINIATURES)) -> dict[str, Any]:
+def survey(config: AuditConfig, methods: Sequence[str] = tuple(TOYS)) -> dict[str, Any]:
     """Run it; `config.sequences` per line, its seed throughout."""
     level = _FALSE_ALARM / (len(methods) * len(WARPERS))
     exact = [_line(name, shown, warper, config, level) for name in methods for shown, warper in WARPERS.items()]
@@ -55,7 +55,7 @@ def survey(config: AuditConfig, methods: Sequence[str] = tuple(MINIATURES)) -> d
 
 
 def _line(name: str, shown: str, warper: Warper, config: AuditConfig, level: float) -> dict[str, Any]:
-    small = Miniature.of(name, config.seed + 1)
+    small = Toy.of(name, config.seed + 1)
     found = enumerate_decoding(
         small.target,
         small.proposer,
@@ -64,6 +64,8 @@ def _line(name: str, shown: str, warper: Warper, config: AuditConfig, level: flo
         warper=warper,
         seed=config.seed + 1,
         level=level,
+        length=small.kind.length,
+        prompt=small.kind.prompt,
     )
     return {
         "method": name,
@@ -75,7 +77,7 @@ def _line(name: str, shown: str, warper: Warper, config: AuditConfig, level: flo
     }
 
 
-def rows_alone(small: Miniature, warper: Warper, rows: int = 4, rounds: int = 16) -> bool:
+def rows_alone(small: Toy, warper: Warper, rows: int = 4, rounds: int = 16) -> bool:
     """Whether rows decoded one by one write what they write together, with the same numbers."""
     for first in range(0, rows * rounds, rows):
         numbers = list(range(first, first + rows))
@@ -99,10 +101,10 @@ def rows_alone(small: Miniature, warper: Warper, rows: int = 4, rounds: int = 16
 
 
 def _planted(name: str, config: AuditConfig, level: float) -> dict[str, Any]:
-    plant, small = PLANTS[name], Miniature.of("draft-model", config.seed + 1)
+    plant, small = PLANTS[name], Toy.of("draft-model", config.seed + 1)
     found = enumerate_decoding(
         small.target,
-        lambda: plant.miniature(small.drafts),
+        lambda: plant.toy(small.drafts),
         rule=plant.make_rule(),
         sequences=config.sequences,
         warper=_PLANTED,
@@ -113,7 +115,7 @@ def _planted(name: str, config: AuditConfig, level: float) -> dict[str, Any]:
 
 
 def _lossy(rule: str, config: AuditConfig, level: float) -> dict[str, Any]:
-    small = Miniature.of(_LOSSY_METHODS[rule], config.seed + 1)
+    small = Toy.of(_LOSSY_METHODS[rule], config.seed + 1)
     found = enumerate_decoding(
         small.target,
         small.proposer,

@@ -86,7 +86,7 @@ def check_audit(request: Audit, overrides: Sequence[tuple[str, str]]) -> Named |
         raise RequestError(f"{' and '.join(flags)} exclude each other; leave all but one out")
     if request.survey:
         if request.run_folder or request.target or request.drafter:
-            raise RequestError("--survey decodes in miniature: leave out run, target and drafter")
+            raise RequestError("--survey decodes over tables: leave out run, target and drafter")
         load_recipe("distill-tiny", overrides)
         return None
     if flags and request.method != "trained":

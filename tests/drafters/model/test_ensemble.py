@@ -144,9 +144,9 @@ class Mixed(Ensemble):
 def test_the_audit_sees_a_distribution_that_is_another_members(
     target: Backbone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from draftsmith.eval.audit import miniature
+    from draftsmith.eval.audit import toys
 
-    monkeypatch.setattr(miniature, "join", lambda drafts: Mixed(join(drafts).members))
+    monkeypatch.setattr(toys, "join", lambda drafts: Mixed(join(drafts).members))
     report = audit(target, Mixed(join(drafts_of(target)).members), PROMPTS, evidence(1.0))
     assert report.verdict == "NOT lossless"
     assert report.enumeration is not None

@@ -24,10 +24,10 @@ from draftsmith.drafters.registry import load_drafter
 from draftsmith.drafters.vocabulary.foreign_draft import ForeignDraft, IntersectionDraft, RetokenisedDraft
 from draftsmith.drafters.vocabulary.shared_tokens import Vocabulary, VocabularyPair
 from draftsmith.errors import RequestError
-from draftsmith.eval.audit import miniature
+from draftsmith.eval.audit import toys
 from draftsmith.eval.audit.audit import audit
 from draftsmith.eval.audit.enumeration import enumerate_decoding
-from draftsmith.eval.audit.miniature import MINIATURES, Miniature
+from draftsmith.eval.audit.toys import TOYS, Toy
 from draftsmith.eval.config import AuditConfig
 from draftsmith.trainers.config import ModelConfig
 from draftsmith.trainers.student.architecture import fresh_model
@@ -241,7 +241,7 @@ def test_letters_of_another_tokenizer_are_accepted_as_its_own(
 @KINDS
 @pytest.mark.parametrize("policy", ["sample", "argmax"])
 def test_both_ways_are_lossless(kind: type[ForeignDraft], policy: str, draft: Backbone, target: Backbone) -> None:
-    """Enumeration of the method in miniature, sampled and greedy tokens of the pair in a batch."""
+    """Enumeration of the method over tables, sampled and greedy tokens of the pair in a batch."""
     if kind is RetokenisedDraft and policy == "argmax":
         pytest.skip("it has no other")
     drafter = make(kind, draft, target, policy=policy)
@@ -263,12 +263,12 @@ class WholeDistribution(IntersectionDraft):
 
 
 def test_declaring_the_whole_distribution_is_seen() -> None:
-    small = Miniature.of("intersection", 1)
+    small = Toy.of("intersection", 1)
 
     def p_value(kind: type[ForeignDraft]) -> float:
         return enumerate_decoding(
             small.target,
-            lambda: miniature._foreign(kind, small.drafts),
+            lambda: toys._foreign(kind, small.drafts),
             rule=None,
             sequences=20_000,
             warper=Warper(0.7),
@@ -280,15 +280,15 @@ def test_declaring_the_whole_distribution_is_seen() -> None:
     assert p_value(WholeDistribution) < 1e-9
 
 
-def test_the_miniatures_translate() -> None:
+def test_the_toys_translate() -> None:
     """The third token of each side is a text of two tokens of the other, and is met."""
-    pair = miniature._LETTERS
+    pair = toys._LETTERS
     assert pair.shared == [(0, 0), (1, 1)]
     assert pair.piece(2) == [0, 1]
     assert pair.behind((0,), (2,)) == [1, 0]
     for name in ("intersection", "intersection argmax", "retokenised"):
-        drafter: Any = MINIATURES[name](Miniature.of(name, 1).drafts)
-        target = Miniature.of(name, 1).target.as_backbone()
+        drafter: Any = TOYS[name](Toy.of(name, 1).drafts)
+        target = Toy.of(name, 1).target.as_backbone()
         done = generate(target, drafter, [[0, 1, 2]] * 50, warper=Warper(0.7), max_new_tokens=6)
         assert any("draft" in row for row in done.origin)
         assert any(2 in row for row in done.tokens)

@@ -10,11 +10,11 @@ from draftsmith.decoding.sampling import Warper
 from draftsmith.errors import RequestError
 from draftsmith.eval.audit.audit import FALSE_ALARM, _failures, audit
 from draftsmith.eval.audit.enumeration import enumerate_decoding
-from draftsmith.eval.audit.miniature import MINIATURES, Miniature
 from draftsmith.eval.audit.plants import PLANTS
 from draftsmith.eval.audit.power import detectable_total_variation
 from draftsmith.eval.audit.replay import replay
 from draftsmith.eval.audit.rosenblatt import judge, transform
+from draftsmith.eval.audit.toys import TOYS, Toy
 from draftsmith.eval.config import AuditConfig
 from scipy import stats
 
@@ -34,9 +34,9 @@ WARPERS = [Warper(0.0), Warper(0.7), Warper(1.0, top_k=2), Warper(0.6, top_p=0.8
 
 
 @pytest.mark.parametrize("warper", WARPERS)
-@pytest.mark.parametrize("name", MINIATURES)
+@pytest.mark.parametrize("name", TOYS)
 def test_every_method_passes_enumeration(name: str, warper: Warper) -> None:
-    small = Miniature.of(name, seed=1)
+    small = Toy.of(name, seed=1)
     found = enumerate_decoding(
         small.target,
         small.proposer,
@@ -45,16 +45,18 @@ def test_every_method_passes_enumeration(name: str, warper: Warper) -> None:
         seed=2,
         level=LEVEL,
         sequences=4_000 if name in ASK_THE_HOST else 30_000,
+        length=small.kind.length,
+        prompt=small.kind.prompt,
     )
     assert found.p_value > LEVEL
 
 
 @pytest.mark.parametrize("name", PLANTS)
 def test_enumeration_alone_catches_every_plant(name: str) -> None:
-    plant, small = PLANTS[name], Miniature.of("draft-model", seed=1)
+    plant, small = PLANTS[name], Toy.of("draft-model", seed=1)
     found = enumerate_decoding(
         small.target,
-        lambda: plant.miniature(small.drafts),
+        lambda: plant.toy(small.drafts),
         rule=plant.make_rule(),
         sequences=100_000,
         warper=Warper(0.7),

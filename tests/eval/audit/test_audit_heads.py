@@ -1,6 +1,6 @@
 """The audit on every mode in which heads and feature drafters decode: all of them are lossless.
 
-Each audit is three proofs: the method's enumeration in miniature, the sampled tokens of the pair at
+Each audit is three proofs: the method's enumeration over tables, the sampled tokens of the pair at
 the temperature, and the greedy ones at temperature 0, with the batch's rows together.
 """
 

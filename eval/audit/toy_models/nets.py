@@ -1,0 +1,79 @@
+"""The heads and feature drafters that ship, with tiny random networks over a table.
+
+Their weights are drawn, not trained: what a drafter proposes is none of losslessness, how it proposes
+is. The very classes that draft for a trained pair draft here. Read next: `table.py`, `../toys.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from ....decoding.proposal import Proposer
+from ....drafters.eagle.layers import EagleShape
+from ....drafters.eagle.net import EagleNet
+from ....drafters.eagle.net3 import Eagle3Net, Eagle3Shape
+from ....drafters.eagle.proposer import Eagle, Eagle3
+from ....drafters.heads.bpd import Bpd, BpdHeads, BpdShape
+from ....drafters.heads.hydra import HydraHeads, HydraShape, hydra_on
+from ....drafters.heads.medusa import Medusa, MedusaHeads, MedusaShape
+from .table import HIDDEN, TableModel
+
+PATHS = ((0,), (1,), (0, 0), (0, 1), (1, 0))
+SIBLINGS = ((0,), (1,), (2,), (1, 0), (1, 1), (1, 2))
+_LAYER: dict[str, Any] = {
+    "hidden": HIDDEN,
+    "intermediate": 8,
+    "heads": 2,
+    "kv_heads": 1,
+    "head_size": 4,
+    "rope_theta": 10_000.0,
+    "eps": 1e-5,
+}
+
+
+def medusa(target: TableModel) -> Proposer:
+    """Medusa's heads on a static tree."""
+    heads = MedusaHeads(MedusaShape(2, 1, HIDDEN, target.vocabulary))
+    return Medusa(_shaken(heads, target), target.as_backbone(), paths=PATHS)
+
+
+def bpd(target: TableModel) -> Proposer:
+    """A block of three: two tokens behind the target's own."""
+    heads = BpdHeads(BpdShape(3, 4, HIDDEN, target.vocabulary))
+    return Bpd(_shaken(heads, target), target.as_backbone())
+
+
+def hydra(target: TableModel, *, prefix: bool = False) -> Proposer:
+    """Hydra's heads on a static tree, or Hydra++'s with its layer in front."""
+    layer = EagleShape(**_LAYER) if prefix else None
+    heads = HydraHeads(HydraShape(2, 2, HIDDEN, target.vocabulary, False, layer))
+    return hydra_on(_shaken(heads, target), target.as_backbone(), paths=PATHS)
+
+
+def eagle(target: TableModel, **settings: Any) -> Proposer:
+    """EAGLE-1's or EAGLE-2's network, which reads the last state and drafts by the target's projection."""
+    net = EagleNet(EagleShape(**_LAYER))
+    return Eagle(_shaken(net, target), target.as_backbone(), **(_TREE | settings))
+
+
+def eagle3(target: TableModel, **settings: Any) -> Proposer:
+    """EAGLE-3's network over three states, which drafts two of three tokens."""
+    words = target.vocabulary - 1
+    shape = Eagle3Shape(**_LAYER, layers=(0, 1, 2), vocabulary=target.vocabulary, draft_vocabulary=words)
+    net = Eagle3Net(shape, [word for word in range(target.vocabulary) if word != 1])
+    return Eagle3(_shaken(net, target), target.as_backbone(), **(_TREE | settings))
+
+
+_TREE: dict[str, Any] = {"draft_length": 2, "paths": PATHS, "top_k": 2, "nodes": 6}
+
+
+def _shaken(module: nn.Module, target: TableModel) -> Any:
+    """The module with weights that are drawn, the same ones every time, on the target's device."""
+    g = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(0.5 * torch.randn(parameter.shape, generator=g))
+    return module.requires_grad_(False).eval().to(target.device)

@@ -1,0 +1,178 @@
+"""The toy of every drafter: its proposer over tables of three or four tokens, decoded by the real engine.
+
+The distribution of a table is known in closed form, so that whole sequences can be counted against it
+(`enumeration.py`). The models are small, and everything else is what decodes real text: the classes of
+the proposers, trees, rules, engine and device. Trees of tables (`toy_models/trees.py`) stand beside
+them, for rules and planted bugs. Read next: `toy_models/table.py`, `enumeration.py`, `survey.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import torch
+
+from ...decoding.proposal import DraftSampling, Proposer
+from ...decoding.tree.tree import Tree
+from ...drafters.eagle.proposer import Eagle
+from ...drafters.lookup.function import CallableDrafter
+from ...drafters.lookup.llma import Llma
+from ...drafters.lookup.lookahead import Lookahead
+from ...drafters.lookup.ngram import Ngram, NgramTable
+from ...drafters.lookup.prompt_lookup import PromptLookup
+from ...drafters.lookup.rest import Rest
+from ...drafters.model.adaptive import AdaptiveDraft
+from ...drafters.model.draft_model import DraftModel, Policy
+from ...drafters.model.ensemble import Ensemble, join
+from ...drafters.vocabulary.foreign_draft import ForeignDraft, IntersectionDraft, RetokenisedDraft
+from ...drafters.vocabulary.shared_tokens import Vocabulary, VocabularyPair
+from ...errors import RequestError
+from .toy_models.documents import DOCUMENTS, MemoryStore
+from .toy_models.nets import SIBLINGS, bpd, eagle, eagle3, hydra, medusa
+from .toy_models.table import TableModel, tables
+from .toy_models.trees import ConfidentTree, SampledTree, SeveralDrafts, TopTree
+
+PROMPT = [0, 1, 2, 0, 2, 1, 1, 0]
+# a drafter with a layer of its own reads prompts row by row, and this one without a pass
+SHORT_PROMPT = PROMPT[-1:]
+_FORK = Tree((-1, 0, 0, 1, 1, 2))
+_PAIR = Tree((-1, 0, 1))
+_THREE = Tree((-1, 0, 0, 0, 2, 2, 2))
+
+
+def _draft(kind: type[DraftModel], drafts: Sequence[TableModel], **settings: Any) -> Proposer:
+    return kind(drafts[0].as_backbone(), drafts[0].vocabulary, **settings)
+
+
+def _ensemble(drafts: Sequence[TableModel], **settings: Any) -> Proposer:
+    return join([cast(DraftModel, _draft(DraftModel, [d], **settings)) for d in drafts[:2]])
+
+
+# the third token of each is a text that the other writes by two
+_LETTERS = VocabularyPair(Vocabulary([b"a", b"b", b"ba"]), Vocabulary([b"a", b"b", b"ab"]))
+
+
+def _foreign(kind: type[ForeignDraft], drafts: Sequence[TableModel], *, policy: Policy = "sample") -> Proposer:
+    draft = drafts[0].as_backbone()
+    return kind(draft, _LETTERS, drafts[0].vocabulary, draft_length=2, policy=policy)
+
+
+@dataclass(frozen=True)
+class ToyKind:
+    """How a toy is made.
+
+    Attributes:
+        make: the proposer of a target and of drafts that resemble it.
+        vocabulary: of the tables.
+        length: tokens of a sequence that is counted.
+        prompt: what stands in front of every sequence.
+    """
+
+    make: Callable[[TableModel, Sequence[TableModel]], Proposer]
+    vocabulary: int = 3
+    length: int = 4
+    prompt: Sequence[int] = tuple(PROMPT)
+
+
+def _of_drafts(make: Callable[[Sequence[TableModel]], Proposer], **sizes: int) -> ToyKind:
+    return ToyKind(lambda _target, drafts: make(drafts), **sizes)  # type: ignore[arg-type]
+
+
+def _of_target(make: Callable[..., Proposer], *, vocabulary: int = 3, **settings: Any) -> ToyKind:
+    return ToyKind(lambda target, _: make(target, **settings), vocabulary=vocabulary, prompt=SHORT_PROMPT)
+
+
+def _eagles(family: str, make: Callable[..., Proposer]) -> dict[str, ToyKind]:
+    kinds = {f"{family} {tree}": _of_target(make, tree=tree) for tree in ("chain", "static", "dynamic")}
+    return kinds | {
+        f"{family} {tree} argmax": _of_target(make, tree=tree, policy="argmax") for tree in ("chain", "static")
+    }
+
+
+TOYS: dict[str, ToyKind] = {
+    "draft-model": _of_drafts(partial(_draft, DraftModel, draft_length=2)),
+    "draft-model argmax": _of_drafts(partial(_draft, DraftModel, draft_length=2, policy="argmax")),
+    "draft-model, four deep": _of_drafts(partial(_draft, DraftModel, draft_length=4), length=6),
+    "intersection": _of_drafts(partial(_foreign, IntersectionDraft)),
+    "intersection argmax": _of_drafts(partial(_foreign, IntersectionDraft, policy="argmax")),
+    "retokenised": _of_drafts(partial(_foreign, RetokenisedDraft)),
+    "adaptive-draft": _of_drafts(partial(_draft, AdaptiveDraft, longest=3, cost=0.05)),
+    "medusa": _of_target(medusa),
+    "hydra": _of_target(hydra),
+    "hydra++": _of_target(hydra, prefix=True),
+    "bpd": _of_target(bpd),
+    **_eagles("eagle", eagle),
+    **_eagles("eagle3", eagle3),
+    "eagle static, three siblings": _of_target(eagle, vocabulary=4, tree="static", paths=SIBLINGS),
+    "tree, without replacement": _of_drafts(lambda d: SampledTree(d[0], _FORK, DraftSampling.WITHOUT_REPLACEMENT)),
+    "tree, three siblings": _of_drafts(
+        lambda d: SampledTree(d[0], _THREE, DraftSampling.WITHOUT_REPLACEMENT), vocabulary=4
+    ),
+    "tree, independent draws": _of_drafts(lambda d: SampledTree(d[0], _FORK, DraftSampling.IID)),
+    "tree, likeliest tokens": _of_drafts(lambda d: TopTree(d[0], _FORK)),
+    "tree, by confidence": _of_drafts(lambda d: ConfidentTree(d[0])),
+    "ensemble": _of_drafts(partial(_ensemble, draft_length=2)),
+    "ensemble argmax": _of_drafts(partial(_ensemble, draft_length=2, policy="argmax")),
+    "several drafts, merged": _of_drafts(lambda d: SeveralDrafts(d, [_PAIR, _FORK])),
+    "prompt-lookup": _of_drafts(lambda _: PromptLookup(draft_length=2)),
+    "ngram": _of_drafts(lambda _: Ngram(NgramTable.count(DOCUMENTS, order=3, vocabulary=3), draft_length=2)),
+    "llma": _of_drafts(lambda _: Llma(DOCUMENTS, draft_length=2)),
+    "rest": _of_drafts(lambda _: Rest(MemoryStore(), nodes=6, longest=2, shortest=1, draft_length=2)),
+    "lookahead": _of_drafts(lambda _: Lookahead(window=2, ngram=3, guesses=2, pool=4)),
+    "function": _of_drafts(lambda _: CallableDrafter(lambda text: [text[-1], text[0]], draft_length=2)),
+}
+
+
+def toy_of(drafter: Proposer) -> str:
+    """The name of a drafter's toy: its own class over tables, drafting as it drafts.
+
+    Raises:
+        RequestError: there is none, so that the audit could not prove the method.
+    """
+    name = str(getattr(drafter, "family", type(drafter).__name__)).replace("_", "-")
+    if name in ("quantised", "early-exit"):  # draft models whose weights come from the target
+        name = "draft-model"
+    if isinstance(drafter, Eagle):
+        name = f"{name} {drafter.kind}"
+    if _takes_argmax(drafter):
+        name += " argmax"
+    if name not in TOYS:
+        raise RequestError(f"the audit knows no drafter of family {name!r}; known: {', '.join(TOYS)}")
+    return name
+
+
+def _takes_argmax(drafter: Proposer) -> bool:
+    """Whether the drafter could draw its tokens and takes the likeliest ones."""
+    if isinstance(drafter, Ensemble):
+        return drafter.members[0].policy == "argmax"
+    if isinstance(drafter, Eagle):
+        return drafter.policy == "argmax" and drafter.kind != "dynamic"
+    # how far an adaptive draft goes, and how a text is written anew, are the same for both
+    return getattr(drafter, "policy", "") == "argmax" and not isinstance(drafter, AdaptiveDraft | RetokenisedDraft)
+
+
+@dataclass(frozen=True)
+class Toy:
+    """Tables, and the proposer over them, by the name of its method."""
+
+    name: str
+    target: TableModel
+    drafts: list[TableModel]
+
+    @classmethod
+    def of(cls, name: str, seed: int, device: torch.device | str = "cpu") -> Toy:
+        """The toy of that name, on the device on which the pair decodes."""
+        target, drafts = tables(seed, vocabulary=TOYS[name].vocabulary, device=device)
+        return cls(name, target, drafts)
+
+    @property
+    def kind(self) -> ToyKind:
+        """How it is made."""
+        return TOYS[self.name]
+
+    def proposer(self) -> Proposer:
+        """A fresh one."""
+        return self.kind.make(self.target, self.drafts)
