@@ -2,7 +2,7 @@
 
 Sources: Hinton et al. 2015; DistillSpec (Zhou et al. 2023) for the forward KL on drafts, and which
 divergence suits which task. Order of the file, as in every trainer: what it requires and what is
-trained, the teacher's side, the loss (`student/distillation.py`), the run. Read next:
+trained (its loss is `student/distillation.py`), the teacher's side, the run. Read next:
 `student/draft.py`, the draft; `losses/chunked.py` and `losses/divergences.py`, the mathematics.
 """
 

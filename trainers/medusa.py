@@ -2,8 +2,8 @@
 
 Medusa-1 (Cai et al. 2024, arXiv 2401.10774, section 2.2.1): sum_k lambda_k CE_k, lambda_k = 0.8^k,
 which is `objective: {kl: 0, ce: 1}`; with `kl` a head learns the target's distribution instead of one token
-of it. Order of the file, as in every trainer: what it requires and what is trained, the teacher's
-side, the loss, the run. Read next: `drafters/heads/medusa.py`, the heads; `heads.py`, their losses;
+of it. Order of the file, as in every trainer: what it requires and what is trained, the loss, the
+teacher's side, the run. Read next: `drafters/heads/medusa.py`, the heads; `heads.py`, their losses;
 `hydra.py`.
 
 Shapes: R rows, S tokens of a row, H hidden size.

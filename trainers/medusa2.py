@@ -5,7 +5,7 @@ keeps its ability while its states come to say more of what follows. The heads l
 the target, and first: alone for a while (`tune.rest_steps`), or by a weight that grows from 0.
 Section 2.3.2, self-distillation: L_LM is KL(p_original || p), p_original the same weights before
 the run, with adapters off. Order of the file, as in every trainer: what it requires and what is
-trained, the teacher's side, the loss, the run. Read next: `teacher/tuned.py`, the target that moves;
+trained, the loss, the teacher's side, the run. Read next: `teacher/tuned.py`, the target that moves;
 `heads.py`, L_Medusa-1; `eval/measure/drift.py`.
 
 Shapes: R rows, S tokens of a row, H hidden size.

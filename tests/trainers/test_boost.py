@@ -441,12 +441,12 @@ def test_adapters_that_are_killed_go_on(
     ("values", "reason"),
     [
         ({"members": 1, "layers": [1, 2]}, "boost.layers has 2 entries, and boost.members is 1"),
-        ({"start_from": ["ssm-1"]}, "SSM 1 goes on from ssm-1; expected one before it"),
-        ({"start_from": ["", "ssm-3"]}, "SSM 2 goes on from ssm-3; expected one before it"),
+        ({"start_from": ["ssm-1"]}, "SSM 1 is initialised from ssm-1; expected one before it"),
+        ({"start_from": ["", "ssm-3"]}, "SSM 2 is initialised from ssm-3; expected one before it"),
         ({"start_from": ["", "ssm-1"], "order": "side_by_side"}, "none that is trained before"),
         ({"start_from": ["", "target"], "order": "side_by_side"}, "SSM 2 begins at 'target'"),
-        ({"start_from": ["", "ssm-1"], "layers": [1, 2]}, "gives SSM 2 2 layers, and it goes on from"),
-        ({"start_from": ["", "org/small"], "layers": [1, 2]}, "goes on from org/small, which has"),
+        ({"start_from": ["", "ssm-1"], "layers": [1, 2]}, "gives SSM 2 2 layers, and it is initialised from"),
+        ({"start_from": ["", "org/small"], "layers": [1, 2]}, "is initialised from org/small, which has"),
     ],
 )
 def test_refusals(values: dict, reason: str) -> None:

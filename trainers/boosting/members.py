@@ -25,8 +25,8 @@ def check_members(boost: BoostConfig, lora: LoraConfig, model: ModelConfig) -> N
         _check_beside_adapters(boost, model)
     if model.start_from is not None and sum(map(bool, boost.start_from)) >= boost.members:
         raise RequestError(
-            f"model.start_from is {model.start_from!r}, and boost.start_from says where each of "
-            "the SSMs comes from: nothing would read it; leave one of the two out"
+            f"model.start_from is {model.start_from!r}, and boost.start_from names the origin of each of "
+            "the SSMs: nothing would read it; leave one of the two out"
         )
     for name in ("start_from", "layers"):
         count = len(getattr(boost, name))
@@ -39,7 +39,7 @@ def check_members(boost: BoostConfig, lora: LoraConfig, model: ModelConfig) -> N
         origin = member_model(model, boost, number, Path()).start_from
         if layers is not None and origin not in (None, FROM_TARGET):
             raise RequestError(
-                f"boost.layers gives SSM {number} {layers} layers, and it goes on from {origin}, "
+                f"boost.layers gives SSM {number} {layers} layers, and it is initialised from {origin}, "
                 "which has its own; write null for it, or let it begin from nothing or from "
                 f"{FROM_TARGET!r}"
             )
@@ -61,15 +61,15 @@ def check_members(boost: BoostConfig, lora: LoraConfig, model: ModelConfig) -> N
             continue
         if boost.order == "side_by_side":
             raise RequestError(
-                f"boost.start_from: SSM {number} goes on from {origin}, and with order "
+                f"boost.start_from: SSM {number} is initialised from {origin}, and with order "
                 "side_by_side there is none that is trained before; use in_turn"
             )
         if not 0 < earlier < number:
-            raise RequestError(f"boost.start_from: SSM {number} goes on from {origin}; expected one before it")
+            raise RequestError(f"boost.start_from: SSM {number} is initialised from {origin}; expected one before it")
         if derived_folder(boost, earlier) is not None:
             raise RequestError(
-                f"boost.start_from: SSM {number} goes on from {origin}, which is made from the "
-                "target when it is loaded and has no weights to go on from"
+                f"boost.start_from: SSM {number} is initialised from {origin}, which is made from the "
+                "target when it is loaded and has no weights of its own"
             )
 
 

@@ -166,16 +166,16 @@ def weights_hash(model: nn.Module) -> str:
 
 
 def _sums(weight: Tensor, factors_C: Tensor) -> Tensor:
-    """Two sums over each chunk's bits as integers, of which one feels where they stand.
+    """Two sums over each chunk's bits as integers, one of them weighted by position.
 
     Whole numbers wrap around, so that the order of the sum does not matter, as it does for others.
     """
-    found = []
+    sums = []
     size = weight.element_size()
     for chunk in _chunks(weight, len(factors_C) * 4 // max(4, size)):
         bits = chunk.view(_BITS.get(size, torch.int32)).to(torch.int64)
-        found += [bits.sum(), bits.mul_(factors_C[: len(bits)]).sum()]
-    return torch.stack(found).cpu()
+        sums += [bits.sum(), bits.mul_(factors_C[: len(bits)]).sum()]
+    return torch.stack(sums).cpu()
 
 
 def _chunks(weight: Tensor, length: int) -> Iterator[Tensor]:
@@ -189,7 +189,7 @@ def _chunks(weight: Tensor, length: int) -> Iterator[Tensor]:
 
 
 def _factors(count: int) -> Tensor:
-    """Odd numbers without a pattern (splitmix64's), one per place of a chunk, int64 [count]."""
+    """Odd numbers without a pattern (splitmix64's), one per index of a chunk, int64 [count]."""
     z = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

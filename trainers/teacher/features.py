@@ -108,11 +108,11 @@ class OnlineFeatures(FeatureSource):
         self._side = self._side or torch.cuda.Stream(device)
         self._side.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(self._side):
-            found = self.fetch(batch)
+            states = self.fetch(batch)
             for tensor in batch.values():
                 tensor.record_stream(self._side)
             ready = self._side.record_event()
-        return partial(_handed_over, found, ready, device)
+        return partial(_handed_over, states, ready, device)
 
 
 class CachedFeatures(FeatureSource):
@@ -180,9 +180,9 @@ class CachedFeatures(FeatureSource):
     @torch.no_grad()
     def _whole(self, batch: Batch, read: _Read) -> Features:
         device = batch["input_ids"].device
-        found = [each for each in read.rows if each is not None]
+        stored = [each for each in read.rows if each is not None]
         if read.ready is not None:
-            _handed_over(tuple(found), read.ready, device)
+            _handed_over(tuple(stored), read.ready, device)
         rows = [
             self._compute({name: t[r : r + 1] for name, t in batch.items()}, key) if states is None else states
             for r, (key, states) in enumerate(zip(read.keys, read.rows, strict=True))
@@ -203,14 +203,14 @@ class _Read(NamedTuple):
     """What the stream that will use the rows has to wait for."""
 
 
-def _handed_over(found: Features, ready: torch.cuda.Event, device: torch.device) -> Features:
+def _handed_over(states: Features, ready: torch.cuda.Event, device: torch.device) -> Features:
     """Tensors made on another stream, for use on the current one."""
     current = torch.cuda.current_stream(device)
     current.wait_event(ready)
-    for tensor in found:
+    for tensor in states:
         # or their memory would be given away on the stream that made them, too early
         tensor.record_stream(current)
-    return found
+    return states
 
 
 def is_trained(target: nn.Module) -> bool:

@@ -1,7 +1,7 @@
 """Texts by one model, or by several token by token: what a draft is trained on besides data.
 
-Plain decoding without a proposal: every model reads every token, and of each row's next token a
-coin says whose distribution it is drawn from. Prompts of all lengths are prefilled in one call, which costs
+Plain decoding without a proposal: every model reads every token, and a random number chooses whose
+distribution each row's next token is drawn from. Prompts of all lengths are prefilled in one call, which costs
 the rows their independence of each other's rounding; `engine.autoregressive` keeps it, for what is
 measured. Read next: `engine.py`; `trainers/teacher/rollouts.py`, which trains on what is written here.
 
@@ -42,7 +42,7 @@ def write(
         shares: how likely each model is to write a token; they sum to 1.
         prompts: at least one token each.
         uniforms: two numbers per row and token with several models, else one.
-        vocabulary: ids from here on are left out, those of another reader's padding rows.
+        vocabulary: ids from here on, padding rows of the projection, are never drawn.
 
     Returns:
         At least one and at most `max_new_tokens` ids per prompt.
@@ -57,11 +57,11 @@ def write(
     ends_B1 = torch.tensor(shares, dtype=torch.float64, device=device).cumsum(0)[:-1]
     one_B = torch.ones_like(rows.last_B)
     for _ in range(max_new_tokens):
-        said = [
+        logits = [
             model.forward(rows.last_B[:, None], rows.lengths_B, chain(0), kv_cache)[:, 0]
             for model, kv_cache in zip(models, kv_caches, strict=True)
         ]
-        logits_MBV = torch.stack([logits_BV[:, :vocabulary] for logits_BV in said])
+        logits_MBV = torch.stack([logits_BV[:, :vocabulary] for logits_BV in logits])
         random_BK = uniforms.take(1 if len(models) == 1 else 2)
         writer_B = (random_BK[:, -1:] >= ends_B1).sum(1)
         logits_BV = logits_MBV[writer_B, torch.arange(len(prompts), device=device)]
@@ -80,9 +80,9 @@ def write(
 
 
 def _prefilled(model: Backbone, prompts: Sequence[Sequence[int]], room: int) -> KVCache:
-    """An KV cache with all of every prompt but its last token, written in one call.
+    """A KV cache with all of every prompt but its last token, written in one call.
 
-    Short prompts are filled up behind; what that writes is garbage behind a row's length.
+    Short prompts are filled up behind; that writes garbage behind a row's length.
     """
     longest = max(map(len, prompts))
     static = model.device.type == "cuda"

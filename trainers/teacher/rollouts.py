@@ -1,14 +1,14 @@
-"""Rows that the models go on with while they train: the student's own words, judged by the target.
+"""On-policy rows: continuations that the student, the target or both write while training.
 
 On-policy distillation (DistillSpec, Zhou et al. 2023, arXiv 2310.08461; GKD, Agarwal et al. 2024,
-2306.13649): a draft meets its own mistakes while decoding, so it should meet them in training. Of a
-step's rows a share is written anew: prompts are cut from the row's own text, each in front of a
-token that counts in the loss, and the student as it is now, the target, or both token by token go
-on. Only what was written counts. Read next: `trainers/teacher/mixture.py`, which writes; `loop.py`, which
-asks for it before every step and keeps it in checkpoints.
+2306.13649): a draft meets its own mistakes while decoding, so it should meet them in training. A share
+of a step's rows is written anew: prompts are cut from the row's own text, each in front of a token
+that counts in the loss, and continued by the student as it is now, by the target, or by both token
+by token. Only the continuations count in the loss. Read next: `trainers/teacher/mixture.py`, which writes;
+`loop.py`, which asks for it before every step and keeps it in checkpoints.
 
-What is written for a row depends on the weights, the step's seed and the row's place in the step:
-not on how rows are spread over processes, but for rounding.
+What is written for a row depends on the weights, the step's seed and the row's index in the step, not
+on how rows are spread over processes (but for rounding).
 
 Shapes: R rows of this process, S tokens of a row.
 """
@@ -54,16 +54,16 @@ class Rollouts:
         self.kept: Batch | None = None
         """The rows of this process as they were last written, on the CPU, and which `replaced`."""
 
-    def rewrite(self, batches: Sequence[Batch], places: Sequence[int], step: int, seed: int) -> list[Batch]:
+    def rewrite(self, batches: Sequence[Batch], indices: Sequence[int], step: int, seed: int) -> list[Batch]:
         """The micro-batches of `step` with a share of their rows replaced.
 
         Args:
-            places: of all their rows in the whole step, over all processes.
+            indices: of all their rows in the whole step, over all processes.
             seed: the step's own, the same on every process.
         """
         gold = {name: torch.cat([each[name] for each in batches]) for name in NAMES}
         if self.kept is None or step % self.config.every_steps == 0:
-            self.kept = self._written(gold, places, seed)
+            self.kept = self._written(gold, indices, seed)
         device = gold["input_ids"].device
         kept = {name: t.to(device) for name, t in self.kept.items()}
         replaced_R1 = kept[_REPLACED][:, None]
@@ -77,30 +77,30 @@ class Rollouts:
         return {name: torch.stack([each[name] for each in parts], 1).flatten(0, 1) for name in parts[0]}
 
     def recall(self, rows: Batch, rank: int, world: int) -> None:
-        """Take this process's share of what `of_all` gave, to go on with it."""
+        """Take this process's share of what `of_all` gave, after a resume."""
         self.kept = {name: t[rank::world].clone() for name, t in rows.items()}
 
-    def _written(self, gold: Batch, places: Sequence[int], seed: int) -> Batch:
-        """The rows that are replaced, and empty ones in the place of others."""
+    def _written(self, gold: Batch, indices: Sequence[int], seed: int) -> Batch:
+        """The rows that are replaced; rows that stay are empty in it."""
         rows = {name: t.cpu() for name, t in gold.items()}
         S = rows["input_ids"].shape[1]
         room = _room(self.config, S)
         wanted = [
             at
-            for at, place in enumerate(places)
-            if is_replaced(place, self.config.share) and bool(cuttable(rows, at, self.config.prompt_tokens).any())
+            for at, index in enumerate(indices)
+            if is_replaced(index, self.config.share) and bool(cuttable(rows, at, self.config.prompt_tokens).any())
         ]
         empty = {
             "input_ids": torch.zeros_like(rows["input_ids"]),
             "loss_mask": torch.zeros_like(rows["loss_mask"]),
             "positions": torch.zeros_like(rows["positions"]),
             "documents": torch.full_like(rows["documents"], -1),
-            _REPLACED: torch.zeros(len(places), dtype=torch.bool),
+            _REPLACED: torch.zeros(len(indices), dtype=torch.bool),
         }
         if not wanted:
             return empty
         each = S // room
-        streams = [places[at] * each + piece for at in wanted for piece in range(each)]
+        streams = [indices[at] * each + piece for at in wanted for piece in range(each)]
         uniforms = Uniforms(seed, streams, gold["input_ids"].device)
         chances = uniforms.take(1)[:, 0].tolist()
         prompts = [
@@ -165,9 +165,9 @@ def check_rollout_rows(config: RolloutsConfig, sequence_length: int, batch_rows:
         )
 
 
-def is_replaced(place: int, share: float) -> bool:
-    """Whether the row at that place of a step is written anew: spread evenly over the step."""
-    return _replaced_of(place + 1, share) > _replaced_of(place, share)
+def is_replaced(index: int, share: float) -> bool:
+    """Whether the row of that index in a step is written anew: spread evenly over the step."""
+    return _replaced_of(index + 1, share) > _replaced_of(index, share)
 
 
 def _replaced_of(rows: int, share: float) -> int:
@@ -177,7 +177,7 @@ def _replaced_of(rows: int, share: float) -> int:
 
 
 def cut_prompt(rows: Batch, at: int, chance: float, longest: int) -> list[int]:
-    """What stands in front of one of row `at`'s `cuttable` labels, `chance` in [0, 1) saying which.
+    """What stands in front of one of row `at`'s `cuttable` labels, chosen by `chance` in [0, 1).
 
     At most `longest` tokens and never of another document; at least one, because the first token
     of a document is no label.

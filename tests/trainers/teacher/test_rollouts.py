@@ -307,6 +307,25 @@ def test_every_cut_resumes_to_the_same_bits(by: str, target: Backbone, tmp_path:
     assert any(not torch.equal(plain[name], t) for name, t in wanted.items())
 
 
+def test_every_step_draws_other_numbers_and_a_repeated_one_the_same(
+    target: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop hands every step a seed of its own, which follows from the run's seed and the step."""
+    seeds: list[int] = []
+    rewrite = Rollouts.rewrite
+
+    def noted(self: Rollouts, batches: Any, places: Any, step: int, seed: int) -> Any:
+        seeds.append(seed)
+        return rewrite(self, batches, places, step, seed)
+
+    monkeypatch.setattr(Rollouts, "rewrite", noted)
+    for name in ("one", "again"):
+        train(tmp_path / name, target, GREEDY)
+    assert len(seeds) == 2 * STEPS
+    assert len(set(seeds[:STEPS])) == STEPS
+    assert seeds[:STEPS] == seeds[STEPS:]
+
+
 def test_metrics_say_what_writing_costs(target: Backbone, tmp_path: Path) -> None:
     train(tmp_path / "run", target, GREEDY)
     text = (tmp_path / "run" / "metrics.jsonl").read_text()
