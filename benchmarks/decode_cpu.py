@@ -31,7 +31,7 @@ from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.decoding.target.loading import load_target
 from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
 from draftsmith.drafters.model.draft_model import DraftModel
-from draftsmith.drafters.registry import load_draft_model
+from draftsmith.drafters.model.family import load_draft_model
 from draftsmith.eval.measure.environment import environment
 from draftsmith.eval.measure.metrics import ratio
 from draftsmith.trainers.config import ModelConfig

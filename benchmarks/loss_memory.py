@@ -33,7 +33,7 @@ import torch.nn.functional as F
 from draftsmith.benchmarks.common.markdown import printed
 from draftsmith.benchmarks.common.provenance import finish, record_of
 from draftsmith.benchmarks.common.records import Record, table_of
-from draftsmith.launch.recipe.load import Recipe
+from draftsmith.launch.recipe.model import Recipe
 from draftsmith.storage import write_text
 from draftsmith.trainers import eagle3, medusa
 from draftsmith.trainers.config import Eagle3Config, MedusaConfig, ModelConfig, ObjectiveConfig
@@ -94,7 +94,10 @@ def medusa_pair(args: argparse.Namespace) -> Pair:
     """Medusa-1's own loss, sum_k 0.8^k CE_k, of one row."""
     config = MedusaConfig(heads=args.heads)
     objective = ObjectiveConfig(kl=0.0, ce=1.0, chunk=args.chunk)
-    recipe, target = Recipe(method="medusa", medusa=config, objective=objective), random_target(args)
+    recipe, target = (
+        Recipe.model_validate({"method": "medusa", "medusa": config, "objective": objective}),
+        random_target(args),
+    )
     goal = medusa.MedusaObjective(recipe, medusa.student(recipe, target), target, nowhere)
     goal.module.to(args.device)
     batch = one_row(args)
@@ -119,7 +122,9 @@ def eagle3_pair(args: argparse.Namespace) -> Pair:
     config = Eagle3Config(passes=args.passes, layers=(0, 1, 2))
     every = args.vocabulary // args.draft_vocabulary
     ids = range(0, every * args.draft_vocabulary, every)
-    recipe = Recipe(method="eagle3", eagle3=config, objective=ObjectiveConfig(chunk=args.chunk))
+    recipe = Recipe.model_validate(
+        {"method": "eagle3", "eagle3": config, "objective": ObjectiveConfig(chunk=args.chunk)}
+    )
     target = random_target(args)
     goal = eagle3.Eagle3Objective(recipe, eagle3.student(recipe, target, ids), target, nowhere)
     goal.module.to(args.device)

@@ -55,7 +55,7 @@ def quickstart_record(folder: Path, seconds: float | None) -> Record:
     found = json.loads((folder / "run" / "eval" / "results.json").read_text(encoding="utf-8"))
     standing = read_record(FOLDER / "quickstart.json")
     machine, settings = found["environment"], found["settings"]
-    drafters = dict(zip(NAMES.values(), (folder / run / "drafter" for run in RUNS), strict=True))
+    drafters = dict(zip(NAMES.values(), (folder / run / "drafter" for _, run, _ in RUNS), strict=True))
     return record_of(
         argparse.Namespace(seeds=[0]),
         title="Quickstart",
@@ -79,13 +79,13 @@ def quickstart_record(folder: Path, seconds: float | None) -> Record:
 
 def steps() -> str:
     """Names and training steps of what the quickstart trains."""
-    each = (load_recipe(recipe, list(values.items())).recipe.loop.steps for recipe, values in RUNS.values())
+    each = (load_recipe(recipe, list(values.items())).recipe.loop.steps for recipe, _, values in RUNS)
     return ", ".join(f"{name} ({count} steps)" for name, count in zip(NAMES.values(), each, strict=True))
 
 
 def sees(folder: Path) -> str:
     """The smallest biases that every audit would have seen."""
-    names = ["audit", *(f"audit-{run}" for run in list(RUNS)[1:])]
+    names = ["audit", *(f"audit-{run}" for _, run, _ in RUNS[1:])]
     audits = [json.loads((folder / "run" / "eval" / f"{name}.json").read_text(encoding="utf-8")) for name in names]
     real, enumerated = (max(each[part]["detectable"] for each in audits) for part in ("rosenblatt", "enumeration"))
     return f"a bias of {real:.4f} in total variation on the real pair, {enumerated:.4f} on the enumerated distribution"

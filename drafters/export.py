@@ -21,11 +21,10 @@ from ..errors import RequestError
 from .eagle.layers import EagleShape
 from .eagle.net import EagleNet
 from .eagle.net3 import Eagle3Net, Eagle3Shape, fused_layers
+from .families import FAMILIES, function
 from .folder import built_from, load_weights
-from .heads.medusa import MedusaHeads, MedusaShape
+from .heads.medusa import MedusaHeads
 
-FORMATS = {"medusa": ("vllm",), "eagle": ("vllm", "sglang"), "eagle3": ("vllm", "sglang", "speculators")}
-"""What loads a family, by its name in a checkpoint; EAGLE-3's native folder serves both engines."""
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -90,18 +89,20 @@ class Export:
 
 def check_served(family: str, form: str) -> None:
     """Raise RequestError where no engine loads the family, or not in this form."""
-    if family == "draft_model":
+    record = FAMILIES.get(family)
+    if record is not None and record.kind == "model":
         raise RequestError(
             "a draft model's folder is an ordinary transformers model: vLLM (draft_model), SGLang "
             "(STANDALONE) and transformers (assistant_model) load it as it is"
         )
-    if family not in FORMATS:
+    if record is None or not record.exports:
+        served = [each.name for each in FAMILIES.values() if each.exports]
         raise RequestError(
-            f"no serving engine loads drafters of family {family!r}; exported can be {', '.join(FORMATS)}"
+            f"no serving engine loads drafters of family {family!r}; exported can be {', '.join(served)}"
         )
-    if form not in FORMATS[family]:
+    if form not in record.exports:
         raise RequestError(
-            f"--format is {form!r}, in which no {family} drafter is served; expected {' or '.join(FORMATS[family])}"
+            f"--format is {form!r}, in which no {family} drafter is served; expected {' or '.join(record.exports)}"
         )
 
 
@@ -115,7 +116,7 @@ def export_of(
     dtype: str = "bf16",
     head_VH: Tensor | None = None,
 ) -> Export:
-    """A drafter checkpoint in the shape `form`.
+    """A drafter folder in the shape `form`.
 
     Args:
         settings: those of its config.
@@ -126,17 +127,12 @@ def export_of(
         RequestError: nobody loads that, or the folder's weights are not those of its config.
     """
     check_served(family, form)
+    record = FAMILIES[family]
     with built_from(folder / "config.json", f"a drafter of family {family!r}"), torch.device("meta"):
-        net = _empty(family, settings)
+        net = function(record.build or "")(settings)
     net.to_empty(device="cpu")
     load_weights(net, folder)  # strictly: engines are silent about what is missing
-    if isinstance(net, MedusaHeads):
-        made = _medusa(net, head_VH)
-    elif isinstance(net, Eagle3Net):
-        _check_layers(net.config.layers, target.layers)
-        made = _speculators(net, target) if form == "speculators" else _eagle3(net, target)
-    else:
-        made = _eagle(net, target, form)
+    made = function(record.exports[form])(net, target, head_VH)
     tensors = {
         name: (t.to(DTYPES[dtype]) if t.is_floating_point() else t).contiguous() for name, t in made.tensors.items()
     }
@@ -145,15 +141,7 @@ def export_of(
     return Export({**made.config, "dtype": name, "torch_dtype": name}, tensors)
 
 
-def _empty(family: str, settings: dict[str, Any]) -> MedusaHeads | EagleNet | Eagle3Net:
-    if family == "medusa":
-        return MedusaHeads(MedusaShape(**settings))
-    if family == "eagle":
-        return EagleNet(EagleShape(**settings))
-    return Eagle3Net(Eagle3Shape(**settings))
-
-
-def _medusa(heads: MedusaHeads, head_VH: Tensor | None) -> Export:
+def medusa(heads: MedusaHeads, _target: ServedTarget, head_VH: Tensor | None) -> Export:
     """The reference's names, {head}.{layer}.linear, and the words that vLLM asks for."""
     shape, own = heads.config, heads.state_dict()
     tensors = {
@@ -181,14 +169,23 @@ def _medusa(heads: MedusaHeads, head_VH: Tensor | None) -> Export:
     return Export(config, tensors)
 
 
-def _eagle(net: EagleNet, target: ServedTarget, form: str) -> Export:
-    """EAGLE-1 and EAGLE-2, whose weights are the same; embedding and head are the target's.
+def eagle_for_vllm(net: EagleNet, target: ServedTarget, _head_VH: Tensor | None) -> Export:
+    """EAGLE-1 and EAGLE-2, whose weights are the same, for vLLM."""
+    return _eagle(net, target, "LlamaForCausalLM")
+
+
+def eagle_for_sglang(net: EagleNet, target: ServedTarget, _head_VH: Tensor | None) -> Export:
+    """EAGLE-1 and EAGLE-2, whose weights are the same, for SGLang."""
+    return _eagle(net, target, "LlamaForCausalLMEagle")
+
+
+def _eagle(net: EagleNet, target: ServedTarget, architecture: str) -> Export:
+    """Embedding and head are the target's.
 
     Engines hand out the rows of the target's embedding as they are, and scale them elsewhere: so
     the scale goes into what reads them, the first half of `fc`.
     """
-    name = "LlamaForCausalLMEagle" if form == "sglang" else "LlamaForCausalLM"
-    config = {**_llama(net.config, target), "architectures": [name], "bias": False}
+    config = {**_llama(net.config, target), "architectures": [architecture], "bias": False}
     # SGLang always has this bias and would leave it as it came; vLLM never has it
     tensors = {**net.state_dict(), "fc.bias": torch.zeros(net.config.hidden)}
     scale_2H = torch.ones(2 * net.config.hidden)
@@ -197,8 +194,13 @@ def _eagle(net: EagleNet, target: ServedTarget, form: str) -> Export:
     return Export(config, tensors)
 
 
-def _eagle3(net: Eagle3Net, target: ServedTarget) -> Export:
-    """The native form; which hidden states are fused is said only where it is not the default."""
+def eagle3(net: Eagle3Net, target: ServedTarget, _head_VH: Tensor | None) -> Export:
+    """The native form, which both engines load; layers are named only where they are not the default.
+
+    Raises:
+        RequestError: an engine would hand out other hidden states.
+    """
+    _check_layers(net.config.layers, target.layers)
     config = {**_llama(net.config, target), **_eagle3_words(net.config), "architectures": ["LlamaForCausalLMEagle3"]}
     layers = list(net.config.layers)
     if target.layers < 7 or tuple(layers) != fused_layers(target.layers):
@@ -222,8 +224,13 @@ def _check_layers(layers: Sequence[int], count: int) -> None:
         )
 
 
-def _speculators(net: Eagle3Net, target: ServedTarget) -> Export:
-    """The form that names its target: `vllm serve DIR` finds it. No `model_type` on top."""
+def speculators(net: Eagle3Net, target: ServedTarget, _head_VH: Tensor | None) -> Export:
+    """The form that names its target: `vllm serve DIR` finds it. No `model_type` on top.
+
+    Raises:
+        RequestError: an engine would hand out other hidden states.
+    """
+    _check_layers(net.config.layers, target.layers)
     llama = _llama(net.config, target)
     config = {
         **_eagle3_words(net.config),

@@ -16,6 +16,7 @@ from ..decoding.target.loading import no_progress_bars
 from ..errors import RequestError
 from ..storage import read_tensors
 from ..storage.formats import DRAFTER
+from .families import FAMILIES, Kind
 from .identity import TargetIdentity
 
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from ..decoding.target.backbone import Backbone
 
 ENTRY = "draftsmith"
-DERIVED = ("quantised", "early_exit")
-"""Families that are made from the target when they are loaded: there is nothing to train."""
 REMEDY = "copy the drafter's folder again or train it anew"
 
 
@@ -178,21 +177,26 @@ def is_drafter(folder: Path) -> bool:
 def derived_family(folder: Path) -> str | None:
     """The family of a draft that is made from the target when it is loaded; None for others."""
     family = read_entry(folder)["family"] if is_drafter(folder) else None
-    return family if family in DERIVED else None
+    return family if kind_of(family) == "from target" else None
+
+
+def kind_of(family: str | None) -> Kind | None:
+    """The kind of a family; None where no record has that name."""
+    return FAMILIES[family].kind if family in FAMILIES else None
 
 
 def check_trainable_model(start_from: str) -> None:
     """Raise RequestError for a drafter that is no model of its own where one is to be trained."""
     folder = Path(start_from)
     family = read_entry(folder)["family"] if is_drafter(folder) else "draft_model"
-    if family in DERIVED:
+    if kind_of(family) == "from target":
         raise RequestError(
             f"model.start_from {start_from!r} is a drafter of family {family!r}, made from the "
             "target when it is loaded: it has no weights to train. It drafts as it is (draftsmith "
             "eval --drafter), and can be an SSM of an ensemble (boost.start_from)"
         )
-    if family != "draft_model":
-        hint = f"one of its members, as {folder / 'ssm-1'}" if family == "ensemble" else "a draft"
+    if kind_of(family) != "model":
+        hint = f"one of its members, as {folder / 'ssm-1'}" if kind_of(family) == "several models" else "a draft"
         raise RequestError(
             f"model.start_from {start_from!r} is a drafter of family {family!r}, no model by "
             f"itself; name {hint}, or any causal LM of the target's tokenizer"

@@ -12,13 +12,13 @@ from ..data.config import DataConfig
 from ..data.rows.sources import open_sources
 from ..errors import RequestError
 from ..storage import writable_folder
-from .measure.methods import token_texts
+from .measure.methods import TargetTexts
 
 if TYPE_CHECKING:
-    from .verbs import Datastore
+    from .requests import DatastoreRequest
 
 
-def build(request: Datastore) -> str:
+def build(request: DatastoreRequest) -> str:
     """Build the datastore; returns a summary and the next command."""
     if request.limit is not None and request.limit < 1:
         raise RequestError(f"--limit is {request.limit}; expected 1 or more rows, or none for all")
@@ -30,7 +30,7 @@ def build(request: Datastore) -> str:
 
     tokenizer = load_tokenizer(request.target)
     manifest = build_datastore(
-        token_texts(tokenizer, request.source, request.limit),
+        TargetTexts(tokenizer).texts(request.source, request.limit),
         request.out,
         vocabulary=max(tokenizer.get_vocab().values()) + 1,
         tokenizer=fingerprint(tokenizer),

@@ -14,10 +14,10 @@ from ..storage import staged_folder, writable_folder, writing
 
 if TYPE_CHECKING:
     from ..decoding.target.backbone import Backbone
-    from .verbs import Derive
+    from .requests import DeriveRequest
 
 
-def derive(request: Derive) -> str:
+def derive(request: DeriveRequest) -> str:
     """Write the drafter folder; returns what it is, what it reads per token, and the next command."""
     _check_flags(request)
     if request.out.exists():
@@ -33,7 +33,7 @@ def derive(request: Derive) -> str:
     return f"{request.out}: {summary}\nnext: draftsmith eval {flags}"
 
 
-def _check_flags(request: Derive) -> None:
+def _check_flags(request: DeriveRequest) -> None:
     """Raise RequestError for a flag that the chosen kind ignores."""
     early = request.kind == "early-exit"
     if early and request.layers is None:
@@ -51,7 +51,7 @@ def _check_flags(request: Derive) -> None:
         )
 
 
-def _early_exit(request: Derive, target: Backbone, folder: Path) -> str:
+def _early_exit(request: DeriveRequest, target: Backbone, folder: Path) -> str:
     from ..drafters.model.early_exit import first_layers, save_early_exit
 
     layers = request.layers or 0
@@ -60,7 +60,7 @@ def _early_exit(request: Derive, target: Backbone, folder: Path) -> str:
     return f"the first {layers} layers of the target; a draft step reads {share} of its weights"
 
 
-def _quantised(request: Derive, target: Backbone, folder: Path) -> str:
+def _quantised(request: DeriveRequest, target: Backbone, folder: Path) -> str:
     from ..drafters.model.quantised import save_quantised
 
     bits = request.bits or 8

@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..drafters.families import FAMILIES
 from ..errors import RequestError
 from ..storage import replace_folder, writable_folder
 from .check.early import tuned_target
@@ -17,10 +18,10 @@ from .recipe.load import load_recipe
 if TYPE_CHECKING:
     from ..drafters.export import Export as Exported
     from ..drafters.export import ServedTarget
-    from .verbs import Export
+    from .requests import ExportRequest
 
 
-def export(request: Export) -> str:
+def export(request: ExportRequest) -> str:
     """Write the folder and return what to do with it.
 
     Raises:
@@ -61,9 +62,8 @@ def export(request: Export) -> str:
         head = projection_of(model).detach()
     made = export_of(run / "drafter", family, settings, target, request.format, dtype=request.dtype, head_VH=head)
     replace_folder(out, lambda folder: _fill(folder, made))
-    tokens = recipe.eval.draft_length
-    if family == "medusa":  # more than there are heads is an error in vLLM
-        tokens = min(tokens, settings["heads"])
+    most = FAMILIES[family].most_tokens(settings)
+    tokens = recipe.eval.draft_length if most is None else min(most, recipe.eval.draft_length)
     return f"{out}: load it with\n{_command(out, family, request.format, target, tokens)}"
 
 

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RequestError
-from .recipe.load import Recipe, load_recipe
+from .recipe.load import load_recipe
+from .recipe.model import Recipe
+from .requests import GenerateRequest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -35,51 +37,6 @@ _READ = ("data", "target", "drafter")
 _DRAFT_LENGTH = "eval.draft_length"
 # the fields of `data` that decide which rows there are
 _OF_DATA = {"revision", "split", "shape", "columns", "sequence_length"}
-
-
-@dataclass
-class GenerateRequest:
-    """What is to be answered, by whom, how, and where to."""
-
-    source: str
-    """Rows, as in data.source: `stdlib`, a file, a folder, a glob, `hub:NAME[:CONFIG]`."""
-    out: Path
-    """Folder for answers.jsonl, rejected.jsonl and manifest.json."""
-    target: str = "tiny"
-    """Folder or hub name; beside --server only its tokenizer and config are read."""
-    drafter: str | None = None
-    """Folder of a drafter that makes it faster; the distribution of the answers stays the target's."""
-    corrections: bool = False
-    """Also write corrections.jsonl: rows whose labels are the tokens at which the target corrected
-    that drafter, to train it on."""
-    server: str | None = None
-    """URL of a server with OpenAI's endpoints, instead of our own decoder."""
-    model: str | None = None
-    """Name that the server knows the target by."""
-    temperature: float = 0.0
-    """0 takes the likeliest token."""
-    top_k: int = 0
-    """Draw from the likeliest tokens alone; 0: from all."""
-    top_p: float = 1.0
-    """Draw from the smallest set of tokens with that probability."""
-    max_new_tokens: int = 512
-    """Most tokens of an answer."""
-    seed: int = 0
-    """With a row's number in the source it decides the row's random numbers."""
-    batch: int = 8
-    """Rows decoded together."""
-    limit: int | None = None
-    """Read only the first rows."""
-    prompt_tokens: int = 64
-    """Tokens of a plain text that are its prompt."""
-    keep_cut: bool = False
-    """Keep chats whose answer max_new_tokens cut off; trained on, they teach a false end."""
-    concurrency: int = 8
-    """Requests to the server at a time."""
-    retries: int = 5
-    """Tries after the first one, later and later."""
-    timeout: float = 600.0
-    """Seconds that one answer of the server may take."""
 
 
 @dataclass(frozen=True)

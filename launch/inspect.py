@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import RequestError
-from .recipe.load import Recipe, Resolved
+from .recipe.load import Resolved
+from .recipe.model import Recipe
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import TrainingFailed
-from .recipe.load import Recipe, load_recipe
+from .recipe.load import load_recipe
+from .recipe.model import Recipe
 from .train import train
 
 if TYPE_CHECKING:
@@ -23,18 +24,18 @@ if TYPE_CHECKING:
     from ..eval.measure.requests import Request
     from .measure.run import Loaded
 
-# the folder of each recipe's run, and how long it learns here: the whole takes minutes, not hours
-RUNS = {
-    "run": ("distill-tiny", {}),
-    "medusa": ("medusa-tiny", {"loop.steps": "225", "loop.validate_every": "225"}),
-    "eagle3": ("eagle3-tiny", {"loop.steps": "175", "loop.validate_every": "175"}),
-}
+# recipe, the folder of its run, and how long it learns here: the whole takes minutes, not hours
+RUNS: tuple[tuple[str, str, dict[str, str]], ...] = (
+    ("distill-tiny", "run", {}),
+    ("medusa-tiny", "medusa", {"loop.steps": "225", "loop.validate_every": "225"}),
+    ("eagle3-tiny", "eagle3", {"loop.steps": "175", "loop.validate_every": "175"}),
+)
 
 
 def quickstart(out: Path, console: Console) -> None:
     """Run everything into `out`, print the table, the report's path and the next command."""
     start = time.perf_counter()
-    for number, (folder, (recipe, values)) in enumerate(RUNS.items(), 1):
+    for number, (recipe, folder, values) in enumerate(RUNS, 1):
         resolved = load_recipe(recipe, [("probe.every_steps", ""), *values.items()])
         console.print(f"1/4 training, {number} of {len(RUNS)}: {resolved.recipe.summary} ...")
         train(resolved, out=out / folder)
@@ -80,9 +81,9 @@ def _load(out: Path) -> Loaded:
     from ..drafters.registry import load_drafter
     from .check.early import named
     from .measure.run import load_pair
-    from .verbs import Pair
+    from .requests import Pair
 
-    first, *others = RUNS
+    first, *others = [folder for _, folder, _ in RUNS]
     # three audits and a sweep: with less evidence for each, the whole stays a matter of minutes
     less = {"audit.tokens": "4000", "audit.sequences": "150000", "audit.prompts": "8", "eval.sweep": "[1, 2, 4]"}
     pair = load_pair(named(Pair(out / first), list(less.items())))

@@ -9,15 +9,24 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 from tyro.conf import Positional
 
 from ..errors import DraftsmithError, RequestError
 from ..storage import writable_folder, write_text
-from .generate import GenerateRequest, generate
+from .generate import generate
 from .recipe.load import find_recipe, headline, load_recipe, shipped_recipes
+from .requests import (
+    AuditRequest,
+    DatastoreRequest,
+    DeriveRequest,
+    EvalRequest,
+    ExportRequest,
+    GenerateRequest,
+    TreeRequest,
+)
 from .screen import console, say
 
 
@@ -111,34 +120,8 @@ class Train:
 
 
 @dataclass
-class Pair:
-    """A target and a drafter, from a run folder or by themselves."""
-
-    run_folder: Annotated[Positional[Path | None], tyro.conf.arg(metavar="RUN")] = None
-    """Folder of a finished run; it names target, drafter and settings."""
-    target: str | None = None
-    """Folder or hub name of the target; default: the run's."""
-    drafter: str | None = None
-    """Folder of the drafter; default: the run's."""
-    method: str = "trained"
-    """Method, or several with commas between. By a drafter: trained, adaptive-draft (its length
-    follows what is accepted); without one: prompt-lookup, ngram, llma, rest, lookahead;
-    by itself: skeleton-of-thought."""
-
-
-@dataclass
-class Eval(Pair):
+class Eval(EvalRequest):
     """Measure acceptance and speed with the real decoder, beside the audit's verdict."""
-
-    prompts: str | None = None
-    """`stdlib` or a JSONL file; default: the recipe's."""
-    out: Path | None = None
-    """Folder for results.json; default RUN/eval, without RUN a folder eval-NAME here, of the
-    drafter's or the methods' name."""
-    audit: bool = True
-    """Run the losslessness audit first; --no-audit shows "not audited" in its place."""
-    samples: int = 0
-    """Also write that many samples per prompt: agreement with the greedy answer, majority vote."""
 
     def run(self, overrides: Sequence[tuple[str, str]]) -> None:
         from .check.early import named
@@ -150,22 +133,8 @@ class Eval(Pair):
 
 
 @dataclass
-class Audit(Pair):
+class Audit(AuditRequest):
     """Prove that the decoder's output is the target's own; exit code 5 if it is not."""
-
-    plant: str | None = None
-    """A known bug to decode with; the audit then has to fail."""
-    decoder: Literal["draftsmith", "hf"] = "draftsmith"
-    """`hf` audits transformers' own assisted generation."""
-    prompts: str | None = None
-    """`stdlib` or a JSONL file; default: the recipe's."""
-    out: Path | None = None
-    """Folder for audit.json; default RUN/eval, without RUN a folder eval-NAME here, of the
-    drafter's or the methods' name; of --survey the folder that you are in."""
-    determinism: bool = False
-    """In place of the audit: greedy text at other batch sizes, paddings, widths and dtypes."""
-    survey: bool = False
-    """In place of the audit: every method and rule over tables, at many temperatures; no pair."""
 
     def run(self, overrides: Sequence[tuple[str, str]]) -> None:
         from .check.early import check_audit
@@ -178,55 +147,21 @@ class Audit(Pair):
 
 
 @dataclass
-class Tree:
+class Tree(TreeRequest):
     """Choose the static tree of heads or of EAGLE by what they are measured to get right."""
-
-    run_folder: Annotated[Positional[Path | None], tyro.conf.arg(metavar="RUN")] = None
-    """Folder of a finished run; it names target, drafter and settings."""
-    target: str | None = None
-    """Folder or hub name of the target; default: the run's."""
-    drafter: str | None = None
-    """Folder of the drafter; default: the run's."""
-    nodes: str | None = None
-    """Nodes of the tree, the root included; `auto` takes the fastest size on this machine; default:
-    as many as the drafter's default tree has."""
-    method: Literal["greedy", "dp"] = "greedy"
-    """How the tree is searched; both find one of the same worth."""
-    depth: int = 6
-    """Deepest candidate that is measured; heads have one depth each."""
-    texts: int = 32
-    """Held-out texts of the training data to measure on, `eval.max_new_tokens` of each."""
-    temperature: float = 0.0
-    """At which the target writes them."""
-    out: Path | None = None
-    """File to write; default `tree.json` beside the drafter, for `--drafter.tree optimised`."""
 
     def run(self, overrides: Sequence[tuple[str, str]]) -> None:
         from .check.early import check_tree
 
-        pair = Pair(self.run_folder, self.target, self.drafter)
-        check_tree(self, pair, overrides)
+        check_tree(self, overrides)
         from .measure.tree import run_tree
 
-        say(f"tree: {run_tree(self, pair, overrides, console())}")
+        say(f"tree: {run_tree(self, overrides, console())}")
 
 
 @dataclass
-class Datastore:
+class Datastore(DatastoreRequest):
     """Build the datastore that the method `rest` retrieves from."""
-
-    action: Positional[Literal["build"]]
-    """What to do."""
-    source: str
-    """Texts, as in data.source: `stdlib`, a file, a folder, a glob, `hub:NAME[:CONFIG]`."""
-    out: Path
-    """New folder."""
-    target: str = "tiny"
-    """Folder or hub name of the target, whose tokenizer is used."""
-    limit: int | None = None
-    """Use only the first rows."""
-    shard_tokens: int = 16_000_000
-    """Tokens per shard; building takes memory for one at a time."""
 
     def run(self) -> None:
         from .datastore import build
@@ -235,23 +170,8 @@ class Datastore:
 
 
 @dataclass
-class Derive:
+class Derive(DeriveRequest):
     """Make a drafter of the target itself, without training: a quantised copy, or an early exit."""
-
-    kind: Positional[Literal["quantised", "early-exit"]]
-    """A copy with weights of fewer bits, or the target's first layers."""
-    out: Path
-    """New folder of the drafter."""
-    target: str = "tiny"
-    """Folder or hub name of the target."""
-    revision: str | None = None
-    """Commit, tag or branch of the target on the hub."""
-    bits: Literal[4, 8] | None = None
-    """Of `quantised`: bits of a weight; default 8."""
-    group_size: int | None = None
-    """Of 4 bits: inputs that share a scale; default: the largest of 128, 64, 32, 16 that fits."""
-    layers: int | None = None
-    """Of `early-exit`: how many layers draft."""
 
     def run(self) -> None:
         from .derive import derive
@@ -282,19 +202,8 @@ class Report:
 
 
 @dataclass
-class Export:
+class Export(ExportRequest):
     """Write a trained drafter as a folder that a serving engine loads."""
-
-    run_folder: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")]
-    """Folder of the run."""
-    format: Literal["vllm", "sglang", "speculators"] = "vllm"
-    """Whose: vllm (Medusa, EAGLE, EAGLE-3), sglang (EAGLE, EAGLE-3), speculators (EAGLE-3)."""
-    out: Path | None = None
-    """New folder; default RUN/FORMAT."""
-    target: str | None = None
-    """Folder or hub name that the engine knows the target by; default: the run's."""
-    dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
-    """Precision of the weights."""
 
     def run(self) -> None:
         from .export import export

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from draftsmith.data.config import DataConfig
-from draftsmith.launch.recipe.load import Recipe
+from draftsmith.launch.recipe.model import Recipe
 from draftsmith.trainers import boost, bpd, distill, eagle, eagle3, hydra, medusa, medusa2, target
 from draftsmith.trainers.teacher.tuned import TunedTarget
 from torch import nn

@@ -12,6 +12,7 @@ from draftsmith.decoding.proposal import Committed, Proposal
 from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.drafters import families
 from draftsmith.drafters.eagle.layers import EagleShape
 from draftsmith.drafters.eagle.net import EagleNet
 from draftsmith.drafters.eagle.net3 import Eagle3Net, Eagle3Shape
@@ -21,7 +22,7 @@ from draftsmith.drafters.heads.hydra import HydraHeads, hydra_on
 from draftsmith.drafters.heads.medusa import Medusa, MedusaHeads
 from torch import Tensor, nn
 
-FAMILIES = ["medusa", "hydra", "hydra++", "bpd", "eagle", "eagle3"]
+FAMILIES = [name for name, family in families.FAMILIES.items() if family.build]
 WORDS = [word for word in range(VOCABULARY) if word % 3 != 1]  # those that EAGLE-3 drafts
 
 

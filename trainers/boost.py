@@ -28,7 +28,7 @@ from ..data.generate.continuations import Continuations, Team, Wanted, continuat
 from ..data.rows.cache import Prepared
 from ..decoding.target.backbone import Backbone
 from ..drafters.model.ensemble import save_ensemble
-from ..drafters.registry import load_chain_draft
+from ..drafters.model.family import load_chain_draft
 from ..errors import RequestError
 from ..storage import replace_folder
 from .boosting.coverage import acceptance, left_share, weights
@@ -50,8 +50,9 @@ from .boosting.members import (
     member_lora,
     member_model,
     member_plan,
-    trained_models,
 )
+from .boosting.shapes import kept_for_probes as kept_for_probes  # what the pre-flight asks for
+from .boosting.shapes import size_of, students
 from .boosting.side_by_side import SideBySide
 from .config import FROM_TARGET, BoostConfig, LoraConfig, ModelConfig
 from .loop.loop import Outcome, Plan, Probe
@@ -94,19 +95,7 @@ def student(recipe: Sections, target: PreTrainedModel, tokenizer: PreTrainedToke
     drafts = students(recipe, target, tokenizer)
     if recipe.boost.order == "side_by_side":
         return nn.ModuleList(drafts)
-    return max(drafts, key=_parameters)
-
-
-def students(
-    recipe: Sections, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None
-) -> list[PreTrainedModel]:
-    """Every SSM that is trained; those derived from the target as it stands are not among them."""
-    models = trained_models(recipe.boost, recipe.model)
-    return [make_draft(recipe, model, LoraConfig(), target, tokenizer) for model in models]
-
-
-def _parameters(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
+    return max(drafts, key=size_of)
 
 
 class SsmObjective:

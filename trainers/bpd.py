@@ -188,12 +188,12 @@ def run(recipe: Sections, out: Path, resume: str = "auto", make_probe: MakeProbe
 
     def build(target: Backbone, _rows: Prepared) -> BpdObjective:
         objective = BpdObjective(recipe, student(recipe, target.model), target.model, saver(target, "bpd"))
-        return warm_started(objective, recipe.model, target)
+        return warm_started(objective, recipe, target)
 
     def build_tuned(tuned: TunedTarget, _rows: Prepared) -> TunedBpdObjective:
         save = tuned_saver(tuned, "bpd", out)
         objective = TunedBpdObjective(recipe, student(recipe, tuned.model), tuned, save)
-        return warm_started(objective, recipe.model, tuned.backbone)
+        return warm_started(objective, recipe, tuned.backbone)
 
     run_ = Run(recipe, out, resume, make_probe)
     if not recipe.tunes_target:

@@ -196,6 +196,6 @@ def run(recipe: Sections, out: Path, resume: str = "auto", make_probe: MakeProbe
 
     def build(target: Backbone, _rows: Prepared) -> EagleObjective:
         objective = EagleObjective(recipe, student(recipe, target.model), target.model, saver(target, "eagle"))
-        return warm_started(objective, recipe.model, target)
+        return warm_started(objective, recipe, target)
 
     return run_for_target(build, Run(recipe, out, resume, make_probe), check_target=check_target)

@@ -270,6 +270,6 @@ def run(recipe: Sections, out: Path, resume: str = "auto", make_probe: MakeProbe
         ids = frequent_tokens(rows.train, min(recipe.eagle3.vocabulary, target.vocabulary))
         net = student(recipe, target.model, ids)
         objective = Eagle3Objective(recipe, net, target.model, saver(target, "eagle3"))
-        return warm_started(objective, recipe.model, target)
+        return warm_started(objective, recipe, target)
 
     return run_for_target(build, Run(recipe, out, resume, make_probe), check_target=check_target)

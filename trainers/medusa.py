@@ -96,6 +96,6 @@ def run(recipe: Sections, out: Path, resume: str = "auto", make_probe: MakeProbe
 
     def build(target: Backbone, _rows: Prepared) -> MedusaObjective:
         objective = MedusaObjective(recipe, student(recipe, target.model), target.model, saver(target, "medusa"))
-        return warm_started(objective, recipe.model, target)
+        return warm_started(objective, recipe, target)
 
     return run_for_target(build, Run(recipe, out, resume, make_probe), check_target=check_target)

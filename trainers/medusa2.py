@@ -130,7 +130,7 @@ def run(recipe: Sections, out: Path, resume: str = "auto", make_probe: MakeProbe
 
     def build(tuned: TunedTarget, _rows: Prepared) -> Medusa2Objective:
         objective = Medusa2Objective(recipe, student(recipe, tuned.model), tuned, tuned_saver(tuned, "medusa", out))
-        return warm_started(objective, recipe.model, tuned.backbone)
+        return warm_started(objective, recipe, tuned.backbone)
 
     return run_tuned(
         build,

@@ -1,8 +1,19 @@
-"""What a method's module reads of a recipe, as a protocol: trainers know no launcher.
+"""What a method's module is given and has to offer: the contract between recipes and trainers.
 
-`launch/recipe/load.py`'s `Recipe` satisfies it. A new method adds its own section here and there, so
-that every read of a field is checked by its type. No torch in this file.
-Read next: `medusa.py`, the plainest of the methods; `config.py`, the sections of trainers.
+A method's module (`methods.py` names it) has these functions:
+
+    check_recipe(recipe)                    RequestError where sections do not fit each other; loads nothing
+    check_target(recipe, target)            what it requires of the target, weights or shapes alone
+    student(recipe, target[, tokenizer])    what is trained, buildable on torch's meta device
+    run(recipe, out, resume, make_probe)    the run, which asks the three above itself
+
+and where they are needed: `check_resume(out, resume)`, which words `--resume` takes;
+`kept_for_probes(recipe, target, tokenizer)`, bytes in memory beside the student. The pre-flight
+(`launch/check`) calls the same functions, so nothing is required twice.
+
+`Sections` is a recipe as trainers see it, who know no launcher; `launch/recipe/model.py`'s `Recipe`
+satisfies it. No torch in this file. Read next: `medusa.py`, the plainest of the methods; `config.py`,
+the sections of trainers.
 """
 
 from __future__ import annotations
@@ -10,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from ..data.config import DataConfig, TokenizerConfig
@@ -39,6 +50,9 @@ if TYPE_CHECKING:
 
 class Sections(Protocol):
     """A recipe as trainers see it: read-only sections, each documented in its `config.py`."""
+
+    def __getattr__(self, name: str) -> Any:
+        """A section of a method that is not typed below."""
 
     @property
     def method(self) -> str:

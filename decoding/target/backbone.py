@@ -36,7 +36,7 @@ class Seen(NamedTuple):
 
 
 class Backbone:
-    """A frozen or trained model, ready to fill an KV cache."""
+    """A frozen or trained model, ready to fill a KV cache."""
 
     def __init__(self, model: PreTrainedModel, *, name: str, revision: str | None = None) -> None:
         check_rollback(model)

@@ -45,7 +45,7 @@ class KVCache(Cache):
             self._start, self._end = longest, longest + count
             self.ragged = len(lengths_B) > 1 and int(lengths_B.min()) != longest
         if self._end > self.capacity or self._start < 0:
-            raise ValueError(f"{self._end} tokens in an KV cache of {self.capacity}")
+            raise ValueError(f"{self._end} tokens in a KV cache of {self.capacity}")
         self._slots_BN = None
         if self.ragged:
             steps_N = torch.arange(count, device=lengths_B.device)
@@ -57,7 +57,7 @@ class KVCache(Cache):
         self._row, self._start, self._end = row, 0, count
         self.ragged, self._slots_BN = False, None
         if count > self.capacity:
-            raise ValueError(f"{count} tokens in an KV cache of {self.capacity}")
+            raise ValueError(f"{count} tokens in a KV cache of {self.capacity}")
         return count
 
     @property

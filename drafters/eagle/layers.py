@@ -1,4 +1,4 @@
-"""What the networks of the EAGLE family are made of: Llama's parts, with an KV cache or without.
+"""What the networks of the EAGLE family are made of: Llama's parts, with a KV cache or without.
 
 Written out here, because attention reads twice the width in one of them and looks at keys of its
 own in training. Tensors have the names that serving engines load. Read next: `eagle/net.py`.
@@ -81,7 +81,7 @@ class Attention(nn.Module):
     def forward(
         self, x_BNX: Tensor, turn: tuple[Tensor, Tensor], mask: Tensor | None, kv_cache: KVCache | None
     ) -> Tensor:
-        """Attention output [B, N, H]; with an KV cache over all that its rows hold."""
+        """Attention output [B, N, H]; with a KV cache over all that its rows hold."""
         query, key, value = self.project(x_BNX, turn)
         if kv_cache is not None:
             key, value = kv_cache.update(key, value, 0)

@@ -1,6 +1,6 @@
 """The networks of the EAGLE family: what they share, and EAGLE-1's, one layer over features.
 
-What is trained is what decodes: training calls `unroll`, decoding `forward` with an KV cache, and both
+What is trained is what decodes: training calls `unroll`, decoding `forward` with a KV cache, and both
 run the same parts. Embedding and output projection are the target's, passed in and never saved.
 Read next: `eagle/passes.py`, attention in training; `eagle/net3.py`, EAGLE-3's network; `eagle/proposer.py`,
 which decodes; `trainers/eagle.py`, which trains.
@@ -126,6 +126,8 @@ class EagleNet(PairNet):
     The pair at t is (f_t, embedding of x_{t+1}), f being what the target's output projection
     reads; the output is the guess of f_{t+1}, and through that projection the distribution of x_{t+2}.
     """
+
+    family = "eagle"
 
     def __init__(self, config: EagleShape) -> None:
         super().__init__()

@@ -91,6 +91,7 @@ class Eagle3Layer(nn.Module):
 class Eagle3Net(PairNet):
     """The drafter of EAGLE-3; `head` makes logits over the draft vocabulary of its output."""
 
+    family = "eagle3"
     d2t: Tensor
     t2d: Tensor
 

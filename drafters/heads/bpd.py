@@ -81,6 +81,8 @@ class BpdHeads(Heads):
     Outputs are counted as Medusa's heads are, head k = 1 being output 2, and head 0 the target.
     """
 
+    family = "bpd"
+
     def __init__(self, config: BpdShape) -> None:
         super().__init__()
         self.config = config

@@ -87,6 +87,7 @@ class HydraHeads(MedusaHeads):
         """As `MedusaHeads`."""
         super().__init__(config)
         self.prefix = None if config.prefix is None else PrefixLayer(config.prefix)
+        self.family = "hydra" if config.prefix is None else "hydra++"
 
     @classmethod
     def from_settings(cls, settings: dict[str, Any]) -> Self:

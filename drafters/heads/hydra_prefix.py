@@ -3,7 +3,7 @@ was made to foretell one token.
 
 Ankner et al. 2024, arXiv 2402.05109, section 4 ("prefix attention"). One decoder layer over the
 target's last hidden states, causal, with keys and values of its own; it runs once per target call.
-What is trained is what decodes: training passes the documents of whole rows, decoding an KV cache.
+What is trained is what decodes: training passes the documents of whole rows, decoding a KV cache.
 Read next: `hydra.py`, the heads and the decoding; `eagle/layers.py`, the parts.
 
 Shapes: B rows, N places, H hidden size, T keys in view.

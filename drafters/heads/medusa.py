@@ -110,6 +110,8 @@ class MedusaHeads(Heads):
     own. With `shared_head` W2_k is the target's projection for good, neither trained nor saved.
     """
 
+    family = "medusa"
+
     def __init__(self, config: MedusaShape) -> None:
         """Heads whose own projections hold nothing yet; `for_target` copies them."""
         super().__init__()

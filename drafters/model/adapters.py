@@ -83,7 +83,7 @@ def idle_weights(module: nn.Module, names: Collection[str] | None = None) -> set
 class RowBackbone(Backbone):
     """A draft whose rows have adapters of their own: n adapters on one base decode as one batch.
 
-    Row b of an KV cache is computed with `names[b]`, None being the base alone, whatever `use` has
+    Row b of a KV cache is computed with `names[b]`, None being the base alone, whatever `use` has
     chosen for others that share the model. A draft over it is not recorded as a CUDA graph: peft
     picks the rows of an adapter on the host.
     """

@@ -1,4 +1,4 @@
-"""An independent draft model: a small causal LM with an KV cache of its own, drafting a chain.
+"""An independent draft model: a small causal LM with a KV cache of its own, drafting a chain.
 
 Leviathan et al. 2023, Chen et al. 2023. The module that `trainers/distill.py` trains is the very
 module that drafts here. Read next: `identity.py`, `registry.py`.

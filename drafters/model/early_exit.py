@@ -19,7 +19,7 @@ FAMILY = "early_exit"
 
 
 class EarlyExit(DraftModel):
-    """Drafts with the target's first layers, in an KV cache of its own."""
+    """Drafts with the target's first layers, in a KV cache of its own."""
 
     family = FAMILY
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import RequestError
 from ..config import DrafterConfig
-from ..folder import is_drafter, read_entry
+from ..folder import is_drafter, kind_of, read_entry
 from ..identity import fingerprint
 from ..model.adapters import take_up
 from ..model.draft_model import DraftModel
@@ -39,7 +39,7 @@ def load_across(
     from ...decoding.target.loading import load_target
 
     entry = read_entry(path) if is_drafter(path) else None
-    if entry is not None and entry["family"] != "draft_model":
+    if entry is not None and kind_of(entry["family"]) != "model":
         raise RequestError(
             f"drafter.vocabulary is {config.vocabulary!r}, and {path} is a drafter of family "
             f"{entry['family']!r}, which drafts its target's own tokens; expected a draft model or "
@@ -68,12 +68,12 @@ def load_across(
 
 def says_the_same(path: Path, config: DrafterConfig) -> bool:
     """Whether `auto` need not look: drafters other than draft models have their target's tokens."""
-    other = is_drafter(path) and read_entry(path)["family"] != "draft_model"
+    other = is_drafter(path) and kind_of(read_entry(path)["family"]) != "model"
     return config.vocabulary == "auto" and other
 
 
 def _kind(asked: str, pair: VocabularyPair) -> type[ForeignDraft]:
-    if asked == "intersection" or (asked == "auto" and pair.share >= ENOUGH):
+    if asked == IntersectionDraft.family or (asked == "auto" and pair.share >= ENOUGH):
         return IntersectionDraft
     return RetokenisedDraft
 

@@ -111,7 +111,7 @@ class TranslatedRows:
         return [row[:count] for row, count in zip(rows, counts, strict=True)]
 
     def _read_all(self, capacity: int) -> None:
-        """Read every row anew, into an KV cache with room for more."""
+        """Read every row anew, into a KV cache with room for more."""
         self._kv_cache = KVCache(len(self._texts), capacity)
         self.backbone.prefill(self._texts, self._kv_cache)
 

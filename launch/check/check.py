@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import DataError, DraftsmithError, EnvironmentFailure, RequestError
-from ..recipe.load import Recipe, Resolved
-from ..train import check_resume, has_begun
-from .boost import runs
+from ..recipe.load import Resolved
+from ..recipe.model import Recipe
+from ..train.resume import check_resume, has_begun
 from .features import check_features
 from .memory import check_sharding, devices_of, in_units, trained
 from .models import SAMPLE, Models, check_model, check_target
-from .room import check_probe_length, check_room, probe_depth
+from .room import check_probe_length, check_room
 from .unread import check_read
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def _checks(recipe: Recipe, out: Path | None) -> dict[str, Callable[[], str | Wa
     }
     if out is not None:  # the run may get another name than the recipe's
         found["folder"] = lambda: _folder(recipe, out)
-    if recipe.method != "target":
+    if recipe.record.has_target:
         found = {
             "target": lambda: check_target(recipe, models),
             **found,
@@ -145,7 +145,7 @@ def _objective(recipe: Recipe) -> str:
             "pieces that decoding would have to gather for every token; use zero2 or less"
         )
     said = [", ".join(f"{name} {getattr(ramp.last, name):g}" for name in ramp.last.asked)]
-    if recipe.method not in ("distill", "boost"):
+    if not recipe.record.reads_value("objective.from_kl_share", recipe):
         return f"method {recipe.method}'s own terms and what the recipe adds"
     if ramp.share:
         said.append(f"from kl alone over {ramp.share:.0%} of the steps")
@@ -209,7 +209,7 @@ def _rows(recipe: Recipe) -> Waits:
 
 def _disk(recipe: Recipe, models: Models, folder: Path) -> str | Waits:
     """Room for the checkpoints that exist at once: those kept, and the one being written."""
-    need = 12 * trained(models.student()) * (recipe.checkpoint.keep + 1) * runs(recipe)
+    need = 12 * trained(models.student()) * (recipe.checkpoint.keep + 1) * recipe.record.runs(recipe)
     place = next(each for each in (folder, *folder.absolute().parents) if each.exists())
     if not place.is_dir() or not os.access(place, os.W_OK):
         reason = "cannot be written to" if place.is_dir() else "is a file"
@@ -235,7 +235,7 @@ def _prompts(recipe: Recipe, models: Models) -> str:
     if not models.described:
         longest, said = _lengths(prompts, models, config)
     answer = max(config.max_new_tokens, audit.max_new_tokens, recipe.probe.max_new_tokens)
-    depth = max(config.draft_length, audit.draft_length, probe_depth(recipe), *config.sweep)
+    depth = max(config.draft_length, audit.draft_length, recipe.record.probe_depth(recipe), *config.sweep)
     check_room(recipe, models.target().config, longest, answer=answer, depth=depth)
     check_probe_length(recipe)
     categories = sorted({prompt.category for prompt in prompts})

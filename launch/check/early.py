@@ -9,15 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ...errors import RequestError
 from ...storage import writable_folder
-from ..measure.methods import NEED_DRAFT, SKELETON, split_methods
-from ..recipe.load import Recipe, load_recipe
-
-if TYPE_CHECKING:
-    from ..verbs import Audit, Pair, Tree
+from ..measure.methods import SKELETON, TRAINED, need_draft, split_methods
+from ..recipe.load import load_recipe
+from ..recipe.model import Recipe
+from ..requests import AuditRequest, Pair, RunPair, TreeRequest
 
 
 @dataclass(frozen=True)
@@ -32,13 +30,14 @@ class Named:
     """The run's, or the one that we are in."""
 
 
-def named(pair: Pair, overrides: Sequence[tuple[str, str]]) -> Named:
+def named(pair: RunPair, overrides: Sequence[tuple[str, str]]) -> Named:
     """The target and drafter of a run folder, or those that --target and --drafter name.
 
     Raises:
         RequestError: no such run, nothing named, a method without its drafter, a wrong override.
     """
-    names = split_methods(pair.method)
+    method = pair.method if isinstance(pair, Pair) else TRAINED
+    names = split_methods(method)
     drafter: Path | None = None if pair.drafter is None else Path(pair.drafter)
     if pair.run_folder is not None:
         folder, saved = pair.run_folder, pair.run_folder / "run.yaml"
@@ -58,8 +57,8 @@ def named(pair: Pair, overrides: Sequence[tuple[str, str]]) -> Named:
             "nothing to measure: name a run folder, or --target and --drafter, or --target and a "
             "--method that needs no drafter"
         )
-    if drafter is None and set(names) & set(NEED_DRAFT):
-        raise RequestError(f"--method {pair.method} needs a drafter: name its folder by --drafter, or a run")
+    if drafter is None and set(names) & set(need_draft()):
+        raise RequestError(f"--method {method} needs a drafter: name its folder by --drafter, or a run")
     return Named(names, recipe, target, drafter, folder)
 
 
@@ -69,7 +68,7 @@ def tuned_target(folder: Path, recipe: Recipe) -> str | None:
     return str(place) if recipe.method != "target" and place.is_dir() else None
 
 
-def check_audit(request: Audit, overrides: Sequence[tuple[str, str]]) -> Named | None:
+def check_audit(request: AuditRequest, overrides: Sequence[tuple[str, str]]) -> Named | None:
     """What is audited; None with --survey, which takes no pair.
 
     Raises:
@@ -97,13 +96,13 @@ def check_audit(request: Audit, overrides: Sequence[tuple[str, str]]) -> Named |
     return pair
 
 
-def check_tree(request: Tree, pair: Pair, overrides: Sequence[tuple[str, str]]) -> None:
+def check_tree(request: TreeRequest, overrides: Sequence[tuple[str, str]]) -> None:
     """Raise where nothing can be measured as asked, or the tree not be written."""
     for flag, least in {"depth": 1, "texts": 1, "temperature": 0}.items():
         value = getattr(request, flag)
         if not least <= value < inf:
             raise RequestError(f"--{flag} is {value}; expected {least} or more")
-    drafter = named(pair, overrides).drafter
+    drafter = named(request, overrides).drafter
     if request.out is None:
         writable_folder(drafter or Path())
     elif request.out.is_dir():

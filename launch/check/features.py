@@ -11,12 +11,13 @@ import copy
 import os
 import shutil
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...drafters.families import FAMILIES
 from ...errors import EnvironmentFailure, RequestError
-from ..recipe.load import Recipe
+from ..recipe.model import Recipe
 from .memory import BYTES, device_memory, devices_of, in_units, needs, parameters
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def check_features(recipe: Recipe, models: Models, folder: Path) -> str:
 
     target: Any = models.target()
     hidden = int(target.config.get_text_config(decoder=True).hidden_size)
-    states = 4 if recipe.method == "eagle3" else 1
+    states = _states(recipe, models)
     dtype, cached = recipe.target.dtype, recipe.features.source == "cache"
     used = states * hidden * BYTES[dtype]
     memory = _memory(recipe, models, used)
@@ -62,6 +63,15 @@ def check_features(recipe: Recipe, models: Models, folder: Path) -> str:
     )
 
 
+def _states(recipe: Recipe, models: Models) -> int:
+    """How many hidden states of a token the drafter is taught by."""
+    family = FAMILIES[recipe.record.family or ""]
+    if family.build is None:
+        return 1
+    drafter: Any = next(each for each in models.student().modules() if hasattr(each, "config"))
+    return family.hidden_states(asdict(drafter.config))
+
+
 @dataclass(frozen=True)
 class _Plan:
     """How many rows a cached run reads, and how many of them the cache holds."""
@@ -78,9 +88,10 @@ class _Plan:
     def of(cls, recipe: Recipe, models: Models, token: int) -> _Plan:
         asked = recipe.loop.steps * recipe.loop.batch_rows
         distinct, held_out = asked, recipe.loop.validate_rows
-        if recipe.method == "boost":  # the same samples for every SSM
-            asked *= recipe.boost.members
-            distinct, held_out = min(asked, recipe.boost.samples), recipe.boost.held_out
+        samples = recipe.record.samples(recipe)
+        if samples is not None:  # the same ones every time
+            asked *= samples.times
+            distinct, held_out = min(asked, samples.rows), samples.held_out
         elif not models.described:  # its tokenizer is here, so the run finds the rows prepared
             from ...data.rows.prepare import prepare
 

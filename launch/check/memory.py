@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...errors import EnvironmentFailure, RequestError
-from ..recipe.load import Recipe
+from ..recipe.model import Recipe
 
 if TYPE_CHECKING:
     from torch import nn
@@ -122,10 +122,10 @@ def _activations(recipe: Recipe, student: nn.Module, target: nn.Module | None) -
     gates and products around them: so much was counted in real passes (tests/launch).
     """
     T = recipe.loop.micro_rows * recipe.row_tokens
-    passes = {"eagle": recipe.eagle.passes, "eagle3": recipe.eagle3.passes}.get(recipe.method, 1)
+    passes = recipe.record.passes(recipe)
     speaks: Any = student if target is None else target
     # of each place that is spoken of: what its loss reads, where it counts, and the gradient
-    width = sum(_widths(student)) * passes + 3 * _hidden(speaks) * _places(recipe)
+    width = sum(_widths(student)) * passes + 3 * _hidden(speaks) * recipe.record.places(recipe)
     if recipe.tunes_target and target is not None:
         width += sum(_widths(target))  # it learns too, so its layers keep what they read
     # the gradient of an own projection is made in the forward pass, in fp32
@@ -138,20 +138,6 @@ def _reading(recipe: Recipe, target: Any) -> float:
     # three fused states, the last and an embedding are handed over at most; the widest part of a
     # layer is there four times
     return float(T * (5 * _hidden(target) + 4 * max(_widths(target))) * BYTES[recipe.target.dtype])
-
-
-def _places(recipe: Recipe) -> int:
-    """How many tokens behind a position are spoken of."""
-    heads = recipe.medusa.heads
-    places = {
-        "eagle": recipe.eagle.passes,
-        "eagle3": recipe.eagle3.passes,
-        "medusa": heads,
-        "medusa2": heads,
-        "hydra": heads,
-        "bpd": recipe.bpd.block,
-    }
-    return places.get(recipe.method, 1)
 
 
 def _hidden(model: Any) -> int:

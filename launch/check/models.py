@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from ...drafters.families import FAMILIES
 from ...errors import DraftsmithError
-from ..recipe.load import Recipe
+from ..recipe.model import Recipe
 from .memory import BYTES, check_fits, devices_of, in_units, needs, parameters, trained
+from .unread import check_read
 
 if TYPE_CHECKING:
     from torch import nn
@@ -57,10 +58,9 @@ class Models:
     def to_compare(self) -> PreTrainedTokenizerBase | None:
         """The tokenizer that a given draft is compared with; None where there is none yet, or no draft."""
         recipe = self._recipe
-        if recipe.method == "target":
+        if not recipe.record.has_target:
             return None if recipe.tokenizer.path is None else self.tokenizer()
-        given = recipe.model.start_from or (recipe.method == "boost" and any(recipe.boost.start_from))
-        return self.tokenizer() if given and not self.described else None
+        return self.tokenizer() if recipe.record.origins(recipe) and not self.described else None
 
 
 def check_target(recipe: Recipe, models: Models) -> str:
@@ -83,12 +83,11 @@ def check_model(recipe: Recipe, models: Models) -> str:
     """Size of what is trained, with gradient and two moments in fp32, and the memory for it."""
     check_recipe(recipe)
     model = models.student()
-    need = needs(recipe, model, models.target() if recipe.method != "target" else None)
-    if recipe.method == "boost":
-        from .boost import kept_for_probes
-
-        kept = kept_for_probes(recipe, models.target(), models.to_compare())
-        need |= {"SSMs of earlier rounds": float(kept)} if kept else {}
+    need = needs(recipe, model, models.target() if recipe.record.has_target else None)
+    beside = recipe.record.hook("kept_for_probes")
+    if beside is not None:
+        kept = beside(recipe, models.target(), models.to_compare())
+        need |= {"drafts of earlier rounds": float(kept)} if kept else {}
     devices = devices_of(recipe)
     check_fits(need, devices)
     listed = ", ".join(f"{in_units(count)} for {what}" for what, count in need.items())
@@ -97,16 +96,12 @@ def check_model(recipe: Recipe, models: Models) -> str:
 
 
 def check_recipe(recipe: Recipe) -> None:
-    """Raise RequestError where sections do not fit the method or each other, as training would."""
+    """Raise RequestError for values that the method ignores, or sections that do not fit each other."""
     from ...trainers.student.lora import check_adapter
 
     check_adapter(recipe.lora, recipe.model, recipe.method)
-    method_module(recipe).check_recipe(recipe)
-
-
-def method_module(recipe: Recipe) -> Any:
-    """The trainer of the recipe's method: what it requires, and what it trains."""
-    return import_module(f"...trainers.{recipe.method}", __package__)
+    check_read(recipe)
+    recipe.record.code().check_recipe(recipe)
 
 
 def _target(recipe: Recipe) -> PreTrainedModel:
@@ -124,7 +119,7 @@ def _target(recipe: Recipe) -> PreTrainedModel:
         model = skeleton(load_config(path, revision=revision, trust_remote_code=trust), trust)
     use_grouped_attention(model)  # as `load_target` does, where it can
     check_rollback(model)
-    method_module(recipe).check_target(recipe, model)
+    recipe.record.code().check_target(recipe, model)
     check_weight_files(path)
     return model
 
@@ -140,7 +135,7 @@ def _tokenizer(recipe: Recipe, models: Models) -> PreTrainedTokenizerBase:
     """The run's tokenizer; one that is yet to be trained learns from the first rows only."""
     from ..inspect import tokenizer_of
 
-    if recipe.method != "target":
+    if recipe.record.has_target:
         models.target()  # where there is no model there is no tokenizer: one reason is enough
     few = recipe.data.model_copy(update={"limit_rows": SAMPLE})
     return tokenizer_of(recipe.model_copy(update={"data": few}))
@@ -150,15 +145,16 @@ def _student(recipe: Recipe, models: Models) -> nn.Module:
     """What is trained, made by its trainer in shapes alone."""
     import torch
 
-    method = method_module(recipe)
-    if recipe.method in ("distill", "boost", "target"):
-        target = None if recipe.method == "target" else models.target()
+    record = recipe.record
+    make = record.code().student
+    target = models.target() if record.has_target else None
+    if record.family is None or FAMILIES[record.family].build is None:  # models of `transformers`
         tokenizer = models.to_compare()
         with torch.device("meta"):
-            draft: nn.Module = method.student(recipe, target, tokenizer)
+            draft: nn.Module = make(recipe, target, tokenizer)
         return draft
     with torch.device("meta"):
-        drafter = method.student(recipe, models.target())
+        drafter: nn.Module = make(recipe, target)
     _check_warm_start(drafter, recipe, models)
     return _with_tuned(drafter, recipe, models.target()) if recipe.tunes_target else drafter
 
@@ -176,7 +172,7 @@ def _check_warm_start(drafter: nn.Module, recipe: Recipe, models: Models) -> Non
         identity = TargetIdentity.of_parts(
             models.target().config, models.tokenizer(), name=target.path, revision=target.revision
         )
-    check_warm_start(drafter, recipe.model, identity)
+    check_warm_start(drafter, recipe, identity)
 
 
 def _with_tuned(drafter: nn.Module, recipe: Recipe, target: PreTrainedModel) -> nn.Module:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...errors import RequestError
-from ..recipe.load import Recipe
+from ..recipe.model import Recipe
 
 
 def check_room(recipe: Recipe, config: Any, longest: int, *, answer: int, depth: int) -> None:
@@ -37,16 +37,9 @@ def check_probe_length(recipe: Recipe) -> None:
 
     Then no probe says which draft is the best (docs/evaluation.md, which steps count).
     """
-    answer, depth = recipe.probe.max_new_tokens, probe_depth(recipe)
+    answer, depth = recipe.probe.max_new_tokens, recipe.record.probe_depth(recipe)
     if answer < depth + 2:
         raise RequestError(
             f"probe.max_new_tokens is {answer}, and the probes draft up to {depth} tokens per target call: the length "
             f"limit may cut every step, so tau counts none; set --probe.max_new_tokens {depth + 2} or more"
         )
-
-
-def probe_depth(recipe: Recipe) -> int:
-    """Most tokens that a probe drafts per target call."""
-    heads = dict.fromkeys(("medusa", "medusa2", "hydra"), recipe.medusa.heads)
-    heads["bpd"] = recipe.bpd.block - 1
-    return heads.get(recipe.method, recipe.probe.draft_length)

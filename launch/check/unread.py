@@ -1,40 +1,41 @@
-"""What a recipe asks for and its method, or what stands beside it, would pass over in silence.
+"""Refuses recipe values that the chosen method ignores, by the method's record.
 
-A value that nobody reads is a promise broken, so it is refused by name before anything is loaded.
-Read next: `train.py` and `check.py`, which both ask here.
+Read next: `trainers/methods.py`, the records; `train.py` and `check.py`, which both ask here.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from ...errors import RequestError
 from ...trainers.config import LoraConfig
-from ..recipe.load import Recipe
+from ...trainers.methods import METHODS
+from ..recipe.model import Recipe
 
-# a value, and the methods that do what it says; empty and 0 ask for nothing
-READ_BY = {
-    "rollouts.share": ("distill",),
-    "objective.from_kl_share": ("distill", "boost"),
-    "objective.teacher_top_k": ("distill", "boost", "medusa", "medusa2", "hydra", "bpd"),
-    # all by now; a method to come is refused until it says that it goes on from something
-    "model.start_from": ("target", "distill", "boost", "medusa", "medusa2", "hydra", "bpd", "eagle", "eagle3"),
-}
+
+def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested table as dotted paths."""
+    values: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            values |= flat(value, f"{prefix}{key}.")
+        else:
+            values[f"{prefix}{key}"] = value
+    return values
 
 
 def check_read(recipe: Recipe) -> None:
     """Raise RequestError for a value that the run would not follow."""
-    for name, methods in READ_BY.items():
-        section, key = name.split(".")
-        value = getattr(getattr(recipe, section), key)
-        if value and recipe.method not in methods:
-            known = " or ".join(f"`{each}`" for each in methods)
+    for path, value in flat(recipe.model_dump(exclude_defaults=True)).items():
+        if not recipe.record.reads_value(path, recipe):
             raise RequestError(
-                f"{name} is {value}, and method `{recipe.method}` does not read it; leave it out, "
-                f"or train with {known}"
+                f"{path} is {value}, and method `{recipe.method}` does not read it; {_remedy(path, recipe)}"
             )
-    if recipe.lora.rank is None and recipe.lora != LoraConfig():
-        given = next(iter(recipe.lora.model_dump(exclude_defaults=True)))
+    lora = recipe.lora
+    if lora.rank is None and lora != LoraConfig():
+        given = next(iter(lora.model_dump(exclude_defaults=True)))
         raise RequestError(
-            f"lora.{given} is {getattr(recipe.lora, given)!r}, and lora.rank is not set: the model "
+            f"lora.{given} is {getattr(lora, given)!r}, and lora.rank is not set: the model "
             "itself would be trained, no adapter; set lora.rank, or leave the section out"
         )
     if recipe.rollouts.share and recipe.features.source == "cache":
@@ -42,3 +43,11 @@ def check_read(recipe: Recipe) -> None:
             "rollouts.share is above 0 and features.source is cache: rows that are written while "
             "training come once, and would fill the cache; use features.source online"
         )
+
+
+def _remedy(path: str, recipe: Recipe) -> str:
+    for section, remedy in recipe.record.unread(recipe).items():
+        if path.startswith(f"{section}."):
+            return f"{remedy}, or leave it out"
+    readers = [f"`{name}`" for name, method in METHODS.items() if method.reads_value(path, recipe)]
+    return f"leave it out, or train with {' or '.join(readers)}"

@@ -1,14 +1,16 @@
 """Methods by name: from `--method` and the recipe to proposers that the engine decodes with.
 
-Read next: `measure/run.py`, which measures them; docs/methods.md says which to choose when.
+The names are those of `drafters/families.py`, beside `trained`, the drafter of the run.
+Read next: `run.py`, which measures them; docs/methods.md says which to choose when.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
+from ...drafters.families import FAMILIES, function, training_free, wrapping
 from ...errors import RequestError
 
 if TYPE_CHECKING:
@@ -16,20 +18,26 @@ if TYPE_CHECKING:
 
     from ...decoding.proposal import Proposer
     from ...decoding.target.backbone import Backbone
-    from ..recipe.load import Recipe
+    from ..recipe.model import Recipe
 
+TRAINED = "trained"
+"""The drafter of the run, whatever its family."""
 SKELETON = "skeleton-of-thought"
-Make = Callable[["Recipe", "Backbone"], "Proposer"]
 
 
-def split_methods(words: str) -> list[str]:
+def need_draft() -> list[str]:
+    """The methods that load the run's drafter."""
+    return [TRAINED, *wrapping()]
+
+
+def split_methods(text: str) -> list[str]:
     """`a,b` as names.
 
     Raises:
         RequestError: a name is unknown or comes twice, or Skeleton-of-Thought stands beside others.
     """
-    names = [word.strip() for word in words.split(",")]
-    known = [*NEED_DRAFT, *TRAINING_FREE, SKELETON]
+    names = [name.strip() for name in text.split(",")]
+    known = [*need_draft(), *training_free(), SKELETON]
     for name in names:
         if name not in known:
             raise RequestError(f"no method is called {name!r}; known: {', '.join(known)}")
@@ -45,111 +53,31 @@ def split_methods(words: str) -> list[str]:
 
 def make_method(name: str, recipe: Recipe, target: Backbone, trained: Callable[[], Proposer]) -> Proposer:
     """The proposer of a method; `trained` loads the drafter of those that have one."""
-    if name == "trained":
+    if name == TRAINED:
         return trained()
-    if name == "adaptive-draft":
-        return _adaptive(recipe, trained())
-    return TRAINING_FREE[name](recipe, target)
+    family = FAMILIES[name]
+    if family.wrap is not None:
+        return cast("Proposer", function(family.wrap)(recipe.drafter, trained()))
+    return cast("Proposer", function(family.make or "")(recipe.drafter, target, TargetTexts(target.tokenizer)))
 
 
-def token_texts(tokenizer: PreTrainedTokenizerBase, source: str, limit: int | None = None) -> Iterator[list[int]]:
-    """The texts of a source as token ids."""
-    from ...data.config import DataConfig
-    from ...data.rows.prepare import all_texts
+class TargetTexts:
+    """The corpora of drafters without training, in the tokens of a target."""
 
-    for text in all_texts(DataConfig(source=source), limit):
-        yield tokenizer(text, add_special_tokens=False)["input_ids"]
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
 
+    def texts(self, source: str, limit: int | None = None) -> Iterator[list[int]]:
+        """The texts of a source as token ids."""
+        from ...data.config import DataConfig
+        from ...data.rows.prepare import all_texts
 
-def _adaptive(recipe: Recipe, draft: Proposer) -> Proposer:
-    from ...drafters.model.adaptive import AdaptiveDraft
-    from ...drafters.model.draft_model import DraftModel
+        for text in all_texts(DataConfig(source=source), limit):
+            yield self._tokenizer(text, add_special_tokens=False)["input_ids"]
 
-    if not isinstance(draft, DraftModel):
-        raise RequestError(
-            "adaptive-draft needs a draft model of the target's tokenizer, and this is none; use --method trained"
-        )
+    def datastore(self, folder: str) -> Any:
+        """An opened datastore; it must be of this tokenizer."""
+        from ...data.datastore import Datastore
+        from ...drafters.identity import fingerprint
 
-    config = recipe.drafter
-    return AdaptiveDraft(draft.backbone, draft.vocabulary, longest=config.adaptive_longest, policy=config.policy)
-
-
-def _prompt_lookup(recipe: Recipe, target: Backbone) -> Proposer:
-    from ...drafters.lookup.prompt_lookup import PromptLookup
-
-    config = recipe.drafter
-    return PromptLookup(
-        draft_length=config.lookup_tokens,
-        longest=config.lookup_longest,
-        latest=config.lookup_latest,
-        device=target.device,
-    )
-
-
-def _ngram(recipe: Recipe, target: Backbone) -> Proposer:
-    from ...drafters.lookup.ngram import Ngram, NgramTable
-
-    config = recipe.drafter
-    texts = token_texts(target.tokenizer, config.ngram_corpus, config.ngram_documents)
-    table = NgramTable.count(texts, order=config.ngram_order, vocabulary=target.vocabulary)
-    return Ngram(table, draft_length=config.ngram_tokens, device=target.device)
-
-
-def _llma(recipe: Recipe, target: Backbone) -> Proposer:
-    from ...drafters.lookup.llma import Llma
-
-    config = recipe.drafter
-    if config.llma_references is None:
-        raise RequestError(
-            "llma copies from reference documents, and none are named; expected "
-            "--drafter.llma_references SOURCE, as in data.source"
-        )
-    return Llma(
-        list(token_texts(target.tokenizer, config.llma_references, config.llma_documents)),
-        draft_length=config.llma_tokens,
-        longest=config.llma_longest,
-        device=target.device,
-    )
-
-
-def _rest(recipe: Recipe, target: Backbone) -> Proposer:
-    from ...data.datastore import Datastore
-    from ...drafters.identity import fingerprint
-    from ...drafters.lookup.rest import Rest
-
-    config = recipe.drafter
-    if config.rest_datastore is None:
-        raise RequestError(
-            "rest retrieves from a datastore, and none is named; expected --drafter.rest_datastore "
-            "FOLDER; `draftsmith datastore build` makes one"
-        )
-    store = Datastore(Path(config.rest_datastore), tokenizer=fingerprint(target.tokenizer))
-    return Rest(
-        store,
-        nodes=config.rest_nodes,
-        longest=config.rest_longest,
-        draft_length=config.rest_tokens,
-        device=target.device,
-    )
-
-
-def _lookahead(recipe: Recipe, target: Backbone) -> Proposer:
-    from ...drafters.lookup.lookahead import Lookahead
-
-    config = recipe.drafter
-    return Lookahead(
-        window=config.lookahead_window,
-        ngram=config.lookahead_ngram,
-        guesses=config.lookahead_guesses,
-        device=target.device,
-    )
-
-
-NEED_DRAFT = ("trained", "adaptive-draft")
-TRAINING_FREE: dict[str, Make] = {
-    "prompt-lookup": _prompt_lookup,
-    "ngram": _ngram,
-    "llma": _llma,
-    "rest": _rest,
-    "lookahead": _lookahead,
-}
+        return Datastore(Path(folder), tokenizer=fingerprint(self._tokenizer))

@@ -16,6 +16,7 @@ from ...data.prompts import Prompt, fitting, load_prompts
 from ...decoding.proposal import Proposer
 from ...decoding.target.backbone import Backbone
 from ...decoding.target.loading import load_target
+from ...drafters.families import FAMILIES
 from ...drafters.model.draft_model import DraftModel
 from ...drafters.registry import load_drafter
 from ...errors import DraftsmithError, RequestError
@@ -28,13 +29,14 @@ from ...eval.report.tables import show
 from ...storage import writable_folder, write_text
 from ..check.early import Named, tuned_target
 from ..generate import drafter_hash
-from ..recipe.load import Recipe, load_recipe
-from .methods import NEED_DRAFT, SKELETON, make_method
+from ..recipe.load import load_recipe
+from ..recipe.model import Recipe
+from .methods import SKELETON, make_method, need_draft
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..verbs import Audit, Eval
+    from ..requests import AuditRequest, EvalRequest
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def load_pair(pair: Named) -> Loaded:
         return load_drafter(drafter_path or "", target, draft_length=recipe.eval.draft_length, config=recipe.drafter)
 
     drafters = {name: make_method(name, recipe, target, trained) for name in pair.methods if name != SKELETON}
-    paths = {name: Path(drafter_path or "") for name in drafters if name in NEED_DRAFT}
+    paths = {name: Path(drafter_path or "") for name in drafters if name in need_draft()}
     return Loaded(recipe, target, drafters, pair.folder, paths)
 
 
@@ -119,7 +121,7 @@ def drift_of(pair: Loaded, console: Console) -> dict[str, Any] | None:
     return drift.to_dict()
 
 
-def run_eval(request: Eval, overrides: Sequence[tuple[str, str]], console: Console, named: Named) -> None:
+def run_eval(request: EvalRequest, overrides: Sequence[tuple[str, str]], console: Console, named: Named) -> None:
     """Audit, measure, print, and write `results.json` and `audit.json`."""
     out = results_folder(request)
     pair = load_pair(named)
@@ -156,9 +158,7 @@ def arms_of(pair: Loaded) -> dict[str, Arm]:
         family = str(getattr(drafter, "family", name))
         path = pair.paths.get(name)
         sha256 = drafter_hash(path) if path is not None and path.is_dir() else None
-        arms[name] = Arm(
-            FAMILY_NAMES.get(family, family), drafter, path=None if path is None else str(path), sha256=sha256
-        )
+        arms[name] = Arm(FAMILIES[family].title, drafter, path=None if path is None else str(path), sha256=sha256)
     return arms
 
 
@@ -173,7 +173,7 @@ def audited(
     }
 
 
-def results_folder(request: Eval | Audit) -> Path:
+def results_folder(request: EvalRequest | AuditRequest) -> Path:
     """The folder for results, tried before anything is loaded."""
     if request.out is not None:
         return writable_folder(request.out)
@@ -184,7 +184,7 @@ def results_folder(request: Eval | Audit) -> Path:
     return writable_folder(Path("-".join(["eval", *(part for part in of if part.strip("./"))])))
 
 
-def _repeat(request: Eval, overrides: Sequence[tuple[str, str]], pair: Loaded) -> list[str]:
+def _repeat(request: EvalRequest, overrides: Sequence[tuple[str, str]], pair: Loaded) -> list[str]:
     """What was typed, behind the training of each run whose drafter was measured."""
     runs = {path.parent: path.parent / "run.yaml" for path in pair.paths.values()}
     lines = [
@@ -208,7 +208,7 @@ def _repeat(request: Eval, overrides: Sequence[tuple[str, str]], pair: Loaded) -
     return [*lines, shlex.join(arguments)]
 
 
-def _check_samples(request: Eval, pair: Loaded) -> None:
+def _check_samples(request: EvalRequest, pair: Loaded) -> None:
     """Now, and not behind an audit of minutes."""
     if request.samples < 0:
         raise RequestError(f"--samples is {request.samples}; expected 1 or more, or 0 for none")
@@ -216,15 +216,6 @@ def _check_samples(request: Eval, pair: Loaded) -> None:
         raise RequestError(f"--samples measures a speculative method, which {SKELETON} is not")
     if request.samples and not any(pair.recipe.eval.temperatures):
         raise RequestError("--samples needs a temperature above 0; eval.temperatures has none")
-
-
-FAMILY_NAMES = {
-    "draft_model": "draft model",
-    "intersection": "draft, shared tokens",
-    "retokenised": "draft, re-tokenised",
-    "adaptive-draft": "adaptive draft",
-    "early_exit": "early exit",
-}
 
 
 def _skeleton(pair: Loaded, prompts: Sequence[Prompt], out: Path, console: Console) -> None:
@@ -274,7 +265,9 @@ def _agreement(pair: Loaded, prompts: Sequence[Sequence[int]], samples: int, out
     _say_where(out / "agreement.json", console)
 
 
-def run_audit(request: Audit, overrides: Sequence[tuple[str, str]], console: Console, named: Named | None) -> bool:
+def run_audit(
+    request: AuditRequest, overrides: Sequence[tuple[str, str]], console: Console, named: Named | None
+) -> bool:
     """Run the audit alone, or one of the probes in its place; whether it passed.
 
     Args:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ...data.rows.packed import PackedRows
-    from ..verbs import Pair, Tree
+    from ..requests import RunPair, TreeRequest
 
 _RANKS = 10
 _SHOWN = 5  # ranks of the table on the screen
@@ -38,7 +38,7 @@ _BATCH = 8
 _SHORTEST = 8  # tokens of a prompt
 
 
-def run_tree(request: Tree, pair: Pair, overrides: Sequence[tuple[str, str]], console: Console) -> Path:
+def run_tree(request: TreeRequest, overrides: Sequence[tuple[str, str]], console: Console) -> Path:
     """Measure, search, write the tree, print what was found; where it was written.
 
     Raises:
@@ -48,7 +48,7 @@ def run_tree(request: Tree, pair: Pair, overrides: Sequence[tuple[str, str]], co
     nodes = _nodes(request.nodes)
     # as it drafts on its default tree, whatever the recipe says
     shape = [("drafter.tree", "default"), ("drafter.eagle_tree", "static")]
-    loaded = load_pair(named(pair, [*overrides, *shape]))
+    loaded = load_pair(named(request, [*overrides, *shape]))
     drafter = loaded.drafter
     if not isinstance(drafter, TeacherForced):
         raise RequestError(
@@ -63,7 +63,7 @@ def run_tree(request: Tree, pair: Pair, overrides: Sequence[tuple[str, str]], co
         chosen = fastest(drafter, found, speed)
     else:
         chosen = best_of_size(drafter, found, nodes or drafter.nodes, request.method)
-    out = request.out or _folder(pair) / NAME
+    out = request.out or _folder(request) / NAME
     write_tree(out, chosen.paths, _facts(request, loaded, texts, found, chosen, speed))
     _show(loaded, found, chosen, console)
     return out
@@ -78,7 +78,7 @@ def _nodes(given: str | None) -> int | None:
     raise RequestError(f"--nodes is {given!r}; expected a number from 2 on, or auto")
 
 
-def _folder(pair: Pair) -> Path:
+def _folder(pair: RunPair) -> Path:
     """The drafter's folder; `load_pair` has found it."""
     assert pair.drafter is not None or pair.run_folder is not None
     return Path(pair.drafter) if pair.drafter is not None else Path(pair.run_folder or "", "drafter")
@@ -139,7 +139,7 @@ def _answered(target: Backbone, prompts: Sequence[list[int]], loaded: Loaded, te
 
 
 def _facts(
-    request: Tree, loaded: Loaded, texts: Sequence[Text], found: Ranks, chosen: Chosen, speed: Speed | None
+    request: TreeRequest, loaded: Loaded, texts: Sequence[Text], found: Ranks, chosen: Chosen, speed: Speed | None
 ) -> dict[str, Any]:
     """What `tree.json` says of where its tree comes from."""
     return {

@@ -1,7 +1,7 @@
 """Recipes: one strict schema, YAML read safely, every error at once with its path and line.
 
 Values come from the defaults, a `base:` recipe, the recipe, and flags, in rising precedence; where
-each came from is remembered for `show`. No torch here. Read next: `train.py`.
+each came from is remembered for `show`. No torch here. Read next: `model.py`, the schema; `train.py`.
 """
 
 from __future__ import annotations
@@ -15,90 +15,18 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, get_args, get_origin
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent, ScalarEvent
 
-from ...config import Section
-from ...data.config import DataConfig, TokenizerConfig
-from ...drafters.config import DrafterConfig
 from ...errors import RequestError
-from ...eval.config import AuditConfig, EvalConfig
-from ...trainers.config import (
-    BoostConfig,
-    BpdConfig,
-    CheckpointConfig,
-    Eagle3Config,
-    EagleConfig,
-    FeaturesConfig,
-    LoopConfig,
-    LoraConfig,
-    Medusa2Config,
-    MedusaConfig,
-    ModelConfig,
-    ObjectiveConfig,
-    OptimizerConfig,
-    ProbeConfig,
-    RolloutsConfig,
-    TargetConfig,
-    TuneConfig,
-)
-from .machine import MachineConfig
+from .model import Recipe
 
 Path_ = tuple[str, ...]
-
-
-class Recipe(Section):
-    """A whole run: the resolved recipe alone repeats it."""
-
-    method: Literal["target", "distill", "boost", "medusa", "medusa2", "hydra", "bpd", "eagle", "eagle3"]
-    """What is trained: `target` a small model from scratch, `distill` a draft for a target, `boost`
-    several drafts that cover for each other, `medusa`, `hydra` or `bpd` heads, an `eagle` or
-    `eagle3` feature drafter on the frozen target, `medusa2` heads and the target beneath them
-    together."""
-    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    """Name of the run; its folder is `runs/NAME` unless --out says otherwise."""
-    summary: str = ""
-    """One line for `draftsmith ls`."""
-    data: DataConfig = Field(default_factory=DataConfig)
-    tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig)
-    target: TargetConfig = Field(default_factory=TargetConfig)
-    features: FeaturesConfig = Field(default_factory=FeaturesConfig)
-    model: ModelConfig = Field(default_factory=ModelConfig)
-    lora: LoraConfig = Field(default_factory=LoraConfig)
-    objective: ObjectiveConfig = Field(default_factory=ObjectiveConfig)
-    rollouts: RolloutsConfig = Field(default_factory=RolloutsConfig)
-    boost: BoostConfig = Field(default_factory=BoostConfig)
-    medusa: MedusaConfig = Field(default_factory=MedusaConfig)
-    medusa2: Medusa2Config = Field(default_factory=Medusa2Config)
-    tune: TuneConfig = Field(default_factory=TuneConfig)
-    bpd: BpdConfig = Field(default_factory=BpdConfig)
-    eagle: EagleConfig = Field(default_factory=EagleConfig)
-    eagle3: Eagle3Config = Field(default_factory=Eagle3Config)
-    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
-    loop: LoopConfig = Field(default_factory=LoopConfig)
-    machine: MachineConfig = Field(default_factory=MachineConfig)
-    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
-    probe: ProbeConfig = Field(default_factory=ProbeConfig)
-    drafter: DrafterConfig = Field(default_factory=DrafterConfig)
-    eval: EvalConfig = Field(default_factory=EvalConfig)
-    audit: AuditConfig = Field(default_factory=AuditConfig)
-
-    @property
-    def row_tokens(self) -> int:
-        """Tokens of a row in training: packed text, or a prompt and its continuation."""
-        if self.method == "boost":
-            return self.boost.prompt_tokens + self.boost.continuation
-        return self.data.sequence_length
-
-    @property
-    def tunes_target(self) -> bool:
-        """Whether the target is trained with its drafter, and written beside it."""
-        return self.method == "medusa2" or (self.method == "bpd" and self.bpd.backbone == "tuned")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from .load import Recipe
+from .model import Recipe
 
 
 def recipe_schema() -> dict[str, Any]:

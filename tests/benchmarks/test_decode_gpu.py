@@ -146,7 +146,7 @@ def test_the_engine_waits_only_where_it_says(device: str, pair: tuple[Backbone, 
     assert decode_gpu.count_waits(sizes, target, draft)["count"] == 0
     free = decode_gpu.count_waits(sizes, target, draft, static=False)
     assert free["count"] >= free["steps"] == sizes.watched_steps
-    assert any("KV cache.py" in place for place in free["places"])
+    assert any("kv_cache.py" in place for place in free["places"])
 
 
 def test_on_cuda_the_word_of_torch_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from draftsmith.drafters.eagle.layers import EagleShape
 from draftsmith.drafters.eagle.net import EagleNet
 from draftsmith.drafters.eagle.net3 import Eagle3Net, Eagle3Shape
-from draftsmith.drafters.export import FORMATS, ServedTarget, check_served, export_of
+from draftsmith.drafters.export import ServedTarget, check_served, export_of
+from draftsmith.drafters.families import FAMILIES
 from draftsmith.drafters.heads.medusa import MedusaHeads, MedusaShape
 from draftsmith.errors import RequestError
 from safetensors.torch import load_file, save_file
@@ -176,7 +177,7 @@ def eagle3_net(layers: tuple[int, ...] = (2, 4, 5), **words: Any) -> Eagle3Net:
 
 
 @pytest.mark.parametrize("norms", [False, True])
-@pytest.mark.parametrize("form", FORMATS["eagle3"])
+@pytest.mark.parametrize("form", list(FAMILIES["eagle3"].exports))
 def test_eagle3(form: str, norms: bool, tmp_path: Path) -> None:
     net = eagle3_net(feature_norms=norms)
     config, tensors = exported(net, "eagle3", form, tmp_path, dtype="fp32")
@@ -265,7 +266,7 @@ def test_layers_are_named_where_they_are_not_the_default(
     assert nested == [layer - 1 for layer in layers]
 
 
-@pytest.mark.parametrize("form", FORMATS["eagle3"])
+@pytest.mark.parametrize("form", list(FAMILIES["eagle3"].exports))
 @pytest.mark.parametrize("layers", [(2, 4, 8), (2, 4, 9), (2, 4, 4), (4, 2, 5)])
 def test_states_that_engines_do_not_hand_out_are_refused(layers: tuple[int, ...], form: str, tmp_path: Path) -> None:
     """Behind the last norm, of no layer, twice, in another order: `fc` would read other states."""

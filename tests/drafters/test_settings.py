@@ -11,6 +11,7 @@ import torch
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.eagle.net import EagleNet
 from draftsmith.drafters.eagle.net3 import Eagle3Net
+from draftsmith.drafters.families import FAMILIES, function
 from draftsmith.drafters.heads.bpd import BpdHeads
 from draftsmith.drafters.heads.hydra import HydraHeads
 from draftsmith.drafters.heads.medusa import MedusaHeads
@@ -28,6 +29,11 @@ FRESH: dict[str, Any] = {
 }
 
 
+def test_every_family_that_is_built_from_settings_is_here() -> None:
+    known = {name for name, family in FAMILIES.items() if family.build}
+    assert {name.partition(",")[0].partition(".")[0] for name in FRESH} == known
+
+
 def tensors(module: nn.Module) -> dict[str, tuple[torch.Size, torch.dtype]]:
     return {name: (tensor.shape, tensor.dtype) for name, tensor in module.state_dict().items()}
 
@@ -37,7 +43,7 @@ def test_settings_alone_make_the_module_anew(family: str, target: Backbone) -> N
     fresh = FRESH[family](target.model)
     settings = json.loads(json.dumps(asdict(fresh.config)))
     with torch.device("meta"):
-        again = type(fresh).from_settings(settings)
+        again = function(FAMILIES[fresh.family].build or "")(settings)
     assert again.config == fresh.config
     assert tensors(again) == tensors(fresh)
     assert all(tensor.is_meta for tensor in again.state_dict().values())

@@ -26,7 +26,7 @@ from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import RequestError
 from draftsmith.eval.measure.metrics import tau
 from draftsmith.eval.measure.probe import as_proposer, tau_probe
-from draftsmith.launch.recipe.load import Recipe
+from draftsmith.launch.recipe.model import Recipe
 from draftsmith.trainers import boost as b
 from draftsmith.trainers.boosting import coverage_pass
 from draftsmith.trainers.boosting.members import (
@@ -405,7 +405,7 @@ def test_probes_decode_with_all_ssms_and_hold_a_base_once(
     prompts, probed = [[1, 2], [3, 4], [5, 6]], []
 
     def make_probe(target: Backbone) -> Probe:
-        real = tau_probe(target, prompts, make_proposer=as_proposer("boost", target, 4), max_new_tokens=12)
+        real = tau_probe(target, prompts, make_proposer=as_proposer("ensemble", target, 4), max_new_tokens=12)
         return lambda module: (probed.append(module), real(module))[1]
 
     config = ADAPTED.model_copy(update={"members": 3})

@@ -28,6 +28,7 @@ from ...drafters.model.adapters import (
 )
 from ...errors import RequestError
 from ..config import LoraConfig, ModelConfig
+from ..methods import METHODS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -126,10 +127,11 @@ def check_adapter(lora: LoraConfig, model: ModelConfig, method: str) -> None:
     """Raise RequestError for a recipe with an adapter that its method does not train."""
     if lora.rank is None:
         return
-    if method not in ("distill", "boost"):
+    if "lora" not in METHODS[method].sections:
+        readers = " or ".join(f"`{each.name}`" for each in METHODS.values() if "lora" in each.sections)
         raise RequestError(
             f"lora.rank is set, and method {method!r} trains no adapter of a draft; expected "
-            "method `distill` or `boost`, or `tune` for adapters that go into the target"
+            f"method {readers}, or `tune` for adapters that go into the target"
         )
     if model.start_from is None:
         raise RequestError(

@@ -1,4 +1,4 @@
-"""Go on from a drafter that is there: its weights in the place of the fresh ones.
+"""Initialise from a drafter that is there: its weights in the place of the fresh ones.
 
 Published schedules train behind one another: HASS behind a finished EAGLE-1, Medusa's stage 2 on
 the heads of stage 1, EAGLE-3 on one set of rows behind another. Weights alone are taken over; the
@@ -18,38 +18,19 @@ from typing import Any, TypeVar
 from torch import nn
 
 from ...decoding.target.backbone import Backbone
-from ...drafters.eagle.net import EagleNet
-from ...drafters.eagle.proposer import Eagle, Eagle3
 from ...drafters.folder import load_weights, read_entry
-from ...drafters.heads.bpd import Bpd, BpdHeads
-from ...drafters.heads.hydra import Hydra, HydraHeads, HydraPlus
-from ...drafters.heads.medusa import Medusa, MedusaHeads
 from ...drafters.identity import TargetIdentity
 from ...errors import RequestError
-from ..config import ModelConfig
 from ..loop.objective import Objective
+from ..methods import METHODS
 from ..pruning.sizes import check_not_pruned
+from ..sections import Sections
 
 _log = logging.getLogger(__name__)
 _Goal = TypeVar("_Goal", bound=Objective)
 
-_HEADS = {"heads": "medusa.heads", "layers": "medusa.layers", "shared_head": "medusa.shared_head"}
-# the sizes that a recipe chooses, by family; all others follow from the target
-_CHOSEN = {
-    "medusa": _HEADS,
-    "hydra": _HEADS,
-    "hydra++": _HEADS,
-    "bpd": {"block": "bpd.block", "inner": "bpd.inner"},
-    "eagle": {},
-    "eagle3": {
-        "layers": "eagle3.layers",
-        "draft_vocabulary": "eagle3.vocabulary",
-        "feature_norms": "eagle3.feature_norms",
-    },
-}
 
-
-def warm_started(goal: _Goal, model: ModelConfig, target: Backbone) -> _Goal:
+def warm_started(goal: _Goal, recipe: Sections, target: Backbone) -> _Goal:
     """`goal`, its drafter with the weights that `model.start_from` names, if it names any.
 
     EAGLE-3 takes over the folder's draft vocabulary with them: the rows of its projection are
@@ -58,17 +39,17 @@ def warm_started(goal: _Goal, model: ModelConfig, target: Backbone) -> _Goal:
     Raises:
         RequestError: as for `check_warm_start`, or the weights are damaged.
     """
-    if model.start_from is None:
+    if recipe.model.start_from is None:
         return goal
     module = goal.draft()
     assert module is not None  # what drafts is what goes on
-    check_warm_start(module, model, TargetIdentity.of(target))
-    load_weights(module, Path(model.start_from))
-    _log.info("the drafter goes on from %s", model.start_from)
+    check_warm_start(module, recipe, TargetIdentity.of(target))
+    load_weights(module, Path(recipe.model.start_from))
+    _log.info("the drafter is initialised from %s", recipe.model.start_from)
     return goal
 
 
-def check_warm_start(module: nn.Module, model: ModelConfig, target: TargetIdentity | None) -> None:
+def check_warm_start(module: nn.Module, recipe: Sections, target: TargetIdentity | None) -> None:
     """Raise RequestError where `module` cannot go on from the folder that `start_from` names.
 
     That is: no drafter is there, it is of another family, for another target, or of other sizes.
@@ -77,8 +58,8 @@ def check_warm_start(module: nn.Module, model: ModelConfig, target: TargetIdenti
         module: the fresh drafter; its weights may be only shapes.
         target: None where it is not known yet.
     """
-    check_not_pruned(model)
-    folder, family = Path(model.start_from or ""), _family_of(module)
+    check_not_pruned(recipe.model)
+    folder, family = Path(recipe.model.start_from or ""), str(module.family)
     try:
         entry = read_entry(folder)
     except RequestError as error:
@@ -91,20 +72,10 @@ def check_warm_start(module: nn.Module, model: ModelConfig, target: TargetIdenti
         )
     if target is not None:
         entry["identity"].check_same(target, f"{folder} (model.start_from)")
-    _check_sizes(module, family, entry["settings"], folder)
+    _check_sizes(module, recipe, entry["settings"], folder)
 
 
-def _family_of(module: nn.Module) -> str:
-    """The family that a folder of this module would name."""
-    if isinstance(module, HydraHeads):  # before Medusa's, of which they are a kind
-        return (Hydra if module.prefix is None else HydraPlus).family
-    for kind, family in ((MedusaHeads, Medusa.family), (BpdHeads, Bpd.family)):
-        if isinstance(module, kind):
-            return family
-    return Eagle.family if isinstance(module, EagleNet) else Eagle3.family
-
-
-def _check_sizes(module: Any, family: str, settings: dict[str, Any], folder: Path) -> None:
+def _check_sizes(module: Any, recipe: Sections, settings: dict[str, Any], folder: Path) -> None:
     own = json.loads(json.dumps(asdict(module.config)))  # as a folder has them: lists, no tuples
     # a folder may be older than a size, which then is what it was before there was a choice
     older = {each.name: each.default for each in fields(module.config)}
@@ -115,7 +86,7 @@ def _check_sizes(module: Any, family: str, settings: dict[str, Any], folder: Pat
         return
     found = ", ".join(f"{key} {there.get(key)}" for key in wrong)
     asked = ", ".join(f"{key} {own.get(key)}" for key in wrong)
-    chosen = _CHOSEN[family]
+    chosen = METHODS[recipe.method].sizes
     remedy = "these follow from the target: train for the one that the folder was made for"
     if all(key in chosen for key in wrong):
         remedy = "set " + ", ".join(f"{chosen[key]} to {there.get(key)}" for key in wrong)

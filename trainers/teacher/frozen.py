@@ -22,6 +22,7 @@ from ...drafters.projection import check_plain_logits
 from ..loop.loop import Outcome, Plan
 from ..loop.objective import Objective, check_row_length
 from ..loop.setup import make_accelerator, make_deterministic, run_loop
+from ..methods import METHODS
 from ..sections import Run, Sections
 from .feature_cache import feature_source
 
@@ -51,10 +52,7 @@ def check_rows_fit(recipe: Sections, config: Any, whose: str) -> None:
     Args:
         whose: what the message calls the model, and where the recipe names it.
     """
-    named = "--data.sequence_length"
-    if recipe.method == "boost":
-        named = "the sum of --boost.prompt_tokens and --boost.continuation"
-    check_row_length(config, recipe.row_tokens, whose, named=named)
+    check_row_length(config, recipe.row_tokens, whose, named=METHODS[recipe.method].row_flags)
 
 
 def run_for_target(

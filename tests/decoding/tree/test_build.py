@@ -151,7 +151,7 @@ class Draft:
         return logp, dice.sample(range(9), self.children)
 
     def tables(self, paths: list[list[Path]]) -> tuple[Tensor, Tensor]:
-        found = [[self.sampling(row, path) for path in each] for row, each in enumerate(paths)]
+        found = [[self.distribution(row, path) for path in each] for row, each in enumerate(paths)]
         return (
             torch.tensor([[logp for logp, _ in each] for each in found]),
             torch.tensor([[tokens for _, tokens in each] for each in found]),
@@ -186,7 +186,7 @@ def plain_dynamic(draft: Draft, row: int, depth: int, top_k: int, nodes: int) ->
     for level in range(depth):
         last = []
         for worth, path in frontier:
-            logp, tokens = (draft if level else Draft(draft.seed, top_k)).sampling(row, path)
+            logp, tokens = (draft if level else Draft(draft.seed, top_k)).distribution(row, path)
             for each, token in zip(logp, tokens):
                 last.append((worth - each, level, len(made) + len(last), (*path, token)))
         made += last

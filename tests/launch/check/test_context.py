@@ -16,7 +16,8 @@ from draftsmith.errors import RequestError
 from draftsmith.launch import generate
 from draftsmith.launch.check.check import _prompts
 from draftsmith.launch.check.models import Models, check_model, check_target
-from draftsmith.launch.recipe.load import Recipe, load_recipe
+from draftsmith.launch.recipe.load import load_recipe
+from draftsmith.launch.recipe.model import Recipe
 from draftsmith.launch.train import train
 from draftsmith.trainers.config import ModelConfig
 from draftsmith.trainers.student.draft import draft_model

@@ -15,7 +15,8 @@ from draftsmith.errors import DraftsmithError, EnvironmentFailure, RequestError
 from draftsmith.launch.check.check import check
 from draftsmith.launch.check.memory import Devices, devices_of, needs, parameters
 from draftsmith.launch.check.models import Models
-from draftsmith.launch.recipe.load import Recipe, load_recipe, shipped_recipes
+from draftsmith.launch.recipe.load import load_recipe, shipped_recipes
+from draftsmith.launch.recipe.model import Recipe
 from draftsmith.trainers.teacher.tuned import TunedTarget
 from method_objectives import objective_of
 from rich.console import Console

@@ -14,6 +14,7 @@ import jsonschema
 import pytest
 import small_run
 from draftsmith.drafters.config import DrafterConfig
+from draftsmith.drafters.families import training_free
 from draftsmith.eval.audit.plants import PLANTS
 from draftsmith.eval.audit.survey import WARPERS, survey, survey_table
 from draftsmith.eval.config import AuditConfig
@@ -21,7 +22,7 @@ from draftsmith.eval.report.results import schema
 from draftsmith.eval.report.tables import show
 from draftsmith.launch.cli import main, split_overrides
 from draftsmith.launch.generate import drafter_hash
-from draftsmith.launch.measure.methods import NEED_DRAFT, SKELETON, TRAINING_FREE
+from draftsmith.launch.measure.methods import SKELETON, need_draft
 from draftsmith.launch.measure.run import results_folder
 from draftsmith.launch.verbs import Eval
 from rich.console import Console
@@ -386,5 +387,5 @@ assert not {"torch", "transformers"} & set(sys.modules)
     assert done.returncode == 0, done.stderr
     words = done.stdout.split()
     said = {word.rstrip(",;") for word in words}
-    assert said >= {*NEED_DRAFT, *TRAINING_FREE}
+    assert said >= {*need_draft(), *training_free()}
     assert f"{SKELETON}." in words

@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 from draftsmith.errors import DataError, RequestError, Stopped, TrainingFailed
-from draftsmith.launch import train
+from draftsmith.launch.train import status
+from draftsmith.launch.train.status import Status
+from draftsmith.launch.train import run as train
 from draftsmith.launch.cli import main
-from draftsmith.launch.recipe.load import Recipe
+from draftsmith.launch.recipe.model import Recipe
+from draftsmith.trainers.methods import METHODS, own_sections
 from small_run import RECIPE
 
 FEW = ["--loop.steps", "4", "--checkpoint.every_steps", "2", "--probe.every_steps", "2"]
@@ -111,16 +114,16 @@ def test_other_defaults_of_what_the_method_does_not_read(run: Path) -> None:
     assert main(words(out)) == 0
 
 
-@pytest.mark.parametrize("method", [*train._WITH_TARGET, "target"])
+@pytest.mark.parametrize("method", METHODS)
 def test_what_each_method_reads(method: str) -> None:
-    """The table of sections says what the trainer of the method is given."""
+    """The record says what the trainer of the method is given."""
     trainer = importlib.import_module(f"draftsmith.trainers.{method}")
     given = set(inspect.signature(trainer.run).parameters)
     if "given" in given:  # what all of them take that have a target
         given |= {"target", "features", "probe"}
-    own = {name for name, methods in train._READ_BY.items() if method in methods}
-    assert own == given & train._READ_BY.keys()
-    assert train._READ_BY.keys() <= Recipe.model_fields.keys()
+    record, known = METHODS[method], own_sections().keys() | {"target", "features", "probe", "tokenizer"}
+    assert {*record.sections, *record.reads} & known == given & known
+    assert known <= Recipe.model_fields.keys()
 
 
 @pytest.mark.parametrize(
@@ -158,7 +161,7 @@ def test_the_status_of_every_end(
 
 def test_what_failed_first_stays_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others fail in its wake, for want of it."""
-    first, second = train._Status(tmp_path), train._Status(tmp_path)
+    first, second = Status(tmp_path), Status(tmp_path)
     first.write("running", None)
     first.fail(DataError("no rows"))
     second.fail(RuntimeError("connection closed by peer"))
@@ -168,12 +171,12 @@ def test_what_failed_first_stays_told(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_full_disk_has_room_for_the_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = train._Status(tmp_path)
+    told = Status(tmp_path)
     told.write("running", None)
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(train, "write_text", full)
+    monkeypatch.setattr(status, "write_text", full)
     told.fail(RuntimeError("x" * 10_000))
     assert status(tmp_path) == ("failed", 5)

@@ -16,7 +16,7 @@ from conftest import VOCABULARY, make_target
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.errors import RequestError
 from draftsmith.launch.check.models import check_recipe
-from draftsmith.launch.recipe.load import Recipe
+from draftsmith.launch.recipe.model import Recipe
 from draftsmith.trainers import eagle, eagle3
 from draftsmith.trainers.config import Eagle3Config, EagleConfig, MedusaConfig, ModelConfig, ObjectiveConfig
 from draftsmith.trainers.heads import HeadLoss, last_states_of

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from conftest import make_target
 from draftsmith.errors import RequestError
-from draftsmith.launch.check.unread import READ_BY, check_read
-from draftsmith.launch.recipe.load import load_recipe
+from draftsmith.launch.check.unread import check_read
+from draftsmith.launch.recipe.load import load_recipe, shipped_recipes
 from draftsmith.trainers.config import ModelConfig, ObjectiveConfig
 from draftsmith.trainers.losses.mix import TERMS, Mix
 from draftsmith.trainers.losses.ramp import TV_SHARE, Ramp
@@ -148,7 +149,7 @@ def test_a_divergence_that_would_be_infinite_is_refused() -> None:
         check_terms(ObjectiveConfig(reverse_kl=1.0, teacher_top_k=8))
 
 
-@pytest.mark.parametrize("name", [name for name in READ_BY if name != "model.start_from"])
+@pytest.mark.parametrize("name", ["rollouts.share", "objective.from_kl_share", "objective.teacher_top_k"])
 def test_what_a_method_does_not_read_is_refused_by_name(name: str) -> None:
     value = "8" if name.endswith("top_k") else "0.5"
     for method in ("eagle-tiny", "eagle3-tiny", "target-tiny"):
@@ -156,6 +157,32 @@ def test_what_a_method_does_not_read_is_refused_by_name(name: str) -> None:
         with pytest.raises(RequestError, match=f"{name} is .* method `{recipe.method}` does not"):
             check_read(recipe)
     check_read(load_recipe("distill-tiny", [(name, value)]).recipe)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "flag", "value", "remedy"),
+    [
+        ("eagle-tiny", "medusa.heads", "9", "train with `medusa` or `medusa2` or `hydra`"),
+        ("medusa-tiny", "eagle3.passes", "3", "train with `eagle3`"),
+        ("distill-tiny", "boost.members", "5", "train with `boost`"),
+        ("distill-tiny", "tune.rank", "99", "train with `medusa2`"),
+        ("medusa-tiny", "bpd.block", "9", "train with `bpd`"),
+        ("medusa-tiny", "tune.how", "full", "train with `medusa2`"),
+        ("bpd-tiny", "tune.rank", "9", "set bpd.backbone to tuned, or leave it out"),
+        ("eagle-tiny", "model.layers", "3", "train with `target` or `distill` or `boost`"),
+        ("target-tiny", "probe.every_steps", "5", "train with `distill`"),
+        ("target-tiny", "features.source", "cache", "train with `distill`"),
+    ],
+)
+def test_values_of_other_methods_are_refused(recipe: str, flag: str, value: str, remedy: str) -> None:
+    made = load_recipe(recipe, [(flag, value)]).recipe
+    with pytest.raises(RequestError, match=f"^{flag} is {value}, and method `{made.method}` does not.*{remedy}"):
+        check_read(made)
+
+
+@pytest.mark.parametrize("path", shipped_recipes(), ids=lambda path: path.stem)
+def test_shipped_recipes_have_no_value_that_is_ignored(path: Path) -> None:
+    check_read(load_recipe(path.stem).recipe)
 
 
 def test_an_adapter_without_a_rank_is_refused() -> None:

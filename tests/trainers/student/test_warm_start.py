@@ -20,8 +20,8 @@ from draftsmith.decoding.target.loading import load_target
 from draftsmith.drafters.folder import save_draft_model
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import RequestError
-from draftsmith.launch.check.unread import READ_BY
-from draftsmith.launch.recipe.load import Recipe
+from draftsmith.launch.recipe.load import load_recipe
+from draftsmith.launch.recipe.model import Recipe
 from draftsmith.trainers import bpd, eagle, eagle3, hydra, medusa, medusa2
 from draftsmith.trainers.config import (
     BpdConfig,
@@ -33,6 +33,7 @@ from draftsmith.trainers.config import (
     ObjectiveConfig,
     TuneConfig,
 )
+from draftsmith.trainers.methods import METHODS
 from draftsmith.trainers.teacher.tuned import TunedTarget
 from safetensors.torch import load_file
 from small_heads import change_target_of
@@ -318,8 +319,10 @@ def test_a_folder_older_than_a_size_has_its_default(
 
 
 def test_every_method_says_whether_it_goes_on() -> None:
-    """Nobody drops the value: who is not named here is refused (`launch/check/unread.py`)."""
+    """Nobody drops the value: a method that does not read it refuses it (`launch/check/unread.py`)."""
     methods = set(get_args(Recipe.model_fields["method"].annotation))
-    assert set(READ_BY["model.start_from"]) == methods
+    assert methods == set(METHODS)
+    recipe = load_recipe("distill-tiny").recipe
+    assert {name for name, method in METHODS.items() if method.reads_value("model.start_from", recipe)} == methods
     tested = {method.__name__.rpartition(".")[2] for _, method, _ in BEHIND.values()}
     assert methods - tested == {"target", "distill", "boost"}  # models of `transformers`

@@ -24,7 +24,7 @@ from draftsmith.drafters.heads.hydra import load_hydra
 from draftsmith.drafters.heads.medusa import load_medusa
 from draftsmith.drafters.projection import check_plain_logits
 from draftsmith.errors import RequestError
-from draftsmith.launch.recipe.load import Recipe
+from draftsmith.launch.recipe.model import Recipe
 from draftsmith.launch.train import train
 from draftsmith.trainers import target
 from draftsmith.trainers.config import BpdConfig, Eagle3Config, MedusaConfig, ModelConfig, ObjectiveConfig, TuneConfig

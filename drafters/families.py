@@ -1,0 +1,344 @@
+"""What a drafter family is, one record each: the only list of families there is.
+
+A record names the functions of a family as "module:function", relative to this package or absolute,
+and imports nothing until one is asked for, so that `ls` and `--help` know every family without
+torch. Whoever loads, builds, probes, audits, exports or lists drafters reads this table; none has
+a list of its own. A new family is a record here, one in `trainers/methods.py` if it is trained, and
+its modules. Read next: `registry.py`, which loads by it; `heads/family.py`, functions of a record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from operator import attrgetter
+from typing import Any, Literal, Protocol
+
+from ..errors import RequestError
+from .config import DrafterConfig
+
+_CHAINS = ("it drafts chains", "leave it out")
+Reference = str
+"""A function as "module:name"."""
+Kind = Literal["model", "on target", "from target", "several models", "no training"]
+
+
+class Corpora(Protocol):
+    """Where drafters without training find text; the data room supplies it."""
+
+    def texts(self, source: str, limit: int | None) -> Iterator[list[int]]:
+        """The texts of a source as token ids."""
+        ...
+
+    def datastore(self, folder: str) -> Any:
+        """An opened datastore of the target's tokenizer."""
+        ...
+
+
+@dataclass(frozen=True)
+class Family:
+    """One kind of drafter."""
+
+    name: str
+    """As drafter folders and proposers name it."""
+    title: str
+    """As tables show it."""
+    kind: Kind
+    """`model`: a causal LM by itself; `on target`: reads the target's hidden states; `from target`:
+    made from the target's own weights when it is loaded; `several models`: that draft together."""
+    summary: str
+    """One line for the docs."""
+    page: str
+    """The page of docs/ that describes it."""
+    build: Reference | None = None
+    """(settings) -> nn.Module, on whatever device is the default, `meta` included; `settings` as a
+    drafter folder's `config.json` holds them. None: a model of `transformers`, or no module."""
+    load: Reference | None = None
+    """(folder, target, *, draft_length, config) -> Proposer; None: there is no folder of it."""
+    proposer: Reference | None = None
+    """(module, target, draft_length) -> Proposer, for a module in training, trees by default."""
+    make: Reference | None = None
+    """(config, target, corpora) -> Proposer, without training."""
+    wrap: Reference | None = None
+    """(config, draft) -> Proposer, around a loaded draft model."""
+    hidden_states: Callable[[Mapping[str, Any]], int] = lambda _settings: 1
+    """How many hidden states of a token it is taught by, from its settings."""
+    toy: Callable[[Any], str] | None = None
+    """The name of the toy model by which the audit enumerates a proposer of this family."""
+    exports: Mapping[str, Reference] = field(default_factory=dict)
+    """Serving format -> (net, target, head_VH) -> Export."""
+    most_tokens: Callable[[Mapping[str, Any]], int | None] = lambda _settings: None
+    """Most drafted tokens that a serving engine may ask for, from its settings; None: any."""
+    copies_target: bool = False
+    """Whether loading it makes another copy of the target's layers, in fewer bits."""
+    options: frozenset[str] = frozenset()
+    """Of `drafter.adapter` and `drafter.members`, those that it can follow."""
+    tree_unused: Callable[[DrafterConfig], tuple[str, str] | None] = lambda _config: _CHAINS
+    """Why a static tree that `drafter.tree` names would not be used, and what to do; None: it is."""
+
+
+def function(reference: Reference) -> Callable[..., Any]:
+    """The function that a record names, imported now."""
+    module, name = reference.split(":")
+    return attrgetter(name)(import_module(module, __package__))
+
+
+def family_of(name: str, where: str) -> Family:
+    """The record of a family.
+
+    Args:
+        where: what names it, for the message.
+
+    Raises:
+        RequestError: no record has that name.
+    """
+    if name not in FAMILIES:
+        raise RequestError(f"{where} is a drafter of family {name!r}; this version knows {', '.join(loadable())}")
+    return FAMILIES[name]
+
+
+def loadable() -> list[str]:
+    """The families that drafter folders may name."""
+    return [each.name for each in FAMILIES.values() if each.load]
+
+
+def training_free() -> list[str]:
+    """The families that draft without training, as `--method` names them."""
+    return [each.name for each in FAMILIES.values() if each.make]
+
+
+def wrapping() -> list[str]:
+    """The families that draft by a loaded draft model in another way, as `--method` names them."""
+    return [each.name for each in FAMILIES.values() if each.wrap]
+
+
+def formats() -> list[str]:
+    """Every serving format that some family is exported in."""
+    return list(dict.fromkeys(form for family in FAMILIES.values() for form in family.exports))
+
+
+def served() -> str:
+    """Which format serves which families, in words."""
+    by_format = {form: [each.title for each in FAMILIES.values() if form in each.exports] for form in formats()}
+    return ", ".join(f"{form} ({', '.join(titles)})" for form, titles in by_format.items())
+
+
+def _always_a_tree(_config: DrafterConfig) -> None:
+    """Heads always draft a static tree."""
+
+
+def _if_static(config: DrafterConfig) -> tuple[str, str] | None:
+    if config.eagle_tree == "static":
+        return None
+    return f"its drafter.eagle_tree is {config.eagle_tree}", "add --drafter.eagle_tree static"
+
+
+def _by_policy(name: str) -> Callable[[Any], str]:
+    """The toy of drafts that are sampled from q, or of their argmax."""
+    return lambda drafter: f"{name} argmax" if drafter.policy == "argmax" else name
+
+
+def _ensemble_toy(drafter: Any) -> str:
+    return "ensemble argmax" if drafter.members[0].policy == "argmax" else "ensemble"
+
+
+def _eagle_toy(drafter: Any) -> str:
+    if drafter.kind == "dynamic":
+        return "tree, by confidence"
+    if drafter.policy == "argmax":
+        return "draft-model argmax" if drafter.kind == "chain" else "tree, likeliest tokens"
+    return "draft-model" if drafter.kind == "chain" else "tree, without replacement"
+
+
+def _top_tree_toy(_drafter: Any) -> str:
+    return "tree, likeliest tokens"
+
+
+def _own_toy(name: str) -> Callable[[Any], str]:
+    return lambda _drafter: name
+
+
+def _lookup(name: str, title: str, summary: str, make: str) -> Family:
+    """A family that drafts without training."""
+    return Family(
+        name=name,
+        title=title,
+        kind="no training",
+        summary=summary,
+        page="methods.md",
+        make=f".lookup.family:{make}",
+        toy=_own_toy(name),
+    )
+
+
+_ALL = (
+    Family(
+        name="draft_model",
+        title="draft model",
+        kind="model",
+        summary="a small causal LM with the target's tokenizer drafts a chain",
+        page="draft-model.md",
+        load=".model.family:load_draft_model",
+        proposer=".model.family:draft_by_model",
+        toy=_by_policy("draft-model"),
+        options=frozenset({"adapter"}),
+    ),
+    Family(
+        name="medusa",
+        title="medusa",
+        kind="on target",
+        summary="heads on the target's last hidden state, each one token further ahead, and a static tree",
+        page="medusa.md",
+        build=".heads.medusa:MedusaHeads.from_settings",
+        load=".heads.family:load_medusa_folder",
+        proposer=".heads.family:draft_by_medusa",
+        toy=_top_tree_toy,
+        exports={"vllm": ".export:medusa"},
+        most_tokens=lambda settings: int(settings["heads"]),
+        tree_unused=_always_a_tree,
+    ),
+    Family(
+        name="hydra",
+        title="hydra",
+        kind="on target",
+        summary="Medusa's heads, each of which also sees the tokens drafted before its own",
+        page="hydra.md",
+        build=".heads.hydra:HydraHeads.from_settings",
+        load=".heads.family:load_hydra_folder",
+        proposer=".heads.family:draft_by_hydra",
+        toy=_top_tree_toy,
+        tree_unused=_always_a_tree,
+    ),
+    Family(
+        name="hydra++",
+        title="hydra++",
+        kind="on target",
+        summary="Hydra's heads behind a layer of their own over the whole text",
+        page="hydra.md",
+        build=".heads.hydra:HydraHeads.from_settings",
+        load=".heads.family:load_hydra_folder",
+        proposer=".heads.family:draft_by_hydra",
+        toy=_top_tree_toy,
+        tree_unused=_always_a_tree,
+    ),
+    Family(
+        name="bpd",
+        title="bpd",
+        kind="on target",
+        summary="blockwise parallel decoding: k outputs of one feed-forward layer draft a block",
+        page="bpd.md",
+        build=".heads.bpd:BpdHeads.from_settings",
+        load=".heads.family:load_bpd_folder",
+        proposer=".heads.family:draft_by_bpd",
+        toy=_top_tree_toy,
+        tree_unused=_always_a_tree,
+    ),
+    Family(
+        name="eagle",
+        title="eagle",
+        kind="on target",
+        summary="one layer drafts the target's next hidden state; EAGLE-2's dynamic tree by the same weights",
+        page="eagle.md",
+        build=".eagle.net:EagleNet.from_settings",
+        load=".eagle.family:load_eagle_folder",
+        proposer=".eagle.family:draft_by_eagle",
+        toy=_eagle_toy,
+        exports={"vllm": ".export:eagle_for_vllm", "sglang": ".export:eagle_for_sglang"},
+        tree_unused=_if_static,
+    ),
+    Family(
+        name="eagle3",
+        title="eagle3",
+        kind="on target",
+        summary="fused low, middle and high hidden states, trained over its own outputs",
+        page="eagle3.md",
+        build=".eagle.net3:Eagle3Net.from_settings",
+        load=".eagle.family:load_eagle_folder",
+        proposer=".eagle.family:draft_by_eagle3",
+        hidden_states=lambda settings: len(settings["layers"]) + 1,
+        toy=_eagle_toy,
+        exports={"vllm": ".export:eagle3", "sglang": ".export:eagle3", "speculators": ".export:speculators"},
+        tree_unused=_if_static,
+    ),
+    Family(
+        name="ensemble",
+        title="ensemble",
+        kind="several models",
+        summary="several draft models, whose chains merge into one tree (SpecInfer's SSMs)",
+        page="boost.md",
+        load=".model.family:load_ensemble",
+        proposer=".model.family:draft_together",
+        toy=_ensemble_toy,
+        options=frozenset({"members", "adapter"}),  # its members' adapters are refused when it is loaded
+    ),
+    Family(
+        name="quantised",
+        title="quantised",
+        kind="from target",
+        summary="the target's own layers with weights of 8 or 4 bits",
+        page="origins.md",
+        load=".model.family:load_quantised_folder",
+        copies_target=True,
+        toy=_by_policy("draft-model"),
+    ),
+    Family(
+        name="early_exit",
+        title="early exit",
+        kind="from target",
+        summary="the target's first layers, its own last norm and projection",
+        page="origins.md",
+        load=".model.family:load_early_exit_folder",
+        toy=_by_policy("draft-model"),
+    ),
+    Family(
+        name="intersection",
+        title="draft, shared tokens",
+        kind="model",
+        summary="a draft model of another tokenizer drafts the tokens that both have",
+        page="vocabularies.md",
+        toy=_by_policy("intersection"),
+    ),
+    Family(
+        name="retokenised",
+        title="draft, re-tokenised",
+        kind="model",
+        summary="the text of a draft model of another tokenizer is written anew in the target's tokens",
+        page="vocabularies.md",
+        toy=_own_toy("retokenised"),
+    ),
+    Family(
+        name="adaptive-draft",
+        title="adaptive draft",
+        kind="model",
+        summary="a draft model whose draft length follows the acceptance of each row",
+        page="methods.md",
+        wrap=".model.family:adaptive",
+        toy=_own_toy("adaptive-draft"),
+    ),
+    _lookup(
+        "prompt-lookup",
+        "prompt-lookup",
+        "copies what followed the last tokens earlier in the same text",
+        "prompt_lookup",
+    ),
+    _lookup("ngram", "ngram", "the likeliest next token after the last few, counted from a corpus", "ngram"),
+    _lookup("llma", "llma", "copies from reference documents where the last tokens stand in one", "llma"),
+    _lookup("rest", "rest", "retrieves continuations from a datastore and verifies them as a trie", "rest"),
+    _lookup(
+        "lookahead",
+        "lookahead",
+        "n-grams out of the target's own Jacobi iterations, guessed and verified",
+        "lookahead",
+    ),
+    Family(
+        name="function",
+        title="function",
+        kind="no training",
+        summary="any Python function of the tokens so far",
+        page="methods.md",
+        toy=_own_toy("function"),
+    ),
+)
+FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
+"""Name -> record."""

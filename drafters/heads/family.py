@@ -1,0 +1,50 @@
+"""What `families.py` names of the families that draft by heads: load, draft while training.
+
+Read next: `medusa.py`, `hydra.py`, `bpd.py`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from torch import nn
+
+from ..config import DrafterConfig
+from ..tree_file import named_tree
+from .bpd import Bpd, BpdHeads, load_bpd
+from .hydra import Hydra, HydraHeads, hydra_on, load_hydra
+from .medusa import Medusa, MedusaHeads, load_medusa
+
+if TYPE_CHECKING:
+    from ...decoding.target.backbone import Backbone
+
+
+def load_medusa_folder(folder: Path, target: Backbone, *, draft_length: int, config: DrafterConfig) -> Medusa:
+    """Errors as for `load_medusa`; the tree says how much is drafted, not `draft_length`."""
+    return load_medusa(folder, target, paths=named_tree(config.tree, folder), nodes=config.medusa_nodes)
+
+
+def load_hydra_folder(folder: Path, target: Backbone, *, draft_length: int, config: DrafterConfig) -> Hydra:
+    """Errors as for `load_hydra`; the tree says how much is drafted, not `draft_length`."""
+    return load_hydra(folder, target, paths=named_tree(config.tree, folder), nodes=config.medusa_nodes)
+
+
+def load_bpd_folder(folder: Path, target: Backbone, *, draft_length: int, config: DrafterConfig) -> Bpd:
+    """Errors as for `load_bpd`; the block says how much is drafted, not `draft_length`."""
+    return load_bpd(folder, target, paths=named_tree(config.tree, folder))
+
+
+def draft_by_medusa(module: nn.Module, target: Backbone, _draft_length: int) -> Medusa:
+    """Medusa's heads in training, on their default tree."""
+    return Medusa(cast(MedusaHeads, module), target)
+
+
+def draft_by_hydra(module: nn.Module, target: Backbone, _draft_length: int) -> Hydra:
+    """Hydra's or Hydra++'s heads in training, on their default tree."""
+    return hydra_on(cast(HydraHeads, module), target)
+
+
+def draft_by_bpd(module: nn.Module, target: Backbone, _draft_length: int) -> Bpd:
+    """BPD's layer in training, a chain of its whole block."""
+    return Bpd(cast(BpdHeads, module), target)

@@ -1,0 +1,131 @@
+"""What `families.py` names of drafts that are whole models: load, draft while training.
+
+Read next: `draft_model.py`, `ensemble.py`, `quantised.py`, `early_exit.py`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from torch import nn
+
+from ...decoding.target.backbone import Backbone
+from ...decoding.target.loading import load_target
+from ...errors import RequestError
+from ..config import DrafterConfig
+from ..folder import REMEDY, names_in, read_entry, read_settings
+from ..identity import TargetIdentity
+from ..registry import load_drafter
+from .adapters import adapter_names, take_up
+from .adaptive import AdaptiveDraft
+from .draft_model import DraftModel
+from .early_exit import EarlyExit, load_early_exit
+from .ensemble import Ensemble, join, join_adapters
+from .quantised import Quantised, load_quantised
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from ...decoding.proposal import Proposer
+
+_ACROSS = ", or let it draft across vocabularies by --drafter.vocabulary auto"
+
+
+def load_draft_model(
+    folder: Path, target: Backbone, *, draft_length: int = 4, config: DrafterConfig | None = None
+) -> DraftModel:
+    """Load an independent draft model for `target`; errors as for `load_drafter`."""
+    entry = read_entry(folder)
+    entry["identity"].check_same(TargetIdentity.of(target), str(folder), hint=_ACROSS)
+    backbone = load_target(str(folder), device=str(target.device))
+    config = config or DrafterConfig()
+    drafter = DraftModel(backbone, target.vocabulary, draft_length=draft_length, policy=config.policy)
+    take_up(drafter.module, folder, entry["settings"], config.adapter)
+    return drafter
+
+
+def load_ensemble(
+    folder: Path, target: Backbone, *, draft_length: int = 4, config: DrafterConfig | None = None
+) -> Ensemble:
+    """Load draft models that draft together, all or the first `config.members`.
+
+    Raises:
+        RequestError: as for `load_drafter`; or there are fewer members, or one drafts no chain of
+            its own tokens.
+    """
+    config = config or DrafterConfig()
+    if config.adapter is not None:
+        raise RequestError(
+            f"drafter.adapter is {config.adapter!r}, and {folder} is an ensemble, whose members "
+            "have adapters of their own; leave it out"
+        )
+    _, settings = read_settings(folder, target, "ensemble")
+    folders, adapters = (names_in(settings, key, folder) for key in ("members", "adapters"))
+    if not folders:
+        raise RequestError(
+            f"{folder / 'config.json'} lists no members of the ensemble; expected the names of the "
+            f"folders beside it: {REMEDY}"
+        )
+    names = (adapters or folders)[: config.members]
+    if config.members is not None and config.members > len(names):
+        raise RequestError(
+            f"drafter.members is {config.members}; the ensemble {folder} has {len(names)}: {', '.join(names)}"
+        )
+    own = config.model_copy(update={"members": None})
+    drafts = [
+        load_chain_draft(folder / name, target, draft_length=draft_length, config=own)
+        for name in (folders if adapters else names)
+    ]
+    return join_adapters(drafts[0], names) if adapters else join(drafts)
+
+
+def load_chain_draft(
+    folder: Path, target: Backbone, *, draft_length: int = 4, config: DrafterConfig | None = None
+) -> DraftModel:
+    """A member of an ensemble, whatever its origin; errors as for `load_drafter`."""
+    draft = load_drafter(folder, target, draft_length=draft_length, config=config)
+    if not isinstance(draft, DraftModel):
+        raise RequestError(
+            f"member {folder} is a drafter of family {read_entry(folder)['family']!r}; expected "
+            "draft models, whose chains can be merged"
+        )
+    return draft
+
+
+def load_quantised_folder(folder: Path, target: Backbone, *, draft_length: int, config: DrafterConfig) -> Quantised:
+    """Errors as for `load_quantised`."""
+    return load_quantised(folder, target, draft_length=draft_length, policy=config.policy)
+
+
+def load_early_exit_folder(folder: Path, target: Backbone, *, draft_length: int, config: DrafterConfig) -> EarlyExit:
+    """Errors as for `load_early_exit`."""
+    return load_early_exit(folder, target, draft_length=draft_length, policy=config.policy)
+
+
+def draft_by_model(module: nn.Module, target: Backbone, draft_length: int) -> DraftModel:
+    """A causal LM in training as the draft."""
+    draft = Backbone(cast("PreTrainedModel", module), name="draft")
+    return DraftModel(draft, target.vocabulary, draft_length=draft_length)
+
+
+def draft_together(module: nn.Module, target: Backbone, draft_length: int) -> Ensemble:
+    """Models in training, or all adapters of one, as an ensemble."""
+    names = adapter_names(module)
+    if names:  # ssm-2 before ssm-10
+        ordered = sorted(names, key=lambda name: (len(name), name))
+        return join_adapters(draft_by_model(module, target, draft_length), ordered)
+    return join([draft_by_model(each, target, draft_length) for each in cast(nn.ModuleList, module)])
+
+
+def adaptive(config: DrafterConfig, draft: Proposer) -> AdaptiveDraft:
+    """A loaded draft model with a length that follows what is accepted.
+
+    Raises:
+        RequestError: the drafter is no draft model of the target's tokenizer.
+    """
+    if not isinstance(draft, DraftModel):
+        raise RequestError(
+            "adaptive-draft needs a draft model of the target's tokenizer, and this is none; use --method trained"
+        )
+    return AdaptiveDraft(draft.backbone, draft.vocabulary, longest=config.adaptive_longest, policy=config.policy)

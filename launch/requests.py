@@ -1,0 +1,195 @@
+"""What the commands that compute are asked, as data: no behaviour, no torch.
+
+The verbs of the command line add `run` to these, and call the workers; the workers take these and
+know no verb. Read next: `verbs.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+from tyro.conf import Positional
+
+from ..drafters.families import formats, served, training_free, wrapping
+
+_METHODS = (
+    f"Method, or several with commas between. By a drafter: {', '.join(['trained', *wrapping()])}; "
+    f"without one: {', '.join(training_free())}; by itself: skeleton-of-thought."
+)
+if TYPE_CHECKING:
+    Format = str
+else:
+    Format = Literal[tuple(formats())]
+
+
+@dataclass
+class RunPair:
+    """A target and a drafter, from a run folder or by themselves."""
+
+    run_folder: Annotated[Positional[Path | None], tyro.conf.arg(metavar="RUN")] = None
+    """Folder of a finished run; it names target, drafter and settings."""
+    target: str | None = None
+    """Folder or hub name of the target; default: the run's."""
+    drafter: str | None = None
+    """Folder of the drafter; default: the run's."""
+
+
+@dataclass
+class Pair(RunPair):
+    """The same, and what drafts."""
+
+    method: Annotated[str, tyro.conf.arg(help=_METHODS)] = "trained"
+
+
+@dataclass
+class EvalRequest(Pair):
+    """Measure acceptance and speed with the real decoder, beside the audit's verdict."""
+
+    prompts: str | None = None
+    """`stdlib` or a JSONL file; default: the recipe's."""
+    out: Path | None = None
+    """Folder for results.json; default RUN/eval, without RUN a folder eval-NAME here, of the
+    drafter's or the methods' name."""
+    audit: bool = True
+    """Run the losslessness audit first; --no-audit shows "not audited" in its place."""
+    samples: int = 0
+    """Also write that many samples per prompt: agreement with the greedy answer, majority vote."""
+
+
+@dataclass
+class AuditRequest(Pair):
+    """Prove that the decoder's output is the target's own; exit code 5 if it is not."""
+
+    plant: str | None = None
+    """A known bug to decode with; the audit then has to fail."""
+    decoder: Literal["draftsmith", "hf"] = "draftsmith"
+    """`hf` audits transformers' own assisted generation."""
+    prompts: str | None = None
+    """`stdlib` or a JSONL file; default: the recipe's."""
+    out: Path | None = None
+    """Folder for audit.json; default RUN/eval, without RUN a folder eval-NAME here, of the
+    drafter's or the methods' name; of --survey the folder that you are in."""
+    determinism: bool = False
+    """In place of the audit: greedy text at other batch sizes, paddings, widths and dtypes."""
+    survey: bool = False
+    """In place of the audit: every method and rule over tables, at many temperatures; no pair."""
+
+
+@dataclass
+class TreeRequest(RunPair):
+    """Choose the static tree of heads or of EAGLE by what they are measured to get right."""
+
+    nodes: str | None = None
+    """Nodes of the tree, the root included; `auto` takes the fastest size on this machine; default:
+    as many as the drafter's default tree has."""
+    method: Literal["greedy", "dp"] = "greedy"
+    """How the tree is searched; both find one of the same worth."""
+    depth: int = 6
+    """Deepest candidate that is measured; heads have one depth each."""
+    texts: int = 32
+    """Held-out texts of the training data to measure on, `eval.max_new_tokens` of each."""
+    temperature: float = 0.0
+    """At which the target writes them."""
+    out: Path | None = None
+    """File to write; default `tree.json` beside the drafter, for `--drafter.tree optimised`."""
+
+
+@dataclass
+class DatastoreRequest:
+    """Build the datastore that the method `rest` retrieves from."""
+
+    action: Positional[Literal["build"]]
+    """What to do."""
+    source: str
+    """Texts, as in data.source: `stdlib`, a file, a folder, a glob, `hub:NAME[:CONFIG]`."""
+    out: Path
+    """New folder."""
+    target: str = "tiny"
+    """Folder or hub name of the target, whose tokenizer is used."""
+    limit: int | None = None
+    """Use only the first rows."""
+    shard_tokens: int = 16_000_000
+    """Tokens per shard; building takes memory for one at a time."""
+
+
+@dataclass
+class DeriveRequest:
+    """Make a drafter of the target itself, without training: a quantised copy, or an early exit."""
+
+    kind: Positional[Literal["quantised", "early-exit"]]
+    """A copy with weights of fewer bits, or the target's first layers."""
+    out: Path
+    """New folder of the drafter."""
+    target: str = "tiny"
+    """Folder or hub name of the target."""
+    revision: str | None = None
+    """Commit, tag or branch of the target on the hub."""
+    bits: Literal[4, 8] | None = None
+    """Of `quantised`: bits of a weight; default 8."""
+    group_size: int | None = None
+    """Of 4 bits: inputs that share a scale; default: the largest of 128, 64, 32, 16 that fits."""
+    layers: int | None = None
+    """Of `early-exit`: how many layers draft."""
+
+
+@dataclass
+class ExportRequest:
+    """Write a trained drafter as a folder that a serving engine loads."""
+
+    run_folder: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")]
+    """Folder of the run."""
+    format: Annotated[Format, tyro.conf.arg(help=f"Whose: {served()}.")] = "vllm"
+    out: Path | None = None
+    """New folder; default RUN/FORMAT."""
+    target: str | None = None
+    """Folder or hub name that the engine knows the target by; default: the run's."""
+    dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
+    """Precision of the weights."""
+
+
+@dataclass
+class GenerateRequest:
+    """What is to be answered, by whom, how, and where to."""
+
+    source: str
+    """Rows, as in data.source: `stdlib`, a file, a folder, a glob, `hub:NAME[:CONFIG]`."""
+    out: Path
+    """Folder for answers.jsonl, rejected.jsonl and manifest.json."""
+    target: str = "tiny"
+    """Folder or hub name; beside --server only its tokenizer and config are read."""
+    drafter: str | None = None
+    """Folder of a drafter that makes it faster; the distribution of the answers stays the target's."""
+    corrections: bool = False
+    """Also write corrections.jsonl: rows whose labels are the tokens at which the target corrected
+    that drafter, to train it on."""
+    server: str | None = None
+    """URL of a server with OpenAI's endpoints, instead of our own decoder."""
+    model: str | None = None
+    """Name that the server knows the target by."""
+    temperature: float = 0.0
+    """0 takes the likeliest token."""
+    top_k: int = 0
+    """Draw from the likeliest tokens alone; 0: from all."""
+    top_p: float = 1.0
+    """Draw from the smallest set of tokens with that probability."""
+    max_new_tokens: int = 512
+    """Most tokens of an answer."""
+    seed: int = 0
+    """With a row's number in the source it decides the row's random numbers."""
+    batch: int = 8
+    """Rows decoded together."""
+    limit: int | None = None
+    """Read only the first rows."""
+    prompt_tokens: int = 64
+    """Tokens of a plain text that are its prompt."""
+    keep_cut: bool = False
+    """Keep chats whose answer max_new_tokens cut off; trained on, they teach a false end."""
+    concurrency: int = 8
+    """Requests to the server at a time."""
+    retries: int = 5
+    """Tries after the first one, later and later."""
+    timeout: float = 600.0
+    """Seconds that one answer of the server may take."""

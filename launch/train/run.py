@@ -1,0 +1,76 @@
+"""Train from a recipe: what `draftsmith train` and `accelerate launch -m draftsmith.launch.train` do.
+
+Read next: `recipe/load.py`; then `trainers/loop/loop.py`, where the work is done.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...storage import explain_full_disk
+from ..check.models import check_recipe
+from ..recipe.load import Resolved, load_recipe
+from ..recipe.model import Recipe
+from .resume import prepare_folder
+from .status import Status
+
+if TYPE_CHECKING:
+    from ...decoding.target.backbone import Backbone
+    from ...trainers.loop.loop import Outcome, Probe
+
+
+def train(recipe: str | Resolved, *, out: str | Path | None = None, resume: str = "auto", **overrides: Any) -> Outcome:
+    """Run a recipe. Overrides are `section__field=value`.
+
+    Returns how the run ended; files are in `out` (default `runs/NAME`): `run.yaml`,
+    `metrics.jsonl`, `checkpoints/`, and `drafter/` or `target/` or both.
+    """
+    flags = [
+        (key.replace("__", "."), value if isinstance(value, str) else json.dumps(value))
+        for key, value in overrides.items()
+    ]
+    resolved = load_recipe(recipe, flags) if isinstance(recipe, str) else recipe
+    folder = Path(out) if out is not None else Path("runs") / resolved.recipe.name
+    check_recipe(resolved.recipe)
+    prepare_folder(folder, resolved, resume)
+    return _dispatch(resolved.recipe, folder, resume)
+
+
+def _dispatch(recipe: Recipe, out: Path, resume: str) -> Outcome:
+    status = Status(out)
+    try:
+        with explain_full_disk(out):
+            status.write("running", None)
+            outcome = _train_method(recipe, out, resume)
+            status.write("finished", 0)
+    except BaseException as error:  # whatever ends the run
+        status.fail(error)
+        raise
+    return outcome
+
+
+def _train_method(recipe: Recipe, out: Path, resume: str) -> Outcome:
+    return recipe.record.code().run(recipe, out, resume, lambda target: _probe(target, recipe))
+
+
+def _probe(target: Backbone, recipe: Recipe) -> Probe:
+    """Real decoding for the training loop: trainers know of no prompts and no measures."""
+    from ...data.prompts import fitting, load_prompts, render
+    from ...eval.measure.probe import as_proposer, tau_probe
+    from ..check.room import check_probe_length, check_room
+
+    check_probe_length(recipe)
+    prompts = load_prompts(recipe.eval.prompts, limit=recipe.probe.prompts, seed=recipe.eval.seed)
+    tokenizer, most = target.tokenizer, recipe.eval.prompt_tokens
+    kept = fitting(prompts, tokenizer, most, warn=True)
+    ids = [render(prompt, tokenizer, limit=most) for prompt in kept]
+    longest, answer = max(map(len, ids)), recipe.probe.max_new_tokens
+    check_room(recipe, target.model.config, longest, answer=answer, depth=recipe.record.probe_depth(recipe))
+    return tau_probe(
+        target,
+        ids,
+        make_proposer=as_proposer(recipe.record.family or "", target, recipe.probe.draft_length),
+        max_new_tokens=answer,
+    )

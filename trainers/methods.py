@@ -1,0 +1,261 @@
+"""What a training method is, one record each: the only list of methods there is.
+
+Importing this file imports no torch. The recipe's sections and its choice of methods, the dispatch
+of `train`, the values that a method reads, the pre-flight's sums, the docs' table: all are derived
+from these records. A method's own code is its module, which holds `check_recipe`, `check_target`,
+`student` and `run` (`sections.py` says what they are given). Read next: `drafters/families.py`, the
+records of what is trained; `medusa.py`, a method from top to bottom.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..config import Section
+from .config import (
+    BoostConfig,
+    BpdConfig,
+    Eagle3Config,
+    EagleConfig,
+    LoraConfig,
+    Medusa2Config,
+    MedusaConfig,
+    RolloutsConfig,
+    TuneConfig,
+)
+
+if TYPE_CHECKING:
+    from .sections import Sections
+
+Count = Callable[["Sections"], int]
+
+EVERY = (
+    *("method", "name", "summary", "data", "objective", "optimizer", "loop", "machine", "checkpoint"),
+    *("drafter", "eval", "audit"),
+)
+"""Sections and values that every method reads, or the commands behind it."""
+_WITH_TARGET = ("target", "features", "probe")
+
+
+def _one(_recipe: Sections) -> int:
+    return 1
+
+
+def _draft_length(recipe: Sections) -> int:
+    return int(recipe.probe.draft_length)
+
+
+def _sequence_length(recipe: Sections) -> int:
+    return int(recipe.data.sequence_length)
+
+
+def _never(_recipe: Sections) -> bool:
+    return False
+
+
+def _nothing(_recipe: Sections) -> Mapping[str, str]:
+    return {}
+
+
+def _start_from(recipe: Sections) -> list[str]:
+    return [recipe.model.start_from] if recipe.model.start_from else []
+
+
+def _no_samples(_recipe: Sections) -> None:
+    return None
+
+
+class Samples(NamedTuple):
+    """Rows that a run makes itself."""
+
+    rows: int
+    held_out: int
+    times: int
+    """How often the steps of the recipe are run over them."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to train."""
+
+    name: str
+    """The value of the recipe's `method`, and the name of its module here."""
+    summary: str
+    """What is trained, for help, schema and docs."""
+    family: str | None
+    """The family of what is trained (`drafters/families.py`); None: no drafter."""
+    module: str = ""
+    """Where its code is, absolute or relative to this package; empty: the module of its name."""
+    sections: Mapping[str, type[Section]] = field(default_factory=dict)
+    """Recipe sections that not every method reads, by name."""
+    reads: tuple[str, ...] = ()
+    """Of the other sections, or values in them, those that it reads beside EVERY."""
+    ignores: tuple[str, ...] = ()
+    """Values of sections that it reads otherwise."""
+    unread: Callable[[Sections], Mapping[str, str]] = _nothing
+    """Sections that this very recipe turns off, each with what would turn it on."""
+    sizes: Mapping[str, str] = field(default_factory=dict)
+    """Settings of the drafter that the recipe chooses -> the value that does; others follow from the target."""
+    places: Count = _one
+    """Tokens behind a position that the loss speaks of."""
+    passes: Count = _one
+    """Forward passes of what is trained, per row."""
+    probe_depth: Count = _draft_length
+    """Most tokens that a probe drafts per target call."""
+    origins: Callable[[Sections], list[str]] = _start_from
+    """Folders and names that what is trained is initialised from."""
+    runs: Count = _one
+    """Runs of the loop that keep checkpoints of their own."""
+    samples: Callable[[Sections], Samples | None] = _no_samples
+    """What is trained on in place of the data's own rows, if so; known without looking at the data."""
+    row_tokens: Count = _sequence_length
+    """Tokens of a row in training."""
+    row_flags: str = "--data.sequence_length"
+    """The values that say how many they are, for messages."""
+    tunes_target: Callable[[Sections], bool] = _never
+    """Whether the target is trained with its drafter, and written beside it."""
+
+    @property
+    def has_target(self) -> bool:
+        """Whether it trains for a target."""
+        return "target" in self.reads
+
+    def hook(self, name: str) -> Callable[..., Any] | None:
+        """What its module adds to a check that others do not need; `sections.py` lists them."""
+        return getattr(self.code(), name, None)
+
+    def code(self) -> ModuleType:
+        """Its module, imported now."""
+        return import_module(self.module or f".{self.name}", __package__)
+
+    def reads_value(self, path: str, recipe: Sections) -> bool:
+        """Whether what it computes, or a command behind it, reads the value at a dotted path."""
+        off = (*self.ignores, *self.unread(recipe))
+        return _within(path, (*EVERY, *self.reads, *self.sections)) and not _within(path, off)
+
+
+def _within(path: str, prefixes: tuple[str, ...]) -> bool:
+    return any(path == prefix or path.startswith(f"{prefix}.") for prefix in prefixes)
+
+
+_ON_TARGET = (*_WITH_TARGET, "model.start_from")
+_NOT_MOVING = ("objective.from_kl_share",)
+_WHOLE_TEACHER = (*_NOT_MOVING, "objective.teacher_top_k")
+_HEADS = {"heads": "medusa.heads", "layers": "medusa.layers", "shared_head": "medusa.shared_head"}
+
+
+def _heads(recipe: Sections) -> int:
+    return int(recipe.medusa.heads)
+
+
+_ALL = (
+    Method(
+        name="target",
+        summary="a small model from scratch",
+        family=None,
+        reads=("tokenizer", "model"),
+        ignores=_WHOLE_TEACHER,
+    ),
+    Method(
+        name="distill",
+        summary="a draft for a target",
+        family="draft_model",
+        sections={"lora": LoraConfig, "rollouts": RolloutsConfig},
+        reads=(*_WITH_TARGET, "model"),
+    ),
+    Method(
+        name="boost",
+        summary="several drafts that cover for each other",
+        family="ensemble",
+        sections={"lora": LoraConfig, "boost": BoostConfig},
+        reads=(*_WITH_TARGET, "model"),
+        origins=lambda recipe: [*_start_from(recipe), *(each for each in recipe.boost.start_from if each)],
+        runs=lambda recipe: int(recipe.boost.members) if recipe.boost.order == "in_turn" else 1,
+        samples=lambda recipe: Samples(recipe.boost.samples, recipe.boost.held_out, recipe.boost.members),
+        row_tokens=lambda recipe: int(recipe.boost.prompt_tokens + recipe.boost.continuation),
+        row_flags="the sum of --boost.prompt_tokens and --boost.continuation",
+    ),
+    Method(
+        name="medusa",
+        summary="Medusa heads on the frozen target",
+        family="medusa",
+        sections={"medusa": MedusaConfig},
+        reads=_ON_TARGET,
+        ignores=_NOT_MOVING,
+        sizes=_HEADS,
+        places=_heads,
+        probe_depth=_heads,
+    ),
+    Method(
+        name="medusa2",
+        summary="Medusa heads and the target beneath them together",
+        family="medusa",
+        sections={"medusa": MedusaConfig, "medusa2": Medusa2Config, "tune": TuneConfig},
+        reads=_ON_TARGET,
+        ignores=_NOT_MOVING,
+        sizes=_HEADS,
+        places=_heads,
+        probe_depth=_heads,
+        tunes_target=lambda _recipe: True,
+    ),
+    Method(
+        name="hydra",
+        summary="Hydra or Hydra++ heads on the frozen target",
+        family="hydra",
+        sections={"medusa": MedusaConfig},
+        reads=_ON_TARGET,
+        ignores=_NOT_MOVING,
+        sizes=_HEADS,
+        places=_heads,
+        probe_depth=_heads,
+    ),
+    Method(
+        name="bpd",
+        summary="the outputs of blockwise parallel decoding, the target frozen or tuned with them",
+        family="bpd",
+        sections={"bpd": BpdConfig, "tune": TuneConfig},
+        reads=_ON_TARGET,
+        ignores=_NOT_MOVING,
+        unread=lambda recipe: {} if recipe.bpd.backbone == "tuned" else {"tune": "set bpd.backbone to tuned"},
+        sizes={"block": "bpd.block", "inner": "bpd.inner"},
+        places=lambda recipe: int(recipe.bpd.block),
+        probe_depth=lambda recipe: int(recipe.bpd.block) - 1,
+        tunes_target=lambda recipe: bool(recipe.bpd.backbone == "tuned"),
+    ),
+    Method(
+        name="eagle",
+        summary="an EAGLE-1 feature drafter on the frozen target, HASS with several passes",
+        family="eagle",
+        sections={"eagle": EagleConfig},
+        reads=_ON_TARGET,
+        ignores=_WHOLE_TEACHER,
+        places=lambda recipe: int(recipe.eagle.passes),
+        passes=lambda recipe: int(recipe.eagle.passes),
+    ),
+    Method(
+        name="eagle3",
+        summary="an EAGLE-3 feature drafter on the frozen target",
+        family="eagle3",
+        sections={"eagle3": Eagle3Config},
+        reads=_ON_TARGET,
+        ignores=_WHOLE_TEACHER,
+        sizes={
+            "layers": "eagle3.layers",
+            "draft_vocabulary": "eagle3.vocabulary",
+            "feature_norms": "eagle3.feature_norms",
+        },
+        places=lambda recipe: int(recipe.eagle3.passes),
+        passes=lambda recipe: int(recipe.eagle3.passes),
+    ),
+)
+METHODS: dict[str, Method] = {method.name: method for method in _ALL}
+"""Name -> record."""
+
+
+def own_sections() -> dict[str, type[Section]]:
+    """Every section that some method alone reads, by name."""
+    return {name: section for method in METHODS.values() for name, section in method.sections.items()}
