@@ -1,7 +1,7 @@
 """The decoder: propose, verify, accept, commit; and the autoregressive baseline in the same engine.
 
 Guarantees: no token after EOS, never more than `max_new_tokens`, a row does not depend on the
-other rows, and the KV KV cache after a step equals a fresh prefill of the same tokens. A step never
+other rows, and the KV cache after a step equals a fresh prefill of the same tokens. A step never
 waits for the device. Read next: `rules/choice.py` for the rules, `rows.py` for what ends a row, `steps.py`
 for what is recorded, `graphs.py` for replaying steps on CUDA.
 
@@ -30,7 +30,7 @@ from .target.backbone import Backbone, Seen
 from .target.kv_cache import KVCache
 from .tree.tree import chain
 
-_DRAFT, _CORRECTION, _BONUS = 1, 2, 3  # places in `rows.ORIGINS`
+_DRAFT, _CORRECTION, _BONUS = 1, 2, 3  # indices into `rows.ORIGINS`
 
 
 @dataclass
@@ -81,11 +81,11 @@ def generate(
         warper: the distribution that is decoded, for target and draft alike.
         eos_ids: ids that end a row; none by default.
         seed, requests: row b draws from stream (seed, requests[b]), b itself by default.
-        rule: None for the lossless rule of the proposal's distribution, a rule's name to insist on it, or
-            a function, as the audit does to plant a bug.
+        rule: None for the rule that is lossless for the proposal's `sampling`; a rule's name to insist on
+            it; or a function, with which the audit injects a bug.
         uniforms: the random numbers themselves, in place of `seed` and `requests`.
-        static: fixed shapes, and a host that learns one step late; by default on CUDA alone.
-        graphs: replay drafting and verifying as CUDA graphs; CUDA alone.
+        static: fixed shapes, and a host that sees one step late that all rows have ended; by default only on CUDA.
+        graphs: replay drafting and verifying as CUDA graphs; only on CUDA.
 
     Raises:
         RequestError: an empty prompt, too long a request, a rule that is not lossless here, or
@@ -225,7 +225,7 @@ class _Speculation:
 
 
 def _advance(rows: Rows, proposal: Proposal, outcome: Outcome, seen: Seen) -> Committed:
-    """Emit the accepted tokens and the extra one; a row that has ended stands still."""
+    """Emit the accepted tokens and the extra one; a row that has ended does not change."""
     tokens_BE = _emitted(proposal, outcome)
     running_B = ~rows.done_B
     count_B = (outcome.accepted_B + 1) * running_B
@@ -244,21 +244,21 @@ def _emitted(proposal: Proposal, outcome: Outcome) -> Tensor:
 
 
 def _origins(outcome: Outcome, emitted: int) -> Tensor:
-    """Where each token of `_emitted` comes from; a bonus follows a path that no test ended."""
+    """Where each token of `_emitted` comes from: a correction follows a rejection, a bonus a path without one."""
     accepted_B1 = outcome.accepted_B[:, None]
     rejected_B1 = outcome.tested_BD.sum(1, keepdim=True) > accepted_B1
-    place_E = torch.arange(emitted, device=accepted_B1.device)
+    at_E = torch.arange(emitted, device=accepted_B1.device)
     last_B1 = torch.where(rejected_B1, _CORRECTION, _BONUS)
-    return torch.where(place_E < accepted_B1, _DRAFT, last_B1)
+    return torch.where(at_E < accepted_B1, _DRAFT, last_B1)
 
 
 def _until_done(rows: Rows, step: Callable[[], object], late: Late) -> int:
-    """Step until all rows have ended; how many steps had a row that had not."""
+    """Step until all rows have ended; returns how many steps had a row that was still running."""
     calls = 0
     while True:
         ended = late.read(rows.done_B.all())
         if ended is not None and bool(ended):
-            # a late host has stepped once more, with every row at rest
+            # a host that sees this late has stepped once more, with no row running
             return calls - late.delay if calls else 0
         step()
         calls += 1
@@ -272,7 +272,7 @@ def _begin(
     limit: int,
     eos_ids: Sequence[int],
 ) -> Rows:
-    """The rows behind their prefill, with the first token of each."""
+    """The rows after their prefill, each with its first token."""
     first_B = _sample(logits_BV, warper, uniforms)
     rows = Rows([len(prompt) for prompt in prompts], limit, eos_ids, logits_BV.device)
     rows.begin(first_B)
@@ -286,7 +286,7 @@ def _sample(logits_BV: Tensor, warper: Warper, uniforms: Uniforms) -> Tensor:
 
 
 def _room(prompts: Sequence[Sequence[int]], max_new_tokens: int, nodes: int) -> int:
-    """Slots of the KV cache: the longest request, and a tree that may be written behind its end."""
+    """Slots of the KV cache: the longest request, and a tree that may be written after its end."""
     return max(map(len, prompts)) + max_new_tokens + 2 * nodes
 
 

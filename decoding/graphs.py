@@ -1,8 +1,8 @@
-"""Steps recorded once as a CUDA graph and replayed: no Python, no launches one by one.
+"""Steps recorded once as a CUDA graph and replayed, without Python and without single launches.
 
-A recorded step reads and writes fixed addresses. The engine's state is updated in place, and the
-random numbers of a step are copied into a fixed block in front of every replay, so that no number
-is used twice. Read next: `engine.py`.
+A recorded step reads and writes fixed addresses: the engine's state is updated in place, and the
+random numbers of a step are copied into a fixed block before every replay, so that no number is
+used twice. Read next: `engine.py`.
 
 Shapes: B rows, C numbers that a step takes.
 """
@@ -22,7 +22,7 @@ _WARM_UP = 2
 
 
 class Held(Uniforms):
-    """Random numbers of one step at a fixed address; until `hold`, those of `source` themselves."""
+    """Random numbers of one step at a fixed address; before `hold`, those of `source` themselves."""
 
     def __init__(self, source: Uniforms) -> None:
         self._source = source
@@ -37,13 +37,13 @@ class Held(Uniforms):
         return self._held_BC[:, self._taken - count : self._taken]
 
     def restart(self) -> None:
-        """A new step begins: count what it takes, or put its numbers in place."""
+        """Begin a step: put its numbers in place; before `hold`, count how many it takes."""
         if self._held_BC is not None:
             self._held_BC.copy_(self._source.take(self._held_BC.shape[1]))
         self._taken = 0
 
     def hold(self) -> None:
-        """From the step that begins now on, keep the numbers at one address."""
+        """Begin a step, and keep its numbers and those of all later ones at one address."""
         self._held_BC = self._source.take(self._taken).clone()
         self._taken = 0
 
@@ -62,7 +62,7 @@ class Replayed:
         self._result: Any = None
 
     def __call__(self, *arguments: Any) -> Any:
-        """Run the step; what it returns stays at the same address from the recording on."""
+        """Run the step; from the recording on its result stays at the same address."""
         self._calls += 1
         if self._calls == _WARM_UP + 1:
             self._uniforms.hold()

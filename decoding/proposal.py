@@ -1,7 +1,8 @@
-"""What a drafter hands to the verifier, and how its tokens came about.
+"""A proposal: the candidate tree that a drafter hands to the verifier, and how its tokens were drawn.
 
-The declared distribution decides which acceptance rule is lossless (`rules.rule_for`).
-Read next: `tree.py`, `acceptance.py`.
+How they were drawn (`DraftSampling`) decides which acceptance rule is lossless (`rules/choice.py`).
+The protocol that every drafter follows is here too. Read next: `tree/tree.py`, what a tree is;
+`rules/acceptance.py`, the rules; `engine.py`, which calls drafters.
 
 Shapes: B rows, N nodes of the candidate tree, the root included, X distributions, C trials of a node,
 E tokens that a step can emit, D depths, V target vocabulary.
@@ -25,25 +26,26 @@ class DraftSampling(Enum):
     """How the tokens of a proposal were drawn."""
 
     POINT_MASS = "point mass"
-    """Chosen without randomness, given what stands before them."""
+    """Chosen without randomness, given the text before them."""
     IID = "independent draws"
-    """Every child of a node ~ q of that node, independently."""
+    """Every child of a node ~ the node's q, independently."""
     WITHOUT_REPLACEMENT = "draws without replacement"
     """Siblings ~ q one after another, never the same twice."""
     SEVERAL = "independent draws from several distributions"
-    """Every trial of a node ~ the distribution of the draft that made it, independently."""
+    """Every trial at a node ~ the q of the draft that made it, independently."""
 
 
 @dataclass(frozen=True)
 class Trials:
-    """Which children of a node were tried, by which distribution: what `DraftSampling.SEVERAL` adds to a merged tree.
+    """Which child each trial at a node drew, and from which distribution: needed for `DraftSampling.SEVERAL`.
 
-    Two drafts that drew the same token share a node, and are two trials of it.
+    A tree merged from several drafts has one node where two drafts drew the same token, and two
+    trials of it.
 
     Attributes:
-        q_BXV: fp32, distributions that children were drawn from, in any order.
-        child_BNC: int64, node of each trial, in the order of the trials; -1 behind the last.
-        law_BNC: int64, which of the distributions the trial was drawn from.
+        q_BXV: fp32, the distributions that children were drawn from, in any order.
+        child_BNC: int64, the node that each trial drew, in the order of the trials; -1 after the last.
+        q_index_BNC: int64, which of the X distributions the trial was drawn from.
     """
 
     q_BXV: Tensor
@@ -58,11 +60,11 @@ class Proposal:
     Attributes:
         tokens_BN: int64; node 0 is the root, the last emitted token, not yet in the KV cache.
         tree: parents of the nodes, for all rows or per row; a parent stands before its children.
-        distribution: how the tokens were drawn.
+        sampling: how the tokens were drawn.
         q_BNV: fp32 over the full target vocabulary: row n is the distribution that the children of node n
             were really drawn from. None for POINT_MASS and SEVERAL; rows of leaves are never read.
         present_BN: bool, the candidates; others are computed but never accepted. None: all.
-        trials: for SEVERAL, which draft tried what.
+        trials: for SEVERAL, which draft drew which child.
         coins: random numbers that a rule takes in every step, at least one per node. Fixed by a
             drafter whose trees vary, so that a row's numbers do not depend on its neighbours.
     """
@@ -76,7 +78,7 @@ class Proposal:
     coins: int = 0
 
     def take_coins(self, uniforms: Uniforms) -> Tensor:
-        """A fresh number for every node, [B, N]; the root's own is for the extra token."""
+        """A fresh number for every node, [B, N]; the root's is for the extra token."""
         nodes = len(self.tree)
         return uniforms.take(max(self.coins, nodes))[:, :nodes]
 
@@ -86,9 +88,9 @@ class Committed:
     """What a step added to every row, as the drafter needs to know it.
 
     Attributes:
-        tokens_BE: emitted tokens, accepted ones first, then the extra one; garbage behind count_B.
+        tokens_BE: emitted tokens, accepted ones first, then the extra one; garbage after count_B.
         count_B: int64, tokens emitted by each row in this step; 0 for rows that are done.
-        path_BD: int64, node kept at each depth; -1 behind the accepted ones.
+        path_BD: int64, node kept at each depth; -1 after the accepted ones.
         logits_BNV: the target's logits at every node of the proposal.
         features_BNF: the target's hidden states there, where the drafter asked for some.
     """
@@ -126,31 +128,31 @@ class Proposer(Protocol):
         """
 
     def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
-        """Draft behind `last_B`, the last emitted token of every row."""
+        """Draft after `last_B`, the last emitted token of every row."""
 
     def observe(self, committed: Committed) -> None:
-        """Roll back what was rejected; the rows go on behind what was committed."""
+        """Roll back what was rejected; drafting continues after what was committed."""
 
 
 @runtime_checkable
 class FeatureProposer(Proposer, Protocol):
-    """A drafter that rides on the target's hidden states."""
+    """A drafter that reads hidden states of the target."""
 
     @property
     def layers(self) -> Sequence[int]:
-        """Which of the target's hidden states it reads (`Backbone.see`)."""
+        """Which of the target's hidden states it reads (`target/hidden_states.py`)."""
 
     def begin(self, features: Sequence[Tensor]) -> None:
-        """Called behind `reset`: each row's features [S, F] of its prompt."""
+        """Called after `reset`: each row's features [S, F] of its prompt."""
 
 
 @runtime_checkable
 class TeacherForced(FeatureProposer, Protocol):
-    """One that can say what it would draft along a text that is known already."""
+    """A drafter that gives its logits along a known text; `draftsmith tree` measures acceptance with it."""
 
     def teacher_forced(self, features_SF: Tensor, tokens_S: Tensor, depth: int) -> Iterator[Tensor]:
-        """fp32 logits [X, V] for depth 1, 2, ... up to `depth`, or as far as it drafts.
+        """fp32 logits [X, V], X = S - 1 - d, for depth d = 1, 2, ... up to `depth`, or as far as it drafts.
 
-        Row t of depth d speaks of token t + 1 + d, token t + 1 being the root, as drafting would
-        where the tokens in between have all been drafted; X = S - 1 - d.
+        Row t of depth d predicts token t + 1 + d, teacher-forced on the d - 1 tokens before it; the
+        root is token t + 1.
         """

@@ -1,8 +1,8 @@
 """Random numbers per row, so that a row draws the same whoever shares its batch.
 
-Every row has a generator of its own, seeded from (seed, request). Numbers are made in blocks and
-moved to the device ahead of their use, so that taking some neither waits nor copies.
-Read next: `engine.py`.
+Every row has its own generator, seeded from (seed, request). Numbers are made in blocks and
+copied to the device before they are needed, so that taking some neither waits nor copies.
+Read next: `engine.py`, which draws with them; `graphs.py`, which holds a step's numbers in place.
 
 Shapes: B rows, R numbers of a block.
 """
@@ -47,7 +47,7 @@ class Uniforms:
 
 
 class SharedStream(Uniforms):
-    """One generator for all rows, where they are so many that each could not have its own."""
+    """One generator for all rows: exact enumeration has too many rows for one each."""
 
     def __init__(self, seed: int, rows: int, device: torch.device | str = "cpu") -> None:
         """The same numbers on every device."""

@@ -1,9 +1,10 @@
 """The rows of a running batch, on the device: what was emitted, what ends a row.
 
-Nothing here waits for the device; the host learns through `Late`, one step after the fact, that
-all rows have ended. Read next: `engine.py`.
+Nothing here waits for the device: through `Late` the host sees one step later that all rows have
+ended. Read next: `engine.py`.
 
-Shapes: B rows, E tokens that a step can emit, O tokens of the longest answer and a slot for waste.
+Shapes: B rows, E tokens that a step can emit, O tokens of the longest answer and one slot for tokens
+that are not kept, Z ids that end a text.
 """
 
 from __future__ import annotations
@@ -34,19 +35,19 @@ class Rows:
         self._origin_BO = torch.zeros(B, limit + 1, dtype=torch.uint8, device=device)
 
     def begin(self, first_B: Tensor) -> None:
-        """The token that the prefill yields."""
+        """Emit the first token, which the prefill yields."""
         self.last_B.copy_(first_B)
         self.emit(first_B[:, None], torch.ones_like(first_B), torch.zeros_like(first_B)[:, None])
 
     def emit(self, tokens_BE: Tensor, count_B: Tensor, origin_BE: Tensor) -> Tensor:
         """Append the first `count_B` tokens up to EOS and the limit; how many were kept, [B]."""
-        place_E = torch.arange(tokens_BE.shape[1], device=tokens_BE.device)
-        fits_BE = (place_E < count_B[:, None]) & (self.count_B[:, None] + place_E < self.limit)
+        at_E = torch.arange(tokens_BE.shape[1], device=tokens_BE.device)
+        fits_BE = (at_E < count_B[:, None]) & (self.count_B[:, None] + at_E < self.limit)
         fits_BE = fits_BE & ~self.done_B[:, None]
         ends_BE = (tokens_BE[..., None] == self._eos_Z).any(-1) & fits_BE
         kept_BE = fits_BE & (ends_BE.cumsum(1) - ends_BE.long() == 0)
-        # what is not kept goes to the slot for waste
-        slot_BE = torch.where(kept_BE, self.count_B[:, None] + place_E, self.limit)
+        # what is not kept goes to the last slot, which is never read
+        slot_BE = torch.where(kept_BE, self.count_B[:, None] + at_E, self.limit)
         self._tokens_BO.scatter_(1, slot_BE, tokens_BE)
         self._origin_BO.scatter_(1, slot_BE, origin_BE.to(torch.uint8))
         kept_B = kept_BE.sum(1)
@@ -65,10 +66,10 @@ class Rows:
 
 
 class Late:
-    """A value of the device, read by the host one step late; at once where there is no device.
+    """A value on the device, read by the host one step late on CUDA, at once elsewhere.
 
-    The copy of this step's value is started, and the one of the step before is handed out: by
-    then it has long arrived, and the device has the next step to work on.
+    `read` starts the copy of this step's value and returns that of the step before, which has
+    arrived by then: the host does not wait, and the device has the next step to work on.
     """
 
     def __init__(self, device: torch.device, *, wait_a_step: bool | None = None) -> None:

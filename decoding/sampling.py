@@ -1,8 +1,8 @@
-"""The one warper: temperature, top-k, top-p, min-p, used by target, draft and baseline alike.
+"""The sampling transform of target, draft and baseline alike: temperature, top-k, top-p, min-p.
 
-Order: temperature -> top-k -> top-p -> min-p, in fp32, each on what the one before has kept.
-Ties are kept by value: a token as likely as the last one kept is kept too, so the result does not
-depend on the order in which a sort meets equal logits. Read next: `acceptance.py`.
+In this order, in fp32, each filter on what the one before has kept. Ties are kept by value: a token
+as likely as the last one kept is kept too, so the result does not depend on how a sort orders equal
+logits. Read next: `rules/acceptance.py`; `kernels/warp.py`, the same on a GPU.
 
 Shapes: `...` any leading dimensions, V vocabulary.
 """

@@ -37,7 +37,7 @@ class StepLog:
         self._kept.append(kept_B)
 
     def cut(self, steps: int) -> StepLog:
-        """Forget all but the first steps: those that a late host took too many."""
+        """Keep only the first `steps`: a host that sees late that all rows have ended runs one more."""
         for parts in (self._accepted, self._tested, self._alpha, self._running, self._kept):
             del parts[steps:]
         return self
@@ -94,7 +94,7 @@ class StepLog:
 
     @property
     def _before_the_end_TBD(self) -> NDArray[np.bool_]:
-        """Depths whose token is not behind EOS or the limit."""
+        """Depths whose token is not after EOS or the limit."""
         return np.arange(self.depth) < self.kept_TB[..., None]
 
     @property

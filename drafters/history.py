@@ -1,4 +1,4 @@
-"""What every row has said so far, on the device: what drafters that copy or catch up read.
+"""The text of every row so far, on the device, for drafters that copy from it or read it later.
 
 Read next: `draft_model.py`, `lookup.py`.
 
@@ -24,14 +24,14 @@ class History:
         padded = [[*prompt, *[0] * (capacity - len(prompt))] for prompt in prompts]
         self.tokens_BL = torch.tensor(padded, dtype=torch.long, device=device)
         self.lengths_B = torch.tensor([len(prompt) for prompt in prompts], device=device)
-        """Tokens in front of the last emitted one."""
+        """Tokens before the last emitted one."""
 
     def write_last(self, last_B: Tensor) -> None:
-        """Put the last emitted token behind the others."""
+        """Put the last emitted token after the others."""
         self.tokens_BL.scatter_(1, self.lengths_B[:, None], last_B[:, None])
 
     def append(self, committed: Committed) -> None:
-        """Take in a step; garbage behind `count_B` is written over by the next one."""
+        """Take in a step; garbage after `count_B` is overwritten by the next one."""
         E = committed.tokens_BE.shape[1]
         slots_BE = self.lengths_B[:, None] + 1 + torch.arange(E, device=self.lengths_B.device)
         slots_BE = slots_BE.clamp_max(self.tokens_BL.shape[1] - 1)
@@ -39,7 +39,7 @@ class History:
         self.lengths_B += committed.count_B
 
     def recent(self, count: int) -> Tensor:
-        """The last `count` tokens, the newest first; -1 in front of a row's first. [B, count]."""
+        """The last `count` tokens, the newest first; -1 before a row's first. [B, count]."""
         slots_BK = self.lengths_B[:, None] - torch.arange(count, device=self.lengths_B.device)
         recent_BK = self.tokens_BL.gather(1, slots_BK.clamp_min(0))
         return torch.where(slots_BK >= 0, recent_BK, -1)

@@ -36,8 +36,8 @@ class TargetIdentity:
 
     @classmethod
     def of(cls, target: Backbone) -> TargetIdentity:
-        found = cls.of_parts(target.model.config, target.tokenizer, name=target.name, revision=target.revision)
-        return replace(found, vocabulary=target.vocabulary)
+        identity = cls.of_parts(target.model.config, target.tokenizer, name=target.name, revision=target.revision)
+        return replace(identity, vocabulary=target.vocabulary)
 
     @classmethod
     def of_parts(
@@ -58,24 +58,24 @@ class TargetIdentity:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
-    def check_same(self, found: TargetIdentity, drafter: str, *, hint: str = "") -> None:
+    def check_same(self, target: TargetIdentity, drafter: str, *, hint: str = "") -> None:
         """Raise RequestError naming the first field that differs; the name alone may.
 
         `hint`: what else to do where it is the tokenizer.
         """
         for field in ("tokenizer", "vocabulary", "hidden_size"):
-            mine, theirs = getattr(self, field), getattr(found, field)
+            mine, theirs = getattr(self, field), getattr(target, field)
             if mine != theirs:
                 raise RequestError(
                     f"the drafter {drafter} was made for target {self.name!r} with {field} "
-                    f"{_short(mine)}; this target {found.name!r} has {field} {_short(theirs)}. "
+                    f"{_short(mine)}; this target {target.name!r} has {field} {_short(theirs)}. "
                     "Use the target it was trained for, or train a drafter for this one"
                     + (hint if field == "tokenizer" else "")
                 )
-        if self.tuned != found.tuned:
+        if self.tuned != target.tuned:
             raise RequestError(
                 f"the drafter {drafter} was made for target {self.name!r} {_version(self)}; this "
-                f"target {found.name!r} is one {_version(found)}. Use the folder `target` of the "
+                f"target {target.name!r} is one {_version(target)}. Use the folder `target` of the "
                 "run that trained the drafter, or train a drafter for this one"
             )
 
@@ -107,8 +107,8 @@ def _last_part(name: str) -> str:
 
 
 def _version(identity: TargetIdentity) -> str:
-    found = identity.tuned
-    return "whose weights no run has changed" if found is None else f"as tuned to {_short(found)}"
+    tuned = identity.tuned
+    return "whose weights no run has changed" if tuned is None else f"as tuned to {_short(tuned)}"
 
 
 def _short(value: object) -> str:

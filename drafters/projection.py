@@ -1,4 +1,4 @@
-"""The refusal of models whose logits are more than the projection of their last hidden state.
+"""Refuses models whose logits are more than the projection of their last hidden state.
 
 Training never makes a model's logits through its own forward pass: losses in chunks and drafters
 that ride on a target multiply hidden states by the output projection's weight. Classes that add a
@@ -36,42 +36,42 @@ def check_plain_logits(model: PreTrainedModel, whose: str = "the target") -> Non
     Args:
         whose: what the message calls the model, and where the recipe names it.
     """
-    found = _said(model) or _measured(model)
-    if found is not None:
+    difference = _by_config(model) or _by_measuring(model)
+    if difference is not None:
         raise RequestError(
-            f"{whose} ({type(model).__name__}) {found}; expected logits that are the output "
+            f"{whose} ({type(model).__name__}) {difference}; expected logits that are the output "
             "projection of the last hidden state and nothing more: training, and drafters on "
             "hidden states, compute only that. Take another model; the decoder itself runs this "
             "one, with an independent draft model as it is or a method without training"
         )
 
 
-def _said(model: Any) -> str | None:
-    """What the model's parts and config say of its logits, if it is more than a projection."""
+def _by_config(model: Any) -> str | None:
+    """How the logits differ from a projection by the model's parts and config; None if they do not."""
     if getattr(model.get_output_embeddings(), "bias", None) is not None:
         return "has an output projection that has a bias"
     config = model.config.get_text_config(decoder=True)
     for name, neutral in _SETTINGS.items():
         value = getattr(config, name, None)
         if value not in (None, neutral):
-            return f"changes its logits behind the projection: {name} is {value} in its config"
+            return f"changes its logits after the projection: {name} is {value} in its config"
     return None
 
 
-def _measured(model: Any) -> str | None:
+def _by_measuring(model: Any) -> str | None:
     """How far the model's logits are from the projection on one row; None if they are the same."""
     weight_VH = model.get_output_embeddings().weight
     if weight_VH.is_meta:
         return None
     hidden_NH, logits_NV = _probe(model)
     plain_NV = F.linear(hidden_NH.to(weight_VH.dtype), weight_VH.detach()).float()
-    words = min(plain_NV.shape[-1], logits_NV.shape[-1])
-    gap = float((logits_NV[:, :words].float() - plain_NV[:, :words]).abs().max())
+    shared = min(plain_NV.shape[-1], logits_NV.shape[-1])
+    gap = float((logits_NV[:, :shared].float() - plain_NV[:, :shared]).abs().max())
     largest = float(plain_NV.abs().max())
     if gap <= _ROUNDING * torch.finfo(hidden_NH.dtype).eps * largest:
         return None
     return (
-        f"changes its logits behind the projection: on a row of {_PROBED} tokens they differ from "
+        f"changes its logits after the projection: on a row of {_PROBED} tokens they differ from "
         f"it by up to {gap:.3g}, where the largest is {largest:.3g}"
     )
 

@@ -1,8 +1,8 @@
-"""The target's true states that a drafter's own layer has still to read, and that layer's cache.
+"""The target's states that a drafter's own layer has yet to read, and that layer's KV cache.
 
-Drafters with a layer of their own (EAGLE, Hydra++) keep its keys and values. Behind every
-verification they are made anew from the target's true states of what was accepted; what was
-written while drafting is garbage behind them. Read next: `eagle/proposer.py`, `hydra.py`.
+Drafters with a layer of their own (EAGLE, Hydra++) keep its keys and values. After every
+verification they are computed from the target's true states of what was accepted; what was written
+while drafting is garbage after them. Read next: `eagle/proposer.py`, `hydra.py`.
 
 Shapes: B rows, E tokens that a step can emit, F numbers of the target's features, T slots in view.
 """
@@ -21,14 +21,14 @@ from ..decoding.tree.tree import chain, tree_mask
 
 
 class Waiting(NamedTuple):
-    """What a layer reads next: the states behind those that it knows, as many as the longest row.
+    """What a layer reads next: the states after those that it knows, as many as the longest row.
 
-    What stands behind a row's own count is garbage that nothing sees, written over next.
+    After a row's own count there is garbage that nothing sees, overwritten next.
     """
 
     features_BEF: Tensor
     tokens_BE: Tensor
-    """The token emitted behind each."""
+    """The token emitted after each."""
     positions_BE: Tensor
     mask: Tensor | None
     """bool, broadcastable to [B, 1, E, T]."""
@@ -42,7 +42,7 @@ class TrueStates:
     def __init__(
         self, prompts: Sequence[Sequence[int]], *, room: int, depth: int, device: torch.device, static: bool
     ) -> None:
-        """`room`: slots behind the longest prompt; `depth`: drafted tokens accepted at most."""
+        """`room`: slots after the longest prompt; `depth`: drafted tokens accepted at most."""
         self.kv_cache = KVCache(len(prompts), max(map(len, prompts)) + room, static=static)
         # in the KV cache, and those that the next step will add
         self._known_B = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)
@@ -52,13 +52,13 @@ class TrueStates:
 
     @property
     def length_B(self) -> Tensor:
-        """True states of each row, those that wait included: drafting goes on behind them."""
+        """True states of each row, those that wait included: drafting continues after them."""
         return self._known_B + self._count_B
 
     def begin(self, features: Sequence[Tensor]) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Every prompt's row, states [1, S, F] and positions [1, S], the KV cache aimed at it.
 
-        All but the last state of each, which waits for the token behind it; prompts of one token
+        All but the last state of each, which waits for the token after it; prompts of one token
         have no other.
         """
         B, E = self._tokens_BE.shape
@@ -71,13 +71,13 @@ class TrueStates:
                 yield row, features_SF[None, :-1], positions_1S
 
     def observe(self, committed: Committed) -> None:
-        """Keep the states of what was accepted, each with the token emitted behind it."""
+        """Keep the states of what was accepted, each with the token emitted after it."""
         assert committed.features_BNF is not None  # asked for by `layers`
-        # the root was verified too: its state stands in front of the first accepted token
+        # the root was verified too: its state stands before the first accepted token
         root_B1 = torch.zeros_like(committed.path_BD[:, :1])
         node_BE = torch.cat([root_B1, committed.path_BD.clamp_min(0)], 1)
         features_BEF = pick(committed.features_BNF, node_BE)
-        # a row at rest keeps its last ones, and would draft the same again
+        # a row that has ended keeps its last ones, and would draft the same again
         runs_B1 = committed.count_B[:, None] > 0
         self._known_B += self._count_B * runs_B1[:, 0]
         self._count_B.copy_(torch.where(runs_B1[:, 0], committed.count_B, self._count_B))
@@ -85,7 +85,7 @@ class TrueStates:
         self._features_BEF.copy_(torch.where(runs_B1[..., None], features_BEF, self._features_BEF))
 
     def waiting(self, last_B: Tensor) -> Waiting:
-        """What the layer is to read now, the KV cache aimed; `last_B` stands behind the last state."""
+        """What the layer is to read now, the KV cache aimed; `last_B` follows the last state."""
         last_B1 = (self._count_B - 1)[:, None]
         self._tokens_BE.scatter_(1, last_B1, last_B[:, None])
         E = self._tokens_BE.shape[1]

@@ -40,11 +40,11 @@ def verify_tree(
     depth: int,
     without_replacement: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Which nodes of each row's tree survive, and the token behind them.
+    """Which nodes of each row's tree survive, and the token after them.
 
     Lossless if `q_BNV` is the distribution that the children were really drawn from, in the order of
     `child_BNC`, and every coin is fresh. A residual without mass (P and Q equal up to rounding)
-    leaves P as it is. Where no mass of Q remains behind the tried children, trying ends.
+    leaves P as it is. Where no mass of Q remains after the tried children, trying ends.
 
     Args:
         p_BNV: fp32 [B, N, V], the warped target distribution at each node.
@@ -57,7 +57,7 @@ def verify_tree(
         without_replacement: siblings were drawn without replacement (q of the first is `q_BNV`).
 
     Returns:
-        accepted_B int64; path_BD int64, the node kept at each depth, -1 behind the accepted;
+        accepted_B int64; path_BD int64, the node kept at each depth, -1 after the accepted;
         extra_B int64, one draw from the current P by inverting its cumulative sum in vocabulary
         order, never a token of probability zero.
 
@@ -206,8 +206,8 @@ def _verify_kernel(
                 slot += 1
 
     tl.store(accepted_ptr + row, accepted)
-    for behind in range(accepted, D):
-        tl.store(path_ptr + behind, tl.full((), -1, tl.int64))
+    for empty in range(accepted, D):
+        tl.store(path_ptr + empty, tl.full((), -1, tl.int64))
     uniform = tl.load(extra_ptr + row).to(tl.float64)
     token = _draw(
         p_ptr + at * p_node,
@@ -257,7 +257,7 @@ def _reject(
     WITHOUT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Note the scalars of the child in `slot`. Returns the scale of q behind it, 0 for none."""
+    """Note the scalars of the child in `slot`. Returns the scale of q after it, 0 for none."""
     p_mass = tl.full((), 0, tl.float64)
     q_mass = tl.full((), 0, tl.float64)
     for start in range(0, V, BLOCK):

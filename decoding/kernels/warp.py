@@ -117,7 +117,7 @@ def _warp_kernel(
 
 @triton.jit
 def _scaled(logits_ptr, token_T, V, temperature):
-    """Logits over temperature in fp32; -inf, hence of weight 0, behind the vocabulary."""
+    """Logits over temperature in fp32; -inf, hence of weight 0, after the vocabulary."""
     x_T = tl.load(logits_ptr + token_T, mask=token_T < V, other=float("-inf")).to(tl.float32)
     # rounded as torch rounds it: an approximate quotient could part what ties there, or join it
     return tl.div_rn(x_T, tl.zeros_like(x_T) + temperature)

@@ -1,7 +1,7 @@
 """Which drafted tokens survive, and what is emitted after them: the lossless rules.
 
-Pure, batched functions without a host synchronisation. Each states for which distribution of the proposal
-it is lossless. Read next: `rules/choice.py`, which picks the one that fits; `lossy.py`, for those that
+Pure, batched functions without a host synchronisation. Each states for which `DraftSampling` it is
+lossless. Read next: `rules/choice.py`, which picks the one that fits; `lossy.py`, for those that
 change the output; docs/audit.md, which proves them.
 
 Shapes: B rows, N nodes (root included), K drafted tokens of a chain, D depths, C trials of a node,
@@ -28,8 +28,8 @@ class Outcome(NamedTuple):
 
     Attributes:
         accepted_B: int64, drafted tokens that were kept, 0..D.
-        path_BD: int64, node kept at each depth; -1 behind the accepted ones.
-        extra_B: int64, the token after the accepted ones: correction, or bonus behind a full path.
+        path_BD: int64, node kept at each depth; -1 after the accepted ones.
+        extra_B: int64, the token after the accepted ones: correction, or bonus after a full path.
         tested_BD: bool, whether a candidate of this depth was put to the test.
         alpha_hat_BD: fp32, probability that the test of this depth succeeds, given the distributions.
     """
@@ -48,8 +48,8 @@ Rule = Callable[[Tensor, Proposal, Warper, Uniforms], Outcome]
 def accept_greedy(logits_BNV: Tensor, proposal: Proposal, _warper: Warper, _uniforms: Uniforms) -> Outcome:
     """Walk down while a child equals the target's argmax; then emit the argmax.
 
-    Lossless at temperature 0 for every distribution: the emitted tokens are the target's own, whatever
-    was drafted. `alpha_hat` is 0 or 1, as the distribution of a greedy target is a point mass.
+    Lossless at temperature 0 however the tokens were drawn: the emitted tokens are the target's own.
+    `alpha_hat` is 0 or 1, as a greedy target's distribution is a point mass.
     """
     return _walk_matching(logits_BNV.argmax(-1), proposal)
 
@@ -76,7 +76,7 @@ def accept_sampled(logits_BNV: Tensor, proposal: Proposal, warper: Warper, unifo
     """Draw y ~ p once at each node; walk down while a child equals it; then emit it.
 
     Lossless for point masses on any tree (sample-and-match): the emitted tokens are draws of the
-    target's own, and which of them were foreseen does not change them. The chance to go on is
+    target's own, and which of them were drafted does not change them. A candidate is accepted with
     the target's mass on the children.
     """
     p_BNV = warper(logits_BNV)
@@ -85,13 +85,13 @@ def accept_sampled(logits_BNV: Tensor, proposal: Proposal, warper: Warper, unifo
 
 
 def accept_tree(logits_BNV: Tensor, proposal: Proposal, warper: Warper, uniforms: Uniforms) -> Outcome:
-    """Try the children of a node one after another, each against what the others left of p.
+    """Try the children of a node one after another, each against the residual of p after those before.
 
     Recursive rejection: child x_j, drawn from Q_j, is kept with probability
     min(1, P_j(x_j) / Q_j(x_j)); after a rejection P_{j+1} = norm(max(0, P_j - Q_j)). Q_j is q for
     independent draws (SpecInfer, Miao et al. 2023), and q without the earlier siblings,
     renormalised, for draws without replacement (EAGLE, Li et al. 2024; Sequoia, Chen et al. 2024).
-    Lossless for both: each trial is one exact step on P_j with the distribution that x_j really had.
+    Lossless for both: each trial is one exact step on P_j with the distribution that x_j was drawn from.
     """
     if proposal.q_BNV is None:
         raise ValueError("recursive rejection needs the distribution q of every node's children")
@@ -110,8 +110,8 @@ def accept_tree(logits_BNV: Tensor, proposal: Proposal, warper: Warper, uniforms
 def launch_tree(p_BNV: Tensor, proposal: Proposal, child_BNC: Tensor, coins_BN: Tensor) -> Outcome:
     """`accept_tree` as one kernel launch.
 
-    The kernel does not sum over what might have been drawn: here `alpha_hat` is whether the test
-    succeeded, which has the same expectation and more noise.
+    The kernel does not sum over the tokens that might have been drawn: here `alpha_hat` is whether the
+    test succeeded, which has the same expectation and more noise.
     """
     from ..kernels.verify import verify_tree
 
@@ -134,7 +134,7 @@ def launch_tree(p_BNV: Tensor, proposal: Proposal, child_BNC: Tensor, coins_BN: 
 
 
 def accept_several(logits_BNV: Tensor, proposal: Proposal, warper: Warper, uniforms: Uniforms) -> Outcome:
-    """Multi-step speculative sampling: as `accept_tree`, every trial with its own draft's distribution.
+    """Multi-step speculative sampling: as `accept_tree`, every trial with the q of the draft that made it.
 
     Lossless for merged trees of several drafts (SpecInfer, Miao et al. 2023, section 4.3). A token
     that two drafts drew is tried twice and expanded once.
@@ -157,7 +157,7 @@ def chain_q(proposal: Proposal) -> Tensor:
         raise ValueError("rejection sampling on a chain needs a chain and its q")
     q_BKV = proposal.q_BNV[:, :-1]
     if proposal.present_BN is not None:
-        # where nothing was drafted, nothing is subtracted from p
+        # where there is no candidate, nothing is subtracted from p
         q_BKV = q_BKV * proposal.present_BN[:, 1:, None]
     return q_BKV
 
@@ -173,8 +173,8 @@ def chain_ratio_test(p_BNV: Tensor, q_BKV: Tensor, proposal: Proposal, coins_BN:
 
 
 def residual(p_BNV: Tensor, q_BKV: Tensor, accepted_B: Tensor) -> Tensor:
-    """max(0, p - q) at the first rejection, p itself behind a full chain. [B, V], unnormalised."""
-    # behind the chain nothing was drafted, so nothing is subtracted
+    """max(0, p - q) at the first rejection, p itself after a full chain. [B, V], unnormalised."""
+    # after the last node nothing was drafted, so nothing is subtracted
     q_BNV = torch.cat([q_BKV, torch.zeros_like(p_BNV[:, :1])], dim=1)
     p_BV, q_BV = row_of(p_BNV, accepted_B), row_of(q_BNV, accepted_B)
     return left_over(p_BV, q_BV)
@@ -188,7 +188,7 @@ def left_over(p_BV: Tensor, q_BV: Tensor) -> Tensor:
 
 
 def row_of(x_BNV: Tensor, node_B: Tensor) -> Tensor:
-    """What stands at one node of each row, [B, V]."""
+    """The entries of one node of each row, [B, V]."""
     return x_BNV.gather(1, node_B[:, None, None].expand(-1, 1, x_BNV.shape[-1])).squeeze(1)
 
 
@@ -236,18 +236,18 @@ def _descend(
     P_BV = p_BNV[:, 0]
     path, tested, alpha = [], [], []
     for _ in range(proposal.tree.depth):
-        found = _try_children(P_BV, at_B, proposal.tokens_BN, trials, coins_BNC, without=without)
-        tested.append(alive_B & found.tried_B)
-        alpha.append(found.chance_B)
-        alive_B = alive_B & (found.child_B >= 0)
-        at_B = torch.where(alive_B, found.child_B, at_B)
+        trial = _try_children(P_BV, at_B, proposal.tokens_BN, trials, coins_BNC, without=without)
+        tested.append(alive_B & trial.tried_B)
+        alpha.append(trial.chance_B)
+        alive_B = alive_B & (trial.child_B >= 0)
+        at_B = torch.where(alive_B, trial.child_B, at_B)
         path.append(torch.where(alive_B, at_B, -1))
-        # a row that has come to rest keeps what its rejections left
+        # a row whose walk has ended keeps the residual of its rejections
         stopped_B = tested[-1] & ~alive_B
         P_BV = torch.where(alive_B[:, None], row_of(p_BNV, at_B), P_BV)
-        P_BV = torch.where(stopped_B[:, None], found.left_BV, P_BV)
+        P_BV = torch.where(stopped_B[:, None], trial.left_BV, P_BV)
         if P_BV.device.type == "cpu" and not bool(alive_B.any()):
-            break  # looking is free here, and walking on is not
+            break  # on a CPU reading a value is free, and walking on is not
     missing = proposal.tree.depth - len(path)
     for rest, nothing in ((path, -1), (tested, False), (alpha, 0.0)) if missing else ():
         rest += [torch.full_like(rest[0], nothing)] * missing
@@ -256,12 +256,12 @@ def _descend(
 
 
 class _Trial(NamedTuple):
-    """What came of the children of one node per row."""
+    """The outcome of trying the children of one node per row."""
 
     child_B: Tensor  # the one accepted, -1 if none was
-    left_BV: Tensor  # what is left of P if none was
-    tried_B: Tensor
-    chance_B: Tensor
+    left_BV: Tensor  # the residual of P if none was
+    tried_B: Tensor  # whether the node has children
+    chance_B: Tensor  # of accepting any of them
 
 
 def _try_children(
@@ -287,13 +287,13 @@ def _try_children(
             overlap_B = torch.minimum(P_BV, first_q_BV).sum(-1)
         ratio_B = torch.where(tried_B, (p_B / q_B.clamp_min(1e-30)).clamp_max(1), 0)
         missed_B = missed_B * (1 - ratio_B)
-        # the next trial stands on what this one would leave; it only counts if this one failed
+        # the next trial is against the residual of this one; it only counts if this one failed
         left_BV = _normalised(left_over(P_BV, Q_BV))
         P_BV = torch.where(tried_B[:, None], left_BV, P_BV)
         if without:
             rest_BV = _normalised(Q_BV.scatter(1, token_B1, 0.0))
             Q_BV = torch.where(tried_B[:, None], rest_BV, Q_BV)
-    # one trial: its chance over all that might have been drawn; several: over the coins alone
+    # one trial: its chance over draws and coins; several: over the coins alone
     chance_B = overlap_B if child_BC.shape[1] == 1 else 1 - missed_B
     return _Trial(accepted_B, P_BV, (child_BC >= 0).any(1), chance_B)
 

@@ -1,4 +1,4 @@
-"""Which acceptance rule fits a proposal: the lossless one by its declared distribution, a lossy one by name.
+"""Which acceptance rule a proposal gets: the lossless one by how its tokens were drawn, a lossy one by name.
 
 Read next: `acceptance.py`, `lossy.py`.
 """
@@ -33,11 +33,11 @@ def is_lossy(rule: str | None) -> bool:
 
 
 def rule_for(proposal: Proposal, warper: Warper, asked: str | None = None) -> Rule:
-    """The lossless rule for what was proposed; another lossless name is refused.
+    """The lossless rule for a proposal, or the lossy one that is asked for.
 
     Raises:
-        RequestError: `asked` is unknown, would not be lossless here, or is a lossy rule that needs
-            a proposal of another kind.
+        RequestError: `asked` is unknown, is a lossless rule of other proposals, or a lossy rule that
+            needs a proposal of another kind.
     """
     if asked is not None and asked in LOSSY:
         return _lossy(proposal, warper, asked)
@@ -60,13 +60,13 @@ def lossless_name(sampling: DraftSampling, warper: Warper, *, is_chain: bool) ->
         return "sample-and-match"
     if sampling is DraftSampling.SEVERAL:
         return "multi-step"
-    # on a chain both are the same distribution; the chain's rule needs no walk
+    # on a chain both rules do the same, and the chain's needs no walk
     return "rejection" if is_chain else "recursive-rejection"
 
 
 def _lossy(proposal: Proposal, warper: Warper, name: str) -> Rule:
     if name == "lossy-lenient" and warper.greedy:
-        return accept_greedy  # distributions of one token each: lenience has nothing to give
+        return accept_greedy  # between point masses lenience changes nothing
     chain_of_draws = proposal.tree.is_chain and proposal.q_BNV is not None
     if name == "lossy-lenient" and not chain_of_draws:
         raise RequestError(

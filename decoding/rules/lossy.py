@@ -1,7 +1,7 @@
 """Acceptance rules that change the output: more tokens per call, no longer the target's own.
 
-They exist to be compared with. Each is called lossy in its name, is used only when asked for, and
-every number made with it carries its measured distance from the target instead of a verdict.
+They are here for comparison. Each is called lossy in its name, is used only when asked for, and every
+number made with it carries its measured distance from the target instead of a verdict.
 Read next: `rules/choice.py`; `acceptance.py` for the lossless ones.
 
 Shapes: B rows, N nodes (root included), D depths, K drafted tokens of a chain, V vocabulary.
@@ -30,7 +30,7 @@ def typical_acceptance(
     """Accept x if p(x) > min(epsilon, delta exp(-H(p))); of all paths the longest (Medusa 2024).
 
     Entropy H in nats, of the warped p. Among paths of equal length the likeliest wins, and the
-    token behind it is the argmax.
+    token after it is the argmax.
     """
     p_BNV = warper(logits_BNV)
     entropy_BN = torch.special.entr(p_BNV).sum(-1)
@@ -67,7 +67,7 @@ def minimum_block(
 ) -> Outcome:
     """Match the likeliest token, but emit `least` tokens come what may (Stern et al. 2018, 5.3).
 
-    The token behind the accepted ones counts among them, as it does in a block.
+    The token after the accepted ones counts among them, as it does in a block.
     """
     p_BNV = warper(logits_BNV)
     own_BN, parent_BN = _probability_of_nodes(p_BNV, proposal)
@@ -99,7 +99,7 @@ def _probability_of_nodes(p_BNV: Tensor, proposal: Proposal) -> tuple[Tensor, Te
 
 
 def _longest(p_BNV: Tensor, passed_BN: Tensor, own_BN: Tensor, proposal: Proposal) -> Outcome:
-    """The deepest node all of whose ancestors passed, and the argmax behind it."""
+    """The deepest node all of whose ancestors passed, and the argmax after it."""
     nodes = proposal.tree.on(passed_BN.device)
     root_N = torch.arange(passed_BN.shape[1], device=passed_BN.device) == 0
     there_BN = (nodes.parents_BN >= 0).expand_as(passed_BN)

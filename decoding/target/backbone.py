@@ -1,7 +1,7 @@
-"""A causal LM as the decoder sees it: tokens of a tree in, logits of every node out.
+"""A causal LM as the decoder calls it: tokens of a tree in, logits of every node out.
 
-Any causal LM of `transformers` with full attention, or with a sliding window for as long as nothing
-has left the window. Others are refused by name. Read next: `loading.py`, which loads one; `engine.py`.
+Any causal LM of `transformers` with full attention, or with a sliding window while the text is no
+longer than the window. Others are refused by name. Read next: `loading.py`, which loads one; `engine.py`.
 
 Shapes: B rows, N nodes, F numbers of the features, V rows of the output projection, S prompt
 tokens, T slots in view.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Seen(NamedTuple):
-    """What a forward computed; `features_BNF` are the hidden states asked for, side by side."""
+    """The results of a forward pass; `features_BNF` are the hidden states asked for, side by side."""
 
     logits_BNV: Tensor
     features_BNF: Tensor | None
@@ -54,7 +54,7 @@ class Backbone:
 
     @cached_property
     def _is_lean(self) -> bool:
-        # a sliding layer forgets, and what runs without a mask has to know
+        # the lean forward runs some calls without a mask, which a sliding layer needs
         config = self.model.config.get_text_config(decoder=True)
         return lean.fits(self.model) and _sliding_window(config) is None
 
@@ -69,7 +69,7 @@ class Backbone:
 
     @property
     def context_reason(self) -> str:
-        """What sets `context`, to stand behind the number; empty if it is the model's length."""
+        """What limits `context`, as the end of a sentence; empty if it is the model's length."""
         return min(self._limits)[1]
 
     @cached_property
@@ -83,12 +83,12 @@ class Backbone:
     @property
     def eos_ids(self) -> tuple[int, ...]:
         """The ids that end a text, by the model's generation settings."""
-        found = self.model.generation_config.eos_token_id
-        if found is None:
-            found = self.model.config.get_text_config(decoder=True).eos_token_id
-        if found is None:
+        eos = self.model.generation_config.eos_token_id
+        if eos is None:
+            eos = self.model.config.get_text_config(decoder=True).eos_token_id
+        if eos is None:
             return ()
-        return (found,) if isinstance(found, int) else tuple(found)
+        return (eos,) if isinstance(eos, int) else tuple(eos)
 
     def prefill(
         self,
@@ -98,7 +98,7 @@ class Backbone:
         layers: Sequence[int] = (),
         features: list[Tensor] | None = None,
     ) -> Tensor:
-        """Write every prompt into its row of the KV cache; logits behind the last token, [B, V].
+        """Write every prompt into its row of the KV cache; logits after the last token, [B, V].
 
         Rows go one by one: what a row computes cannot depend on the lengths of the others. With
         `layers`, each row's hidden states [S, F] are appended to `features`.
@@ -122,7 +122,7 @@ class Backbone:
     def forward(
         self, tokens_BN: Tensor, lengths_B: Tensor, tree: AnyTree, kv_cache: KVCache, *, keep: int = 0
     ) -> Tensor:
-        """Logits [B, N, V] of the nodes of a tree behind `lengths_B`; `keep` > 0: of the last."""
+        """Logits [B, N, V] of the nodes of a tree after `lengths_B`; `keep` > 0: of the last."""
         return self.see(tokens_BN, lengths_B, tree, kv_cache, keep=keep).logits_BNV
 
     def see(
@@ -169,18 +169,18 @@ class Backbone:
 
 
 def context_limits(config: Any) -> list[tuple[int, str]]:
-    """Bounds on a sequence's length, and what sets each of them if it is not the model's own."""
+    """Limits on a sequence's length, each with its reason if it is not the model's own length."""
     limits = [(int(getattr(config, "max_position_embeddings", 2**31)), "")]
     window = _sliding_window(config)
     if window is not None:
-        # a tree's mask goes to every layer alike: exact while no layer has anything to forget
+        # all layers get the same tree mask: exact while no token has left the window
         limits.append((window, ", the sliding window of its attention"))
     rope = getattr(config, "rope_parameters", None) or {}
     for each in (rope, *(one for one in rope.values() if isinstance(one, dict))):
         if each.get("rope_type") == "longrope":
-            # beyond it `transformers` turns all rows of a call by other frequencies
+            # beyond it `transformers` uses other frequencies for all rows of a call
             length = int(each["original_max_position_embeddings"])
-            limits.append((length, ", behind which its rotary frequencies change"))
+            limits.append((length, ", after which its rotary frequencies change"))
     return limits
 
 
@@ -205,7 +205,7 @@ def check_token_ids(target: Backbone, highest: int, where: str) -> None:
 
 
 def check_rollback(model: nn.Module) -> None:
-    """Raise RequestError naming what keeps a model's state from going back to a smaller length."""
+    """Raise RequestError naming the part of a model whose state cannot be rolled back to a smaller length."""
     config: Any = model.config
     name = f"{type(model).__name__} ({config.model_type})"
     encodes = getattr(config, "is_encoder_decoder", False)

@@ -1,7 +1,7 @@
 """Which hidden state "layer i" is, and how it is taken while a model runs.
 
 State 0 is the embedding, state i what the i-th layer puts out, and the last state, also called
-`LAST`, what the output projection reads, behind the last norm: the count of `hidden_states` in
+`LAST`, what the output projection reads, after the last norm: the count of `hidden_states` in
 `transformers`. Drafters are trained on these states and decode from them, so both take them here.
 Read next: `backbone.py`, which decodes; `trainers/teacher/features.py`, which trains.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ...errors import RequestError
 
 LAST = -1
-"""The state that the output projection reads, behind the last norm, of a model of any depth."""
+"""The state that the output projection reads, after the last norm, of a model of any depth."""
 
 
 class HiddenStates:
@@ -36,7 +36,7 @@ class HiddenStates:
         if beyond:
             raise RequestError(
                 f"hidden state {beyond[0]} is asked for; a model of {count} layers has the states 0, its "
-                f"embedding, to {count}, behind its last norm. Name one of these"
+                f"embedding, to {count}, after its last norm. Name one of these"
             )
         self._numbers = [count if layer == LAST else layer for layer in layers]
         self._count = count

@@ -1,6 +1,6 @@
 """The key-value cache: preallocated, ours, rolled back by a smaller length.
 
-Tree rows are written behind each row's own length; after acceptance the kept ones are gathered
+Tree rows are written after each row's own length; after acceptance the kept ones are gathered
 forward. The KV cache is a `transformers` Cache, so any causal LM reads and writes it unchanged.
 Read next: `backbone.py`.
 
@@ -17,10 +17,10 @@ from transformers.cache_utils import Cache
 
 
 class KVCache(Cache):
-    """Keys and values [B, G, L, D] of every layer; what stands behind a row's length is garbage."""
+    """Keys and values [B, G, L, D] of every layer; slots after a row's length hold garbage."""
 
     def __init__(self, rows: int, capacity: int, *, static: bool = False) -> None:
-        """`static`: every forward sees all slots, so that nobody has to wait for the lengths."""
+        """`static`: every forward sees all slots, so that the host need not read the lengths."""
         super().__init__(layers=[])
         self.rows, self.capacity, self.static = rows, capacity, static
         self._keys: dict[int, Tensor] = {}
@@ -33,7 +33,7 @@ class KVCache(Cache):
         """Whether the rows of the running forward may have different lengths."""
 
     def aim(self, lengths_B: Tensor, count: int) -> int:
-        """Let the next forward write `count` tokens per row behind `lengths_B`.
+        """Let the next forward write `count` tokens per row after `lengths_B`.
 
         Returns how many slots the forward will see.
         """
@@ -75,10 +75,10 @@ class KVCache(Cache):
         return (self._write(self._keys[layer_idx], key_states), self._write(self._values[layer_idx], value_states))
 
     def commit(self, lengths_B: Tensor, path_BD: Tensor) -> None:
-        """Move the kept nodes of a tree behind the root: slot `length + 1 + d` gets node path[d].
+        """Move the kept nodes of a tree after the root: slot `length + 1 + d` gets node path[d].
 
-        Not needed for chains, whose nodes already stand where they belong. Where the path ends
-        (-1), slots keep what they hold. Nodes ascend along a path, so everything is read before
+        Not needed for chains, whose nodes are in their slots already. After the end of the path (-1)
+        slots keep their contents. Nodes ascend along a path, so everything is read before
         it is written over.
         """
         D = path_BD.shape[1]

@@ -1,7 +1,7 @@
 """A model with fewer of its own layers: a view, no weight is copied.
 
-What an early exit drafts with, and what the search for the layers of a pruned draft measures.
-Models of a plain decoder alone: embedding, equal layers, one last norm, one output projection.
+An early exit drafts with such a view, and the search for the layers of a pruned draft measures them.
+For plain decoders only: embedding, equal layers, one last norm, one output projection.
 Read next: `drafters/model/early_exit.py`, `trainers/pruning/layers.py`.
 """
 

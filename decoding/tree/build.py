@@ -1,7 +1,7 @@
 """Candidate trees from index paths, from confidence and from tries.
 
 All but tries, which the host looks up, are built on the device with fixed shapes and without a
-host synchronisation. Each builder states the distribution that its tokens follow (`proposal.DraftSampling`).
+host synchronisation. Each builder states how its tokens are drawn (`proposal.DraftSampling`).
 Read next: `tree.py`, what a tree is; `tree/search.py`, which paths are worth their nodes;
 `tree/merge.py`, the trees of several drafts.
 
@@ -65,11 +65,11 @@ def tree_of_paths(paths: Sequence[Sequence[int]]) -> Choices:
 def fill_choices(choices: Choices, root_B: Tensor, topk_BDR: Tensor) -> Tensor:
     """Tokens of a static tree: every node takes the candidate of its depth and rank.
 
-    The distribution is a point mass if `topk_BDR` holds the heads' likeliest tokens.
+    `POINT_MASS` if `topk_BDR` holds the heads' likeliest tokens.
 
     Args:
         root_B: int64, the last emitted token.
-        topk_BDR: int64 [B, D, R], candidates of every depth, best first; depth 1 stands at 0.
+        topk_BDR: int64 [B, D, R], candidates of every depth, best first; index 0 is depth 1.
 
     Returns:
         int64 [B, N].
@@ -89,7 +89,7 @@ def fill_choices(choices: Choices, root_B: Tensor, topk_BDR: Tensor) -> Tensor:
 
 @lru_cache(maxsize=256)
 def _picks(choices: Choices, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Where the candidates of all nodes but the root stand; kept, as copying them would wait."""
+    """Depth and rank of all nodes but the root, to index `topk_BDR`; cached, as copying them would wait."""
     depths = [depth - 1 for depth in choices.tree.depths[1:]]
     pick_2N = torch.tensor([depths, choices.ranks[1:]], dtype=torch.long, device=device)
     return pick_2N[0], pick_2N[1]
@@ -105,9 +105,9 @@ def dynamic_tree(
     depth, shallow first, then in the order of generation. V never grows on the way down, so a node
     stays only if its parent does, with ties too.
 
-    The distribution is a point mass, which holds only for deterministic candidates: `first` and `expand`
-    must give the draft's likeliest tokens. Never rank sampled ones: whether a sampled token is
-    kept may not depend on its own value, or the output is biased.
+    `POINT_MASS`, which holds only for deterministic candidates: `first` and `expand` must give the
+    draft's likeliest tokens. Never rank sampled ones: whether a sampled token is kept may not
+    depend on its own value, or the output is biased.
 
     Args:
         root_B: int64, the last emitted token.
@@ -184,7 +184,7 @@ class _Growth:
         node_BX = torch.arange(1, kept_BX.shape[1] + 1, device=kept_BX.device).expand_as(kept_BX)
         # a node that stayed without its parent, which takes a NaN, is absent and never accepted
         node_of_BG = torch.full_like(self.parents_BG, -1).scatter(1, kept_BX, node_BX)
-        # one place in front for the root, which has number -1
+        # one more column at the front for the root, which has number -1
         parents_BX = pad(node_of_BG, (1, 0)).gather(1, self.parents_BG.gather(1, kept_BX) + 1)
         missing = (0, count - kept_BX.shape[1])
         return pad(self.tokens_BG.gather(1, kept_BX), missing), pad(parents_BX, missing, value=-1)
@@ -195,13 +195,13 @@ def tree_of_tries(
 ) -> tuple[Tensor, RowTrees]:
     """One trie per row, found on the host, as trees of one size (REST, arXiv 2311.08252).
 
-    The distribution is a point mass: what a datastore holds does not depend on a random number.
+    `POINT_MASS`: what a datastore holds does not depend on a random number.
 
     Args:
         root_B: int64, the last emitted token; the trees are built on its device.
         tokens: tokens of each row's trie, at most `nodes - 1`; none for a row without a match.
-        parents: for each of them its parent's place in the same list, -1 below the root; parents
-            stand before children.
+        parents: for each of them its parent's index in the same list, -1 below the root; parents
+            come before children.
         nodes: size of the trees, the root included.
         depth: bound on their depth.
 
@@ -209,7 +209,7 @@ def tree_of_tries(
         int64 tokens [B, nodes] and the trees; a row's last nodes are absent.
 
     Raises:
-        ValueError: not a trie per row, one too large or too deep, or a parent behind its child.
+        ValueError: not a trie per row, one too large or too deep, or a parent after its child.
     """
     if nodes < 2 or not len(tokens) == len(parents) == len(root_B):
         raise ValueError(
@@ -221,9 +221,9 @@ def tree_of_tries(
             raise ValueError(
                 f"row {row} has {len(own)} tokens and {len(above)} parents; expected as many, at most {nodes - 1}"
             )
-        found = Tree((-1, *(parent + 1 for parent in above))).depth
-        if found > depth:
-            raise ValueError(f"the trie of row {row} has depth {found}, the bound is {depth}")
+        own_depth = Tree((-1, *(parent + 1 for parent in above))).depth
+        if own_depth > depth:
+            raise ValueError(f"the trie of row {row} has depth {own_depth}, the bound is {depth}")
     missing = [nodes - 1 - len(own) for own in tokens]
     tokens_BX = [[*own, *[0] * more] for own, more in zip(tokens, missing)]
     parents_BN = [[-1, *(parent + 1 for parent in above), *[-1] * more] for above, more in zip(parents, missing)]

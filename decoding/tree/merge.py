@@ -50,12 +50,12 @@ def merge(
 
     Miao et al. 2023, arXiv 2305.09781, section 3 (merging) and 4.3 (the trials). Equal siblings
     within a draft are merged too and stay separate trials. The tree has N = 1 + sum(N_m - 1)
-    nodes, whatever was merged. With `q` the distribution is `DraftSampling.SEVERAL`.
+    nodes, however many were merged. With `q` its sampling is `DraftSampling.SEVERAL`, else `POINT_MASS`.
 
     Args:
         root_B: int64, the last emitted token, root of every draft's tree.
         tokens: int64 [B, N_m] per draft; node 0 is the root.
-        parents: int64 per draft, [B, N_m] or [N_m] for all rows; parents stand before children,
+        parents: int64 per draft, [B, N_m] or [N_m] for all rows; parents come before children,
             -1 for the root and absent nodes.
         q: fp32 [B, N_m, V] per draft, the distributions from which it drew each node's children,
             independently; None for point masses. Rows of nodes without children are never used.
@@ -85,7 +85,7 @@ def merge(
 
 
 def compact(merged: Merged, *, static: bool) -> Merged:
-    """The same trees, absent nodes behind all others; as few of them as the fullest row has.
+    """The same trees, absent nodes after all others; as few of them as the fullest row has.
 
     Absent nodes cost the target as much as candidates. A node's number says which random number
     decides on it, so every row is numbered anew, whatever its neighbours are.
@@ -120,24 +120,24 @@ def _widened(at_BX: Tensor, like_BNC: Tensor) -> Tensor:
 
 
 def _side_by_side(parents: Sequence[Tensor], tokens: Sequence[Tensor]) -> Tensor:
-    """Parents of all drafts' nodes behind one root, numbered on. int64 [B, N]."""
-    found, before = [torch.full_like(tokens[0][:, :1], -1)], 0
+    """Parents of all drafts' nodes below one root, numbered consecutively. int64 [B, N]."""
+    columns, before = [torch.full_like(tokens[0][:, :1], -1)], 0
     for own, tokens_BN in zip(parents, tokens, strict=True):
         own_BX = own.expand_as(tokens_BN)[:, 1:]
         # the root and "absent" mean the same for every draft
-        found.append(torch.where(own_BX > 0, own_BX + before, own_BX))
+        columns.append(torch.where(own_BX > 0, own_BX + before, own_BX))
         before += own_BX.shape[1]
-    return torch.cat(found, 1)
+    return torch.cat(columns, 1)
 
 
 def _first_alike(tokens_BN: Tensor, parents_BN: Tensor, depth: int) -> Tensor:
     """The first node with the same path of tokens, for every node. int64 [B, N].
 
     Two nodes are alike if their tokens and the firsts of their parents are: each round settles
-    one more depth. A first stands before all that are like it, and so its parent before it.
+    one more depth. A first node comes before all that are like it, and so does its parent.
     """
     first_BN = torch.arange(tokens_BN.shape[1], device=tokens_BN.device).expand_as(tokens_BN)
-    # absent nodes and the root are like nothing but themselves
+    # absent nodes and the root are like no other node
     itself_NN = torch.eye(tokens_BN.shape[1], dtype=torch.bool, device=tokens_BN.device)
     there_BN = parents_BN >= 0
     token_BNN = (tokens_BN[:, :, None] == tokens_BN[:, None]) & there_BN[:, :, None]
@@ -150,10 +150,10 @@ def _first_alike(tokens_BN: Tensor, parents_BN: Tensor, depth: int) -> Tensor:
 
 
 def _trials(first_BN: Tensor, merged_BN: Tensor, own_BN: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Which child each trial of a node tried, and its distribution. int64 [B, N, C] each, C = T.
+    """The child that each trial at a node drew, and the number of its distribution. int64 [B, N, C] each, C = T.
 
-    Distributions are numbered as all drafts' nodes side by side, roots included: a trial was drawn from that
-    of its own parent.
+    Distributions are numbered as all drafts' nodes side by side, roots included: a trial was drawn
+    from the distribution of its own parent.
     """
     B, N = first_BN.shape
     T = N - 1
@@ -163,7 +163,7 @@ def _trials(first_BN: Tensor, merged_BN: Tensor, own_BN: Tensor, sizes: Sequence
     slot_BT = torch.where(above_BT < 0, N, above_BT) * T + turn_BT
     draft_T = torch.cat([first_BN.new_full((size,), m) for m, size in enumerate(sizes)])
     root_T = torch.cat([first_BN.new_full((size,), m + sum(sizes[:m])) for m, size in enumerate(sizes)])
-    probs_BT = torch.where(own_BN[:, 1:] > 0, own_BN[:, 1:] + draft_T, root_T)
+    q_index_BT = torch.where(own_BN[:, 1:] > 0, own_BN[:, 1:] + draft_T, root_T)
     child_BX = first_BN.new_full((B, (N + 1) * T), -1).scatter(1, slot_BT, child_BT)
-    probs_BX = first_BN.new_zeros(B, (N + 1) * T).scatter(1, slot_BT, probs_BT)
-    return child_BX.view(B, N + 1, T)[:, :N], probs_BX.view(B, N + 1, T)[:, :N]
+    q_index_BX = first_BN.new_zeros(B, (N + 1) * T).scatter(1, slot_BT, q_index_BT)
+    return child_BX.view(B, N + 1, T)[:, :N], q_index_BX.view(B, N + 1, T)[:, :N]

@@ -21,7 +21,7 @@ def draw_siblings(probs_BV: Tensor, uniform_BC: Tensor, *, replace: bool) -> tup
     is said to be absent, never drawn with probability zero.
 
     Args:
-        law_BV: q, fp32, warped; the distribution to be declared for the node.
+        probs_BV: q, fp32, warped; the distribution to be declared for the node.
         uniform_BC: fresh numbers in [0, 1), one per child.
         replace: whether siblings may be the same token twice.
 

@@ -1,9 +1,9 @@
-"""Candidate trees: parents, depths and who may look at whom.
+"""Candidate trees: parents, depths, and which node attends to which.
 
 A `Tree` has the same shape for every row and every step; `RowTrees` are built on the device, one
 per row, within fixed bounds. A chain is a tree in which every node has one child; the engine and
 the rules know trees only. Read next: `tree/build.py`, which makes trees of paths, confidences and
-tries; `acceptance.py`, which walks them; `backbone.py`, which verifies them in one call.
+tries; `rules/acceptance.py`, which walks them; `target/backbone.py`, which verifies them in one call.
 
 Shapes: B rows (1 where all rows share it), N nodes, the root included, C children of a node.
 """
@@ -28,7 +28,7 @@ class Tree:
             raise ValueError("node 0 is the root: parents[0] must be -1")
         for node, parent in enumerate(self.parents[1:], 1):
             if not 0 <= parent < node:
-                raise ValueError(f"parent of node {node} is {parent}: it must stand before it")
+                raise ValueError(f"parent of node {node} is {parent}: it must come before it")
 
     def __len__(self) -> int:
         return len(self.parents)
@@ -57,10 +57,10 @@ class Tree:
     @cached_property
     def children(self) -> tuple[tuple[int, ...], ...]:
         """Children of each node, in the order in which they were drawn."""
-        found: list[list[int]] = [[] for _ in self.parents]
+        children: list[list[int]] = [[] for _ in self.parents]
         for node, parent in enumerate(self.parents[1:], 1):
-            found[parent].append(node)
-        return tuple(map(tuple, found))
+            children[parent].append(node)
+        return tuple(map(tuple, children))
 
     @property
     def ancestors_NN(self) -> Tensor:
@@ -83,7 +83,7 @@ class Nodes:
         parents_BN: int64; -1 for the root and for nodes that a row does not have.
         depths_BN: int64; 0 for the root and for nodes that a row does not have.
         ancestors_BNN: bool; row n sees column m, an ancestor of n or n itself.
-        children_BNC: int64; children in the order in which they were drawn, -1 behind the last.
+        children_BNC: int64; children in the order in which they were drawn, -1 after the last.
     """
 
     parents_BN: Tensor
@@ -126,7 +126,7 @@ AnyTree = Tree | RowTrees
 
 @lru_cache(maxsize=64)
 def chain(length: int) -> Tree:
-    """The root and `length` nodes, one behind the other."""
+    """The root and `length` nodes, one after the other."""
     return Tree(tuple(range(-1, length)))
 
 
@@ -142,7 +142,7 @@ def _nodes(tree: Tree, device: torch.device) -> Nodes:
 
 
 def _ancestors(parents_BN: Tensor, depth: int) -> Tensor:
-    """Who is above whom: every squaring doubles how far up a node sees."""
+    """bool [B, N, N]: row n sees its ancestors and itself; every squaring doubles how far up."""
     N = parents_BN.shape[1]
     node_N = torch.arange(N, device=parents_BN.device)
     up_BNN = (parents_BN[:, :, None] == node_N) | (node_N[:, None] == node_N)
@@ -165,7 +165,7 @@ def _children(parents_BN: Tensor, width: int) -> Tensor:
 
 
 def tree_mask(nodes: Nodes, lengths_B: Tensor, slots: int, *, ragged: bool) -> Tensor | None:
-    """bool [B, 1, N, T] (or [1, 1, N, T] where rows are alike): what a node may look at.
+    """bool [B, 1, N, T] (or [1, 1, N, T] where rows are alike): what a node attends to.
 
     That is its row's past, its ancestors and itself; T is `slots`, all that the forward sees.
     None for one node of one row, which sees every slot: without a mask `transformers` need not
@@ -177,8 +177,8 @@ def tree_mask(nodes: Nodes, lengths_B: Tensor, slots: int, *, ragged: bool) -> T
         if len(lengths_B) == 1 and N == 1:
             return None
         return nn.functional.pad(ancestors_BNN, (slots - N, 0), value=True)[:, None]
-    behind_BT = torch.arange(slots, device=lengths_B.device) - lengths_B[:, None]
-    inside_BT = (behind_BT >= 0) & (behind_BT < N)
-    at_BNT = behind_BT.clamp(0, N - 1)[:, None].expand(-1, N, -1)
+    offset_BT = torch.arange(slots, device=lengths_B.device) - lengths_B[:, None]
+    inside_BT = (offset_BT >= 0) & (offset_BT < N)
+    at_BNT = offset_BT.clamp(0, N - 1)[:, None].expand(-1, N, -1)
     seen_BNT = ancestors_BNN.expand(len(lengths_B), -1, -1).gather(2, at_BNT) & inside_BT[:, None]
-    return (seen_BNT | (behind_BT < 0)[:, None])[:, None]
+    return (seen_BNT | (offset_BT < 0)[:, None])[:, None]

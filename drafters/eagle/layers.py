@@ -3,7 +3,7 @@
 Written out here, because attention reads twice the width in one of them and looks at keys of its
 own in training. Tensors have the names that serving engines load. Read next: `eagle/net.py`.
 
-Shapes: B rows, N pairs (a hidden state and the embedding of the token behind it), H hidden size,
+Shapes: B rows, N pairs (a hidden state and the embedding of the token after it), H hidden size,
 X width of what attention reads, Q query heads, G key-value heads, T keys in view, D head size.
 """
 

@@ -22,10 +22,10 @@ class Level(NamedTuple):
     """The nodes of one depth that have children, as tensors."""
 
     nodes_K: Tensor  # their numbers
-    parents_K: Tensor  # place of each one's parent in the level before
-    place_KC: Tensor  # which random number each child takes; 0 where there is no child
+    parents_K: Tensor  # index of each one's parent in the level before
+    draw_KC: Tensor  # which random number each child takes; 0 where there is no child
     children_X: Tensor  # numbers of the children
-    pick_X: Tensor  # where each of them stands in [K, C]
+    pick_X: Tensor  # index of each of them in [K, C], flattened
 
 
 @lru_cache(maxsize=64)
@@ -37,22 +37,22 @@ def levels_of(tree: Tree, device: torch.device) -> tuple[Level, ...]:
         inner = [n for n, own in enumerate(tree.children) if own and tree.depths[n] == depth]
         parents = [before.index(tree.parents[n]) if before else 0 for n in inner]
         width = max(len(tree.children[n]) for n in inner)
-        found = [
-            (child, at * width + place) for at, n in enumerate(inner) for place, child in enumerate(tree.children[n])
+        slots = [
+            (child, at * width + rank) for at, n in enumerate(inner) for rank, child in enumerate(tree.children[n])
         ]
-        place = [[child - 1 for child in tree.children[n]] for n in inner]
-        padded = [[*each, *[0] * (width - len(each))] for each in place]
-        lists = (inner, parents, padded, [child for child, _ in found], [at for _, at in found])
+        draws = [[child - 1 for child in tree.children[n]] for n in inner]
+        padded = [[*each, *[0] * (width - len(each))] for each in draws]
+        lists = (inner, parents, padded, [child for child, _ in slots], [slot for _, slot in slots])
         levels.append(Level(*(torch.tensor(each, device=device) for each in lists)))
         before = inner
     return tuple(levels)
 
 
 def draw_level(probs_BKV: Tensor, level: Level, random_BX: Tensor) -> tuple[Tensor, Tensor]:
-    """The children of a level's nodes, one after another without replacement; and who is there."""
+    """The children of a level's nodes, one after another without replacement; and which are present. [B, X] each."""
     B, K, V = probs_BKV.shape
-    C = level.place_KC.shape[1]
-    uniform_XC = random_BX[:, level.place_KC.flatten()].reshape(B * K, C)
+    C = level.draw_KC.shape[1]
+    uniform_XC = random_BX[:, level.draw_KC.flatten()].reshape(B * K, C)
     # nodes with fewer children than others draw more than they take: the first draws are the same
     tokens_XC, there_XC = draw_siblings(probs_BKV.reshape(B * K, V), uniform_XC, replace=False)
     tokens_BX, there_BX = tokens_XC.reshape(B, K * C), there_XC.reshape(B, K * C)

@@ -5,7 +5,7 @@ run the same parts. Embedding and output projection are the target's, passed in 
 Read next: `eagle/passes.py`, attention in training; `eagle/net3.py`, EAGLE-3's network; `eagle/proposer.py`,
 which decodes; `trainers/eagle.py`, which trains.
 
-Shapes: B rows, N pairs (a hidden state and the embedding of the token behind it), H hidden size,
+Shapes: B rows, N pairs (a hidden state and the embedding of the token after it), H hidden size,
 X width of what attention reads, T keys in view.
 """
 
@@ -26,7 +26,7 @@ class PairNet(nn.Module, ABC):
     """One decoder layer over pairs (hidden state of t, embedding of x_{t+1}).
 
     A network says what its layer reads of a pair (`enter`), which attention it has, and what it
-    makes of the result (`finish`); its output at t speaks of x_{t+2}, and stands in for the hidden
+    makes of the result (`finish`); its output at t predicts x_{t+2}, and is used as the hidden
     state of t + 1 where the target has none.
     """
 
@@ -49,7 +49,7 @@ class PairNet(nn.Module, ABC):
 
     @abstractmethod
     def enter(self, hidden_BNH: Tensor, embeds_BNH: Tensor) -> tuple[Tensor, Tensor]:
-        """The residual [B, N, H], and what attention reads [B, N, X]."""
+        """The residual [B, N, H], and the input of attention [B, N, X]."""
 
     @abstractmethod
     def finish(self, residual_BNH: Tensor, attended_BNH: Tensor) -> Tensor:
@@ -67,10 +67,10 @@ class PairNet(nn.Module, ABC):
 
         Args:
             hidden_BNH: fused states of the target, or earlier outputs.
-            embeds_BNH: the target's embedding of the token behind, x_{t+1}.
+            embeds_BNH: the target's embedding of the token after, x_{t+1}.
             positions_BN: t, counted from the first token of the document.
             mask: bool, broadcastable to [B, 1, N, T]; None is causal.
-            KV cache: where keys and values are kept, aimed by the caller; None in training.
+            kv_cache: where keys and values are kept, aimed by the caller; None in training.
         """
         residual_BNH, read_BNX = self.enter(hidden_BNH, embeds_BNH)
         return self.finish(residual_BNH, self.attention(read_BNX, self.rotary(positions_BN), mask, kv_cache))
@@ -89,7 +89,7 @@ class PairNet(nn.Module, ABC):
 
         Pass j puts the true token x_{t+1+j} beside the output of pass j - 1 at t, at position
         t + j. It sees the first pass's keys up to t, and of the later passes' keys those at t
-        alone: what a draft that begins behind t would hold.
+        alone: what a draft that begins after t would hold.
 
         Args:
             hidden_BNH: fused states.
@@ -111,7 +111,7 @@ class PairNet(nn.Module, ABC):
 
 
 class EagleLayer(nn.Module):
-    """A Llama layer without the norm in front of attention, as EAGLE-1's first layer is."""
+    """A Llama layer without the norm before attention, as EAGLE-1's first layer is."""
 
     def __init__(self, shape: EagleShape) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ class EagleNet(PairNet):
 
     @property
     def layer(self) -> EagleLayer:
-        """The only one; it stands in a list because serving engines call it `layers.0`."""
+        """The only one; it is in a list because serving engines call it `layers.0`."""
         (layer,) = self.layers
         assert isinstance(layer, EagleLayer)
         return layer

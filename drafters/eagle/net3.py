@@ -1,7 +1,7 @@
 """EAGLE-3's network: fused hidden states in, its own output in again, a head of its own.
 
 Li et al. 2025 (arXiv 2503.01840). The pair at t is (what the drafter knows of t, the embedding of
-x_{t+1}). Behind verified tokens that is the target's low, middle and high states, fused; behind
+x_{t+1}). After verified tokens that is the target's low, middle and high states, fused; after
 guessed ones it is the drafter's own output, so training feeds outputs back as well ("training-time
 test", `PairNet.unroll`). EAGLE-3.1 is `feature_norms`: the fused states come in equally loud, and
 outputs that are fed back do not grow from pass to pass. Read next: `trainers/eagle3.py`, which
@@ -60,8 +60,8 @@ class Eagle3Shape(EagleShape):
 def fused_layers(count: int) -> tuple[int, int, int]:
     """The hidden states that EAGLE-3 fuses, for a target of `count` layers.
 
-    2, half and the third last from seven layers on: what every serving engine takes when a
-    checkpoint says nothing. Below that these are not three different ones.
+    2, half and the third last from seven layers on: the default of every serving engine. Below that
+    these are not three different ones.
 
     Raises:
         RequestError: the target has no three states.
@@ -71,7 +71,7 @@ def fused_layers(count: int) -> tuple[int, int, int]:
             f"a target of {count} layer has {count + 1} hidden states, and EAGLE-3 fuses three "
             "different ones; train method eagle, or take a target of 2 layers or more"
         )
-    if count == 2:  # the last is behind the norm, which no engine hands out
+    if count == 2:  # the last is after the norm, which no engine hands out
         return 0, 1, 2
     return (2, count // 2, count - 3) if count >= 7 else (count // 4, count // 2, count - 1)
 
@@ -172,14 +172,14 @@ class Eagle3Net(PairNet):
         return hidden_BNH, torch.cat((embeds_BNH, layer.hidden_norm(hidden_BNH)), -1)
 
     def finish(self, residual_BNH: Tensor, attended_BNH: Tensor) -> Tensor:
-        """Residuals and feed-forward part, [B, N, H]; of EAGLE-3.1 behind the last norm."""
+        """Residuals and feed-forward part, [B, N, H]; of EAGLE-3.1 after the last norm."""
         hidden_BNH = residual_BNH + attended_BNH
         layer = self.midlayer
         hidden_BNH = hidden_BNH + layer.mlp(layer.post_attention_layernorm(hidden_BNH))
         return self.norm(hidden_BNH) if self.config.feature_norms else hidden_BNH
 
     def head_input(self, hidden_BNH: Tensor) -> Tensor:
-        """What the head reads of an output, [B, N, H]: behind the last norm, once."""
+        """What the head reads of an output, [B, N, H]: after the last norm, once."""
         return hidden_BNH if self.config.feature_norms else self.norm(hidden_BNH)
 
     def head(self, hidden_BNH: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 Drawn as a mask (Li et al. 2025, arXiv 2503.01840, section 3.1), J passes over a row of N pairs are
 N x JN. Here documents of like length lie side by side and attend by the ordinary causal kernel;
-and what a query makes of the later passes' keys, which it sees at its own place alone, joins that
+and what a query makes of the later passes' keys, which it sees only at its own position, joins that
 softmax as one more key. So what is kept grows with N, not with its square. Read next:
 `eagle/net.py`, whose `unroll` goes through here.
 
@@ -34,7 +34,7 @@ class Passes:
         self._first: tuple[list[Tensor], list[Tensor]] | None = None
 
     def attend(self, pairs: Projected) -> Tensor:
-        """The next pass: over the first one's keys, and the later passes' at its own place alone.
+        """The next pass: over the first one's keys, and the later passes' only at its own position.
 
         The first pass is causal inside each document. Of a later one, what a query makes of its
         own keys is put in as one key, a sink, whose score is their log-sum-exp: exactly a softmax
@@ -58,7 +58,7 @@ class Passes:
         high = score_BQN1.to(query_BQND.dtype)
         rest = (score_BQN1 - high.float()).to(query_BQND.dtype)
         queries = side_by_side(torch.cat((query_BQND, high, rest), -1))
-        # causal means square: a query of its own stands in front of the sink
+        # causal means square: so the sink, the first key, gets a query too
         queries = [F.pad(x, (0, _EXTRA - 2, 1, 0)) for x in queries]
         out = self._causal(queries, *self._first, scale=D**-0.5)
         return out[..., :D] + out[..., D : D + 1] * own_BQND
@@ -94,40 +94,40 @@ class Packing:
         lengths = torch.diff(starts, append=torch.tensor([numbers_BN.numel()]))
         powers = torch.tensor([int(length).bit_length() for length in lengths.tolist()])
         self._groups: list[Tensor] = []
-        """[K, L] each: which of the X pairs stands there, 0 behind the end of a document."""
-        place_X = torch.empty(numbers_BN.numel(), dtype=torch.long)
+        """[K, L] each: which of the X pairs is there, 0 after the end of a document."""
+        slot_X = torch.empty(numbers_BN.numel(), dtype=torch.long)
         held = 0
         for power in powers.unique().tolist():
             start_K1, length_K1 = (x[powers == power, None] for x in (starts, lengths))
             at_L = torch.arange(int(length_K1.max()))
             inside_KL = at_L < length_K1
             pair_KL = torch.where(inside_KL, start_K1 + at_L, 0)
-            place_X[pair_KL[inside_KL]] = held + inside_KL.flatten().nonzero()[:, 0]
+            slot_X[pair_KL[inside_KL]] = held + inside_KL.flatten().nonzero()[:, 0]
             held += pair_KL.numel()
             self._groups.append(pair_KL.to(documents_BN.device))
-        self._place_X = place_X.to(documents_BN.device)
+        self._slot_X = slot_X.to(documents_BN.device)
 
     def side_by_side(self, x_BGND: Tensor) -> list[Tensor]:
-        """The documents of each group, [K, G, L, D]; what stands behind their ends is garbage."""
+        """The documents of each group, [K, G, L, D]; garbage after their ends."""
         rows_XGD = x_BGND.transpose(1, 2).flatten(0, 1)
         # `index_select`, because indexing by a tensor takes ten times as long on a CPU
-        found = [rows_XGD.index_select(0, group_KL.flatten()) for group_KL in self._groups]
         return [
-            x.unflatten(0, group_KL.shape).transpose(1, 2) for x, group_KL in zip(found, self._groups, strict=True)
+            rows_XGD.index_select(0, group_KL.flatten()).unflatten(0, group_KL.shape).transpose(1, 2)
+            for group_KL in self._groups
         ]
 
     def back(self, groups: Sequence[Tensor]) -> Tensor:
-        """[B, G, N, D] of the groups' last L places: what stands in front belongs to no pair."""
+        """[B, G, N, D] of the groups' last L positions: what comes before belongs to no pair."""
         rows = [
             x_KGLD[:, :, -group_KL.shape[1] :].transpose(1, 2).flatten(0, 1)
             for x_KGLD, group_KL in zip(groups, self._groups, strict=True)
         ]
-        found_XGD = torch.cat(rows).index_select(0, self._place_X)
-        return found_XGD.unflatten(0, self._shape).transpose(1, 2)
+        pairs_XGD = torch.cat(rows).index_select(0, self._slot_X)
+        return pairs_XGD.unflatten(0, self._shape).transpose(1, 2)
 
 
 def own_keys(query_BQND: Tensor, later: Sequence[Projected], group: int) -> tuple[Tensor, Tensor]:
-    """Attention over the keys of later passes at the query's own place.
+    """Attention over the keys of later passes at the query's own position.
 
     Returns:
         What comes of it, [B, Q, N, D], and the log-sum-exp of its scores, fp32 or better [B, Q, N].
@@ -145,7 +145,7 @@ def own_keys(query_BQND: Tensor, later: Sequence[Projected], group: int) -> tupl
 
 
 def _with_sink(x_KGLD: Tensor, ones: int) -> Tensor:
-    """One more place in front, all zeros but for `ones` numbers behind the others."""
+    """One more position at the front: zeros, but `ones` of the added numbers are 1."""
     D = x_KGLD.shape[-1]
     wide = F.pad(x_KGLD, (0, _EXTRA, 1, 0))
     wide[:, :, 0, D : D + ones] = 1

@@ -2,9 +2,9 @@
 
 EAGLE-1 (Li et al. 2024, arXiv 2401.15077) drafts a chain or a static tree, EAGLE-2 (2406.16858)
 grows the tree where the same network is confident; EAGLE-3 (2503.01840) has another network and
-decodes alike. The drafter keeps keys and values of its own layer: behind every verification they
-are made anew from the target's true states of what was accepted; drafting goes on from there with
-its own guesses. Read next: `true_states.py`, what is made anew; `eagle/net.py` and
+decodes alike. The drafter keeps keys and values of its own layer: after every verification they
+are computed again from the target's true states of what was accepted; drafting continues from there
+with its own guesses. Read next: `true_states.py`, those states; `eagle/net.py` and
 `eagle/net3.py`, the networks.
 
 Shapes: B rows, E tokens that a step can emit, S tokens of a prompt, F numbers of the target's
@@ -70,11 +70,11 @@ EAGLE_1_TREE: tuple[tuple[int, ...], ...] = (
 
 
 class Eagle:
-    """Drafts from the target's features; how is said by `tree`.
+    """Drafts from the target's features, a chain or a tree as `tree` says.
 
-    `chain`: one token after another. `static`: a tree of a fixed shape. Of both, the tokens at
-    temperature > 0 are drawn from the drafter's warped distribution, siblings without replacement, and that
-    distribution is declared; at temperature 0, or with policy `argmax`, they are its likeliest ones.
+    `chain`: one token after another. `static`: a tree of a fixed shape. In both, tokens at
+    temperature > 0 are drawn from the drafter's warped distribution, which is the proposal's q, siblings
+    without replacement; at temperature 0, or with policy `argmax`, they are its likeliest ones.
     `dynamic`: a tree of the likeliest paths, a point mass at every temperature.
     """
 
@@ -103,11 +103,11 @@ class Eagle:
         self._choose_tree(tree, draft_length, paths, nodes)
         self._top_k = top_k
         width = top_k if tree == "dynamic" else self.tree.width
-        if not 1 <= width <= self._words:
+        if not 1 <= width <= self._draftable:
             raise RequestError(
-                f"a node would have {width} children; expected 1 to {self._words}, the tokens that can be drafted"
+                f"a node would have {width} children; expected 1 to {self._draftable}, the tokens that can be drafted"
             )
-        if tree == "dynamic":  # others would be computed, and never be there
+        if tree == "dynamic":  # more would be computed and always be absent
             self.nodes = min(nodes, most_nodes(draft_length, top_k))
         self._embed: Any = target.model.get_input_embeddings()
         self._head: Any = target.model.get_output_embeddings()
@@ -131,7 +131,7 @@ class Eagle:
 
     @property
     def draft_steps(self) -> int:
-        """Forward passes per target call: behind what was accepted, and one for every level."""
+        """Forward passes per target call: after what was accepted, and one for every level."""
         return self.draft_length
 
     @property
@@ -140,7 +140,7 @@ class Eagle:
         return [self.net, self._head] * self.draft_length
 
     @property
-    def _words(self) -> int:
+    def _draftable(self) -> int:
         """How many different tokens can be drafted."""
         return self._target.vocabulary
 
@@ -166,11 +166,11 @@ class Eagle:
             self._run(self.net.fuse(features_1SF), tokens_1S, positions_1S, None)
 
     def observe(self, committed: Committed) -> None:
-        """Keep the true features of what was accepted, each with the token emitted behind it."""
+        """Keep the true features of what was accepted, each with the token emitted after it."""
         self._states.observe(committed)
 
     def _catch_up(self, last_B: Tensor) -> Tensor:
-        """Write the pairs with true features; the guess [B, 1, H] behind the last of them."""
+        """Write the pairs with true features; the guess [B, 1, H] after the last of them."""
         new = self._states.waiting(last_B)
         hidden_BEH = self.net.fuse(new.features_BEF)
         out_BEH = self._run(hidden_BEH, new.tokens_BE, new.positions_BE, new.mask)
@@ -185,8 +185,8 @@ class Eagle:
         return self._head(hidden_BNH.to(self._head.weight.dtype)).float()
 
     def teacher_forced(self, features_SF: Tensor, tokens_S: Tensor, depth: int) -> Iterator[Tensor]:
-        """What the network says along a known text, unrolled: `decoding.proposal.TeacherForced`."""
-        X = len(tokens_S) - 1  # pairs of a state and the token behind it
+        """The network's logits along a known text, unrolled: `decoding.proposal.TeacherForced`."""
+        X = len(tokens_S) - 1  # pairs of a state and the token after it
         positions_1X = torch.arange(X, device=tokens_S.device)[None]
         outputs = self.net.unroll(
             self.net.fuse(features_SF[None, :-1]),
@@ -201,7 +201,7 @@ class Eagle:
     # ---- drafting -------------------------------------------------------------------------
 
     def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
-        """Draft behind `last_B`."""
+        """Draft after `last_B`."""
         frontier = _Frontier(self, self._catch_up(last_B), self._states.length_B)
         if self.kind == "dynamic":
             return self._dynamic(last_B, frontier)
@@ -239,24 +239,24 @@ class Eagle:
                 frontier.expand(tokens_BN[:, level.nodes_K], level.parents_K.expand(B, -1))
             logits_BKV = self._logits(frontier.hidden_BKH)
             if random_BX is None:
-                found_BKC = logits_BKV.topk(level.place_KC.shape[1]).indices
-                tokens_BN[:, level.children_X] = found_BKC.flatten(1)[:, level.pick_X]
+                likeliest_BKC = logits_BKV.topk(level.draw_KC.shape[1]).indices
+                tokens_BN[:, level.children_X] = likeliest_BKC.flatten(1)[:, level.pick_X]
                 continue
             probs_BKV = warper(logits_BKV)
             q_BNV = probs_BKV.new_zeros(B, N, probs_BKV.shape[2]) if q_BNV is None else q_BNV
             q_BNV[:, level.nodes_K] = probs_BKV
-            found_BX, there_BX = draw_level(probs_BKV, level, random_BX)
-            tokens_BN[:, level.children_X] = found_BX
-            present_BN[:, level.children_X] = there_BX
+            drawn_BX, present_BX = draw_level(probs_BKV, level, random_BX)
+            tokens_BN[:, level.children_X] = drawn_BX
+            present_BN[:, level.children_X] = present_BX
         if q_BNV is None:
             return Proposal(tokens_BN, self.tree, DraftSampling.POINT_MASS)
         return Proposal(tokens_BN, self.tree, DraftSampling.WITHOUT_REPLACEMENT, q_BNV, present_BN)
 
     def _dynamic(self, last_B: Tensor, frontier: _Frontier) -> Proposal:
         def likeliest() -> tuple[Tensor, Tensor]:
-            # of the untempered distribution, as in EAGLE-2: the shape of the tree is no matter of sampling
-            found = self._logits(frontier.hidden_BKH).log_softmax(-1).topk(self._top_k)
-            return found.values, found.indices
+            # of the untempered distribution, as in EAGLE-2: sampling settings do not shape the tree
+            top = self._logits(frontier.hidden_BKH).log_softmax(-1).topk(self._top_k)
+            return top.values, top.indices
 
         def expand(tokens_BK: Tensor, parents_BK: Tensor, _level: int) -> tuple[Tensor, Tensor]:
             frontier.expand(tokens_BK, parents_BK)
@@ -275,20 +275,20 @@ class Eagle:
 
 
 class _Frontier:
-    """The nodes expanded last: the guess behind each, and which drafted pairs it sees.
+    """The nodes expanded last: the guess after each, and which drafted pairs it sees.
 
-    A node's pair is (the guess behind its parent, its token); it sees all true pairs, and of the
+    A node's pair is (the guess after its parent, its token); it sees all true pairs, and of the
     drafted ones those on its path. The root's own pair is a true one.
     """
 
     def __init__(self, drafter: Eagle, hidden_B1H: Tensor, start_B: Tensor) -> None:
-        """`start_B`: true pairs of each row; drafted ones are written behind them."""
+        """`start_B`: true pairs of each row; drafted ones are written after them."""
         self._drafter, self._start_B, self._depth = drafter, start_B, 0
         self.hidden_BKH = hidden_B1H
         self._sees_BKX = hidden_B1H.new_zeros(len(start_B), 1, 0, dtype=torch.bool)
 
     def expand(self, tokens_BK: Tensor, parents_BK: Tensor) -> None:
-        """Go on with nodes of the next depth: their tokens, and their parents' place in this."""
+        """Expand nodes of the next depth: their tokens, and the indices of their parents in this one."""
         B, K = tokens_BK.shape
         before = self._sees_BKX.shape[2]
         itself_KK = torch.eye(K, dtype=torch.bool, device=tokens_BK.device)
@@ -303,13 +303,13 @@ class _Frontier:
 
 
 def _path_mask(sees_BKX: Tensor, start_B: Tensor, slots: int) -> Tensor:
-    """bool [B, 1, K, T]: all slots before `start_B`, and of the X behind it those that are seen."""
+    """bool [B, 1, K, T]: all slots before `start_B`, and of the X after it those that are seen."""
     X = sees_BKX.shape[2]
-    behind_BT = torch.arange(slots, device=start_B.device) - start_B[:, None]
-    inside_BT = (behind_BT >= 0) & (behind_BT < X)
-    at_BKT = behind_BT.clamp(0, X - 1)[:, None].expand(-1, sees_BKX.shape[1], -1)
+    offset_BT = torch.arange(slots, device=start_B.device) - start_B[:, None]
+    inside_BT = (offset_BT >= 0) & (offset_BT < X)
+    at_BKT = offset_BT.clamp(0, X - 1)[:, None].expand(-1, sees_BKX.shape[1], -1)
     seen_BKT = sees_BKX.gather(2, at_BKT) & inside_BT[:, None]
-    return (seen_BKT | (behind_BT < 0)[:, None])[:, None]
+    return (seen_BKT | (offset_BT < 0)[:, None])[:, None]
 
 
 class Eagle3(Eagle):
@@ -333,7 +333,7 @@ class Eagle3(Eagle):
         return [net.fc, *[net.midlayer, net.norm, net.lm_head] * self.draft_length]
 
     @property
-    def _words(self) -> int:
+    def _draftable(self) -> int:
         return len(self._ids_U)
 
     def _logits(self, hidden_BNH: Tensor) -> Tensor:
@@ -343,7 +343,7 @@ class Eagle3(Eagle):
 
 
 def load_eagle(folder: str | Path, target: Backbone, **settings: Any) -> Eagle:
-    """Load an EAGLE-1 or EAGLE-3 checkpoint for `target`; `settings` are those of `Eagle`.
+    """Load a drafter folder of EAGLE-1 or EAGLE-3 for `target`; `settings` are those of `Eagle`.
 
     Raises:
         RequestError: the folder is no EAGLE drafter, or was made for another target; EAGLE-1, which

@@ -1,7 +1,7 @@
 """Blockwise parallel decoding: k outputs of one feed-forward layer read one projection.
 
-Stern et al. 2018, arXiv 1811.03115. Output 1 is the target itself, the others foresee the tokens
-behind its next one. The call that verifies a block also shows the state from which the following
+Stern et al. 2018, arXiv 1811.03115. Output 1 is the target itself, the others predict the tokens
+after its next one. The call that verifies a block also shows the state from which the following
 block is predicted, so that m tokens take m/k + 1 calls when every block is right. The layer that
 `trainers/bpd.py` trains is the very layer that drafts here. Read next: `medusa.py`, of which this
 is the proposer with another module and a chain for its tree.
@@ -75,9 +75,9 @@ class BpdHeads(Heads):
         s_1 = h,   s_i = h + W2_i relu(W1 h + b1) + b2_i  for i = 2..k,   logits_i = P s_i
 
     (section 6 of the paper), W1 of k times `inner` rows, P the target's projection, no part of this
-    module. Output i at position t speaks of token t+i. The paper adds a
-    term to output 1 too; without it the target stays a model of its own class, and its distribution the distribution
-    that is decoded. W2 is 0 at first: an untrained output says what the target says of token t+1.
+    module. Output i at position t predicts token t+i. The paper adds a term to output 1 too; without
+    it the target stays a model of its own class, and its distribution the one that is decoded. W2 is
+    0 at first: an untrained output predicts what the target predicts for token t+1.
     Outputs are counted as Medusa's heads are, head k = 1 being output 2, and head 0 the target.
     """
 
@@ -118,7 +118,7 @@ class BpdHeads(Heads):
 
 
 class Bpd(Medusa):
-    """Drafts the block behind the target's own token: one chain, or a static tree if one is given.
+    """Drafts the block after the target's own token: one chain, or a static tree if one is given.
 
     Tokens are the likeliest ones, a point mass at every temperature.
     """
@@ -142,7 +142,7 @@ def block_chain(heads: int) -> Paths:
 
 
 def load_bpd(folder: str | Path, target: Backbone, *, paths: Paths | None = None) -> Bpd:
-    """Load a BPD checkpoint for `target`; the tree is as for `Bpd`.
+    """Load a BPD drafter folder for `target`; the tree is as for `Bpd`.
 
     Raises:
         RequestError: the folder is no BPD drafter, or was made for another target; the message

@@ -1,7 +1,7 @@
 """Hydra: Medusa's heads, each of which also sees the tokens drafted before its own.
 
 Ankner et al. 2024, arXiv 2402.05109. A tree is drafted level by level, every node from the path
-that leads to it; Hydra++ puts a layer in front of the heads. The module that `trainers/hydra.py`
+that leads to it; Hydra++ puts a layer before the heads. The module that `trainers/hydra.py`
 trains is the very module that drafts here. Read next: `hydra_prefix.py`, that layer; `medusa.py`,
 with which nearly everything is shared.
 
@@ -46,7 +46,7 @@ from .medusa import (
 
 @dataclass(frozen=True)
 class HydraShape(MedusaShape):
-    """Sizes of the heads, and of the layer in front of them where there is one."""
+    """Sizes of the heads, and of the layer before them, where there is one."""
 
     prefix: EagleShape | None = None
 
@@ -78,7 +78,7 @@ class HydraBlock(nn.Module):
 class HydraHeads(MedusaHeads):
     """K heads; head k at position t reads h_t and the embeddings of tokens t+1 to t+k.
 
-    It speaks of token t+k+1, as Medusa's does. Token t+1 is known when drafting begins: it is the
+    It predicts token t+k+1, as Medusa's does. Token t+1 is known when drafting begins: it is the
     tree's root. Embeddings are the target's, passed in and never saved. Hydra++ has `layers` 4 and
     a `prefix`, whose output takes the place of h_t; `forward` and the blocks read that.
     """
@@ -98,7 +98,7 @@ class HydraHeads(MedusaHeads):
     def for_target(
         cls, target: nn.Module, *, heads: int, layers: int = 1, shared_head: bool = False, prefix: bool = False
     ) -> Self:
-        """As `MedusaHeads`, with a layer of the target's sizes in front if there is to be one."""
+        """As `MedusaHeads`, with a layer of the target's sizes before the heads if there is to be one."""
         model: Any = target
         weight_VH = projection_of(target)
         V, H = weight_VH.shape
@@ -108,16 +108,16 @@ class HydraHeads(MedusaHeads):
         return made
 
     def block(self, k: int) -> nn.Module:
-        """What head k, counted from 1, computes in front of its projection."""
+        """What head k, counted from 1, computes before its projection."""
         return HydraBlock(self.config.hidden, self.config.layers, tokens=k)
 
     def forward(self, hidden_XH: Tensor, embeds: Sequence[Tensor] = ()) -> Tensor:
-        """[..., H] and the embeddings of the K tokens behind -> [..., K, H], text being known."""
+        """[..., H] and the embeddings of the K tokens after -> [..., K, H], text being known."""
         return torch.stack([block(reads(hidden_XH, embeds[:k])) for k, block in enumerate(self.blocks, 1)], -2)
 
 
 def reads(hidden_XH: Tensor, embeds: Sequence[Tensor]) -> Tensor:
-    """What a head reads: the target's hidden state, then the tokens behind it, oldest first."""
+    """What a head reads: the target's hidden state, then the tokens after it, oldest first."""
     return torch.cat([hidden_XH, *(each.to(hidden_XH.dtype) for each in embeds)], -1)
 
 
@@ -139,7 +139,7 @@ class Hydra(HeadsOnTree):
 
     @property
     def weights_read(self) -> list[nn.Module]:
-        """What a proposal reads: a head for every level, and the projection behind it."""
+        """What a proposal reads: a head for every level, and the projection after it."""
         heads, target = self.heads, cast(Any, self._target.model)
         levels = range(self.draft_length)
         shared = [target.get_output_embeddings()] * len(heads.blocks)
@@ -148,7 +148,7 @@ class Hydra(HeadsOnTree):
         return [*prefix, *(part for k in levels for part in (heads.blocks[k], projections[k]))]
 
     def propose(self, last_B: Tensor, _warper: Warper, _uniforms: Uniforms) -> Proposal:
-        """The tree behind `last_B`, every node the likeliest behind its path."""
+        """The tree after `last_B`, every node the likeliest after its path."""
         tokens = [last_B[:, None]]
         hidden_BH = self._hidden_BH.to(self.heads.dtype)
         given_BKF = reads(hidden_BH, [self._embed(last_B)])[:, None]
@@ -167,7 +167,7 @@ class Hydra(HeadsOnTree):
         return reads(hidden_SH[:X].to(self.heads.dtype), embeds)
 
     def logits(self, depth: int, given_BKF: Tensor) -> Tensor:
-        """fp32 logits [B, K, V] of the tokens behind some nodes; the root has depth 0."""
+        """fp32 logits [B, K, V] of the tokens after some nodes; the root has depth 0."""
         hidden_BKH = self.heads.blocks[depth](given_BKF)
         return head_logits(self.heads, depth, hidden_BKH, projection_of(self._target.model))
 
@@ -176,9 +176,9 @@ class _Level(NamedTuple):
     """From the expanded nodes of one depth to those of the next."""
 
     ranks: int  # candidates taken of every node
-    pick_X: Tensor  # where the nodes of the next depth stand in [K, R]
+    pick_X: Tensor  # indices of the nodes of the next depth in [K, R], flattened
     inner_Y: Tensor  # which of them are expanded in turn
-    parent_Y: Tensor  # places in K of the parents of those
+    parent_Y: Tensor  # indices in K of the parents of those
 
 
 @lru_cache(maxsize=64)
@@ -189,9 +189,10 @@ def _levels(choices: Choices, device: torch.device) -> tuple[_Level, ...]:
     for depth in range(1, tree.depth + 1):
         nodes = [node for node in range(len(tree)) if tree.depths[node] == depth]
         width = 1 + max(ranks[node] for node in nodes)
-        place = {node: expanded.index(tree.parents[node]) for node in nodes}
+        parent_at = {node: expanded.index(tree.parents[node]) for node in nodes}
         inner = [at for at, node in enumerate(nodes) if tree.children[node]]
-        lists = ([place[node] * width + ranks[node] for node in nodes], inner, [place[nodes[at]] for at in inner])
+        picks = [parent_at[node] * width + ranks[node] for node in nodes]
+        lists = (picks, inner, [parent_at[nodes[at]] for at in inner])
         tensors = (torch.tensor(each, dtype=torch.long, device=device) for each in lists)
         levels.append(_Level(width, *tensors))
         expanded = [nodes[at] for at in inner]
@@ -228,7 +229,7 @@ class HydraPlus(Hydra):
             self._run(hidden_1SH, positions_1S, None)
 
     def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
-        """The tree behind `last_B`, drafted from what the layer says of all that is committed."""
+        """The tree after `last_B`, drafted from the layer's output at the last committed token."""
         new = self._states.waiting(last_B)
         out_BEH = self._run(new.features_BEF, new.positions_BE, new.mask)
         self._hidden_BH = pick(out_BEH, new.last_B1)[:, 0]
@@ -259,7 +260,7 @@ def hydra_on(heads: HydraHeads, target: Backbone, *, paths: Paths | None = None,
 
 
 def load_hydra(folder: str | Path, target: Backbone, *, paths: Paths | None = None, nodes: int = 20) -> Hydra:
-    """Load a Hydra or Hydra++ checkpoint for `target`; the tree is as for `Hydra`.
+    """Load a Hydra or Hydra++ drafter folder for `target`; the tree is as for `Hydra`.
 
     Raises:
         RequestError: the folder is no Hydra drafter, or was made for another target; the message

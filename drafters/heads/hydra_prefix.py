@@ -1,5 +1,5 @@
-"""The layer in front of Hydra++'s heads: it reads the whole text, where the target's last state
-was made to foretell one token.
+"""The layer before Hydra++'s heads: it reads the whole text, while the target's last state
+was trained to predict one token.
 
 Ankner et al. 2024, arXiv 2402.05109, section 4 ("prefix attention"). One decoder layer over the
 target's last hidden states, causal, with keys and values of its own; it runs once per target call.
@@ -22,7 +22,7 @@ from ..eagle.passes import Passes
 class PrefixLayer(EagleLayer):
     """A Llama layer of the target's sizes, without biases; it passes h on until it is trained.
 
-    The published code has one more norm behind the layer, which heads that begin as copies of the
+    The published code has one more norm after the layer, which heads that begin as copies of the
     target's projection would have to unlearn.
     """
 
@@ -48,7 +48,7 @@ class PrefixLayer(EagleLayer):
             hidden_BNH: the target's last hidden states, in the precision of the weights.
             positions_BN: counted from the first token of the document.
             mask: bool, broadcastable to [B, 1, N, T]; None is causal.
-            KV cache: where keys and values are kept, aimed by the caller; None in training.
+            kv_cache: where keys and values are kept, aimed by the caller; None in training.
             documents_BN: in training, in the place of a mask: the document of every place, which
                 sees no other; memory then grows with N alone.
         """

@@ -69,7 +69,7 @@ class ResidualBlock(nn.Module):
 
 
 class Heads(nn.Module, ABC):
-    """What families of heads share: K of them, each with its projection or the target's."""
+    """The base of all families of heads: K heads, each with its own output projection or the target's."""
 
     config: Any
     lm_heads: nn.ModuleList
@@ -89,7 +89,7 @@ class Heads(nn.Module, ABC):
         """What the projection of head k, counted from 1, reads: [..., F] -> [..., H]."""
 
     def logits(self, hidden_XKH: Tensor, target_VH: Tensor) -> Tensor:
-        """fp32 logits [..., K, V] behind `forward`, of the first K heads.
+        """fp32 logits [..., K, V] after `forward`, of the first K heads.
 
         `target_VH` is the target's own projection, which is read where it is shared.
         """
@@ -102,12 +102,12 @@ class Heads(nn.Module, ABC):
 class MedusaHeads(Heads):
     """K heads over the state that the target's output projection reads.
 
-    At position t that projection speaks of token t+1; head k, counted from 1, of token t+k+1:
+    At position t that projection predicts token t+1; head k, counted from 1, predicts token t+k+1:
 
         logits_k = W2_k (h + SiLU(W1_k h + b_k)),  W1_k and b_k 0, W2_k the target's own at first
 
-    (section 2.1.1 of the paper), so a new head says what the target says of the token before its
-    own. With `shared_head` W2_k is the target's projection for good, neither trained nor saved.
+    (section 2.1.1 of the paper), so a new head predicts what the target predicts for the token before
+    its own. With `shared_head` W2_k is the target's projection for good, neither trained nor saved.
     """
 
     family = "medusa"
@@ -138,7 +138,7 @@ class MedusaHeads(Heads):
         return made
 
     def block(self, _k: int) -> nn.Module:
-        """What head k, counted from 1, computes in front of its projection."""
+        """What head k, counted from 1, computes before its projection."""
         return ResidualBlock(self.config.hidden, self.config.layers)
 
     def head(self, k: int, given_XF: Tensor) -> Tensor:
@@ -191,7 +191,7 @@ def projection_of(target: nn.Module) -> Tensor:
 
 
 class HeadsOnTree(ABC):
-    """What drafters of heads share: a static tree behind one hidden state of the target per row.
+    """The base of drafters with heads: a static tree from one hidden state of the target per row.
 
     The heads read the target's hidden state at the last committed position t: where the target's
     own projection made the root, token t+1, head k proposes the tokens of depth k. Candidates are
@@ -252,14 +252,14 @@ class HeadsOnTree(ABC):
 
     @abstractmethod
     def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
-        """The tree behind `last_B`."""
+        """The tree after `last_B`."""
 
     def observe(self, committed: Committed) -> None:
-        """Go on from the hidden state at the last accepted node."""
+        """Keep the hidden state at the last accepted node."""
         take_last_accepted(self._hidden_BH, committed)
 
     def teacher_forced(self, hidden_SH: Tensor, tokens_S: Tensor, depth: int) -> Iterator[Tensor]:
-        """What every head says along a known text: `decoding.proposal.TeacherForced`."""
+        """Logits of every head along a known text: `decoding.proposal.TeacherForced`."""
         projection_VH = projection_of(self._target.model)
         for k in range(1, min(depth, self.heads.config.heads, len(tokens_S) - 2) + 1):
             read_XH = self.heads.head(k, self.given(k, hidden_SH, tokens_S))
@@ -277,14 +277,14 @@ class Medusa(HeadsOnTree):
     draft_steps = 1
 
     def propose(self, last_B: Tensor, _warper: Warper, _uniforms: Uniforms) -> Proposal:
-        """The tree behind `last_B`, filled from every head's likeliest tokens."""
+        """The tree after `last_B`, filled from every head's likeliest tokens."""
         ranks = max(self._choices.ranks) + 1
         topk_BDR = self.logits()[:, : self.draft_length].topk(ranks).indices
         tokens_BN = fill_choices(self._choices, last_B, topk_BDR)
         return Proposal(tokens_BN, self._choices.tree, DraftSampling.POINT_MASS)
 
     def logits(self) -> Tensor:
-        """What the heads say of the tokens behind the root, fp32 [B, K, V]."""
+        """Logits of the tokens after the root, fp32 [B, K, V]."""
         hidden_BKH = self.heads(self._hidden_BH.to(self.heads.dtype))
         return self.heads.logits(hidden_BKH, projection_of(self._target.model))
 
@@ -297,7 +297,7 @@ def last_features(features: Sequence[Tensor]) -> Tensor:
 def take_last_accepted(hidden_BF: Tensor, committed: Committed) -> None:
     """Write over `hidden_BF` the state at the last accepted node, the root's if there is none."""
     assert committed.features_BNF is not None  # asked for by `layers`
-    # numbers grow along a path, behind which stands -1: the largest is its end
+    # numbers grow along a path, and -1 follows it: the largest is its end
     end_B = committed.path_BD.amax(1).clamp_min(0)
     index_B1F = end_B[:, None, None].expand(-1, 1, hidden_BF.shape[1])
     hidden_BF.copy_(committed.features_BNF.gather(1, index_B1F)[:, 0])
@@ -338,7 +338,7 @@ def default_paths(heads: int, nodes: int, *, ranks: int = 8) -> tuple[IndexPath,
 
 
 def load_medusa(folder: str | Path, target: Backbone, *, paths: Paths | None = None, nodes: int = 20) -> Medusa:
-    """Load a Medusa checkpoint for `target`; the tree is as for `Medusa`.
+    """Load a Medusa drafter folder for `target`; the tree is as for `Medusa`.
 
     Raises:
         RequestError: the folder is no Medusa drafter, or was made for another target; the message

@@ -1,7 +1,7 @@
 """Any function of yours as a drafter: tokens so far in, a guess out.
 
-The guess is a point mass, whatever made it: sample-and-match needs no distribution of it, only that it does
-not look at the random numbers of the acceptance. Read next: `tries.py`.
+A guess is a point mass: sample-and-match needs no distribution of it, only that it does not depend on
+the random numbers of the acceptance. Read next: `tries.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..history import History
 from .tries import propose_tries
 
 Guess = Sequence[int] | tuple[Sequence[int], Sequence[int]]
-"""A chain of tokens, or tokens and parents of a tree (-1: behind the last token)."""
+"""A chain of tokens, or tokens and parents of a tree (-1: after the last token)."""
 
 
 class CallableDrafter:
@@ -48,15 +48,15 @@ class CallableDrafter:
         self._history = History(prompts, room + self.draft_length + 2, self._device)
 
     def propose(self, last_B: Tensor, _warper: Warper, _uniforms: Uniforms) -> Proposal:
-        """What the function says of each row; a chain is cut at `draft_length`."""
+        """The function's guess for each row; a chain is cut at `draft_length`."""
         self._history.write_last(last_B)
         lengths = self._history.lengths_B.tolist()
         rows = self._history.tokens_BL.tolist()
-        found = [self._ask(row[: length + 1]) for row, length in zip(rows, lengths)]
-        return propose_tries(last_B, found, nodes=self.nodes, depth=self.draft_length)
+        guesses = [self._ask(row[: length + 1]) for row, length in zip(rows, lengths)]
+        return propose_tries(last_B, guesses, nodes=self.nodes, depth=self.draft_length)
 
     def observe(self, committed: Committed) -> None:
-        """Go on behind what was committed."""
+        """Continue after what was committed."""
         self._history.append(committed)
 
     def _ask(self, text: list[int]) -> tuple[list[int], list[int]]:

@@ -1,4 +1,4 @@
-"""LLMA: copy from reference documents wherever the last tokens stand in one of them.
+"""LLMA: copy from a reference document where it has the last tokens of the text.
 
 Yang et al. 2023 (arXiv 2304.04487): a match of one token triggers, the longest of up to 5 is
 preferred, 20 tokens are verified, the current one included. Read next: `lookup.py`.
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .lookup import ChainLookup, best_place, copy_behind, suffix_run
+from .lookup import ChainLookup, best_match, copy_after, suffix_run
 
 
 class Llma(ChainLookup):
@@ -40,8 +40,8 @@ class Llma(ChainLookup):
         """What follows the longest match in the references: tokens [B, K], how many [B]."""
         recent_BM = self._history.recent(self.longest)
         source_BL = self._source_1L.expand(len(recent_BM), -1)
-        # a recent token in front of a row's first is -1, like a separator: never a match
+        # a recent token before a row's first is -1, like a separator: never a match
         run_BL = suffix_run(source_BL, torch.where(recent_BM < 0, -3, recent_BM))
-        place_B = best_place(run_BL, torch.ones_like(run_BL, dtype=torch.bool), shortest=self.shortest, latest=False)
-        end_B = torch.full_like(place_B, source_BL.shape[1])
-        return copy_behind(source_BL, place_B, self.draft_length, end_B)
+        match_B = best_match(run_BL, torch.ones_like(run_BL, dtype=torch.bool), shortest=self.shortest, latest=False)
+        end_B = torch.full_like(match_B, source_BL.shape[1])
+        return copy_after(source_BL, match_B, self.draft_length, end_B)

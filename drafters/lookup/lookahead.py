@@ -2,9 +2,9 @@
 
 Fu et al. 2024 (arXiv 2402.02057): window W = 7, n-gram N = 5, guesses G = 7. One call per step
 holds both branches: the window, whose last row takes one Jacobi step, and the guesses, which are
-candidates. In our words both are nodes of one tree; those of the window are computed and never
-accepted. Differences from the released code: all window rows start filled with tokens of the
-prompt, in place of warm-up steps, and the token behind a full guess is kept.
+candidates. Here both are nodes of one tree; those of the window are computed and never accepted.
+Differences from the released code: all window rows start filled with tokens of the prompt, in place
+of warm-up steps, and the token after a full guess is kept.
 Read next: `lookup.py`, `decoding/tree/tree.py`.
 
 Shapes: B rows, R = N - 1 window rows and tokens of a guess, W columns, G guesses, P n-grams of the
@@ -52,8 +52,8 @@ class Lookahead:
     def reset(self, prompts: Sequence[Sequence[int]], room: int, *, static: bool = False) -> None:
         """Start new rows: a window of tokens of the prompt, an empty pool."""
         R, W = self.draft_length, self.window
-        places = [at * 31 + 7 for at in range(R * W)]
-        filled = [[prompt[at % len(prompt)] for at in places] for prompt in prompts]
+        spread = [at * 31 + 7 for at in range(R * W)]
+        filled = [[prompt[at % len(prompt)] for at in spread] for prompt in prompts]
         self._static = static
         self._window_BRW = torch.tensor(filled, device=self._device).view(len(prompts), R, W)
         # column 0 is what the n-gram begins with; -1: empty
@@ -63,7 +63,7 @@ class Lookahead:
         """The window, and the newest n-grams of the pool that begin with the last token."""
         guess_BGR = self._guesses(last_B)
         if not self._static:
-            # where the host may look, nothing is computed that no row guesses
+            # unless shapes are fixed, guesses that no row has are left out
             guess_BGR = guess_BGR[:, : max(1, int((guess_BGR[..., 0] >= 0).sum(1).max()))]
         parents_BX, candidate_BX = self._branches(guess_BGR)
         B = len(last_B)
@@ -92,7 +92,7 @@ class Lookahead:
         self._window_BRW.copy_(column_BNW[:, 1:])
 
     def _remember(self, fresh_BWN: Tensor) -> None:
-        """Put n-grams in front of the pool; older copies of the same are forgotten."""
+        """Put n-grams at the front of the pool; older copies of the same are forgotten."""
         same_BPW = (self._pool_BPN[:, :, None] == fresh_BWN[:, None]).all(-1)
         kept_BPN = torch.where(same_BPW.any(2)[..., None], -1, self._pool_BPN)
         # of equal columns the first stays
@@ -101,7 +101,7 @@ class Lookahead:
         self._pool_BPN.copy_(torch.cat([fresh_BWN, kept_BPN], 1)[:, : self._pool])
 
     def _guesses(self, last_B: Tensor) -> Tensor:
-        """The newest n-grams behind the last token, without it; -1 where there are fewer."""
+        """The newest n-grams after the last token, without it; -1 where there are fewer."""
         hit_BP = self._pool_BPN[:, :, 0] == last_B[:, None]
         age_P = torch.arange(self._pool, device=last_B.device)
         order_BP = torch.where(hit_BP, age_P, self._pool)
@@ -128,7 +128,7 @@ class Lookahead:
 
     @cached_property
     def _window_parents(self) -> Tensor:
-        """Row 0 of the window is a chain behind the root, every column hangs from it."""
+        """Row 0 of the window is a chain after the root, every column hangs from it."""
         W = self.window
         row_0 = list(range(W))
         below = [1 + (row - 1) * W + column for row in range(1, self.draft_length) for column in range(W)]

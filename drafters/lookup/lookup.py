@@ -45,12 +45,12 @@ class ChainLookup(ABC):
         """The tokens found, as a point mass at every temperature."""
         self._history.write_last(last_B)
         tokens_BK, count_B = self.find()
-        # where the host may look, nothing is computed that no row has found
+        # unless shapes are fixed, columns that no row has filled are left out
         length = self.draft_length if self._static else int(count_B.max())
-        place_N = torch.arange(length + 1, device=last_B.device)
+        at_N = torch.arange(length + 1, device=last_B.device)
         tokens_BN = torch.cat([last_B[:, None], tokens_BK[:, :length]], 1)
-        present_BN = place_N <= count_B[:, None]
-        # what is absent is computed all the same: any valid id will do
+        present_BN = at_N <= count_B[:, None]
+        # absent nodes are computed too: any valid id will do
         tokens_BN = torch.where(present_BN, tokens_BN, 0)
         return Proposal(tokens_BN, chain(length), DraftSampling.POINT_MASS, present_BN=present_BN, coins=self.nodes)
 
@@ -59,12 +59,12 @@ class ChainLookup(ABC):
         """What may follow the history: tokens [B, K], and how many of them were found [B]."""
 
     def observe(self, committed: Committed) -> None:
-        """Go on behind what was committed."""
+        """Continue after what was committed."""
         self._history.append(committed)
 
 
 def suffix_run(source_BL: Tensor, recent_BM: Tensor) -> Tensor:
-    """How many of the recent tokens (newest first) stand in the source up to each place. [B, L]."""
+    """How many of the recent tokens (newest first) the source has up to each position. [B, L]."""
     alike_BL = torch.ones_like(source_BL, dtype=torch.bool)
     run_BL = torch.zeros_like(source_BL)
     for back in range(recent_BM.shape[1]):
@@ -74,21 +74,21 @@ def suffix_run(source_BL: Tensor, recent_BM: Tensor) -> Tensor:
     return run_BL
 
 
-def best_place(run_BL: Tensor, allowed_BL: Tensor, *, shortest: int, latest: bool) -> Tensor:
-    """Where the longest allowed run ends, the first or the latest of equals; -1 if none. [B]."""
+def best_match(run_BL: Tensor, allowed_BL: Tensor, *, shortest: int, latest: bool) -> Tensor:
+    """Position where the longest allowed run ends, the first or the latest of equals; -1 if none. [B]."""
     L = run_BL.shape[1]
-    place_L = torch.arange(L, device=run_BL.device)
-    order_L = place_L if latest else L - 1 - place_L
+    at_L = torch.arange(L, device=run_BL.device)
+    order_L = at_L if latest else L - 1 - at_L
     fits_BL = allowed_BL & (run_BL >= shortest)
     score_BL = torch.where(fits_BL, run_BL * L + order_L, -1)
     best = score_BL.max(1)
     return torch.where(best.values >= 0, best.indices, -1)
 
 
-def copy_behind(source_BL: Tensor, place_B: Tensor, count: int, end_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens behind a place up to `end_B` or a separator (-1), and how many. [B, K], [B]."""
-    slots_BK = place_B[:, None] + 1 + torch.arange(count, device=place_B.device)
-    wide_BL = source_BL.expand(len(place_B), -1)
+def copy_after(source_BL: Tensor, match_B: Tensor, count: int, end_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens after a match up to `end_B` or a separator (-1), and how many. [B, K], [B]."""
+    slots_BK = match_B[:, None] + 1 + torch.arange(count, device=match_B.device)
+    wide_BL = source_BL.expand(len(match_B), -1)
     tokens_BK = wide_BL.gather(1, slots_BK.clamp(0, source_BL.shape[1] - 1))
-    good_BK = (slots_BK < end_B[:, None]) & (tokens_BK >= 0) & (place_B >= 0)[:, None]
+    good_BK = (slots_BK < end_B[:, None]) & (tokens_BK >= 0) & (match_B >= 0)[:, None]
     return tokens_BK, good_BK.long().cumprod(1).sum(1)

@@ -85,15 +85,15 @@ class Ngram(ChainLookup):
         ]
 
     def find(self) -> tuple[Tensor, Tensor]:
-        """The table's chain behind the history: tokens [B, K], how many [B]."""
+        """The table's chain after the history: tokens [B, K], how many [B]."""
         recent_BM = self._history.recent(len(self._tables))
-        found_B = torch.ones_like(recent_BM[:, 0], dtype=torch.bool)
+        known_B = torch.ones_like(recent_BM[:, 0], dtype=torch.bool)
         count_B = torch.zeros_like(recent_BM[:, 0])
         tokens = []
         for _ in range(self.draft_length):
             next_B = self._next(recent_BM)
-            found_B = found_B & (next_B >= 0)
-            count_B = count_B + found_B
+            known_B = known_B & (next_B >= 0)
+            count_B = count_B + known_B
             tokens.append(next_B)
             recent_BM = torch.cat([next_B[:, None], recent_BM[:, :-1]], 1)
         return torch.stack(tokens, 1), count_B

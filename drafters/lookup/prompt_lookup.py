@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .lookup import ChainLookup, best_place, copy_behind, suffix_run
+from .lookup import ChainLookup, best_match, copy_after, suffix_run
 
 
 class PromptLookup(ChainLookup):
@@ -36,8 +36,8 @@ class PromptLookup(ChainLookup):
         """What followed the longest earlier match: tokens [B, K], how many [B]."""
         history = self._history
         run_BL = suffix_run(history.tokens_BL, history.recent(self.longest))
-        place_L = torch.arange(run_BL.shape[1], device=run_BL.device)
+        at_L = torch.arange(run_BL.shape[1], device=run_BL.device)
         # the suffix itself is no match: a token has to follow
-        earlier_BL = place_L < history.lengths_B[:, None]
-        place_B = best_place(run_BL, earlier_BL, shortest=self.shortest, latest=self.latest)
-        return copy_behind(history.tokens_BL, place_B, self.draft_length, history.lengths_B + 1)
+        earlier_BL = at_L < history.lengths_B[:, None]
+        match_B = best_match(run_BL, earlier_BL, shortest=self.shortest, latest=self.latest)
+        return copy_after(history.tokens_BL, match_B, self.draft_length, history.lengths_B + 1)

@@ -24,7 +24,7 @@ from .tries import propose_tries
 
 
 class Store(Protocol):
-    """What REST needs of a datastore."""
+    """The part of a datastore that REST uses."""
 
     def continuations(
         self, context: Sequence[int], *, longest: int, shortest: int, length: int, limit: int
@@ -66,16 +66,16 @@ class Rest:
     def propose(self, last_B: Tensor, _warper: Warper, _uniforms: Uniforms) -> Proposal:
         """The trie of every row; a row without a match has the root alone."""
         self._history.write_last(last_B)
-        found = [self._look_up(recent) for recent in self._history.recent(self.longest).tolist()]
-        return propose_tries(last_B, found, nodes=self.nodes, depth=self.draft_length)
+        tries = [self._look_up(recent) for recent in self._history.recent(self.longest).tolist()]
+        return propose_tries(last_B, tries, nodes=self.nodes, depth=self.draft_length)
 
     def observe(self, committed: Committed) -> None:
-        """Go on behind what was committed."""
+        """Continue after what was committed."""
         self._history.append(committed)
 
     def _look_up(self, recent: Sequence[int]) -> tuple[list[int], list[int]]:
         context = [token for token in reversed(recent) if token >= 0]
-        found = self._store.continuations(
+        matches = self._store.continuations(
             context, longest=self.longest, shortest=self.shortest, length=self.draft_length, limit=self.matches
         )
-        return self._store.trie(found, self.nodes - 1) if len(found) else ([], [])
+        return self._store.trie(matches, self.nodes - 1) if len(matches) else ([], [])

@@ -13,19 +13,19 @@ from ...decoding.proposal import DraftSampling, Proposal
 from ...decoding.tree.build import tree_of_tries
 from ...decoding.tree.tree import chain
 
-Found = tuple[Sequence[int], Sequence[int]]
+Trie = tuple[Sequence[int], Sequence[int]]
 """Tokens and parents of one row's nodes, the root left out; parent -1 is the root."""
 
 
-def propose_tries(last_B: Tensor, found: Sequence[Found], *, nodes: int, depth: int) -> Proposal:
+def propose_tries(last_B: Tensor, tries: Sequence[Trie], *, nodes: int, depth: int) -> Proposal:
     """A point mass on every row's own tree, as wide as the largest of them.
 
-    `nodes`, `depth`: bounds of any tree; so many random numbers are taken whatever is found, and a
-    row does not feel what the others found.
+    `nodes`, `depth`: bounds of any tree. A step always takes `nodes` random numbers, so that a row does
+    not depend on the others' trees.
     """
-    needed = 1 + max(len(tokens) for tokens, _ in found)
+    needed = 1 + max(len(tokens) for tokens, _ in tries)
     if needed == 1:
         return Proposal(last_B[:, None], chain(0), DraftSampling.POINT_MASS, coins=nodes)
-    tokens, parents = [each[0] for each in found], [each[1] for each in found]
+    tokens, parents = [each[0] for each in tries], [each[1] for each in tries]
     tokens_BN, tree = tree_of_tries(last_B, tokens, parents, needed, depth)
     return Proposal(tokens_BN, tree, DraftSampling.POINT_MASS, coins=nodes)

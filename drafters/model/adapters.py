@@ -8,10 +8,9 @@ Read next: `draft_model.py`; `trainers/student/lora.py`, which trains one.
 
 from __future__ import annotations
 
-import contextlib
 import re
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 FOLDER = "adapters"
 BASE = "base"
-"""What stands for no adapter wherever one is chosen by name."""
+"""The name that means no adapter, in recipes and on the command line."""
 _PEFT_PREFIX = "base_model.model."
 _PEFT_BASE = "__base__"
 _TENSOR = re.compile(r"(.+\.lora_\w+)\.([^.]+)\.(\w+)")  # LAYER.lora_A.NAME.weight
@@ -99,7 +98,7 @@ class RowBackbone(Backbone):
         ]
 
     def close(self) -> None:
-        """Leave the model as if this backbone had never been made of it."""
+        """Remove its hooks from the model. Also for `contextlib.closing`."""
         for hook in self._hooks:
             hook.remove()
 
@@ -139,30 +138,20 @@ class RowBackbone(Backbone):
         return None if self._now is None else (inputs, {**named, "adapter_names": self._now})
 
 
-@contextlib.contextmanager
-def rows_use(backbone: Backbone, names: Sequence[str | None]) -> Iterator[RowBackbone]:
-    """A `RowBackbone` for the block, closed behind it."""
-    rows = RowBackbone(backbone, names)
-    try:
-        yield rows
-    finally:
-        rows.close()
-
-
 def save_adapters(model: nn.Module, folder: Path) -> None:
     """Write every adapter of a model to `folder/adapters/NAME`, as peft does, in fp32."""
     from safetensors.torch import save_file
 
     whole: Any = model
     for name in adapter_names(model):
-        place = folder / FOLDER / name
-        place.mkdir(parents=True, exist_ok=True)
+        own = folder / FOLDER / name
+        own.mkdir(parents=True, exist_ok=True)
         weights = {
             _PEFT_PREFIX + key: tensor.detach().float().cpu().contiguous()
             for key, tensor in _weights(model, name).items()
         }
-        save_file(weights, place / "adapter_model.safetensors", metadata={"format": "pt"})
-        whole.peft_config[name].save_pretrained(str(place))
+        save_file(weights, own / "adapter_model.safetensors", metadata={"format": "pt"})
+        whole.peft_config[name].save_pretrained(str(own))
 
 
 def load_adapters(model: nn.Module, folder: Path, names: Sequence[str]) -> None:
@@ -172,11 +161,11 @@ def load_adapters(model: nn.Module, folder: Path, names: Sequence[str]) -> None:
         RequestError: one is missing, of another kind than LoRA, or does not fit the model.
     """
     for name in names:
-        place = folder / FOLDER / name
-        config = _read_config(place)
-        with built_from(place / "adapter_config.json", "an adapter for the model beside it"):
+        own = folder / FOLDER / name
+        config = _read_config(own)
+        with built_from(own / "adapter_config.json", "an adapter for the model beside it"):
             inject(config, model, name)
-        _fill(model, place, name)
+        _fill(model, own, name)
     model.requires_grad_(False).eval()
     use(model, None)
 
@@ -203,11 +192,10 @@ def inject(config: LoraConfig, model: nn.Module, name: str) -> None:
         inject_adapter_in_model(config, model, adapter_name=name)
 
 
-def _fill(model: nn.Module, place: Path, name: str) -> None:
+def _fill(model: nn.Module, folder: Path, name: str) -> None:
     wanted = _weights(model, name)
-    path = place / "adapter_model.safetensors"
-    found = read_tensors(path, remedy=REMEDY)
-    given = {key.removeprefix(_PEFT_PREFIX): tensor for key, tensor in found.items()}
+    path = folder / "adapter_model.safetensors"
+    given = {key.removeprefix(_PEFT_PREFIX): tensor for key, tensor in read_tensors(path, remedy=REMEDY).items()}
     odd = sorted(
         key
         for key in given.keys() | wanted.keys()
@@ -222,29 +210,29 @@ def _fill(model: nn.Module, place: Path, name: str) -> None:
         tensor.data.copy_(given[key])
 
 
-def _read_config(place: Path) -> LoraConfig:
+def _read_config(folder: Path) -> LoraConfig:
     from peft import LoraConfig, PeftConfig
 
     # peft would ask a hub for a folder that is not there
-    if not (place / "adapter_config.json").is_file():
-        raise RequestError(f"{place} holds no adapter: adapter_config.json is missing")
+    if not (folder / "adapter_config.json").is_file():
+        raise RequestError(f"{folder} holds no adapter: adapter_config.json is missing")
     try:
-        config = PeftConfig.from_pretrained(str(place))
+        config = PeftConfig.from_pretrained(str(folder))
     except (ValueError, TypeError, KeyError) as error:
-        raise RequestError(f"{place}/adapter_config.json is no adapter of peft: {error!s:.200}") from error
+        raise RequestError(f"{folder}/adapter_config.json is no adapter of peft: {error!s:.200}") from error
     if not isinstance(config, LoraConfig) or config.use_dora or config.modules_to_save:
-        raise RequestError(f"{place} is no plain LoRA adapter; expected low-rank changes to linear layers alone")
+        raise RequestError(f"{folder} is no plain LoRA adapter; expected low-rank changes to linear layers alone")
     return config
 
 
 def _weights(model: nn.Module, name: str) -> dict[str, Tensor]:
     """The tensors of one adapter as peft's files call them: without the adapter's name."""
-    found = {}
+    weights = {}
     for own, tensor in model.state_dict(keep_vars=True).items():
         parts = _TENSOR.fullmatch(own)  # a part of LAYER may be called as the adapter is
         if parts and parts[2] == name:
-            found[f"{parts[1]}.{parts[3]}"] = tensor
-    return found
+            weights[f"{parts[1]}.{parts[3]}"] = tensor
+    return weights
 
 
 def _check_known(model: nn.Module, names: Sequence[str]) -> None:

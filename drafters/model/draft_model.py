@@ -1,7 +1,8 @@
 """An independent draft model: a small causal LM with a KV cache of its own, drafting a chain.
 
 Leviathan et al. 2023, Chen et al. 2023. The module that `trainers/distill.py` trains is the very
-module that drafts here. Read next: `identity.py`, `registry.py`.
+module that drafts here. Read next: `history.py`, the text so far; `ensemble.py` and `adapters.py`,
+several drafts at once.
 
 Shapes: B rows, K drafted tokens, V target vocabulary, W tokens fed at once.
 """
@@ -30,8 +31,8 @@ Policy = Literal["sample", "argmax"]
 class DraftModel:
     """Drafts `draft_length` tokens one after another.
 
-    `policy` matters at temperature > 0: `sample` draws from the draft's warped distribution and declares
-    it (IID); `argmax` takes the likeliest token and declares a point mass.
+    `policy` matters at temperature > 0: `sample` draws from the draft's warped distribution (`IID`),
+    `argmax` takes the likeliest token (`POINT_MASS`).
     """
 
     family = "draft_model"
@@ -95,7 +96,7 @@ class DraftModel:
         self._shortest = min(map(len, prompts))
 
     def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
-        """A chain behind `last_B`: argmax at temperature 0, else by `policy`."""
+        """A chain after `last_B`: argmax at temperature 0, else by `policy`."""
         return self.draft(last_B, warper, uniforms, length=self.draft_length)
 
     def draft(
@@ -118,9 +119,9 @@ class DraftModel:
             distributions.append(self.declare(logits_BV, probs_BV))
             tokens.append(self.choose(probs_BV, random_BK[:, k]))
         self._drafted = length
-        place_N = torch.arange(length + 1, device=last_B.device)
+        at_N = torch.arange(length + 1, device=last_B.device)
         common: dict[str, Any] = {
-            "present_BN": None if wanted_B is None else place_N <= wanted_B[:, None],
+            "present_BN": None if wanted_B is None else at_N <= wanted_B[:, None],
             "coins": self.nodes,
         }
         if random_BK is None:
@@ -134,11 +135,11 @@ class DraftModel:
         return draw(probs_BV, uniform_B)
 
     def declare(self, _logits_BV: Tensor, probs_BV: Tensor) -> Tensor:
-        """What is handed on as q: the very distribution that the token is drawn from."""
+        """q of the proposal: the distribution that the token is drawn from."""
         return probs_BV
 
     def observe(self, committed: Committed) -> None:
-        """Go on behind what was committed; what stands in the KV cache of it is kept.
+        """Continue after what was committed, keeping its part of the KV cache.
 
         Before the step the KV cache held everything up to the root, and the root; drafting added all
         drafted tokens but the last. So after a full acceptance one token is missing.
@@ -148,12 +149,12 @@ class DraftModel:
         self._known_B.copy_(torch.minimum(written_B, self._history.lengths_B))
 
     def _catch_up(self) -> Tensor:
-        """Feed what the KV cache lacks, the last emitted token included; logits behind it."""
+        """Feed what the KV cache lacks, the last emitted token included; logits after it."""
         lengths_B = self._history.lengths_B
         static = self._kv_cache.static
         width = self._longest_gap if static else int((lengths_B + 1 - self._known_B).max())
-        # rows that lack less see some tokens again, written over with the same values; one that is
-        # too short for that begins at its start, and garbage behind its last token is computed
+        # rows that lack fewer tokens feed some again, which writes the same values; a row too short for
+        # that begins at its start, and what it computes after its last token is not used
         start_B = (lengths_B + 1 - width).clamp_min(0)
         slots_BW = start_B[:, None] + torch.arange(width, device=start_B.device)
         tokens_BW = self._history.tokens_BL.gather(1, slots_BW)
@@ -161,7 +162,7 @@ class DraftModel:
         return self._logits(tokens_BW, start_B, at_B)
 
     def _logits(self, tokens_BW: Tensor, start_B: Tensor, at_B: Tensor | None = None) -> Tensor:
-        """Logits [B, V] behind token `at_B` of W, the last by default, as wide as the target's."""
+        """Logits [B, V] after token `at_B` of W, the last by default, as wide as the target's."""
         tree, keep = chain(tokens_BW.shape[1] - 1), 1 if at_B is None else 0
         logits_BWV = self.backbone.forward(tokens_BW, start_B, tree, self._kv_cache, keep=keep)
         logits_BV = logits_BWV[:, -1] if at_B is None else row_of(logits_BWV, at_B)

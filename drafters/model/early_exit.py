@@ -28,12 +28,12 @@ def first_layers(target: Backbone, layers: int) -> Backbone:
     """A view of the target's first layers.
 
     Raises:
-        RequestError: it has no layer behind those, or its layers cannot be taken apart.
+        RequestError: it has no layer after those, or its layers cannot be taken apart.
     """
     own = int(target.model.config.num_hidden_layers)
     if not isinstance(layers, int) or not 1 <= layers < own:
         raise RequestError(
-            f"an early exit behind {layers} layers; the target {target.name!r} has {own}: expected 1 to {own - 1}"
+            f"an early exit after {layers} layers; the target {target.name!r} has {own}: expected 1 to {own - 1}"
         )
     return Backbone(with_layers(target.model, range(layers)), name=target.name)
 

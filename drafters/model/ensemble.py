@@ -1,6 +1,6 @@
 """Several independent drafts at once: their chains merge into one tree (SpecInfer's SSMs).
 
-Miao et al. 2023, arXiv 2305.09781. Every member drafts a chain behind the same text; prefixes that
+Miao et al. 2023, arXiv 2305.09781. Every member drafts a chain after the same text; prefixes that
 they share are verified once. At temperature 0, and with policy `argmax`, the tree is a point mass;
 above, every trial keeps the distribution of the member that made it (`DraftSampling.SEVERAL`), so that multi-step
 speculative sampling is exact. Read next: `draft_model.py`; `decoding/tree/merge.py`.
@@ -34,7 +34,7 @@ FAMILY = "ensemble"
 
 
 class Member(DraftModel):
-    """A draft beside others: what a step accepts may be another one's tokens."""
+    """A draft model of an ensemble: a step may accept tokens that another member drafted."""
 
     chains = 1
     """How many chains it drafts."""
@@ -98,11 +98,11 @@ class SharedBase(Member):
 
     @property
     def adapters_read(self) -> Sequence[str] | None:
-        """One for each chain, but where that is the base alone."""
+        """The adapter of each chain that has one; the others are the base alone."""
         return [name for name in self.names if name is not None]
 
     def close(self) -> None:
-        """Leave the base as if nothing had decoded with it; `reset` begins again."""
+        """Remove the hooks from the base; `reset` sets them again."""
         if isinstance(self.backbone, RowBackbone):
             self.backbone.close()
 
@@ -116,7 +116,7 @@ class SharedBase(Member):
         ]
 
     def observe(self, committed: Committed) -> None:
-        """Every adapter's rows go on behind what was committed."""
+        """Continue every adapter's rows after what was committed."""
         n = self.chains
         super().observe(
             replace(committed, tokens_BE=committed.tokens_BE.repeat(n, 1), count_B=committed.count_B.repeat(n))
@@ -216,13 +216,13 @@ class Ensemble:
         return 1 + self.nodes * self.chains if sampled else self.nodes
 
     def close(self) -> None:
-        """Leave the members' models as if nothing had decoded with them."""
+        """Remove all hooks from the members' models."""
         for each in self.members:
             if isinstance(each, SharedBase):
                 each.close()
 
     def observe(self, committed: Committed) -> None:
-        """Every member goes on behind what was committed, whoever proposed it."""
+        """Continue every member after what was committed, no matter which one proposed it."""
         for each in self.members:
             each.observe(committed)
 
@@ -253,7 +253,7 @@ def save_ensemble(folder: Path, members: Sequence[Path], target: Backbone, *, ad
         raise ValueError(f"{len(members)} folders with adapters; expected one, of their base")
     folder.mkdir(parents=True, exist_ok=True)
     names = [f"ssm-{number}" for number in range(1, len(members) + 1)]
-    for name, place in zip(names, members, strict=True):
-        shutil.copytree(place, folder / name, dirs_exist_ok=True)
+    for name, member in zip(names, members, strict=True):
+        shutil.copytree(member, folder / name, dirs_exist_ok=True)
     settings = {"members": names} | ({"adapters": list(adapters)} if adapters else {})
     write_entry(folder, target, family=FAMILY, settings=settings)

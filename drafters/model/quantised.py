@@ -69,13 +69,13 @@ def group_for(model: PreTrainedModel) -> int:
         RequestError: there is none.
     """
     common = math.gcd(*(each.in_features for _, each in _linear(model)))
-    found = next((size for size in GROUPS if common % size == 0), None)
-    if found is None:
+    group = next((size for size in GROUPS if common % size == 0), None)
+    if group is None:
         raise RequestError(
             f"the target's linear layers have {common} as the largest common divisor of their "
             f"inputs; 4 bits need groups of {', '.join(map(str, GROUPS))}: take 8 bits"
         )
-    return found
+    return group
 
 
 def save_quantised(folder: Path, target: Backbone, *, bits: int, group_size: int | None = None) -> DraftModel:

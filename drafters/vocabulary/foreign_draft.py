@@ -2,11 +2,11 @@
 
 - *Intersection* ("token-level intersection", Timor et al. 2025, arXiv 2502.05202). Tokens that both
   vocabularies have map one to one. The draft's distribution is restricted to them and renormalised,
-  q'(x) = q(x) / q(shared), in front of the warper; tokens are drawn from q', and q' over the
-  target's vocabulary is what is declared. What is declared is what was drawn from, so rejection
-  sampling is exact. Declaring q itself, whose mass outside was never drawn, would not be.
+  q'(x) = q(x) / q(shared), before the warper; tokens are drawn from q', and the proposal's q is q'
+  over the target's vocabulary. So rejection sampling is exact. With q itself, whose mass outside was
+  never drawn, it would not be.
 - *Re-tokenisation*. The draft writes tokens of its own, greedily; their text is written anew in the
-  target's tokens, behind the committed text, and proposed as a point mass. Sample-and-match is
+  target's tokens, after the committed text, and proposed as a point mass. Sample-and-match is
   exact for whatever is proposed without looking at the coins of acceptance.
 
 Read next: `translated_rows.py`, how the draft reads; `vocabulary/shared_tokens.py`, which tokens are the same.
@@ -32,7 +32,7 @@ from ..model.draft_model import Policy
 from .shared_tokens import VocabularyPair
 from .translated_rows import TranslatedRows
 
-_TAIL = 12  # tokens of the committed text that a drafted one is written behind
+_TAIL = 12  # tokens of the committed text that a drafted one is written after
 
 
 class ForeignDraft(ABC):
@@ -77,10 +77,10 @@ class ForeignDraft(ABC):
 
     @abstractmethod
     def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
-        """Draft behind `last_B`, the last emitted token of every row."""
+        """Draft after `last_B`, the last emitted token of every row."""
 
     def observe(self, committed: Committed) -> None:
-        """Go on behind what was committed."""
+        """Continue after what was committed."""
         self.rows.observe(committed)
 
 
@@ -109,7 +109,7 @@ class IntersectionDraft(ForeignDraft):
         self._own_V[theirs_I] = own_I
 
     def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
-        """A chain behind `last_B`: argmax at temperature 0, else by `policy`."""
+        """A chain after `last_B`: argmax at temperature 0, else by `policy`."""
         sampled = not warper.greedy and self.policy == "sample"
         random_BK = uniforms.take(self.draft_length) if sampled else None
         tokens, distributions = [last_B], []
@@ -131,13 +131,13 @@ class IntersectionDraft(ForeignDraft):
         return Proposal(tokens_BN, tree, DraftSampling.IID, torch.stack(distributions, 1), coins=self.nodes)
 
     def restricted(self, logits_BD: Tensor) -> Tensor:
-        """Logits over the target's vocabulary; what the draft cannot say has no probability."""
+        """Logits over the target's vocabulary; tokens that the draft does not have get probability zero."""
         logits_BV = logits_BD.new_full((len(logits_BD), self.vocabulary), -torch.inf)
         logits_BV[:, self._theirs_I] = logits_BD[:, self._own_I]
         return logits_BV
 
     def declare(self, _logits_BD: Tensor, probs_BV: Tensor) -> Tensor:
-        """What is handed on as q: the very distribution that the token is drawn from."""
+        """q of the proposal: the distribution that the token is drawn from."""
         return probs_BV
 
 
@@ -147,23 +147,23 @@ class RetokenisedDraft(ForeignDraft):
     family = "retokenised"
 
     def propose(self, last_B: Tensor, _warper: Warper, _uniforms: Uniforms) -> Proposal:
-        """The draft's likeliest text behind `last_B`; a row may find fewer tokens, or none."""
+        """The draft's likeliest text after `last_B`; a row may find fewer tokens, or none."""
         own = [self.rows.read(last_B).argmax(-1)]
         while len(own) < self.draft_length:
             own.append(self.rows.write(own[-1]).argmax(-1))
         written = torch.stack(own, 1).tolist()
-        found = [
-            self.pair.behind(tail, tuple(ids))[: self.draft_length]
+        drafted = [
+            self.pair.after(tail, tuple(ids))[: self.draft_length]
             for tail, ids in zip(self.rows.tail(_TAIL), written, strict=True)
         ]
-        filled = [[*ids, *[0] * (self.draft_length - len(ids))] for ids in found]
+        filled = [[*ids, *[0] * (self.draft_length - len(ids))] for ids in drafted]
         device = last_B.device
-        count_B = torch.tensor([len(ids) for ids in found], device=device)
-        place_N = torch.arange(self.nodes, device=device)
+        count_B = torch.tensor([len(ids) for ids in drafted], device=device)
+        at_N = torch.arange(self.nodes, device=device)
         return Proposal(
             torch.cat([last_B[:, None], torch.tensor(filled, device=device)], 1),
             chain(self.draft_length),
             DraftSampling.POINT_MASS,
-            present_BN=place_N <= count_B[:, None],
+            present_BN=at_N <= count_B[:, None],
             coins=self.nodes,
         )

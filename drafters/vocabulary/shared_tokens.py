@@ -43,7 +43,7 @@ class Vocabulary:
         Args:
             tokens: bytes of every ordinary token; None for special ones and for padding.
             specials: ids of special tokens, and how they are written.
-            start: what stands in front of a text.
+            start: the ids that a text begins with.
             end: what ends one.
             encode: the tokenizer's own way; None for the longest token that fits, from the left.
             last: ids that stand for their bytes only where no other token has the same.
@@ -102,13 +102,13 @@ class Vocabulary:
     def encode(self, data: bytes) -> list[int]:
         """Ordinary tokens whose bytes are `data`: as the tokenizer writes it, where that is so.
 
-        A text that it puts a space in front of is written as behind a line break. One that it would
+        A text that it puts a space in front of is written as after a line break. One that it would
         change otherwise (half a character) is written by the longest tokens that fit. Bytes that no
         token has are left out, as they cannot be said.
         """
         own = self.encode_text(data)
         if own is None or self.bytes_of(own) != data:
-            own = self.encode_behind(_LINE, data)
+            own = self.encode_after(_LINE, data)
         return self._greedy(data) if own is None else own
 
     def encode_text(self, data: bytes) -> list[int] | None:
@@ -122,7 +122,7 @@ class Vocabulary:
         known = all(0 <= n < len(self.tokens) and self.tokens[n] is not None for n in ids)
         return ids if known else None
 
-    def encode_behind(self, tail: bytes, data: bytes) -> list[int] | None:
+    def encode_after(self, tail: bytes, data: bytes) -> list[int] | None:
         """The last tokens of the two texts together that are `data` to the byte."""
         both = _readable(tail, data)
         ids = None if both is None else self.encode_text(both)
@@ -135,7 +135,7 @@ class Vocabulary:
         return ids[at:] if self.bytes_of(ids[at:]) == data else None
 
     def _by_bytes(self, last: Collection[int]) -> dict[bytes, list[int]]:
-        """The ids of each token's bytes, those of `last` behind the others."""
+        """The ids of each token's bytes, those of `last` after the others."""
         having: dict[bytes, list[int]] = {}
         for number in sorted(range(len(self.tokens)), key=set(last).__contains__):
             token = self.tokens[number]
@@ -164,8 +164,8 @@ class VocabularyPair:
         """A target's token in the draft's tokens."""
         self.text = lru_cache(_KEPT)(self._text)
         """A prompt of the target in the draft's tokens, see `_text`."""
-        self.behind = lru_cache(_KEPT)(self._behind)
-        """What the draft wrote, in the target's tokens, see `_behind`."""
+        self.after = lru_cache(_KEPT)(self._after)
+        """What the draft wrote, in the target's tokens, see `_after`."""
 
     @cached_property
     def shared(self) -> list[tuple[int, int]]:
@@ -198,20 +198,20 @@ class VocabularyPair:
 
         As the draft was trained to read it, its start included, once; never empty.
         """
-        found: list[int] = []
+        text: list[int] = []
         run = b""
         for number in ids:
             token = self.target.tokens[number]
             if token is None:
-                found += [*self.draft.encode(run), *self.piece(number)]
+                text += [*self.draft.encode(run), *self.piece(number)]
                 run = b""
             else:
                 run += token
-        found += self.draft.encode(run)
+        text += self.draft.encode(run)
         start = self.draft.start
-        if found[: len(start)] != start:  # a start that both share has been translated already
-            found = [*start, *found]
-        return found or [self.draft.end or 0]
+        if text[: len(start)] != start:  # a start that both share has been translated already
+            text = [*start, *text]
+        return text or [self.draft.end or 0]
 
     def _piece(self, number: int) -> list[int]:
         token = self.target.tokens[number]
@@ -231,8 +231,8 @@ class VocabularyPair:
             return []
         return self.draft.encode(self.target.specials.get(number, "").encode())
 
-    def _behind(self, tail: tuple[int, ...], drafted: tuple[int, ...]) -> list[int]:
-        """Drafted tokens in the target's, as it would write them behind its own tokens `tail`.
+    def _after(self, tail: tuple[int, ...], drafted: tuple[int, ...]) -> list[int]:
+        """Drafted tokens in the target's, as it would write them after its own tokens `tail`.
 
         Up to the first special one, which only an end of the text gets beyond. Where the target
         would join the end of `tail` and the beginning of the draft into one token, which the
@@ -242,7 +242,7 @@ class VocabularyPair:
         count = next((n for n, each in enumerate(drafted) if own[each] is None), len(drafted))
         data = self.draft.bytes_of(drafted[:count])
         whole = _whole_characters(data)
-        ids = self.target.encode_behind(self._last_text(tail), whole)
+        ids = self.target.encode_after(self._last_text(tail), whole)
         ids = self.target.encode(whole or data) if ids is None else ids
         ends = count < len(drafted) and drafted[count] == self.draft.end
         return [*ids, self.target.end] if ends and self.target.end is not None else ids
@@ -307,9 +307,9 @@ def byte_level() -> dict[str, int]:
     plain = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in plain]
     letters = {chr(byte): byte for byte in plain}
-    return letters | {chr(256 + place): byte for place, byte in enumerate(others)}
+    return letters | {chr(256 + rank): byte for rank, byte in enumerate(others)}
 
 
 def _sentence_piece(text: str) -> bytes:
-    found = _BYTE.fullmatch(text)
-    return bytes([int(found[1], 16)]) if found else text.replace(_SPACE, " ").encode()
+    byte = _BYTE.fullmatch(text)
+    return bytes([int(byte[1], 16)]) if byte else text.replace(_SPACE, " ").encode()

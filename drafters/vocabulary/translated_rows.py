@@ -1,6 +1,6 @@
 """The rows of a draft that reads the target's text in tokens of its own.
 
-A prompt is read as the draft's tokenizer writes it; what is committed behind it follows token by
+A prompt is read as the draft's tokenizer writes it; what is committed after it follows token by
 token, so that every committed token ends where one of the draft's does. How the draft reads the
 text decides how well it drafts, and nothing else: any context is lossless. Read next:
 `foreign_draft.py`; `vocabulary/shared_tokens.py`, the translation.
@@ -49,7 +49,7 @@ class TranslatedRows:
         self._history.append(committed)
 
     def read(self, last_B: Tensor) -> Tensor:
-        """Read on, up to the last emitted token of every row; logits [B, D] behind it."""
+        """Read on, up to the last emitted token of every row; logits [B, D] after it."""
         known = self._translate(last_B)
         missing = [text[at:] for text, at in zip(self._texts, known, strict=True)]
         W = max(map(len, missing))
@@ -58,7 +58,7 @@ class TranslatedRows:
         if longest + W + self._ahead > self._kv_cache.capacity:
             self._read_all(2 * (longest + W + self._ahead))
         device = last_B.device
-        # rows that lack less are filled up behind: the next tokens are written over it
+        # rows that lack fewer tokens are padded at the end, which the next tokens overwrite
         tokens_BW = torch.tensor([[*each, *[0] * (W - len(each))] for each in missing])
         start_B = torch.tensor(known, device=device)
         logits_BWD = self.backbone.forward(tokens_BW.to(device), start_B, chain(W - 1), self._kv_cache)
@@ -68,22 +68,22 @@ class TranslatedRows:
         return logits_BWD.gather(1, last_B[:, None, None].expand(-1, 1, logits_BWD.shape[2]))[:, 0]
 
     def write(self, token_B: Tensor) -> Tensor:
-        """Feed a drafted token of the draft's own behind the others; logits [B, D] behind it."""
-        place_B = self._ends_B + len(self._written)
+        """Feed a drafted token of the draft's own after the others; logits [B, D] after it."""
+        at_B = self._ends_B + len(self._written)
         self._written.append(token_B)
-        return self.backbone.forward(token_B[:, None], place_B, chain(0), self._kv_cache)[:, -1]
+        return self.backbone.forward(token_B[:, None], at_B, chain(0), self._kv_cache)[:, -1]
 
     def tail(self, tokens: int) -> list[tuple[int, ...]]:
         """The last of the target's tokens of every row, at most so many."""
-        place_T = torch.arange(-tokens + 1, 1, device=self._history.lengths_B.device)
-        slots_BT = self._history.lengths_B[:, None] + place_T
+        at_T = torch.arange(-tokens + 1, 1, device=self._history.lengths_B.device)
+        slots_BT = self._history.lengths_B[:, None] + at_T
         ids_BT = self._history.tokens_BL.gather(1, slots_BT.clamp_min(0)).tolist()
         return [tuple(row[max(0, tokens - seen) :]) for row, seen in zip(ids_BT, self._seen, strict=True)]
 
     def _translate(self, last_B: Tensor) -> list[int]:
         """Append the pieces of the newest tokens; how many of its row the KV cache holds then.
 
-        It holds what the row was, and behind it what was drafted, as far as the two agree. The last
+        It holds what the row was, and after it what was drafted, as far as the two agree. The last
         token is read again in any case: its logits are asked for.
         """
         self._history.write_last(last_B)
@@ -104,8 +104,8 @@ class TranslatedRows:
         ends = (self._history.lengths_B + 1).tolist()
         counts = [end - seen for end, seen in zip(ends, self._seen, strict=True)]
         seen_B = torch.tensor(self._seen, device=self._history.lengths_B.device)
-        place_C = torch.arange(max(max(counts), 1), device=seen_B.device)
-        slots_BC = (seen_B[:, None] + place_C).clamp_max(self._history.tokens_BL.shape[1] - 1)
+        at_C = torch.arange(max(max(counts), 1), device=seen_B.device)
+        slots_BC = (seen_B[:, None] + at_C).clamp_max(self._history.tokens_BL.shape[1] - 1)
         rows = self._history.tokens_BL.gather(1, slots_BC).tolist()
         self._seen = ends
         return [row[:count] for row, count in zip(rows, counts, strict=True)]

@@ -32,7 +32,7 @@ def test_a_node_sees_exactly_its_ancestors(tree: Tree) -> None:
 
 @pytest.mark.parametrize("parents", [(), (0,), (-1, 1), (-1, -1), (-1, 2, 0)])
 def test_what_is_no_tree_is_refused(parents: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="root|stand before"):
+    with pytest.raises(ValueError, match="root|come before"):
         Tree(parents)
 
 

@@ -299,7 +299,7 @@ def test_rotary_frequencies_that_change_with_the_length_set_a_limit() -> None:
     model = random_model("phi3", num_key_value_heads=2, rope_parameters=longrope, original_max_position_embeddings=16)
     target = ready(model)
     assert target.context == 16
-    assert target.context_reason == ", behind which its rotary frequencies change"
+    assert target.context_reason == ", after which its rotary frequencies change"
     base = autoregressive(target, [PROMPTS[0]], warper=GREEDY, max_new_tokens=11)
     assert base.tokens == [own_text(model, PROMPTS[0], 11)]
     # behind the limit a longer sequence computes its first tokens anew

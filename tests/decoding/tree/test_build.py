@@ -528,7 +528,7 @@ def test_tries_are_padded_to_one_size(rows: list[tuple[list[int], list[int]]]) -
         ([[1, 2, 3, 4]], [[-1, -1, -1, -1]], "row 0 has 4 tokens .* at most 3"),
         ([[1, 2]], [[-1]], "row 0 has 2 tokens and 1 parents"),
         ([[1, 2, 3]], [[-1, 0, 1]], "row 0 has depth 3, the bound is 2"),
-        ([[1, 2]], [[1, -1]], "must stand before it"),
+        ([[1, 2]], [[1, -1]], "must come before it"),
         ([[1], [2]], [[-1], [-1]], "for all 1 rows"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import shutil
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from draftsmith.decoding.target.attention import use_grouped_attention
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.config import DrafterConfig
 from draftsmith.drafters.folder import adapters_of
-from draftsmith.drafters.model.adapters import RowBackbone, active_adapter, rows_use
+from draftsmith.drafters.model.adapters import RowBackbone, active_adapter
 from draftsmith.drafters.model.draft_model import DraftModel
 from draftsmith.drafters.model.ensemble import join_adapters
 from draftsmith.drafters.registry import load_drafter
@@ -139,7 +140,7 @@ def test_rows_with_adapters_of_their_own_draft_as_each_alone(lean: bool, pair: t
         done = generate(target, drafter, [PROMPTS[row]], **how)
         alone.append((done.tokens[0], done.origin[0]))
     drafter.use("one")  # what others that share the model draft with is not asked for
-    with rows_use(draft, names) as rows:
+    with closing(RowBackbone(draft, names)) as rows:
         rows._is_lean = lean
         together = texts(target, DraftModel(rows, target.vocabulary))
         assert active_adapter(draft.model) == "one"
@@ -153,7 +154,7 @@ def test_rows_of_adapters_are_not_recorded_and_want_a_name_each(pair: tuple[Back
     target, draft = pair
     assert DraftModel(draft, target.vocabulary).replayable
     for names in (["one", None, "two"], ["one"] * 5):
-        with rows_use(draft, names) as rows:
+        with closing(RowBackbone(draft, names)) as rows:
             drafter = DraftModel(rows, target.vocabulary)
             assert not drafter.replayable
             with pytest.raises(RequestError, match=f"for {len(names)} rows, and the batch has 4"):

@@ -285,7 +285,7 @@ def test_the_toys_translate() -> None:
     pair = toys._LETTERS
     assert pair.shared == [(0, 0), (1, 1)]
     assert pair.piece(2) == [0, 1]
-    assert pair.behind((0,), (2,)) == [1, 0]
+    assert pair.after((0,), (2,)) == [1, 0]
     for name in ("intersection", "intersection argmax", "retokenised"):
         drafter: Any = TOYS[name](Toy.of(name, 1).drafts)
         target = Toy.of(name, 1).target.as_backbone()

@@ -149,7 +149,7 @@ def test_what_is_proposed_is_what_was_drafted(target: str, tail: bytes, data: by
     """Behind any committed tokens, to the byte; half a character at its end may wait."""
     pair = VocabularyPair(WORDS["prose"], WORDS[target])
     tail_ids, drafted = pair.target.encode(tail), pair.draft.encode(data)
-    found = pair.target.bytes_of(pair.behind(tuple(tail_ids), tuple(drafted)))
+    found = pair.target.bytes_of(pair.after(tuple(tail_ids), tuple(drafted)))
     assert data.startswith(found)
     assert len(data) - len(found) < 4 if data else found == b""
 
@@ -162,16 +162,16 @@ def test_the_proposal_is_the_target_s_own_way_of_writing(cut: int, text: str) ->
     at = cut % len(ids)
     pair = VocabularyPair(WORDS["prose"], WORDS["code"])
     data = pair.target.bytes_of(ids[at:])
-    assert pair.behind(tuple(ids[:at]), tuple(pair.draft.encode(data))) == ids[at:]
+    assert pair.after(tuple(ids[:at]), tuple(pair.draft.encode(data))) == ids[at:]
 
 
 def test_the_draft_s_end_of_text_is_proposed_as_the_target_s() -> None:
     pair = VocabularyPair(WORDS["prose"], WORDS["code"])
     drafted = (*pair.draft.encode(b"def"), WRITER.eos_token_id, *pair.draft.encode(b"add"))
-    found = pair.behind((), drafted)
+    found = pair.after((), drafted)
     assert found == [*CODER("def")["input_ids"], CODER.eos_token_id]
     stop = (*pair.draft.encode(b"def"), WRITER.pad_token_id, *pair.draft.encode(b"add"))
-    assert pair.behind((), stop) == CODER("def")["input_ids"]
+    assert pair.after((), stop) == CODER("def")["input_ids"]
 
 
 def test_the_letters_of_bytes_are_the_library_s() -> None:
