@@ -62,7 +62,7 @@ class AuditConfig(Section):
     """How much evidence the losslessness audit collects."""
 
     tokens: int = Field(42_000, ge=500)
-    """Tokens of the Rosenblatt test on the real pair; 42,000 see a total variation of 0.02."""
+    """Tokens judged on the real pair; 42,000 see a bias along p - q of 0.02 (total variation)."""
     sequences: int = Field(2_000_000, ge=10_000)
     """Sampled sequences of the enumeration proof on a tiny vocabulary."""
     temperature: float = Field(0.8, gt=0)

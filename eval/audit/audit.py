@@ -10,7 +10,7 @@ The verdict is `lossless` only if all of them pass. docs/audit.md explains why t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -100,13 +100,13 @@ class AuditReport:
         lines += [
             f"  real pair, T = {self.temperature:g}: {r.tokens:,} tokens, p = {r.histogram_p:.3g} (histogram),",
             f"    {r.mean_p:.3g} (mean), {r.serial_p:.3g} (serial);",
-            f"    would see a bias along p - q of {r.detectable:.4f}",
+            f"    would see a bias along {r.order} of {r.detectable:.4f}",
             f"    context by context: {len(c.tests)} tests, p = {c.p_value:.3g};",
             f"    would see means shifted by {c.detectable:.3f} standard deviations",
             f"  real pair, T = 0: {g.argmax:,} of {g.tokens:,} tokens are the argmax,",
             f"    {g.near_ties} near-ties (rounding explains {g.explained:.1f}), {g.bugs} bugs (noise {g.noise:.2g})",
-            "  a bias is a total variation, stated at power 0.99, and along p - q has",
-            "  one sign in all contexts;",
+            f"  a bias is a total variation, stated at power 0.99; one along {r.order} has the",
+            "  same sign in all contexts;",
             f"  a correct decoder fails once in {1 / FALSE_ALARM:,.0f} audits",
         ]
         lines += [f"  FAILED: {failure}" for failure in self.failures]
@@ -142,6 +142,7 @@ def audit(
     sums = ScoreSums(target.vocabulary)
     numbers = transforms(target, draft, asked, sampled, warper, seed=config.seed, scores=sums)
     judged = judge(numbers, _level("histogram of the real pair"))
+    judged = replace(judged, order="p" if draft is None else "p - q")
     scores = sums.judge(_level("contexts of the real pair"))
     some = list(prompts[: config.prompts])
     greedy = replay(target, some, write(some, list(range(len(some))), Warper(0.0)))

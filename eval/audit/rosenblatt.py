@@ -52,6 +52,8 @@ class Rosenblatt:
     detectable: float
     distance: float
     """Total variation of the histogram from the uniform one, beyond what noise explains."""
+    order: str = "p - q"
+    """What the vocabulary is ordered by: p where there is no draft model to give q."""
 
     @property
     def p_values(self) -> list[float]:
