@@ -27,7 +27,7 @@ from draftsmith.errors import RequestError
 from draftsmith.eval.audit import toys
 from draftsmith.eval.audit.audit import audit
 from draftsmith.eval.audit.enumeration import enumerate_decoding
-from draftsmith.eval.audit.toys import TOYS, Toy
+from draftsmith.eval.audit.toys import Toy
 from draftsmith.eval.config import AuditConfig
 from draftsmith.trainers.config import ModelConfig
 from draftsmith.trainers.student.architecture import fresh_model
@@ -287,7 +287,7 @@ def test_the_toys_translate() -> None:
     assert pair.piece(2) == [0, 1]
     assert pair.after((0,), (2,)) == [1, 0]
     for name in ("intersection", "intersection argmax", "retokenised"):
-        drafter: Any = TOYS[name](Toy.of(name, 1).drafts)
+        drafter: Any = Toy.of(name, 1).proposer()
         target = Toy.of(name, 1).target.as_backbone()
         done = generate(target, drafter, [[0, 1, 2]] * 50, warper=Warper(0.7), max_new_tokens=6)
         assert any("draft" in row for row in done.origin)
