@@ -18,6 +18,7 @@ from draftsmith.drafters.heads.medusa import load_medusa
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import RequestError
 from draftsmith.trainers.config import BpdConfig, ObjectiveConfig
+from draftsmith.trainers.heads import last_states_of
 from draftsmith.trainers.labels import has_label
 from draftsmith.trainers.teacher.frozen import saver
 from method_objectives import build
@@ -177,7 +178,8 @@ def trained_on(drafter: Bpd, batch: dict[str, Tensor], k: int) -> dict[tuple[int
         return {"loss": logits.sum(-1), "top1": label.float()}
 
     goal.module._frozen[0].loss = spy
-    goal.module.head(k, batch, goal.prepare(batch))
+    hidden_RSH = goal.prepare(batch).hidden_RSH
+    goal.module.head(k, batch, hidden_RSH, last_states_of(hidden_RSH))
     keys = [
         (int(batch["documents"][r, t]), int(batch["positions"][r, t]))
         for r, t in has_label(batch, k + 1).nonzero().tolist()

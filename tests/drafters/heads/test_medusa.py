@@ -18,6 +18,7 @@ from draftsmith.decoding.tree.search import expected_tokens
 from draftsmith.drafters.heads.medusa import Medusa, MedusaHeads, default_paths, load_medusa
 from draftsmith.errors import RequestError
 from draftsmith.trainers.config import MedusaConfig, ObjectiveConfig
+from draftsmith.trainers.heads import last_states_of
 from draftsmith.trainers.labels import has_label
 from draftsmith.trainers.teacher.frozen import saver
 from method_objectives import build
@@ -101,10 +102,10 @@ def trained_on(drafter: Medusa, texts: list[list[int]]) -> list[dict[tuple[int, 
     for chunked in (*goal.module.losses, *goal.module._frozen):
         chunked.loss = spy
     found = []
-    teacher_output = goal.prepare(batch)
+    hidden_RSH = goal.prepare(batch).hidden_RSH
     for k in range(1, 5):
         seen.clear()
-        goal.module.head(k, batch, teacher_output)
+        goal.module.head(k, batch, hidden_RSH, last_states_of(hidden_RSH))
         places = has_label(batch, k + 1)[0].nonzero()[:, 0].tolist()
         keys = [(int(batch["documents"][0, t]), int(batch["positions"][0, t])) for t in places]
         found.append(dict(zip(keys, torch.cat(seen), strict=True)))
