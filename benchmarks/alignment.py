@@ -117,11 +117,11 @@ def main() -> None:
     ]
     if not all(path.is_file() for path in wanted):
         measure_missing(cells, parts)
-    found = {cell: [json.loads(cell_file(part, *cell).read_text()) for part in parts] for cell in cells}
+    measured = {cell: [json.loads(cell_file(part, *cell).read_text()) for part in parts] for cell in cells}
     starts = [json.loads((part.out / "start.json").read_text()) for part in parts]
-    record = assembled(found, starts, parts, args)
+    record = assembled(measured, starts, parts, args)
     print(printed(record))
-    print("\n".join(verdicts(found)))
+    print("\n".join(verdicts(measured)))
     finish(record, args.json)
 
 
@@ -137,8 +137,8 @@ def measure_missing(cells: Sequence[tuple[str, str]], parts: Sequence[argparse.N
         for cell in cells:
             if not cell_file(part, *cell).is_file():
                 drafter = train_cell(*cell, start, answers, part)
-                found = kept(cell_file(part, *cell), lambda: measure(target, drafter, held_out))  # noqa: B023
-                print(f"{' '.join(cell)}: words {value_of([found], 'alpha_on_words').value:.4f}", flush=True)
+                measured = kept(cell_file(part, *cell), lambda: measure(target, drafter, held_out))  # noqa: B023
+                print(f"{' '.join(cell)}: words {value_of([measured], 'alpha_on_words').value:.4f}", flush=True)
 
 
 def cell_file(args: argparse.Namespace, source: str, loss: str) -> Path:
@@ -183,7 +183,7 @@ def train_cell(source: str, loss: str, start: Path, answers: dict[str, Path], ar
 
 def run_of(args: argparse.Namespace, name: str, values: dict[str, Any]) -> Path:
     """The drafter of a run of `distill-tiny` with these values."""
-    quiet = QUIET | {"probe.prompts": 1, "probe.max_new_tokens": 4, "checkpoint.every_steps": 10**6}
+    quiet = QUIET | {"probe.prompts": 1, "probe.max_new_tokens": 8, "checkpoint.every_steps": 10**6}
     return trained(RECIPE, args.out / "runs" / name, settings_of(args) | quiet | values) / "drafter"
 
 
@@ -325,7 +325,7 @@ def gain_of(mine: Sequence[Measured], other: Sequence[Measured], name: str) -> F
 
 
 def assembled(
-    found: dict[tuple[str, str], list[Measured]],
+    measured: dict[tuple[str, str], list[Measured]],
     starts: Sequence[Any],
     parts: Sequence[argparse.Namespace],
     args: argparse.Namespace,
@@ -333,14 +333,14 @@ def assembled(
     """One row per cell, the shared draft first."""
     begin = "an untrained draft" if args.from_scratch else f"{args.start_steps} steps of KL"
     rows = [row_of("before", "", starts, None)]
-    for (source, loss), cell in found.items():
-        rows.append(row_of(source, loss, cell, found.get((source, "kl")) if loss != "kl" else None))
+    for (source, loss), cell in measured.items():
+        rows.append(row_of(source, loss, cell, measured.get((source, "kl")) if loss != "kl" else None))
     heads = {"data": "{data}", "divergence": "{divergence}"}
     heads |= {head: f"{{{name}}}" for name, (_, _, head) in FIGURES.items()}
     heads |= {
         head: f"{{{name}_less_kl}}" for name, head in COMPARED.items() if any(f"{name}_less_kl" in row for row in rows)
     }
-    runs = {f"{name}, seed {part.seed}": part.out / "runs" / name for name in names_of(found) for part in parts}
+    runs = {f"{name}, seed {part.seed}": part.out / "runs" / name for name in names_of(measured) for part in parts}
     return record_of(
         args,
         title="Divergences and data for a draft",
@@ -356,9 +356,9 @@ def assembled(
     )
 
 
-def names_of(found: dict[tuple[str, str], list[Measured]]) -> list[str]:
+def names_of(measured: dict[tuple[str, str], list[Measured]]) -> list[str]:
     """Names of all runs."""
-    return ["start", *(f"{source}-{loss}" for source, loss in found)]
+    return ["start", *(f"{source}-{loss}" for source, loss in measured)]
 
 
 def row_of(source: str, loss: str, own: Sequence[Measured], base: Sequence[Measured] | None) -> dict[str, Any]:
@@ -367,14 +367,14 @@ def row_of(source: str, loss: str, own: Sequence[Measured], base: Sequence[Measu
     return row | ({} if base is None else {f"{name}_less_kl": gain_of(own, base, name) for name in COMPARED})
 
 
-def verdicts(found: dict[tuple[str, str], list[Measured]]) -> list[str]:
+def verdicts(measured: dict[tuple[str, str], list[Measured]]) -> list[str]:
     """Which acceptance-aimed losses beat forward KL on the same rows beyond chance."""
     lines = []
-    for (source, loss), own in found.items():
-        if loss not in AIMED or (source, "kl") not in found:
+    for (source, loss), own in measured.items():
+        if loss not in AIMED or (source, "kl") not in measured:
             continue
         for name in ("alpha_on_text", *COMPARED):
-            value = gain_of(own, found[source, "kl"], name)
+            value = gain_of(own, measured[source, "kl"], name)
             low, high = value.low or 0.0, value.high or 0.0
             place = "above" if low > 0 else "below" if high < 0 else "not told apart from"
             lines.append(f"{source} {loss} is {place} KL in {name}: {cell_text(value, '+.4f')}")

@@ -118,10 +118,10 @@ def run(arms: dict[str, Arm], prompts: list[list[int]], rounds: int) -> tuple[di
 
 def show(seconds: dict[str, np.ndarray], same: dict[str, int], args: argparse.Namespace) -> None:
     count = len(next(iter(seconds.values())))
-    place = environment()
+    machine = environment()
     print(
-        f"{place['processor']}, {place['threads']} threads, torch {torch.__version__}, "
-        f"transformers {place['versions']['transformers']}"
+        f"{machine['processor']}, {machine['threads']} threads, torch {torch.__version__}, "
+        f"transformers {machine['versions']['transformers']}"
     )
     print(
         f"{count} prompts, {args.max_new_tokens} new tokens, draft length {args.draft_length}, "
@@ -136,9 +136,9 @@ def show(seconds: dict[str, np.ndarray], same: dict[str, int], args: argparse.Na
         ("ours, prompt lookup", "transformers, prompt lookup", 1.2),
         ("ours, speculative", "ours, autoregressive", 0.0),
     ):
-        found = ratio(seconds[theirs], seconds[ours])
+        figures = ratio(seconds[theirs], seconds[ours])
         wanted = f" (at least {bar}x)" if bar else ""
-        print(f"{ours} / {theirs}: {found.value:.2f}x [{found.low:.2f}, {found.high:.2f}]{wanted}")
+        print(f"{ours} / {theirs}: {figures.value:.2f}x [{figures.low:.2f}, {figures.high:.2f}]{wanted}")
 
 
 def show_batches(target: Backbone, drafter: DraftModel, prompts: list[list[int]], args: argparse.Namespace) -> None:
@@ -150,9 +150,9 @@ def show_batches(target: Backbone, drafter: DraftModel, prompts: list[list[int]]
         for number, some in enumerate(eights):
             together[number] += generate(target, drafter, some, **common).decode_seconds
             alone[number] += sum(generate(target, drafter, [ids], **common).decode_seconds for ids in some)
-    found = ratio(alone, together)
-    interval = f" [{found.low:.2f}, {found.high:.2f}]" if len(eights) > 1 else ""
-    print(f"speculative, batch of 8 / one by one: {found.value:.2f}x{interval} (at least 2.5x)")
+    figures = ratio(alone, together)
+    interval = f" [{figures.low:.2f}, {figures.high:.2f}]" if len(eights) > 1 else ""
+    print(f"speculative, batch of 8 / one by one: {figures.value:.2f}x{interval} (at least 2.5x)")
 
 
 def show_ledger(args: argparse.Namespace) -> None:

@@ -76,7 +76,7 @@ class Sizes:
     @property
     def prompt(self) -> list[int]:
         """As many token ids as the context has."""
-        return [1 + place * 7919 % (self.vocabulary - 1) for place in range(self.context)]
+        return [1 + machine * 7919 % (self.vocabulary - 1) for machine in range(self.context)]
 
 
 TINY = Sizes(
@@ -304,12 +304,13 @@ def count_waits(
 
 
 def show_head(results: dict[str, Any], sizes: Sizes) -> None:
-    place = results["environment"]
+    machine = results["environment"]
     if results["note"]:
         print(results["note"])
-    where = ", ".join(place["devices"]) if sizes.cuda else place["processor"]
+    where = ", ".join(machine["devices"]) if sizes.cuda else machine["processor"]
     print(
-        f"{where}, CUDA {results['cuda']}, torch {torch.__version__}, transformers {place['versions']['transformers']}"
+        f"{where}, CUDA {results['cuda']}, torch {torch.__version__}, "
+        f"transformers {machine['versions']['transformers']}"
     )
     print(
         f"{sizes.layers} layers, hidden {sizes.hidden}, {sizes.heads} heads ({sizes.kv_heads} "
@@ -318,39 +319,39 @@ def show_head(results: dict[str, Any], sizes: Sizes) -> None:
     )
 
 
-def show_baseline(found: dict[str, float]) -> None:
+def show_baseline(figures: dict[str, float]) -> None:
     print("\nAutoregressive baseline, every step a replayed graph")
-    print(f"speed      {found['tokens_per_second']:9.1f} tokens/s")
-    print(f"needed     {found['bytes_per_token'] / 1e9:9.3f} GB per token")
-    print(f"attainable {found['attainable_bytes_per_second'] / 1e9:9.1f} GB/s, of a copy, read and written")
+    print(f"speed      {figures['tokens_per_second']:9.1f} tokens/s")
+    print(f"needed     {figures['bytes_per_token'] / 1e9:9.3f} GB per token")
+    print(f"attainable {figures['attainable_bytes_per_second'] / 1e9:9.1f} GB/s, of a copy, read and written")
     print(
-        f"achieved   {found['bytes_per_second'] / 1e9:9.1f} GB/s, "
-        f"{found['share']:.1%} of attainable (at least {SHARE_GOAL:.0%})"
+        f"achieved   {figures['bytes_per_second'] / 1e9:9.1f} GB/s, "
+        f"{figures['share']:.1%} of attainable (at least {SHARE_GOAL:.0%})"
     )
 
 
-def show_costs(found: dict[str, Any]) -> None:
+def show_costs(figures: dict[str, Any]) -> None:
     print("\nVerify call of N nodes, T(N)/T(1), and one step of a draft of one layer")
-    for nodes, ratio in found["verify"].items():
+    for nodes, ratio in figures["verify"].items():
         goal = f" (at most {VERIFY_GOAL})" if nodes == str(NODES[-1]) else ""
-        milliseconds = found["seconds"][nodes] * 1e3
+        milliseconds = figures["seconds"][nodes] * 1e3
         print(f"N = {nodes:>3}   {milliseconds:9.3f} ms   {ratio:6.3f}{goal}")
-    print(f"draft     {found['seconds']['draft'] * 1e3:9.3f} ms   c = {found['draft']:.4f}")
+    print(f"draft     {figures['seconds']['draft'] * 1e3:9.3f} ms   c = {figures['draft']:.4f}")
 
 
-def show_surface(found: dict[str, dict[str, float]]) -> None:
+def show_surface(figures: dict[str, dict[str, float]]) -> None:
     print("\nPredicted speed-up, tau / (c_v + K c), * the best K")
     print("alpha " + "".join(f"{f'K = {k}':>9}" for k in LENGTHS))
-    for alpha, by_length in found.items():
+    for alpha, by_length in figures.items():
         best = max(by_length.values())
         cells = (f"{value:8.2f}{'*' if value == best else ' '}" for value in by_length.values())
         print(f"{alpha:5} " + "".join(cells))
 
 
-def show_waits(found: dict[str, Any]) -> None:
-    print(f"\nHost synchronisations in {found['steps']} steady speculative steps: {found['count']} (at most 0)")
-    for place, count in found["places"].items():
-        print(f"{count:5} x {place}")
+def show_waits(figures: dict[str, Any]) -> None:
+    print(f"\nHost synchronisations in {figures['steps']} steady speculative steps: {figures['count']} (at most 0)")
+    for machine, count in figures["places"].items():
+        print(f"{count:5} x {machine}")
 
 
 def _sizes(args: argparse.Namespace) -> Sizes:

@@ -57,11 +57,11 @@ def main() -> None:
     same_settings(args.out, vars(args), free=("seeds", "json"))
     for domain, source in args.domain.items():
         write_rows(args, domain, source)
-    found = []
+    measured = []
     for part in by_seed(args):
         folder = train_all(part)
-        found.append(kept(part.out / "measured.json", partial(measure, folder, part)))
-    record = assembled(found, args)
+        measured.append(kept(part.out / "measured.json", partial(measure, folder, part)))
+    record = assembled(measured, args)
     print(printed(record))
     finish(record, args.json)
 
@@ -150,16 +150,16 @@ def measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     target = load_target(args.target)
     drafter = load_drafter(folder, target, draft_length=DRAFT_LENGTH)
     assert isinstance(drafter, DraftModel)
-    found: dict[str, Any] = {}
+    measured: dict[str, Any] = {}
     for domain in args.domain:
         source = str(args.root / "rows" / domain / "prompts.jsonl")
         ids = [render(prompt, target.tokenizer, limit=128) for prompt in load_prompts(source, limit=args.limit)]
         for temperature in TEMPERATURES:
-            found[f"{domain} {temperature:g}"] = by_adapter(target, drafter, ids, temperature, args)
+            measured[f"{domain} {temperature:g}"] = by_adapter(target, drafter, ids, temperature, args)
     drafter.use(next(iter(args.domain)))
     adapters = {name: folder / "adapters" / name / "adapter_model.safetensors" for name in drafter.adapters}
     return {
-        "sums": found,
+        "sums": measured,
         "verdict": audited(target, drafter, ids, args, at_most=12).verdict,
         "prompts": len(ids),
         "adapter_bytes": {name: path.stat().st_size for name, path in adapters.items()},
@@ -172,22 +172,22 @@ def by_adapter(
     target: Backbone, drafter: DraftModel, prompts: Sequence[list[int]], temperature: float, args: argparse.Namespace
 ) -> dict[str, Sums]:
     """Sums of every prompt by adapter, the base's too."""
-    found = {}
+    measured = {}
     for name in (BASE, *args.domain):
         drafter.use(None if name == BASE else name)
-        found[name] = decoded(target, drafter, prompts, temperature, max_new_tokens=args.max_new_tokens, batch=1)
-    return found
+        measured[name] = decoded(target, drafter, prompts, temperature, max_new_tokens=args.max_new_tokens, batch=1)
+    return measured
 
 
 # ---- the record -------------------------------------------------------------------------------
 
 
-def assembled(found: Sequence[dict[str, Any]], args: argparse.Namespace) -> Record:
+def assembled(measured: Sequence[dict[str, Any]], args: argparse.Namespace) -> Record:
     """One row per domain of the prompts, temperature and measure."""
-    first = found[0]
+    first = measured[0]
     domains = list(first["adapter_bytes"])
     sizes = ", ".join(f"{name} {size / 1e6:.2f} MB" for name, size in first["adapter_bytes"].items())
-    verdict = ", ".join(sorted({part["verdict"] for part in found}))
+    verdict = ", ".join(sorted({part["verdict"] for part in measured}))
     heads = {"prompts of": "{domain}", "T": "{T}", "measure": "{measure}", "base": "{base}"}
     heads |= {f"adapter {name}": f"{{{name}}}" for name in domains}
     heads |= {f"{name} - base": f"{{{name}_less_base}}" for name in domains}
@@ -195,22 +195,22 @@ def assembled(found: Sequence[dict[str, Any]], args: argparse.Namespace) -> Reco
         args,
         title="An adapter per domain",
         target=target_weights(args.target),
-        drafters=drafter_weights(named_by_seed("draft", [Path(part["drafter"]) for part in found], args.seeds)),
+        drafters=drafter_weights(named_by_seed("draft", [Path(part["drafter"]) for part in measured], args.seeds)),
         setup=f"Base draft {first['base_bytes'] / 1e6:.2f} MB, adapters {sizes}, {args.steps} steps each; at most "
         f"{first['prompts']} prompts per domain, {args.max_new_tokens} new tokens, draft length {DRAFT_LENGTH}, fp32.",
         intervals="95 % bootstrap intervals over prompts, of differences paired",
         audit={"verdict": verdict},
         formats=dict.fromkeys(["base", *domains], ".2f") | {f"{name}_less_base": "+.3f" for name in domains},
-        rows=[row_of(key, name, found, domains) for key in first["sums"] for name in MEASURES],
+        rows=[row_of(key, name, measured, domains) for key in first["sums"] for name in MEASURES],
         tables={"domains": table_of(heads)},
         notes=[f"audit with an adapter: {verdict}"],
     )
 
 
-def row_of(key: str, name: str, found: Sequence[dict[str, Any]], domains: Sequence[str]) -> dict[str, Any]:
+def row_of(key: str, name: str, measured: Sequence[dict[str, Any]], domains: Sequence[str]) -> dict[str, Any]:
     """A measure of every arm on one domain's prompts at one temperature."""
     domain, temperature = key.rsplit(" ", 1)
-    arms = {arm: [part["sums"][key][arm] for part in found] for arm in (BASE, *domains)}
+    arms = {arm: [part["sums"][key][arm] for part in measured] for arm in (BASE, *domains)}
     return {
         "domain": domain,
         "T": float(temperature),

@@ -104,15 +104,15 @@ def train_all(args: argparse.Namespace) -> list[Run]:
     return runs
 
 
-def setting(words: str) -> dict[str, str]:
+def setting(text: str) -> dict[str, str]:
     """`span 4`, `sample 8`, `sample 0`: hard, the unit and its tokens; `soft 2` weighs spans;
     `copies` weighs nothing. Other values follow as `field=value`."""
-    kind, *others = words.split()
+    kind, *others = text.split()
     tokens = others.pop(0) if kind != COPIES and others else ""
     if kind not in ("span", "sample", "soft", COPIES) or tokens.isdigit() == (kind == COPIES):
-        raise SystemExit(f"--settings: {words!r}; expected span M, sample M, soft M or copies")
+        raise SystemExit(f"--settings: {text!r}; expected span M, sample M, soft M or copies")
     if any("=" not in other for other in others):
-        raise SystemExit(f"--settings: {words!r}; after the tokens, field=value was expected")
+        raise SystemExit(f"--settings: {text!r}; after the tokens, field=value was expected")
     if kind == COPIES:
         values = {"boost.weights": "none"}
     else:
@@ -187,8 +187,8 @@ def larger(args: argparse.Namespace, n: int) -> dict[str, int]:
         return vocabulary * size + layers * (attention * size + 3 * spread * size * size)
 
     wanted = n * count(hidden)
-    found = min(range(hidden, 16 * hidden, 8), key=lambda size: abs(count(size) - wanted))
-    return {"model.hidden": found, "model.intermediate": int(spread * found)}
+    nearest = min(range(hidden, 16 * hidden, 8), key=lambda size: abs(count(size) - wanted))
+    return {"model.hidden": nearest, "model.intermediate": int(spread * nearest)}
 
 
 def train(args: argparse.Namespace, name: str, recipe: str, values: dict[str, Any]) -> Path:
@@ -221,15 +221,15 @@ def measured_rows(run: Run, target: Backbone, args: argparse.Namespace) -> dict[
             run.folder / "drafter", target, draft_length=args.draft_length, config=DrafterConfig(members=n)
         )
         for temperature in TEMPERATURES:
-            (found,) = decode(target, [(Arm(run.name, drafter), None)], requests, config, temperature)
+            (run_of_arm,) = decode(target, [(Arm(run.name, drafter), None)], requests, config, temperature)
             rows.append(
                 {
                     "members": n,
                     "temperature": temperature,
-                    "nodes": [each.nodes for each in found.generations],
-                    "calls": [each.target_calls for each in found.generations],
-                    "steps": [each.steps for each in found.counts],
-                    "emitted": [each.emitted for each in found.counts],
+                    "nodes": [each.nodes for each in run_of_arm.generations],
+                    "calls": [each.target_calls for each in run_of_arm.generations],
+                    "steps": [each.steps for each in run_of_arm.counts],
+                    "emitted": [each.emitted for each in run_of_arm.counts],
                 }
             )
     return {"rows": rows}
@@ -254,7 +254,7 @@ def asked(target: Backbone, args: argparse.Namespace) -> tuple[EvalConfig, list[
 def all_costs(runs: Sequence[Run], target: Backbone, args: argparse.Namespace) -> dict[str, Costs]:
     """By what they are like; verify calls are the target's own, so one measurement serves all."""
     costs = {run.costs_like: measured_costs(run, target, args) for run in runs}
-    return {name: replace(found, c_v=costs["base"].c_v) for name, found in costs.items()}
+    return {name: replace(each, c_v=costs["base"].c_v) for name, each in costs.items()}
 
 
 def measured_costs(run: Run, target: Backbone, args: argparse.Namespace) -> Costs:
@@ -264,8 +264,8 @@ def measured_costs(run: Run, target: Backbone, args: argparse.Namespace) -> Cost
         draft = load_target(str(run.folder / "drafter" / "ssm-1"))
         widest = 1 + args.draft_length * args.members
         sizes = sorted({1, 2, 4, 8, 12, args.draft_length, widest - 1})
-        found = measure_costs(target, draft, sizes, context=args.context)
-        return [found.target_call_seconds, found.c, found.c_v]
+        measured = measure_costs(target, draft, sizes, context=args.context)
+        return [measured.target_call_seconds, measured.c, measured.c_v]
 
     seconds, c, c_v = kept(args.out / f"costs-{file_name(run.costs_like)}.json", timed)
     return Costs(seconds, c, {int(nodes): cost for nodes, cost in c_v.items()})
@@ -301,7 +301,7 @@ def assembled(
 ) -> Record:
     """One table a temperature."""
     parts = by_seed(args)
-    found = [
+    results = [
         {run.name: kept(measured_file(run, part), dict)["rows"] for run in runs}
         for part, runs in zip(parts, of_seeds, strict=True)
     ]
@@ -312,7 +312,7 @@ def assembled(
         for part, runs in zip(parts, of_seeds, strict=True)
         for run in runs
     }
-    rows = [row for at in TEMPERATURES for row in rows_at(of_seeds, found, costs, at, args.draft_length)]
+    rows = [row for at in TEMPERATURES for row in rows_at(of_seeds, results, costs, at, args.draft_length)]
     shown = {head: cell for head, cell in HEADS.items() if any(cell.strip("{}") in row for row in rows)}
     target = load_recipe(str(of_seeds[0][0].folder / "run.yaml")).recipe.target.path
     return record_of(

@@ -229,10 +229,10 @@ FORMATS = {"n_alpha": ".2f", "untrained_chain": ".2f", "sees": ".3f"}
 def assembled(families: Sequence[Family], parts: Sequence[argparse.Namespace], args: argparse.Namespace) -> Record:
     """All families' figures over all seeds, one table a temperature."""
     config = eval_config(args)
-    found = {family: [kept(measured_file(family, part), dict) for part in parts] for family in families}
+    measured = {family: [kept(measured_file(family, part), dict) for part in parts] for family in families}
     names = {
         f"{family.name}, seed {part.seed}": Path(each["run"]) / "drafter"
-        for family, of_seeds in found.items()
+        for family, of_seeds in measured.items()
         for part, each in zip(parts, of_seeds, strict=True)
     }
     target = load_recipe(families[0].recipe, args.set).recipe.target.path
@@ -250,7 +250,9 @@ def assembled(families: Sequence[Family], parts: Sequence[argparse.Namespace], a
         },
         formats=FORMATS
         | {f"{name}_{slug(shape)}": ".2f" for name in ("tau", "speedup", "predicted") for shape in SHAPES},
-        rows=[row_of(family.name, of_seeds, at) for at in config.temperatures for family, of_seeds in found.items()],
+        rows=[
+            row_of(family.name, of_seeds, at) for at in config.temperatures for family, of_seeds in measured.items()
+        ],
         tables={f"T{at:g}": table_of(heads(args), {"T": at}) for at in config.temperatures},
     )
 

@@ -57,18 +57,18 @@ class Pair(NamedTuple):
 
 def main() -> None:
     args = arguments()
-    found: dict[str, Any] = {}
+    summaries: dict[str, Any] = {}
     for family in args.families:
         check_size(family, args)
         torch.manual_seed(0)
         pair = FAMILIES[family](args)
         rounds = [measure_both(pair, args.device) for _ in range(args.rounds)]
-        found[family] = summary(family, rounds)
-    record = assembled(found, args)
+        summaries[family] = summary(family, rounds)
+    record = assembled(summaries, args)
     print(printed(record))
     finish(record, args.json)
     if args.out:
-        write_text(args.out, json.dumps(found, indent=1) + "\n")
+        write_text(args.out, json.dumps(summaries, indent=1) + "\n")
 
 
 # ---- the losses ----------------------------------------------------------------------------
@@ -202,17 +202,17 @@ def measure_both(pair: Pair, device: str) -> dict[str, dict[str, float]]:
 
 def measure(run: Run, module: nn.Module, device: str) -> dict[str, float]:
     """One forward and backward: GB at the peak, seconds, the loss."""
-    found: dict[str, float] = {}
+    summaries: dict[str, float] = {}
     module.zero_grad(set_to_none=True)
 
     def work() -> None:
         began = time.perf_counter()
         loss = run()
         loss.backward()
-        found["loss"] = float(loss.detach())  # on a GPU this waits for the end
-        found["seconds"] = time.perf_counter() - began
+        summaries["loss"] = float(loss.detach())  # on a GPU this waits for the end
+        summaries["seconds"] = time.perf_counter() - began
 
-    return {"gb": peak_bytes(work, device) / 1e9, **found}
+    return {"gb": peak_bytes(work, device) / 1e9, **summaries}
 
 
 def peak_bytes(work: Callable[[], None], device: str) -> int:
@@ -270,7 +270,7 @@ def summary(family: str, rounds: list[dict[str, dict[str, float]]]) -> dict[str,
     }
 
 
-def assembled(found: dict[str, dict[str, float]], args: argparse.Namespace) -> Record:
+def assembled(summaries: dict[str, dict[str, float]], args: argparse.Namespace) -> Record:
     """One row per family."""
     heads = {
         "loss": "{loss}",
@@ -287,7 +287,7 @@ def assembled(found: dict[str, dict[str, float]], args: argparse.Namespace) -> R
         f"medusa: {args.heads} heads; eagle3: {args.passes} steps, draft vocabulary {args.draft_vocabulary:,}; "
         f"{args.rounds} interleaved rounds on {args.device}.",
         formats={"plain_gb": ".3f", "chunked_gb": ".3f", "share": ".1%", "time": ".2f"},
-        rows=[{**row, "loss": family} for family, row in found.items()],
+        rows=[{**row, "loss": family} for family, row in summaries.items()],
         tables={"loss-memory": table_of(heads)},
     )
 

@@ -78,10 +78,10 @@ def drafter_of(target: Backbone, members: int, args: argparse.Namespace) -> Ense
     """The first members of the trained ensemble, or fresh drafts."""
     if args.drafter is None:
         return join([fresh(target, seed, args.draft_length) for seed in range(members)])
-    found = load_drafter(args.drafter, target, draft_length=args.draft_length)
-    if not isinstance(found, Ensemble):
+    generations = load_drafter(args.drafter, target, draft_length=args.draft_length)
+    if not isinstance(generations, Ensemble):
         raise RequestError(f"{args.drafter} is no ensemble; name the drafter of a `boost` run")
-    return Ensemble(found.members[:members])
+    return Ensemble(generations.members[:members])
 
 
 def fresh(target: Backbone, seed: int, draft_length: int) -> DraftModel:
@@ -99,10 +99,10 @@ def row(
     how: dict[str, Any] = {"warper": Warper(temperature), "max_new_tokens": args.max_new_tokens}
     generate(target, drafter, ids[:1], **how)
     with timed() as spent:
-        found = [generate(target, drafter, [each], **how) for each in ids]
-    calls = sum(each.target_calls for each in found)
-    seconds = sum(each.decode_seconds for each in found)
-    nodes = sum(each.nodes for each in found)
+        generations = [generate(target, drafter, [each], **how) for each in ids]
+    calls = sum(each.target_calls for each in generations)
+    seconds = sum(each.decode_seconds for each in generations)
+    nodes = sum(each.nodes for each in generations)
     own = sum(spent.values())
     return {
         "members": len(drafter.members),

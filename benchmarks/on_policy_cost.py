@@ -45,14 +45,14 @@ def cost(out: Path, by: str, every: int, args: argparse.Namespace) -> dict[str, 
         "loop.steps": (WARM + stretches) * every,
         "loop.validate_rows": 1,
         "probe.prompts": 1,
-        "probe.max_new_tokens": 2,
+        "probe.max_new_tokens": 8,
         "checkpoint.every_steps": 10**6,
     }
     run = trained(args.recipe, out, QUIET | own | dict(args.set))
     lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    found = [line for line in lines if line["kind"] == "train"][WARM:]
+    records = [line for line in lines if line["kind"] == "train"][WARM:]
     names = {"share": "rollout_share", "tokens_per_second": "tokens_per_second"}
-    return {"by": by, "every": every, **{name: median(line[key] for line in found) for name, key in names.items()}}
+    return {"by": by, "every": every, **{name: median(line[key] for line in records) for name, key in names.items()}}
 
 
 def assembled(rows: list[dict[str, Any]], args: argparse.Namespace) -> Record:

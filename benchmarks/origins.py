@@ -108,12 +108,12 @@ def main() -> None:
         raise SystemExit(f"--rows {args.rows}: known are {', '.join(names)}")
     # --steps is in the names of what is kept
     same_settings(args.out, vars(args), free=("rows", "steps", "seeds", "json"))
-    found = {}
+    measured = {}
     for origin in ORIGINS:
         if origin.name in wanted:
             parts = by_seed(args) if origin.trained else by_seed(args)[:1]
-            found[origin] = [kept(measured_file(origin, part), partial(measure, origin, part)) for part in parts]
-    record = assembled(found, args)
+            measured[origin] = [kept(measured_file(origin, part), partial(measure, origin, part)) for part in parts]
+    record = assembled(measured, args)
     print(printed(record))
     finish(record, args.json)
 
@@ -169,9 +169,9 @@ def measure(origin: Origin, args: argparse.Namespace) -> dict[str, Any]:
         raise SystemExit(report.text())
     arm = Arm(origin.name, drafter)
     context = sorted(map(len, ids))[len(ids) // 2] + config.max_new_tokens // 2
-    found = {"max_new_tokens": config.max_new_tokens, "seed": config.seed}
+    measured = {"max_new_tokens": config.max_new_tokens, "seed": config.seed}
     return {
-        "sums": {f"{at:g}": decoded(target, drafter, ids, at, **found) for at in config.temperatures},
+        "sums": {f"{at:g}": decoded(target, drafter, ids, at, **measured) for at in config.temperatures},
         "verdict": report.verdict,
         "parameters": parameters(drafter),
         "kept": layers_kept(folder),
@@ -212,12 +212,12 @@ def layers_kept(folder: Path) -> str | None:
 MEASURES = ("alpha_hat", "tau", "mbsu")
 
 
-def assembled(found: dict[Origin, list[dict[str, Any]]], args: argparse.Namespace) -> Record:
+def assembled(measured: dict[Origin, list[dict[str, Any]]], args: argparse.Namespace) -> Record:
     """A row per origin, alpha_hat, tau and mbsu at each temperature."""
     temperatures = eval_config(args).temperatures
     drafters = {
         f"{origin.name}, seed {seed}" if origin.trained else origin.name: Path(part["drafter"])
-        for origin, parts in found.items()
+        for origin, parts in measured.items()
         for seed, part in zip(args.seeds, parts)
     }
     heads = {
@@ -239,7 +239,7 @@ def assembled(found: dict[Origin, list[dict[str, Any]]], args: argparse.Namespac
         intervals="95 % bootstrap intervals over prompts",
         formats={"parameters": ".2f", "bytes_share": ".0%", "c": ".2f"}
         | {f"{name}_T{at:g}": ".2f" for at in temperatures for name in MEASURES},
-        rows=[row_of(origin, parts, temperatures) for origin, parts in found.items()],
+        rows=[row_of(origin, parts, temperatures) for origin, parts in measured.items()],
         tables={"origins": table_of(heads)},
     )
 

@@ -63,14 +63,14 @@ def train(args: argparse.Namespace) -> Path:
 
 def read(metrics: Path) -> list[Point]:
     """The records of a run, those of one step together."""
-    found: dict[int, dict[str, float]] = {}
+    records: dict[int, dict[str, float]] = {}
     names = {"train": ("loss", "loss"), "validation": ("validation_loss", "validation_loss"), "probe": ("tau", "tau")}
     for line in metrics.read_text().splitlines():
         record = json.loads(line)
         if record["kind"] in names:
             name, key = names[record["kind"]]
-            found.setdefault(record["step"], {})[name] = record[key]
-    return [Point(step, **values) for step, values in sorted(found.items()) if len(values) == len(names)]
+            records.setdefault(record["step"], {})[name] = record[key]
+    return [Point(step, **values) for step, values in sorted(records.items()) if len(values) == len(names)]
 
 
 def assembled(curves: Sequence[list[Point]], runs: Sequence[Path], args: argparse.Namespace) -> Record:

@@ -52,9 +52,9 @@ def quickstart_record(folder: Path, seconds: float | None) -> Record:
         folder: what `draftsmith quickstart --out` wrote.
         seconds: what it took by the clock; None leaves it unsaid.
     """
-    found = json.loads((folder / "run" / "eval" / "results.json").read_text(encoding="utf-8"))
+    results = json.loads((folder / "run" / "eval" / "results.json").read_text(encoding="utf-8"))
     standing = read_record(FOLDER / "quickstart.json")
-    machine, settings = found["environment"], found["settings"]
+    machine, settings = results["environment"], results["settings"]
     drafters = dict(zip(NAMES.values(), (folder / run / "drafter" for _, run, _ in RUNS), strict=True))
     return record_of(
         argparse.Namespace(seeds=[0]),
@@ -71,9 +71,9 @@ def quickstart_record(folder: Path, seconds: float | None) -> Record:
         tells_apart=SEED,
         audit={"verdict": "of each row; the untrained draft runs the draft model's code", "sees": sees(folder)},
         formats=standing.formats,
-        rows=[row_of(row) for row in found["rows"]],
+        rows=[row_of(row) for row in results["rows"]],
         tables={name: table.model_dump(exclude_unset=True) for name, table in standing.tables.items()},
-        notes=notes_of(found, seconds),
+        notes=notes_of(results, seconds),
     )
 
 
@@ -107,12 +107,12 @@ def row_of(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def notes_of(found: dict[str, Any], seconds: float | None) -> list[str]:
+def notes_of(results: dict[str, Any], seconds: float | None) -> list[str]:
     """Time, loops and the best draft lengths."""
-    loops = max(row["loop_share"] for row in found["rows"] if row["temperature"] == 0)
+    loops = max(row["loop_share"] for row in results["rows"] if row["temperature"] == 0)
     notes = [] if seconds is None else [f"The command took {seconds:.0f} s."]
     notes.append(f"The target's greedy text has {loops:.0%} of its tokens in loops (a row is flagged at 50 %).")
-    sweep = found["sweep"]
+    sweep = results["sweep"]
     if sweep:
         notes.append(
             f"Best length of the draft model: {best_predicted(sweep)} predicted, {best_measured(sweep)} measured."

@@ -41,7 +41,7 @@ class Sizes:
     vocabularies: tuple[int, ...] = (32000, 151_936)
 
     @property
-    def place(self) -> torch.device:
+    def torch_device(self) -> torch.device:
         return torch.device(self.device)
 
 
@@ -60,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
         "cuda": torch.version.cuda,
         "sizes": asdict(sizes) | {"dtype": str(sizes.dtype)},
     }
-    where = results["environment"]["devices" if sizes.place.type == "cuda" else "processor"]
+    where = results["environment"]["devices" if sizes.torch_device.type == "cuda" else "processor"]
     print(results["note"] or f"CUDA {results['cuda']}")
     print(f"{where}, torch {torch.__version__}, {sizes.rounds} interleaved rounds")
     results["samplers"] = measure(sizes)
@@ -81,22 +81,22 @@ def measure(sizes: Sizes) -> list[dict[str, Any]]:
 
 
 def _row(sizes: Sizes, batch: int, vocabulary: int) -> dict[str, float | str]:
-    g = torch.Generator(sizes.place).manual_seed(0)
-    logits_BV = 4 * torch.randn(batch, vocabulary, generator=g, device=sizes.place)
-    uniform_B = torch.rand(batch, generator=g, device=sizes.place, dtype=torch.float64)
+    g = torch.Generator(sizes.torch_device).manual_seed(0)
+    logits_BV = 4 * torch.randn(batch, vocabulary, generator=g, device=sizes.torch_device)
+    uniform_B = torch.rand(batch, generator=g, device=sizes.torch_device, dtype=torch.float64)
     arms, absent = sampler_arms(logits_BV.to(sizes.dtype), uniform_B, SAMPLED)
     times: dict[str, float | str] = {}
-    times |= interleaved(arms, sizes.rounds, device=sizes.place, repeats=sizes.repeats)
-    if sizes.place.type == "cuda":  # a graph of many calls: what is left is the kernels' own time
+    times |= interleaved(arms, sizes.rounds, device=sizes.torch_device, repeats=sizes.repeats)
+    if sizes.torch_device.type == "cuda":  # a graph of many calls: what is left is the kernels' own time
         own = {name: call for name, call in arms.items() if not name.startswith("flashinfer")}
         many = {f"{name}, replayed": _many(call, sizes) for name, call in own.items()}
-        found = interleaved(many, sizes.rounds, device=sizes.place)
-        times |= {name: seconds / sizes.repeats for name, seconds in found.items()}
+        figures = interleaved(many, sizes.rounds, device=sizes.torch_device)
+        times |= {name: seconds / sizes.repeats for name, seconds in figures.items()}
     return times | absent
 
 
 def _many(call: Call, sizes: Sizes) -> Call:
-    return recorded(lambda: [call() for _ in range(sizes.repeats)], sizes.place)
+    return recorded(lambda: [call() for _ in range(sizes.repeats)], sizes.torch_device)
 
 
 def sampler_arms(logits_BV: Tensor, uniform_B: Tensor, warper: Warper) -> tuple[dict[str, Call], dict[str, str]]:
@@ -111,11 +111,11 @@ def sampler_arms(logits_BV: Tensor, uniform_B: Tensor, warper: Warper) -> tuple[
     }
     absent: dict[str, str] = {}
     for name, make in (("kernel", _kernel_arms), ("flashinfer", _flashinfer_arms)):
-        found = make(logits_BV, uniform_B, warper)
-        if isinstance(found, str):
-            absent |= {f"{name} {what}": found for what in ("warp", "token")}
+        calls = make(logits_BV, uniform_B, warper)
+        if isinstance(calls, str):
+            absent |= {f"{name} {what}": calls for what in ("warp", "token")}
         else:
-            arms |= {f"{name} {what}": call for what, call in found.items()}
+            arms |= {f"{name} {what}": call for what, call in calls.items()}
     return arms, absent
 
 
@@ -164,9 +164,9 @@ def _flashinfer_arms(logits_BV: Tensor, _uniform_B: Tensor, warper: Warper) -> d
     return {"warp": warp, "token": token}
 
 
-def show(found: list[dict[str, Any]]) -> None:
+def show(figures: list[dict[str, Any]]) -> None:
     print(f"Samplers, microseconds a call, {SAMPLED}; eager unless replayed")
-    for row in found:
+    for row in figures:
         print(f"batch {row['batch']}, vocabulary {row['vocabulary']}")
         for name, seconds in row.items():
             if name not in ("batch", "vocabulary"):

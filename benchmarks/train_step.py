@@ -57,20 +57,20 @@ TINY = {"data.sequence_length": "64", "loop.batch_rows": "2", "loop.micro_rows":
 
 def main() -> None:
     args = arguments()
-    with tempfile.TemporaryDirectory() as place:
-        arms = {name: Arm(name, Path(place), args) for name in args.recipes}
+    with tempfile.TemporaryDirectory() as folder:
+        arms = {name: Arm(name, Path(folder), args) for name in args.recipes}
         if args.deep:
-            target = deep_target(Path(place) / "target", args)
+            target = deep_target(Path(folder) / "target", args)
             name = f"eagle-tiny, {args.deep} layers"
-            arms[name] = Arm("eagle-tiny", Path(place), args, {"target.path": str(target)})
+            arms[name] = Arm("eagle-tiny", Path(folder), args, {"target.path": str(target)})
         peaks = measure(arms, args.rounds, args.peak_size)
-    found = {name: arm.result(peaks) for name, arm in arms.items()}
+    results = {name: arm.result(peaks) for name, arm in arms.items()}
     note = [NOTE] if args.tiny else []
-    record = assembled(found, peaks, args)
+    record = assembled(results, peaks, args)
     print("\n".join([*note, printed(record), *note]))
     finish(record, args.json)
     if args.out:
-        kept = {"results": found, "peaks": peaks, "environment": environment()}
+        kept = {"results": results, "peaks": peaks, "environment": environment()}
         write_text(args.out, json.dumps(kept, indent=1) + "\n")
 
 
@@ -88,8 +88,10 @@ class Part:
 class Arm:
     """A recipe's loop, and what its steps took."""
 
-    def __init__(self, recipe: str, place: Path, args: argparse.Namespace, more: dict[str, str] | None = None) -> None:
-        self.loop = loop_of(recipe, place, {**args.set, **(more or {})})
+    def __init__(
+        self, recipe: str, folder: Path, args: argparse.Namespace, more: dict[str, str] | None = None
+    ) -> None:
+        self.loop = loop_of(recipe, folder, {**args.set, **(more or {})})
         resolved = load_recipe(recipe, list(args.set.items())).recipe
         self.precisions = (resolved.target.dtype, resolved.loop.precision)
         self.parts = {name: Part() for name in ("step", "layers", "projection")}
@@ -172,7 +174,7 @@ class Arm:
         }
 
 
-def loop_of(recipe: str, place: Path, values: dict[str, str]) -> Loop:
+def loop_of(recipe: str, parent: Path, values: dict[str, str]) -> Loop:
     """The loop that `draftsmith train` would run, made by it and kept in place of being run."""
     kept: list[Loop] = []
 
@@ -180,7 +182,7 @@ def loop_of(recipe: str, place: Path, values: dict[str, str]) -> Loop:
         kept.append(loop)
         return Outcome(0, float("nan"), None)
 
-    folder = Path(tempfile.mkdtemp(dir=place))
+    folder = Path(tempfile.mkdtemp(dir=parent))
     real, Loop.run = Loop.run, keep  # type: ignore[method-assign, assignment]
     try:
         train(load_recipe(recipe, list(values.items())), out=folder)
@@ -281,7 +283,7 @@ def attention_back_operations(_grad: Any, query: Any, key: Any, *_: Any, **__: A
 # ---- showing ------------------------------------------------------------------------------
 
 
-def assembled(found: dict[str, dict[str, Any]], peaks: dict[str, float], args: argparse.Namespace) -> Record:
+def assembled(results: dict[str, dict[str, Any]], peaks: dict[str, float], args: argparse.Namespace) -> Record:
     """One row per recipe."""
     heads = {
         "recipe": "{recipe}",
@@ -299,7 +301,7 @@ def assembled(found: dict[str, dict[str, Any]], peaks: dict[str, float], args: a
         setup=f"Peak of a product of {args.peak_size}: {shown}; {args.rounds} interleaved rounds.",
         intervals="95 % bootstrap intervals over steps",
         formats={"tokens_per_second": ",.0f", "data_wait": ".2%", **dict.fromkeys(("mfu", "target", "layers"), ".1%")},
-        rows=[row_of(name, row) for name, row in found.items()],
+        rows=[row_of(name, row) for name, row in results.items()],
         tables={"train-step": table_of(heads)},
     )
 

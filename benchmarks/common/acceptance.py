@@ -117,8 +117,8 @@ def gain_over_seeds(mine: Sequence[Pair], other: Sequence[Pair], *, seed: int = 
     def by_seed(chosen: Any) -> Floats:
         sums = (each[:, chosen].sum(-1) for each in (top_SR, bottom_SR, top_less_SR, bottom_less_SR))
         a, b, c, d = sums
-        found: Floats = a / b - c / d
-        return found
+        combined: Floats = a / b - c / d
+        return combined
 
     with np.errstate(invalid="ignore", divide="ignore"):  # a draw may be of empty prompts alone
         values = by_seed(np.arange(rows))
@@ -131,8 +131,8 @@ def difference(mine: Pair, other: Pair, *, seed: int = 0, resamples: int = 2000)
 
     A paired bootstrap: what makes a request easy for both sides is not in the interval.
     """
-    found = gain_over_seeds([mine], [other], seed=seed, resamples=resamples)
-    return Interval(found.value, *(np.nan if end is None else end for end in (found.low, found.high)))
+    combined = gain_over_seeds([mine], [other], seed=seed, resamples=resamples)
+    return Interval(combined.value, *(np.nan if end is None else end for end in (combined.low, combined.high)))
 
 
 def as_figure(intervals: Sequence[Interval]) -> Figure:

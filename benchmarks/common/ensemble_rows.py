@@ -58,12 +58,12 @@ def coverage(run: Run, n: int) -> list[Pair]:
     """Sums of the held-out spans of 4, and of whole continuations, that the first n SSMs cover together."""
     folder = load_recipe(str(run.folder / "run.yaml")).recipe.boost.continuations
     parts = sorted(Path(str(folder)).glob("part-*.safetensors"))
-    found = [load_file(run.folder / f"ssm-{k}" / "coverage.safetensors")["validation"] for k in range(1, n + 1)]
+    results = [load_file(run.folder / f"ssm-{k}" / "coverage.safetensors")["validation"] for k in range(1, n + 1)]
     # held-out samples come first in the parts
-    label_RS = torch.cat([load_file(part)["labels"] for part in parts])[: len(found[0])]
+    label_RS = torch.cat([load_file(part)["labels"] for part in parts])[: len(results[0])]
     pairs = []
     for unit in (SPANS, WHOLE):
-        best_RS = torch.stack([acceptance(each, label_RS, unit) for each in found]).amax(0)
+        best_RS = torch.stack([acceptance(each, label_RS, unit) for each in results]).amax(0)
         covered_RS = label_RS & (best_RS >= 1)
         pairs.append((covered_RS.sum(1).double().numpy(), label_RS.sum(1).double().numpy()))
     return pairs
@@ -71,7 +71,7 @@ def coverage(run: Run, n: int) -> list[Pair]:
 
 def rows_at(
     of_seeds: Sequence[list[Run]],
-    found: Sequence[dict[str, Any]],
+    results: Sequence[dict[str, Any]],
     costs: dict[str, Costs],
     temperature: float,
     length: int,
@@ -84,7 +84,7 @@ def rows_at(
             for row in rows
             if row["temperature"] == temperature
         }
-        for each in found
+        for each in results
     ]
     for run, n in _cells(of_seeds[0]):
         own = [each[run.name, n] for each in sums]

@@ -28,21 +28,21 @@ def same_settings(folder: Path, given: Mapping[str, Any], *, free: Collection[st
     Raises:
         SystemExit: others are written there; the message names each.
     """
-    place = folder / "settings.json"
+    path = folder / "settings.json"
     # as they are read back: paths are words, tuples lists
-    asked = json.loads(json.dumps(_flat(given, {"out", *free}), default=str))
-    if not place.is_file():
-        write_text(place, json.dumps(asked, indent=1) + "\n")
+    given_settings = json.loads(json.dumps(_flat(given, {"out", *free}), default=str))
+    if not path.is_file():
+        write_text(path, json.dumps(given_settings, indent=1) + "\n")
         return
-    found = json.loads(place.read_text(encoding="utf-8"))
+    standing = json.loads(path.read_text(encoding="utf-8"))
     differing = [
-        f"{name}: {_shown(found, name)} there, {_shown(asked, name)} asked for"
-        for name in sorted({*found, *asked})
-        if found.get(name, _UNSET) != asked.get(name, _UNSET)
+        f"{name}: {_shown(standing, name)} there, {_shown(given_settings, name)} asked for"
+        for name in sorted({*standing, *given_settings})
+        if standing.get(name, _UNSET) != given_settings.get(name, _UNSET)
     ]
     if differing:
         raise SystemExit(
-            f"{folder} holds results of other settings ({place.name}): {'; '.join(differing)}. "
+            f"{folder} holds results of other settings ({path.name}): {'; '.join(differing)}. "
             "Name another --out, or remove this one"
         )
 
@@ -60,16 +60,16 @@ def is_finished(run: Path) -> bool:
 
 def _flat(given: Mapping[str, Any], without: Collection[str]) -> dict[str, Any]:
     """By flag, and by flag and name where a flag collects values by name."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for name, value in given.items():
         flag = "--" + name.replace("_", "-")
         if name in without:
             continue
         if name == "set" or isinstance(value, dict):  # pairs: of one name the last counts
-            found |= {f"{flag} {key}": each for key, each in dict(value).items()}
+            flat |= {f"{flag} {key}": each for key, each in dict(value).items()}
         else:
-            found[flag] = value
-    return found
+            flat[flag] = value
+    return flat
 
 
 def _shown(settings: Mapping[str, Any], name: str) -> str:

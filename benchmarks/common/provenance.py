@@ -45,14 +45,14 @@ def record_of(args: argparse.Namespace, **values: Any) -> Record:
 
 def call() -> str:
     """The command that was typed, less where its record goes."""
-    given, words = list(sys.argv[1:]), []
+    given, arguments = list(sys.argv[1:]), []
     while given:
-        word = given.pop(0)
-        if word == "--json":
+        argument = given.pop(0)
+        if argument == "--json":
             given.pop(0)
-        elif not word.startswith("--json="):
-            words.append(word)
-    return shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *words])
+        elif not argument.startswith("--json="):
+            arguments.append(argument)
+    return shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *arguments])
 
 
 def commit() -> str:

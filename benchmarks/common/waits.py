@@ -64,13 +64,13 @@ class Watch(TorchDispatchMode):
     def note(self, name: str) -> None:
         """Count an operation under its name and the nearest line of the package."""
         files = ((frame.f_code.co_filename, line) for frame, line in traceback.walk_stack(None))
-        places = (
+        lines_of_code = (
             f"{Path(file).name}:{line}"
             for file, line in files
             if file.startswith(_PACKAGE) and file != __file__ and "site-packages" not in file
         )
-        place = next(places, "an unknown place")
-        self.found[f"{name} at {place}"] += 1
+        line_of_code = next(lines_of_code, "an unknown place")
+        self.found[f"{name} at {line_of_code}"] += 1
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
