@@ -14,6 +14,7 @@ import draftsmith
 import pytest
 from draftsmith.data.rows.templates import named_template
 from draftsmith.decoding.target.hub import embedded_target, load_tokenizer
+from draftsmith.drafters.families import FAMILIES
 from draftsmith.launch.cli import main
 
 ROOT = Path(draftsmith.__file__).parent
@@ -233,3 +234,20 @@ def test_measures_name_the_code_that_computes_them() -> None:
     assert len(named) >= 10
     for path, name in named:
         assert re.search(rf"^\s*(def|class) {name}\b", (ROOT / path).read_text(), re.MULTILINE), (path, name)
+
+
+def test_extending_quotes_what_is_tested() -> None:
+    """The records on the page are those of the throw-away family, to the letter."""
+    shown = blocks(ROOT / "docs" / "extending.md", "text")
+    tested = (ROOT / "tests" / "throwaway" / "records.py").read_text()
+    assert len(shown) == 2
+    for record in shown:
+        assert record in tested
+
+
+def test_every_family_has_its_page() -> None:
+    """A record names the page that describes its family, and the guides name that page."""
+    guides = "".join((ROOT / "docs" / name).read_text() for name in ("families.md", "origins.md", "methods.md"))
+    for family in FAMILIES.values():
+        assert (ROOT / "docs" / family.page).exists(), family.name
+        assert family.page in guides or family.page in ("origins.md", "methods.md"), family.name
