@@ -51,6 +51,8 @@ class Family:
     """One line for the docs."""
     page: str
     """The page of docs/ that describes it."""
+    toy: Callable[[Any], str]
+    """The name of the toy as which the audit enumerates a proposer of this family (`eval/audit/toys.py`)."""
     build: Reference | None = None
     """(settings) -> nn.Module, on whatever device is the default, `meta` included; `settings` as a
     drafter folder's `config.json` holds them. None: a model of `transformers`, or no module."""
@@ -64,8 +66,8 @@ class Family:
     """(config, draft) -> Proposer, around a loaded draft model."""
     hidden_states: Callable[[Mapping[str, Any]], int] = lambda _settings: 1
     """How many hidden states of a token it is taught by, from its settings."""
-    toy: Callable[[Any], str] | None = None
-    """The name of the toy model by which the audit enumerates a proposer of this family."""
+    toys: Mapping[str, Reference] = field(default_factory=dict)
+    """Toys that the audit does not make itself: name -> (target, drafts) -> Proposer, all of them tables."""
     exports: Mapping[str, Reference] = field(default_factory=dict)
     """Serving format -> (net, target, head_VH) -> Export."""
     most_tokens: Callable[[Mapping[str, Any]], int | None] = lambda _settings: None
@@ -144,15 +146,9 @@ def _ensemble_toy(drafter: Any) -> str:
 
 
 def _eagle_toy(drafter: Any) -> str:
-    if drafter.kind == "dynamic":
-        return "tree, by confidence"
-    if drafter.policy == "argmax":
-        return "draft-model argmax" if drafter.kind == "chain" else "tree, likeliest tokens"
-    return "draft-model" if drafter.kind == "chain" else "tree, without replacement"
-
-
-def _top_tree_toy(_drafter: Any) -> str:
-    return "tree, likeliest tokens"
+    # a dynamic tree is never sampled
+    argmax = " argmax" if drafter.policy == "argmax" and drafter.kind != "dynamic" else ""
+    return f"{drafter.family} {drafter.kind}{argmax}"
 
 
 def _own_toy(name: str) -> Callable[[Any], str]:
@@ -193,7 +189,7 @@ _ALL = (
         build=".heads.medusa:MedusaHeads.from_settings",
         load=".heads.family:load_medusa_folder",
         proposer=".heads.family:draft_by_medusa",
-        toy=_top_tree_toy,
+        toy=_own_toy("medusa"),
         exports={"vllm": ".export:medusa"},
         most_tokens=lambda settings: int(settings["heads"]),
         tree_unused=_always_a_tree,
@@ -207,7 +203,7 @@ _ALL = (
         build=".heads.hydra:HydraHeads.from_settings",
         load=".heads.family:load_hydra_folder",
         proposer=".heads.family:draft_by_hydra",
-        toy=_top_tree_toy,
+        toy=_own_toy("hydra"),
         tree_unused=_always_a_tree,
     ),
     Family(
@@ -219,7 +215,7 @@ _ALL = (
         build=".heads.hydra:HydraHeads.from_settings",
         load=".heads.family:load_hydra_folder",
         proposer=".heads.family:draft_by_hydra",
-        toy=_top_tree_toy,
+        toy=_own_toy("hydra++"),
         tree_unused=_always_a_tree,
     ),
     Family(
@@ -231,7 +227,7 @@ _ALL = (
         build=".heads.bpd:BpdHeads.from_settings",
         load=".heads.family:load_bpd_folder",
         proposer=".heads.family:draft_by_bpd",
-        toy=_top_tree_toy,
+        toy=_own_toy("bpd"),
         tree_unused=_always_a_tree,
     ),
     Family(

@@ -17,7 +17,7 @@ import torch
 
 from ...decoding.proposal import DraftSampling, Proposer
 from ...decoding.tree.tree import Tree
-from ...drafters.eagle.proposer import Eagle
+from ...drafters.families import FAMILIES, function
 from ...drafters.lookup.function import CallableDrafter
 from ...drafters.lookup.llma import Llma
 from ...drafters.lookup.lookahead import Lookahead
@@ -26,7 +26,7 @@ from ...drafters.lookup.prompt_lookup import PromptLookup
 from ...drafters.lookup.rest import Rest
 from ...drafters.model.adaptive import AdaptiveDraft
 from ...drafters.model.draft_model import DraftModel, Policy
-from ...drafters.model.ensemble import Ensemble, join
+from ...drafters.model.ensemble import join
 from ...drafters.vocabulary.foreign_draft import ForeignDraft, IntersectionDraft, RetokenisedDraft
 from ...drafters.vocabulary.shared_tokens import Vocabulary, VocabularyPair
 from ...errors import RequestError
@@ -132,26 +132,27 @@ def toy_of(drafter: Proposer) -> str:
     Raises:
         RequestError: there is none, so that the audit could not prove the method.
     """
-    name = str(getattr(drafter, "family", type(drafter).__name__)).replace("_", "-")
-    if name in ("quantised", "early-exit"):  # draft models whose weights come from the target
-        name = "draft-model"
-    if isinstance(drafter, Eagle):
-        name = f"{name} {drafter.kind}"
-    if _takes_argmax(drafter):
-        name += " argmax"
-    if name not in TOYS:
-        raise RequestError(f"the audit knows no drafter of family {name!r}; known: {', '.join(TOYS)}")
+    family = str(getattr(drafter, "family", type(drafter).__name__))
+    record = FAMILIES.get(family)
+    if record is None:
+        raise RequestError(f"the audit knows no drafter of family {family!r}; known: {', '.join(FAMILIES)}")
+    name = record.toy(drafter)
+    kind_of(name)
     return name
 
 
-def _takes_argmax(drafter: Proposer) -> bool:
-    """Whether the drafter could draw its tokens and takes the likeliest ones."""
-    if isinstance(drafter, Ensemble):
-        return drafter.members[0].policy == "argmax"
-    if isinstance(drafter, Eagle):
-        return drafter.policy == "argmax" and drafter.kind != "dynamic"
-    # how far an adaptive draft goes, and how a text is written anew, are the same for both
-    return getattr(drafter, "policy", "") == "argmax" and not isinstance(drafter, AdaptiveDraft | RetokenisedDraft)
+def kind_of(name: str) -> ToyKind:
+    """How the toy of that name is made.
+
+    Raises:
+        RequestError: nobody makes it.
+    """
+    for family in FAMILIES.values():
+        if name in family.toys:
+            return ToyKind(function(family.toys[name]), prompt=SHORT_PROMPT)
+    if name not in TOYS:
+        raise RequestError(f"the audit knows no toy {name!r}; known: {', '.join(TOYS)}")
+    return TOYS[name]
 
 
 @dataclass(frozen=True)
@@ -165,13 +166,13 @@ class Toy:
     @classmethod
     def of(cls, name: str, seed: int, device: torch.device | str = "cpu") -> Toy:
         """The toy of that name, on the device on which the pair decodes."""
-        target, drafts = tables(seed, vocabulary=TOYS[name].vocabulary, device=device)
+        target, drafts = tables(seed, vocabulary=kind_of(name).vocabulary, device=device)
         return cls(name, target, drafts)
 
     @property
     def kind(self) -> ToyKind:
         """How it is made."""
-        return TOYS[self.name]
+        return kind_of(self.name)
 
     def proposer(self) -> Proposer:
         """A fresh one."""

@@ -9,12 +9,14 @@ import pkgutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import draftsmith
 import pytest
 from draftsmith import drafters
 from draftsmith.drafters.families import FAMILIES, Family, family_of, function
 from draftsmith.errors import RequestError
+from draftsmith.eval.audit.toys import Toy
 from draftsmith.trainers.methods import METHODS, Method
 
 ROOT = Path(draftsmith.__file__).parent
@@ -30,7 +32,6 @@ def references(family: Family) -> list[str]:
 def test_a_record_leads_to_what_it_names(family: Family) -> None:
     assert all(callable(function(each)) for each in references(family))
     assert (ROOT / "docs" / family.page).is_file()
-    assert family.toy is not None, "the audit could not prove it"
     # a module that is trained is built from settings, drafts in training, and is loaded again
     assert not family.build or (family.load and family.proposer)
     assert not family.exports or family.build
@@ -54,6 +55,22 @@ def test_every_proposer_has_a_record() -> None:
             if isinstance(family, str) and family:
                 names.add(family)
     assert names == set(FAMILIES)
+
+
+DRAFTERS = [
+    SimpleNamespace(policy=policy, kind=kind, members=[SimpleNamespace(policy=policy)])
+    for policy in ("sample", "argmax")
+    for kind in ("chain", "static", "dynamic")
+]
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)
+def test_the_audit_makes_every_family_s_toy(family: Family) -> None:
+    """Whatever its policy and tree."""
+    names = {family.toy(SimpleNamespace(family=family.name, **vars(each))) for each in DRAFTERS}
+    for name in names:
+        proposer = Toy.of(name, seed=0).proposer()
+        assert getattr(proposer, "family", None) == ("draft_model" if family.kind == "from target" else family.name)
 
 
 def test_the_tables_need_no_torch() -> None:
@@ -88,11 +105,13 @@ def lists_of_families(tree: ast.AST) -> list[int]:
     return lines
 
 
+# makers of toys by the names of toys, some of them a family's own; the test above finds one that is missing
+EXEMPT = ROOT / "eval" / "audit" / "toys.py"
 SOURCES = [
     path
     for room in ("decoding", "drafters", "data", "trainers", "eval", "launch", "storage")
     for path in sorted((ROOT / room).rglob("*.py"))
-    if path not in TABLES
+    if path not in (*TABLES, EXEMPT)
 ]
 
 

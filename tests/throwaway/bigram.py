@@ -90,5 +90,11 @@ def draft_by(net: BigramNet, _target: Backbone, draft_length: int) -> Bigram:
     return Bigram(net, draft_length)
 
 
+def toy(target: Any, _drafts: Sequence[Any]) -> Bigram:
+    """The proposer over a network of three tokens, for the audit to enumerate."""
+    torch.manual_seed(0)
+    return Bigram(BigramNet(BigramShape(target.vocabulary, 4)).requires_grad_(False).eval(), draft_length=2)
+
+
 def export(net: BigramNet, target: ServedTarget, _head_VH: Tensor | None) -> Export:
     return Export({"architectures": ["Bigram"], "vocab_size": target.vocabulary}, net.state_dict())

@@ -26,7 +26,8 @@ FAMILIES["bigram"] = Family(
     build="bigram:BigramNet.from_settings",
     load="bigram:load",
     proposer="bigram:draft_by",
-    toy=lambda _drafter: "draft-model",
+    toy=lambda _drafter: "bigram",
+    toys={"bigram": "bigram:toy"},
     exports={"vllm": "bigram:export"},
 )
 METHODS["bigram"] = Method(
