@@ -35,6 +35,8 @@ class Package:
             for node in ast.walk(tree):
                 if isinstance(node, ast.ImportFrom) and node.level:
                     self._import(path, node)
+            for name, meant in aliases(tree):
+                self.imported[path, name] = (path, meant)
         self._fields: dict[tuple[Class, str], Types] = {}
         self._nodes: dict[int, tuple[list[ast.AST], list[ast.AST]]] = {}
         self._sets: dict[ast.AST, set[str]] = {}
@@ -263,6 +265,13 @@ class Reader:
         }:
             return NOTHING.union(*(self.types(each, scope) for each in node.args))
         return NOTHING
+
+
+def aliases(tree: ast.Module) -> list[tuple[str, str]]:
+    """Names that stand for another one under `if TYPE_CHECKING`, and which: a class that is made at run time."""
+    guarded = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    given = [each for node in guarded for each in node.body if isinstance(each, ast.Assign)]
+    return [(ast.unparse(each.targets[0]), each.value.id) for each in given if isinstance(each.value, ast.Name)]
 
 
 def is_own(node: ast.expr, name: str | None = None) -> bool:

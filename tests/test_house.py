@@ -169,7 +169,7 @@ def unread(fields: list[str]) -> list[str]:
         for name, info in Recipe.model_fields.items()
         if isinstance(info.annotation, type)
     }
-    owners = {path: classes.get(path.split(".")[0], "") if "." in path else "Recipe" for path in fields}
+    owners = {path: classes.get(path.split(".")[0], "") if "." in path else "_Recipe" for path in fields}
     return [path for path in fields if (owners[path], path.split(".")[-1]) not in READS()]
 
 

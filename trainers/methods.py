@@ -152,6 +152,10 @@ def _heads(recipe: Sections) -> int:
     return int(recipe.medusa.heads)
 
 
+def _bpd_tunes(recipe: Sections) -> bool:
+    return recipe.bpd.backbone == "tuned"
+
+
 _ALL = (
     Method(
         name="target",
@@ -220,11 +224,11 @@ _ALL = (
         sections={"bpd": BpdConfig, "tune": TuneConfig},
         reads=_ON_TARGET,
         ignores=_NOT_MOVING,
-        unread=lambda recipe: {} if recipe.bpd.backbone == "tuned" else {"tune": "set bpd.backbone to tuned"},
+        unread=lambda recipe: {} if _bpd_tunes(recipe) else {"tune": "set bpd.backbone to tuned"},
         sizes={"block": "bpd.block", "inner": "bpd.inner"},
         places=lambda recipe: int(recipe.bpd.block),
         probe_depth=lambda recipe: int(recipe.bpd.block) - 1,
-        tunes_target=lambda recipe: bool(recipe.bpd.backbone == "tuned"),
+        tunes_target=_bpd_tunes,
     ),
     Method(
         name="eagle",

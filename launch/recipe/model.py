@@ -30,24 +30,28 @@ from .machine import MachineConfig
 class _Recipe(Section):
     """A whole run: the resolved recipe alone repeats it."""
 
-    if TYPE_CHECKING:  # fields are put together below
-        method: str
-        name: str
-        summary: str
-        data: DataConfig
-        tokenizer: TokenizerConfig
-        target: TargetConfig
-        features: FeaturesConfig
-        model: ModelConfig
-        objective: ObjectiveConfig
-        optimizer: OptimizerConfig
-        loop: LoopConfig
-        machine: MachineConfig
-        checkpoint: CheckpointConfig
-        probe: ProbeConfig
-        drafter: DrafterConfig
-        eval: EvalConfig
-        audit: AuditConfig
+    method: str
+    """What is trained."""
+    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Name of the run; its folder is `runs/NAME` unless --out says otherwise."""
+    summary: str = ""
+    """One line for `draftsmith ls`."""
+    data: DataConfig = Field(default_factory=DataConfig)
+    tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig)
+    target: TargetConfig = Field(default_factory=TargetConfig)
+    features: FeaturesConfig = Field(default_factory=FeaturesConfig)
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    objective: ObjectiveConfig = Field(default_factory=ObjectiveConfig)
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
+    loop: LoopConfig = Field(default_factory=LoopConfig)
+    machine: MachineConfig = Field(default_factory=MachineConfig)
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    probe: ProbeConfig = Field(default_factory=ProbeConfig)
+    drafter: DrafterConfig = Field(default_factory=DrafterConfig)
+    eval: EvalConfig = Field(default_factory=EvalConfig)
+    audit: AuditConfig = Field(default_factory=AuditConfig)
+
+    if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
             """A section of a method's own."""
@@ -68,40 +72,14 @@ class _Recipe(Section):
         return self.record.tunes_target(self)
 
 
-def _section(kind: type[Section]) -> tuple[type[Section], Any]:
-    return kind, Field(default_factory=kind)
-
-
-def _fields() -> dict[str, Any]:
+def _of_the_records() -> dict[str, Any]:
+    """The choice of methods, and the sections of their own."""
     choices = "; ".join(f"`{method.name}` {method.summary}" for method in METHODS.values())
-    name = Field(
-        "run",
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
-        description="Name of the run; its folder is `runs/NAME` unless --out says otherwise.",
-    )
-    return {
-        "method": (Literal[tuple(METHODS)], Field(description=f"What is trained: {choices}.")),
-        "name": (str, name),
-        "summary": (str, Field("", description="One line for `draftsmith ls`.")),
-        "data": _section(DataConfig),
-        "tokenizer": _section(TokenizerConfig),
-        "target": _section(TargetConfig),
-        "features": _section(FeaturesConfig),
-        "model": _section(ModelConfig),
-        "objective": _section(ObjectiveConfig),
-        **{name: _section(kind) for name, kind in own_sections().items()},
-        "optimizer": _section(OptimizerConfig),
-        "loop": _section(LoopConfig),
-        "machine": _section(MachineConfig),
-        "checkpoint": _section(CheckpointConfig),
-        "probe": _section(ProbeConfig),
-        "drafter": _section(DrafterConfig),
-        "eval": _section(EvalConfig),
-        "audit": _section(AuditConfig),
-    }
+    own = {name: (kind, Field(default_factory=kind)) for name, kind in own_sections().items()}
+    return {"method": (Literal[tuple(METHODS)], Field(description=f"What is trained: {choices}.")), **own}
 
 
 if TYPE_CHECKING:
     Recipe = _Recipe
 else:
-    Recipe = create_model("Recipe", __base__=_Recipe, __doc__=_Recipe.__doc__, **_fields())
+    Recipe = create_model("Recipe", __base__=_Recipe, __doc__=_Recipe.__doc__, **_of_the_records())
