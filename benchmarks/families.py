@@ -236,13 +236,14 @@ def assembled(families: Sequence[Family], parts: Sequence[argparse.Namespace], a
         for part, each in zip(parts, of_seeds, strict=True)
     }
     target = load_recipe(families[0].recipe, args.set).recipe.target.path
+    trees = "".join(f", {shape} with {DEPTH} levels" for shape in args.shapes if shape != "chain")
     return record_of(
         args,
         title="Families of drafters at equal steps",
         target=target_weights(target),
         drafters=drafter_weights(names),
         setup=f"{args.steps} steps of {args.batch_rows} rows; {args.limit} prompts of {args.prompts}, "
-        f"{args.max_new_tokens} new tokens, fp32; a chain of {DEPTH}, trees of {' and '.join(map(str, NODES))} nodes.",
+        f"{args.max_new_tokens} new tokens, fp32; a chain of {DEPTH}{trees}.",
         intervals="95 % bootstrap intervals over prompts",
         audit={
             "verdict": "of each row",
