@@ -3,7 +3,7 @@
 Between `<!-- table: NAME -->` and `<!-- end -->` a page holds what this script prints, and nothing
 else: `table` is one of a record's tables, `run: RECORD` what was run and on what, `notes: RECORD`
 what the figures say. A table that has the name of its record needs no more than that; another one
-is called `RECORD/TABLE`.
+is called `RECORD/TABLE`. `list: families` and `list: methods` come from the tables of the package.
 
     python benchmarks/tables.py             # rewrite all pages
     python benchmarks/tables.py --check     # say which differ, exit 1
@@ -19,10 +19,12 @@ from pathlib import Path
 import draftsmith
 from draftsmith.benchmarks.common.markdown import lines_of, listed, run_of
 from draftsmith.benchmarks.common.records import Record, read_records
+from draftsmith.drafters.families import FAMILIES
 from draftsmith.storage import write_text
+from draftsmith.trainers.methods import METHODS
 
 ROOT = Path(draftsmith.__file__).parent
-BLOCK = re.compile(r"^(<!-- (table|run|notes): (\S+) -->\n)(.*?)^(<!-- end -->)$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^(<!-- (table|run|notes|list): (\S+) -->\n)(.*?)^(<!-- end -->)$", re.MULTILINE | re.DOTALL)
 ROW = re.compile(r"^\|.*\|$", re.MULTILINE)
 # a cell that begins with a decimal, or an interval anywhere: no definition, a figure
 MEASURED = re.compile(r"\|\s*\**[-+]?[\d,]*\d\.\d|\[[-+]?[\d,.]+%?, [-+]?[\d,.]+%?\]")
@@ -91,10 +93,49 @@ def notes_block(name: str, records: Mapping[str, Record], page: str) -> str:
     return listed([*record.notes, *missing])
 
 
+def list_block(name: str, _records: Mapping[str, Record], page: str) -> str:
+    """The families or the methods, from their records."""
+    if name not in LISTS:
+        raise SystemExit(f"{page}: no list {name!r}; there are {', '.join(LISTS)}")
+    head, *rows = LISTS[name]()
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
+
+
+def families_list() -> list[list[str]]:
+    """Every family: what it drafts by, and what trains or makes it."""
+    rows = [["family", "what drafts", "made by", "exported for"]]
+    for family in FAMILIES.values():
+        trained = (each for each in METHODS.values() if family.name in (each.family, *each.variants))
+        methods = [f"`{method.name}`" for method in trained] or ["`draftsmith derive`"] * (
+            family.kind == "from target"
+        )
+        rows.append(
+            [
+                f"[{family.title}]({family.page})",
+                family.summary,
+                ", ".join(methods) or "-",
+                ", ".join(family.exports) or "-",
+            ]
+        )
+    return rows
+
+
+def methods_list() -> list[list[str]]:
+    """Every training method: what it trains, and the recipe sections that are its own."""
+    rows = [["method", "trains", "its own sections of a recipe"]]
+    rows += [
+        [f"`{method.name}`", method.summary, ", ".join(f"`{name}`" for name in method.sections) or "-"]
+        for method in METHODS.values()
+    ]
+    return rows
+
+
+LISTS: dict[str, Callable[[], list[list[str]]]] = {"families": families_list, "methods": methods_list}
 BLOCKS: dict[str, Callable[[str, Mapping[str, Record], str], str]] = {
     "table": table_block,
     "run": run_block,
     "notes": notes_block,
+    "list": list_block,
 }
 
 

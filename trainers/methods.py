@@ -88,6 +88,8 @@ class Method:
     """What is trained, for help, schema and docs."""
     family: str | None
     """The family of what is trained (`drafters/families.py`); None: no drafter."""
+    variants: tuple[str, ...] = ()
+    """Families that it trains instead where the recipe says so."""
     module: str = ""
     """Where its code is, absolute or relative to this package; empty: the module of its name."""
     sections: Mapping[str, type[Section]] = field(default_factory=dict)
@@ -210,6 +212,7 @@ _ALL = (
         name="hydra",
         summary="Hydra or Hydra++ heads on the frozen target",
         family="hydra",
+        variants=("hydra++",),
         sections={"medusa": MedusaConfig},
         reads=_ON_TARGET,
         ignores=_NOT_MOVING,

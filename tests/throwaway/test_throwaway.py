@@ -64,7 +64,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.run
 def test_it_decodes_and_is_proven(folder: Path) -> None:
-    codes, printed = run(folder, "eval whole", "audit whole --plant residual-argmax --out planted --audit.sequences 40000", "export whole")
+    codes, printed = run(
+        folder,
+        "eval whole",
+        "audit whole --plant residual-argmax --out planted --audit.sequences 40000",
+        "export whole",
+    )
     assert codes == [0, 5, 0], printed
     rows = json.loads((folder / "whole" / "eval" / "results.json").read_text())["rows"]
     assert {(row["method"], row["verdict"]) for row in rows} == {("bigram", "lossless")}
