@@ -138,7 +138,9 @@ def measure_missing(cells: Sequence[tuple[str, str]], parts: Sequence[argparse.N
             if not cell_file(part, *cell).is_file():
                 drafter = train_cell(*cell, start, answers, part)
                 measured = kept(cell_file(part, *cell), lambda: measure(target, drafter, held_out))  # noqa: B023
-                print(f"{' '.join(cell)}: words {value_of([measured], 'alpha_on_words').value:.4f}", flush=True)
+                print(
+                    f"{' '.join(cell)}: words {cell_text(value_of([measured], 'alpha_on_words'), '.4f')}", flush=True
+                )
 
 
 def cell_file(args: argparse.Namespace, source: str, loss: str) -> Path:
@@ -312,13 +314,13 @@ def overlaps(model: Any, batch: Batch, p_PV: torch.Tensor) -> tuple[list[float],
 # ---- the record -------------------------------------------------------------------------------
 
 
-def value_of(parts: Sequence[Measured], name: str) -> Figure:
+def value_of(parts: Sequence[Measured], name: str) -> Figure | None:
     """A figure over the seeds."""
     group, measure, _ = FIGURES[name]
     return mean([part[group] for part in parts], measure)
 
 
-def gain_of(mine: Sequence[Measured], other: Sequence[Measured], name: str) -> Figure:
+def gain_of(mine: Sequence[Measured], other: Sequence[Measured], name: str) -> Figure | None:
     """Difference of two figures over the prompts and seeds that both had."""
     group, measure, _ = FIGURES[name]
     return gain([part[group] for part in mine], [part[group] for part in other], measure)
@@ -375,7 +377,7 @@ def verdicts(measured: dict[tuple[str, str], list[Measured]]) -> list[str]:
             continue
         for name in ("alpha_on_text", *COMPARED):
             value = gain_of(own, measured[source, "kl"], name)
-            low, high = value.low or 0.0, value.high or 0.0
+            low, high = (0.0, 0.0) if value is None else (value.low or 0.0, value.high or 0.0)
             place = "above" if low > 0 else "below" if high < 0 else "not told apart from"
             lines.append(f"{source} {loss} is {place} KL in {name}: {cell_text(value, '+.4f')}")
     return lines

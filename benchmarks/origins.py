@@ -259,7 +259,9 @@ def row_of(origin: Origin, parts: Sequence[dict[str, Any]], temperatures: Sequen
         sums = [part["sums"][f"{at:g}"] for part in parts]
         tau = mean(sums, "tau")
         row |= {f"alpha_hat_T{at:g}": mean(sums, "alpha_hat"), f"tau_T{at:g}": tau}
-        row[f"mbsu_T{at:g}"] = tau.value / (1 + first["proposal_bytes"] / first["target_bytes"])
+        row[f"mbsu_T{at:g}"] = (
+            None if tau is None else tau.value / (1 + first["proposal_bytes"] / first["target_bytes"])
+        )
     return row
 
 

@@ -81,12 +81,12 @@ def pair(sums: Sums, name: str) -> Pair:
     return np.array(sums[top], float), np.array(sums[bottom], float)
 
 
-def mean(parts: Sequence[Sums], name: str) -> Figure:
-    """A measure over the seeds, one part each."""
+def mean(parts: Sequence[Sums], name: str) -> Figure | None:
+    """A measure over the seeds, one part each; None where no step of a seed counts."""
     return over_seeds([pair(part, name) for part in parts])
 
 
-def gain(mine: Sequence[Sums], other: Sequence[Sums], name: str) -> Figure:
+def gain(mine: Sequence[Sums], other: Sequence[Sums], name: str) -> Figure | None:
     """Mine less the other's, seed by seed and prompt by prompt."""
     return gain_over_seeds([pair(part, name) for part in mine], [pair(part, name) for part in other])
 
@@ -98,7 +98,7 @@ def n_alpha(parts: Sequence[Sums]) -> list[float]:
     return [float(share) for share in np.nan_to_num(np.mean(shares, 0))]
 
 
-def over_seeds(pairs: Sequence[Pair], *, resamples: int = 2000) -> Figure:
+def over_seeds(pairs: Sequence[Pair], *, resamples: int = 2000) -> Figure | None:
     """The mean over seeds of sum(top) / sum(bottom), with its interval over prompts."""
     if len(pairs) == 1:
         return as_figure([ratio(*pairs[0], resamples=resamples)])
@@ -106,7 +106,9 @@ def over_seeds(pairs: Sequence[Pair], *, resamples: int = 2000) -> Figure:
     return gain_over_seeds(pairs, [empty] * len(pairs), resamples=resamples)
 
 
-def gain_over_seeds(mine: Sequence[Pair], other: Sequence[Pair], *, seed: int = 0, resamples: int = 2000) -> Figure:
+def gain_over_seeds(
+    mine: Sequence[Pair], other: Sequence[Pair], *, seed: int = 0, resamples: int = 2000
+) -> Figure | None:
     """The mean over seeds of a paired difference, with its interval over prompts."""
     top_SR, bottom_SR, top_less_SR, bottom_less_SR = (
         np.array([each[at] for each in side], float) for side in (mine, other) for at in (0, 1)
@@ -122,6 +124,8 @@ def gain_over_seeds(mine: Sequence[Pair], other: Sequence[Pair], *, seed: int = 
 
     with np.errstate(invalid="ignore", divide="ignore"):  # a draw may be of empty prompts alone
         values = by_seed(np.arange(rows))
+        if np.isnan(values).any():
+            return None
         low, high = np.nanpercentile(by_seed(drawn_XR).mean(0), [2.5, 97.5])
     return as_figure([Interval(float(value), float(low), float(high)) for value in values])
 
@@ -132,14 +136,16 @@ def difference(mine: Pair, other: Pair, *, seed: int = 0, resamples: int = 2000)
     A paired bootstrap: what makes a request easy for both sides is not in the interval.
     """
     combined = gain_over_seeds([mine], [other], seed=seed, resamples=resamples)
+    if combined is None:
+        return Interval(np.nan, np.nan, np.nan)
     return Interval(combined.value, *(np.nan if end is None else end for end in (combined.low, combined.high)))
 
 
-def as_figure(intervals: Sequence[Interval]) -> Figure:
-    """The mean of the seeds' values, with the interval of the first, which is of them all."""
+def as_figure(intervals: Sequence[Interval]) -> Figure | None:
+    """The seeds' mean, with the interval of the first, which is of them all; None where one has no value."""
     values = [each.value for each in intervals]
     if np.isnan(values).any():
-        raise SystemExit("no step counts: every answer ends within a draft's length; ask for more --max-new-tokens")
+        return None
     ends = intervals[0].to_list()[1:]
     known = {} if None in ends else {"low": ends[0], "high": ends[1]}
     seeds = {"seeds": values} if len(values) > 1 else {}

@@ -94,7 +94,7 @@ def rows_at(
         nodes = over_seeds([sums_of(row, "verified") for row in own])
         row = {"ssms": run.name, "n": n, "T": temperature, "tau": tau, "verified": nodes}
         row |= {"spans_covered": over_seeds(spans), "whole_covered": over_seeds(whole)}
-        row["predicted_speedup"] = predicted(tau, nodes.value, length * n, costs.get(run.costs_like))
+        row["predicted_speedup"] = predicted(tau, nodes, length * n, costs.get(run.costs_like))
         size = int(run.name.split()[0]) if run.costs_like != "base" else n
         other = control(run, of_seeds[0]), size
         if other in sums[0] and other != (run.name, n):
@@ -103,11 +103,13 @@ def rows_at(
         yield row
 
 
-def predicted(tau: Figure, nodes: float, draft_steps: int, cost: Costs | None) -> Figure | str:
+def predicted(tau: Figure | None, nodes: Figure | None, draft_steps: int, cost: Costs | None) -> Figure | str | None:
     """The speed-up over plain decoding, by the speed model; empty without costs."""
     if cost is None:
         return ""
-    work = cost.verify(nodes) + draft_steps * (cost.c or 0.0)
+    if tau is None or nodes is None:
+        return None
+    work = cost.verify(nodes.value) + draft_steps * (cost.c or 0.0)
     ends = {} if tau.low is None or tau.high is None else {"low": tau.low / work, "high": tau.high / work}
     seeds = {} if tau.seeds is None else {"seeds": [each / work for each in tau.seeds]}
     return Figure.model_validate({"value": tau.value / work, **ends, **seeds})

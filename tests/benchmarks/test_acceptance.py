@@ -67,5 +67,15 @@ def test_sums_by_name_and_depth() -> None:
             "passed_by_depth": [[2.0, 1.0, 0.0], [2.0, 2.0, 0.0]],
         }
     ]
-    assert mean(parts, "tau").value == 12 / 5
+    found = mean(parts, "tau")
+    assert found is not None
+    assert found.value == 12 / 5
     assert n_alpha(parts) == [4 / 5, 3 / 4, 0.0], "a depth that nobody reached counts as none"
+
+
+def test_what_no_step_counts_for_is_none() -> None:
+    counted, empty = (np.array([6.0]), np.array([3.0])), (np.array([0.0]), np.array([0.0]))
+    assert over_seeds([empty]) is None
+    assert over_seeds([counted, empty]) is None, "a mean over seeds is of all of them"
+    assert gain_over_seeds([counted], [empty]) is None
+    assert np.isnan(difference(counted, empty).value)
