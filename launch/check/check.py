@@ -20,9 +20,8 @@ from ..recipe.model import Recipe
 from ..train.resume import check_resume, has_begun
 from .features import check_features
 from .memory import check_sharding, devices_of, in_units, trained
-from .models import SAMPLE, Models, check_model, check_target
+from .models import SAMPLE, Models, check_model, check_recipe, check_target
 from .room import check_probe_length, check_room
-from .unread import check_read
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -132,26 +131,19 @@ def _batch(recipe: Recipe) -> str:
 
 
 def _objective(recipe: Recipe) -> str:
-    """What is minimised, on which rows; and that nothing of it would be passed over."""
+    """What is minimised, on which rows; the method takes every value that is set."""
     from ...trainers.losses.ramp import Ramp
-    from ...trainers.teacher.rollouts import check_rollout_rows
 
-    check_read(recipe)
-    rollouts, ramp = recipe.rollouts, Ramp.of(recipe.objective)
-    check_rollout_rows(rollouts, recipe.data.sequence_length, recipe.loop.batch_rows)
-    if rollouts.share and recipe.machine.sharding == "zero3":
-        raise RequestError(
-            "rollouts.share is above 0 and machine.sharding is zero3, which cuts the draft into "
-            "pieces that decoding would have to gather for every token; use zero2 or less"
-        )
-    said = [", ".join(f"{name} {getattr(ramp.last, name):g}" for name in ramp.last.asked)]
+    check_recipe(recipe)
     if not recipe.record.reads_value("objective.from_kl_share", recipe):
         return f"method {recipe.method}'s own terms and what the recipe adds"
+    rollouts, ramp = recipe.rollouts, Ramp.of(recipe.objective)
+    parts = [", ".join(f"{name} {getattr(ramp.last, name):g}" for name in ramp.last.asked)]
     if ramp.share:
-        said.append(f"from kl alone over {ramp.share:.0%} of the steps")
+        parts.append(f"from kl alone over {ramp.share:.0%} of the steps")
     if rollouts.share:
-        said.append(f"{rollouts.share:.0%} of the rows written by {rollouts.by}")
-    return "; ".join(said)
+        parts.append(f"{rollouts.share:.0%} of the rows written by {rollouts.by}")
+    return "; ".join(parts)
 
 
 def _data(recipe: Recipe, models: Models) -> str | Waits:

@@ -39,6 +39,7 @@ def check_features(recipe: Recipe, models: Models, folder: Path) -> str:
         EnvironmentFailure: the disk has no room for the cache.
     """
     from ...data.features.codec import token_bytes
+    from ...trainers.teacher.tuned import check_tuned
 
     target: Any = models.target()
     hidden = int(target.config.get_text_config(decoder=True).hidden_size)
@@ -53,7 +54,8 @@ def check_features(recipe: Recipe, models: Models, folder: Path) -> str:
             f"online: {used:,} bytes per token ({states} x {hidden} in {dtype}), {memory}; "
             f"{tokens / 1e6:,.1f} M tokens in about {pace.of(tokens)}"
         )
-    _check_frozen(recipe)
+    if recipe.tunes_target:
+        check_tuned(recipe)
     stored = token_bytes(states, hidden, recipe.features.dtype)
     plan = _Plan.of(recipe, models, stored)
     place = plan.check_disk(recipe, folder)
@@ -144,14 +146,6 @@ class _Plan:
                 "features.folder, or take features online"
             )
         return f"{in_units(self.bytes)} in {folder}, {in_units(free)} free"
-
-
-def _check_frozen(recipe: Recipe) -> None:
-    if recipe.tunes_target:
-        raise RequestError(
-            f"features.source is cache, and this {recipe.method} trains the target, so its states "
-            "do not stay what they are; use features.source online"
-        )
 
 
 def _memory(recipe: Recipe, models: Models, token: int) -> str:

@@ -58,6 +58,11 @@ def check_sharding(recipe: Recipe) -> None:
         check_optimizer(recipe.optimizer)
     if sharding == "zero3":
         check_no_average(recipe.loop.ema)
+        if recipe.rollouts.share:
+            raise RequestError(
+                "rollouts.share is above 0 and machine.sharding is zero3, which cuts the draft into "
+                "pieces that decoding would have to gather for every token; use zero2 or less"
+            )
         if recipe.lora.rank is not None:
             raise RequestError(CUT_BY_ZERO_3)
         if recipe.tunes_target:

@@ -8,7 +8,6 @@ Read next: `objective.py`, what a method supplies; `snapshot.py`, what a resumed
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import math
 import time
@@ -28,7 +27,7 @@ from ..config import CheckpointConfig, LoopConfig, OptimizerConfig, ProbeConfig
 from . import optimizer, state
 from .feed import Feed
 from .objective import Batch, Objective, OnPolicy, Scheduled, Stepwise
-from .order import RowOrder, share_of_rank
+from .order import RowOrder, seed_of, share_of_rank
 from .progress import Meter, Record, Screen, copy_to_trackers
 from .sharding import check_no_average, fit_buckets, gathered, is_sharded, standalone, uses_deepspeed
 from .signals import StopFlag, stop_on_signal
@@ -182,7 +181,7 @@ class Loop:
         began = time.perf_counter()
         team = self.accelerator
         places = range(team.process_index, self.order.batch, team.num_processes)
-        seed = _seed_of(f"{self.plan.loop.seed}/{step}/rollouts")
+        seed = seed_of(f"{self.plan.loop.seed}/{step}/rollouts")
         rewritten = self.rollouts.rewrite(batches, places, step, seed)
         meter.add_rollouts(time.perf_counter() - began)
         return rewritten
@@ -235,9 +234,9 @@ class Loop:
     def seed(self, step: int) -> None:
         """Every step has its own seed, so there is no random state to save."""
         key = f"{self.plan.loop.seed}/{step}"
-        torch.manual_seed(_seed_of(f"{key}/{self.accelerator.process_index}"))
+        torch.manual_seed(seed_of(f"{key}/{self.accelerator.process_index}"))
         if isinstance(self.objective, Stepwise):
-            self.objective.begin_step(step, _seed_of(key))
+            self.objective.begin_step(step, seed_of(key))
 
     # ---- policy ---------------------------------------------------------------------------
 
@@ -392,10 +391,6 @@ def _eval_mode(module: nn.Module) -> Iterator[None]:
         yield
     finally:
         module.train(was)
-
-
-def _seed_of(key: str) -> int:
-    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:7], "big")
 
 
 def _finite(value: float) -> bool:

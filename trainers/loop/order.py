@@ -7,6 +7,7 @@ Read next: `loop.py`.
 
 from __future__ import annotations
 
+import hashlib
 from functools import lru_cache
 
 import numpy as np
@@ -50,3 +51,8 @@ def share_of_rank(rows: list[int], rank: int, world: int, micro: int) -> list[li
     """
     mine = rows[rank::world]
     return [mine[at : at + micro] for at in range(0, len(mine), micro)]
+
+
+def seed_of(key: str) -> int:
+    """The seed of everything else that a step draws, from words that say what it is for."""
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:7], "big")
