@@ -34,17 +34,33 @@ audit: {tokens: 500, sequences: 10000, prompts: 1, max_new_tokens: 8, draft_leng
 DRIVER = """\
 import json, sys
 import records
+exec(sys.argv[2])
 from draftsmith.launch.cli import main
 for line in json.loads(sys.argv[1]):
     print("CODE", main(line.split()), flush=True)
 """
 
 
-def run(folder: Path, *lines: str) -> tuple[list[int], str]:
-    """Exit codes of the commands, and everything that they printed."""
+# tokens are drawn from q and judged as if they had been drawn evenly
+MISDECLARED = """\
+import dataclasses, bigram
+honest = bigram.Bigram.propose
+def propose(self, *args):
+    made = honest(self, *args)
+    return dataclasses.replace(made, q_BNV=made.q_BNV * 0 + 1 / made.q_BNV.shape[-1])
+bigram.Bigram.propose = propose
+"""
+
+
+def run(folder: Path, *lines: str, before: str = "") -> tuple[list[int], str]:
+    """Exit codes of the commands, and everything that they printed; `before` is run in front of them."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run(
-        [sys.executable, "-c", DRIVER, json.dumps(lines)], cwd=folder, env=environment, capture_output=True, text=True
+        [sys.executable, "-c", DRIVER, json.dumps(lines), before],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     printed = done.stdout + done.stderr
     assert done.returncode == 0, printed
@@ -64,18 +80,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.run
 def test_it_decodes_and_is_proven(folder: Path) -> None:
-    codes, printed = run(
-        folder,
-        "eval whole",
-        "audit whole --plant residual-argmax --out planted --audit.sequences 40000",
-        "export whole",
-    )
-    assert codes == [0, 5, 0], printed
+    codes, printed = run(folder, "eval whole", "export whole")
+    assert codes == [0, 0], printed
     rows = json.loads((folder / "whole" / "eval" / "results.json").read_text())["rows"]
     assert {(row["method"], row["verdict"]) for row in rows} == {("bigram", "lossless")}
     assert "vllm serve" in printed
     config = json.loads((folder / "whole" / "vllm" / "config.json").read_text())
     assert config["architectures"] == ["Bigram"]
+
+
+@pytest.mark.run
+def test_a_wrong_proposer_of_it_fails_the_audit(folder: Path) -> None:
+    codes, printed = run(folder, "audit whole --out wrong --audit.sequences 100000", before=MISDECLARED)
+    assert codes == [5], printed
+    assert "enumeration" in printed
 
 
 @pytest.mark.run
