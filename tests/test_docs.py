@@ -16,6 +16,7 @@ from draftsmith.data.rows.templates import named_template
 from draftsmith.decoding.target.hub import embedded_target, load_tokenizer
 from draftsmith.drafters.families import FAMILIES
 from draftsmith.launch.cli import main
+from draftsmith.launch.recipe.load import load_recipe
 
 ROOT = Path(draftsmith.__file__).parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -137,18 +138,29 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def read_by(recipe: str, flags: list[str]) -> list[str]:
+    """Those of the flags that the recipe's method reads; others would be refused."""
+    made = load_recipe(recipe).recipe
+    pairs = zip(flags[::2], flags[1::2], strict=True)
+    known = [pair for pair in pairs if made.record.reads_value(pair[0].removeprefix("--"), made)]
+    return [word for pair in known for word in pair]
+
+
 def run(line: str) -> int:
     program, verb, *rest = shlex.split(line)
     if program == "accelerate":
-        recipe = shlex.split(line)[1:]
-        launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", *recipe[1:]]
-        return subprocess.run([*launch, *SMALL_TRAINING]).returncode
+        words = shlex.split(line)[2:]
+        launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", *words]
+        recipe = words[words.index("draftsmith.launch.train") + 1]
+        return subprocess.run([*launch, *read_by(recipe, SMALL_TRAINING)]).returncode
     if program == "python":
         return subprocess.run([sys.executable, str(ROOT / verb), *rest, *shlex.split(BENCHMARKS[verb])]).returncode
     assert program == "draftsmith", f"no test knows how to run {program}"
     extra = next((few for flag, few in FEW.items() if flag in rest), EXTRA.get(verb, []))
     if verb == "eval" and any(flag in rest for flag in UNAUDITED):
         extra = [*extra, "--no-audit"]
+    if verb == "train":
+        extra = read_by(rest[0], extra)
     return main([verb, *rest, *extra])
 
 

@@ -87,7 +87,7 @@ def check_model(recipe: Recipe, models: Models) -> str:
     beside = recipe.record.hook("kept_for_probes")
     if beside is not None:
         kept = beside(recipe, models.target(), models.to_compare())
-        need |= {"drafts of earlier rounds": float(kept)} if kept else {}
+        need |= {"SSMs of earlier rounds": float(kept)} if kept else {}
     devices = devices_of(recipe)
     check_fits(need, devices)
     listed = ", ".join(f"{in_units(count)} for {what}" for what, count in need.items())

@@ -28,6 +28,7 @@ from ...decoding.target.loading import no_progress_bars
 from ...drafters.folder import save_heads
 from ...drafters.identity import mark_tuned
 from ...drafters.model.adapters import adapted_layers
+from ...drafters.projection import check_plain_logits
 from ...errors import RequestError
 from ...storage import replace_folder
 from ..config import TargetConfig, TuneConfig
@@ -212,7 +213,9 @@ def run_tuned(
 
     def make(target: Backbone, rows: Prepared) -> Objective:
         _check_not_sharded()
-        return build(TunedTarget(target, run.recipe.tune, remember=remember), rows)
+        tuned = TunedTarget(target, run.recipe.tune, remember=remember)
+        check_plain_logits(tuned.model)  # an adapter on the projection would change what heads are taught
+        return build(tuned, rows)
 
     def make_still(target: Backbone) -> Probe:
         assert make_probe is not None

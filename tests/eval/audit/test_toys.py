@@ -67,7 +67,7 @@ def test_a_draft_model_is_its_own_toy_and_a_stranger_has_none(target: Backbone) 
     drafter = make_drafter(target)
     assert type(Toy.of(toy_of(drafter), seed=1).proposer()) is type(drafter)
     drafter.family = "tarot"
-    with pytest.raises(RequestError, match="no drafter of family 'tarot'; known: draft-model"):
+    with pytest.raises(RequestError, match="no drafter of family 'tarot'; known: draft_model"):
         toy_of(drafter)
 
 

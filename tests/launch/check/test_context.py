@@ -142,10 +142,16 @@ SHORT = {
 }
 
 
+def short(method: str, **change: Any) -> dict[str, Any]:
+    """SHORT, as far as the method reads it."""
+    recipe, flags = load_recipe(f"{method}-tiny").recipe, SHORT | change
+    return {flag: flags[flag] for flag in flags if recipe.record.reads_value(flag.replace("__", "."), recipe)}
+
+
 @pytest.mark.parametrize("method", [*METHODS, "boost"])
 def test_sizes_one_level_down(method: str, place: Path) -> None:
     """A model of text and images: everything that is read of its config is its text's."""
-    flags = {"target__path": place / "gemma3", "eval__prompts": place / "prompts.jsonl", **SHORT}
+    flags = {"target__path": place / "gemma3", "eval__prompts": place / "prompts.jsonl", **short(method)}
     if method == "boost":
         flags |= {"boost__prompt_tokens": 8, "boost__continuation": 8, "boost__start_from": "[]"}
     recipe = recipe_of(method, **flags)
@@ -168,11 +174,11 @@ def test_sizes_one_level_down(method: str, place: Path) -> None:
 def test_prompts_beyond_the_context(method: str, change: dict[str, int], place: Path, tmp_path: Path) -> None:
     """Training learns of it before rows are read, not at its first probe."""
     flags = {"target__path": place / "mistral", "eval__prompts": place / "prompts.jsonl"}
-    recipe = recipe_of(method, **flags, **SHORT | change)
+    recipe = recipe_of(method, **flags, **short(method, **change))
     said = f"do not fit the target's context of {SLIDES}; lower --eval.prompt_tokens"
     with pytest.raises(RequestError, match=said):
         _prompts(recipe, Models(recipe))
-    changed = {name: str(value) for name, value in (flags | SHORT | change).items()}
+    changed = {name: str(value) for name, value in (flags | short(method, **change)).items()}
     changed |= {"data__source": str(tmp_path / "none.jsonl"), "probe__max_new_tokens": "9"}
     with pytest.raises(RequestError, match=said):
         train(f"{method}-tiny", out=tmp_path / "out", **changed)
@@ -182,10 +188,10 @@ def test_probes_too_short_for_a_step_that_counts(place: Path, tmp_path: Path) ->
     """Every tau would be missing, and the first probe's draft the best for ever."""
     flags = {"target__path": place / "mistral", "eval__prompts": place / "prompts.jsonl"}
     message = "probe.max_new_tokens is 3, and the probes draft up to 2 tokens .* set --probe.max_new_tokens 4 or more"
-    recipe = recipe_of("eagle", **flags, **SHORT | {"probe__max_new_tokens": 3})
+    recipe = recipe_of("eagle", **flags, **short("eagle", probe__max_new_tokens=3))
     with pytest.raises(RequestError, match=message):
         _prompts(recipe, Models(recipe))
-    changed = {name: str(value) for name, value in (flags | SHORT).items()}
+    changed = {name: str(value) for name, value in (flags | short("eagle")).items()}
     changed |= {"data__source": str(tmp_path / "none.jsonl"), "probe__max_new_tokens": "3"}
     with pytest.raises(RequestError, match=message):
         train("eagle-tiny", out=tmp_path / "out", **changed)

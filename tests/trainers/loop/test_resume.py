@@ -10,7 +10,15 @@ import pytest
 import torch
 from chains import labelled_beginning, stop_behind
 from draftsmith.errors import RequestError, Stopped, TrainingFailed
-from draftsmith.trainers.config import CheckpointConfig, LoopConfig, ModelConfig, OptimizerConfig, ProbeConfig
+from draftsmith.launch.recipe.model import Recipe
+from draftsmith.trainers.config import (
+    CheckpointConfig,
+    LoopConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    ProbeConfig,
+)
 from draftsmith.trainers.loop import setup, state
 from draftsmith.trainers.loop.loop import Loop, Plan
 from draftsmith.trainers.student.architecture import fresh_model
@@ -72,6 +80,9 @@ def plan(**changes) -> Plan:
     return Plan(LoopConfig(**loop), OptimizerConfig(**optimizer), CheckpointConfig(every_steps=5), ProbeConfig())
 
 
+RECIPE = Recipe(method="target", objective=ObjectiveConfig(chunk=16))
+
+
 def train(
     out: Path,
     plan: Plan,
@@ -86,7 +97,7 @@ def train(
     accelerator = setup.make_accelerator(plan.loop, plan.optimizer, out)
     sizes = ModelConfig(layers=2, hidden=32, heads=2, head_size=16, max_positions=64)
     model = fresh_model(sizes, vocabulary=V, eos=0)
-    objective = make(model, NoTokenizer(), chunk=16)
+    objective = make(RECIPE, model, NoTokenizer())
     loop = Loop(
         objective,
         rows or RandomRows(ROWS, 0),

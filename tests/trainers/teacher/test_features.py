@@ -503,8 +503,7 @@ def test_continuations_of_boost_are_those_of_one_config(
     asked = []
     monkeypatch.setattr(boost, "continuations", lambda *given: asked.append(given[2]))
     for target in (own_target(), own_target(), with_config(rms_norm_eps=1e-3)):
-        given = {"out": tmp_path}
-        boost._samples(target, rows, BoostConfig(), given, Accelerator(cpu=True))  # type: ignore[arg-type]
+        boost._samples(target, rows, BoostConfig(), tmp_path, Accelerator(cpu=True))
     assert asked[0] == asked[1] != asked[2]
 
 
