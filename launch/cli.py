@@ -41,8 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, BrokenPipeError) and nobody_reads():
             return 141
         if isinstance(error, OSError) and error.errno in MACHINE_ERRNOS:
-            place = error.filename or "a file"
-            text = f"{place}: {error.strerror}; make room or get the right, or name another place"
+            path = error.filename or "a file"
+            text = f"{path}: {error.strerror}; make room or get the right, or name another place"
             return _fail(text, 4, debug)
         text = f"unexpected {type(error).__name__}: {error}"
         return _fail(f"{text}\nrun again with --debug for the traceback", 5, debug)
@@ -77,7 +77,7 @@ def _union(words: Sequence[str]) -> Any:
 def split_overrides(words: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
     """Take `--section.field value` and `--section.field=value` out of the words."""
     rest: list[str] = []
-    found: list[tuple[str, str]] = []
+    overrides: list[tuple[str, str]] = []
     waiting = list(words)
     while waiting:
         word = waiting.pop(0)
@@ -89,8 +89,8 @@ def split_overrides(words: Sequence[str]) -> tuple[list[str], list[tuple[str, st
             if not waiting or waiting[0].startswith("--"):
                 raise RequestError(f"{word}: no value given; expected {word} VALUE")
             value = waiting.pop(0)
-        found.append((name.replace("-", "_"), value))
-    return rest, found
+        overrides.append((name.replace("-", "_"), value))
+    return rest, overrides
 
 
 def _fail(message: str, code: int, debug: bool) -> int:

@@ -42,7 +42,7 @@ def inspect(resolved: Resolved, rows: int) -> str:
 
 def tokenizer_of(recipe: Recipe) -> PreTrainedTokenizerBase:
     """The tokenizer that the recipe's run would use; a new one is trained here as it would be."""
-    if recipe.method != "target":
+    if recipe.record.has_target:
         from ..decoding.target.hub import load_tokenizer
 
         target = recipe.target

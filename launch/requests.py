@@ -1,4 +1,4 @@
-"""What the commands that compute are asked, as data: no behaviour, no torch.
+"""The arguments of the commands that compute, as data: no behaviour, no torch.
 
 The verbs of the command line add `run` to these, and call the workers; the workers take these and
 know no verb. Read next: `verbs.py`.

@@ -1,4 +1,4 @@
-"""What a command says: to whom, and how, and whether anybody still reads it."""
+"""Output of the commands: log level per process, tables, plain lines, broken pipes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def log_to_screen() -> None:
-    """Our own lines from one process of all, everybody's warnings from each."""
+    """Our own lines from the first process, warnings from every one."""
     rank = os.environ.get("RANK")
     prefix = f"[rank {rank}] " if rank else ""
     level = logging.INFO if rank in (None, "0") else logging.WARNING
@@ -25,12 +25,12 @@ def log_to_screen() -> None:
 
 
 def console() -> Console:
-    """For tables; it leaves a reader that is gone to `main`."""
+    """Console for tables; lets BrokenPipeError reach `main`."""
     from rich.console import Console
 
     class Plain(Console):
         def on_broken_pipe(self) -> None:
-            raise  # noqa: PLE0704 - what it is called in; `main` knows the code
+            raise  # noqa: PLE0704 - the error being handled; `main` knows the exit code
 
     return Plain(highlight=False)
 

@@ -115,7 +115,7 @@ class Train:
             say(f"trained {outcome.steps} steps{held_out}")
             if outcome.best is not None:
                 say(f"best draft: step {outcome.best['step']:.0f}, not audited yet")
-            if resolved.recipe.method != "target":
+            if resolved.recipe.record.has_target:
                 say(f"next: draftsmith eval {out}")
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class Waits:
     """What a check found that has to be repeated where the run will be."""
 
-    found: str
+    finding: str
 
 
 def check(resolved: Resolved, console: Console, out: Path | None = None) -> None:
@@ -51,11 +51,11 @@ def check(resolved: Resolved, console: Console, out: Path | None = None) -> None
     waiting: list[str] = []
     for name, run in _checks(recipe, out).items():
         try:
-            found = run()
-            if isinstance(found, Waits):
+            result = run()
+            if isinstance(result, Waits):
                 waiting.append(name)
-            text = found.found if isinstance(found, Waits) else found
-            table.add_row(name, text, "waits" if isinstance(found, Waits) else "ok")
+            text = result.finding if isinstance(result, Waits) else result
+            table.add_row(name, text, "waits" if isinstance(result, Waits) else "ok")
         except DraftsmithError as error:
             failures.append(error)
             table.add_row(name, str(error).splitlines()[0], "FAILS")
@@ -73,7 +73,7 @@ def check(resolved: Resolved, console: Console, out: Path | None = None) -> None
 
 def _checks(recipe: Recipe, out: Path | None) -> dict[str, Callable[[], str | Waits]]:
     models, folder = Models(recipe), out or Path("runs") / recipe.name
-    found: dict[str, Callable[[], str | Waits]] = {
+    checks: dict[str, Callable[[], str | Waits]] = {
         "device": lambda: _device(recipe),
         "batch": lambda: _batch(recipe),
         "objective": lambda: _objective(recipe),
@@ -82,15 +82,15 @@ def _checks(recipe: Recipe, out: Path | None) -> dict[str, Callable[[], str | Wa
         "disk": lambda: _disk(recipe, models, folder),
     }
     if out is not None:  # the run may get another name than the recipe's
-        found["folder"] = lambda: _folder(recipe, out)
+        checks["folder"] = lambda: _folder(recipe, out)
     if recipe.record.has_target:
-        found = {
+        checks = {
             "target": lambda: check_target(recipe, models),
-            **found,
+            **checks,
             "features": lambda: check_features(recipe, models, folder),
             "prompts": lambda: _prompts(recipe, models),
         }
-    return found
+    return checks
 
 
 def _folder(recipe: Recipe, folder: Path) -> str:
@@ -162,11 +162,11 @@ def _data(recipe: Recipe, models: Models) -> str | Waits:
     rows = list(islice(reader.read(source), SAMPLE))
     placed = [row for row in rows if isinstance(row, Placed)]
     tally.rejected += [row for row in rows if not isinstance(row, Placed)]
-    for row, found in zip(placed, encoder([row.record for row in placed]), strict=True):
-        if isinstance(found, Encoded):
-            tally.add(found)
+    for row, encoded in zip(placed, encoder([row.record for row in placed]), strict=True):
+        if isinstance(encoded, Encoded):
+            tally.add(encoded)
         else:
-            tally.rejected.append(row.rejected(str(found)))
+            tally.rejected.append(row.rejected(str(encoded)))
     # a few bad rows among the first ones prove nothing about the share in all
     allowed = data.max_rejected_share
     check_tally(tally, source.name, allowed if len(rows) < SAMPLE else max(allowed, 0.5), None)
@@ -202,11 +202,11 @@ def _rows(recipe: Recipe) -> Waits:
 def _disk(recipe: Recipe, models: Models, folder: Path) -> str | Waits:
     """Room for the checkpoints that exist at once: those kept, and the one being written."""
     need = 12 * trained(models.student()) * (recipe.checkpoint.keep + 1) * recipe.record.runs(recipe)
-    place = next(each for each in (folder, *folder.absolute().parents) if each.exists())
-    if not place.is_dir() or not os.access(place, os.W_OK):
-        reason = "cannot be written to" if place.is_dir() else "is a file"
-        raise EnvironmentFailure(f"{place} {reason}; name another folder with --out")
-    free = shutil.disk_usage(place).free
+    nearest = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        reason = "cannot be written to" if nearest.is_dir() else "is a file"
+        raise EnvironmentFailure(f"{nearest} {reason}; name another folder with --out")
+    free = shutil.disk_usage(nearest).free
     if devices_of(recipe).described:
         return Waits(f"checkpoints need {in_units(need)} in {folder}; {in_units(free)} are free here")
     if free < need:
@@ -223,9 +223,9 @@ def _prompts(recipe: Recipe, models: Models) -> str:
 
     config, audit = recipe.eval, recipe.audit
     prompts = load_prompts(config.prompts, limit=config.limit, seed=config.seed)
-    longest, said = config.prompt_tokens, ""  # nothing longer is read
+    longest, note = config.prompt_tokens, ""  # nothing longer is read
     if not models.described:
-        longest, said = _lengths(prompts, models, config)
+        longest, note = _lengths(prompts, models, config)
     answer = max(config.max_new_tokens, audit.max_new_tokens, recipe.probe.max_new_tokens)
     depth = max(config.draft_length, audit.draft_length, recipe.record.probe_depth(recipe), *config.sweep)
     check_room(recipe, models.target().config, longest, answer=answer, depth=depth)
@@ -234,7 +234,7 @@ def _prompts(recipe: Recipe, models: Models) -> str:
     bound = models.described or any(len(prompt.turns) > 1 for prompt in prompts)
     return (
         f"{len(prompts)} of {config.prompts}: {', '.join(categories[:6])}; "
-        f"the longest has {'at most ' * bound}{longest} tokens{said}"
+        f"the longest has {'at most ' * bound}{longest} tokens{note}"
     )
 
 
@@ -255,9 +255,9 @@ def _lengths(prompts: Sequence[Prompt], models: Models, config: EvalConfig) -> t
         "left out (chats)": len(prompts) - len(kept),
         "cut to their end (texts)": sum(len(render(each, tokenizer)) > most for each in kept),
     }
-    found = ", ".join(f"{count} {what}" for what, count in longer.items() if count)
-    said = f"; longer than eval.prompt_tokens = {most}: {found}" if found else ""
-    return min(most, max(map(last_turn, kept))), said
+    listed = ", ".join(f"{count} {what}" for what, count in longer.items() if count)
+    note = f"; longer than eval.prompt_tokens = {most}: {listed}" if listed else ""
+    return min(most, max(map(last_turn, kept))), note
 
 
 def _together(failures: list[DraftsmithError]) -> DraftsmithError:

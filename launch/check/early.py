@@ -1,4 +1,4 @@
-"""What is wrong with a measuring command, said before torch is imported: that takes seconds.
+"""Checks of `eval`, `audit` and `tree` that need no torch: importing it takes seconds.
 
 Read next: `measure/run.py` and `tree.py`, which do what is asked; `methods.py`, the names of methods.
 """
@@ -64,8 +64,8 @@ def named(pair: RunPair, overrides: Sequence[tuple[str, str]]) -> Named:
 
 def tuned_target(folder: Path, recipe: Recipe) -> str | None:
     """The target that a run has changed and its drafter fits; None where it was frozen."""
-    place = folder / "target"
-    return str(place) if recipe.method != "target" and place.is_dir() else None
+    tuned = folder / "target"
+    return str(tuned) if recipe.record.has_target and tuned.is_dir() else None
 
 
 def check_audit(request: AuditRequest, overrides: Sequence[tuple[str, str]]) -> Named | None:

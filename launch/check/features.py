@@ -1,4 +1,4 @@
-"""The pre-flight's answer to what the target's features cost: bytes, memory, time, before the run.
+"""What the target's hidden states will cost a run: bytes, memory and time, for the pre-flight.
 
 Time is measured on two of the target's layers with random weights, which compute as fast as its
 own, and scaled to all of them; where that would take long itself, it is counted in operations.
@@ -58,10 +58,10 @@ def check_features(recipe: Recipe, models: Models, folder: Path) -> str:
         check_tuned(recipe)
     stored = token_bytes(states, hidden, recipe.features.dtype)
     plan = _Plan.of(recipe, models, stored)
-    place = plan.check_disk(recipe, folder)
+    nearest = plan.check_disk(recipe, folder)
     return (
         f"cache: {stored:,} bytes per token ({states} x {hidden} in {recipe.features.dtype}), "
-        f"{plan}; {place}; {memory}; computed in about {pace.of(plan.computed)}"
+        f"{plan}; {nearest}; {memory}; computed in about {pace.of(plan.computed)}"
     )
 
 
@@ -135,8 +135,8 @@ class _Plan:
         from ...trainers.teacher.feature_cache import features_folder
 
         folder = features_folder(recipe.features, out)
-        place = next(each for each in (folder, *folder.absolute().parents) if each.exists())
-        free = shutil.disk_usage(place).free
+        nearest = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+        free = shutil.disk_usage(nearest).free
         here = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
         # the disk of a described machine is not this one
         if self.bytes - here > free and not devices_of(recipe).described:

@@ -76,9 +76,9 @@ def needs(recipe: Recipe, student: nn.Module, target: nn.Module | None) -> dict[
     """Bytes of one device by what fills them; `target` is None where none is read."""
     devices = devices_of(recipe)
     speaks: Any = student if target is None else target
-    words = int(speaks.config.get_text_config(decoder=True).vocab_size)
+    vocabulary = int(speaks.config.get_text_config(decoder=True).vocab_size)
     # logits, their softmax and gradient of draft and target exist for one chunk at a time
-    chunk = recipe.objective.chunk * words * 4 * BYTES["fp32"]
+    chunk = recipe.objective.chunk * vocabulary * 4 * BYTES["fp32"]
     need = {"weights, gradient and moments": _state(recipe, student, devices), "a chunk of logits": float(chunk)}
     frozen = parameters(student) - trained(student)
     if frozen:

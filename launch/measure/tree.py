@@ -56,16 +56,16 @@ def run_tree(request: TreeRequest, overrides: Sequence[tuple[str, str]], console
             "expected Medusa, Hydra, BPD or EAGLE"
         )
     texts = held_out_texts(loaded, request.texts, request.temperature)
-    found = measure_ranks(loaded.target, drafter, texts, depth=request.depth, ranks=_RANKS)
+    measured = measure_ranks(loaded.target, drafter, texts, depth=request.depth, ranks=_RANKS)
     speed = None
     if nodes == 0:
         speed = measure_speed(loaded.target, drafter, texts)
-        chosen = fastest(drafter, found, speed)
+        chosen = fastest(drafter, measured, speed)
     else:
-        chosen = best_of_size(drafter, found, nodes or drafter.nodes, request.method)
+        chosen = best_of_size(drafter, measured, nodes or drafter.nodes, request.method)
     out = request.out or _folder(request) / NAME
-    write_tree(out, chosen.paths, _facts(request, loaded, texts, found, chosen, speed))
-    _show(loaded, found, chosen, console)
+    write_tree(out, chosen.paths, _facts(request, loaded, texts, measured, chosen, speed))
+    _show(loaded, measured, chosen, console)
     return out
 
 
@@ -139,7 +139,7 @@ def _answered(target: Backbone, prompts: Sequence[list[int]], loaded: Loaded, te
 
 
 def _facts(
-    request: TreeRequest, loaded: Loaded, texts: Sequence[Text], found: Ranks, chosen: Chosen, speed: Speed | None
+    request: TreeRequest, loaded: Loaded, texts: Sequence[Text], measured: Ranks, chosen: Chosen, speed: Speed | None
 ) -> dict[str, Any]:
     """What `tree.json` says of where its tree comes from."""
     return {
@@ -152,8 +152,8 @@ def _facts(
             "texts": len(texts),
             "tokens": sum(len(each.answer) for each in texts),
             "temperature": request.temperature,
-            "hits": found.hits_DR.tolist(),
-            "trials": found.trials_D.tolist(),
+            "hits": measured.hits_DR.tolist(),
+            "trials": measured.trials_D.tolist(),
         },
         "speed": None
         if speed is None
@@ -171,12 +171,12 @@ def _where(loaded: Loaded) -> str:
     return f"held-out rows of {data.validation or data.source}"
 
 
-def _show(loaded: Loaded, found: Ranks, chosen: Chosen, console: Console) -> None:
-    ranks = range(min(_SHOWN, found.hits_DR.shape[1]))
+def _show(loaded: Loaded, measured: Ranks, chosen: Chosen, console: Console) -> None:
+    ranks = range(min(_SHOWN, measured.hits_DR.shape[1]))
     columns = [("depth", ""), *((f"rank {r + 1}", "share") for r in ranks), ("of", "tests")]
     cells = [
-        [str(d + 1), *(number(float(row_R[r])) for r in ranks), f"{found.trials_D[d]:,}"]
-        for d, row_R in enumerate(found.acceptance)
+        [str(d + 1), *(number(float(row_R[r])) for r in ranks), f"{measured.trials_D[d]:,}"]
+        for d, row_R in enumerate(measured.acceptance)
     ]
     title = f"Right candidates ({NOT_AUDITED}), on {_where(loaded)}"
     console.print(plain_table(title, columns, cells), crop=False)

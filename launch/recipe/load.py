@@ -69,21 +69,21 @@ def load_recipe(name: str, overrides: Sequence[tuple[str, str]] = ()) -> Resolve
     Raises:
         RequestError: with all errors at once, each with its path and where it came from.
     """
-    place = find_recipe(name)
-    found = _Values()
-    _read_with_base(place, found)
+    file = find_recipe(name)
+    collected = _Values()
+    _read_with_base(file, collected)
     for flag, text in overrides:
-        _override(flag, text, found)
+        _override(flag, text, collected)
     try:
         # strictly, or `true` would be a count of 1; as JSON, or a list would be no pair of numbers
-        recipe = Recipe.model_validate_json(json.dumps(found.nested(), default=str), strict=True)
+        recipe = Recipe.model_validate_json(json.dumps(collected.nested(), default=str), strict=True)
     except ValidationError as error:
-        found.errors += [_explain(each, found, place) for each in error.errors()]
-    if found.errors:
-        count = len(found.errors)
-        head = f"{place}: {count} error{'s' if count > 1 else ''} in the recipe"
-        raise RequestError("\n".join([head, *(f"  - {line}" for line in found.errors)]))
-    origin = {".".join(path): where for path, where in found.origin.items()}
+        collected.errors += [_explain(each, collected, file) for each in error.errors()]
+    if collected.errors:
+        count = len(collected.errors)
+        head = f"{file}: {count} error{'s' if count > 1 else ''} in the recipe"
+        raise RequestError("\n".join([head, *(f"  - {line}" for line in collected.errors)]))
+    origin = {".".join(path): where for path, where in collected.origin.items()}
     return Resolved(recipe, {path: origin.get(path, "default") for path in field_paths()})
 
 
@@ -92,25 +92,25 @@ def shipped_recipes() -> list[Path]:
     return sorted(Path(str(files("draftsmith.recipes"))).glob("*.yaml"))
 
 
-def headline(place: Path) -> tuple[str, str]:
+def headline(file: Path) -> tuple[str, str]:
     """Method and summary of a shipped recipe, read no further than its first section: for `ls`."""
     words: list[str] = []  # keys and values in turn
-    for event in YAML(typ="rt", pure=True).parse(place.read_text(encoding="utf-8")):
+    for event in YAML(typ="rt", pure=True).parse(file.read_text(encoding="utf-8")):
         if isinstance(event, CollectionStartEvent) and words:
             break
         if isinstance(event, ScalarEvent):
             words.append(event.value)
     head = dict(zip(words[::2], words[1::2], strict=False))  # a section's key has no value
-    method = head["method"] if "method" in head else headline(place.parent / head["base"])[0]
+    method = head["method"] if "method" in head else headline(file.parent / head["base"])[0]
     return method, head["summary"]
 
 
 def find_recipe(name: str) -> Path:
     """A shipped recipe by name, or any file by path."""
     if name.endswith((".yaml", ".yml")) or "/" in name:
-        place = Path(name)
-        if place.is_file():
-            return place
+        file = Path(name)
+        if file.is_file():
+            return file
         raise RequestError(f"there is no recipe file {name}; `draftsmith ls` lists shipped ones")
     shipped = {path.stem: path for path in shipped_recipes()}
     if name in shipped:
@@ -137,46 +137,46 @@ def _fields(model: type[BaseModel], prefix: Path_ = ()) -> Iterator[tuple[Path_,
             yield (*prefix, name), info
 
 
-def _read_with_base(place: Path, found: _Values) -> None:
-    content = _read_yaml(place)
+def _read_with_base(file: Path, collected: _Values) -> None:
+    content = _read_yaml(file)
     base = content.pop("base", None)
     if base is not None:
         if not isinstance(base, str):
-            raise RequestError(f"{place}: base is {_shown(base)}; expected the name or path of a recipe")
-        base_place = _find_base(base, place)
-        below = _read_yaml(base_place)
+            raise RequestError(f"{file}: base is {_shown(base)}; expected the name or path of a recipe")
+        base_file = _find_base(base, file)
+        below = _read_yaml(base_file)
         if "base" in below:
-            raise RequestError(f"{place}: base {base_place} has a base itself; only one level is allowed")
-        _collect(below, base_place, found)
-    _collect(content, place, found)
+            raise RequestError(f"{file}: base {base_file} has a base itself; only one level is allowed")
+        _collect(below, base_file, collected)
+    _collect(content, file, collected)
 
 
-def _find_base(base: str, place: Path) -> Path:
+def _find_base(base: str, file: Path) -> Path:
     """The file beside the recipe, or a shipped one: a copied recipe keeps the base that it had."""
     shipped = {path.name: path for path in shipped_recipes()}
-    beside = place.parent / base
+    beside = file.parent / base
     if beside.is_file() or base in shipped:
         return beside if beside.is_file() else shipped[base]
     try:
         return find_recipe(base)
     except RequestError as error:
-        raise RequestError(f"{place}: base: {error}") from error
+        raise RequestError(f"{file}: base: {error}") from error
 
 
-def _read_yaml(place: Path) -> CommentedMap:
+def _read_yaml(file: Path) -> CommentedMap:
     try:
-        text = place.read_text(encoding="utf-8")
-        _check_plain_values(text, place)
+        text = file.read_text(encoding="utf-8")
+        _check_plain_values(text, file)
         content = YAML(typ="rt", pure=True).load(text)
     except UnicodeDecodeError as error:
-        raise RequestError(f"{place}: not UTF-8 text ({error.reason} at byte {error.start})") from error
+        raise RequestError(f"{file}: not UTF-8 text ({error.reason} at byte {error.start})") from error
     except OSError as error:
-        raise RequestError(f"{place}: cannot be read ({error.strerror})") from error
+        raise RequestError(f"{file}: cannot be read ({error.strerror})") from error
     except (YAMLError, ValueError, RecursionError) as error:
-        raise RequestError(f"{place}: not valid YAML: {_yaml_reason(error)}") from error
+        raise RequestError(f"{file}: not valid YAML: {_yaml_reason(error)}") from error
     if not isinstance(content, CommentedMap):
-        found = "nothing" if content is None else f"a {type(content).__name__}"
-        raise RequestError(f"{place}: holds {found}; expected sections such as `data:` and `loop:`")
+        kind = "nothing" if content is None else f"a {type(content).__name__}"
+        raise RequestError(f"{file}: holds {kind}; expected sections such as `data:` and `loop:`")
     return content
 
 
@@ -184,7 +184,7 @@ _PLAIN_TAGS = {None, *(f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "f
 _DEEPEST = 16  # mappings and lists inside each other; a recipe needs three
 
 
-def _check_plain_values(text: str, place: Path) -> None:
+def _check_plain_values(text: str, file: Path) -> None:
     """Refuse what could run code, grow without bound, or give one value two lines."""
     depth = 0
     for event in YAML(typ="rt", pure=True).parse(text):
@@ -199,7 +199,7 @@ def _check_plain_values(text: str, place: Path) -> None:
         elif depth > _DEEPEST:
             reason = f"values are nested more than {_DEEPEST} deep"
         if reason is not None:
-            raise RequestError(f"{place}:{event.start_mark.line + 1}: {reason}")
+            raise RequestError(f"{file}:{event.start_mark.line + 1}: {reason}")
 
 
 def _yaml_reason(error: Exception) -> str:
@@ -208,26 +208,26 @@ def _yaml_reason(error: Exception) -> str:
     return f"{problem:.200} (line {mark.line + 1})" if mark is not None else f"{problem:.200}"
 
 
-def _collect(content: CommentedMap, place: Path, found: _Values, prefix: Path_ = ()) -> None:
+def _collect(content: CommentedMap, file: Path, collected: _Values, prefix: Path_ = ()) -> None:
     """Flatten a mapping into paths, noting lines; keys that are no fields become errors."""
     sections = _section_names(prefix)
     for key, value in content.items():
         path = (*prefix, str(key))
         lines = content.lc.data or {}  # a key of a merge (`<<`) has no line of its own
         line = (lines[key][0] if key in lines else content.lc.line) + 1
-        where = f"{place.name}:{line}"
+        where = f"{file.name}:{line}"
         if str(key) in sections:
             if isinstance(value, CommentedMap):
-                _collect(value, place, found, path)
+                _collect(value, file, collected, path)
             elif value is not None:
-                found.errors.append(
+                collected.errors.append(
                     f"{'.'.join(path)} ({where}): found {_shown(_plain(value))}; expected a section of fields"
                 )
         elif path in _known_paths():
-            found.values[path], found.origin[path] = _plain(value), where
+            collected.values[path], collected.origin[path] = _plain(value), where
         else:
             name = f"{'.'.join(path):.80}"
-            found.errors.append(f"{name} ({where}): unknown key{_suggest(path)}")
+            collected.errors.append(f"{name} ({where}): unknown key{_suggest(path)}")
 
 
 @cache
@@ -266,13 +266,13 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _override(flag: str, text: str, found: _Values) -> None:
+def _override(flag: str, text: str, collected: _Values) -> None:
     path = tuple(flag.split("."))
     if path not in _known_paths():
-        found.errors.append(f"--{flag}: unknown flag{_suggest(path)}")
+        collected.errors.append(f"--{flag}: unknown flag{_suggest(path)}")
         return
     annotation = dict(_fields(Recipe))[path].annotation
-    found.values[path], found.origin[path] = _flag_value(text, annotation), f"--{flag}"
+    collected.values[path], collected.origin[path] = _flag_value(text, annotation), f"--{flag}"
 
 
 def _flag_value(text: str, annotation: Any) -> Any:
@@ -287,13 +287,14 @@ def _flag_value(text: str, annotation: Any) -> Any:
     return text if str in either and value is not None else value
 
 
-def _explain(error: Any, found: _Values, place: Path) -> str:
+def _explain(error: Any, collected: _Values, file: Path) -> str:
     path, value = tuple(str(part) for part in error["loc"]), error["input"]
     reason = error["msg"].removeprefix("Value error, ")
     field = reason.split()[0]
     if isinstance(value, dict) and field in value:  # a section's own rule, on that field of it
         path, value = (*path, field), value[field]
-    where = next((found.origin[path[:n]] for n in range(len(path), 0, -1) if path[:n] in found.origin), place.name)
+    origin = collected.origin
+    where = next((origin[path[:n]] for n in range(len(path), 0, -1) if path[:n] in origin), file.name)
     if error["type"] == "missing":
         return f"{'.'.join(path)} ({where}): missing; {Recipe.model_fields[path[0]].description}"
     return f"{'.'.join(path)} ({where}): found {_shown(value)}; {reason[0].lower()}{reason[1:]}"

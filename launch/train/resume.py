@@ -43,8 +43,8 @@ def check_resume(folder: Path, recipe: Recipe, resume: str) -> None:
         own = recipe.record.hook("check_resume")
         if own is not None:
             own(folder, resume)
-        place = resume_from(folder, resume)
-        runs += [] if place is None else [place.resolve().parents[1]]
+        checkpoint = resume_from(folder, resume)
+        runs += [] if checkpoint is None else [checkpoint.resolve().parents[1]]
     for run in runs:
         _check_same_recipe(run, recipe)
 
