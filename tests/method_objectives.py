@@ -9,7 +9,8 @@ from typing import Any
 
 from draftsmith.data.config import DataConfig
 from draftsmith.launch.recipe.model import Recipe
-from draftsmith.trainers import boost, bpd, distill, eagle, eagle3, hydra, medusa, medusa2, target
+from draftsmith.trainers import bpd, distill, eagle, eagle3, hydra, medusa, medusa2
+from draftsmith.trainers.methods import METHODS
 from draftsmith.trainers.teacher.tuned import TunedTarget
 from torch import nn
 
@@ -22,10 +23,7 @@ OBJECTIVES: dict[str, Any] = {
     "eagle": eagle.EagleObjective,
     "eagle3": eagle3.Eagle3Objective,
 }
-MODULES: dict[str, Any] = {
-    each.__name__.rpartition(".")[2]: each
-    for each in (boost, bpd, distill, eagle, eagle3, hydra, medusa, medusa2, target)
-}
+MODULES: dict[str, Any] = {name: method.code() for name, method in METHODS.items()}
 
 
 def nothing(_module: nn.Module, _folder: Path) -> None:

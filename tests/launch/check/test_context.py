@@ -19,6 +19,7 @@ from draftsmith.launch.check.models import Models, check_model, check_target
 from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.launch.recipe.model import Recipe
 from draftsmith.launch.train import train
+from draftsmith.trainers import methods
 from draftsmith.trainers.config import ModelConfig
 from draftsmith.trainers.student.draft import draft_model
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
@@ -80,7 +81,13 @@ def recipe_of(method: str, **flags: Any) -> Recipe:
     return load_recipe(f"{method}-tiny", words).recipe
 
 
-METHODS = ["distill", "medusa", "hydra", "bpd", "eagle", "eagle3"]
+def on_the_data_s_rows(method: str) -> bool:
+    """Whether it trains a drafter for a target that stays as it is, on the data's own rows."""
+    recipe = load_recipe(f"{method}-tiny").recipe
+    return recipe.record.has_target and not recipe.tunes_target and recipe.record.samples(recipe) is None
+
+
+METHODS = [method for method in methods.METHODS if on_the_data_s_rows(method)]
 FAMILIES = [("mistral", method) for method in METHODS] + [("gemma3", "eagle"), ("gpt2", "distill")]
 
 

@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from draftsmith.drafters.families import FAMILIES
+from draftsmith.trainers.methods import METHODS
 from launching import launched, train_each
 from small_run import drafter
 
@@ -61,6 +63,11 @@ def assert_same_run(mine: Path, alone: Path) -> None:
         assert exported[name].dtype == weight.dtype
         distance = (exported[name].double() - weight.double()).norm()
         assert distance <= 1e-3 * weight.double().norm(), name
+
+
+def test_every_method_on_a_target_is_here() -> None:
+    built = {name for name, family in FAMILIES.items() if family.build}
+    assert set(RECIPES) == {name for name, method in METHODS.items() if method.family in built}
 
 
 @pytest.fixture(scope="module")

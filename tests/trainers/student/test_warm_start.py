@@ -17,6 +17,7 @@ from conftest import VOCABULARY, make_target
 from draftsmith.data.rows.tokenizer import train_tokenizer
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.decoding.target.loading import load_target
+from draftsmith.drafters.families import FAMILIES
 from draftsmith.drafters.folder import save_draft_model
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import RequestError
@@ -316,6 +317,10 @@ def test_a_folder_older_than_a_size_has_its_default(
     changed = {"eagle3": FUSED.model_copy(update={"feature_norms": True})}
     with pytest.raises(RequestError, match="set eagle3.feature_norms to False"):
         start(method, sections | changed, target, folder)
+
+
+def test_every_family_that_is_built_from_settings_is_here() -> None:
+    assert set(RUNS) == {name for name, family in FAMILIES.items() if family.build}
 
 
 def test_every_method_says_whether_it_goes_on() -> None:

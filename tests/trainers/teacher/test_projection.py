@@ -28,6 +28,7 @@ from draftsmith.launch.recipe.model import Recipe
 from draftsmith.launch.train import train
 from draftsmith.trainers import target
 from draftsmith.trainers.config import BpdConfig, Eagle3Config, MedusaConfig, ModelConfig, ObjectiveConfig, TuneConfig
+from draftsmith.trainers.methods import METHODS
 from draftsmith.trainers.teacher.tuned import TunedTarget
 from method_objectives import build
 from small_heads import make_on_target
@@ -183,6 +184,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 RUNS = ["distill", "boost", "medusa", "medusa2", "hydra", "bpd", "bpd-tuned", "eagle", "eagle3"]
+
+
+def test_every_method_with_a_target_is_here() -> None:
+    assert {recipe.removesuffix("-tuned") for recipe in RUNS} == {
+        name for name, method in METHODS.items() if method.has_target
+    }
 
 
 @pytest.mark.parametrize("recipe", RUNS)
