@@ -77,12 +77,21 @@ def seeds_of(record: Record) -> str:
     return f"{record.seeds} ({values}); a figure is their mean, behind it the lowest and the highest seed"
 
 
+_OLD_TAU = "; its tau leaves out the steps that the length limit cut, and so is 1 to 3 % low"
+
+
 def origin_of(record: Record) -> str:
     """Whether the figures came from a run's own JSON, and the commit that they are of."""
     if record.origin == "not yet measured":
         return "not yet measured"
     where = f"carried over from a {record.origin} ({record.source})" if record.source else record.origin
-    return f"{where}, {record.date}, commit `{record.commit}`"
+    return f"{where}, {record.date}, commit `{record.commit}`{_OLD_TAU if counts_old_steps(record) else ''}"
+
+
+def counts_old_steps(record: Record) -> bool:
+    """Whether its tau was counted before steps were chosen by where they begin (docs/evaluation.md)."""
+    columns = [column for table in record.tables.values() for column in table.columns]
+    return record.origin == "table of 0.1.0" and any("tau" in f"{column.head} {column.cell}" for column in columns)
 
 
 # ---- cells ------------------------------------------------------------------------------------
