@@ -26,12 +26,13 @@ test-all: $(READY)
 tiny-target: $(READY)
 	$(BIN)/python -m draftsmith.launch.tiny_target
 
-# torch first and by itself: some packages look for it while they are built
+# torch first and by itself: some packages look for it while they are built; modules are compiled when they are first
+# imported, as most never are
 $(READY): pyproject.toml constraints.txt
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip setuptools wheel
-	$(BIN)/python -m pip install --quiet -c constraints.txt torch
-	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
+	$(BIN)/python -m pip install --quiet --no-compile --upgrade pip setuptools wheel
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt torch
+	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e ".[dev]"
 	touch $(READY)
 
 clean:

@@ -4,7 +4,7 @@ A shared draft (`distill-tiny`, or none with `--from-scratch`) is trained on wit
 each kind of rows: the corpus (`gold`), the target's continuations of it (`target`, written once by
 `draftsmith generate` at temperature 1), its greedy ones (`greedy`), the draft's own words
 (`student`), half of the rows these and half the target's (`request`), either model's words token by
-token (`token`), and what the target put in the place of the shared draft's rejected tokens while
+token (`token`), and what the target put in place of the shared draft's rejected tokens while
 the two decoded (`replay`). A row of `student` and `token` has as many labels as prompts with
 `--new-tokens` fit, one of `replay` as many as there were corrections: fewer than other rows, so
 compare divergences within a source before sources with each other. Held out are rows
@@ -27,13 +27,12 @@ import argparse
 import json
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import torch
 from draftsmith.benchmarks.common.acceptance import Sums, audited, decoded, gain, mean
+from draftsmith.benchmarks.common.held_out import HeldOut
 from draftsmith.benchmarks.common.kept import same_settings
 from draftsmith.benchmarks.common.markdown import cell_text, printed
 from draftsmith.benchmarks.common.provenance import drafter_weights, finish, record_of, target_weights
@@ -41,15 +40,12 @@ from draftsmith.benchmarks.common.records import Figure, Record, table_of
 from draftsmith.benchmarks.common.runs import QUIET, add_audit, by_seed, kept, parser_of, settings_of, trained
 from draftsmith.data.config import DataConfig
 from draftsmith.data.rows.prepare import prepare, training_texts
-from draftsmith.decoding.engine import autoregressive
-from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.decoding.target.loading import load_target
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.launch.cli import main as draftsmith
 from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.storage import write_text
-from draftsmith.trainers.loop.objective import Batch, hidden_states, labelled
 
 RECIPE = "distill-tiny"
 LOSSES: dict[str, dict[str, float]] = {
@@ -91,21 +87,6 @@ COMPARED = {
 Measured = dict[str, Sums]
 
 
-@dataclass(frozen=True)
-class HeldOut:
-    """Held-out rows, what the target says behind their beginnings, and its distribution on both."""
-
-    prompts: list[list[int]]
-    tokens: int
-    """New ones that are decoded behind a prompt."""
-    draws: int
-    """Decodes of a prompt at T = 1, each with random numbers of its own."""
-    text: list[Batch]
-    words: list[Batch]
-    distributions: dict[str, list[torch.Tensor]]
-    """By the name of the rows, for each batch the target's distribution at its labels, [P, V]."""
-
-
 def main() -> None:
     args = arguments()
     same_settings(args.out, vars(args), free=("losses", "sources", "seeds", "json"))
@@ -137,7 +118,7 @@ def measure_missing(cells: Sequence[tuple[str, str]], parts: Sequence[argparse.N
         for cell in cells:
             if not cell_file(part, *cell).is_file():
                 drafter = train_cell(*cell, start, answers, part)
-                measured = kept(cell_file(part, *cell), lambda: measure(target, drafter, held_out))  # noqa: B023
+                measured = kept(cell_file(part, *cell), lambda: measure(target, drafter, held_out, part))  # noqa: B023
                 print(
                     f"{' '.join(cell)}: words {cell_text(value_of([measured], 'alpha_on_words'), '.4f')}", flush=True
                 )
@@ -226,89 +207,33 @@ def windows(texts: Iterator[str]) -> Iterator[str]:
 
 
 def hold_out(target: Backbone, args: argparse.Namespace) -> HeldOut:
-    """Rows spread over those held out, prompts from them, and the target's own continuations."""
+    """What all drafts are measured on."""
     rows = prepare(data_config(args), target.tokenizer, out=None).validation
-    chosen = [at * len(rows) // args.limit for at in range(min(args.limit, len(rows)))]
-    whole = rows.batch(chosen)
-    prompts = []
-    for ids, documents in zip(whole["input_ids"], whole["documents"], strict=True):
-        own = documents == documents[0]
-        prompts.append(ids[own][: args.prompt_tokens].tolist())
-    said = autoregressive(
-        target, prompts, warper=Warper(1.0), max_new_tokens=args.max_new_tokens, seed=11, eos_ids=target.eos_ids
-    ).tokens
-    text = [rows.batch(chosen[at : at + 16]) for at in range(0, len(chosen), 16)]
-    both = list(zip(prompts, said, strict=True))
-    words = [continued(both[at : at + 16]) for at in range(0, len(both), 16)]
-    distributions = {
-        name: [distribution(target.model, batch) for batch in batches]
-        for name, batches in (("text", text), ("words", words))
-    }
-    return HeldOut(prompts, args.max_new_tokens, args.draws, text, words, distributions)
-
-
-def continued(pairs: Sequence[tuple[list[int], list[int]]]) -> Batch:
-    """A batch of one document a row, whose labels are what stands behind the prompt."""
-    length = max(len(prompt) + len(answer) for prompt, answer in pairs)
-    rows = len(pairs)
-    batch = {
-        "input_ids": torch.zeros(rows, length, dtype=torch.long),
-        "loss_mask": torch.zeros(rows, length, dtype=torch.bool),
-        "positions": torch.arange(length).repeat(rows, 1),
-        "documents": torch.full((rows, length), -1),
-    }
-    for at, (prompt, answer) in enumerate(pairs):
-        end = len(prompt) + len(answer)
-        batch["input_ids"][at, :end] = torch.tensor([*prompt, *answer])
-        batch["loss_mask"][at, len(prompt) : end] = True
-        batch["documents"][at, :end] = 0
-    return batch
-
-
-@torch.no_grad()
-def distribution(model: Any, batch: Batch) -> torch.Tensor:
-    """softmax of the logits at the labelled positions, fp32 [P, V]."""
-    hidden_PH, _ = labelled(hidden_states(model, batch), batch)
-    logits_PV: torch.Tensor = model.get_output_embeddings()(hidden_PH)
-    return logits_PV.float().softmax(-1)
+    sizes = {name: getattr(args, name) for name in ("limit", "prompt_tokens", "max_new_tokens")}
+    return HeldOut.of(target, rows, **sizes)
 
 
 def measure_start(target: Backbone, drafter: Path, held_out: HeldOut, args: argparse.Namespace) -> dict[str, Any]:
     """The shared draft's measures, and its audit: all cells draft by the same code with other weights."""
     report = audited(target, load_drafter(drafter, target, draft_length=DEPTH), held_out.prompts, args)
-    return {**measure(target, drafter, held_out), "verdict": report.verdict}
+    return {**measure(target, drafter, held_out, args), "verdict": report.verdict}
 
 
-def measure(target: Backbone, drafter: Path, held_out: HeldOut) -> Measured:
+def measure(target: Backbone, drafter: Path, held_out: HeldOut, args: argparse.Namespace) -> Measured:
     """Per prompt or row, what is summed above and below the line of every measure."""
     proposer: Any = load_drafter(drafter, target, draft_length=DEPTH)
-    exact: Sums = {}
-    for name, batches in (("text", held_out.text), ("words", held_out.words)):
-        parts = [
-            overlaps(proposer.module, batch, p_PV)
-            for batch, p_PV in zip(batches, held_out.distributions[name], strict=True)
-        ]
-        for side, at in (("above", 0), ("below", 1)):
-            exact[f"{name} {side}"] = [value for part in parts for value in part[at]]
     decodes = {
         str(temperature): decoded(
             target,
             proposer,
             held_out.prompts,
             float(temperature),
-            max_new_tokens=held_out.tokens,
-            draws=held_out.draws if temperature else 1,
+            max_new_tokens=args.max_new_tokens,
+            draws=args.draws if temperature else 1,
         )
         for temperature in (0, 1)
     }
-    return {"exact": exact, **decodes}
-
-
-def overlaps(model: Any, batch: Batch, p_PV: torch.Tensor) -> tuple[list[float], list[int]]:
-    """sum_v min(p, q) summed over each row's labels, and how many there are."""
-    alpha_P = torch.minimum(p_PV, distribution(model, batch)).sum(-1)
-    counts = batch["loss_mask"][:, 1:].sum(1).tolist()
-    return [float(part.sum()) for part in alpha_P.split(counts)], counts
+    return {"exact": held_out.exact(proposer.module), **decodes}
 
 
 # ---- the record -------------------------------------------------------------------------------
@@ -378,8 +303,8 @@ def verdicts(measured: dict[tuple[str, str], list[Measured]]) -> list[str]:
         for name in ("alpha_on_text", *COMPARED):
             value = gain_of(own, measured[source, "kl"], name)
             low, high = (0.0, 0.0) if value is None else (value.low or 0.0, value.high or 0.0)
-            place = "above" if low > 0 else "below" if high < 0 else "not told apart from"
-            lines.append(f"{source} {loss} is {place} KL in {name}: {cell_text(value, '+.4f')}")
+            direction = "above" if low > 0 else "below" if high < 0 else "not told apart from"
+            lines.append(f"{source} {loss} is {direction} KL in {name}: {cell_text(value, '+.4f')}")
     return lines
 
 

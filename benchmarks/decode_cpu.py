@@ -61,8 +61,8 @@ def main() -> None:
 def make_arms(target: Backbone, drafter: DraftModel, limit: int) -> dict[str, Arm]:
     """The decoders, each from prompt ids to new ids."""
     # models of their own, as anybody loads them: ours attend by another function
-    model: Any = AutoModelForCausalLM.from_pretrained(target.name, dtype=torch.float32)
-    assistant: Any = AutoModelForCausalLM.from_pretrained(drafter.backbone.name)
+    model: Any = AutoModelForCausalLM.from_pretrained(target.name, dtype=torch.float32, use_safetensors=True)
+    assistant: Any = AutoModelForCausalLM.from_pretrained(drafter.backbone.name, use_safetensors=True)
     # as many drafted tokens as ours, no early stop: both decoders do the same work
     assistant.generation_config.num_assistant_tokens = drafter.draft_length
     assistant.generation_config.num_assistant_tokens_schedule = "constant"

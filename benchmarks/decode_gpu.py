@@ -297,7 +297,7 @@ def count_waits(
     finally:
         watch.open = False
     # the steps that were seen, not those asked for: an unwatched run would count 0 as well
-    return {"steps": drafter.watched, "count": watch.found.total(), "places": dict(watch.found)}
+    return {"steps": drafter.watched, "count": watch.waits.total(), "places": dict(watch.waits)}
 
 
 # --- tables

@@ -43,7 +43,7 @@ from draftsmith.data.prompts import load_prompts
 from draftsmith.decoding.proposal import Proposer
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.decoding.target.loading import load_target
-from draftsmith.drafters.eagle.proposer import load_eagle
+from draftsmith.drafters.eagle.loading import load_eagle
 from draftsmith.drafters.heads.hydra import load_hydra
 from draftsmith.drafters.heads.medusa import default_paths, load_medusa
 from draftsmith.drafters.registry import load_drafter

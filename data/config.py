@@ -32,6 +32,10 @@ class DataConfig(Section):
     """Renames columns before the shape is looked for, e.g. `{question: prompt}`."""
     loss_on: Literal["assistant", "all"] = "assistant"
     """Which tokens of a chat count in the loss; plain text always counts whole."""
+    control_tokens: Literal["reject_answers", "reject_rows", "as_text"] = "reject_answers"
+    """What becomes of content that spells a token by which the template opens or ends turns
+    (`<|im_end|>`, say): rows whose answer does are left out, and other turns read it as the token;
+    or every such row is left out; or it is tokenised as plain text everywhere."""
     chat_template: str | None = None
     """A Jinja file in place of the tokenizer's own template, for example the same with generation
     marks; prompts must render as by the tokenizer's, because the decoder knows only that one."""

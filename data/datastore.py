@@ -39,6 +39,11 @@ class Shard:
     def window(self, at: int, size: int) -> list[int]:
         """The first `size` entries of the suffix at index `at` of the suffix array."""
         start = int(self.suffixes[at])
+        if start >= len(self.tokens):
+            raise RequestError(
+                f"datastore: a shard has a suffix at {start:,}, and {len(self.tokens):,} tokens; "
+                "build the datastore again"
+            )
         return self.tokens[start : start + size].tolist()
 
     def first(self, sequence: Sequence[int], low: int = 0) -> int:
@@ -197,6 +202,11 @@ def _following(shard: Shard, starts: NDArray[np.int64], length: int, *, separato
     # the last entry of a shard is a separator: clipping to it ends the row
     index_ML = np.minimum(starts[:, None] + np.arange(length), len(shard.tokens) - 1)
     tokens_ML = np.asarray(shard.tokens[index_ML], dtype=np.int64)
+    if tokens_ML.max(initial=0) > separator:
+        raise RequestError(
+            f"datastore: a shard holds the token {tokens_ML.max()}, and its vocabulary has {separator}; build the "
+            "datastore again"
+        )
     tokens_ML[np.logical_or.accumulate(tokens_ML == separator, axis=1)] = -1
     return tokens_ML
 
@@ -240,16 +250,18 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         )
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RequestError(f"datastore: {path} cannot be read ({error}); build the datastore again") from error
     number = manifest.get("format") if isinstance(manifest, dict) else None
     DATASTORE.check(number, path, remedy="build the datastore again with this version")
     for field, kind in (("vocabulary", int), ("tokenizer", str), ("shards", list)):
-        if not isinstance(manifest.get(field), kind) or manifest[field] == []:
+        if type(manifest.get(field)) is not kind or not manifest[field]:
             raise RequestError(
                 f"datastore: {path}: {field} is {manifest.get(field)!r}, expected "
                 f"{kind.__name__}; build the datastore again"
             )
+    if not 0 < manifest["vocabulary"] <= np.iinfo(np.uint32).max:
+        raise RequestError(f"datastore: {path}: vocabulary is {manifest['vocabulary']}; build the datastore again")
     return manifest
 
 
@@ -257,6 +269,8 @@ def _open_shard(folder: Path, number: int, record: dict[str, Any], *, separator:
     """Map the arrays of a shard; their sizes must be those of the manifest."""
     names = shard_files(number)
     try:
+        if not all((folder / name).is_file() for name in names):
+            raise OSError("one of them is missing, or no file")
         tokens, suffixes = (np.load(folder / name, mmap_mode="r", allow_pickle=False) for name in names)
         sizes = (record["tokens"] + record["documents"],), (record["tokens"],)
         if (tokens.shape, suffixes.shape) != sizes or tokens.dtype != token_dtype(separator):

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import DataError, RequestError
 from .rows.encode import beginning
-from .rows.readers import Rejected, read_jsonl
-from .rows.shapes import BadRow, chat_messages, clean_text, filled, instruction_text
+from .rows.raw import RawRow, Rejected
+from .rows.readers import read_jsonl
+from .rows.shapes import BadRow, chat_messages, clean_text, filled, instruction_text, kind_of, shown_names
 from .rows.stdlib import stdlib_texts
 from .rows.templates import render_chat
 
@@ -139,21 +140,25 @@ def _stdlib_prompts() -> list[Prompt]:
 def _read(path: Path) -> list[Prompt]:
     if not path.is_file():
         raise RequestError(f"there is no prompt file {path}; expected JSONL or 'stdlib'")
-    prompts = []
-    for row in read_jsonl(path):
-        if isinstance(row, Rejected):
-            raise DataError(f"{row.file}:{row.line}: {row.reason}")
-        try:
-            prompts.append(_prompt(row.columns, str(row.line)))
-        except BadRow as bad:
-            raise DataError(f"{row.file}:{row.line}: {bad}") from bad
-    return prompts
+    with path.open("rb") as stream:
+        return [_judged(row) for row in read_jsonl(stream, str(path))]
+
+
+def _judged(row: RawRow | Rejected) -> Prompt:
+    if isinstance(row, Rejected):
+        raise DataError(f"{row.file}:{row.line}: {row.reason}")
+    try:
+        return _prompt(row.columns, str(row.line))
+    except BadRow as bad:
+        raise DataError(f"{row.file}:{row.line}: {bad}") from bad
+    except RecursionError as error:
+        raise DataError(f"{row.file}:{row.line}: nested too deeply") from error
 
 
 def _prompt(row: Mapping[str, Any], number: str) -> Prompt:
     """A row of any known shape, by its keys."""
-    category = str(row.get("category", row.get("subject", "all")))
-    name = str(row.get("question_id", row.get("task_id", row.get("id", number))))
+    category = clean_text(str(row.get("category", row.get("subject", "all"))), "category")
+    name = clean_text(str(row.get("question_id", row.get("task_id", row.get("id", number)))), "the prompt's name")
     if "turns" in row:  # Spec-Bench, MT-Bench
         return Prompt(name, category, _turns(row["turns"]), chat=True)
     if "task_id" in row and "prompt" in row:  # HumanEval
@@ -170,7 +175,7 @@ def _prompt(row: Mapping[str, Any], number: str) -> Prompt:
     if "text" in row:
         return Prompt(name, category, (filled(row["text"], "text"),), chat=False)
     raise BadRow(
-        f"keys {', '.join(sorted(row))} are no prompt; expected turns, messages, conversations, "
+        f"keys {shown_names(sorted(row))} are no prompt; expected turns, messages, conversations, "
         "prompt, instruction or text"
     )
 
@@ -186,5 +191,5 @@ def _chat(name: str, category: str, messages: list[dict[str, Any]], system: Any)
 
 def _turns(turns: Any) -> tuple[str, ...]:
     if not isinstance(turns, list) or not turns:
-        raise BadRow(f"turns is {turns!r:.80}; expected one or more texts of the user")
+        raise BadRow(f"turns is {'an empty list' if turns == [] else kind_of(turns)}; expected texts of the user")
     return tuple(filled(turn, f"turns[{at}]") for at, turn in enumerate(turns))

@@ -31,6 +31,8 @@ from .target.kv_cache import KVCache
 from .tree.tree import chain
 
 _DRAFT, _CORRECTION, _BONUS = 1, 2, 3  # indices into `rows.ORIGINS`
+Watch = Callable[[list[list[int]], list[list[str]]], None]
+"""Is given the tokens and their origin, row by row, as far as they are written."""
 
 
 @dataclass
@@ -73,6 +75,7 @@ def generate(
     uniforms: Uniforms | None = None,
     static: bool | None = None,
     graphs: bool = False,
+    watch: Watch | None = None,
 ) -> Generation:
     """Speculative decoding of a batch of prompts.
 
@@ -86,6 +89,8 @@ def generate(
         uniforms: the random numbers themselves, in place of `seed` and `requests`.
         static: fixed shapes, and a host that sees one step late that all rows have ended; by default only on CUDA.
         graphs: replay drafting and verifying as CUDA graphs; only on CUDA.
+        watch: called after the prefill and every step, for text that is shown as it is written; the host
+            then waits for the device at every step.
 
     Raises:
         RequestError: an empty prompt, too long a request, a rule that is not lossless here, or
@@ -108,14 +113,15 @@ def generate(
     if graphs:
         step.replay()
     done_prefill = time.perf_counter()
-    calls = _until_done(rows, step, Late(target.device, wait_a_step=static))
+    watched = _Watched(watch)
+    calls = _until_done(rows, step, Late(target.device, wait_a_step=static), watched)
     tokens, origin = rows.answers()
     return Generation(
         tokens,
         origin,
         step.log.cut(calls),
         done_prefill - start,
-        time.perf_counter() - done_prefill,
+        time.perf_counter() - done_prefill - watched.seconds,
         calls,
         calls * drafter.draft_steps,
         step.seconds,
@@ -252,10 +258,25 @@ def _origins(outcome: Outcome, emitted: int) -> Tensor:
     return torch.where(at_E < accepted_B1, _DRAFT, last_B1)
 
 
-def _until_done(rows: Rows, step: Callable[[], object], late: Late) -> int:
+class _Watched:
+    """Shows rows to a watcher, if there is one, and knows how long that took: it is no part of decoding."""
+
+    def __init__(self, watch: Watch | None) -> None:
+        self._watch, self.seconds = watch, 0.0
+
+    def __call__(self, rows: Rows) -> None:
+        if self._watch is not None:
+            start = time.perf_counter()
+            self._watch(*rows.answers())
+            self.seconds += time.perf_counter() - start
+
+
+def _until_done(rows: Rows, step: Callable[[], object], late: Late, watched: _Watched | None = None) -> int:
     """Step until all rows have ended; returns how many steps had a row that was still running."""
     calls = 0
     while True:
+        if watched is not None:
+            watched(rows)
         ended = late.read(rows.done_B.all())
         if ended is not None and bool(ended):
             # a host that sees this late has stepped once more, with no row running

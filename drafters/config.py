@@ -10,6 +10,7 @@ from ..config import Section
 
 DEFAULT_TREE = "default"
 OPTIMISED_TREE = "optimised"
+CHAIN_TREE = "chain"
 
 
 class DrafterConfig(Section):
@@ -23,54 +24,54 @@ class DrafterConfig(Section):
     """Draft models of another tokenizer: `same` refuses them, `intersection` drafts the tokens that
     both have, `retokenise` writes the drafted text anew, `auto` chooses by how many are shared."""
     tree: str = DEFAULT_TREE
-    """Static tree of heads and EAGLE: `default`, `optimised` (which `draftsmith tree` wrote beside
-    the drafter), or a file like that."""
-    medusa_nodes: int = Field(20, ge=2)
+    """Static tree of heads and EAGLE: `default`, `chain` (the likeliest token at each depth, as vLLM
+    decodes Medusa), `optimised` (which `draftsmith tree` wrote beside the drafter), or a file like that."""
+    medusa_nodes: int = Field(20, ge=2, le=4_096)
     """Nodes of the default static tree of Medusa and Hydra, the root included."""
     eagle_tree: Literal["chain", "static", "dynamic"] = "chain"
     """Shape of EAGLE's draft: a chain, EAGLE-1's static tree, EAGLE-2's by confidence."""
-    eagle_top_k: int = Field(10, ge=1)
+    eagle_top_k: int = Field(10, ge=1, le=1_000)
     """Nodes of the dynamic tree that are expanded at once."""
-    eagle_nodes: int = Field(61, ge=2)
+    eagle_nodes: int = Field(61, ge=2, le=4_096)
     """Nodes of the dynamic tree, the root included; at most those that it generates, which is
     1 + top_k + (depth - 1) * top_k^2."""
     members: int | None = Field(None, ge=1)
     """Draft with the first members of an ensemble alone; empty: with all."""
-    adaptive_longest: int = Field(8, ge=1)
+    adaptive_longest: int = Field(8, ge=1, le=1_000)
     """Most drafted tokens of `adaptive-draft`."""
-    lookup_longest: int = Field(3, ge=1)
+    lookup_longest: int = Field(3, ge=1, le=1_000)
     """Tokens that `prompt-lookup` tries to match, at most."""
-    lookup_tokens: int = Field(10, ge=1)
+    lookup_tokens: int = Field(10, ge=1, le=1_000)
     """Tokens that `prompt-lookup` copies."""
     lookup_latest: bool = False
     """Of equal matches take the latest, not the first."""
     ngram_corpus: str = "stdlib"
     """Source of the texts that `ngram` counts, as in `data.source`."""
-    ngram_order: int = Field(3, ge=2)
+    ngram_order: int = Field(3, ge=2, le=64)
     """Tokens of the longest n-gram."""
     ngram_documents: int | None = Field(200, ge=1)
     """Documents counted; empty counts all."""
-    ngram_tokens: int = Field(4, ge=1)
+    ngram_tokens: int = Field(4, ge=1, le=1_000)
     """Tokens that `ngram` drafts."""
     llma_references: str | None = None
     """Source of the documents that `llma` copies from, as in `data.source`."""
     llma_documents: int | None = Field(50, ge=1)
     """Rows of that source that are used; empty uses all. Every step looks through all of them."""
-    llma_longest: int = Field(5, ge=1)
+    llma_longest: int = Field(5, ge=1, le=1_000)
     """Tokens that `llma` tries to match, at most."""
-    llma_tokens: int = Field(19, ge=1)
+    llma_tokens: int = Field(19, ge=1, le=1_000)
     """Tokens that `llma` copies."""
     rest_datastore: str | None = None
     """Folder that `draftsmith datastore build` wrote, for `rest`."""
-    rest_nodes: int = Field(65, ge=2)
+    rest_nodes: int = Field(65, ge=2, le=4_096)
     """Nodes of `rest`'s tree, the root included."""
-    rest_longest: int = Field(16, ge=1)
+    rest_longest: int = Field(16, ge=1, le=1_000)
     """Tokens that `rest` tries to match, at most."""
-    rest_tokens: int = Field(10, ge=1)
+    rest_tokens: int = Field(10, ge=1, le=1_000)
     """Longest continuation that `rest` drafts."""
-    lookahead_window: int = Field(7, ge=1)
+    lookahead_window: int = Field(7, ge=1, le=256)
     """Columns W of the window of `lookahead`."""
-    lookahead_ngram: int = Field(5, ge=2)
+    lookahead_ngram: int = Field(5, ge=2, le=256)
     """Tokens N of its n-grams."""
-    lookahead_guesses: int = Field(7, ge=1)
+    lookahead_guesses: int = Field(7, ge=1, le=256)
     """Guesses G verified per call."""

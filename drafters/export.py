@@ -22,8 +22,9 @@ from .eagle.layers import EagleShape
 from .eagle.net import EagleNet
 from .eagle.net3 import Eagle3Net, Eagle3Shape, fused_layers
 from .families import FAMILIES, function
-from .folder import built_from, load_weights
+from .folder import not_finite
 from .heads.medusa import MedusaHeads
+from .weights import net_of
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -87,6 +88,16 @@ class Export:
     tensors: dict[str, Tensor]
 
 
+@dataclass(frozen=True)
+class Served:
+    """What a form may need beside drafter and target."""
+
+    head_VH: Tensor | None
+    """The target's output projection."""
+    tokens: int
+    """Drafted tokens per target call."""
+
+
 def check_served(family: str, form: str) -> None:
     """Raise RequestError where no engine loads the family, or not in this form."""
     record = FAMILIES.get(family)
@@ -115,6 +126,7 @@ def export_of(
     *,
     dtype: str = "bf16",
     head_VH: Tensor | None = None,
+    tokens: int = 3,
 ) -> Export:
     """A drafter folder in the shape `form`.
 
@@ -122,26 +134,28 @@ def export_of(
         settings: those of its config.
         dtype: of the exported weights; integers and truth values stay what they are.
         head_VH: the target's output projection, for heads that have none of their own.
+        tokens: drafted tokens per target call, for the forms that say how many.
 
     Raises:
         RequestError: nobody loads that, or the folder's weights are not those of its config.
     """
     check_served(family, form)
     record = FAMILIES[family]
-    with built_from(folder / "config.json", f"a drafter of family {family!r}"), torch.device("meta"):
-        net = function(record.build or "")(settings)
-    net.to_empty(device="cpu")
-    load_weights(net, folder)  # strictly: engines are silent about what is missing
-    made = function(record.exports[form])(net, target, head_VH)
+    # strictly: engines are silent about what is missing
+    net = net_of(folder, lambda: function(record.build or "")(settings), f"a drafter of family {family!r}")
+    made = function(record.exports[form])(net, target, Served(head_VH, tokens))
     tensors = {
         name: (t.to(DTYPES[dtype]) if t.is_floating_point() else t).contiguous() for name, t in made.tensors.items()
     }
+    odd = not_finite(tensors)
+    if odd is not None:
+        raise RequestError(f"{odd} of {folder} is beyond the range of {dtype}; export it with --dtype bf16 or fp32")
     name = str(DTYPES[dtype]).removeprefix("torch.")
     # transformers 5 reads `dtype`, older readers `torch_dtype`
     return Export({**made.config, "dtype": name, "torch_dtype": name}, tensors)
 
 
-def medusa(heads: MedusaHeads, _target: ServedTarget, head_VH: Tensor | None) -> Export:
+def medusa(heads: MedusaHeads, _target: ServedTarget, how: Served) -> Export:
     """The reference's names, {head}.{layer}.linear, and the words that vLLM asks for."""
     shape, own = heads.config, heads.state_dict()
     tensors = {
@@ -162,19 +176,19 @@ def medusa(heads: MedusaHeads, _target: ServedTarget, head_VH: Tensor | None) ->
         "medusa_fc_bias": True,  # without the word biases are dropped
     }
     if shape.shared_head:
-        if head_VH is None:
+        if how.head_VH is None:
             raise ValueError("shared heads are exported with the target's projection")
         config["original_lm_head"] = True
-        tensors["lm_head.weight"] = head_VH
+        tensors["lm_head.weight"] = how.head_VH
     return Export(config, tensors)
 
 
-def eagle_for_vllm(net: EagleNet, target: ServedTarget, _head_VH: Tensor | None) -> Export:
+def eagle_for_vllm(net: EagleNet, target: ServedTarget, _how: Served) -> Export:
     """EAGLE-1 and EAGLE-2, whose weights are the same, for vLLM."""
     return _eagle(net, target, "LlamaForCausalLM")
 
 
-def eagle_for_sglang(net: EagleNet, target: ServedTarget, _head_VH: Tensor | None) -> Export:
+def eagle_for_sglang(net: EagleNet, target: ServedTarget, _how: Served) -> Export:
     """EAGLE-1 and EAGLE-2, whose weights are the same, for SGLang."""
     return _eagle(net, target, "LlamaForCausalLMEagle")
 
@@ -194,7 +208,7 @@ def _eagle(net: EagleNet, target: ServedTarget, architecture: str) -> Export:
     return Export(config, tensors)
 
 
-def eagle3(net: Eagle3Net, target: ServedTarget, _head_VH: Tensor | None) -> Export:
+def eagle3(net: Eagle3Net, target: ServedTarget, _how: Served) -> Export:
     """The native form, which both engines load; layers are named only where they are not the default.
 
     Raises:
@@ -224,7 +238,7 @@ def _check_layers(layers: Sequence[int], count: int) -> None:
         )
 
 
-def speculators(net: Eagle3Net, target: ServedTarget, _head_VH: Tensor | None) -> Export:
+def speculators(net: Eagle3Net, target: ServedTarget, how: Served) -> Export:
     """The form that names its target: `vllm serve DIR` finds it. No `model_type` on top.
 
     Raises:
@@ -246,7 +260,12 @@ def speculators(net: Eagle3Net, target: ServedTarget, _head_VH: Tensor | None) -
             "algorithm": "eagle3",
             "default_proposal_method": "greedy",
             "proposal_methods": [
-                {"proposal_type": "greedy", "speculative_tokens": 3, "verifier_accept_k": 1, "accept_tolerance": 0.0}
+                {
+                    "proposal_type": "greedy",
+                    "speculative_tokens": how.tokens,
+                    "verifier_accept_k": 1,
+                    "accept_tolerance": 0.0,
+                }
             ],
             "verifier": {"name_or_path": target.path, "architectures": target.architectures},
         },

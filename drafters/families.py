@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol
 
 from ..errors import RequestError
 from .config import DrafterConfig
+from .grids import BY_EAGLE, BY_HEADS, BY_MODEL, BY_TEXT, LLMA, NGRAM, PROMPT_LOOKUP, Grid
 
 _CHAINS = ("it drafts chains", "leave it out")
 Reference = str
@@ -69,11 +70,15 @@ class Family:
     toys: Mapping[str, Reference] = field(default_factory=dict)
     """Toys that the audit does not make itself: name -> (target, drafts) -> Proposer, all of them tables."""
     exports: Mapping[str, Reference] = field(default_factory=dict)
-    """Serving format -> (net, target, head_VH) -> Export."""
+    """Serving format -> (net, target, how: Served) -> Export."""
     most_tokens: Callable[[Mapping[str, Any]], int | None] = lambda _settings: None
-    """Most drafted tokens that a serving engine may ask for, from its settings; None: any."""
+    """Most tokens of a chain that it drafts, from its settings; None: any."""
+    samples: bool = False
+    """Whether `drafter.policy` says how its drafts are drawn above temperature 0."""
     copies_target: bool = False
     """Whether loading it makes another copy of the target's layers, in fewer bits."""
+    grids: tuple[Grid, ...] = ()
+    """Settings that `draftsmith tune` tries; none: it drafts in one way."""
     options: frozenset[str] = frozenset()
     """Of `drafter.adapter` and `drafter.members`, those that it can follow."""
     tree_unused: Callable[[DrafterConfig], tuple[str, str] | None] = lambda _config: _CHAINS
@@ -155,7 +160,7 @@ def _own_toy(name: str) -> Callable[[Any], str]:
     return lambda _drafter: name
 
 
-def _lookup(name: str, title: str, summary: str, make: str) -> Family:
+def _lookup(name: str, title: str, summary: str, make: str, grids: tuple[Grid, ...] = ()) -> Family:
     """A family that drafts without training."""
     return Family(
         name=name,
@@ -164,6 +169,7 @@ def _lookup(name: str, title: str, summary: str, make: str) -> Family:
         summary=summary,
         page="methods.md",
         make=f".lookup.family:{make}",
+        grids=grids,
         toy=_own_toy(name),
     )
 
@@ -179,6 +185,8 @@ _ALL = (
         proposer=".model.family:draft_by_model",
         toy=_by_policy("draft-model"),
         options=frozenset({"adapter"}),
+        grids=BY_MODEL,
+        samples=True,
     ),
     Family(
         name="medusa",
@@ -193,6 +201,7 @@ _ALL = (
         exports={"vllm": ".export:medusa"},
         most_tokens=lambda settings: int(settings["heads"]),
         tree_unused=_always_a_tree,
+        grids=BY_HEADS,
     ),
     Family(
         name="hydra",
@@ -205,6 +214,8 @@ _ALL = (
         proposer=".heads.family:draft_by_hydra",
         toy=_own_toy("hydra"),
         tree_unused=_always_a_tree,
+        grids=BY_HEADS,
+        most_tokens=lambda settings: int(settings["heads"]),
     ),
     Family(
         name="hydra++",
@@ -217,6 +228,8 @@ _ALL = (
         proposer=".heads.family:draft_by_hydra",
         toy=_own_toy("hydra++"),
         tree_unused=_always_a_tree,
+        grids=BY_HEADS,
+        most_tokens=lambda settings: int(settings["heads"]),
     ),
     Family(
         name="bpd",
@@ -242,6 +255,8 @@ _ALL = (
         toy=_eagle_toy,
         exports={"vllm": ".export:eagle_for_vllm", "sglang": ".export:eagle_for_sglang"},
         tree_unused=_if_static,
+        grids=BY_EAGLE,
+        samples=True,
     ),
     Family(
         name="eagle3",
@@ -256,6 +271,8 @@ _ALL = (
         toy=_eagle_toy,
         exports={"vllm": ".export:eagle3", "sglang": ".export:eagle3", "speculators": ".export:speculators"},
         tree_unused=_if_static,
+        grids=BY_EAGLE,
+        samples=True,
     ),
     Family(
         name="ensemble",
@@ -267,6 +284,7 @@ _ALL = (
         proposer=".model.family:draft_together",
         toy=_ensemble_toy,
         options=frozenset({"members", "adapter"}),  # its members' adapters are refused when it is loaded
+        grids=BY_MODEL,
     ),
     Family(
         name="quantised",
@@ -277,6 +295,7 @@ _ALL = (
         load=".model.family:load_quantised_folder",
         copies_target=True,
         toy=_by_policy("draft-model"),
+        grids=BY_MODEL,
     ),
     Family(
         name="early_exit",
@@ -286,6 +305,7 @@ _ALL = (
         page="origins.md",
         load=".model.family:load_early_exit_folder",
         toy=_by_policy("draft-model"),
+        grids=BY_MODEL,
     ),
     Family(
         name="intersection",
@@ -294,6 +314,7 @@ _ALL = (
         summary="a draft model of another tokenizer drafts the tokens that both have",
         page="vocabularies.md",
         toy=_by_policy("intersection"),
+        grids=BY_MODEL,
     ),
     Family(
         name="retokenised",
@@ -302,6 +323,7 @@ _ALL = (
         summary="the text of a draft model of another tokenizer is written anew in the target's tokens",
         page="vocabularies.md",
         toy=_own_toy("retokenised"),
+        grids=BY_TEXT,
     ),
     Family(
         name="adaptive-draft",
@@ -317,9 +339,10 @@ _ALL = (
         "prompt-lookup",
         "copies what followed the last tokens earlier in the same text",
         "prompt_lookup",
+        PROMPT_LOOKUP,
     ),
-    _lookup("ngram", "ngram", "the likeliest next token after the last few, counted from a corpus", "ngram"),
-    _lookup("llma", "llma", "copies from reference documents where the last tokens stand in one", "llma"),
+    _lookup("ngram", "ngram", "the likeliest next token after the last few, counted from a corpus", "ngram", NGRAM),
+    _lookup("llma", "llma", "copies from reference documents where the last tokens stand in one", "llma", LLMA),
     _lookup("rest", "rest", "retrieves continuations from a datastore and verifies them as a trie", "rest"),
     _lookup(
         "lookahead",

@@ -7,14 +7,14 @@ a draft model can be served by anything that loads a causal LM. Read next: `regi
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..decoding.target.loading import no_progress_bars
-from ..errors import RequestError
-from ..storage import read_tensors
+from ..errors import RequestError, TrainingFailed
 from ..storage.formats import DRAFTER
 from .families import FAMILIES, Kind
 from .identity import TargetIdentity
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 ENTRY = "draftsmith"
 REMEDY = "copy the drafter's folder again or train it anew"
+_NAME = re.compile(r"\w[\w.+-]*")  # of a folder beside the config: no path
 
 
 def save_draft_model(
@@ -36,6 +37,7 @@ def save_draft_model(
     `settings`: its adapters, and which of them drafts by default (`adapters.py`).
     """
     identity = TargetIdentity.of(target)
+    check_exportable(module)
     model: Any = module
     with no_progress_bars():
         model.save_pretrained(folder)
@@ -57,6 +59,7 @@ def save_heads(module: nn.Module, folder: Path, target: Backbone, *, family: str
     """
     from safetensors.torch import save_file
 
+    check_exportable(module)
     folder.mkdir(parents=True, exist_ok=True)
     identity = TargetIdentity.of(target)
     # whole numbers and truth values, such as a draft vocabulary's, keep their type
@@ -81,20 +84,25 @@ def write_card(folder: Path, target: Backbone, what: str) -> None:
     (folder / "README.md").write_text(_card_of(what, TargetIdentity.of(target)), encoding="utf-8")
 
 
-def load_weights(module: nn.Module, folder: Path) -> None:
-    """Put the weights of a `save_heads` folder into a module built from its settings.
+def not_finite(tensors: Mapping[str, Any]) -> str | None:
+    """The first tensor of some weights that holds NaN or infinity; None where none does."""
+    return next((name for name, each in tensors.items() if each.is_floating_point() and not _is_finite(each)), None)
 
-    Raises:
-        RequestError: the folder lacks weights, has others, or of other shapes, or damaged ones.
-    """
-    path = folder / "model.safetensors"
-    weights = read_tensors(path, remedy=REMEDY)
-    try:
-        module.load_state_dict(weights)
-    except RuntimeError as error:
-        raise RequestError(
-            f"{path} does not hold the weights that its config.json describes: {error!s:.300}"
-        ) from error
+
+def _is_finite(tensor: Any) -> bool:
+    if tensor.device.type == "meta":
+        return True
+    return bool((tensor if tensor.element_size() > 1 else tensor.float()).isfinite().all())  # fp8 has no isfinite
+
+
+def check_exportable(module: nn.Module) -> None:
+    """Raise TrainingFailed for a drafter that holds NaN or infinity: nobody could use it."""
+    name = not_finite(module.state_dict())
+    if name is not None:
+        raise TrainingFailed(
+            f"the drafter is not exported: {name} of its weights holds NaN or infinity. Go on from an earlier "
+            "checkpoint with a smaller optimizer.lr, or look at the rows in metrics.jsonl before it"
+        )
 
 
 def read_settings(folder: str | Path, target: Backbone, *families: str) -> tuple[str, dict[str, Any]]:
@@ -119,6 +127,8 @@ def read_entry(folder: Path) -> dict[str, Any]:
     """
     path = folder / "config.json"
     try:
+        if path.exists() and not path.is_file():
+            raise TypeError("it is no file")
         entry = json.loads(path.read_text())[ENTRY]
         family, identity = entry["family"], TargetIdentity(**entry["target"])
         settings = entry.get("settings", {})
@@ -128,7 +138,7 @@ def read_entry(folder: Path) -> dict[str, Any]:
         raise RequestError(
             f"{folder} holds no drafter: {path.name} is missing; expected the `drafter` folder of a training run"
         ) from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise RequestError(
             f"{path} does not describe a drafter ({error}); expected an entry {ENTRY!r} with "
             "family and target, as training writes it. A causal LM as it is may draft by "
@@ -148,6 +158,7 @@ def built_from(path: Path, what: str) -> Iterator[None]:
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
+        # RuntimeError: torch's, for sizes below none and beyond all memory
         reason = f"{error} is missing" if isinstance(error, KeyError) else f"{error!s:.300}"
         raise RequestError(f"{path} does not hold the sizes of {what}: {reason}: {REMEDY}") from error
 
@@ -156,10 +167,11 @@ def names_in(settings: Mapping[str, Any], key: str, folder: Path) -> list[str]:
     """The names that a drafter's settings list; none where they do not speak of it.
 
     Raises:
-        RequestError: it is no list of names.
+        RequestError: it is no list of names, each once, of folders that stand beside it.
     """
     names = settings.get(key, [])
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+    plain = isinstance(names, list) and all(isinstance(name, str) and _NAME.fullmatch(name) for name in names)
+    if not plain or len(set(names)) < len(names):
         raise RequestError(
             f"{folder / 'config.json'} says that its {key} are {names!r:.100}; expected a list of names: {REMEDY}"
         )
@@ -170,7 +182,7 @@ def is_drafter(folder: Path) -> bool:
     """Whether a folder is ours; another one, or a name, may be a model of `transformers`."""
     try:
         return ENTRY in json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return False
 
 

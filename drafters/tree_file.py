@@ -16,7 +16,8 @@ from ..decoding.tree.search import Path as IndexPath
 from ..errors import RequestError
 from ..storage import write_text
 from ..storage.formats import TREE
-from .config import DEFAULT_TREE, OPTIMISED_TREE
+from .config import CHAIN_TREE, DEFAULT_TREE, OPTIMISED_TREE
+from .sizes import MOST_PARTS
 
 NAME = "tree.json"
 
@@ -40,18 +41,25 @@ def read_tree(path: Path) -> tuple[IndexPath, ...]:
         if content["format"] != TREE.number:
             raise ValueError(f"format {content['format']!r}, this version reads {TREE.number}")
         paths = tuple(tuple(int(rank) for rank in each) for each in content["paths"])
+        if len(paths) > MOST_PARTS:
+            raise ValueError(f"{len(paths):,} paths; expected at most {MOST_PARTS:,}")
         tree_of_paths(paths)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise RequestError(f"{path} holds no tree ({error}); expected a file that `draftsmith tree` wrote") from error
     return paths
 
 
-def named_tree(name: str, folder: Path) -> tuple[IndexPath, ...] | None:
+def named_tree(name: str, folder: Path, depth: int) -> tuple[IndexPath, ...] | None:
     """The tree that `drafter.tree` names for the drafter in `folder`; None is its default.
+
+    Args:
+        depth: tokens of a chain.
 
     Raises:
         RequestError: as for `read_tree`.
     """
     if name == DEFAULT_TREE:
         return None
+    if name == CHAIN_TREE:
+        return tuple((0,) * length for length in range(1, depth + 1))
     return read_tree(folder / NAME if name == OPTIMISED_TREE else Path(name))

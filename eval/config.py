@@ -42,11 +42,11 @@ class EvalConfig(Section):
     """Keep the likeliest tokens up to this mass."""
     min_p: float = Field(0.0, ge=0, lt=1)
     """Drop tokens below this share of the likeliest one's probability."""
-    draft_length: int = Field(4, ge=1)
+    draft_length: int = Field(4, ge=1, le=1_000)
     """Drafted tokens per target call."""
     rule: RuleName | None = None
     """Acceptance rule by name; empty takes the lossless one, `lossy-…` changes the output."""
-    sweep: list[Annotated[int, Field(ge=1)]] = [1, 2, 3, 4, 5, 6, 7, 8]
+    sweep: list[Annotated[int, Field(ge=1, le=1_000)]] = [1, 2, 3, 4, 5, 6, 7, 8]
     """Draft lengths of the K sweep; an empty list leaves it out."""
     sweep_prompts: int = Field(8, ge=1)
     """Prompts of the K sweep, the first ones of the set."""
@@ -71,7 +71,7 @@ class AuditConfig(Section):
     """Top-k of the sampling proofs on the real pair."""
     top_p: float = Field(1.0, gt=0, le=1)
     """Top-p of the sampling proofs on the real pair."""
-    draft_length: int = Field(4, ge=1)
+    draft_length: int = Field(4, ge=1, le=1_000)
     """Drafted tokens per target call."""
     max_new_tokens: int = Field(96, ge=8)
     """Tokens written per request of the real-pair proofs."""

@@ -6,18 +6,22 @@ Read next: `verbs.py` for what there is, `recipe/load.py` for recipes and overri
 from __future__ import annotations
 
 try:  # so that Ctrl-C is quiet before `main` is there to see to it
+    import errno
+    import re
     import sys
     import traceback
     from collections.abc import Callable, Sequence
     from functools import reduce
     from operator import or_
+    from pathlib import Path
     from typing import Annotated, Any
 
     import tyro
 
-    from ..errors import DraftsmithError, RequestError
+    from ..errors import DraftsmithError, EnvironmentFailure, RequestError
     from ..storage import MACHINE_ERRNOS
-    from .screen import log_to_screen, nobody_reads
+    from .recipe.values import check_words, split_overrides
+    from .screen import log_to_screen, nobody_reads, printable
     from .verbs import VERBS, WITH_OVERRIDES
 except KeyboardInterrupt:
     raise SystemExit(130) from None
@@ -30,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = [word for word in words if word != "--debug"]
     log_to_screen()
     try:
+        check_names(words)
         code = _run(words)
         print(end="", flush=True)  # noqa: T201 - here, where it can still be told that nobody reads
         return code
@@ -44,13 +49,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
             path = error.filename or "a file"
             text = f"{path}: {error.strerror}; make room or get the right, or name another place"
             return _fail(text, 4, debug)
+        if isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+            return _fail(f"{str(error.filename):.80}: {error.strerror}; name another file or folder", 2, debug)
+        if isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)):
+            return _fail(f"out of memory: {error}; take smaller sizes, or a machine with more of it", 4, debug)
         text = f"unexpected {type(error).__name__}: {error}"
         return _fail(f"{text}\nrun again with --debug for the traceback", 5, debug)
 
 
+def check_names(words: Sequence[str]) -> None:
+    """Raise EnvironmentFailure for names that only UTF-8 can say, in a Python whose file names are not in UTF-8.
+
+    Tensors would be written under other names than everything else, or not at all.
+    """
+    if (encoding := sys.getfilesystemencoding()) == "utf-8":
+        return
+    odd = [word for word in (*words, str(Path.cwd())) if not word.isascii()]
+    if odd:
+        raise EnvironmentFailure(
+            f"file names are in {encoding} here, and {ascii(odd[0])} is not in ASCII; set PYTHONUTF8=1, or a "
+            "locale with UTF-8, and give the same command again"
+        )
+
+
 def _run(words: list[str]) -> int:
+    check_words(words)
     takes_values = bool(words) and words[0] in WITH_OVERRIDES
-    words, overrides = split_overrides(words) if takes_values else (words, [])
+    words, overrides = split_overrides(words, of=VERBS[words[0]]) if takes_values else (words, [])
+    _check_no_empty(words)
     try:
         verb = tyro.cli(_union(words), args=words, prog="draftsmith", description=_ABOUT)
     except SystemExit as stop:
@@ -60,6 +86,16 @@ def _run(words: list[str]) -> int:
     return 0
 
 
+def _check_no_empty(words: Sequence[str]) -> None:
+    """Refuse an empty word, as a shell's unset variable leaves it: an empty path would be the folder one is in."""
+    for before, word in zip(["the command", *words], words, strict=False):
+        name, equals, value = word.partition("=")
+        if not word or (name.startswith("--") and equals and not value):
+            raise RequestError(f"{name or before}: the value is empty; give one, or leave it out")
+
+
+_NO_MEMORY = re.compile("not enough memory|can't allocate memory")
+"""What torch says where the machine has no memory left; its own error is a plain RuntimeError."""
 _ABOUT = "Train, prove and ship drafters for speculative decoding."
 _VALUES = "Values of the recipe are set with --section.field VALUE."
 
@@ -74,29 +110,10 @@ def _union(words: Sequence[str]) -> Any:
     return reduce(or_, parts)
 
 
-def split_overrides(words: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
-    """Take `--section.field value` and `--section.field=value` out of the words."""
-    rest: list[str] = []
-    overrides: list[tuple[str, str]] = []
-    waiting = list(words)
-    while waiting:
-        word = waiting.pop(0)
-        name, equals, value = word.removeprefix("--").partition("=")
-        if not word.startswith("--") or "." not in name:
-            rest.append(word)
-            continue
-        if not equals:
-            if not waiting or waiting[0].startswith("--"):
-                raise RequestError(f"{word}: no value given; expected {word} VALUE")
-            value = waiting.pop(0)
-        overrides.append((name.replace("-", "_"), value))
-    return rest, overrides
-
-
 def _fail(message: str, code: int, debug: bool) -> int:
     if debug:
         traceback.print_exc()
-    print(f"draftsmith: {message}", file=sys.stderr)  # noqa: T201
+    print(f"draftsmith: {printable(message)}", file=sys.stderr)  # noqa: T201
     return code
 
 

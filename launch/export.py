@@ -6,19 +6,27 @@ Read next: `drafters/export.py`, what the engines expect.
 from __future__ import annotations
 
 import json
+import logging
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ..drafters.families import FAMILIES
+from ..drafters.families import FAMILIES, family_of
+from ..drafters.tuned_file import DRAFT_LENGTH, read_tuned
 from ..errors import RequestError
 from ..storage import replace_folder, writable_folder
-from .check.early import tuned_target
+from .check.early import check_trust, tuned_target
 from .recipe.load import load_recipe
+from .recipe.model import Recipe
 
 if TYPE_CHECKING:
     from ..drafters.export import Export as Exported
-    from ..drafters.export import ServedTarget
     from .requests import ExportRequest
+
+
+_log = logging.getLogger(__name__)
 
 
 def export(request: ExportRequest) -> str:
@@ -32,25 +40,26 @@ def export(request: ExportRequest) -> str:
     if not (run / "run.yaml").is_file():
         raise RequestError(f"{run} is no run folder: run.yaml is missing; name the --out of a run")
     recipe = load_recipe(str(run / "run.yaml")).recipe
+    check_trust(recipe, run / "run.yaml", said=request.trust_remote_code, flag="--trust-remote-code")
     out = request.out or run / request.format
     if out.exists():
         raise RequestError(f"{out} exists; name a new folder by --out")
     writable_folder(out.parent)
 
-    from ..decoding.target.hub import EMBEDDED, embedded_target, load_config, load_tokenizer, skeleton
+    from ..decoding.target.hub import load_config, load_tokenizer, skeleton
     from ..decoding.target.loading import load_model
-    from ..drafters.export import ServedTarget, check_served, export_of
+    from ..drafters.export import ServedTarget, export_of
     from ..drafters.folder import read_entry
     from ..drafters.heads.medusa import projection_of
     from ..drafters.identity import TargetIdentity
 
     entry = read_entry(run / "drafter")
     family, settings = entry["family"], entry["settings"]
-    check_served(family, request.format)
-    path = request.target or tuned_target(run, recipe) or recipe.target.path
-    if path == EMBEDDED:
-        path = embedded_target()  # a name that no engine knows
-    revision, trust = recipe.target.revision, recipe.target.trust_remote_code
+    family_of(family, str(run / "drafter"))
+    path = _where_it_lies(request.target or tuned_target(run, recipe) or recipe.target.path)
+    speculation = _speculation(run, recipe, family, settings)
+    _check_served(run, family, request.format, path, speculation)
+    revision, trust = recipe.target.revision, request.trust_remote_code
     config = load_config(path, revision=revision, trust_remote_code=trust)
     target = ServedTarget.of(path, config, skeleton(config, trust).get_input_embeddings())
     tokenizer = load_tokenizer(path, revision=revision, trust_remote_code=trust)
@@ -60,11 +69,61 @@ def export(request: ExportRequest) -> str:
     if settings.get("shared_head"):
         model = load_model(path, revision=revision, trust_remote_code=trust)
         head = projection_of(model).detach()
-    made = export_of(run / "drafter", family, settings, target, request.format, dtype=request.dtype, head_VH=head)
+    made = export_of(
+        run / "drafter",
+        family,
+        settings,
+        target,
+        request.format,
+        dtype=request.dtype,
+        head_VH=head,
+        tokens=speculation.tokens,
+    )
     replace_folder(out, lambda folder: _fill(folder, made))
+    return f"{out}: load it with\n{_command(out.resolve(), family, request.format, target.path, speculation)}"
+
+
+@dataclass(frozen=True)
+class _Speculation:
+    """What an engine has to be told beside the folder."""
+
+    tokens: int
+    sampled: bool
+    """Whether drafts are drawn from q at temperatures above 0, where engines take the argmax unasked."""
+
+
+def _speculation(run: Path, recipe: Recipe, family: str, settings: Mapping[str, Any]) -> _Speculation:
+    """As the recipe decodes, or as the drafter was tuned."""
+    tuned = read_tuned(run / "drafter")
+    chosen = tuned.values if tuned.is_chain else {}  # a tree's depth says nothing of a chain
+    tokens = int(chosen.get(DRAFT_LENGTH, recipe.eval.draft_length))
     most = FAMILIES[family].most_tokens(settings)
-    tokens = recipe.eval.draft_length if most is None else min(most, recipe.eval.draft_length)
-    return f"{out}: load it with\n{_command(out, family, request.format, target, tokens)}"
+    policy = chosen.get("drafter.policy", recipe.drafter.policy)
+    if DRAFT_LENGTH in chosen:
+        _log.info("%d tokens per draft: tuned for %s", tokens, tuned.measured)
+    return _Speculation(tokens if most is None else min(most, tokens), FAMILIES[family].samples and policy == "sample")
+
+
+def _where_it_lies(target: str) -> str:
+    """A folder by its whole path, as an engine is started elsewhere; a name on the hub as it is."""
+    from ..decoding.target.hub import EMBEDDED, embedded_target
+
+    if target == EMBEDDED:
+        target = embedded_target()  # a name that no engine knows
+    return str(Path(target).resolve()) if Path(target).is_dir() else target
+
+
+def _check_served(run: Path, family: str, form: str, target: str, speculation: _Speculation) -> None:
+    """Raise RequestError where no engine loads it in this form; of a draft model with the command that loads it."""
+    from ..drafters.export import check_served
+
+    try:
+        check_served(family, form)
+    except RequestError as error:
+        if FAMILIES[family].kind != "model":
+            raise
+        command = _command((run / "drafter").resolve(), family, "vllm", target, speculation)
+        raise RequestError(f"{error}. For vLLM:\n{command}") from error
 
 
 def _fill(folder: Path, made: Exported) -> None:
@@ -74,15 +133,18 @@ def _fill(folder: Path, made: Exported) -> None:
     (folder / "config.json").write_text(json.dumps(made.config, indent=2) + "\n")
 
 
-def _command(out: Path, family: str, form: str, target: ServedTarget, tokens: int) -> str:
-    """How the engine is started; the method is named, or it would be guessed from the path."""
+def _command(out: Path, family: str, form: str, target: str, speculation: _Speculation) -> str:
+    """How the engine is started, quoted for a shell; the method is named, or it would be guessed from the path."""
+    folder, model = shlex.quote(str(out)), shlex.quote(target)
     if form == "speculators":
-        return f"  vllm serve {out}"
+        return f"  vllm serve {folder}"
     if form == "sglang":
         name = family.upper()
         return (
-            f"  python -m sglang.launch_server --model-path {target.path} "
-            f"--speculative-algorithm {name} --speculative-draft-model-path {out}"
+            f"  python -m sglang.launch_server --model-path {model} "
+            f"--speculative-algorithm {name} --speculative-draft-model-path {folder}"
         )
-    config = {"method": family, "model": str(out), "num_speculative_tokens": tokens}
-    return f"  vllm serve {target.path} --speculative-config '{json.dumps(config)}'"
+    config: dict[str, Any] = {"method": family, "model": str(out), "num_speculative_tokens": speculation.tokens}
+    if speculation.sampled:
+        config["draft_sample_method"] = "probabilistic"
+    return f"  vllm serve {model} --speculative-config {shlex.quote(json.dumps(config))}"

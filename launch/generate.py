@@ -6,14 +6,16 @@ Read next: `data/generate/answers.py` for rows, `data/generate/decoded.py` and `
 from __future__ import annotations
 
 import hashlib
-import math
+import logging
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..drafters.tuned_file import DRAFT_LENGTH, Tuned, read_tuned
 from ..errors import RequestError
+from .check.early import check_least
 from .recipe.load import load_recipe
 from .recipe.model import Recipe
 from .requests import GenerateRequest
@@ -25,16 +27,16 @@ if TYPE_CHECKING:
     from ..data.generate.answers import Asker
     from ..data.generate.journal import Journal
     from ..data.generate.server_request import ServerRequest
-    from ..data.rows.readers import Rejected
+    from ..data.rows.raw import Rejected
     from ..data.rows.records import Placed
     from ..data.rows.sources import Source
     from ..drafters.identity import TargetIdentity
 
     Rows = Iterator[Placed | Rejected]
 
+_log = logging.getLogger(__name__)
 # the recipe values that are read here; any other is refused
 _READ = ("data", "target", "drafter")
-_DRAFT_LENGTH = "eval.draft_length"
 # the fields of `data` that decide which rows there are
 _OF_DATA = {"revision", "split", "shape", "columns", "sequence_length"}
 
@@ -55,8 +57,13 @@ class _Way:
 def generate(request: GenerateRequest, overrides: Sequence[tuple[str, str]]) -> str:
     """Generate, or continue where an earlier call was stopped; returns a summary of the folder."""
     server = _check(request, overrides)
+    tuned = Tuned({})
+    if request.drafter is not None:
+        tuned = read_tuned(Path(request.drafter)).unless(name for name, _ in overrides)
+        if tuned.values:
+            _log.info("tuned for %s: %s", tuned.measured, tuned.shown)
     # any recipe would do: only sections that no method changes are read
-    recipe = load_recipe("distill-tiny", overrides).recipe
+    recipe = load_recipe("distill-tiny", [*tuned.values.items(), *overrides]).recipe
 
     from ..data.generate.answers import CORRECTIONS, Asker
     from ..data.generate.journal import Journal
@@ -91,26 +98,13 @@ def _check(request: GenerateRequest, overrides: Sequence[tuple[str, str]]) -> Se
         RequestError: a flag is out of its range, or does not go with another.
     """
     for name, _ in overrides:
-        if name.split(".")[0] not in _READ and name != _DRAFT_LENGTH:
+        if name.split(".")[0] not in _READ and name != DRAFT_LENGTH:
             raise RequestError(
                 f"--{name} has no say in generate, which reads {', '.join(_READ)} and "
-                f"{_DRAFT_LENGTH}; sampling is set by flags: draftsmith generate --help"
+                f"{DRAFT_LENGTH}; sampling is set by flags: draftsmith generate --help"
             )
-    least = {
-        "max_new_tokens": 1,
-        "batch": 1,
-        "prompt_tokens": 1,
-        "concurrency": 1,
-        "limit": 1,
-        "temperature": 0,
-        "top_k": 0,
-        "retries": 0,
-    }
-    for name, smallest in least.items():
-        value = getattr(request, name)
-        if value is not None and not smallest <= value < math.inf:
-            flag = "--" + name.replace("_", "-")
-            raise RequestError(f"{flag} is {value}; expected {smallest} or more")
+    check_least(request, max_new_tokens=1, batch=1, prompt_tokens=1, concurrency=1, limit=1)
+    check_least(request, temperature=0, top_k=0, retries=0)
     if not 0 < request.top_p <= 1:
         raise RequestError(f"--top-p is {request.top_p}; expected more than 0, at most 1")
     if not request.timeout > 0:

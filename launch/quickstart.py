@@ -1,7 +1,8 @@
 """From nothing to trained, proven and reported drafters: the main job, offline, on a CPU.
 
-The embedded target and three kinds of drafters for it: a distilled draft, Medusa's heads, EAGLE-3;
-the untrained draft as the control, audit, evaluation, report. Read next: `train.py`, `measure/run.py`.
+The embedded target and three kinds of drafters for it (a distilled draft, Medusa's heads, EAGLE-3), prompt
+lookup, which needs no training, and the untrained draft as the control: audit, evaluation, report.
+Read next: `train.py`, `measure/run.py`.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ if TYPE_CHECKING:
 
 # recipe, the folder of its run, and how long it learns here: the whole takes minutes, not hours
 RUNS: tuple[tuple[str, str, dict[str, str]], ...] = (
-    ("distill-tiny", "run", {}),
-    ("medusa-tiny", "medusa", {"loop.steps": "225", "loop.validate_every": "225"}),
-    ("eagle3-tiny", "eagle3", {"loop.steps": "175", "loop.validate_every": "175"}),
+    ("distill-tiny", "run", {"loop.steps": "125", "loop.validate_every": "125"}),
+    ("medusa-tiny", "medusa", {"loop.steps": "150", "loop.validate_every": "150"}),
+    ("eagle3-tiny", "eagle3", {"loop.steps": "150", "loop.validate_every": "150"}),
 )
+UNTRAINED = "prompt-lookup"
+"""The method beside them that needs no training."""
 
 
 def quickstart(out: Path, console: Console) -> None:
@@ -77,19 +80,27 @@ def _measure(out: Path, console: Console) -> dict[str, Any]:
 
 
 def _load(out: Path) -> Loaded:
-    """All drafters on one target; the first run says how they are measured."""
+    """All drafters on one target, and prompt lookup; the first run says how they are measured."""
     from ..drafters.registry import load_drafter
     from .check.early import named
+    from .measure.methods import make_method
     from .measure.run import load_pair
     from .requests import Pair
 
     first, *others = [folder for _, folder, _ in RUNS]
-    # three audits and a sweep: with less evidence for each, the whole stays a matter of minutes
-    less = {"audit.tokens": "4000", "audit.sequences": "150000", "audit.prompts": "8", "eval.sweep": "[1, 2, 4]"}
+    # four audits and a sweep: with less evidence for each, the whole stays a matter of minutes
+    less = {
+        "audit.tokens": "4000",
+        "audit.sequences": "150000",
+        "audit.prompts": "8",
+        "eval.sweep": "[1, 2, 4]",
+        "eval.repeats": "1",
+    }
     pair = load_pair(named(Pair(out / first), list(less.items())))
     length = pair.recipe.eval.draft_length
     paths = {name: out / name / "drafter" for name in others}
     drafters = {name: load_drafter(path, pair.target, draft_length=length) for name, path in paths.items()}
+    drafters[UNTRAINED] = make_method(UNTRAINED, pair.recipe, pair.target, lambda: pair.drafter)
     return replace(pair, drafters={**pair.drafters, **drafters}, paths={**pair.paths, **paths})
 
 

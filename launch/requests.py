@@ -98,6 +98,45 @@ class TreeRequest(RunPair):
 
 
 @dataclass
+class TuneRequest:
+    """Find the setting of drafters that is fastest on this machine, and keep it beside each."""
+
+    runs: Annotated[Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN")] = ()
+    """Folders of finished runs on one target; the first one names target and settings."""
+    target: str | None = None
+    """Folder or hub name of the target; default: the first run's."""
+    drafter: str | None = None
+    """Folder of the drafter; default: the first run's."""
+    method: Annotated[str, tyro.conf.arg(help=_METHODS)] = "trained,prompt-lookup"
+    temperature: float = 0.0
+    """At which it is to be fast."""
+    batch: int = 1
+    """Prompts decoded together."""
+    prompts: str | None = None
+    """`stdlib` or a JSONL file; default: held-out rows of the training data."""
+    limit: int | None = None
+    """Most prompts; a quarter of them is for the predictions; default: 32, or 8 batches."""
+    best: int = 4
+    """Settings that are measured, those that promise most."""
+    out: Path | None = None
+    """Folder for tune.json; default RUN/eval, without RUN the one that you are in."""
+
+
+@dataclass
+class ChatRequest(Pair):
+    """Type prompts and watch the drafter work: tokens coloured by origin, speed beside plain decoding."""
+
+    prompt: str | None = None
+    """A single prompt; default: one per line that you type, each a turn of the same chat."""
+    temperature: float = 0.0
+    """0 takes the likeliest token."""
+    max_new_tokens: int = 256
+    """Most tokens of an answer."""
+    plain: bool = True
+    """Decode each prompt without the drafter too, to compare; --no-plain saves the time."""
+
+
+@dataclass
 class DatastoreRequest:
     """Build the datastore that the method `rest` retrieves from."""
 
@@ -148,6 +187,8 @@ class ExportRequest:
     """Folder or hub name that the engine knows the target by; default: the run's."""
     dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
     """Precision of the weights."""
+    trust_remote_code: bool = False
+    """Run code that comes with the target. Leave off unless you have read it."""
 
 
 @dataclass

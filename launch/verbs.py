@@ -5,7 +5,6 @@ torch is imported only by the verbs that compute. Read next: `cli.py`, which cal
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,17 +14,19 @@ import tyro
 from tyro.conf import Positional
 
 from ..errors import DraftsmithError, RequestError
-from ..storage import writable_folder, write_text
+from ..storage import is_first, writable_folder, write_text
 from .generate import generate
 from .recipe.load import find_recipe, headline, load_recipe, shipped_recipes
 from .requests import (
     AuditRequest,
+    ChatRequest,
     DatastoreRequest,
     DeriveRequest,
     EvalRequest,
     ExportRequest,
     GenerateRequest,
     TreeRequest,
+    TuneRequest,
 )
 from .screen import console, say
 
@@ -109,7 +110,7 @@ class Train:
 
         out = self.out or Path("runs") / resolved.recipe.name
         outcome = train(resolved, out=out, resume=self.resume)
-        if os.environ.get("RANK", "0") == "0":
+        if is_first():
             loss = outcome.validation_loss
             held_out = "" if loss != loss else f", held-out loss {loss:.3f}"
             say(f"trained {outcome.steps} steps{held_out}")
@@ -126,7 +127,7 @@ class Eval(EvalRequest):
     def run(self, overrides: Sequence[tuple[str, str]]) -> None:
         from .check.early import named
 
-        pair = named(self, overrides)  # a wrong word costs no import of torch
+        pair = named(self, overrides, tuned=True)  # a wrong word costs no import of torch
         from .measure.run import run_eval
 
         run_eval(self, overrides, console(), pair)
@@ -157,6 +158,32 @@ class Tree(TreeRequest):
         from .measure.tree import run_tree
 
         say(f"tree: {run_tree(self, overrides, console())}")
+
+
+@dataclass
+class Tune(TuneRequest):
+    """Find the setting of drafters that is fastest on this machine, and keep it beside each."""
+
+    def run(self, overrides: Sequence[tuple[str, str]]) -> None:
+        from .check.early import check_tune
+
+        pairs = check_tune(self, overrides)
+        from .measure.tune import run_tune
+
+        run_tune(self, pairs, console())
+
+
+@dataclass
+class Chat(ChatRequest):
+    """Type prompts and watch the drafter work: tokens coloured by origin, speed beside plain decoding."""
+
+    def run(self, overrides: Sequence[tuple[str, str]]) -> None:
+        from .check.early import check_chat
+
+        pair = check_chat(self, overrides)
+        from .chat import chat
+
+        chat(self, pair, console())
 
 
 @dataclass
@@ -264,8 +291,10 @@ VERBS: dict[str, type] = {
     "derive": Derive,
     "generate": Generate,
     "tree": Tree,
+    "tune": Tune,
+    "chat": Chat,
     "export": Export,
     "doctor": Doctor,
 }
-WITH_OVERRIDES = {"show", "check", "train", "eval", "audit", "tree", "inspect", "generate"}
+WITH_OVERRIDES = {"show", "check", "train", "eval", "audit", "tree", "tune", "chat", "inspect", "generate"}
 """The verbs that take values of a recipe too."""

@@ -1,33 +1,42 @@
 """Files and folders that are whole or not there; any room may use it, like `errors.py`.
 
-`files.py` writes one file, `folder.py` a folder with its manifest, `identity.py` compares what a
-folder was made for, `formats.py` has every format's number, `tensors.py` reads safetensors,
-`lock.py` keeps a second process out. Nothing here imports torch when it is imported.
+`files.py` writes one file, `folder.py` a folder with its manifest, `staging.py` names and clears what
+is not there yet, `identity.py` compares what a folder was made for, `formats.py` has every format's
+number, `tensors.py` reads safetensors, `lock.py` keeps a second process out, `held.py` a second run;
+`ranks.py` says which process of a launch this is.
+Nothing here imports torch when it is imported.
 """
 
-from .files import MACHINE_ERRNOS, explain_full_disk, flush, sha256, staged_file, writable_folder, write_text, writing
-from .folder import (
-    MANIFEST,
-    checksums,
-    delete_folder,
-    delete_leftovers,
-    fault,
-    publish,
-    read_manifest,
-    replace_folder,
-    restore_folder,
-    staged_folder,
-    staging_of,
+from .files import (
+    MACHINE_ERRNOS,
+    check_name,
+    explain_full_disk,
+    flush,
+    sha256,
+    staged_file,
+    system_error,
+    writable_folder,
+    write_text,
+    writing,
 )
+from .folder import MANIFEST, checksums, delete_folder, fault, publish, read_manifest, replace_folder, staged_folder
+from .formats import MANIFEST_LIST
+from .held import Holder, check_free, hold, holder_of
 from .identity import check_identity, check_identity_file
 from .lock import try_lock
-from .tensors import check_tensors, derived_tensors, read_tensors, write_tensors
+from .ranks import is_first, rank
+from .staging import delete_leftovers, restore_folder, staging_of
+from .tensors import check_tensors, derived_tensors, read_tensors, tensor_heads, write_tensors
 
 __all__ = [
     "MACHINE_ERRNOS",
+    "Holder",
     "MANIFEST",
+    "MANIFEST_LIST",
+    "check_free",
     "check_identity",
     "check_identity_file",
+    "check_name",
     "check_tensors",
     "checksums",
     "delete_folder",
@@ -36,7 +45,11 @@ __all__ = [
     "explain_full_disk",
     "fault",
     "flush",
+    "hold",
+    "holder_of",
+    "is_first",
     "publish",
+    "rank",
     "read_manifest",
     "read_tensors",
     "replace_folder",
@@ -45,6 +58,8 @@ __all__ = [
     "staged_file",
     "staged_folder",
     "staging_of",
+    "system_error",
+    "tensor_heads",
     "try_lock",
     "writable_folder",
     "write_tensors",

@@ -16,11 +16,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import DraftsmithError, EnvironmentFailure, RequestError
+from .staging import staging_of
 
 AGAIN = "run the same command again"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-MACHINE_ERRNOS = frozenset({*_FULL, errno.EROFS, errno.EACCES, errno.EPERM})
+MACHINE_ERRNOS = frozenset({*_FULL, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM})
 """Of an OSError where the machine has no room or gives no right: no fault of the program."""
+_LONGEST_NAME = 200  # bytes; systems allow 255, and what is staged has a longer name
 
 
 def flush(path: Path) -> None:
@@ -38,6 +40,13 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def shared_mode() -> int:
+    """The mode that the process's umask gives to new files."""
+    umask = os.umask(0)  # it can only be read by setting it
+    os.umask(umask)
+    return 0o666 & ~umask
+
+
 @contextlib.contextmanager
 def staged_file(path: Path, *, staging: Path | None = None, durable: bool = True) -> Iterator[Path]:
     """A path beside `path` to write to; on leaving, what is there replaces `path` at once.
@@ -50,7 +59,7 @@ def staged_file(path: Path, *, staging: Path | None = None, durable: bool = True
             files that carry a checksum and can be made again.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    staging = staging or path.with_name(f".staging-{os.getpid()}-{path.name}")
+    staging = staging or staging_of(path)
     try:
         yield staging
         if durable:
@@ -69,7 +78,7 @@ def write_text(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def explain_full_disk(path: Path, *, room: str = "make room", again: str = AGAIN) -> Iterator[None]:
-    """Inside, a full disk is an EnvironmentFailure with what to do; other errors pass.
+    """Inside, a full disk, or a limit on files' sizes, is an EnvironmentFailure with what to do; other errors pass.
 
     Args:
         path: what is written, there already or not.
@@ -79,7 +88,12 @@ def explain_full_disk(path: Path, *, room: str = "make room", again: str = AGAIN
     try:
         yield
     except Exception as error:
-        if _system_error(error) not in _FULL:
+        if system_error(error) == errno.EFBIG:
+            raise EnvironmentFailure(
+                f"cannot write {path}: {_reason(error)}. A limit on the size of a file is reached, that of the shell "
+                f"(ulimit -f) or of the file system; what was complete before is intact: raise it, then {again}"
+            ) from error
+        if system_error(error) not in _FULL:
             raise
         free = shutil.disk_usage(_nearest(path)).free / 1e6
         raise EnvironmentFailure(
@@ -95,7 +109,7 @@ def writing(path: Path, *, room: str = "make room", again: str = AGAIN) -> Itera
         with explain_full_disk(path, room=room, again=again):
             yield
     except Exception as error:
-        if _system_error(error) is None:
+        if system_error(error) is None:
             raise
         raise EnvironmentFailure(
             f"cannot write {path}: {_reason(error)}. What was complete before is intact: mend that, then {again}"
@@ -109,7 +123,7 @@ def _reason(error: Exception) -> str:
     return f"{reason} ({file})" if file else reason
 
 
-def _system_error(error: Exception) -> int | None:
+def system_error(error: BaseException) -> int | None:
     """The number of an error of the operating system; None for any other error."""
     if isinstance(error, OSError):
         return error.errno or errno.EIO
@@ -124,14 +138,29 @@ def _nearest(path: Path) -> Path:
     return next(each for each in (whole, *whole.parents) if os.path.lexists(each))
 
 
+def check_name(path: Path) -> None:
+    """Raise RequestError for a path that nothing new can have."""
+    if "\0" in str(path):
+        raise RequestError(f"{str(path)!r} holds a NUL character; name another folder")
+    if os.path.lexists(path):
+        return
+    longest = max(map(os.fsencode, path.parts), key=len, default=b"")
+    if len(longest) > _LONGEST_NAME or len(os.fsencode(path.absolute())) > 4000:
+        raise RequestError(
+            f"{str(path)[:60]}... has {len(str(path)):,} letters, {len(longest):,} bytes in one name; expected "
+            f"names of at most {_LONGEST_NAME}, and 4,000 in all: name another folder"
+        )
+
+
 def writable_folder(path: Path) -> Path:
     """The same path, once tried: to be asked before the work whose result goes there.
 
     Nothing is left behind, a folder neither: what is tried is the nearest one that is there.
 
     Raises:
-        RequestError: a file is in the way. EnvironmentFailure: nobody may write there.
+        RequestError: a file is in the way, or there can be no such name. EnvironmentFailure: nobody may write there.
     """
+    check_name(path)
     nearest = _nearest(path)
     if not nearest.is_dir():
         raise RequestError(f"{path} cannot be a folder: {nearest} is a file; name another folder")

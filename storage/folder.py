@@ -2,36 +2,30 @@
 
 A folder is written under a hidden name beside its own. Every file is flushed to disk, then the
 manifest with sizes and checksums is written and flushed, then the folders' lists of names; one
-rename lets it appear, and what it replaces is deleted only after that. So a kill or a power cut
-at any moment leaves the old folder, the new one, or neither under its name, and never a half.
+rename lets it appear, and what it replaces changes places with it and is deleted only after that. So
+a kill or a power cut at any moment leaves the old folder or the new one, and never a half.
 Folders in other programs' formats (drafters, exports) carry no manifest of ours.
-Read next: `identity.py`; `trainers/loop/checkpoint.py`, the first that uses it.
+Read next: `staging.py`, the hidden names; `identity.py`; `trainers/loop/checkpoint.py`, the first that uses it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import shutil
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import EnvironmentFailure
-from .files import explain_full_disk, flush, sha256
+from .files import explain_full_disk, flush, sha256, shared_mode
 from .formats import MANIFEST_LIST
+from .staging import delete_leftovers, remove, replaced_of, restore_folder, staging_of
+from .swap import swap
 
 MANIFEST = "manifest.json"
+_log = logging.getLogger(__name__)
 Fill = Callable[[Path], None]
-
-
-def staging_of(path: Path) -> Path:
-    """Where the folder `path` is written before it appears."""
-    return path.with_name(f".staging-{path.name}")
-
-
-def _replaced(path: Path) -> Path:
-    return path.with_name(f".old-{path.name}")
 
 
 @contextlib.contextmanager
@@ -41,20 +35,21 @@ def staged_folder(
     """An empty folder beside `path` to write into; on leaving it appears as `path`.
 
     Args:
-        staging: where to write; by default `staging_of(path)`, so that what a kill left there is
-            removed by the next try. Processes that may race for one path need names of their own.
+        staging: where to write, if not where this process writes it. What killed processes have left is removed.
         manifest: entries of the manifest beside format and files; None: no manifest is written.
             May be filled inside the context.
         replace: replace a folder that is there; otherwise that is an OSError.
     """
     staging = staging or staging_of(path)
-    shutil.rmtree(staging, ignore_errors=True)
+    delete_leftovers(path.parent, path.name)
+    remove(staging)
     try:
         staging.mkdir(parents=True)
         yield staging
         publish(staging, path, manifest=manifest, replace=replace)
     except BaseException:
-        shutil.rmtree(staging, ignore_errors=True)  # on a full disk it is in the way
+        remove(staging)  # on a full disk it is in the way
+        restore_folder(path)
         raise
 
 
@@ -63,6 +58,8 @@ def publish(staging: Path, path: Path, *, manifest: Mapping[str, Any] | None = N
     inside = sorted(staging.rglob("*"))
     files = [each for each in inside if each.is_file()]
     for each in files:
+        # safetensors makes its files for their owner alone, and an engine may run as somebody else
+        each.chmod(shared_mode())
         flush(each)
     if manifest is not None:
         text = json.dumps({"format": MANIFEST_LIST.number, **manifest, "files": checksums(files, staging)}, indent=1)
@@ -70,20 +67,22 @@ def publish(staging: Path, path: Path, *, manifest: Mapping[str, Any] | None = N
         flush(staging / MANIFEST)
     for folder in (*(each for each in inside if each.is_dir()), staging):
         flush(folder)
-    if replace:
-        shutil.rmtree(_replaced(path), ignore_errors=True)
-        if path.exists():
-            path.rename(_replaced(path))
-    staging.rename(path)
+    old = staging
+    if not (replace and path.exists()):
+        staging.rename(path)
+    elif not swap(staging, path):
+        old = replaced_of(path)
+        path.rename(old)
+        staging.rename(path)
     flush(path.parent)
-    if replace:
-        shutil.rmtree(_replaced(path), ignore_errors=True)
+    remove(old)
 
 
 def replace_folder(path: Path, fill: Fill) -> None:
     """Let `fill` write a folder that is exported rather than resumed from: whole, or the old one stays.
 
-    A kill between the two renames leaves both folders, and the next call puts the old one back.
+    Where folders cannot change places, a kill between the two renames leaves both under hidden names,
+    and the next call puts the old one back.
 
     Raises:
         EnvironmentFailure: the disk is full, and the old folder stays; or a file is in the way.
@@ -95,24 +94,22 @@ def replace_folder(path: Path, fill: Fill) -> None:
         fill(staging)
 
 
-def restore_folder(path: Path) -> None:
-    """Undo the first rename of a `replace_folder` that was killed before its second one."""
-    old = _replaced(path)
-    if old.is_dir() and not path.exists():
-        old.rename(path)
-
-
 def delete_folder(path: Path) -> None:
-    """Delete a folder with a manifest; where that is cut short nothing is left that looks complete."""
+    """Delete a folder with a manifest; where that is cut short nothing is left that looks complete.
+
+    A file that cannot go yet, as NFS keeps one that is open somewhere, stays under a hidden name until
+    `delete_leftovers` comes by.
+    """
     (path / MANIFEST).unlink(missing_ok=True)
-    shutil.rmtree(path)
-
-
-def delete_leftovers(parent: Path, prefix: str) -> None:
-    """Delete what kills have left staged, or moved aside, of folders whose names begin with `prefix`."""
-    for pattern in (f".staging-{prefix}*", f".old-{prefix}*"):
-        for left in parent.glob(pattern):
-            shutil.rmtree(left, ignore_errors=True)
+    aside = staging_of(path)  # no name of what is replaced: nobody must bring it back
+    remove(aside)
+    try:
+        path.rename(aside)
+    except OSError:
+        aside = path  # without its manifest it is nothing that a run goes on from
+    remove(aside)
+    if aside.exists():
+        _log.warning("%s cannot be deleted whole yet: a file in it may be open elsewhere", aside)
 
 
 def checksums(files: Iterable[Path], folder: Path) -> dict[str, dict[str, Any]]:
@@ -135,7 +132,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         files = {str(name): (entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}
     except FileNotFoundError:
         raise ValueError("no manifest: it was never finished") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"unreadable manifest ({error})") from error
     if manifest.get("format") != MANIFEST_LIST.number:
         raise ValueError(f"format {manifest.get('format')!r}, this version reads {MANIFEST_LIST.number}")

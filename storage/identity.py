@@ -15,6 +15,7 @@ from typing import Any
 from ..errors import RequestError
 
 _LONGEST = 80  # characters of a value that are shown
+_MOST = 6  # values that are named
 _HASH = re.compile(r"[0-9a-f]{32,}")  # its first characters tell it from another
 
 
@@ -36,7 +37,11 @@ def check_identity(folder: Path, there: Mapping[str, Any], here: Mapping[str, An
     other = [name for name in expected | stored if expected.get(name) != stored.get(name)]
     if not other:
         return
-    listed = "; ".join(f"{name} is {_shown(stored, name)} there and {_shown(expected, name)} here" for name in other)
+    listed = "; ".join(
+        f"{name} is {_shown(stored, name)} there and {_shown(expected, name)} here" for name in other[:_MOST]
+    )
+    if len(other) > _MOST:
+        listed += f"; and {len(other) - _MOST} more"
     raise RequestError(f"{folder} was made for something else: {listed}. {remedy}")
 
 
@@ -52,15 +57,15 @@ def check_identity_file(path: Path, here: Mapping[str, Any], *, remedy: str) -> 
         there = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(there, dict):
             raise ValueError("no JSON object")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RequestError(f"{path}: the file is damaged ({error}). {remedy}") from error
     check_identity(path.parent, there, here, remedy=remedy)
     return True
 
 
 def flat(value: Any, name: str = "") -> dict[str, Any]:
-    """Nested objects as one, names joined by dots."""
-    if not isinstance(value, dict) or not value:
+    """Nested objects as one, names joined by dots; what is empty inside stays as it is."""
+    if not isinstance(value, dict) or (name and not value):
         return {name: value}
     parts = (flat(each, f"{name}.{key}" if name else key) for key, each in value.items())
     return {key: each for part in parts for key, each in part.items()}

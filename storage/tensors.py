@@ -9,7 +9,7 @@ import contextlib
 import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import RequestError
 from .files import staged_file
@@ -52,6 +52,23 @@ def check_tensors(path: Path, *, remedy: str) -> None:
         pass
 
 
+class Head(NamedTuple):
+    """What the header of a safetensors file says of a tensor."""
+
+    kind: str
+    """As safetensors write it: F32, BF16, I64."""
+    shape: tuple[int, ...]
+
+
+def tensor_heads(path: Path, *, remedy: str) -> dict[str, Head]:
+    """Kind and shape of the tensors of a safetensors file; the header alone is read. Errors as for `read_tensors`."""
+    from safetensors import safe_open
+
+    with _explain_damage(path, remedy), safe_open(path, "pt") as file:
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+        return {name: Head(each.get_dtype(), tuple(each.get_shape())) for name, each in slices.items()}
+
+
 def derived_tensors(path: Path, shapes: Mapping[str, tuple[int | None, ...]]) -> dict[str, Tensor] | None:
     """The tensors of a file that can be made again: None where it has to be.
 
@@ -85,6 +102,8 @@ def _explain_damage(path: Path, remedy: str) -> Iterator[None]:
     from safetensors import SafetensorError
 
     try:
+        if path.exists() and not path.is_file():  # of a pipe one would wait for ever
+            raise OSError("it is no file")
         yield
     except (OSError, SafetensorError) as error:
         size = f"{path.stat().st_size:,} bytes" if path.is_file() else "no file"

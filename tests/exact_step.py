@@ -64,6 +64,7 @@ class World(NamedTuple):
 
     logits_XV: Tensor
     q_MXV: Tensor
+    warper: Warper = PLAIN  # of the target; q is already what was drawn from
 
 
 class Drafts(NamedTuple):
@@ -75,6 +76,7 @@ class Drafts(NamedTuple):
     logits_RNV: Tensor
     child_RNC: Tensor  # node of each trial, -1 behind the last
     coin_RNC: Tensor  # which random number of the step decides it
+    warper: Warper = PLAIN
 
 
 def world(seed: int, V: int, levels: int, drafts: int = 1, *, mild: bool = False) -> World:
@@ -127,7 +129,7 @@ def every_draw(
     here_RX = present_RN.gather(1, child_RNC.clamp_min(0).flatten(1))
     child_RNC = child_RNC.where(here_RX.view(child_RNC.shape), -1)
     logits_RNV = of.logits_XV[context_RN]
-    found = Drafts(weight_R, proposal, context_RN, logits_RNV, child_RNC, child_RNC.clamp_min(0))
+    found = Drafts(weight_R, proposal, context_RN, logits_RNV, child_RNC, child_RNC.clamp_min(0), of.warper)
     return chosen(found, weight_R.nonzero()[:, 0])
 
 
@@ -159,7 +161,7 @@ def every_merge(of: World, depth: int) -> Drafts:
     proposal = Proposal(tokens_RN, tree, DraftSampling.SEVERAL, trials=trials_R)
     coin_RNC = (1 + torch.arange(N * M)).view(1, N, M).expand_as(child_RNC)
     logits_RNV = of.logits_XV[context_RN]
-    return Drafts(weight_R.double(), proposal, context_RN, logits_RNV, child_RNC, coin_RNC)
+    return Drafts(weight_R.double(), proposal, context_RN, logits_RNV, child_RNC, coin_RNC, of.warper)
 
 
 def pick(proposal: Proposal, rows: Tensor) -> Proposal:
@@ -174,11 +176,12 @@ def pick(proposal: Proposal, rows: Tensor) -> Proposal:
 
 
 def chosen(of: Drafts, rows: Tensor) -> Drafts:
-    return Drafts(of.weight_R[rows], pick(of.proposal, rows), *(each[rows] for each in of[2:]))
+    weight_R, proposal, *tensors, warper = of
+    return Drafts(weight_R[rows], pick(proposal, rows), *(each[rows] for each in tensors), warper)
 
 
 def run(rule: Rule, of: Drafts, rows: Tensor, coins_KY: Tensor) -> Outcome:
-    return rule(of.logits_RNV[rows], pick(of.proposal, rows), PLAIN, Given(coins_KY))
+    return rule(of.logits_RNV[rows], pick(of.proposal, rows), of.warper, Given(coins_KY))
 
 
 def last_node(found: Outcome) -> Tensor:
@@ -276,7 +279,7 @@ def step_of(rule: Rule, of: Drafts, more: int = 0) -> Step:
 
 def continued(probs_X: Tensor, of: World) -> Tensor:
     """Distribution of whole sequences: what stopped early goes on by the target's own distribution."""
-    p_XV, probs_X = PLAIN(of.logits_XV).double(), probs_X.clone()
+    p_XV, probs_X = of.warper(of.logits_XV).double(), probs_X.clone()
     X, V = p_XV.shape
     for x in range(X):
         probs_X[x * V + 1 : x * V + V + 1] += probs_X[x] * p_XV[x] / p_XV[x].sum()

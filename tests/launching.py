@@ -14,6 +14,22 @@ CONFIGS = Path(draftsmith.__file__).parent / "launch" / "configs"
 
 def launched(config: str, *words: str) -> str:
     """What `accelerate launch` said; two processes, or one with `cpu`."""
+    done = ended(config, *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def ended(config: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """`launched`, however it ends."""
+    process = launching(config, *words, to=subprocess.PIPE)
+    said, warned = process.communicate()
+    return subprocess.CompletedProcess(process.args, process.returncode, said, warned)
+
+
+def launching(
+    config: str, *words: str, port: int | None = None, to: int = subprocess.DEVNULL
+) -> subprocess.Popen[str]:
+    """`accelerate launch` that has begun; what it says goes `to` pipes, which somebody has to read, or nowhere."""
     command = [
         sys.executable,
         "-m",
@@ -21,14 +37,13 @@ def launched(config: str, *words: str) -> str:
         "--config_file",
         str(CONFIGS / f"{config}.yaml"),
         *(["--num_processes", "2"] if config != "cpu" else []),
+        *(["--main_process_port", str(port)] if port is not None else []),
         *words,
     ]
     on_cpu = {"DS_ACCELERATOR": "cpu"} if config.startswith("zero") else {"ACCELERATE_USE_CPU": "true"}
     # DeepSpeed calls what torch is about to rename, hundreds of times
     environment = {**os.environ, **on_cpu, "PYTHONWARNINGS": "ignore::FutureWarning"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
+    return subprocess.Popen(command, stdout=to, stderr=to, text=True, env=environment)
 
 
 def train_each(folder: str, recipes: list[str]) -> int:

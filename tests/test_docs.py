@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import draftsmith
 import pytest
@@ -17,10 +18,13 @@ from draftsmith.decoding.target.hub import embedded_target, load_tokenizer
 from draftsmith.drafters.families import FAMILIES
 from draftsmith.launch.cli import main
 from draftsmith.launch.recipe.load import load_recipe
+from small_flags import AUDIT
 
 ROOT = Path(draftsmith.__file__).parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-LINKED = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+# a newcomer's way is tried every day, the pages to look things up in by `make test-all`
+DAILY = {"README.md", *(f"docs/{name}.md" for name in ("install", "first-run", "your-own-model", "serving"))}
+LINKED = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"]
 LONGEST_LINE = 200
 SMALL_TRAINING = shlex.split(
     "--loop.steps 2 --loop.batch_rows 2 --loop.micro_rows 2 --loop.validate_rows 2 "
@@ -29,10 +33,7 @@ SMALL_TRAINING = shlex.split(
     "--model.head_size 16 --model.intermediate 32 --probe.prompts 1 "
     "--probe.max_new_tokens 6"
 )
-SMALL_AUDIT = shlex.split(
-    "--audit.tokens 500 --audit.sequences 10000 --audit.prompts 1 --audit.max_new_tokens 8 "
-    "--audit.batch 4 --eval.limit 2"
-)
+SMALL_AUDIT = [*AUDIT, "--eval.limit", "2"]
 SMALL_EVAL = [*SMALL_AUDIT, *["--eval.max_new_tokens", "21", "--eval.sweep", "[1]", "--eval.repeats", "1"]]
 EXTRA = {
     "train": SMALL_TRAINING,
@@ -41,6 +42,8 @@ EXTRA = {
     "check": [],
     "inspect": ["--data.limit_rows", "40"],
     "tree": ["--texts", "2", "--eval.max_new_tokens", "12"],
+    "chat": ["--max-new-tokens", "12"],
+    "tune": ["--limit", "8", "--eval.max_new_tokens", "12"],
     "generate": ["--limit", "6", "--max-new-tokens", "16", "--keep-cut"],
 }
 BENCHMARKS = {
@@ -83,6 +86,8 @@ BENCHMARKS = {
     "benchmarks/decode_cpu.py": "--prompts 1 --max-new-tokens 12 --rounds 1",
     "benchmarks/loss_memory.py": "--vocabulary 500 --positions 64 --hidden 16 --rounds 1",
     "benchmarks/train_step.py": "--tiny --recipes eagle-tiny",
+    "benchmarks/mutations": "--only T06,T22",
+    "benchmarks/reliability.py": "--fast --only determinism",
 }
 # what a draft that is cut from its target cannot have are sizes of its own
 SMALL_PRUNING = [
@@ -164,8 +169,13 @@ def run(line: str) -> int:
     return main([verb, *rest, *extra])
 
 
+def when(page: Path) -> Any:
+    name = page_name(page)
+    return pytest.param(page, id=name, marks=() if name in DAILY else pytest.mark.slow)
+
+
 @pytest.mark.run
-@pytest.mark.parametrize("page", PAGES, ids=page_name)
+@pytest.mark.parametrize("page", [when(page) for page in PAGES if commands(page) or blocks(page, "python")])
 def test_commands(page: Path, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(workplace, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)

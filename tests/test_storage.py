@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -13,15 +15,19 @@ from draftsmith.storage import (
     MANIFEST,
     check_identity,
     check_identity_file,
+    delete_folder,
+    delete_leftovers,
     fault,
     replace_folder,
     staged_file,
     staged_folder,
     staging_of,
+    try_lock,
     writable_folder,
     write_text,
     writing,
 )
+from draftsmith.storage import staging as staging_names
 from draftsmith.storage.identity import flat
 
 
@@ -179,3 +185,70 @@ def test_an_identity_that_is_damaged(text: str, tmp_path: Path) -> None:
     path.write_text(text)
     with pytest.raises(RequestError, match="the file is damaged .*name another"):
         check_identity_file(path, {"rows": 1}, remedy="name another")
+
+
+LONG = "a-training-job-with-a-long-name-worker"
+
+
+@pytest.mark.parametrize(
+    ("name", "boot", "mine"), [(f"{LONG}-0", "one", True), (f"{LONG}-1", "one", False), (f"{LONG}-0", "two", False)]
+)
+def test_another_machine_is_told_apart(
+    name: str, boot: str, mine: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the end of a long name too, and where the name is the same but process numbers are not."""
+
+    def become(name: str, boot: str) -> str:
+        monkeypatch.setattr(socket, "gethostname", lambda: name)
+        monkeypatch.setattr(staging_names, "_read", lambda path: boot)
+        staging_names.this_host.cache_clear()
+        return staging_names.this_host()
+
+    left = tmp_path / f".staging-{become(f'{LONG}-0', 'one')}-99999999-file"
+    left.touch()
+    become(name, boot)
+    delete_leftovers(tmp_path)
+    monkeypatch.undo()
+    staging_names.this_host.cache_clear()
+    assert left.exists() != mine
+
+
+def test_this_machine_says_where_process_numbers_hold() -> None:
+    """The kernel names its start and the namespace of the numbers."""
+    assert len(staging_names._read("/proc/sys/kernel/random/boot_id").strip()) == 36
+    assert staging_names._read("/proc/self/ns/pid").startswith("pid:[")
+    assert staging_names._read("/proc/nothing") == ""
+
+
+def test_a_lock_that_smb_refuses_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(number: int) -> bool:
+        def flock(*_: object) -> None:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(fcntl, "flock", flock)
+        with (tmp_path / "lock").open("ab") as file:
+            return try_lock(file)
+
+    assert not refuse(errno.EACCES)
+    with pytest.raises(PermissionError):
+        refuse(errno.EPERM)
+
+
+def test_a_folder_that_cannot_be_deleted_yet_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """NFS keeps a file that is open somewhere, under another name, and so the folder."""
+    with staged_folder(tmp_path / "made", manifest={}) as folder:
+        (folder / "file").touch()
+
+    def busy(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
+
+    monkeypatch.setattr(os, "rmdir", busy)
+    delete_folder(tmp_path / "made")
+    delete_leftovers(tmp_path)
+    assert "cannot be deleted whole yet" in caplog.text
+    assert [path.name for path in tmp_path.iterdir()] == leftovers(tmp_path) != []
+    monkeypatch.undo()
+    delete_leftovers(tmp_path)
+    assert list(tmp_path.iterdir()) == []

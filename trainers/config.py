@@ -54,22 +54,22 @@ class ModelConfig(Section):
 
     architecture: Literal["qwen3", "llama"] | None = None
     """Family of `transformers` classes; default: the target's own, or qwen3."""
-    layers: int | None = Field(None, ge=1)
+    layers: int | None = Field(None, ge=1, le=1_000)
     """Decoder layers; derived: a quarter of the target's, at least one."""
-    hidden: int | None = Field(None, ge=8)
+    hidden: int | None = Field(None, ge=8, le=1_000_000)
     """Hidden size; derived: half of the target's, rounded to whole heads."""
-    intermediate: int | None = Field(None, ge=8)
+    intermediate: int | None = Field(None, ge=8, le=10_000_000)
     """Inner size of the feed-forward part; derived: same ratio to `hidden` as in the target."""
-    heads: int | None = Field(None, ge=1)
+    heads: int | None = Field(None, ge=1, le=100_000)
     """Attention heads; derived from `hidden` and `head_size`."""
-    kv_heads: int | None = Field(None, ge=1)
+    kv_heads: int | None = Field(None, ge=1, le=100_000)
     """Key-value heads; derived: the target's ratio."""
-    head_size: int | None = Field(None, ge=4)
+    head_size: int | None = Field(None, ge=4, le=100_000)
     """Size of a head; derived: the target's."""
     tied: bool = True
     """One matrix for the input embedding and the output projection; a draft cut from the target
     does as the target does."""
-    max_positions: int | None = Field(None, ge=16)
+    max_positions: int | None = Field(None, ge=16, le=1_000_000_000)
     """Longest context in tokens; derived: the target's, or 2048."""
     start_from: str | None = None
     """Folder or hub name of a model whose weights initialise this one, in place of random weights;
@@ -94,7 +94,7 @@ class ModelConfig(Section):
 class LoraConfig(Section):
     """An adapter on an existing draft: a low-rank change of its weights, for one domain for example."""
 
-    rank: int | None = Field(None, ge=1)
+    rank: int | None = Field(None, ge=1, le=65_536)
     """Rank of each layer's change; empty trains the whole draft. Needs `model.start_from`."""
     alpha: float = Field(16.0, gt=0)
     """A layer's change is scaled by alpha / rank."""
@@ -225,6 +225,9 @@ class LoopConfig(Section):
     """Held-out rows that the held-out loss is measured on."""
     max_bad_steps: int = Field(3, ge=0)
     """Most non-finite steps in a row: each is skipped, one more stops the run."""
+    stall_seconds: int = Field(1800, ge=1)
+    """Longest time that one process waits for another, after which it ends the run and names the one that does
+    not answer. More than preparing the data takes, for which all wait for process 0."""
     trackers: list[Literal["tensorboard", "trackio", "wandb", "mlflow", "aim"]] = []
     """Trackers that get copies of the metrics."""
     deterministic: bool = True
@@ -249,7 +252,7 @@ class ProbeConfig(Section):
     """Held-out prompts per probe."""
     max_new_tokens: int = Field(48, ge=2)
     """Tokens generated per prompt."""
-    draft_length: int = Field(4, ge=1)
+    draft_length: int = Field(4, ge=1, le=1_000)
     """Drafted tokens per target call."""
 
 
@@ -262,7 +265,7 @@ class EagleConfig(Section):
     """Weight of the cross-entropy between the distributions that follow from them."""
     noise: float = Field(0.1, ge=0)
     """Uniform noise of at most this size is added to features in training; 0: none."""
-    passes: int = Field(1, ge=1)
+    passes: int = Field(1, ge=1, le=256)
     """Passes over its own features in training: 1 is EAGLE-1, 3 is HASS; each costs as much as the
     first."""
     top_k: float = Field(0.0, ge=0)
@@ -276,9 +279,9 @@ class EagleConfig(Section):
 class MedusaConfig(Section):
     """The heads of a Medusa or Hydra drafter, and the weight of each in the loss."""
 
-    heads: int = Field(4, ge=1)
+    heads: int = Field(4, ge=1, le=64)
     """Number of heads; head k proposes the token k positions after the next one."""
-    layers: int = Field(1, ge=1)
+    layers: int = Field(1, ge=1, le=64)
     """Residual blocks of a head."""
     decay: float = Field(0.8, gt=0, le=1)
     """Weight of head k in the loss is decay^k: far tokens are hard, and rarely reached."""
@@ -293,7 +296,7 @@ class TuneConfig(Section):
 
     how: Literal["lora", "full"] = "lora"
     """`lora` trains low-rank changes to linear layers, `full` every weight of the target."""
-    rank: int = Field(32, ge=1)
+    rank: int = Field(32, ge=1, le=65_536)
     """Rank of each layer's change."""
     alpha: float = Field(16.0, gt=0)
     """A layer's change is scaled by alpha / rank."""
@@ -321,9 +324,9 @@ class Medusa2Config(Section):
 class BpdConfig(Section):
     """The k-output layer of blockwise parallel decoding."""
 
-    block: int = Field(5, ge=2)
+    block: int = Field(5, ge=2, le=256)
     """Tokens k of a block, the target's own next token included: the most that one call can give."""
-    inner: int | None = Field(None, ge=1)
+    inner: int | None = Field(None, ge=1, le=1_000_000)
     """Hidden units of the layer per output; default: the target's hidden size."""
     every_head: bool = False
     """Train all outputs at every step; without it one is drawn at random, at a k-th of the cost."""
@@ -334,7 +337,7 @@ class BpdConfig(Section):
 class BoostConfig(Section):
     """Several small models (SSMs), each trained on what the earlier ones do not predict."""
 
-    members: int = Field(3, ge=1)
+    members: int = Field(3, ge=1, le=256)
     """Largest number of SSMs; each is trained for `loop.steps`."""
     samples: int = Field(4096, ge=1)
     """Prompts from the training rows that the target continues."""
@@ -369,7 +372,7 @@ class BoostConfig(Section):
     start_from: list[str] = []
     """Initial weights of each SSM, in order: a folder or hub name, or `ssm-1` for the run's own first
     SSM; an empty or missing entry uses `model.start_from`."""
-    layers: list[Annotated[int, Field(ge=1)] | None] = []
+    layers: list[Annotated[int, Field(ge=1, le=1_000)] | None] = []
     """Layers of each SSM that is made from scratch or cut from the target, in order; a null or
     missing entry uses `model.layers`, and an SSM initialised from another keeps its own."""
 
@@ -377,7 +380,7 @@ class BoostConfig(Section):
 class Eagle3Config(Section):
     """How EAGLE-3 drafters are trained."""
 
-    passes: int = Field(7, ge=1)
+    passes: int = Field(7, ge=1, le=256)
     """Passes over its own outputs in training: as many as tokens will be drafted; each costs as much
     as the first."""
     ce: float = Field(1.0, ge=0)

@@ -48,7 +48,7 @@ def check_recipe(recipe: Sections) -> None:
     """Raise RequestError where `eagle` and `objective` together teach nothing."""
     config = recipe.eagle
     own = {"eagle.feature": config.feature, "eagle.ce": config.ce, "eagle.top_k": config.top_k}
-    check_terms(recipe.objective, own=own, places=config.passes)
+    check_terms(recipe.objective, own=own, positions=config.passes)
     check_not_pruned(recipe.model)
 
 

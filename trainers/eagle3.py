@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 def check_recipe(recipe: Sections) -> None:
     """Raise RequestError where `eagle3` and `objective` together teach nothing."""
     config = recipe.eagle3
-    check_terms(recipe.objective, own={"eagle3.ce": config.ce}, places=config.passes)
+    check_terms(recipe.objective, own={"eagle3.ce": config.ce}, positions=config.passes)
     check_not_pruned(recipe.model)
 
 

@@ -102,7 +102,7 @@ class Method:
     """Sections that this very recipe turns off, each with what would turn it on."""
     sizes: Mapping[str, str] = field(default_factory=dict)
     """Settings of the drafter that the recipe chooses -> the value that does; others follow from the target."""
-    places: Count = _one
+    positions: Count = _one
     """Tokens behind a position that the loss speaks of."""
     passes: Count = _one
     """Forward passes of what is trained, per row."""
@@ -193,7 +193,7 @@ _ALL = (
         reads=_ON_TARGET,
         ignores=_NOT_MOVING,
         sizes=_HEADS,
-        places=_heads,
+        positions=_heads,
         probe_depth=_heads,
     ),
     Method(
@@ -204,7 +204,7 @@ _ALL = (
         reads=_ON_TARGET,
         ignores=_NOT_MOVING,
         sizes=_HEADS,
-        places=_heads,
+        positions=_heads,
         probe_depth=_heads,
         tunes_target=lambda _recipe: True,
     ),
@@ -217,7 +217,7 @@ _ALL = (
         reads=_ON_TARGET,
         ignores=_NOT_MOVING,
         sizes=_HEADS,
-        places=_heads,
+        positions=_heads,
         probe_depth=_heads,
     ),
     Method(
@@ -229,7 +229,7 @@ _ALL = (
         ignores=_NOT_MOVING,
         unread=lambda recipe: {} if _bpd_tunes(recipe) else {"tune": "set bpd.backbone to tuned"},
         sizes={"block": "bpd.block", "inner": "bpd.inner"},
-        places=lambda recipe: int(recipe.bpd.block),
+        positions=lambda recipe: int(recipe.bpd.block),
         probe_depth=lambda recipe: int(recipe.bpd.block) - 1,
         tunes_target=_bpd_tunes,
     ),
@@ -240,7 +240,7 @@ _ALL = (
         sections={"eagle": EagleConfig},
         reads=_ON_TARGET,
         ignores=_WHOLE_TEACHER,
-        places=lambda recipe: int(recipe.eagle.passes),
+        positions=lambda recipe: int(recipe.eagle.passes),
         passes=lambda recipe: int(recipe.eagle.passes),
     ),
     Method(
@@ -255,7 +255,7 @@ _ALL = (
             "draft_vocabulary": "eagle3.vocabulary",
             "feature_norms": "eagle3.feature_norms",
         },
-        places=lambda recipe: int(recipe.eagle3.passes),
+        positions=lambda recipe: int(recipe.eagle3.passes),
         passes=lambda recipe: int(recipe.eagle3.passes),
     ),
 )

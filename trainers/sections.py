@@ -18,7 +18,7 @@ the sections of trainers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -104,6 +104,10 @@ class Sections(Protocol):
     @property
     def tunes_target(self) -> bool:
         """Whether the target is trained with its drafter."""
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """What the run computes hangs on, by dotted path."""
 
 
 MakeProbe = Callable[["Backbone"], "Probe"]

@@ -24,6 +24,7 @@ from ..storage import replace_folder
 from .config import ObjectiveConfig
 from .loop.loop import Outcome
 from .loop.objective import Batch, check_start_context, hidden_states, labelled
+from .loop.processes import name_the_silent
 from .loop.setup import make_accelerator, make_deterministic, run_loop
 from .loop.sharding import standalone
 from .losses.chunked import ChunkedLoss, cross_entropy
@@ -127,7 +128,7 @@ def run(recipe: Sections, out: Path, resume: str = "auto", _make_probe: MakeProb
     check_start_context(recipe.model, recipe.row_tokens)
     make_deterministic(recipe.loop)
     accelerator = make_accelerator(recipe.loop, recipe.optimizer, out)
-    with accelerator.main_process_first():
+    with name_the_silent(out, accelerator, bound=recipe.loop.stall_seconds), accelerator.main_process_first():
         tokenizer = tokenizer_for(recipe.data, recipe.tokenizer, out)
         rows = prepare(recipe.data, tokenizer, out=out)
     objective = TargetObjective(recipe, student(recipe, None, tokenizer), tokenizer)

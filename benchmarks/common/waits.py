@@ -48,7 +48,7 @@ class Watch(TorchDispatchMode):
     def __init__(self, *, cuda: bool) -> None:
         super().__init__()
         self.cuda = cuda
-        self.found: Counter[str] = Counter()
+        self.waits: Counter[str] = Counter()
         self._open = False
 
     @property
@@ -70,7 +70,7 @@ class Watch(TorchDispatchMode):
             if file.startswith(_PACKAGE) and file != __file__ and "site-packages" not in file
         )
         line_of_code = next(lines_of_code, "an unknown place")
-        self.found[f"{name} at {line_of_code}"] += 1
+        self.waits[f"{name} at {line_of_code}"] += 1
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}

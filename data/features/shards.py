@@ -21,7 +21,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from ...storage import sha256, staged_file, write_text
+from ...storage import delete_leftovers, sha256, staged_file, write_text
 from .codec import Encoded
 
 _log = logging.getLogger(__name__)
@@ -55,6 +55,7 @@ class Shards:
         self._number = 0
         for staging in folder.glob(f".staging-{rank:03d}-*"):
             staging.unlink()  # a kill's
+        delete_leftovers(folder)
         self.scan(used=0)
 
     def __contains__(self, key: str) -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ...errors import RequestError
 from ..config import RowShape
 from ..rows.encode import beginning
-from ..rows.readers import Rejected
+from ..rows.raw import Rejected
 from ..rows.records import Placed
 from ..rows.shapes import BadRow, Chat, Record, Text, Tokens, parse
 from ..rows.templates import render_chat

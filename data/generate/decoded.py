@@ -15,7 +15,7 @@ from ...decoding.engine import Generation, autoregressive, generate
 from ...decoding.proposal import Proposer
 from ...decoding.sampling import Warper
 from ...decoding.target.backbone import Backbone
-from ..rows.readers import Rejected
+from ..rows.raw import Rejected
 from ..rows.records import Placed
 from .answers import Ask, Asker, Dialogue, Reply, corrections
 from .journal import Journal

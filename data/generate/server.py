@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import httpx2
 
 from ...errors import EnvironmentFailure, RequestError
-from ..rows.readers import Rejected
+from ..rows.raw import Rejected
 from ..rows.records import Placed
 from .answers import Ask, Asker, Dialogue, NoAnswer, Reply
 from .journal import Journal

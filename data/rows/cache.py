@@ -12,7 +12,6 @@ import logging
 import os
 import shutil
 import sys
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -21,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...storage import read_manifest, sha256, staged_folder
+from ...storage import delete_leftovers, read_manifest, sha256, staged_folder
 from ...storage.formats import TOKENISED
 from ..config import DataConfig
 from .packed import PackedRows
-from .readers import Rejected
+from .raw import Rejected
 from .report import DataReport
 
 if TYPE_CHECKING:
@@ -49,10 +48,13 @@ class Prepared:
 
 def make_key(config: DataConfig, tokenizer: PreTrainedTokenizerBase, contents: Sequence[str | None]) -> str:
     """A hash of content, config, tokenizer and the versions of what reads and tokenises."""
+    shape = config.model_dump(exclude={"cache"})
+    if shape["control_tokens"] == DataConfig.model_fields["control_tokens"].default:
+        del shape["control_tokens"]  # keys from before there was that field are the same rows' still
     shaped_by = {
         "format": TOKENISED.number,
         "contents": contents,
-        "config": config.model_dump(exclude={"cache"}),
+        "config": shape,
         "template": _file_hash(config.chat_template),
         "tokenizer": _tokenizer_hash(tokenizer),
         "versions": {name: _version(name) for name in _PACKAGES},
@@ -76,15 +78,17 @@ def load(folder: Path, key: str) -> Prepared | None:
         return None
     try:
         record = read_manifest(entry)
+        report = DataReport(**record["report"])
         return Prepared(
-            train=_read_rows(entry, "train", key),
-            validation=_read_rows(entry, "validation", key),
-            report=DataReport(**record["report"]),
+            train=_read_rows(entry, "train", report.fingerprint),
+            validation=_read_rows(entry, "validation", report.fingerprint),
+            report=report,
             rejected=tuple(Rejected(*each) for each in record["rejected"]),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         # draftsmith 0.1.0 wrote `entry.json`; the rows are the same
-        reason = "of an older version" if (entry / "entry.json").is_file() else f"damaged ({error})"
+        older = isinstance(error, TypeError) or (entry / "entry.json").is_file()
+        reason = "of an older version" if older else f"damaged ({error})"
         _log.warning("data: cache entry %s is %s; making it anew", entry, reason)
         shutil.rmtree(entry, ignore_errors=True)
         return None
@@ -93,11 +97,10 @@ def load(folder: Path, key: str) -> Prepared | None:
 def store(folder: Path, key: str, prepared: Prepared) -> None:
     """Write the entry; a folder that cannot be written is a warning, not the end of the run."""
     entry = folder / key
-    # several processes may make one entry at once: each stages under a name of its own
-    own = folder / f".staging-{uuid.uuid4().hex}-{key}"
     record = {"report": prepared.report.to_dict(), "rejected": [list(each) for each in prepared.rejected]}
     try:
-        with staged_folder(entry, staging=own, manifest=record) as staging:
+        delete_leftovers(folder)
+        with staged_folder(entry, manifest=record) as staging:
             for part in ("train", "validation"):
                 for array in _ARRAYS:
                     np.save(staging / f"{part}.{array}.npy", getattr(getattr(prepared, part), array))
@@ -107,11 +110,11 @@ def store(folder: Path, key: str, prepared: Prepared) -> None:
             _log.warning("data: cannot cache in %s (%s); set data.cache", folder, error.strerror)
 
 
-def _read_rows(entry: Path, part: str, key: str) -> PackedRows:
+def _read_rows(entry: Path, part: str, fingerprint: str) -> PackedRows:
     arrays: Mapping[str, Any] = {
         name: np.load(entry / f"{part}.{name}.npy", mmap_mode="r", allow_pickle=False) for name in _ARRAYS
     }
-    return PackedRows(**arrays, fingerprint=key)
+    return PackedRows(**arrays, fingerprint=fingerprint)
 
 
 def _tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:

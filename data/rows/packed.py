@@ -8,6 +8,7 @@ Shapes: R rows of a batch, S tokens of a row.
 
 from __future__ import annotations
 
+import hashlib
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -43,6 +44,14 @@ class PackedRows:
     @property
     def sequence_length(self) -> int:
         return int(self.ids_RS.shape[1])
+
+    def content_hash(self) -> str:
+        """A hash of the rows themselves; `fingerprint` is of what they were made from, versions of packages too."""
+        made = hashlib.sha256()
+        for array in (self.ids_RS, self.in_loss_RS, self.document_RS):
+            made.update(f"{array.dtype} {array.shape}".encode())
+            made.update(np.ascontiguousarray(array).reshape(-1).data)
+        return made.hexdigest()
 
     def batch(self, rows: Sequence[int]) -> dict[str, Tensor]:
         """Tensors of the named rows.

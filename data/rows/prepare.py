@@ -6,6 +6,7 @@ cache. Read next: `sources.py`, `records.py`, `encode.py`, `rows/packed.py`, in 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from collections.abc import Iterator, Sequence
@@ -22,9 +23,10 @@ from ...storage import write_text, writing
 from ..config import DataConfig
 from . import cache
 from .cache import Prepared
+from .csv_rows import SWALLOWS
 from .encode import Encoder
 from .packed import Document, PackedRows, pack
-from .readers import Rejected
+from .raw import Rejected
 from .records import Placed, RecordReader, held_out
 from .report import DataReport, Tally, check_tally, token_counts, write_rejected
 from .shapes import BadRow, Chat, Text, digest
@@ -115,19 +117,22 @@ class _Preparation:
         else:
             out = np.repeat([False, True], [len(read.documents), len(named.documents)])
         both = [read] if named is None else [read, named]
+        key = self._key(key, [each.tally for each in both])
         documents = [each for part in both for each in part.documents]
         digests = np.asarray([each for part in both for each in part.digests], dtype=np.uint64)
         rows = self._pack(documents, ~out, key), self._pack(documents, out, key)
-        report = self._report(train, both, digests, out, rows)
+        names = [train.name] if validation is None else [train.name, f"{validation.name}, held out"]
+        report = self._report(names, both, digests, out, rows)
         return Prepared(*rows, report, [each for part in both for each in part.tally.rejected])
 
     def _read(self, source: Source) -> _Read:
         """Every row of a source, tokenised batch by batch; stops on hopeless data."""
         read = _Read()
         allowed = self.config.max_rejected_share
-        records = self.reader.read(source)
+        records = self.reader.read(source, read.tally.extents)
         while batch := list(islice(records, _BATCH)):
             self._encode(batch, read)
+            read.tally.say_progress(source.name)
             if read.tally.hopeless(allowed):
                 break
         listed = None
@@ -146,7 +151,7 @@ class _Preparation:
                 continue
             result = next(encoded)
             if isinstance(result, BadRow):
-                read.tally.rejected.append(each.rejected(str(result)))
+                read.tally.reject(each, result)
             elif read.tally.add(result):
                 read.documents.append(result.document)
                 read.digests.append(digest(each.record))
@@ -157,9 +162,22 @@ class _Preparation:
         mine = (document for document, kept in zip(documents, chosen, strict=True) if kept)
         return pack(mine, length, pad=pad, fingerprint=key, together=self.config.packing)
 
+    def _key(self, key: str, tallies: Sequence[Tally]) -> str:
+        """`key`, or another one where versions that had it trained on other rows of this source."""
+        forged, as_text = any(each.forged for each in tallies), self.config.control_tokens == "as_text"
+        spelled = forged or (as_text and any(each.spelling for each in tallies))
+        others = {
+            " without forged turns": forged,
+            " by the model's stops": spelled and bool(self.encoder.control.stops),
+            " with ends cut off": any(each.ended for each in tallies),
+            " without rows of many": any(SWALLOWS in row.reason for each in tallies for row in each.rejected),
+        }
+        said = "".join(words for words, is_so in others.items() if is_so)
+        return hashlib.sha256(f"{key}{said}".encode()).hexdigest() if said else key
+
     def _report(
         self,
-        source: Source,
+        names: Sequence[str],
         both: Sequence[_Read],
         digests: NDArray[np.uint64],
         out: NDArray[np.bool_],
@@ -170,11 +188,16 @@ class _Preparation:
         tokens, counted, positions = token_counts(rows[0])
         masked = any(each.masked for each in tallies) and self.encoder.template.exists
         return DataReport(
-            source=source.name,
+            source=names[0],
             shapes={file: str(shape) for file, shape in self.reader.shapes.items()},
             answers_found_by=self.encoder.template.method if masked else "nothing to find",
             rows=usable,
             rejected=sum(len(each.rejected) for each in tallies),
+            bytes_read={name: each.bytes_read() for name, each in zip(names, tallies, strict=True)},
+            control_tokens=list(self.encoder.control.tokens),
+            control_rejected=sum(each.forged for each in tallies),
+            control_kept=sum(each.spelling for each in tallies),
+            ends_cut=sum(each.ended for each in tallies),
             duplicates=len(digests) - len(np.unique(digests)),
             validation_rows=int(out.sum()),
             leaked=int(np.isin(digests[out], digests[~out]).sum()),

@@ -9,175 +9,115 @@ Read next: `shapes.py`, which judges the rows.
 
 from __future__ import annotations
 
-import csv
 import json
 import re
-from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 from ...errors import DataError, EnvironmentFailure
+from .csv_rows import read_csv
+from .raw import Extent, RawRow, Rejected, Rows
 from .shapes import MAX_ROW_BYTES, kind_of
-
-
-class RawRow(NamedTuple):
-    """Columns of one row, and where it begins (lines are counted from 1, Parquet rows too)."""
-
-    file: str
-    line: int
-    columns: dict[str, Any]
-    ends: bool = True
-
-
-class Rejected(NamedTuple):
-    """A row that is left out, and why."""
-
-    file: str
-    line: int
-    reason: str
-
-
-Rows = Iterator[RawRow | Rejected]
 
 TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst", ".py", ".c", ".h", ".cpp", ".js", ".ts", ".java", ".go", ".rs")
 _WRONG_CONTENT = (
     (b"PAR1", "is a Parquet file; name it .parquet"),
     (b"\x1f\x8b", "is compressed by gzip; unpack it first"),
     (b"PK\x03\x04", "is a zip archive; unpack it first"),
+    (b"\xff\xfe\0\0", "is UTF-32 text; save it as UTF-8"),
+    (b"\0\0\xfe\xff", "is UTF-32 text; save it as UTF-8"),
     (b"\xff\xfe", "is UTF-16 text; save it as UTF-8"),
     (b"\xfe\xff", "is UTF-16 text; save it as UTF-8"),
 )
 _BLANK = re.compile(r"[ \t\r\n]*")
 
 
-def read_file(path: Path, *, block: int) -> Rows:
-    """The rows of one file, by its suffix. `block`: characters of plain text in one row.
+def read_file(path: Path, *, block: int, extent: Extent | None = None) -> Rows:
+    """The rows of one file, by its suffix.
+
+    Args:
+        block: characters of plain text in one row.
+        extent: told with each row how far the file is read.
 
     Raises:
         DataError: the file cannot be opened, or is broken beyond its single rows.
     """
-    reader = _READERS.get(path.suffix.lower())
+    suffix = path.suffix.lower()
+    extent = Extent(0) if extent is None else extent
     try:
-        if path.suffix.lower() != ".parquet":
-            _check_content(path)
-        yield from reader(path) if reader else read_text(path, block)
+        if suffix == ".parquet":
+            yield from read_parquet(path, extent)
+            return
+        with path.open("rb") as stream:
+            _check_content(stream, path)
+            reader = _READERS.get(suffix)
+            rows = read_text(stream, str(path), block) if reader is None else reader(stream, str(path))
+            with closing(rows):
+                for row in rows:
+                    extent.read = stream.tell()
+                    yield row
+                extent.read = stream.tell()
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
 
 
-def read_jsonl(path: Path) -> Rows:
+def read_jsonl(stream: BinaryIO, file: str) -> Rows:
     """One JSON object per line. Only a line feed ends a line: JSON text may hold U+2028."""
-    with path.open("rb") as stream:
-        for number, line in _lines(stream):
-            if isinstance(line, int):
-                reason = f"a line of {line / 1e6:.1f} MB; the limit is {MAX_ROW_BYTES / 1e6:.1f} MB"
-                yield Rejected(str(path), number, reason)
-            elif line.strip():
-                yield _parse_line(line, str(path), number)
+    for number, line in _lines(stream):
+        if isinstance(line, int):
+            reason = f"a line of {line / 1e6:.1f} MB; the limit is {MAX_ROW_BYTES / 1e6:.1f} MB"
+            yield Rejected(file, number, reason)
+        elif line.strip():
+            yield _parse_line(line, file, number)
 
 
-def read_json(path: Path) -> Rows:
+def read_json(stream: BinaryIO, file: str) -> Rows:
     """A list of objects, one object, or JSON lines under the name .json."""
-    text = _decode(path)
+    text = _decode(stream, file)
     start = _skip(text, 0)
     if start == len(text):
         return
     if text[start] == "[":
-        yield from _elements(text, start + 1, path)
+        yield from _elements(text, start + 1, file)
         return
     try:
         value = _load(text)
     except (ValueError, RecursionError) as error:
         if not str(error).startswith("Extra data"):
-            raise DataError(f"{path}:{_line_of(error)}: not JSON ({_brief(error)})") from error
-        yield from read_jsonl(path)
+            raise DataError(f"{file}:{_line_of(error)}: not JSON ({_brief(error)})") from error
+        stream.seek(0)
+        yield from read_jsonl(stream, file)
         return
-    yield _object(value, str(path), 1)
+    yield _object(value, file, 1)
 
 
-def read_csv(path: Path) -> Rows:
-    """Comma (or, for .tsv, tab) separated text with a header; every value stays text."""
-    csv.field_size_limit(MAX_ROW_BYTES)  # its default, 128 KiB, is less than a long document
-    # bytes that are not UTF-8 become surrogates here and are refused by row in `shapes`
-    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as stream:
-        delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
-        lines = _Lines(stream)
-        reader = csv.reader(lines, delimiter=delimiter, strict=True)
-        header = _header(reader, path)
-        while header:
-            line = lines.begin_row()
-            try:
-                fields = next(reader)
-            except StopIteration:
-                return
-            except csv.Error as error:
-                yield Rejected(str(path), line, f"not CSV ({error}){lines.after_error(str(error))}")
-                continue
-            if len(fields) == len(header):
-                yield RawRow(str(path), line, dict(zip(header, fields)))
-            elif fields:
-                reason = f"{len(fields)} fields; the header has {len(header)}"
-                yield Rejected(str(path), line, reason)
-
-
-class _Lines:
-    """Lines for the CSV reader, which can be read again from the second one of a row on."""
-
-    def __init__(self, stream: Iterator[str]) -> None:
-        self._stream = stream
-        self._again: deque[str] = deque()
-        self._row: list[str] = []
-        self._number = 0  # of the last line handed out
-
-    def __iter__(self) -> _Lines:
-        return self
-
-    def __next__(self) -> str:
-        line = self._again.popleft() if self._again else next(self._stream)
-        self._number += 1
-        self._row.append(line)
-        return line
-
-    def begin_row(self) -> int:
-        """The number of the line where the next row begins."""
-        self._row.clear()
-        return self._number + 1
-
-    def after_error(self, error: str) -> str:
-        """Go on behind a row that is no CSV; returns what is lost with it, for the message.
-
-        A quote that is never closed runs to the end of the file, or of what a field may hold:
-        only its own line is lost then, and the next line begins a row.
-        """
-        if error.startswith(("unexpected end of data", "field larger")):
-            self._number -= len(self._row) - 1
-            self._again.extendleft(reversed(self._row[1:]))
-            return ""
-        return f"; lost up to line {self._number}" if len(self._row) > 1 else ""
-
-
-def read_text(path: Path, block: int) -> Rows:
+def read_text(stream: BinaryIO, file: str, block: int) -> Rows:
     """Plain text in blocks that end at a line end (or, without one, after `block` characters).
 
     A block with bytes that are not UTF-8 is rejected, and no other one with it.
     """
     line = 1
     # bytes that are not UTF-8 become surrogates, which the block's own bytes tell from text
-    with path.open(encoding="utf-8-sig", errors="surrogateescape") as stream:
-        part = stream.read(block) + stream.readline(block)
+    text = TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape")
+    try:
+        part = text.read(block) + text.readline(block)
         while part:
-            following = stream.read(block)
+            following = text.read(block)
             if following:
-                following += stream.readline(block)
+                following += text.readline(block)
             if part.strip():
                 bad = _bad_line(part)
                 if bad is None:
-                    yield RawRow(str(path), line, {"text": part}, ends=not following)
+                    yield RawRow(file, line, {"text": part}, ends=not following)
                 else:
-                    yield Rejected(str(path), line + bad[0], bad[1])
+                    yield Rejected(file, line + bad[0], bad[1])
             line += part.count("\n")
             part = following
+    finally:
+        text.detach()  # the stream is the caller's
 
 
 def _bad_line(text: str) -> tuple[int, str] | None:
@@ -194,19 +134,27 @@ def _bad_line(text: str) -> tuple[int, str] | None:
     return None
 
 
-def read_parquet(path: Path) -> Rows:
+def read_parquet(path: Path, extent: Extent) -> Rows:
     """Rows through `datasets`, streamed; `line` is the row's number."""
     content = path.read_bytes() if path.stat().st_size < 12 else _ends(path)
     if not (content.startswith(b"PAR1") and content.endswith(b"PAR1") and len(content) >= 8):
         raise DataError(f"{path}: no complete Parquet file; it is cut off or something else")
     datasets = import_datasets()
-    broken = (OSError, ValueError, TypeError, NotImplementedError, datasets.exceptions.DatasetsError)
+    from pyarrow.parquet import read_metadata
+
+    # ArrowInvalid is a ValueError, ArrowNotImplementedError a NotImplementedError
+    broken = (OSError, ValueError, TypeError, LookupError, ArithmeticError, RuntimeError, MemoryError)
     number = 0
     try:
+        count = read_metadata(path).num_rows
+        if not count:  # `datasets` fails on it
+            extent.read = extent.size
+            return
         rows = datasets.load_dataset("parquet", data_files=_escape(path), split="train", streaming=True)
         for number, row in enumerate(rows, 1):
+            extent.read = extent.size * number // count
             yield RawRow(str(path), number, row)
-    except broken as error:
+    except (*broken, datasets.exceptions.DatasetsError) as error:
         raise DataError(
             f"{path}: broken Parquet behind row {number} ({_brief(error)}); write the file anew"
         ) from error
@@ -223,21 +171,20 @@ def import_datasets() -> Any:
     return datasets
 
 
-_READERS: dict[str, Callable[[Path], Rows]] = {
+_READERS: dict[str, Callable[[BinaryIO, str], Rows]] = {
     ".jsonl": read_jsonl,
     ".ndjson": read_jsonl,
     ".json": read_json,
     ".csv": read_csv,
     ".tsv": read_csv,
-    ".parquet": read_parquet,
 }
-SUFFIXES = (*_READERS, *TEXT_SUFFIXES)
+SUFFIXES = (*_READERS, ".parquet", *TEXT_SUFFIXES)
 
 
 def reader_version(path: Path) -> tuple[str, ...]:
     """What a file's identity holds beside its content: raised where the same bytes give other rows.
 
-    2: a byte that is not UTF-8 and a quote that is never closed no longer cost the rest of the file.
+    2: a byte that is not UTF-8 and a stray quote no longer cost what stands behind them.
     """
     return () if path.suffix.lower() in (".jsonl", ".ndjson", ".json", ".parquet") else ("reader 2",)
 
@@ -278,7 +225,7 @@ def _object(value: Any, file: str, number: int) -> RawRow | Rejected:
     return Rejected(file, number, f"found {kind_of(value)}; expected an object")
 
 
-def _elements(text: str, at: int, path: Path) -> Rows:
+def _elements(text: str, at: int, file: str) -> Rows:
     """The elements of a list that opens before `at`, decoded one by one to know their lines."""
     decoder = json.JSONDecoder(object_pairs_hook=_once)
     line, counted, first = 1, 0, True
@@ -290,15 +237,15 @@ def _elements(text: str, at: int, path: Path) -> Rows:
         try:
             value, at = decoder.raw_decode(text, at)
         except (ValueError, RecursionError) as error:
-            raise DataError(f"{path}:{_line_of(error, line)}: not JSON ({_brief(error)})") from error
-        yield _object(value, str(path), line)
+            raise DataError(f"{file}:{_line_of(error, line)}: not JSON ({_brief(error)})") from error
+        yield _object(value, file, line)
         at, first = _skip(text, at), False
         if text[at : at + 1] != ",":
             break
         at += 1
     if text[at : at + 1] != "]" or _skip(text, at + 1) != len(text):
         line += text.count("\n", counted, at)
-        raise DataError(f"{path}:{line}: not JSON (the list of rows does not end well)")
+        raise DataError(f"{file}:{line}: not JSON (the list of rows does not end well)")
 
 
 def _load(text: str) -> Any:
@@ -315,41 +262,22 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return columns
 
 
-def _header(reader: Any, path: Path) -> list[str]:
-    try:
-        header = [name.strip() for name in next(reader, [])]
-    except csv.Error as error:
-        raise DataError(f"{path}:1: not CSV ({error})") from error
-    if "" in header or len(set(header)) != len(header):
-        raise DataError(f"{path}:1: the header {header} has an empty or a repeated name")
-    return header
-
-
-def _check_content(path: Path) -> None:
-    with path.open("rb") as stream:
-        start = stream.read(4)
+def _check_content(stream: BinaryIO, path: Path) -> None:
+    start = stream.read(4)
+    stream.seek(0)
     for magic, reason in _WRONG_CONTENT:
         if start.startswith(magic):
             raise DataError(f"{path}: {reason}")
 
 
-def _decode(path: Path) -> str:
+def _decode(stream: BinaryIO, file: str) -> str:
+    content = stream.read()
     try:
-        return path.read_text(encoding="utf-8-sig")
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line, reason = _not_utf8(path, error)
-        raise DataError(f"{path}:{line}: {reason}") from error
-
-
-def _not_utf8(path: Path, error: UnicodeDecodeError) -> tuple[int, str]:
-    """Line and reason of the first bytes that are no UTF-8; `error` knows only its own chunk."""
-    with path.open("rb") as stream:
-        for number, line in enumerate(stream, 1):
-            try:
-                line.decode()
-            except UnicodeDecodeError as inside:
-                return number, f"not UTF-8 ({inside.reason} at byte {inside.start} of the line)"
-    return 1, f"not UTF-8 ({error.reason})"
+        line, reason = content.count(b"\n", 0, error.start) + 1, error.reason
+        at = error.start - (content.rfind(b"\n", 0, error.start) + 1)
+        raise DataError(f"{file}:{line}: not UTF-8 ({reason} at byte {at} of the line)") from error
 
 
 def _skip(text: str, at: int) -> int:

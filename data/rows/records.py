@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from ...errors import DataError, RequestError
 from ..config import DataConfig, RowShape
-from .readers import RawRow, Rejected
-from .shapes import COLUMNS, BadRow, Record, Text, find_shape, parse
+from .raw import Extents, RawRow, Rejected
+from .shapes import COLUMNS, BadRow, Record, Text, find_shape, parse, shown_names
 from .sources import Source
 
 
@@ -39,13 +39,13 @@ class RecordReader:
     shapes: dict[str, RowShape] = field(default_factory=dict)
     """Source or file -> the shape of its rows."""
 
-    def read(self, source: Source) -> Iterator[Placed | Rejected]:
-        """Records and rejected rows of `source`, in its order.
+    def read(self, source: Source, extents: Extents | None = None) -> Iterator[Placed | Rejected]:
+        """Records and rejected rows of `source`, in its order; `extents` as for `Source.rows`.
 
         Raises:
             DataError: a file's columns are no known shape, or the file is broken.
         """
-        for row in islice(source.rows(), self.config.limit_rows):
+        for row in islice(source.rows(extents), self.config.limit_rows):
             yield row if isinstance(row, Rejected) else self._record(row, source)
 
     def _record(self, row: RawRow, source: Source) -> Placed | Rejected:
@@ -55,6 +55,8 @@ class RecordReader:
             record = parse(columns, shape)
         except BadRow as bad:
             return Rejected(row.file, row.line, str(bad))
+        except RecursionError:
+            return Rejected(row.file, row.line, "nested too deeply")
         if isinstance(record, Text) and not row.ends:
             record = Text(record.text, ends=False)
         return Placed(row.file, row.line, record)
@@ -74,7 +76,7 @@ class RecordReader:
         return self.shapes[key]
 
     def _find(self, row: RawRow, columns: dict[str, Any]) -> RowShape:
-        where, names = f"{row.file}:{row.line}", ", ".join(row.columns) or "none"
+        where, names = f"{row.file}:{row.line}", shown_names(row.columns)
         unknown = [name for name in self.config.columns if name not in row.columns]
         if unknown:
             raise RequestError(f"data.columns renames {unknown[0]!r}, which {where} does not have; found {names}")
@@ -97,12 +99,25 @@ def held_out(digests: Sequence[int], share: float) -> NDArray[np.bool_]:
     chosen = values < np.uint64(int(share * 2**64))
     if len(values) and not chosen.any():
         chosen = values == values.min()
+    _check_duplicates(values, chosen)
     if chosen.all():
         raise DataError(
             f"{len(values)} usable row(s) with the same content cannot be split into training and "
             "validation; add rows, or name held-out ones by data.validation"
         )
     return chosen
+
+
+def _check_duplicates(values: NDArray[np.uint64], chosen: NDArray[np.bool_]) -> None:
+    """Raise DataError where one content, met again and again, holds out most of the rows."""
+    if chosen.all() or chosen.mean() <= 0.5:
+        return
+    most = int(np.unique(values[chosen], return_counts=True)[1].max())
+    if most > len(values) / 2:
+        raise DataError(
+            f"{chosen.sum():,} of {len(values):,} rows would be held out, because {most:,} of them have the same "
+            "content and equal rows stay together; leave the duplicates out, or name held-out rows by data.validation"
+        )
 
 
 def _known_shapes() -> str:

@@ -6,6 +6,7 @@ Read next: `prepare.py`, which fills the tally while it reads.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,10 +16,16 @@ import numpy as np
 
 from ...errors import DataError
 from ...storage import write_text
+from .control import SpellsControlToken
 from .encode import Encoded
 from .packed import PackedRows
-from .readers import Rejected
+from .raw import Extents, Rejected
+from .records import Placed
+from .shapes import BadRow
 
+_log = logging.getLogger(__name__)
+# bytes of a source that are tokenised without a word: seconds
+_LONG = 2**24
 # so many rejected rows are a verdict on the data: no need to read on
 _ENOUGH = 1000
 
@@ -35,6 +42,16 @@ class DataReport:
     rows: int
     """Usable rows."""
     rejected: int
+    bytes_read: dict[str, tuple[int, int]]
+    """Source -> bytes that were read, bytes in its files."""
+    control_tokens: list[str]
+    """Tokens by which the chat template opens and ends turns, and the end of a text."""
+    control_rejected: int
+    """Rows among the rejected ones because their content spells such a token."""
+    control_kept: int
+    """Usable rows whose content spells one, in turns or texts where it is no forged end of an answer."""
+    ends_cut: int
+    """Usable rows of which an answer ended with a token that ends it, which was cut off."""
     duplicates: int
     """Rows whose content was met before."""
     validation_rows: int
@@ -70,8 +87,16 @@ class DataReport:
             f"{self.loss_share:.1%} count in the loss",
             f"rows cut    {self.cut_share:.1%}; packed rows are {self.fill:.1%} full",
             f"answers by  {self.answers_found_by}; {self.straddling_answers:,} share a token with their prompt",
+            f"bytes       {'; '.join(f'{read:,} of {size:,} read' for read, size in self.bytes_read.values())}",
             f"fingerprint {self.fingerprint[:16]}",
         ]
+        if self.control_rejected or self.control_kept:
+            lines.append(
+                f"control     content spells {' or '.join(self.control_tokens)}: {self.control_rejected:,} rows "
+                f"rejected, {self.control_kept:,} kept (data.control_tokens)"
+            )
+        if self.ends_cut:
+            lines.append(f"ends        of answers were spelled out and cut off in {self.ends_cut:,} rows")
         if self.leaked:
             lines.append(f"warning     {self.leaked:,} held-out rows are also trained on")
         return "\n".join(lines)
@@ -95,18 +120,25 @@ class Tally:
     """Counts of one source while it is read."""
 
     rejected: list[Rejected] = field(default_factory=list)
+    extents: Extents = field(default_factory=dict)
     usable: int = 0
+    spelling: int = 0
+    forged: int = 0
+    ended: int = 0
     cut: int = 0
     straddles: int = 0
     masked: int = 0
     unlabelled: int = 0
     full: int = 0
+    _said: int = 0
 
     def add(self, encoded: Encoded) -> bool:
         """Count a document; whether it can be trained on."""
         self.usable += 1
         self.cut += encoded.cut
         self.straddles += encoded.straddles
+        self.spelling += encoded.spells
+        self.ended += encoded.ended
         # the first token has nothing before it, so it is never a label
         labels = encoded.document.in_loss[1:]
         if not encoded.masked:
@@ -115,6 +147,24 @@ class Tally:
         self.full += bool(labels.all())
         self.unlabelled += not labels.any()
         return bool(labels.any())
+
+    def reject(self, placed: Placed, reason: BadRow) -> None:
+        """Count a row that cannot be used."""
+        self.rejected.append(placed.rejected(str(reason)))
+        self.forged += isinstance(reason, SpellsControlToken)
+
+    def bytes_read(self) -> tuple[int, int]:
+        """Bytes that were read, and bytes there are."""
+        extents = self.extents.values()
+        return sum(each.read for each in extents), sum(each.size for each in extents)
+
+    def say_progress(self, source: str) -> None:
+        """A line for each tenth of a source that takes its time."""
+        read, size = self.bytes_read()
+        tenths = 10 * read // size if size >= _LONG else 0
+        if self._said < tenths < 10:
+            self._said = tenths
+            _log.info("data: %s: %s of %s MB read, %s rows", source, read // 10**6, size // 10**6, f"{self.usable:,}")
 
     def too_many(self, allowed: float) -> bool:
         """Whether more than `allowed` of the rows are unusable."""

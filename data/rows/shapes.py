@@ -11,12 +11,16 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Any
 
 from ..config import RowShape
 
 # what one row may hold; more is a file without line ends, or not text at all
 MAX_ROW_BYTES = 8 * 2**20
+
+# levels of lists and objects in a tool or a call: more is no schema, and exhausts what walks through it
+MAX_DEPTH = 100
 
 # the columns that make a shape, tried in this order
 COLUMNS: dict[RowShape, tuple[str, ...]] = {
@@ -105,19 +109,21 @@ def clean_text(value: Any, what: str) -> str:
         raise BadRow(f"{what} has {len(value):,} characters; the limit is {MAX_ROW_BYTES:,}")
     if "\0" in value:
         raise BadRow(f"{what} contains a NUL character")
-    _check_unicode(value, what)
+    _check_inside(value, what)
     return value
 
 
-def _check_unicode(value: Any, what: str) -> None:
-    """Raise BadRow where a text, or one inside an object or a list, cannot be written as UTF-8."""
+def _check_inside(value: Any, what: str, depth: int = 0) -> None:
+    """Raise BadRow where texts inside objects and lists are no UTF-8, or these are nested too deeply."""
+    if depth > MAX_DEPTH:
+        raise BadRow(f"{what} is nested more than {MAX_DEPTH} levels deep")
     if isinstance(value, dict):
         for key, each in value.items():
-            _check_unicode(key, what)
-            _check_unicode(each, what)
-    elif isinstance(value, list):
+            _check_inside(key, what, depth)
+            _check_inside(each, what, depth + 1)
+    elif isinstance(value, list | tuple):
         for each in value:
-            _check_unicode(each, what)
+            _check_inside(each, what, depth + 1)
     elif isinstance(value, str) and not value.isascii():
         try:
             value.encode()
@@ -157,6 +163,14 @@ def kind_of(value: Any) -> str:
     """What a value is, in JSON's terms."""
     names = {dict: "an object", list: "a list", str: "text", bool: "a boolean", type(None): "null"}
     return names.get(type(value), "a number" if isinstance(value, int | float) else "no JSON value")
+
+
+def shown_names(columns: Iterable[str]) -> str:
+    """The first of a row's columns; what cannot be printed stands as its code."""
+    shown = [repr(name)[1:-1][:80] for name in islice(columns, 21)]
+    if len(shown) > 20:
+        shown[20] = "and more"
+    return ", ".join(shown) or "none"
 
 
 def _messages(row: Mapping[str, Any]) -> Chat:
@@ -200,6 +214,8 @@ def _tokens(row: Mapping[str, Any]) -> Tokens:
     attention = row.get("attention_mask")
     if attention is not None:  # padding that was stored is no text
         real = _same_length(_whole_numbers(attention, "attention_mask"), ids, "attention_mask")
+        if not set(real) <= {0, 1}:
+            raise BadRow("attention_mask holds other values than 0 and 1")
         ids = [number for number, kept in zip(ids, real) if kept]
         mask = None if mask is None else [flag for flag, kept in zip(mask, real) if kept]
     if len(ids) < 2:
@@ -239,7 +255,7 @@ def _message(value: Any, what: str) -> dict[str, Any]:
     content = message.pop("content", message.pop("value", None))
     role = _SHAREGPT.get(role, role) if isinstance(role, str) else role
     if role not in ROLES:
-        shown = "missing" if role is None else f"{role!r:.40}"
+        shown = "missing" if role is None else _shown(role)
         raise BadRow(f"the role of {what} is {shown}; expected one of {', '.join(ROLES)}")
     calls = message.get("tool_calls")
     if content is None and not (role == "assistant" and calls):
@@ -247,7 +263,8 @@ def _message(value: Any, what: str) -> dict[str, Any]:
     if calls is not None and not (isinstance(calls, list) and all(map(_is_object, calls))):
         raise BadRow(f"tool_calls of {what} is {kind_of(calls)}; expected a list of objects")
     for name, each in message.items():
-        _check_unicode([name, each], f"{name!a:.40} of {what}")
+        _check_inside(name, f"a key of {what}")
+        _check_inside(each, f"{name!r:.40} of {what}")
     return {"role": role, "content": _content(content, what), **message}
 
 
@@ -259,8 +276,8 @@ def _content(value: Any, what: str) -> str:
         return clean_text(value, f"the content of {what}")
     for part in value:
         if not isinstance(part, dict) or part.get("type") != "text":
-            kind = part.get("type") if isinstance(part, dict) else kind_of(part)
-            raise BadRow(f"{what} has a part of type {kind!r:.40}; expected text alone")
+            kind = _shown(part.get("type")) if isinstance(part, dict) else kind_of(part)
+            raise BadRow(f"{what} has a part of type {kind}; expected text alone")
     return "".join(clean_text(part.get("text"), f"a part of {what}") for part in value)
 
 
@@ -278,7 +295,7 @@ def _tools(row: Mapping[str, Any]) -> list[dict[str, Any]] | None:
         return None
     if not isinstance(tools, list) or not all(map(_is_object, tools)):
         raise BadRow(f"tools is {kind_of(tools)}; expected a list of objects")
-    _check_unicode(tools, "tools")
+    _check_inside(tools, "tools")
     return tools
 
 
@@ -305,6 +322,11 @@ def _same_length(values: list[int], ids: Sequence[int], what: str) -> list[int]:
     if len(values) != len(ids):
         raise BadRow(f"{what} has {len(values)} entries, input_ids {len(ids)}; expected as many")
     return values
+
+
+def _shown(value: Any) -> str:
+    """Text as it stands, of anything else its kind: it may be nested as deeply as it likes."""
+    return f"{value!r:.40}" if isinstance(value, str) else kind_of(value)
 
 
 def _is_object(value: Any) -> bool:

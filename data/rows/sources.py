@@ -17,8 +17,10 @@ from typing import Any, Protocol
 
 from ...errors import DataError, EnvironmentFailure, RequestError
 from ..config import DataConfig
-from .readers import SUFFIXES, RawRow, Rows, import_datasets, read_file, reader_version
+from .raw import Extent, Extents, RawRow, Rows
+from .readers import SUFFIXES, import_datasets, read_file, reader_version
 from .stdlib import Split, stdlib_texts
+from .walk import glob_files, once, own_names_first
 
 _log = logging.getLogger(__name__)
 _HUB = "hub:"
@@ -30,8 +32,12 @@ class Source(Protocol):
     @property
     def name(self) -> str: ...
 
-    def rows(self) -> Rows:
-        """Every row, in an order that depends on the content alone."""
+    def rows(self, extents: Extents | None = None) -> Rows:
+        """Every row, in an order that depends on the content alone.
+
+        Args:
+            extents: told how many bytes there are, before the first row, and how many are read.
+        """
 
     def identity(self) -> str:
         """A hash of the content: equal if and only if the same rows would be read."""
@@ -44,8 +50,14 @@ class StdlibSource:
     split: Split
     name: str = "stdlib"
 
-    def rows(self) -> Rows:
-        for module, text in stdlib_texts(self.split):
+    def rows(self, extents: Extents | None = None) -> Rows:
+        modules = stdlib_texts(self.split) if extents is None else list(stdlib_texts(self.split))
+        sizes = {module: len(text.encode()) for module, text in modules} if extents is not None else {}
+        extent = Extent(sum(sizes.values()))
+        if extents is not None:
+            extents[self.name] = extent
+        for module, text in modules:
+            extent.read += sizes.get(module, 0)
             if text:  # an empty __init__.py is no bad row
                 yield RawRow(module, 1, {"text": text})
 
@@ -61,9 +73,11 @@ class FileSource:
     files: tuple[Path, ...]
     block: int
 
-    def rows(self) -> Rows:
+    def rows(self, extents: Extents | None = None) -> Rows:
+        extents = {} if extents is None else extents
+        extents |= {str(path): Extent(_size(path)) for path in self.files}
         for path in self.files:
-            yield from read_file(path, block=self.block)
+            yield from read_file(path, block=self.block, extent=extents[str(path)])
 
     def identity(self) -> str:
         return _hashed(part for path in self.files for part in (str(path), _content(path), *reader_version(path)))
@@ -76,8 +90,13 @@ class HubSource:
     name: str
     dataset: Any
 
-    def rows(self) -> Rows:
+    def rows(self, extents: Extents | None = None) -> Rows:
+        # what the split holds in memory: its files are the hub's
+        extent, count = Extent(int(self.dataset.data.nbytes)), len(self.dataset)
+        if extents is not None:
+            extents[self.name] = extent
         for number, row in enumerate(self.dataset, 1):
+            extent.read = extent.size * number // count
             yield RawRow(self.name, number, row)
 
     def identity(self) -> str:
@@ -126,15 +145,14 @@ def find_files(source: str) -> list[Path]:
     if path.is_dir():
         files = [each for each in path.rglob("*") if _is_data(each.relative_to(path), each)]
     elif glob.has_magic(source):
-        matches = (Path(each) for each in glob.iglob(str(path), recursive=True))  # noqa: PTH207 - absolute patterns too
-        files = [each for each in matches if _is_data(Path(each.name), each)]
+        files = [each for each in glob_files(path) if _is_data(Path(each.name), each)]
     else:
         raise RequestError(
             f"data: there is no {source!r}; expected `stdlib`, a file, a folder, a glob in quotes, or hub:NAME"
         )
     if not files:
         raise RequestError(f"data: {source} names no file with one of {', '.join(SUFFIXES)}")
-    return sorted(files)
+    return sorted(once(own_names_first(files)))
 
 
 def _is_data(relative: Path, path: Path) -> bool:
@@ -173,6 +191,13 @@ def _load_hub(repository: str, subset: str | None, revision: str | None, split: 
 
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
 
 
 def _content(path: Path) -> str:

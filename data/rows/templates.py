@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...errors import DataError, RequestError
+from ...errors import DataError, DraftsmithError, RequestError
+from .sandbox.bounded import bounded
 from .shapes import BadRow, Chat
 
 if TYPE_CHECKING:
@@ -58,18 +60,30 @@ def render_chat(
     Raises:
         BadRow: the template refuses these messages. DataError: the template is no valid Jinja.
     """
-    from jinja2 import TemplateError, TemplateSyntaxError
-
     render: Any = tokenizer.apply_chat_template  # its return type depends on `tokenize`
-    try:
-        return str(
+    with _refusals(messages, tools):
+        text = str(
             render(
                 list(messages), tools=tools, chat_template=template, tokenize=False, add_generation_prompt=answer_next
             )
         )
+        text.encode()  # a template may write half of a UTF-16 pair, which no tokenizer takes
+    return text
+
+
+@contextmanager
+def _refusals(messages: Messages, tools: list[dict[str, Any]] | None) -> Iterator[None]:
+    """Inside, whatever a template raises is its refusal of the messages: it is a program of a stranger."""
+    from jinja2 import TemplateSyntaxError
+
+    try:
+        with bounded(messages, tools):
+            yield
     except TemplateSyntaxError as error:
         raise DataError(f"the chat template is not valid Jinja: {error} (line {error.lineno})") from error
-    except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+    except (DraftsmithError, BadRow, ImportError):
+        raise
+    except Exception as error:  # noqa: BLE001 - a division by zero as well as what it raises on purpose
         raise BadRow(f"the chat template refuses the messages ({_first_line(error)})") from error
 
 
@@ -92,6 +106,11 @@ class ChatTemplate:
     def method(self) -> str:
         """How answers are found, for the report."""
         return "generation marks" if self._marked(None) else "rendered prefixes"
+
+    @property
+    def source(self) -> str:
+        """The Jinja text by which chats without tools are written."""
+        return self._source(None)
 
     def write(self, chat: Chat) -> str:
         """The whole chat as text."""
@@ -136,13 +155,14 @@ class ChatTemplate:
 
         messages = [{k: v for k, v in m.items() if v is not None} for m in chat.messages]
         render: Any = chat_template_utils.render_jinja_template
-        rendered, spans = render(
-            conversations=[messages],
-            tools=chat.tools,
-            chat_template=self._source(chat.tools),
-            return_assistant_tokens_mask=True,
-            **self.tokenizer.special_tokens_map,
-        )
+        with _refusals(messages, chat.tools):
+            rendered, spans = render(
+                conversations=[messages],
+                tools=chat.tools,
+                chat_template=self._source(chat.tools),
+                return_assistant_tokens_mask=True,
+                **self.tokenizer.special_tokens_map,
+            )
         if rendered[0] != text:  # a template with a clock or a die in it
             raise BadRow("the chat template renders the same messages in two ways")
         return [(start, end) for start, end in spans[0]]

@@ -148,7 +148,7 @@ def _verify_kernel(
     WITHOUT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One row. All decisions are scalars that every thread computes alike."""
+    """One row: the walk, then the extra token. All decisions are scalars that every thread computes alike."""
     row = tl.program_id(0).to(tl.int64)  # rows x nodes x V exceeds 2**31 on real batches
     p_ptr += row * p_row
     q_ptr += row * q_row
@@ -158,6 +158,50 @@ def _verify_kernel(
     path_ptr += row * D
     scalars_ptr += row * 2 * C
 
+    at, accepted, slot = _walk(
+        p_ptr, q_ptr, tokens_ptr, child_ptr, coins_ptr, path_ptr, scalars_ptr, p_node, q_node, V, C, D, WITHOUT, BLOCK
+    )
+    tl.store(accepted_ptr + row, accepted)
+    for empty in range(accepted, D):
+        tl.store(path_ptr + empty, tl.full((), -1, tl.int64))
+    uniform = tl.load(extra_ptr + row).to(tl.float64)
+    token = _draw(
+        p_ptr + at * p_node,
+        q_ptr + at * q_node,
+        V,
+        uniform,
+        tokens_ptr,
+        child_ptr + at * C,
+        scalars_ptr,
+        slot,
+        C,
+        WITHOUT,
+        BLOCK,
+    )
+    tl.store(token_ptr + row, token)
+
+
+@triton.jit
+def _walk(
+    p_ptr,
+    q_ptr,
+    tokens_ptr,
+    child_ptr,
+    coins_ptr,
+    path_ptr,
+    scalars_ptr,
+    p_node,
+    q_node,
+    V,
+    C,
+    D,
+    WITHOUT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Descend as far as children are kept, and note the path.
+
+    Returns the node reached, how many were kept, and the slot up to which its children are rejected.
+    """
     at = tl.full((), 0, tl.int64)  # the node reached
     accepted = tl.full((), 0, tl.int64)
     slot = tl.full((), 0, tl.int32)  # children of `at` before this slot are rejected
@@ -204,25 +248,7 @@ def _verify_kernel(
                     BLOCK,
                 )
                 slot += 1
-
-    tl.store(accepted_ptr + row, accepted)
-    for empty in range(accepted, D):
-        tl.store(path_ptr + empty, tl.full((), -1, tl.int64))
-    uniform = tl.load(extra_ptr + row).to(tl.float64)
-    token = _draw(
-        p_ptr + at * p_node,
-        q_ptr + at * q_node,
-        V,
-        uniform,
-        tokens_ptr,
-        child_ptr + at * C,
-        scalars_ptr,
-        slot,
-        C,
-        WITHOUT,
-        BLOCK,
-    )
-    tl.store(token_ptr + row, token)
+    return at, accepted, slot
 
 
 @triton.jit

@@ -20,6 +20,7 @@ from ...errors import RequestError
 from ..tree.tree import AnyTree, tree_mask
 from . import lean
 from .attention import TREE_MASKED
+from .foreign import end_ids
 from .hidden_states import HiddenStates, layer_count
 from .hub import load_tokenizer
 from .kv_cache import KVCache
@@ -82,13 +83,15 @@ class Backbone:
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        """The ids that end a text, by the model's generation settings."""
+        """The ids that end a text, by the model's generation settings.
+
+        Raises:
+            RequestError: these name something else than ids.
+        """
         eos = self.model.generation_config.eos_token_id
         if eos is None:
             eos = self.model.config.get_text_config(decoder=True).eos_token_id
-        if eos is None:
-            return ()
-        return (eos,) if isinstance(eos, int) else tuple(eos)
+        return end_ids(self.name, eos)
 
     def prefill(
         self,

@@ -6,19 +6,24 @@ ships with the package. Read next: `loading.py`, which reads weights.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
-from ...errors import RequestError
+from ...errors import EnvironmentFailure, RequestError
+from ...storage import MACHINE_ERRNOS, system_error
+from .foreign import check_config, check_tokenizer_config, end_ids, raw_json
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+_log = logging.getLogger(__name__)
 EMBEDDED = "tiny"
 """Name of the target that ships with the package."""
 
@@ -27,12 +32,33 @@ def load_config(path: str, *, revision: str | None = None, trust_remote_code: bo
     """The config of a model, no weights read.
 
     Raises:
-        RequestError: there is none.
+        RequestError: there is none, or it chooses code and is not trusted.
     """
-    from transformers import AutoConfig
-
     with loading_errors("config of", path, "config.json"):
-        return AutoConfig.from_pretrained(folder_or_name(path), revision=revision, trust_remote_code=trust_remote_code)
+        return vetted_config(path, revision=revision, trust_remote_code=trust_remote_code)
+
+
+def vetted_config(path: str, *, revision: str | None, trust_remote_code: bool) -> PretrainedConfig:
+    """As `load_config`, for use inside `loading_errors`. The config's choice of attention is gone: it is ours."""
+    from transformers import AutoConfig, PretrainedConfig
+
+    source = folder_or_name(path)
+    if trust_remote_code:
+        return AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code)
+    check_config(path, PretrainedConfig.get_config_dict(source, revision=revision)[0])
+    config: Any = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
+    config._attn_implementation = config._experts_implementation = None
+    if hasattr(config, "auto_map"):
+        _say_not_run(path)
+        del config.auto_map
+    return config
+
+
+@cache  # once is enough
+def _say_not_run(path: str) -> None:
+    _log.info(
+        "%s names code of its own (auto_map in its config.json), which is not run: transformers has its class", path
+    )
 
 
 def is_here(path: str, *, revision: str | None = None) -> bool:
@@ -73,9 +99,31 @@ def load_tokenizer(
     from transformers import AutoTokenizer
 
     with loading_errors("tokenizer of", path, "tokenizer.json"):
-        return AutoTokenizer.from_pretrained(
-            folder_or_name(path), revision=revision, trust_remote_code=trust_remote_code
-        )
+        source = folder_or_name(path)
+        here = Path(source).is_dir()
+        if here and not trust_remote_code:
+            check_tokenizer_config(path, source, revision)
+        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code)
+        if (
+            not here and not trust_remote_code
+        ):  # before, each of its files would be waited for where there is no network
+            check_tokenizer_config(path, source, revision)
+        return tokenizer
+
+
+def generation_ends(path: str) -> tuple[int, ...]:
+    """The ids that end a text by the generation_config.json of a model that is here; none where it has no such file.
+
+    Raises:
+        RequestError: it is no table, or names something else than ids.
+    """
+    if not path or not is_here(path):
+        return ()
+    with loading_errors("generation settings of", path, "generation_config.json"):
+        raw = raw_json(folder_or_name(path), "generation_config.json", None)
+        if not isinstance(raw, dict | None):
+            raise ValueError("generation_config.json holds no table of names and values")
+    return end_ids(path, None if raw is None else raw.get("eos_token_id"))
 
 
 def folder_or_name(path: str) -> str:
@@ -97,34 +145,80 @@ def loading_errors(what: str, path: str, files_expected: str) -> Iterator[None]:
 
     Raises:
         RequestError: in place of what `transformers` raises for missing or damaged files.
+        EnvironmentFailure: the model needs a package that is not here, or the machine has no room or gives no right.
     """
     try:
         yield
-    except _faults() as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        reason = lines[0].rstrip(".")
-        if not isinstance(error, (OSError, ValueError)):  # its words are about code, not files
-            reason = f"its files are damaged ({type(error).__name__}: {' '.join(lines):.300})"
+    except (RequestError, EnvironmentFailure):
+        raise
+    except ImportError as error:
+        raise EnvironmentFailure(
+            f"cannot load the {what} {path!r}: it needs a package that is not here: {_first_line(error)}"
+        ) from error
+    except BaseException as error:
+        if (refused := _refused_by_the_machine(error)) is not None:
+            raise EnvironmentFailure(
+                f"cannot load the {what} {path!r}: {_first_line(refused)}; {_room(path)}"
+            ) from error
+        if not _is_fault(error):
+            raise
         raise RequestError(
-            f"cannot load the {what} {path!r}: {reason}; expected a folder with "
-            f"{files_expected}, a hub name, or 'tiny'"
+            f"cannot load the {what} {path!r}: {_reason(error)}; expected a folder with {files_expected}, a hub name, "
+            "or 'tiny'"
         ) from error
 
 
-def _faults() -> tuple[type[Exception], ...]:
-    """What `transformers` raises for files that are missing, damaged or of another shape."""
+def _reason(error: BaseException) -> str:
+    if "trust_remote_code" in str(error):
+        return (
+            "it comes with code of its own, which is not run, and transformers has no class for it (read the code, "
+            "and set target.trust_remote_code if you trust it)"
+        )
+    if "use_safetensors" in str(error):
+        return "it has no safetensors weights, and a pickle (.bin) is never read: it can run code when it is"
+    if isinstance(error, (OSError, ValueError)):
+        return _first_line(error)
+    # its words are about code, not files
+    return f"its files are damaged ({type(error).__name__}: {' '.join(str(error).split()):.300})"
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")
+
+
+def _refused_by_the_machine(error: BaseException) -> BaseException | None:
+    """The system's error where a disk is full or read-only, or a right is missing: nothing is wrong with the model."""
+    # transformers says some again in an OSError that has no number and no file
+    both = (error, error.__cause__ or error.__context__)
+    return next((each for each in both if each is not None and system_error(each) in MACHINE_ERRNOS), None)
+
+
+def _room(path: str) -> str:
+    """What to do where the machine is at fault."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    if Path(folder_or_name(path)).is_dir():
+        return "get the right to read the folder, or name a copy of it"
+    return f"downloads are kept in {HF_HUB_CACHE}: make room or get the right there, or set HF_HOME to another folder"
+
+
+def _is_fault(error: BaseException) -> bool:
+    """Whether that is what `transformers` raises for files that are missing, damaged or of another shape."""
     from huggingface_hub.errors import StrictDataclassError
 
-    return (
+    kinds = (
         OSError,
         ValueError,
         LookupError,
         TypeError,
         AttributeError,
         ArithmeticError,
+        RecursionError,
         SafetensorError,
         StrictDataclassError,
     )
+    # tokenizers raises Exception itself, and where its Rust code gives up what is no Exception
+    return isinstance(error, kinds) or type(error) is Exception or type(error).__name__ == "PanicException"
 
 
 def skeleton(config: Any, trust: bool = False) -> PreTrainedModel:
@@ -134,7 +228,7 @@ def skeleton(config: Any, trust: bool = False) -> PreTrainedModel:
         trust: run code that comes with the model.
 
     Raises:
-        RequestError: the config is of no causal LM.
+        RequestError: the config is of no causal LM, or of none that can be built.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -144,3 +238,8 @@ def skeleton(config: Any, trust: bool = False) -> PreTrainedModel:
             return AutoModelForCausalLM.from_config(config, trust_remote_code=trust)
     except ValueError as error:
         raise RequestError(f"{config.model_type} is no causal LM: {error!s:.200}") from error
+    except (TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError, ImportError) as error:
+        raise RequestError(
+            f"no {config.model_type} can be built of the sizes in its config.json ({type(error).__name__}: "
+            f"{' '.join(str(error).split()):.200}); take the file anew from where it was published"
+        ) from error

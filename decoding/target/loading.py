@@ -5,6 +5,7 @@ Read next: `hub.py`, what is read without weights; `backbone.py`, what a loaded 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -12,11 +13,15 @@ from typing import Any
 
 import torch
 
-from ...storage import check_tensors
+from ...errors import RequestError
 from .attention import use_grouped_attention
 from .backbone import Backbone
-from .hub import folder_or_name, loading_errors
+from .foreign import check_generation_config, raw_json
+from .hub import folder_or_name, loading_errors, skeleton, vetted_config
+from .weights import INDEX, check_held, check_weight_files, shards
 
+# else transformers asks a service on the hub to convert a model's pickles, in the user's name
+os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -40,13 +45,6 @@ def load_target(
     return Backbone(model, name=folder_or_name(path), revision=revision)
 
 
-def check_weight_files(path: str) -> None:
-    """Raise RequestError where a file of a model's folder is cut short."""
-    folder = Path(folder_or_name(path))
-    for file in sorted(folder.glob("model*.safetensors")):
-        check_tensors(file, remedy=f"copy the folder {folder} again or make it anew")
-
-
 def load_model(path: str, *, revision: str | None = None, dtype: str = "fp32", trust_remote_code: bool = False) -> Any:
     """The weights alone, ready to train further; the class is that of `transformers`.
 
@@ -56,16 +54,21 @@ def load_model(path: str, *, revision: str | None = None, dtype: str = "fp32", t
     from transformers import AutoModelForCausalLM
 
     source = folder_or_name(path)
-    check_weight_files(path)  # what follows would not name the file
     # a bar is for what takes long: a download, not a folder that is here
     quiet = no_progress_bars() if Path(source).is_dir() else nullcontext()
     with loading_errors("model", path, "config.json and safetensors weights"), quiet:
+        config = vetted_config(path, revision=revision, trust_remote_code=trust_remote_code)
+        check_weight_files(path)  # what follows would not name the file
+        if not trust_remote_code:
+            _check_foreign(path, revision, config)
         try:
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 source,
+                config=config,
                 revision=revision,
                 dtype=_DTYPES[dtype],
                 trust_remote_code=trust_remote_code,
+                use_safetensors=True,
                 output_loading_info=True,
             )
         except RuntimeError as error:
@@ -78,6 +81,25 @@ def load_model(path: str, *, revision: str | None = None, dtype: str = "fp32", t
             others = f" and {len(missing) - 1} others" * (len(missing) > 1)
             raise ValueError(f"its weights lack {missing[0]}{others}")
         return model
+
+
+def _check_foreign(path: str, revision: str | None, config: Any) -> None:
+    """Raise RequestError for what a model that is not trusted may not say beside its config; for its sizes."""
+    from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+    from transformers.utils.peft_utils import find_adapter_config_file
+
+    source = folder_or_name(path)
+    check_generation_config(path, source, revision)
+    if not Path(source).is_dir():
+        index = raw_json(source, INDEX, revision)
+        if index is not None:
+            shards(index)
+        if find_adapter_config_file(source, revision=revision) is not None:
+            raise RequestError(
+                f"{path} is an adapter of peft on the hub; name a whole model, the adapter merged into it"
+            )
+    elif not is_deepspeed_zero3_enabled():  # which would cut what is built here into pieces
+        check_held(skeleton(config), path)
 
 
 @contextmanager

@@ -12,9 +12,10 @@ from torch import nn
 
 from ..config import DrafterConfig
 from ..tree_file import named_tree
+from .loading import load_eagle
 from .net import EagleNet
 from .net3 import Eagle3Net
-from .proposer import EAGLE_1_TREE, Eagle, Eagle3, load_eagle
+from .proposer import EAGLE_1_TREE, Eagle, Eagle3
 
 if TYPE_CHECKING:
     from ...decoding.target.backbone import Backbone
@@ -28,7 +29,7 @@ def load_eagle_folder(folder: Path, target: Backbone, *, draft_length: int, conf
         tree=config.eagle_tree,
         draft_length=draft_length,
         policy=config.policy,
-        paths=named_tree(config.tree, folder) or EAGLE_1_TREE,
+        paths=named_tree(config.tree, folder, draft_length) or EAGLE_1_TREE,
         top_k=config.eagle_top_k,
         nodes=config.eagle_nodes,
     )

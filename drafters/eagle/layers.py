@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...decoding.target.kv_cache import KVCache
+from ..sizes import check_number, check_sizes
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,17 @@ class EagleShape:
     head_size: int
     rope_theta: float
     eps: float
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for sizes that no layer can have."""
+        whole = ("hidden", "intermediate", "heads", "kv_heads", "head_size")
+        check_sizes(**{name: getattr(self, name) for name in whole})
+        check_number(0, rope_theta=self.rope_theta, eps=self.eps)
+        if self.heads % self.kv_heads or self.head_size % 2 or not self.rope_theta:
+            raise ValueError(
+                f"heads {self.heads}, kv_heads {self.kv_heads}, head_size {self.head_size}, rope_theta "
+                f"{self.rope_theta}; expected a multiple of kv_heads, an even size, and an angle above 0"
+            )
 
     @classmethod
     def from_settings(cls, settings: dict[str, Any]) -> Self:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import RequestError
+from ..sizes import check_parts, check_sizes
 from .layers import Attention, EagleShape, FeedForward, Norm, Rotary, sizes_like
 from .net import PairNet
 
@@ -37,6 +38,19 @@ class Eagle3Shape(EagleShape):
     """Tokens that can be drafted."""
     feature_norms: bool = False
     """EAGLE-3.1: each fused state has a norm of its own, and the output comes out of the last."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for sizes that no network can have."""
+        super().__post_init__()
+        check_sizes(vocabulary=self.vocabulary, draft_vocabulary=self.draft_vocabulary)
+        check_parts(len(self.layers), f"{len(self.layers)} fused states")
+        if not self.layers or not all(type(layer) is int for layer in self.layers):
+            raise ValueError(f"layers are {self.layers!r:.60}; expected the numbers of hidden states")
+        if self.draft_vocabulary > self.vocabulary or type(self.feature_norms) is not bool:
+            raise ValueError(
+                f"draft_vocabulary {self.draft_vocabulary} of vocabulary {self.vocabulary}, feature_norms "
+                f"{self.feature_norms!r:.20}; expected at most as many tokens, and true or false"
+            )
 
     @classmethod
     def from_settings(cls, settings: dict[str, Any]) -> Self:

@@ -15,8 +15,7 @@ C children of a node, X nodes drafted so far, T slots in view.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -29,14 +28,14 @@ from ...decoding.target.hidden_states import LAST
 from ...decoding.tree.build import dynamic_tree, most_nodes, tree_of_paths
 from ...decoding.tree.tree import chain
 from ...errors import RequestError
-from ..folder import built_from, load_weights, read_settings
 from ..model.draft_model import Policy
-from ..projection import check_plain_logits
 from ..true_states import TrueStates, pick
 from .levels import draw_level, levels_of
 from .net import EagleNet
 from .net3 import Eagle3Net
 
+MOST_DRAFTED = 1_000_000
+"""Tokens that a dynamic tree may draft before the best are chosen."""
 TreeKind = Literal["chain", "static", "dynamic"]
 
 EAGLE_1_TREE: tuple[tuple[int, ...], ...] = (
@@ -107,8 +106,8 @@ class Eagle:
             raise RequestError(
                 f"a node would have {width} children; expected 1 to {self._draftable}, the tokens that can be drafted"
             )
-        if tree == "dynamic":  # more would be computed and always be absent
-            self.nodes = min(nodes, most_nodes(draft_length, top_k))
+        if tree == "dynamic":
+            self.nodes = min(nodes, _generated(draft_length, top_k))  # more would be computed and always be absent
         self._embed: Any = target.model.get_input_embeddings()
         self._head: Any = target.model.get_output_embeddings()
 
@@ -342,28 +341,12 @@ class Eagle3(Eagle):
         return logits_BNU.new_full(shape, -torch.inf).index_copy(2, self._ids_U, logits_BNU)
 
 
-def load_eagle(folder: str | Path, target: Backbone, **settings: Any) -> Eagle:
-    """Load a drafter folder of EAGLE-1 or EAGLE-3 for `target`; `settings` are those of `Eagle`.
-
-    Raises:
-        RequestError: the folder is no EAGLE drafter, or was made for another target; EAGLE-1, which
-            drafts by the target's projection, where the target's logits are more than that.
-    """
-    path = Path(folder)
-    family, sizes = read_settings(path, target, Eagle.family, Eagle3.family)
-    with built_from(path / "config.json", f"an {family} network"):
-        net = EagleNet.from_settings(sizes) if family == Eagle.family else Eagle3Net.from_settings(sizes)
-    if isinstance(net, Eagle3Net):
-        return Eagle3(_filled(net, path, target), target, **settings)
-    check_plain_logits(target.model)  # whose projection EAGLE-1 drafts by
-    return Eagle(_filled(net, path, target), target, **settings)
-
-
-_Net = TypeVar("_Net", EagleNet, Eagle3Net)
-
-
-def _filled(net: _Net, folder: Path, target: Backbone) -> _Net:
-    """The network with the folder's weights, where and as precise as the target is."""
-    load_weights(net, folder)
-    net.requires_grad_(False).eval().to(device=target.device, dtype=target.model.dtype)
-    return net
+def _generated(depth: int, top_k: int) -> int:
+    """Nodes that a dynamic tree generates; raises RequestError for more than any machine should draft per call."""
+    count = most_nodes(depth, top_k)
+    if count > MOST_DRAFTED:
+        raise RequestError(
+            f"a dynamic tree of depth {depth} that expands {top_k} nodes at once drafts {count:,} tokens per target "
+            f"call; expected at most {MOST_DRAFTED:,}: lower drafter.eagle_top_k or eval.draft_length"
+        )
+    return count

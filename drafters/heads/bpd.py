@@ -20,8 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...decoding.target.backbone import Backbone
-from ..folder import built_from, load_weights, read_settings
+from ..folder import read_settings
 from ..projection import check_plain_logits
+from ..sizes import check_sizes
+from ..weights import net_for
 from .medusa import Heads, Medusa, Paths, empty_heads, projection_of
 
 
@@ -36,6 +38,12 @@ class BpdShape:
     hidden: int
     vocabulary: int
     shared_head: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for sizes that no layer can have."""
+        check_sizes(block=self.block, inner=self.inner, hidden=self.hidden, vocabulary=self.vocabulary)
+        if self.block < 2:
+            raise ValueError(f"block is {self.block}; expected 2 or more, the target's own token among them")
 
     @classmethod
     def from_settings(cls, settings: dict[str, Any]) -> Self:
@@ -149,9 +157,6 @@ def load_bpd(folder: str | Path, target: Backbone, *, paths: Paths | None = None
             names the field that differs.
     """
     _, sizes = read_settings(folder, target, Bpd.family)
-    with built_from(Path(folder) / "config.json", "a BPD layer"):
-        heads = BpdHeads.from_settings(sizes)
+    heads = net_for(Path(folder), target, lambda: BpdHeads.from_settings(sizes), "a BPD layer")
     check_plain_logits(target.model)
-    load_weights(heads, Path(folder))
-    heads.requires_grad_(False).eval().to(device=target.device, dtype=target.model.dtype)
     return Bpd(heads, target, paths=paths)

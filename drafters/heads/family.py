@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, cast
 
 from torch import nn
 
-from ..config import DrafterConfig
+from ...decoding.tree.search import Path as IndexPath
+from ..config import CHAIN_TREE, DrafterConfig
+from ..folder import read_entry
 from ..tree_file import named_tree
 from .bpd import Bpd, BpdHeads, load_bpd
 from .hydra import Hydra, HydraHeads, hydra_on, load_hydra
@@ -21,18 +23,26 @@ if TYPE_CHECKING:
 
 
 def load_medusa_folder(folder: Path, target: Backbone, *, draft_length: int, config: DrafterConfig) -> Medusa:
-    """Errors as for `load_medusa`; the tree says how much is drafted, not `draft_length`."""
-    return load_medusa(folder, target, paths=named_tree(config.tree, folder), nodes=config.medusa_nodes)
+    """Errors as for `load_medusa`; a tree says how much is drafted, of a chain `draft_length`."""
+    return load_medusa(folder, target, paths=_tree(folder, config, draft_length), nodes=config.medusa_nodes)
 
 
 def load_hydra_folder(folder: Path, target: Backbone, *, draft_length: int, config: DrafterConfig) -> Hydra:
-    """Errors as for `load_hydra`; the tree says how much is drafted, not `draft_length`."""
-    return load_hydra(folder, target, paths=named_tree(config.tree, folder), nodes=config.medusa_nodes)
+    """Errors as for `load_hydra`; a tree says how much is drafted, of a chain `draft_length`."""
+    return load_hydra(folder, target, paths=_tree(folder, config, draft_length), nodes=config.medusa_nodes)
 
 
 def load_bpd_folder(folder: Path, target: Backbone, *, draft_length: int, config: DrafterConfig) -> Bpd:
-    """Errors as for `load_bpd`; the block says how much is drafted, not `draft_length`."""
-    return load_bpd(folder, target, paths=named_tree(config.tree, folder))
+    """Errors as for `load_bpd`; its default is a chain of the block, and `draft_length` says nothing."""
+    paths = None if config.tree == CHAIN_TREE else named_tree(config.tree, folder, draft_length)
+    return load_bpd(folder, target, paths=paths)
+
+
+def _tree(folder: Path, config: DrafterConfig, draft_length: int) -> tuple[IndexPath, ...] | None:
+    """The tree asked for; a chain is no longer than there are heads."""
+    if config.tree == CHAIN_TREE:
+        draft_length = min(draft_length, int(read_entry(folder)["settings"]["heads"]))
+    return named_tree(config.tree, folder, draft_length)
 
 
 def draft_by_medusa(module: nn.Module, target: Backbone, _draft_length: int) -> Medusa:

@@ -28,9 +28,10 @@ from ...decoding.sampling import Warper
 from ...decoding.target.backbone import Backbone
 from ...decoding.tree.build import Choices
 from ..eagle.layers import EagleShape
-from ..folder import built_from, load_weights, read_settings
+from ..folder import read_settings
 from ..projection import check_plain_logits
 from ..true_states import TrueStates, pick
+from ..weights import net_for
 from .hydra_prefix import PrefixLayer
 from .medusa import (
     HeadsOnTree,
@@ -49,6 +50,12 @@ class HydraShape(MedusaShape):
     """Sizes of the heads, and of the layer before them, where there is one."""
 
     prefix: EagleShape | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for sizes that no heads can have, or a layer of other states than the heads'."""
+        super().__post_init__()
+        if self.prefix is not None and self.prefix.hidden != self.hidden:
+            raise ValueError(f"the layer before the heads has hidden {self.prefix.hidden}, the heads {self.hidden}")
 
     @classmethod
     def from_settings(cls, settings: dict[str, Any]) -> Self:
@@ -160,7 +167,7 @@ class Hydra(HeadsOnTree):
         return Proposal(torch.cat(tokens, 1), self._choices.tree, DraftSampling.POINT_MASS)
 
     def given(self, k: int, hidden_SH: Tensor, tokens_S: Tensor) -> Tensor:
-        """What head k reads at every place of a text that has a token k + 1 places ahead."""
+        """What head k reads at every position of a text that has a token k + 1 positions ahead."""
         X = len(tokens_S) - (k + 1)
         embeds_SH = self._embed(tokens_S)
         embeds = [embeds_SH[ahead : ahead + X] for ahead in range(1, k + 1)]
@@ -267,10 +274,7 @@ def load_hydra(folder: str | Path, target: Backbone, *, paths: Paths | None = No
             names the field that differs.
     """
     _, sizes = read_settings(folder, target, Hydra.family, HydraPlus.family)
-    with built_from(Path(folder) / "config.json", "Hydra heads"):
-        heads = HydraHeads.from_settings(sizes)
+    heads = net_for(Path(folder), target, lambda: HydraHeads.from_settings(sizes), "Hydra heads")
     if heads.config.shared_head:
         check_plain_logits(target.model)
-    load_weights(heads, Path(folder))
-    heads.requires_grad_(False).eval().to(device=target.device, dtype=target.model.dtype)
     return hydra_on(heads, target, paths=paths, nodes=nodes)

@@ -6,7 +6,7 @@ target's last hidden states, causal, with keys and values of its own; it runs on
 What is trained is what decodes: training passes the documents of whole rows, decoding a KV cache.
 Read next: `hydra.py`, the heads and the decoding; `eagle/layers.py`, the parts.
 
-Shapes: B rows, N places, H hidden size, T keys in view.
+Shapes: B rows, N positions, H hidden size, T keys in view.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class PrefixLayer(EagleLayer):
         *,
         documents_BN: Tensor | None = None,
     ) -> Tensor:
-        """What the heads read in the place of the target's states, [B, N, H].
+        """What the heads read in place of the target's states, [B, N, H].
 
         Args:
             hidden_BNH: the target's last hidden states, in the precision of the weights.
             positions_BN: counted from the first token of the document.
             mask: bool, broadcastable to [B, 1, N, T]; None is causal.
             kv_cache: where keys and values are kept, aimed by the caller; None in training.
-            documents_BN: in training, in the place of a mask: the document of every place, which
+            documents_BN: in training, in place of a mask: the document of every position, which
                 sees no other; memory then grows with N alone.
         """
         attention, turn = self.self_attn, self.rotary(positions_BN)

@@ -1,4 +1,4 @@
-"""Medusa: heads on the target's last hidden state, each one place further ahead, and a static tree.
+"""Medusa: heads on the target's last hidden state, each one position further ahead, and a static tree.
 
 Cai et al. 2024, arXiv 2401.10774. The heads that `trainers/medusa.py` trains are the very heads
 that draft here. Tensors have the names that serving engines load. Read next:
@@ -31,8 +31,10 @@ from ...decoding.tree.build import Choices, fill_choices, tree_of_paths
 from ...decoding.tree.search import Path as IndexPath
 from ...decoding.tree.search import best_tree_greedy
 from ...errors import RequestError
-from ..folder import built_from, load_weights, read_settings
+from ..folder import read_settings
 from ..projection import check_plain_logits
+from ..sizes import check_parts, check_sizes
+from ..weights import net_for
 
 Paths = Sequence[Sequence[int]]
 
@@ -46,6 +48,11 @@ class MedusaShape:
     hidden: int
     vocabulary: int
     shared_head: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for sizes that no heads can have."""
+        check_sizes(heads=self.heads, layers=self.layers, hidden=self.hidden, vocabulary=self.vocabulary)
+        check_parts(self.heads * self.layers, f"{self.heads} heads of {self.layers} layers")
 
     @classmethod
     def from_settings(cls, settings: dict[str, Any]) -> Self:
@@ -266,7 +273,7 @@ class HeadsOnTree(ABC):
             yield head_logits(self.heads, k - 1, read_XH, projection_VH)
 
     def given(self, k: int, hidden_SH: Tensor, _tokens_S: Tensor) -> Tensor:
-        """What head k reads at every place of a text that has a token k + 1 places ahead."""
+        """What head k reads at every position of a text that has a token k + 1 positions ahead."""
         return hidden_SH[: -(k + 1)].to(self.heads.dtype)
 
 
@@ -345,10 +352,7 @@ def load_medusa(folder: str | Path, target: Backbone, *, paths: Paths | None = N
             names the field that differs.
     """
     _, sizes = read_settings(folder, target, Medusa.family)
-    with built_from(Path(folder) / "config.json", "Medusa heads"):
-        heads = MedusaHeads.from_settings(sizes)
+    heads = net_for(Path(folder), target, lambda: MedusaHeads.from_settings(sizes), "Medusa heads")
     if heads.config.shared_head:
         check_plain_logits(target.model)
-    load_weights(heads, Path(folder))
-    heads.requires_grad_(False).eval().to(device=target.device, dtype=target.model.dtype)
     return Medusa(heads, target, paths=paths, nodes=nodes)

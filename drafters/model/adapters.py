@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,17 +20,22 @@ from torch import Tensor, nn
 from ...decoding.target.backbone import Backbone, Seen
 from ...decoding.target.kv_cache import KVCache
 from ...errors import RequestError
-from ...storage import read_tensors
-from ..folder import REMEDY, built_from, names_in
+from ...storage import read_tensors, tensor_heads
+from ..folder import REMEDY, built_from, check_exportable, names_in, not_finite
+from ..sizes import check_number, check_sizes
 
 if TYPE_CHECKING:
     from peft import LoraConfig
 
-FOLDER = "adapters"
+FOLDER, WEIGHTS = "adapters", "adapter_model.safetensors"
 BASE = "base"
 """The name that means no adapter, in recipes and on the command line."""
 _PEFT_PREFIX = "base_model.model."
 _PEFT_BASE = "__base__"
+# what a plain adapter's config may say; the rest has to be peft's default, as some of it chooses code (megatron_core
+# is a module to import) and some copies layers
+_ABOUT = ("task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision")
+_PLAIN = ("inference_mode", "r", "target_modules", "lora_alpha", "lora_dropout", "fan_in_fan_out", "use_rslora")
 _TENSOR = re.compile(r"(.+\.lora_\w+)\.([^.]+)\.(\w+)")  # LAYER.lora_A.NAME.weight
 
 
@@ -143,6 +149,7 @@ def save_adapters(model: nn.Module, folder: Path) -> None:
     from safetensors.torch import save_file
 
     whole: Any = model
+    check_exportable(model)
     for name in adapter_names(model):
         own = folder / FOLDER / name
         own.mkdir(parents=True, exist_ok=True)
@@ -150,7 +157,7 @@ def save_adapters(model: nn.Module, folder: Path) -> None:
             _PEFT_PREFIX + key: tensor.detach().float().cpu().contiguous()
             for key, tensor in _weights(model, name).items()
         }
-        save_file(weights, own / "adapter_model.safetensors", metadata={"format": "pt"})
+        save_file(weights, own / WEIGHTS, metadata={"format": "pt"})
         whole.peft_config[name].save_pretrained(str(own))
 
 
@@ -158,12 +165,14 @@ def load_adapters(model: nn.Module, folder: Path, names: Sequence[str]) -> None:
     """Put the adapters of a `save_adapters` folder into a model's layers; none of them is in use.
 
     Raises:
-        RequestError: one is missing, of another kind than LoRA, or does not fit the model.
+        RequestError: one is missing, of another kind than LoRA, does not fit the model, or holds NaN.
     """
     for name in names:
         own = folder / FOLDER / name
         config = _read_config(own)
         with built_from(own / "adapter_config.json", "an adapter for the model beside it"):
+            _check_plain(config)
+            _check_rank(config, own)
             inject(config, model, name)
         _fill(model, own, name)
     model.requires_grad_(False).eval()
@@ -194,7 +203,7 @@ def inject(config: LoraConfig, model: nn.Module, name: str) -> None:
 
 def _fill(model: nn.Module, folder: Path, name: str) -> None:
     wanted = _weights(model, name)
-    path = folder / "adapter_model.safetensors"
+    path = folder / WEIGHTS
     given = {key.removeprefix(_PEFT_PREFIX): tensor for key, tensor in read_tensors(path, remedy=REMEDY).items()}
     odd = sorted(
         key
@@ -206,6 +215,9 @@ def _fill(model: nn.Module, folder: Path, name: str) -> None:
             f"{path} does not fit the model beside it: {odd[0]} is missing on one side or of "
             "another shape; an adapter belongs to the base that it was trained on"
         )
+    unusable = not_finite(given)
+    if unusable is not None:
+        raise RequestError(f"{path} cannot be used: {unusable} holds NaN or infinity; train the adapter anew")
     for key, tensor in wanted.items():
         tensor.data.copy_(given[key])
 
@@ -218,11 +230,49 @@ def _read_config(folder: Path) -> LoraConfig:
         raise RequestError(f"{folder} holds no adapter: adapter_config.json is missing")
     try:
         config = PeftConfig.from_pretrained(str(folder))
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, ImportError, RecursionError) as error:
         raise RequestError(f"{folder}/adapter_config.json is no adapter of peft: {error!s:.200}") from error
     if not isinstance(config, LoraConfig) or config.use_dora or config.modules_to_save:
         raise RequestError(f"{folder} is no plain LoRA adapter; expected low-rank changes to linear layers alone")
     return config
+
+
+def _check_plain(config: LoraConfig) -> None:
+    """Raise ValueError for what the config of a plain adapter does not say."""
+    from peft import LoraConfig as Lora
+
+    usual = Lora()
+    names = [each.name for each in fields(Lora) if each.name not in (*_ABOUT, *_PLAIN)]
+    odd = next((name for name in names if _differs(config, usual, name)), None)
+    if odd is not None:
+        raise ValueError(f"{odd} is {getattr(config, odd)!r:.80}; expected peft's default, as of a plain adapter")
+    layers: Any = config.target_modules
+    if isinstance(layers, str) or not all(isinstance(name, str) for name in layers):
+        raise ValueError(f"target_modules is {layers!r:.80}; expected a list of names, as matching may take for ever")
+    check_sizes(r=config.r)
+    check_number(0, lora_alpha=config.lora_alpha)
+
+
+def _check_rank(config: LoraConfig, folder: Path) -> None:
+    """Raise RequestError where the rank is not that of the weights: tensors of it are about to be made."""
+    path = folder / WEIGHTS
+    if not path.is_file() and (folder / "adapter_model.bin").is_file():
+        raise RequestError(
+            f"{folder} holds its adapter as a pickle (adapter_model.bin), which can run code when it is read and is "
+            "never read here; write it anew as safetensors where you trust its origin, by save_pretrained of peft"
+        )
+    heads = tensor_heads(path, remedy=REMEDY).items()
+    ranks = {head.shape[0] for name, head in heads if ".lora_A." in name and head.shape}
+    if ranks != {config.r}:
+        raise RequestError(
+            f"{path} does not fit the model beside it: {folder}/adapter_config.json has the rank {config.r}, and its "
+            f"tensors {', '.join(map(str, sorted(ranks))) or 'none'}; an adapter belongs to the base that it was "
+            "trained on"
+        )
+
+
+def _differs(config: Any, usual: Any, name: str) -> bool:
+    return bool(getattr(config, name, None) != getattr(usual, name, None))
 
 
 def _weights(model: nn.Module, name: str) -> dict[str, Tensor]:

@@ -124,7 +124,7 @@ class SharedBase(Member):
 
 
 class _Repeated(Uniforms):
-    """A stream's numbers for several rows in the place of each of its own."""
+    """A stream's numbers for several rows in place of each of its own."""
 
     def __init__(self, uniforms: Uniforms, times: int) -> None:
         self._uniforms, self._times = uniforms, times

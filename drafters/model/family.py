@@ -14,9 +14,10 @@ from ...decoding.target.backbone import Backbone
 from ...decoding.target.loading import load_target
 from ...errors import RequestError
 from ..config import DrafterConfig
-from ..folder import REMEDY, names_in, read_entry, read_settings
+from ..folder import REMEDY, is_drafter, kind_of, names_in, read_entry, read_settings
 from ..identity import TargetIdentity
 from ..registry import load_drafter
+from ..weights import check_finite
 from .adapters import adapter_names, take_up
 from .adaptive import AdaptiveDraft
 from .draft_model import DraftModel
@@ -42,6 +43,7 @@ def load_draft_model(
     config = config or DrafterConfig()
     drafter = DraftModel(backbone, target.vocabulary, draft_length=draft_length, policy=config.policy)
     take_up(drafter.module, folder, entry["settings"], config.adapter)
+    check_finite(drafter.module, folder)
     return drafter
 
 
@@ -84,6 +86,8 @@ def load_chain_draft(
     folder: Path, target: Backbone, *, draft_length: int = 4, config: DrafterConfig | None = None
 ) -> DraftModel:
     """A member of an ensemble, whatever its origin; errors as for `load_drafter`."""
+    if is_drafter(folder) and kind_of(read_entry(folder)["family"]) == "several models":
+        raise RequestError(f"member {folder} is an ensemble itself; expected draft models, whose chains can be merged")
     draft = load_drafter(folder, target, draft_length=draft_length, config=config)
     if not isinstance(draft, DraftModel):
         raise RequestError(

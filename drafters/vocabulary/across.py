@@ -15,6 +15,7 @@ from ..folder import is_drafter, kind_of, read_entry
 from ..identity import fingerprint
 from ..model.adapters import take_up
 from ..model.draft_model import DraftModel
+from ..weights import check_finite
 from .foreign_draft import ForeignDraft, IntersectionDraft, RetokenisedDraft
 from .shared_tokens import Vocabulary, VocabularyPair
 
@@ -49,6 +50,7 @@ def load_across(
         raise RequestError(f"drafter.tree is {config.tree!r}, and {path} drafts chains; leave it out")
     backbone = load_target(str(path), device=str(target.device))
     take_up(backbone.model, path, {} if entry is None else entry["settings"], config.adapter)
+    check_finite(backbone.model, path)
     if config.vocabulary == "auto" and _same_tokens(backbone, target):
         return DraftModel(backbone, target.vocabulary, draft_length=draft_length, policy=config.policy)
     pair = VocabularyPair(

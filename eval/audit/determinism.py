@@ -67,26 +67,26 @@ def probe_determinism(
         RequestError: no prompt, no answer, a batch or width below 1, or an unknown dtype.
     """
     _check(prompts, batches, verify_widths, dtypes)
-    usual, found = drafter.draft_length, _Findings()
+    usual, findings = drafter.draft_length, _Findings()
     try:
         for dtype in dtypes:
             probe = _Probe(_cast(target, dtype), drafter, prompts, max_new_tokens, dtype)
-            probe.run(batches, verify_widths, found)
+            probe.run(batches, verify_widths, findings)
     finally:
         drafter.draft_length = usual
-    invariance = [each for each in found.invariance if each.tokens]
-    counts = found.settings
+    invariance = [each for each in findings.invariance if each.tokens]
+    counts = findings.settings
     return Determinism(
         prompts=len(prompts),
-        tokens=len(found.margins),
+        tokens=len(findings.margins),
         settings=counts,
         identical=sum(each.identical for each in counts),
         near_ties=sum(each.near_ties for each in counts),
         bugs=sum(each.bugs for each in counts),
-        noise=found.noise,
-        margins_at_divergences=histogram_of(found.parted),
-        margins=histogram_of(found.margins),
-        first_bug=found.first_bug,
+        noise=findings.noise,
+        margins_at_divergences=histogram_of(findings.parted),
+        margins=histogram_of(findings.margins),
+        first_bug=findings.first_bug,
         # without a width to speculate with nothing was shown
         shape_invariant=bool(invariance) and all(e.complete for e in invariance if e.static),
         invariance=invariance,
@@ -124,30 +124,30 @@ class _Probe:
         self._references = self._write(Setting(dtype, 1, False, 1, False)).tokens
 
     @torch.inference_mode()
-    def run(self, batches: Sequence[int], widths: Sequence[int], found: _Findings) -> None:
+    def run(self, batches: Sequence[int], widths: Sequence[int], findings: _Findings) -> None:
         """Every setting against the reference, and speculation against its padded twin."""
         for prompt, answer in zip(self._prompts, self._references, strict=True):
             top = one_by_one(self._target, prompt, answer).topk(2, dim=-1).values
-            found.margins += (top[:, 0] - top[:, 1]).tolist()
+            findings.margins += (top[:, 0] - top[:, 1]).tolist()
         # a call computes as many rows as batch times width; the same number in one row of text
         blocks = {b * w for b, w in product(batches, widths)} - {1} or {2}
-        found.noise[self._dtype] = max(
+        findings.noise[self._dtype] = max(
             rounding_noise(self._target, prompt, answer, sorted(blocks))
             for prompt, answer in zip(self._prompts, self._references, strict=True)
         )
         for static in (False, True):
             pairs = []
             for batch, width in product(batches, widths):
-                plain = self._compared(Setting(self._dtype, batch, static, width, False), found)
+                plain = self._compared(Setting(self._dtype, batch, static, width, False), findings)
                 if width > 1:
-                    own = self._compared(Setting(self._dtype, batch, static, width, True), found)
+                    own = self._compared(Setting(self._dtype, batch, static, width, True), findings)
                     pairs.append((plain, own))
-            found.invariance.append(_invariance(self._dtype, static, pairs))
+            findings.invariance.append(_invariance(self._dtype, static, pairs))
 
-    def _compared(self, setting: Setting, found: _Findings) -> _Written:
+    def _compared(self, setting: Setting, findings: _Findings) -> _Written:
         written = self._write(setting)
         counts = {"identical": 0, "near": 0, "bug": 0}
-        noise = found.noise[self._dtype]
+        noise = findings.noise[self._dtype]
         pairs = zip(self._references, written.tokens, strict=True)
         for number, (reference, answer) in enumerate(pairs):
             at = first_difference(reference, answer)
@@ -158,16 +158,16 @@ class _Probe:
             logits_V = one_by_one(self._target, self._prompts[number], reference[: at + 1])[at]
             best, second = logits_V.topk(2).values.tolist()
             gap = best - float(logits_V[answer[at]])
-            found.parted.append(best - second)
+            findings.parted.append(best - second)
             # either logit may be off by the noise, in opposite directions
             kind = "near" if gap <= 2 * noise else "bug"
             counts[kind] += 1
-            if kind == "bug" and found.first_bug is None:
-                found.first_bug = (
+            if kind == "bug" and findings.first_bug is None:
+                findings.first_bug = (
                     f"{setting}: prompt {number}, token {at} is {answer[at]} and not "
                     f"{reference[at]}, {gap:.3g} below it against noise {noise:.3g}"
                 )
-        found.settings.append(Compared(setting, counts["identical"], counts["near"], counts["bug"]))
+        findings.settings.append(Compared(setting, counts["identical"], counts["near"], counts["bug"]))
         return written
 
     def _write(self, setting: Setting) -> _Written:

@@ -111,8 +111,8 @@ def _test(
     few = expected < _LEAST
     if few.sum() > 1 and few.sum() < len(few):
         observed, expected = (np.append(each[~few], each[few].sum()) for each in (observed, expected))
-    found = stats.chisquare(observed, expected)
-    return float(found.statistic), float(found.pvalue)
+    test = stats.chisquare(observed, expected)
+    return float(test.statistic), float(test.pvalue)
 
 
 def _expected_distance(distribution: NDArray[np.float64], sequences: int) -> float:

@@ -58,20 +58,20 @@ class Watched(Backbone):
         """The fingerprint in front of every token: of the root, and of each node that was kept."""
         prefill, *calls = (print_BN.tolist() for print_BN in self._prints)
         kept = [path_BD.tolist() for path_BD in self._kept] or [[[]] * len(answers)] * len(calls)
-        found = []
+        fingerprints = []
         for row, answer in enumerate(answers):
             prints = list(prefill[row])
             for print_BN, path_BD in zip(calls, kept, strict=True):
                 prints += [print_BN[row][n] for n in (0, *path_BD[row]) if n >= 0]
             # a row that has ended is still computed
-            found.append(prints[: len(answer)])
-        return found
+            fingerprints.append(prints[: len(answer)])
+        return fingerprints
 
 
 def fingerprints(logits: Tensor) -> Tensor:
     """64 bits for every row of logits [..., V], equal only if all bits are; int64 [...]."""
     bits = logits.contiguous().view(_BITS[logits.element_size()]).long()
-    # a sum modulo 2**64, with a random odd factor for every place
+    # a sum modulo 2**64, with a random odd factor for every position
     return (bits * _factors(logits.shape[-1], logits.device)).sum(-1)
 
 

@@ -126,13 +126,13 @@ def _coins_per_path(logits_BNV: Tensor, proposal: Proposal, warper: Warper, unif
     """Two paths of two nodes with a common first token, each with numbers of its own."""
     p_BNV = warper(logits_BNV)
     tokens_BN = proposal.tokens_BN
-    found = []
+    paths = []
     for leaf in (2, 3):  # nodes of `_TWO_PATHS`
         wanted_BN = draw(p_BNV, uniforms.take(p_BNV.shape[1]))
         first_B = wanted_BN[:, 0] == tokens_BN[:, 1]
         second_B = first_B & (wanted_BN[:, 1] == tokens_BN[:, leaf])
-        found.append((first_B.long() + second_B, leaf))
-    (left_B, _), (right_B, _) = found
+        paths.append((first_B.long() + second_B, leaf))
+    (left_B, _), (right_B, _) = paths
     accepted_B = torch.maximum(left_B, right_B)
     leaf_B = torch.where(right_B > left_B, 3, 2)
     path_BD = torch.stack([torch.ones_like(leaf_B), leaf_B], 1)

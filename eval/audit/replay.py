@@ -123,7 +123,7 @@ def one_by_one(target: Backbone, prompt: Sequence[int], answer: Sequence[int]) -
 def histogram_of(margins: Sequence[float]) -> list[tuple[str, int]]:
     """How many margins lie between powers of ten."""
     edges = [0.0, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, float("inf")]
-    found = []
+    counts = []
     for low, high in zip(edges, edges[1:]):
-        found.append((f"{low:g} to {high:g}", sum(low <= m < high for m in margins)))
-    return found
+        counts.append((f"{low:g} to {high:g}", sum(low <= m < high for m in margins)))
+    return counts

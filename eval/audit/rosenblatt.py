@@ -64,14 +64,14 @@ def judge(transforms: Sequence[Floats], level: float) -> Rosenblatt:
     """Test the transforms of many sequences; `level` is the one each single test is held to."""
     u_M = np.concatenate(list(transforms))
     counts, _ = np.histogram(u_M, bins=BINS, range=(0, 1))
-    found = stats.chisquare(counts)
+    uniformity = stats.chisquare(counts)
     z_mean = (u_M.mean() - 0.5) * (12 * len(u_M)) ** 0.5
     serial = serial_statistic(transforms)
     return Rosenblatt(
         len(u_M),
         counts.tolist(),
-        float(found.statistic),
-        float(found.pvalue),
+        float(uniformity.statistic),
+        float(uniformity.pvalue),
         float(u_M.mean()),
         float(2 * stats.norm.sf(abs(z_mean))),
         serial,
@@ -158,15 +158,15 @@ def transforms(
     """
     rng = np.random.default_rng(seed)
     numbers: dict[tuple[int, ...], int] = {}
-    found = []
+    transforms = []
     for each in distributions(target, draft, prompts, answers, warper, skip=skip):
         w_M = torch.from_numpy(rng.random(len(each.p_MV))).to(each.p_MV.device)
         q_MV = torch.zeros_like(each.p_MV) if each.q_MV is None else each.q_MV
-        found.append(transform(each.p_MV, q_MV, each.emitted_M, w_M).cpu().numpy())
+        transforms.append(transform(each.p_MV, q_MV, each.emitted_M, w_M).cpu().numpy())
         if scores is not None:
             number = numbers.setdefault(tuple(prompts[each.answer]), len(numbers))
             scores.add(each.p_MV, each.q_MV, each.emitted_M, each.front_MY, prompt=number)
-    return found
+    return transforms
 
 
 def transform(p_MV: Tensor, q_MV: Tensor, emitted_M: Tensor, w_M: Tensor) -> Tensor:

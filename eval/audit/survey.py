@@ -56,7 +56,7 @@ def survey(config: AuditConfig, methods: Sequence[str] = tuple(TOYS)) -> dict[st
 
 def _line(name: str, shown: str, warper: Warper, config: AuditConfig, level: float) -> dict[str, Any]:
     small = Toy.of(name, config.seed + 1)
-    found = enumerate_decoding(
+    result = enumerate_decoding(
         small.target,
         small.proposer,
         rule=None,
@@ -70,9 +70,9 @@ def _line(name: str, shown: str, warper: Warper, config: AuditConfig, level: flo
     return {
         "method": name,
         "warper": shown,
-        "p_value": found.p_value,
-        "cells": found.cells,
-        "detectable": found.detectable,
+        "p_value": result.p_value,
+        "cells": result.cells,
+        "detectable": result.detectable,
         "rows_alone": rows_alone(small, warper),
     }
 
@@ -102,7 +102,7 @@ def rows_alone(small: Toy, warper: Warper, rows: int = 4, rounds: int = 16) -> b
 
 def _planted(name: str, config: AuditConfig, level: float) -> dict[str, Any]:
     plant, small = PLANTS[name], Toy.of("draft-model", config.seed + 1)
-    found = enumerate_decoding(
+    result = enumerate_decoding(
         small.target,
         lambda: plant.toy(small.drafts),
         rule=plant.make_rule(),
@@ -111,12 +111,12 @@ def _planted(name: str, config: AuditConfig, level: float) -> dict[str, Any]:
         seed=config.seed + 1,
         level=level,
     )
-    return {"plant": name, "p_value": found.p_value, "total_variation": found.total_variation, "noise": found.noise}
+    return {"plant": name, "p_value": result.p_value, "total_variation": result.total_variation, "noise": result.noise}
 
 
 def _lossy(rule: str, config: AuditConfig, level: float) -> dict[str, Any]:
     small = Toy.of(_LOSSY_METHODS[rule], config.seed + 1)
-    found = enumerate_decoding(
+    result = enumerate_decoding(
         small.target,
         small.proposer,
         rule=rule,
@@ -125,16 +125,16 @@ def _lossy(rule: str, config: AuditConfig, level: float) -> dict[str, Any]:
         seed=config.seed + 1,
         level=level,
     )
-    return {"rule": rule, "method": small.name, "total_variation": found.total_variation, "noise": found.noise}
+    return {"rule": rule, "method": small.name, "total_variation": result.total_variation, "noise": result.noise}
 
 
-def survey_table(found: dict[str, Any]) -> Table:
+def survey_table(survey: dict[str, Any]) -> Table:
     """One line per method: the smallest p, the bias that would be seen; then plants and lossy."""
     from rich import box
     from rich.table import Table
 
     title = (
-        f"{found['sequences']:,} sequences per method and warper; a p below {found['level']:.1g} "
+        f"{survey['sequences']:,} sequences per method and warper; a p below {survey['level']:.1g} "
         f"fails\nwarpers: {'; '.join(WARPERS)}"
     )
     table = Table(
@@ -142,18 +142,18 @@ def survey_table(found: dict[str, Any]) -> Table:
     )
     for name in ("method", "smallest p", "would see", "rows alone"):
         table.add_column(name, no_wrap=True)
-    for name in dict.fromkeys(each["method"] for each in found["exact"]):
-        mine = [each for each in found["exact"] if each["method"] == name]
+    for name in dict.fromkeys(each["method"] for each in survey["exact"]):
+        mine = [each for each in survey["exact"] if each["method"] == name]
         table.add_row(
             name,
             f"{min(each['p_value'] for each in mine):.2g}",
             f"{max(each['detectable'] for each in mine):.4f}",
             "equal" if all(each["rows_alone"] for each in mine) else "DIFFER",
         )
-    for each in found["planted"]:
-        seen = "caught" if each["p_value"] < found["level"] else "MISSED"
+    for each in survey["planted"]:
+        seen = "caught" if each["p_value"] < survey["level"] else "MISSED"
         table.add_row(f"planted: {each['plant']}", f"{each['p_value']:.2g}", seen, "")
-    for each in found["lossy"]:
+    for each in survey["lossy"]:
         distance = max(0.0, each["total_variation"] - each["noise"])
         table.add_row(f"{each['rule']} ({each['method']})", "", f"distance {distance:.3f}", "")
     return table

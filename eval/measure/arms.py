@@ -94,10 +94,15 @@ def check_answer_length(arms: Sequence[Arm], config: EvalConfig) -> None:
     if arms[0].sweeps and config.sweep:
         lengths["eval.sweep"] = max(config.sweep)
     deepest = max(lengths, key=lambda name: lengths[name])
-    least = lengths[deepest] + 2
-    if config.max_new_tokens < least:
+    check_longest(deepest, lengths[deepest], config.max_new_tokens)
+
+
+def check_longest(name: str, length: int, max_new_tokens: int) -> None:
+    """The same for drafts of one length, which `name` makes."""
+    least = length + 2
+    if max_new_tokens < least:
         raise RequestError(
-            f"eval.max_new_tokens is {config.max_new_tokens}, and {deepest} drafts up to {lengths[deepest]} tokens "
+            f"eval.max_new_tokens is {max_new_tokens}, and {name} drafts up to {length} tokens "
             f"per target call: the length limit may cut every step, so none can be counted; set "
             f"--eval.max_new_tokens {least} or more"
         )

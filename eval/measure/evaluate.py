@@ -17,6 +17,7 @@ import numpy as np
 from ...decoding.target.backbone import Backbone
 from ...drafters.identity import shown_name
 from ..config import EvalConfig
+from ..report.pieces import pieces_of
 from ..report.results import SCHEMA_VERSION
 from .arms import Arm, check_answer_length
 from .degeneracy import degeneracy
@@ -197,18 +198,6 @@ def _or_null(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def _pieces(target: Backbone, tokens: Sequence[int]) -> list[str]:
-    """What each token adds to the text; of a character in several tokens the last one shows it."""
-    pieces, written = [], ""
-    for count in range(1, len(tokens) + 1):
-        text = str(target.tokenizer.decode(list(tokens[:count])))
-        # an unfinished character decodes as a replacement sign until its last byte is there
-        piece = "" if text.endswith("\ufffd") and count < len(tokens) else text[len(written) :]
-        pieces.append(piece)
-        written += piece
-    return pieces
-
-
 def _sample(target: Backbone, requests: Sequence[Request], run: Run) -> list[dict[str, Any]]:
     """The first requests' texts, token by token with their origin, for the report."""
     shown = []
@@ -216,7 +205,7 @@ def _sample(target: Backbone, requests: Sequence[Request], run: Run) -> list[dic
         (tokens, origin) for each in run.generations for tokens, origin in zip(each.tokens, each.origin, strict=True)
     ]
     for request, (tokens, origin) in list(zip(requests, emitted, strict=True))[:3]:
-        pieces = _pieces(target, tokens)
+        pieces = pieces_of(target.tokenizer, tokens)
         shown.append(
             {
                 "id": request.prompt.id,

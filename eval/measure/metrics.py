@@ -111,8 +111,8 @@ def acceptance(counts: Sequence[Counts], *, seed: int = 0) -> Acceptance:
     )
 
 
-def ratio(top_R: Floats, bottom_R: Floats, *, seed: int = 0, resamples: int = 2000) -> Interval:
-    """sum(top) / sum(bottom) with the percentile bootstrap over requests (Efron 1979)."""
+def ratio(top_R: Floats, bottom_R: Floats, *, seed: int = 0, resamples: int = 2000, level: float = 0.95) -> Interval:
+    """sum(top) / sum(bottom) with the percentile bootstrap over requests (Efron 1979), at a confidence `level`."""
     total = bottom_R.sum() if len(bottom_R) else 0.0
     if total == 0:
         return Interval(float("nan"), float("nan"), float("nan"))
@@ -132,6 +132,7 @@ def ratio(top_R: Floats, bottom_R: Floats, *, seed: int = 0, resamples: int = 20
             paired=True,
             method="percentile",
             n_resamples=resamples,
+            confidence_level=level,
             rng=np.random.default_rng(seed),
         ).confidence_interval
     return Interval(value, float(bounds.low), float(bounds.high))

@@ -5,7 +5,7 @@ its candidates. Of candidates that are chosen without randomness that is their a
 temperature that the texts were written at. `decoding/tree/search.py` makes the best tree of it.
 Read next: `launch/measure/tree.py`, which writes that tree beside the drafter.
 
-Shapes: S tokens of a text, X places that have a token at a depth, D depths, R ranks, V vocabulary,
+Shapes: S tokens of a text, X positions that have a token at a depth, D depths, R ranks, V vocabulary,
 F numbers of the target's features.
 """
 
@@ -64,7 +64,7 @@ class Ranks:
 
 @torch.inference_mode()
 def measure_ranks(target: Backbone, drafter: TeacherForced, texts: Sequence[Text], *, depth: int, ranks: int) -> Ranks:
-    """Count over all places of the answers at which a draft may begin.
+    """Count over all positions of the answers at which a draft may begin.
 
     A draft begins behind any token of an answer, its root; depth d is the d-th token behind that.
     Of two equally likely candidates the drafter may take either; here both count as the first.
@@ -79,7 +79,7 @@ def measure_ranks(target: Backbone, drafter: TeacherForced, texts: Sequence[Text
     for text in texts:
         tokens_S = torch.tensor([*text.prompt, *text.answer], device=target.device)
         features_SF = _features(target, drafter, tokens_S)
-        # place t stands for the draft whose root is token t + 1
+        # position t stands for the draft whose root is token t + 1
         alive_X = torch.arange(len(tokens_S), device=target.device) >= len(text.prompt) - 1
         for d, logits_XV in enumerate(drafter.teacher_forced(features_SF, tokens_S, depth)):
             rank_X = _rank(logits_XV, tokens_S[d + 2 :])

@@ -8,7 +8,7 @@ Shapes: G batches of requests.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from ...decoding.sampling import Warper
 from ...decoding.target.backbone import Backbone
 from ..config import EvalConfig
 from .arms import Arm
-from .metrics import Counts, counts_of, ratio
+from .metrics import Counts, Floats, Interval, counts_of, ratio
 from .requests import Request
 from .speed import Costs
 
@@ -66,6 +66,11 @@ class Run:
             self.baseline_texts += base.tokens
             self.differing += sum(a != b for a, b in zip(own.tokens, base.tokens, strict=True))
             self.prefill_seconds += own.prefill_seconds
+
+    def extend(self, later: Run) -> None:
+        """Take in what other requests gave."""
+        for own in fields(self):
+            setattr(self, own.name, getattr(self, own.name) + getattr(later, own.name))
 
     @property
     def mean_nodes(self) -> float:
@@ -121,16 +126,25 @@ def _warm_up(
 
 def speed_fields(run: Run, seed: int) -> dict[str, Any]:
     """Speed over plain decoding under its names in `results.json`, resampled by batch."""
+    own_G, base_G, tokens_G, base_tokens_G = _timed(run)
+    return {
+        "tokens_per_second": float(tokens_G.sum() / own_G.sum()) if own_G.sum() else None,
+        "baseline_tokens_per_second": float(base_tokens_G.sum() / base_G.sum()) if base_G.sum() else None,
+        "speedup": speed_interval(run, seed).to_list(),
+        "prefill_seconds": run.prefill_seconds,
+    }
+
+
+def speed_interval(run: Run, seed: int, **how: Any) -> Interval:
+    """Seconds per token of plain decoding over seconds per token of ours, resampled by batch; `how` as of `ratio`."""
+    own_G, base_G, tokens_G, base_tokens_G = _timed(run)
+    return ratio(base_G * tokens_G / base_tokens_G, own_G, seed=seed, **how)
+
+
+def _timed(run: Run) -> tuple[Floats, Floats, Floats, Floats]:
+    """Our seconds, plain decoding's, our tokens and its, of the batches that have something to time."""
     own_G, base_G = np.array(run.seconds_G), np.array(run.baseline_seconds_G)
     tokens_G, base_tokens_G = np.array(run.tokens_G, float), np.array(run.baseline_tokens_G, float)
     # an answer that ends with its first token has nothing to time
     some_G = (tokens_G > 0) & (base_tokens_G > 0)
-    own_G, base_G, tokens_G, base_tokens_G = (x_G[some_G] for x_G in (own_G, base_G, tokens_G, base_tokens_G))
-    # seconds per token of the baseline over seconds per token of ours
-    speedup = ratio(base_G * tokens_G / base_tokens_G, own_G, seed=seed)
-    return {
-        "tokens_per_second": float(tokens_G.sum() / own_G.sum()) if own_G.sum() else None,
-        "baseline_tokens_per_second": float(base_tokens_G.sum() / base_G.sum()) if base_G.sum() else None,
-        "speedup": speedup.to_list(),
-        "prefill_seconds": run.prefill_seconds,
-    }
+    return own_G[some_G], base_G[some_G], tokens_G[some_G], base_tokens_G[some_G]

@@ -44,26 +44,26 @@ class Costs:
 
 @torch.inference_mode()
 def measure_costs(
-    target: Backbone, draft: Backbone | None, lengths: Sequence[int], *, context: int, rounds: int = 15
+    target: Backbone, draft: Backbone | None, lengths: Sequence[int], *, context: int, rounds: int = 15, rows: int = 1
 ) -> Costs:
-    """Median forward times behind `context` tokens, all variants in turn in every round."""
-    arms = {"target": _one_call(target, 0, context)}
+    """Median forward times of `rows` rows behind `context` tokens, all variants in turn in every round."""
+    arms = {"target": _one_call(target, 0, context, rows)}
     if draft is not None:
-        arms["draft"] = _one_call(draft, 0, context)
+        arms["draft"] = _one_call(draft, 0, context, rows)
     for length in lengths:
-        arms[f"verify {length}"] = _one_call(target, length, context)
+        arms[f"verify {length}"] = _one_call(target, length, context, rows)
     times = interleaved(arms, rounds, device=target.device)
     base = times["target"]
     c = None if draft is None else times["draft"] / base
     return Costs(base, c, {n: times[f"verify {n}"] / base for n in lengths})
 
 
-def _one_call(backbone: Backbone, drafted: int, context: int) -> Call:
-    """A forward of the root and `drafted` nodes behind `context` tokens."""
-    kv_cache = KVCache(1, context + drafted + 1)
-    backbone.prefill([[1] * context], kv_cache)
-    tokens = torch.ones(1, drafted + 1, dtype=torch.long, device=backbone.device)
-    lengths = torch.tensor([context], device=backbone.device)
+def _one_call(backbone: Backbone, drafted: int, context: int, rows: int) -> Call:
+    """A forward of the root and `drafted` nodes of each row, behind `context` tokens."""
+    kv_cache = KVCache(rows, context + drafted + 1)
+    backbone.prefill([[1] * context] * rows, kv_cache)
+    tokens = torch.ones(rows, drafted + 1, dtype=torch.long, device=backbone.device)
+    lengths = torch.full((rows,), context, device=backbone.device)
     return lambda: backbone.forward(tokens, lengths, chain(drafted), kv_cache)
 
 

@@ -16,43 +16,54 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 # Okabe-Ito colours, apart for every kind of colour vision; the page lightens them in the dark
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#5d4a9c", "#333333")
 _INK, _GRID = "#808080", "#c8c8c8"
 _VARIABLES = {
     **{colour: f"var(--plot-{n + 1})" for n, colour in enumerate(_COLOURS)},
     _INK: "var(--soft)",
     _GRID: "var(--line)",
 }
-_MARKS = ("o", "s", "^", "D")
+_MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _LINES = ("-", "--", "-.", ":")
 _LONGEST_LABEL = 32
+_WIDTH = 72  # characters of a legend's line
 
 Point = tuple[float, float | None, float | None, float | None]
 
 
 def acceptance_by_depth(rows: Sequence[dict[str, Any]]) -> Markup:
-    """Conditional acceptance at each depth, with intervals."""
-    figure, axes = _axes("depth of the drafted token", "accepted, given the ones before")
-    for number, row in enumerate(rows):
-        # side by side, or intervals of equal methods would hide each other
-        shift = 0.06 * (number - (len(rows) - 1) / 2)
-        points = [(d + 1 + shift, *v) for d, v in enumerate(row["n_alpha"])]
-        _errorbar(axes, points, f"{row['method']}, T = {row['temperature']:g}", number)
-    axes.set_ylim(-0.02, 1.02)
-    return _svg(figure, axes, "Acceptance by depth")
+    """Conditional acceptance at each depth, with intervals: a panel per temperature, a colour per method."""
+    methods = list(dict.fromkeys(str(row["method"]) for row in rows))
+    temperatures = list(dict.fromkeys(row["temperature"] for row in rows))
+    figure, panels = _panels(len(temperatures))
+    for axes, temperature in zip(panels, temperatures, strict=True):
+        for row in rows:
+            if row["temperature"] == temperature:
+                number = methods.index(str(row["method"]))
+                # side by side, or intervals of equal methods would hide each other
+                shift = 0.06 * (number - (len(methods) - 1) / 2)
+                points = [(d + 1 + shift, *v) for d, v in enumerate(row["n_alpha"])]
+                _errorbar(axes, points, str(row["method"]), number)
+        axes.set_ylim(-0.02, 1.02)
+        axes.set_title(f"T = {temperature:g}", color=_INK, fontsize=9, loc="left")
+        axes.set_ylabel("accepted", color=_INK, fontsize=9)
+    panels[-1].set_xlabel("depth of the drafted token", color=_INK, fontsize=9)
+    return _svg(figure, panels, "Acceptance by depth")
 
 
 def sweep_acceptance(rows: Sequence[dict[str, Any]]) -> Markup:
     """tau against the draft length."""
-    figure, axes = _axes("draft length K", "tau, tokens per target call")
+    figure, panels = _axes("draft length K", "tau, tokens per target call")
+    axes = panels[0]
     _errorbar(axes, [(row["draft_length"], *row["tau"]) for row in rows], "tau", 0)
     axes.set_ylim(bottom=min(1.0, axes.get_ylim()[0]))
-    return _svg(figure, axes, "Acceptance against draft length")
+    return _svg(figure, panels, "Acceptance against draft length")
 
 
 def sweep_speed(rows: Sequence[dict[str, Any]]) -> Markup:
     """Measured and predicted speed-up against the draft length."""
-    figure, axes = _axes("draft length K", "speed-up over plain decoding")
+    figure, panels = _axes("draft length K", "speed-up over plain decoding")
+    axes = panels[0]
     _errorbar(axes, [(row["draft_length"], *row["speedup"]) for row in rows], "measured", 0)
     known = [row for row in rows if row["predicted_speedup"] is not None]
     axes.plot(
@@ -65,12 +76,13 @@ def sweep_speed(rows: Sequence[dict[str, Any]]) -> Markup:
         markersize=4,
     )
     axes.axhline(1, color=_INK, linewidth=0.8)
-    return _svg(figure, axes, "Speed-up against draft length")
+    return _svg(figure, panels, "Speed-up against draft length")
 
 
 def uniformity(counts: Sequence[int]) -> Markup:
     """The Rosenblatt numbers of the real pair in bins; an exact decoder fills all alike."""
-    figure, axes = _axes("u, the token's place in the target's own distribution", "tokens")
+    figure, panels = _axes("u, the token's position in the target's own distribution", "tokens")
+    axes = panels[0]
     expected = sum(counts) / len(counts)
     edges = [n / len(counts) for n in range(len(counts))]
     axes.bar(
@@ -88,12 +100,13 @@ def uniformity(counts: Sequence[int]) -> Markup:
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1.15 * max(*counts, 1))
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1])
-    return _svg(figure, axes, "Histogram of the audit")
+    return _svg(figure, panels, "Histogram of the audit")
 
 
 def training(records: Sequence[dict[str, Any]]) -> Markup:
     """Loss over steps, and held-out loss."""
-    figure, axes = _axes("step", "loss")
+    figure, panels = _axes("step", "loss")
+    axes = panels[0]
     kinds = (("train", "loss", "training"), ("validation", "validation_loss", "held out"))
     for number, (kind, key, label) in enumerate(kinds):
         points = [(r["step"], r[key]) for r in records if r["kind"] == kind and key in r]
@@ -106,17 +119,30 @@ def training(records: Sequence[dict[str, Any]]) -> Markup:
                 marker=_MARKS[number] if len(points) < 20 else None,
                 markersize=4,
             )
-    return _svg(figure, axes, "Training")
+    return _svg(figure, panels, "Training")
 
 
-def _axes(x: str, y: str) -> tuple[Any, Axes]:
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    figure = Figure(figsize=(5.2, 3.0), layout="constrained")
-    axes = figure.add_subplot()
+def _axes(x: str, y: str) -> tuple[Any, list[Axes]]:
+    figure, (axes,) = _panels(1)
     axes.set_xlabel(x, color=_INK, fontsize=9)
     axes.set_ylabel(y, color=_INK, fontsize=9)
+    return figure, [axes]
+
+
+def _panels(count: int) -> tuple[Any, list[Axes]]:
+    """Axes one above the other, on one scale."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.2, 0.9 + 2.1 * count), layout="constrained")
+    panels = list(figure.subplots(count, 1, sharex=True, squeeze=False)[:, 0])
+    for axes in panels:
+        _dress(axes)
+    return figure, panels
+
+
+def _dress(axes: Axes) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     axes.tick_params(colors=_INK, labelsize=8.5, length=0)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
     axes.grid(axis="y", color=_GRID, linewidth=0.7)
@@ -124,7 +150,6 @@ def _axes(x: str, y: str) -> tuple[Any, Axes]:
     for side, spine in axes.spines.items():
         spine.set_visible(side == "bottom")
         spine.set_color(_INK)
-    return figure, axes
 
 
 def _errorbar(axes: Axes, points: Sequence[Point], label: str, number: int) -> None:
@@ -134,7 +159,7 @@ def _errorbar(axes: Axes, points: Sequence[Point], label: str, number: int) -> N
     middle = [float(p[1] or 0) for p in drawn]
     low = [m - (p[2] if p[2] is not None else m) for m, p in zip(middle, drawn)]
     high = [(p[3] if p[3] is not None else m) - m for m, p in zip(middle, drawn)]
-    look = number % 4
+    look = number % len(_COLOURS)
     axes.errorbar(
         [p[0] for p in drawn],
         middle,
@@ -147,7 +172,7 @@ def _errorbar(axes: Axes, points: Sequence[Point], label: str, number: int) -> N
         markersize=4.5,
         color=_COLOURS[look],
         marker=_MARKS[look],
-        linestyle=_LINES[look],
+        linestyle=_LINES[look % len(_LINES)],
     )
 
 
@@ -160,31 +185,35 @@ def _drawable(label: str) -> str:
     return label.replace("$", r"\$")
 
 
-def _legend(figure: Any, axes: Axes) -> None:
-    """Above the axes, which keep their width; one series needs none."""
-    labels = axes.get_legend_handles_labels()[1]
+def _legend(figure: Any, panels: Sequence[Axes]) -> None:
+    """One for all panels, above them in as many lines as it takes; one series needs none."""
+    labels = {
+        label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
     if len(labels) < 2:
         return
-    columns = 3 if sum(map(len, labels)) < 50 else 1
+    columns = max(1, _WIDTH // (max(map(len, labels)) + 8))  # characters, the mark and the gap among them
     lines = -(-len(labels) // columns)
-    figure.get_layout_engine().set(rect=(0, 0, 1, 1 - 0.075 * lines))
-    axes.legend(
+    width, height = figure.get_size_inches()
+    figure.set_size_inches(width, height + 0.2 * lines)
+    figure.legend(
+        labels.values(),
+        labels.keys(),
         frameon=False,
         labelcolor=_INK,
         fontsize=8.5,
         ncols=columns,
-        loc="lower left",
-        bbox_to_anchor=(-0.02, 1.0),
+        loc="outside upper left",
         borderaxespad=0.2,
         columnspacing=1.4,
         handlelength=2.4,
-    ).set_in_layout(False)
+    )
 
 
-def _svg(figure: Any, axes: Axes, title: str) -> Markup:
+def _svg(figure: Any, panels: Sequence[Axes], title: str) -> Markup:
     import matplotlib as mpl
 
-    _legend(figure, axes)
+    _legend(figure, panels)
     # text as shapes: the page looks the same wherever it is opened; a fixed salt keeps ids stable
     with mpl.rc_context({"svg.fonttype": "path", "svg.hashsalt": title}):
         out = io.StringIO()

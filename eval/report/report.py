@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from jinja2 import Environment, PackageLoader, StrictUndefined, TemplateError, select_autoescape
 from markupsafe import Markup
 
 from ...errors import RequestError
@@ -39,11 +39,25 @@ def write_report(run: Path) -> Path:
         The page's path.
 
     Raises:
-        RequestError: the run has not been evaluated, or by another version.
+        RequestError: the run has not been evaluated, or by another version, or its results are damaged.
     """
     folder = _results_in(run)
     results = read_results(folder / "results.json")
-    content = context(results, _audit(folder / "audit.json"), _curve(run / "metrics.jsonl"))
+    audit, curve = _audit(folder / "audit.json"), _curve(run / "metrics.jsonl")
+    try:
+        pages = _pages(context(results, audit, curve))
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, TemplateError) as error:
+        raise RequestError(
+            f"{folder / 'results.json'}, or audit.json or metrics.jsonl beside it, is damaged: {type(error).__name__} "
+            f"({error!s:.200}); evaluate the run again"
+        ) from error
+    for name, page in pages.items():
+        write_text(run / name, page)
+    return run / "report.html"
+
+
+def _pages(content: dict[str, Any]) -> dict[str, str]:
+    """The two files' texts."""
     environment = Environment(
         loader=PackageLoader("draftsmith.eval.report", "."),
         undefined=StrictUndefined,
@@ -53,9 +67,8 @@ def write_report(run: Path) -> Path:
         finalize=visible,
     )
     environment.filters |= {"interval": interval, "number": number, "cell": _cell, "stand_in": stand_in}
-    for name in ("report.html", "report.md"):
-        write_text(run / name, environment.get_template(f"{name}.j2").render(content) + "\n")
-    return run / "report.html"
+    names = ("report.html", "report.md")
+    return {name: environment.get_template(f"{name}.j2").render(content) + "\n" for name in names}
 
 
 def _results_in(run: Path) -> Path:
@@ -202,7 +215,7 @@ def _audit(path: Path) -> dict[str, Any] | None:
         return None
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"{path} is not JSON ({error}): audit again, by `draftsmith audit` as before") from error
 
 
@@ -210,8 +223,8 @@ def _curve(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     # a kill may have cut the last line short; only a whole line ends with a line end
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     try:
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
         return [json.loads(line) for line in lines if line.endswith("\n")]
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"{path} is damaged ({error}); move it away for a report") from error

@@ -42,7 +42,7 @@ def read_results(path: Path) -> dict[str, Any]:
         raise RequestError(f"{path} is missing: {again}")
     try:
         results = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"{path} is not JSON ({error}): {again}") from error
     version = results.get("schema_version") if isinstance(results, dict) else None
     if version != SCHEMA_VERSION:
@@ -50,7 +50,11 @@ def read_results(path: Path) -> dict[str, Any]:
         raise RequestError(
             f"{path} has schema_version {version!r}, this version reads {SCHEMA_VERSION}{reason}: {again}"
         )
-    for row in _with_acceptance(results):
+    try:
+        shown = _with_acceptance(results)
+    except (LookupError, TypeError, AttributeError) as error:
+        raise RequestError(f"{path} is damaged: {type(error).__name__} ({error!s:.80}): {again}") from error
+    for row in shown:
         if row.get("verdict") not in VERDICTS:
             raise RequestError(
                 f"{path} shows acceptance with the verdict {row.get('verdict')!r}, expected one of "
@@ -61,4 +65,7 @@ def read_results(path: Path) -> dict[str, Any]:
 
 def _with_acceptance(results: dict[str, Any]) -> list[dict[str, Any]]:
     rows = results["rows"]
-    return [*rows, *(each for row in rows for each in row["categories"]), *results["sweep"]]
+    found = [*rows, *(each for row in rows for each in row["categories"]), *results["sweep"]]
+    if not rows or not all(isinstance(each, dict) for each in found):
+        raise TypeError("expected rows that are tables")
+    return found

@@ -15,13 +15,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import DataError, DraftsmithError, EnvironmentFailure, RequestError
+from ...storage import check_free, check_name
 from ..recipe.load import Resolved
 from ..recipe.model import Recipe
+from ..train.folder import check_places
 from ..train.resume import check_resume, has_begun
 from .features import check_features
 from .memory import check_sharding, devices_of, in_units, trained
 from .models import SAMPLE, Models, check_model, check_recipe, check_target
 from .room import check_probe_length, check_room
+from .unread import foreign_sections
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,8 +47,11 @@ def check(resolved: Resolved, console: Console, out: Path | None = None) -> None
         RequestError: with all failures; DataError or EnvironmentFailure when all are of that kind.
     """
     from rich.table import Table
+    from rich.text import Text
 
     recipe = resolved.recipe
+    if out is not None:
+        check_name(out)
     table = Table("check", "found", "verdict")
     failures: list[DraftsmithError] = []
     waiting: list[str] = []
@@ -55,18 +61,22 @@ def check(resolved: Resolved, console: Console, out: Path | None = None) -> None
             if isinstance(result, Waits):
                 waiting.append(name)
             text = result.finding if isinstance(result, Waits) else result
-            table.add_row(name, text, "waits" if isinstance(result, Waits) else "ok")
+            # as Text: brackets in a name are no markup
+            table.add_row(name, Text(text), "waits" if isinstance(result, Waits) else "ok")
         except DraftsmithError as error:
             failures.append(error)
-            table.add_row(name, str(error).splitlines()[0], "FAILS")
+            table.add_row(name, Text(str(error).splitlines()[0]), "FAILS")
     console.print(table)
+    for line in foreign_sections(resolved):
+        console.print(Text(line))
     if failures:
         raise _together(failures)
     if waiting:
-        console.print(
+        text = (
             f"nothing found here speaks against the run; {' and '.join(waiting)} could not be "
             f"looked at: run the check again where {recipe.target.path} is"
         )
+        console.print(Text(text))
         return
     console.print("ready to train")
 
@@ -96,6 +106,8 @@ def _checks(recipe: Recipe, out: Path | None) -> dict[str, Callable[[], str | Wa
 def _folder(recipe: Recipe, folder: Path) -> str:
     """What the run would find in its folder."""
     check_resume(folder, recipe, "auto")
+    check_places(folder)
+    check_free(folder)
     return f"{folder}: {'the run there goes on' if has_begun(folder) else 'a new run'}"
 
 
@@ -166,7 +178,7 @@ def _data(recipe: Recipe, models: Models) -> str | Waits:
         if isinstance(encoded, Encoded):
             tally.add(encoded)
         else:
-            tally.rejected.append(row.rejected(str(encoded)))
+            tally.reject(row, encoded)
     # a few bad rows among the first ones prove nothing about the share in all
     allowed = data.max_rejected_share
     check_tally(tally, source.name, allowed if len(rows) < SAMPLE else max(allowed, 0.5), None)

@@ -1,4 +1,4 @@
-"""Checks of `eval`, `audit` and `tree` that need no torch: importing it takes seconds.
+"""Checks of requests that need no torch: importing it takes seconds.
 
 Read next: `measure/run.py` and `tree.py`, which do what is asked; `methods.py`, the names of methods.
 """
@@ -6,16 +6,18 @@ Read next: `measure/run.py` and `tree.py`, which do what is asked; `methods.py`,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 
+from ...drafters.families import FAMILIES
+from ...drafters.tuned_file import Tuned, read_tuned
 from ...errors import RequestError
 from ...storage import writable_folder
 from ..measure.methods import SKELETON, TRAINED, need_draft, split_methods
 from ..recipe.load import load_recipe
 from ..recipe.model import Recipe
-from ..requests import AuditRequest, Pair, RunPair, TreeRequest
+from ..requests import AuditRequest, ChatRequest, Pair, RunPair, TreeRequest, TuneRequest
 
 
 @dataclass(frozen=True)
@@ -28,10 +30,15 @@ class Named:
     drafter: Path | None
     folder: Path
     """The run's, or the one that we are in."""
+    tuned: Tuned = field(default_factory=lambda: Tuned({}))
+    """What of the drafter's `tuned.json` is in the recipe."""
 
 
-def named(pair: RunPair, overrides: Sequence[tuple[str, str]]) -> Named:
+def named(pair: RunPair, overrides: Sequence[tuple[str, str]], *, tuned: bool = False) -> Named:
     """The target and drafter of a run folder, or those that --target and --drafter name.
+
+    Args:
+        tuned: take the setting of the drafter's `tuned.json`, unless `overrides` sets a value of its kind.
 
     Raises:
         RequestError: no such run, nothing named, a method without its drafter, a wrong override.
@@ -39,6 +46,13 @@ def named(pair: RunPair, overrides: Sequence[tuple[str, str]]) -> Named:
     method = pair.method if isinstance(pair, Pair) else TRAINED
     names = split_methods(method)
     drafter: Path | None = None if pair.drafter is None else Path(pair.drafter)
+    if drafter is None and pair.run_folder is not None:
+        drafter = pair.run_folder / "drafter"
+    given = {name for name, _ in overrides}
+    kept = Tuned({})
+    if tuned and drafter is not None and set(names) & set(need_draft()):
+        kept = read_tuned(drafter).unless(given)
+    values = [*kept.values.items(), *overrides]
     if pair.run_folder is not None:
         folder, saved = pair.run_folder, pair.run_folder / "run.yaml"
         if not saved.is_file():
@@ -46,11 +60,11 @@ def named(pair: RunPair, overrides: Sequence[tuple[str, str]]) -> Named:
                 f"{folder} is no run folder: run.yaml is missing; name the --out of a training "
                 "run, or use --target and --drafter"
             )
-        recipe = load_recipe(str(saved), overrides).recipe
+        recipe = load_recipe(str(saved), values).recipe
+        check_trust(recipe, saved, said="target.trust_remote_code" in given, flag="--target.trust_remote_code true")
         target = pair.target or tuned_target(folder, recipe) or recipe.target.path
-        drafter = drafter or folder / "drafter"
     elif pair.target is not None:
-        recipe = load_recipe("distill-tiny", overrides).recipe
+        recipe = load_recipe("distill-tiny", values).recipe
         folder, target = Path(), pair.target
     else:
         raise RequestError(
@@ -59,13 +73,37 @@ def named(pair: RunPair, overrides: Sequence[tuple[str, str]]) -> Named:
         )
     if drafter is None and set(names) & set(need_draft()):
         raise RequestError(f"--method {method} needs a drafter: name its folder by --drafter, or a run")
-    return Named(names, recipe, target, drafter, folder)
+    return Named(names, recipe, target, drafter, folder, kept)
+
+
+def check_trust(recipe: Recipe, saved: Path, *, said: bool, flag: str) -> None:
+    """Refuse to run a target's code because a run folder says so: it may come from elsewhere.
+
+    Args:
+        said: whether the command itself says what is trusted, as by `flag`.
+
+    Raises:
+        RequestError: it does not, and the folder's recipe trusts.
+    """
+    if recipe.target.trust_remote_code and not said:
+        raise RequestError(
+            f"{saved} trusts the code that comes with its target {recipe.target.path!r}, and a run folder is no "
+            f"reason to run it: say so yourself by {flag}, if you have read that code"
+        )
 
 
 def tuned_target(folder: Path, recipe: Recipe) -> str | None:
     """The target that a run has changed and its drafter fits; None where it was frozen."""
     tuned = folder / "target"
     return str(tuned) if recipe.record.has_target and tuned.is_dir() else None
+
+
+def check_least(request: object, **least: float) -> None:
+    """Raise RequestError for a flag that is set to less than its least value, or is no finite number."""
+    for name, smallest in least.items():
+        value = getattr(request, name)
+        if value is not None and not smallest <= value < inf:
+            raise RequestError(f"--{name.replace('_', '-')} is {value}; expected {smallest} or more")
 
 
 def check_audit(request: AuditRequest, overrides: Sequence[tuple[str, str]]) -> Named | None:
@@ -90,7 +128,7 @@ def check_audit(request: AuditRequest, overrides: Sequence[tuple[str, str]]) -> 
         return None
     if flags and request.method != "trained":
         raise RequestError(f"{flags[0]} takes the trained drafter alone: leave out --method")
-    pair = named(request, overrides)
+    pair = named(request, overrides, tuned=True)
     if SKELETON in split_methods(request.method):
         raise RequestError(f"{SKELETON} is not lossless: there is nothing to audit")
     return pair
@@ -98,10 +136,9 @@ def check_audit(request: AuditRequest, overrides: Sequence[tuple[str, str]]) -> 
 
 def check_tree(request: TreeRequest, overrides: Sequence[tuple[str, str]]) -> None:
     """Raise where nothing can be measured as asked, or the tree not be written."""
-    for flag, least in {"depth": 1, "texts": 1, "temperature": 0}.items():
-        value = getattr(request, flag)
-        if not least <= value < inf:
-            raise RequestError(f"--{flag} is {value}; expected {least} or more")
+    check_least(request, depth=1, texts=1, temperature=0)
+    if request.depth > 1_000:
+        raise RequestError(f"--depth is {request.depth}; expected at most 1,000")
     drafter = named(request, overrides).drafter
     if request.out is None:
         writable_folder(drafter or Path())
@@ -109,3 +146,66 @@ def check_tree(request: TreeRequest, overrides: Sequence[tuple[str, str]]) -> No
         raise RequestError(f"--out {request.out} is a folder; name a file, tree.json in it say")
     else:
         writable_folder(request.out.parent)
+
+
+def check_tune(request: TuneRequest, overrides: Sequence[tuple[str, str]]) -> list[Named]:
+    """The pairs that are tuned, the first one with every method, the others with their drafter alone.
+
+    Raises:
+        RequestError: nothing named, a number out of its range, a value that tune chooses itself,
+            Skeleton-of-Thought, or other targets.
+    """
+    check_least(request, batch=1, best=1, temperature=0)
+    check_least(request, limit=8 * request.batch)
+    if SKELETON in split_methods(request.method):
+        raise RequestError(f"{SKELETON} writes other answers: there is no setting of it to tune; leave it out")
+    _check_not_chosen(overrides)
+    run, *others = request.runs or (None,)
+    first = named(Pair(run, request.target, request.drafter, request.method), overrides)
+    pairs = [first, *(named(Pair(each, request.target), overrides) for each in others)]
+    for other, folder in zip(pairs[1:], others, strict=True):
+        if _target_of(other) != _target_of(first):
+            raise RequestError(
+                f"{folder} has the target {other.target}, and {run} has {first.target}; expected runs on one target: "
+                "tune the others by themselves"
+            )
+    if run is None and request.prompts is None:
+        raise RequestError(
+            "without a run nothing says which rows were held out from the drafter; name prompts by --prompts"
+        )
+    for folder in (pair.drafter for pair in pairs if pair.drafter is not None):
+        if not folder.is_dir():
+            raise RequestError(f"there is no folder {folder}, beside whose weights the setting would be kept")
+        writable_folder(folder)
+    return pairs
+
+
+def _check_not_chosen(overrides: Sequence[tuple[str, str]]) -> None:
+    """Raise RequestError for a value that would be passed over, as tune tries several of it or has a flag."""
+    chosen = {name for family in FAMILIES.values() for grid in family.grids for name in grid.chosen}
+    flags = {"batch": "batch", "limit": "limit", "prompts": "prompts", "temperatures": "temperature"}
+    for name, _ in overrides:
+        if name in chosen:
+            raise RequestError(f"--{name} is chosen by tune; leave it out")
+        flag = flags.get(name.removeprefix("eval."))
+        if flag is not None and name.startswith("eval."):
+            raise RequestError(f"--{name} says nothing here; say --{flag}")
+
+
+def _target_of(pair: Named) -> tuple[str, str | None, str]:
+    """What is loaded: a folder by its whole path, revision and precision."""
+    path, config = Path(pair.target), pair.recipe.target
+    return str(path.resolve()) if path.is_dir() else pair.target, config.revision, config.dtype
+
+
+def check_chat(request: ChatRequest, overrides: Sequence[tuple[str, str]]) -> Named:
+    """The pair that answers.
+
+    Raises:
+        RequestError: nothing named, several methods or none that decodes, or a number out of its range.
+    """
+    check_least(request, max_new_tokens=1, temperature=0)
+    names = split_methods(request.method)
+    if len(names) > 1 or SKELETON in names:
+        raise RequestError(f"--method is {request.method}; chat shows one method that decodes, trained say")
+    return named(request, overrides, tuned=True)

@@ -129,8 +129,8 @@ def _activations(recipe: Recipe, student: nn.Module, target: nn.Module | None) -
     T = recipe.loop.micro_rows * recipe.row_tokens
     passes = recipe.record.passes(recipe)
     speaks: Any = student if target is None else target
-    # of each place that is spoken of: what its loss reads, where it counts, and the gradient
-    width = sum(_widths(student)) * passes + 3 * _hidden(speaks) * recipe.record.places(recipe)
+    # of each position that is spoken of: what its loss reads, where it counts, and the gradient
+    width = sum(_widths(student)) * passes + 3 * _hidden(speaks) * recipe.record.positions(recipe)
     if recipe.tunes_target and target is not None:
         width += sum(_widths(target))  # it learns too, so its layers keep what they read
     # the gradient of an own projection is made in the forward pass, in fp32

@@ -72,6 +72,7 @@ def check_target(recipe: Recipe, models: Models) -> str:
     context, reason = min(context_limits(config))
     memory = parameters(model) * BYTES[recipe.target.dtype]
     away = f"; not here, sizes from {recipe.target.sizes}" if models.described else ""
+    away += "; its own code runs (target.trust_remote_code)" if recipe.target.trust_remote_code else ""
     return (
         f"{model.config.model_type}, {parameters(model) / 1e6:,.1f} M parameters, "
         f"{in_units(memory)} in {recipe.target.dtype}, vocabulary {config.vocab_size:,}, "
@@ -108,19 +109,25 @@ def _target(recipe: Recipe) -> PreTrainedModel:
     """The target's shapes, for every check that asks; refused where training would refuse it."""
     from ...decoding.target.attention import use_grouped_attention
     from ...decoding.target.backbone import check_rollback
-    from ...decoding.target.hub import load_config, load_sizes, skeleton
-    from ...decoding.target.loading import check_weight_files
+    from ...decoding.target.foreign import check_generation_config
+    from ...decoding.target.hub import folder_or_name, load_config, load_sizes, loading_errors, skeleton
+    from ...decoding.target.weights import check_held, check_weight_files
 
     path, revision = recipe.target.path, recipe.target.revision
     trust, sizes = recipe.target.trust_remote_code, recipe.target.sizes
-    if sizes is not None and is_described(recipe.target):
-        model = skeleton(load_sizes(sizes))
+    described = None if sizes is None else load_sizes(sizes)  # a wrong name is one wherever the target is
+    if described is not None and is_described(recipe.target):
+        model = skeleton(described)
     else:
         model = skeleton(load_config(path, revision=revision, trust_remote_code=trust), trust)
     use_grouped_attention(model)  # as `load_target` does, where it can
     check_rollback(model)
     recipe.record.code().check_target(recipe, model)
     check_weight_files(path)
+    if not trust and not is_described(recipe.target):
+        with loading_errors("generation settings of", path, "generation_config.json"):
+            check_generation_config(path, folder_or_name(path), revision)
+        check_held(model, path)
     return model
 
 

@@ -5,23 +5,12 @@ Read next: `trainers/methods.py`, the records; `train.py` and `check.py`, which 
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...errors import RequestError
+from ...storage.identity import flat
 from ...trainers.config import LoraConfig
-from ...trainers.methods import METHODS
+from ...trainers.methods import METHODS, own_sections
+from ..recipe.load import Resolved
 from ..recipe.model import Recipe
-
-
-def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A nested table as dotted paths."""
-    values: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            values |= flat(value, f"{prefix}{key}.")
-        else:
-            values[f"{prefix}{key}"] = value
-    return values
 
 
 def check_read(recipe: Recipe) -> None:
@@ -43,6 +32,21 @@ def check_read(recipe: Recipe) -> None:
             "rollouts.share is above 0 and features.source is cache: rows that are written while "
             "training come once, and would fill the cache; use features.source online"
         )
+
+
+def foreign_sections(resolved: Resolved) -> list[str]:
+    """A line for each section that the recipe names and its method does not have.
+
+    Values other than the defaults are refused by `check_read`; these change nothing. A recipe that
+    names all sections was written by a run.
+    """
+    own, method = own_sections().keys(), resolved.recipe.record
+    if own <= resolved.sections.keys():
+        return []
+    return [
+        f"note: `{name}` ({resolved.sections[name]}) is no section of method `{method.name}`, and nothing reads it"
+        for name in sorted(own & resolved.sections.keys() - method.sections.keys())
+    ]
 
 
 def _remedy(path: str, recipe: Recipe) -> str:

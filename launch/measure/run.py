@@ -19,6 +19,7 @@ from ...decoding.target.loading import load_target
 from ...drafters.families import FAMILIES
 from ...drafters.model.draft_model import DraftModel
 from ...drafters.registry import load_drafter
+from ...drafters.tuned_file import NAME as TUNED
 from ...errors import DraftsmithError, RequestError
 from ...eval.audit.audit import AuditReport, audit
 from ...eval.config import EvalConfig
@@ -57,15 +58,18 @@ class Loaded:
         return next(iter(self.drafters.values()))
 
 
+def load_named_target(pair: Named) -> Backbone:
+    """The target that a command names."""
+    config = pair.recipe.target
+    return load_target(
+        pair.target, revision=config.revision, dtype=config.dtype, trust_remote_code=config.trust_remote_code
+    )
+
+
 def load_pair(pair: Named) -> Loaded:
     """The target and the drafters that a command names."""
     recipe, drafter_path = pair.recipe, pair.drafter
-    target = load_target(
-        pair.target,
-        revision=recipe.target.revision,
-        dtype=recipe.target.dtype,
-        trust_remote_code=recipe.target.trust_remote_code,
-    )
+    target = load_named_target(pair)
 
     def trained() -> Proposer:
         return load_drafter(drafter_path or "", target, draft_length=recipe.eval.draft_length, config=recipe.drafter)
@@ -75,7 +79,7 @@ def load_pair(pair: Named) -> Loaded:
     return Loaded(recipe, target, drafters, pair.folder, paths)
 
 
-def say_tuned(pair: Loaded, console: Console) -> Recipe | None:
+def say_changed_target(pair: Loaded, console: Console) -> Recipe | None:
     """The recipe of the run that has changed the target that decodes; printed, as no verdict tells it.
 
     None where nobody has. A target named by hand is known by the run folder that it lies in.
@@ -96,12 +100,19 @@ def say_tuned(pair: Loaded, console: Console) -> Recipe | None:
     return recipe
 
 
+def say_tuned(pair: Named, console: Console) -> None:
+    """The values that come from the drafter's `tuned.json`, if any do."""
+    if pair.tuned.values:
+        tuned = f"tuned for {pair.tuned.measured}: {pair.tuned.shown} ({pair.drafter}/{TUNED})"
+        console.print(tuned, markup=False, soft_wrap=True)
+
+
 def drift_of(pair: Loaded, console: Console) -> dict[str, Any] | None:
     """How far a run has moved its target from the original, on the run's held-out rows.
 
     None where no run has.
     """
-    recipe = say_tuned(pair, console)
+    recipe = say_changed_target(pair, console)
     if recipe is None:
         return None
     from ...data.rows.prepare import prepare
@@ -113,7 +124,7 @@ def drift_of(pair: Loaded, console: Console) -> dict[str, Any] | None:
         revision=config.revision,
         dtype=config.dtype,
         device=str(pair.target.device),
-        trust_remote_code=config.trust_remote_code,
+        trust_remote_code=pair.recipe.target.trust_remote_code,  # what the command says, not the folder
     )
     rows = prepare(recipe.data, pair.target.tokenizer, out=None).validation
     loop = recipe.loop
@@ -124,6 +135,7 @@ def drift_of(pair: Loaded, console: Console) -> dict[str, Any] | None:
 def run_eval(request: EvalRequest, overrides: Sequence[tuple[str, str]], console: Console, named: Named) -> None:
     """Audit, measure, print, and write `results.json` and `audit.json`."""
     out = results_folder(request)
+    say_tuned(named, console)
     pair = load_pair(named)
     config = pair.recipe.eval
     if request.prompts is not None:
@@ -143,7 +155,7 @@ def run_eval(request: EvalRequest, overrides: Sequence[tuple[str, str]], console
     if drift is not None:
         results["target"]["drift"] = drift
     results["draft"]["settings"] = pair.recipe.drafter.model_dump(mode="json")
-    results["repeat"] = _repeat(request, overrides, pair)
+    results["repeat"] = _repeat(request, [*named.tuned.values.items(), *overrides], pair)
     write_json(out / "results.json", results)
     show(results, console)
     _say_where(out / "results.json", console)
@@ -280,8 +292,9 @@ def run_audit(
         _survey(overrides, writable_folder(request.out or Path()), console)
         return True
     out = results_folder(request)
+    say_tuned(named, console)
     pair = load_pair(named)
-    say_tuned(pair, console)
+    say_changed_target(pair, console)
     config = pair.recipe.eval
     if request.prompts is not None:
         config = config.model_copy(update={"prompts": request.prompts})

@@ -11,31 +11,30 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...data.rows.prepare import prepare
 from ...decoding.engine import autoregressive
 from ...decoding.proposal import TeacherForced
 from ...decoding.sampling import Warper
 from ...decoding.target.backbone import Backbone
+from ...drafters.sizes import MOST_PARTS
 from ...drafters.tree_file import NAME, write_tree
-from ...errors import DataError, RequestError
+from ...errors import RequestError
 from ...eval.measure.arms import NOT_AUDITED
 from ...eval.measure.environment import processor
 from ...eval.measure.ranks import Ranks, Text, measure_ranks
 from ...eval.measure.tree_choice import Chosen, Speed, best_of_size, fastest, measure_speed
 from ...eval.report.tables import number, plain_table
 from ..check.early import named
+from .held_out import held_out_prompts, where
 from .run import Loaded, load_pair
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ...data.rows.packed import PackedRows
     from ..requests import RunPair, TreeRequest
 
 _RANKS = 10
 _SHOWN = 5  # ranks of the table on the screen
 _BATCH = 8
-_SHORTEST = 8  # tokens of a prompt
 
 
 def run_tree(request: TreeRequest, overrides: Sequence[tuple[str, str]], console: Console) -> Path:
@@ -73,9 +72,11 @@ def _nodes(given: str | None) -> int | None:
     """A budget; 0 for `auto`, None for as many as the drafter has."""
     if given is None or given == "auto":
         return None if given is None else 0
-    if given.isdigit() and int(given) >= 2:
-        return int(given)
-    raise RequestError(f"--nodes is {given!r}; expected a number from 2 on, or auto")
+    if not given.isdecimal() or len(given) > 9 or int(given) < 2:
+        raise RequestError(f"--nodes is {given!r:.40}; expected a number from 2 on, or auto")
+    if int(given) > MOST_PARTS:
+        raise RequestError(f"--nodes is {given}; expected at most {MOST_PARTS:,}")
+    return int(given)
 
 
 def _folder(pair: RunPair) -> Path:
@@ -85,40 +86,10 @@ def _folder(pair: RunPair) -> Path:
 
 
 def held_out_texts(loaded: Loaded, count: int, temperature: float) -> list[Text]:
-    """Beginnings of held-out rows, gone on with by the target.
-
-    Raises:
-        RequestError: these rows are the prompts of the evaluation. DataError: none is long enough.
-    """
-    recipe, target = loaded.recipe, loaded.target
-    if recipe.eval.prompts == recipe.data.validation:
-        raise RequestError(
-            f"data.validation and eval.prompts are both {recipe.eval.prompts!r}: a tree would be "
-            "measured on the prompts that it is judged by; name other --eval.prompts"
-        )
-    rows = prepare(recipe.data, target.tokenizer, out=None).validation
-    prompts = list(_beginnings(rows, recipe.eval.prompt_tokens))
-    if not prompts:
-        raise DataError(
-            f"none of the {len(rows)} held-out rows has a beginning of {_SHORTEST} tokens or more, "
-            f"of a chat at most eval.prompt_tokens = {recipe.eval.prompt_tokens}"
-        )
-    step = max(1, len(prompts) // count)
-    return list(_answered(target, prompts[::step][:count], loaded, temperature))
-
-
-def _beginnings(rows: PackedRows, longest: int) -> Iterator[list[int]]:
-    """Of every held-out document what stands before its first label, or else its first half."""
-    for ids_S, labels_S, documents_S in zip(rows.ids_RS, rows.in_loss_RS, rows.document_RS, strict=True):
-        for document in range(int(documents_S.max()) + 1):
-            inside_S = documents_S == document
-            ids, labels = ids_S[inside_S], labels_S[inside_S]
-            first = int(labels.argmax()) if labels.any() else 0
-            # a plain text is label from its first token on
-            end = first if first > 1 else len(ids) // 2
-            # a chat is not cut, as in an evaluation: without its beginning it is none
-            if end >= _SHORTEST and (end <= longest or first <= 1):
-                yield ids[max(0, end - longest) : end].tolist()
+    """Beginnings of held-out rows, gone on with by the target; errors as for `held_out_prompts`."""
+    return list(
+        _answered(loaded.target, held_out_prompts(loaded.recipe, loaded.target.tokenizer, count), loaded, temperature)
+    )
 
 
 def _answered(target: Backbone, prompts: Sequence[list[int]], loaded: Loaded, temperature: float) -> Iterator[Text]:
@@ -148,7 +119,7 @@ def _facts(
         "expected_tau": chosen.tau,
         "default_expected_tau": chosen.default_tau,
         "measured": {
-            "on": _where(loaded),
+            "on": where(loaded.recipe),
             "texts": len(texts),
             "tokens": sum(len(each.answer) for each in texts),
             "temperature": request.temperature,
@@ -166,11 +137,6 @@ def _facts(
     }
 
 
-def _where(loaded: Loaded) -> str:
-    data = loaded.recipe.data
-    return f"held-out rows of {data.validation or data.source}"
-
-
 def _show(loaded: Loaded, measured: Ranks, chosen: Chosen, console: Console) -> None:
     ranks = range(min(_SHOWN, measured.hits_DR.shape[1]))
     columns = [("depth", ""), *((f"rank {r + 1}", "share") for r in ranks), ("of", "tests")]
@@ -178,7 +144,7 @@ def _show(loaded: Loaded, measured: Ranks, chosen: Chosen, console: Console) -> 
         [str(d + 1), *(number(float(row_R[r])) for r in ranks), f"{measured.trials_D[d]:,}"]
         for d, row_R in enumerate(measured.acceptance)
     ]
-    title = f"Right candidates ({NOT_AUDITED}), on {_where(loaded)}"
+    title = f"Right candidates ({NOT_AUDITED}), on {where(loaded.recipe)}"
     console.print(plain_table(title, columns, cells), crop=False)
     usual = ""
     if chosen.default_tau is not None:

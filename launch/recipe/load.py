@@ -9,9 +9,9 @@ from __future__ import annotations
 import difflib
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
 from types import UnionType
@@ -24,9 +24,15 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent, ScalarEvent
 
 from ...errors import RequestError
+from ..screen import printable
 from .model import Recipe
 
 Path_ = tuple[str, ...]
+Reason = str | Callable[[], str]
+"""An error, or what looks for its words: a nearest name takes milliseconds, and there may be thousands."""
+_SHOWN = 10  # errors, so that they fit a screen
+_LONGEST = 200  # letters of each
+_MOST_BYTES = 100_000  # of a recipe; a whole one has 6,000
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,8 @@ class Resolved:
     recipe: Recipe
     origin: Mapping[str, str]
     """Dotted path -> `default`, `FILE:LINE` or the flag."""
+    sections: Mapping[str, str] = field(default_factory=dict)
+    """The sections that a file or a flag names, and where."""
 
     def yaml(self) -> str:
         """The recipe with every value written out, as saved beside a run."""
@@ -51,7 +59,9 @@ class _Values:
 
     values: dict[Path_, Any] = field(default_factory=dict)
     origin: dict[Path_, str] = field(default_factory=dict)
-    errors: list[str] = field(default_factory=list)
+    sections: dict[str, str] = field(default_factory=dict)
+    """Where each section of the recipe begins that a file or a flag names."""
+    errors: list[Reason] = field(default_factory=list)
 
     def nested(self) -> dict[str, Any]:
         tree: dict[str, Any] = {}
@@ -80,11 +90,20 @@ def load_recipe(name: str, overrides: Sequence[tuple[str, str]] = ()) -> Resolve
     except ValidationError as error:
         collected.errors += [_explain(each, collected, file) for each in error.errors()]
     if collected.errors:
-        count = len(collected.errors)
-        head = f"{file}: {count} error{'s' if count > 1 else ''} in the recipe"
-        raise RequestError("\n".join([head, *(f"  - {line}" for line in collected.errors)]))
+        raise RequestError(_all_errors(file, collected.errors))
     origin = {".".join(path): where for path, where in collected.origin.items()}
-    return Resolved(recipe, {path: origin.get(path, "default") for path in field_paths()})
+    return Resolved(recipe, {path: origin.get(path, "default") for path in field_paths()}, collected.sections)
+
+
+def _all_errors(file: Path, errors: Sequence[Reason]) -> str:
+    """One screen: how many, the first of them, each on its line."""
+    count = len(errors)
+    lines = [each if isinstance(each, str) else each() for each in errors[:_SHOWN]]
+    short = [line if len(line) <= _LONGEST else f"{line[: _LONGEST - 3]}..." for line in lines]
+    if count > _SHOWN:
+        short.append(f"and {count - _SHOWN:,} more")
+    head = f"{file}: {count:,} error{'s' * (count > 1)} in the recipe"
+    return "\n".join([head, *(f"  - {line}" for line in short)])
 
 
 def shipped_recipes() -> list[Path]:
@@ -108,10 +127,9 @@ def headline(file: Path) -> tuple[str, str]:
 def find_recipe(name: str) -> Path:
     """A shipped recipe by name, or any file by path."""
     if name.endswith((".yaml", ".yml")) or "/" in name:
-        file = Path(name)
-        if file.is_file():
-            return file
-        raise RequestError(f"there is no recipe file {name}; `draftsmith ls` lists shipped ones")
+        if _is_file(Path(name)):
+            return Path(name)
+        raise RequestError(f"there is no recipe file {_cut(name)}; `draftsmith ls` lists shipped ones")
     shipped = {path.stem: path for path in shipped_recipes()}
     if name in shipped:
         return shipped[name]
@@ -121,6 +139,14 @@ def find_recipe(name: str) -> Path:
         f"no recipe is called {_shown(name)}{hint} Shipped: {', '.join(shipped)}. A file is named "
         "by its path, as in ./my.yaml"
     )
+
+
+def _is_file(file: Path) -> bool:
+    """Whether there is such a file; of a name that no file can have, there is none."""
+    try:
+        return file.is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def field_paths(model: type[BaseModel] = Recipe, prefix: Path_ = ()) -> list[str]:
@@ -155,8 +181,8 @@ def _find_base(base: str, file: Path) -> Path:
     """The file beside the recipe, or a shipped one: a copied recipe keeps the base that it had."""
     shipped = {path.name: path for path in shipped_recipes()}
     beside = file.parent / base
-    if beside.is_file() or base in shipped:
-        return beside if beside.is_file() else shipped[base]
+    if _is_file(beside) or base in shipped:
+        return beside if _is_file(beside) else shipped[base]
     try:
         return find_recipe(base)
     except RequestError as error:
@@ -165,6 +191,9 @@ def _find_base(base: str, file: Path) -> Path:
 
 def _read_yaml(file: Path) -> CommentedMap:
     try:
+        size = file.stat().st_size
+        if size > _MOST_BYTES:
+            raise RequestError(f"{file}: holds {size:,} bytes; a recipe has a few thousand: name the recipe itself")
         text = file.read_text(encoding="utf-8")
         _check_plain_values(text, file)
         content = YAML(typ="rt", pure=True).load(text)
@@ -175,7 +204,7 @@ def _read_yaml(file: Path) -> CommentedMap:
     except (YAMLError, ValueError, RecursionError) as error:
         raise RequestError(f"{file}: not valid YAML: {_yaml_reason(error)}") from error
     if not isinstance(content, CommentedMap):
-        kind = "nothing" if content is None else f"a {type(content).__name__}"
+        kind = "nothing" if content is None else "a list" if isinstance(content, list) else "a single value"
         raise RequestError(f"{file}: holds {kind}; expected sections such as `data:` and `loop:`")
     return content
 
@@ -184,7 +213,7 @@ _PLAIN_TAGS = {None, *(f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "f
 _DEEPEST = 16  # mappings and lists inside each other; a recipe needs three
 
 
-def _check_plain_values(text: str, file: Path) -> None:
+def _check_plain_values(text: str, file: Path | str) -> None:
     """Refuse what could run code, grow without bound, or give one value two lines."""
     depth = 0
     for event in YAML(typ="rt", pure=True).parse(text):
@@ -217,6 +246,7 @@ def _collect(content: CommentedMap, file: Path, collected: _Values, prefix: Path
         line = (lines[key][0] if key in lines else content.lc.line) + 1
         where = f"{file.name}:{line}"
         if str(key) in sections:
+            collected.sections[".".join(path)] = where
             if isinstance(value, CommentedMap):
                 _collect(value, file, collected, path)
             elif value is not None:
@@ -225,9 +255,15 @@ def _collect(content: CommentedMap, file: Path, collected: _Values, prefix: Path
                 )
         elif path in _known_paths():
             collected.values[path], collected.origin[path] = _plain(value), where
+            if not _is_text(collected.values[path]):
+                name, shown = ".".join(path), _shown(collected.values.pop(path))
+                collected.errors.append(f"{name} ({where}): found {shown}; expected text without control characters")
         else:
-            name = f"{'.'.join(path):.80}"
-            collected.errors.append(f"{name} ({where}): unknown key{_suggest(path)}")
+            collected.errors.append(partial(_unknown, path, where))
+
+
+def _unknown(path: Path_, where: str) -> str:
+    return f"{'.'.join(path):.80} ({where}): unknown key{_suggest(path)}"
 
 
 @cache
@@ -266,24 +302,38 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def _is_text(value: Any) -> bool:
+    """Whether a value's texts have nothing that a terminal would obey, and no file could be called."""
+    if isinstance(value, dict):
+        return all(_is_text(each) for pair in value.items() for each in pair)
+    if isinstance(value, list):
+        return all(map(_is_text, value))
+    return not isinstance(value, str) or printable(value) == value
+
+
 def _override(flag: str, text: str, collected: _Values) -> None:
     path = tuple(flag.split("."))
     if path not in _known_paths():
-        collected.errors.append(f"--{flag}: unknown flag{_suggest(path)}")
+        collected.errors.append(lambda: f"--{_cut(flag)}: unknown flag{_suggest(path)}")
         return
+    if len(path) > 1:
+        collected.sections.setdefault(path[0], f"--{flag}")
     annotation = dict(_fields(Recipe))[path].annotation
-    collected.values[path], collected.origin[path] = _flag_value(text, annotation), f"--{flag}"
+    value = _flag_value(text, annotation, f"--{flag}")
+    collected.values[path], collected.origin[path] = _plain(value), f"--{flag}"
 
 
-def _flag_value(text: str, annotation: Any) -> Any:
+def _flag_value(text: str, annotation: Any, flag: str) -> Any:
     """A flag's text as YAML would read it; where text is expected it stays as it is."""
     if not text:
         return "" if annotation is str else None
+    either = get_args(annotation) if get_origin(annotation) is UnionType else (annotation,)
     try:
+        if str not in either:
+            _check_plain_values(text, flag)
         value = YAML(typ="safe", pure=True).load(text)
     except (YAMLError, ValueError, RecursionError):
         return text
-    either = get_args(annotation) if get_origin(annotation) is UnionType else (annotation,)
     return text if str in either and value is not None else value
 
 
@@ -302,5 +352,8 @@ def _explain(error: Any, collected: _Values, file: Path) -> str:
 
 def _shown(value: object) -> str:
     """A value as a message shows it, its beginning when it is long."""
-    text = repr(value)
+    return _cut(repr(value))
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."

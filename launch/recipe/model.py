@@ -24,6 +24,7 @@ from ...trainers.config import (
     TargetConfig,
 )
 from ...trainers.methods import METHODS, Method, own_sections
+from .identity import identity_of
 from .machine import MachineConfig
 
 
@@ -71,6 +72,11 @@ class _Recipe(Section):
         """Whether the target is trained with its drafter, and written beside it."""
         return self.record.tunes_target(self)
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What the run computes hangs on, by dotted path: its checkpoints carry it."""
+        return identity_of(self, self)
+
 
 def _of_the_records() -> dict[str, Any]:
     """The choice of methods, and the sections of their own."""
@@ -83,3 +89,9 @@ if TYPE_CHECKING:
     Recipe = _Recipe
 else:
     Recipe = create_model("Recipe", __base__=_Recipe, __doc__=_Recipe.__doc__, **_of_the_records())
+
+
+def section_of(name: str) -> type[Section] | None:
+    """The class of a section of recipes; None for a value beside the sections."""
+    kind = Recipe.model_fields[name].annotation
+    return kind if isinstance(kind, type) and issubclass(kind, Section) else None

@@ -1,42 +1,29 @@
-"""The run's folder before a run: whether it may go on there, and with this recipe.
+"""Whether a run may go on where it is pointed at: there is something whole, and it is of this recipe.
 
-Read next: `run.py`, which asks; `trainers/loop/setup.py`, where a checkpoint is chosen.
+Read next: `folder.py`, which asks before it makes the folder; `trainers/loop/setup.py`, where a
+checkpoint is chosen.
 """
 
 from __future__ import annotations
 
+import json
 import logging
-import os
 from pathlib import Path
 
 from ...errors import RequestError
-from ...storage import explain_full_disk, write_text
-from ..check.unread import flat
-from ..recipe.load import Resolved, load_recipe
+from ...storage import MANIFEST, check_identity
+from ...storage.identity import flat
+from ..recipe.identity import compared, identity_of
+from ..recipe.load import load_recipe
 from ..recipe.model import Recipe
 
 _log = logging.getLogger(__name__)
 
 
-def prepare_folder(folder: Path, resolved: Resolved, resume: str) -> None:
-    """Make the run's folder.
-
-    Raises:
-        RequestError: `resume` asks for what cannot be gone on with; nothing is written then.
-    """
-    check_resume(folder, resolved.recipe, resume)
-    try:
-        with explain_full_disk(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            if os.environ.get("RANK", "0") == "0":
-                write_text(folder / "run.yaml", resolved.yaml())
-    except OSError as error:
-        raise RequestError(f"cannot write the run folder {folder}: {error.strerror}") from error
-
-
 def check_resume(folder: Path, recipe: Recipe, resume: str) -> None:
     """Raise RequestError where checkpoints are in the way, or are not of this recipe."""
     runs = [folder] if has_begun(folder) else []
+    checkpoints = [each for place in ("", "ssm-*/") for each in folder.glob(f"{place}checkpoints/step-*")]
     if resume != "auto":
         from ...trainers.loop.setup import resume_from
 
@@ -44,17 +31,24 @@ def check_resume(folder: Path, recipe: Recipe, resume: str) -> None:
         if own is not None:
             own(folder, resume)
         checkpoint = resume_from(folder, resume)
-        runs += [] if checkpoint is None else [checkpoint.resolve().parents[1]]
+        if checkpoint is not None:
+            runs.append(checkpoint.resolve().parents[1])
+            checkpoints.append(checkpoint)
     for run in runs:
-        _check_same_recipe(run, recipe)
+        _check_same_recipe(run, recipe, said=any(map(_identity_in, checkpoints)))
+    for each in checkpoints:
+        _check_same_run(each, recipe)
 
 
-def _check_same_recipe(run: Path, recipe: Recipe) -> None:
+def _check_same_recipe(run: Path, recipe: Recipe, *, said: bool) -> None:
+    """`said`: the checkpoints tell themselves what they are of."""
     saved = run / "run.yaml"
     if not saved.is_file():
-        _log.warning("%s is missing, so nothing says whether its run had this recipe", saved)
+        if not said:
+            _log.warning("%s is missing, so nothing says whether its run had this recipe", saved)
         return
-    changed = sorted(_differences(load_recipe(str(saved)).recipe, recipe))
+    before, now = identity_of(load_recipe(str(saved)).recipe, recipe), recipe.identity
+    changed = sorted(path for path in before.keys() | now.keys() if before.get(path) != now.get(path))
     if changed:
         raise RequestError(
             f"{run} holds a run of another recipe; these values differ: "
@@ -62,41 +56,34 @@ def _check_same_recipe(run: Path, recipe: Recipe) -> None:
         )
 
 
+def _check_same_run(checkpoint: Path, recipe: Recipe) -> None:
+    """Compare what a checkpoint says it is of; those of 0.1.0 say nothing."""
+    there = _identity_in(checkpoint)
+    if there is None:
+        return
+    before = compared(there, recipe)
+    # values that a later version has added were what they are by default
+    for path, value in identity_of(Recipe(method=recipe.method), recipe).items():
+        if not any(_is_within(path, each) or _is_within(each, path) for each in there):
+            before[path] = value
+    remedy = "It is of another run. Give the same values to go on with that one, or begin in another --out"
+    # what the checkpoint has and this recipe does not, such as an entry of data.columns, differs too
+    check_identity(checkpoint, before, dict.fromkeys(before) | recipe.identity, remedy=remedy)
+
+
+def _is_within(path: str, other: str) -> bool:
+    return path == other or path.startswith(f"{other}.")
+
+
+def _identity_in(checkpoint: Path) -> dict[str, object] | None:
+    try:
+        recipe = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))["recipe"]
+        return flat(recipe) if isinstance(recipe, dict) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # a damaged one is passed over when one is chosen
+
+
 def has_begun(folder: Path) -> bool:
     """Whether there is work to go on from: a checkpoint, of an SSM too, or an SSM that is done."""
-    places = ("checkpoints/step-*", "ssm-*/checkpoints/step-*", "ssm-*/coverage.safetensors")
-    return any(any(folder.glob(each)) for each in places)
-
-
-# what may change between the parts of a run: how it is measured and reported, not what it computes
-_FREE = (
-    "eval.",
-    "audit.",
-    "checkpoint.",
-    "loop.log_every",
-    "loop.trackers",
-    "summary",
-    "name",
-    "machine.",
-    "target.sizes",
-    "model.sizes",
-    "features.folder",
-    "features.max_gb",
-    "features.prefetch",
-    "boost.continuations",
-    "drafter.",
-)
-# what the probes decode, which says which draft is the best
-_PROBED = ("eval.prompts", "eval.seed", "eval.prompt_tokens")
-
-
-def _differences(before: Recipe, now: Recipe) -> set[str]:
-    old, new = flat(before.model_dump()), flat(now.model_dump())
-    return {path for path in old.keys() | new.keys() if old.get(path) != new.get(path) and _is_read(path, now)}
-
-
-def _is_read(path: str, recipe: Recipe) -> bool:
-    """Whether what a run computes hangs on that value."""
-    if path in _PROBED:
-        return recipe.record.reads_value("probe", recipe)
-    return not path.startswith(_FREE) and recipe.record.reads_value(path, recipe)
+    patterns = ("checkpoints/step-*", "ssm-*/checkpoints/step-*", "ssm-*/coverage.safetensors")
+    return any(any(folder.glob(each)) for each in patterns)

@@ -9,11 +9,13 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...errors import RequestError, Stopped
 from ...storage import explain_full_disk
+from ...trainers.loop.signals import Interrupted, interrupt_on_signal
 from ..check.models import check_recipe
 from ..recipe.load import Resolved, load_recipe
 from ..recipe.model import Recipe
-from .resume import prepare_folder
+from .folder import held_folder
 from .status import Status
 
 if TYPE_CHECKING:
@@ -26,7 +28,13 @@ def train(recipe: str | Resolved, *, out: str | Path | None = None, resume: str 
 
     Returns how the run ended; files are in `out` (default `runs/NAME`): `run.yaml`,
     `metrics.jsonl`, `checkpoints/`, and `drafter/` or `target/` or both.
+
+    Raises:
+        RequestError: a wrong value, or a folder that another run is at work in or that holds another
+            run. EnvironmentFailure: the folder cannot be written. Stopped: a signal ended the run.
     """
+    if out == "":
+        raise RequestError("out is empty; name a folder, or leave it out for runs/NAME")
     flags = [
         (key.replace("__", "."), value if isinstance(value, str) else json.dumps(value))
         for key, value in overrides.items()
@@ -34,20 +42,21 @@ def train(recipe: str | Resolved, *, out: str | Path | None = None, resume: str 
     resolved = load_recipe(recipe, flags) if isinstance(recipe, str) else recipe
     folder = Path(out) if out is not None else Path("runs") / resolved.recipe.name
     check_recipe(resolved.recipe)
-    prepare_folder(folder, resolved, resume)
-    return _dispatch(resolved.recipe, folder, resume)
+    with held_folder(folder, resolved, resume):
+        return _dispatch(resolved.recipe, folder, resume)
 
 
 def _dispatch(recipe: Recipe, out: Path, resume: str) -> Outcome:
     status = Status(out)
-    try:
-        with explain_full_disk(out):
-            status.write("running", None)
-            outcome = _train_method(recipe, out, resume)
-            status.write("finished", 0)
-    except BaseException as error:  # whatever ends the run
-        status.fail(error)
-        raise
+    with interrupt_on_signal():
+        try:
+            with explain_full_disk(out):
+                status.write("running", None)
+                outcome = _train_method(recipe, out, resume)
+                status.write("finished", 0)
+        except BaseException as error:  # whatever ends the run
+            status.fail(Stopped(str(error)) if isinstance(error, Interrupted) else error)
+            raise
     return outcome
 
 

@@ -173,8 +173,8 @@ def test_on_cuda_the_word_of_torch_counts(monkeypatch: pytest.MonkeyPatch) -> No
             torch.ones(2).log()
     watch.open = False
     assert modes == ["error", "default", "error", "default"]
-    assert list(watch.found.values()) == [1]
-    assert next(iter(watch.found)).startswith("exp at test_decode_gpu.py:")
+    assert list(watch.waits.values()) == [1]
+    assert next(iter(watch.waits)).startswith("exp at test_decode_gpu.py:")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")

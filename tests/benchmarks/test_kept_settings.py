@@ -61,10 +61,10 @@ def test_others_are_refused_by_name(tmp_path: Path, other: dict[str, Any], says:
     written = (tmp_path / "settings.json").read_text()
     with pytest.raises(SystemExit) as refused:
         same_settings(tmp_path, GIVEN | other)
-    said = str(refused.value)
-    assert said.startswith(f"{tmp_path} holds results of other settings")
-    assert says in said
-    assert said.endswith("Name another --out, or remove this one")
+    message = str(refused.value)
+    assert message.startswith(f"{tmp_path} holds results of other settings")
+    assert says in message
+    assert message.endswith("Name another --out, or remove this one")
     assert (tmp_path / "settings.json").read_text() == written
 
 

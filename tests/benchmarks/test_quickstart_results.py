@@ -80,7 +80,7 @@ def test_a_finished_quickstart_becomes_the_readmes_table(
     assert len({each.sha256 for each in record.drafters}) == 3
     assert record.audit is not None
     assert "0.0700" in record.audit.sees
-    assert "EAGLE-3 (175 steps)" in record.setup
+    assert "EAGLE-3 (150 steps)" in record.setup
     lines = lines_of(record.tables["quickstart"], record)
     assert lines[2] == "| draft model | 0 | 1.50 [1.40, 1.60] | 0.40 [0.30, 0.50] | 0.90 | 0.80 | 30% | lossless |"
     assert lines[-1].startswith("| untrained draft |")

@@ -50,6 +50,11 @@ def test_formats(row: dict, expected: Prompt, tmp_path: Path) -> None:
     [
         ("{", "not JSON"),
         ('{"turns": []}', "turns is"),
+        ('{"turns": {"a": 1}}', "turns is an object"),
+        ('{"turns": ' + "[" * 700 + "]" * 700 + "}", r"turns\[0\] is a list; expected text"),
+        ('{"text": "a", "category": "\\ud800"}', "category is not valid Unicode"),
+        ('{"text": "a", "id": "\\ud800"}', "name is not valid Unicode"),
+        ('{"\\ud800": 1}', r"keys \\ud800 are no prompt"),
         ('{"a": 1}', "no prompt"),
         ("3", "a number"),
         ('{"prompt": " "}', "prompt is empty"),

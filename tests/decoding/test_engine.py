@@ -149,6 +149,15 @@ def test_the_cache_after_a_commit_equals_a_fresh_prefill(data: st.DataObject) ->
     commit_pattern(target, tree, path, data.draw(st.integers(0, 1000)))
 
 
+@pytest.mark.parametrize("fork", [False, True])
+def test_the_cache_after_a_deep_path_equals_a_fresh_prefill(fork: bool) -> None:
+    """Every node of a path of eight has the position of its depth, with siblings beside it and without."""
+    tree = Tree((-1, *(node for node in range(0, 16, 2) for _ in range(2)))) if fork else chain(8)
+    path = [node for node in range(1, len(tree)) if not fork or node % 2 == 0]
+    assert len(path) == tree.depth == 8
+    commit_pattern(make_target_once(), tree, path, seed=5)
+
+
 def test_the_draft_distribution_while_decoding_is_the_one_of_training(target, drafter) -> None:
     """Teacher-forced logits of the draft equal those that q was made from."""
     from draftsmith.drafters.model.draft_model import DraftModel

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from draftsmith.decoding.sampling import Warper, draw
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -45,6 +45,9 @@ def slow(logits: list[float], warper: Warper) -> list[float]:
     st.sampled_from([0.2, 0.45, 0.81, 1.0]),
     st.sampled_from([0.0, 0.13, 0.6]),
 )
+# min-p's share is of what top-k and top-p have kept: here of 2.9 / 4.2, not of 2.9 / 6.5
+@example([2.0, 0.5, -1.0, -1.0, -1.0, -1.0], 1.9, 2, 1.0, 0.6)
+@example([2.0, 0.5, -1.0, -1.0, -1.0, -1.0], 1.9, 0, 0.45, 0.6)
 def test_the_warper_is_its_definition(
     logits: list[float], temperature: float, top_k: int, top_p: float, min_p: float
 ) -> None:

@@ -163,7 +163,7 @@ def test_from_the_command_line(verb: str, tmp_path: Path, capfd: pytest.CaptureF
     damage(tmp_path / "d" / WEIGHTS, "cut")
     words = [verb, "--target", "tiny", "--drafter", str(tmp_path / "d")]
     assert main([*words, "--out", str(tmp_path / "out")]) == 2
-    said = capfd.readouterr().err
-    assert f"{tmp_path / 'd' / WEIGHTS} (" in said
-    assert "unexpected" not in said
-    assert "Traceback" not in said
+    message = capfd.readouterr().err
+    assert f"{tmp_path / 'd' / WEIGHTS} (" in message
+    assert "unexpected" not in message
+    assert "Traceback" not in message

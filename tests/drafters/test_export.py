@@ -249,16 +249,16 @@ def eagle3_of_transformers(
 
 
 @pytest.mark.parametrize(
-    ("layers", "count", "said"),
+    ("layers", "count", "message"),
     [((2, 4, 5), 8, False), ((1, 4, 6), 8, True), ((0, 1, 2), 3, True), ((2, 3, 4), 7, False)],
 )
 def test_layers_are_named_where_they_are_not_the_default(
-    layers: tuple[int, ...], count: int, said: bool, tmp_path: Path
+    layers: tuple[int, ...], count: int, message: bool, tmp_path: Path
 ) -> None:
     """One key counts states from the embedding, the other layers from behind the first."""
     served = ServedTarget("t", [], V, count, 4096, None, 2)
     config, _ = exported(eagle3_net(layers), "eagle3", "vllm", tmp_path, served)
-    if not said:
+    if not message:
         assert not {"eagle_aux_hidden_state_layer_ids", "eagle_config"} & config.keys()
         return
     assert config["eagle_aux_hidden_state_layer_ids"] == list(layers)

@@ -38,9 +38,9 @@ def test_overrides_are_told_from_flags(words: list[str], rest: list[str], found:
 
 def test_ls_names_every_shipped_recipe(capfd: Captured) -> None:
     assert main(["ls"]) == 0
-    said = capfd.readouterr().out
+    message = capfd.readouterr().out
     assert len(shipped_recipes()) >= 4
-    assert all(path.stem in said for path in shipped_recipes())
+    assert all(path.stem in message for path in shipped_recipes())
 
 
 def test_show_tells_value_and_origin(capfd: Captured) -> None:
@@ -89,24 +89,24 @@ def test_a_copied_recipe_resolves(path: Path, tmp_path: Path) -> None:
 )
 def test_words_that_are_not_understood(words: list[str], reason: str, capfd: Captured) -> None:
     assert main(words) == 2
-    said = capfd.readouterr()
-    assert reason in said.err
-    assert "Traceback" not in said.err
+    message = capfd.readouterr()
+    assert reason in message.err
+    assert "Traceback" not in message.err
 
 
-TAKES_VALUES = {"show", "check", "train", "eval", "audit", "tree", "inspect", "generate"}
+TAKES_VALUES = {"show", "check", "train", "eval", "audit", "tree", "tune", "chat", "inspect", "generate"}
 
 
 @pytest.mark.parametrize("verb", [[], *[[name] for name in verbs.VERBS]])
 def test_help(verb: list[str], capfd: Captured) -> None:
     """Every verb explains itself on the standard output."""
     assert main([*verb, "--help"]) == 0
-    said = capfd.readouterr()
+    message = capfd.readouterr()
     about = verbs.VERBS[verb[0]].__doc__ if verb else cli._ABOUT
     assert about is not None
-    assert " ".join(about.split()[:3]) in said.out
-    assert ("--section.field VALUE" in said.out) == (verb[:1] != [] and verb[0] in TAKES_VALUES)
-    assert not said.err
+    assert " ".join(about.split()[:3]) in message.out
+    assert ("--section.field VALUE" in message.out) == (verb[:1] != [] and verb[0] in TAKES_VALUES)
+    assert not message.err
 
 
 @pytest.mark.parametrize(
@@ -132,11 +132,11 @@ def test_exit_codes(error: BaseException, code: int, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(verbs.Ls, "run", fail)
     assert main(["ls"]) == code
-    said = capfd.readouterr().err
-    assert said.startswith("draftsmith: ")
-    assert said.count("draftsmith: ") == 1
-    assert "Traceback" not in said
-    assert ("--debug" in said) == isinstance(error, ZeroDivisionError)
+    message = capfd.readouterr().err
+    assert message.startswith("draftsmith: ")
+    assert message.count("draftsmith: ") == 1
+    assert "Traceback" not in message
+    assert ("--debug" in message) == isinstance(error, ZeroDivisionError)
     assert main(["--debug", "ls"]) == code
     assert "Traceback" in capfd.readouterr().err
 
@@ -206,10 +206,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(("line", "reason"), REFUSED)
 def test_refusals(line: str, reason: str, here: Path, capfd: Captured) -> None:
     assert main(line.split()) == 2
-    said = capfd.readouterr()
-    assert reason in said.err
-    assert said.err.count("draftsmith: ") == 1
-    assert said.out == ""
+    message = capfd.readouterr()
+    assert reason in message.err
+    assert message.err.count("draftsmith: ") == 1
+    assert message.out == ""
     assert sorted(path.name for path in here.iterdir()) == ["FILE", "RUN"]
 
 
@@ -247,9 +247,9 @@ def test_a_folder_that_cannot_be_written_is_told_of_first(
 
     monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
     assert main(line.split()) == 4
-    said = capfd.readouterr().err
-    assert said.startswith("draftsmith: cannot write to ")
-    assert "Read-only file system" in said
+    message = capfd.readouterr().err
+    assert message.startswith("draftsmith: cannot write to ")
+    assert "Read-only file system" in message
 
 
 @pytest.mark.parametrize("line", ["show distill-tiny", "ls", "copy distill-tiny x.yaml"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,13 @@ from draftsmith.decoding.target.hub import embedded_target
 from draftsmith.decoding.target.loading import load_target
 from draftsmith.drafters.eagle.layers import EagleShape
 from draftsmith.drafters.eagle.net import EagleNet
+from draftsmith.drafters.folder import save_draft_model
 from draftsmith.drafters.heads.medusa import MedusaHeads
 from draftsmith.drafters.identity import TUNED, mark_tuned
+from draftsmith.drafters.tuned_file import write_tuned
 from draftsmith.launch.cli import main
 from draftsmith.launch.recipe.load import load_recipe
+from draftsmith.storage import replace_folder
 from draftsmith.trainers.teacher.frozen import saver
 from safetensors.torch import load_file
 
@@ -34,7 +38,7 @@ def run_folder(place: Path, recipe: str, net: Any, target: Any) -> Path:
     resolved = load_recipe(recipe)
     (run / "run.yaml").write_text(resolved.yaml())
     family = resolved.recipe.method.removesuffix("2")  # Medusa-2's heads are Medusa's
-    saver(target, family)(net, run / "drafter")
+    replace_folder(run / "drafter", lambda folder: saver(target, family)(net, folder))  # as the loop does
     return run
 
 
@@ -45,9 +49,9 @@ def eagle(target: Any, tmp_path: Path) -> Path:
 
 def test_a_run_becomes_a_folder_for_each_engine(eagle: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["export", str(eagle)]) == 0
-    said = capfd.readouterr().out
-    assert f"vllm serve {embedded_target()}" in said
-    assert '"method": "eagle"' in said
+    message = capfd.readouterr().out
+    assert f"vllm serve {embedded_target()}" in message
+    assert '"method": "eagle"' in message
     assert main(["export", str(eagle), "--format", "sglang", "--dtype", "fp32"]) == 0
     assert "--speculative-algorithm EAGLE " in capfd.readouterr().out
     own = load_file(eagle / "drafter" / "model.safetensors")
@@ -91,8 +95,8 @@ def test_a_drafter_of_a_tuned_target_is_exported_beside_it_alone(
     heads = MedusaHeads.for_target(tuned.model, heads=2)
     run = run_folder(tmp_path, "medusa2-tiny", heads, tuned)
     assert main(["export", str(run)]) == 2  # its folder `target` is gone
-    said = capfd.readouterr().err
-    assert "as tuned to abc; this target 'tiny-target' is one whose weights no run" in said
+    message = capfd.readouterr().err
+    assert "as tuned to abc; this target 'tiny-target' is one whose weights no run" in message
     assert not (run / "vllm").exists()
     other_target(run / "target", **{TUNED: {"from": "tiny-target", "sha256": "abc"}})
     assert main(["export", str(run)]) == 0
@@ -122,9 +126,9 @@ def test_what_cannot_be_is_one_message(
     train_tokenizer(["abc def ghi jkl mno pqr\n"] * 5, 300).save_pretrained(others["words"])
     given = [word.format(run=eagle, **others) for word in words]
     assert main(["export", str(eagle), *given]) == 2
-    said = capfd.readouterr().err
-    assert reason in said
-    assert said.count("draftsmith: ") == 1
+    message = capfd.readouterr().err
+    assert reason in message
+    assert message.count("draftsmith: ") == 1
     assert not (eagle / "vllm").exists()
 
 
@@ -134,3 +138,41 @@ def test_no_run_and_no_drafter(eagle: Path, tmp_path: Path, capfd: pytest.Captur
     shutil.rmtree(eagle / "drafter")
     assert main(["export", str(eagle)]) == 2
     assert "holds no drafter" in capfd.readouterr().err
+
+
+def test_the_command_says_how_drafts_are_drawn(
+    eagle: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """From wherever the engine is started; vLLM would take the argmax unasked."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["export", eagle.name]) == 0
+    message = capfd.readouterr().out
+    assert f'"model": "{eagle / "vllm"}"' in message
+    assert '"draft_sample_method": "probabilistic"' in message
+    write_tuned(eagle / "drafter", {"drafter.policy": "argmax", "eval.draft_length": "2"}, {})
+    assert main(["export", eagle.name, "--out", "again"]) == 0
+    message = capfd.readouterr().out
+    assert '"num_speculative_tokens": 2' in message
+    assert "draft_sample_method" not in message
+
+
+def test_a_draft_model_is_told_how_it_is_loaded(
+    target: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    save_draft_model(target.model, run / "drafter", target)
+    (run / "run.yaml").write_text(load_recipe("distill-tiny").yaml())
+    assert main(["export", str(run)]) == 2
+    message = capfd.readouterr().err
+    assert "load it as it is" in message
+    assert f'{{"method": "draft_model", "model": "{run / "drafter"}", "num_speculative_tokens": 4' in message
+    assert '"draft_sample_method": "probabilistic"' in message
+
+
+def test_others_may_read_the_weights(eagle: Path) -> None:
+    """An engine in a container runs as somebody else."""
+    assert main(["export", str(eagle)]) == 0
+    before = os.umask(0)
+    os.umask(before)
+    for path in (*(eagle / "vllm").iterdir(), *(eagle / "drafter").iterdir()):
+        assert path.stat().st_mode & 0o777 == 0o666 & ~before, path

@@ -154,11 +154,11 @@ def test_answers_are_those_of_plain_decoding(place: Path, greedy: Path, target: 
                 continue
             text = render_chat(target.tokenizer, history, answer_next=True)
             ids = target.tokenizer(text, add_special_tokens=False)["input_ids"]
-            (said,) = autoregressive(
+            (answer_ids,) = autoregressive(
                 target, [ids], warper=Warper(0.0), max_new_tokens=16, eos_ids=target.eos_ids
             ).tokens
-            answer = target.tokenizer.decode(said[:-1], skip_special_tokens=True)
-            ended = said[-1] in target.eos_ids and bool(answer.strip())
+            answer = target.tokenizer.decode(answer_ids[:-1], skip_special_tokens=True)
+            ended = answer_ids[-1] in target.eos_ids and bool(answer.strip())
             if not ended:
                 break
             history.append({"role": "assistant", "content": answer})
@@ -188,8 +188,8 @@ def test_a_drafter_changes_the_speed_alone(place: Path, tmp_path: Path, source: 
     assert acceptance["tau"] > 1.5
     assert 0 < acceptance["alpha"] < 1
     assert acceptance["verdict"] == "not audited"
-    said = f"drafter: {acceptance['tau']:.2f} tokens per target call (not audited)\n"
-    assert said in capsys.readouterr().out
+    printed = f"drafter: {acceptance['tau']:.2f} tokens per target call (not audited)\n"
+    assert printed in capsys.readouterr().out
 
 
 def test_a_row_does_not_feel_its_batch(place: Path, tmp_path: Path) -> None:
@@ -294,9 +294,9 @@ def test_a_finished_folder_is_left_alone(place: Path, greedy: Path, capfd: Captu
     before = {path.name: path.stat().st_mtime_ns for path in greedy.iterdir()}
     assert generate(place, greedy) == 0
     assert {path.name: path.stat().st_mtime_ns for path in greedy.iterdir()} == before
-    said = capfd.readouterr().out.splitlines()
-    assert said[0].startswith(f"{greedy}: ")
-    assert said[-1] == f"next: draftsmith train RECIPE --data.source {greedy}/answers.jsonl"
+    printed = capfd.readouterr().out.splitlines()
+    assert printed[0].startswith(f"{greedy}: ")
+    assert printed[-1] == f"next: draftsmith train RECIPE --data.source {greedy}/answers.jsonl"
 
 
 def test_a_target_with_other_weights_is_another_target(place: Path, tmp_path: Path, capfd: Captured) -> None:
@@ -360,9 +360,9 @@ def _answers_of(row: dict[str, Any], tokenizer: Any) -> str:
         return tokenizer.decode([i for i, m in zip(row["input_ids"], row["loss_mask"]) if m])
     if "completion" in row:
         return row["completion"] + tokenizer.eos_token
-    said = [each["content"] for each in row["messages"] if each["role"] == "assistant"]
-    assert "OLD ANSWER" not in said
-    return "".join(each + tokenizer.eos_token for each in said)
+    printed = [each["content"] for each in row["messages"] if each["role"] == "assistant"]
+    assert "OLD ANSWER" not in printed
+    return "".join(each + tokenizer.eos_token for each in printed)
 
 
 def test_what_is_written_is_read_back(place: Path, greedy: Path) -> None:
@@ -459,10 +459,10 @@ def test_refusals(
         "--batch": "3",
     } | dict(zip(given[::2], given[1::2]))
     assert main(["generate", *(each for pair in words.items() for each in pair)]) == code
-    said = capfd.readouterr().err
-    assert said.startswith("draftsmith: ")
-    assert reason.format(place=place) in said
-    assert "Traceback" not in said
+    printed = capfd.readouterr().err
+    assert printed.startswith("draftsmith: ")
+    assert reason.format(place=place) in printed
+    assert "Traceback" not in printed
     assert (greedy / "manifest.json").read_bytes() == before
 
 

@@ -20,8 +20,9 @@ from draftsmith.decoding.sampling import Warper, draw
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.decoding.tree.tree import chain
 from draftsmith.drafters.config import DrafterConfig
-from draftsmith.drafters.export import Export, ServedTarget
-from draftsmith.drafters.folder import built_from, load_weights, read_settings
+from draftsmith.drafters.export import Export, Served, ServedTarget
+from draftsmith.drafters.folder import read_settings
+from draftsmith.drafters.weights import net_for
 from torch import Tensor, nn
 
 
@@ -80,10 +81,8 @@ class Bigram:
 
 def load(folder: Path, target: Backbone, *, draft_length: int, config: DrafterConfig) -> Bigram:
     _, settings = read_settings(folder, target, "bigram")
-    with built_from(folder / "config.json", "a bigram network"):
-        net = BigramNet.from_settings(settings)
-    load_weights(net, folder)
-    return draft_by(net.requires_grad_(False).eval(), target, draft_length)
+    net = net_for(folder, target, lambda: BigramNet.from_settings(settings), "a bigram network")
+    return draft_by(net, target, draft_length)
 
 
 def draft_by(net: BigramNet, _target: Backbone, draft_length: int) -> Bigram:
@@ -96,5 +95,5 @@ def toy(target: Any, _drafts: Sequence[Any]) -> Bigram:
     return Bigram(BigramNet(BigramShape(target.vocabulary, 4)).requires_grad_(False).eval(), draft_length=2)
 
 
-def export(net: BigramNet, target: ServedTarget, _head_VH: Tensor | None) -> Export:
+def export(net: BigramNet, target: ServedTarget, _how: Served) -> Export:
     return Export({"architectures": ["Bigram"], "vocab_size": target.vocabulary}, net.state_dict())

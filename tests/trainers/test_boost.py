@@ -188,6 +188,23 @@ def test_it_stops_when_little_is_left(target: Backbone, tmp_path: Path, caplog: 
     assert "less than boost.stop_share (20.0%): the ensemble has 2 SSMs" in caplog.text
 
 
+def test_what_any_ssm_before_covers_is_left_out(target: Backbone, tmp_path: Path) -> None:
+    """Two SSMs cover a third of the samples each: the third one learns the rest, not all that the second lacks."""
+    config = BoostConfig(members=3, weights="hard", unit="sample", match_tokens=0, stop_share=0.1)
+    goal = boosting(target, tmp_path, config)
+    label_RS = coverage_pass.labels_of(SAMPLES.train)
+    number_R1 = torch.arange(len(label_RS))[:, None]
+    for third in (0, 1):
+        matched_RS = label_RS & (number_R1 % 3 == third)
+        goal.matches.append(coverage_pass.Matches(matched_RS, matched_RS))
+    weighted = goal.left(3)
+    assert weighted is not None
+    left = list(range(2, len(label_RS), 3))
+    assert len(weighted) == len(left)
+    found, wanted = weighted.batch(list(range(len(left)))), SAMPLES.train.batch(left)
+    assert torch.equal(found["input_ids"], wanted["input_ids"])
+
+
 def test_ssms_go_on_from_each_other_and_differ_in_size(target: Backbone, tmp_path: Path) -> None:
     """With a learning rate of nothing an SSM stays what it began as."""
     config = BoostConfig(members=3, unit="sample", match_tokens=0, start_from=["", "ssm-1"], layers=[1, None, 2])

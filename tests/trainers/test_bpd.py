@@ -20,7 +20,7 @@ from draftsmith.errors import RequestError, Stopped
 from draftsmith.trainers.bpd import BpdObjective, TunedBpdObjective
 from draftsmith.trainers.config import BpdConfig, ObjectiveConfig, TuneConfig
 from draftsmith.trainers.loop import setup, state
-from draftsmith.trainers.loop.loop import Loop
+from draftsmith.trainers.loop.step import Steps
 from draftsmith.trainers.teacher.tuned import TunedTarget
 from method_objectives import build
 from torch import Tensor
@@ -92,8 +92,8 @@ def by_hand(goal: BpdObjective, target, original, batch: Batch, objective: Objec
             here = here + (layer.second.weight @ inner + layer.second.bias).view(-1, 32)[k - 1]
         # the target's own output is held to the distribution that it had, the others foresee its present one
         teacher = original if k == 0 else target
-        said = teacher.get_output_embeddings()(teacher.get_decoder()(input_ids=ids).last_hidden_state[0, -1])
-        log_q, p = (head.weight @ here).log_softmax(-1), said.detach().softmax(-1)
+        message = teacher.get_output_embeddings()(teacher.get_decoder()(input_ids=ids).last_hidden_state[0, -1])
+        log_q, p = (head.weight @ here).log_softmax(-1), message.detach().softmax(-1)
         total = total + objective.kl * (p * (p.log() - log_q)).sum()
         total = total + objective.ce * F.nll_loss(log_q, label)
         count += 1
@@ -143,9 +143,9 @@ def test_a_tuned_target_is_one_of_the_k(objective: ObjectiveConfig, tune: TuneCo
     assert_same_gradients(goal, loss, expected)
     for k in range(4):
         goal._student._drawn = k
-        drawn, said = run(goal, batch)
+        drawn, message = run(goal, batch)
         torch.testing.assert_close(drawn, found[k], rtol=1e-5, atol=1e-4)
-        assert list(said) == ["loss"]
+        assert list(message) == ["loss"]
         assert_same_gradients(goal, drawn, found[k])
 
 
@@ -190,11 +190,9 @@ def test_a_step_draws_one_head_on_all_processes() -> None:
     def begun(process: int, seed: int, step: int) -> tuple[int | None, float]:
         goal = frozen(SIZES, GOLD)
         loop = SimpleNamespace(
-            objective=goal,
-            accelerator=SimpleNamespace(process_index=process),
-            plan=SimpleNamespace(loop=SimpleNamespace(seed=seed)),
+            objective=goal, accelerator=SimpleNamespace(process_index=process), loop=SimpleNamespace(seed=seed)
         )
-        Loop.seed(loop, step)  # type: ignore[arg-type]
+        Steps.seed(loop, step)  # type: ignore[arg-type]
         return goal._student.drawn, float(torch.rand(()))
 
     drawn = [[begun(process, 0, step) for step in range(8)] for process in (0, 1)]

@@ -14,7 +14,8 @@ from draftsmith.data.rows.tokenizer import train_tokenizer
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.drafters.eagle.proposer import Eagle, Eagle3, load_eagle
+from draftsmith.drafters.eagle.loading import load_eagle
+from draftsmith.drafters.eagle.proposer import Eagle, Eagle3
 from draftsmith.errors import RequestError
 from draftsmith.trainers import eagle3
 from draftsmith.trainers.config import Eagle3Config, EagleConfig, ObjectiveConfig
@@ -72,13 +73,13 @@ def rows() -> dict[str, Tensor]:
 
 def share(rows: dict[str, Tensor], j: int) -> float:
     """Labels for each one of which pass j can speak: terms are means over what is spoken of."""
-    said, labels = 0, int(rows["loss_mask"].sum())
+    message, labels = 0, int(rows["loss_mask"].sum())
     for row, lengths in enumerate(LENGTHS):
         ends = torch.tensor(lengths).cumsum(0).tolist()
         for end, length in zip(ends, lengths):
-            said += int(rows["loss_mask"][row, min(end, end - length + 2 + j) : end].sum())
-    assert 0 < said < labels
-    return labels / said
+            message += int(rows["loss_mask"][row, min(end, end - length + 2 + j) : end].sum())
+    assert 0 < message < labels
+    return labels / message
 
 
 def by_hand(goal: EagleObjective, target: Backbone, rows: dict[str, Tensor]) -> dict[str, float]:

@@ -97,8 +97,8 @@ def plain_losses(goal: Medusa2Objective, tuned: TunedTarget, batch: Batch, origi
             if len(ids) <= k:
                 continue
             state_H = model.get_decoder()(input_ids=ids[None]).last_hidden_state[0, -1 - k]
-            said = heads.logits(heads(state_H), tuned.head.weight)[k - 1]
-            drafted = drafted + 0.8**k * F.cross_entropy(said, label)
+            message = heads.logits(heads(state_H), tuned.head.weight)[k - 1]
+            drafted = drafted + 0.8**k * F.cross_entropy(message, label)
     return torch.stack([own, drafted])
 
 
@@ -456,5 +456,5 @@ def test_lean_decoding_runs_adapters(runs: dict[str, tuple]) -> None:
     words = {"warper": Warper(0.0), "max_new_tokens": 10}
     with torch.no_grad():
         text = prompts[0] + autoregressive(tuned.backbone, prompts, **words).tokens[0]
-        said = tuned.model(input_ids=torch.tensor([text])).logits[0].argmax(-1).tolist()
-    assert said[4:-1] == text[5:]
+        message = tuned.model(input_ids=torch.tensor([text])).logits[0].argmax(-1).tolist()
+    assert message[4:-1] == text[5:]

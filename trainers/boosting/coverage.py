@@ -97,8 +97,8 @@ def weights(accepted: Sequence[Tensor], label_RS: Tensor, config: BoostConfig) -
 
 
 def _sum_over_spans(weight_RS: Tensor, length: int) -> Tensor:
-    """Sum of what the spans count in which each place stands: those that begin at it or up to
-    `length` - 1 places before it; with 0 all that begin before it. [R, S]."""
+    """Sum of what the spans count in which each position stands: those that begin at it or up to
+    `length` - 1 positions before it; with 0 all that begin before it. [R, S]."""
     padded_RS = F.pad(weight_RS, (length - 1 if length else weight_RS.shape[1] - 1, 0))
     return padded_RS.unfold(1, padded_RS.shape[1] - weight_RS.shape[1] + 1, 1).sum(-1)
 

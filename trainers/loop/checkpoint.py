@@ -8,38 +8,68 @@ Read next: `state.py`, what the loop puts in; `loop.py`, when.
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from ...storage import MANIFEST, delete_folder, delete_leftovers, fault, staged_folder, writing
+from ... import __version__
+from ...storage import MANIFEST, MANIFEST_LIST, delete_folder, delete_leftovers, fault, staged_folder, writing
 
 _log = logging.getLogger(__name__)
 
 
-def write(parent: Path, name: str, fill: Callable[[Path], None]) -> Path:
+def write(parent: Path, name: str, fill: Callable[[Path], None], *, manifest: Mapping[str, Any] | None = None) -> Path:
     """Let `fill` write files into a staging folder, then publish it as `parent/name`.
 
     A complete checkpoint of the same name is kept as it is. `fill` may use sub-folders.
+
+    Args:
+        manifest: entries of the manifest beside the files and the version.
 
     Raises:
         EnvironmentFailure: the disk is full or not writable; nothing published is touched.
     """
     folder = parent / name
     if fault(folder) is not None:
-        with writing(folder), staged_folder(folder, manifest={}, replace=True) as staging:
+        with (
+            writing(folder),
+            staged_folder(folder, manifest=written_by() | {**(manifest or {})}, replace=True) as staging,
+        ):
             fill(staging)
     return folder
 
 
+def written_by() -> dict[str, Any]:
+    """Entries of a checkpoint's manifest: the version that wrote it."""
+    return {"draftsmith": __version__}
+
+
 def newest(parent: Path, prefix: str = "step-") -> Path | None:
-    """The newest complete checkpoint; damaged ones are named in the log and passed over."""
+    """The newest complete checkpoint; damaged ones are named in the log and passed over.
+
+    Raises:
+        RequestError: one is of another format, which another version wrote. To pass over it would begin anew.
+    """
     for folder in reversed(list(_published(parent, prefix))):
+        _check_format(folder)
         reason = fault(folder)
         if reason is None:
             return folder
         _log.warning("passing over the checkpoint %s: %s", folder, reason)
     return None
+
+
+def _check_format(folder: Path) -> None:
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return  # damage, which `fault` names
+    if isinstance(manifest, dict) and isinstance(manifest.get("format"), int):
+        version = manifest.get("draftsmith", "another version")
+        remedy = f"draftsmith {version} wrote it, and this is {__version__}: go on with that one, or in another --out"
+        MANIFEST_LIST.check(manifest["format"], folder / MANIFEST, remedy=remedy)
 
 
 def delete_older(parent: Path, keep: int, prefix: str = "step-", *, than: str | None = None) -> None:
@@ -55,7 +85,15 @@ def delete_older(parent: Path, keep: int, prefix: str = "step-", *, than: str | 
         # without a manifest it is a deletion that was cut short
         if folder not in complete[-keep:]:
             delete_folder(folder)
-    delete_leftovers(parent, prefix)
+    delete_leftovers(parent)
+
+
+def delete_halves(parent: Path, prefix: str = "step-", *, alone: bool) -> None:
+    """Delete what a kill has left half written or half deleted; see `delete_leftovers` for `alone`."""
+    delete_leftovers(parent, alone=alone)
+    for folder in _published(parent, prefix):
+        if not (folder / MANIFEST).is_file():
+            delete_folder(folder)
 
 
 def _published(parent: Path, prefix: str) -> Iterator[Path]:

@@ -1,8 +1,8 @@
 """The one training loop, which every method uses.
 
-`Loop.run` in order: rows of the step, forward and backward, check, update, report, save. When to
-report, validate, probe and save is decided in the named helpers below it.
-Read next: `objective.py`, what a method supplies; `snapshot.py`, what a resumed run needs.
+`Loop.run` in order: rows of the step, the step itself, report, validation, probe, save. When each of
+them is due is decided in the named helpers below it. Read next: `step.py`, forward, backward and
+update; `objective.py`, what a method supplies; `snapshot.py`, what a resumed run needs.
 """
 
 from __future__ import annotations
@@ -11,27 +11,30 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor, nn
+from torch import nn
 
 from ...errors import Stopped, TrainingFailed
 from ...storage import fault, replace_folder, restore_folder
 from ..config import CheckpointConfig, LoopConfig, OptimizerConfig, ProbeConfig
 from . import optimizer, state
 from .feed import Feed
-from .objective import Batch, Objective, OnPolicy, Scheduled, Stepwise
+from .memory import explain_out_of_memory
+from .objective import Batch, Objective, OnPolicy, Scheduled
 from .order import RowOrder, seed_of, share_of_rank
+from .processes import name_the_silent
 from .progress import Meter, Record, Screen, copy_to_trackers
-from .sharding import check_no_average, fit_buckets, gathered, is_sharded, standalone, uses_deepspeed
+from .sharding import check_no_average, fit_buckets, gathered, is_sharded, standalone
 from .signals import StopFlag, stop_on_signal
 from .snapshot import Counters, Snapshots
+from .step import Steps
 from .sums import total, totals
 
 Probe = Callable[[nn.Module], dict[str, float]]
@@ -48,12 +51,13 @@ class Rows(Protocol):
 
 @dataclass(frozen=True)
 class Plan:
-    """The recipe sections that the loop reads."""
+    """The recipe sections that the loop reads, and what its checkpoints say they are of."""
 
     loop: LoopConfig
     optimizer: OptimizerConfig
     checkpoint: CheckpointConfig
     probe: ProbeConfig
+    identity: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,6 @@ class Loop:
         self.plan, self.accelerator, self.probe = plan, accelerator, probe
         self.out, self.export_to = out, export_to
         self.order = RowOrder(len(train), plan.loop.batch_rows, plan.loop.seed)
-        self.bad_steps = self.skipped = 0
         self.best: dict[str, float] | None = None
         optimizers = optimizer.build(objective.module, plan.optimizer)
         fit_buckets(accelerator, objective.module)
@@ -103,8 +106,20 @@ class Loop:
             optimizers=self.optimizers,
             average=self.average,
             rollouts=self.rollouts,
+            identity=plan.identity,
+            rows=train,
         )
         self.feed = Feed(self.batches, objective, steps=plan.loop.steps)
+        self.steps = Steps(
+            objective,
+            self.module,
+            self.optimizers,
+            accelerator,
+            loop=plan.loop,
+            optimizer=plan.optimizer,
+            feed=self.feed,
+            average=self.average,
+        )
         if isinstance(objective, Scheduled):
             objective.set_steps(plan.loop.steps)
 
@@ -119,7 +134,9 @@ class Loop:
         screen = Screen(loop.steps, first=first, active=main)
         meter = Meter()
         validation = float("nan")
-        with stop_on_signal() as stop, closing(record), closing(screen), closing(self.feed):
+        watch = name_the_silent(self.out, self.accelerator, bound=loop.stall_seconds)
+        memory = explain_out_of_memory("outside of a step's gradients")
+        with stop_on_signal() as stop, closing(record), closing(screen), closing(self.feed), watch, memory:
             for step in range(first, loop.steps):
                 done, last = step + 1, step + 1 == loop.steps
                 self.train_step(step, meter)
@@ -149,23 +166,13 @@ class Loop:
     def train_step(self, step: int, meter: Meter) -> None:
         """Forward, backward, check, update. A non-finite step leaves the weights as they are."""
         batches = self.feed.step(step)
-        self.seed(step)
+        self.steps.seed(step)
         if self.rollouts is not None:
             batches = self.rewritten(step, batches, meter)
         labels = total(self.accelerator, sum(int(batch["loss_mask"].sum()) for batch in batches))
         if labels == 0:
             raise TrainingFailed(f"step {step}: none of its {self.order.batch} rows has a label")
-        self.set_rate(step)  # before the backward pass, in which DeepSpeed updates the weights
-        sums: dict[str, float] = {}
-        for number, batch in enumerate(batches):
-            teacher_output = self.objective.prepare(batch)
-            self.feed.look_ahead(step, batches, number)
-            with self.last_synchronises(number, len(batches)):
-                terms = self.backward(batch, teacher_output, labels, len(batches))
-            for name, value in terms.items():
-                sums[name] = sums.get(name, 0.0) + float(value)
-        sums = totals(self.accelerator, sums)
-        self.update(step, finite=all(map(_finite, sums.values())))
+        sums = self.steps.take(step, batches, labels)
         tokens = self.order.batch * batches[0]["input_ids"].shape[1]
         meter.add(sums, labels, tokens, self.feed.take_waited())
 
@@ -180,63 +187,11 @@ class Loop:
         assert self.rollouts is not None
         began = time.perf_counter()
         team = self.accelerator
-        places = range(team.process_index, self.order.batch, team.num_processes)
+        indices = range(team.process_index, self.order.batch, team.num_processes)
         seed = seed_of(f"{self.plan.loop.seed}/{step}/rollouts")
-        rewritten = self.rollouts.rewrite(batches, places, step, seed)
+        rewritten = self.rollouts.rewrite(batches, indices, step, seed)
         meter.add_rollouts(time.perf_counter() - began)
         return rewritten
-
-    def backward(self, batch: Batch, teacher_output: Any, labels: float, count: int) -> dict[str, Tensor]:
-        """Add the gradient of this micro-batch's share of the mean loss over all labels."""
-        loss, terms = self.module(batch, teacher_output)
-        # data parallelism averages gradients over processes; the loss is a sum over them
-        scale = self.accelerator.num_processes / labels
-        if uses_deepspeed(self.accelerator):
-            scale *= count  # DeepSpeed divides by the accumulation steps itself
-        self.accelerator.backward(loss * scale)
-        return terms
-
-    def update(self, step: int, *, finite: bool) -> None:
-        """Clip and step; skip the step where something is not finite, and stop after too many such."""
-        plan = self.plan
-        if uses_deepspeed(self.accelerator) and not finite:
-            raise TrainingFailed(
-                f"step {step}: the loss is not finite, and DeepSpeed has already stepped; "
-                "start in another --out with a smaller optimizer.lr"
-            )
-        if not uses_deepspeed(self.accelerator):
-            norm = self.accelerator.clip_grad_norm_(self.module.parameters(), plan.optimizer.clip)
-            finite = finite and bool(torch.isfinite(torch.as_tensor(norm)))
-        self.bad_steps = 0 if finite else self.bad_steps + 1
-        if self.bad_steps > plan.loop.max_bad_steps:
-            raise TrainingFailed(
-                f"step {step}: {self.bad_steps} non-finite steps in a row (limit "
-                f"loop.max_bad_steps = {plan.loop.max_bad_steps}). The weights are those before "
-                "the first of them; lower optimizer.lr or set loop.precision to fp32"
-            )
-        if finite and not uses_deepspeed(self.accelerator):
-            for each in self.optimizers:
-                each.step()
-        elif not finite:
-            self.skipped += 1
-            _log.warning("step %d skipped: loss or gradient is not finite", step)
-        for each in self.optimizers:
-            each.zero_grad()
-        if finite and self.average is not None:
-            self.average.update(self.objective.module)
-
-    def set_rate(self, step: int) -> None:
-        lr = optimizer.rate(step, self.plan.loop.steps, self.plan.optimizer)
-        for each in self.optimizers:
-            for group in each.param_groups:
-                group["lr"] = optimizer.group_rate(group, step, lr, self.plan.optimizer)
-
-    def seed(self, step: int) -> None:
-        """Every step has its own seed, so there is no random state to save."""
-        key = f"{self.plan.loop.seed}/{step}"
-        torch.manual_seed(seed_of(f"{key}/{self.accelerator.process_index}"))
-        if isinstance(self.objective, Stepwise):
-            self.objective.begin_step(step, seed_of(key))
 
     # ---- policy ---------------------------------------------------------------------------
 
@@ -246,8 +201,8 @@ class Loop:
     def report(self, done: int, meter: Meter, record: Record, screen: Screen) -> None:
         lr = optimizer.rate(done - 1, self.plan.loop.steps, self.plan.optimizer)
         values = {**meter.means(), "lr": lr, "epoch": self.order.epoch(done), **meter.clock()}
-        if self.skipped:
-            values["skipped_steps"] = self.skipped
+        if self.steps.skipped:
+            values["skipped_steps"] = self.steps.skipped
         record.write("train", done, values)
         screen.report(done, values)
         copy_to_trackers(self.accelerator, values, done)
@@ -308,13 +263,14 @@ class Loop:
     # ---- saving and resuming --------------------------------------------------------------
 
     def save(self, done: int) -> None:
-        counters = Counters(done, self.best, self.skipped, self.bad_steps)
+        counters = Counters(done, self.best, self.steps.skipped, self.steps.bad_steps)
         self.snapshots.save(counters, keep=self.plan.checkpoint.keep)
 
     def load(self, saved: Path) -> int:
         """Restore the state after the checkpoint's step, and return that step."""
         counters = self.snapshots.load(saved)
-        self.best, self.skipped, self.bad_steps = counters.best, counters.skipped, counters.bad_steps
+        self.best = counters.best
+        self.steps.skipped, self.steps.bad_steps = counters.skipped, counters.bad_steps
         epochs = self.order.epoch(counters.step)
         _log.info("resumed %s: step %d, %.2f epochs seen", saved, counters.step, epochs)
         return counters.step
@@ -374,14 +330,6 @@ class Loop:
         device = self.accelerator.device
         return {name: t.to(device, non_blocking=True) for name, t in batch.items()}
 
-    def last_synchronises(self, number: int, count: int) -> contextlib.AbstractContextManager[Any]:
-        last = number == count - 1
-        if uses_deepspeed(self.accelerator):
-            self.accelerator.sync_gradients = last  # else it steps after every micro-batch
-        if last or uses_deepspeed(self.accelerator):
-            return contextlib.nullcontext()
-        return self.accelerator.no_sync(self.module)
-
 
 @contextlib.contextmanager
 def _eval_mode(module: nn.Module) -> Iterator[None]:
@@ -391,7 +339,3 @@ def _eval_mode(module: nn.Module) -> Iterator[None]:
         yield
     finally:
         module.train(was)
-
-
-def _finite(value: float) -> bool:
-    return value == value and abs(value) != float("inf")

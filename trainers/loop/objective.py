@@ -66,8 +66,8 @@ class RowWriter(Protocol):
     kept: Batch | None
     """The rows of the last time, which a resumed run may train on again."""
 
-    def rewrite(self, batches: Sequence[Batch], places: Sequence[int], step: int, seed: int) -> list[Batch]:
-        """A step's micro-batches, rows replaced; `places`: the rows' indices in the global batch."""
+    def rewrite(self, batches: Sequence[Batch], indices: Sequence[int], step: int, seed: int) -> list[Batch]:
+        """A step's micro-batches, rows replaced; `indices`: the rows' indices in the global batch."""
 
     def of_all(self, parts: Sequence[Batch]) -> Batch:
         """The rows of the global batch, from what every process has kept."""

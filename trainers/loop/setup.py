@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ from ...errors import EnvironmentFailure, RequestError
 from ...storage import fault
 from ..config import LoopConfig, OptimizerConfig
 from . import checkpoint
-from .allocator import keep_freed_memory
 from .loop import Loop, Outcome, Plan, Probe, Rows
+from .memory import keep_freed_memory
 from .objective import Objective
 from .sharding import leave_kernels_uncompiled
 
@@ -37,10 +38,6 @@ def make_accelerator(loop: LoopConfig, optimizer: OptimizerConfig, out: Path) ->
         keep_freed_memory()
         # otherwise DeepSpeed, where it is installed, guesses and warns
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    # without a named backend DeepSpeed on CPU treats every rank as the only one; with one, a single
-    # process is taken for a rank of a group that was never started
-    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    handlers: list[Any] = [InitProcessGroupKwargs(backend="gloo")] if on_cpu and several else []
     check_machine(loop, on_cpu=on_cpu)
     if os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true":
         raise RequestError(
@@ -56,7 +53,7 @@ def make_accelerator(loop: LoopConfig, optimizer: OptimizerConfig, out: Path) ->
         # with cpu=True accelerate leaves DeepSpeed out silently
         mixed_precision="no" if loop.precision == "fp32" else loop.precision,
         cpu=on_cpu and not wants_deepspeed,
-        kwargs_handlers=handlers,
+        kwargs_handlers=_group_of(loop, on_cpu=on_cpu),
         log_with=list(loop.trackers) or None,
         project_dir=str(out),
     )
@@ -69,6 +66,19 @@ def make_accelerator(loop: LoopConfig, optimizer: OptimizerConfig, out: Path) ->
     if loop.trackers:
         accelerator.init_trackers("draftsmith")
     return accelerator
+
+
+def _group_of(loop: LoopConfig, *, on_cpu: bool) -> list[Any]:
+    """How several processes are joined, and how long one waits for another."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        # with a named backend a single process is taken for one of a group that was never started
+        return []
+    # accelerate takes a time that equals its own default for none given
+    bound = timedelta(seconds=loop.stall_seconds, milliseconds=1)
+    if not on_cpu:
+        return [InitProcessGroupKwargs(timeout=bound)]
+    # without a named backend DeepSpeed on CPU treats every rank as the only one
+    return [InitProcessGroupKwargs(backend="gloo", timeout=bound)]
 
 
 def check_machine(loop: LoopConfig, *, on_cpu: bool) -> None:

@@ -23,6 +23,11 @@ def uses_deepspeed(accelerator: Accelerator) -> bool:
     return accelerator.state.deepspeed_plugin is not None
 
 
+def has_stepped(engine: Any) -> bool:
+    """Whether DeepSpeed's last step changed the weights; it leaves out one whose gradient is not finite."""
+    return bool(engine.was_step_applied())
+
+
 def fit_buckets(accelerator: Accelerator, module: nn.Module) -> None:
     """Make DeepSpeed's buckets no larger than what is trained, unless a configuration sets their size.
 

@@ -1,10 +1,10 @@
 """Loss weights of the positions that a drafter predicts together: fixed, or by how far it gets.
 
-D-PACE (Wu et al. 2026, arXiv 2605.18810) weighs place j by its share in the gradient of the
+D-PACE (Wu et al. 2026, arXiv 2605.18810) weighs position j by its share in the gradient of the
 expected number of accepted tokens. Read next: `medusa.py` and `eagle.py`, whose heads and passes
-are the places; `losses/chunked.py`, which gives q(label).
+are the positions; `losses/chunked.py`, which gives q(label).
 
-Shapes: A anchors (positions from which drafts begin), J places of a draft (its heads or passes), R
+Shapes: A anchors (positions from which drafts begin), J positions of a draft (its heads or passes), R
 rows, X positions of a row, P positions that count.
 """
 
@@ -19,14 +19,14 @@ from torch import Tensor
 def d_pace(q_AJ: Tensor, known_AJ: Tensor, floor: float) -> Tensor:
     """w_j = sum_{m >= j} prod_{i <= m} q'_i, q' = (1 - floor) q + floor: equations 7 and 8.
 
-    The product is the probability that the draft is accepted up to place m; the sum from j on is
-    the value of a right token at j. A place without a label, after the end of a text or in a prompt,
+    The product is the probability that the draft is accepted up to position m; the sum from j on is
+    the value of a right token at j. A position without a label, after the end of a text or in a prompt,
     neither ends a draft nor has a value.
 
     Args:
         q_AJ: q(label), the probability of each label under the draft.
         known_AJ: bool, where there is a label.
-        floor: in (0, 1]; without it far places would learn nothing until near ones are right.
+        floor: in (0, 1]; without it far positions would learn nothing until near ones are right.
 
     Returns:
         fp32 [A, J], without a gradient; 0 where there is no label.
@@ -51,10 +51,10 @@ def anchors_of(counts_RX: Tensor, length: int) -> Tensor:
 
 
 def paced(q: Sequence[Tensor], anchors: Sequence[Tensor], count: int, floor: float) -> list[Tensor]:
-    """`d_pace` for J places with anchors of their own each: weights in the same shape.
+    """`d_pace` for J positions with anchors of their own each: weights in the same shape.
 
     Args:
-        q: q(label) [P_j] of every place.
+        q: q(label) [P_j] of every position.
         anchors: int64 [P_j], which of the `count` anchors each belongs to.
         count: A.
         floor: as in `d_pace`.
@@ -69,5 +69,5 @@ def paced(q: Sequence[Tensor], anchors: Sequence[Tensor], count: int, floor: flo
 
 
 def geometric(place_P: Tensor, decay: float) -> Tensor | None:
-    """`decay`^j of place j, fp32 [P]; None where all count alike."""
+    """`decay`^j of position j, fp32 [P]; None where all count alike."""
     return None if decay == 1 else decay**place_P

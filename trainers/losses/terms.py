@@ -12,13 +12,13 @@ from ..config import ObjectiveConfig
 from .mix import TERMS, Mix
 
 
-def check_terms(objective: ObjectiveConfig, *, own: Mapping[str, float] | None = None, places: int = 1) -> None:
-    """Raise RequestError when an objective teaches nothing, or weighs places that there are not.
+def check_terms(objective: ObjectiveConfig, *, own: Mapping[str, float] | None = None, positions: int = 1) -> None:
+    """Raise RequestError when an objective teaches nothing, or weighs positions that there are not.
 
     Args:
         own: weights of the method's own terms by the names that recipes give them; where there are
             such terms the KL is off unless the recipe sets it.
-        places: how many tokens ahead a step learns together.
+        positions: how many tokens ahead a step learns together.
     """
     mix = Mix.of(objective, kl=1.0 if own is None else 0.0)
     if not (mix.asked or any((own or {}).values())):
@@ -29,9 +29,9 @@ def check_terms(objective: ObjectiveConfig, *, own: Mapping[str, float] | None =
             "objective.reverse_kl is infinite where objective.teacher_top_k leaves the target "
             "nothing and the draft has something; leave one of them out, or take objective.jsd"
         )
-    if objective.positions == "d-pace" and places < 2:
+    if objective.positions == "d-pace" and positions < 2:
         raise RequestError(
-            "objective.positions is d-pace, which weighs the places ahead that a step learns "
+            "objective.positions is d-pace, which weighs the positions ahead that a step learns "
             "together, and here it learns one; leave it out, or train with method `medusa` or "
             "`hydra` with several heads, or `eagle` or `eagle3` with several passes"
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ...errors import RequestError
+from ...errors import EnvironmentFailure, RequestError
 from ..config import ModelConfig
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def fresh_model(
     # a target of another family still gets a draft: any causal LM over the same tokens will do
     config_class, model_class = classes.get(family, classes["qwen3"])
     sizes = derived_sizes(config, like)
+    _check_memory(sizes, vocabulary)
     return model_class(
         config_class(
             vocab_size=vocabulary,
@@ -39,6 +40,25 @@ def fresh_model(
             **sizes,
         )
     )
+
+
+def _check_memory(sizes: dict[str, int], vocabulary: int) -> None:
+    """Raise EnvironmentFailure where not even the weights fit the machine; on the meta device all do."""
+    import psutil
+    import torch
+    from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+
+    if torch.get_default_device().type == "meta" or is_deepspeed_zero3_enabled():
+        return  # shapes alone, or each process makes a piece
+    hidden, heads = sizes["hidden_size"], sizes["num_attention_heads"] + sizes["num_key_value_heads"]
+    layer = hidden * (2 * heads * sizes["head_dim"] + 3 * sizes["intermediate_size"])
+    need = 4 * (hidden * vocabulary + sizes["num_hidden_layers"] * layer)
+    have = psutil.virtual_memory().total
+    if need > have:
+        raise EnvironmentFailure(
+            f"a model of these sizes ({', '.join(f'{name} {size:,}' for name, size in sizes.items())}) has weights of "
+            f"{need / 1e9:,.0f} GB, and the machine {have / 1e9:,.0f} GB of memory; take smaller ones (section model)"
+        )
 
 
 def derived_sizes(config: ModelConfig, like: PretrainedConfig | None) -> dict[str, int]:

@@ -17,8 +17,10 @@ from ...data.rows.packed import PackedRows
 from ...decoding.target.backbone import Backbone
 from ...decoding.target.hub import is_here, load_config, load_sizes, load_tokenizer, skeleton
 from ...decoding.target.loading import load_model
+from ...decoding.target.weights import check_held, check_weight_files
 from ...drafters.folder import check_trainable_model, save_draft_model
 from ...drafters.projection import check_plain_logits
+from ...drafters.weights import check_finite
 from ...errors import RequestError
 from ..config import FROM_TARGET, LoraConfig, ModelConfig
 from ..pruning.layers import prune
@@ -105,10 +107,15 @@ def given_model(model: ModelConfig) -> PreTrainedModel:
     path = model.start_from or ""
     check_trainable_model(path)
     if in_shapes():
-        config = load_sizes(model.sizes) if model.sizes and _is_described(model) else load_config(path)
-        given = skeleton(config)
+        described = None if model.sizes is None else load_sizes(model.sizes)
+        here = described is None or not _is_described(model)
+        given = skeleton(load_config(path) if here else described)
+        if here:
+            check_weight_files(path)
+            check_held(given, path)
     else:
         given = load_model(path)
+        check_finite(given, Path(path))
     check_plain_logits(given, f"model.start_from {path!r}")
     return given
 

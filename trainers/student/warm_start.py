@@ -1,4 +1,4 @@
-"""Initialise from a drafter that is there: its weights in the place of the fresh ones.
+"""Initialise from a drafter that is there: its weights in place of the fresh ones.
 
 Published schedules train behind one another: HASS behind a finished EAGLE-1, Medusa's stage 2 on
 the heads of stage 1, EAGLE-3 on one set of rows behind another. Weights alone are taken over; the
@@ -18,8 +18,9 @@ from typing import Any, TypeVar
 from torch import nn
 
 from ...decoding.target.backbone import Backbone
-from ...drafters.folder import load_weights, read_entry
+from ...drafters.folder import read_entry
 from ...drafters.identity import TargetIdentity
+from ...drafters.weights import load_weights
 from ...errors import RequestError
 from ..loop.objective import Objective
 from ..methods import METHODS
@@ -84,13 +85,13 @@ def _check_sizes(module: Any, recipe: Sections, settings: dict[str, Any], folder
     wrong = sorted(key for key in own.keys() | there.keys() if own.get(key) != there.get(key))
     if not wrong:
         return
-    found = ", ".join(f"{key} {there.get(key)}" for key in wrong)
+    stored = ", ".join(f"{key} {there.get(key)}" for key in wrong)
     asked = ", ".join(f"{key} {own.get(key)}" for key in wrong)
     chosen = METHODS[recipe.method].sizes
     remedy = "these follow from the target: train for the one that the folder was made for"
     if all(key in chosen for key in wrong):
         remedy = "set " + ", ".join(f"{chosen[key]} to {there.get(key)}" for key in wrong)
     raise RequestError(
-        f"model.start_from names {folder}, which has {found}; this run would have {asked}: "
+        f"model.start_from names {folder}, which has {stored}; this run would have {asked}: "
         f"{remedy}, or leave model.start_from out"
     )

@@ -21,6 +21,7 @@ from ...drafters.folder import save_heads
 from ...drafters.projection import check_plain_logits
 from ..loop.loop import Outcome, Plan
 from ..loop.objective import Objective, check_row_length
+from ..loop.processes import name_the_silent
 from ..loop.setup import make_accelerator, make_deterministic, run_loop
 from ..methods import METHODS
 from ..sections import Run, Sections
@@ -109,7 +110,8 @@ def load_teacher(run: Run, check_target: CheckTarget) -> tuple[Accelerator, Back
 
 def prepare_rows(run: Run, accelerator: Accelerator, teacher: Backbone) -> Prepared:
     """The recipe's rows, every token of which the target has an embedding for."""
-    with accelerator.main_process_first():
+    watch = name_the_silent(run.out, accelerator, bound=run.recipe.loop.stall_seconds)
+    with watch, accelerator.main_process_first():
         rows = prepare(run.recipe.data, teacher.tokenizer, out=run.out)
     if max(teacher.tokenizer.get_vocab().values()) >= teacher.vocabulary:  # all rows are read then
         for part in (rows.train, rows.validation):
@@ -118,8 +120,8 @@ def prepare_rows(run: Run, accelerator: Accelerator, teacher: Backbone) -> Prepa
 
 
 def plan_of(recipe: Sections) -> Plan:
-    """The sections that the loop reads."""
-    return Plan(recipe.loop, recipe.optimizer, recipe.checkpoint, recipe.probe)
+    """The sections that the loop reads, and what the run is known by."""
+    return Plan(recipe.loop, recipe.optimizer, recipe.checkpoint, recipe.probe, recipe.identity)
 
 
 def freeze(target: PreTrainedModel) -> PreTrainedModel:

@@ -41,12 +41,12 @@ def _trie(data: bytes, shape: tuple[int, ...], nodes: int) -> tuple[list[int], l
 def _follow(context: tuple[int, ...], longest: int, shortest: int, length: int, limit: int) -> NDArray[np.int64]:
     for size in range(min(longest, len(context)), shortest - 1, -1):
         wanted = list(context[-size:])
-        found = [
+        continuations = [
             (text[at + size : at + size + length] + [-1] * length)[:length]
             for text in DOCUMENTS
             for at in range(len(text) - size)
             if text[at : at + size] == wanted
         ]
-        if found:
-            return np.array(found[:limit], dtype=np.int64)
+        if continuations:
+            return np.array(continuations[:limit], dtype=np.int64)
     return np.empty((0, length), dtype=np.int64)

@@ -53,9 +53,9 @@ class SampledTree(_Tables):
         for node, children in enumerate(self.tree.children):
             distributions.append(warper(self.draft.logits_VV[tokens[node]]))
             if children:
-                found = self.siblings(distributions[-1], random_BN[:, list(children)])
-                tokens += list(found[0].unbind(1))
-                present += [each & present[node] for each in found[1].unbind(1)]
+                drawn = self.siblings(distributions[-1], random_BN[:, list(children)])
+                tokens += list(drawn[0].unbind(1))
+                present += [each & present[node] for each in drawn[1].unbind(1)]
         # children of a node stand together in our trees, in the order of their parents
         return Proposal(
             torch.stack(tokens, 1),
@@ -95,8 +95,8 @@ class ConfidentTree(_Tables):
         """Two levels of two, of which the best five are kept."""
 
         def best(tokens: Tensor) -> tuple[Tensor, Tensor]:
-            found = self._log_VV[tokens].topk(2, dim=-1)
-            return found.values, found.indices
+            best_two = self._log_VV[tokens].topk(2, dim=-1)
+            return best_two.values, best_two.indices
 
         def expand(tokens_BK: Tensor, _parent_BK: Tensor, _level: int) -> tuple[Tensor, Tensor]:
             return best(tokens_BK)

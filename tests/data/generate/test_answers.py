@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from draftsmith.data.generate.answers import Asker, Dialogue, Reply
-from draftsmith.data.rows.readers import Rejected
+from draftsmith.data.rows.raw import Rejected
 from draftsmith.data.rows.records import Placed
 from draftsmith.data.rows.shapes import find_shape, parse
 from draftsmith.errors import RequestError

@@ -1,13 +1,16 @@
-"""Forty broken data files: each gives one clear message, exit code 2 or 3, and no traceback."""
+"""Sixty broken data files: each gives one clear message, exit code 2 or 3, and no traceback."""
 
 from __future__ import annotations
 
 import gzip
 import json
+from functools import reduce
+from io import BytesIO
 from pathlib import Path
 
 import pytest
 from draftsmith.launch.cli import main
+from tally import tally
 
 GOOD = json.dumps(
     {
@@ -25,6 +28,24 @@ def chat(*messages: object) -> str:
 
 def line(**columns: object) -> str:
     return json.dumps(columns)
+
+
+def say(content: str) -> dict[str, str]:
+    return {"role": "assistant", "content": content}
+
+
+def deep(levels: int) -> list:
+    """A list in a list in a list."""
+    return reduce(lambda inner, _: [inner], range(levels), [])
+
+
+def empty_parquet() -> bytes:
+    import pyarrow
+    from pyarrow.parquet import write_table
+
+    stream = BytesIO()
+    write_table(pyarrow.table({"text": pyarrow.array([], pyarrow.string())}), stream)
+    return stream.getvalue()
 
 
 USER, ANSWER = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}
@@ -90,6 +111,39 @@ FILES: list[tuple[str, str, str | bytes, int | None, str]] = [
     ("parquet_is_json", ".parquet", GOOD, None, "no complete Parquet file"),
     ("parquet_cut_off", ".parquet", b"PAR1" + b"\0" * 40, None, "no complete Parquet file"),
     ("text_not_utf8", ".txt", b"caf\xe9 \xff\n" * 5, 1, "not UTF-8"),
+    ("utf32", ".jsonl", GOOD.encode("utf-32"), None, "UTF-32"),
+    ("utf32_big_endian", ".csv", b"\0\0\xfe\xff" + "text\na".encode("utf-32-be"), None, "UTF-32"),
+    ("utf16_without_mark", ".jsonl", GOOD.encode("utf-16-le"), 1, "not JSON"),
+    ("parquet_without_rows", ".parquet", empty_parquet(), None, "holds no row"),
+    ("zip", ".json", b"PK\x03\x04" + b"\0" * 50, None, "zip"),
+    ("ten_megabytes", ".jsonl", GOOD + "\n" + line(text="x" * 10**7), 2, "a line of 10.0 MB"),
+    ("five_thousand_digits", ".jsonl", '{"input_ids": [1, ' + "9" * 5000 + "]}", 1, "not JSON (Exceeds the limit"),
+    ("infinite_id", ".jsonl", '{"input_ids": [1, 1e999]}', 1, "input_ids[1] is a number; expected a whole number"),
+    ("boolean_id", ".jsonl", line(input_ids=[1, True]), 1, "input_ids[1] is a boolean"),
+    ("odd_attention", ".jsonl", line(input_ids=[1, 2, 3], attention_mask=[5, -1, 0]), 1, "than 0 and 1"),
+    ("nothing_attended", ".jsonl", line(input_ids=[1, 2], attention_mask=[0, 0]), 1, "input_ids has 0 tokens"),
+    ("odd_mask", ".jsonl", line(input_ids=[1, 2], loss_mask=[0, 2]), 1, "than 0 and 1"),
+    ("deep_call", ".jsonl", chat(USER, ANSWER | {"tool_calls": [{"a": deep(300)}]}), 1, "nested more than 100"),
+    ("deep_tools", ".jsonl", line(messages=[USER, ANSWER], tools=[{"a": deep(300)}]), 1, "tools is nested more"),
+    ("deep_tools_as_text", ".jsonl", line(messages=[USER, ANSWER], tools="[" * 10**5), 1, "tools is text that is not"),
+    ("deep_role", ".jsonl", chat({"role": deep(300), "content": "a"}), 1, "the role of messages[0] is a list"),
+    ("deep_part", ".jsonl", chat({"role": "user", "content": [{"type": deep(300)}]}), 1, "a part of type a list"),
+    (
+        "surrogate_in_a_name",
+        ".jsonl",
+        chat(USER | {"name": "\ud800"}, ANSWER),
+        1,
+        "'name' of messages[0] is not valid",
+    ),
+    ("surrogate_in_a_key", ".jsonl", chat(USER | {"\udfff": "x"}, ANSWER), 1, "a key of messages[0] is not valid"),
+    ("surrogate_in_a_column", ".jsonl", '{"\\ud800": 1}', 1, "the columns are \\ud800"),
+    ("tool_is_text", ".jsonl", line(messages=[USER, ANSWER], tools=["f"]), 1, "expected a list of objects"),
+    ("forged_end", ".jsonl", chat(USER, say("yes<|endoftext|>more")), 1, "turn 2 (assistant) spells '<|endoftext|>'"),
+    ("forged_turn", ".jsonl", line(prompt="a", completion="b<|im_start|>user"), 1, "turn 2 (assistant) spells"),
+    ("tsv_ragged", ".tsv", "prompt\tcompletion\na\tb\tc\n", 2, "3 fields; the header has 2"),
+    ("csv_not_utf8", ".csv", b"text\ncaf\xe9\n", 2, "not valid Unicode at character 3"),
+    ("csv_header_not_utf8", ".csv", b"t\xe9xt\na\n", 2, "the columns are t\\udce9xt"),
+    ("csv_quote_in_header", ".csv", '"text\na\n', 1, "not CSV"),
     ("unknown_suffix", ".docx", b"PK\x03\x04", None, "'.docx'"),
 ]
 
@@ -116,10 +170,11 @@ def test_one_clear_message(
     where = f"{path} " if suffix == ".docx" else f"{path}: " if line is None else f"{path}:{line}: "
     assert [each for each in message.splitlines() if where in each and reason in each.partition(where)[2]], message
     assert "Traceback" not in message
+    tally("data files", tried=1)
 
 
-def test_there_are_forty() -> None:
-    assert len(FILES) >= 40
+def test_there_are_sixty() -> None:
+    assert len(FILES) >= 60
     assert (
         len({name for name, *_ in FILES}) == len({(suffix, content) for _, suffix, content, *_ in FILES}) == len(FILES)
     )
@@ -166,3 +221,36 @@ def test_the_rejected_are_listed(
     with pytest.raises(DataError, match=r"3 of 200 rows \(1.5%\) are unusable"):
         prepare(DataConfig(source=str(path)), tokenizer, out=out)
     assert len((out / "rejected.jsonl").read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize("name", ["surrogate_in_a_column", "deep_call", "utf32"])
+def test_the_pre_flight_says_the_same(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Of `check`, whose table and messages have to be printed whatever is in the file, and in its name."""
+    _, suffix, content, _, reason = next(each for each in FILES if each[0] == name)
+    path = tmp_path / f"{name}\udce9{suffix}"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    code = main(["check", "distill-tiny", f"--data.source={tmp_path}"])
+    message = capfd.readouterr().err
+    assert code in (2, 3), message
+    assert "unexpected" not in message
+    assert reason in message
+    tally("data files", tried=1)
+
+
+def test_one_bad_row_costs_itself(chat_tokenizer_folder: Path, tmp_path: Path) -> None:
+    """A file of good rows with one of each bad line in it: every good row is used, every bad one is named."""
+    from draftsmith.data.config import DataConfig
+    from draftsmith.data.rows.prepare import prepare
+    from draftsmith.decoding.target.hub import load_tokenizer
+
+    single = [text for _, suffix, text, at, _ in FILES if suffix == ".jsonl" and at == 1 and "messages" in str(text)]
+    bad = [each if isinstance(each, bytes) else each.encode() for each in single if len(each) < 10**5]
+    good = [chat(USER, say(f"answer {at}")).encode() for at in range(100 * len(bad))]
+    lines = [each for at, row in enumerate(bad) for each in (*good[100 * at : 100 * at + 100], row)]
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    prepared = prepare(DataConfig(source=str(path)), load_tokenizer(str(chat_tokenizer_folder)), out=None)
+    assert len(bad) > 15
+    assert prepared.report.rows == len(good)
+    assert [each.line for each in prepared.rejected] == [101 * (at + 1) for at in range(len(bad))]
+    assert prepared.report.bytes_read == {str(path): (path.stat().st_size, path.stat().st_size)}

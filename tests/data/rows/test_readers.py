@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
-from draftsmith.data.rows.readers import RawRow, Rejected, read_file
+from draftsmith.data.rows.raw import Extent, RawRow, Rejected
+from draftsmith.data.rows.readers import read_file
 from draftsmith.data.rows.sources import FileSource
 
 GOOD = json.dumps({"text": "a"})
@@ -66,14 +67,96 @@ def test_a_block_of_text_is_named_by_its_first_line(tmp_path: Path) -> None:
         assert whole[row.line - 1] == first
 
 
-def test_what_a_bad_row_takes_with_it_is_named(tmp_path: Path) -> None:
-    """A quote that closes far below cannot be told from text over many lines."""
+def test_a_stray_quote_that_closes_below_costs_its_own_line(tmp_path: Path) -> None:
+    """The lines up to the next quote are rows of their own."""
     path = tmp_path / "rows.csv"
-    path.write_text('text,of\na,b\n"c,d\ne,f\ng,"h\ni,j\n')
+    lines = [f"{number},of" for number in range(500)]
+    lines[150], lines[400] = '"150,of', '400,"of"'
+    path.write_text("text,of\n" + "\n".join(lines) + "\n")
     rows = list(read_file(path, block=100))
-    assert [row.line for row in rows] == [2, 3, 6]
-    assert isinstance(rows[1], Rejected)
-    assert rows[1].reason.endswith("; lost up to line 5")
+    assert [row.line for row in rows] == list(range(2, 502))
+    assert [row.line for row in rows if isinstance(row, Rejected)] == [152]
+
+
+def test_rows_inside_a_row_of_wrong_length_are_counted(tmp_path: Path) -> None:
+    """A quote opened by mistake and closed where a field may end: nobody can tell it from a text over lines."""
+    path = tmp_path / "rows.csv"
+    path.write_text('text,of\na,b\n"c,d\ne,f\ng,h\ni\n"\nj,k\n')
+    rows = list(read_file(path, block=100))
+    assert [(row.line, isinstance(row, RawRow)) for row in rows] == [
+        (2, True),
+        (3, False),
+        (4, False),
+        (5, False),
+        (8, True),
+    ]
+    assert isinstance(rows[2], Rejected)
+    assert rows[2].reason == "inside the row that begins in line 3: 1 fields; the header has 2"
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+@pytest.mark.parametrize("last", ['size 5",of', 'size 5","of"', '399,"'])
+def test_rows_between_two_stray_quotes_are_not_one_row(last: str, suffix: str, tmp_path: Path) -> None:
+    """The second closes in front of a delimiter, and the record has as many fields as the header."""
+    path = tmp_path / f"rows{suffix}"
+    lines = [f"{number},of" for number in range(500)]
+    lines[150], lines[400] = '150,"of' if last.endswith(',"') else '"150,of', last
+    lines[200] = ""
+    path.write_text("\n".join(["text,of", *lines, ""]).replace(",", "\t" if suffix == ".tsv" else ","))
+    rows = list(read_file(path, block=100))
+    closes = [402] * (last != '399,"')  # which by itself is no CSV, so no row that was lost
+    lost = [row for row in rows if isinstance(row, Rejected)]
+    assert [row.line for row in lost] == [152, *(number for number in range(153, 402) if number != 202), *closes]
+    assert lost[0].reason.startswith("lines 152 to 402 are one row by their quotes")
+    assert [row.line for row in rows if isinstance(row, RawRow)] == [*range(2, 152), *range(403, 502)]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        'text\n"one\ntwo\nthree\nfour"\n',  # of one column, every line would be a row
+        'text,of\n"one\ntwo\nthree, and\nfour",of\n',
+        'text,of\n"one\ntwo, or\n\nfour",of\n',
+        'text,of\none,"f(\n  a, b\n  c, d\n)"\n',  # no row ends here, so none begins above
+        'text,of,by\n"Dear you,\none, two\nthree, four\nfive, six\n",of,by\n',
+    ],
+)
+def test_a_text_over_several_lines_stays_one_row(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(content)
+    (row,) = read_file(path, block=100)
+    assert isinstance(row, RawRow)
+    assert row.columns["text"].count("\n") + row.columns.get("of", "").count("\n") == content.count("\n") - 2
+
+
+@pytest.mark.parametrize("blank", ["\n", "\n\n", "\r\n"])
+def test_blank_lines_before_a_header_hide_no_row(blank: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(blank + "text,of\na,b\n")
+    assert [(row.line, isinstance(row, RawRow)) for row in read_file(path, block=100)] == [
+        (2 + blank.count("\n"), True)
+    ]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".txt", ".parquet"])
+def test_bytes_read_are_told(suffix: str, tmp_path: Path) -> None:
+    """All of a file when all rows were read, bad ones too; less when reading ended before."""
+    path = tmp_path / f"rows{suffix}"
+    if suffix == ".parquet":
+        from datasets import Dataset
+
+        Dataset.from_list([{"text": str(number)} for number in range(2000)]).to_parquet(path)
+    else:
+        rows = [GOOD] * 3000 + (["{bad", "caf\xe9"] if suffix == ".jsonl" else [GOOD])
+        whole = "[" + ",\n".join(rows) + "]" if suffix == ".json" else "text\n" + "x\n" * 30000
+        path.write_bytes(("\n".join(rows) if suffix == ".jsonl" else whole).encode("latin-1"))
+    size = path.stat().st_size
+    extent = Extent(size)
+    for row in read_file(path, block=100, extent=extent):
+        assert 0 < extent.read <= size
+        if row.line == 3:
+            assert extent.read < size or suffix == ".json"  # which is read whole
+    assert extent.read == size
 
 
 def test_a_row_that_is_too_wide_costs_its_own_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

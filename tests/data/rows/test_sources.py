@@ -137,6 +137,29 @@ def test_equal_rows_are_held_out_together() -> None:
         held_out([5, 5], 0.1)
 
 
+def test_equal_rows_do_not_hold_out_nearly_everything() -> None:
+    """One content, thousands of times, whose hash happens to fall under the share."""
+    with pytest.raises(
+        DataError, match="24,414 of 24,415 rows would be held out, because 24,414 of them have the same"
+    ):
+        held_out([5] * 24_414 + [2**63], 0.03)
+    assert held_out([2**63] * 24_414 + [5], 0.03).sum() == 1
+    assert held_out([1, 2, 2**63], 0.4).sum() == 2
+
+
+def test_a_long_source_says_how_far_it_is(
+    tmp_path: Path, chat_tokenizer_folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text without a line end too, in which nothing else shows that something happens."""
+    monkeypatch.setattr("draftsmith.data.rows.report._LONG", 10**6)
+    caplog.set_level("INFO", "draftsmith")
+    (tmp_path / "long.txt").write_text("".join(f"{number} " for number in range(200_000)))
+    config = DataConfig(source=str(tmp_path / "long.txt"), sequence_length=16, cache=str(tmp_path))
+    prepare(config, load_tokenizer(str(chat_tokenizer_folder)), out=None)
+    said = [line for line in caplog.messages if " of 1 MB read, " in line]
+    assert 5 <= len(said) <= 9
+
+
 def test_the_librarys_split_is_a_property_of_the_path() -> None:
     names = {split: {name for name, _ in stdlib_texts(split)} for split in ("train", "validation", "prompts")}
     assert all(names.values())

@@ -10,6 +10,7 @@ context is a path of tokens, numbered as in a heap: behind context x and token t
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
@@ -104,6 +105,24 @@ def test_several_drafts_are_exact(drafts: int, depth: int, seed: int) -> None:
     """Two drafts that drew the same token are among the tuples: one node, two trials."""
     truth = world(seed, 3, depth + 1, drafts)
     assert_lossless(accept_several, every_merge(truth, depth), truth)
+
+
+WARPERS = [Warper(0.7), Warper(1.4, top_k=2), Warper(0.9, top_p=0.8)]
+WARPED: dict[str, tuple[Rule, Callable[[World], Drafts], int]] = {
+    "rejection": (accept_chain, lambda w: every_draw(w, chain(3), DraftSampling.IID), 4),
+    "recursive-rejection": (accept_tree, lambda w: every_draw(w, FORK, DraftSampling.IID), 3),
+    "without replacement": (accept_tree, lambda w: every_draw(w, FORK, DraftSampling.WITHOUT_REPLACEMENT), 3),
+    "multi-step": (accept_several, lambda w: every_merge(w, 2), 3),
+}
+
+
+@pytest.mark.parametrize("warper", WARPERS, ids=["temperature", "top-k", "top-p"])
+@pytest.mark.parametrize("name", WARPED)
+def test_every_rule_is_exact_under_a_warper(name: str, warper: Warper) -> None:
+    """Residual and bonus at every depth, the fourth included, are of the warped distribution."""
+    rule, drafts, levels = WARPED[name]
+    truth = world(8, 3, levels, 2, mild=True)._replace(warper=warper)
+    assert_lossless(rule, drafts(truth), truth)
 
 
 def in_sixths(seed: int, levels: int) -> World:

@@ -14,8 +14,9 @@ from draftsmith.decoding.proposal import Proposal
 from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.drafters.eagle.loading import load_eagle
 from draftsmith.drafters.eagle.net3 import Eagle3Net
-from draftsmith.drafters.eagle.proposer import Eagle3, load_eagle
+from draftsmith.drafters.eagle.proposer import Eagle3
 from draftsmith.trainers import eagle3
 from draftsmith.trainers.config import Eagle3Config
 from draftsmith.trainers.teacher.frozen import Save, saver

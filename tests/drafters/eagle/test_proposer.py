@@ -17,9 +17,10 @@ from draftsmith.decoding.random import SharedStream, Uniforms
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.decoding.tree.build import dynamic_tree
+from draftsmith.drafters.eagle.loading import load_eagle
 from draftsmith.drafters.eagle.net import EagleNet
 from draftsmith.drafters.eagle.net3 import Eagle3Net, fused_layers
-from draftsmith.drafters.eagle.proposer import EAGLE_1_TREE, Eagle, Eagle3, load_eagle
+from draftsmith.drafters.eagle.proposer import EAGLE_1_TREE, Eagle, Eagle3
 from draftsmith.drafters.folder import save_heads
 from draftsmith.drafters.model.draft_model import DraftModel
 from draftsmith.errors import RequestError

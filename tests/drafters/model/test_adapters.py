@@ -20,7 +20,7 @@ from draftsmith.decoding.target.attention import use_grouped_attention
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.config import DrafterConfig
 from draftsmith.drafters.folder import adapters_of
-from draftsmith.drafters.model.adapters import RowBackbone, active_adapter
+from draftsmith.drafters.model.adapters import RowBackbone, active_adapter, use
 from draftsmith.drafters.model.draft_model import DraftModel
 from draftsmith.drafters.model.ensemble import join_adapters
 from draftsmith.drafters.registry import load_drafter
@@ -57,6 +57,17 @@ def pair(request: pytest.FixtureRequest) -> tuple[Backbone, Backbone]:
     use_grouped_attention(target.model)
     target.tokenizer = train_tokenizer(["abc def ghi jkl\n"] * 5, 300)
     return target, adapted(target)
+
+
+def test_an_adapter_is_added_by_alpha_over_rank() -> None:
+    draft = adapted(make_target("qwen3"))
+    layer: Any = draft.model.model.layers[0].mlp.down_proj
+    x_XF = torch.randn(3, layer.in_features, generator=torch.Generator().manual_seed(0))
+    for name in ("one", "two"):
+        use(draft.model, name)
+        change_XF = x_XF @ (layer.lora_B[name].weight @ layer.lora_A[name].weight).T
+        assert float(change_XF.abs().max()) > 0.01
+        torch.testing.assert_close(layer(x_XF), layer.base_layer(x_XF) + 8.0 / 4 * change_XF)
 
 
 def texts(target: Backbone, drafter: DraftModel, prompts=PROMPTS) -> tuple[list, list]:  # noqa: ANN001

@@ -25,6 +25,7 @@ from draftsmith.eval.audit.audit import audit
 from draftsmith.eval.config import AuditConfig
 from draftsmith.eval.measure.speed import bytes_of
 from draftsmith.launch.cli import main
+from small_flags import AUDIT
 from torch import nn
 
 PROMPTS = [[5, 9, 2, 33, 7], [11, 4], [1, 2, 3], [60, 17, 17, 8, 40, 3]]
@@ -241,30 +242,12 @@ def test_the_group_that_fits() -> None:
 
 
 SMALL = [
-    "--audit.tokens",
-    "500",
-    "--audit.sequences",
-    "10000",
-    "--audit.prompts",
-    "1",
-    "--audit.max_new_tokens",
-    "8",
-    "--audit.batch",
-    "4",
-    "--eval.limit",
-    "1",
-    "--eval.max_new_tokens",
-    "24",
-    "--eval.repeats",
-    "1",
-    "--eval.sweep",
-    "[]",
-    "--eval.temperatures",
-    "[0]",
+    *["--eval.limit", "1", "--eval.repeats", "1", "--eval.max_new_tokens", "24"],
+    *["--eval.sweep", "[]", "--eval.temperatures", "[0]", *AUDIT],
 ]
 
 
-@pytest.mark.slow  # docs/origins.md is typed in every day
+@pytest.mark.run
 def test_from_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

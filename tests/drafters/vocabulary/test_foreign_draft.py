@@ -228,9 +228,9 @@ def test_letters_of_another_tokenizer_are_accepted_as_its_own(
     how = {"warper": Warper(0.0), "max_new_tokens": 33}
     own = generate(says, DraftModel(says, says.vocabulary), prompts, **how)
     done = generate(says, make(kind, says_letters(draft), says), prompts, **how)
-    said = says.tokenizer.convert_ids_to_tokens({n for row in own.tokens for n in row})
-    assert len(said) > 5
-    assert set(said) <= {letter for each in LETTERS.values() for letter in each}
+    letters = says.tokenizer.convert_ids_to_tokens({n for row in own.tokens for n in row})
+    assert len(letters) > 5
+    assert set(letters) <= {letter for each in LETTERS.values() for letter in each}
     assert (done.tokens, done.target_calls) == (own.tokens, own.target_calls)
     assert own.target_calls == 7  # 32 tokens behind the first, five at a time
 

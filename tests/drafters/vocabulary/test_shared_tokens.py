@@ -57,9 +57,9 @@ def test_a_context_keeps_every_byte_whatever_the_tokens(draft: str, target: str,
     pair = VocabularyPair(WORDS[draft], WORDS[target])
     ordinary = [n for n, token in enumerate(pair.target.tokens) if token is not None]
     ids = [ordinary[n % len(ordinary)] for n in numbers]
-    said = pair.target.bytes_of(ids)
-    assert b"".join(pair.draft.bytes_of(pair.piece(n)) for n in ids) == said
-    assert pair.draft.bytes_of(pair.text(tuple(ids))) == said
+    text = pair.target.bytes_of(ids)
+    assert b"".join(pair.draft.bytes_of(pair.piece(n)) for n in ids) == text
+    assert pair.draft.bytes_of(pair.text(tuple(ids))) == text
     assert pair.text(tuple(ids))[: len(pair.draft.start)] == pair.draft.start
 
 

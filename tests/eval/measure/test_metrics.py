@@ -1,5 +1,8 @@
 """The measures against hand counts, and the flag for degenerate text."""
 
+from collections.abc import Sequence
+from dataclasses import fields
+
 import numpy as np
 import pytest
 import torch
@@ -72,10 +75,19 @@ def simulated(alpha: float, depth: int, limit: int, rows: int, eos: float = 0.0)
     return log
 
 
+def together(rows: Sequence[Counts], size: int = 100) -> list[Counts]:
+    """So many requests as one: every ratio is the same, and its bootstrap is quick."""
+    names = [each.name for each in fields(Counts)]
+    return [
+        Counts(*(sum(getattr(each, name) for each in rows[at : at + size]) for name in names))
+        for at in range(0, len(rows), size)
+    ]
+
+
 @pytest.mark.parametrize(("alpha", "depth"), [(0.8, 8), (0.45, 4), (0.95, 3)])
 def test_tau_of_a_geometric_truth(alpha: float, depth: int) -> None:
     """Answers of 64 tokens: leaving out the steps that the limit cut made 4.200 of the first one's 4.329."""
-    result = acceptance(counts_of(simulated(alpha, depth, limit=64, rows=20_000)))
+    result = acceptance(together(counts_of(simulated(alpha, depth, limit=64, rows=20_000))))
     assert result.tau.value == pytest.approx((1 - alpha ** (depth + 1)) / (1 - alpha), rel=0.004)
     assert result.alpha.value == pytest.approx(alpha, abs=0.003)
     assert [each.value for each in result.n_alpha] == pytest.approx([alpha] * depth, abs=0.012)
@@ -84,7 +96,7 @@ def test_tau_of_a_geometric_truth(alpha: float, depth: int) -> None:
 def test_an_answer_that_ends_counts_to_its_end() -> None:
     """Every call of it and every token; positions behind EOS are no trials."""
     log = simulated(0.8, 8, limit=10_000, rows=4_000, eos=0.1)
-    result = acceptance(counts_of(log))
+    result = acceptance(together(counts_of(log)))
     calls, tokens = log.running_TB.sum(), log.kept_TB.sum()
     assert log.truncated_TB.any(0).mean() > 0.4
     assert result.tau.value == tokens / calls
@@ -179,14 +191,13 @@ def test_the_the_the_is_flagged_and_text_is_not() -> None:
 
 def test_a_character_in_several_tokens_is_shown_once() -> None:
     from draftsmith.data.rows.tokenizer import train_tokenizer
-    from draftsmith.eval.measure.evaluate import _or_null, _pieces
+    from draftsmith.eval.measure.evaluate import _or_null
+    from draftsmith.eval.report.pieces import pieces_of
 
-    class WithWords:
-        tokenizer = train_tokenizer(["plain words\n"], 300)
-
+    tokenizer = train_tokenizer(["plain words\n"], 300)
     text = "a \U0001f40d b é"
-    ids = WithWords.tokenizer(text)["input_ids"]
-    pieces = _pieces(WithWords, ids)
+    ids = tokenizer(text)["input_ids"]
+    pieces = pieces_of(tokenizer, ids)
     assert "".join(pieces) == text
     assert len(pieces) == len(ids)
     assert "\U0001f40d" in pieces

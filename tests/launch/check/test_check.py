@@ -41,45 +41,45 @@ def rows(tmp_path: Path) -> Path:
 def test_a_good_recipe(tmp_path: Path, rows: Path) -> None:
     """Sizes are the model's own, and nothing is written."""
     before = sorted(tmp_path.iterdir())
-    said = run("distill-tiny", tmp_path / "out", data__source=str(rows))
-    assert said.count(" ok ") == 10
-    assert "ready to train" in said
-    assert "5.3 M parameters, 21.3 MB in fp32, vocabulary 4,096" in said
-    assert "0.74 M parameters; 13.3 MB for weights" in said
-    assert "250 steps of 16 rows = 4,096 tokens (1 x 16 rows on 1 process)" in said
-    assert "of the first 200 rows 200 are usable (text)" in said
+    message = run("distill-tiny", tmp_path / "out", data__source=str(rows))
+    assert message.count(" ok ") == 10
+    assert "ready to train" in message
+    assert "5.3 M parameters, 21.3 MB in fp32, vocabulary 4,096" in message
+    assert "0.74 M parameters; 13.3 MB for weights" in message
+    assert "250 steps of 16 rows = 4,096 tokens (1 x 16 rows on 1 process)" in message
+    assert "of the first 200 rows 200 are usable (text)" in message
     assert sorted(tmp_path.iterdir()) == before
 
 
 def test_ssms_of_earlier_rounds_count() -> None:
     """Two of three are in memory beside the one in training; side by side all of them train."""
-    said = {}
+    findings = {}
     for order in ("in_turn", "side_by_side"):
         origins = [("boost.start_from", "[]"), ("boost.order", order)]
         recipe = load_recipe("boost-tiny", origins).recipe
-        said[order] = check_model(recipe, Models(recipe))
-    assert "0.74 M parameters" in said["in_turn"]
-    assert "5.9 MB for SSMs of earlier rounds" in said["in_turn"]
-    assert "earlier rounds" not in said["side_by_side"]
+        findings[order] = check_model(recipe, Models(recipe))
+    assert "0.74 M parameters" in findings["in_turn"]
+    assert "5.9 MB for SSMs of earlier rounds" in findings["in_turn"]
+    assert "earlier rounds" not in findings["side_by_side"]
 
 
 def test_a_quantised_ssm_counts_and_an_early_exit_does_not(tmp_path: Path) -> None:
     """The copy holds a byte for each weight that multiplies, the exit is the target itself."""
-    target, said = load_target("tiny"), {}
+    target, findings = load_target("tiny"), {}
     save_quantised(tmp_path / "int8", target, bits=8)
     save_early_exit(tmp_path / "exit", target, layers=4)
     for name in ("int8", "exit"):
         origins = [("boost.start_from", json.dumps([str(tmp_path / name)])), ("boost.members", "2")]
         recipe = load_recipe("boost-tiny", origins).recipe
-        said[name] = check_model(recipe, Models(recipe))
-    assert "5.32 MB for SSMs of earlier rounds" in said["int8"]
-    assert "earlier rounds" not in said["exit"]
+        findings[name] = check_model(recipe, Models(recipe))
+    assert "5.32 MB for SSMs of earlier rounds" in findings["int8"]
+    assert "earlier rounds" not in findings["exit"]
 
 
 def test_a_target_from_scratch(tmp_path: Path, rows: Path) -> None:
-    said = run("target-tiny", tmp_path / "out", data__source=str(rows))
-    assert said.count(" ok ") == 7
-    assert "5.33 M parameters" in said
+    findings = run("target-tiny", tmp_path / "out", data__source=str(rows))
+    assert findings.count(" ok ") == 7
+    assert "5.33 M parameters" in findings
 
 
 def test_every_fault_at_once(tmp_path: Path) -> None:
@@ -131,8 +131,8 @@ def test_bad_rows(tmp_path: Path, rows: Path) -> None:
         run("distill-tiny", tmp_path / "out", data__source=str(few))
     lines = rows.read_text().splitlines(keepends=True)
     rows.write_text("".join(['{"text": 5}\n'] * 9 + lines))
-    said = run("distill-tiny", tmp_path / "out", data__source=str(rows))
-    assert "of the first 200 rows 191 are usable" in said
+    message = run("distill-tiny", tmp_path / "out", data__source=str(rows))
+    assert "of the first 200 rows 191 are usable" in message
     rows.write_text("".join(['{"text": 5}\n'] * 150 + lines))
     with pytest.raises(DataError, match="150 of 200 rows"):
         run("distill-tiny", tmp_path / "out", data__source=str(rows))
@@ -142,8 +142,8 @@ def test_a_draft_to_go_on_from(tmp_path: Path, rows: Path, chat_tokenizer_folder
     """One with the target's tokens is measured, one with other tokens refused by a token."""
     mine = Path(shutil.copytree(embedded_target(), tmp_path / "mine"))
     out, source = tmp_path / "out", str(rows)
-    said = run("distill-tiny", out, data__source=source, model__start_from=str(mine))
-    assert "5.33 M parameters" in said
+    message = run("distill-tiny", out, data__source=source, model__start_from=str(mine))
+    assert "5.33 M parameters" in message
     for path in chat_tokenizer_folder.iterdir():
         shutil.copy(path, mine / path.name)
     with pytest.raises(RequestError, match="has another tokenizer than the target: token"):
@@ -205,8 +205,8 @@ def test_logits_that_are_more_than_a_projection(family: str, tmp_path: Path) -> 
     ]:
         for each in recipes:
             recipe = load_recipe(each, [(section, str(other))]).recipe
-            said = f"^{section} '{other}' .*: {name} is {value} in its config"
-            with pytest.raises(RequestError, match=said):
+            message = f"^{section} '{other}' .*: {name} is {value} in its config"
+            with pytest.raises(RequestError, match=message):
                 look(recipe, Models(recipe))
 
 
@@ -232,10 +232,10 @@ def test_the_verb(tmp_path: Path, rows: Path, capfd: pytest.CaptureFixture[str])
     assert main(words) == 0
     assert "ready to train" in capfd.readouterr().out
     assert main([*words, "--loop.micro_rows", "3"]) == 2
-    said = capfd.readouterr()
-    assert said.err.startswith("draftsmith: the pre-flight fails:\n  - loop.batch_rows is 16")
-    assert "FAILS" in said.out
-    assert "ready to train" not in said.out
+    message = capfd.readouterr()
+    assert message.err.startswith("draftsmith: the pre-flight fails:\n  - loop.batch_rows is 16")
+    assert "FAILS" in message.out
+    assert "ready to train" not in message.out
 
 
 def test_a_failure_is_looked_up_once() -> None:

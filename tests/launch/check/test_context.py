@@ -95,11 +95,11 @@ FAMILIES = [("mistral", method) for method in METHODS] + [("gemma3", "eagle"), (
 def test_rows_beyond_the_context(family: str, method: str, place: Path, tmp_path: Path) -> None:
     """Known before rows are read: there are none."""
     path = str(place / family)
-    said = f"--data.sequence_length is 256; the context of target.path '{path}' is {LIMITS[family]}"
-    with pytest.raises(RequestError, match=said):
+    printed = f"--data.sequence_length is 256; the context of target.path '{path}' is {LIMITS[family]}"
+    with pytest.raises(RequestError, match=printed):
         train(f"{method}-tiny", out=tmp_path / "out", target__path=path, data__source=str(tmp_path / "none.jsonl"))
     recipe = recipe_of(method, target__path=path)
-    with pytest.raises(RequestError, match=f"{said}.*Lower --data.sequence_length to"):
+    with pytest.raises(RequestError, match=f"{printed}.*Lower --data.sequence_length to"):
         check_target(recipe, Models(recipe))
 
 
@@ -108,8 +108,8 @@ def test_rows_of_boost(place: Path) -> None:
     path = str(place / "mistral")
     flags = {"target__path": path, "boost__prompt_tokens": 8, "data__sequence_length": 64}
     recipe = recipe_of("boost", **flags, boost__continuation=9)
-    said = r"prompt_tokens and --boost.continuation is 17; the context of target.path .* is 16 tok"
-    with pytest.raises(RequestError, match=said):
+    printed = r"prompt_tokens and --boost.continuation is 17; the context of target.path .* is 16 tok"
+    with pytest.raises(RequestError, match=printed):
         check_target(recipe, Models(recipe))
     recipe = recipe_of("boost", **flags, boost__continuation=8)
     assert f"context {SLIDES.replace(' tokens', '')}" in check_target(recipe, Models(recipe))
@@ -119,10 +119,10 @@ def test_rows_of_boost(place: Path) -> None:
 def test_a_model_to_go_on_from(method: str, place: Path, tmp_path: Path) -> None:
     path = str(place / "mistral")
     recipe = recipe_of(method, model__start_from=path)
-    said = f"the context of model.start_from '{path}' is {SLIDES}"
-    with pytest.raises(RequestError, match=said):
+    printed = f"the context of model.start_from '{path}' is {SLIDES}"
+    with pytest.raises(RequestError, match=printed):
         check_model(recipe, Models(recipe))
-    with pytest.raises(RequestError, match=said):  # before rows are read
+    with pytest.raises(RequestError, match=printed):  # before rows are read
         train(
             f"{method}-tiny", out=tmp_path / "out", model__start_from=path, data__source=str(tmp_path / "none.jsonl")
         )
@@ -182,12 +182,12 @@ def test_prompts_beyond_the_context(method: str, change: dict[str, int], place: 
     """Training learns of it before rows are read, not at its first probe."""
     flags = {"target__path": place / "mistral", "eval__prompts": place / "prompts.jsonl"}
     recipe = recipe_of(method, **flags, **short(method, **change))
-    said = f"do not fit the target's context of {SLIDES}; lower --eval.prompt_tokens"
-    with pytest.raises(RequestError, match=said):
+    printed = f"do not fit the target's context of {SLIDES}; lower --eval.prompt_tokens"
+    with pytest.raises(RequestError, match=printed):
         _prompts(recipe, Models(recipe))
     changed = {name: str(value) for name, value in (flags | short(method, **change)).items()}
     changed |= {"data__source": str(tmp_path / "none.jsonl"), "probe__max_new_tokens": "9"}
-    with pytest.raises(RequestError, match=said):
+    with pytest.raises(RequestError, match=printed):
         train(f"{method}-tiny", out=tmp_path / "out", **changed)
 
 

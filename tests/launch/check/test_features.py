@@ -27,7 +27,7 @@ def source(tmp_path: Path) -> str:
     return str(path)
 
 
-def found(method: str, out: Path, **flags: str) -> str:
+def finding(method: str, out: Path, **flags: str) -> str:
     words = SMALL | {name.replace("__", "."): value for name, value in flags.items()}
     recipe = load_recipe(f"{method}-tiny", list(words.items())).recipe
     return check_features(recipe, Models(recipe), out)
@@ -35,11 +35,11 @@ def found(method: str, out: Path, **flags: str) -> str:
 
 def test_online(tmp_path: Path) -> None:
     """The tokens are those of the steps, and nothing needs a place."""
-    said = found("medusa", tmp_path, loop__steps="10")
-    assert said.startswith("online: 832 bytes per token (1 x 208 in fp32)")
-    assert "0.0 M tokens" in said
-    assert "4 x 208 in bf16" in found("eagle3", tmp_path, target__dtype="bf16")
-    assert "3,328 bytes" in found("eagle3", tmp_path)
+    message = finding("medusa", tmp_path, loop__steps="10")
+    assert message.startswith("online: 832 bytes per token (1 x 208 in fp32)")
+    assert "0.0 M tokens" in message
+    assert "4 x 208 in bf16" in finding("eagle3", tmp_path, target__dtype="bf16")
+    assert "3,328 bytes" in finding("eagle3", tmp_path)
 
 
 @pytest.mark.parametrize(("dtype", "token"), [("fp32", 3328), ("bf16", 1664), ("fp8", 848)])
@@ -52,11 +52,11 @@ def test_a_cache(dtype: str, token: int, source: str, tmp_path: Path) -> None:
         "loop__steps": "20",
         "loop__validate_rows": "2",
     }
-    said = found("eagle3", tmp_path, **flags)
-    assert said.startswith(f"cache: {token:,} bytes per token (4 x 208 in {dtype})")
-    rows = int(re.search(r", (\d+) rows = ", said)[1])
+    message = finding("eagle3", tmp_path, **flags)
+    assert message.startswith(f"cache: {token:,} bytes per token (4 x 208 in {dtype})")
+    rows = int(re.search(r", (\d+) rows = ", message)[1])
     assert 30 < rows < 50, "not the 80 that the steps ask for"
-    assert "measured on 2 of 8 layers and 32 tokens" in said
+    assert "measured on 2 of 8 layers and 32 tokens" in message
     if dtype == "fp8":
         words = [f"--{name.replace('__', '.')}={value}" for name, value in flags.items()]
         small = [f"--{name}={value}" for name, value in SMALL.items()]
@@ -84,14 +84,14 @@ def test_a_cache(dtype: str, token: int, source: str, tmp_path: Path) -> None:
 
 def test_a_bound_keeps_a_part(source: str, tmp_path: Path) -> None:
     flags = {"features__source": "cache", "data__source": source}
-    whole = found("medusa", tmp_path, **flags)
+    whole = finding("medusa", tmp_path, **flags)
     rows = int(re.search(r"(\d+) rows", whole)[1])
     row = 32 * 208 * 2
-    part = found("medusa", tmp_path, **flags, features__max_gb=str(0.5 * rows * row / 1e9))
+    part = finding("medusa", tmp_path, **flags, features__max_gb=str(0.5 * rows * row / 1e9))
     share = (rows // 2) / rows
     assert f"of which features.max_gb keeps {share:.0%} and the rest is computed" in part
     with pytest.raises(RequestError, match="features of one row take 13.3 kB; raise it"):
-        found("medusa", tmp_path, **flags, features__max_gb="1e-5")
+        finding("medusa", tmp_path, **flags, features__max_gb="1e-5")
 
 
 def test_a_disk_without_room(source: str, tmp_path: Path, monkeypatch) -> None:  # noqa: ANN001
@@ -99,30 +99,30 @@ def test_a_disk_without_room(source: str, tmp_path: Path, monkeypatch) -> None: 
     usage = type(shutil.disk_usage("/"))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**9, 10**9 - 10**5, 10**5))
     with pytest.raises(EnvironmentFailure, match=r"cache needs \d+ kB, and 100 kB are free; lower"):
-        found("medusa", tmp_path, **flags)
+        finding("medusa", tmp_path, **flags)
     folder = tmp_path / "features"
     folder.mkdir()
     (folder / "000-x.safetensors").write_bytes(bytes(600_000))  # what is there needs no room
-    assert "100 kB free" in found("medusa", tmp_path, **flags)
+    assert "100 kB free" in finding("medusa", tmp_path, **flags)
 
 
 def test_a_trained_target_has_no_cache(source: str, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="this bpd trains the target"):
-        found("bpd", tmp_path, features__source="cache", data__source=source, bpd__backbone="tuned")
+        finding("bpd", tmp_path, features__source="cache", data__source=source, bpd__backbone="tuned")
 
 
 def test_time_is_counted_where_a_trial_would_take_long(tmp_path: Path, monkeypatch) -> None:  # noqa: ANN001
     monkeypatch.setattr(module, "_TOO_LONG", 1e6)
     monkeypatch.setattr(module.os, "cpu_count", lambda: 2)
-    said = found("medusa", tmp_path, loop__steps="1000")
-    assert "2 operations per weight and token, at an assumed 40 G per second" in said
+    message = finding("medusa", tmp_path, loop__steps="1000")
+    assert "2 operations per weight and token, at an assumed 40 G per second" in message
     # 8 layers of 0.56 M weights: 2 x 4.5 M / 40 G = 0.22 ms a token, 128,000 tokens
-    assert re.search(r"0.1 M tokens in about 2[0-9] s|about 29 s", said)
+    assert re.search(r"0.1 M tokens in about 2[0-9] s|about 29 s", message)
 
 
 def test_drawing_random_weights_is_nobody_elses_matter(tmp_path: Path) -> None:
     import torch
 
     before = torch.get_rng_state()
-    found("medusa", tmp_path)
+    finding("medusa", tmp_path)
     assert torch.equal(torch.get_rng_state(), before)

@@ -53,14 +53,14 @@ def test_there_is_one_for_every_method() -> None:
 @pytest.mark.parametrize("name", LARGE)
 def test_the_pre_flight_passes_without_the_weights(name: str, tmp_path: Path) -> None:
     """No hub is asked, no GPU is there; what cannot be known here is said to wait."""
-    said = run(name, tmp_path / "out")
-    assert said.count(" ok ") == 8
-    assert said.count(" waits ") == 2
-    assert "8,190.7 M parameters, 16.4 GB in bf16, vocabulary 151,936" in said
-    assert "not here, sizes from qwen3-8b" in said
-    assert "8 devices, 80 GB each, sharding zero2" in said
-    assert "data and disk could not be looked at" in said
-    assert "ready to train" not in said
+    message = run(name, tmp_path / "out")
+    assert message.count(" ok ") == 8
+    assert message.count(" waits ") == 2
+    assert "8,190.7 M parameters, 16.4 GB in bf16, vocabulary 151,936" in message
+    assert "not here, sizes from qwen3-8b" in message
+    assert "8 devices, 80 GB each, sharding zero2" in message
+    assert "data and disk could not be looked at" in message
+    assert "ready to train" not in message
     assert not (tmp_path / "out").exists()
 
 
@@ -102,11 +102,11 @@ def test_a_smaller_model_of_the_family_for_the_4b(tmp_path: Path) -> None:
     models = Models(load_recipe("distill-qwen3-4b").recipe)
     assert parameters(models.target()) == 151_936 * H + 36 * layer + H
     assert parameters(models.student()) == parameters(Models(load_recipe("distill-8b").recipe).student())
-    said = run("distill-qwen3-4b", tmp_path / "out")
-    assert "FAILS" not in said
-    assert "4,022.5 M parameters, 8.04 GB in bf16" in said
-    assert "1 device, 80 GB" in said
-    assert "data and disk could not be looked at" in said
+    message = run("distill-qwen3-4b", tmp_path / "out")
+    assert "FAILS" not in message
+    assert "4,022.5 M parameters, 8.04 GB in bf16" in message
+    assert "1 device, 80 GB" in message
+    assert "data and disk could not be looked at" in message
 
 
 @pytest.mark.parametrize(("sharding", "per_number"), [("zero2", 2 + 18 / 8), ("zero3", 18 / 8), ("none", 16 + 4 + 2)])
@@ -151,17 +151,17 @@ def test_a_tuned_target_is_not_cut_into_pieces(tmp_path: Path) -> None:
 
 
 def test_rows_of_a_described_target_are_read(tmp_path: Path) -> None:
-    said = run("eagle-8b", tmp_path / "out", data__source="stdlib", data__validation_split="")
-    assert "of the first 200 rows have a known shape (text)" in said
+    message = run("eagle-8b", tmp_path / "out", data__source="stdlib", data__validation_split="")
+    assert "of the first 200 rows have a known shape (text)" in message
 
 
 def test_a_target_that_is_here_is_looked_at(tmp_path: Path) -> None:
     """Then the sizes' file says nothing, and the rows can be rendered."""
     flags = {"data__source": "stdlib", "data__validation_split": "", "data__sequence_length": "512"}
-    said = run("eagle-8b", tmp_path / "out", target__path="tiny", **flags)
-    assert "not here" not in said
-    assert "5.3 M parameters" in said
-    assert "rows 200 are usable" in said
+    message = run("eagle-8b", tmp_path / "out", target__path="tiny", **flags)
+    assert "not here" not in message
+    assert "5.3 M parameters" in message
+    assert "rows 200 are usable" in message
 
 
 def test_the_machine_at_hand_is_the_default() -> None:

@@ -26,13 +26,10 @@ from draftsmith.launch.measure.methods import SKELETON, need_draft
 from draftsmith.launch.measure.run import results_folder
 from draftsmith.launch.verbs import Eval
 from rich.console import Console
+from small_flags import AUDIT
 
 Captured = pytest.CaptureFixture[str]
-SMALL = [
-    *["--eval.limit", "2", "--eval.max_new_tokens", "12", "--eval.sweep", "[]"],
-    *["--eval.repeats", "1", "--audit.tokens", "500", "--audit.sequences", "10000"],
-    *["--audit.prompts", "1", "--audit.max_new_tokens", "8", "--audit.batch", "4"],
-]
+SMALL = [*["--eval.limit", "2", "--eval.max_new_tokens", "12", "--eval.sweep", "[]", "--eval.repeats", "1"], *AUDIT]
 NINE = ["--drafter.lookup_tokens", "9"]
 TEXT = "def area(self):\n    return self.width * self.height\n"
 
@@ -78,7 +75,7 @@ def results_of(folder: Path, names: list[str], verdict: str = "lossless") -> lis
     return rows
 
 
-@pytest.mark.slow  # docs/methods.md is typed in every day
+@pytest.mark.run
 def test_methods_without_a_drafter(places: dict[str, str], tmp_path: Path, capfd: Captured) -> None:
     """No run, no drafter: a row and an audit for each; tables fit a terminal of 80 columns."""
     out = tmp_path / "a[b]" / ("long" * 20)  # no markup, and not cut in two
@@ -90,13 +87,13 @@ def test_methods_without_a_drafter(places: dict[str, str], tmp_path: Path, capfd
         report = read(out / ("audit.json" if name == names[0] else f"audit-{name}.json"))
         assert report["verdict"] == "lossless"
         assert report["enumeration"]["sequences"] == 10_000
-    said = capfd.readouterr().out.splitlines()
-    acceptance = next(at for at, each in enumerate(said) if each.startswith("Acceptance"))
-    table = said[acceptance : acceptance + 10]
+    message = capfd.readouterr().out.splitlines()
+    acceptance = next(at for at, each in enumerate(message) if each.startswith("Acceptance"))
+    table = message[acceptance : acceptance + 10]
     assert [each.split()[0] for each in table[4:]] == names * 2
     assert all(each.split()[-1] == "lossless" for each in table[4:])
-    assert said[-1] == f"results: {out / 'results.json'}"
-    assert all(len(each) <= 80 for each in said[:-1])
+    assert message[-1] == f"results: {out / 'results.json'}"
+    assert all(len(each) <= 80 for each in message[:-1])
 
 
 @pytest.fixture(scope="module")
@@ -171,9 +168,9 @@ def test_a_folder_that_cannot_be_is_told_before_anything_is_loaded(
 ) -> None:
     monkeypatch.delattr("draftsmith.launch.measure.run.load_target")
     assert run(f"{verb} {{run}} --out {places['texts']}", places) == 2
-    said = capfd.readouterr()
-    assert f"{places['texts']} is a file" in said.err
-    assert said.out == ""
+    message = capfd.readouterr()
+    assert f"{places['texts']} is a file" in message.err
+    assert message.out == ""
 
 
 def test_the_folder_of_a_pair_without_a_run() -> None:
@@ -206,9 +203,9 @@ def test_retrieval(places: dict[str, str], tmp_path: Path, capfd: Captured) -> N
     out = tmp_path / "built"
     words = ["datastore", "build", "--source", "stdlib", "--limit", "3", "--out"]
     assert main([*words, str(out)]) == 0
-    said = capfd.readouterr().out.splitlines()
-    assert said[0].endswith("tokens of 3 texts in 1 shard")
-    start, command = said[1].split(": draftsmith ")
+    message = capfd.readouterr().out.splitlines()
+    assert message[0].endswith("tokens of 3 texts in 1 shard")
+    start, command = message[1].split(": draftsmith ")
     assert start == "next"
     line = command.replace("--method rest", "--method rest,llma")
     line += f" --drafter.llma_references {{texts}} --out {tmp_path}"
@@ -223,9 +220,9 @@ def test_a_lossy_rule_is_measured(places: dict[str, str], tmp_path: Path, capfd:
     rows = results_of(tmp_path, ["draft model"], "lossy")
     assert all(row["rule"] == "lossy-topk-match" for row in rows)
     assert all(0.1 < row["distance"] <= 1 for row in rows)
-    said = capfd.readouterr().out
-    assert f"verdict: lossy (lossy-topk-match, distance {rows[0]['distance']:.3f})" in said
-    assert "NOT lossless" not in said
+    message = capfd.readouterr().out
+    assert f"verdict: lossy (lossy-topk-match, distance {rows[0]['distance']:.3f})" in message
+    assert "NOT lossless" not in message
 
 
 def test_the_table_shows_the_distance_of_a_lossy_rule(measured: Path, capfd: Captured) -> None:
@@ -253,20 +250,20 @@ def test_skeleton_of_thought_has_no_acceptance(places: dict[str, str], tmp_path:
     found = read(tmp_path / "skeleton.json")
     assert [each["temperature"] for each in found] == [0.0, 1.0]
     assert not any(each["lossless"] for each in found)
-    text, said = json.dumps(found).lower(), capfd.readouterr().out.lower()
+    text, message = json.dumps(found).lower(), capfd.readouterr().out.lower()
     for word in ("tau", "alpha", "accept", "verdict"):
         assert f'"{word}' not in text
-        assert f"{word} " not in said
-    assert said.count("not lossless") == 2
+        assert f"{word} " not in message
+    assert message.count("not lossless") == 2
 
 
 def test_determinism(places: dict[str, str], tmp_path: Path, capfd: Captured) -> None:
     assert run(f"audit {{run}} --determinism --out {tmp_path}", places) == 0
     assert read(tmp_path / "determinism.json")["passed"]
     assert not (tmp_path / "audit.json").exists()
-    said = capfd.readouterr().out
-    assert said.startswith("determinism at T = 0: passed")
-    assert all(len(line) <= 80 for line in said.splitlines()[:-1])
+    message = capfd.readouterr().out
+    assert message.startswith("determinism at T = 0: passed")
+    assert all(len(line) <= 80 for line in message.splitlines()[:-1])
 
 
 def test_survey() -> None:
@@ -334,11 +331,11 @@ REFUSED = [
 def test_refusals(line: str, reason: str, places: dict[str, str], tmp_path: Path, capfd: Captured) -> None:
     """One message, and nothing was computed or written before it."""
     assert run(f"{line} --out {tmp_path / 'out'}", places) == 2
-    said = capfd.readouterr()
-    assert said.err.startswith("draftsmith: ")
-    assert len(said.err.splitlines()) == (2 if reason == "eval.rule" else 1)
-    assert reason in said.err
-    assert said.out == ""
+    message = capfd.readouterr()
+    assert message.err.startswith("draftsmith: ")
+    assert len(message.err.splitlines()) == (2 if reason == "eval.rule" else 1)
+    assert reason in message.err
+    assert message.out == ""
     assert list(tmp_path.iterdir()) == []
 
 
@@ -365,9 +362,9 @@ def test_datastores_that_are_not_built(
     source = [] if "--source" in more else ["--source", places["texts"]]
     before = sorted(Path(places["store"]).iterdir())
     assert main(["datastore", "build", *source, *words]) == 2
-    said = capfd.readouterr()
-    assert reason in said.err
-    assert "Traceback" not in said.err
+    message = capfd.readouterr()
+    assert reason in message.err
+    assert "Traceback" not in message.err
     assert list(tmp_path.iterdir()) == []
     assert sorted(Path(places["store"]).iterdir()) == before
 
@@ -386,6 +383,6 @@ assert not {"torch", "transformers"} & set(sys.modules)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     words = done.stdout.split()
-    said = {word.rstrip(",;") for word in words}
-    assert said >= {*need_draft(), *training_free()}
+    names = {word.rstrip(",;") for word in words}
+    assert names >= {*need_draft(), *training_free()}
     assert f"{SKELETON}." in words

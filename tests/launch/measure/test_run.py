@@ -14,6 +14,7 @@ from draftsmith.data.prompts import Prompt
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.decoding.target.hub import load_tokenizer
 from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
+from draftsmith.drafters.tuned_file import Tuned
 from draftsmith.errors import RequestError
 from draftsmith.eval.measure.arms import Arm
 from draftsmith.eval.measure.requests import Request
@@ -92,7 +93,12 @@ def test_a_prompt_is_tokenised_once_however_many_methods(
         return plain(target, arms, requests, *args, **how)
 
     monkeypatch.setattr(run, "evaluate", evaluate)
-    run.run_eval(Eval(target="tiny", out=tmp_path), [], Console(file=io.StringIO(), width=80), named=None)  # type: ignore[arg-type]
+    run.run_eval(
+        Eval(target="tiny", out=tmp_path),
+        [],
+        Console(file=io.StringIO(), width=80),
+        named=SimpleNamespace(tuned=Tuned({})),  # type: ignore[arg-type]
+    )
     assert tokenised == {"where": 2, "lazy": 1, "quick": 1, "brown": 1}
     (requests,) = measured
     assert [each.prompt.id for each in requests] == ["talk", "talk", "text", "other"]
@@ -103,7 +109,7 @@ def test_the_audit_alone_decodes_no_answers(
     pair: run.Loaded, audited: list[Any], tokenised: Counter[str], tmp_path: Path
 ) -> None:
     console = Console(file=io.StringIO(), width=80)
-    assert not run.run_audit(Audit(target="tiny", out=tmp_path), [], console, named=SimpleNamespace())  # type: ignore[arg-type]
+    assert not run.run_audit(Audit(target="tiny", out=tmp_path), [], console, named=SimpleNamespace(tuned=Tuned({})))  # type: ignore[arg-type]
     assert tokenised == {"where": 1, "lazy": 1, "quick": 1, "brown": 1}
     assert [len(ids) for _, ids in audited] == [3, 3]
 

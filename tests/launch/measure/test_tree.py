@@ -21,26 +21,10 @@ from draftsmith.errors import RequestError
 from draftsmith.launch.cli import main
 from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.trainers.teacher.frozen import saver
+from small_flags import AUDIT
 
 FEW = ["--texts", "3", "--eval.max_new_tokens", "24"]
-SMALL = [
-    "--eval.limit",
-    "1",
-    "--eval.max_new_tokens",
-    "12",
-    "--eval.repeats",
-    "1",
-    "--audit.tokens",
-    "500",
-    "--audit.sequences",
-    "10000",
-    "--audit.prompts",
-    "1",
-    "--audit.max_new_tokens",
-    "8",
-    "--audit.batch",
-    "4",
-]
+SMALL = ["--eval.limit", "1", "--eval.max_new_tokens", "12", "--eval.repeats", "1", *AUDIT]
 
 
 @pytest.fixture(scope="module")
@@ -72,11 +56,11 @@ def test_a_tree_is_measured_written_and_decoded_with(
 ) -> None:
     run = runs / "hydra"
     assert main(["tree", str(run), "--nodes", "9", *FEW]) == 0
-    said = capsys.readouterr().out
+    message = capsys.readouterr().out
     content = json.loads((run / "drafter" / "tree.json").read_text())
-    assert f"tree: {run / 'drafter' / 'tree.json'}" in said
-    assert said.startswith("Right candidates (not audited), on held-out")
-    assert re.search(r"^9 nodes: .* \(not audited\)$", said, re.MULTILINE)
+    assert f"tree: {run / 'drafter' / 'tree.json'}" in message
+    assert message.startswith("Right candidates (not audited), on held-out")
+    assert re.search(r"^9 nodes: .* \(not audited\)$", message, re.MULTILINE)
     assert content["verdict"] == "not audited"
     assert content["measured"]["on"] == f"held-out rows of {runs / 'texts.jsonl'}"
     assert content["measured"]["texts"] == 3
@@ -129,7 +113,7 @@ def test_a_measured_tree_is_evaluated_and_audited(runs: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--nodes", "1"], "--nodes is '1'; expected a number from 2 on, or auto"),
         (["--nodes", "many"], "--nodes is 'many'"),
@@ -137,9 +121,11 @@ def test_a_measured_tree_is_evaluated_and_audited(runs: Path, tmp_path: Path) ->
         (["--data.validation", "a.jsonl", "--eval.prompts", "a.jsonl"], "judged by"),
     ],
 )
-def test_what_cannot_be_is_said(words: list[str], said: str, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_is_said(
+    words: list[str], message: str, runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["tree", str(runs / "hydra"), *words]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_what_is_no_tree_file_is_refused(runs: Path, tmp_path: Path) -> None:
@@ -158,3 +144,11 @@ def test_what_is_no_tree_file_is_refused(runs: Path, tmp_path: Path) -> None:
     write_tree(bad, [(0,) * depth for depth in range(1, 7)], {})
     with pytest.raises(RequestError, match="depth 6"):
         load()
+
+
+@pytest.mark.parametrize(("family", "length", "expected"), [("hydra", 2, 2), ("hydra", 9, 4), ("eagle", 3, 3)])
+def test_a_chain_by_name(family: str, length: int, expected: int, runs: Path) -> None:
+    """The likeliest token at each depth, of heads as many as there are."""
+    config = DrafterConfig(tree="chain", eagle_tree="static")
+    drafter = load_drafter(runs / family / "drafter", load_target("tiny"), draft_length=length, config=config)
+    assert (drafter.nodes, drafter.draft_length) == (expected + 1, expected)

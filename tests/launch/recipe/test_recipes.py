@@ -99,14 +99,14 @@ def test_one_clear_message(
     path = tmp_path / f"{name}.yaml"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     assert run(path) == 2
-    said = capfd.readouterr()
-    assert said.err.count("draftsmith: ") == 1, said.err
-    assert reason in said.err
-    assert f"{name}.yaml" in said.err
-    assert len(said.err) < 1000, "a message is for reading"
-    assert "Traceback" not in said.err
-    assert "draftsmith: unexpected" not in said.err
-    assert not said.out
+    message = capfd.readouterr()
+    assert message.err.count("draftsmith: ") == 1, message.err
+    assert reason in message.err
+    assert f"{name}.yaml" in message.err
+    assert len(message.err) < 1000, "a message is for reading"
+    assert "Traceback" not in message.err
+    assert "draftsmith: unexpected" not in message.err
+    assert not message.out
 
 
 def test_there_are_forty() -> None:
@@ -150,9 +150,9 @@ def test_broken_recipes_are_refused_without_torch(tmp_path: Path) -> None:
 )
 def test_flags(flags: list[str], reason: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "distill-tiny", *flags]) == 2
-    said = capfd.readouterr().err
-    assert reason in said
-    assert said.count("draftsmith: ") == 1
+    message = capfd.readouterr().err
+    assert reason in message
+    assert message.count("draftsmith: ") == 1
 
 
 @pytest.mark.parametrize(
@@ -197,6 +197,24 @@ def test_all_errors_at_once(tmp_path: Path) -> None:
     assert any("loop.sead (many.yaml:4)" in line and "'loop.seed'" in line for line in lines)
     assert any("optimizer.lr (many.yaml:6)" in line for line in lines)
     assert any("loop.micro_rows (--loop.micro_rows)" in line for line in lines)
+
+
+def test_as_many_errors_as_fit_on_a_screen(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "many.yaml"
+    path.write_text("method: distill\n" + "".join(f"stepz_{n}: 1\n" for n in range(2_000)))
+    assert run(path) == 2
+    lines = capfd.readouterr().err.splitlines()
+    assert lines[0] == f"draftsmith: {path}: 2,000 errors in the recipe"
+    assert lines[1].endswith("stepz_0 (many.yaml:2): unknown key")
+    assert (len(lines), lines[-1]) == (12, "  - and 1,990 more")
+
+
+@pytest.mark.parametrize("letters", [300, 5000])
+def test_a_path_that_no_file_can_have(letters: int, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", f"./{'a' * letters}.yaml"]) == 2
+    message = capfd.readouterr().err
+    assert "there is no recipe file ./a" in message
+    assert len(message) < 400
 
 
 def test_where_values_come_from(tmp_path: Path) -> None:

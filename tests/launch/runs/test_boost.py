@@ -13,8 +13,8 @@ import killable
 import pytest
 import torch
 from draftsmith.decoding.engine import autoregressive, generate
-from draftsmith.decoding.target.loading import load_target
 from draftsmith.decoding.sampling import Warper
+from draftsmith.decoding.target.loading import load_target
 from draftsmith.drafters.model.ensemble import Ensemble
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.launch.cli import main
@@ -48,8 +48,11 @@ def write_recipe(folder: Path, name: str) -> str:
 
 def tensors(run: Path) -> dict[str, dict[str, torch.Tensor]]:
     """What a run is for, and what it goes on from; not what it may throw away."""
-    kept = [*run.glob("drafter/*/model.safetensors"), *run.glob("ssm-*/coverage.safetensors"),
-            *run.glob("continuations/*.safetensors")]
+    kept = [
+        *run.glob("drafter/*/model.safetensors"),
+        *run.glob("ssm-*/coverage.safetensors"),
+        *run.glob("continuations/*.safetensors"),
+    ]
     assert len(kept) >= 6
     return {str(path.relative_to(run)): load_file(path) for path in kept}
 
@@ -126,9 +129,7 @@ def test_ssms_without_checkpoints_are_of_their_recipe_still(
 
 
 @pytest.mark.run
-def test_continuations_are_shared_or_refused(
-    alone: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_continuations_are_shared_or_refused(alone: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A second run takes what the first one's target said; other wishes are named."""
     shared = str(alone / "hard" / "continuations")
     before = {path: path.stat().st_mtime_ns for path in Path(shared).iterdir()}
@@ -170,8 +171,8 @@ def test_two_processes_train_the_same(config: str, alone: Path, tmp_path: Path) 
     if config.startswith("zero"):
         pytest.importorskip("deepspeed", reason="DeepSpeed is not installed here")
     recipes = [write_recipe(tmp_path, name) for name in RECIPES]
-    said = launched(config, str(LAUNCHING), str(tmp_path), *recipes)
-    assert "2 processes: " in said
+    message = launched(config, str(LAUNCHING), str(tmp_path), *recipes)
+    assert "2 processes: " in message
     for name in RECIPES:
         assert_same(tmp_path / name, alone / name, tolerance=1e-3)
 

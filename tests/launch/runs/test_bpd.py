@@ -7,35 +7,25 @@ from pathlib import Path
 
 import pytest
 from draftsmith.launch.cli import main
-
-SMALL = [
-    "--loop.batch_rows", "2", "--loop.micro_rows", "2", "--loop.validate_rows", "2",
-    "--data.sequence_length", "64", "--data.limit_rows", "40", "--checkpoint.every_steps", "1",
-    "--probe.prompts", "1", "--probe.max_new_tokens", "6", "--optimizer.warmup_steps", "0",
-]
-MEASURED = [
-    "--eval.limit", "1", "--eval.max_new_tokens", "6", "--eval.repeats", "1",
-    "--audit.tokens", "500", "--audit.sequences", "10000", "--audit.prompts", "1",
-    "--audit.max_new_tokens", "8", "--audit.batch", "4",
-]
+from small_flags import MEASURING, TRAINING
 
 
 def rows_of(run: Path) -> list[dict]:
     return json.loads((run / "eval" / "results.json").read_text())["rows"]
 
 
-@pytest.mark.slow  # the commands of docs/bpd.md train both in `make test`
+@pytest.mark.slow  # by the lossless rule, frozen, it is among those of test_heads.py
 @pytest.mark.parametrize("recipe", ["bpd-tiny", "bpd-tuned-tiny"])
 def test_from_recipe_to_verdict(recipe: str, tmp_path: Path) -> None:
     """By the lossless rule, and by the paper's others, each with its measured distance."""
     out = tmp_path / "run"
-    assert main(["train", recipe, "--out", str(out), "--loop.steps", "2", *SMALL]) == 0
+    assert main(["train", recipe, "--out", str(out), "--loop.steps", "2", *TRAINING]) == 0
     assert (out / "target").is_dir() == (recipe == "bpd-tuned-tiny")
-    assert main(["eval", str(out), *MEASURED]) == 0
+    assert main(["eval", str(out), *MEASURING]) == 0
     assert {(row["method"], row["verdict"]) for row in rows_of(out)} == {("bpd", "lossless")}
     assert main(["report", str(out)]) == 0
     for rule in ("lossy-topk-match", "lossy-close-match", "lossy-min-block"):
-        assert main(["eval", str(out), "--eval.rule", rule, *MEASURED]) == 0
+        assert main(["eval", str(out), "--eval.rule", rule, *MEASURING]) == 0
         rows = rows_of(out)
         assert {(row["rule"], row["verdict"]) for row in rows} == {(rule, "lossy")}
         assert all(row["distance"] > 0.03 for row in rows)

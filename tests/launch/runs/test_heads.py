@@ -7,28 +7,18 @@ from pathlib import Path
 
 import pytest
 from draftsmith.launch.cli import main
+from small_flags import MEASURING, TRAINING
 from small_run import assert_same_weights
 
-SMALL = [
-    "--loop.batch_rows", "2", "--loop.micro_rows", "2", "--loop.validate_rows", "2",
-    "--data.sequence_length", "64", "--data.limit_rows", "40", "--checkpoint.every_steps", "1",
-    "--probe.prompts", "1", "--probe.max_new_tokens", "6", "--optimizer.warmup_steps", "0",
-]
-MEASURED = [
-    "--eval.limit", "1", "--eval.max_new_tokens", "6", "--eval.repeats", "1",
-    "--audit.tokens", "500", "--audit.sequences", "10000", "--audit.prompts", "1",
-    "--audit.max_new_tokens", "8", "--audit.batch", "4",
-]
 
-
-@pytest.mark.slow  # the commands of docs/methods.md train each of them in `make test`
+@pytest.mark.run
 @pytest.mark.parametrize(
-    "recipe", ["medusa-tiny", "hydra-tiny", "hydra-plus-tiny", "eagle-tiny", "eagle3-tiny"]
+    "recipe", ["medusa-tiny", "hydra-tiny", "hydra-plus-tiny", "bpd-tiny", "eagle-tiny", "eagle3-tiny"]
 )
 def test_from_recipe_to_verdict(recipe: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    assert main(["train", recipe, "--out", str(out), "--loop.steps", "2", *SMALL]) == 0
-    assert main(["eval", str(out), *MEASURED]) == 0
+    assert main(["train", recipe, "--out", str(out), "--loop.steps", "2", *TRAINING]) == 0
+    assert main(["eval", str(out), *MEASURING]) == 0
     rows = json.loads((out / "eval" / "results.json").read_text())["rows"]
     family = recipe.removesuffix("-tiny").replace("-plus", "++")
     assert [row["method"] for row in rows] == [family] * 2
@@ -40,16 +30,9 @@ def test_from_recipe_to_verdict(recipe: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("tree", ["static", "dynamic"])
 def test_an_eagle_decodes_on_trees(tree: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    assert main(["train", "eagle-tiny", "--out", str(out), "--loop.steps", "1", *SMALL]) == 0
-    shape = [
-        "--drafter.eagle_tree",
-        tree,
-        "--drafter.eagle_nodes",
-        "12",
-        "--drafter.eagle_top_k",
-        "3",
-    ]
-    assert main(["eval", str(out), *shape, *MEASURED]) == 0
+    assert main(["train", "eagle-tiny", "--out", str(out), "--loop.steps", "1", *TRAINING]) == 0
+    shape = ["--drafter.eagle_tree", tree, "--drafter.eagle_nodes", "12", "--drafter.eagle_top_k", "3"]
+    assert main(["eval", str(out), *shape, *MEASURING]) == 0
     rows = json.loads((out / "eval" / "results.json").read_text())["rows"]
     assert {row["verdict"] for row in rows} == {"lossless"}
     assert all(row["nodes"] > 5 for row in rows)
@@ -58,14 +41,14 @@ def test_an_eagle_decodes_on_trees(tree: str, tmp_path: Path) -> None:
 @pytest.mark.run
 @pytest.mark.parametrize(
     "recipe",
-    ["eagle-tiny", *(
-        pytest.param(name, marks=pytest.mark.slow)
-        for name in ("hydra-plus-tiny", "bpd-tiny", "bpd-tuned-tiny")
-    )],
+    [
+        "eagle-tiny",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("hydra-plus-tiny", "bpd-tiny", "bpd-tuned-tiny")),
+    ],
 )
 def test_a_run_that_was_cut_ends_with_the_same_bits(recipe: str, tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    words = ["--loop.steps", "3", "--checkpoint.keep", "3", *SMALL]
+    words = ["--loop.steps", "3", "--checkpoint.keep", "3", *TRAINING]
     for out in (whole, cut):
         assert main(["train", recipe, "--out", str(out), *words]) == 0
     for step in (3, 2):  # as if the run had been killed behind step 1
@@ -74,9 +57,7 @@ def test_a_run_that_was_cut_ends_with_the_same_bits(recipe: str, tmp_path: Path)
     assert_same_weights(whole, cut, steps=3)
 
 
-@pytest.mark.parametrize(
-    "recipe", ["medusa-tiny", "hydra-tiny", "hydra-plus-tiny", "eagle-tiny", "eagle3-tiny"]
-)
+@pytest.mark.parametrize("recipe", ["medusa-tiny", "hydra-tiny", "hydra-plus-tiny", "eagle-tiny", "eagle3-tiny"])
 def test_the_pre_flight_knows_what_is_trained(recipe: str, tmp_path: Path, capfd) -> None:
     assert main(["check", recipe, "--out", str(tmp_path), "--data.limit_rows", "40"]) == 0
     assert "M parameters" in capfd.readouterr().out

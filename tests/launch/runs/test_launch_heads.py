@@ -89,14 +89,12 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
         *[("zero3", [method]) for method in RECIPES if method != "medusa2"],
     ],
 )
-def test_heads_train_the_same_in_two_processes(
-    config: str, methods: list[str], alone: Path, tmp_path: Path
-) -> None:
+def test_heads_train_the_same_in_two_processes(config: str, methods: list[str], alone: Path, tmp_path: Path) -> None:
     """Three held-out rows for two processes: the second one makes up a round for ZeRO-3."""
     if config.startswith("zero"):
         pytest.importorskip("deepspeed", reason="DeepSpeed is not installed here")
-    said = launched(config, str(LAUNCHING), str(tmp_path), *write_recipes(tmp_path, methods))
-    assert said.count("2 processes: ") == len(methods)
+    message = launched(config, str(LAUNCHING), str(tmp_path), *write_recipes(tmp_path, methods))
+    assert message.count("2 processes: ") == len(methods)
     for method in methods:
         assert_same_run(tmp_path / method, alone / method)
 
@@ -117,12 +115,13 @@ def test_two_machines_of_one_process_each(alone: Path, tmp_path: Path) -> None:
         return launched("zero2_nodes", *words)
 
     with ThreadPoolExecutor(2) as both:
-        said = list(both.map(machine, (0, 1)))
-    assert "2 processes: DEEPSPEED ZeRO-2" in said[0]
+        message = list(both.map(machine, (0, 1)))
+    assert "2 processes: DEEPSPEED ZeRO-2" in message[0]
     assert_same_run(tmp_path / "eagle", alone / "eagle")
 
 
 @pytest.mark.run
+@pytest.mark.slow
 def test_a_process_with_nothing_to_compare(tmp_path: Path) -> None:
     """Rows of two tokens have a label and nothing that EAGLE could say of it."""
     rows = [{"text": "x" if n % 2 else f"a line of several words, {n}"} for n in range(40)]

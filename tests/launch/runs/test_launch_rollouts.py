@@ -40,14 +40,12 @@ def test_two_processes_write_what_one_writes(tmp_path: Path) -> None:
         assert weight.numpy() == pytest.approx(others[name].numpy(), rel=1e-2, abs=1e-4), name
 
 
-def test_answers_that_begin_too_late_are_refused(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_answers_that_begin_too_late_are_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """On-policy rows would lose the beginning of every prompt."""
     rows = [{"prompt": f"{n} " + "why " * 60, "completion": "so " * 9} for n in range(40)]
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
     words = ["--data.source", str(path), "--data.packing", "false", "--out", str(tmp_path / "run")]
     assert main(["train", "distill-on-policy-tiny", *words]) == 2
-    said = " ".join(capfd.readouterr().err.split())
-    assert "has an answer within rollouts.prompt_tokens = 32 tokens" in said
+    message = " ".join(capfd.readouterr().err.split())
+    assert "has an answer within rollouts.prompt_tokens = 32 tokens" in message

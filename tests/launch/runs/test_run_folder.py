@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import errno
-import re
 import json
+import os
+import re
 import shutil
+import signal
 from pathlib import Path
+from typing import Any
 
 import draftsmith
 import pytest
+from crash import run as copy_does
 from draftsmith.errors import DataError, RequestError, Stopped, TrainingFailed
-from draftsmith.launch.train import status as status_file
-from draftsmith.launch.train.status import Status
-from draftsmith.launch.train import run as train
 from draftsmith.launch.cli import main
+from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.launch.recipe.model import Recipe
+from draftsmith.launch.train import run as train
+from draftsmith.launch.train import status as status_file
+from draftsmith.launch.train.resume import check_resume
+from draftsmith.launch.train.status import Status
+from draftsmith.storage import hold
+from draftsmith.storage.staging import this_host
 from draftsmith.trainers.methods import METHODS, own_sections
 from small_run import RECIPE
 
@@ -53,17 +61,16 @@ def status(folder: Path) -> tuple[str, int]:
     [
         (["--resume", "never", "--optimizer.lr", "1"], "holds checkpoints and --resume is never"),
         (["--resume", "nonexist", "--optimizer.lr", "1"], "nonexist: there is no such folder"),
-        (["--resume", LAST, "--objective.kl", "0", "--objective.tv", "1"],
-         "these values differ: objective.kl, objective.tv"),
-        (["--resume", LAST, "--out", "elsewhere", "--model.hidden", "32"],
-         "these values differ: model.hidden"),
+        (
+            ["--resume", LAST, "--objective.kl", "0", "--objective.tv", "1"],
+            "these values differ: objective.kl, objective.tv",
+        ),
+        (["--resume", LAST, "--out", "elsewhere", "--model.hidden", "32"], "these values differ: model.hidden"),
         (["--resume", "auto", "--loop.seed", "9"], "these values differ: loop.seed"),
         (["--eval.seed", "7", "--eval.limit", "1"], "these values differ: eval.seed."),
     ],
 )
-def test_a_refused_call_changes_nothing(
-    run: Path, more: list[str], reason: str, capfd: Captured
-) -> None:
+def test_a_refused_call_changes_nothing(run: Path, more: list[str], reason: str, capfd: Captured) -> None:
     places = {LAST: str(run / LAST), "elsewhere": str(run.parent / "elsewhere")}
     before = content(run)
     assert main(words(run, *(places.get(word, word) for word in more))) == 2
@@ -78,12 +85,144 @@ def test_a_value_that_nobody_reads_is_refused_before_there_is_a_folder(tmp_path:
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.run
-def test_a_checkpoint_that_nothing_tells_of_must_fit(
-    run: Path, tmp_path: Path, capfd: Captured
+@pytest.mark.parametrize(
+    ("name", "kind", "reason"),
+    [
+        ("checkpoints", "file", "checkpoints is a file, where the run writes a folder"),
+        ("drafter", "file", "drafter is a file, where the run writes a folder"),
+        ("metrics.jsonl", "folder", "metrics.jsonl is a folder, where the run writes a file"),
+        ("status.json", "folder", "status.json is a folder, where the run writes a file"),
+        ("run.yaml", "folder", "run.yaml is a folder, where the run writes a file"),
+    ],
+)
+def test_what_is_in_the_way_is_found_before_the_work(
+    name: str, kind: str, reason: str, tmp_path: Path, capfd: Captured
 ) -> None:
-    """Copied out of its run, with no recipe above it: its tensors say what it is of."""
+    (tmp_path / "small.yaml").write_text(RECIPE)
+    (tmp_path / "run").mkdir()
+    if kind == "file":
+        (tmp_path / "run" / name).write_text("mine")
+    else:
+        (tmp_path / "run" / name).mkdir()
+    assert main(words(tmp_path / "run")) == 2
+    assert reason in capfd.readouterr().err
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [name]
+
+
+@pytest.mark.parametrize(
+    ("out", "code", "reason"),
+    [
+        ("", 2, "--out: the value is empty"),
+        ("a\0b", 2, "holds control characters"),
+        ("x" * 300, 2, "300 bytes in one name; expected names of at most 200"),
+        ("d/" * 3000, 2, "name another folder"),
+        ("/proc/run", 4, "cannot write to /proc/run"),
+        ("small.yaml/run", 2, "small.yaml is a file; name another folder"),
+    ],
+)
+def test_a_folder_that_cannot_be(
+    out: str, code: int, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Captured
+) -> None:
+    (tmp_path / "small.yaml").write_text(RECIPE)
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "./small.yaml", "--out", out]) == code
+    said = capfd.readouterr().err
+    assert reason in said
+    assert len(said) < 400
+    assert main(["train", "./small.yaml", f"--out={out}"]) == code
+    assert [path.name for path in tmp_path.iterdir()] == ["small.yaml"]
+    if not out:
+        with pytest.raises(RequestError, match="out is empty"):
+            train.train("./small.yaml", out=out)
+
+
+def change_manifest(run: Path, **entries: Any) -> None:
+    """Other entries in the manifest of the last checkpoint; None takes one out."""
+    path = run / LAST / "manifest.json"
+    content = json.loads(path.read_text()) | entries
+    path.write_text(json.dumps({name: value for name, value in content.items() if value is not None}))
+
+
+@pytest.mark.run
+def test_a_checkpoint_of_another_run_is_not_taken_as_its_own(run: Path, capfd: Captured) -> None:
+    """Two runs that met in a folder left such, and the next start took them."""
+    out = run.parent / "mixed"
+    shutil.copytree(run, out)
+    recipe = json.loads((out / LAST / "manifest.json").read_text())["recipe"]
+    change_manifest(out, recipe=recipe | {"loop.seed": 7})
+    before = content(out)
+    for place in ([], ["--resume", str(out / LAST), "--out", str(run.parent / "nowhere")]):
+        assert main(words(out, *place)) == 2
+        message = capfd.readouterr().err
+        assert (
+            "step-00000004 was made for something else: loop.seed is 7 there and 0 here. It is of another" in message
+        )
+    assert content(out) == before
+    assert not (run.parent / "nowhere").exists()
+
+
+@pytest.mark.run
+def test_a_checkpoint_of_an_earlier_version_goes_on(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """0.1.0 wrote neither; and a value that a later version has added was what it is by default."""
+    recipe = json.loads((run / LAST / "manifest.json").read_text())["recipe"]
+    fewer = {name: value for name, value in recipe.items() if name != "loop.seed"}
+    for name, entries in (("plain", {"recipe": None, "processes": None}), ("fewer", {"recipe": fewer})):
+        out = run.parent / name
+        shutil.copytree(run, out)
+        change_manifest(out, **entries)
+        check_resume(out, load_recipe(str(out / "run.yaml")).recipe, "auto")
+    assert main(words(run.parent / "plain")) == 0
+    assert "no longer the same bits" not in caplog.text
+
+
+@pytest.mark.run
+def test_another_number_of_processes_is_said_in_a_line(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    out = run.parent / "two"
+    shutil.copytree(run, out)
+    change_manifest(out, processes=2)
+    assert main(words(out)) == 0
+    assert "was saved by 2 processes and goes on with 1" in caplog.text
+    assert "the rest is no longer the same bits" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGUSR1"])
+def test_a_signal_before_the_first_step(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Captured
+) -> None:
+    (tmp_path / "small.yaml").write_text(RECIPE)
+    monkeypatch.setattr(train, "_train_method", lambda *_: signal.raise_signal(signal.Signals[name]))
+    assert main(words(tmp_path / "run")) == 75
+    assert status(tmp_path / "run") == ("stopped", 75)
+    assert f"{name}: stopped outside of the steps; the same command goes on" in capfd.readouterr().err
+
+
+@pytest.mark.run
+def test_what_kills_have_left_goes_at_the_next_start(run: Path, tmp_path: Path) -> None:
+    """Half files, half folders, half deleted checkpoints; never what a living process writes."""
+    out, living = run.parent / "left", f".staging-{this_host()}-{os.getppid()}-drafter"
+    shutil.copytree(run, out)
+    before = content(out)
+    dead = [
+        ".staging-1234-status.json",
+        ".staging-drafter",
+        ".old-elsewhere-1-drafter",
+        f".staging-{this_host()}-99999999-x",
+    ]
+    for name in [*dead, living, "checkpoints/.staging-step-00000009", "checkpoints/step-00000001"]:
+        (out / name).mkdir()
+        (out / name / "half").write_text("half")
+    assert main(words(out)) == 0
+    assert {path for path in content(out) if "metrics" not in path and not path.endswith(".lock")} == {
+        path for path in before if "metrics" not in path and not path.endswith(".lock")
+    } | {str(out / living / "half")}
+
+
+@pytest.mark.run
+def test_a_checkpoint_that_nothing_tells_of_must_fit(run: Path, tmp_path: Path, capfd: Captured) -> None:
+    """Copied out of its run, of an earlier version and with no recipe above it: its tensors say what it is of."""
     shutil.copytree(run / LAST, tmp_path / "kept" / "step-00000004")
+    manifest = tmp_path / "kept" / "step-00000004" / "manifest.json"
+    manifest.write_text(json.dumps({name: json.loads(manifest.read_text())[name] for name in ("format", "files")}))
     shutil.copy(run.parent / "small.yaml", tmp_path)
     place = ["--resume", str(tmp_path / "kept" / "step-00000004")]
     assert main(words(tmp_path / "other", *place, "--model.hidden", "32")) == 2
@@ -130,7 +269,11 @@ def sections_read(module: str) -> set[str]:
         seen.add(name)
         source = path.read_text(encoding="utf-8")
         text += source
-        waiting += [f"{part}.{each}" for part in ("teacher", "student", "boosting") for each in re.findall(rf"from \.{part}\.(\w+)", source)]
+        waiting += [
+            f"{part}.{each}"
+            for part in ("teacher", "student", "boosting")
+            for each in re.findall(rf"from \.{part}\.(\w+)", source)
+        ]
         if name != module:
             waiting += [f"{name.split('.')[0]}.{each}" for each in re.findall(r"from \.(\w+) import", source)]
     return set(READ.findall(text)) & Recipe.model_fields.keys()
@@ -164,8 +307,13 @@ def test_what_each_method_reads(method: str) -> None:
 )
 @pytest.mark.parametrize("rank", ["0", "1"])
 def test_the_status_of_every_end(
-    error: BaseException, state: str, code: int, rank: str, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, capfd: Captured,
+    error: BaseException,
+    state: str,
+    code: int,
+    rank: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: Captured,
 ) -> None:
     """The exit code, of whichever process failed, and never `running`."""
 
@@ -177,8 +325,8 @@ def test_the_status_of_every_end(
     monkeypatch.setenv("RANK", rank)
     assert main(words(tmp_path / "run")) == code
     assert status(tmp_path / "run") == (state, code)
-    full = "MB are free" in (said := capfd.readouterr().err)
-    assert full == ("run the same command again" in said) == ("space" in str(error))
+    full = "MB are free" in (message := capfd.readouterr().err)
+    assert full == ("run the same command again" in message) == ("space" in str(error))
 
 
 def test_what_failed_first_stays_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,9 +338,25 @@ def test_what_failed_first_stays_told(tmp_path: Path, monkeypatch: pytest.Monkey
     assert status(tmp_path) == ("failed", 3)
 
 
-def test_a_full_disk_has_room_for_the_status(
+def test_a_launch_that_is_refused_leaves_the_status_of_the_first_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its other processes fail too, as they are ended."""
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("MASTER_PORT", "1")
+
+    def fail(port: str) -> None:
+        os.environ["MASTER_PORT"] = port
+        Status(tmp_path).fail(RuntimeError("ended"))
+
+    with hold(tmp_path):
+        assert copy_does(lambda: fail("2")) == 0
+        assert not (tmp_path / "status.json").exists()
+        assert copy_does(lambda: fail("1")) == 0
+        assert status(tmp_path) == ("failed", 5)
+
+
+def test_a_full_disk_has_room_for_the_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = Status(tmp_path)
     told.write("running", None)
 

@@ -9,19 +9,11 @@ import jsonschema
 import pytest
 from draftsmith.eval.report.results import schema
 from draftsmith.launch.cli import main
+from small_flags import MEASURING, TRAINING
 from small_run import assert_same_weights
 
-SMALL = [
-    "--loop.batch_rows", "2", "--loop.micro_rows", "2", "--loop.validate_rows", "2",
-    "--data.sequence_length", "64", "--data.limit_rows", "40", "--checkpoint.every_steps", "1",
-    "--probe.prompts", "1", "--probe.max_new_tokens", "6", "--optimizer.warmup_steps", "0",
-    "--optimizer.lr", "1e-2",
-]
-MEASURED = [
-    "--eval.limit", "1", "--eval.max_new_tokens", "6", "--eval.repeats", "1",
-    "--eval.temperatures", "[0]", "--audit.tokens", "500", "--audit.sequences", "10000",
-    "--audit.prompts", "1", "--audit.max_new_tokens", "8", "--audit.batch", "4",
-]
+SMALL = [*TRAINING, "--optimizer.lr", "1e-2"]
+MEASURED = [*MEASURING, "--eval.temperatures", "[0]"]
 
 
 def train(out: Path, *words: str, steps: int = 2) -> None:
@@ -80,18 +72,14 @@ def test_a_run_that_was_cut_ends_with_the_same_bits(
 
 
 @pytest.mark.parametrize("how", ["lora", "full"])
-def test_the_pre_flight_counts_what_moves(
-    how: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_pre_flight_counts_what_moves(how: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     words = ["--data.limit_rows", "40", "--tune.how", how]
     assert main(["check", "medusa2-tiny", "--out", str(tmp_path), *words]) == 0
     # heads of 3.6 M beside adapters of 1.1 M, or beside the whole target of 5.3 M
     assert {"lora": "4.64 M", "full": "8.91 M"}[how] in capfd.readouterr().out
 
 
-def test_a_target_too_coarse_to_move_is_refused(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_target_too_coarse_to_move_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     words = ["--tune.how", "full", "--target.dtype", "bf16"]
     assert main(["train", "medusa2-tiny", "--out", str(tmp_path), *words]) == 2
     assert "set target.dtype to fp32, or tune.how to lora" in capfd.readouterr().err

@@ -9,34 +9,26 @@ from pathlib import Path
 import pytest
 from draftsmith.launch.cli import main
 from safetensors.torch import load_file
+from small_flags import TRAINING
 from small_heads import change_target_of
 from torch.testing import assert_close
 
-SMALL = [
-    "--loop.batch_rows", "2", "--loop.micro_rows", "2", "--loop.validate_rows", "2",
-    "--data.sequence_length", "64", "--data.limit_rows", "40", "--checkpoint.every_steps", "1",
-    "--probe.prompts", "1", "--probe.max_new_tokens", "6", "--optimizer.warmup_steps", "0",
-]
 STILL = ["--loop.steps", "1", "--optimizer.lr", "1e-12"]
 
 
 @pytest.mark.run
-@pytest.mark.slow  # docs/eagle.md runs its main path every day
+@pytest.mark.slow
 def test_hass_behind_eagle(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     first, hass = tmp_path / "eagle", tmp_path / "hass"
     drafter = str(first / "drafter")
-    assert main(["train", "eagle-tiny", "--out", str(first), "--loop.steps", "2", *SMALL]) == 0
-    assert (
-        main(["check", "hass-tiny", "--data.limit_rows", "40", "--model.start_from", drafter]) == 0
-    )
+    assert main(["train", "eagle-tiny", "--out", str(first), "--loop.steps", "2", *TRAINING]) == 0
+    assert main(["check", "hass-tiny", "--data.limit_rows", "40", "--model.start_from", drafter]) == 0
 
-    behind = ["train", "hass-tiny", *SMALL, *STILL, "--model.start_from"]
+    behind = ["train", "hass-tiny", *TRAINING, *STILL, "--model.start_from"]
     assert main([*behind, drafter, "--out", str(hass)]) == 0
     fresh = tmp_path / "fresh"
     assert main([*behind, "", "--out", str(fresh)]) == 0
-    before, after, alone = (
-        load_file(run / "drafter" / "model.safetensors") for run in (first, hass, fresh)
-    )
+    before, after, alone = (load_file(run / "drafter" / "model.safetensors") for run in (first, hass, fresh))
     for name, tensor in before.items():
         assert_close(after[name], tensor, rtol=0, atol=1e-9)
     assert max(float((alone[name] - tensor).abs().max()) for name, tensor in before.items()) > 1e-3
@@ -56,7 +48,7 @@ def test_hass_behind_eagle(tmp_path: Path, capfd: pytest.CaptureFixture[str]) ->
     }
     for recipe, folder, reason in refused.values():
         named = ["--model.start_from", folder, "--out", str(tmp_path / "refused")]
-        assert main(["train", recipe, *SMALL, *STILL, *named]) == 2
+        assert main(["train", recipe, *TRAINING, *STILL, *named]) == 2
         assert capfd.readouterr().err.count(reason) == 1
         assert main(["check", recipe, "--data.limit_rows", "40", *named]) == 2
         assert capfd.readouterr().err.count(reason) == 1

@@ -75,8 +75,8 @@ def test_one_forward_pass_says_what_decoding_would(target: Backbone, samples: Pa
     for row, at in label_RS.nonzero().tolist():
         text = samples.ids_RS[row][: label_RS[row].nonzero()[-1] + 1].tolist()
         made = autoregressive(draft, [text[:at]], warper=Warper(0.0), max_new_tokens=LENGTH)
-        said = made.tokens[0][: len(text) - at]
-        agreed = next((n for n, word in enumerate(said) if word != text[at + n]), len(said))
+        continuation = made.tokens[0][: len(text) - at]
+        agreed = next((n for n, word in enumerate(continuation) if word != text[at + n]), len(continuation))
         assert run_RS[row, at] == agreed
         seen.add(agreed)
     assert len(seen) > 3, "the SSM must be right sometimes, and not always"

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 Batch = dict[str, Tensor]
 WORDS = [word for word in range(VOCABULARY) if word % 3 != 1]
 SMALL = ModelConfig(layers=1, hidden=32, heads=2, kv_heads=1, head_size=16, max_positions=64)
-SEVERAL = ["medusa", "hydra", "hass", "eagle3"]  # those that learn several places together
+SEVERAL = ["medusa", "hydra", "hass", "eagle3"]  # those that learn several positions together
 FAMILIES = ["distill", *SEVERAL, "eagle"]
 ALL_TERMS = {name: 0.5 for name in TERMS}
 OBJECTIVES = {name: {"kl": 0.0, name: 1.0} for name in TERMS} | {"all": ALL_TERMS}
@@ -197,7 +197,7 @@ def test_a_mix_is_the_weighted_sum(name: str) -> None:
 
 
 def d_pace_by_hand(label_q: list[dict[tuple[int, int], float]]) -> list[dict[tuple[int, int], float]]:
-    """`said[j]`: q(label) by anchor (row, position); the weights in the same shape."""
+    """`label_q[j]`: q(label) by anchor (row, position); the weights in the same shape."""
     weights: list[dict[tuple[int, int], float]] = [{} for _ in label_q]
     for j, anchors in enumerate(label_q):
         for anchor in anchors:

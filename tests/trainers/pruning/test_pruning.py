@@ -23,6 +23,7 @@ from draftsmith.trainers.pruning.sizes import pruned_config
 from draftsmith.trainers.pruning.width import cut_width
 from draftsmith.trainers.student.architecture import fresh_model
 from launching import launched
+from small_flags import TRAINING
 from small_run import assert_same_weights
 from torch import nn
 
@@ -275,32 +276,7 @@ def test_other_families_are_refused_by_name() -> None:
         with_layers(model, [0])
 
 
-SMALL = [
-    "--loop.steps",
-    "4",
-    "--loop.batch_rows",
-    "2",
-    "--loop.micro_rows",
-    "2",
-    "--loop.validate_rows",
-    "2",
-    "--data.sequence_length",
-    "64",
-    "--data.limit_rows",
-    "40",
-    "--checkpoint.every_steps",
-    "1",
-    "--checkpoint.keep",
-    "4",
-    "--probe.prompts",
-    "1",
-    "--probe.max_new_tokens",
-    "6",
-    "--optimizer.warmup_steps",
-    "0",
-    "--model.prune_rows",
-    "1",
-]
+SMALL = [*TRAINING, "--loop.steps", "4", "--checkpoint.keep", "4", "--model.prune_rows", "1"]
 
 
 @pytest.mark.run

@@ -147,10 +147,10 @@ def test_rows_beyond_the_context_are_refused(family: str, settings: dict) -> Non
         whole = model(row(8)["input_ids"], output_hidden_states=True).hidden_states
         found = states_of(decoder, row(8), (0, 1, 2))
     torch.testing.assert_close(found, tuple(whole), rtol=1e-4, atol=1e-4)
-    said = rf"sequence_length\) is 9; the context of {type(decoder).__name__} is 8 tokens"
-    with pytest.raises(RequestError, match=said):
+    message = rf"sequence_length\) is 9; the context of {type(decoder).__name__} is 8 tokens"
+    with pytest.raises(RequestError, match=message):
         states_of(decoder, row(9), (LAST,))
-    with pytest.raises(RequestError, match=said):
+    with pytest.raises(RequestError, match=message):
         hidden_states(model, row(9))
 
 

@@ -17,7 +17,7 @@ from draftsmith.data.rows.tokenizer import train_tokenizer
 from draftsmith.decoding.target.attention import use_grouped_attention
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters import projection
-from draftsmith.drafters.eagle.proposer import load_eagle
+from draftsmith.drafters.eagle.loading import load_eagle
 from draftsmith.drafters.folder import save_heads
 from draftsmith.drafters.heads.bpd import load_bpd
 from draftsmith.drafters.heads.hydra import load_hydra
@@ -197,17 +197,17 @@ def test_a_run_ends_before_its_rows_are_made(recipe: str, folder: str, tmp_path:
     """Neither data nor the target's continuations, which take longest, are looked at."""
     with pytest.raises(RequestError, match=f"target.path '{folder}' .*logit_scale is 0.25"):
         train(f"{recipe}-tiny", out=tmp_path, target__path=folder, data__source="no such rows")
-    assert {path.name for path in tmp_path.iterdir()} == {"run.yaml", "status.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {".lock", "run.yaml", "status.json"}
 
 
 def test_a_model_to_go_on_from(folder: str) -> None:
     """A student's own distribution is computed as the target's is."""
     tokenizer = train_tokenizer(TEXT, 300)
-    config, said = ModelConfig(start_from=folder), f"model.start_from '{folder}' .*logit_scale"
+    config, message = ModelConfig(start_from=folder), f"model.start_from '{folder}' .*logit_scale"
     plain: Any = random_model("llama", vocab_size=300)
-    with pytest.raises(RequestError, match=said):
+    with pytest.raises(RequestError, match=message):
         build("distill", plain, tokenizer=tokenizer, model=config, objective=TERMS)
-    with pytest.raises(RequestError, match=said):
+    with pytest.raises(RequestError, match=message):
         target.student(Recipe(method="target", model=config), None, tokenizer)
 
 

@@ -11,7 +11,7 @@ import pytest
 WORK = """
 import resource, sys
 import torch
-from draftsmith.trainers.loop.allocator import keep_freed_memory
+from draftsmith.trainers.loop.memory import keep_freed_memory
 
 def step():
     parts = [torch.ones(1024, 4096) for _ in range(4)]

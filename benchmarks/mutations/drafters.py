@@ -1,0 +1,136 @@
+"""Bugs of the drafters: what they know of the text, which states and tokens they read, which q they declare.
+
+Read next: `trainers.py`.
+"""
+
+from __future__ import annotations
+
+from draftsmith.benchmarks.mutations.mutation import Mutation
+
+DRAFT = "tests/drafters/model/test_draft_model.py::test_training_and_decoding_see_the_same_logits[qwen3]"
+LOOKUPS = "tests/drafters/lookup/test_lookups.py::"
+SHARED = "tests/drafters/vocabulary/test_shared_tokens.py::"
+UNROLLED = "tests/drafters/eagle/test_proposer.py::test_every_declared_distribution_is_that_of_an_unrolled_network"
+
+MUTATIONS = (
+    Mutation(
+        "R01a",
+        "drafters/model/draft_model.py",
+        "after a rejection all that was drafted counts as known",
+        "        self._known_B.copy_(torch.minimum(written_B, self._history.lengths_B))\n",
+        "        self._known_B.copy_(written_B)\n",
+        (DRAFT,),
+    ),
+    Mutation(
+        "R01b",
+        "drafters/model/draft_model.py",
+        "after a full acceptance the last drafted token is never read",
+        "        written_B = self._history.lengths_B + self._drafted\n",
+        "        written_B = self._history.lengths_B + self._drafted + 1\n",
+        (DRAFT,),
+    ),
+    Mutation(
+        "R02",
+        "drafters/eagle/proposer.py",
+        "EAGLE-3: while decoding every drafted id is one too large",
+        "        self._net3, self._ids_U = net, net.ids_U\n",
+        "        self._net3, self._ids_U = net, (net.ids_U + 1) % target.vocabulary\n",
+        (UNROLLED,),
+    ),
+    Mutation(
+        "R03",
+        "drafters/eagle/proposer.py",
+        "EAGLE-3: while decoding states are fused high to low",
+        "        self.layers = net.config.layers\n",
+        "        self.layers = net.config.layers[::-1]\n",
+        (UNROLLED,),
+    ),
+    Mutation(
+        "R04",
+        "drafters/eagle/proposer.py",
+        "EAGLE: positions stop growing after the second drafted pair",
+        "        positions_BK = (self._start_B + self._depth)[:, None].expand(-1, K)\n",
+        "        positions_BK = (self._start_B + min(self._depth, 1))[:, None].expand(-1, K)\n",
+        (UNROLLED,),
+    ),
+    Mutation(
+        "R05",
+        "drafters/heads/medusa.py",
+        "Medusa: a tree shallower than the heads are many takes the last of them",
+        "        topk_BDR = self.logits()[:, : self.draft_length].topk(ranks).indices\n",
+        "        topk_BDR = self.logits()[:, -self.draft_length :].topk(ranks).indices\n",
+        ("tests/drafters/heads/test_medusa.py::test_what_the_engine_is_told",),
+    ),
+    Mutation(
+        "R06",
+        "drafters/heads/hydra.py",
+        "Hydra: the first nodes of a level are read in place of those that are expanded",
+        "            embeds_BYH = self._embed(tokens[-1][:, level.inner_Y])\n",
+        "            embeds_BYH = self._embed(tokens[-1][:, : len(level.inner_Y)])\n",
+        ("tests/drafters/heads/test_hydra.py::test_every_node_takes_its_rank_behind_its_path",),
+    ),
+    Mutation(
+        "R07",
+        "drafters/vocabulary/shared_tokens.py",
+        "across vocabularies: a prompt's text behind its last special token is dropped",
+        "        text += self.draft.encode(run)\n",
+        "        text += [] if text else self.draft.encode(run)\n",
+        (SHARED + "test_a_context_keeps_every_byte_whatever_the_tokens", SHARED + "test_special_tokens_of_a_prompt"),
+    ),
+    Mutation(
+        "R07b",
+        "drafters/vocabulary/shared_tokens.py",
+        "across vocabularies: three bytes of a character of four are not cut off",
+        "    for cut in range(min(3, len(data)) + 1):\n",
+        "    for cut in range(min(2, len(data)) + 1):\n",
+        (SHARED + "test_the_beginning_of_a_character_at_the_end_is_cut_off",),
+    ),
+    Mutation(
+        "R08",
+        "drafters/lookup/ngram.py",
+        "n-grams are counted across documents",
+        "        texts = [np.asarray(document, dtype=np.int64) for document in documents]\n",
+        "        texts = [np.concatenate([np.asarray(document, dtype=np.int64) for document in documents])]\n",
+        (LOOKUPS + "test_the_ngram_table_is_the_plain_count",),
+    ),
+    Mutation(
+        "R09a",
+        "drafters/lookup/prompt_lookup.py",
+        "the end of the text is a match of itself",
+        "        earlier_BL = at_L < history.lengths_B[:, None]\n",
+        "        earlier_BL = at_L <= history.lengths_B[:, None]\n",
+        (LOOKUPS + "test_prompt_lookup_is_the_plain_search",),
+    ),
+    Mutation(
+        "R09b",
+        "drafters/lookup/prompt_lookup.py",
+        "copies one slot beyond the text, where a rejected token stands",
+        "match_B, self.draft_length, history.lengths_B + 1)\n",
+        "match_B, self.draft_length, history.lengths_B + 2)\n",
+        (LOOKUPS + "test_prompt_lookup_is_the_plain_search",),
+    ),
+    Mutation(
+        "R10",
+        "drafters/true_states.py",
+        "where rows accept unlike numbers, each one's last state is taken at the longest row's count",
+        "positions_BE, mask, last_B1)\n",
+        "positions_BE, mask, torch.full_like(last_B1, E - 1))\n",
+        (UNROLLED,),
+    ),
+    Mutation(
+        "R11",
+        "drafters/model/adapters.py",
+        "every row's prompt is read with the first row's adapter",
+        "        self._now = self._names if kv_cache.row is None else [self._names[kv_cache.row]]\n",
+        "        self._now = self._names if kv_cache.row is None else [self._names[0]]\n",
+        ("tests/drafters/model/test_adapters.py::test_rows_with_adapters_of_their_own_draft_as_each_alone",),
+    ),
+    Mutation(
+        "T15",
+        "drafters/eagle/net.py",
+        "EAGLE: in training rotary positions do not move on with the passes",
+        "            pairs = self.attention.project(read_BNX, self.rotary(positions_BN + j))\n",
+        "            pairs = self.attention.project(read_BNX, self.rotary(positions_BN))\n",
+        ("tests/drafters/eagle/test_passes.py::test_outputs_and_gradients_are_those_of_a_dense_mask",),
+    ),
+)

@@ -1,0 +1,162 @@
+"""A bound on the work of chat templates, which are programs that strangers wrote.
+
+transformers renders them in jinja2's sandbox: nothing gets out of it, but a loop in a loop, a recursion,
+a power or a text doubled again and again need not come to an end. Here templates count their work and
+what they make, and stop before it is too much: counted, never timed, so the bound is the same on every
+machine. What they render is unchanged. Read next: `rows/templates.py`, which renders inside `bounded`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache, lru_cache, wraps
+from typing import Any
+
+from jinja2 import nodes, pass_context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+from jinja2.visitor import NodeTransformer
+
+from ....errors import RequestError
+from .growth import of_filter, of_method, of_operator
+from .meter import Meter
+
+_RANGE, _KNOWN = "transformers>=5.16", "5.23.0"
+_METER: ContextVar[Meter | None] = ContextVar("meter", default=None)
+
+
+@contextmanager
+def bounded(*given: Any) -> Iterator[None]:
+    """Inside, one template may be rendered for the messages and tools `given`.
+
+    Raises:
+        TooMuchWork: from the rendering, where the template does too much for what it is given.
+        RequestError: with this version of transformers, templates cannot be bounded.
+    """
+    _bound_templates()
+    token = _METER.set(Meter.of(given))
+    try:
+        yield
+    finally:
+        _METER.reset(token)
+
+
+@cache
+def _bound_templates() -> None:
+    """From now on, templates that transformers compiles in this process count their work."""
+    import transformers
+    from transformers.utils import chat_template_utils as theirs
+
+    # the one place where transformers makes a template of a source, for every rendering
+    compile_template = getattr(theirs, "_compile_jinja_template", None)
+    if compile_template is None:
+        raise RequestError(
+            f"transformers {transformers.__version__} compiles chat templates in another place than draftsmith knows: "
+            "their work could not be bounded, so none is rendered; install another version of the range in "
+            f"pyproject.toml ({_RANGE}), such as {_KNOWN}"
+        )
+    environment = compile_template("").environment  # its filters, its tags, its globals
+    environment.__class__ = type("Bounded", (_Bounded, type(environment)), {})
+    environment.filters = {name: _counted(name, each) for name, each in environment.filters.items()}
+    environment.filters |= {"_loop": _loop, "_made": _made}
+    environment.globals.pop("lipsum", None)  # endless text, of which no chat has need
+    theirs._compile_jinja_template = lru_cache(environment.from_string)
+
+
+class _Bounded(ImmutableSandboxedEnvironment):
+    """transformers' environment, with every call, operator and loop of a template counted."""
+
+    intercepted_binops = frozenset(("+", "*", "**", "%"))
+
+    def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
+        return super()._generate(_Counting().visit(source), *args, **kwargs)
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        meter = _meter()
+        meter.work()
+        if operator != "+":  # which makes no more than goes in
+            meter.check(of_operator(operator, left, right, meter.size))
+        return meter.made(self.binop_table[operator](left, right))
+
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: B902, N805
+        meter = _meter()
+        meter.work()
+        given = [*args, *kwargs.values()]
+        meter.check(of_method(__obj, given, meter.size))
+        result = super().call(__context, __obj, *args, **kwargs)
+        if isinstance(result, Namespace):
+            meter.holds(result, given)
+        return meter.made(result)
+
+    @staticmethod
+    def concat(parts: Iterable[str]) -> str:
+        """What a template, a macro or a block has written."""
+        meter, kept = _meter(), []
+        for part in parts:
+            meter.write(len(part))
+            kept.append(part)
+        return "".join(kept)
+
+
+class _Counting(NodeTransformer):
+    """Puts the counting filters around what is looped over, and around texts and lists that are put together."""
+
+    def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802 - jinja2's names
+        self.generic_visit(node)
+        node.iter = _through("_loop", node.iter)
+        return node
+
+    def _put_together(self, node: nodes.Expr) -> nodes.Expr:
+        self.generic_visit(node)
+        is_fixed = next(node.find_all((nodes.Name, nodes.Call, nodes.Filter)), None) is None
+        is_target = getattr(node, "ctx", "load") != "load"
+        return node if is_fixed or is_target else _through("_made", node)
+
+    visit_Concat = visit_List = visit_Tuple = visit_Dict = _put_together  # noqa: N815
+
+
+def _through(name: str, node: Any) -> nodes.Filter:
+    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno, environment=node.environment)
+
+
+@pass_context  # so that it is never worked out while the template is compiled
+def _made(context: Any, value: Any) -> Any:
+    """A text or a list that a template has put together."""
+    meter = _meter()
+    meter.work()
+    return meter.made(value)
+
+
+@pass_context
+def _loop(context: Any, values: Any) -> Any:
+    """What a loop goes over: paid for before the first step where its length is known."""
+    meter = _meter()
+    if hasattr(values, "__len__"):
+        meter.work(len(values))
+        return values
+    return _steps(values, meter) if hasattr(values, "__next__") else values
+
+
+def _steps(values: Iterator[Any], meter: Meter) -> Iterator[Any]:
+    for value in values:
+        meter.work()
+        yield value
+
+
+def _counted(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(run)
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        meter = _meter()
+        given = [*args[hasattr(run, "jinja_pass_arg") :], *kwargs.values()]
+        meter.work(elements=max((len(each) for each in given if isinstance(each, list | tuple | range)), default=0))
+        meter.check(of_filter(name, given, meter.size))
+        return meter.made(run(*args, **kwargs))
+
+    return counted
+
+
+def _meter() -> Meter:
+    # a template that somebody renders outside `bounded` has a bound for each of its steps
+    return _METER.get() or Meter.of(())

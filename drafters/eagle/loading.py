@@ -1,0 +1,64 @@
+"""EAGLE drafters from their folders: networks that fit the target, with a draft vocabulary that is one.
+
+Read next: `../weights.py`, how weights are held to the sizes; `proposer.py`, what drafts.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...decoding.target.hidden_states import HiddenStates, layer_count
+from ...errors import RequestError
+from ..folder import REMEDY, read_settings
+from ..projection import check_plain_logits
+from ..weights import net_for
+from .net import EagleNet
+from .net3 import Eagle3Net
+from .proposer import Eagle, Eagle3
+
+if TYPE_CHECKING:
+    from ...decoding.target.backbone import Backbone
+
+
+def load_eagle(folder: str | Path, target: Backbone, **settings: Any) -> Eagle:
+    """Load a drafter folder of EAGLE-1 or EAGLE-3 for `target`; `settings` are those of `Eagle`.
+
+    Raises:
+        RequestError: the folder is no EAGLE drafter, or was made for another target; EAGLE-1, which
+            drafts by the target's projection, where the target's logits are more than that.
+    """
+    path = Path(folder)
+    family, sizes = read_settings(path, target, Eagle.family, Eagle3.family)
+    what = f"an {family} network"
+    if family == Eagle3.family:
+        net = net_for(path, target, lambda: Eagle3Net.from_settings(sizes), what)
+        _check_vocabulary(net, path)
+        _check_layers(net, target, path)
+        return Eagle3(net, target, **settings)
+    check_plain_logits(target.model)  # whose projection EAGLE-1 drafts by
+    return Eagle(net_for(path, target, lambda: EagleNet.from_settings(sizes), what), target, **settings)
+
+
+def _check_layers(net: Eagle3Net, target: Backbone, folder: Path) -> None:
+    """Raise RequestError where the network fuses states that the target does not have."""
+    try:
+        HiddenStates(net.config.layers, layer_count(target.model))
+    except RequestError as error:
+        raise RequestError(f"{folder / 'config.json'}: {error}") from error
+
+
+def _check_vocabulary(net: Eagle3Net, folder: Path) -> None:
+    """Raise RequestError where a drafted token would be none of the target's, or two of them the same."""
+    ids_U, V = net.ids_U, net.config.vocabulary
+    known_V = torch.zeros(V, dtype=torch.bool, device=ids_U.device)
+    inside = bool(((ids_U >= 0) & (ids_U < V)).all())
+    if inside:
+        known_V[ids_U] = True
+    if not inside or int(known_V.sum()) < len(ids_U) or not torch.equal(known_V, net.t2d):
+        raise RequestError(
+            f"{folder} holds a draft vocabulary (d2t and t2d) that is no choice of the target's {V:,} tokens, each "
+            f"once; {REMEDY}"
+        )

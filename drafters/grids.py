@@ -1,0 +1,71 @@
+"""The settings of a family that `draftsmith tune` chooses from. No torch here.
+
+Read next: `families.py`, whose records name them; `eval/tune/profile.py`, which measures a few of a
+grid and predicts the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Settings that differ in the size of a draft alone."""
+
+    value: str
+    """The recipe value that is the size: tokens of a chain, nodes of a tree."""
+    sizes: tuple[int, ...]
+    """Growing, three or more."""
+    chain: bool = True
+    """Whether a smaller draft is the beginning of a larger one."""
+    fixed: Mapping[str, str] = field(default_factory=dict)
+    """Other recipe values that the settings have in common."""
+    sampled: bool = False
+    """Whether it differs from the family's first grid at temperatures above 0 alone."""
+
+    def values(self, size: int) -> dict[str, str]:
+        """The recipe values of one setting, as flags give them."""
+        return {**self.fixed, self.value: str(size)}
+
+    @property
+    def chosen(self) -> set[str]:
+        """The recipe values that it chooses."""
+        return {self.value, *self.fixed}
+
+    def holds(self, own: Mapping[str, str]) -> bool:
+        """Whether recipe values, as flags give them, are one of its settings."""
+        return any(self.values(size).items() <= own.items() for size in self.sizes)
+
+    def up_to(self, most: int) -> Grid:
+        """The same without larger sizes; the smallest one stays."""
+        return replace(self, sizes=tuple(size for size in self.sizes if size <= most) or self.sizes[:1])
+
+    def greedy(self) -> Grid:
+        """The same without what says nothing at temperature 0."""
+        return replace(self, fixed={name: value for name, value in self.fixed.items() if name != _POLICY})
+
+
+_POLICY = "drafter.policy"
+
+
+def _by_nodes(depth: int) -> Grid:
+    """EAGLE-2's tree of that depth."""
+    fixed = {"drafter.eagle_tree": "dynamic", "drafter.tree": "default", "eval.draft_length": str(depth)}
+    return Grid("drafter.eagle_nodes", (6, 8, 12, 16, 24, 32, 61), chain=False, fixed=fixed)
+
+
+_CHAIN = Grid("eval.draft_length", (1, 2, 3, 4, 5, 6, 8), fixed={_POLICY: "sample"})
+_ARGMAX = replace(_CHAIN, fixed={_POLICY: "argmax"}, sampled=True)
+BY_TEXT = (replace(_CHAIN, fixed={}),)
+BY_MODEL = (_CHAIN, _ARGMAX)
+BY_HEADS = (
+    Grid("drafter.medusa_nodes", (2, 3, 4, 6, 8, 12, 20, 32), chain=False, fixed={"drafter.tree": "default"}),
+    Grid("eval.draft_length", (1, 2, 3, 4, 5), fixed={"drafter.tree": "chain"}),
+)
+_EAGLE_CHAIN = {"drafter.eagle_tree": "chain", "drafter.tree": "default"}
+BY_EAGLE = (*(replace(each, fixed={**each.fixed, **_EAGLE_CHAIN}) for each in BY_MODEL), _by_nodes(3), _by_nodes(5))
+PROMPT_LOOKUP = (Grid("drafter.lookup_tokens", (1, 2, 3, 4, 6, 8, 10)),)
+NGRAM = (Grid("drafter.ngram_tokens", (1, 2, 3, 4, 5, 6)),)
+LLMA = (Grid("drafter.llma_tokens", (1, 2, 4, 6, 8, 12, 19)),)

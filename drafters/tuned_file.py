@@ -1,0 +1,89 @@
+"""`tuned.json`: the setting of a drafter that was measured to pay on a machine, beside its weights. No torch here.
+
+`draftsmith tune` writes it (`launch/measure/tune.py`); `eval`, `audit`, `generate` and `export` take its
+values where no flag gives others. Read next: `grids.py`, what is chosen from.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import RequestError
+from ..storage import write_text
+from ..storage.formats import TUNED
+
+NAME = "tuned.json"
+DRAFT_LENGTH = "eval.draft_length"
+_PLAIN = re.compile("[a-z0-9_-]{1,20}")
+_AGAIN = "delete it, or run `draftsmith tune` again"
+
+
+def write_tuned(folder: Path, settings: Mapping[str, str], facts: Mapping[str, Any]) -> Path:
+    """Write the recipe values of a drafter, none where plain decoding is faster, and what they were chosen from."""
+    path = folder / NAME
+    write_text(path, json.dumps({"format": TUNED.number, "settings": dict(settings), **facts}, indent=1) + "\n")
+    return path
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A drafter's setting, and what it was measured for."""
+
+    values: dict[str, str]
+    """Of the recipe, as flags give them; empty: nothing was measured to be faster than plain decoding."""
+    measured: str = ""
+    """At which temperature and batch, and on what, in words."""
+
+    def unless(self, given: Iterable[str]) -> Tuned:
+        """None of it where a flag sets a value of its kind: half a setting is another one."""
+        return Tuned({}) if any(map(_is_ours, given)) else self
+
+    @property
+    def shown(self) -> str:
+        """The values as flags."""
+        return " ".join(f"--{name} {value}" for name, value in self.values.items())
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether it drafts a chain, as serving engines do."""
+        nodes = any(name.endswith("_nodes") for name in self.values)
+        return not nodes and self.values.get("drafter.eagle_tree", "chain") == "chain"
+
+
+def read_tuned(folder: Path) -> Tuned:
+    """What a drafter was tuned to; nothing where it was not.
+
+    Raises:
+        RequestError: the file is damaged, of another format, or sets what is no drafter's.
+    """
+    path = folder / NAME
+    if not path.is_file():
+        return Tuned({})
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        number, settings = content["format"], content["settings"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise RequestError(f"{path} is damaged ({type(error).__name__}: {error}); {_AGAIN}") from error
+    TUNED.check(number, path, remedy=_AGAIN)
+    if not isinstance(settings, dict) or not all(map(_is_setting, settings.items())):
+        raise RequestError(f"{path} sets {settings!r:.120}; expected values of drafter.* and {DRAFT_LENGTH}; {_AGAIN}")
+    facts = [f"T = {content.get('temperature')!s:.8}", f"batch {content.get('batch')!s:.8}"]
+    return Tuned(settings, ", ".join([*facts, f"{content.get('machine')!s:.60}"]))
+
+
+def _is_setting(item: tuple[str, Any]) -> bool:
+    name, value = item
+    if not isinstance(value, str) or not _PLAIN.fullmatch(value):  # a number or a word, no place on this machine
+        return False
+    if name == DRAFT_LENGTH:
+        return value.isdecimal() and int(value) > 0
+    return _is_ours(name)
+
+
+def _is_ours(name: str) -> bool:
+    return name == DRAFT_LENGTH or name.startswith("drafter.")

@@ -1,0 +1,68 @@
+"""Values of a recipe on the command line: which words are such values, and which are the verb's own flags.
+
+Read next: `load.py`, which puts them over the recipe's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+
+from ...errors import RequestError
+from ..screen import printable
+from .model import Recipe, section_of
+
+
+def check_words(words: Sequence[str]) -> None:
+    """Raise RequestError for a word with what no name and no value has: it would be obeyed by a terminal."""
+    for word in words:
+        if printable(word) != word:
+            raise RequestError(
+                f"the word {ascii(word):.200} holds control characters, or bytes that are not UTF-8 text; "
+                "expected names and values without them: rename the file, or write the value anew"
+            )
+
+
+def split_overrides(words: Sequence[str], *, of: type | None = None) -> tuple[list[str], list[tuple[str, str]]]:
+    """Take the recipe's values out of the words: `--section.field value`, `--name=value`.
+
+    Args:
+        of: the verb, whose own flags are left among the words.
+
+    Raises:
+        RequestError: a value is missing, or a whole section is named.
+    """
+    own = {each.name for each in fields(of)} if of is not None else set()
+    rest: list[str] = []
+    overrides: list[tuple[str, str]] = []
+    waiting = list(words)
+    while waiting:
+        word = waiting.pop(0)
+        name, equals, value = word.removeprefix("--").partition("=")
+        path = name.replace("-", "_")
+        if not word.startswith("--") or not _is_value(path, own):
+            rest.append(word)
+            continue
+        if not equals:
+            if not waiting or waiting[0].startswith("--"):
+                raise RequestError(f"{word}: no value given; expected {word} VALUE")
+            value = waiting.pop(0)
+        overrides.append((path, value))
+    return rest, overrides
+
+
+def _is_value(path: str, own: set[str]) -> bool:
+    """Whether a flag sets a value of the recipe.
+
+    Raises:
+        RequestError: it names a section.
+    """
+    if "." in path:
+        return True
+    if path in own or path not in Recipe.model_fields:
+        return False
+    section = section_of(path)
+    if section is None:
+        return True
+    some = ", ".join(f"--{path}.{name}" for name in list(section.model_fields)[:3])
+    raise RequestError(f"--{path} names a section of the recipe; expected one of its values, as in {some}")

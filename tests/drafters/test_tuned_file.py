@@ -1,0 +1,63 @@
+"""`tuned.json`: what is read is what was written, and nothing that is no drafter's value."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from draftsmith.drafters.tuned_file import read_tuned, write_tuned
+from draftsmith.errors import RequestError
+
+VALUES = {"eval.draft_length": "3", "drafter.policy": "argmax"}
+
+
+def test_there_and_back(tmp_path: Path) -> None:
+    assert read_tuned(tmp_path).values == {}
+    write_tuned(tmp_path, VALUES, {"pays": True})
+    assert read_tuned(tmp_path).values == VALUES
+
+
+def test_a_flag_of_its_kind_turns_all_of_it_off(tmp_path: Path) -> None:
+    """A tree's depth with a chain's policy is a setting that nobody measured."""
+    write_tuned(tmp_path, VALUES, {"temperature": 0.0, "batch": 8, "machine": "a machine"})
+    tuned = read_tuned(tmp_path)
+    assert tuned.measured == "T = 0.0, batch 8, a machine"
+    assert tuned.unless(["eval.limit", "loop.steps"]).values == VALUES
+    assert tuned.unless(["drafter.tree"]).values == {}
+    assert tuned.unless(["eval.draft_length"]).values == {}
+
+
+@pytest.mark.parametrize(
+    ("values", "chain"),
+    [
+        ({"eval.draft_length": "3"}, True),
+        ({"eval.draft_length": "3", "drafter.eagle_tree": "chain", "drafter.tree": "default"}, True),
+        ({"eval.draft_length": "3", "drafter.tree": "chain"}, True),
+        ({"drafter.medusa_nodes": "8", "drafter.tree": "default"}, False),
+        ({"eval.draft_length": "5", "drafter.eagle_tree": "dynamic", "drafter.eagle_nodes": "16"}, False),
+    ],
+)
+def test_which_settings_an_engine_can_have(values: dict[str, str], chain: bool, tmp_path: Path) -> None:
+    write_tuned(tmp_path, values, {})
+    assert read_tuned(tmp_path).is_chain is chain
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is damaged"),
+        ("[]", "is damaged"),
+        ('{"format": 1}', "is damaged"),
+        ('{"format": 9, "settings": {}}', "format is 9"),
+        ('{"format": 1, "settings": {"loop.steps": "3"}}', "sets"),
+        ('{"format": 1, "settings": {"eval.draft_length": "-3"}}', "sets"),
+        ('{"format": 1, "settings": {"drafter.policy": 3}}', "sets"),
+        ('{"format": 1, "settings": []}', "sets"),
+    ],
+)
+def test_what_is_none_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "tuned.json").write_text(text)
+    with pytest.raises(RequestError, match=message) as refused:
+        read_tuned(tmp_path)
+    assert "tuned.json" in str(refused.value)
+    assert "draftsmith tune" in str(refused.value)

@@ -1,0 +1,100 @@
+"""Runs of the real loop on models of a few thousand weights, for tests that cut, poison and spread them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from chains import Batch, Chains, stop_behind
+from conftest import VOCABULARY, make_target
+from draftsmith.launch.recipe.model import Recipe
+from draftsmith.trainers.config import (
+    CheckpointConfig,
+    LoopConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    ProbeConfig,
+)
+from draftsmith.trainers.loop import setup
+from draftsmith.trainers.loop.loop import Loop, Plan
+from draftsmith.trainers.student.architecture import fresh_model
+from draftsmith.trainers.target import TargetObjective
+from method_objectives import build
+
+ROWS, BATCH, STEPS = 40, 8, 12
+
+
+class Asked(Chains):
+    """Rows that remember which of them were asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(ROWS, 0, uneven=True)
+        self.asked: list[int] = []
+
+    def batch(self, rows: list[int] | None = None) -> Batch:
+        self.asked += rows or []
+        return super().batch(rows)
+
+
+class NoTokenizer:
+    """An export without one."""
+
+    def save_pretrained(self, folder: Path) -> None:
+        (folder / "tokenizer.json").write_text("{}")
+
+
+def objective_of(method: str) -> Any:
+    """A small objective: `target` learns the text alone, the others read a frozen target's states."""
+    if method == "target":
+        sizes = ModelConfig(layers=1, hidden=32, heads=2, kv_heads=1, head_size=16, max_positions=64)
+        recipe = Recipe(method="target", objective=ObjectiveConfig(chunk=16))
+        return TargetObjective(recipe, fresh_model(sizes, vocabulary=VOCABULARY, eos=0), NoTokenizer())
+    target = make_target("qwen3").model
+    torch.manual_seed(1)
+    return build(method, target)
+
+
+def plan(*, every: int = 5, keep: int = 2, **loop: Any) -> Plan:
+    """Sections of a short run; `every` and `keep` are those of its checkpoints."""
+    values = {"steps": STEPS, "batch_rows": BATCH, "micro_rows": 4, "precision": "fp32", "log_every": 1}
+    values |= {"validate_every": 6, "validate_rows": 4} | loop
+    optimizer = OptimizerConfig(lr=3e-3, warmup_steps=2)
+    return Plan(LoopConfig(**values), optimizer, CheckpointConfig(every_steps=every, keep=keep), ProbeConfig())
+
+
+def loop_in(out: Path, method: str = "target", rows: Any = None, **values: Any) -> Loop:
+    """The real loop in a run's folder."""
+    sections = plan(**values)
+    out.mkdir(parents=True, exist_ok=True)
+    setup.make_deterministic(sections.loop)
+    accelerator = setup.make_accelerator(sections.loop, sections.optimizer, out)
+    goal = objective_of(method)
+    return Loop(
+        goal, rows or Asked(), Chains(8, 2), sections, accelerator, out=out, export_to=out / "drafter", probe=None
+    )
+
+
+def run(loop: Loop, *, stop_at: int | None = None, watch: Callable[[int], None] | None = None) -> None:
+    """Run or resume to the end, or to a signal behind step `stop_at`; `watch` is called behind each step."""
+    stop_behind(loop, stop_at, watch)
+    loop.run(setup.resume_from(loop.out, "auto"))
+
+
+def state_files(out: Path, step: int = STEPS) -> dict[str, bytes]:
+    """Weights and moments of a checkpoint, byte by byte."""
+    folder = out / "checkpoints" / f"step-{step:08d}"
+    found = {path.name: path.read_bytes() for path in folder.iterdir() if path.name.startswith(("model", "optimizer"))}
+    assert len(found) >= 3
+    return found
+
+
+def losses(out: Path) -> dict[int, float]:
+    """Step -> training loss, of every step once."""
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    each = [(line["step"], line["loss"]) for line in lines if line["kind"] == "train"]
+    assert len({step for step, _ in each}) == len(each)
+    return dict(each)

@@ -1,0 +1,132 @@
+"""`draftsmith tune`: predicted, measured, kept beside the drafter, and taken by the other commands."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+from draftsmith.decoding.target.loading import load_target
+from draftsmith.drafters.heads.medusa import MedusaHeads
+from draftsmith.drafters.tuned_file import read_tuned, write_tuned
+from draftsmith.eval.measure.metrics import Interval
+from draftsmith.eval.tune.race import Raced
+from draftsmith.eval.tune.settings import Contender, Prediction, Setting
+from draftsmith.launch.check.early import named
+from draftsmith.launch.cli import main
+from draftsmith.launch.measure.tune import best_of, contenders_of, sentence
+from draftsmith.launch.recipe.load import load_recipe
+from draftsmith.launch.requests import Pair
+from draftsmith.trainers.teacher.frozen import saver
+
+FEW = ["--limit", "8", "--eval.max_new_tokens", "12"]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run folder of untrained heads for the embedded target."""
+    target = load_target("tiny")
+    saver(target, "medusa")(MedusaHeads.for_target(target.model, heads=4, shared_head=True), tmp_path / "run/drafter")
+    (tmp_path / "run" / "run.yaml").write_text(load_recipe("medusa-tiny", [("data.limit_rows", "200")]).yaml())
+    return tmp_path / "run"
+
+
+def test_a_drafter_and_a_method_without_one(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", str(run), "--best", "2", *FEW]) == 0
+    printed = capfd.readouterr().out
+    content = json.loads((run / "eval" / "tune.json").read_text())
+    tuned = json.loads((run / "drafter" / "tuned.json").read_text())
+    assert {each["method"] for each in content["measured"]} == {str(run / "drafter"), "prompt-lookup"}
+    assert {each["settings"].get("drafter.medusa_nodes") for each in content["predicted"]} >= {"2", "8", "32"}
+    assert content["sentence"] in " ".join(printed.split())
+    assert "not audited" in printed
+    assert tuned["verdict"] == "not audited"
+    best = next(each for each in content["measured"] if each["method"] == str(run / "drafter"))
+    assert tuned["speedup"] == best["measured"]
+    # what is slower, beyond its interval, is not kept
+    assert read_tuned(run / "drafter").values == (best["settings"] if best["measured"][2] >= 1 else {})
+
+
+def test_what_was_kept_is_taken_and_said(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    write_tuned(run / "drafter", {"drafter.medusa_nodes": "6"}, {"temperature": 0.0, "batch": 1, "machine": "here"})
+    few = ["--no-audit", "--eval.limit", "1", "--eval.max_new_tokens", "12", "--eval.repeats", "1"]
+    nodes = {}
+    for name, flags in (("tuned", []), ("by hand", ["--drafter.medusa_nodes", "4"])):
+        assert main(["eval", str(run), "--out", str(tmp_path / name), *few, *flags]) == 0
+        printed = capfd.readouterr().out
+        assert ("tuned for T = 0.0, batch 1, here: --drafter.medusa_nodes 6" in printed) is (name == "tuned")
+        nodes[name] = json.loads((tmp_path / name / "results.json").read_text())["rows"][0]["nodes"]
+    assert nodes == {"tuned": 6, "by hand": 4}
+
+
+def test_an_export_asks_for_the_tuned_length(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    write_tuned(run / "drafter", {"eval.draft_length": "2"}, {})
+    assert main(["export", str(run), "--out", str(tmp_path / "vllm")]) == 0
+    assert '"num_speculative_tokens": 2' in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--batch", "0"], "--batch is 0"),
+        (["--batch", "8", "--limit", "32"], "--limit is 32; expected 64 or more"),
+        (["--eval.draft_length", "3"], "--eval.draft_length is chosen by tune"),
+        (["--eval.batch", "3"], "say --batch"),
+        (["--eval.max_new_tokens", "11"], "prompt-lookup drafts up to 10 tokens"),
+        (["--limit", "7"], "--limit is 7"),
+        (["--temperature", "-1"], "--temperature is -1"),
+        (["--method", "skeleton-of-thought"], "no setting of it to tune"),
+        (["--method", "nope"], "no method is called 'nope'"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused(
+    flags: list[str], message: str, run: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["tune", str(run), *flags]) == 2
+    assert message in capfd.readouterr().err
+
+
+def prediction(name: str, speedup: float, pays_from: float | None = None) -> Prediction:
+    contender = CONTENDERS[name.split()[0]]
+    return Prediction(Setting(contender, {"drafter.size": name}), 2.0, 5.0, 1.0, speedup, pays_from)
+
+
+CONTENDERS = {name: Contender(name, name, (), True, lambda _: None) for name in "abc"}  # type: ignore[arg-type, return-value]
+
+
+def test_every_method_is_measured_with_its_best() -> None:
+    some = [prediction("a 1", 1.5), prediction("a 2", 1.6), prediction("b 1", 0.7), prediction("a 3", 1.4)]
+    assert [each.speedup for each in best_of(some, 3)] == [1.6, 1.5, 0.7]
+    assert [each.speedup for each in best_of(some, 1)] == [1.6, 0.7]
+
+
+@pytest.mark.parametrize(
+    ("interval", "pays_from", "expected"),
+    [
+        ((1.5, 1.4, 1.6), 0.5, "a, size a: 1.50 [1.40, 1.60] times plain decoding at T = 0, batch 1"),
+        ((1.0, 0.9, 1.1), 0.9, "not told apart from plain decoding"),
+        ((0.8, 0.7, 0.9), 2.0, "nothing beats plain decoding at T = 0, batch 1: a, size a comes nearest"),
+        ((0.8, 0.7, 0.9), 2.0, "would pay if a call of the target took 2.0 times as long"),
+        ((0.8, 0.7, 0.9), None, "would at no cost of a call"),
+        ((0.95, 0.9, 0.99), 0.8, "took 1.1 times as long"),
+        ((2.3, math.nan, math.nan), 0.8, "too little was timed to tell"),
+    ],
+)
+def test_one_sentence(interval: tuple[float, float, float], pays_from: float | None, expected: str) -> None:
+    done = [Raced(prediction("a", 1.0, pays_from), Interval(*interval), Interval(2.0, 1.9, 2.1), 24)]
+    assert expected in sentence(done, 0.0, 1)
+
+
+def test_two_drafters_of_a_family_are_told_apart(run: Path, tmp_path: Path) -> None:
+    """And the recipe's own setting is tried where it stands in no grid."""
+    shutil.copytree(run, tmp_path / "other")
+    recipe = load_recipe("medusa-tiny", [("data.limit_rows", "200"), ("drafter.medusa_nodes", "9")])
+    (run / "run.yaml").write_text(recipe.yaml())
+    pairs = [named(Pair(folder), []) for folder in (run, tmp_path / "other")]
+    first, second = contenders_of(pairs, load_target("tiny"))
+    assert (first.title, second.title) == ("medusa of run", "medusa of other")
+    assert (first.own, second.own) == (True, False)  # 9 nodes, 20 nodes
+    assert Setting(first, {}).label == "medusa of run, as the recipe has it"
+    assert max(first.grids[1].sizes) == 4  # no chain is longer than there are heads

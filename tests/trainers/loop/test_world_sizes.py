@@ -1,0 +1,73 @@
+"""A run that goes on in more and in fewer processes sees every row once, and keeps to the loss of one process."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from draftsmith.trainers.loop.order import RowOrder
+from faults import ranks, spread, toy
+from tally import tally
+
+# processes, and the step behind which they end
+STAGES = [(1, 5), (2, 10), (4, 15), (1, None)]
+
+
+def stages(out: Path, method: str, plan: list[tuple[int, int | None]], first: int = 0) -> None:
+    for world, stop_at in plan:
+        ranks.run(world, spread.stage, out, first, stop_at, method)
+        first = stop_at or spread.STEPS
+
+
+def rows_of(out: Path, first: int, world: int) -> list[list[int]]:
+    """The rows of each step of a stage, over all processes."""
+    parts = [json.loads((out / f"rows-{first}-{rank}").read_text()) for rank in range(world)]
+    return [sorted(sum(step, [])) for step in zip(*parts, strict=True)]
+
+
+def check_rows(out: Path, plan: list[tuple[int, int | None]]) -> None:
+    """Every step has the rows of its place in the order, and an epoch has each row once."""
+    order, first = RowOrder(toy.ROWS, toy.BATCH, 0), 0
+    seen: Counter[int] = Counter()
+    for world, stop_at in plan:
+        for step, rows in enumerate(rows_of(out, first, world), start=first):
+            assert rows == sorted(order.step(step)), step
+            seen.update(rows)
+        first = stop_at or spread.STEPS
+    epochs = spread.STEPS * toy.BATCH // toy.ROWS
+    assert seen == dict.fromkeys(range(toy.ROWS), epochs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["target", "medusa"])
+def test_one_two_four_and_one_process(method: str, tmp_path: Path) -> None:
+    mine, control = tmp_path / "mine", tmp_path / "control"
+    stages(mine, method, STAGES)
+    check_rows(mine, STAGES)
+    stages(control, method, [(1, None)])
+    got, expected = toy.losses(mine), toy.losses(control)
+    assert got.keys() == expected.keys() == set(range(1, spread.STEPS + 1))
+    far = {step: abs(got[step] / expected[step] - 1) for step in got}
+    print({step: f"{value:.1e}" for step, value in far.items()})
+    assert all(far[step] == 0 for step in range(1, 6)), "one process up to there"
+    # each stage from the very checkpoint that it began with, in one process
+    first = 0
+    for _, stop_at in STAGES:
+        if first:
+            check_stage(mine, control.with_name(f"from-{first}"), first, method)
+        first = stop_at or spread.STEPS
+    tally("world sizes", tried=len(STAGES))
+
+
+def check_stage(mine: Path, alone: Path, first: int, method: str) -> None:
+    """The first loss of a stage is that of one process from the same checkpoint."""
+    shutil.copytree(mine, alone)
+    for saved in (alone / "checkpoints").iterdir():
+        if int(saved.name.removeprefix("step-")) > first:
+            shutil.rmtree(saved)
+    stages(alone, method, [(1, None)], first)
+    step = first + 1
+    assert toy.losses(mine)[step] == pytest.approx(toy.losses(alone)[step], rel=1e-6)
