@@ -93,7 +93,7 @@ class Arm:
     ) -> None:
         self.loop = loop_of(recipe, folder, {**args.set, **(more or {})})
         resolved = load_recipe(recipe, list(args.set.items())).recipe
-        self.precisions = (resolved.target.dtype, resolved.loop.precision)
+        self.precisions = (resolved.target.dtype, resolved.loop.precision_on(cpu=not torch.cuda.is_available()))
         self.parts = {name: Part() for name in ("step", "layers", "projection")}
         self.waited: list[float] = []
         self.tokens = 0

@@ -81,8 +81,16 @@ class ModelConfig(Section):
     removed one by one, each time the one that costs least measured acceptance."""
     prune_rows: int = Field(16, ge=1)
     """With `start_from: target`: held-out rows on which acceptance and activations are measured."""
+    deepen_to: int | None = Field(None, ge=2, le=1_000)
+    """With `start_from`: layers that the model gets before it is trained on; its output is at first the same."""
     sizes: str | None = None
     """As `target.sizes`, for the model that `start_from` names."""
+
+    @model_validator(mode="after")
+    def _a_model_is_deepened(self) -> Self:
+        if self.deepen_to is not None and self.start_from is None:
+            raise ValueError("deepen_to adds layers to a trained model: set start_from, or layers for a fresh one")
+        return self
 
     @model_validator(mode="after")
     def _layers_are_of_a_target(self) -> Self:
@@ -211,8 +219,9 @@ class LoopConfig(Section):
     """Rows of an optimiser step over all processes together."""
     micro_rows: int = Field(16, ge=1)
     """Rows of one forward pass in one process; accumulation follows from it."""
-    precision: Literal["fp32", "bf16", "fp16"] = "bf16"
-    """Mixed precision of forward and backward; weights and moments stay fp32."""
+    precision: Literal["fp32", "bf16", "fp16"] | None = None
+    """Mixed precision of forward and backward; weights and moments stay fp32. Unset: bf16 on a GPU, fp32 on a
+    CPU, where rounding small matrices costs more than it saves."""
     seed: int = Field(0, ge=0, lt=2**32)
     """Seed of weights, row order and dropout."""
     ema: float | None = Field(None, gt=0, lt=1)
@@ -230,6 +239,11 @@ class LoopConfig(Section):
     not answer. More than preparing the data takes, for which all wait for process 0."""
     trackers: list[Literal["tensorboard", "trackio", "wandb", "mlflow", "aim"]] = []
     """Trackers that get copies of the metrics."""
+
+    def precision_on(self, *, cpu: bool) -> Literal["fp32", "bf16", "fp16"]:
+        """The precision of a run there."""
+        return self.precision or ("fp32" if cpu else "bf16")
+
     deterministic: bool = True
     """Refuse kernels whose result depends on timing, so that a resume is exact."""
 

@@ -145,6 +145,7 @@ def _within(path: str, prefixes: tuple[str, ...]) -> bool:
 
 
 _ON_TARGET = (*_WITH_TARGET, "model.start_from")
+_DEEPER = ("model.deepen_to",)
 _NOT_MOVING = ("objective.from_kl_share",)
 _WHOLE_TEACHER = (*_NOT_MOVING, "objective.teacher_top_k")
 _HEADS = {"heads": "medusa.heads", "layers": "medusa.layers", "shared_head": "medusa.shared_head"}
@@ -172,6 +173,7 @@ _ALL = (
         family="draft_model",
         sections={"lora": LoraConfig, "rollouts": RolloutsConfig},
         reads=(*_WITH_TARGET, "model"),
+        ignores=_DEEPER,
     ),
     Method(
         name="boost",
@@ -179,6 +181,7 @@ _ALL = (
         family="ensemble",
         sections={"lora": LoraConfig, "boost": BoostConfig},
         reads=(*_WITH_TARGET, "model"),
+        ignores=_DEEPER,
         origins=lambda recipe: [*_start_from(recipe), *(each for each in recipe.boost.start_from if each)],
         runs=lambda recipe: int(recipe.boost.members) if recipe.boost.order == "in_turn" else 1,
         samples=lambda recipe: Samples(recipe.boost.samples, recipe.boost.held_out, recipe.boost.members),

@@ -32,6 +32,7 @@ from .losses.mix import Mix
 from .pruning.sizes import check_not_pruned
 from .sections import MakeProbe, Sections
 from .student.architecture import fresh_model
+from .student.deeper import deepened
 from .student.draft import given_model, rows_of, whose
 from .teacher.frozen import check_rows_fit, plan_of
 
@@ -83,6 +84,8 @@ def student(
                 f"model.start_from {model.start_from!r} has {rows_of(made)} tokens, the tokenizer "
                 f"{vocabulary}; name its own tokenizer by tokenizer.path"
             )
+        if model.deepen_to is not None:
+            made = deepened(made, model.deepen_to)
     check_rows_fit(recipe, made.config, whose(model))
     return made
 

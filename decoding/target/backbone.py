@@ -24,6 +24,7 @@ from .foreign import end_ids
 from .hidden_states import HiddenStates, layer_count
 from .hub import load_tokenizer
 from .kv_cache import KVCache
+from .stacked import Stack, can_stack
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -42,6 +43,7 @@ class Backbone:
     def __init__(self, model: PreTrainedModel, *, name: str, revision: str | None = None) -> None:
         check_rollback(model)
         self.model, self.name, self.revision = model, name, revision
+        self._stacked: Stack | None = None
 
     @property
     def vocabulary(self) -> int:
@@ -58,6 +60,19 @@ class Backbone:
         # the lean forward runs some calls without a mask, which a sliding layer needs
         config = self.model.config.get_text_config(decoder=True)
         return lean.fits(self.model) and _sliding_window(config) is None
+
+    @property
+    def _stack(self) -> Stack | None:
+        """The model's stacked projections, made anew where a weight has changed; None where it has none."""
+        if not self._can_stack:
+            return None
+        if self._stacked is None or not self._stacked.is_current:
+            self._stacked = Stack(self.model)
+        return self._stacked
+
+    @cached_property
+    def _can_stack(self) -> bool:
+        return can_stack(self.model)
 
     @cached_property
     def _layer_count(self) -> int:
@@ -157,7 +172,9 @@ class Backbone:
     ) -> Seen:
         states = HiddenStates(layers, self._layer_count)
         if self._is_lean and self.device.type == "cpu":
-            logits_BNV = lean.lean_forward(self.model, tokens, mask, positions, kv_cache, keep=keep, states=states)
+            logits_BNV = lean.lean_forward(
+                self.model, tokens, mask, positions, kv_cache, keep=keep, states=states, stack=self._stack
+            )
             return Seen(logits_BNV, states.side_by_side)
         with states.taken_from(self.model.get_decoder()):
             out = self.model(

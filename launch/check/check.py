@@ -116,17 +116,16 @@ def _device(recipe: Recipe) -> str:
 
     from ...trainers.loop.setup import check_machine
 
-    devices, precision = devices_of(recipe), recipe.loop.precision
+    devices = devices_of(recipe)
+    precision = recipe.loop.precision_on(cpu=devices.on_cpu)
     if devices.described:
         check_machine(recipe.loop, on_cpu=False)
         check_sharding(recipe)
         return f"{devices}, sharding {devices.sharding}, precision {precision}, as described"
-    on_cpu = not torch.cuda.is_available()
-    check_machine(recipe.loop, on_cpu=on_cpu)
-    if on_cpu:
-        return f"CPU, {os.cpu_count()} cores, precision {recipe.loop.precision}"
-    name = torch.cuda.get_device_name(0)
-    return f"{torch.cuda.device_count()} x {name}, precision {recipe.loop.precision}"
+    check_machine(recipe.loop, on_cpu=devices.on_cpu)
+    if devices.on_cpu:
+        return f"CPU, {os.cpu_count()} cores, precision {precision}"
+    return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}, precision {precision}"
 
 
 def _batch(recipe: Recipe) -> str:

@@ -32,6 +32,7 @@ class Devices:
     """Bytes that training may fill, of each."""
     sharding: str
     described: bool
+    on_cpu: bool = False
 
     def __str__(self) -> str:
         each = f"{in_units(self.memory)} each" if self.processes > 1 else in_units(self.memory)
@@ -42,7 +43,7 @@ def devices_of(recipe: Recipe) -> Devices:
     """The devices of the recipe's `machine`, or those here."""
     machine = recipe.machine
     if machine.processes is None:
-        return Devices(processes(), device_memory(), "none", described=False)
+        return Devices(processes(), device_memory(), "none", described=False, on_cpu=on_cpu())
     memory = machine.device_gb * 1e9
     return Devices(machine.processes, memory, machine.sharding, described=True)
 
@@ -107,7 +108,7 @@ def check_fits(need: dict[str, float], devices: Devices) -> None:
 
 def _state(recipe: Recipe, student: nn.Module, devices: Devices) -> float:
     """What the optimiser needs of P trained numbers, AdamW's two moments in fp32 among it."""
-    P, N, full = trained(student), devices.processes, BYTES[recipe.loop.precision]
+    P, N, full = trained(student), devices.processes, _number_size(recipe)
     # fp32 weight, moments and gradient, and the gradient in the precision of the run
     pieces = (4 + 8 + 4 + full) * P / N
     if devices.sharding == "zero2":  # DeepSpeed's own sum: whole weights, the rest in pieces
@@ -134,7 +135,7 @@ def _activations(recipe: Recipe, student: nn.Module, target: nn.Module | None) -
     if recipe.tunes_target and target is not None:
         width += sum(_widths(target))  # it learns too, so its layers keep what they read
     # the gradient of an own projection is made in the forward pass, in fp32
-    return 1.25 * T * width * BYTES[recipe.loop.precision] + 4.0 * _own_projections(student)
+    return 1.25 * T * width * _number_size(recipe) + 4.0 * _own_projections(student)
 
 
 def _reading(recipe: Recipe, target: Any) -> float:
@@ -190,9 +191,21 @@ def device_memory() -> int:
     import psutil
     import torch
 
-    if torch.cuda.is_available():
-        return int(torch.cuda.get_device_properties(0).total_memory)
-    return int(psutil.virtual_memory().total)
+    if on_cpu():
+        return int(psutil.virtual_memory().total)
+    return int(torch.cuda.get_device_properties(0).total_memory)
+
+
+def on_cpu() -> bool:
+    """Whether a run here has no GPU."""
+    import torch
+
+    return not torch.cuda.is_available()
+
+
+def _number_size(recipe: Recipe) -> int:
+    """Bytes of a number in the precision of the run."""
+    return BYTES[recipe.loop.precision_on(cpu=devices_of(recipe).on_cpu)]
 
 
 def in_units(count: float) -> str:

@@ -39,6 +39,7 @@ def make_accelerator(loop: LoopConfig, optimizer: OptimizerConfig, out: Path) ->
         # otherwise DeepSpeed, where it is installed, guesses and warns
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     check_machine(loop, on_cpu=on_cpu)
+    precision = loop.precision_on(cpu=on_cpu)
     if os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true":
         raise RequestError(
             "the launch asks for FSDP, whose shards the loop does not gather for checkpoints; for memory use "
@@ -51,7 +52,7 @@ def make_accelerator(loop: LoopConfig, optimizer: OptimizerConfig, out: Path) ->
         leave_kernels_uncompiled()
     accelerator = Accelerator(
         # with cpu=True accelerate leaves DeepSpeed out silently
-        mixed_precision="no" if loop.precision == "fp32" else loop.precision,
+        mixed_precision="no" if precision == "fp32" else precision,
         cpu=on_cpu and not wants_deepspeed,
         kwargs_handlers=_group_of(loop, on_cpu=on_cpu),
         log_with=list(loop.trackers) or None,

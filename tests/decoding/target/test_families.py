@@ -21,6 +21,7 @@ from draftsmith.decoding.target.attention import NAME, OWN, use_grouped_attentio
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.decoding.target.kv_cache import KVCache
 from draftsmith.decoding.target.loading import load_target
+from draftsmith.decoding.target.stacked import can_stack
 from draftsmith.decoding.tree.tree import Tree, chain
 from draftsmith.errors import RequestError
 from random_models import GROUPED, SIZES, random_model
@@ -401,21 +402,63 @@ def test_an_attention_that_would_add_a_boolean_mask_is_refused(make: Callable[[]
         Backbone(make(), name="eager")
 
 
+@pytest.mark.parametrize("stacked", [True, False])
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral"])
-def test_the_lean_forward_is_the_models_own(family: str) -> None:
-    """Same modules, same operations: the logits of prompt and tree are equal to the bit."""
-    model = random_model(family, **FAMILIES[family])
+def test_the_lean_forward_is_the_models_own(family: str, stacked: bool) -> None:
+    """The logits of prompt and tree are as near to those in fp64 as the model's own forward is."""
+    model = random_model(family, **FAMILIES[family]).requires_grad_(False)
     use_grouped_attention(model)
+    found = {}
+    for kind, made in {"lean": model, "own": model, "exact": copy.deepcopy(model).double()}.items():
+        target = Backbone(made, name="random")
+        assert target._is_lean == (kind != "exact")
+        target.__dict__["_is_lean"] = kind == "lean"
+        target.__dict__["_can_stack"] = stacked
+        found[kind] = prompt_and_tree(target)
+        assert (target._stacked is not None) == (stacked and kind == "lean")
+    for lean, own, exact in zip(*found.values(), strict=True):
+        rounding = (own - exact).abs().max()
+        assert (lean - exact).abs().max() <= 2 * rounding
+        torch.testing.assert_close(lean, own, atol=1e-5, rtol=1e-5)
+
+
+def prompt_and_tree(target: Backbone) -> tuple[torch.Tensor, torch.Tensor]:
     tree = Tree((-1, 0, 0, 1))
-    found = []
-    for lean in (True, False):
-        target = Backbone(model, name="random")
-        assert target._is_lean
-        target.__dict__["_is_lean"] = lean
-        kv_cache = KVCache(2, 40)
-        with torch.inference_mode():
-            first = target.prefill([[1, 2, 3], [4, 5, 6, 7, 8]], kv_cache)
-            tokens = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
-            found.append((first, target.forward(tokens, torch.tensor([3, 5]), tree, kv_cache)))
-    for lean_logits, own_logits in zip(*found):
-        torch.testing.assert_close(lean_logits, own_logits, atol=1e-6, rtol=1e-6)
+    kv_cache = KVCache(2, 40)
+    with torch.inference_mode():
+        first = target.prefill([[1, 2, 3], [4, 5, 6, 7, 8]], kv_cache)
+        tokens = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
+        return first, target.forward(tokens, torch.tensor([3, 5]), tree, kv_cache)
+
+
+def change_in_place(model: Any) -> None:
+    model.model.layers[1].mlp.up_proj.weight.mul_(1.5)
+
+
+def put_elsewhere(model: Any) -> None:
+    weight = model.model.layers[0].self_attn.k_proj.weight
+    weight.data = weight.data * 1.5
+
+
+@pytest.mark.parametrize("change", [change_in_place, put_elsewhere])
+def test_stacked_projections_follow_the_weights(change: Callable[[Any], None]) -> None:
+    model = random_model("qwen3", **FAMILIES["qwen3"]).requires_grad_(False)
+    use_grouped_attention(model)
+    target = Backbone(model, name="random")
+    before = prompt_and_tree(target)
+    change(model)
+    after, fresh = prompt_and_tree(target), prompt_and_tree(Backbone(model, name="random"))
+    assert not torch.allclose(before[1], after[1])
+    for each, expected in zip(after, fresh, strict=True):
+        assert torch.equal(each, expected)
+
+
+def test_what_learns_or_is_no_plain_layer_is_not_stacked() -> None:
+    model = random_model("qwen3", **FAMILIES["qwen3"]).requires_grad_(False)
+    assert can_stack(model)
+    layer = model.model.layers[1].mlp
+    layer.up_proj.weight.requires_grad_(True)
+    assert not can_stack(model)
+    layer.up_proj.weight.requires_grad_(False)
+    layer.up_proj.register_forward_hook(lambda *_: None)
+    assert not can_stack(model)

@@ -1,0 +1,99 @@
+"""Projections of a decoder layer that read the same input, stacked into one product each.
+
+Query, key and value are one product then, gate and up another: a small model's call is mostly the way to its
+products, and there are three fewer of them in a layer. The stack is a copy of the weights, so it is made for
+small frozen models alone, and made anew where a weight has changed. Read next: `lean.py`, which runs it.
+
+Shapes: B rows, N tokens, H hidden, Q query heads, G key-value heads, D head size, I inner size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+_MOST = 100_000_000
+"""Numbers of a model that is stacked: in a larger one the products themselves take the time."""
+
+
+class Joined(NamedTuple):
+    """Several linear layers as one."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    @staticmethod
+    def of(layers: Sequence[nn.Linear]) -> Joined:
+        """The outputs of `layers`, one behind the other."""
+        biases: list[Tensor] = [layer.bias for layer in layers if layer.bias is not None]
+        weights: list[Tensor] = [layer.weight for layer in layers]
+        return Joined(torch.cat(weights), torch.cat(biases) if biases else None)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class Stacked(NamedTuple):
+    """A layer's projections by what they read."""
+
+    query_key_value: Joined
+    gate_up: Joined
+    key_heads: int
+    head_norm: Tensor | None
+    """The weights of the norms of query and key heads, [Q + G, D]."""
+
+
+class Stack:
+    """The stacked layers of a model, as long as its weights stay."""
+
+    def __init__(self, model: Any) -> None:
+        self._weights = [
+            each for layer in model.model.layers for each in (*layer.self_attn.parameters(), *layer.mlp.parameters())
+        ]
+        self._state = self._now()
+        self.layers = [_stacked(layer) for layer in model.model.layers]
+
+    @property
+    def is_current(self) -> bool:
+        """Whether no weight has been written to, or put elsewhere, since."""
+        return self._now() == self._state
+
+    def _now(self) -> list[int]:
+        return [number for each in self._weights for number in (each._version, each.data_ptr())]
+
+
+def can_stack(model: Any) -> bool:
+    """Whether a model is small, frozen, and of plain linear layers whose inputs and outputs nobody looks at."""
+    if sum(each.numel() for each in model.parameters()) > _MOST:
+        return False
+    return all(_is_plain(each) for layer in model.model.layers for part in _PARTS for each in _layers(layer, part))
+
+
+_PARTS = (("self_attn", ("q_proj", "k_proj", "v_proj")), ("mlp", ("gate_proj", "up_proj")))
+
+
+def _layers(layer: Any, part: tuple[str, tuple[str, ...]]) -> list[Any]:
+    module, names = part
+    return [getattr(getattr(layer, module), name) for name in names]
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    if type(layer) is not nn.Linear or layer._forward_hooks or layer._forward_pre_hooks:
+        return False
+    weight = layer.weight
+    return type(weight) is nn.Parameter and not weight.requires_grad and not weight.is_inference()
+
+
+def _stacked(layer: Any) -> Stacked:
+    joined = [Joined.of(_layers(layer, part)) for part in _PARTS]
+    attention = layer.self_attn
+    counts = [each.weight.shape[0] // attention.head_dim for each in (attention.q_proj, attention.k_proj)]
+    head_norm = None
+    if hasattr(attention, "q_norm"):
+        norms = (attention.q_norm.weight, attention.k_norm.weight)
+        head_norm = torch.cat([norm.expand(count, -1) for norm, count in zip(norms, counts, strict=True)])
+    return Stacked(joined[0], joined[1], counts[1], head_norm)
