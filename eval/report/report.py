@@ -20,6 +20,7 @@ from markupsafe import Markup
 from ...errors import RequestError
 from ...storage import write_text
 from . import plots
+from .opening import fastest, opening
 from .results import VERDICTS, read_results
 from .tables import MISSING, best_measured, best_predicted, degenerate, drifted, interval, left_out, number, stand_in
 
@@ -91,7 +92,8 @@ def context(results: dict[str, Any], audit: dict[str, Any] | None, curve: list[d
         "rows": rows,
         "sweep": sweep,
         "best": (best_predicted(sweep), best_measured(sweep)) if sweep else None,
-        "sentence": sentence(rows[0]),
+        "opening": opening(rows, sweep),
+        "lead": fastest(rows),
         "warnings": [*tuned(results["target"]), *left_out(results), *warnings(rows, audit)],
         "audit": audit,
         "verdict": verdict(rows),
@@ -128,15 +130,6 @@ def verdict(rows: Sequence[dict[str, Any]]) -> str:
     """The worst verdict of all rows."""
     verdicts = {row["verdict"] for row in rows}
     return next(each for each in VERDICTS if each in verdicts)
-
-
-def sentence(row: dict[str, Any]) -> str:
-    """The result in one sentence, never without its verdict."""
-    return (
-        f"{row['method']}: {interval(row['tau'])} tokens per target call at temperature "
-        f"{row['temperature']:g}, {interval(row['speedup'])} times the speed of plain decoding in "
-        f"the same engine ({number(row['predicted_speedup'])} predicted); audit: {row['verdict']}."
-    )
 
 
 def tuned(target: dict[str, Any]) -> list[str]:
