@@ -26,6 +26,7 @@ from ...drafters.model.ensemble import Ensemble
 from ...errors import RequestError
 from ...storage.formats import AUDIT
 from ..config import AuditConfig
+from ..live import live
 from .enumeration import Enumeration, enumerate_decoding
 from .plants import PLANTS, Plant
 from .replay import Replay, replay
@@ -215,14 +216,16 @@ def _sampled(
     asked: list[Sequence[int]] = []
     answers: Answers = []
     tokens = number = 0
-    while tokens < config.tokens:
-        numbers = list(range(number, number + config.batch))
-        batch = [prompts[n % len(prompts)] for n in numbers]
-        written = write(batch, numbers, warper)
-        asked += batch
-        answers += written
-        number += config.batch
-        tokens += sum(len(answer) - 1 for answer in written)
+    with live("auditing", config.tokens, " tokens") as line:
+        while tokens < config.tokens:
+            numbers = list(range(number, number + config.batch))
+            batch = [prompts[n % len(prompts)] for n in numbers]
+            written = write(batch, numbers, warper)
+            asked += batch
+            answers += written
+            number += config.batch
+            tokens += sum(len(answer) - 1 for answer in written)
+            line.update(min(tokens, config.tokens) - line.n)
     return asked, answers
 
 

@@ -17,6 +17,7 @@ from ...decoding.engine import Generation, autoregressive, generate
 from ...decoding.sampling import Warper
 from ...decoding.target.backbone import Backbone
 from ..config import EvalConfig
+from ..live import live
 from .arms import Arm
 from .metrics import Counts, Floats, Interval, counts_of, ratio
 from .requests import Request
@@ -96,7 +97,9 @@ def decode(
     warper = Warper(temperature, config.top_k, config.top_p, config.min_p)
     runs = [Run() for _ in arms]
     _warm_up(target, arms, requests, warper)
-    for at in range(0, len(requests), config.batch):
+    starts = range(0, len(requests), config.batch)
+    line = live(f"measuring, T = {temperature:g}", len(starts), " batches")
+    for at in starts:
         part = requests[at : at + config.batch]
         common: dict[str, Any] = {
             "warper": warper,
@@ -112,6 +115,8 @@ def decode(
                 drafter = arm.at(length).drafter
                 own = generate(target, drafter, ids, rule=config.rule, **common)
                 run.add(base, own, first=repeat == 0)
+        line.update()
+    line.close()
     return runs
 
 
