@@ -1,7 +1,8 @@
 """Make the embedded target anew: `make tiny-target`.
 
-Trains `recipes/target-tiny.yaml`, makes it deeper by `recipes/target-deep.yaml`, and puts weights, tokenizer,
-resolved recipe, loss curve and model card into `recipes/assets/tiny-target/`. Read next: `train.py`.
+Trains `recipes/target-tiny.yaml` on the standard library, makes it deeper by `recipes/target-deep.yaml` on that and
+on the sources of packages that are installed with this one, and puts weights, tokenizer, resolved recipe, loss curve
+and model card into `recipes/assets/tiny-target/`. Read next: `train.py`.
 """
 
 from __future__ import annotations
@@ -9,11 +10,18 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
+from ..data.rows.stdlib import stdlib_texts
+from ..errors import EnvironmentFailure
+from ..storage import write_text
 from .recipe.load import load_recipe
 from .train import train
 
+_PACKAGES = ("accelerate", "datasets", "fsspec", "huggingface_hub", "networkx", "peft", "pydantic", "rich")
+"""Whose sources the second stage reads beside the standard library's: a deeper model learns a small text by heart."""
 _STAGES = ("target-tiny", "target-deep")
 _ASSET = Path(__file__).parent.parent / "recipes" / "assets" / "tiny-target"
 
@@ -21,9 +29,25 @@ _ASSET = Path(__file__).parent.parent / "recipes" / "assets" / "tiny-target"
 def main() -> None:
     """Train (or go on training), then replace the asset."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    runs = Path("runs")
+    write_text(runs / "target-deep.jsonl", "".join(json.dumps({"text": text}) + "\n" for text in texts()))
     for name in _STAGES:
-        train(name, out=Path("runs") / name)
-    install(Path("runs") / _STAGES[-1], _ASSET)
+        train(name, out=runs / name)
+    install(runs / _STAGES[-1], _ASSET)
+
+
+def texts() -> Iterator[str]:
+    """What the second stage reads: the library's training split, and the packages' modules but their tests."""
+    yield from filter(None, (text for _, text in stdlib_texts("train")))
+    for package in _PACKAGES:
+        spec = find_spec(package)
+        if spec is None or spec.origin is None:
+            raise EnvironmentFailure(
+                f"{package} is not installed, whose sources the target reads: `make test` installs it"
+            )
+        for path in sorted(Path(spec.origin).parent.rglob("*.py")):
+            if not {"tests", "test", "_vendor"}.intersection(path.parts):
+                yield from filter(None, [path.read_text(encoding="utf-8", errors="replace")])
 
 
 def install(run: Path, asset: Path) -> None:
@@ -53,8 +77,9 @@ tags: [speculative-decoding, draftsmith]
 # tiny-target: the target that ships with draftsmith
 
 A causal LM of the Qwen3 architecture ({config["num_hidden_layers"]} layers, hidden size
-{config["hidden_size"]}, vocabulary {config["vocab_size"]}) trained on the Python standard library's own sources, so
-that every part of draftsmith can be tried offline. It writes plausible Python and knows nothing else.
+{config["hidden_size"]}, vocabulary {config["vocab_size"]}) trained on the sources of the Python standard library and
+of {len(_PACKAGES)} open packages ({", ".join(_PACKAGES)}), so that every part of draftsmith can be tried
+offline. It writes plausible Python and knows nothing else.
 
 - As deep as models that people serve, so that a call of it costs many times what a layer does, and a drafter may pay.
   Two stages: 8 layers from scratch (`target-tiny`), then {config["num_hidden_layers"]}, the new ones beginning as
@@ -64,7 +89,8 @@ that every part of draftsmith can be tried offline. It writes plausible Python a
 - `run.yaml` is its resolved recipe, `metrics.jsonl` its loss curve; `make tiny-target` makes both stages anew. The
   first one alone is the target that the tables of 0.1.0 were measured on.
 - Versions: {", ".join(f"{name} {versions[name]}" for name in used)}.
-- The training text is under the PSF licence; the weights come under Apache-2.0.
+- The training text is under the licences of Python (PSF) and of those packages (Apache-2.0, BSD, MIT); the
+  weights come under Apache-2.0.
 """
 
 

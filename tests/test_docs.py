@@ -139,7 +139,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, rows in {"chats": chats, "domain": pairs}.items():
         (folder / name).mkdir()
         (folder / name / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    (folder / "prompts.jsonl").write_text('{"prompt": "How many legs have two ants?"}\n' * 2)
+    (folder / "prompts.jsonl").write_text('{"prompt": "How many legs have two ants?"}\n' * 8)
     return folder
 
 

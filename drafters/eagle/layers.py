@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...decoding.target.kv_cache import KVCache
+from ...decoding.target.lean import rms_norm
 from ..sizes import check_number, check_sizes
 
 
@@ -173,6 +174,8 @@ class Norm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
+        if not torch.is_grad_enabled() and x.device.type == "cpu" and x.dtype == self.weight.dtype == torch.float32:
+            return rms_norm(x, self.weight, self.eps)
         return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps).to(x.dtype)
 
 

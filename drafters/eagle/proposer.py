@@ -26,7 +26,7 @@ from ...decoding.sampling import Warper, draw
 from ...decoding.target.backbone import Backbone
 from ...decoding.target.hidden_states import LAST
 from ...decoding.tree.build import dynamic_tree, most_nodes, tree_of_paths
-from ...decoding.tree.tree import chain
+from ...decoding.tree.tree import chain, tree_mask
 from ...errors import RequestError
 from ..model.draft_model import Policy
 from ..true_states import TrueStates, pick
@@ -212,10 +212,9 @@ class Eagle:
 
     def _chain(self, last_B: Tensor, frontier: _Frontier, warper: Warper, random_BX: Tensor | None) -> Proposal:
         tokens, distributions = [last_B], []
-        root_B1 = torch.zeros_like(last_B)[:, None]
         for k in range(self.draft_length):
             if k:
-                frontier.expand(tokens[-1][:, None], root_B1)
+                frontier.follow(tokens[-1])
             logits_BV = self._logits(frontier.hidden_BKH)[:, 0]
             if random_BX is None:
                 tokens.append(logits_BV.argmax(-1))
@@ -285,6 +284,15 @@ class _Frontier:
         self._drafter, self._start_B, self._depth = drafter, start_B, 0
         self.hidden_BKH = hidden_B1H
         self._sees_BKX = hidden_B1H.new_zeros(len(start_B), 1, 0, dtype=torch.bool)
+
+    def follow(self, token_B: Tensor) -> None:
+        """Expand the only node of a chain: its pair sees whatever its row holds, which takes no mask of its own."""
+        start_B = self._start_B + self._depth
+        kv_cache = self._drafter._kv_cache
+        slots = kv_cache.aim(start_B, 1)
+        mask = tree_mask(chain(0).on(start_B.device), start_B, slots, ragged=kv_cache.ragged)
+        self.hidden_BKH = self._drafter._run(self.hidden_BKH, token_B[:, None], start_B[:, None], mask)
+        self._depth += 1
 
     def expand(self, tokens_BK: Tensor, parents_BK: Tensor) -> None:
         """Expand nodes of the next depth: their tokens, and the indices of their parents in this one."""
