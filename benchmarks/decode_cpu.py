@@ -7,7 +7,7 @@
 3. The overhead ledger: what share of decoding passes outside the models' forwards, with a random
    target of 30 M parameters and a draft of a tenth.
 
-    python benchmarks/decode_cpu.py --drafter quickstart/run/drafter
+    python benchmarks/decode_cpu.py --drafter runs/distill-tiny/drafter
     python benchmarks/decode_cpu.py --prompts 2 --max-new-tokens 16 --drafter ...
 """
 

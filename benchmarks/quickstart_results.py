@@ -25,7 +25,7 @@ from draftsmith.eval.report.tables import best_measured, best_predicted
 from draftsmith.launch.quickstart import RUNS
 from draftsmith.launch.recipe.load import load_recipe
 
-NAMES = {"trained": "draft model", "medusa": "Medusa-1", "eagle3": "EAGLE-3"}
+NAMES = {"eagle": "EAGLE-1", "untrained eagle": "untrained EAGLE-1"}
 PASSED = re.compile(r"^make (\w+): (\w+) in (\d+) s with its set-up, largest process ([\d.]+) GB", re.MULTILINE)
 HEADS = {"command": "{command}", "outcome": "{outcome}", "time": "{seconds} s", "largest process": "{peak} GB"}
 SEED = "what another seed changes, which was not measured here"
@@ -55,7 +55,7 @@ def quickstart_record(folder: Path, seconds: float | None) -> Record:
     results = json.loads((folder / "run" / "eval" / "results.json").read_text(encoding="utf-8"))
     standing = read_record(FOLDER / "quickstart.json")
     machine, settings = results["environment"], results["settings"]
-    drafters = dict(zip(NAMES.values(), (folder / run / "drafter" for _, run, _ in RUNS), strict=True))
+    drafters = {recipe: folder / run / "drafter" for recipe, run, _ in RUNS}
     return record_of(
         argparse.Namespace(seeds=[0]),
         title="Quickstart",
@@ -64,23 +64,28 @@ def quickstart_record(folder: Path, seconds: float | None) -> Record:
         hardware=hardware(machine),
         target=target_weights("tiny"),
         drafters=drafter_weights(drafters),
-        setup=f"Three drafters, each trained, audited and measured: {steps()}. {settings['limit']} prompts from "
-        f"held-out library files, {settings['max_new_tokens']} new tokens, draft length "
-        f"{settings['draft_length']}, fp32.",
+        setup=f"Trained, tuned, audited and measured: {steps()}. {settings['limit']} prompts from held-out library "
+        f"files, which tuning does not see, {settings['max_new_tokens']} new tokens, fp32.",
         intervals="95 % bootstrap intervals over prompts",
         tells_apart=SEED,
-        audit={"verdict": "of each row; the untrained draft runs the draft model's code", "sees": sees(folder)},
+        audit={"verdict": "of each row; the untrained drafter runs the trained one's code", "sees": sees(folder)},
         formats=standing.formats,
         rows=[row_of(row) for row in results["rows"]],
         tables={name: table.model_dump(exclude_unset=True) for name, table in standing.tables.items()},
-        notes=notes_of(results, seconds),
+        notes=[*notes_of(results, seconds), tuned(folder)],
     )
 
 
 def steps() -> str:
     """Names and training steps of what the quickstart trains."""
-    each = (load_recipe(recipe, list(values.items())).recipe.loop.steps for recipe, _, values in RUNS)
-    return ", ".join(f"{name} ({count} steps)" for name, count in zip(NAMES.values(), each, strict=True))
+    each = {recipe: load_recipe(recipe, list(values.items())).recipe.loop.steps for recipe, _, values in RUNS}
+    return ", ".join(f"{name} ({count} steps)" for name, count in each.items())
+
+
+def tuned(folder: Path) -> str:
+    """What tuning found on prompts of its own, in its words."""
+    found = json.loads((folder / "run" / "eval" / "tune.json").read_text(encoding="utf-8"))["sentence"]
+    return f"Tuned on other prompts: {found}."
 
 
 def sees(folder: Path) -> str:
@@ -103,7 +108,7 @@ def row_of(row: dict[str, Any]) -> dict[str, Any]:
         "speedup": figure(row["speedup"]),
         "predicted": row["predicted_speedup"],
         "loop_share": row["loop_share"],
-        "verdict": f"as the {NAMES.get(audited, audited)}" if borrowed else row["verdict"],
+        "verdict": f"as {NAMES.get(audited, audited)}" if borrowed else row["verdict"],
     }
 
 
@@ -115,7 +120,7 @@ def notes_of(results: dict[str, Any], seconds: float | None) -> list[str]:
     sweep = results["sweep"]
     if sweep:
         notes.append(
-            f"Best length of the draft model: {best_predicted(sweep)} predicted, {best_measured(sweep)} measured."
+            f"Best draft length of the sweep: {best_predicted(sweep)} predicted, {best_measured(sweep)} measured."
         )
     return notes
 

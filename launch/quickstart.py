@@ -1,7 +1,7 @@
 """From nothing to trained, proven and reported drafters: the main job, offline, on a CPU.
 
-The embedded target and two drafters for it (a draft model cut from the target, EAGLE-1), prompt lookup, which
-needs no training, and the untrained draft as the control: tuning, audit, evaluation, report.
+The embedded target, an EAGLE-1 drafter for it, prompt lookup, which needs no training, and the untrained
+drafter as the control: tuning, audit, evaluation, report.
 Read next: `train.py`, `measure/tune.py`, `measure/run.py`.
 """
 
@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..drafters.families import FAMILIES, function
 from ..errors import TrainingFailed
 from .measure.methods import TRAINED
 from .recipe.load import load_recipe
@@ -22,18 +23,17 @@ from .train import train
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from transformers import PreTrainedModel
 
+    from ..decoding.proposal import Proposer
     from ..eval.measure.arms import Arm
     from ..eval.measure.requests import Request
     from .measure.run import Loaded
 
 # recipe, the folder of its run, and how long it learns here: the whole takes minutes, not hours
 RUNS: tuple[tuple[str, str, dict[str, str]], ...] = (
-    ("prune-tiny", "run", {"loop.steps": "125", "loop.validate_every": "125"}),
-    ("eagle-tiny", "eagle", {"loop.steps": "500", "loop.validate_every": "500"}),
+    ("eagle-tiny", "run", {"loop.steps": "800", "loop.validate_every": "800"}),
 )
-UNTRAINED = "prompt-lookup"
+TRAINING_FREE = "prompt-lookup"
 """The method beside them that needs no training."""
 # with less evidence for each, the whole stays a matter of minutes
 _LESS = {
@@ -75,11 +75,10 @@ def _tune(out: Path, console: Console) -> dict[str, str]:
     from .measure.tune import run_tune
 
     folders = tuple(out / folder for _, folder, _ in RUNS)
-    request = TuneRequest(runs=folders, method=f"{TRAINED},{UNTRAINED}", limit=24)
+    request = TuneRequest(runs=folders, method=f"{TRAINED},{TRAINING_FREE}", limit=24)
     done = run_tune(request, check_tune(request, []), console)
-    return next(
-        dict(each.prediction.setting.values) for each in done if each.prediction.setting.contender.name == UNTRAINED
-    )
+    settings = [each.prediction.setting for each in done]
+    return next(dict(setting.values) for setting in settings if setting.contender.name == TRAINING_FREE)
 
 
 def _measure(out: Path, lookup: dict[str, str], console: Console) -> dict[str, Any]:
@@ -97,7 +96,7 @@ def _measure(out: Path, lookup: dict[str, str], console: Console) -> dict[str, A
     results = evaluate(pair.target, arms, requests, config, left_out=left_out(prompts, requests))
     results["draft"]["settings"] = pair.recipe.drafter.model_dump(mode="json")
     results["repeat"] = [shlex.join(["draftsmith", "quickstart", "--out", str(out)])]
-    results["rows"].append(_untrained(pair, _as_cut(pair), requests, arms[0]))
+    results["rows"].append(_control(pair, _untrained(pair), requests, arms[0]))
     write_json(folder / "results.json", results)
     unproven = [arm.name for arm in arms if arm.verdict != "lossless"]
     if unproven:
@@ -119,36 +118,32 @@ def _load(out: Path, lookup: dict[str, str]) -> Loaded:
         recipe, paths[name] = named(Pair(out / name), [], tuned=True).recipe, out / name / "drafter"
         length = recipe.eval.draft_length
         drafters[name] = load_drafter(paths[name], pair.target, draft_length=length, config=recipe.drafter)
-    recipe = named(Pair(out / first, method=UNTRAINED), list(lookup.items())).recipe
-    drafters[UNTRAINED] = make_method(UNTRAINED, recipe, pair.target, lambda: pair.drafter)
+    recipe = named(Pair(out / first, method=TRAINING_FREE), list(lookup.items())).recipe
+    drafters[TRAINING_FREE] = make_method(TRAINING_FREE, recipe, pair.target, lambda: pair.drafter)
     return replace(pair, drafters={**pair.drafters, **drafters}, paths={**pair.paths, **paths})
 
 
-def _as_cut(pair: Loaded) -> PreTrainedModel:
-    """The draft model as it was cut from the target, before its first step."""
-    from ..data.rows.prepare import prepare
-    from ..trainers.student.draft import cut_from_target
+def _untrained(pair: Loaded) -> Proposer:
+    """The drafter before its first step, as the control."""
+    import torch
 
     recipe: Recipe = pair.recipe
-    held_out = prepare(recipe.data, pair.target.tokenizer, out=None).validation
-    # the run has kept which layers it chose: nothing is searched again
-    cut = cut_from_target(recipe, recipe.model, pair.target.model, held_out, out=pair.folder, seed=recipe.loop.seed)
-    return cut.requires_grad_(False).eval()
+    torch.manual_seed(recipe.loop.seed)
+    net = recipe.record.code().student(recipe, pair.target.model)
+    make = function(FAMILIES[str(recipe.record.family)].proposer or "")
+    drafter: Proposer = make(net.requires_grad_(False).eval(), pair.target, pair.drafter.draft_length)
+    return drafter
 
 
-def _untrained(pair: Loaded, draft: PreTrainedModel, requests: list[Request], trained: Arm) -> dict[str, Any]:
-    """A row of the draft model that nobody has trained, as the control.
+def _control(pair: Loaded, untrained: Proposer, requests: list[Request], trained: Arm) -> dict[str, Any]:
+    """A row of the control.
 
-    It is not audited: its row says that the verdict is the trained draft's, whose code and rule it shares.
+    It is not audited: its row says that the verdict is the trained drafter's, whose code and rule it shares.
     """
-    from ..decoding.target.backbone import Backbone
-    from ..drafters.model.draft_model import DraftModel
     from ..eval.measure.arms import Arm
     from ..eval.measure.evaluate import evaluate
 
-    length = trained.drafter.draft_length
-    drafter = DraftModel(Backbone(draft, name="untrained"), pair.target.vocabulary, draft_length=length)
     config = pair.recipe.eval.model_copy(update={"temperatures": [0.0], "sweep": [], "repeats": 1})
-    arm = Arm("untrained draft", drafter, trained.verdict, audited_as=trained.audited)
+    arm = Arm(f"untrained {trained.name}", untrained, trained.verdict, audited_as=trained.audited)
     row: dict[str, Any] = evaluate(pair.target, [arm], requests, config)["rows"][0]
     return row

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from draftsmith.benchmarks.common.markdown import lines_of
 from draftsmith.benchmarks.common.records import read_record
+from draftsmith.launch.quickstart import RUNS
 from scripts import load
 
 LOG = """make quickstart: passed in 640 s with its set-up, largest process 1.9 GB; log: somewhere
@@ -37,11 +38,11 @@ def finished(tmp_path: Path) -> Path:
     """What a quickstart leaves, as far as the record reads it."""
     folder = tmp_path / "run" / "eval"
     folder.mkdir(parents=True)
-    methods = ("trained", "medusa", "eagle3")
+    methods = ("eagle", "prompt-lookup")
     results = {
         "rows": [
             *(row(name, at) for at in (0.0, 1.0) for name in methods),
-            row("untrained draft", 0.0, audited="trained"),
+            row("untrained eagle", 0.0, audited="eagle"),
         ],
         "sweep": [{"draft_length": k, "predicted_speedup": 1 / k, "speedup": [k, k, k]} for k in (1, 2, 4)],
         "settings": {"limit": 24, "max_new_tokens": 64, "draft_length": 4},
@@ -55,12 +56,11 @@ def finished(tmp_path: Path) -> Path:
         },
     }
     (folder / "results.json").write_text(json.dumps(results))
-    for number, name in enumerate(("audit", "audit-medusa", "audit-eagle3")):
-        audit = {"rosenblatt": {"detectable": 0.05 + number / 100}, "enumeration": {"detectable": 0.01}}
-        (folder / f"{name}.json").write_text(json.dumps(audit))
-    for run in ("run", "medusa", "eagle3"):
-        (tmp_path / run / "drafter").mkdir(parents=True)
-        (tmp_path / run / "drafter" / "config.json").write_text(run)
+    audit = {"rosenblatt": {"detectable": 0.07}, "enumeration": {"detectable": 0.01}}
+    (folder / "audit.json").write_text(json.dumps(audit))
+    (folder / "tune.json").write_text(json.dumps({"sentence": "EAGLE-1, draft_length 2: 1.5 times plain decoding"}))
+    (tmp_path / "run" / "drafter").mkdir(parents=True)
+    (tmp_path / "run" / "drafter" / "config.json").write_text("run")
     return tmp_path
 
 
@@ -77,18 +77,19 @@ def test_a_finished_quickstart_becomes_the_readmes_table(
     record = read_record(tmp_path / "results" / "quickstart.json")
     assert record.origin == "measured"
     assert record.seeds == 1
-    assert len({each.sha256 for each in record.drafters}) == 3
+    assert [each.name for each in record.drafters] == ["eagle-tiny"]
     assert record.audit is not None
     assert "0.0700" in record.audit.sees
-    assert "EAGLE-3 (150 steps)" in record.setup
+    assert f"eagle-tiny ({RUNS[0][2]['loop.steps']} steps)" in record.setup
     lines = lines_of(record.tables["quickstart"], record)
-    assert lines[2] == "| draft model | 0 | 1.50 [1.40, 1.60] | 0.40 [0.30, 0.50] | 0.90 | 0.80 | 30% | lossless |"
-    assert lines[-1].startswith("| untrained draft |")
-    assert lines[-1].endswith("| as the draft model |"), "nobody audited it"
+    assert lines[2] == "| EAGLE-1 | 0 | 1.50 [1.40, 1.60] | 0.40 [0.30, 0.50] | 0.90 | 0.80 | 30% | lossless |"
+    assert lines[-1].startswith("| untrained EAGLE-1 |")
+    assert lines[-1].endswith("| as EAGLE-1 |"), "nobody audited it"
     assert record.notes == [
         "The command took 600 s.",
         "The target's greedy text has 30% of its tokens in loops (a row is flagged at 50 %).",
-        "Best length of the draft model: 1 predicted, 4 measured.",
+        "Best draft length of the sweep: 1 predicted, 4 measured.",
+        "Tuned on other prompts: EAGLE-1, draft_length 2: 1.5 times plain decoding.",
     ]
 
 

@@ -143,5 +143,5 @@ def test_the_recipe_of_a_run_is_read_once(verb: str, tmp_path: Path, monkeypatch
 def test_the_untrained_draft_says_whose_audit_its_verdict_is(pair: run.Loaded) -> None:
     requests = [Request(PROMPTS[2], [5, 7, 11], 0)]
     trained = Arm("draft model", pair.drafters["first"], "lossless")
-    row = quickstart._untrained(pair, pair.target.model, requests, trained)
-    assert (row["method"], row["verdict"], row["audited"]) == ("untrained draft", "lossless", "draft model")
+    row = quickstart._control(pair, pair.drafters["second"], requests, trained)
+    assert (row["method"], row["verdict"], row["audited"]) == ("untrained draft model", "lossless", "draft model")
