@@ -92,7 +92,7 @@ BENCHMARKS = {
 # what a draft that is cut from its target cannot have are sizes of its own
 SMALL_PRUNING = [
     *SMALL_TRAINING[: SMALL_TRAINING.index("--model.layers")],
-    *["--model.layers", "7", "--model.prune_rows", "1"],
+    *["--model.layers", "19", "--model.prune_rows", "1"],
     *SMALL_TRAINING[SMALL_TRAINING.index("--probe.prompts") :],
 ]
 SMALL_BOOSTING = [*[*SMALL_TRAINING, "--boost.samples", "8", "--boost.held_out", "4"], *["--boost.continuation", "4"]]

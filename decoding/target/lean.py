@@ -68,6 +68,8 @@ def lean_forward(
     base = model.model
     hidden = base.embed_tokens(tokens_BN)
     turn = _turn(*base.rotary_emb(hidden, positions_BN))
+    if mask is not None:  # as numbers once: each layer's attention would make them of it
+        mask = torch.zeros(mask.shape).masked_fill_(~mask, -torch.inf)
     for index, layer in enumerate(base.layers):
         states.take(index, hidden)
         stacked = None if stack is None else stack.layers[index]
@@ -77,7 +79,8 @@ def lean_forward(
         hidden = hidden + _feed_forward(layer.mlp, stacked, normed)
     hidden = _rms(hidden, base.norm)
     states.take(len(base.layers), hidden)
-    logits: Tensor = model.lm_head(hidden[:, -keep:] if keep else hidden)
+    head = model.lm_head if stack is None else stack.head
+    logits: Tensor = head(hidden[:, -keep:] if keep else hidden)
     return logits
 
 
@@ -105,7 +108,8 @@ def _attend(
         # without a mask: one token that sees all, or a prompt in an empty row
         is_causal=mask is None and N > 1,
     )
-    out_BNH: Tensor = attention.o_proj(out.transpose(1, 2).reshape(B, N, -1))
+    project = attention.o_proj if stacked is None else stacked.out
+    out_BNH: Tensor = project(out.transpose(1, 2).reshape(B, N, -1))
     return out_BNH
 
 
@@ -132,11 +136,10 @@ def _separate(attention: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
 
 def _feed_forward(mlp: Any, stacked: Stacked | None, normed: Tensor) -> Tensor:
     if stacked is None:
-        gate, up = mlp.gate_proj(normed), mlp.up_proj(normed)
-    else:
-        gate, up = stacked.gate_up(normed).chunk(2, -1)
-    out: Tensor = mlp.down_proj(mlp.act_fn(gate) * up)
-    return out
+        out: Tensor = mlp.down_proj(mlp.act_fn(mlp.gate_proj(normed)) * mlp.up_proj(normed))
+        return out
+    gate, up = stacked.gate_up(normed).chunk(2, -1)
+    return stacked.down(mlp.act_fn(gate) * up)
 
 
 def _turn(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,8 +1,10 @@
-"""Projections of a decoder layer that read the same input, stacked into one product each.
+"""The projections of a small model, stacked and laid out for products with few rows.
 
 Query, key and value are one product then, gate and up another: a small model's call is mostly the way to its
-products, and there are three fewer of them in a layer. The stack is a copy of the weights, so it is made for
-small frozen models alone, and made anew where a weight has changed. Read next: `lean.py`, which runs it.
+products, and there are three fewer of them in a layer. Weights lie column by column, which makes a product with 4 to
+8 tokens, a verify call's, up to twice as fast and one with a single token no slower. The stack is a copy of the
+weights, so it is made for small frozen models alone, and made anew where a weight has changed. Read next:
+`lean.py`, which runs it.
 
 Shapes: B rows, N tokens, H hidden, Q query heads, G key-value heads, D head size, I inner size.
 """
@@ -31,7 +33,8 @@ class Joined(NamedTuple):
         """The outputs of `layers`, one behind the other."""
         biases: list[Tensor] = [layer.bias for layer in layers if layer.bias is not None]
         weights: list[Tensor] = [layer.weight for layer in layers]
-        return Joined(torch.cat(weights), torch.cat(biases) if biases else None)
+        by_columns = torch.cat(weights).t().contiguous().t()
+        return Joined(by_columns, torch.cat(biases) if biases else None)
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
@@ -41,7 +44,9 @@ class Stacked(NamedTuple):
     """A layer's projections by what they read."""
 
     query_key_value: Joined
+    out: Joined
     gate_up: Joined
+    down: Joined
     key_heads: int
     head_norm: Tensor | None
     """The weights of the norms of query and key heads, [Q + G, D]."""
@@ -51,11 +56,12 @@ class Stack:
     """The stacked layers of a model, as long as its weights stay."""
 
     def __init__(self, model: Any) -> None:
-        self._weights = [
-            each for layer in model.model.layers for each in (*layer.self_attn.parameters(), *layer.mlp.parameters())
-        ]
+        self._weights = [*model.lm_head.parameters()]
+        for layer in model.model.layers:
+            self._weights += [*layer.self_attn.parameters(), *layer.mlp.parameters()]
         self._state = self._now()
         self.layers = [_stacked(layer) for layer in model.model.layers]
+        self.head = Joined.of([model.lm_head])
 
     @property
     def is_current(self) -> bool:
@@ -70,10 +76,16 @@ def can_stack(model: Any) -> bool:
     """Whether a model is small, frozen, and of plain linear layers whose inputs and outputs nobody looks at."""
     if sum(each.numel() for each in model.parameters()) > _MOST:
         return False
-    return all(_is_plain(each) for layer in model.model.layers for part in _PARTS for each in _layers(layer, part))
+    projections = (each for layer in model.model.layers for part in _PARTS for each in _layers(layer, part))
+    return all(map(_is_plain, (model.lm_head, *projections)))
 
 
-_PARTS = (("self_attn", ("q_proj", "k_proj", "v_proj")), ("mlp", ("gate_proj", "up_proj")))
+_PARTS = (
+    ("self_attn", ("q_proj", "k_proj", "v_proj")),
+    ("self_attn", ("o_proj",)),
+    ("mlp", ("gate_proj", "up_proj")),
+    ("mlp", ("down_proj",)),
+)
 
 
 def _layers(layer: Any, part: tuple[str, tuple[str, ...]]) -> list[Any]:
@@ -96,4 +108,4 @@ def _stacked(layer: Any) -> Stacked:
     if hasattr(attention, "q_norm"):
         norms = (attention.q_norm.weight, attention.k_norm.weight)
         head_norm = torch.cat([norm.expand(count, -1) for norm, count in zip(norms, counts, strict=True)])
-    return Stacked(joined[0], joined[1], counts[1], head_norm)
+    return Stacked(*joined, key_heads=counts[1], head_norm=head_norm)

@@ -44,7 +44,7 @@ def test_a_good_recipe(tmp_path: Path, rows: Path) -> None:
     message = run("distill-tiny", tmp_path / "out", data__source=str(rows))
     assert message.count(" ok ") == 10
     assert "ready to train" in message
-    assert "5.3 M parameters, 21.3 MB in fp32, vocabulary 4,096" in message
+    assert "12.1 M parameters, 48.2 MB in fp32, vocabulary 4,096" in message
     assert "0.74 M parameters; 13.3 MB for weights" in message
     assert "250 steps of 16 rows = 4,096 tokens (1 x 16 rows on 1 process)" in message
     assert "of the first 200 rows 200 are usable (text)" in message

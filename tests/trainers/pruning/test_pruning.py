@@ -284,7 +284,7 @@ def test_a_run_that_was_cut_searches_once_and_ends_with_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, cut_run = tmp_path / "whole", tmp_path / "cut"
-    flags = [*SMALL, "--model.layers", "6", "--model.intermediate", "96", "--model.kv_heads", "1"]
+    flags = [*SMALL, "--model.layers", "18", "--model.intermediate", "96", "--model.kv_heads", "1"]
     assert main(["train", "prune-tiny", "--out", str(whole), *flags]) == 0
     shutil.copytree(whole, cut_run)
     for step in (4, 3):
@@ -295,17 +295,17 @@ def test_a_run_that_was_cut_searches_once_and_ends_with_the_same_bits(
     assert_same_weights(whole, cut_run, steps=4)
     search = json.loads((whole / "pruning.json").read_text())
     assert len(search["rounds"]) == 2
-    assert len(search["rounds"][0]["without"]) == 8
-    assert search["kept"] == [n for n in range(8) if n not in [r["removed"] for r in search["rounds"]]]
+    assert len(search["rounds"][0]["without"]) == 20
+    assert search["kept"] == [n for n in range(20) if n not in [r["removed"] for r in search["rounds"]]]
     config = json.loads((whole / "drafter" / "config.json").read_text())
-    assert (config["num_hidden_layers"], config["intermediate_size"]) == (6, 96)
+    assert (config["num_hidden_layers"], config["intermediate_size"]) == (18, 96)
     assert (config["num_attention_heads"], config["num_key_value_heads"]) == (2, 1)
     # another question in the same folder is asked anew
     monkeypatch.undo()
     shutil.rmtree(whole / "checkpoints")
-    flags[flags.index("--model.layers") + 1] = "7"
+    flags[flags.index("--model.layers") + 1] = "19"
     assert main(["train", "prune-tiny", "--out", str(whole), *flags]) == 0
-    assert len(json.loads((whole / "pruning.json").read_text())["kept"]) == 7
+    assert len(json.loads((whole / "pruning.json").read_text())["kept"]) == 19
 
 
 @pytest.mark.slow
