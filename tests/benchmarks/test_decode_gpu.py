@@ -37,6 +37,7 @@ def on(device: str, pair: tuple[Backbone, Backbone]) -> tuple:
     return sizes, decode_gpu.random_model(sizes, sizes.layers), decode_gpu.random_model(sizes, 1)
 
 
+@pytest.mark.slow
 def test_tiny_runs_to_its_end(tmp_path: Path) -> None:
     out = tmp_path / "found.json"
     command = [sys.executable, str(SCRIPT), "--tiny", "--out", str(out)]

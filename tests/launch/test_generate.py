@@ -40,12 +40,12 @@ NAMES = [
     "height",
     "path",
     "index",
-    "parser",
-    "value",
+    "from distutils import log",
+    "_blocking_on = {}",
     "other",
     "names",
-    "print('hello')",
-    "x = [1, 2, 3, 4, 5, 6, 7,",
+    "import datetime",
+    "datetime.datetime objects.",
 ]
 
 

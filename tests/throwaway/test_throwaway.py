@@ -89,6 +89,7 @@ def test_it_decodes_and_is_proven(folder: Path) -> None:
     assert config["architectures"] == ["Bigram"]
 
 
+@pytest.mark.slow
 @pytest.mark.run
 def test_a_wrong_proposer_of_it_fails_the_audit(folder: Path) -> None:
     codes, printed = run(folder, "audit whole --out wrong --audit.sequences 100000", before=MISDECLARED)

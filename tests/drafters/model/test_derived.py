@@ -274,7 +274,7 @@ def test_from_the_command_line(
         (["quantised", "--group-size", "16"], "--group-size means nothing here"),
         (["early-exit"], "early-exit needs --layers"),
         (["early-exit", "--layers", "0"], "after 0 layers"),
-        (["early-exit", "--layers", "8"], "has 8: expected 1 to 7"),
+        (["early-exit", "--layers", "20"], "has 20: expected 1 to 19"),
         (["early-exit", "--layers", "2", "--bits", "4"], "--bits means nothing here"),
         (["quantised", "--bits", "4", "--group-size", "32"], "does not divide the 208 inputs"),
     ],

@@ -75,6 +75,7 @@ def results_of(folder: Path, names: list[str], verdict: str = "lossless") -> lis
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.run
 def test_methods_without_a_drafter(places: dict[str, str], tmp_path: Path, capfd: Captured) -> None:
     """No run, no drafter: a row and an audit for each; tables fit a terminal of 80 columns."""

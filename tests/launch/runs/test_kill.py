@@ -78,6 +78,7 @@ def test_five_hundred_kills(undisturbed: tuple[Path, Path, float], tmp_path: Pat
     kill_often(500, undisturbed, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_terminate(undisturbed: tuple[Path, Path, float], tmp_path: Path) -> None:
     """SIGTERM to the real command: a checkpoint, exit code 75, and the way on."""

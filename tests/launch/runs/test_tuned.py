@@ -76,7 +76,7 @@ def test_the_pre_flight_counts_what_moves(how: str, tmp_path: Path, capfd: pytes
     words = ["--data.limit_rows", "40", "--tune.how", how]
     assert main(["check", "medusa2-tiny", "--out", str(tmp_path), *words]) == 0
     # heads of 3.6 M beside adapters of 2.7 M, or beside the whole target of 12.1 M
-    assert {"lora": "6.23 M", "full": "15.64 M"}[how] in capfd.readouterr().out
+    assert {"lora": "6.23 M", "full": "15.63 M"}[how] in capfd.readouterr().out
 
 
 def test_a_target_too_coarse_to_move_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
