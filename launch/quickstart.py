@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 # recipe, the folder of its run, and how long it learns here: the whole takes minutes, not hours
 RUNS: tuple[tuple[str, str, dict[str, str]], ...] = (
-    ("eagle-tiny", "run", {"loop.steps": "900", "loop.validate_every": "900"}),
+    ("eagle-tiny", "run", {"loop.steps": "1000", "loop.validate_every": "1000"}),
 )
 TRAINING_FREE = "prompt-lookup"
 """The method beside them that needs no training."""
