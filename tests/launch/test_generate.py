@@ -102,7 +102,7 @@ def _write_drafter(folder: Path) -> None:
     g = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in draft.parameters():
-            parameter.add_(0.004 * torch.randn(parameter.shape, generator=g))
+            parameter.add_(0.008 * torch.randn(parameter.shape, generator=g))
     save_draft_model(draft, folder / "drafter", target)
 
 
