@@ -101,11 +101,11 @@ def _is_plain(layer: nn.Module) -> bool:
 
 
 def _stacked(layer: Any) -> Stacked:
-    joined = [Joined.of(_layers(layer, part)) for part in _PARTS]
+    query_key_value, out, gate_up, down = (Joined.of(_layers(layer, part)) for part in _PARTS)
     attention = layer.self_attn
     counts = [each.weight.shape[0] // attention.head_dim for each in (attention.q_proj, attention.k_proj)]
     head_norm = None
     if hasattr(attention, "q_norm"):
         norms = (attention.q_norm.weight, attention.k_norm.weight)
         head_norm = torch.cat([norm.expand(count, -1) for norm, count in zip(norms, counts, strict=True)])
-    return Stacked(*joined, key_heads=counts[1], head_norm=head_norm)
+    return Stacked(query_key_value, out, gate_up, down, counts[1], head_norm)
