@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # tiny models gain nothing from threads, and two workers with two threads each lose a great deal
@@ -75,6 +76,13 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     place = tmp_path_factory.getbasetemp()
     shared = place.parent if "PYTEST_XDIST_WORKER" in os.environ else place
     os.environ["XDG_CACHE_HOME"] = str(shared / "cache")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _shallow_target() -> None:
+    """Is made where a test file asks for it."""
+    if (shallow := sys.modules.get("shallow")) is not None:
+        shallow.make()
 
 
 @pytest.fixture(scope="session")

@@ -9,18 +9,20 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
+from shallow import SHALLOW
 
 STEPS = 24
-RECIPE = """\
+RECIPE = f"""\
 method: distill
 name: small
-data: {limit_rows: 30, sequence_length: 64}
-model: {layers: 1, hidden: 64, intermediate: 64, heads: 1, kv_heads: 1}
-optimizer: {lr: 3e-3, warmup_steps: 2}
-loop: {steps: 24, batch_rows: 8, micro_rows: 2, precision: fp32, validate_every: 8,
-       validate_rows: 4, log_every: 1}
-checkpoint: {every_steps: 3}
-probe: {every_steps: 8, prompts: 1, max_new_tokens: 6}
+target: {{path: {SHALLOW}}}
+data: {{limit_rows: 30, sequence_length: 64}}
+model: {{layers: 1, hidden: 64, intermediate: 64, heads: 1, kv_heads: 1}}
+optimizer: {{lr: 3e-3, warmup_steps: 2}}
+loop: {{steps: 24, batch_rows: 8, micro_rows: 2, precision: fp32, validate_every: 8,
+       validate_rows: 4, log_every: 1}}
+checkpoint: {{every_steps: 3}}
+probe: {{every_steps: 8, prompts: 1, max_new_tokens: 6}}
 """
 
 

@@ -16,11 +16,13 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
+from shallow import SHALLOW
 
 HERE = Path(__file__).parent
 RECIPE = """\
 method: bigram
 name: bigram
+target: {path: SHALLOW}
 data: {limit_rows: 60, sequence_length: 64}
 bigram: {inner: 16}
 objective: {chunk: 64}
@@ -70,7 +72,7 @@ def run(folder: Path, *lines: str, before: str = "") -> tuple[list[int], str]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("throwaway")
-    (folder / "bigram.yaml").write_text(RECIPE)
+    (folder / "bigram.yaml").write_text(RECIPE.replace("SHALLOW", SHALLOW))
     codes, printed = run(folder, "check bigram.yaml", "train bigram.yaml --out whole")
     assert codes == [0, 0], printed
     assert "ready to train" in printed

@@ -20,16 +20,19 @@ from draftsmith.launch.measure.tune import best_of, contenders_of, sentence
 from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.launch.requests import Pair
 from draftsmith.trainers.teacher.frozen import saver
+from shallow import SHALLOW
 
 FEW = ["--limit", "8", "--eval.max_new_tokens", "12"]
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run folder of untrained heads for the embedded target."""
-    target = load_target("tiny")
+    """A run folder of untrained heads for four layers of the embedded target."""
+    target = load_target(SHALLOW)
     saver(target, "medusa")(MedusaHeads.for_target(target.model, heads=4, shared_head=True), tmp_path / "run/drafter")
-    (tmp_path / "run" / "run.yaml").write_text(load_recipe("medusa-tiny", [("data.limit_rows", "200")]).yaml())
+    (tmp_path / "run" / "run.yaml").write_text(
+        load_recipe("medusa-tiny", [("data.limit_rows", "200"), ("target.path", SHALLOW)]).yaml()
+    )
     return tmp_path / "run"
 
 

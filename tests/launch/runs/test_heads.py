@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from draftsmith.launch.cli import main
+from shallow import ON_SHALLOW
 from small_flags import MEASURING, TRAINING
 from small_run import assert_same_weights
 
@@ -21,7 +22,7 @@ from small_run import assert_same_weights
 )
 def test_from_recipe_to_verdict(recipe: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    assert main(["train", recipe, "--out", str(out), "--loop.steps", "2", *TRAINING]) == 0
+    assert main(["train", recipe, "--out", str(out), "--loop.steps", "2", *TRAINING, *ON_SHALLOW]) == 0
     assert main(["eval", str(out), *MEASURING]) == 0
     rows = json.loads((out / "eval" / "results.json").read_text())["rows"]
     family = recipe.removesuffix("-tiny").replace("-plus", "++")
@@ -34,7 +35,7 @@ def test_from_recipe_to_verdict(recipe: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("tree", ["static", "dynamic"])
 def test_an_eagle_decodes_on_trees(tree: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    assert main(["train", "eagle-tiny", "--out", str(out), "--loop.steps", "1", *TRAINING]) == 0
+    assert main(["train", "eagle-tiny", "--out", str(out), "--loop.steps", "1", *TRAINING, *ON_SHALLOW]) == 0
     shape = ["--drafter.eagle_tree", tree, "--drafter.eagle_nodes", "12", "--drafter.eagle_top_k", "3"]
     assert main(["eval", str(out), *shape, *MEASURING]) == 0
     rows = json.loads((out / "eval" / "results.json").read_text())["rows"]
@@ -52,7 +53,7 @@ def test_an_eagle_decodes_on_trees(tree: str, tmp_path: Path) -> None:
 )
 def test_a_run_that_was_cut_ends_with_the_same_bits(recipe: str, tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    words = ["--loop.steps", "3", "--checkpoint.keep", "3", *TRAINING]
+    words = ["--loop.steps", "3", "--checkpoint.keep", "3", *TRAINING, *ON_SHALLOW]
     for out in (whole, cut):
         assert main(["train", recipe, "--out", str(out), *words]) == 0
     for step in (3, 2):  # as if the run had been killed behind step 1
@@ -63,5 +64,5 @@ def test_a_run_that_was_cut_ends_with_the_same_bits(recipe: str, tmp_path: Path)
 
 @pytest.mark.parametrize("recipe", ["medusa-tiny", "hydra-tiny", "hydra-plus-tiny", "eagle-tiny", "eagle3-tiny"])
 def test_the_pre_flight_knows_what_is_trained(recipe: str, tmp_path: Path, capfd) -> None:
-    assert main(["check", recipe, "--out", str(tmp_path), "--data.limit_rows", "40"]) == 0
+    assert main(["check", recipe, "--out", str(tmp_path), "--data.limit_rows", "40", *ON_SHALLOW]) == 0
     assert "M parameters" in capfd.readouterr().out

@@ -9,10 +9,11 @@ import jsonschema
 import pytest
 from draftsmith.eval.report.results import schema
 from draftsmith.launch.cli import main
+from shallow import ON_SHALLOW, SHALLOW
 from small_flags import MEASURING, TRAINING
 from small_run import assert_same_weights
 
-SMALL = [*TRAINING, "--optimizer.lr", "1e-2"]
+SMALL = [*TRAINING, *ON_SHALLOW, "--optimizer.lr", "1e-2"]
 MEASURED = [*MEASURING, "--eval.temperatures", "[0]"]
 
 
@@ -42,12 +43,12 @@ def test_from_recipe_to_verdict(tmp_path: Path, capfd: pytest.CaptureFixture[str
     found = json.loads((tmp_path / "named" / "results.json").read_text())
     assert found["target"]["drift"] == drift
 
-    original = ["--target", "tiny", "--drafter", f"{out}/drafter"]
+    original = ["--target", SHALLOW, "--drafter", f"{out}/drafter"]
     assert main(["eval", *original, *MEASURED]) == 2
     message = capfd.readouterr().err
     assert "made for target 'tiny-target' as tuned to" in message
     assert "whose weights no run has changed" in message
-    assert main(["audit", str(out), "--target", "tiny", *MEASURED]) == 2
+    assert main(["audit", str(out), "--target", SHALLOW, *MEASURED]) == 2
 
 
 @pytest.mark.slow

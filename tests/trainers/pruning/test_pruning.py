@@ -23,6 +23,7 @@ from draftsmith.trainers.pruning.sizes import pruned_config
 from draftsmith.trainers.pruning.width import cut_width
 from draftsmith.trainers.student.architecture import fresh_model
 from launching import launched
+from shallow import ON_SHALLOW
 from small_flags import TRAINING
 from small_run import assert_same_weights
 from torch import nn
@@ -276,7 +277,7 @@ def test_other_families_are_refused_by_name() -> None:
         with_layers(model, [0])
 
 
-SMALL = [*TRAINING, "--loop.steps", "4", "--checkpoint.keep", "4", "--model.prune_rows", "1"]
+SMALL = [*TRAINING, *ON_SHALLOW, "--loop.steps", "4", "--checkpoint.keep", "4", "--model.prune_rows", "1"]
 
 
 @pytest.mark.run
@@ -284,7 +285,7 @@ def test_a_run_that_was_cut_searches_once_and_ends_with_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, cut_run = tmp_path / "whole", tmp_path / "cut"
-    flags = [*SMALL, "--model.layers", "18", "--model.intermediate", "96", "--model.kv_heads", "1"]
+    flags = [*SMALL, "--model.layers", "2", "--model.intermediate", "96", "--model.kv_heads", "1"]
     assert main(["train", "prune-tiny", "--out", str(whole), *flags]) == 0
     shutil.copytree(whole, cut_run)
     for step in (4, 3):
@@ -295,17 +296,17 @@ def test_a_run_that_was_cut_searches_once_and_ends_with_the_same_bits(
     assert_same_weights(whole, cut_run, steps=4)
     search = json.loads((whole / "pruning.json").read_text())
     assert len(search["rounds"]) == 2
-    assert len(search["rounds"][0]["without"]) == 20
-    assert search["kept"] == [n for n in range(20) if n not in [r["removed"] for r in search["rounds"]]]
+    assert len(search["rounds"][0]["without"]) == LAYERS
+    assert search["kept"] == [n for n in range(LAYERS) if n not in [r["removed"] for r in search["rounds"]]]
     config = json.loads((whole / "drafter" / "config.json").read_text())
-    assert (config["num_hidden_layers"], config["intermediate_size"]) == (18, 96)
+    assert (config["num_hidden_layers"], config["intermediate_size"]) == (2, 96)
     assert (config["num_attention_heads"], config["num_key_value_heads"]) == (2, 1)
     # another question in the same folder is asked anew
     monkeypatch.undo()
     shutil.rmtree(whole / "checkpoints")
-    flags[flags.index("--model.layers") + 1] = "19"
+    flags[flags.index("--model.layers") + 1] = "3"
     assert main(["train", "prune-tiny", "--out", str(whole), *flags]) == 0
-    assert len(json.loads((whole / "pruning.json").read_text())["kept"]) == 19
+    assert len(json.loads((whole / "pruning.json").read_text())["kept"]) == 3
 
 
 @pytest.mark.slow

@@ -13,9 +13,11 @@ from draftsmith.drafters.model.draft_model import DraftModel
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.launch.cli import main
 from safetensors.torch import load_file
+from shallow import SHALLOW
 
 RECIPE = """\
 method: distill
+target: {path: SHALLOW}
 data: {limit_rows: 30, sequence_length: 64}
 model: {layers: 1, hidden: 64, intermediate: 64, heads: 1, kv_heads: 1}
 optimizer: {lr: 1e-2, warmup_steps: 0}
@@ -23,7 +25,7 @@ loop: {steps: 3, batch_rows: 4, micro_rows: 2, precision: fp32, validate_rows: 4
        validate_every: 2, ema: 0.5}
 checkpoint: {every_steps: 1, keep: 3}
 probe: {prompts: 1, max_new_tokens: 6}
-"""
+""".replace("SHALLOW", SHALLOW)
 
 
 def train(folder: Path, out: str, *flags: str) -> int:
@@ -79,7 +81,7 @@ def test_only_the_adapter_is_trained_saved_and_averaged(runs: Path) -> None:
 
 def test_what_is_exported_drafts_as_what_was_probed(runs: Path) -> None:
     """The folder's distribution is that of base and averaged adapter together, by peft's own sum."""
-    target = load_target("tiny")
+    target = load_target(SHALLOW)
     drafter = load_drafter(runs / "one" / "drafter", target)
     assert isinstance(drafter, DraftModel)
     assert (drafter.adapters, drafter.adapter) == (("one",), "one")
