@@ -61,7 +61,18 @@ ROWS = [
         "the process ends behind each single file operation of a writer; what is left is whole",
         "every operation",
     ),
-    Row("signals", "SIGTERM, SIGINT, SIGHUP or SIGUSR1 in a step or between; a checkpoint, exit code 75", "100"),
+    Row(
+        "signals",
+        "SIGTERM, SIGINT, SIGHUP or SIGUSR1 at any stage, to one process of two too: a checkpoint behind the same "
+        "step of all, exit code 75, resumed to the same bits",
+        "100",
+    ),
+    Row(
+        "second signal in a save",
+        "a second signal, or SIGKILL, before any file operation of the save that the first one asked for: one of two "
+        "checkpoints is whole, resumed to the same bits",
+        "50",
+    ),
     Row("disk full", "no room at a write; one message, older checkpoints whole, resumed to the same bits", "20"),
     Row(
         "damaged checkpoints",

@@ -110,7 +110,9 @@ def loop_on(
     return goal, loop
 
 
-def stop_behind(loop: Loop, step: int | None, watch: Callable[[int], None] | None = None) -> None:
+def stop_behind(
+    loop: Loop, step: int | None, watch: Callable[[int], None] | None = None, sent: signal.Signals = signal.SIGTERM
+) -> None:
     """Send the signal of an operator behind a step; `watch` is called behind every one."""
     real = loop.train_step
 
@@ -119,6 +121,6 @@ def stop_behind(loop: Loop, step: int | None, watch: Callable[[int], None] | Non
         if watch is not None:
             watch(number)
         if number + 1 == step:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), sent)
 
     loop.train_step = step_then_signal  # type: ignore[method-assign]

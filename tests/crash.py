@@ -1,4 +1,4 @@
-"""Processes that end at one chosen file operation under a folder, or find the disk full from there on.
+"""Processes that end at one chosen file operation under a folder, get a signal there, or find the disk full.
 
 A copy of this process (`fork`) does the work. Its operations are counted: files opened to be written,
 safetensors written, flushes, renames, deletions, folders made; and of every file its middle, where
@@ -26,13 +26,15 @@ _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 class Point(NamedTuple):
     """An operation, by its number; with `half`, the middle of the file that it opens.
 
-    With `full` the process goes on, and finds no room for a new file or folder from there on.
+    With `full` the process goes on, and finds no room for a new file or folder from there on; with
+    `signal` it is sent that one before the operation, and nothing else happens.
     """
 
     number: int
     what: str
     half: int | None = None
     full: bool = False
+    signal: int | None = None
 
 
 def points(folder: Path, act: Callable[[], Any]) -> list[Point]:
@@ -59,6 +61,11 @@ def crash(folder: Path, act: Callable[[], Any], point: Point) -> bool:
 def fill_disk(folder: Path, act: Callable[[], int], point: Point) -> int:
     """The exit code of `act` where the disk is full from a point on."""
     return _forked(folder, act, point._replace(full=True), None)
+
+
+def send(folder: Path, act: Callable[[], Any], point: Point, number: int) -> int:
+    """The exit code of `act` where the process is sent signal `number` at a point."""
+    return _forked(folder, act, point._replace(signal=number), None)
 
 
 def run(act: Callable[[], Any]) -> int:
@@ -141,11 +148,14 @@ class _Watch:
             if number >= self.point.number and what in ("write", "mkdir", "flush"):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
         elif self.point is not None and number == self.point.number:
-            if self.point.half is None:
+            if self.point.signal is not None:
+                os.kill(os.getpid(), self.point.signal)
+            elif self.point.half is None:
                 os._exit(CRASHED)
-            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-            size = self.point.half
-            resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+            else:
+                signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+                size = self.point.half
+                resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
         self._look()
         self.seen.append((f"{what} {path.removeprefix(self.folder)}", path if opens else None))
 

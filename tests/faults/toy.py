@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -78,9 +79,15 @@ def loop_in(out: Path, method: str = "target", rows: Any = None, **values: Any) 
     )
 
 
-def run(loop: Loop, *, stop_at: int | None = None, watch: Callable[[int], None] | None = None) -> None:
+def run(
+    loop: Loop,
+    *,
+    stop_at: int | None = None,
+    watch: Callable[[int], None] | None = None,
+    sent: signal.Signals = signal.SIGTERM,
+) -> None:
     """Run or resume to the end, or to a signal behind step `stop_at`; `watch` is called behind each step."""
-    stop_behind(loop, stop_at, watch)
+    stop_behind(loop, stop_at, watch, sent)
     loop.run(setup.resume_from(loop.out, "auto"))
 
 

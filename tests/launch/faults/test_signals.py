@@ -3,43 +3,52 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
+import itertools
 import json
-import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from crash import run
 from draftsmith.errors import Stopped
+from draftsmith.eval.measure import probe
 from draftsmith.launch.cli import main
+from draftsmith.trainers.loop import checkpoint
 from draftsmith.trainers.loop.loop import Loop
 from draftsmith.trainers.loop.signals import Interrupted, interrupt_on_signal, stop_on_signal
 from draftsmith.trainers.loop.snapshot import Snapshots
 from draftsmith.trainers.loop.step import Steps
 from draftsmith.trainers.teacher import frozen
+from faults import ranks, toy
+from faults.signalled import PLACES, Stage, one_of_two, signalled
 from small_run import assert_same_weights, losses, write_recipe
 from tally import tally
 
 STEPS = 8
 FEW = ["--loop.steps", str(STEPS), "--checkpoint.every_steps", "3", "--loop.validate_every", "4"]
 FEW += ["--probe.every_steps", "4"]
-# where the signal comes: what is called then, and at which of its calls
-STAGES: dict[str, tuple[Any, str, int]] = {
-    "preparation": (frozen, "prepare_rows", 1),
-    "step": (Steps, "update", 2),
-    "validation": (Loop, "validate", 1),
-    "save": (Snapshots, "_fill", 1),
-    "export": (Loop, "export", 1),
+STAGES = {
+    "preparation": Stage(frozen, "prepare_rows"),
+    "warm-up": Stage(Steps, "update"),
+    "forward": Stage(Steps, "backward", 5),
+    "step": Stage(Steps, "update", 2),
+    "validation": Stage(Loop, "validate"),
+    "probe": Stage(probe, "tau"),
+    "export": Stage(Loop, "export"),
+    "save": Stage(Snapshots, "_fill"),
+    "second epoch": Stage(Steps, "update", 6),
+    "last step": Stage(Steps, "update", STEPS),
 }
 SIGNALS = ["SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP"]
 ALL = [(name, stage) for name in SIGNALS for stage in STAGES]
 FAST = [("SIGHUP", "step"), ("SIGUSR1", "save")]
+OF_TWO = itertools.product(SIGNALS, (0, 1), PLACES)
 
 
 def words(folder: Path, out: Path) -> list[str]:
-    return ["train", str(folder / "small.yaml"), "--out", str(out), *FEW]
+    return ["train", str(folder / "small.yaml"), "--out", str(out), "--data.source", str(folder / "text.txt"), *FEW]
 
 
 @pytest.fixture(scope="module")
@@ -47,28 +56,18 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A recipe, and its run that nothing disturbs."""
     folder = tmp_path_factory.mktemp("signals")
     write_recipe(folder)
+    (folder / "text.txt").write_text(inspect.getsource(inspect))
     assert run(lambda: main(words(folder, folder / "whole"))) == 0
     return folder
 
 
-def signalled(command: list[str], number: signal.Signals, stage: str) -> int:
-    """The exit code of a command that gets a signal at a stage."""
-    owner, name, which = STAGES[stage]
-
-    def act() -> int:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-        real, calls = getattr(owner, name), []
-
-        def call(*args: Any, **more: Any) -> Any:
-            calls.append(1)
-            if len(calls) == which:
-                os.kill(os.getpid(), number)
-            return real(*args, **more)
-
-        setattr(owner, name, call)
-        return main(command)
-
-    return run(act)
+def end_of(name: str, stage: str) -> tuple[int, str]:
+    """Exit code and state of a run that gets a signal at a stage."""
+    if stage == "last step":
+        return 0, "finished"
+    if name == "SIGINT" and stage == "preparation":
+        return 130, "failed"  # Ctrl-C before there is anything to save
+    return 75, "stopped"
 
 
 @pytest.mark.fault
@@ -78,11 +77,9 @@ def signalled(command: list[str], number: signal.Signals, stage: str) -> int:
 def test_a_signal_at_every_stage(name: str, stage: str, place: Path, tmp_path: Path) -> None:
     """The step is finished and a checkpoint saved, and the rest is the same bits."""
     out = tmp_path / "run"
-    code = signalled(words(place, out), signal.Signals[name], stage)
+    code = signalled(lambda: main(words(place, out)), signal.Signals[name], STAGES[stage])
     status = json.loads((out / "status.json").read_text())
-    interrupted = name == "SIGINT" and stage == "preparation"  # Ctrl-C before there is anything to save
-    expected = (130, "failed") if interrupted else (75, "stopped")
-    assert (code, status["state"]) == expected
+    assert (code, status["state"]) == end_of(name, stage)
     assert status["exit_code"] == code
     saved = sorted(path.name for path in out.glob("checkpoints/*"))
     last = [] if stage == "preparation" else [f"step-{max(losses(out)):08d}"]
@@ -90,6 +87,39 @@ def test_a_signal_at_every_stage(name: str, stage: str, place: Path, tmp_path: P
     assert run(lambda: main(words(place, out))) == 0
     assert_same_weights(out, place / "whole", STEPS)
     assert losses(out) == losses(place / "whole")
+    tally("signals", tried=1)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small run of two processes that nothing disturbs."""
+    out = tmp_path_factory.mktemp("two") / "whole"
+    ranks.run(2, one_of_two, out, 0, None, 0)
+    return out
+
+
+@pytest.mark.fault
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "rank", "where"), OF_TWO)
+def test_a_signal_to_one_of_two_stops_both_behind_the_same_step(
+    name: str, rank: int, where: str, two: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    team = ranks.start(2, one_of_two, out, rank, where, signal.Signals[name])
+    for process in team:
+        process.join()
+    step = max(toy.losses(out))
+    assert 0 < step < toy.STEPS
+    for each, process in enumerate(team):
+        told = ranks.error(out, each)
+        assert process.exitcode == Stopped.exit_code, told
+        assert f"{name if each == rank else 'a signal on another process'}: stopped after step {step} of" in told
+    newest = checkpoint.newest(out / "checkpoints")
+    assert newest is not None
+    assert newest.name == f"step-{step:08d}"
+    ranks.run(2, one_of_two, out, rank, None, 0)
+    assert toy.state_files(out) == toy.state_files(two)
+    assert toy.losses(out) == toy.losses(two)
     tally("signals", tried=1)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -12,6 +13,8 @@ from pathlib import Path
 import killable
 import pytest
 import torch
+from crash import run
+from draftsmith.data.generate import continuations
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.loading import load_target
@@ -19,8 +22,12 @@ from draftsmith.drafters.model.ensemble import Ensemble
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.launch.cli import main
 from draftsmith.launch.recipe.load import load_recipe
+from draftsmith.trainers import boost
+from draftsmith.trainers.loop.step import Steps
+from faults.signalled import Stage, signalled
 from launching import launched, train_each
 from safetensors.torch import load_file
+from tally import tally
 
 LAUNCHING = Path(__file__).parents[2] / "launching.py"
 COMMON = """\
@@ -38,6 +45,12 @@ RECIPES = {
     "hard": f"boost: {{{BOOST}, match_tokens: 1, weights: hard}}\n",
     "soft": f"boost: {{{BOOST}, unit: sample}}\n",
     "together": f"boost: {{{BOOST}, weights: hard, order: side_by_side}}\n",
+}
+SIGNALS = ["SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP"]
+STAGES = {
+    "continuations": Stage(continuations, "autoregressive", 2),
+    "second SSM": Stage(Steps, "update", 9),
+    "coverage": Stage(boost, "measure_matches"),
 }
 
 
@@ -161,6 +174,25 @@ def test_kills(alone: Path, tmp_path: Path) -> None:
             assert process.exitcode in (0, -signal.SIGKILL)
         assert_same(out, alone / "hard")
         assert coverage(out) == coverage(alone / "hard")
+
+
+@pytest.mark.slow
+@pytest.mark.fault
+@pytest.mark.parametrize(("name", "stage"), itertools.product(SIGNALS, STAGES))
+def test_a_signal_at_every_stage(name: str, stage: str, alone: Path, tmp_path: Path) -> None:
+    """It ends the run, between rounds too, and the same command goes on to the same ensemble."""
+    out = tmp_path / "run"
+    words = ["train", str(alone / "hard.yaml"), "--out", str(out)]
+    code = signalled(lambda: main(words), signal.Signals[name], STAGES[stage])
+    status = json.loads((out / "status.json").read_text())
+    # Ctrl-C outside of the steps leaves as Ctrl-C does everywhere
+    outside = name == "SIGINT" and stage != "second SSM"
+    assert (code, status["state"]) == ((130, "failed") if outside else (75, "stopped"))
+    assert status["exit_code"] == code
+    assert run(lambda: main(words)) == 0
+    assert_same(out, alone / "hard")
+    assert coverage(out) == coverage(alone / "hard")
+    tally("signals", tried=1)
 
 
 @pytest.mark.slow
