@@ -97,10 +97,10 @@ def read_json(stream: BinaryIO, file: str) -> Rows:
 def read_text(stream: BinaryIO, file: str, block: int) -> Rows:
     """Plain text in blocks that end at a line end (or, without one, after `block` characters).
 
-    A block with bytes that are not UTF-8 is rejected, and no other one with it.
+    A line with bytes that are not UTF-8 is rejected, and what its block has before and behind it is used.
     """
     line = 1
-    # bytes that are not UTF-8 become surrogates, which the block's own bytes tell from text
+    # bytes that are not UTF-8 become surrogates, which the line's own bytes tell from text
     text = TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape")
     try:
         part = text.read(block) + text.readline(block)
@@ -108,29 +108,46 @@ def read_text(stream: BinaryIO, file: str, block: int) -> Rows:
             following = text.read(block)
             if following:
                 following += text.readline(block)
-            if part.strip():
-                bad = _bad_line(part)
-                if bad is None:
-                    yield RawRow(file, line, {"text": part}, ends=not following)
-                else:
-                    yield Rejected(file, line + bad[0], bad[1])
+            *cut_off, last = _pieces(part)  # by a bad line behind them
+            for at, piece, fault in (*cut_off, last):
+                if fault is not None:
+                    yield Rejected(file, line + at, fault)
+                elif piece.strip():
+                    yield RawRow(file, line + at, {"text": piece}, ends=not following and at == last[0])
             line += part.count("\n")
             part = following
     finally:
         text.detach()  # the stream is the caller's
 
 
-def _bad_line(text: str) -> tuple[int, str] | None:
-    """Index and reason of the first line whose bytes were not UTF-8 when they were read."""
+def _pieces(block: str) -> Iterator[tuple[int, str, str | None]]:
+    """Lines that follow each other and are UTF-8 as one piece, each other line with what is wrong with it.
+
+    Yields (index of the first line, text, fault); what is behind the last bad line comes last, and may be empty.
+    """
+    if _not_utf8(block) is None:
+        yield 0, block, None
+        return
+    first, good = 0, ""
+    for at, line in enumerate(re.findall(r"[^\n]*\n|[^\n]+", block)):
+        fault = _not_utf8(line)
+        if fault is None:
+            good += line
+            continue
+        yield first, good, None
+        yield at, line, fault
+        first, good = at + 1, ""
+    yield first, good, None
+
+
+def _not_utf8(text: str) -> str | None:
+    """What is wrong with bytes that were no UTF-8 when they were read; None where all were."""
     if text.isascii():
         return None
-    content = text.encode(errors="surrogateescape")
     try:
-        content.decode()
+        text.encode(errors="surrogateescape").decode()
     except UnicodeDecodeError as error:
-        before = content[: error.start]
-        at = error.start - (before.rfind(b"\n") + 1)
-        return before.count(b"\n"), f"not UTF-8 ({error.reason} at byte {at} of the line)"
+        return f"not UTF-8 ({error.reason} at byte {error.start} of the line)"
     return None
 
 
@@ -185,8 +202,12 @@ def reader_version(path: Path) -> tuple[str, ...]:
     """What a file's identity holds beside its content: raised where the same bytes give other rows.
 
     2: a byte that is not UTF-8 and a stray quote no longer cost what stands behind them.
+    3: nor does such a byte cost the block of text around its line.
     """
-    return () if path.suffix.lower() in (".jsonl", ".ndjson", ".json", ".parquet") else ("reader 2",)
+    suffix = path.suffix.lower()
+    if suffix in (".jsonl", ".ndjson", ".json", ".parquet"):
+        return ()
+    return ("reader 2",) if suffix in (".csv", ".tsv") else ("reader 3",)
 
 
 def _ends(path: Path) -> bytes:

@@ -149,6 +149,11 @@ def as_csv(row: dict[str, Any], rng: random.Random | None) -> bytes:
     return line if rng is None else odd_bytes(line, rng)
 
 
+def is_utf8(line: str) -> bool:
+    """Whether none of its bytes was taken for a surrogate."""
+    return not any("\udc80" <= each <= "\udcff" for each in line)
+
+
 def used_all(path: Path, tokenizer_folder: Path, out: Path, length: int = 512) -> Prepared:
     """Prepared as for training; all bytes were read, and every rejected row has its place and reason."""
     config = DataConfig(source=str(path), max_rejected_share=1.0, cache=str(out / "cache"), sequence_length=length)
@@ -211,25 +216,22 @@ def test_csv(count: int, chat_tokenizer_folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("count", COUNTS)
 def test_text(count: int, chat_tokenizer_folder: Path, tmp_path: Path) -> None:
-    """Blocks in order; between two that follow each other in the file only a rejected one can be missing."""
+    """Every line that is UTF-8 is used, in order, and every other one rejected."""
     rng = random.Random(count)
     path = tmp_path / "rows.txt"
-    short = [each for each in PIECES if len(each) < 50]  # of which no block consists: each is found where it stands
+    short = [each for each in PIECES if len(each) < 50]  # so no line is longer than a block
     lines = [f"line {at}: the quick brown fox, é\n".encode() for at in range(4 * count)]
     for at in range(20, len(lines), 4):
         lines[at] = odd_bytes(lines[at], rng, short)
     path.write_bytes(b"".join(lines))
-    text = path.read_text(encoding="utf-8-sig", errors="surrogateescape")
+    whole = re.split("\r\n|\r|\n", path.read_bytes().decode("utf-8-sig", errors="surrogateescape"))
+    bad = [at for at, line in enumerate(whole, 1) if not is_utf8(line)]
     extent = Extent(path.stat().st_size)
-    at, missing = 0, False
-    for row in read_file(path, block=60, extent=extent):
-        if isinstance(row, Rejected):
-            missing = True
-            continue
-        found = text.index(row.columns["text"], at)
-        assert missing or not text[at:found].strip()
-        at, missing = found + len(row.columns["text"]), False
-    assert missing or not text[at:].strip()
+    rows = list(read_file(path, block=1000, extent=extent))
+    assert [row.line for row in rows if isinstance(row, Rejected)] == bad
+    text = "\n".join(row.columns["text"] for row in rows if isinstance(row, RawRow))
+    used = [line for line in text.split("\n") if line.strip()]
+    assert used == [line for line in whole if is_utf8(line) and line.strip()]
     assert extent.read == extent.size
     prepared = used_all(path, chat_tokenizer_folder, tmp_path, length=16)
     blocks = [row for row in read_file(path, block=16 * 16) if isinstance(row, RawRow)]

@@ -169,22 +169,26 @@ def test_a_row_that_is_too_wide_costs_its_own_line(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_a_byte_that_is_not_utf8_costs_its_own_block(end: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("bad", [(100,), (1, 2), (1, 100, 101, 103, 199)])
+def test_a_byte_that_is_not_utf8_costs_its_own_line(bad: tuple[int, ...], end: str, tmp_path: Path) -> None:
     path = tmp_path / "rows.txt"
     lines = [f"line {number}: caf\u00e9 \u2028{end}".encode() for number in range(1, 200)]
-    lines[99] = b"line 100: caf\xe9 is latin-1" + end.encode()
+    for number in bad:
+        lines[number - 1] = f"line {number}: ".encode().ljust(10) + b"caf\xe9 is latin-1" + end.encode()
     path.write_bytes(b"".join(lines))
-    rows = list(read_file(path, block=60))
-    bad = [row for row in rows if isinstance(row, Rejected)]
-    assert [(row.line, row.reason) for row in bad] == [
-        (100, "not UTF-8 (invalid continuation byte at byte 13 of the line)")
+    rows = list(read_file(path, block=200))
+    lost = [row for row in rows if isinstance(row, Rejected)]
+    assert [(row.line, row.reason) for row in lost] == [
+        (number, f"not UTF-8 (invalid continuation byte at byte {max(10, len(f'line {number}: ')) + 3} of the line)")
+        for number in bad
     ]
-    text = "".join(row.columns["text"] for row in rows if isinstance(row, RawRow))
-    missing = {f"line {number}:" for number in range(1, 200)} - {
-        f"line {n}:" for n in range(1, 200) if f"line {n}:" in text
-    }
-    assert "line 100:" in missing
-    assert len(missing) < 6, "the lines of one block"
+    used = [row for row in rows if isinstance(row, RawRow)]
+    text = [line for row in used for line in row.columns["text"].rstrip("\n").split("\n")]
+    assert text == [f"line {number}: café \u2028" for number in range(1, 200) if number not in bad]
+    for row in used:
+        assert row.columns["text"].startswith(f"line {row.line}: "), "named by its first line"
+        assert not any(f"line {number}:" in row.columns["text"] for number in bad)
+    assert [row.line for row in used if row.ends] == ([] if 199 in bad else [used[-1].line])
 
 
 @pytest.mark.parametrize("suffix", [".txt", ".py", ".csv", ".tsv", ".jsonl", ".json"])

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from draftsmith.data.config import DataConfig
 from draftsmith.data.rows.prepare import prepare, training_texts
+from draftsmith.data.rows.raw import Extents
 from draftsmith.data.rows.records import Placed, RecordReader, held_out
 from draftsmith.data.rows.shapes import Chat, Record, Text, Tokens, find_shape, parse
-from draftsmith.data.rows.sources import open_sources
+from draftsmith.data.rows.sources import Source, StdlibSource, open_sources
 from draftsmith.data.rows.stdlib import stdlib_texts
 from draftsmith.decoding.target.hub import load_tokenizer
 from draftsmith.errors import DataError, RequestError
@@ -78,6 +79,7 @@ def test_hub_sets_by_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert held is not None
     assert train.identity() != held.identity()
     assert train.identity() == open_sources(config)[0].identity()
+    says_how_far(train)
     with pytest.raises(RequestError, match="hub:chats"):
         open_sources(DataConfig(source="hub:chats", split="nothing"))
 
@@ -158,6 +160,21 @@ def test_a_long_source_says_how_far_it_is(
     prepare(config, load_tokenizer(str(chat_tokenizer_folder)), out=None)
     said = [line for line in caplog.messages if " of 1 MB read, " in line]
     assert 5 <= len(said) <= 9
+
+
+def says_how_far(source: Source) -> None:
+    """All of its bytes are read when all rows were, and fewer before."""
+    extents: Extents = {}
+    rows = source.rows(extents)
+    next(rows)
+    (extent,) = extents.values()
+    assert 0 < extent.read < extent.size
+    assert len(list(rows)) > 1
+    assert extent.read == extent.size
+
+
+def test_the_library_says_how_far_it_is_read() -> None:
+    says_how_far(StdlibSource("validation"))
 
 
 def test_the_librarys_split_is_a_property_of_the_path() -> None:
