@@ -39,6 +39,12 @@ class Feed:
             self._next = (step + 1, upcoming)
             self._features.expect(upcoming[0])
 
+    def forget(self) -> None:
+        """Drop what was made and fetched ahead: the micro-batches will be others."""
+        self._next = None
+        if self._features is not None:
+            self._features.forget()
+
     def _make(self, step: int) -> list[Batch]:
         began = time.perf_counter()
         batches = self._batches(step)

@@ -178,7 +178,7 @@ class Loop:
 
     def batches(self, step: int) -> list[Batch]:
         """This process's micro-batches of a step, on its device."""
-        team, micro = self.accelerator, self.plan.loop.micro_rows
+        team, micro = self.accelerator, self.steps.micro_rows
         shares = share_of_rank(self.order.step(step), team.process_index, team.num_processes, micro)
         return [self.to_device(self.train_rows.batch(share)) for share in shares]
 

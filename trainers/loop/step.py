@@ -142,6 +142,7 @@ class Steps:
     def start_again(self, step: int) -> None:
         """Forget the gradients of a step that ran out of memory, and halve the micro-batches."""
         self.zero_grad()
+        self.feed.forget()
         free_memory()
         self.micro_rows = (self.micro_rows + 1) // 2
         _log.warning(

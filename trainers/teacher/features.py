@@ -61,9 +61,13 @@ class FeatureSource(ABC):
         waited, self._waited = self._waited, 0.0
         return waited
 
+    def forget(self) -> None:
+        """Let go of what is expected: it will not be asked for."""
+        self._expected = None
+
     def close(self) -> None:
         """Forget what is expected, and leave no thread behind."""
-        self._expected = None
+        self.forget()
 
     @abstractmethod
     def fetch(self, batch: Batch) -> Features:

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from draftsmith.data.features.store import FeatureStore
 from draftsmith.errors import EnvironmentFailure
 from draftsmith.trainers.loop import state
 from draftsmith.trainers.loop.loop import Loop
 from draftsmith.trainers.loop.step import cut
+from draftsmith.trainers.teacher.features import CachedFeatures
 from faults import toy
 from tally import tally
 
@@ -69,6 +71,34 @@ def test_the_same_batch_in_smaller_parts(
     assert {step: mine[step] for step in range(1, AT + 1)} == {step: theirs[step] for step in range(1, AT + 1)}
     assert mine == pytest.approx(theirs, rel=1e-6)
     tally("out of memory", tried=1)
+
+
+def test_what_is_read_ahead_has_the_new_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the target's states none but those of the step that is taken again are waited for."""
+    online = toy.objective_of("medusa")
+    store = FeatureStore(tmp_path / "features", {}, max_bytes=10**7, row_bytes=24 * 32 * 4)
+    online.features = CachedFeatures(online.features, store, "fp32")
+    monkeypatch.setattr(toy, "objective_of", lambda _method: online)
+    loop = toy.loop_in(tmp_path, "medusa")
+    too_many_rows(loop, 2, "forward")
+    now, fetched = [-1], []
+    take, fetch = loop.train_step, online.features.fetch
+
+    def train_step(step: int, *rest: Any) -> None:
+        now[0] = step
+        take(step, *rest)
+        now[0] = -1
+
+    def fetch_now(batch: Any) -> Any:
+        fetched.append((now[0], len(batch["input_ids"])))
+        return fetch(batch)
+
+    monkeypatch.setattr(loop, "train_step", train_step)
+    monkeypatch.setattr(online.features, "fetch", fetch_now)
+    toy.run(loop)
+    assert loop.steps.micro_rows == 2
+    assert [(step, rows) for step, rows in fetched if step >= 0] == [(0, 4), (AT, 2)]
+    store.close()
 
 
 def test_parts_keep_every_row_and_small_batches_stay_as_they_are() -> None:
