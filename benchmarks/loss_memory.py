@@ -36,10 +36,11 @@ from draftsmith.benchmarks.common.records import Record, table_of
 from draftsmith.launch.recipe.model import Recipe
 from draftsmith.storage import write_text
 from draftsmith.trainers import eagle3, medusa
-from draftsmith.trainers.config import Eagle3Config, MedusaConfig, ModelConfig, ObjectiveConfig
+from draftsmith.trainers.config import ModelConfig, ObjectiveConfig
 from draftsmith.trainers.labels import has_label
 from draftsmith.trainers.losses.chunked import ChunkedLoss, Teacher
 from draftsmith.trainers.losses.mix import Mix
+from draftsmith.trainers.method_config import Eagle3Config, MedusaConfig
 from draftsmith.trainers.student.architecture import fresh_model
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile

@@ -26,7 +26,7 @@ from draftsmith.drafters.identity import fingerprint
 from draftsmith.drafters.model.early_exit import save_early_exit
 from draftsmith.drafters.model.ensemble import save_ensemble
 from draftsmith.drafters.model.quantised import save_quantised
-from draftsmith.trainers.config import LoraConfig
+from draftsmith.trainers.method_config import LoraConfig
 from draftsmith.trainers.student.lora import add_adapter, save_adapted
 from safetensors.torch import load_file, save_file
 from small_heads import make_on_target

@@ -54,7 +54,7 @@ from .boosting.members import (
 from .boosting.shapes import kept_for_probes as kept_for_probes  # what the pre-flight asks for
 from .boosting.shapes import size_of, students
 from .boosting.side_by_side import SideBySide
-from .config import FROM_TARGET, BoostConfig, LoraConfig, ModelConfig
+from .config import FROM_TARGET, ModelConfig
 from .loop.loop import Outcome, Plan, Probe
 from .loop.objective import Batch, Objective
 from .loop.setup import make_accelerator, run_loop
@@ -62,6 +62,7 @@ from .loop.sharding import standalone
 from .losses.chunked import Teacher
 from .losses.terms import check_terms
 from .losses.weighted_rows import WeightedRows
+from .method_config import BoostConfig, LoraConfig
 from .sections import MakeProbe, Run, Sections
 from .student.distillation import DraftStudent, teacher_of
 from .student.draft import cut_from_target, make_draft, save_draft

@@ -26,7 +26,6 @@ from ..decoding.target.backbone import Backbone
 from ..decoding.target.hidden_states import LAST
 from ..drafters.eagle.net3 import Eagle3Net, fused_layers
 from ..errors import RequestError
-from .config import Eagle3Config
 from .eagle_common import compared, in_text_order, of_first, per_label, shares
 from .loop.loop import Outcome
 from .loop.objective import Batch
@@ -35,6 +34,7 @@ from .losses.chunked import ChunkedLoss, SharedTeacher
 from .losses.mix import RENORMALISED, UNKNOWN, Mix
 from .losses.soft_cross_entropy import soft_cross_entropy
 from .losses.terms import check_terms
+from .method_config import Eagle3Config
 from .pruning.sizes import check_not_pruned
 from .sections import MakeProbe, Run, Sections
 from .student.warm_start import warm_started

@@ -14,11 +14,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .config import Eagle3Config, EagleConfig, ObjectiveConfig
+from .config import ObjectiveConfig
 from .labels import has_label
 from .loop.objective import Batch
 from .losses.chunked import ChunkedLoss
 from .losses.pace import anchors_of, geometric, paced
+from .method_config import Eagle3Config, EagleConfig
 
 
 class Compared(NamedTuple):

@@ -17,12 +17,13 @@ from torch import Tensor, nn
 
 from ..drafters.heads.medusa import Heads
 from ..errors import RequestError
-from .config import MedusaConfig, ObjectiveConfig
+from .config import ObjectiveConfig
 from .labels import has_label
 from .loop.objective import Batch
 from .losses.chunked import ChunkedLoss, Teacher, cross_entropy
 from .losses.mix import Mix
 from .losses.pace import anchors_of, paced
+from .method_config import MedusaConfig
 
 Reads = Callable[[int], Tensor]
 """k -> what head k reads at every position that has a token k + 1 ahead, [R, X, F]."""

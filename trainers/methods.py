@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..config import Section
-from .config import (
+from .method_config import (
     BoostConfig,
     BpdConfig,
     Eagle3Config,

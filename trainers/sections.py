@@ -12,8 +12,8 @@ and where they are needed: `check_resume(out, resume)`, which words `--resume` t
 (`launch/check`) calls the same functions, so nothing is required twice.
 
 `Sections` is a recipe as trainers see it, who know no launcher; `launch/recipe/model.py`'s `Recipe`
-satisfies it. No torch in this file. Read next: `medusa.py`, the plainest of the methods; `config.py`,
-the sections of trainers.
+satisfies it. No torch in this file. Read next: `medusa.py`, the plainest of the methods; `config.py`
+and `method_config.py`, the sections of trainers.
 """
 
 from __future__ import annotations
@@ -27,29 +27,31 @@ if TYPE_CHECKING:
     from ..data.config import DataConfig, TokenizerConfig
     from ..decoding.target.backbone import Backbone
     from .config import (
-        BoostConfig,
-        BpdConfig,
         CheckpointConfig,
-        Eagle3Config,
-        EagleConfig,
         FeaturesConfig,
         LoopConfig,
-        LoraConfig,
-        Medusa2Config,
-        MedusaConfig,
         ModelConfig,
         ObjectiveConfig,
         OptimizerConfig,
         ProbeConfig,
-        RolloutsConfig,
         TargetConfig,
-        TuneConfig,
     )
     from .loop.loop import Probe
+    from .method_config import (
+        BoostConfig,
+        BpdConfig,
+        Eagle3Config,
+        EagleConfig,
+        LoraConfig,
+        Medusa2Config,
+        MedusaConfig,
+        RolloutsConfig,
+        TuneConfig,
+    )
 
 
 class Sections(Protocol):
-    """A recipe as trainers see it: read-only sections, each documented in its `config.py`."""
+    """A recipe as trainers see it: read-only sections, each documented in its class."""
 
     def __getattr__(self, name: str) -> Any:
         """A section of a method that is not typed below."""

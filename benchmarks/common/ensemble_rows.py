@@ -19,7 +19,7 @@ from draftsmith.benchmarks.common.records import Figure
 from draftsmith.eval.measure.speed import Costs
 from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.trainers.boosting.coverage import acceptance
-from draftsmith.trainers.config import BoostConfig
+from draftsmith.trainers.method_config import BoostConfig
 from safetensors.torch import load_file
 
 # what is said of every arm, however it was trained

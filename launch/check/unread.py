@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ...errors import RequestError
 from ...storage.identity import flat
-from ...trainers.config import LoraConfig
+from ...trainers.method_config import LoraConfig
 from ...trainers.methods import METHODS, own_sections
 from ..recipe.load import Resolved
 from ..recipe.model import Recipe

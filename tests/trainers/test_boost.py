@@ -37,10 +37,8 @@ from draftsmith.trainers.boosting.members import (
     own_member,
 )
 from draftsmith.trainers.config import (
-    BoostConfig,
     CheckpointConfig,
     LoopConfig,
-    LoraConfig,
     ModelConfig,
     ObjectiveConfig,
     OptimizerConfig,
@@ -48,6 +46,7 @@ from draftsmith.trainers.config import (
 )
 from draftsmith.trainers.loop import setup
 from draftsmith.trainers.loop.loop import Loop, Plan, Probe
+from draftsmith.trainers.method_config import BoostConfig, LoraConfig
 from draftsmith.trainers.sections import Run
 from draftsmith.trainers.student.architecture import fresh_model
 from safetensors.torch import load_file

@@ -18,9 +18,10 @@ from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.heads.bpd import Bpd
 from draftsmith.errors import RequestError, Stopped
 from draftsmith.trainers.bpd import BpdObjective, TunedBpdObjective
-from draftsmith.trainers.config import BpdConfig, ObjectiveConfig, TuneConfig
+from draftsmith.trainers.config import ObjectiveConfig
 from draftsmith.trainers.loop import setup, state
 from draftsmith.trainers.loop.step import Steps
+from draftsmith.trainers.method_config import BpdConfig, TuneConfig
 from draftsmith.trainers.teacher.tuned import TunedTarget
 from method_objectives import build
 from torch import Tensor

@@ -18,10 +18,11 @@ from draftsmith.drafters.eagle.loading import load_eagle
 from draftsmith.drafters.eagle.proposer import Eagle, Eagle3
 from draftsmith.errors import RequestError
 from draftsmith.trainers import eagle3
-from draftsmith.trainers.config import Eagle3Config, EagleConfig, ObjectiveConfig
+from draftsmith.trainers.config import ObjectiveConfig
 from draftsmith.trainers.eagle import EagleObjective
 from draftsmith.trainers.labels import has_label
 from draftsmith.trainers.losses.chunked import SharedTeacher
+from draftsmith.trainers.method_config import Eagle3Config, EagleConfig
 from draftsmith.trainers.teacher.frozen import saver
 from method_objectives import build
 from torch import Tensor, nn

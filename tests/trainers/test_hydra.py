@@ -14,8 +14,9 @@ from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.heads.hydra import Hydra
 from draftsmith.errors import RequestError
-from draftsmith.trainers.config import MedusaConfig, ObjectiveConfig
+from draftsmith.trainers.config import ObjectiveConfig
 from draftsmith.trainers.loop.objective import Objective
+from draftsmith.trainers.method_config import MedusaConfig
 from method_objectives import build
 
 PAPER = ObjectiveConfig(kl=0, ce=1)

@@ -15,11 +15,12 @@ from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.heads.medusa import Medusa
 from draftsmith.errors import RequestError, Stopped
-from draftsmith.trainers.config import MedusaConfig, ObjectiveConfig
+from draftsmith.trainers.config import ObjectiveConfig
 from draftsmith.trainers.labels import has_label
 from draftsmith.trainers.loop import setup, state
 from draftsmith.trainers.loop.loop import Outcome
 from draftsmith.trainers.medusa import MedusaObjective
+from draftsmith.trainers.method_config import MedusaConfig
 from method_objectives import build
 
 PAPER = ObjectiveConfig(kl=0, ce=1)

@@ -22,17 +22,11 @@ from draftsmith.decoding.target.loading import load_target
 from draftsmith.drafters.heads.medusa import Medusa, load_medusa
 from draftsmith.drafters.identity import TargetIdentity
 from draftsmith.errors import RequestError, Stopped
-from draftsmith.trainers.config import (
-    Medusa2Config,
-    MedusaConfig,
-    ObjectiveConfig,
-    OptimizerConfig,
-    TargetConfig,
-    TuneConfig,
-)
+from draftsmith.trainers.config import ObjectiveConfig, OptimizerConfig, TargetConfig
 from draftsmith.trainers.loop import optimizer, setup, state
 from draftsmith.trainers.loop.loop import Outcome
 from draftsmith.trainers.medusa2 import Medusa2Objective, sine
+from draftsmith.trainers.method_config import Medusa2Config, MedusaConfig, TuneConfig
 from draftsmith.trainers.teacher.tuned import TunedTarget, check_precision, tuned_saver
 from method_objectives import build
 from torch import Tensor

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..config import BoostConfig
+from ..method_config import BoostConfig
 
 
 @torch.no_grad()

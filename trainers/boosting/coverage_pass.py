@@ -20,9 +20,9 @@ from torch import Tensor
 from ...data.generate.continuations import Continuations
 from ...data.rows.packed import PackedRows
 from ...storage import derived_tensors, write_tensors, write_text
-from ..config import BoostConfig
 from ..loop.objective import hidden_states, labelled
 from ..loop.progress import records
+from ..method_config import BoostConfig
 from .coverage import acceptance, left_share, matched, union_length
 
 COVERAGE = "coverage.safetensors"

@@ -12,8 +12,9 @@ from ...decoding.target.backbone import Backbone
 from ...drafters.folder import adapters_of, check_trainable_model, derived_family, read_entry
 from ...drafters.identity import TargetIdentity
 from ...errors import RequestError
-from ..config import FROM_TARGET, BoostConfig, LoraConfig, ModelConfig
+from ..config import FROM_TARGET, ModelConfig
 from ..loop.loop import Plan
+from ..method_config import BoostConfig, LoraConfig
 from ..student.draft import check_same_tokens
 
 _SEEDS_APART = 1000

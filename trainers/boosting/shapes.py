@@ -12,7 +12,7 @@ from torch import nn
 
 from ...drafters.families import FAMILIES
 from ...drafters.folder import derived_family
-from ..config import LoraConfig
+from ..method_config import LoraConfig
 from ..sections import Sections
 from ..student.draft import make_draft
 from .members import derived_folder, trained_models

@@ -22,7 +22,8 @@ from ...drafters.folder import check_trainable_model, save_draft_model
 from ...drafters.projection import check_plain_logits
 from ...drafters.weights import check_finite
 from ...errors import RequestError
-from ..config import FROM_TARGET, LoraConfig, ModelConfig
+from ..config import FROM_TARGET, ModelConfig
+from ..method_config import LoraConfig
 from ..pruning.layers import prune
 from ..pruning.sizes import pruned_config
 from ..sections import Sections

@@ -27,7 +27,8 @@ from ...drafters.model.adapters import (
     save_adapters,
 )
 from ...errors import RequestError
-from ..config import LoraConfig, ModelConfig
+from ..config import ModelConfig
+from ..method_config import LoraConfig
 from ..methods import METHODS
 
 if TYPE_CHECKING:

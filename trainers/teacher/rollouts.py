@@ -30,9 +30,9 @@ from ...decoding.sampling import Warper
 from ...decoding.target.attention import use_grouped_attention
 from ...decoding.target.backbone import Backbone
 from ...errors import RequestError
-from ..config import RolloutsConfig
 from ..loop.objective import Batch
 from ..loop.sharding import is_sharded
+from ..method_config import RolloutsConfig
 from .mixture import write
 
 if TYPE_CHECKING:

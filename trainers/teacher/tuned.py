@@ -31,12 +31,13 @@ from ...drafters.model.adapters import adapted_layers
 from ...drafters.projection import check_plain_logits
 from ...errors import RequestError
 from ...storage import replace_folder
-from ..config import TargetConfig, TuneConfig
+from ..config import TargetConfig
 from ..loop.loop import Outcome, Probe
 from ..loop.objective import Batch, Objective, hidden_states, labelled
 from ..loop.optimizer import Pace
 from ..losses.chunked import ChunkedLoss, Teacher, TokenLoss, cross_entropy
 from ..losses.mix import Mix
+from ..method_config import TuneConfig
 from ..sections import Run, Sections
 from ..student.lora import TUNED_NAME, add_adapter, without_adapters
 from .frozen import CheckTarget, Save, run_for_target

@@ -18,7 +18,7 @@ from draftsmith.drafters.eagle.loading import load_eagle
 from draftsmith.drafters.eagle.net3 import Eagle3Net
 from draftsmith.drafters.eagle.proposer import Eagle3
 from draftsmith.trainers import eagle3
-from draftsmith.trainers.config import Eagle3Config
+from draftsmith.trainers.method_config import Eagle3Config
 from draftsmith.trainers.teacher.frozen import Save, saver
 from method_objectives import build
 from torch import Tensor

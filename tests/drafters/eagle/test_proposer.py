@@ -24,9 +24,9 @@ from draftsmith.drafters.eagle.proposer import EAGLE_1_TREE, Eagle, Eagle3
 from draftsmith.drafters.folder import save_heads
 from draftsmith.drafters.model.draft_model import DraftModel
 from draftsmith.errors import RequestError
-from draftsmith.trainers.config import Eagle3Config, EagleConfig
 from draftsmith.trainers.eagle import EagleObjective
 from draftsmith.trainers.eagle3 import Eagle3Objective
+from draftsmith.trainers.method_config import Eagle3Config, EagleConfig
 from method_objectives import build
 from scipy import stats
 from small_heads import change_target_of

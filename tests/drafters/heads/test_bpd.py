@@ -17,9 +17,10 @@ from draftsmith.drafters.heads.bpd import Bpd, BpdHeads, BpdShape, load_bpd
 from draftsmith.drafters.heads.medusa import load_medusa
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import RequestError
-from draftsmith.trainers.config import BpdConfig, ObjectiveConfig
+from draftsmith.trainers.config import ObjectiveConfig
 from draftsmith.trainers.heads import last_states_of
 from draftsmith.trainers.labels import has_label
+from draftsmith.trainers.method_config import BpdConfig
 from draftsmith.trainers.teacher.frozen import saver
 from method_objectives import build
 from small_heads import WatchedBpd

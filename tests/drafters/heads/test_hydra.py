@@ -19,8 +19,9 @@ from draftsmith.drafters.heads.hydra_prefix import PrefixLayer
 from draftsmith.drafters.heads.medusa import Medusa, MedusaHeads, load_medusa
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import RequestError
-from draftsmith.trainers.config import MedusaConfig, ObjectiveConfig
+from draftsmith.trainers.config import ObjectiveConfig
 from draftsmith.trainers.loop.objective import document_mask
+from draftsmith.trainers.method_config import MedusaConfig
 from draftsmith.trainers.teacher.frozen import saver
 from method_objectives import build
 from torch import Tensor

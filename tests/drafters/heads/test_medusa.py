@@ -17,9 +17,10 @@ from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.decoding.tree.search import expected_tokens
 from draftsmith.drafters.heads.medusa import Medusa, MedusaHeads, default_paths, load_medusa
 from draftsmith.errors import RequestError
-from draftsmith.trainers.config import MedusaConfig, ObjectiveConfig
+from draftsmith.trainers.config import ObjectiveConfig
 from draftsmith.trainers.heads import last_states_of
 from draftsmith.trainers.labels import has_label
+from draftsmith.trainers.method_config import MedusaConfig
 from draftsmith.trainers.teacher.frozen import saver
 from method_objectives import build
 from small_heads import WatchedMedusa, change_target_of

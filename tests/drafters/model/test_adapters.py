@@ -29,7 +29,7 @@ from draftsmith.eval.audit.audit import audit
 from draftsmith.eval.config import AuditConfig
 from draftsmith.eval.measure.arms import Arm
 from draftsmith.eval.measure.speed import bytes_of
-from draftsmith.trainers.config import LoraConfig
+from draftsmith.trainers.method_config import LoraConfig
 from draftsmith.trainers.student.lora import add_adapter, save_adapted, without_adapters
 from watched import Watched, teacher_forced
 

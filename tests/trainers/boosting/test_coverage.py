@@ -20,9 +20,9 @@ from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.trainers.boosting import coverage
 from draftsmith.trainers.boosting.coverage_pass import COVERAGE, measure_matches, record_coverage, stored_matches
-from draftsmith.trainers.config import BoostConfig
 from draftsmith.trainers.loop.objective import hidden_states, labelled
 from draftsmith.trainers.losses.weighted_rows import WeightedRows
+from draftsmith.trainers.method_config import BoostConfig
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file

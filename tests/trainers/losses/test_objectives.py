@@ -18,12 +18,13 @@ from draftsmith.errors import RequestError
 from draftsmith.launch.check.models import check_recipe
 from draftsmith.launch.recipe.model import Recipe
 from draftsmith.trainers import eagle, eagle3
-from draftsmith.trainers.config import Eagle3Config, EagleConfig, MedusaConfig, ModelConfig, ObjectiveConfig
+from draftsmith.trainers.config import ModelConfig, ObjectiveConfig
 from draftsmith.trainers.heads import HeadLoss, last_states_of
 from draftsmith.trainers.hydra import head_input
 from draftsmith.trainers.losses.chunked import ChunkedLoss, Teacher
 from draftsmith.trainers.losses.mix import TERMS, UNKNOWN, Mix
 from draftsmith.trainers.losses.pace import geometric
+from draftsmith.trainers.method_config import Eagle3Config, EagleConfig, MedusaConfig
 from method_objectives import MODULES, build
 from ruamel.yaml import YAML
 from torch import Tensor, nn

@@ -24,14 +24,13 @@ from draftsmith.errors import RequestError
 from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.launch.recipe.model import Recipe
 from draftsmith.trainers import bpd, eagle, eagle3, hydra, medusa, medusa2
-from draftsmith.trainers.config import (
+from draftsmith.trainers.config import ModelConfig, ObjectiveConfig
+from draftsmith.trainers.method_config import (
     BpdConfig,
     Eagle3Config,
     EagleConfig,
     Medusa2Config,
     MedusaConfig,
-    ModelConfig,
-    ObjectiveConfig,
     TuneConfig,
 )
 from draftsmith.trainers.methods import METHODS

@@ -27,12 +27,9 @@ from draftsmith.decoding.target.hidden_states import LAST
 from draftsmith.errors import DataError, RequestError, Stopped
 from draftsmith.trainers import boost
 from draftsmith.trainers.config import (
-    BoostConfig,
     CheckpointConfig,
-    Eagle3Config,
     FeaturesConfig,
     LoopConfig,
-    MedusaConfig,
     ObjectiveConfig,
     OptimizerConfig,
     ProbeConfig,
@@ -41,6 +38,7 @@ from draftsmith.trainers.loop import setup, state
 from draftsmith.trainers.loop.feed import Feed
 from draftsmith.trainers.loop.loop import Loop, Outcome, Plan
 from draftsmith.trainers.loop.objective import Batch, Objective, document_mask, hidden_states
+from draftsmith.trainers.method_config import BoostConfig, Eagle3Config, MedusaConfig
 from draftsmith.trainers.teacher import feature_cache
 from draftsmith.trainers.teacher.features import CachedFeatures, OnlineFeatures, states_of
 from method_objectives import build

@@ -27,7 +27,8 @@ from draftsmith.errors import RequestError
 from draftsmith.launch.recipe.model import Recipe
 from draftsmith.launch.train import train
 from draftsmith.trainers import target
-from draftsmith.trainers.config import BpdConfig, Eagle3Config, MedusaConfig, ModelConfig, ObjectiveConfig, TuneConfig
+from draftsmith.trainers.config import ModelConfig, ObjectiveConfig
+from draftsmith.trainers.method_config import BpdConfig, Eagle3Config, MedusaConfig, TuneConfig
 from draftsmith.trainers.methods import METHODS
 from draftsmith.trainers.teacher.tuned import TunedTarget
 from method_objectives import build

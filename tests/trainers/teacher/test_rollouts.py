@@ -26,10 +26,10 @@ from draftsmith.trainers.config import (
     ObjectiveConfig,
     OptimizerConfig,
     ProbeConfig,
-    RolloutsConfig,
 )
 from draftsmith.trainers.loop import setup, state
 from draftsmith.trainers.loop.loop import Loop, Plan
+from draftsmith.trainers.method_config import RolloutsConfig
 from draftsmith.trainers.teacher.rollouts import (
     Rollouts,
     check_rollout_prompts,

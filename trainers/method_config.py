@@ -1,0 +1,189 @@
+"""Recipe sections of single training methods. No torch here.
+
+Read next: `methods.py`, which says whose each is; `config.py`, what every method reads.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ..config import Section
+
+
+class LoraConfig(Section):
+    """An adapter on an existing draft: a low-rank change of its weights, for one domain for example."""
+
+    rank: int | None = Field(None, ge=1, le=65_536)
+    """Rank of each layer's change; empty trains the whole draft. Needs `model.start_from`."""
+    alpha: float = Field(16.0, gt=0)
+    """A layer's change is scaled by alpha / rank."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Dropout on the inputs of a layer's change, in training."""
+    layers: list[str] = []
+    """Names of the layers that get a change, such as q_proj; empty: every linear layer."""
+    name: str = Field("domain", pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")
+    """Name of the adapter; `drafter.adapter` selects it."""
+
+
+class RolloutsConfig(Section):
+    """Rows that the models continue themselves during training, in place of the data's; for
+    `distill`."""
+
+    share: float = Field(0.0, ge=0, le=1)
+    """Share of a step's rows whose labels are generated; 0 trains on the data alone."""
+    by: Literal["student", "target", "mixed"] = "student"
+    """What generates: the draft as it is now (on-policy), the target, or either, token by token."""
+    student_tokens: float = Field(0.5, ge=0, le=1)
+    """For `mixed`: probability that a token is the draft's."""
+    prompt_tokens: int = Field(32, ge=1)
+    """Most tokens of the data's row that a continuation is conditioned on. In a chat that is all
+    from its beginning: rows with no answer that begins within them stay as they are."""
+    new_tokens: int = Field(32, ge=1)
+    """Tokens of a continuation; a row holds as many prompts and continuations as fit."""
+    temperature: float = Field(1.0, ge=0)
+    """Sampling temperature of continuations; 0 takes the likeliest token."""
+    every_steps: int = Field(1, ge=1)
+    """Steps that train on the same continuations before new ones are generated: cheaper when
+    large, closer to the current draft when small."""
+
+
+class BoostConfig(Section):
+    """Several small models (SSMs), each trained on what the earlier ones do not predict."""
+
+    members: int = Field(3, ge=1, le=256)
+    """Largest number of SSMs; each is trained for `loop.steps`."""
+    samples: int = Field(4096, ge=1)
+    """Prompts from the training rows that the target continues."""
+    held_out: int = Field(256, ge=1)
+    """Prompts from held-out rows, on which coverage is reported."""
+    prompt_tokens: int = Field(64, ge=1)
+    """Tokens of a prompt cut from text; of chats, the longest prompt that is used."""
+    continuation: int = Field(64, ge=1)
+    """Most tokens of the target's continuation of a prompt."""
+    temperature: float = Field(0.0, ge=0)
+    """Sampling temperature of the target's continuations."""
+    continuations: str | None = None
+    """Folder of the continuations, to share them among runs; default: one in the run's folder."""
+    seed: int = Field(0, ge=0, lt=2**32)
+    """Seed of the choice of prompts, and of sampling at a temperature."""
+    unit: Literal["sample", "span"] = "span"
+    """What is covered or not: a whole `sample`, or the `span` that begins at each token."""
+    match_tokens: int = Field(2, ge=0)
+    """A unit is covered when this many tokens from its beginning are predicted; 0: all that follow,
+    with `sample` the whole continuation, as in SpecInfer."""
+    weights: Literal["hard", "soft", "none"] = "soft"
+    """Covered units are left out (`hard`), count less (`soft`), or as before (`none`: SSMs that
+    differ only by their seeds, as a control)."""
+    soft: float = Field(2.0, gt=0)
+    """For `soft`: a unit's weight is multiplied by exp(-soft * a), a = the fraction of it that the
+    earlier SSM predicts."""
+    stop_share: float = Field(0.05, ge=0, lt=1)
+    """No further SSM is trained when less than this share is uncovered."""
+    order: Literal["in_turn", "side_by_side"] = "in_turn"
+    """`side_by_side` trains all SSMs in the same steps, each weighted by what the earlier ones cover
+    at that moment; as many steps, and the memory of all together."""
+    start_from: list[str] = []
+    """Initial weights of each SSM, in order: a folder or hub name, or `ssm-1` for the run's own first
+    SSM; an empty or missing entry uses `model.start_from`."""
+    layers: list[Annotated[int, Field(ge=1, le=1_000)] | None] = []
+    """Layers of each SSM that is made from scratch or cut from the target, in order; a null or
+    missing entry uses `model.layers`, and an SSM initialised from another keeps its own."""
+
+
+class MedusaConfig(Section):
+    """The heads of a Medusa or Hydra drafter, and the weight of each in the loss."""
+
+    heads: int = Field(4, ge=1, le=64)
+    """Number of heads; head k proposes the token k positions after the next one."""
+    layers: int = Field(1, ge=1, le=64)
+    """Residual blocks of a head."""
+    decay: float = Field(0.8, gt=0, le=1)
+    """Weight of head k in the loss is decay^k: far tokens are hard, and rarely reached."""
+    shared_head: bool = False
+    """All heads share the target's own output projection: less memory, less accurate."""
+    prefix: bool = False
+    """Hydra++: a decoder layer over the target's states in front of the heads; for `hydra` only."""
+
+
+class TuneConfig(Section):
+    """How the target itself is trained, in methods that train it together with its drafter."""
+
+    how: Literal["lora", "full"] = "lora"
+    """`lora` trains low-rank changes to linear layers, `full` every weight of the target."""
+    rank: int = Field(32, ge=1, le=65_536)
+    """Rank of each layer's change."""
+    alpha: float = Field(16.0, gt=0)
+    """A layer's change is scaled by alpha / rank."""
+    dropout: float = Field(0.05, ge=0, lt=1)
+    """Dropout on the inputs of a layer's change, in training."""
+    layers: list[str] = []
+    """Names of the layers that get a change, such as q_proj; empty: every linear layer."""
+    head_lr_ratio: float = Field(4.0, gt=0)
+    """The drafter's learning rate is this many times the target's, which is optimizer.lr."""
+    rest_steps: int = Field(0, ge=0)
+    """First steps in which the target is frozen and the drafter trained alone."""
+
+
+class Medusa2Config(Section):
+    """How the heads' loss is added to the target's own in Medusa-2."""
+
+    weight: float = Field(0.2, gt=0)
+    """Weight lambda_0 of the heads' loss beside the target's own."""
+    sine_steps: int = Field(0, ge=0)
+    """Steps after `tune.rest_steps` in which that weight grows from 0 along a sine; 0: at once."""
+    self_distillation: bool = False
+    """Hold the target to its own distribution before the run, by KL, in place of the text's tokens."""
+
+
+class BpdConfig(Section):
+    """The k-output layer of blockwise parallel decoding."""
+
+    block: int = Field(5, ge=2, le=256)
+    """Tokens k of a block, the target's own next token included: the most that one call can give."""
+    inner: int | None = Field(None, ge=1, le=1_000_000)
+    """Hidden units of the layer per output; default: the target's hidden size."""
+    every_head: bool = False
+    """Train all outputs at every step; without it one is drawn at random, at a k-th of the cost."""
+    backbone: Literal["frozen", "tuned"] = "frozen"
+    """`tuned` trains the target too, as `tune` says; its own next token is one of the k."""
+
+
+class EagleConfig(Section):
+    """How EAGLE-1 and EAGLE-2 drafters are trained."""
+
+    feature: float = Field(1.0, ge=0)
+    """Weight of the SmoothL1 distance between predicted and true features."""
+    ce: float = Field(0.1, ge=0)
+    """Weight of the cross-entropy between the distributions that follow from them."""
+    noise: float = Field(0.1, ge=0)
+    """Uniform noise of at most this size is added to features in training; 0: none."""
+    passes: int = Field(1, ge=1, le=256)
+    """Passes over its own features in training: 1 is EAGLE-1, 3 is HASS; each costs as much as the
+    first."""
+    top_k: float = Field(0.0, ge=0)
+    """Weight of HASS's cross-entropy on the target's likeliest tokens only."""
+    top_k_tokens: int = Field(10, ge=1)
+    """Number of tokens that `top_k` compares."""
+    decay: float = Field(1.0, gt=0, le=1)
+    """Weight of pass j in the loss is decay^j; 1 as in HASS."""
+
+
+class Eagle3Config(Section):
+    """How EAGLE-3 drafters are trained."""
+
+    passes: int = Field(7, ge=1, le=256)
+    """Passes over its own outputs in training: as many as tokens will be drafted; each costs as much
+    as the first."""
+    ce: float = Field(1.0, ge=0)
+    """Weight of the soft cross-entropy on the draft vocabulary, the paper's own loss."""
+    decay: float = Field(0.8, gt=0, le=1)
+    """Weight of pass j in the loss is decay^j."""
+    vocabulary: int = Field(32000, ge=2)
+    """Number of tokens that can be drafted, the most frequent labels; at most the target's."""
+    layers: tuple[int, int, int] | None = None
+    """Hidden states that are fused (0: the embedding); default: 2, half, and the third last."""
+    feature_norms: bool = False
+    """EAGLE-3.1: a norm on each fused state, and outputs are fed back after the last norm; steadier
+    in long chains and long contexts. llama.cpp cannot serve it."""
