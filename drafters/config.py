@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ..config import Section
 
@@ -18,6 +18,10 @@ class DrafterConfig(Section):
 
     policy: Literal["sample", "argmax"] = "sample"
     """At temperature > 0: draw from the draft's warped distribution, or take its argmax (a point mass)."""
+    temperature_factors: list[Annotated[float, Field(ge=0.05, le=20)]] = []
+    """Temperature of drafting over that of decoding: of the first drafted token, the second, ...; deeper ones take
+    the last. Empty: 1. No value changes the output; a draft that is too sure of itself is accepted more when it is
+    hotter. `draftsmith tune` chooses them."""
     adapter: str | None = None
     """Adapter of a draft model by name, or `base` for none; empty: the one that its run trained."""
     vocabulary: Literal["same", "auto", "intersection", "retokenise"] = "same"
@@ -75,3 +79,9 @@ class DrafterConfig(Section):
     """Tokens N of its n-grams."""
     lookahead_guesses: int = Field(7, ge=1, le=256)
     """Guesses G verified per call."""
+
+    @model_validator(mode="after")
+    def _what_is_drawn_has_a_temperature(self) -> Self:
+        if self.temperature_factors and self.policy == "argmax":
+            raise ValueError("temperature_factors are of drawn tokens, and policy argmax draws none: leave one out")
+        return self

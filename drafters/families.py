@@ -80,7 +80,7 @@ class Family:
     grids: tuple[Grid, ...] = ()
     """Settings that `draftsmith tune` tries; none: it drafts in one way."""
     options: frozenset[str] = frozenset()
-    """Of `drafter.adapter` and `drafter.members`, those that it can follow."""
+    """Of `drafter.adapter`, `drafter.members` and `drafter.temperature_factors`, those that it can follow."""
     tree_unused: Callable[[DrafterConfig], tuple[str, str] | None] = lambda _config: _CHAINS
     """Why a static tree that `drafter.tree` names would not be used, and what to do; None: it is."""
 
@@ -142,18 +142,21 @@ def _if_static(config: DrafterConfig) -> tuple[str, str] | None:
 
 
 def _by_policy(name: str) -> Callable[[Any], str]:
-    """The toy of drafts that are sampled from q, or of their argmax."""
-    return lambda drafter: f"{name} argmax" if drafter.policy == "argmax" else name
+    """The toy of drafts that are sampled from q, at temperatures of their own or not, or of their argmax."""
+    return lambda drafter: f"{name}{_drawn(drafter)}"
+
+
+def _drawn(drafter: Any) -> str:
+    return " argmax" if drafter.policy == "argmax" else " tempered" if drafter.factors else ""
 
 
 def _ensemble_toy(drafter: Any) -> str:
-    return "ensemble argmax" if drafter.members[0].policy == "argmax" else "ensemble"
+    return f"ensemble{_drawn(drafter.members[0])}"
 
 
 def _eagle_toy(drafter: Any) -> str:
     # a dynamic tree is never sampled
-    argmax = " argmax" if drafter.policy == "argmax" and drafter.kind != "dynamic" else ""
-    return f"{drafter.family} {drafter.kind}{argmax}"
+    return f"{drafter.family} {drafter.kind}{'' if drafter.kind == 'dynamic' else _drawn(drafter)}"
 
 
 def _own_toy(name: str) -> Callable[[Any], str]:
@@ -184,7 +187,7 @@ _ALL = (
         load=".model.family:load_draft_model",
         proposer=".model.family:draft_by_model",
         toy=_by_policy("draft-model"),
-        options=frozenset({"adapter"}),
+        options=frozenset({"adapter", "temperature_factors"}),
         grids=BY_MODEL,
         samples=True,
     ),
@@ -252,6 +255,7 @@ _ALL = (
         build=".eagle.net:EagleNet.from_settings",
         load=".eagle.family:load_eagle_folder",
         proposer=".eagle.family:draft_by_eagle",
+        options=frozenset({"temperature_factors"}),
         toy=_eagle_toy,
         exports={"vllm": ".export:eagle_for_vllm", "sglang": ".export:eagle_for_sglang"},
         tree_unused=_if_static,
@@ -268,6 +272,7 @@ _ALL = (
         load=".eagle.family:load_eagle_folder",
         proposer=".eagle.family:draft_by_eagle3",
         hidden_states=lambda settings: len(settings["layers"]) + 1,
+        options=frozenset({"temperature_factors"}),
         toy=_eagle_toy,
         exports={"vllm": ".export:eagle3", "sglang": ".export:eagle3", "speculators": ".export:speculators"},
         tree_unused=_if_static,
@@ -283,7 +288,8 @@ _ALL = (
         load=".model.family:load_ensemble",
         proposer=".model.family:draft_together",
         toy=_ensemble_toy,
-        options=frozenset({"members", "adapter"}),  # its members' adapters are refused when it is loaded
+        # its members' adapters are refused when it is loaded
+        options=frozenset({"members", "adapter", "temperature_factors"}),
         grids=BY_MODEL,
     ),
     Family(
@@ -294,6 +300,7 @@ _ALL = (
         page="origins.md",
         load=".model.family:load_quantised_folder",
         copies_target=True,
+        options=frozenset({"temperature_factors"}),
         toy=_by_policy("draft-model"),
         grids=BY_MODEL,
     ),
@@ -304,6 +311,7 @@ _ALL = (
         summary="the target's first layers, its own last norm and projection",
         page="origins.md",
         load=".model.family:load_early_exit_folder",
+        options=frozenset({"temperature_factors"}),
         toy=_by_policy("draft-model"),
         grids=BY_MODEL,
     ),

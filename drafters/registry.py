@@ -55,6 +55,11 @@ def _check_options(family: Family, folder: Path, config: DrafterConfig) -> None:
             f"drafter.members is {config.members}, and {folder} is a drafter of family {family.name!r}, "
             "not an ensemble; leave it out"
         )
+    if config.temperature_factors and "temperature_factors" not in family.options:
+        raise RequestError(
+            f"drafter.temperature_factors are {config.temperature_factors}, and {folder} is a drafter of family "
+            f"{family.name!r}, which draws nothing; leave them out"
+        )
     unused = family.tree_unused(config) if config.tree != DEFAULT_TREE else None
     if unused is not None:
         reason, remedy = unused

@@ -29,6 +29,7 @@ def load_eagle_folder(folder: Path, target: Backbone, *, draft_length: int, conf
         tree=config.eagle_tree,
         draft_length=draft_length,
         policy=config.policy,
+        factors=config.temperature_factors,
         paths=named_tree(config.tree, folder, draft_length) or EAGLE_1_TREE,
         top_k=config.eagle_top_k,
         nodes=config.eagle_nodes,

@@ -29,6 +29,7 @@ from ...decoding.tree.build import dynamic_tree, most_nodes, tree_of_paths
 from ...decoding.tree.tree import chain, tree_mask
 from ...errors import RequestError
 from ..model.draft_model import Policy
+from ..temperatures import at_depth
 from ..true_states import TrueStates, pick
 from .levels import draw_level, levels_of
 from .net import EagleNet
@@ -89,16 +90,22 @@ class Eagle:
         tree: TreeKind = "chain",
         draft_length: int = 4,
         policy: Policy = "sample",
+        factors: Sequence[float] = (),
         paths: Sequence[Sequence[int]] = EAGLE_1_TREE,
         top_k: int = 10,
         nodes: int = 61,
     ) -> None:
-        """`draft_length`: depth of a chain or dynamic tree; `paths` is the static tree.
+        """`draft_length`: depth of a chain or dynamic tree; `paths` is the static tree; `factors` as of `at_depth`.
 
         `top_k` nodes of the dynamic tree are expanded at once, and `nodes`, the root included,
         are kept, or all where it generates no more.
         """
-        self.net, self._target, self.kind, self.policy = net, target, tree, policy
+        self.net, self._target, self.kind, self.policy, self.factors = net, target, tree, policy, tuple(factors)
+        if self.factors and tree == "dynamic":
+            raise RequestError(
+                f"drafter.temperature_factors are {list(factors)}, and a dynamic tree draws nothing; leave them "
+                "out, or set --drafter.eagle_tree chain"
+            )
         self._choose_tree(tree, draft_length, paths, nodes)
         self._top_k = top_k
         width = top_k if tree == "dynamic" else self.tree.width
@@ -219,7 +226,7 @@ class Eagle:
             if random_BX is None:
                 tokens.append(logits_BV.argmax(-1))
                 continue
-            distributions.append(warper(logits_BV))
+            distributions.append(at_depth(warper, self.factors, k)(logits_BV))
             tokens.append(draw(distributions[-1], random_BX[:, k]))
         tokens_BN = torch.stack(tokens, 1)
         if random_BX is None:
@@ -240,7 +247,7 @@ class Eagle:
                 likeliest_BKC = logits_BKV.topk(level.draw_KC.shape[1]).indices
                 tokens_BN[:, level.children_X] = likeliest_BKC.flatten(1)[:, level.pick_X]
                 continue
-            probs_BKV = warper(logits_BKV)
+            probs_BKV = at_depth(warper, self.factors, number)(logits_BKV)
             q_BNV = probs_BKV.new_zeros(B, N, probs_BKV.shape[2]) if q_BNV is None else q_BNV
             q_BNV[:, level.nodes_K] = probs_BKV
             drawn_BX, present_BX = draw_level(probs_BKV, level, random_BX)

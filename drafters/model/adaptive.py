@@ -36,11 +36,12 @@ class AdaptiveDraft(DraftModel):
         *,
         longest: int = 8,
         policy: Policy = "sample",
+        factors: Sequence[float] = (),
         cost: float = 0.2,
         decay: float = 0.9,
     ) -> None:
         """`cost`: c, a draft step over a target call; `decay`: weight of the past per step."""
-        super().__init__(backbone, vocabulary, draft_length=longest, policy=policy)
+        super().__init__(backbone, vocabulary, draft_length=longest, policy=policy, factors=factors)
         self.cost, self.decay = cost, decay
 
     def reset(self, prompts: Sequence[Sequence[int]], room: int, *, static: bool = False) -> None:

@@ -23,6 +23,7 @@ from ...decoding.target.backbone import Backbone
 from ...decoding.target.kv_cache import KVCache
 from ...decoding.tree.tree import chain
 from ..history import History
+from ..temperatures import at_depth
 from .adapters import RowBackbone, active_adapter, adapter_names, use
 
 Policy = Literal["sample", "argmax"]
@@ -38,11 +39,17 @@ class DraftModel:
     family = "draft_model"
 
     def __init__(
-        self, backbone: Backbone, vocabulary: int, *, draft_length: int = 4, policy: Policy = "sample"
+        self,
+        backbone: Backbone,
+        vocabulary: int,
+        *,
+        draft_length: int = 4,
+        policy: Policy = "sample",
+        factors: Sequence[float] = (),
     ) -> None:
-        """`vocabulary`: rows of the target's output projection, the width of q."""
+        """`vocabulary`: rows of the target's output projection, the width of q; `factors` as of `at_depth`."""
         self.backbone, self.vocabulary = backbone, vocabulary
-        self.draft_length, self.policy = draft_length, policy
+        self.draft_length, self.policy, self.factors = draft_length, policy, tuple(factors)
 
     @property
     def module(self) -> nn.Module:
@@ -115,7 +122,7 @@ class DraftModel:
             if random_BK is None:
                 tokens.append(logits_BV.argmax(-1))
                 continue
-            probs_BV = warper(logits_BV)
+            probs_BV = at_depth(warper, self.factors, k)(logits_BV)
             distributions.append(self.declare(logits_BV, probs_BV))
             tokens.append(self.choose(probs_BV, random_BK[:, k]))
         self._drafted = length

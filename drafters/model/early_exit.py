@@ -8,12 +8,13 @@ holds the number of layers. Read next: `draft_model.py`, `quantised.py`.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from ...decoding.target.backbone import Backbone
 from ...decoding.target.layers import with_layers
 from ...errors import RequestError
 from ..folder import read_settings, write_card, write_entry
-from .draft_model import DraftModel, Policy
+from .draft_model import DraftModel
 
 FAMILY = "early_exit"
 
@@ -46,8 +47,8 @@ def save_early_exit(folder: Path, target: Backbone, *, layers: int) -> None:
     write_card(folder, target, f"The first {layers} layers of the target, no weights of its own.")
 
 
-def load_early_exit(folder: Path, target: Backbone, *, draft_length: int = 4, policy: Policy = "sample") -> EarlyExit:
-    """The target's first layers as a drafter; errors as for `load_drafter`."""
+def load_early_exit(folder: Path, target: Backbone, **how: Any) -> EarlyExit:
+    """The target's first layers as a drafter, `how` as of a `DraftModel`; errors as for `load_drafter`."""
     _, settings = read_settings(folder, target, FAMILY)
     draft = first_layers(target, settings.get("layers", 0))
-    return EarlyExit(draft, target.vocabulary, draft_length=draft_length, policy=policy)
+    return EarlyExit(draft, target.vocabulary, **how)

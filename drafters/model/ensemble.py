@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -84,9 +84,10 @@ class SharedBase(Member):
         *,
         draft_length: int = 4,
         policy: Policy = "sample",
+        factors: Sequence[float] = (),
     ) -> None:
         """`names`: the adapter of each chain, None for the base alone."""
-        super().__init__(backbone, vocabulary, draft_length=draft_length, policy=policy)
+        super().__init__(backbone, vocabulary, draft_length=draft_length, policy=policy, factors=factors)
         self.names, self.chains = list(names), len(names)
         self._base = backbone
 
@@ -229,15 +230,17 @@ class Ensemble:
 
 def join(drafts: Sequence[DraftModel]) -> Ensemble:
     """An ensemble of draft models for the same target, each with the adapter that it uses."""
-    return Ensemble(
-        [Member(each.backbone, each.vocabulary, draft_length=each.draft_length, policy=each.policy) for each in drafts]
-    )
+    return Ensemble([Member(each.backbone, each.vocabulary, **how_it_draws(each)) for each in drafts])
 
 
 def join_adapters(draft: DraftModel, names: Sequence[str]) -> Ensemble:
     """An ensemble of adapters on one base, which is in memory once."""
-    shared = SharedBase(draft.backbone, draft.vocabulary, names, draft_length=draft.draft_length, policy=draft.policy)
-    return Ensemble([shared])
+    return Ensemble([SharedBase(draft.backbone, draft.vocabulary, names, **how_it_draws(draft))])
+
+
+def how_it_draws(draft: DraftModel) -> dict[str, Any]:
+    """The settings of a draft model, for another one that drafts alike."""
+    return {"draft_length": draft.draft_length, "policy": draft.policy, "factors": draft.factors}
 
 
 def save_ensemble(folder: Path, members: Sequence[Path], target: Backbone, *, adapters: Sequence[str] = ()) -> None:

@@ -6,7 +6,7 @@ Read next: `draft_model.py`, `ensemble.py`, `quantised.py`, `early_exit.py`.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import nn
 
@@ -41,7 +41,7 @@ def load_draft_model(
     entry["identity"].check_same(TargetIdentity.of(target), str(folder), hint=_ACROSS)
     backbone = load_target(str(folder), device=str(target.device))
     config = config or DrafterConfig()
-    drafter = DraftModel(backbone, target.vocabulary, draft_length=draft_length, policy=config.policy)
+    drafter = DraftModel(backbone, target.vocabulary, **_how(draft_length, config))
     take_up(drafter.module, folder, entry["settings"], config.adapter)
     check_finite(drafter.module, folder)
     return drafter
@@ -99,12 +99,17 @@ def load_chain_draft(
 
 def load_quantised_folder(folder: Path, target: Backbone, *, draft_length: int, config: DrafterConfig) -> Quantised:
     """Errors as for `load_quantised`."""
-    return load_quantised(folder, target, draft_length=draft_length, policy=config.policy)
+    return load_quantised(folder, target, **_how(draft_length, config))
 
 
 def load_early_exit_folder(folder: Path, target: Backbone, *, draft_length: int, config: DrafterConfig) -> EarlyExit:
     """Errors as for `load_early_exit`."""
-    return load_early_exit(folder, target, draft_length=draft_length, policy=config.policy)
+    return load_early_exit(folder, target, **_how(draft_length, config))
+
+
+def _how(draft_length: int, config: DrafterConfig) -> dict[str, Any]:
+    """How a draft model draws, as the recipe has it."""
+    return {"draft_length": draft_length, "policy": config.policy, "factors": config.temperature_factors}
 
 
 def draft_by_model(module: nn.Module, target: Backbone, draft_length: int) -> DraftModel:
@@ -132,4 +137,10 @@ def adaptive(config: DrafterConfig, draft: Proposer) -> AdaptiveDraft:
         raise RequestError(
             "adaptive-draft needs a draft model of the target's tokenizer, and this is none; use --method trained"
         )
-    return AdaptiveDraft(draft.backbone, draft.vocabulary, longest=config.adaptive_longest, policy=config.policy)
+    return AdaptiveDraft(
+        draft.backbone,
+        draft.vocabulary,
+        longest=config.adaptive_longest,
+        policy=config.policy,
+        factors=config.temperature_factors,
+    )

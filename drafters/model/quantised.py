@@ -21,7 +21,7 @@ from ...decoding.target.backbone import Backbone
 from ...decoding.target.layers import assembled
 from ...errors import EnvironmentFailure, RequestError
 from ..folder import read_settings, write_card, write_entry
-from .draft_model import DraftModel, Policy
+from .draft_model import DraftModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -94,12 +94,12 @@ def save_quantised(folder: Path, target: Backbone, *, bits: int, group_size: int
     return Quantised(draft, target.vocabulary)
 
 
-def load_quantised(folder: Path, target: Backbone, *, draft_length: int = 4, policy: Policy = "sample") -> Quantised:
-    """Quantise the target anew as the folder says; errors as for `load_drafter`."""
+def load_quantised(folder: Path, target: Backbone, **how: Any) -> Quantised:
+    """Quantise the target anew as the folder says, `how` as of a `DraftModel`; errors as for `load_drafter`."""
     _, settings = read_settings(folder, target, FAMILY)
     bits, group_size = settings.get("bits", 0), settings.get("group_size")
     draft = quantised_copy(target, bits=bits, group_size=group_size)
-    return Quantised(draft, target.vocabulary, draft_length=draft_length, policy=policy)
+    return Quantised(draft, target.vocabulary, **how)
 
 
 def _torchao_config(bits: int, group_size: int | None) -> Any:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...errors import RequestError
 from ..config import DrafterConfig
@@ -51,8 +51,13 @@ def load_across(
     backbone = load_target(str(path), device=str(target.device))
     take_up(backbone.model, path, {} if entry is None else entry["settings"], config.adapter)
     check_finite(backbone.model, path)
+    how: dict[str, Any] = {
+        "draft_length": draft_length,
+        "policy": config.policy,
+        "factors": config.temperature_factors,
+    }
     if config.vocabulary == "auto" and _same_tokens(backbone, target):
-        return DraftModel(backbone, target.vocabulary, draft_length=draft_length, policy=config.policy)
+        return DraftModel(backbone, target.vocabulary, **how)
     pair = VocabularyPair(
         Vocabulary.of(backbone.tokenizer, backbone.vocabulary), Vocabulary.of(target.tokenizer, target.vocabulary)
     )
@@ -65,7 +70,12 @@ def load_across(
         100 * pair.share,
         kind.family,
     )
-    return kind(backbone, pair, target.vocabulary, draft_length=draft_length, policy=config.policy)
+    if config.temperature_factors and kind is RetokenisedDraft:
+        raise RequestError(
+            f"drafter.temperature_factors are {config.temperature_factors}, and {path} drafts by {kind.family}, which "
+            "draws nothing; leave them out"
+        )
+    return kind(backbone, pair, target.vocabulary, **how)
 
 
 def says_the_same(path: Path, config: DrafterConfig) -> bool:

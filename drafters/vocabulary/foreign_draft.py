@@ -29,6 +29,7 @@ from ...decoding.target.backbone import Backbone
 from ...decoding.tree.tree import chain
 from ...errors import RequestError
 from ..model.draft_model import Policy
+from ..temperatures import at_depth
 from .shared_tokens import VocabularyPair
 from .translated_rows import TranslatedRows
 
@@ -49,10 +50,11 @@ class ForeignDraft(ABC):
         *,
         draft_length: int = 4,
         policy: Policy = "sample",
+        factors: Sequence[float] = (),
     ) -> None:
-        """`vocabulary`: rows of the target's output projection; `policy` as of a `DraftModel`."""
+        """`vocabulary`: rows of the target's output projection; `policy` and `factors` as of a `DraftModel`."""
         self.backbone, self.pair, self.vocabulary = backbone, pair, vocabulary
-        self.draft_length, self.policy = draft_length, policy
+        self.draft_length, self.policy, self.factors = draft_length, policy, tuple(factors)
         self.rows = TranslatedRows(backbone, pair)
 
     @property
@@ -97,9 +99,10 @@ class IntersectionDraft(ForeignDraft):
         *,
         draft_length: int = 4,
         policy: Policy = "sample",
+        factors: Sequence[float] = (),
     ) -> None:
         """As a `ForeignDraft`; raises RequestError where there is nothing that both have."""
-        super().__init__(backbone, pair, vocabulary, draft_length=draft_length, policy=policy)
+        super().__init__(backbone, pair, vocabulary, draft_length=draft_length, policy=policy, factors=factors)
         if not pair.shared:
             raise RequestError("draft and target have no token in common; expected --drafter.vocabulary retokenise")
         device = backbone.device
@@ -121,7 +124,7 @@ class IntersectionDraft(ForeignDraft):
             if random_BK is None:
                 tokens.append(logits_BV.argmax(-1))
                 continue
-            probs_BV = warper(logits_BV)
+            probs_BV = at_depth(warper, self.factors, k)(logits_BV)
             distributions.append(self.declare(logits_BD, probs_BV))
             tokens.append(draw(probs_BV, random_BK[:, k]))
         tokens_BN, tree = torch.stack(tokens, 1), chain(self.draft_length)

@@ -69,6 +69,17 @@ class _RawQ(DraftModel):
         return logits_BV.float().softmax(-1)
 
 
+class _UntemperedQ(DraftModel):
+    """Declares q at the target's temperature, and draws at another."""
+
+    def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
+        self._warper = warper
+        return super().propose(last_B, warper, uniforms)
+
+    def declare(self, logits_BV: Tensor, _probs_BV: Tensor) -> Tensor:
+        return self._warper(logits_BV)
+
+
 class _Doubtful(DraftModel):
     """Drops a drafted token if its own probability is small."""
 
@@ -173,6 +184,10 @@ _TWO_PATHS = Tree((-1, 0, 1, 1))
 PLANTS = {
     "argmax-draft": Plant("argmax draft tokens, judged as if drawn from softmax q", draft=_ArgmaxDraft),
     "raw-q": Plant("tokens drawn from the warped q, judged by the raw softmax", draft=_RawQ),
+    "untempered-q": Plant(
+        "tokens drawn at draft temperatures of their own, judged by q at the target's",
+        draft=partial(_UntemperedQ, factors=(0.6, 1.5)),
+    ),
     "unwarped-bonus": Plant("the token behind a full chain from the raw softmax", lambda: _unwarped_bonus),
     "fresh-draw": Plant("after a rejection a fresh draw from p, not from the residual", lambda: _fresh_draw),
     "residual-argmax": Plant("after a rejection the argmax of the residual, not a draw", lambda: _residual_argmax),

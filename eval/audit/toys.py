@@ -25,7 +25,7 @@ from ...drafters.lookup.ngram import Ngram, NgramTable
 from ...drafters.lookup.prompt_lookup import PromptLookup
 from ...drafters.lookup.rest import Rest
 from ...drafters.model.adaptive import AdaptiveDraft
-from ...drafters.model.draft_model import DraftModel, Policy
+from ...drafters.model.draft_model import DraftModel
 from ...drafters.model.ensemble import join
 from ...drafters.vocabulary.foreign_draft import ForeignDraft, IntersectionDraft, RetokenisedDraft
 from ...drafters.vocabulary.shared_tokens import Vocabulary, VocabularyPair
@@ -40,6 +40,7 @@ PROMPT = [0, 1, 2, 0, 2, 1, 1, 0]
 SHORT_PROMPT = PROMPT[-1:]
 _FORK = Tree((-1, 0, 0, 1, 1, 2))
 _PAIR = Tree((-1, 0, 1))
+_FACTORS = (0.6, 1.5)  # of draft temperatures
 _THREE = Tree((-1, 0, 0, 0, 2, 2, 2))
 
 
@@ -55,9 +56,8 @@ def _ensemble(drafts: Sequence[TableModel], **settings: Any) -> Proposer:
 _LETTERS = VocabularyPair(Vocabulary([b"a", b"b", b"ba"]), Vocabulary([b"a", b"b", b"ab"]))
 
 
-def _foreign(kind: type[ForeignDraft], drafts: Sequence[TableModel], *, policy: Policy = "sample") -> Proposer:
-    draft = drafts[0].as_backbone()
-    return kind(draft, _LETTERS, drafts[0].vocabulary, draft_length=2, policy=policy)
+def _foreign(kind: type[ForeignDraft], drafts: Sequence[TableModel], **how: Any) -> Proposer:
+    return kind(drafts[0].as_backbone(), _LETTERS, drafts[0].vocabulary, draft_length=2, **how)
 
 
 @dataclass(frozen=True)
@@ -87,17 +87,22 @@ def _of_target(make: Callable[..., Proposer], *, vocabulary: int = 3, **settings
 
 def _eagles(family: str, make: Callable[..., Proposer]) -> dict[str, ToyKind]:
     kinds = {f"{family} {tree}": _of_target(make, tree=tree) for tree in ("chain", "static", "dynamic")}
+    drawn: dict[str, dict[str, Any]] = {"argmax": {"policy": "argmax"}, "tempered": {"factors": _FACTORS}}
     return kinds | {
-        f"{family} {tree} argmax": _of_target(make, tree=tree, policy="argmax") for tree in ("chain", "static")
+        f"{family} {tree} {name}": _of_target(make, tree=tree, **how)
+        for tree in ("chain", "static")
+        for name, how in drawn.items()
     }
 
 
 TOYS: dict[str, ToyKind] = {
     "draft-model": _of_drafts(partial(_draft, DraftModel, draft_length=2)),
     "draft-model argmax": _of_drafts(partial(_draft, DraftModel, draft_length=2, policy="argmax")),
+    "draft-model tempered": _of_drafts(partial(_draft, DraftModel, draft_length=2, factors=_FACTORS)),
     "draft-model, four deep": _of_drafts(partial(_draft, DraftModel, draft_length=4), length=6),
     "intersection": _of_drafts(partial(_foreign, IntersectionDraft)),
     "intersection argmax": _of_drafts(partial(_foreign, IntersectionDraft, policy="argmax")),
+    "intersection tempered": _of_drafts(partial(_foreign, IntersectionDraft, factors=_FACTORS)),
     "retokenised": _of_drafts(partial(_foreign, RetokenisedDraft)),
     "adaptive-draft": _of_drafts(partial(_draft, AdaptiveDraft, longest=3, cost=0.05)),
     "medusa": _of_target(medusa),
@@ -116,6 +121,7 @@ TOYS: dict[str, ToyKind] = {
     "tree, by confidence": _of_drafts(lambda d: ConfidentTree(d[0])),
     "ensemble": _of_drafts(partial(_ensemble, draft_length=2)),
     "ensemble argmax": _of_drafts(partial(_ensemble, draft_length=2, policy="argmax")),
+    "ensemble tempered": _of_drafts(partial(_ensemble, draft_length=2, factors=_FACTORS)),
     "several drafts, merged": _of_drafts(lambda d: SeveralDrafts(d, [_PAIR, _FORK])),
     "prompt-lookup": _of_drafts(lambda _: PromptLookup(draft_length=2)),
     "ngram": _of_drafts(lambda _: Ngram(NgramTable.count(DOCUMENTS, order=3, vocabulary=3), draft_length=2)),

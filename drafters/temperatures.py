@@ -1,0 +1,31 @@
+"""Draft temperatures by depth: how much cooler or hotter a drafted token is drawn than the target's own.
+
+A rule accepts a drawn token with sum min(p, q) on average, and a draft that is surer than its target, or less sure,
+loses some of it. Whoever draws at such a temperature declares the q that it draws from, so the output stays the
+target's.
+`draftsmith tune` chooses the factors (`eval/tune/temperatures.py`). Read next: `../decoding/sampling.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..decoding.sampling import Warper
+
+FACTORS = "drafter.temperature_factors"
+"""The recipe value."""
+
+
+def at_depth(warper: Warper, factors: Sequence[float], depth: int) -> Warper:
+    """The transform of a drafted token: the temperature times the depth's factor, filters as they are.
+
+    Args:
+        factors: of depths 0, 1, ...; deeper tokens take the last. None at all: 1.
+        depth: drafted tokens before this one.
+    """
+    if not factors:
+        return warper
+    return replace(warper, temperature=warper.temperature * factors[min(depth, len(factors) - 1)])

@@ -1,0 +1,109 @@
+"""Draft temperatures by depth: what is drawn from is what is declared, and the output stays the target's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from conftest import make_drafter
+from draftsmith.decoding.engine import generate
+from draftsmith.decoding.proposal import Proposal
+from draftsmith.decoding.rules.acceptance import Outcome, accept_chain, accept_tree
+from draftsmith.decoding.sampling import Warper
+from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.drafters.config import DrafterConfig
+from draftsmith.drafters.model.ensemble import join, join_adapters
+from draftsmith.drafters.temperatures import at_depth
+from draftsmith.errors import RequestError
+from draftsmith.eval.audit.toys import TOYS, Toy, toy_of
+from draftsmith.launch.recipe.load import load_recipe
+from pydantic import ValidationError
+from small_heads import make_on_target
+
+FACTORS = (0.5, 2.0)
+TEMPERED = [name for name in TOYS if name.endswith("tempered")]
+
+
+@pytest.mark.parametrize(("depth", "temperature"), [(0, 0.4), (1, 1.6), (2, 1.6), (9, 1.6)])
+def test_deeper_tokens_take_the_last_factor(depth: int, temperature: float) -> None:
+    warper = Warper(0.8, top_k=5, top_p=0.9, min_p=0.1)
+    made = at_depth(warper, FACTORS, depth)
+    assert made.temperature == pytest.approx(temperature)
+    assert (made.top_k, made.top_p, made.min_p) == (5, 0.9, 0.1)
+    assert at_depth(warper, (), depth) is warper
+
+
+def declared(drafter: Any, target: Backbone, temperature: float) -> list[torch.Tensor]:
+    """q of every proposal of a few steps."""
+    seen = []
+
+    def rule(logits_BNV: torch.Tensor, proposal: Proposal, warper: Warper, uniforms: Any) -> Outcome:
+        assert proposal.q_BNV is not None
+        seen.append(proposal.q_BNV)
+        accept = accept_chain if proposal.tree.is_chain else accept_tree
+        return accept(logits_BNV, proposal, warper, uniforms)
+
+    generate(target, drafter, [[1, 2, 3]], warper=Warper(temperature), max_new_tokens=12, rule=rule)
+    return seen
+
+
+@pytest.mark.parametrize("tree", ["draft model", "chain", "static"])
+def test_q_is_the_distribution_at_the_depths_own_temperature(target: Backbone, tree: str) -> None:
+    """The first step drafts after the same text whatever is drawn, so q_0 at factor f is q_0 at temperature f."""
+
+    def drafter(**how: Any) -> Any:
+        if tree == "draft model":
+            return make_drafter(target, draft_length=3, **how)
+        return make_on_target("eagle", target, tree=tree, draft_length=3, **how)
+
+    tempered = declared(drafter(factors=FACTORS), target, 0.8)[0]
+    cooler = declared(drafter(), target, 0.4)[0]
+    torch.testing.assert_close(tempered[:, 0], cooler[:, 0])
+    plain = declared(drafter(), target, 0.8)[0]
+    assert not torch.allclose(tempered[:, 0], plain[:, 0], atol=1e-3)
+    assert not torch.allclose(tempered[:, 1], plain[:, 1], atol=1e-3)
+
+
+def test_at_temperature_0_they_say_nothing(target: Backbone) -> None:
+    greedy: dict[str, Any] = {"warper": Warper(0.0), "max_new_tokens": 16}
+    plain, tempered = (
+        generate(target, make_drafter(target, factors=factors), [[1, 2, 3]], **greedy) for factors in ((), FACTORS)
+    )
+    assert plain.tokens == tempered.tokens
+    assert plain.target_calls == tempered.target_calls
+
+
+def test_members_of_an_ensemble_draw_alike(target: Backbone) -> None:
+    draft = make_drafter(target, factors=FACTORS)
+    assert [each.factors for each in join([draft, draft]).members] == [FACTORS] * 2
+    assert join_adapters(draft, ["a"]).members[0].factors == FACTORS
+
+
+def test_the_audit_enumerates_tempered_drafters(target: Backbone) -> None:
+    """As what they are: every toy is enumerated in `eval/audit/test_audit.py`."""
+    drafters = [
+        make_drafter(target, factors=FACTORS),
+        join([make_drafter(target, factors=FACTORS)]),
+        *(
+            make_on_target(name, target, tree=tree, factors=FACTORS)
+            for name in ("eagle", "eagle3")
+            for tree in ("chain", "static")
+        ),
+    ]
+    names = {toy_of(each) for each in drafters}
+    assert names == set(TEMPERED) - {"intersection tempered"}
+    for name in TEMPERED:
+        made: Any = Toy.of(name, seed=1).proposer()
+        assert (made.members[0] if name.startswith("ensemble") else made).factors
+
+
+def test_what_draws_nothing_refuses_them(target: Backbone) -> None:
+    with pytest.raises(ValidationError, match="policy argmax draws none"):
+        DrafterConfig(policy="argmax", temperature_factors=[0.9])
+    with pytest.raises(RequestError, match="a dynamic tree draws nothing"):
+        make_on_target("eagle", target, tree="dynamic", factors=FACTORS)
+    with pytest.raises(RequestError, match="greater than or equal to 0.05"):
+        load_recipe("distill-tiny", [("drafter.temperature_factors", "[0]")])
+    made = load_recipe("distill-tiny", [("drafter.temperature_factors", "[0.9, 1.1]")]).recipe
+    assert made.drafter.temperature_factors == [0.9, 1.1]
