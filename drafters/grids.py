@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from .temperatures import FACTORS
+
 
 @dataclass(frozen=True)
 class Grid:
@@ -42,22 +44,35 @@ class Grid:
         """The same without larger sizes; the smallest one stays."""
         return replace(self, sizes=tuple(size for size in self.sizes if size <= most) or self.sizes[:1])
 
+    @property
+    def drawn(self) -> bool:
+        """Whether tokens are drawn from q, at draft temperatures that can be chosen."""
+        return self.fixed.get(_POLICY) == "sample"
+
     def greedy(self) -> Grid:
         """The same without what says nothing at temperature 0."""
-        return replace(self, fixed={name: value for name, value in self.fixed.items() if name != _POLICY})
+        silent = {_POLICY, FACTORS} if _POLICY in self.fixed else set()
+        return replace(self, fixed={name: value for name, value in self.fixed.items() if name not in silent})
 
 
 _POLICY = "drafter.policy"
+NO_FACTORS = "[]"
+"""The value of draft temperatures that are the target's own."""
 
 
 def _by_nodes(depth: int) -> Grid:
     """EAGLE-2's tree of that depth."""
-    fixed = {"drafter.eagle_tree": "dynamic", "drafter.tree": "default", "eval.draft_length": str(depth)}
+    fixed = {
+        "drafter.eagle_tree": "dynamic",
+        "drafter.tree": "default",
+        "eval.draft_length": str(depth),
+        FACTORS: NO_FACTORS,
+    }
     return Grid("drafter.eagle_nodes", (6, 8, 12, 16, 24, 32, 61), chain=False, fixed=fixed)
 
 
-_CHAIN = Grid("eval.draft_length", (1, 2, 3, 4, 5, 6, 8), fixed={_POLICY: "sample"})
-_ARGMAX = replace(_CHAIN, fixed={_POLICY: "argmax"}, sampled=True)
+_CHAIN = Grid("eval.draft_length", (1, 2, 3, 4, 5, 6, 8), fixed={_POLICY: "sample", FACTORS: NO_FACTORS})
+_ARGMAX = replace(_CHAIN, fixed={**_CHAIN.fixed, _POLICY: "argmax"}, sampled=True)
 BY_TEXT = (replace(_CHAIN, fixed={}),)
 BY_MODEL = (_CHAIN, _ARGMAX)
 BY_HEADS = (

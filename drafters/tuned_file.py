@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +17,11 @@ from typing import Any
 from ..errors import RequestError
 from ..storage import write_text
 from ..storage.formats import TUNED
+from .grids import NO_FACTORS
 
 NAME = "tuned.json"
 DRAFT_LENGTH = "eval.draft_length"
-_PLAIN = re.compile("[a-z0-9_-]{1,20}")
+_PLAIN = re.compile(r"[a-z0-9_-]{1,20}|\[[0-9., ]{0,160}\]")
 _AGAIN = "delete it, or run `draftsmith tune` again"
 
 
@@ -46,7 +48,7 @@ class Tuned:
     @property
     def shown(self) -> str:
         """The values as flags."""
-        return " ".join(f"--{name} {value}" for name, value in self.values.items())
+        return " ".join(f"--{name} {shlex.quote(value)}" for name, value in self.values.items() if value != NO_FACTORS)
 
     @property
     def is_chain(self) -> bool:
@@ -73,12 +75,12 @@ def read_tuned(folder: Path) -> Tuned:
     if not isinstance(settings, dict) or not all(map(_is_setting, settings.items())):
         raise RequestError(f"{path} sets {settings!r:.120}; expected values of drafter.* and {DRAFT_LENGTH}; {_AGAIN}")
     facts = [f"T = {content.get('temperature')!s:.8}", f"batch {content.get('batch')!s:.8}"]
-    return Tuned(settings, ", ".join([*facts, f"{content.get('machine')!s:.60}"]))
+    return Tuned(settings, ", ".join([*facts, f"{content.get('processor')!s:.60}"]))
 
 
 def _is_setting(item: tuple[str, Any]) -> bool:
     name, value = item
-    if not isinstance(value, str) or not _PLAIN.fullmatch(value):  # a number or a word, no place on this machine
+    if not isinstance(value, str) or not _PLAIN.fullmatch(value):  # numbers or a word, no place on this machine
         return False
     if name == DRAFT_LENGTH:
         return value.isdecimal() and int(value) > 0

@@ -3,7 +3,8 @@
 A step takes `verify(N) + rest`: the verify call is timed by itself at every size, the rest (drafting,
 acceptance, commit, bookkeeping) is what decoding took beyond it, on a line between measured sizes.
 A chain of K accepts what the next longer one accepted up to depth K; between trees tau is on a line
-over the logarithm of their nodes. Then
+over the logarithm of their nodes; draft temperatures follow from the distributions (`temperatures.py`).
+Then
 
     speed-up = tokens per step / seconds per step * seconds per token of plain decoding,
 
@@ -14,13 +15,16 @@ Shapes: D depths.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ...decoding.sampling import Warper
 from ...decoding.target.backbone import Backbone
 from ...drafters.grids import Grid
+from ...drafters.temperatures import FACTORS
 from ...errors import RequestError
 from ..config import EvalConfig
 from ..measure.arms import Arm, check_longest
@@ -29,6 +33,7 @@ from ..measure.requests import Request
 from ..measure.rounds import Run, decode
 from ..measure.speed import Costs, measure_costs
 from .settings import Contender, Prediction, Setting
+from .temperatures import Heat, best_temperatures
 
 _VERIFIED = (1, 2, 3, 4, 5, 7, 9, 12, 16, 20, 24, 32, 61)  # drafted nodes of the calls that are timed
 
@@ -115,10 +120,44 @@ def _predicted(
     sizes = sorted({grid.sizes[0], grid.sizes[len(grid.sizes) // 2], grid.sizes[-1]})
     values = [grid.values(size) for size in sizes]
     points = _decoded(target, contender, values, sizes, requests, config, temperature)
-    return [
-        _prediction(Setting(contender, grid.values(size)), between(points, size, grid.chain, costs), costs)
-        for size in grid.sizes
-    ]
+    made = {size: between(points, size, grid.chain, costs) for size in grid.sizes}
+    predicted = [_prediction(Setting(contender, grid.values(size)), each, costs) for size, each in made.items()]
+    if temperature > 0 and grid.drawn:
+        predicted += _heated(target, contender, grid, made, requests, config, temperature, costs)
+    return predicted
+
+
+def _heated(
+    target: Backbone,
+    contender: Contender,
+    grid: Grid,
+    made: Mapping[int, Measured],
+    requests: Sequence[Request],
+    config: EvalConfig,
+    temperature: float,
+    costs: Costs,
+) -> list[Prediction]:
+    """The chains of a grid at the draft temperatures that are accepted most; none where those are the target's own."""
+    longest = contender.load(grid.values(grid.sizes[-1]))
+    warper = Warper(temperature, config.top_k, config.top_p, config.min_p)
+    how = {"max_new_tokens": config.max_new_tokens, "seed": config.seed}
+    heat = best_temperatures(target, longest, requests, warper, **how)
+    predicted = []
+    for size, each in made.items():
+        factors = heat.up_to(size) if heat else ()
+        if heat and factors:
+            values = {**grid.values(size), FACTORS: json.dumps(factors)}
+            predicted.append(_prediction(Setting(contender, values), heated(each, heat), costs))
+    return predicted
+
+
+def heated(measured: Measured, heat: Heat) -> Measured:
+    """A chain as it was measured, its drafted tokens drawn at other temperatures."""
+    size = len(measured.accepted_D)
+    accepted_D = np.minimum(1, measured.accepted_D * heat.gain_D[:size].cumprod())
+    tau = measured.tau + float((accepted_D - measured.accepted_D).sum())
+    per_step = measured.tokens_per_step * tau / measured.tau
+    return replace(measured, tau=tau, tokens_per_step=per_step, accepted_D=accepted_D)
 
 
 def _decoded(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...decoding.proposal import Proposer
-from ...drafters.grids import Grid
+from ...drafters.grids import NO_FACTORS, Grid
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Setting:
         """`medusa, medusa_nodes 8`."""
         if not self.values:
             return f"{self.contender.title}, as the recipe has it" if self.contender.grids else self.contender.title
-        named = (f"{name.split('.', 1)[1]} {value}" for name, value in self.values.items())
+        named = (f"{name.split('.', 1)[1]} {value}" for name, value in self.values.items() if value != NO_FACTORS)
         return ", ".join([self.contender.title, *named])
 
 

@@ -6,6 +6,7 @@ predictions; `eval/tune/race.py`, the measurements; `drafters/tuned_file.py`, wh
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from math import isnan
 from pathlib import Path
@@ -23,7 +24,7 @@ from ...drafters.registry import load_drafter
 from ...drafters.tuned_file import DRAFT_LENGTH, write_tuned
 from ...errors import RequestError
 from ...eval.config import EvalConfig
-from ...eval.measure.arms import NOT_AUDITED
+from ...eval.measure.arms import NOT_AUDITED, check_longest
 from ...eval.measure.environment import environment
 from ...eval.measure.requests import Request, make_requests
 from ...eval.report.tables import interval, number, plain_table
@@ -52,6 +53,7 @@ def run_tune(request: TuneRequest, pairs: Sequence[Named], console: Console) -> 
     target = load_named_target(first)
     contenders = contenders_of(pairs, target)
     config = _config(request, first.recipe)
+    _check_longest(contenders, config, request.temperature)
     profiled, raced = _split(_requests(request, first.recipe, target, config), config.batch)
     costs = costs_of(target, profiled, config)
     predictions: list[Prediction] = []
@@ -100,6 +102,14 @@ def _contender(name: str, pair: Named, target: Backbone, *, several: bool) -> Co
     return Contender(_name(name, folder), title, grids, not stands, load)
 
 
+def _check_longest(contenders: Sequence[Contender], config: EvalConfig, temperature: float) -> None:
+    """Now, and not behind minutes of decoding, raise RequestError for chains that the answers are too short for."""
+    for contender in contenders:
+        for grid in contender.grids_at(temperature):
+            if grid.chain:
+                check_longest(contender.title, grid.sizes[-1], config.max_new_tokens)
+
+
 def _name(method: str, folder: Path | None) -> str:
     """The drafter's folder for its own method, for one around it with that method's name."""
     if folder is None:
@@ -126,7 +136,7 @@ def _with(recipe: Recipe, values: Mapping[str, str]) -> Recipe:
     own: dict[str, dict[str, Any]] = {"drafter": recipe.drafter.model_dump(), "eval": recipe.eval.model_dump()}
     for path, value in values.items():
         section, name = path.split(".")
-        own[section][name] = value
+        own[section][name] = json.loads(value) if value.startswith("[") else value
     update = {"drafter": DrafterConfig.model_validate(own["drafter"]), "eval": EvalConfig.model_validate(own["eval"])}
     return recipe.model_copy(update=update)
 

@@ -19,7 +19,7 @@ def test_there_and_back(tmp_path: Path) -> None:
 
 def test_a_flag_of_its_kind_turns_all_of_it_off(tmp_path: Path) -> None:
     """A tree's depth with a chain's policy is a setting that nobody measured."""
-    write_tuned(tmp_path, VALUES, {"temperature": 0.0, "batch": 8, "machine": "a machine"})
+    write_tuned(tmp_path, VALUES, {"temperature": 0.0, "batch": 8, "processor": "a machine"})
     tuned = read_tuned(tmp_path)
     assert tuned.measured == "T = 0.0, batch 8, a machine"
     assert tuned.unless(["eval.limit", "loop.steps"]).values == VALUES

@@ -53,7 +53,7 @@ def test_a_drafter_and_a_method_without_one(run: Path, capfd: pytest.CaptureFixt
 
 
 def test_what_was_kept_is_taken_and_said(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    write_tuned(run / "drafter", {"drafter.medusa_nodes": "6"}, {"temperature": 0.0, "batch": 1, "machine": "here"})
+    write_tuned(run / "drafter", {"drafter.medusa_nodes": "6"}, {"temperature": 0.0, "batch": 1, "processor": "here"})
     few = ["--no-audit", "--eval.limit", "1", "--eval.max_new_tokens", "12", "--eval.repeats", "1"]
     nodes = {}
     for name, flags in (("tuned", []), ("by hand", ["--drafter.medusa_nodes", "4"])):
