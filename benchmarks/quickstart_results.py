@@ -21,8 +21,8 @@ from typing import Any
 from draftsmith.benchmarks.common.markdown import printed
 from draftsmith.benchmarks.common.provenance import drafter_weights, finish, hardware, record_of, target_weights
 from draftsmith.benchmarks.common.records import FOLDER, Record, figure, read_record, table_of
-from draftsmith.eval.report.tables import best_measured, best_predicted
-from draftsmith.launch.quickstart import RUNS
+from draftsmith.eval.report.tables import agreement_line, best_measured, best_predicted
+from draftsmith.launch.quickstart import RECIPE, RUN, TRAINING
 from draftsmith.launch.recipe.load import load_recipe
 
 NAMES = {"eagle": "EAGLE-1", "untrained eagle": "untrained EAGLE-1"}
@@ -52,10 +52,9 @@ def quickstart_record(folder: Path, seconds: float | None) -> Record:
         folder: what `draftsmith quickstart --out` wrote.
         seconds: what it took by the clock; None leaves it unsaid.
     """
-    results = json.loads((folder / "run" / "eval" / "results.json").read_text(encoding="utf-8"))
+    results = json.loads((folder / RUN / "eval" / "results.json").read_text(encoding="utf-8"))
     standing = read_record(FOLDER / "quickstart.json")
     machine, settings = results["environment"], results["settings"]
-    drafters = {recipe: folder / run / "drafter" for recipe, run, _ in RUNS}
     return record_of(
         argparse.Namespace(seeds=[0]),
         title="Quickstart",
@@ -63,7 +62,7 @@ def quickstart_record(folder: Path, seconds: float | None) -> Record:
         versions={name: each for name, each in machine["versions"].items() if each},
         hardware=hardware(machine),
         target=target_weights("tiny"),
-        drafters=drafter_weights(drafters),
+        drafters=drafter_weights({RECIPE: folder / RUN / "drafter"}),
         setup=f"Trained, tuned, audited and measured: {steps()}. {settings['limit']} prompts from held-out library "
         f"files, which tuning does not see, {settings['max_new_tokens']} new tokens, fp32.",
         intervals="95 % bootstrap intervals over prompts",
@@ -77,9 +76,8 @@ def quickstart_record(folder: Path, seconds: float | None) -> Record:
 
 
 def steps() -> str:
-    """Names and training steps of what the quickstart trains."""
-    each = {recipe: load_recipe(recipe, list(values.items())).recipe.loop.steps for recipe, _, values in RUNS}
-    return ", ".join(f"{name} ({count} steps)" for name, count in each.items())
+    """Name and training steps of what the quickstart trains."""
+    return f"{RECIPE} ({load_recipe(RECIPE, list(TRAINING.items())).recipe.loop.steps} steps)"
 
 
 def tuned(folder: Path) -> str:
@@ -89,10 +87,9 @@ def tuned(folder: Path) -> str:
 
 
 def sees(folder: Path) -> str:
-    """The smallest biases that every audit would have seen."""
-    names = ["audit", *(f"audit-{run}" for _, run, _ in RUNS[1:])]
-    audits = [json.loads((folder / "run" / "eval" / f"{name}.json").read_text(encoding="utf-8")) for name in names]
-    real, enumerated = (max(each[part]["detectable"] for each in audits) for part in ("rosenblatt", "enumeration"))
+    """The smallest biases that the drafter's audit would have seen."""
+    audit = json.loads((folder / RUN / "eval" / "audit.json").read_text(encoding="utf-8"))
+    real, enumerated = (audit[part]["detectable"] for part in ("rosenblatt", "enumeration"))
     return f"a bias of {real:.4f} in total variation on the real pair, {enumerated:.4f} on the enumerated distribution"
 
 
@@ -116,6 +113,9 @@ def notes_of(results: dict[str, Any], seconds: float | None) -> list[str]:
     """Time, loops and the best draft lengths."""
     loops = max(row["loop_share"] for row in results["rows"] if row["temperature"] == 0)
     notes = [] if seconds is None else [f"The command took {seconds:.0f} s."]
+    second = results.get("second")
+    if second:
+        notes.append(f"{agreement_line(second)[0].upper()}{agreement_line(second)[1:]}: {compared(second)}.")
     notes.append(f"The target's greedy text has {loops:.0%} of its tokens in loops (a row is flagged at 50 %).")
     sweep = results["sweep"]
     if sweep:
@@ -123,6 +123,15 @@ def notes_of(results: dict[str, Any], seconds: float | None) -> list[str]:
             f"Best draft length of the sweep: {best_predicted(sweep)} predicted, {best_measured(sweep)} measured."
         )
     return notes
+
+
+def compared(second: list[dict[str, Any]]) -> str:
+    """tau on the second prompt set, and in brackets on the first."""
+    return ", ".join(
+        f"{NAMES.get(row['method'], row['method'])} at T = {row['temperature']:g} {row['tau'][0]:.2f} "
+        f"(first set {row['first_tau'][0]:.2f})"
+        for row in second
+    )
 
 
 def newcomer_record(log: str) -> Record:

@@ -6,7 +6,7 @@ Read next: `eval/measure/evaluate.py`, which decodes them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _log = logging.getLogger(__name__)
+SECOND = "stdlib-second"
+"""Other stretches of the same held-out files as `stdlib`."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +39,12 @@ class Prompt:
 
 
 def load_prompts(source: str, *, limit: int | None = None, seed: int = 0) -> list[Prompt]:
-    """Prompts of `stdlib` or of a JSONL file; `limit` takes an even spread, not the first ones.
+    """Prompts of a built-in set or of a JSONL file; `limit` takes an even spread, not the first ones.
 
     Raises:
         RequestError: no such file. DataError: a line is not a prompt; named by file and line.
     """
-    prompts = _stdlib_prompts() if source == "stdlib" else _read(Path(source))
+    prompts = list(_BUILT_IN[source].prompts()) if source in _BUILT_IN else _read(Path(source))
     if not prompts:
         raise DataError(f"{source}: holds no prompt")
     if limit is None or limit >= len(prompts):
@@ -124,22 +126,48 @@ def _render_turns(
         raise DataError(f"prompt {prompt.id} ({prompt.category}): {bad}") from bad
 
 
-def _stdlib_prompts() -> list[Prompt]:
-    """Stretches of held-out library files, ending at a third and at two thirds of the file."""
-    prompts = []
-    for module, text in stdlib_texts("prompts"):
-        if len(text) < 2000:
-            continue
-        for part in (1, 2):
-            cut = text.rfind("\n", 0, len(text) * part // 3) + 1
-            start = text.find("\n", max(0, cut - 1200)) + 1
-            prompts.append(Prompt(f"{module}@{cut}", "code", (text[start:cut],), chat=False))
+def second_set(source: str, first: Sequence[Prompt], *, limit: int | None, seed: int) -> list[Prompt]:
+    """Prompts as of `load_prompts`, none of which is in the first set.
+
+    Raises:
+        RequestError: one is.
+    """
+    prompts = load_prompts(source, limit=limit, seed=seed)
+    asked = {each.turns for each in first}
+    common = [each.id for each in prompts if each.turns in asked]
+    if common:
+        raise RequestError(
+            f"{len(common)} of the {len(prompts)} prompts of eval.second_prompts {source} are in eval.prompts too, "
+            f"the first is {common[0]}; expected sets without a common prompt: name another file, or leave it out"
+        )
     return prompts
+
+
+@dataclass(frozen=True)
+class _Stretches:
+    """Stretches of held-out library files, which end at some parts of a file's length."""
+
+    parts: tuple[int, ...]
+    of: int
+    shortest: int
+    """Characters of a file that has them all."""
+
+    def prompts(self) -> Iterator[Prompt]:
+        for module, text in stdlib_texts("prompts"):
+            for part in self.parts if len(text) >= self.shortest else ():
+                cut = text.rfind("\n", 0, len(text) * part // self.of) + 1
+                start = text.find("\n", max(0, cut - _STRETCH)) + 1
+                yield Prompt(f"{module}@{cut}", "code", (text[start:cut],), chat=False)
+
+
+_STRETCH = 1200  # characters
+# a sixth of the second one's files is longer than a stretch and its answer, so that it meets none of the first
+_BUILT_IN = {"stdlib": _Stretches((1, 2), 3, 2_000), SECOND: _Stretches((1, 3, 5), 6, 12_000)}
 
 
 def _read(path: Path) -> list[Prompt]:
     if not path.is_file():
-        raise RequestError(f"there is no prompt file {path}; expected JSONL or 'stdlib'")
+        raise RequestError(f"there is no prompt file {path}; expected JSONL, {' or '.join(map(repr, _BUILT_IN))}")
     with path.open("rb") as stream:
         return [_judged(row) for row in read_jsonl(stream, str(path))]
 

@@ -28,6 +28,9 @@ class EvalConfig(Section):
 
     prompts: str = "stdlib"
     """`stdlib`, or a JSONL file of prompts in our shapes, Spec-Bench's or HumanEval's."""
+    second_prompts: str | None = None
+    """Other prompts on which acceptance is measured too, to see whether it agrees: `stdlib-second`, or a JSONL
+    file. Tuning reads none of them."""
     limit: int | None = Field(24, ge=1)
     """Prompts used; empty uses all."""
     prompt_tokens: int = Field(128, ge=1)

@@ -1,4 +1,4 @@
-"""From nothing to trained, proven and reported drafters: the main job, offline, on a CPU.
+"""From nothing to a trained, proven and reported drafter: the main job, offline, on a CPU.
 
 The embedded target, an EAGLE-1 drafter for it, prompt lookup, which needs no training, and the untrained
 drafter as the control: tuning, audit, evaluation, report.
@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..data.prompts import SECOND
 from ..drafters.families import FAMILIES, function
 from ..errors import TrainingFailed
 from .measure.methods import TRAINED
@@ -29,10 +30,11 @@ if TYPE_CHECKING:
     from ..eval.measure.requests import Request
     from .measure.run import Loaded
 
-# recipe, the folder of its run, and how long it learns here: the whole takes minutes, not hours
-RUNS: tuple[tuple[str, str, dict[str, str]], ...] = (
-    ("eagle-tiny", "run", {"loop.steps": "1000", "loop.validate_every": "1000"}),
-)
+RECIPE = "eagle-tiny"
+TRAINING = {"loop.steps": "1000", "loop.validate_every": "1000", "probe.every_steps": ""}
+"""How long it learns here: the whole takes minutes, not hours."""
+RUN = "run"
+"""The folder of its run, in the quickstart's own."""
 TRAINING_FREE = "prompt-lookup"
 """The method beside them that needs no training."""
 # with less evidence for each, the whole stays a matter of minutes
@@ -42,16 +44,18 @@ _LESS = {
     "audit.prompts": "8",
     "eval.sweep": "[2, 4, 8]",
     "eval.repeats": "1",
+    "eval.second_prompts": SECOND,
 }
+_TOGETHER = 8
+"""Prompts of the second set that are decoded at once: nothing of it is timed, and no row depends on the others."""
 
 
 def quickstart(out: Path, console: Console) -> None:
     """Run everything into `out`, print the table, the report's path and the next command."""
     start = time.perf_counter()
-    for number, (recipe, folder, values) in enumerate(RUNS, 1):
-        resolved = load_recipe(recipe, [("probe.every_steps", ""), *values.items()])
-        console.print(f"1/5 training, {number} of {len(RUNS)}: {resolved.recipe.summary} ...")
-        train(resolved, out=out / folder)
+    resolved = load_recipe(RECIPE, list(TRAINING.items()))
+    console.print(f"1/5 training: {resolved.recipe.summary} ...")
+    train(resolved, out=out / RUN)
     console.print("2/5 tuning: which setting of each is fastest on this machine? ...")
     lookup = _tune(out, console)
     console.print("3/5 auditing: is the output the target's own? ...")
@@ -60,7 +64,7 @@ def quickstart(out: Path, console: Console) -> None:
     from ..eval.report.report import write_report
     from ..eval.report.tables import show
 
-    run = out / "run"
+    run = out / RUN
     show(results, console)
     page = write_report(run)
     console.print(f"done in {time.perf_counter() - start:.0f} s; report: {page}")
@@ -70,12 +74,11 @@ def quickstart(out: Path, console: Console) -> None:
 
 
 def _tune(out: Path, console: Console) -> dict[str, str]:
-    """Leave `tuned.json` beside each drafter; the setting of prompt lookup, which has no folder."""
+    """Leave `tuned.json` beside the drafter; the setting of prompt lookup, which has no folder."""
     from .check.early import check_tune
     from .measure.tune import run_tune
 
-    folders = tuple(out / folder for _, folder, _ in RUNS)
-    request = TuneRequest(runs=folders, method=f"{TRAINED},{TRAINING_FREE}", limit=24)
+    request = TuneRequest(runs=(out / RUN,), method=f"{TRAINED},{TRAINING_FREE}", limit=24)
     done = run_tune(request, check_tune(request, []), console)
     settings = [each.prediction.setting for each in done]
     return next(dict(setting.values) for setting in settings if setting.contender.name == TRAINING_FREE)
@@ -85,7 +88,7 @@ def _measure(out: Path, lookup: dict[str, str], console: Console) -> dict[str, A
     """Audit and measure what was trained, as it was tuned; measure the untrained draft beside it."""
     from ..eval.measure.evaluate import evaluate
     from ..eval.measure.requests import first_turns, make_requests
-    from .measure.run import arms_of, audited, left_out, prompts_of, write_json
+    from .measure.run import arms_of, audited, left_out, prompts_of, second_of, write_json
 
     pair = _load(out, lookup)
     config, folder = pair.recipe.eval, pair.folder / "eval"
@@ -96,6 +99,8 @@ def _measure(out: Path, lookup: dict[str, str], console: Console) -> dict[str, A
     results = evaluate(pair.target, arms, requests, config, left_out=left_out(prompts, requests))
     results["draft"]["settings"] = pair.recipe.drafter.model_dump(mode="json")
     results["repeat"] = [shlex.join(["draftsmith", "quickstart", "--out", str(out)])]
+    together = config.model_copy(update={"batch": _TOGETHER})
+    results["second"] = second_of(pair, arms, prompts, together, results["rows"])
     results["rows"].append(_control(pair, _untrained(pair), requests, arms[0]))
     write_json(folder / "results.json", results)
     unproven = [arm.name for arm in arms if arm.verdict != "lossless"]
@@ -105,22 +110,15 @@ def _measure(out: Path, lookup: dict[str, str], console: Console) -> dict[str, A
 
 
 def _load(out: Path, lookup: dict[str, str]) -> Loaded:
-    """Drafters and prompt lookup on one target, each as tuned; the first run says how they are measured."""
-    from ..drafters.registry import load_drafter
+    """The drafter and prompt lookup on one target, each as tuned."""
     from .check.early import named
     from .measure.methods import make_method
     from .measure.run import load_pair
 
-    first, *others = [folder for _, folder, _ in RUNS]
-    pair = load_pair(named(Pair(out / first), list(_LESS.items()), tuned=True))
-    drafters, paths = {}, {}
-    for name in others:
-        recipe, paths[name] = named(Pair(out / name), [], tuned=True).recipe, out / name / "drafter"
-        length = recipe.eval.draft_length
-        drafters[name] = load_drafter(paths[name], pair.target, draft_length=length, config=recipe.drafter)
-    recipe = named(Pair(out / first, method=TRAINING_FREE), list(lookup.items())).recipe
-    drafters[TRAINING_FREE] = make_method(TRAINING_FREE, recipe, pair.target, lambda: pair.drafter)
-    return replace(pair, drafters={**pair.drafters, **drafters}, paths={**pair.paths, **paths})
+    pair = load_pair(named(Pair(out / RUN), list(_LESS.items()), tuned=True))
+    recipe = named(Pair(out / RUN, method=TRAINING_FREE), list(lookup.items())).recipe
+    copying = make_method(TRAINING_FREE, recipe, pair.target, lambda: pair.drafter)
+    return replace(pair, drafters={**pair.drafters, TRAINING_FREE: copying})
 
 
 def _untrained(pair: Loaded) -> Proposer:

@@ -22,7 +22,18 @@ from ...storage import write_text
 from . import plots
 from .opening import fastest, opening
 from .results import VERDICTS, read_results
-from .tables import MISSING, best_measured, best_predicted, degenerate, drifted, interval, left_out, number, stand_in
+from .tables import (
+    MISSING,
+    agreement_line,
+    best_measured,
+    best_predicted,
+    degenerate,
+    drifted,
+    interval,
+    left_out,
+    number,
+    stand_in,
+)
 
 # how Markdown tells the origin of a token, where HTML has colours
 _MARKS = {"draft": ("", ""), "correction": ("[-", "-]"), "bonus": ("[+", "+]"), "prefill": ("", "")}
@@ -86,11 +97,13 @@ def _results_in(run: Path) -> Path:
 
 def context(results: dict[str, Any], audit: dict[str, Any] | None, curve: list[dict[str, Any]]) -> dict[str, Any]:
     """What the templates show."""
-    rows, sweep = results["rows"], results["sweep"]
+    rows, sweep, second = results["rows"], results["sweep"], results.get("second", [])
     return {
         "results": results,
         "rows": rows,
         "sweep": sweep,
+        "second": second,
+        "agreement": agreement_line(second) if second else None,
         "best": (best_predicted(sweep), best_measured(sweep)) if sweep else None,
         "opening": opening(rows, sweep),
         "lead": fastest(rows),

@@ -65,7 +65,8 @@ def read_results(path: Path) -> dict[str, Any]:
 
 def _with_acceptance(results: dict[str, Any]) -> list[dict[str, Any]]:
     rows = results["rows"]
-    found = [*rows, *(each for row in rows for each in row["categories"]), *results["sweep"]]
+    parts = [each for row in rows for each in row["categories"]]
+    found = [*rows, *parts, *results["sweep"], *results.get("second", [])]
     if not rows or not all(isinstance(each, dict) for each in found):
         raise TypeError("expected rows that are tables")
     return found

@@ -42,6 +42,11 @@ def show(results: dict[str, Any], console: Console) -> None:
     console.print()
     console.print(speed_table(results["rows"]), crop=False)
     console.print()
+    second = results.get("second")
+    if second:
+        console.print(second_table(second), crop=False)
+        console.print(Text(agreement_line(second)))
+        console.print()
     if results["sweep"]:
         console.print(sweep_table(results["sweep"]), crop=False)
         console.print(Text(best_lengths(results["sweep"])))
@@ -128,6 +133,31 @@ def sweep_table(sweep: Sequence[dict[str, Any]]) -> Table:
     columns = (("K", ""), ("tau", "tokens/call"), ("alpha", "accepted"), ("measured", "times"), ("predicted", "times"))
     verdicts = ", ".join(sorted({row["verdict"] for row in sweep}))
     return plain_table(f"Draft length K at T = 0 (audit: {verdicts})", columns, cells)
+
+
+def second_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """tau on the second prompt set beside that on the first."""
+    columns = (("method", ""), ("T", ""), ("tau", "second set"), ("tau", "first set"), ("sets", ""), ("audit", ""))
+    cells = [
+        (
+            *_who(row),
+            interval(row["tau"]),
+            interval(row["first_tau"]),
+            "agree" if row["agrees"] else "differ",
+            Text(row["verdict"], style=_COLOURS[row["verdict"]]),
+        )
+        for row in rows
+    ]
+    return plain_table("Acceptance on a second prompt set", columns, cells)
+
+
+def agreement_line(rows: Sequence[dict[str, Any]]) -> str:
+    """Whether the two sets agree, in a sentence."""
+    apart = [f"{row['method']} at T = {row['temperature']:g}" for row in rows if not row["agrees"]]
+    said = f"on {rows[0]['requests']} other prompts ({rows[0]['prompts']}) tau"
+    if not apart:
+        return f"{said} agrees with the first set's in every row, within the interval of the difference"
+    return f"{said} differs from the first set's beyond the interval of the difference: {', '.join(apart)}"
 
 
 def best_lengths(sweep: Sequence[dict[str, Any]]) -> str:

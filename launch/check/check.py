@@ -230,10 +230,12 @@ def _disk(recipe: Recipe, models: Models, folder: Path) -> str | Waits:
 
 def _prompts(recipe: Recipe, models: Models) -> str:
     """Prompts are read, rendered, and have room in the target's context with their answers."""
-    from ...data.prompts import load_prompts
+    from ...data.prompts import load_prompts, second_set
 
     config, audit = recipe.eval, recipe.audit
     prompts = load_prompts(config.prompts, limit=config.limit, seed=config.seed)
+    if config.second_prompts is not None:
+        second_set(config.second_prompts, prompts, limit=config.limit, seed=config.seed)
     longest, note = config.prompt_tokens, ""  # nothing longer is read
     if not models.described:
         longest, note = _lengths(prompts, models, config)

@@ -162,6 +162,11 @@ def check_tune(request: TuneRequest, overrides: Sequence[tuple[str, str]]) -> li
     _check_not_chosen(overrides)
     run, *others = request.runs or (None,)
     first = named(Pair(run, request.target, request.drafter, request.method), overrides)
+    if request.prompts is not None and request.prompts == first.recipe.eval.second_prompts:
+        raise RequestError(
+            f"--prompts {request.prompts} are eval.second_prompts, which tell whether a setting holds on prompts that "
+            "nothing was chosen on; name others"
+        )
     pairs = [first, *(named(Pair(each, request.target), overrides) for each in others)]
     for other, folder in zip(pairs[1:], others, strict=True):
         if _target_of(other) != _target_of(first):

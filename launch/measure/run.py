@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...data.prompts import Prompt, fitting, load_prompts
+from ...data.prompts import Prompt, fitting, load_prompts, second_set
 from ...decoding.proposal import Proposer
 from ...decoding.target.backbone import Backbone
 from ...decoding.target.loading import load_target
@@ -26,6 +26,7 @@ from ...eval.config import EvalConfig
 from ...eval.measure.arms import Arm, check_answer_length
 from ...eval.measure.evaluate import evaluate
 from ...eval.measure.requests import Request, first_turns, make_requests
+from ...eval.measure.second import second_rows
 from ...eval.report.tables import show
 from ...storage import writable_folder, write_text
 from ..check.early import Named, tuned_target
@@ -152,6 +153,7 @@ def run_eval(request: EvalRequest, overrides: Sequence[tuple[str, str]], console
     if request.audit:
         arms = audited(pair, arms, first_turns(requests), out, console)
     results = evaluate(pair.target, list(arms.values()), requests, config, left_out=left_out(prompts, requests))
+    results["second"] = second_of(pair, list(arms.values()), prompts, config, results["rows"])
     if drift is not None:
         results["target"]["drift"] = drift
     results["draft"]["settings"] = pair.recipe.drafter.model_dump(mode="json")
@@ -183,6 +185,17 @@ def audited(
         name: replace(arm, verdict=reports[name].verdict, distance=reports[name].distance)
         for name, arm in arms.items()
     }
+
+
+def second_of(
+    pair: Loaded, arms: Sequence[Arm], first: Sequence[Prompt], config: EvalConfig, rows: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """The rows of the second prompt set; none where `config` names none."""
+    if config.second_prompts is None:
+        return []
+    prompts = second_set(config.second_prompts, first, limit=config.limit, seed=config.seed)
+    requests = make_requests(pair.target, prompts, config)
+    return second_rows(pair.target, arms, requests, config, rows)
 
 
 def results_folder(request: EvalRequest | AuditRequest) -> Path:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from draftsmith.benchmarks.common.markdown import lines_of
 from draftsmith.benchmarks.common.records import read_record
-from draftsmith.launch.quickstart import RUNS
+from draftsmith.launch.quickstart import TRAINING
 from scripts import load
 
 LOG = """make quickstart: passed in 640 s with its set-up, largest process 1.9 GB; log: somewhere
@@ -43,6 +43,17 @@ def finished(tmp_path: Path) -> Path:
         "rows": [
             *(row(name, at) for at in (0.0, 1.0) for name in methods),
             row("untrained eagle", 0.0, audited="eagle"),
+        ],
+        "second": [
+            {
+                "method": "eagle",
+                "temperature": 1.0,
+                "tau": [1.6, 1.5, 1.7],
+                "first_tau": [1.5, 1.4, 1.6],
+                "agrees": True,
+                "requests": 24,
+                "prompts": "stdlib-second",
+            }
         ],
         "sweep": [{"draft_length": k, "predicted_speedup": 1 / k, "speedup": [k, k, k]} for k in (1, 2, 4)],
         "settings": {"limit": 24, "max_new_tokens": 64, "draft_length": 4},
@@ -80,13 +91,15 @@ def test_a_finished_quickstart_becomes_the_readmes_table(
     assert [each.name for each in record.drafters] == ["eagle-tiny"]
     assert record.audit is not None
     assert "0.0700" in record.audit.sees
-    assert f"eagle-tiny ({RUNS[0][2]['loop.steps']} steps)" in record.setup
+    assert f"eagle-tiny ({TRAINING['loop.steps']} steps)" in record.setup
     lines = lines_of(record.tables["quickstart"], record)
     assert lines[2] == "| EAGLE-1 | 0 | 1.50 [1.40, 1.60] | 0.40 [0.30, 0.50] | 0.90 | 0.80 | 30% | lossless |"
     assert lines[-1].startswith("| untrained EAGLE-1 |")
     assert lines[-1].endswith("| as EAGLE-1 |"), "nobody audited it"
     assert record.notes == [
         "The command took 600 s.",
+        "On 24 other prompts (stdlib-second) tau agrees with the first set's in every row, within the interval of the "
+        "difference: EAGLE-1 at T = 1 1.60 (first set 1.50).",
         "The target's greedy text has 30% of its tokens in loops (a row is flagged at 50 %).",
         "Best draft length of the sweep: 1 predicted, 4 measured.",
         "Tuned on other prompts: EAGLE-1, draft_length 2: 1.5 times plain decoding.",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from pathlib import Path
 
 import pytest
-from draftsmith.data.prompts import Prompt, fitting, load_prompts, render
+from draftsmith.data.prompts import SECOND, Prompt, fitting, load_prompts, render, second_set
+from draftsmith.data.rows.stdlib import split_of, stdlib_texts
 from draftsmith.data.rows.templates import named_template
 from draftsmith.decoding.target.hub import embedded_target, load_tokenizer
 from draftsmith.errors import DataError, RequestError
@@ -36,6 +38,36 @@ ROWS = [
     ({"instruction": "a", "input": "b"}, Prompt("1", "all", ("a\nb",), chat=True)),
     ({"text": "a"}, Prompt("1", "all", ("a",), chat=False)),
 ]
+
+
+def test_the_second_set_is_of_other_text() -> None:
+    """Other stretches of files that neither training nor validation reads, an answer's length apart at least."""
+    first, second = load_prompts("stdlib"), load_prompts(SECOND)
+    assert len(first) >= 24
+    assert len(second) >= 18
+    sources = dict(stdlib_texts("prompts"))
+    starts: dict[str, list[tuple[int, int]]] = {}
+    for each in (*first, *second):
+        module, _, cut = each.id.partition("@")
+        assert split_of(module) == "prompts"
+        text = each.turns[0]
+        assert sources[module][int(cut) - len(text) : int(cut)] == text
+        starts.setdefault(module, []).append((int(cut) - len(text), int(cut)))
+    for module in {each.id.split("@")[0] for each in second}:
+        stretches = sorted(starts[module])
+        assert len(stretches) == 5
+        for (_, end), (start, _) in itertools.pairwise(stretches):
+            assert start - end > 400, module
+
+
+def test_a_second_set_has_no_prompt_of_the_first(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
+    first = load_prompts(str(path), limit=1)
+    with pytest.raises(RequestError, match=r"1 of the 2 prompts of eval.second_prompts .* the first is 1"):
+        second_set(str(path), first, limit=None, seed=0)
+    (tmp_path / "other.jsonl").write_text('{"prompt": "c"}\n')
+    assert [each.turns for each in second_set(str(tmp_path / "other.jsonl"), first, limit=4, seed=0)] == [("c",)]
 
 
 @pytest.mark.parametrize(("row", "expected"), ROWS)

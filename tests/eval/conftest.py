@@ -16,6 +16,7 @@ from draftsmith.eval.config import AuditConfig, EvalConfig
 from draftsmith.eval.measure.arms import Arm
 from draftsmith.eval.measure.evaluate import evaluate
 from draftsmith.eval.measure.requests import Request
+from draftsmith.eval.measure.second import second_rows
 
 HOSTILE = "</pre></style><script>document.title='broken'</script>\u202e\u0000'\"```|\U0001f40d<b>"
 
@@ -30,11 +31,21 @@ def measured() -> tuple[dict[str, Any], dict[str, Any]]:
     drafter = make_drafter(target)
     prompts = [Prompt(str(n), "even" if n % 2 else "odd", ("",), chat=False) for n in range(4)]
     ids = [[5 + n, 7, 11] for n in range(4)]
-    config = EvalConfig(max_new_tokens=12, sweep=[1, 2], sweep_prompts=2, repeats=1, draft_length=2, limit=None)
+    config = EvalConfig(
+        max_new_tokens=12,
+        sweep=[1, 2],
+        sweep_prompts=2,
+        repeats=1,
+        draft_length=2,
+        limit=None,
+        second_prompts="others.jsonl",
+    )
     report = audit(target, drafter, ids, AuditConfig(tokens=500, sequences=20_000, prompts=2))
     arm = Arm("draft model", drafter, report.verdict, path="runs/a_b/drafter", sha256="0f" * 32)
     requests = [Request(prompt, ids[number], number) for number, prompt in enumerate(prompts)]
     results = evaluate(target, [arm], requests, config)
+    others = [Request(prompt, [*ids[number], 13], number) for number, prompt in enumerate(prompts)]
+    results["second"] = second_rows(target, [arm], others, config, results["rows"])
     # what the command line adds
     results["draft"]["settings"] = DrafterConfig(policy="argmax").model_dump(mode="json")
     results["repeat"] = [

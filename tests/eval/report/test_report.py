@@ -225,7 +225,7 @@ def test_hostile_text_in_markdown(poisoned_run: Path) -> None:
     outside = re.sub(rf"^{fences[0]}$.*?^{fences[0]}$", "", text, flags=re.MULTILINE | re.DOTALL)
     assert not re.search(r"(?<!\\)<", outside)
     tables = re.findall(r"(?:^\|.*\n)+", outside, flags=re.MULTILINE)
-    assert len(tables) == 7
+    assert len(tables) == 8
     for table in tables:
         rows = table.splitlines()
         bars = [len(re.findall(r"(?<!\\)\|", row)) for row in rows]
@@ -253,18 +253,37 @@ def test_markdown_says_the_same(run_folder: Path) -> None:
         assert mark.format(visible(piece)) in text
 
 
+def test_it_says_whether_a_second_set_agrees(run_folder: Path) -> None:
+    results = read(run_folder, "results.json")
+    assert len(results["second"]) == len(results["rows"])
+    for differs in (False, True):
+        results["second"][0]["agrees"], results["second"][1]["agrees"] = not differs, True
+        write(run_folder, "results.json", results)
+        page = html.unescape(write_report(run_folder).read_text(encoding="utf-8"))
+        text = (run_folder / "report.md").read_text(encoding="utf-8")
+        for row in results["second"]:
+            assert f"| {interval(row['tau'])} | {interval(row['first_tau'])} |" in text
+        said = "differs from the first set's beyond" if differs else "agrees with the first set's"
+        assert said in page
+        assert said in text
+        assert (page.count(">differ<"), text.count("| differ |")) == (differs, differs)
+    del results["second"]
+    write(run_folder, "results.json", results)
+    assert "On other prompts" not in write_report(run_folder).read_text(encoding="utf-8")
+
+
 def test_no_verdict_no_acceptance(run_folder: Path) -> None:
     """Where the run was not audited, every table says so beside the figures."""
     results = read(run_folder, "results.json")
     for row in results["rows"]:
-        for each in (row, *row["categories"], *results["sweep"]):
+        for each in (row, *row["categories"], *results["sweep"], *results["second"]):
             each["verdict"] = "not audited"
     write(run_folder, "results.json", results)
     (run_folder / "eval" / "audit.json").unlink()
     page = write_report(run_folder).read_text(encoding="utf-8")
     chips = len(re.findall(r'class="verdict warn">\? not audited', page))
     tables = 2 * len(results["rows"]) + len(results["rows"][0]["categories"])
-    assert chips == 1 + tables + len(results["sweep"])
+    assert chips == 1 + tables + len(results["sweep"]) + len(results["second"])
     assert "verdict good" not in page
     assert "made without an audit" in page
     assert "has not been audited" in page

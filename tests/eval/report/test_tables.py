@@ -112,10 +112,10 @@ def test_degenerate_text_is_called_so(results: dict[str, Any]) -> None:
 
 def test_the_verdict_stands_with_every_acceptance(results: dict[str, Any]) -> None:
     for verdict in ("lossless", "NOT lossless", "not audited"):
-        for row in (*results["rows"], *results["sweep"]):
+        for row in (*results["rows"], *results["sweep"], *results["second"]):
             row["verdict"] = verdict
         text = printed(results)
-        assert text.count(verdict) == 2 * len(results["rows"]) + 1
+        assert text.count(verdict) == 2 * len(results["rows"]) + len(results["second"]) + 1
         assert f"(audit: {verdict})" in text
 
 
