@@ -12,6 +12,7 @@ from ..errors import RequestError
 from .config import DEFAULT_TREE, DrafterConfig
 from .families import Family, family_of, function
 from .folder import read_entry
+from .hub import drafter_folder
 from .vocabulary.across import load_across, says_the_same
 
 if TYPE_CHECKING:
@@ -22,18 +23,19 @@ if TYPE_CHECKING:
 def load_drafter(
     path: str | Path, target: Backbone, *, draft_length: int = 4, config: DrafterConfig | None = None
 ) -> Proposer:
-    """Load a drafter folder for `target`.
+    """Load a drafter for `target`.
 
     Args:
+        path: its folder, or `hub:NAME[@REVISION]`.
         draft_length: tokens of a chain, depth of a tree by confidence.
         config: how it proposes; the defaults by default.
 
     Raises:
         RequestError: the folder is no drafter, its family is unknown, or it was made for another
-            target; the message names the field that differs.
+            target; the message names the field that differs. Of a hub's also as for `drafter_folder`.
     """
     config = config or DrafterConfig()
-    folder = Path(path)
+    folder = drafter_folder(path)
     if config.vocabulary != "same" and not says_the_same(folder, config):
         return load_across(folder, target, draft_length=draft_length, config=config)
     family = family_of(read_entry(folder)["family"], str(folder))

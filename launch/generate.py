@@ -9,10 +9,11 @@ import hashlib
 import logging
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..drafters.hub import drafter_folder
 from ..drafters.tuned_file import DRAFT_LENGTH, Tuned, read_tuned
 from ..errors import RequestError
 from .check.early import check_least
@@ -59,7 +60,9 @@ def generate(request: GenerateRequest, overrides: Sequence[tuple[str, str]]) -> 
     server = _check(request, overrides)
     tuned = Tuned({})
     if request.drafter is not None:
-        tuned = read_tuned(Path(request.drafter)).unless(name for name, _ in overrides)
+        folder = drafter_folder(request.drafter)  # of a hub's one revision, whatever appears there meanwhile
+        request = replace(request, drafter=str(folder))
+        tuned = read_tuned(folder).unless(name for name, _ in overrides)
         if tuned.values:
             _log.info("tuned for %s: %s", tuned.measured, tuned.shown)
     # any recipe would do: only sections that no method changes are read

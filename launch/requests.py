@@ -34,7 +34,7 @@ class RunPair:
     target: str | None = None
     """Folder or hub name of the target; default: the run's."""
     drafter: str | None = None
-    """Folder of the drafter; default: the run's."""
+    """Folder of the drafter, or `hub:NAME[@REVISION]`; default: the run's."""
 
 
 @dataclass
@@ -106,7 +106,7 @@ class TuneRequest:
     target: str | None = None
     """Folder or hub name of the target; default: the first run's."""
     drafter: str | None = None
-    """Folder of the drafter; default: the first run's."""
+    """Folder of the drafter, or `hub:NAME[@REVISION]`; default: the first run's."""
     method: Annotated[str, tyro.conf.arg(help=_METHODS)] = "trained,prompt-lookup"
     temperature: float = 0.0
     """At which it is to be fast."""
@@ -178,8 +178,10 @@ class DeriveRequest:
 class ExportRequest:
     """Write a trained drafter as a folder that a serving engine loads."""
 
-    run_folder: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")]
+    run_folder: Annotated[Positional[Path | None], tyro.conf.arg(metavar="RUN")] = None
     """Folder of the run."""
+    drafter: str | None = None
+    """Folder of a drafter, or `hub:NAME[@REVISION]`, in place of a run; with --target and --out."""
     format: Annotated[Format, tyro.conf.arg(help=f"Whose: {served()}.")] = "vllm"
     out: Path | None = None
     """New folder; default RUN/FORMAT."""
@@ -189,6 +191,24 @@ class ExportRequest:
     """Precision of the weights."""
     trust_remote_code: bool = False
     """Run code that comes with the target. Leave off unless you have read it."""
+
+
+@dataclass
+class PushRequest:
+    """Put a run's drafter on a hub, with a card of what it is worth; a dry run where HF_TOKEN is not set."""
+
+    run_folder: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")]
+    """Folder of the run."""
+    name: Annotated[Positional[str], tyro.conf.arg(metavar="HUB_NAME")]
+    """OWNER/NAME, made if it is not there."""
+    dry_run: bool = False
+    """Show the card and what would go up; nothing is asked of the hub."""
+    private: bool = False
+    """For its owner alone."""
+    license: str | None = None
+    """Its id on the hub, such as apache-2.0; default: what the target's own card says, or unknown."""
+    base_model: str | None = None
+    """The target's name on the hub; default: the recipe's, where that is one."""
 
 
 @dataclass
@@ -202,7 +222,8 @@ class GenerateRequest:
     target: str = "tiny"
     """Folder or hub name; beside --server only its tokenizer and config are read."""
     drafter: str | None = None
-    """Folder of a drafter that makes it faster; the distribution of the answers stays the target's."""
+    """Folder of a drafter that makes it faster, or `hub:NAME[@REVISION]`; the distribution of the
+    answers stays the target's."""
     corrections: bool = False
     """Also write corrections.jsonl: rows whose labels are the tokens at which the target corrected
     that drafter, to train it on."""

@@ -25,6 +25,7 @@ from .requests import (
     EvalRequest,
     ExportRequest,
     GenerateRequest,
+    PushRequest,
     TreeRequest,
     TuneRequest,
 )
@@ -239,6 +240,16 @@ class Export(ExportRequest):
 
 
 @dataclass
+class Push(PushRequest):
+    """Put a run's drafter on a hub, with a card of what it is worth; a dry run where HF_TOKEN is not set."""
+
+    def run(self) -> None:
+        from .share.push import push
+
+        say(push(self))
+
+
+@dataclass
 class Inspect:
     """Print rows as input token -> label token, in or out of the loss."""
 
@@ -294,6 +305,7 @@ VERBS: dict[str, type] = {
     "tune": Tune,
     "chat": Chat,
     "export": Export,
+    "push": Push,
     "doctor": Doctor,
 }
 WITH_OVERRIDES = {"show", "check", "train", "eval", "audit", "tree", "tune", "chat", "inspect", "generate"}

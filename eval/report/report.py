@@ -78,7 +78,7 @@ def _pages(content: dict[str, Any]) -> dict[str, str]:
         lstrip_blocks=True,
         finalize=visible,
     )
-    environment.filters |= {"interval": interval, "number": number, "cell": _cell, "stand_in": stand_in}
+    environment.filters |= {"interval": interval, "number": number, "cell": cell, "stand_in": stand_in}
     names = ("report.html", "report.md")
     return {name: environment.get_template(f"{name}.j2").render(content) + "\n" for name in names}
 
@@ -198,7 +198,7 @@ def visible(value: object) -> object:
     return _UNSEEN.sub(lambda match: f"[U+{ord(match.group()):04X}]", value)
 
 
-def _cell(text: str) -> str:
+def cell(text: str) -> str:
     """Text as one cell of a Markdown table, or as a line: no markup, no line end, no bar."""
     text = re.sub(r"\s", " ", str(visible(text)))
     return re.sub(r"([\\`*_\[\]<>|#&~$])", r"\\\1", text)

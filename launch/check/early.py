@@ -11,6 +11,7 @@ from math import inf
 from pathlib import Path
 
 from ...drafters.families import FAMILIES
+from ...drafters.hub import drafter_folder, is_fetched, shown
 from ...drafters.tuned_file import Tuned, read_tuned
 from ...errors import RequestError
 from ...storage import writable_folder
@@ -42,10 +43,11 @@ def named(pair: RunPair, overrides: Sequence[tuple[str, str]], *, tuned: bool = 
 
     Raises:
         RequestError: no such run, nothing named, a method without its drafter, a wrong override.
+        EnvironmentFailure: a drafter of the hub cannot be fetched.
     """
     method = pair.method if isinstance(pair, Pair) else TRAINED
     names = split_methods(method)
-    drafter: Path | None = None if pair.drafter is None else Path(pair.drafter)
+    drafter: Path | None = None if pair.drafter is None else drafter_folder(pair.drafter)
     if drafter is None and pair.run_folder is not None:
         drafter = pair.run_folder / "drafter"
     given = {name for name, _ in overrides}
@@ -140,6 +142,8 @@ def check_tree(request: TreeRequest, overrides: Sequence[tuple[str, str]]) -> No
     if request.depth > 1_000:
         raise RequestError(f"--depth is {request.depth}; expected at most 1,000")
     drafter = named(request, overrides).drafter
+    if request.out is None and drafter is not None and is_fetched(drafter):
+        raise RequestError(f"{shown(drafter)} is of the hub, and nothing is written beside it; name a file by --out")
     if request.out is None:
         writable_folder(drafter or Path())
     elif request.out.is_dir():
@@ -181,7 +185,8 @@ def check_tune(request: TuneRequest, overrides: Sequence[tuple[str, str]]) -> li
     for folder in (pair.drafter for pair in pairs if pair.drafter is not None):
         if not folder.is_dir():
             raise RequestError(f"there is no folder {folder}, beside whose weights the setting would be kept")
-        writable_folder(folder)
+        if not is_fetched(folder):
+            writable_folder(folder)
     return pairs
 
 

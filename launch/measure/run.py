@@ -17,6 +17,7 @@ from ...decoding.proposal import Proposer
 from ...decoding.target.backbone import Backbone
 from ...decoding.target.loading import load_target
 from ...drafters.families import FAMILIES
+from ...drafters.hub import PREFIX, shown
 from ...drafters.model.draft_model import DraftModel
 from ...drafters.registry import load_drafter
 from ...drafters.tuned_file import NAME as TUNED
@@ -104,7 +105,7 @@ def say_changed_target(pair: Loaded, console: Console) -> Recipe | None:
 def say_tuned(pair: Named, console: Console) -> None:
     """The values that come from the drafter's `tuned.json`, if any do."""
     if pair.tuned.values:
-        tuned = f"tuned for {pair.tuned.measured}: {pair.tuned.shown} ({pair.drafter}/{TUNED})"
+        tuned = f"tuned for {pair.tuned.measured}: {pair.tuned.shown} ({shown(pair.drafter or Path())}/{TUNED})"
         console.print(tuned, markup=False, soft_wrap=True)
 
 
@@ -172,7 +173,7 @@ def arms_of(pair: Loaded) -> dict[str, Arm]:
         family = str(getattr(drafter, "family", name))
         path = pair.paths.get(name)
         sha256 = drafter_hash(path) if path is not None and path.is_dir() else None
-        arms[name] = Arm(FAMILIES[family].title, drafter, path=None if path is None else str(path), sha256=sha256)
+        arms[name] = Arm(FAMILIES[family].title, drafter, path=None if path is None else shown(path), sha256=sha256)
     return arms
 
 
@@ -205,7 +206,7 @@ def results_folder(request: EvalRequest | AuditRequest) -> Path:
     if request.run_folder is not None:
         return writable_folder(request.run_folder / "eval")
     # of a path the last two parts: many a folder is called `drafter`
-    of = Path(request.drafter or request.method.replace(",", "-")).parts[-2:]
+    of = Path((request.drafter or request.method.replace(",", "-")).removeprefix(PREFIX)).parts[-2:]
     return writable_folder(Path("-".join(["eval", *(part for part in of if part.strip("./"))])))
 
 

@@ -7,7 +7,7 @@ predictions; `eval/tune/race.py`, the measurements; `drafters/tuned_file.py`, wh
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from ...drafters.config import DrafterConfig
 from ...drafters.families import FAMILIES, Family
 from ...drafters.folder import read_entry
 from ...drafters.grids import Grid
+from ...drafters.hub import is_fetched, shown
 from ...drafters.identity import shown_name
 from ...drafters.registry import load_drafter
 from ...drafters.tuned_file import DRAFT_LENGTH, write_tuned
@@ -68,6 +69,8 @@ def run_tune(request: TuneRequest, pairs: Sequence[Named], console: Console) -> 
     console.print(_table(request, done), crop=False)
     for path in _keep(pairs, content, done):
         console.print(f"kept: {path}", markup=False, soft_wrap=True)
+    for line in _not_kept(pairs, done):
+        console.print(line, markup=False, soft_wrap=True)
     console.print(sentence(done, request.temperature, request.batch), markup=False, soft_wrap=True)
     return done
 
@@ -97,7 +100,7 @@ def _contender(name: str, pair: Named, target: Backbone, *, several: bool) -> Co
     drafter = load({})
     family = FAMILIES[name if name in FAMILIES else str(getattr(drafter, "family", name))]
     grids = [_that_fits(grid, family, folder) for grid in family.grids]
-    title = f"{family.title} of {folder.parent.name or folder.name}" if several and folder else family.title
+    title = f"{family.title} of {_whose(folder)}" if several and folder else family.title
     stands = any(grid.holds(_own_values(pair.recipe, grid)) for grid in grids)
     return Contender(_name(name, folder), title, grids, not stands, load)
 
@@ -114,7 +117,12 @@ def _name(method: str, folder: Path | None) -> str:
     """The drafter's folder for its own method, for one around it with that method's name."""
     if folder is None:
         return method
-    return str(folder) if method == TRAINED else f"{method} {folder}"
+    return shown(folder) if method == TRAINED else f"{method} {shown(folder)}"
+
+
+def _whose(folder: Path) -> str:
+    """The run that a drafter is of, or its name on the hub."""
+    return shown(folder) if is_fetched(folder) else folder.parent.name or folder.name
 
 
 def _that_fits(grid: Grid, family: Family, folder: Path | None) -> Grid:
@@ -258,11 +266,11 @@ def _prediction(each: Prediction) -> dict[str, Any]:
 
 def _keep(pairs: Sequence[Named], content: Mapping[str, Any], done: Sequence[Raced]) -> list[Path]:
     """Write the best setting beside each drafter that was measured; an empty one where it does not pay."""
-    kept = []
+    kept: list[Path] = []
     shared = ("target", "temperature", "batch", "prompts", "max_new_tokens", "verdict")
     for pair in pairs:
-        mine = [each for each in done if each.prediction.setting.contender.name == str(pair.drafter)]
-        if pair.drafter is None or not mine or isnan(mine[0].speedup.low):
+        mine = _of(pair, done)
+        if pair.drafter is None or is_fetched(pair.drafter) or not mine or isnan(mine[0].speedup.low):
             continue
         best = mine[0]
         facts = {name: content[name] for name in shared}
@@ -274,3 +282,16 @@ def _keep(pairs: Sequence[Named], content: Mapping[str, Any], done: Sequence[Rac
         values = best.prediction.setting.values if best.speedup.high >= 1 else {}
         kept.append(write_tuned(pair.drafter, values, facts))
     return kept
+
+
+def _of(pair: Named, done: Sequence[Raced]) -> list[Raced]:
+    """What was measured of a pair's drafter by itself, the best first."""
+    return [each for each in done if each.prediction.setting.contender.name == _name(TRAINED, pair.drafter)]
+
+
+def _not_kept(pairs: Sequence[Named], done: Sequence[Raced]) -> Iterator[str]:
+    """The best setting of each drafter of the hub, whose folder is the hub's, as flags."""
+    for pair in pairs:
+        if pair.drafter is not None and is_fetched(pair.drafter) and (mine := _of(pair, done)):
+            flags = " ".join(f"--{name} {value}" for name, value in mine[0].prediction.setting.values.items())
+            yield f"not kept, as {shown(pair.drafter)} is of the hub; give its best setting by flags: {flags}"

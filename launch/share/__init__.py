@@ -1,0 +1,1 @@
+"""A drafter on a hub: what goes up, its card, the upload."""

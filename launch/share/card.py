@@ -1,0 +1,201 @@
+"""The card of a drafter on a hub: for which target, what it is worth, how it is used, by draftsmith and by engines.
+
+No tau without its verdict, and none that was measured of other weights. Read next: `card.md.j2`, its text;
+`eval/report/report.py`, the whole of the results.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ... import __version__
+from ...drafters.families import FAMILIES
+from ...drafters.folder import read_entry
+from ...drafters.identity import TargetIdentity
+from ...errors import RequestError
+from ..check.early import tuned_target
+from ..export import Speculation, command_of, speculation_of
+from ..generate import drafter_hash
+from ..recipe.model import Recipe
+from .folder import without_folders
+
+UNKNOWN = "unknown"
+_LICENSE = re.compile("[a-z0-9][a-z0-9.-]{0,60}")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What the card is of."""
+
+    name: str
+    """OWNER/NAME on the hub."""
+    run: Path
+    recipe: Recipe
+    base_model: str | None
+    """Name of the target on the hub."""
+    license: str
+    license_of_target: bool
+    """Whether nobody named it, and the target's own card did."""
+
+    @property
+    def folder(self) -> Path:
+        """Of the drafter."""
+        return self.run / "drafter"
+
+
+def card_of(subject: Subject) -> str:
+    """The text of `README.md`.
+
+    Raises:
+        RequestError: the run's results are damaged, or of a drafter with other weights.
+    """
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    from ...eval.report.report import cell, visible
+    from ...eval.report.tables import interval, verdict_of
+
+    environment = Environment(  # noqa: S701 - Markdown: `cell` escapes
+        loader=PackageLoader("draftsmith.launch.share", "."),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=visible,
+    )
+    environment.filters |= {"interval": interval, "cell": cell, "verdict": verdict_of}
+    return environment.get_template("card.md.j2").render(_content(subject)) + "\n"
+
+
+def _content(subject: Subject) -> dict[str, Any]:
+    entry = read_entry(subject.folder)
+    family, identity = entry["family"], entry["identity"]
+    results = results_of(subject.run)
+    model = subject.base_model or "TARGET"
+    speculation = speculation_of(subject.folder, subject.recipe, family, entry["settings"])
+    return {
+        "head": _head(subject, family),
+        "name": subject.name,
+        "version": __version__,
+        "method": subject.recipe.method,
+        "summary": FAMILIES[family].summary,
+        "target": identity,
+        "base_model": subject.base_model,
+        "license": subject.license,
+        "model": model,
+        "commands": _commands(subject.name, family, model, speculation),
+        "rows": [] if results is None else _rows(results),
+        "settings": {} if results is None else results["settings"],
+        "machine": "" if results is None else _machine(results["environment"]),
+    }
+
+
+def _head(subject: Subject, family: str) -> str:
+    """What the hub reads: the YAML in front of the card."""
+    from huggingface_hub import ModelCardData
+
+    data: Any = ModelCardData(
+        base_model=subject.base_model,
+        library_name="draftsmith",
+        license=subject.license,
+        tags=["speculative-decoding", "draftsmith", family],
+        ignore_metadata_errors=False,
+    )
+    return f"---\n{data.to_yaml()}\n---"
+
+
+def results_of(run: Path) -> dict[str, Any] | None:
+    """What the run's drafter was measured to be worth; None where it was not measured.
+
+    Raises:
+        RequestError: its results are damaged, or those of other weights.
+    """
+    from ...eval.report.results import read_results
+
+    path = run / "eval" / "results.json"
+    if not path.is_file():
+        return None
+    results = read_results(path)
+    try:
+        measured = {each["method"]: each["sha256"] for each in results["draft"]["loaded"]}
+    except (LookupError, TypeError) as error:
+        raise RequestError(f"{path} does not say which drafter it measured; evaluate the run again") from error
+    now = drafter_hash(run / "drafter")
+    if now not in measured.values():
+        raise RequestError(
+            f"{path} was measured with a drafter of other weights than {run / 'drafter'} has now; measure this one by "
+            f"`draftsmith eval {run}`, or move the file away to push without figures"
+        )
+    return results
+
+
+def _rows(results: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows of the drafter that goes up, each prompts' source without its folders."""
+    own = {each["method"] for each in results["draft"]["loaded"]}
+    return [row | {"source": without_folders(row["prompts"])} for row in results["rows"] if row["method"] in own]
+
+
+def _machine(environment: Mapping[str, Any]) -> str:
+    devices = ", ".join(environment["devices"]) or f"{environment['processor']}, {environment['threads']} threads"
+    return f"{devices}, torch {environment['versions'].get('torch')}"
+
+
+def _commands(name: str, family: str, model: str, speculation: Speculation) -> list[str]:
+    """The commands for each engine, as `draftsmith export` prints them."""
+    if FAMILIES[family].kind == "model":
+        return [command_of(name, family, "vllm", model, speculation)]
+    out = name.rpartition("/")[2]
+    return [
+        f"draftsmith export --drafter hub:{name} --target {model} --format {form} --out {out}-{form}\n"
+        + command_of(f"{out}-{form}", family, form, model, speculation)
+        for form in FAMILIES[family].exports
+    ]
+
+
+def subject_of(run: Path, name: str, recipe: Recipe, base_model: str | None, license_: str | None) -> Subject:
+    """What is pushed, with the target's name on the hub and the licence, as far as they are known.
+
+    Raises:
+        RequestError: a licence or a name that the hub has no room for.
+    """
+    from ...drafters.hub import parsed
+
+    identity: TargetIdentity = read_entry(run / "drafter")["identity"]
+    if base_model is None and identity.tuned is None:
+        base_model = _hub_name(recipe.target.path)
+    elif base_model is not None:
+        base_model = parsed(base_model)[0]
+    own = None if license_ is not None else _license_of(tuned_target(run, recipe) or recipe.target.path)
+    license_ = license_ or own or UNKNOWN
+    if not _LICENSE.fullmatch(license_):
+        raise RequestError(f"--license is {license_!r:.80}; expected an id of the hub, such as apache-2.0 or other")
+    return Subject(name, run, recipe, base_model, license_, own is not None)
+
+
+def _hub_name(path: str) -> str | None:
+    """The target's name on the hub; None for a folder, or the embedded one."""
+    if Path(path).exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", path):
+        return None
+    return path
+
+
+def _license_of(target: str) -> str | None:
+    """What the card of a target that is here says; None where there is no card, or it says nothing."""
+    from huggingface_hub import ModelCard, try_to_load_from_cache
+
+    from ...decoding.target.hub import folder_or_name
+
+    place = Path(folder_or_name(target))
+    found = place / "README.md" if place.is_dir() else None
+    if found is None and _hub_name(target):
+        cached = try_to_load_from_cache(target, "README.md")
+        found = Path(cached) if isinstance(cached, str) else None
+    if found is None or not found.is_file():
+        return None
+    try:
+        said = ModelCard.load(found).data.to_dict().get("license")
+    except (ValueError, OSError, TypeError):  # no card, or one that the library cannot read: it says nothing
+        return None
+    return said if isinstance(said, str) and _LICENSE.fullmatch(said) else None
