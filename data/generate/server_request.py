@@ -1,11 +1,13 @@
 """What is asked of an OpenAI-compatible server, and how patiently. No torch here, no network.
 
-Read next: `server.py`, which asks.
+Read next: `server.py`, which asks; `transport.py`, how.
 """
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from ...errors import RequestError
@@ -30,6 +32,27 @@ class ServerRequest:
     """Seconds for one answer."""
     first_wait: float = field(default=0.5, repr=False)
     """Seconds before the first retry."""
+    min_p: float = 0.0
+
+    def sampling(self, stream: str) -> dict[str, Any]:
+        """The model and the distribution, as a request's body says them.
+
+        `stream` names what is answered; with the seed it gives the random numbers. Filters that
+        OpenAI does not have are said only where they are on: a server without them refuses.
+        """
+        body: dict[str, Any] = {
+            "model": self.model,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "max_tokens": self.max_new_tokens,
+        }
+        filters = {"top_k": self.top_k, "min_p": self.min_p}
+        body |= {name: value for name, value in filters.items() if value}
+        if self.temperature:
+            # a stream's own seed, in the 31 bits that every server takes
+            digest = hashlib.sha256(f"{self.seed}:{stream}".encode()).digest()
+            body["seed"] = int.from_bytes(digest[:4], "big") >> 1
+        return body
 
     @property
     def base_url(self) -> str:
@@ -53,3 +76,8 @@ class ServerRequest:
         """The base URL without user name and password, to be written down."""
         parts = urlsplit(self.base_url)
         return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+    def page_url(self, name: str) -> str:
+        """A page at the root of the server, `metrics` say, which is no endpoint of OpenAI's."""
+        parts = urlsplit(self.base_url)
+        return urlunsplit(parts._replace(path=f"{parts.path.rpartition('/v')[0]}/{name}"))

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from draftsmith.data.generate.answers import Ask, NoAnswer
-from draftsmith.data.generate.server import Client, Refused, _retry_after
+from draftsmith.data.generate.server import Client
+from draftsmith.data.generate.transport import Refused, _retry_after
 from draftsmith.errors import EnvironmentFailure, RequestError
 from scripted_server import REQUEST, Answer, Server, completion, in_turn, status
 
@@ -110,7 +111,7 @@ def test_waits_double_and_are_spread(serve: Any, tokenizer: Any, monkeypatch: py
     async def sleep(seconds: float) -> None:
         slept.append(seconds)
 
-    monkeypatch.setattr("draftsmith.data.generate.server.asyncio.sleep", sleep)
+    monkeypatch.setattr("draftsmith.data.generate.transport.asyncio.sleep", sleep)
     server = serve(in_turn(*[status(500)] * 9, status(429, Retry_After="7.5"), completion("new")))
     assert ask(server, tokenizer, retries=10, first_wait=0.5).text == "new"
     assert slept[9] == 7.5
