@@ -89,3 +89,44 @@ def _is_setting(item: tuple[str, Any]) -> bool:
 
 def _is_ours(name: str) -> bool:
     return name == DRAFT_LENGTH or name.startswith("drafter.")
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What the speed model predicted for a drafter's setting, and what was measured here."""
+
+    temperature: float
+    batch: int
+    predicted: float
+    """Tokens per second over plain decoding's."""
+    measured: float | None
+    processor: str
+
+    def is_of(self, temperature: float, batch: int | None) -> bool:
+        """Whether it is for that temperature, and for so many prompts at a time."""
+        return self.temperature == temperature and self.batch == batch
+
+
+def read_promise(folder: Path) -> Promise:
+    """The prediction in a drafter's `tuned.json`.
+
+    Raises:
+        RequestError: the drafter was not tuned, or before predictions were kept.
+    """
+    path = folder / NAME
+    read_tuned(folder)  # refuses what is damaged
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        measured = content["speedup"][0]
+        return Promise(
+            float(content["temperature"]),
+            int(content["batch"]),
+            float(content["predicted"]),
+            None if measured is None else float(measured),
+            f"{content.get('processor')!s:.60}",
+        )
+    except (OSError, LookupError, TypeError, ValueError) as error:
+        raise RequestError(
+            f"{path} holds no prediction ({type(error).__name__}: {error}): `draftsmith tune` makes one; "
+            "or leave --drafter out"
+        ) from error

@@ -74,6 +74,8 @@ class AuditConfig(Section):
     """Top-k of the sampling proofs on the real pair."""
     top_p: float = Field(1.0, gt=0, le=1)
     """Top-p of the sampling proofs on the real pair."""
+    min_p: float = Field(0.0, ge=0, lt=1)
+    """Min-p of the sampling proofs on the real pair."""
     draft_length: int = Field(4, ge=1, le=1_000)
     """Drafted tokens per target call."""
     max_new_tokens: int = Field(96, ge=8)

@@ -45,8 +45,23 @@ class Pair(RunPair):
 
 
 @dataclass
-class EvalRequest(Pair):
-    """Measure acceptance and speed with the real decoder, beside the audit's verdict."""
+class AtServer:
+    """A running server with OpenAI's endpoints."""
+
+    server: str | None = None
+    """URL of a running server (vLLM, SGLang) that is asked in place of our own decoder; its key comes
+    from OPENAI_API_KEY."""
+    model: str | None = None
+    """Name that the server knows the target by."""
+    retries: int = 5
+    """Tries of a request to the server after the first one, later and later."""
+    timeout: float = 600.0
+    """Seconds that one answer of the server may take."""
+
+
+@dataclass
+class EvalRequest(AtServer, Pair):
+    """Measure acceptance and speed with the real decoder, or of a server, beside the audit's verdict."""
 
     prompts: str | None = None
     """`stdlib` or a JSONL file; default: the recipe's."""
@@ -57,11 +72,19 @@ class EvalRequest(Pair):
     """Run the losslessness audit first; --no-audit shows "not audited" in its place."""
     samples: int = 0
     """Also write that many samples per prompt: agreement with the greedy answer, majority vote."""
+    baseline_server: str | None = None
+    """URL of the same server without speculation, which takes turns with --server."""
+    concurrency: tuple[int, ...] = ()
+    """Requests under way at the server at a time, one or several numbers; default 1."""
+    rate: tuple[float, ...] = ()
+    """Requests a second that arrive at the server, whatever is under way; one or several numbers."""
+    requests: int | None = None
+    """Requests to the server of each load; default: every prompt once, and 24 for each one at a time."""
 
 
 @dataclass
-class AuditRequest(Pair):
-    """Prove that the decoder's output is the target's own; exit code 5 if it is not."""
+class AuditRequest(AtServer, Pair):
+    """Prove that the decoder's output, or a server's, is the target's own; exit code 5 if it is not."""
 
     plant: str | None = None
     """A known bug to decode with; the audit then has to fail."""
@@ -76,6 +99,8 @@ class AuditRequest(Pair):
     """In place of the audit: greedy text at other batch sizes, paddings, widths and dtypes."""
     survey: bool = False
     """In place of the audit: every method and rule over tables, at many temperatures; no pair."""
+    concurrency: int = 8
+    """Requests to the server at a time."""
 
 
 @dataclass

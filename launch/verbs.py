@@ -123,9 +123,16 @@ class Train:
 
 @dataclass
 class Eval(EvalRequest):
-    """Measure acceptance and speed with the real decoder, beside the audit's verdict."""
+    """Measure acceptance and speed with the real decoder, or of a server, beside the audit's verdict."""
 
     def run(self, overrides: Sequence[tuple[str, str]]) -> None:
+        from .check.server import check_server
+
+        if (served := check_server(self, overrides)) is not None:
+            from .measure.server import run_server_eval
+
+            run_server_eval(self, overrides, served, console())
+            return
         from .check.early import named
 
         pair = named(self, overrides, tuned=True)  # a wrong word costs no import of torch
@@ -136,9 +143,16 @@ class Eval(EvalRequest):
 
 @dataclass
 class Audit(AuditRequest):
-    """Prove that the decoder's output is the target's own; exit code 5 if it is not."""
+    """Prove that the decoder's output, or a server's, is the target's own; exit code 5 if it is not."""
 
     def run(self, overrides: Sequence[tuple[str, str]]) -> None:
+        from .check.server import check_server
+
+        if (served := check_server(self, overrides)) is not None:
+            from .measure.server import run_server_audit
+
+            run_server_audit(self, served, console())
+            return
         from .check.early import check_audit
 
         pair = check_audit(self, overrides)

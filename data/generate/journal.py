@@ -110,6 +110,12 @@ class Journal:
                 file.flush()
                 flush(self.folder / _JOURNAL)
 
+    def entry(self, number: int) -> dict[str, Any]:
+        """The entry of a row that is done."""
+        file = self._writable()
+        file.seek(self._offsets[number][0])
+        return dict(json.loads(file.readline()))
+
     def publish(self) -> dict[str, Any]:
         """Write answers and rejected rows in the order of the source, then the manifest.
 
@@ -188,7 +194,7 @@ class Journal:
         with ExitStack() as stack:
             streams = {name: stack.enter_context(_staged_stream(self.folder / name)) for name in files}
             for number in sorted(self._offsets):
-                entry = self._entry(number)
+                entry = self.entry(number)
                 if "rejected" in entry:
                     rejected[entry["rejected"]["kind"]] += 1
                     streams[REJECTED].write(json.dumps(entry["rejected"]) + "\n")
@@ -201,11 +207,6 @@ class Journal:
                         streams[f"{name}.jsonl"].writelines(json.dumps(each) + "\n" for each in entry[name])
         flush(self.folder)
         return counts, rejected, sorted(self.folder / name for name in files)
-
-    def _entry(self, number: int) -> dict[str, Any]:
-        file = self._writable()
-        file.seek(self._offsets[number][0])
-        return dict(json.loads(file.readline()))
 
     def _check_files(self) -> None:
         """A finished folder is left as it is; one whose files were changed is not passed over."""

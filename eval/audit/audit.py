@@ -133,7 +133,7 @@ def audit(
         rule: an acceptance rule by name; with a lossy one the distance is measured.
     """
     bug = _plant(plant, decoder, drafter)
-    warper = Warper(config.temperature, config.top_k, config.top_p)
+    warper = Warper(config.temperature, config.top_k, config.top_p, config.min_p)
     counted = None
     if decoder == "draftsmith":
         counted = _enumerated(target, drafter, bug, rule, config)
@@ -142,12 +142,12 @@ def audit(
     draft = drafter.backbone if isinstance(drafter, DraftModel) else None
     sums = ScoreSums(target.vocabulary)
     numbers = transforms(target, draft, asked, sampled, warper, seed=config.seed, scores=sums)
-    judged = judge(numbers, _level("histogram of the real pair"))
+    judged = judge(numbers, level_of("histogram of the real pair"))
     judged = replace(judged, order="p" if draft is None else "p - q")
-    scores = sums.judge(_level("contexts of the real pair"))
+    scores = sums.judge(level_of("contexts of the real pair"))
     some = list(prompts[: config.prompts])
     greedy = replay(target, some, write(some, list(range(len(some))), Warper(0.0)))
-    failures = [] if is_lossy(rule) else _failures(counted, judged, greedy, scores)
+    failures = [] if is_lossy(rule) else failures_of(counted, judged, greedy, scores)
     verdict: Verdict = "NOT lossless" if failures else "lossy" if is_lossy(rule) else "lossless"
     return AuditReport(verdict, decoder, rule, plant, config.temperature, counted, judged, scores, greedy, failures)
 
@@ -164,7 +164,7 @@ def _enumerated(
         sequences=config.sequences,
         warper=_ENUMERATION_WARPER,
         seed=config.seed + 1,
-        level=_level("enumeration"),
+        level=level_of("enumeration"),
         length=toy.kind.length,
         prompt=toy.kind.prompt,
     )
@@ -245,7 +245,8 @@ def _hf(
     assistant.generation_config.assistant_confidence_threshold = 0.0
     sampling: dict[str, Any] = {"do_sample": False}
     if not warper.greedy:
-        sampling = {"do_sample": True, "temperature": warper.temperature, "top_k": warper.top_k, "top_p": warper.top_p}
+        own = {name: getattr(warper, name) for name in ("temperature", "top_k", "top_p", "min_p")}
+        sampling = {"do_sample": True, **own}
     answers = []
     for prompt, number in zip(prompts, numbers, strict=True):
         torch.manual_seed(config.seed * 1_000_003 + number)
@@ -263,21 +264,22 @@ def _hf(
     return answers
 
 
-def _level(test: str) -> float:
+def level_of(test: str) -> float:
+    """The level that one test is held to."""
     return FALSE_ALARM * SHARES[test]
 
 
-def _failures(
-    counted: Enumeration | None, judged: Rosenblatt, greedy: Replay, scores: Scores | None = None
+def failures_of(
+    counted: Enumeration | None, judged: Rosenblatt | None, greedy: Replay | None, scores: Scores | None = None
 ) -> list[str]:
     """The tests that fail after Holm's correction, weighted by their shares, and the greedy bugs."""
     p_values = {
         "enumeration": None if counted is None else counted.p_value,
-        "histogram of the real pair": judged.histogram_p,
-        "mean of the real pair": judged.mean_p,
-        "serial dependence of the real pair": judged.serial_p,
+        "histogram of the real pair": None if judged is None else judged.histogram_p,
+        "mean of the real pair": None if judged is None else judged.mean_p,
+        "serial dependence of the real pair": None if judged is None else judged.serial_p,
         "contexts of the real pair": None if scores is None else scores.p_value,
-        "near-ties of the greedy replay": greedy.near_tie_p,
+        "near-ties of the greedy replay": None if greedy is None else greedy.near_tie_p,
     }
     made = {name: p_value for name, p_value in p_values.items() if p_value is not None}
     failures, left = [], sum(SHARES[name] for name in made)
@@ -286,15 +288,15 @@ def _failures(
             break
         left -= SHARES[name]
         failures.append(f"{name}, p = {made[name]:.3g}{_detail(name, greedy, scores)}")
-    if greedy.bugs:
+    if greedy is not None and greedy.bugs:
         failures.append(f"{greedy.bugs} greedy tokens are not the argmax: {greedy.first_bug}")
     return failures
 
 
-def _detail(name: str, greedy: Replay, scores: Scores | None) -> str:
+def _detail(name: str, greedy: Replay | None, scores: Scores | None) -> str:
     if scores is not None and name == "contexts of the real pair":
         return f" ({scores.worst.name})"
-    if name == "near-ties of the greedy replay":
+    if greedy is not None and name == "near-ties of the greedy replay":
         return f" ({greedy.near_ties}, and rounding explains {greedy.explained:.1f})"
     return ""
 

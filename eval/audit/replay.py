@@ -46,12 +46,24 @@ class Replay:
 
 
 @torch.inference_mode()
-def replay(target: Backbone, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]) -> Replay:
-    """Replay the answers and class every token."""
+def replay(
+    target: Backbone,
+    prompts: Sequence[Sequence[int]],
+    answers: Sequence[Sequence[int]],
+    *,
+    rounding: Sequence[float] = (),
+) -> Replay:
+    """Replay the answers and class every token.
+
+    Args:
+        rounding: by how much logits of whoever wrote the answers were seen to differ from the target's, where
+            that is another machine or precision; they count beside what is measured here.
+    """
     counts = {"argmax": 0, "near": 0, "bug": 0}
     margins: list[float] = []
-    shifts: list[float] = []
-    noise = 0.0
+    # the distance of two logits that are off independently is off by the root of two as much
+    shifts = [2**0.5 * each for each in rounding]
+    noise = max(map(abs, rounding), default=0.0)
     first_bug = None
     singles = [one_by_one(target, p, a) for p, a in zip(prompts, answers, strict=True)]
     for prompt, answer, single in zip(prompts, answers, singles, strict=True):

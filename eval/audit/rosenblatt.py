@@ -113,6 +113,8 @@ class Judged(NamedTuple):
     emitted_M: Tensor
     front_MY: Tensor
     """The tokens in front of each, -1 where there is none."""
+    logits_MV: Tensor
+    """The target's, which `p_MV` is made of."""
 
 
 @torch.inference_mode()
@@ -131,13 +133,14 @@ def distributions(
             continue
         ids_1S = torch.tensor([[*prompt, *answer]], device=target.device)
         first = len(prompt) - 1 + skip
-        p_MV = warper(target.model(ids_1S, use_cache=False).logits[0, first:-1])
+        logits_MV = target.model(ids_1S, use_cache=False).logits[0, first:-1]
+        p_MV = warper(logits_MV)
         q_MV = None
         if draft is not None:
             q_logits = draft.model(ids_1S, use_cache=False).logits[0, first:-1]
             q_MV = warper(fit_vocabulary(q_logits, p_MV.shape[-1]))
         front_MY = F.pad(ids_1S[0], (FRONT, 0), value=-1).unfold(0, FRONT, 1)[first + 1 : -1]
-        yield Judged(number, p_MV, q_MV, ids_1S[0, first + 1 :], front_MY)
+        yield Judged(number, p_MV, q_MV, ids_1S[0, first + 1 :], front_MY, logits_MV)
 
 
 def transforms(

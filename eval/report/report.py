@@ -22,6 +22,7 @@ from ...storage import write_text
 from . import plots
 from .opening import fastest, opening
 from .results import VERDICTS, read_results
+from .server import WAITS, notes, waiting_rows
 from .tables import (
     MISSING,
     agreement_line,
@@ -32,6 +33,7 @@ from .tables import (
     interval,
     left_out,
     number,
+    share,
     stand_in,
 )
 
@@ -78,7 +80,13 @@ def _pages(content: dict[str, Any]) -> dict[str, str]:
         lstrip_blocks=True,
         finalize=visible,
     )
-    environment.filters |= {"interval": interval, "number": number, "cell": cell, "stand_in": stand_in}
+    environment.filters |= {
+        "interval": interval,
+        "number": number,
+        "share": share,
+        "cell": cell,
+        "stand_in": stand_in,
+    }
     names = ("report.html", "report.md")
     return {name: environment.get_template(f"{name}.j2").render(content) + "\n" for name in names}
 
@@ -107,7 +115,9 @@ def context(results: dict[str, Any], audit: dict[str, Any] | None, curve: list[d
         "best": (best_predicted(sweep), best_measured(sweep)) if sweep else None,
         "opening": opening(rows, sweep),
         "lead": fastest(rows),
-        "warnings": [*tuned(results["target"]), *left_out(results), *warnings(rows, audit)],
+        "warnings": [*tuned(results["target"]), *left_out(results), *notes(results), *warnings(rows, audit)],
+        "waiting": waiting_rows(rows) if "server" in results else [],
+        "waits": list(WAITS.values()),
         "audit": audit,
         "verdict": verdict(rows),
         # once, whatever the temperatures
@@ -132,7 +142,7 @@ def _plots(results: dict[str, Any], audit: dict[str, Any] | None, curve: list[di
     if results["sweep"]:
         figures["sweep_acceptance"] = plots.sweep_acceptance(results["sweep"])
         figures["sweep_speed"] = plots.sweep_speed(results["sweep"])
-    if audit is not None:
+    if audit is not None and audit["rosenblatt"] is not None:
         figures["uniformity"] = plots.uniformity(audit["rosenblatt"]["histogram"])
     if curve:
         figures["training"] = plots.training(curve)
@@ -183,7 +193,8 @@ def warnings(rows: Sequence[dict[str, Any]], audit: dict[str, Any] | None) -> li
             f"At T = 0, {differing} outputs differ from plain decoding: near-ties, or a bug. The "
             "audit's replay tells which."
         )
-    if audit is not None and (audit["verdict"] != worst or audit["decoder"] != "draftsmith"):
+    served = audit is not None and audit["decoder"].startswith("server ")
+    if audit is not None and (audit["verdict"] != worst or audit["decoder"] != "draftsmith") and not served:
         messages.append(
             f"The audit below is of another time or decoder ({audit['decoder']}, verdict "
             f"{audit['verdict']}); the figures carry the verdict they were made with, {worst}."

@@ -68,7 +68,7 @@ def acceptance_table(rows: Sequence[dict[str, Any]]) -> Table:
             *_who(row),
             interval(row["tau"]),
             interval(row["alpha"]),
-            f"{'! ' if row['flagged'] else ''}{100 * row['loop_share']:.0f}",
+            f"{'! ' if row['flagged'] else ''}{share(row['loop_share'])}",
             _verdict(row),
         )
         for row in rows
@@ -96,7 +96,7 @@ def speed_table(rows: Sequence[dict[str, Any]]) -> Table:
     cells = [
         (
             *_who(row),
-            str(row["draft_length"]),
+            number(row["draft_length"], 0),
             interval(row["speedup"]),
             number(row["predicted_speedup"]),
             number(row["tokens_per_second"], 0),
@@ -227,6 +227,11 @@ def nats(value: Sequence[float | None]) -> str:
 def number(value: float | None, digits: int = 2) -> str:
     """`1.72`; what could not be computed is a dash."""
     return MISSING if value is None or math.isnan(value) else f"{value:,.{digits}f}"
+
+
+def share(value: float | None) -> str:
+    """`31`, in per cent; what could not be computed is a dash."""
+    return MISSING if value is None else f"{100 * value:.0f}"
 
 
 def plain_table(title: str, columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[str | Text]]) -> Table:

@@ -5,7 +5,7 @@ Read next: `measure/run.py` and `tree.py`, which do what is asked; `methods.py`,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -54,7 +54,22 @@ def named(pair: RunPair, overrides: Sequence[tuple[str, str]], *, tuned: bool = 
     kept = Tuned({})
     if tuned and drafter is not None and set(names) & set(need_draft()):
         kept = read_tuned(drafter).unless(given)
-    values = [*kept.values.items(), *overrides]
+    recipe, folder, target = named_target(pair, [*kept.values.items(), *overrides], given)
+    if drafter is None and set(names) & set(need_draft()):
+        raise RequestError(f"--method {method} needs a drafter: name its folder by --drafter, or a run")
+    return Named(names, recipe, target, drafter, folder, kept)
+
+
+def named_target(pair: RunPair, values: Sequence[tuple[str, str]], given: Collection[str]) -> tuple[Recipe, Path, str]:
+    """The recipe, the folder and the target that a command names.
+
+    Args:
+        values: of the recipe, over its own.
+        given: those of them that were typed.
+
+    Raises:
+        RequestError: no such run, nothing named, a wrong value.
+    """
     if pair.run_folder is not None:
         folder, saved = pair.run_folder, pair.run_folder / "run.yaml"
         if not saved.is_file():
@@ -64,18 +79,13 @@ def named(pair: RunPair, overrides: Sequence[tuple[str, str]], *, tuned: bool = 
             )
         recipe = load_recipe(str(saved), values).recipe
         check_trust(recipe, saved, said="target.trust_remote_code" in given, flag="--target.trust_remote_code true")
-        target = pair.target or tuned_target(folder, recipe) or recipe.target.path
-    elif pair.target is not None:
-        recipe = load_recipe("distill-tiny", values).recipe
-        folder, target = Path(), pair.target
-    else:
-        raise RequestError(
-            "nothing to measure: name a run folder, or --target and --drafter, or --target and a "
-            "--method that needs no drafter"
-        )
-    if drafter is None and set(names) & set(need_draft()):
-        raise RequestError(f"--method {method} needs a drafter: name its folder by --drafter, or a run")
-    return Named(names, recipe, target, drafter, folder, kept)
+        return recipe, folder, pair.target or tuned_target(folder, recipe) or recipe.target.path
+    if pair.target is not None:
+        return load_recipe("distill-tiny", values).recipe, Path(), pair.target
+    raise RequestError(
+        "nothing to measure: name a run folder, or --target and --drafter, or --target and a "
+        "--method that needs no drafter"
+    )
 
 
 def check_trust(recipe: Recipe, saved: Path, *, said: bool, flag: str) -> None:

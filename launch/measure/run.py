@@ -161,7 +161,7 @@ def run_eval(request: EvalRequest, overrides: Sequence[tuple[str, str]], console
     results["repeat"] = _repeat(request, [*named.tuned.values.items(), *overrides], pair)
     write_json(out / "results.json", results)
     show(results, console)
-    _say_where(out / "results.json", console)
+    say_where(out / "results.json", console)
     if request.samples:
         _agreement(pair, first_turns(requests), request.samples, out, console)
 
@@ -218,8 +218,13 @@ def _repeat(request: EvalRequest, overrides: Sequence[tuple[str, str]], pair: Lo
         for run, recipe in runs.items()
         if recipe.is_file()
     ]
-    arguments = ["draftsmith", "eval"]
-    for field in fields(request):
+    return [*lines, repeat_of(request, "eval", overrides)]
+
+
+def repeat_of(request: object, verb: str, overrides: Sequence[tuple[str, str]]) -> str:
+    """What was typed, as a line for a shell."""
+    arguments = ["draftsmith", verb]
+    for field in fields(request):  # type: ignore[arg-type]
         value, flag = getattr(request, field.name), field.name.replace("_", "-")
         if value == field.default:
             continue
@@ -227,11 +232,13 @@ def _repeat(request: EvalRequest, overrides: Sequence[tuple[str, str]], pair: Lo
             arguments.append(str(value))
         elif value is False:
             arguments.append(f"--no-{flag}")
+        elif isinstance(value, tuple):
+            arguments += [f"--{flag}", *map(str, value)]
         else:
             arguments += [f"--{flag}", str(value)]
     # as one word each: a value may begin with a dash
     arguments += [f"--{name}={value}" for name, value in overrides]
-    return [*lines, shlex.join(arguments)]
+    return shlex.join(arguments)
 
 
 def _check_samples(request: EvalRequest, pair: Loaded) -> None:
@@ -265,7 +272,7 @@ def _skeleton(pair: Loaded, prompts: Sequence[Prompt], out: Path, console: Conso
         console.print(skeleton_table(each), crop=False)
         console.print()
     write_json(out / "skeleton.json", results)
-    _say_where(out / "skeleton.json", console)
+    say_where(out / "skeleton.json", console)
 
 
 def _agreement(pair: Loaded, prompts: Sequence[Sequence[int]], samples: int, out: Path, console: Console) -> None:
@@ -288,7 +295,7 @@ def _agreement(pair: Loaded, prompts: Sequence[Sequence[int]], samples: int, out
     write_json(out / "agreement.json", result)
     console.print()
     console.print(agreement_table(result), crop=False)
-    _say_where(out / "agreement.json", console)
+    say_where(out / "agreement.json", console)
 
 
 def run_audit(
@@ -330,7 +337,7 @@ def _survey(overrides: Sequence[tuple[str, str]], out: Path, console: Console) -
     result = survey(config)
     console.print(survey_table(result), crop=False)
     write_json(out / "survey.json", result)
-    _say_where(out / "survey.json", console)
+    say_where(out / "survey.json", console)
     if not result["passed"]:
         raise DraftsmithError(
             "the survey failed: a p below its level, rows that differ alone, or a bug missed; "
@@ -347,7 +354,7 @@ def _determinism(pair: Loaded, prompts: Sequence[Sequence[int]], out: Path, cons
     probe = probe_determinism(pair.target, drafter, prompts, max_new_tokens=pair.recipe.eval.max_new_tokens)
     console.print(probe.text(), markup=False)
     write_json(out / "determinism.json", probe.to_dict())
-    _say_where(out / "determinism.json", console)
+    say_where(out / "determinism.json", console)
     if not probe.passed:
         raise DraftsmithError("the determinism probe failed: a greedy text differs by more than rounding explains")
 
@@ -382,8 +389,8 @@ def left_out(prompts: Sequence[Prompt], requests: Sequence[Request]) -> int:
     return sum(len(prompt.turns) for prompt in prompts) - len(requests)
 
 
-def _say_where(path: Path, console: Console) -> None:
-    """Brackets in a path are no markup, and it is not cut in two."""
+def say_where(path: Path, console: Console) -> None:
+    """Name a file of results: brackets in a path are no markup, and it is not cut in two."""
     console.print(f"results: {path}", markup=False, soft_wrap=True)
 
 

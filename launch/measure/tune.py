@@ -276,6 +276,7 @@ def _keep(pairs: Sequence[Named], content: Mapping[str, Any], done: Sequence[Rac
         facts = {name: content[name] for name in shared}
         facts |= {
             "pays": best.pays,
+            "predicted": best.prediction.speedup,
             "speedup": best.speedup.to_list(),
             "processor": content["environment"]["processor"],
         }

@@ -8,7 +8,7 @@ import torch
 from conftest import make_drafter, make_target
 from draftsmith.decoding.sampling import Warper
 from draftsmith.errors import RequestError
-from draftsmith.eval.audit.audit import FALSE_ALARM, _failures, audit
+from draftsmith.eval.audit.audit import FALSE_ALARM, audit, failures_of
 from draftsmith.eval.audit.enumeration import enumerate_decoding
 from draftsmith.eval.audit.plants import PLANTS
 from draftsmith.eval.audit.power import detectable_total_variation
@@ -110,9 +110,9 @@ def test_four_small_p_values_are_no_failure_where_one_would_be() -> None:
     """Each test is held to its share of the error rate, not to the whole (Holm 1979)."""
     judged = SimpleNamespace(histogram_p=5e-4, mean_p=0.5, serial_p=0.4)
     greedy = SimpleNamespace(bugs=0, near_tie_p=1.0)
-    assert _failures(SimpleNamespace(p_value=0.3), judged, greedy) == []
+    assert failures_of(SimpleNamespace(p_value=0.3), judged, greedy) == []
     judged.histogram_p = 2e-4
-    assert _failures(SimpleNamespace(p_value=0.3), judged, greedy) == ["histogram of the real pair, p = 0.0002"]
+    assert failures_of(SimpleNamespace(p_value=0.3), judged, greedy) == ["histogram of the real pair, p = 0.0002"]
 
 
 def test_serial_dependence_is_seen_where_the_histogram_is_flat() -> None:
@@ -155,7 +155,7 @@ def test_the_whole_audit_fails_with_a_plant(pair, name: str) -> None:
 @pytest.mark.parametrize("name", ["argmax-draft", "fresh-draw", "residual-argmax", "typical-acceptance"])
 def test_the_real_pair_alone_sees_a_biased_rule(pair, name: str) -> None:
     report = audit(*pair, PROMPTS, SMALL, plant=name)
-    assert _failures(None, report.rosenblatt, report.replay)
+    assert failures_of(None, report.rosenblatt, report.replay)
 
 
 def test_transformers_own_decoding_can_be_audited(pair) -> None:

@@ -1,0 +1,198 @@
+"""The answers that an audit judges: greedy ones and sampled ones, side by side, kept as they come.
+
+They stand in the journal of `data/generate`, so that an audit which was stopped does not ask twice.
+Read next: `asking.py`, one answer; `audit.py`, which judges them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...data.generate.journal import Journal
+from ...data.generate.server_request import ServerRequest
+from ...data.generate.transport import Refused, Transport
+from ...errors import EnvironmentFailure
+from ..config import AuditConfig
+from ..live import live
+from ..measure.environment import environment
+from ..measure.requests import Request
+from .asking import Answer, Way, ask, missing, probe, prompt_read
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+JOURNAL = "server-answers"
+
+
+@dataclass(frozen=True)
+class Judgeable:
+    """An answer, and the prompt that the server read."""
+
+    prompt: list[int]
+    answer: Answer
+
+    @property
+    def tokens(self) -> list[int]:
+        """Of the answer; none where the server does not say."""
+        return self.answer.tokens or []
+
+
+@dataclass(frozen=True)
+class Served:
+    """All answers of one server."""
+
+    way: Way
+    greedy: list[Judgeable]
+    sampled: list[Judgeable]
+    notes: list[str]
+    """What is missing, and what was left out."""
+
+
+def served_answers(
+    tokenizer: PreTrainedTokenizerBase,
+    requests: Sequence[Request],
+    server: ServerRequest,
+    config: AuditConfig,
+    out: Path,
+) -> Served:
+    """Ask for `config.prompts` greedy answers, and for sampled ones until they have `config.tokens` tokens.
+
+    Raises:
+        EnvironmentFailure: nobody is there, or it refuses one request after the other.
+        RequestError: address, key or model are refused, or the journal is of another audit.
+    """
+    settings = {
+        "server": {"url": server.public_url, "model": server.model},
+        "prompts": [each.ids for each in requests],
+        "audit": config.model_dump(mode="json"),
+    }
+    folder = out / JOURNAL
+    with Journal(folder, settings, environment()) as journal:
+        collect = _Collect(tokenizer, requests, server, config, journal)
+        try:
+            way, first = asyncio.run(collect.run())
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None
+        if not journal.complete:
+            journal.publish()
+    rows = [json.loads(line) for line in (folder / "answers.jsonl").read_text(encoding="utf-8").splitlines()]
+    notes = missing(way, first)
+    refused = journal.manifest["rows"]["rejected"]
+    if refused:
+        notes.append(f"{refused} requests were refused")
+    asked = [collect.asked(row["number"]) for row in rows]
+    kept = [_judgeable(row, way, each) for row, each in zip(rows, asked, strict=True)]
+    unknown = sum(each is None for each in kept)
+    if unknown:
+        notes.append(
+            f"{unknown} answers are left out: the server's template makes other tokens of their prompts than the "
+            "target's own, and it does not say which"
+        )
+    foreign = sum(each is not None and each.prompt != sent.ids for each, sent in zip(kept, asked, strict=True))
+    if foreign:
+        notes.append(f"{foreign} prompts are rendered by another template than the target's own; they are judged so")
+    pairs = [(row["number"], each) for row, each in zip(rows, kept, strict=True) if each is not None]
+    return Served(
+        way,
+        [each for number, each in pairs if number < collect.greedy],
+        [each for number, each in pairs if number >= collect.greedy],
+        notes,
+    )
+
+
+class _Collect:
+    """Asks until there is enough."""
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        requests: Sequence[Request],
+        server: ServerRequest,
+        config: AuditConfig,
+        journal: Journal,
+    ) -> None:
+        self._tokenizer, self._requests, self._config = tokenizer, list(requests), config
+        self._journal = journal
+        self._server = replace(
+            server, temperature=config.temperature, top_k=config.top_k, top_p=config.top_p, min_p=config.min_p
+        )
+
+    async def run(self) -> tuple[Way, Answer]:
+        """The way that was found, and the answer that it was found by."""
+        async with Transport(self._server) as transport:
+            greedy = replace(self._server, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
+            way, answer = await probe(transport, replace(greedy, max_new_tokens=4), self._requests, self._tokenizer)
+            self._requests = [each for each in self._requests if way.takes(each)]
+            if not self._journal.complete:
+                await self._wave(transport, way, greedy, range(self.greedy))
+                if answer.tokens is not None:
+                    await self._until_enough(transport, way)
+            return way, answer
+
+    @property
+    def greedy(self) -> int:
+        """Greedy answers; those behind them are sampled."""
+        return min(self._config.prompts, len(self._requests))
+
+    def asked(self, number: int) -> Request:
+        """What is asked: greedy ones stand in front, sampled ones go round and round."""
+        at = number if number < self.greedy else number - self.greedy
+        return self._requests[at % len(self._requests)]
+
+    async def _until_enough(self, transport: Transport, way: Way) -> None:
+        """Waves, all of whose answers are taken: short ones come first, and to stop by them would choose."""
+        number, tokens = self.greedy, 0
+        with live("asking", self._config.tokens, " tokens") as line:
+            while tokens < self._config.tokens:
+                wave = range(number, number + self._config.batch)
+                await self._wave(transport, way, self._server, wave)
+                entries = [self._journal.entry(each) for each in wave]
+                tokens += sum(each.get("tokens", 0) for each in entries)
+                number = wave.stop
+                line.update(min(tokens, self._config.tokens) - line.n)
+
+    async def _wave(self, transport: Transport, way: Way, request: ServerRequest, numbers: range) -> None:
+        waiting = iter([each for each in numbers if each not in self._journal])
+        refused: list[str] = []
+
+        async def work() -> None:
+            for number in waiting:
+                asked = self.asked(number)
+                try:
+                    done = await ask(transport, request, way, asked, self._tokenizer, str(number))
+                except Refused as reason:
+                    refused.append(str(reason))
+                    self._journal.add([_refusal(number, str(reason))])
+                    continue
+                self._journal.add([_entry(number, done)])
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(request.concurrency):
+                group.create_task(work())
+        if len(refused) == len(numbers):
+            raise EnvironmentFailure(
+                f"{request.public_url} refused {len(refused)} requests one after the other, the last one with: "
+                f"{refused[-1]}. See to the server, then name a new --out"
+            )
+
+
+def _entry(number: int, answer: Answer) -> dict[str, Any]:
+    """A line of the journal, with the sums that it adds up."""
+    sums = {"tokens": len(answer.tokens or []), "turns": 1, "cut": int(not answer.ended)}
+    zeros = dict.fromkeys(("retokenised", "steps", "emitted", "tested", "accepted"), 0)
+    return {"row": number, "shape": "answer", "answer": {"number": number, **asdict(answer)}, **sums, **zeros}
+
+
+def _refusal(number: int, reason: str) -> dict[str, Any]:
+    return {"row": number, "rejected": {"file": "requests", "line": number + 1, "kind": "server", "reason": reason}}
+
+
+def _judgeable(row: dict[str, Any], way: Way, sent: Request) -> Judgeable | None:
+    answer = Answer(**{name: value for name, value in row.items() if name != "number"})
+    prompt = prompt_read(answer, way, sent.ids)
+    return None if prompt is None else Judgeable(prompt, answer)

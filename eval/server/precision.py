@@ -1,0 +1,114 @@
+"""How precisely a server computes: its log-probabilities beside the target's, and beside a rounding of known size.
+
+A server in bf16 writes other tokens than the target in fp32 where two are close, and that is no fault. So
+the size of its rounding is measured, and what rounding of that size would do is computed. But it has to
+be rounding: log-probabilities that are several times further away than bf16's are other weights.
+Read next: `audit.py`.
+
+Shapes: M tokens of all answers.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ...decoding.target.backbone import Backbone
+from ..measure.metrics import Floats
+from .answers import Judgeable
+
+_FEW = 8  # answers that the target itself is rounded on
+LIMIT = 4.0
+"""So many times further away than the target's own rounding, root mean square, is no rounding."""
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Differences of log-probabilities of emitted tokens, in nats."""
+
+    tokens: int
+    """That the server gave log-probabilities of; 0: it gives none."""
+    of: str
+    """What its log-probabilities are of: `raw logits`, or `logits over the temperature`."""
+    rms: float | None
+    """Root mean square of server less target."""
+    largest: float | None
+    rounding_rms: float
+    """The same for the target in bf16, or in fp32 if it is held in 16 bits, less itself."""
+    rounding_largest: float
+
+    @property
+    def sigma(self) -> float:
+        """The rounding to reckon with, root mean square: the measured one, or else that of 16 bits."""
+        return self.rounding_rms if self.rms is None else self.rms
+
+    @property
+    def is_rounding(self) -> bool:
+        """Whether the server's difference can be one."""
+        return self.rms is None or self.rms <= LIMIT * max(self.rounding_rms, 1e-5)
+
+
+def precision_of(
+    target: Backbone, greedy: Sequence[Judgeable], sampled: Sequence[Judgeable], temperature: float
+) -> tuple[Precision, list[float]]:
+    """The precision of a server, and the differences that near-ties are explained by.
+
+    A server gives log-probabilities before or behind the temperature, and does not say which: of what it
+    sampled the nearer of the two is taken.
+    """
+    some = [*greedy, *sampled[: max(_FEW, len(greedy))]]
+    own = [_own(target.model, target, each, 1.0) for each in some]
+    rounded = _rounding(target, some[:_FEW], own[:_FEW])
+    raw_M = _differences(some, own)
+    warm = [_own(target.model, target, each, temperature) for each in some[len(greedy) :]]
+    scaled_M = np.concatenate([_differences(some[: len(greedy)], own), _differences(some[len(greedy) :], warm)])
+    behind = bool(len(raw_M)) and _rms(scaled_M) < _rms(raw_M)
+    seen_M = scaled_M if behind else raw_M
+    precision = Precision(
+        len(seen_M),
+        "logits over the temperature" if behind else "raw logits",
+        _rms(seen_M) if len(seen_M) else None,
+        float(np.abs(seen_M).max()) if len(seen_M) else None,
+        _rms(rounded),
+        float(np.abs(rounded).max(initial=0.0)),
+    )
+    # what is no rounding explains no near-tie: those of 16 bits alone are excused then
+    return precision, (seen_M if len(seen_M) and precision.is_rounding else rounded).tolist()
+
+
+@torch.inference_mode()
+def _own(model: torch.nn.Module, target: Backbone, each: Judgeable, temperature: float) -> Floats:
+    """Log-probabilities of the answer's tokens, [tokens] in fp64."""
+    if not each.tokens:
+        return np.zeros(0)
+    ids = torch.tensor([[*each.prompt, *each.tokens]], device=target.device)
+    logits = model(ids, use_cache=False).logits[0, len(each.prompt) - 1 : -1].double() / temperature
+    return logits.log_softmax(-1).gather(1, ids[0, len(each.prompt) :, None])[:, 0].cpu().numpy()
+
+
+def _differences(some: Sequence[Judgeable], own: Sequence[Floats]) -> Floats:
+    """Server less target, where the server says something."""
+    found = [
+        told - mine
+        for each, mine_M in zip(some, own, strict=False)
+        for told, mine in zip(each.answer.logprobs or [], mine_M, strict=False)
+        if told is not None
+    ]
+    return np.array(found)
+
+
+def _rounding(target: Backbone, some: Sequence[Judgeable], own: Sequence[Floats]) -> Floats:
+    """What the other width of number would change in the target itself."""
+    wide = next(target.model.parameters()).dtype == torch.float32
+    other: torch.nn.Module = copy.deepcopy(target.model)
+    other.to(torch.bfloat16 if wide else torch.float32)
+    found = [_own(other, target, each, 1.0) - mine for each, mine in zip(some, own, strict=True)]
+    return np.concatenate(found) if found else np.zeros(0)
+
+
+def _rms(differences_M: Floats) -> float:
+    return float(np.sqrt(np.mean(differences_M**2))) if len(differences_M) else 0.0

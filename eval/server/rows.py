@@ -1,0 +1,221 @@
+"""Rows of results of a server's blocks: the fields of `results.json`, and `null` where only our decoder knows.
+
+Read next: `measure.py`, which makes blocks; `eval/report/results.schema.json`, every field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...data.prompts import Prompt
+from ...drafters.tuned_file import Promise
+from ..config import EvalConfig
+from ..measure.arms import NOT_AUDITED
+from ..measure.degeneracy import degeneracy
+from ..measure.evaluate import acceptance_fields
+from ..measure.metrics import Acceptance, Counts, Interval, acceptance
+from ..measure.rounds import Run, speed_interval
+from .blocks import Half, Load
+from .latency import latency_fields
+from .measure import Block
+
+_NOTHING: list[float | None] = [None, None, None]
+_UNKNOWN = Interval(float("nan"), float("nan"), float("nan"))
+_OTHERS = 1.02  # tokens that a server wrote / tokens that came here, from which on others were asking too
+Encode = Callable[[str], list[int]]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is measured, and what is known of it."""
+
+    model: str
+    prompts: Sequence[Prompt]
+    verdict: str = NOT_AUDITED
+    promise: Promise | None = None
+    """Of a drafter's `tuned.json`."""
+    encode: Encode | None = None
+    """The target's tokenizer, if its folder was named."""
+
+
+def server_rows(blocks: Sequence[Block], subject: Subject, config: EvalConfig) -> list[dict[str, Any]]:
+    """A row for each temperature and load, in the order in which they were measured."""
+    kinds = dict.fromkeys((each.plan.temperature, each.plan.load) for each in blocks)
+    rows = []
+    for temperature, load in kinds:
+        mine = [each for each in blocks if (each.plan.temperature, each.plan.load) == (temperature, load)]
+        rows.append(_row(mine, temperature, load, subject, config))
+    return rows
+
+
+def _row(
+    blocks: Sequence[Block], temperature: float, load: Load, subject: Subject, config: EvalConfig
+) -> dict[str, Any]:
+    own = [each.own for each in blocks]
+    baseline = [each.baseline for each in blocks if each.baseline is not None]
+    counted = _Counted(own)
+    latency = latency_fields(own, config.seed)
+    base = latency_fields(baseline, config.seed) if baseline else None
+    length = counted.draft_length
+    return {
+        "method": f"{subject.model}, {load.label}",
+        "temperature": temperature,
+        "prompts": config.prompts,
+        "requests": latency["requests"],
+        "draft_length": length,
+        "draft_steps": None,
+        "nodes": None if length is None else length + 1,
+        "mean_nodes": counted.mean_nodes,
+        "rule": None,
+        "verdict": subject.verdict,
+        "audited": None if subject.verdict == NOT_AUDITED else f"{subject.model}, {load.label}",
+        "distance": None,
+        **_acceptance(counted.counts, config.seed, by_request=counted.by_request),
+        "mbsu": None,
+        "c": None,
+        "c_v": None,
+        "predicted_speedup": _predicted(subject.promise, temperature, load),
+        "tokens_per_second": latency["tokens_per_second"][0],
+        "baseline_tokens_per_second": None if base is None else base["tokens_per_second"][0],
+        "speedup": _speedup(blocks, config.seed) if baseline else _NOTHING,
+        "prefill_seconds": None,
+        **_text_fields(baseline or own, subject.encode),
+        "differing_rows": _differing(blocks) if baseline and temperature == 0 else None,
+        "categories": _categories(own, subject, config, by_request=counted.by_request),
+        "sample": [],
+        "server": {
+            "load": {"concurrency": load.concurrency, "rate": load.rate},
+            "blocks": len(blocks),
+            "counted_by": counted.unit,
+            "own": latency,
+            "baseline": base,
+            "notes": [*counted.notes, *_notes(own, subject.promise, temperature, load)],
+        },
+    }
+
+
+class _Counted:
+    """What the server counted, per answer where it says so, else per block."""
+
+    def __init__(self, halves: Sequence[Half]) -> None:
+        self.counts: list[Counts] = []
+        self.notes: list[str] = []
+        answers = [each.acceptance for half in halves for each in half.exchanges]
+        self.by_request = bool(answers) and all(each is not None for each in answers)
+        self._drafted = [half.counted.drafted for half in halves if half.counted is not None]
+        looked = [half.counted for half in halves]
+        if self.by_request:
+            self.counts = [each for each in answers if each is not None]
+        elif None in looked:
+            self.notes.append(
+                "acceptance is not known: the server shows no counters at /metrics (SGLang: start it with "
+                "--enable-metrics), or began anew meanwhile"
+            )
+        else:
+            per_block = [each.counts() for each in looked if each is not None]
+            self.counts = [each for each in per_block if each is not None]
+            if not self.counts:
+                self.notes.append("the server counts no drafts: it does not speculate, or does not say so")
+        written = sum(each.written for each in looked if each is not None)
+        tokens = sum(half.tokens for half in halves)
+        if self.counts and not self.by_request and written > _OTHERS * tokens:
+            self.notes.append(
+                f"the server wrote {written:,} tokens while {tokens:,} came here: it served others too, and its "
+                "counts of acceptance are of all of them"
+            )
+
+    @property
+    def unit(self) -> str | None:
+        """What is resampled: whole requests, or whole blocks of them."""
+        return None if not self.counts else "requests" if self.by_request else "blocks"
+
+    @property
+    def draft_length(self) -> int | None:
+        """Positions of a draft; None where the server does not count by position."""
+        return max((len(each.tested_D) for each in self.counts), default=0) or None
+
+    @property
+    def mean_nodes(self) -> float | None:
+        """Tokens of a verify call, the root included."""
+        drafted = [each for each in self._drafted if each is not None]
+        steps = sum(each.steps for each in self.counts)
+        return None if not steps or not drafted or self.by_request else 1 + sum(drafted) / steps
+
+
+def _acceptance(counts: Sequence[Counts], seed: int, *, by_request: bool) -> dict[str, Any]:
+    """The measures of acceptance; a server tells no distributions, and a block has no tau of its own."""
+    if counts:
+        fields = acceptance_fields(acceptance(counts, seed=seed))
+    else:
+        fields = acceptance_fields(Acceptance(_UNKNOWN, _UNKNOWN, _UNKNOWN, _UNKNOWN, [], [], 0, 0))
+    return fields | {"alpha_hat": _NOTHING} | ({} if by_request else {"tau_macro": _NOTHING})
+
+
+def _categories(
+    halves: Sequence[Half], subject: Subject, config: EvalConfig, *, by_request: bool
+) -> list[dict[str, Any]]:
+    exchanges = [each for half in halves for each in half.exchanges]
+    rows = []
+    for category in sorted({subject.prompts[each.prompt].category for each in exchanges}):
+        mine = [each for each in exchanges if subject.prompts[each.prompt].category == category]
+        counts = [count for each in mine if (count := each.acceptance) is not None] if by_request else []
+        fields = _acceptance(counts, config.seed, by_request=by_request)
+        rows.append({"category": category, "requests": len(mine), "verdict": subject.verdict, **fields})
+    return rows
+
+
+def _speedup(blocks: Sequence[Block], seed: int) -> list[float | None]:
+    """Seconds that a user waits per token without speculation over those with it, resampled by block."""
+    run = Run()
+    for each in blocks:
+        if each.baseline is not None:
+            run.seconds_G.append(each.own.waited)
+            run.baseline_seconds_G.append(each.baseline.waited)
+            run.tokens_G.append(float(each.own.tokens))
+            run.baseline_tokens_G.append(float(each.baseline.tokens))
+    return speed_interval(run, seed).to_list()
+
+
+def _text_fields(halves: Sequence[Half], encode: Encode | None) -> dict[str, Any]:
+    """Whether the target's own text loops; unknown without its tokenizer."""
+    if encode is None:
+        return {"distinct_2": None, "loop_share": None, "flagged": False}
+    first = {each.prompt: each.text for half in halves for each in half.exchanges}
+    text = degeneracy([encode(each) for each in first.values()])
+    return {"distinct_2": text.distinct_2, "loop_share": text.loop_share, "flagged": text.flagged}
+
+
+def _differing(blocks: Sequence[Block]) -> int:
+    """Requests that the two servers answer differently at T = 0."""
+    differing = 0
+    for each in blocks:
+        if each.baseline is not None:
+            theirs = dict(zip(each.baseline.numbers, (e.text for e in each.baseline.exchanges), strict=True))
+            mine = zip(each.own.numbers, each.own.exchanges, strict=True)
+            differing += sum(number in theirs and theirs[number] != e.text for number, e in mine)
+    return differing
+
+
+def _predicted(promise: Promise | None, temperature: float, load: Load) -> float | None:
+    return promise.predicted if promise is not None and promise.is_of(temperature, load.concurrency) else None
+
+
+def _notes(own: Sequence[Half], promise: Promise | None, temperature: float, load: Load) -> list[str]:
+    notes = []
+    if promise is not None and not promise.is_of(temperature, load.concurrency):
+        notes.append(
+            f"no prediction: the drafter was tuned for T = {promise.temperature:g} and {promise.batch} at a time"
+        )
+    if not all(each.counted for half in own for each in half.exchanges):
+        notes.append("the server does not say how many tokens an answer has: pieces of its stream are counted")
+    refused = [reason for half in own for reason in half.refused]
+    if refused:
+        notes.append(f"{len(refused)} requests were refused, the last one with: {refused[-1]}")
+    gaps = np.array([len(each.gaps) + 1 for half in own for each in half.exchanges])
+    if (gaps == 1).all():
+        notes.append("every answer came in one piece: the server does not stream, and the first token is the last")
+    return notes

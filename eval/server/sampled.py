@@ -1,0 +1,145 @@
+"""What a server sampled, judged token by token against the target's own distributions; and a control.
+
+The control draws other tokens for the same contexts from the target with noise on its logits, as large as
+the server's rounding was measured to be, and is judged by the same tests. If it fails, rounding alone
+would fail an honest server, and the tests say nothing at this precision.
+Read next: `eval/audit/rosenblatt.py` and `scores.py`, the tests; `audit.py`.
+
+Shapes: M tokens of an answer, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...decoding.sampling import Warper, draw
+from ...decoding.target.backbone import Backbone
+from ..audit.audit import failures_of, level_of
+from ..audit.rosenblatt import Floats, Judged, Rosenblatt, distributions, judge, transform
+from ..audit.scores import Scores, ScoreSums
+from .answers import Judgeable
+
+_ROUNDED_SUM = 1e-4  # of a cumulative sum over a vocabulary in fp32, generously
+
+
+@dataclass(frozen=True)
+class Tested:
+    """The tests of one set of tokens."""
+
+    rosenblatt: Rosenblatt
+    scores: Scores
+
+    @property
+    def failures(self) -> list[str]:
+        """Those that fail."""
+        return failures_of(None, self.rosenblatt, None, self.scores)
+
+    @property
+    def smallest_p(self) -> float:
+        """Of all of them."""
+        return min(*self.rosenblatt.p_values, self.scores.p_value)
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """What came out at T > 0."""
+
+    tested: Tested
+    control: Tested
+    outside: int
+    """Tokens to which the filters leave no probability, further away from it than rounding explains."""
+    first_outside: str | None
+    nats: float
+    """Mean of -log p of the emitted tokens under the target at that temperature, filters apart."""
+    expected_nats: float
+    """What that is for tokens of the target."""
+
+
+@torch.inference_mode()
+def judge_sampled(
+    target: Backbone, answers: Sequence[Judgeable], warper: Warper, *, sigma: float, largest: float, seed: int
+) -> Sampled:
+    """Test the sampled answers of a server.
+
+    Args:
+        sigma, largest: the rounding of its logits, root mean square and at most.
+    """
+    own, control = _Sums(target.vocabulary, seed), _Sums(target.vocabulary, seed + 1)
+    generator = torch.Generator(target.device).manual_seed(seed)
+    noted = _Noted()
+    prompts, written = [each.prompt for each in answers], [each.tokens for each in answers]
+    numbers: dict[tuple[int, ...], int] = {}
+    for each in distributions(target, None, prompts, written, warper, skip=0):
+        number = numbers.setdefault(tuple(prompts[each.answer]), len(numbers))
+        noted.add(each, warper, largest)
+        own.add(each, number)
+        noise_MV = torch.randn(each.logits_MV.shape, generator=generator, device=target.device)
+        coin_M = torch.rand(len(each.p_MV), generator=generator, device=target.device)
+        drawn_M = draw(warper(each.logits_MV.float() + sigma * noise_MV), coin_M)
+        control.add(each._replace(emitted_M=drawn_M), number)
+    nats, expected = (float(np.mean(np.concatenate(each))) for each in (noted.nats, noted.expected))
+    return Sampled(own.test(), control.test(), noted.outside, noted.first_outside, nats, expected)
+
+
+class _Sums:
+    """Transforms and scores of one set of tokens."""
+
+    def __init__(self, vocabulary: int, seed: int) -> None:
+        self._transforms: list[Floats] = []
+        self._scores = ScoreSums(vocabulary)
+        self._rng = np.random.default_rng(seed)
+
+    def add(self, each: Judged, prompt: int) -> None:
+        w_M = torch.from_numpy(self._rng.random(len(each.p_MV))).to(each.p_MV.device)
+        none_MV = torch.zeros_like(each.p_MV)
+        self._transforms.append(transform(each.p_MV, none_MV, each.emitted_M, w_M).cpu().numpy())
+        self._scores.add(each.p_MV, None, each.emitted_M, each.front_MY, prompt=prompt)
+
+    def test(self) -> Tested:
+        judged = judge(self._transforms, level_of("histogram of the real pair"))
+        return Tested(replace(judged, order="p"), self._scores.judge(level_of("contexts of the real pair")))
+
+
+class _Noted:
+    """Surprise of the tokens, and those that the filters would have left out."""
+
+    def __init__(self) -> None:
+        self.nats: list[Floats] = []
+        self.expected: list[Floats] = []
+        self.outside = 0
+        self.first_outside: str | None = None
+
+    def add(self, each: Judged, warper: Warper, largest: float) -> None:
+        log_p_MV = (each.logits_MV.double() / warper.temperature).log_softmax(-1)
+        own_M1 = each.emitted_M[:, None]
+        self.nats.append(-log_p_MV.gather(1, own_M1)[:, 0].cpu().numpy())
+        self.expected.append(-(each.p_MV * log_p_MV).sum(1).cpu().numpy())
+        outside_M = ~_nearly_kept(each.logits_MV.float(), warper, largest).gather(1, own_M1)[:, 0]
+        self.outside += int(outside_M.sum())
+        if self.first_outside is None and outside_M.any():
+            at = int(outside_M.int().argmax())
+            self.first_outside = (
+                f"answer {each.answer}, token {at}: {int(each.emitted_M[at])}, which has "
+                f"{float(log_p_MV[at, each.emitted_M[at]].exp()):.3g} without them"
+            )
+
+
+def _nearly_kept(logits_MV: Tensor, warper: Warper, largest: float) -> Tensor:
+    """What the filters keep, or would keep of logits that are off by `largest`, bool [M, V].
+
+    Logits that are off in opposite directions change a ratio of probabilities by twice that, and sums of
+    many are rounded in fp32 too.
+    """
+    apart = 2 * largest / warper.temperature
+    top_p = warper.top_p if warper.top_p == 1 else min(1.0, warper.top_p + float(np.expm1(apart)) + _ROUNDED_SUM)
+    loose = Warper(warper.temperature, 0, top_p, warper.min_p * float(np.exp(-apart)))
+    kept_MV = loose(logits_MV) > 0 if top_p < 1 or loose.min_p else torch.ones_like(logits_MV, dtype=torch.bool)
+    if not warper.top_k:
+        return kept_MV
+    last_M1 = logits_MV.topk(min(warper.top_k, logits_MV.shape[1]), dim=1).values[:, -1:]
+    return kept_MV & (logits_MV >= last_M1 - 2 * largest)
