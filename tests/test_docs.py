@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,12 @@ import draftsmith
 import pytest
 from draftsmith.data.rows.templates import named_template
 from draftsmith.decoding.target.hub import embedded_target, load_tokenizer
+from draftsmith.decoding.target.loading import load_target
 from draftsmith.drafters.families import FAMILIES
+from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
 from draftsmith.launch.cli import main
 from draftsmith.launch.recipe.load import load_recipe
+from served_target import Engine, serving
 from small_flags import AUDIT
 
 ROOT = Path(draftsmith.__file__).parent
@@ -107,6 +111,11 @@ FEW = {
     "boost-tiny": SMALL_BOOSTING,
     "boost-lora-tiny": SMALL_BOOSTING,
 }
+SERVED = ["http://localhost:8000", "http://localhost:8001"]  # with a drafter, and without
+SMALL_SERVED = [
+    *SMALL_AUDIT[: SMALL_AUDIT.index("--audit.sequences")],
+    *SMALL_AUDIT[SMALL_AUDIT.index("--audit.sequences") + 2 :],
+]
 # evaluations of what has tests of its audits elsewhere
 UNAUDITED = ("--samples", "--method", "--drafter")
 # what a newcomer types first; `make quickstart` and its proof are the whole suite's other half
@@ -165,11 +174,28 @@ def run(line: str) -> int:
         return subprocess.run([sys.executable, str(ROOT / verb), *rest, *shlex.split(BENCHMARKS[verb])]).returncode
     assert program == "draftsmith", f"no test knows how to run {program}"
     extra = next((few for flag, few in FEW.items() if flag in rest), EXTRA.get(verb, []))
-    if verb == "eval" and any(flag in rest for flag in UNAUDITED):
+    if "--server" in rest:
+        extra = [
+            *SMALL_SERVED,
+            *(
+                ["--requests", "6", "--eval.max_new_tokens", "4", "--eval.temperatures", "[0]"]
+                if verb == "eval"
+                else []
+            ),
+        ]
+    elif verb == "eval" and any(flag in rest for flag in UNAUDITED):
         extra = [*extra, "--no-audit"]
     if verb == "train":
         extra = read_by(rest[0], extra)
     return main([verb, *rest, *extra])
+
+
+def start_servers(stack: ExitStack, lines: list[str], workplace: Path) -> list[str]:
+    """The addresses of the two servers that a page speaks of, if it does."""
+    if not any(said in line for line in lines for said in SERVED):
+        return []
+    target = load_target(str(workplace / "path" / "to" / "target"))
+    return [stack.enter_context(serving(Engine(target, each))).url for each in (PromptLookup(), None)]
 
 
 def when(page: Path) -> Any:
@@ -182,8 +208,12 @@ def when(page: Path) -> Any:
 def test_commands(page: Path, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(workplace, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    for line in commands(page):
-        if not line.startswith(BENCHMARK):
+    lines = [line for line in commands(page) if not line.startswith(BENCHMARK)]
+    with ExitStack() as stack:
+        addresses = start_servers(stack, lines, workplace)
+        for line in lines:
+            for said, real in zip(SERVED, addresses, strict=False):
+                line = line.replace(said, real)
             assert run(line) == (5 if "--plant" in line else 0), line
     for number, code in enumerate(blocks(page, "python")):
         path = tmp_path / f"block{number}.py"
