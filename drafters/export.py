@@ -21,7 +21,7 @@ from ..errors import RequestError
 from .eagle.layers import EagleShape
 from .eagle.net import EagleNet
 from .eagle.net3 import Eagle3Net, Eagle3Shape, fused_layers
-from .families import FAMILIES, function
+from .families import FAMILIES, Form, function
 from .folder import not_finite
 from .heads.medusa import MedusaHeads
 from .weights import net_of
@@ -98,14 +98,13 @@ class Served:
     """Drafted tokens per target call."""
 
 
-def check_served(family: str, form: str) -> None:
-    """Raise RequestError where no engine loads the family, or not in this form."""
+def served_form(family: str, form: str) -> Form:
+    """How a family is served in a form.
+
+    Raises:
+        RequestError: no engine loads the family, or not in this form.
+    """
     record = FAMILIES.get(family)
-    if record is not None and record.kind == "model":
-        raise RequestError(
-            "a draft model's folder is an ordinary transformers model: vLLM (draft_model), SGLang "
-            "(STANDALONE) and transformers (assistant_model) load it as it is"
-        )
     if record is None or not record.exports:
         served = [each.name for each in FAMILIES.values() if each.exports]
         raise RequestError(
@@ -115,6 +114,7 @@ def check_served(family: str, form: str) -> None:
         raise RequestError(
             f"--format is {form!r}, in which no {family} drafter is served; expected {' or '.join(record.exports)}"
         )
+    return record.exports[form]
 
 
 def export_of(
@@ -139,11 +139,12 @@ def export_of(
     Raises:
         RequestError: nobody loads that, or the folder's weights are not those of its config.
     """
-    check_served(family, form)
-    record = FAMILIES[family]
+    make, build = served_form(family, form).make, FAMILIES[family].build
+    if make is None or build is None:
+        raise ValueError(f"a drafter of family {family!r} is served as it is")
     # strictly: engines are silent about what is missing
-    net = net_of(folder, lambda: function(record.build or "")(settings), f"a drafter of family {family!r}")
-    made = function(record.exports[form])(net, target, Served(head_VH, tokens))
+    net = net_of(folder, lambda: function(build)(settings), f"a drafter of family {family!r}")
+    made = function(make)(net, target, Served(head_VH, tokens))
     tensors = {
         name: (t.to(DTYPES[dtype]) if t.is_floating_point() else t).contiguous() for name, t in made.tensors.items()
     }
@@ -222,6 +223,44 @@ def eagle3(net: Eagle3Net, target: ServedTarget, _how: Served) -> Export:
         config["eagle_aux_hidden_state_layer_ids"] = layers
         config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [k - 1 for k in layers]}
     return Export(config, net.state_dict())
+
+
+def eagle3_for_tensorrt_llm(net: Eagle3Net, target: ServedTarget, how: Served) -> Export:
+    """The native form; the states that it reads are named where the engine is started, not here.
+
+    Raises:
+        RequestError: the engine would hand out other hidden states.
+    """
+    if 0 in net.config.layers:
+        raise RequestError(
+            "the drafter fuses the embedding (hidden state 0), which TensorRT-LLM does not hand out; "
+            "train one with eagle3.layers from 1 on"
+        )
+    return eagle3(net, target, how)
+
+
+LLAMA_CPP_TARGETS = ("LlamaForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "GptOssForCausalLM")
+"""Whose graphs in llama.cpp hand out what goes into a layer, and whose configs its converter reads."""
+
+
+def eagle3_for_llama_cpp(net: Eagle3Net, target: ServedTarget, how: Served) -> Export:
+    """The native form, for llama.cpp's own converter to GGUF.
+
+    Raises:
+        RequestError: llama.cpp knows no such drafter, or no hidden states of such a target.
+    """
+    if net.config.feature_norms:
+        raise RequestError(
+            "the drafter has eagle3.feature_norms, which llama.cpp would leave out without a word; train one without"
+        )
+    if len(net.config.layers) != 3:
+        raise RequestError(f"the drafter fuses {len(net.config.layers)} hidden states, and llama.cpp hands out three")
+    if not set(target.architectures) & set(LLAMA_CPP_TARGETS):
+        raise RequestError(
+            f"the target is a {' or '.join(target.architectures)}, whose hidden states llama.cpp does not hand out; "
+            f"expected {' or '.join(LLAMA_CPP_TARGETS)}"
+        )
+    return eagle3(net, target, how)
 
 
 def _check_layers(layers: Sequence[int], count: int) -> None:

@@ -25,6 +25,16 @@ Reference = str
 Kind = Literal["model", "on target", "from target", "several models", "no training"]
 
 
+@dataclass(frozen=True)
+class Form:
+    """A family in one serving format."""
+
+    method: str
+    """What the engine calls the family."""
+    make: Reference | None = None
+    """(net, target, how: Served) -> Export; None: the engine loads the drafter's own folder."""
+
+
 class Corpora(Protocol):
     """Where drafters without training find text; the data room supplies it."""
 
@@ -69,8 +79,8 @@ class Family:
     """How many hidden states of a token it is taught by, from its settings."""
     toys: Mapping[str, Reference] = field(default_factory=dict)
     """Toys that the audit does not make itself: name -> (target, drafts) -> Proposer, all of them tables."""
-    exports: Mapping[str, Reference] = field(default_factory=dict)
-    """Serving format -> (net, target, how: Served) -> Export."""
+    exports: Mapping[str, Form] = field(default_factory=dict)
+    """Serving formats, by the name that `--format` has for them."""
     most_tokens: Callable[[Mapping[str, Any]], int | None] = lambda _settings: None
     """Most tokens of a chain that it drafts, from its settings; None: any."""
     samples: bool = False
@@ -187,6 +197,12 @@ _ALL = (
         load=".model.family:load_draft_model",
         proposer=".model.family:draft_by_model",
         toy=_by_policy("draft-model"),
+        exports={
+            "vllm": Form("draft_model"),
+            "sglang": Form("STANDALONE"),
+            "tensorrt-llm": Form("DraftTarget"),
+            "llama.cpp": Form("draft-simple"),
+        },
         options=frozenset({"adapter", "temperature_factors"}),
         grids=BY_MODEL,
         samples=True,
@@ -201,7 +217,7 @@ _ALL = (
         load=".heads.family:load_medusa_folder",
         proposer=".heads.family:draft_by_medusa",
         toy=_own_toy("medusa"),
-        exports={"vllm": ".export:medusa"},
+        exports={"vllm": Form("medusa", ".export:medusa")},
         most_tokens=lambda settings: int(settings["heads"]),
         tree_unused=_always_a_tree,
         grids=BY_HEADS,
@@ -257,7 +273,7 @@ _ALL = (
         proposer=".eagle.family:draft_by_eagle",
         options=frozenset({"temperature_factors"}),
         toy=_eagle_toy,
-        exports={"vllm": ".export:eagle_for_vllm", "sglang": ".export:eagle_for_sglang"},
+        exports={"vllm": Form("eagle", ".export:eagle_for_vllm"), "sglang": Form("EAGLE", ".export:eagle_for_sglang")},
         tree_unused=_if_static,
         grids=BY_EAGLE,
         samples=True,
@@ -274,7 +290,13 @@ _ALL = (
         hidden_states=lambda settings: len(settings["layers"]) + 1,
         options=frozenset({"temperature_factors"}),
         toy=_eagle_toy,
-        exports={"vllm": ".export:eagle3", "sglang": ".export:eagle3", "speculators": ".export:speculators"},
+        exports={
+            "vllm": Form("eagle3", ".export:eagle3"),
+            "sglang": Form("EAGLE3", ".export:eagle3"),
+            "speculators": Form("eagle3", ".export:speculators"),
+            "tensorrt-llm": Form("Eagle3", ".export:eagle3_for_tensorrt_llm"),
+            "llama.cpp": Form("draft-eagle3", ".export:eagle3_for_llama_cpp"),
+        },
         tree_unused=_if_static,
         grids=BY_EAGLE,
         samples=True,

@@ -1,15 +1,14 @@
 """`draftsmith export`: a trained drafter as a folder that a serving engine loads.
 
-Read next: `drafters/export.py`, what the engines expect.
+Read next: `drafters/export.py`, what the engines expect; `engines.py`, how they are started.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from ..drafters.tuned_file import DRAFT_LENGTH, read_tuned
 from ..errors import RequestError
 from ..storage import replace_folder, writable_folder
 from .check.early import check_trust, tuned_target
+from .engines import Start, command
 from .recipe.load import load_recipe
 from .recipe.model import Recipe
 
@@ -45,7 +45,7 @@ def export(request: ExportRequest) -> str:
 
     from ..decoding.target.hub import load_config, load_tokenizer, skeleton
     from ..decoding.target.loading import load_model
-    from ..drafters.export import ServedTarget, export_of
+    from ..drafters.export import ServedTarget, export_of, served_form
     from ..drafters.folder import read_entry
     from ..drafters.heads.medusa import projection_of
     from ..drafters.identity import TargetIdentity
@@ -53,9 +53,14 @@ def export(request: ExportRequest) -> str:
     entry = read_entry(folder)
     family, settings = entry["family"], entry["settings"]
     family_of(family, str(folder))
-    path = _where_it_lies(source.target)
-    speculation = speculation_of(folder, recipe, family, settings)
-    _check_served(folder, family, request.format, path, speculation)
+    path, form = _where_it_lies(source.target), served_form(family, request.format)
+    start = start_of(folder, recipe, family, settings, target=path, out=str(out.resolve()), method=form.method)
+    if form.make is None:
+        own = replace(start, folder=str(folder.resolve()))
+        raise RequestError(
+            f"{folder} is an ordinary transformers model, and {request.format} needs no other: load it as it is, "
+            f"with\n{command(request.format, own)}"
+        )
     revision, trust = recipe.target.revision, request.trust_remote_code
     config = load_config(path, revision=revision, trust_remote_code=trust)
     target = ServedTarget.of(path, config, skeleton(config, trust).get_input_embeddings())
@@ -67,10 +72,12 @@ def export(request: ExportRequest) -> str:
         model = load_model(path, revision=revision, trust_remote_code=trust)
         head = projection_of(model).detach()
     made = export_of(
-        folder, family, settings, target, request.format, dtype=request.dtype, head_VH=head, tokens=speculation.tokens
+        folder, family, settings, target, request.format, dtype=request.dtype, head_VH=head, tokens=start.tokens
     )
+    start = replace(start, behind_layers=made.config.get("eagle_config", {}).get("eagle_aux_hidden_state_layer_ids"))
+    lines = command(request.format, start)  # refused before anything is written
     replace_folder(out, lambda folder: _fill(folder, made))
-    return f"{out}: load it with\n  {command_of(str(out.resolve()), family, request.format, target.path, speculation)}"
+    return f"{out}: load it with\n{lines}"
 
 
 @dataclass(frozen=True)
@@ -111,17 +118,10 @@ def run_recipe(run: Path) -> Recipe:
     return load_recipe(str(run / "run.yaml")).recipe
 
 
-@dataclass(frozen=True)
-class Speculation:
-    """What an engine has to be told beside the folder."""
-
-    tokens: int
-    sampled: bool
-    """Whether drafts are drawn from q at temperatures above 0, where engines take the argmax unasked."""
-
-
-def speculation_of(folder: Path, recipe: Recipe, family: str, settings: Mapping[str, Any]) -> Speculation:
-    """As the recipe decodes, or as the drafter in `folder` was tuned."""
+def start_of(
+    folder: Path, recipe: Recipe, family: str, settings: Mapping[str, Any], *, target: str, out: str, method: str
+) -> Start:
+    """How an engine is started on `out`, made of the drafter in `folder`: as in the recipe, or as it was tuned."""
     tuned = read_tuned(folder)
     chosen = tuned.values if tuned.is_chain else {}  # a tree's depth says nothing of a chain
     tokens = int(chosen.get(DRAFT_LENGTH, recipe.eval.draft_length))
@@ -129,7 +129,8 @@ def speculation_of(folder: Path, recipe: Recipe, family: str, settings: Mapping[
     policy = chosen.get("drafter.policy", recipe.drafter.policy)
     if DRAFT_LENGTH in chosen:
         _log.info("%d tokens per draft: tuned for %s", tokens, tuned.measured)
-    return Speculation(tokens if most is None else min(most, tokens), FAMILIES[family].samples and policy == "sample")
+    tokens = tokens if most is None else min(most, tokens)
+    return Start(target, out, method, tokens, sampled=FAMILIES[family].samples and policy == "sample")
 
 
 def _where_it_lies(target: str) -> str:
@@ -141,42 +142,8 @@ def _where_it_lies(target: str) -> str:
     return str(Path(target).resolve()) if Path(target).is_dir() else target
 
 
-def _check_served(folder: Path, family: str, form: str, target: str, speculation: Speculation) -> None:
-    """Raise RequestError where no engine loads it in this form; of a draft model with the command that loads it."""
-    from ..drafters.export import check_served
-
-    try:
-        check_served(family, form)
-    except RequestError as error:
-        if FAMILIES[family].kind != "model":
-            raise
-        command = command_of(str(folder.resolve()), family, "vllm", target, speculation)
-        raise RequestError(f"{error}. For vLLM:\n  {command}") from error
-
-
 def _fill(folder: Path, made: Exported) -> None:
     from safetensors.torch import save_file
 
     save_file(made.tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(made.config, indent=2) + "\n")
-
-
-def command_of(out: str, family: str, form: str, target: str, speculation: Speculation) -> str:
-    """How the engine is started, quoted for a shell; the method is named, or it would be guessed from the path.
-
-    Args:
-        out: the exported folder, or a name on the hub that the engine loads as it is.
-    """
-    folder, model = shlex.quote(out), shlex.quote(target)
-    if form == "speculators":
-        return f"vllm serve {folder}"
-    if form == "sglang":
-        name = family.upper()
-        return (
-            f"python -m sglang.launch_server --model-path {model} "
-            f"--speculative-algorithm {name} --speculative-draft-model-path {folder}"
-        )
-    config: dict[str, Any] = {"method": family, "model": out, "num_speculative_tokens": speculation.tokens}
-    if speculation.sampled:
-        config["draft_sample_method"] = "probabilistic"
-    return f"vllm serve {model} --speculative-config {shlex.quote(json.dumps(config))}"

@@ -80,13 +80,7 @@ def _pages(content: dict[str, Any]) -> dict[str, str]:
         lstrip_blocks=True,
         finalize=visible,
     )
-    environment.filters |= {
-        "interval": interval,
-        "number": number,
-        "share": share,
-        "cell": cell,
-        "stand_in": stand_in,
-    }
+    environment.filters |= {"interval": interval, "number": number, "share": share, "cell": cell, "stand_in": stand_in}
     names = ("report.html", "report.md")
     return {name: environment.get_template(f"{name}.j2").render(content) + "\n" for name in names}
 

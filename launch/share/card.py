@@ -7,6 +7,7 @@ No tau without its verdict, and none that was measured of other weights. Read ne
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,8 @@ from ...drafters.folder import read_entry
 from ...drafters.identity import TargetIdentity
 from ...errors import RequestError
 from ..check.early import tuned_target
-from ..export import Speculation, command_of, speculation_of
+from ..engines import command
+from ..export import start_of
 from ..generate import drafter_hash
 from ..recipe.model import Recipe
 from .folder import without_folders
@@ -74,7 +76,6 @@ def _content(subject: Subject) -> dict[str, Any]:
     family, identity = entry["family"], entry["identity"]
     results = results_of(subject.run)
     model = subject.base_model or "TARGET"
-    speculation = speculation_of(subject.folder, subject.recipe, family, entry["settings"])
     return {
         "head": _head(subject, family),
         "name": subject.name,
@@ -85,7 +86,7 @@ def _content(subject: Subject) -> dict[str, Any]:
         "base_model": subject.base_model,
         "license": subject.license,
         "model": model,
-        "commands": _commands(subject.name, family, model, speculation),
+        "commands": _commands(subject, family, model, entry["settings"]),
         "rows": [] if results is None else _rows(results),
         "settings": {} if results is None else results["settings"],
         "machine": "" if results is None else _machine(results["environment"]),
@@ -142,16 +143,20 @@ def _machine(environment: Mapping[str, Any]) -> str:
     return f"{devices}, torch {environment['versions'].get('torch')}"
 
 
-def _commands(name: str, family: str, model: str, speculation: Speculation) -> list[str]:
-    """The commands for each engine, as `draftsmith export` prints them."""
-    if FAMILIES[family].kind == "model":
-        return [command_of(name, family, "vllm", model, speculation)]
-    out = name.rpartition("/")[2]
-    return [
-        f"draftsmith export --drafter hub:{name} --target {model} --format {form} --out {out}-{form}\n"
-        + command_of(f"{out}-{form}", family, form, model, speculation)
-        for form in FAMILIES[family].exports
-    ]
+def _commands(subject: Subject, family: str, model: str, settings: Mapping[str, Any]) -> list[str]:
+    """The commands for each engine that takes its models from the hub, as `draftsmith export` prints them."""
+    commands = []
+    for form, record in FAMILIES[family].exports.items():
+        as_it_is = record.make is None
+        out = subject.name if as_it_is else f"{subject.name.rpartition('/')[2]}-{form}"
+        start = start_of(subject.folder, subject.recipe, family, settings, target=model, out=out, method=record.method)
+        try:
+            started = textwrap.dedent(command(form, start))
+        except RequestError:  # it reads the target from a folder
+            continue
+        export = f"draftsmith export --drafter hub:{subject.name} --target {model} --format {form} --out {out}\n"
+        commands.append(started if as_it_is else export + started)
+    return commands
 
 
 def subject_of(run: Path, name: str, recipe: Recipe, base_model: str | None, license_: str | None) -> Subject:

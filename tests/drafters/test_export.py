@@ -6,7 +6,7 @@ The logits are made anew from the exported files alone, by the Llama parts of `t
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from draftsmith.drafters.eagle.layers import EagleShape
 from draftsmith.drafters.eagle.net import EagleNet
 from draftsmith.drafters.eagle.net3 import Eagle3Net, Eagle3Shape
-from draftsmith.drafters.export import ServedTarget, check_served, export_of
+from draftsmith.drafters.export import ServedTarget, export_of, served_form
 from draftsmith.drafters.families import FAMILIES
 from draftsmith.drafters.heads.medusa import MedusaHeads, MedusaShape
 from draftsmith.errors import RequestError
@@ -176,8 +176,15 @@ def eagle3_net(layers: tuple[int, ...] = (2, 4, 5), **words: Any) -> Eagle3Net:
     return shaken(Eagle3Net(shape, WORDS))
 
 
-@pytest.mark.parametrize("norms", [False, True])
-@pytest.mark.parametrize("form", list(FAMILIES["eagle3"].exports))
+EAGLE3_FORMS = list(FAMILIES["eagle3"].exports)
+# llama.cpp knows no norms behind `fc`
+WITH_NORMS = [
+    *((form, False) for form in EAGLE3_FORMS),
+    *((form, True) for form in EAGLE3_FORMS if form != "llama.cpp"),
+]
+
+
+@pytest.mark.parametrize(("form", "norms"), WITH_NORMS)
 def test_eagle3(form: str, norms: bool, tmp_path: Path) -> None:
     net = eagle3_net(feature_norms=norms)
     config, tensors = exported(net, "eagle3", form, tmp_path, dtype="fp32")
@@ -266,13 +273,31 @@ def test_layers_are_named_where_they_are_not_the_default(
     assert nested == [layer - 1 for layer in layers]
 
 
-@pytest.mark.parametrize("form", list(FAMILIES["eagle3"].exports))
+@pytest.mark.parametrize("form", EAGLE3_FORMS)
 @pytest.mark.parametrize("layers", [(2, 4, 8), (2, 4, 9), (2, 4, 4), (4, 2, 5)])
 def test_states_that_engines_do_not_hand_out_are_refused(layers: tuple[int, ...], form: str, tmp_path: Path) -> None:
     """Behind the last norm, of no layer, twice, in another order: `fc` would read other states."""
     settings = saved(eagle3_net(layers), tmp_path)
     with pytest.raises(RequestError, match="low to high, from 0 to 7 .* train one with"):
         export_of(tmp_path, "eagle3", settings, SERVED, form)
+
+
+@pytest.mark.parametrize(
+    ("form", "net", "served", "message"),
+    [
+        ("llama.cpp", {"feature_norms": True}, {}, "has eagle3.feature_norms, which llama.cpp would leave out"),
+        ("llama.cpp", {"layers": (2, 5)}, {}, "fuses 2 hidden states, and llama.cpp hands out three"),
+        ("llama.cpp", {}, {"architectures": ["Qwen2ForCausalLM"]}, "is a Qwen2ForCausalLM, whose hidden states"),
+        ("tensorrt-llm", {"layers": (0, 2, 4)}, {}, "which TensorRT-LLM does not hand out"),
+    ],
+)
+def test_what_one_engine_cannot_do_is_refused(
+    form: str, net: dict[str, Any], served: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    """The drafter loads, or converts, and then drafts by other states than it was trained on."""
+    settings = saved(eagle3_net(**net), tmp_path)
+    with pytest.raises(RequestError, match=message):
+        export_of(tmp_path, "eagle3", settings, replace(SERVED, **served), form)
 
 
 def test_speculators_name_their_target(tmp_path: Path) -> None:
@@ -347,12 +372,12 @@ def test_transformers_reads_the_config(tmp_path: Path) -> None:
         ("bpd", "vllm", "no serving engine loads"),
         ("medusa", "sglang", "expected vllm"),
         ("eagle", "speculators", "expected vllm or sglang"),
-        ("draft_model", "vllm", "load it as it is"),
+        ("draft_model", "speculators", "expected vllm or sglang"),
     ],
 )
 def test_what_nobody_loads_is_refused(family: str, form: str, reason: str) -> None:
     with pytest.raises(RequestError, match=reason):
-        check_served(family, form)
+        served_form(family, form)
 
 
 def test_a_drafter_with_a_missing_weight_is_refused(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import sys
@@ -22,7 +21,7 @@ from draftsmith.drafters.folder import save_draft_model, save_heads
 from draftsmith.errors import DraftsmithError, EnvironmentFailure, RequestError, TrainingFailed
 from draftsmith.launch.check.models import Models
 from draftsmith.launch.cli import main
-from draftsmith.launch.export import _command, _Speculation
+from draftsmith.launch.engines import COMMANDS, Start, command
 from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.trainers.config import ModelConfig
 from draftsmith.trainers.student.architecture import fresh_model
@@ -151,13 +150,17 @@ def test_trust_of_a_run_folder_is_no_trust(tmp_path: Path, capfd: pytest.Capture
     assert not (tmp_path / "executed").exists()
 
 
-@pytest.mark.parametrize("form", ["vllm", "sglang", "speculators"])
-def test_a_printed_command_is_quoted_for_a_shell(form: str) -> None:
+@pytest.mark.parametrize("form", sorted(COMMANDS))
+def test_a_printed_command_is_quoted_for_a_shell(form: str, tmp_path: Path) -> None:
     """It is there to be copied, and names come from a run folder."""
-    speculation = _Speculation(4, sampled=False)
-    words = shlex.split(_command(Path("a b;c"), "eagle3", form, "x'; touch y", speculation))
-    assert ("x'; touch y" in words) == (form != "speculators")
-    assert "a b;c" in words or json.loads(words[-1])["model"] == "a b;c"
+    target = tmp_path / "x'; touch y"
+    target.mkdir()
+    start = Start(str(target), "a b;c", "eagle3", 4, sampled=False)
+    lines = command(form, start).splitlines()
+    words = [word for line in lines for word in shlex.split(line)]
+    assert (str(target) in words) == (form != "speculators")
+    assert not any(word in ("y", "b;c", "touch") for word in words)
+    assert any("a b;c" in word for word in words)
 
 
 @pytest.mark.parametrize(

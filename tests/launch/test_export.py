@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,15 @@ from draftsmith.decoding.target.hub import embedded_target
 from draftsmith.decoding.target.loading import load_target
 from draftsmith.drafters.eagle.layers import EagleShape
 from draftsmith.drafters.eagle.net import EagleNet
+from draftsmith.drafters.eagle.net3 import Eagle3Net
+from draftsmith.drafters.families import FAMILIES
 from draftsmith.drafters.folder import save_draft_model
 from draftsmith.drafters.heads.medusa import MedusaHeads
 from draftsmith.drafters.identity import TUNED, mark_tuned
 from draftsmith.drafters.tuned_file import write_tuned
+from draftsmith.errors import RequestError
 from draftsmith.launch.cli import main
+from draftsmith.launch.engines import COMMANDS, Start, command
 from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.storage import replace_folder
 from draftsmith.trainers.teacher.frozen import saver
@@ -156,17 +161,98 @@ def test_the_command_says_how_drafts_are_drawn(
     assert "draft_sample_method" not in message
 
 
-def test_a_draft_model_is_told_how_it_is_loaded(
-    target: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def draft_model(target: Any, tmp_path: Path) -> Path:
     run = tmp_path / "run"
     save_draft_model(target.model, run / "drafter", target)
     (run / "run.yaml").write_text(load_recipe("distill-tiny").yaml())
-    assert main(["export", str(run)]) == 2
-    message = capfd.readouterr().err
-    assert "load it as it is" in message
-    assert f'{{"method": "draft_model", "model": "{run / "drafter"}", "num_speculative_tokens": 4' in message
-    assert '"draft_sample_method": "probabilistic"' in message
+    return run
+
+
+def started(message: str) -> list[list[str]]:
+    """The words of each printed line, as a shell would pass them."""
+    return [shlex.split(line) for line in message.splitlines() if line.startswith("  ")]
+
+
+def value(words: list[str], flag: str) -> str:
+    return words[words.index(flag) + 1]
+
+
+def test_a_draft_model_is_told_how_it_is_loaded(draft_model: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Nothing needs to be written for it, in no format; the refusal ends with the command."""
+    folder, target = str(draft_model / "drafter"), embedded_target()
+    said = {}
+    for form in FAMILIES["draft_model"].exports:
+        assert main(["export", str(draft_model), "--format", form]) == 2
+        message = capfd.readouterr().err
+        assert "ordinary transformers model" in message
+        said[form] = started(message)
+    assert not any((draft_model / form).exists() for form in said)
+    (vllm,), (sglang,), (options, serve), (_, convert, run) = said.values()
+    assert vllm[:3] == ["vllm", "serve", target]
+    assert json.loads(value(vllm, "--speculative-config")) == {
+        "method": "draft_model",
+        "model": folder,
+        "num_speculative_tokens": 4,
+        "draft_sample_method": "probabilistic",
+    }
+    assert value(sglang, "--speculative-algorithm") == "STANDALONE"
+    assert json.loads(options[1])["speculative_config"] == {
+        "decoding_type": "DraftTarget",
+        "max_draft_len": 4,
+        "speculative_model": folder,
+    }
+    assert serve[:2] == ["trtllm-serve", target]
+    assert (convert[2], "--target-model-dir" in convert) == (folder, False)
+    assert (value(run, "-md"), value(run, "--spec-type")) == (value(convert, "--outfile"), "draft-simple")
+
+
+@pytest.fixture
+def eagle3(target: Any, tmp_path: Path) -> Path:
+    """Of hidden states that are no engine's default."""
+    net = Eagle3Net.for_target(target.model, layers=(1, 9, 16), ids=list(range(64)))
+    return run_folder(tmp_path, "eagle3-tiny", net, target)
+
+
+def test_every_engine_is_started_with_the_same_draft(eagle3: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Target, folder, method, length and hidden states, in the words of each."""
+    write_tuned(eagle3 / "drafter", {"drafter.policy": "sample", "eval.draft_length": "3"}, {})
+    target, said = embedded_target(), {}
+    for form in FAMILIES["eagle3"].exports:
+        assert main(["export", str(eagle3), "--format", form]) == 0
+        said[form] = started(capfd.readouterr().out)
+        assert (eagle3 / form / "model.safetensors").is_file()
+    assert said.keys() == COMMANDS.keys()  # no engine that nobody is told how to start
+    (vllm,), (sglang,), (speculators,), (options, serve), (whole, convert, run) = said.values()
+    drawn = {"draft_sample_method": "probabilistic"}
+    config = {"method": "eagle3", "model": str(eagle3 / "vllm"), "num_speculative_tokens": 3}
+    assert vllm == ["vllm", "serve", target, "--speculative-config", json.dumps(config | drawn)]
+    assert speculators == ["vllm", "serve", str(eagle3 / "speculators"), "--speculative-config", json.dumps(drawn)]
+    named = json.loads((eagle3 / "speculators" / "config.json").read_text())["speculators_config"]
+    assert named["proposal_methods"][0]["speculative_tokens"] == 3
+    assert named["verifier"]["name_or_path"] == target
+    assert (value(sglang, "--model-path"), value(sglang, "--speculative-algorithm")) == (target, "EAGLE3")
+    assert (value(sglang, "--speculative-num-steps"), value(sglang, "--speculative-num-draft-tokens")) == ("3", "4")
+    assert json.loads(options[1]) == {
+        "speculative_config": {
+            "decoding_type": "Eagle3",
+            "max_draft_len": 3,
+            "speculative_model": str(eagle3 / "tensorrt-llm"),
+            "eagle3_layers_to_capture": [0, 8, 15],
+        }
+    }
+    assert serve == ["trtllm-serve", target, "--config", options[-1]]
+    assert (whole[2], convert[2]) == (target, str(eagle3 / "llama.cpp"))
+    assert value(convert, "--target-model-dir") == target
+    assert [value(run, "-m"), value(run, "-md")] == [value(whole, "--outfile"), value(convert, "--outfile")]
+    assert (value(run, "--spec-type"), value(run, "--spec-draft-n-max")) == ("draft-eagle3", "3")
+
+
+def test_llama_cpp_needs_the_targets_folder() -> None:
+    """Its converter reads config and tokenizer there, and has no other way to a target."""
+    start = Start("org/target", Path("/run/llama.cpp"), "draft-eagle3", 3, sampled=True)
+    with pytest.raises(RequestError, match="'org/target' is none here; download it, and name its folder"):
+        command("llama.cpp", start)
 
 
 def test_others_may_read_the_weights(eagle: Path) -> None:

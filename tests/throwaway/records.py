@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from draftsmith.config import Section
-from draftsmith.drafters.families import FAMILIES, Family
+from draftsmith.drafters.families import FAMILIES, Family, Form
 from draftsmith.trainers.methods import METHODS, Method
 from pydantic import Field
 
@@ -28,7 +28,7 @@ FAMILIES["bigram"] = Family(
     proposer="bigram:draft_by",
     toy=lambda _drafter: "bigram",
     toys={"bigram": "bigram:toy"},
-    exports={"vllm": "bigram:export"},
+    exports={"vllm": Form("bigram", "bigram:export")},
 )
 METHODS["bigram"] = Method(
     name="bigram",

@@ -1,0 +1,112 @@
+"""How each serving engine is started on an exported folder, or on a draft model as it is.
+
+What is printed works from any directory: every path is whole, every word quoted for a shell.
+Read next: `export.py`, which prints it; docs/serving.md, what was run.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import RequestError
+
+
+@dataclass(frozen=True)
+class Start:
+    """What an engine has to be told."""
+
+    target: str
+    """Folder or hub name."""
+    folder: str
+    """Of the drafter, or its name on the hub."""
+    method: str
+    """As the engine calls the family."""
+    tokens: int
+    """Drafted tokens per target call."""
+    sampled: bool
+    """Whether drafts are drawn from q at temperatures above 0, where engines take the argmax unasked."""
+    behind_layers: Sequence[int] | None = None
+    """The target's layers behind which the drafter reads, where they are not every engine's default."""
+
+
+def command(form: str, start: Start) -> str:
+    """The lines that start the engine of a serving format.
+
+    Raises:
+        RequestError: the engine cannot be started on this target.
+    """
+    return "\n".join(f"  {line}" for line in COMMANDS[form](start))
+
+
+def _vllm(start: Start) -> list[str]:
+    """The method is named, or it would be guessed from the path."""
+    config = {"method": start.method, "model": start.folder, "num_speculative_tokens": start.tokens}
+    return [_serve(start.target, config | _drawn(start))]
+
+
+def _speculators(start: Start) -> list[str]:
+    """The folder names target, method and length; for how drafts are drawn the format has no word."""
+    return [_serve(start.folder, _drawn(start))]
+
+
+def _drawn(start: Start) -> dict[str, Any]:
+    return {"draft_sample_method": "probabilistic"} if start.sampled else {}
+
+
+def _serve(model: str, config: Mapping[str, Any]) -> str:
+    return shlex.join(["vllm", "serve", model, *(["--speculative-config", json.dumps(config)] if config else [])])
+
+
+def _sglang(start: Start) -> list[str]:
+    """One path; SGLang counts the root among the draft's tokens."""
+    words = ["python", "-m", "sglang.launch_server", "--model-path", start.target]
+    words += ["--speculative-algorithm", start.method, "--speculative-draft-model-path", start.folder]
+    words += ["--speculative-num-steps", str(start.tokens), "--speculative-eagle-topk", "1"]
+    return [shlex.join([*words, "--speculative-num-draft-tokens", str(start.tokens + 1)])]
+
+
+def _tensorrt_llm(start: Start) -> list[str]:
+    """Its options are a YAML file, of which JSON is a part; hidden states are named nowhere else."""
+    config: dict[str, Any] = {
+        "decoding_type": start.method,
+        "max_draft_len": start.tokens,
+        "speculative_model": start.folder,
+    }
+    if start.behind_layers is not None:
+        config["eagle3_layers_to_capture"] = list(start.behind_layers)
+    options = shlex.quote(json.dumps({"speculative_config": config}))
+    return [f"echo {options} > options.yaml", f"trtllm-serve {shlex.quote(start.target)} --config options.yaml"]
+
+
+def _llama_cpp(start: Start) -> list[str]:
+    """Both models through llama.cpp's own converter, which takes what both share from the target's folder."""
+    if not Path(start.target).is_dir():
+        raise RequestError(
+            f"llama.cpp's converter reads the target from a folder, and {start.target!r} is none here; "
+            "download it, and name its folder by --target"
+        )
+    shared = [] if start.method == "draft-simple" else ["--target-model-dir", start.target]
+    models = {name: Path(start.folder).with_name(f"{name}.gguf") for name in ("target", "drafter")}
+    convert = ["python", "convert_hf_to_gguf.py"]
+    serve = ["llama-server", "-m", str(models["target"]), "-md", str(models["drafter"])]
+    serve += ["--spec-type", start.method, "--spec-draft-n-max", str(start.tokens)]
+    return [
+        shlex.join([*convert, start.target, "--outfile", str(models["target"])]),
+        shlex.join([*convert, start.folder, *shared, "--outfile", str(models["drafter"])]),
+        shlex.join(serve),
+    ]
+
+
+COMMANDS: Mapping[str, Callable[[Start], list[str]]] = {
+    "vllm": _vllm,
+    "speculators": _speculators,
+    "sglang": _sglang,
+    "tensorrt-llm": _tensorrt_llm,
+    "llama.cpp": _llama_cpp,
+}
+"""Serving format -> lines of a shell."""
