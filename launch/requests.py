@@ -143,6 +143,8 @@ class TuneRequest:
     """Most prompts; a quarter of them is for the predictions; default: 32, or 8 batches."""
     best: int = 4
     """Settings that are measured, those that promise most."""
+    surfaces: bool = True
+    """Measure at which batches, contexts and temperatures the best pay; --no-surfaces saves the time."""
     out: Path | None = None
     """Folder for tune.json; default RUN/eval, without RUN the one that you are in."""
 

@@ -26,6 +26,8 @@ _VARIABLES = {
 _MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _LINES = ("-", "--", "-.", ":")
 _LONGEST_LABEL = 32
+LOGARITHMIC = ("nodes", "batch", "context")
+"""Axes of surfaces that are drawn and read in logarithms."""
 _WIDTH = 72  # characters of a legend's line
 
 Point = tuple[float, float | None, float | None, float | None]
@@ -77,6 +79,35 @@ def sweep_speed(rows: Sequence[dict[str, Any]]) -> Markup:
     )
     axes.axhline(1, color=_INK, linewidth=0.8)
     return _svg(figure, panels, "Speed-up against draft length")
+
+
+def surface(axis: str, surfaces: Sequence[dict[str, Any]]) -> Markup:
+    """Predicted speed-up against what `axis` names, a line per setting; 1 is plain decoding."""
+    figure, panels = _axes(axis, "speed-up over plain decoding")
+    axes = panels[0]
+    for number, each in enumerate(surfaces):
+        look = number % len(_COLOURS)
+        axes.plot(
+            *zip(*each["points"]),
+            label=_drawable(each["label"]),
+            color=_COLOURS[look],
+            marker=_MARKS[look],
+            linestyle=_LINES[look % len(_LINES)],
+            markersize=4,
+        )
+    if axis in LOGARITHMIC:
+        _powers_of_two(axes, sorted({x for each in surfaces for x, _ in each["points"]}))
+    if axis == "temperature":
+        axes.set_xticks(sorted({x for each in surfaces for x, _ in each["points"]}))
+    axes.axhline(1, color=_INK, linewidth=0.8)
+    return _svg(figure, panels, f"Speed-up against {axis}")
+
+
+def _powers_of_two(axes: Axes, values: Sequence[float]) -> None:
+    """A logarithmic axis with a tick at each value."""
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(values, [f"{x:g}" for x in values])
+    axes.minorticks_off()
 
 
 def uniformity(counts: Sequence[int]) -> Markup:

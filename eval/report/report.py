@@ -21,6 +21,7 @@ from ...errors import RequestError
 from ...storage import write_text
 from . import plots
 from .opening import fastest, opening
+from .pays import read_tuning, tuning_shown
 from .results import VERDICTS, read_results
 from .server import WAITS, notes, waiting_rows
 from .tables import (
@@ -33,6 +34,7 @@ from .tables import (
     interval,
     left_out,
     number,
+    off,
     share,
     stand_in,
 )
@@ -58,12 +60,14 @@ def write_report(run: Path) -> Path:
     folder = _results_in(run)
     results = read_results(folder / "results.json")
     audit, curve = _audit(folder / "audit.json"), _curve(run / "metrics.jsonl")
+    tuning = read_tuning(folder / "tune.json")
     try:
-        pages = _pages(context(results, audit, curve))
+        shown = context(results, audit, curve) | {"tuning": tuning_shown(tuning) if tuning else None}
+        pages = _pages(shown)
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, TemplateError) as error:
         raise RequestError(
-            f"{folder / 'results.json'}, or audit.json or metrics.jsonl beside it, is damaged: {type(error).__name__} "
-            f"({error!s:.200}); evaluate the run again"
+            f"{folder / 'results.json'}, or audit.json, tune.json or metrics.jsonl beside it, is damaged: "
+            f"{type(error).__name__} ({error!s:.200}); evaluate the run again"
         ) from error
     for name, page in pages.items():
         write_text(run / name, page)
@@ -80,7 +84,14 @@ def _pages(content: dict[str, Any]) -> dict[str, str]:
         lstrip_blocks=True,
         finalize=visible,
     )
-    environment.filters |= {"interval": interval, "number": number, "share": share, "cell": cell, "stand_in": stand_in}
+    environment.filters |= {
+        "interval": interval,
+        "number": number,
+        "share": share,
+        "off": off,
+        "cell": cell,
+        "stand_in": stand_in,
+    }
     names = ("report.html", "report.md")
     return {name: environment.get_template(f"{name}.j2").render(content) + "\n" for name in names}
 

@@ -18,6 +18,8 @@ from rich.text import Text
 
 MISSING = "-"
 DEGENERATE = "do not believe tau"
+NEAR = 0.1
+"""How far a prediction of speed may be off, as a share of what was measured."""
 _LEFT_ALIGNED = ("method", "audit")
 _DEPTHS = 6  # of the table by depth: more do not fit the line
 _NAME = 12  # columns that a method's name keeps when the line is full
@@ -41,6 +43,7 @@ def show(results: dict[str, Any], console: Console) -> None:
     console.print(depth_table(results["rows"]), crop=False)
     console.print()
     console.print(speed_table(results["rows"]), crop=False)
+    console.print(Text(accuracy([(row["predicted_speedup"], row["speedup"][0]) for row in results["rows"]])))
     console.print()
     second = results.get("second")
     if second:
@@ -99,6 +102,7 @@ def speed_table(rows: Sequence[dict[str, Any]]) -> Table:
             number(row["draft_length"], 0),
             interval(row["speedup"]),
             number(row["predicted_speedup"]),
+            off(row["predicted_speedup"], row["speedup"][0]),
             number(row["tokens_per_second"], 0),
             number(row["c"]),
             number(row["c_v"]),
@@ -111,11 +115,34 @@ def speed_table(rows: Sequence[dict[str, Any]]) -> Table:
         ("K", ""),
         ("measured", "times"),
         ("predicted", "times"),
+        ("off", "%"),
         ("speed", "tokens/s"),
         ("c", "calls"),
         ("c_v", "calls"),
     )
     return plain_table("Speed over plain decoding in the same engine", columns, cells)
+
+
+def off(predicted: float | None, measured: float | None) -> str:
+    """How far a prediction lies from what was measured: `+4`, in per cent of the latter."""
+    share = _over(predicted, measured)
+    return MISSING if share is None else f"{100 * (share - 1):+.0f}"
+
+
+def accuracy(pairs: Sequence[tuple[float | None, float | None]]) -> str:
+    """Of pairs of a predicted and a measured speed-up, how many are within `NEAR` of each other."""
+    shares = [share for share in (_over(*pair) for pair in pairs) if share is not None]
+    if not shares:
+        return "no prediction can be compared: nothing was timed"
+    near = sum(abs(share - 1) <= NEAR for share in shares)
+    mean = 100 * (sum(shares) / len(shares) - 1)
+    return f"predicted within {NEAR:.0%} of measured: {near} of {len(shares)} rows, {mean:+.0f}% on average"
+
+
+def _over(predicted: float | None, measured: float | None) -> float | None:
+    if predicted is None or not measured or math.isnan(predicted) or math.isnan(measured):
+        return None
+    return predicted / measured
 
 
 def sweep_table(sweep: Sequence[dict[str, Any]]) -> Table:

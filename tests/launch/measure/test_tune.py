@@ -16,7 +16,9 @@ from draftsmith.eval.tune.race import Raced
 from draftsmith.eval.tune.settings import Contender, Prediction, Setting
 from draftsmith.launch.check.early import named
 from draftsmith.launch.cli import main
-from draftsmith.launch.measure.tune import best_of, contenders_of, sentence
+from draftsmith.launch.measure.contenders import contenders_of
+from draftsmith.launch.measure.tune import best_of
+from draftsmith.launch.measure.tune_words import sentence
 from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.launch.requests import Pair
 from draftsmith.trainers.teacher.frozen import saver

@@ -1,0 +1,101 @@
+"""The methods that `draftsmith tune` compares: each pair's, with the settings that fit its drafter.
+
+Read next: `tune.py`; `drafters/grids.py`, the settings.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...decoding.proposal import Proposer
+from ...decoding.target.backbone import Backbone
+from ...drafters.config import DrafterConfig
+from ...drafters.families import FAMILIES, Family
+from ...drafters.folder import read_entry
+from ...drafters.grids import Grid
+from ...drafters.hub import is_fetched, shown
+from ...drafters.registry import load_drafter
+from ...drafters.tuned_file import DRAFT_LENGTH
+from ...eval.config import EvalConfig
+from ...eval.measure.arms import check_longest
+from ...eval.tune.settings import Contender
+from ..check.early import Named
+from ..recipe.model import Recipe
+from .methods import TRAINED, make_method, need_draft
+
+
+def contenders_of(pairs: Sequence[Named], target: Backbone) -> list[Contender]:
+    """A contender per method of each pair; each is loaded once, so that what cannot be loaded is said at once.
+
+    Raises:
+        RequestError: a drafter that is none, or not for this target; a method without what it needs.
+    """
+    several = sum(pair.drafter is not None for pair in pairs) > 1
+    return [_contender(name, pair, target, several=several) for pair in pairs for name in pair.methods]
+
+
+def _contender(name: str, pair: Named, target: Backbone, *, several: bool) -> Contender:
+    folder = pair.drafter if name in need_draft() else None
+
+    def load(values: Mapping[str, str]) -> Proposer:
+        recipe = _with(pair.recipe, values)
+
+        def trained() -> Proposer:
+            length = recipe.eval.draft_length
+            return load_drafter(folder or "", target, draft_length=length, config=recipe.drafter)
+
+        return make_method(name, recipe, target, trained)
+
+    drafter = load({})
+    family = FAMILIES[name if name in FAMILIES else str(getattr(drafter, "family", name))]
+    grids = [_that_fits(grid, family, folder) for grid in family.grids]
+    title = f"{family.title} of {_whose(folder)}" if several and folder else family.title
+    stands = any(grid.holds(_own_values(pair.recipe, grid)) for grid in grids)
+    return Contender(name_of(name, folder), title, grids, not stands, load)
+
+
+def check_chains(contenders: Sequence[Contender], config: EvalConfig, temperature: float) -> None:
+    """Now, and not behind minutes of decoding, raise RequestError for chains that the answers are too short for."""
+    for contender in contenders:
+        for grid in contender.grids_at(temperature):
+            if grid.chain:
+                check_longest(contender.title, grid.sizes[-1], config.max_new_tokens)
+
+
+def name_of(method: str, folder: Path | None) -> str:
+    """The drafter's folder for its own method, for one around it with that method's name."""
+    if folder is None:
+        return method
+    return shown(folder) if method == TRAINED else f"{method} {shown(folder)}"
+
+
+def _whose(folder: Path) -> str:
+    """The run that a drafter is of, or its name on the hub."""
+    return shown(folder) if is_fetched(folder) else folder.parent.name or folder.name
+
+
+def _that_fits(grid: Grid, family: Family, folder: Path | None) -> Grid:
+    """Without chains that are longer than there are heads."""
+    if folder is None or grid.value != DRAFT_LENGTH or not (folder / "config.json").is_file():
+        return grid
+    most = family.most_tokens(read_entry(folder)["settings"]) if family.build else None
+    return grid if most is None else grid.up_to(most)
+
+
+def _own_values(recipe: Recipe, grid: Grid) -> dict[str, str]:
+    """What the recipe itself has for the values of a grid."""
+    sections = {"eval": recipe.eval, "drafter": recipe.drafter}
+    return {path: str(getattr(sections[path.split(".")[0]], path.split(".")[1])) for path in grid.chosen}
+
+
+def _with(recipe: Recipe, values: Mapping[str, str]) -> Recipe:
+    """The recipe with values of `drafter.*` and `eval.*`, given as flags give them."""
+    own: dict[str, dict[str, Any]] = {"drafter": recipe.drafter.model_dump(), "eval": recipe.eval.model_dump()}
+    for path, value in values.items():
+        section, name = path.split(".")
+        own[section][name] = json.loads(value) if value.startswith("[") else value
+    update = {"drafter": DrafterConfig.model_validate(own["drafter"]), "eval": EvalConfig.model_validate(own["eval"])}
+    return recipe.model_copy(update=update)

@@ -1,0 +1,115 @@
+"""What `draftsmith tune` says and keeps: a sentence, a table of predicted against measured, `tune.json`.
+
+Read next: `tune.py`, whose results they are; `eval/report/report.py`, which shows them beside an evaluation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isnan
+from typing import TYPE_CHECKING, Any
+
+from ...decoding.target.backbone import Backbone
+from ...drafters.identity import shown_name
+from ...eval.config import EvalConfig
+from ...eval.measure.arms import NOT_AUDITED
+from ...eval.measure.environment import environment
+from ...eval.report.pays import in_words
+from ...eval.report.tables import interval, number, off, plain_table
+from ...eval.tune.race import Raced
+from ...eval.tune.settings import Prediction
+from ...eval.tune.surfaces import Surface
+from ..check.early import Named
+from .held_out import where
+
+if TYPE_CHECKING:
+    from ..requests import TuneRequest
+
+
+def sentence(done: Sequence[Raced], temperature: float, batch: int) -> str:
+    """What pays, in one sentence."""
+    best = done[0]
+    where_ = f"at T = {temperature:g}, batch {batch}"
+    measured = f"{best.prediction.setting.label}: {interval(best.speedup.to_list())} times plain decoding {where_}"
+    if best.pays:
+        return measured
+    if isnan(best.speedup.low):
+        return f"{measured}; too little was timed to tell"
+    if best.speedup.high >= 1:
+        return f"{measured}; not told apart from plain decoding"
+    least, label = best.prediction.pays_from, best.prediction.setting.label
+    hope = "and would at no cost of a call"
+    if least is not None:
+        # predicted and measured differ by some per cent
+        hope = f"and would pay if a call of the target took {max(1.1, least):.1f} times as long"
+    nearest = f"{label} comes nearest with {interval(best.speedup.to_list())} times"
+    return f"nothing beats plain decoding {where_}: {nearest}, {hope}"
+
+
+def table(request: TuneRequest, done: Sequence[Raced]) -> Any:
+    columns = (
+        ("method", ""),
+        ("predicted", "speed-up"),
+        ("measured", "speed-up"),
+        ("off", "%"),
+        ("tau", "tokens/call"),
+        ("audit", ""),
+    )
+    cells = [
+        (
+            each.prediction.setting.label,
+            number(each.prediction.speedup),
+            interval(each.speedup.to_list()),
+            off(each.prediction.speedup, each.speedup.value),
+            interval(each.tau.to_list()),
+            NOT_AUDITED,
+        )
+        for each in done
+    ]
+    at = f"T = {request.temperature:g}, batch {request.batch}"
+    title = f"Speed-up over plain decoding at {at} [95 % intervals, over all looks and settings together]"
+    return plain_table(title, columns, cells)
+
+
+def content_of(
+    request: TuneRequest,
+    first: Named,
+    target: Backbone,
+    config: EvalConfig,
+    predictions: Sequence[Prediction],
+    done: Sequence[Raced],
+) -> dict[str, Any]:
+    """What `tune.json` holds."""
+    return {
+        "target": shown_name(target),
+        "temperature": request.temperature,
+        "batch": request.batch,
+        "prompts": request.prompts or where(first.recipe),
+        "max_new_tokens": config.max_new_tokens,
+        "verdict": NOT_AUDITED,
+        "sentence": sentence(done, request.temperature, request.batch),
+        "measured": [_raced(each) for each in done],
+        "predicted": [_prediction(each) for each in predictions],
+        "environment": environment(),
+    }
+
+
+def _raced(each: Raced) -> dict[str, Any]:
+    """A row of the table: what was predicted, measured, and how far off that was."""
+    return _prediction(each.prediction) | {
+        "label": each.prediction.setting.label,
+        "measured": each.speedup.to_list(),
+        "predicted_over_measured": None if isnan(each.speedup.value) else each.prediction.speedup / each.speedup.value,
+        "measured_tau": each.tau.to_list(),
+        "requests": each.requests,
+    }
+
+
+def surface_lines(surfaces: Sequence[Surface]) -> list[str]:
+    """Where each surface lies above 1."""
+    return [f"{each.label}: {in_words(each.axis, each.points, each.crossings())}" for each in surfaces if each.points]
+
+
+def _prediction(each: Prediction) -> dict[str, Any]:
+    own = {name: value for name, value in vars(each).items() if name != "setting"}
+    return {"method": each.setting.contender.name, "settings": dict(each.setting.values), **own}
