@@ -50,7 +50,7 @@ EXTRA = {
     "inspect": ["--data.limit_rows", "40"],
     "tree": ["--texts", "2", "--eval.max_new_tokens", "12"],
     "chat": ["--max-new-tokens", "12"],
-    "tune": ["--limit", "8", "--eval.max_new_tokens", "12"],
+    "tune": ["--limit", "8", "--eval.max_new_tokens", "12", "--no-surfaces"],
     "generate": ["--limit", "6", "--max-new-tokens", "16", "--keep-cut"],
 }
 BENCHMARKS = {
@@ -151,6 +151,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, rows in {"chats": chats, "domain": pairs}.items():
         (folder / name).mkdir()
         (folder / name / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    shutil.copytree(ROOT / "tests" / "chats", folder / "tests" / "chats")
     (folder / "prompts.jsonl").write_text('{"prompt": "How many legs have two ants?"}\n' * 8)
     return folder
 
