@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..drafters.families import FAMILIES, family_of
+from ..drafters.grids import NO_FACTORS
 from ..drafters.hub import drafter_folder
+from ..drafters.temperatures import FACTORS
 from ..drafters.tuned_file import DRAFT_LENGTH, read_tuned
 from ..errors import RequestError
 from ..storage import replace_folder, writable_folder
@@ -129,6 +131,8 @@ def start_of(
     policy = chosen.get("drafter.policy", recipe.drafter.policy)
     if DRAFT_LENGTH in chosen:
         _log.info("%d tokens per draft: tuned for %s", tokens, tuned.measured)
+    if chosen.get(FACTORS, NO_FACTORS) != NO_FACTORS or recipe.drafter.temperature_factors:
+        _log.info("engines draft at the temperature of the request: %s are left out", FACTORS)
     tokens = tokens if most is None else min(most, tokens)
     return Start(target, out, method, tokens, sampled=FAMILIES[family].samples and policy == "sample")
 

@@ -83,7 +83,7 @@ def sweep_speed(rows: Sequence[dict[str, Any]]) -> Markup:
 
 def surface(axis: str, surfaces: Sequence[dict[str, Any]]) -> Markup:
     """Predicted speed-up against what `axis` names, a line per setting; 1 is plain decoding."""
-    figure, panels = _axes(axis, "speed-up over plain decoding")
+    figure, panels = _axes(_drawable(axis), "speed-up over plain decoding")
     axes = panels[0]
     for number, each in enumerate(surfaces):
         look = number % len(_COLOURS)

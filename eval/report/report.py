@@ -26,6 +26,7 @@ from .results import VERDICTS, read_results
 from .server import WAITS, notes, waiting_rows
 from .tables import (
     MISSING,
+    accuracy,
     agreement_line,
     best_measured,
     best_predicted,
@@ -119,6 +120,7 @@ def context(results: dict[str, Any], audit: dict[str, Any] | None, curve: list[d
         "agreement": agreement_line(second) if second else None,
         "best": (best_predicted(sweep), best_measured(sweep)) if sweep else None,
         "opening": opening(rows, sweep),
+        "accuracy": accuracy([(row["predicted_speedup"], row["speedup"][0]) for row in rows]),
         "lead": fastest(rows),
         "warnings": [*tuned(results["target"]), *left_out(results), *notes(results), *warnings(rows, audit)],
         "waiting": waiting_rows(rows) if "server" in results else [],

@@ -61,7 +61,8 @@ def run_tune(request: TuneRequest, pairs: Sequence[Named], console: Console) -> 
     content = content_of(request, first, target, config, predictions, done)
     write_json(out / "tune.json", content)
     console.print(table(request, done), crop=False)
-    console.print(accuracy([(each.prediction.speedup, each.speedup.value) for each in done]), markup=False)
+    off = accuracy([(each.prediction.speedup, each.speedup.value) for each in done])
+    console.print(off, markup=False, soft_wrap=True)
     for path in _keep(pairs, content, done):
         console.print(f"kept: {path}", markup=False, soft_wrap=True)
     for line in _not_kept(pairs, done):

@@ -42,6 +42,15 @@ def test_which_settings_an_engine_can_have(values: dict[str, str], chain: bool, 
     assert read_tuned(tmp_path).is_chain is chain
 
 
+def test_draft_temperatures_are_kept_and_shown_as_a_flag(tmp_path: Path) -> None:
+    """As words that a shell takes for one value; the target's own are nothing to say."""
+    for factors, shown in (("[0.9, 1.1]", " --drafter.temperature_factors '[0.9, 1.1]'"), ("[]", "")):
+        write_tuned(tmp_path, {"eval.draft_length": "3", "drafter.temperature_factors": factors}, {})
+        tuned = read_tuned(tmp_path)
+        assert tuned.shown == f"--eval.draft_length 3{shown}"
+        assert tuned.is_chain
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -52,6 +61,7 @@ def test_which_settings_an_engine_can_have(values: dict[str, str], chain: bool, 
         ('{"format": 1, "settings": {"loop.steps": "3"}}', "sets"),
         ('{"format": 1, "settings": {"eval.draft_length": "-3"}}', "sets"),
         ('{"format": 1, "settings": {"drafter.policy": 3}}', "sets"),
+        ('{"format": 1, "settings": {"drafter.temperature_factors": "[0.9, x]"}}', "sets"),
         ('{"format": 1, "settings": []}', "sets"),
     ],
 )

@@ -253,6 +253,52 @@ def test_markdown_says_the_same(run_folder: Path) -> None:
         assert mark.format(visible(piece)) in text
 
 
+def tuned(name: str) -> dict[str, Any]:
+    """`tune.json` as `draftsmith tune` leaves it, as far as a report reads it."""
+    surface = {"label": name, "points": [[1, 1.4], [2, 1.1], [4, 0.8]], "crosses_1_at": [2.67]}
+    return {
+        **{
+            "sentence": f"{name}: 1.4 times",
+            "temperature": 0.0,
+            "batch": 1,
+            "prompts": name,
+            "verdict": "not audited",
+        },
+        "measured": [{"label": name, "speedup": 1.5, "measured": [1.4, 1.3, 1.5]}],
+        "surfaces": [{**surface, "axis": axis} for axis in ("draft length", "batch", "temperature")],
+    }
+
+
+def test_it_shows_where_settings_pay(run_folder: Path) -> None:
+    plain = write_report(run_folder).read_text(encoding="utf-8")
+    assert "Where it pays" not in plain
+    write(run_folder, "tune.json", tuned("medusa, nodes 8"))
+    page = write_report(run_folder).read_text(encoding="utf-8")
+    markdown = (run_folder / "report.md").read_text(encoding="utf-8")
+    for text in (page, markdown):
+        assert "predicted within 10% of measured: 1 of 1 rows; off by +7 %, +7 % on average" in text
+        assert "pays up to batch 2.67" in text
+        assert "not audited" in text
+    assert page.count("<svg") == plain.count("<svg") + 3
+    assert 'aria-label="Speed-up against batch"' in page
+    assert "| medusa, nodes 8 | not audited | 1.50 | 1.40 [1.30, 1.50] | +7 |" in markdown
+    (run_folder / "eval" / "tune.json").write_text("{")
+    with pytest.raises(RequestError, match=r"tune.json is not JSON"):
+        write_report(run_folder)
+    write(run_folder, "tune.json", {"measured": 3})
+    with pytest.raises(RequestError, match="tune.json"):
+        write_report(run_folder)
+
+
+def test_hostile_settings_stay_text(run_folder: Path) -> None:
+    write(run_folder, "tune.json", tuned(HOSTILE))
+    page = write_report(run_folder).read_text(encoding="utf-8")
+    assert "<script" not in page
+    assert "<b onclick" not in page
+    rows = [line for line in (run_folder / "report.md").read_text("utf-8").splitlines() if "1.40 [1.30, 1.50]" in line]
+    assert [len(re.findall(r"(?<!\\)\|", line)) for line in rows] == [6]
+
+
 def test_it_says_whether_a_second_set_agrees(run_folder: Path) -> None:
     results = read(run_folder, "results.json")
     assert len(results["second"]) == len(results["rows"])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import io
+import math
 import re
 from typing import Any
 
 import pytest
-from draftsmith.eval.report.tables import interval, number, show
+from draftsmith.eval.report.tables import accuracy, interval, number, off, show
 from rich.cells import cell_len
 from rich.console import Console
 
@@ -117,6 +118,28 @@ def test_the_verdict_stands_with_every_acceptance(results: dict[str, Any]) -> No
         text = printed(results)
         assert text.count(verdict) == 2 * len(results["rows"]) + len(results["second"]) + 1
         assert f"(audit: {verdict})" in text
+
+
+@pytest.mark.parametrize(
+    ("pairs", "text"),
+    [
+        ([(1.1, 1.0), (0.9, 1.0), (1.2, 1.0)], "2 of 3 rows; off by +10, -10, +20 %, +7 % on average"),
+        ([(1.5, 1.5), (None, 1.0), (1.0, None)], "1 of 1 rows; off by +0, -, - %, +0 % on average"),
+        ([(math.nan, 1.0)], "nothing was timed"),
+    ],
+)
+def test_predictions_against_what_was_measured(pairs: list[tuple[float | None, float | None]], text: str) -> None:
+    assert text in accuracy(pairs)
+
+
+def test_how_far_a_prediction_is_off() -> None:
+    assert [off(1.57, 1.43), off(0.8, 1.0), off(1.0, 1.0), off(None, 1.0), off(1.0, 0.0)] == [
+        "+10",
+        "-20",
+        "+0",
+        "-",
+        "-",
+    ]
 
 
 def test_acceptance_by_depth(results: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 
@@ -47,6 +48,14 @@ def test_a_drafter_and_a_method_without_one(run: Path, capfd: pytest.CaptureFixt
     assert {each["settings"].get("drafter.medusa_nodes") for each in content["predicted"]} >= {"2", "8", "32"}
     assert content["sentence"] in " ".join(printed.split())
     assert "not audited" in printed
+    assert re.search(r"predicted within 10% of measured: \d of 2 rows; off by ", " ".join(printed.split()))
+    axes = {each["axis"] for each in content["surfaces"]}
+    assert axes == {"draft length", "nodes", "batch", "context", "temperature"}
+    for each in content["surfaces"]:
+        assert each["label"] in printed
+        assert len(each["points"]) >= 2
+    for each in content["measured"]:
+        assert each["predicted_over_measured"] == pytest.approx(each["speedup"] / each["measured"][0])
     assert tuned["verdict"] == "not audited"
     best = next(each for each in content["measured"] if each["method"] == str(run / "drafter"))
     assert tuned["speedup"] == best["measured"]
@@ -70,6 +79,12 @@ def test_an_export_asks_for_the_tuned_length(run: Path, tmp_path: Path, capfd: p
     write_tuned(run / "drafter", {"eval.draft_length": "2"}, {})
     assert main(["export", str(run), "--out", str(tmp_path / "vllm")]) == 0
     assert '"num_speculative_tokens": 2' in capfd.readouterr().out
+
+
+def test_the_second_set_is_not_tuned_on(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    second = ["--eval.second_prompts", "stdlib-second"]
+    assert main(["tune", str(run), "--prompts", "stdlib-second", *second]) == 2
+    assert "which tell whether a setting holds on prompts that nothing was chosen on" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
