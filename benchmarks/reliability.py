@@ -96,7 +96,11 @@ ROWS = [
         "all, no weight is non-finite",
         "1,000",
     ),
-    Row("non-finite weights", "a weight of one process of two turns non-finite: no checkpoint holds it", "2"),
+    Row(
+        "non-finite weights",
+        "a weight of one process of two turns non-finite, under DeepSpeed too: no checkpoint holds it",
+        "2",
+    ),
     Row(
         "out of memory",
         "memory ends in forward, backward, update or save: the same batch in smaller parts, or one message",

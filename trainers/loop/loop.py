@@ -108,6 +108,7 @@ class Loop:
             rollouts=self.rollouts,
             identity=plan.identity,
             rows=train,
+            micro_rows=lambda: self.steps.micro_rows,
         )
         self.feed = Feed(self.batches, objective, steps=plan.loop.steps)
         self.steps = Steps(

@@ -7,15 +7,19 @@ export need ordinary weights on one process, without DeepSpeed's hooks. Read nex
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from torch import nn
+from torch import Tensor, nn
 
 from ...errors import RequestError
 
 _BUCKET = 500_000_000  # DeepSpeed's own default
+DEEPSPEED_FOLDER = "deepspeed"
+"""Of a checkpoint: DeepSpeed's own files."""
 
 
 def uses_deepspeed(accelerator: Accelerator) -> bool:
@@ -26,6 +30,33 @@ def uses_deepspeed(accelerator: Accelerator) -> bool:
 def has_stepped(engine: Any) -> bool:
     """Whether DeepSpeed's last step changed the weights; it leaves out one whose gradient is not finite."""
     return bool(engine.was_step_applied())
+
+
+def visible_to_deepspeed(loss: Tensor, terms: Mapping[str, Tensor]) -> Tensor:
+    """The loss, whose gradient is not finite where a value is not.
+
+    DeepSpeed updates inside of the backward pass, and leaves out a step by its gradient alone. Of values
+    that are finite the factor is 1, which changes no bit.
+    """
+    finite = torch.stack([torch.isfinite(each.detach()).all() for each in (loss, *terms.values())]).all()
+    return loss * torch.where(finite, 1.0, torch.nan)
+
+
+def held_weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Names and values of what this process holds of the trained weights: its copy or piece, and that in fp32."""
+    from deepspeed.utils import safe_get_local_fp32_param
+
+    for name, weight in module.named_parameters():
+        if not weight.requires_grad:
+            continue
+        if hasattr(weight, "ds_tensor"):  # ZeRO-3
+            yield name, weight.ds_tensor.detach()
+            yield name, safe_get_local_fp32_param(weight).detach()
+            continue
+        yield name, weight.detach()
+        piece = getattr(weight, "_hp_mapping", None)
+        if piece is not None:  # none of it is this process's
+            yield name, piece.get_hp_fragment().detach()
 
 
 def fit_buckets(accelerator: Accelerator, module: nn.Module) -> None:
@@ -86,3 +117,34 @@ def standalone(model: nn.Module) -> nn.Module:
     for (_, mine), (_, theirs) in zip(copy.named_buffers(), source.named_buffers(), strict=True):
         mine.copy_(theirs)
     return copy.eval()
+
+
+def check_whole(folder: Path) -> None:
+    """Raise RequestError for a checkpoint in DeepSpeed's pieces, which a run without it cannot read."""
+    if (folder / DEEPSPEED_FOLDER).is_dir():
+        raise RequestError(
+            f"{folder} was written under DeepSpeed ({_pieces(folder)} processes), and this run is without it; "
+            "launch with the same configuration (launch/configs/zero2.yaml or zero3.yaml) to go on"
+        )
+
+
+def check_pieces(folder: Path, processes: int) -> None:
+    """Raise RequestError for a checkpoint without DeepSpeed's state, or of another number of processes.
+
+    DeepSpeed itself would go on without weights, silently, where it finds none.
+    """
+    if not (folder / DEEPSPEED_FOLDER).is_dir():
+        raise RequestError(
+            f"{folder} was written without DeepSpeed, and this run is under it; launch as it was launched "
+            "to go on, or begin in another --out"
+        )
+    if (pieces := _pieces(folder)) != processes:
+        raise RequestError(
+            f"{folder} holds DeepSpeed's state in {pieces} pieces, and this run has {processes} processes; "
+            f"launch with --num_processes {pieces} to go on"
+        )
+
+
+def _pieces(folder: Path) -> int:
+    """How many processes hold a piece of the optimiser's state."""
+    return len([*(folder / DEEPSPEED_FOLDER).glob("*_optim_states.pt")])

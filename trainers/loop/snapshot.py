@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,9 +27,9 @@ from ...storage import MANIFEST, check_identity, delete_leftovers, publish, stag
 from . import checkpoint, state
 from .memory import explain_out_of_memory, free_memory, is_out_of_memory
 from .objective import Batch, RowWriter
-from .sharding import uses_deepspeed
+from .sharding import DEEPSPEED_FOLDER, check_pieces, check_whole, held_weights, uses_deepspeed
+from .sums import total
 
-_DEEPSPEED = "deepspeed"
 _log = logging.getLogger(__name__)
 
 
@@ -65,6 +65,7 @@ class Snapshots:
         rollouts: RowWriter | None,
         identity: Mapping[str, Any],
         rows: object = None,
+        micro_rows: Callable[[], int] | None = None,
     ) -> None:
         """Nothing is read or written yet.
 
@@ -72,18 +73,25 @@ class Snapshots:
             wrapped, optimizers: as accelerate's `prepare` returns them for `module`.
             identity: what the run computes hangs on, by dotted path; empty: not known.
             rows: what is trained on; where they are `Hashed`, a checkpoint of others is refused.
+            micro_rows: says how many rows a forward pass has now.
         """
         self.folder, self.accelerator = folder, accelerator
-        self.identity, self._train_rows = identity, rows
+        self.identity, self._train_rows, self._micro_rows = identity, rows, micro_rows
         self.wrapped, self.module = wrapped, module
         self.optimizers = [_unwrapped(each) for each in optimizers]
         self.average, self.rollouts = average, rollouts
 
-    @cached_property
+    @property
     def manifest(self) -> dict[str, Any]:
         """What the manifest says beside its files."""
         known = {"recipe": dict(self.identity), "rows": self._rows_hash}
-        return {"processes": self.accelerator.num_processes} | {name: each for name, each in known.items() if each}
+        return self.rounding | {name: each for name, each in known.items() if each}
+
+    @property
+    def rounding(self) -> dict[str, int]:
+        """What the order of sums, and with it their last bits, hangs on beside the recipe."""
+        known = {"processes": self.accelerator.num_processes, "threads": torch.get_num_threads()}
+        return known if self._micro_rows is None else known | {"micro_rows": self._micro_rows()}
 
     @cached_property
     def _rows_hash(self) -> str | None:
@@ -98,9 +106,13 @@ class Snapshots:
         """
         name, rows = f"step-{counters.step:08d}", self._rows()
         if uses_deepspeed(self.accelerator):
+            bad = _not_finite(held_weights(self.module))
+            if total(self.accelerator, len(bad)):  # all leave together
+                raise _broken(bad, counters.step)
             self._save_deepspeed(name, counters, rows)
         elif self.accelerator.is_main_process:
-            _check_finite(state.trainable(self.module), counters.step)
+            if bad := _not_finite(state.trainable(self.module).items()):
+                raise _broken(bad, counters.step)
             self._write(name, counters, rows)
         if self.accelerator.is_main_process:
             checkpoint.delete_older(self.folder, keep, than=name)
@@ -115,14 +127,14 @@ class Snapshots:
         self._check_rows(folder)
         if uses_deepspeed(self.accelerator):
             check_pieces(folder, self.accelerator.num_processes)
-            self.wrapped.load_checkpoint(str(folder), tag=_DEEPSPEED)
+            self.wrapped.load_checkpoint(str(folder), tag=DEEPSPEED_FOLDER)
         else:
             check_whole(folder)
             tensors = load_file(folder / "model.safetensors")
             _check_same_weights(folder, tensors, state.trainable(self.module))
             state.load_trainable(self.module, tensors)
             state.load_optimizers(folder, self.optimizers)
-        self._compare_processes(folder)
+        self._compare_rounding(folder)
         if self.average is not None:
             self.average.tensors = load_file(folder / "average.safetensors")
         if self.rollouts is not None and (rows := folder / "rollouts.safetensors").is_file():
@@ -175,7 +187,7 @@ class Snapshots:
         if self.accelerator.num_processes > 1:  # all write where the first one does
             (staging,) = broadcast_object_list([staging])
         self.accelerator.wait_for_everyone()
-        self.wrapped.save_checkpoint(str(staging), tag=_DEEPSPEED, exclude_frozen_parameters=True)
+        self.wrapped.save_checkpoint(str(staging), tag=DEEPSPEED_FOLDER, exclude_frozen_parameters=True)
         self.accelerator.wait_for_everyone()
         if self.accelerator.is_main_process:
             self._fill_common(staging, counters, rows)
@@ -191,17 +203,16 @@ class Snapshots:
             )
             check_identity(folder, {"rows": there}, {"rows": self._rows_hash}, remedy=remedy)
 
-    def _compare_processes(self, folder: Path) -> None:
-        """Say where the rest will not be the same bits."""
-        now = self.accelerator.num_processes
-        before = _manifest(folder).get("processes", now)
-        if before != now and self.accelerator.is_main_process:
+    def _compare_rounding(self, folder: Path) -> None:
+        """Say where the rest will not be the same bits; earlier versions wrote less of it."""
+        there, here = _manifest(folder), self.rounding
+        other = [name for name, now in here.items() if there.get(name, now) != now]
+        if other and self.accelerator.is_main_process:
             _log.warning(
-                "%s was saved by %d processes and goes on with %d: the same rows in the same order, but sums are "
-                "rounded otherwise, so the rest is no longer the same bits",
+                "%s goes on otherwise: %s. The same rows in the same order, but sums are rounded otherwise, so the "
+                "rest is no longer the same bits",
                 folder,
-                before,
-                now,
+                ", ".join(f"{name} {there[name]} before and {here[name]} now" for name in other),
             )
 
 
@@ -209,46 +220,20 @@ def _manifest(folder: Path) -> dict[str, Any]:
     return dict(json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
 
 
-def _check_finite(tensors: dict[str, Tensor], step: int) -> None:
-    """Raise TrainingFailed for a weight that is not finite: every step behind such a checkpoint would fail."""
-    bad = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
-    if bad:
-        raise TrainingFailed(
-            f"behind step {step} {bad[0]} is not finite ({len(bad)} of {len(tensors)} tensors), though every step "
-            "that was taken was: no checkpoint is written, older ones are whole. The same command continues from "
-            "the newest; where it ends here again, lower optimizer.lr, or test this machine's memory"
-        )
+def _not_finite(tensors: Iterable[tuple[str, Tensor]]) -> list[str]:
+    """Names of weights that are not finite: every step behind a checkpoint with them would fail."""
+    return [*dict.fromkeys(name for name, tensor in tensors if not torch.isfinite(tensor).all())]
 
 
-def check_whole(folder: Path) -> None:
-    """Raise RequestError for a checkpoint in DeepSpeed's pieces, which a run without it cannot read."""
-    if (folder / _DEEPSPEED).is_dir():
-        raise RequestError(
-            f"{folder} was written under DeepSpeed ({_pieces(folder)} processes), and this run is without it; "
-            "launch with the same configuration (launch/configs/zero2.yaml or zero3.yaml) to go on"
-        )
-
-
-def check_pieces(folder: Path, processes: int) -> None:
-    """Raise RequestError for a checkpoint without DeepSpeed's state, or of another number of processes.
-
-    DeepSpeed itself would go on without weights, silently, where it finds none.
-    """
-    if not (folder / _DEEPSPEED).is_dir():
-        raise RequestError(
-            f"{folder} was written without DeepSpeed, and this run is under it; launch as it was launched "
-            "to go on, or begin in another --out"
-        )
-    if (pieces := _pieces(folder)) != processes:
-        raise RequestError(
-            f"{folder} holds DeepSpeed's state in {pieces} pieces, and this run has {processes} processes; "
-            f"launch with --num_processes {pieces} to go on"
-        )
-
-
-def _pieces(folder: Path) -> int:
-    """How many processes hold a piece of the optimiser's state."""
-    return len([*(folder / _DEEPSPEED).glob("*_optim_states.pt")])
+def _broken(names: Sequence[str], step: int) -> TrainingFailed:
+    """What is said of them; `names` is empty on a process whose own weights are finite."""
+    more = f", and {len(names) - 1} more" if len(names) > 1 else ""
+    which = f"{names[0]} is not finite{more}" if names else "a weight of another process is not finite"
+    return TrainingFailed(
+        f"behind step {step} {which}, though every step that was taken was: no checkpoint is written, older ones are "
+        "whole. The same command continues from the newest; where it ends here again, lower optimizer.lr, or test "
+        "this machine's memory"
+    )
 
 
 def _check_same_weights(folder: Path, saved: dict[str, Tensor], own: dict[str, Tensor]) -> None:

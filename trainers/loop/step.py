@@ -24,7 +24,7 @@ from .feed import Feed
 from .memory import free_memory, is_out_of_memory, out_of_memory
 from .objective import Batch, Objective, Stepwise
 from .order import seed_of
-from .sharding import has_stepped, uses_deepspeed
+from .sharding import has_stepped, uses_deepspeed, visible_to_deepspeed
 from .state import Average
 from .sums import totals
 
@@ -119,6 +119,7 @@ class Steps:
         scale = self.accelerator.num_processes / labels
         if uses_deepspeed(self.accelerator):
             scale *= count  # DeepSpeed divides by the accumulation steps itself
+            loss = visible_to_deepspeed(loss, terms)
         self.accelerator.backward(loss * scale)
         return terms
 
@@ -159,7 +160,7 @@ class Steps:
     def update(self, step: int, *, finite: bool) -> None:
         """Clip and step; skip the step where something is not finite, and stop after too many such."""
         if uses_deepspeed(self.accelerator):
-            finite = self.was_taken_by_deepspeed(step, finite=finite)
+            finite = has_stepped(self.wrapped)  # inside of the backward pass
         else:
             norm = self.accelerator.clip_grad_norm_(self.wrapped.parameters(), self.optimizer.clip)
             finite = finite and bool(torch.isfinite(torch.as_tensor(norm)))
@@ -172,23 +173,6 @@ class Steps:
         self.zero_grad()
         if finite and self.average is not None:
             self.average.update(self.objective.module)
-
-    def was_taken_by_deepspeed(self, step: int, *, finite: bool) -> bool:
-        """Whether DeepSpeed, which updates inside of the backward pass, has taken the step.
-
-        It leaves out a step whose gradient is not finite on any process, as the loop does.
-
-        Raises:
-            TrainingFailed: it has taken one whose loss is not finite.
-        """
-        taken = has_stepped(self.wrapped)
-        if taken and not finite:
-            # a loss without a finite value whose gradient is finite: DeepSpeed looks at gradients alone
-            raise TrainingFailed(
-                f"step {step}: the loss is not finite, and DeepSpeed has already stepped; resume from the "
-                "newest checkpoint with another loop.seed, or start in another --out with a smaller optimizer.lr"
-            )
-        return taken
 
     def count(self, step: int, *, finite: bool) -> None:
         """Count a step that is skipped; TrainingFailed where too many are in a row."""

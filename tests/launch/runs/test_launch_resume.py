@@ -10,6 +10,7 @@ import launching
 import psutil
 import pytest
 from draftsmith.launch.cli import main
+from draftsmith.trainers.loop import checkpoint
 from faults import deepspeed_steps, stalls
 from launching import ended, launched
 from safetensors.torch import load_file
@@ -83,6 +84,23 @@ def test_deepspeed_leaves_out_a_step_that_is_not_finite(
     assert (tmp_path / "done-0").is_file()
     assert (tmp_path / "done-1").is_file()
     tally("non-finite steps", tried=len(deepspeed_steps.POISONED))
+
+
+@pytest.mark.parametrize(("config", "piece"), [("zero2", "fp32"), ("zero3", "fp32"), ("zero3", "copy")])
+def test_a_weight_that_turns_non_finite_reaches_no_checkpoint_of_deepspeed(
+    config: str, piece: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs_deepspeed(config)
+    find_helpers(monkeypatch)
+    launched(config, "-m", "faults.deepspeed_steps", str(tmp_path), "1", piece)
+    step = deepspeed_steps.BROKEN + 1
+    told = [(tmp_path / f"failed-{rank}").read_text() for rank in (0, 1)]
+    assert f"behind step {step} a weight of another process is not finite" in told[0]
+    assert "no checkpoint is written, older ones are whole" in told[1]
+    newest = checkpoint.newest(tmp_path / "checkpoints")
+    assert newest is not None
+    assert newest.name == f"step-{step - 1:08d}"
+    tally("non-finite weights", tried=1)
 
 
 @pytest.mark.parametrize("how", [stalls.STOP, stalls.KILL])

@@ -13,6 +13,7 @@ from typing import Any
 
 import draftsmith
 import pytest
+import torch
 from crash import run as copy_does
 from draftsmith.errors import DataError, RequestError, Stopped, TrainingFailed
 from draftsmith.launch.cli import main
@@ -166,7 +167,8 @@ def test_a_checkpoint_of_an_earlier_version_goes_on(run: Path, caplog: pytest.Lo
     """0.1.0 wrote neither; and a value that a later version has added was what it is by default."""
     recipe = json.loads((run / LAST / "manifest.json").read_text())["recipe"]
     fewer = {name: value for name, value in recipe.items() if name != "loop.seed"}
-    for name, entries in (("plain", {"recipe": None, "processes": None}), ("fewer", {"recipe": fewer})):
+    nothing = dict.fromkeys(("recipe", "processes", "threads", "micro_rows"))
+    for name, entries in (("plain", nothing), ("fewer", {"recipe": fewer})):
         out = run.parent / name
         shutil.copytree(run, out)
         change_manifest(out, **entries)
@@ -176,13 +178,25 @@ def test_a_checkpoint_of_an_earlier_version_goes_on(run: Path, caplog: pytest.Lo
 
 
 @pytest.mark.run
-def test_another_number_of_processes_is_said_in_a_line(run: Path, caplog: pytest.LogCaptureFixture) -> None:
-    out = run.parent / "two"
+@pytest.mark.parametrize(
+    ("there", "more", "said"),
+    [
+        ({"processes": 2}, [], "processes 2 before and 1 now"),
+        ({"threads": 7}, [], "threads 7 before and {threads} now"),
+        ({}, ["--loop.micro_rows", "1"], "micro_rows 2 before and 1 now"),
+        ({"processes": 4, "threads": 7}, [], "processes 4 before and 1 now, threads 7 before and {threads} now"),
+    ],
+)
+def test_what_sums_are_rounded_by_is_said_in_a_line(
+    there: dict[str, int], more: list[str], said: str, run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    out = run.parent / tmp_path.name  # beside the recipe
     shutil.copytree(run, out)
-    change_manifest(out, processes=2)
-    assert main(words(out)) == 0
-    assert "was saved by 2 processes and goes on with 1" in caplog.text
-    assert "the rest is no longer the same bits" in caplog.text
+    change_manifest(out, **there)
+    assert main(words(out, *more)) == 0
+    (line,) = [each for each in caplog.messages if "goes on otherwise" in each]
+    assert f"otherwise: {said.format(threads=torch.get_num_threads())}. The same rows" in line
+    assert line.endswith("the rest is no longer the same bits")
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGUSR1"])
