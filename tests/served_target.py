@@ -158,6 +158,8 @@ class ServedTarget(ThreadingHTTPServer):
         self.keys: list[str | None] = []
         self.fail_after: int | None = None
         """Requests that are answered before all others get status 401."""
+        self.refusal: str | None = None
+        """What every request is refused with."""
 
     @property
     def url(self) -> str:
@@ -180,6 +182,8 @@ class _Handler(BaseHTTPRequestHandler):
         server.asked.append(body)
         if server.fail_after is not None and len(server.asked) > server.fail_after:
             self._send(401, "away")
+        elif server.refusal is not None:
+            self._send(400, server.refusal)
         elif self.path == "/v1/completions" and "completions" not in server.hands_out:
             self._send(404, "no such endpoint")
         elif isinstance(body.get("prompt"), list) and "prompt ids" not in server.hands_out:

@@ -120,9 +120,10 @@ class Transport:
             return response.text if response.is_success else None
 
     def shown(self, text: str) -> str:
-        """The start of the server's message, without the key in case it repeats it."""
+        """The start of the server's message, without the key in case it repeats it, and fit for a terminal."""
         if self._key:
             text = text.replace(self._key, "...")
+        text = "".join(each if each.isprintable() else " " for each in text)
         return " ".join(text.split())[:_SHOWN] or "nothing"
 
     @asynccontextmanager

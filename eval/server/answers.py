@@ -126,7 +126,14 @@ class _Collect:
         """The way that was found, and the answer that it was found by."""
         async with Transport(self._server) as transport:
             greedy = replace(self._server, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
-            way, answer = await probe(transport, replace(greedy, max_new_tokens=4), self._requests, self._tokenizer)
+            try:
+                way, answer = await probe(
+                    transport, replace(greedy, max_new_tokens=4), self._requests, self._tokenizer
+                )
+            except Refused as refused:
+                raise EnvironmentFailure(
+                    f"{self._server.public_url} answers no request, however it is asked; the last one: {refused}"
+                ) from refused
             self._requests = [each for each in self._requests if way.takes(each)]
             if not self._journal.complete:
                 await self._wave(transport, way, greedy, range(self.greedy))

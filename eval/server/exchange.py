@@ -119,7 +119,7 @@ class _Pieces:
 
     def _take(self, chunk: dict[str, Any]) -> None:
         if "error" in chunk:
-            raise Passing(f"the server broke off: {chunk['error']!s:.200}")
+            raise Passing(f"the server broke off: {json.dumps(chunk['error']):.200}")
         self._usage = chunk.get("usage") or self._usage
         self._counts = counts_of_answer(chunk.get("metrics")) or self._counts
         for choice in chunk.get("choices") or []:

@@ -66,7 +66,7 @@ def run_server_eval(
     shown = replace(request, server=named.server.public_url, baseline_server=baseline)
     results["repeat"] = [repeat_of(shown, "eval", overrides)]
     write_json(out / "results.json", results)
-    _keep(out / measure.JOURNAL)
+    _keep(out)
     show_server(results, console)
     say_where(out / "results.json", console)
 
@@ -78,7 +78,9 @@ def run_server_audit(request: AuditRequest, named: NamedServer, console: Console
         DraftsmithError: what it writes is not the target's own.
         EnvironmentFailure: it does not hand out what would decide.
     """
-    report = _audit(named, _config(request, named), _folder(request), console)
+    out = _folder(request)
+    report = _audit(named, _config(request, named), out, console)
+    _keep(out)
     if report.verdict == "NOT lossless":
         raise DraftsmithError("the audit failed: what the server writes is not the target's own")
     if report.verdict == "undecided":
@@ -92,7 +94,6 @@ def _audit(named: NamedServer, config: EvalConfig, out: Path, console: Console) 
     server = replace(named.server, max_new_tokens=audit.max_new_tokens, seed=audit.seed)
     report = audit_server(target, requests, server, audit, out)
     write_json(out / "audit.json", report.to_dict())
-    _keep(out / answers.JOURNAL)
     console.print(report.text(), markup=False, soft_wrap=True)
     return report
 
@@ -158,7 +159,9 @@ def _results(
     }
 
 
-def _keep(journal: Path) -> None:
+def _keep(out: Path) -> None:
     """What was asked and answered, beside the results; the next start asks anew."""
-    shutil.copyfile(journal / "answers.jsonl", journal.with_suffix(".jsonl"))
-    delete_folder(journal)
+    for journal in (out / measure.JOURNAL, out / answers.JOURNAL):
+        if journal.is_dir():
+            shutil.copyfile(journal / "answers.jsonl", journal.with_suffix(".jsonl"))
+            delete_folder(journal)

@@ -87,7 +87,7 @@ def test_what_passes_is_tried_again(serve: Any, tokenizer: Any, code: int) -> No
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (status(503, "over\n loaded"), r"status 503: over loaded \(tried 4 times\)"),
+        (status(503, "over\n \x1b loaded"), r"status 503: over loaded \(tried 4 times\)"),
         ((200, {}, b"<html>"), r"no completion in the answer: <html> \(tried 4 times\)"),
         ((200, {}, b'{"choices": []}'), "no completion in the answer"),
         ((200, {}, b"[]"), "no completion in the answer"),

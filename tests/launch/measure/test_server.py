@@ -151,6 +151,27 @@ def test_audit(
         assert main(["report", str(tmp_path / "silent")]) == 0
 
 
+def test_a_stopped_eval_does_not_audit_twice(served: Backbone, folder: Path, prompts: Path, tmp_path: Path) -> None:
+    words = ["--target", str(folder), "--prompts", str(prompts), *SMALL, *FEW, "--out", str(tmp_path)]
+    with serving(Engine(served)) as server:
+        server.fail_after = 1 + 2 + 32 + 3  # one finds out, greedy and sampled answers, warm-up and two blocks
+        assert main(["eval", *at(server), *words]) == 2
+        asked, server.fail_after = len(server.asked), None
+        assert main(["eval", *at(server), *words]) == 0
+        assert len(server.asked) - asked == 1 + 1 + 4
+    assert {path.name for path in tmp_path.iterdir()} > {"server-answers.jsonl", "server-blocks.jsonl"}
+
+
+def test_a_server_that_answers_nothing(folder: Path, tmp_path: Path, served: Backbone, capfd: Captured) -> None:
+    """Requests of every kind are refused: one message, and no traceback."""
+    with serving(Engine(served)) as server:
+        server.refusal = "no\x1bthing"
+        words = ["audit", *at(server), "--target", str(folder), *FEW, "--out", str(tmp_path)]
+        assert main(words) == 4
+    message = capfd.readouterr().err
+    assert "answers no request, however it is asked; the last one: status 400: no thing" in message
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
