@@ -47,6 +47,7 @@ def sentence(done: Sequence[Raced], temperature: float, batch: int) -> str:
 
 
 def table(request: TuneRequest, done: Sequence[Raced]) -> Any:
+    """What was measured, the fastest first, beside what was predicted."""
     columns = (
         ("method", ""),
         ("predicted", "speed-up"),
