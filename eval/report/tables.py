@@ -132,7 +132,7 @@ def accuracy(pairs: Sequence[tuple[float | None, float | None]]) -> str:
     shares = [share for share in (_over(*pair) for pair in pairs) if share is not None]
     if not shares:
         return "no prediction can be compared: nothing was timed"
-    near = sum(abs(share - 1) <= NEAR for share in shares)
+    near = sum(abs(share - 1) <= NEAR + 1e-9 for share in shares)
     mean = 100 * (sum(shares) / len(shares) - 1)
     each = ", ".join(off(*pair) for pair in pairs)
     found = f"predicted within {NEAR:.0%} of measured: {near} of {len(shares)} rows"
