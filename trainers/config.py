@@ -33,9 +33,19 @@ class TargetConfig(Section):
 class FeaturesConfig(Section):
     """Where the hidden states of a frozen target come from."""
 
-    source: Literal["online", "cache"] = "online"
+    source: Literal["online", "cache", "engine"] = "online"
     """`online` runs the target at every step; `cache` keeps its states on disk, which pays from
-    the second epoch on."""
+    the second epoch on; `engine` asks a serving engine for them, for targets that do not fit here."""
+    server: str | None = None
+    """URL of the engine."""
+    served_model: str | None = None
+    """Name that the engine knows the target by; default: `target.path`."""
+    shared: str | None = None
+    """Folder in which the engine leaves the states, its shared_storage_path, as it is seen here."""
+    requests: int = Field(16, ge=1, le=1_000)
+    """Documents that a process asks the engine for at a time."""
+    timeout: float = Field(120.0, gt=0)
+    """Seconds that the engine may take for one document."""
     folder: str | None = None
     """Folder of the cache, for one set of rows; default: `features` in the run's folder."""
     dtype: Literal["fp32", "bf16", "fp8"] = "bf16"

@@ -92,6 +92,32 @@ def layer_count(model: Any) -> int:
     return int(model.config.get_text_config(decoder=True).num_hidden_layers)
 
 
+@torch.no_grad()
+def last_norm(decoder: Any) -> nn.Module:
+    """The norm behind a decoder's last layer, whatever its class calls it.
+
+    Raises:
+        RequestError: what the decoder puts out comes from none of its parts.
+    """
+    made: list[tuple[nn.Module, Any]] = []
+    hooks = [
+        each.register_forward_hook(lambda module, _given, out: made.append((module, out)))
+        for each in decoder.children()
+    ]
+    try:
+        ids_11 = torch.zeros(1, 1, dtype=torch.long, device=decoder.device)
+        last = decoder(input_ids=ids_11, use_cache=False).last_hidden_state
+    finally:
+        for hook in hooks:
+            hook.remove()
+    norm = next((module for module, out in reversed(made) if out is last), None)
+    if norm is None:
+        raise RequestError(
+            f"{type(decoder).__name__} ends with no norm of its own, which would have to be applied here"
+        )
+    return norm
+
+
 def _blocks(decoder: nn.Module, count: int) -> nn.ModuleList:
     """The decoder's layers, whatever its class calls them."""
     for child in decoder.children():

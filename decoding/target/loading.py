@@ -32,21 +32,33 @@ def load_target(
     dtype: str = "fp32",
     device: str | None = None,
     trust_remote_code: bool = False,
+    layers: int | None = None,
 ) -> Backbone:
     """Load a causal LM by folder or hub name; `tiny` is the embedded default target.
+
+    Args:
+        layers: load these first layers alone, with embedding, last norm and projection; the config stays the
+            whole model's. Nobody can decode with such a part.
 
     Raises:
         RequestError: there is no such model, or its state cannot be rolled back.
     """
-    model = load_model(path, revision=revision, dtype=dtype, trust_remote_code=trust_remote_code)
+    model = load_model(path, revision=revision, dtype=dtype, trust_remote_code=trust_remote_code, layers=layers)
     chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
     model.requires_grad_(False).eval().to(chosen)
     use_grouped_attention(model)
     return Backbone(model, name=folder_or_name(path), revision=revision)
 
 
-def load_model(path: str, *, revision: str | None = None, dtype: str = "fp32", trust_remote_code: bool = False) -> Any:
-    """The weights alone, ready to train further; the class is that of `transformers`.
+def load_model(
+    path: str,
+    *,
+    revision: str | None = None,
+    dtype: str = "fp32",
+    trust_remote_code: bool = False,
+    layers: int | None = None,
+) -> Any:
+    """The weights alone, ready to train further; the class is that of `transformers`. `layers`: as for `load_target`.
 
     Raises:
         RequestError: there is no such model, or its weights are damaged.
@@ -56,11 +68,15 @@ def load_model(path: str, *, revision: str | None = None, dtype: str = "fp32", t
     source = folder_or_name(path)
     # a bar is for what takes long: a download, not a folder that is here
     quiet = no_progress_bars() if Path(source).is_dir() else nullcontext()
-    with loading_errors("model", path, "config.json and safetensors weights"), quiet:
+    with loading_errors("model", path, "config.json and safetensors weights"), quiet, _unasked(layers):
         config = vetted_config(path, revision=revision, trust_remote_code=trust_remote_code)
         check_weight_files(path)  # what follows would not name the file
         if not trust_remote_code:
             _check_foreign(path, revision, config)
+        own = config.get_text_config(decoder=True)
+        whole = (own.num_hidden_layers, getattr(own, "layer_types", None))
+        if layers is not None:
+            _set_layers(own, min(layers, whole[0]), None if whole[1] is None else whole[1][:layers])
         try:
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 source,
@@ -80,7 +96,30 @@ def load_model(path: str, *, revision: str | None = None, dtype: str = "fp32", t
         if missing:  # which transformers fills with random numbers, and a warning
             others = f" and {len(missing) - 1} others" * (len(missing) > 1)
             raise ValueError(f"its weights lack {missing[0]}{others}")
+        if layers is not None:
+            _set_layers(model.config.get_text_config(decoder=True), *whole)
         return model
+
+
+@contextmanager
+def _unasked(layers: int | None) -> Iterator[None]:
+    """Inside, the layers that are left out are not reported one by one, as if they were too many."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    if layers is not None:
+        logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
+def _set_layers(config: Any, count: int, types: list[str] | None) -> None:
+    """How many layers a config says that there are, and of which kinds."""
+    config.num_hidden_layers = count
+    if types is not None:
+        config.layer_types = types
 
 
 def _check_foreign(path: str, revision: str | None, config: Any) -> None:

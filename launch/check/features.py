@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ...drafters.families import FAMILIES
 from ...errors import EnvironmentFailure, RequestError
 from ..recipe.model import Recipe
+from .engine import engine_line
 from .memory import BYTES, device_memory, devices_of, in_units, needs, parameters
 
 if TYPE_CHECKING:
@@ -44,25 +45,32 @@ def check_features(recipe: Recipe, models: Models, folder: Path) -> str:
     target: Any = models.target()
     hidden = int(target.config.get_text_config(decoder=True).hidden_size)
     states = _states(recipe, models)
-    dtype, cached = recipe.target.dtype, recipe.features.source == "cache"
+    dtype, source = recipe.target.dtype, recipe.features.source
     used = states * hidden * BYTES[dtype]
     memory = _memory(recipe, models, used)
-    pace = _pace(recipe, target)
-    if not cached:
+    if source == "online":
         tokens = recipe.loop.steps * recipe.loop.batch_rows * recipe.row_tokens
         return (
             f"online: {used:,} bytes per token ({states} x {hidden} in {dtype}), {memory}; "
-            f"{tokens / 1e6:,.1f} M tokens in about {pace.of(tokens)}"
+            f"{tokens / 1e6:,.1f} M tokens in about {_pace(recipe, target).of(tokens)}"
         )
     if recipe.tunes_target:
         check_tuned(recipe)
     stored = token_bytes(states, hidden, recipe.features.dtype)
     plan = _Plan.of(recipe, models, stored)
     nearest = plan.check_disk(recipe, folder)
-    return (
-        f"cache: {stored:,} bytes per token ({states} x {hidden} in {recipe.features.dtype}), "
-        f"{plan}; {nearest}; {memory}; computed in about {pace.of(plan.computed)}"
-    )
+    kept = f"{stored:,} bytes per token ({states} x {hidden} in {recipe.features.dtype}), {plan}; {nearest}; {memory}"
+    if source == "engine":
+        return f"engine: {kept}; {engine_line(recipe, target, _layers(recipe, models))}"
+    return f"cache: {kept}; computed in about {_pace(recipe, target).of(plan.computed)}"
+
+
+def _layers(recipe: Recipe, models: Models) -> tuple[int, ...]:
+    """Which hidden states the drafter is taught by."""
+    from ...decoding.target.hidden_states import LAST
+
+    own: Any = next((each.config for each in models.student().modules() if hasattr(each, "config")), None)
+    return (*getattr(own, "layers", ()), LAST) if _states(recipe, models) > 1 else (LAST,)
 
 
 def _states(recipe: Recipe, models: Models) -> int:
@@ -151,8 +159,10 @@ class _Plan:
 def _memory(recipe: Recipe, models: Models, token: int) -> str:
     """The states of a micro-batch, twice where the next one's are fetched, and the pass itself."""
     held = token * recipe.loop.micro_rows * recipe.row_tokens
-    if recipe.features.prefetch and (_on_gpu(recipe) or recipe.features.source == "cache"):
+    if recipe.features.prefetch and (_on_gpu(recipe) or recipe.features.source != "online"):
         held *= 2
+    if recipe.features.source == "engine":
+        return f"{in_units(held)} of them held at peak"
     reading = needs(recipe, models.student(), models.target())["its pass"]
     return f"{in_units(held)} of them held at peak beside a pass of {in_units(reading)}"
 

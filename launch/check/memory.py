@@ -85,10 +85,22 @@ def needs(recipe: Recipe, student: nn.Module, target: nn.Module | None) -> dict[
     if frozen:
         need["the adapter's base"] = frozen * float(BYTES["fp32"])
     if target is not None:
-        need["the target"] = parameters(target) * float(BYTES[recipe.target.dtype])
-        need["its pass"] = _reading(recipe, target)
+        if recipe.features.source == "engine":
+            need["a part of the target"] = _kept_here(target) * float(BYTES[recipe.target.dtype])
+        else:
+            need["the target"] = parameters(target) * float(BYTES[recipe.target.dtype])
+            need["its pass"] = _reading(recipe, target)
     need["activations"] = _activations(recipe, student, target)
     return need
+
+
+def _kept_here(target: nn.Module) -> int:
+    """Numbers of the part of a target that is here where an engine computes its states."""
+    from ...trainers.teacher.handshake import KEPT_LAYERS
+
+    model: Any = target
+    layers = next((each for each in model.get_decoder().children() if type(each).__name__ == "ModuleList"), [])
+    return parameters(model) - sum(parameters(each) for each in list(layers)[KEPT_LAYERS:])
 
 
 def check_fits(need: dict[str, float], devices: Devices) -> None:

@@ -27,6 +27,12 @@ _FREE = (
     "target.sizes",
     "model.sizes",
     "features.folder",
+    # which engine a run learns from, its own folder says (`trainers/teacher/engine.py`)
+    "features.server",
+    "features.served_model",
+    "features.shared",
+    "features.requests",
+    "features.timeout",
     "features.max_gb",
     "features.prefetch",
     "data.cache",  # where rows are kept, which a warning may advise to change

@@ -28,6 +28,7 @@ from ...drafters.identity import TargetIdentity
 from ...errors import RequestError
 from ..config import FeaturesConfig
 from ..loop.objective import Objective
+from .engine import EngineFeatures, identity_of_engine, proved_engine, request_of
 from .features import CachedFeatures, Featured, FeatureSource, OnlineFeatures, is_trained
 
 _CHUNK = 1 << 18  # numbers of a weight that are summed at once; its int64 copy stays in a cache
@@ -70,8 +71,8 @@ def feature_source(
     """Give the objective the source that the recipe asks for, while the run lasts.
 
     Raises:
-        RequestError: the target is trained too, or the cache was made for something else.
-        EnvironmentFailure: the folder cannot be written.
+        RequestError: the target is trained too, the cache was made for something else, or the engine's states
+            are not the target's. EnvironmentFailure: the folder cannot be written, or no engine is there.
     """
     source = objective.features if isinstance(objective, Featured) else None
     if source is not None:
@@ -80,17 +81,55 @@ def feature_source(
         yield
         return
     if not isinstance(objective, Featured) or not isinstance(source, OnlineFeatures):
-        raise RequestError("features.source is cache, and this method reads no features; leave it")
+        raise RequestError(f"features.source is {config.source}, and this method reads no features; leave it")
     if is_trained(target.model):
         raise RequestError(
-            "features.source is cache, and the target is trained in this run, so its states do not "
+            f"features.source is {config.source}, and the target is trained in this run, so its states do not "
             "stay what they are; use features.source online"
         )
-    folder = features_folder(config, out)
+    identity = identity_of(target, config, source.layers, rows, data)
+    with contextlib.ExitStack() as stack:
+        if config.source == "engine":
+            request = request_of(config, target.name, source.layers, target.model.config)
+            engine, proof = stack.enter_context(
+                proved_engine(request, target.model, rows.train, out=out, accelerator=accelerator)
+            )
+            identity |= identity_of_engine(request, proof)
+        store = stack.enter_context(
+            contextlib.closing(_store(config, identity, source, target, rows, out, accelerator))
+        )
+        kept: FeatureSource = CachedFeatures(source, store, config.dtype)
+        if config.source == "engine":
+            kept = EngineFeatures(
+                source.layers,
+                target.model,
+                engine,
+                proof.fingerprint,
+                store,
+                config.dtype,
+                accelerator=accelerator,
+                requests=config.requests,
+            )
+        kept.looks_ahead = config.prefetch
+        objective.features = kept
+        stack.enter_context(contextlib.closing(kept))
+        yield
+
+
+def _store(
+    config: FeaturesConfig,
+    identity: dict[str, object],
+    source: FeatureSource,
+    target: Backbone,
+    rows: Prepared,
+    out: Path,
+    accelerator: Accelerator,
+) -> FeatureStore:
+    """Where states are kept; errors as of `FeatureStore`."""
     bytes_ = token_bytes(len(source.layers), hidden_size(target.model), config.dtype)
-    store = FeatureStore(
-        folder,
-        identity_of(target, config, source.layers, rows, data),
+    return FeatureStore(
+        features_folder(config, out),
+        identity,
         max_bytes=int(config.max_gb * 1e9),
         row_bytes=rows.train.sequence_length * bytes_,
         # two epochs: a row that was not asked for in them is none of this run's
@@ -98,11 +137,6 @@ def feature_source(
         rank=accelerator.process_index,
         world=accelerator.num_processes,
     )
-    cached: FeatureSource = CachedFeatures(source, store, config.dtype)
-    cached.looks_ahead = config.prefetch
-    objective.features = cached
-    with contextlib.closing(store), contextlib.closing(cached):
-        yield
 
 
 def features_folder(config: FeaturesConfig, out: Path) -> Path:

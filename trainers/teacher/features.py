@@ -119,26 +119,25 @@ class OnlineFeatures(FeatureSource):
         return partial(_handed_over, states, ready, device)
 
 
-class CachedFeatures(FeatureSource):
-    """States that were stored, or else computed row by row and stored.
+class StoredFeatures(FeatureSource):
+    """States that were stored, or else are made and stored.
 
-    What is used is what would be read back, so that a run does not depend on where a row came
-    from. Row by row, because a row's neighbours may change the last bits of its states, and it has
-    others when it is computed again.
+    What is used is what would be read back, so that a run does not depend on where a row came from.
     """
 
-    def __init__(self, online: OnlineFeatures, store: FeatureStore, dtype: FeatureDtype) -> None:
-        super().__init__(online.layers)
-        self.online, self.store, self._dtype = online, store, dtype
+    def __init__(self, layers: Sequence[int], dtype: torch.dtype, store: FeatureStore, stored: FeatureDtype) -> None:
+        """`dtype`: of what is handed out, the target's; `stored`: of what is kept."""
+        super().__init__(layers)
+        self.dtype, self.store, self._stored_as = dtype, store, stored
         self._reader: ThreadPoolExecutor | None = None
         self._side: torch.cuda.Stream | None = None
 
     def fetch(self, batch: Batch) -> Features:
-        """Read what is there, compute the rest."""
+        """Read what is there, make the rest."""
         return self._whole(batch, self._timed(partial(self._read, batch)))
 
     def start(self, batch: Batch) -> Callable[[], Features]:
-        """A thread reads and uploads; what it does not find is computed when it is asked for."""
+        """A thread reads and uploads; what it does not find is made there, or when it is asked for."""
         if self._reader is None:
             self._reader = ThreadPoolExecutor(1, thread_name_prefix="features")
         device = batch["input_ids"].device
@@ -160,6 +159,12 @@ class CachedFeatures(FeatureSource):
             self._reader.shutdown(wait=True, cancel_futures=True)
             self._reader = None
 
+    def kept(self, key: str, states_NSH: Tensor) -> Tensor:
+        """Store a row's states; what would be read back of them."""
+        encoded = encode(states_NSH, self._stored_as)
+        self.store.add(key, encoded)
+        return decode(encoded, self.dtype)
+
     def _timed(self, wait: Callable[[], _Read]) -> _Read:
         began = time.perf_counter()
         read = wait()
@@ -174,12 +179,16 @@ class CachedFeatures(FeatureSource):
             keys = row_keys(batch)
             stored = [self.store.read(key) for key in keys]
             rows = [None if each is None else self._decoded(each, device) for each in stored]
+            self._complete(batch, keys, rows)
             return _Read(keys, rows, None if side is None else side.record_event())
+
+    def _complete(self, batch: Batch, keys: list[str], rows: list[Tensor | None]) -> None:
+        """Make rows that are not stored while others are trained on, where that can be done in a thread."""
 
     def _decoded(self, row: Encoded, device: torch.device) -> Tensor:
         if device.type == "cuda":
             row = {name: t.pin_memory().to(device, non_blocking=True) for name, t in row.items()}
-        return decode(row, self.online.target.dtype)
+        return decode(row, self.dtype)
 
     @torch.no_grad()
     def _whole(self, batch: Batch, read: _Read) -> Features:
@@ -194,10 +203,23 @@ class CachedFeatures(FeatureSource):
         return tuple(torch.stack(rows, 1))
 
     def _compute(self, row: Batch, key: str) -> Tensor:
-        """The states [N, S, H] of a batch of one row, stored on the way."""
-        encoded = encode(torch.cat(self.online.fetch(row)), self._dtype)
-        self.store.add(key, encoded)
-        return decode(encoded, self.online.target.dtype)
+        """The states [N, S, H] of a batch of one row that is neither stored nor made in the thread."""
+        raise NotImplementedError
+
+
+class CachedFeatures(StoredFeatures):
+    """States that were stored, or else computed row by row and stored.
+
+    Row by row, because a row's neighbours may change the last bits of its states, and it has
+    others when it is computed again.
+    """
+
+    def __init__(self, online: OnlineFeatures, store: FeatureStore, dtype: FeatureDtype) -> None:
+        super().__init__(online.layers, online.target.dtype, store, dtype)
+        self.online = online
+
+    def _compute(self, row: Batch, key: str) -> Tensor:
+        return self.kept(key, torch.cat(self.online.fetch(row)))
 
 
 class _Read(NamedTuple):

@@ -26,6 +26,7 @@ from ..loop.setup import make_accelerator, make_deterministic, run_loop
 from ..methods import METHODS
 from ..sections import Run, Sections
 from .feature_cache import feature_source
+from .handshake import KEPT_LAYERS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -68,7 +69,8 @@ def run_for_target(
     recipe, plan = run.recipe, plan_of(run.recipe)
     accelerator, teacher = load_teacher(run, check_target)
     # prompts that have no room are refused here too
-    probe = run.make_probe(teacher) if run.make_probe else None
+    whole = recipe.features.source != "engine"  # a part of the target decodes nothing
+    probe = run.make_probe(teacher) if run.make_probe and whole else None
     rows = prepare_rows(run, accelerator, teacher)
     if check_rows is not None:
         check_rows(recipe, rows)
@@ -103,6 +105,7 @@ def load_teacher(run: Run, check_target: CheckTarget) -> tuple[Accelerator, Back
         dtype=target.dtype,
         device=str(accelerator.device),
         trust_remote_code=target.trust_remote_code,
+        layers=KEPT_LAYERS if run.recipe.features.source == "engine" else None,
     )
     check_target(run.recipe, teacher.model)
     return accelerator, teacher

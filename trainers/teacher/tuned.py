@@ -194,9 +194,9 @@ class TunedStudent(nn.Module):
 def check_tuned(recipe: Sections) -> None:
     """Raise RequestError for sections that a target which moves cannot follow."""
     check_precision(recipe.tune, recipe.target)
-    if recipe.features.source == "cache":
+    if recipe.features.source != "online":
         raise RequestError(
-            f"features.source is cache, and this {recipe.method} trains the target, so its states "
+            f"features.source is {recipe.features.source}, and this {recipe.method} trains the target, so its states "
             "do not stay what they are; use features.source online"
         )
 

@@ -1,0 +1,63 @@
+"""What a recipe has to say, and may not say, where a serving engine computes the target's states.
+
+Read next: `unread.py` and `features.py`, which ask here; `trainers/teacher/engine.py`, the run.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...errors import RequestError
+from ...trainers.config import FROM_TARGET, FeaturesConfig
+from ..recipe.model import Recipe
+
+_OF_ENGINE = ("server", "served_model", "shared", "requests", "timeout")
+
+
+def check_engine(recipe: Recipe) -> None:
+    """Raise RequestError for values of an engine without one, and for what only a whole target can do."""
+    features = recipe.features
+    if features.source != "engine":
+        default = FeaturesConfig()
+        given = next((name for name in _OF_ENGINE if getattr(features, name) != getattr(default, name)), None)
+        if given is not None:
+            raise RequestError(
+                f"features.{given} is {getattr(features, given)!r}, and features.source is {features.source}, which "
+                "asks no engine; set features.source to engine, or leave it out"
+            )
+        return
+    for name in ("server", "shared"):
+        if not getattr(features, name):
+            raise RequestError(
+                f"features.source is engine, and features.{name} is not set; docs/engine.md says to what"
+            )
+    reason = _needs_whole(recipe)
+    if reason is not None:
+        raise RequestError(f"features.source is engine, so the whole target is not here, and {reason}")
+
+
+def _needs_whole(recipe: Recipe) -> str | None:
+    """What of a recipe runs the target itself, and what to do; None where nothing does."""
+    if recipe.tunes_target:
+        return f"{recipe.method} trains it; use features.source online"
+    if recipe.record.samples(recipe) is not None:
+        return f"{recipe.method} learns from texts that it writes; use features.source online"
+    if recipe.rollouts.share:
+        return "rollouts.share has it follow texts that the draft writes; set it to 0 (answers: draftsmith generate)"
+    if recipe.model.start_from == FROM_TARGET:
+        return f"model.start_from {FROM_TARGET} cuts the draft out of it; start from another model, or from none"
+    if recipe.probe.every_steps is not None:
+        return (
+            f"a probe every {recipe.probe.every_steps} steps (probe.every_steps) would decode with it; leave that "
+            'empty: held-out rows still measure the loss (--probe.every_steps "")'
+        )
+    return None
+
+
+def engine_line(recipe: Recipe, target: Any, states: tuple[int, ...]) -> str:
+    """How the engine is started, for the pre-flight."""
+    from ...data.features.engine import start_command
+    from ...trainers.teacher.engine import request_of
+
+    request = request_of(recipe.features, recipe.target.path, states, target.config)
+    return f"asked of {request.public_url}, which is started by\n{start_command(recipe.target.path, request)}"

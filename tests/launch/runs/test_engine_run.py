@@ -1,0 +1,208 @@
+"""Whole runs that learn from an engine, by the command line: the same bits as online, resumed, refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import draftsmith
+import engine_server
+import pytest
+import torch
+from draftsmith.data.rows.packed import PackedRows
+from draftsmith.data.rows.prepare import Prepared, prepare
+from draftsmith.decoding.target.hub import embedded_target
+from draftsmith.decoding.target.loading import load_target
+from draftsmith.launch.cli import main
+from draftsmith.launch.recipe.load import load_recipe
+from draftsmith.trainers.teacher.engine import documents_of
+from safetensors.torch import load_file
+
+PAGE = Path(draftsmith.__file__).parent / "docs" / "engine.md"
+SMALL = {
+    "loop.steps": "3",
+    "loop.batch_rows": "4",
+    "loop.micro_rows": "2",
+    "loop.validate_rows": "2",
+    "loop.log_every": "1",
+    "loop.precision": "fp32",
+    "data.sequence_length": "64",
+    "data.limit_rows": "12",
+    "checkpoint.every_steps": "2",
+    "optimizer.warmup_steps": "0",
+    "probe.every_steps": "",
+    "features.dtype": "fp32",
+    "eagle3.vocabulary": "512",
+}
+Captured = pytest.CaptureFixture[str]
+
+
+def words(values: dict[str, str]) -> list[str]:
+    return [word for name, value in values.items() for word in (f"--{name}={value}",) if value] + [
+        word for name, value in values.items() if not value for word in (f"--{name}", value)
+    ]
+
+
+@pytest.fixture(scope="module")
+def target() -> Any:
+    return load_target("tiny")
+
+
+@pytest.fixture(scope="module")
+def rows(target: Any) -> Prepared:
+    flags = [(name, value) for name, value in SMALL.items() if name.startswith("data.")]
+    return prepare(load_recipe("eagle3-tiny", flags).recipe.data, target.tokenizer, out=None)
+
+
+@pytest.fixture(scope="module")
+def places(rows: Prepared) -> dict[tuple[int, ...], tuple[PackedRows, int, int]]:
+    """Where each document lies: part, row, first token."""
+    found: dict[tuple[int, ...], tuple[PackedRows, int, int]] = {}
+    for part in (rows.train, rows.validation):
+        batch = part.batch(list(range(len(part))))
+        for r in range(len(part)):
+            for document in documents_of(batch, r):
+                found.setdefault(tuple(document.ids), (part, r, document.first))
+    return found
+
+
+@pytest.fixture
+def engine(target: Any, places: dict[tuple[int, ...], Any], tmp_path: Path) -> Iterator[engine_server.Engine]:
+    """The embedded target; of a document in a packed row the states that it has there, so that not a bit differs."""
+    by_itself = engine_server.alone(target.model)
+
+    def states(ids: Any) -> torch.Tensor:
+        if tuple(ids) not in places:
+            return by_itself(ids)
+        part, r, first = places[tuple(ids)]
+        return engine_server.all_states(target.model, part.batch([r]))[first : first + len(ids)]
+
+    with engine_server.running(
+        target.model, tmp_path / "shared", (2, 10, 17, 20), name="tiny", room=65, states=states
+    ) as server:
+        yield server
+
+
+def by_engine(server: engine_server.Engine) -> dict[str, str]:
+    return {
+        "features.source": "engine",
+        "features.server": server.url,
+        "features.shared": str(server.shared),
+        "features.served_model": "tiny",
+    }
+
+
+def losses(run: Path) -> list[dict[str, Any]]:
+    kept = []
+    for line in (run / "metrics.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        if record["kind"] in ("train", "validation"):
+            kept.append({name: value for name, value in record.items() if "loss" in name or name == "step"})
+    return kept
+
+
+def test_the_bits_of_a_run_online(engine: engine_server.Engine, tmp_path: Path) -> None:
+    """Every loss, the drafter; stopped half-way and resumed; no file left, two layers read."""
+    online, asked = tmp_path / "online", tmp_path / "asked"
+    assert main(["train", "eagle3-tiny", "--out", str(online), *words(SMALL)]) == 0
+    values = words(SMALL | by_engine(engine))
+    assert main(["train", "eagle3-tiny", "--out", str(asked), *values]) == 0
+    assert len(losses(asked)) >= 4
+    assert losses(asked) == losses(online)
+    ours, theirs = (load_file(run / "drafter" / "model.safetensors") for run in (asked, online))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert list(engine.shared.iterdir()) == []
+    assert engine.busiest > 1
+    seen = len(engine.asked)
+    assert json.loads((asked / "engine.json").read_text())["system_fingerprint"] == engine.fingerprint
+    # a run that is done goes on with the engine that it knows, and with no other
+    engine.fingerprint = "vllm-0.40.0"
+    (asked / "drafter" / "model.safetensors").unlink()
+    assert main(["train", "eagle3-tiny", "--out", str(asked), *values]) == 2
+    assert len(engine.asked) == seen + 3
+
+
+def test_another_engine_on_resume(engine: engine_server.Engine, tmp_path: Path, capfd: Captured) -> None:
+    """An engine that dies after some steps is waited for; a new one in its place is refused."""
+    run, values = tmp_path / "run", SMALL | by_engine(engine) | {"checkpoint.every_steps": "1"}
+
+    def dies(server: engine_server.Engine, answer: engine_server.Answer) -> None:
+        if any((run / "checkpoints").glob("step-*")):
+            engine_server.refused(server, answer)
+
+    engine.fault = dies
+    assert main(["train", "eagle3-tiny", "--out", str(run), *words(values)]) == 2
+    assert "refuses with status 400" in capfd.readouterr().err
+    assert list((run / "checkpoints").glob("step-*"))
+    engine.fault = None
+    engine.fingerprint = "vllm-0.40.0"
+    assert main(["train", "eagle3-tiny", "--out", str(run), *words(values)]) == 2
+    said = capfd.readouterr().err
+    assert "system_fingerprint is vllm-0.32.0-abc there and vllm-0.40.0 here" in said
+    assert "learnt from another server: start that one again, or begin in another --out" in said
+    engine.fingerprint = "vllm-0.32.0-abc"
+    assert main(["train", "eagle3-tiny", "--out", str(run), *words(values)]) == 0
+    assert (run / "drafter" / "model.safetensors").is_file()
+
+
+def test_the_pages_recipe(engine: engine_server.Engine, tmp_path: Path, capfd: Captured) -> None:
+    """The lines of docs/engine.md beneath a shipped recipe, its check, which prints the page's command, its run."""
+    (lines,) = re.findall(r"^```yaml\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    for old, new in {
+        "http://localhost:8000": engine.url,
+        "/dev/shm/states": str(engine.shared),
+        "the-target": engine.name,
+    }.items():
+        assert old in lines
+        lines = lines.replace(old, new)
+    recipe = tmp_path / "mine.yaml"
+    data = "data: {sequence_length: 64, limit_rows: 12}\n"
+    loop = "loop: {steps: 1, batch_rows: 2, micro_rows: 2, validate_rows: 2, precision: fp32}\n"
+    recipe.write_text(f"method: eagle3\nname: mine\ntarget: {{path: tiny}}\n{data}{loop}{lines}")
+    assert main(["check", str(recipe), "--out", str(tmp_path / "run")]) == 0
+    said = capfd.readouterr().out
+    (shown,) = re.findall(r"^vllm serve .*", PAGE.read_text(), re.MULTILINE)
+    printed = said.replace("\n", "")
+    assert "vllm serve tiny --served-model-name tiny" in printed
+    assert '"eagle_aux_hidden_state_layer_ids": [2, 10, 17, 20]' in re.sub(r"\s+", " ", said)
+    assert f'"shared_storage_path": "{engine.shared}"' in re.sub(r"\s+", " ", said) or str(engine.shared) in printed
+    assert "--served-model-name TARGET" in shown
+    assert main(["train", str(recipe), "--out", str(tmp_path / "run")]) == 0
+    assert (tmp_path / "run" / "drafter" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "values", "reason"),
+    [
+        ("eagle3-tiny", {"features.server": ""}, "features.server is not set"),
+        ("eagle3-tiny", {"features.shared": ""}, "features.shared is not set"),
+        ("eagle3-tiny", {"features.source": "online"}, "features.server is 'http://localhost:1', and features.source"),
+        ("eagle3-tiny", {"probe.every_steps": "2"}, "a probe every 2 steps"),
+        ("eagle3-tiny", {"features.server": "nowhere"}, "features.server is 'nowhere', no URL"),
+        ("medusa2-tiny", {}, "medusa2 trains it"),
+        ("boost-tiny", {}, "boost learns from texts that it writes"),
+        ("distill-tiny", {"rollouts.share": "0.5"}, "rollouts.share has it follow texts"),
+        ("prune-tiny", {}, "model.start_from target cuts the draft out of it"),
+    ],
+)
+def test_what_takes_the_whole_target(
+    recipe: str, values: dict[str, str], reason: str, tmp_path: Path, capfd: Captured
+) -> None:
+    own = {"features.source": "engine", "features.server": "http://localhost:1", "features.shared": str(tmp_path)}
+    given = words({"probe.every_steps": ""} | own | values)
+    for verb in ("check", "train"):
+        if verb == "train" and "no URL" in reason:
+            continue  # only the pre-flight and the first request look at it
+        assert main([verb, recipe, "--out", str(tmp_path / "run"), *given]) == 2
+        said = capfd.readouterr()
+        assert reason in (said.err + said.out).replace("\n", " ") or reason in re.sub(r"\s+", " ", said.err + said.out)
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_the_targets_folder_is_what_is_served(target: Any) -> None:
+    """Without features.served_model the engine is asked for target.path."""
+    assert target.name == embedded_target()

@@ -1,0 +1,367 @@
+"""States by an engine: the handshake, every fault by its own message, on all processes; nothing left behind."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import engine_server
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from draftsmith.data.features.engine import Engine, EngineRequest
+from draftsmith.data.features.store import FeatureStore
+from draftsmith.data.rows.packed import Document, PackedRows, pack
+from draftsmith.data.rows.tokenizer import train_tokenizer
+from draftsmith.decoding.target.hidden_states import LAST
+from draftsmith.decoding.target.loading import load_target
+from draftsmith.errors import DraftsmithError, EnvironmentFailure, RequestError
+from draftsmith.trainers.teacher import engine as teacher
+from draftsmith.trainers.teacher.engine import EngineFeatures, documents_of
+from draftsmith.trainers.teacher.features import states_of
+from draftsmith.trainers.teacher.handshake import KEPT_LAYERS, shake
+from faults import ranks
+from random_models import random_model
+
+COUNT, LAYERS = 5, (2, 3, 5)
+"""Layers of the target, and what the engine hands out."""
+HANDSHAKE = {  # fault: the message's own words
+    engine_server.short: "are of .* tokens, and the document has",
+    engine_server.other_ids: "is of other tokens, from position",
+    engine_server.other_prompt: "token ids and has read .* others",
+    engine_server.early: "is shifted by a layer: its state 2 is the target's state 1",
+    engine_server.late: "computes another target: its state 2 is .* of a later layer",
+    engine_server.early_last: "is not the state behind the last layer",
+    engine_server.normed: "behind the last norm, which would be applied twice",
+    engine_server.not_finite: "hold NaN or infinity",
+    engine_server.no_file: "no whole file has appeared",
+    engine_server.refused: "refuses with status 400: .*maximum context length is 7",
+    engine_server.broken: "was tried 4 times: status 500: .*EngineDeadError",
+    engine_server.no_states: "hands out no hidden states; start it with\nvllm serve",
+    engine_server.elsewhere: "is not in features.shared .* neither read nor removed",
+    engine_server.fewer_layers: "hands out 2 hidden states of 32 numbers for a token; expected 3 of 32",
+}
+LATER = {
+    fault: HANDSHAKE[fault]
+    for fault in list(HANDSHAKE)
+    if fault not in (engine_server.early, engine_server.late, engine_server.early_last, engine_server.normed)
+}
+LATER[engine_server.another] = "is another server than at the start: its system_fingerprint is 'vllm-0.33.0-xyz'"
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five layers of random weights that the text depends on."""
+    folder = tmp_path_factory.mktemp("engine") / "target"
+    tokenizer = train_tokenizer(["the quick brown fox jumps over a lazy dog\n"] * 9, 300)
+    model = random_model(
+        "qwen3", vocab_size=len(tokenizer), num_hidden_layers=COUNT, hidden_size=32, num_key_value_heads=2
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:  # norms, which are ones: applied twice they would do what they do once
+                parameter.uniform_(0.3, 3)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(target: Path) -> Any:
+    return load_target(str(target))
+
+
+@pytest.fixture
+def cut(target: Path) -> Any:
+    """What a training process has."""
+    return load_target(str(target), layers=KEPT_LAYERS).model
+
+
+def rows_of(vocabulary: int, rows: int = 8) -> PackedRows:
+    """Two documents and padding in every row."""
+    g = np.random.default_rng(3)
+    documents = [
+        Document(g.integers(0, vocabulary - 2, length).astype(np.int32), np.ones(length, dtype=np.bool_))
+        for _ in range(rows)
+        for length in (17, 9)
+    ]
+    return pack(documents, 30, pad=0, fingerprint="f")
+
+
+def request_to(server: engine_server.Engine, **how: Any) -> EngineRequest:
+    given = {"timeout": 0.6, "first_wait": 0.01} | how
+    return EngineRequest(server.url, server.name, server.shared, LAYERS, 32, **given)
+
+
+@pytest.fixture
+def serving(whole: Any, tmp_path: Path) -> Iterator[engine_server.Engine]:
+    with engine_server.running(whole.model, tmp_path / "shared", LAYERS) as server:
+        yield server
+
+
+def documents(server: engine_server.Engine) -> list[list[int]]:
+    return teacher.chosen_documents(rows_of(server.model.config.vocab_size))
+
+
+# ---- the part of the target that is here -------------------------------------------------------
+
+
+def test_a_cut_target_is_the_whole_ones_beginning(target: Path, whole: Any, cut: Any) -> None:
+    """Fewer layers are read; config and projection are the whole model's."""
+    assert len(cut.model.layers) == KEPT_LAYERS
+    assert cut.config.num_hidden_layers == COUNT == len(cut.config.layer_types)
+    assert torch.equal(cut.lm_head.weight, whole.model.lm_head.weight)
+    assert torch.equal(cut.model.layers[1].mlp.up_proj.weight, whole.model.model.layers[1].mlp.up_proj.weight)
+
+
+# ---- handshake ---------------------------------------------------------------------------------
+
+
+def test_the_targets_own_engine_is_believed(serving: engine_server.Engine, cut: Any) -> None:
+    proof = shake(Engine(request_to(serving)), cut, documents(serving))
+    assert proof.error < 1e-5
+    assert proof.nats < 1e-4
+    assert (proof.dtype, proof.fingerprint) == ("float32", serving.fingerprint)
+    assert max(map(len, serving.asked)) == 17  # the longest document is tried
+    assert list(serving.shared.iterdir()) == []
+
+
+def test_half_precision_is_no_fault(target: Path, tmp_path: Path, cut: Any) -> None:
+    """An engine in bf16 is some thousandths away, another layer much more."""
+    half = load_target(str(target), dtype="bf16")
+    with engine_server.running(half.model, tmp_path / "shared", LAYERS) as server:
+        proof = shake(Engine(request_to(server)), cut, documents(server))
+    assert proof.dtype == "bfloat16"
+    assert 1e-4 < proof.error < 0.02
+
+
+@pytest.mark.parametrize("fault", HANDSHAKE, ids=lambda fault: fault.__name__)
+def test_faults_at_the_start(fault: Any, serving: engine_server.Engine, cut: Any) -> None:
+    """Each by its own message, and no file is left but those that the server itself has kept."""
+    serving.fault = fault
+    with pytest.raises((RequestError, EnvironmentFailure)) as no:
+        shake(Engine(request_to(serving, timeout=0.3)), cut, documents(serving))
+    assert re.search(HANDSHAKE[fault], str(no.value), re.DOTALL), no.value
+    others = [words for other, words in HANDSHAKE.items() if other is not fault and words != HANDSHAKE[fault]]
+    assert not any(re.search(words, str(no.value), re.DOTALL) for words in others)
+    if fault not in (engine_server.no_states, engine_server.elsewhere):
+        assert list(serving.shared.glob("*.safetensors")) == []
+
+
+def test_other_weights(serving: engine_server.Engine, cut: Any) -> None:
+    """The same sizes, served by mistake."""
+    with torch.no_grad():
+        cut.model.layers[0].mlp.down_proj.weight.mul_(1.5)
+    with pytest.raises(RequestError, match="computes another target"):
+        shake(Engine(request_to(serving)), cut, documents(serving))
+
+
+def test_another_projection(serving: engine_server.Engine, cut: Any) -> None:
+    with torch.no_grad():
+        cut.lm_head.weight.copy_(cut.lm_head.weight.flip(0))
+    with pytest.raises(RequestError, match="or the projection is another"):
+        shake(Engine(request_to(serving)), cut, documents(serving))
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ({"name": "else"}, "serves else, and features.served_model is 'the-target'"),
+        ({"room": 30}, "has room for 30 tokens, and a document may have 30, .* start it with --max-model-len 31"),
+    ],
+)
+def test_what_the_server_says_of_itself(how: dict[str, Any], reason: str, whole: Any, tmp_path: Path) -> None:
+    with engine_server.running(whole.model, tmp_path, LAYERS, **how) as server:
+        request = EngineRequest(server.url, "the-target", tmp_path, LAYERS, 32, first_wait=0.01)
+        with pytest.raises(RequestError, match=reason):
+            Engine(request).check_serves(30)
+
+
+def test_nobody_is_there(tmp_path: Path) -> None:
+    request = EngineRequest("http://127.0.0.1:9", "the-target", tmp_path, LAYERS, 32, first_wait=0.001)
+    with pytest.raises(EnvironmentFailure, match="was tried 4 times: no connection"):
+        Engine(request).check_serves(30)
+    with pytest.raises(RequestError, match="features.server is 'ftp://x', no URL"):
+        Engine(EngineRequest("ftp://x", "the-target", tmp_path, LAYERS, 32)).check_serves(30)
+
+
+def test_what_passes_is_tried_again(serving: engine_server.Engine) -> None:
+    def at_first(server: engine_server.Engine, answer: engine_server.Answer) -> None:
+        if len(server.asked) < 3:
+            engine_server.broken(server, answer)
+
+    serving.fault = at_first
+    states = Engine(request_to(serving)).ask([1, 2, 3]).states_TNH
+    assert torch.equal(states, serving.states([1, 2, 3])[:, list(LAYERS)])
+    assert len(serving.asked) == 3
+
+
+def test_the_file_of_a_server_without_locks(whole: Any, tmp_path: Path) -> None:
+    """`use_synchronization_lock: false`: the file is read once it is whole."""
+    with engine_server.running(whole.model, tmp_path / "shared", LAYERS) as server:
+        server.delay, server.locks = 0.1, False
+        states = Engine(request_to(server)).ask([1, 2, 3, 4]).states_TNH
+    assert torch.equal(states, server.states([1, 2, 3, 4])[:, list(LAYERS)])
+
+
+# ---- a source of states ------------------------------------------------------------------------
+
+
+def store_in(folder: Path, **how: Any) -> FeatureStore:
+    given: dict[str, Any] = {"max_bytes": 10_000_000, "row_bytes": 12_000} | how
+    return FeatureStore(folder, {"a": 1}, **given)
+
+
+def source_of(
+    server: engine_server.Engine, cut: Any, folder: Path, dtype: Any = "fp32", accelerator: Any = None, **how: Any
+) -> EngineFeatures:
+    return EngineFeatures(
+        (3, LAST),
+        cut,
+        Engine(request_to(server, **how)),
+        server.fingerprint,
+        store_in(folder),
+        dtype,
+        accelerator=accelerator or Accelerator(cpu=True),
+        requests=8,
+    )
+
+
+def test_documents_are_asked_for_alone(serving: engine_server.Engine, whole: Any, cut: Any, tmp_path: Path) -> None:
+    """Each once, side by side; the states are the packed row's, and padding has none."""
+    rows = rows_of(whole.model.config.vocab_size)
+    batch = rows.batch([0, 3, 5])
+    source = source_of(serving, cut, tmp_path / "store")
+    found = source(batch)
+    expected = states_of(whole.model.get_decoder(), batch, (3, LAST))
+    real = batch["documents"] >= 0
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine[real], theirs[real], rtol=2e-5, atol=2e-5)
+        assert not mine[~real].any()
+    assert sorted(map(len, serving.asked)) == [9, 9, 9, 17, 17, 17]
+    assert serving.busiest > 1
+    assert all(map(torch.equal, source(batch), found))
+    assert len(serving.asked) == 6  # the second time from the store
+    source.close()
+    assert list(serving.shared.iterdir()) == []
+
+
+def test_the_next_batch_is_asked_for_ahead(serving: engine_server.Engine, cut: Any, tmp_path: Path) -> None:
+    source = source_of(serving, cut, tmp_path / "store")
+    batch = rows_of(cut.config.vocab_size).batch([1, 2])
+    source.expect(batch)
+    assert source._expected is not None
+    source._reader.submit(lambda: None).result()  # type: ignore[union-attr] # what was begun has ended
+    assert len(serving.asked) == 4
+    source(batch)
+    assert len(serving.asked) == 4
+    source.close()
+
+
+@pytest.mark.parametrize("fault", LATER, ids=lambda fault: fault.__name__)
+@pytest.mark.parametrize("ahead", [False, True])
+def test_faults_in_the_middle(
+    fault: Any, ahead: bool, serving: engine_server.Engine, cut: Any, tmp_path: Path
+) -> None:
+    source = source_of(serving, cut, tmp_path / "store", timeout=0.3)
+    rows = rows_of(cut.config.vocab_size)
+    source(rows.batch([0]))
+    serving.fault = fault
+    batch = rows.batch([1])
+    if ahead:
+        source.expect(batch)
+    with pytest.raises((RequestError, EnvironmentFailure)) as no:
+        source(batch)
+    assert re.search(LATER[fault], str(no.value), re.DOTALL), no.value
+    source.close()
+
+
+def test_a_server_that_dies(whole: Any, cut: Any, tmp_path: Path) -> None:
+    with engine_server.running(whole.model, tmp_path / "shared", LAYERS) as server:
+        source = source_of(server, cut, tmp_path / "store")
+        rows = rows_of(cut.config.vocab_size)
+        source(rows.batch([0]))
+    with pytest.raises(EnvironmentFailure, match="was tried 4 times: no connection.*--resume auto"):
+        source(rows.batch([1]))
+    source(rows.batch([0]))  # what is stored needs nobody
+    source.close()
+
+
+def test_a_document_that_does_not_begin_at_zero(cut: Any) -> None:
+    batch = rows_of(cut.config.vocab_size).batch([0])
+    assert [len(part.ids) for part in documents_of(batch, 0)] == [17, 9]
+    with pytest.raises(RequestError, match="documents that begin at 0 alone"):
+        documents_of(batch | {"positions": batch["positions"] + 1}, 0)
+
+
+# ---- two processes -----------------------------------------------------------------------------
+
+
+def spoil_second(fault: engine_server.Fault, victims: set[tuple[int, ...]]) -> engine_server.Fault:
+    """A fault in some documents alone."""
+
+    def spoil(engine: engine_server.Engine, answer: engine_server.Answer) -> None:
+        if tuple(answer.ids) in victims:
+            fault(engine, answer)
+
+    return spoil
+
+
+def two_ranks(out: Path, target: str, servers: list[tuple[str, str, str]]) -> None:
+    """Each server in turn, by the handshake and the rows of this process; the file `NAME-RANK` says what it met."""
+    accelerator = Accelerator(cpu=True)
+    cut = load_target(target, layers=KEPT_LAYERS).model
+    rows = rows_of(cut.config.vocab_size)
+    mine = rows.batch([accelerator.process_index])
+    for name, url, shared in servers:
+        request = EngineRequest(url, "the-target", Path(shared), LAYERS, 32, timeout=0.3, first_wait=0.01)
+        folder = out / f"run-{name}"
+        try:
+            with teacher.proved_engine(request, cut, rows, out=folder, accelerator=accelerator) as (engine, proof):
+                rank, world = accelerator.process_index, accelerator.num_processes
+                store = store_in(folder / "store", rank=rank, world=world)
+                source = EngineFeatures(
+                    (LAST,), cut, engine, proof.fingerprint, store, "fp32", accelerator=accelerator, requests=2
+                )
+                source(mine)
+                source.close()
+            said = "nothing"
+        except DraftsmithError as error:
+            said = f"{type(error).__name__}: {error}"
+        (out / f"{name}-{accelerator.process_index}").write_text(said)
+
+
+def said_by_two(target: Path, whole: Any, tmp_path: Path, start: Sequence[Any], later: Sequence[Any]) -> None:
+    """Faults from the first request on, and faults in the second process's rows alone."""
+    rows = rows_of(whole.model.config.vocab_size)
+    first = {tuple(ids) for ids in teacher.chosen_documents(rows)}
+    victims = {tuple(part.ids) for part in documents_of(rows.batch([1]), 0)} - first
+    assert victims
+    made: list[tuple[str, engine_server.Fault | None, str]] = [("good", None, "nothing")]
+    made += [(f"start-{fault.__name__}", fault, HANDSHAKE[fault]) for fault in start]
+    made += [(f"later-{fault.__name__}", spoil_second(fault, victims), LATER[fault]) for fault in later]
+    with ExitStack() as stack:
+        servers = [
+            (name, stack.enter_context(engine_server.running(whole.model, tmp_path / name, LAYERS, fault=fault)))
+            for name, fault, _ in made
+        ]
+        given = [(name, server.url, str(server.shared)) for name, server in servers]
+        ranks.run(2, two_ranks, tmp_path / "out", str(target), given)
+    for name, _, words in made:
+        said = [(tmp_path / "out" / f"{name}-{rank}").read_text() for rank in (0, 1)]
+        assert said[0] == said[1], (name, said)
+        assert re.search(words, said[0], re.DOTALL), (name, said)
+
+
+def test_both_processes_say_the_same(target: Path, whole: Any, tmp_path: Path) -> None:
+    """What only one of them has met, too: otherwise the other would wait for it."""
+    said_by_two(target, whole, tmp_path, [engine_server.early], [engine_server.other_ids])
+
+
+@pytest.mark.slow
+def test_both_processes_say_every_fault(target: Path, whole: Any, tmp_path: Path) -> None:
+    said_by_two(target, whole, tmp_path, list(HANDSHAKE), list(LATER))
