@@ -23,8 +23,8 @@ import httpx2
 from torch import Tensor
 
 from ...errors import EnvironmentFailure, RequestError
-from ..generate.server import KEY
 from ..generate.server_request import ServerRequest
+from ..generate.transport import KEY
 from .engine_file import checked, take
 
 _SHOWN = 300  # characters of a server's reply that a message quotes

@@ -9,26 +9,24 @@ from pathlib import Path
 from typing import Any
 
 import engine_server
-import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
 from draftsmith.data.features.engine import Engine, EngineRequest
-from draftsmith.data.features.store import FeatureStore
-from draftsmith.data.rows.packed import Document, PackedRows, pack
 from draftsmith.data.rows.tokenizer import train_tokenizer
 from draftsmith.decoding.target.hidden_states import LAST
 from draftsmith.decoding.target.loading import load_target
-from draftsmith.errors import DraftsmithError, EnvironmentFailure, RequestError
+from draftsmith.errors import EnvironmentFailure, RequestError
 from draftsmith.trainers.teacher import engine as teacher
 from draftsmith.trainers.teacher.engine import EngineFeatures, documents_of
 from draftsmith.trainers.teacher.features import states_of
 from draftsmith.trainers.teacher.handshake import KEPT_LAYERS, shake
 from faults import ranks
+from faults.engine_ranks import LAYERS, rows_of, store_in, two_ranks
 from random_models import random_model
 
-COUNT, LAYERS = 5, (2, 3, 5)
-"""Layers of the target, and what the engine hands out."""
+COUNT = 5
+"""Layers of the target."""
 HANDSHAKE = {  # fault: the message's own words
     engine_server.short: "are of .* tokens, and the document has",
     engine_server.other_ids: "is of other tokens, from position",
@@ -79,17 +77,6 @@ def whole(target: Path) -> Any:
 def cut(target: Path) -> Any:
     """What a training process has."""
     return load_target(str(target), layers=KEPT_LAYERS).model
-
-
-def rows_of(vocabulary: int, rows: int = 8) -> PackedRows:
-    """Two documents and padding in every row."""
-    g = np.random.default_rng(3)
-    documents = [
-        Document(g.integers(0, vocabulary - 2, length).astype(np.int32), np.ones(length, dtype=np.bool_))
-        for _ in range(rows)
-        for length in (17, 9)
-    ]
-    return pack(documents, 30, pad=0, fingerprint="f")
 
 
 def request_to(server: engine_server.Engine, **how: Any) -> EngineRequest:
@@ -211,11 +198,6 @@ def test_the_file_of_a_server_without_locks(whole: Any, tmp_path: Path) -> None:
 # ---- a source of states ------------------------------------------------------------------------
 
 
-def store_in(folder: Path, **how: Any) -> FeatureStore:
-    given: dict[str, Any] = {"max_bytes": 10_000_000, "row_bytes": 12_000} | how
-    return FeatureStore(folder, {"a": 1}, **given)
-
-
 def source_of(
     server: engine_server.Engine, cut: Any, folder: Path, dtype: Any = "fp32", accelerator: Any = None, **how: Any
 ) -> EngineFeatures:
@@ -309,30 +291,6 @@ def spoil_second(fault: engine_server.Fault, victims: set[tuple[int, ...]]) -> e
             fault(engine, answer)
 
     return spoil
-
-
-def two_ranks(out: Path, target: str, servers: list[tuple[str, str, str]]) -> None:
-    """Each server in turn, by the handshake and the rows of this process; the file `NAME-RANK` says what it met."""
-    accelerator = Accelerator(cpu=True)
-    cut = load_target(target, layers=KEPT_LAYERS).model
-    rows = rows_of(cut.config.vocab_size)
-    mine = rows.batch([accelerator.process_index])
-    for name, url, shared in servers:
-        request = EngineRequest(url, "the-target", Path(shared), LAYERS, 32, timeout=0.3, first_wait=0.01)
-        folder = out / f"run-{name}"
-        try:
-            with teacher.proved_engine(request, cut, rows, out=folder, accelerator=accelerator) as (engine, proof):
-                rank, world = accelerator.process_index, accelerator.num_processes
-                store = store_in(folder / "store", rank=rank, world=world)
-                source = EngineFeatures(
-                    (LAST,), cut, engine, proof.fingerprint, store, "fp32", accelerator=accelerator, requests=2
-                )
-                source(mine)
-                source.close()
-            said = "nothing"
-        except DraftsmithError as error:
-            said = f"{type(error).__name__}: {error}"
-        (out / f"{name}-{accelerator.process_index}").write_text(said)
 
 
 def said_by_two(target: Path, whole: Any, tmp_path: Path, start: Sequence[Any], later: Sequence[Any]) -> None:
