@@ -84,13 +84,19 @@ def encode(record: Record, tokenizer: PreTrainedTokenizerFast | None = None, **c
     return result
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_the_tokens_are_those_around_turns(name: str) -> None:
-    template, special, added, expected = FAMILIES[name]
+def found_for(name: str) -> tuple[PreTrainedTokenizerFast, ControlTokens]:
+    """A tokenizer with the template and the tokens of a family, and which of them control."""
+    template, special, added, _ = FAMILIES[name]
     tokenizer = fresh(template + ASK)
     tokenizer.add_special_tokens({"additional_special_tokens": special})
     tokenizer.add_tokens(added)
-    found = ControlTokens.of(tokenizer, ChatTemplate(tokenizer, None))
+    return tokenizer, ControlTokens.of(tokenizer, ChatTemplate(tokenizer, None))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_tokens_are_those_around_turns(name: str) -> None:
+    tokenizer, found = found_for(name)
+    *_, expected = FAMILIES[name]
     assert set(found.tokens) == expected | {tokenizer.eos_token}
 
 
@@ -182,12 +188,8 @@ def test_an_end_behind_an_answer_is_cut_off(end: str, template: str | None, rule
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_what_opens_a_turn_is_no_end(name: str) -> None:
-    template, special, added, _ = FAMILIES[name]
-    tokenizer = fresh(template + ASK)
-    tokenizer.add_special_tokens({"additional_special_tokens": special})
-    tokenizer.add_tokens(added)
+    tokenizer, found = found_for(name)
     ends = {"<|eot|>", "<|end|>", "</turn>", tokenizer.eos_token}
-    found = ControlTokens.of(tokenizer, ChatTemplate(tokenizer, None))
     assert set(found.ends) == ends & set(found.tokens)
 
 
