@@ -37,12 +37,7 @@ Plant = Callable[[Path, Path], None]
 
 def make_folders(place: Path) -> None:
     """`target`, and beside it a folder for each kind of drafter, a datastore and a tree."""
-    model = make_target("qwen3").model
-    tokenizer = train_tokenizer(["abc def ghi jkl mno pqr\n"] * 5, 300)
-    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
-    model.save_pretrained(place / "target")
-    tokenizer.save_pretrained(place / "target")
-    target = load_target(str(place / "target"))
+    target = make_target_folder(place / "target")
     save_draft_model(make_drafter(target).module, place / "draft_model", target)
     shutil.copytree(place / "draft_model", place / "across")
     save_ensemble(place / "ensemble", [place / "draft_model", place / "draft_model"], target)
@@ -61,6 +56,16 @@ def make_folders(place: Path) -> None:
         (place / name / file).write_text("{}")
     (place / "tree").mkdir()
     (place / "tree" / "tree.json").write_text(json.dumps({"format": 1, "paths": [[0], [1], [0, 0]]}))
+
+
+def make_target_folder(folder: Path) -> Backbone:
+    """A small target with a tokenizer, read back from its folder."""
+    model = make_target("qwen3").model
+    tokenizer = train_tokenizer(["abc def ghi jkl mno pqr\n"] * 5, 300)
+    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return load_target(str(folder))
 
 
 def _save_adapted(folder: Path, target: Backbone) -> None:
