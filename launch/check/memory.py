@@ -99,7 +99,7 @@ def _kept_here(target: nn.Module) -> int:
     from ...trainers.teacher.handshake import KEPT_LAYERS
 
     model: Any = target
-    layers = next((each for each in model.get_decoder().children() if type(each).__name__ == "ModuleList"), [])
+    layers: Any = next((each for each in model.get_decoder().children() if type(each).__name__ == "ModuleList"), [])
     return parameters(model) - sum(parameters(each) for each in list(layers)[KEPT_LAYERS:])
 
 
