@@ -123,7 +123,7 @@ def test_the_verdict_stands_with_every_acceptance(results: dict[str, Any]) -> No
 @pytest.mark.parametrize(
     ("pairs", "text"),
     [
-        ([(1.1, 1.0), (0.9, 1.0), (1.2, 1.0)], "2 of 3 rows; off by +10, -10, +20 %, +7 % on average"),
+        ([(1.09, 1.0), (0.91, 1.0), (1.2, 1.0)], "2 of 3 rows; off by +9, -9, +20 %, +7 % on average"),
         ([(1.5, 1.5), (None, 1.0), (1.0, None)], "1 of 1 rows; off by +0, -, - %, +0 % on average"),
         ([(math.nan, 1.0)], "nothing was timed"),
     ],
