@@ -4,7 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: quickstart test check test-all tiny-target clean
+ENGINES := .venv-engines
+LLAMA_CPP := llama-cpp-python==0.3.36
+
+.PHONY: quickstart test check test-all test-engines tiny-target clean
 
 quickstart: $(READY)
 	$(BIN)/draftsmith quickstart --out quickstart
@@ -23,6 +26,11 @@ check: $(READY)
 test-all: $(READY)
 	$(BIN)/pytest
 
+# exported drafters in vLLM, transformers and llama.cpp's converter; writes docs/results/engines.json and its tables
+test-engines: $(READY) $(ENGINES)/ready
+	DRAFTSMITH_ENGINES=$(CURDIR)/$(ENGINES) DRAFTSMITH_ENGINES_RECORD=docs/results/engines.json $(BIN)/pytest tests/engines
+	$(BIN)/python benchmarks/tables.py
+
 tiny-target: $(READY)
 	$(BIN)/python -m draftsmith.launch.tiny_target
 
@@ -35,5 +43,16 @@ $(READY): pyproject.toml constraints.txt
 	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e ".[dev]"
 	touch $(READY)
 
+# vLLM's CPU build names versions and extras that are not needed here, so nothing is resolved: the file is the whole
+# list. llama.cpp's converter comes as source, inside the package of its Python bindings.
+$(ENGINES)/ready: constraints-engines.txt Makefile
+	test -d $(ENGINES) || $(PYTHON) -m venv $(ENGINES)
+	$(ENGINES)/bin/python -m pip install --quiet --no-compile --no-deps -r constraints-engines.txt
+	$(ENGINES)/bin/python -m pip download --quiet --no-deps --no-binary llama-cpp-python -d $(ENGINES)/source $(LLAMA_CPP)
+	mkdir -p $(ENGINES)/llama.cpp
+	tar -xzf $(ENGINES)/source/*.tar.gz -C $(ENGINES)/llama.cpp --strip-components 3 --wildcards \
+		'*/vendor/llama.cpp/convert_hf_to_gguf.py' '*/vendor/llama.cpp/conversion/*' '*/vendor/llama.cpp/gguf-py/*'
+	touch $@
+
 clean:
-	rm -rf $(VENV) quickstart runs
+	rm -rf $(VENV) $(ENGINES) quickstart runs

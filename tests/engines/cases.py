@@ -1,0 +1,68 @@
+"""What is trained, exported and served: one case per form of drafter that vLLM loads.
+
+Trained for some dozen steps: enough that drafts are accepted now and then, which is all that counts
+need. Read next: `conftest.py`, which trains; `test_vllm.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+STEPS = 40
+Trained = Callable[[str], Path]
+TRAINING = {
+    "loop.steps": STEPS,
+    "loop.batch_rows": 4,
+    "loop.micro_rows": 4,
+    "loop.validate_every": STEPS,
+    "loop.validate_rows": 4,
+    "checkpoint.every_steps": STEPS,
+    "data.limit_rows": 400,
+    "data.sequence_length": 128,
+    "optimizer.warmup_steps": 5,
+    "probe.every_steps": STEPS,
+    "probe.prompts": 1,
+    "probe.max_new_tokens": 8,
+}
+TUNED = {"tune.rest_steps": 10}
+# run -> its recipe, and what differs from it
+RUNS: dict[str, tuple[str, dict[str, object]]] = {
+    "distill": ("distill-tiny", {"loop.batch_rows": 8, "loop.micro_rows": 8}),
+    "eagle": ("eagle-tiny", {}),
+    "hass": ("hass-tiny", {}),
+    "eagle3": ("eagle3-tiny", {}),
+    "eagle3-layers": ("eagle3-tiny", {"eagle3.layers": "[1,9,15]"}),
+    "eagle3-norms": ("eagle3-tiny", {"eagle3.feature_norms": "true"}),
+    "medusa": ("medusa-tiny", {}),
+    "medusa-shared": ("medusa-tiny", {"medusa.shared_head": "true"}),
+    "medusa2": ("medusa2-tiny", {**TUNED, "tune.how": "full", "optimizer.lr": "1e-4"}),
+    "medusa2-lora": ("medusa2-tiny", TUNED),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """An exported drafter, as the table names it."""
+
+    title: str
+    run: str
+    form: str = "vllm"
+    engine_class: str = ""
+    """The class of vLLM's that it has to become: vLLM falls back to others without a word."""
+
+
+CASES = (
+    Case("draft model", "distill", engine_class="Qwen3ForCausalLM"),
+    Case("EAGLE-1", "eagle", engine_class="EagleLlamaForCausalLM"),
+    Case("HASS", "hass", engine_class="EagleLlamaForCausalLM"),
+    Case("EAGLE-3", "eagle3", engine_class="Eagle3LlamaForCausalLM"),
+    Case("EAGLE-3, speculators' form", "eagle3", "speculators", "Eagle3LlamaForCausalLM"),
+    Case("EAGLE-3, other layers", "eagle3-layers", engine_class="Eagle3LlamaForCausalLM"),
+    Case("EAGLE-3.1's norms", "eagle3-norms", engine_class="Eagle3LlamaForCausalLM"),
+    Case("Medusa", "medusa", engine_class="Medusa"),
+    Case("Medusa, the target's projection", "medusa-shared", engine_class="Medusa"),
+    Case("Medusa-2, own target", "medusa2", engine_class="Medusa"),
+    Case("Medusa-2, LoRA-tuned target", "medusa2-lora", engine_class="Medusa"),
+)

@@ -1,0 +1,101 @@
+"""The other end of `vllm_job.py`: a process of vLLM's own environment that answers jobs, one after another.
+
+Read next: `test_vllm.py`, what is asked of it; the Makefile's `test-engines`, which makes the environment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+VARIABLE = "DRAFTSMITH_ENGINES"
+PLACE = os.environ.get(VARIABLE, "")
+NEEDED = pytest.mark.skipif(
+    not PLACE, reason="needs vLLM's CPU build, 2 GB in an environment of its own: make test-engines"
+)
+MOST_TOKENS = 32
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Prompts at a temperature."""
+
+    prompts: Sequence[Sequence[int]]
+    temperature: float
+
+    @property
+    def job(self) -> dict[str, Any]:
+        return {"prompts": self.prompts, "temperature": self.temperature, "max_tokens": MOST_TOKENS}
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What vLLM wrote, and what its own metrics count."""
+
+    tokens: list[list[int]]
+    drafts: int
+    """Steps that verified a draft."""
+    accepted: list[int]
+    """In how many of them each position was accepted."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """A loaded pair of target and drafter."""
+
+    version: str
+    fault: bool
+    engine_class: str
+    untouched: list[str]
+    runs: list[Answered]
+
+
+class Vllm:
+    """A running process; `log` is what vLLM prints."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._count = folder, 0
+        self._log = (folder / "vllm.log").open("w")
+        self._process = subprocess.Popen(
+            [str(Path(PLACE) / "bin" / "python"), str(Path(__file__).with_name("vllm_job.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            # our own environment has other versions of the same packages
+            env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        )
+
+    def serve(self, model: str, speculative_config: dict[str, Any] | None, asked: Sequence[Asked]) -> Served:
+        """Load `model` with that draft, answer, and unload; what goes wrong there is raised here."""
+        self._count += 1
+        job, result = (self._folder / f"{kind}-{self._count}.json" for kind in ("job", "result"))
+        runs = [each.job for each in asked]
+        job.write_text(json.dumps({"model": model, "speculative_config": speculative_config, "runs": runs}))
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps([str(job), str(result)]), file=self._process.stdin, flush=True)
+        if self._process.stdout.readline() != "done\n":
+            raise RuntimeError(f"vLLM's process ended; {self._log.name} ends with\n{self._tail()}")
+        found = json.loads(result.read_text())
+        if "error" in found:
+            raise RuntimeError(f"vLLM refused the job; {self._log.name}\n{found['error']}")
+        runs = [Answered(**run) for run in found["runs"]]
+        return Served(found["version"], found["fault"], found["class"], found["untouched"], runs)
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(timeout=60)
+        self._log.close()
+
+    def _tail(self) -> str:
+        return "\n".join(Path(self._log.name).read_text().splitlines()[-20:])

@@ -1,0 +1,108 @@
+"""What a session of the engines' tests found, as the record that docs/serving.md shows.
+
+A row is written before it is asserted on, so that a table shows what failed too. Read next:
+`benchmarks/common/records.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import date
+from pathlib import Path
+
+from draftsmith.benchmarks.common.provenance import commit, hardware
+from draftsmith.benchmarks.common.records import Audit, Cell, Figure, Record, Weights, table_of, write_record
+from draftsmith.eval.measure.environment import environment
+from draftsmith.launch.generate import drafter_hash
+from engines.cases import CASES, STEPS
+from engines.engine import MOST_TOKENS, PLACE
+from engines.measured import LEVEL
+
+VARIABLE = "DRAFTSMITH_ENGINES_RECORD"
+HEADS = {
+    "drafter": "{drafter}",
+    "weights left untouched": "{untouched}",
+    "greedy text equal": "{text}",
+    "steps [accepted by position], ours": "{ours}",
+    "the engine's": "{theirs}",
+}
+SHARES = {
+    "drafter": "{drafter}",
+    "argmax, ours": "{argmax}",
+    "argmax, the engine's": "{argmax_engine}",
+    "sampled, ours": "{sample}",
+    "sampled, the engine's": "{sample_engine}",
+}
+SETUP = (
+    "The embedded target in fp32 and drafters that were trained for {steps} steps, K = 4, 16 prompts of the standard "
+    "library, at most {tokens} new tokens; exported with `--dtype fp32` and started as `draftsmith export` prints."
+)
+
+
+class Findings:
+    """Rows by drafter and engine."""
+
+    def __init__(self, target: Path) -> None:
+        self._target, self._begun = target, time.monotonic()
+        self._rows: dict[tuple[str, str], dict[str, Cell]] = {}
+        self._drafters: dict[str, Path] = {}
+        self.versions: dict[str, str] = {}
+        """Of the engines."""
+
+    def add(self, engine: str, drafter: str, **cells: Cell) -> None:
+        """Cells of a row; an earlier call's stay."""
+        self._rows.setdefault((engine, drafter), {"engine": engine, "drafter": drafter}).update(cells)
+
+    def trained(self, name: str, folder: Path) -> None:
+        """A drafter that was measured."""
+        self._drafters[name] = folder
+
+    def write(self) -> None:
+        """The record, where one is asked for and every case was run."""
+        place = os.environ.get(VARIABLE)
+        missing = [case.title for case in CASES if ("vLLM", case.title) not in self._rows]
+        if place and not missing:
+            write_record(Path(place), self._record())
+
+    def _record(self) -> Record:
+        machine = environment()
+        minutes = (time.monotonic() - self._begun) / 60
+        size = sum(path.lstat().st_size for path in Path(PLACE).rglob("*"))
+        ours = {name: version for name, version in machine["versions"].items() if version}
+        where = {"engine": "vLLM"}
+        return Record(
+            title="Exported drafters in engines",
+            origin="measured",
+            command="make test-engines",
+            commit=commit(),
+            date=date.today().isoformat(),
+            versions={"python": machine["python"], **ours, **self.versions},
+            hardware=hardware(machine),
+            target=Weights(name=self._target.name, sha256=drafter_hash(self._target)),
+            drafters=[Weights(name=name, sha256=drafter_hash(path)) for name, path in self._drafters.items()],
+            setup=SETUP.format(steps=STEPS, tokens=MOST_TOKENS),
+            intervals=f"{LEVEL:.1%}, for the engine's share of as many requests as it answered",
+            seeds=1,
+            seed_values=[0],
+            tells_apart="anything of a drafter's worth: these know little, and are the same on both sides",
+            audit=Audit(verdict="not audited", sees="two decoders are compared, no drafter is rated"),
+            formats=dict.fromkeys(["argmax", "argmax_engine", "sample", "sample_engine"], ".1%"),
+            rows=list(self._rows.values()),
+            notes=[f"All of it took {minutes:.0f} minutes; the environment has {size / 1e9:.1f} GB."],
+            tables={
+                "engines": table_of(HEADS, where),
+                "sampled": table_of(SHARES, {**where, "temperatures": "0 and 1"}),
+                "transformers": table_of(HEADS, {"engine": "transformers"}),
+            },
+        )
+
+
+def counted(steps: int, accepted: list[int]) -> str:
+    """Steps, and in how many of them each position was accepted."""
+    return f"{steps:,} [{', '.join(map(str, accepted))}]"
+
+
+def figure(value: float, interval: tuple[float, float] | None = None) -> Figure:
+    """A share, with its interval."""
+    return Figure(value=value) if interval is None else Figure(value=value, low=interval[0], high=interval[1])

@@ -1,0 +1,124 @@
+"""Exported drafters in vLLM: loaded whole, the same greedy text, the same counts, the same law above T = 0."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.decoding.target.loading import load_target
+from draftsmith.drafters.config import DrafterConfig
+from draftsmith.drafters.registry import load_drafter
+from engines.cases import CASES, Case, Trained
+from engines.engine import MOST_TOKENS, NEEDED, Asked, Vllm
+from engines.exported import exported
+from engines.findings import Findings, counted, figure
+from engines.measured import Prompts, first_drafts, greedy, plain
+from safetensors.torch import load_file, save_file
+
+pytestmark = NEEDED
+K = 4
+OURS, THEIRS = 2, 2  # times that each prompt is answered at T = 1
+SHIFTED = "eagle_aux_hidden_state_layer_ids"
+
+
+def own_target(run: Path, target: Backbone) -> Backbone:
+    """The target that the run tuned, or the embedded one."""
+    return load_target(str(run / "target")) if (run / "target").is_dir() else target
+
+
+def test_plain_decoding(vllm: Vllm, target: Backbone, prompts: Prompts, findings: Findings) -> None:
+    """Without a drafter the two write the same: what differs below is the drafter's doing.
+
+    And once the CPU build spreads temperatures over drafted tokens by itself, `expanded` in `vllm_job.py` goes.
+    """
+    served = vllm.serve(target.name, None, [Asked(prompts, 0.0)])
+    findings.versions["vllm"] = served.version
+    assert served.untouched == []
+    assert served.runs[0].tokens == plain(target, prompts, MOST_TOKENS)
+    assert served.runs[0].drafts == 0
+    assert served.fault
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.title)
+def test_drafter(
+    case: Case, vllm: Vllm, target: Backbone, prompts: Prompts, trained: Trained, findings: Findings, tmp_path: Path
+) -> None:
+    run = trained(case.run)
+    command = exported(run, case.form, tmp_path / "export")
+    mine = own_target(run, target)
+    text = plain(mine, prompts, MOST_TOKENS)
+    findings.trained(case.title, run / "drafter")
+    shares = {}
+    for policy in ["argmax", "sample"] if command.samples else ["argmax"]:
+        config = DrafterConfig(policy=policy, tree=tree_of(case))
+        drafter = load_drafter(run / "drafter", mine, draft_length=K, config=config)
+        ours = greedy(mine, drafter, prompts, MOST_TOKENS)
+        shares[policy] = first_drafts(mine, drafter, prompts, MOST_TOKENS, repeats=OURS)
+        theirs = command.config if policy == "sample" else command.greedy
+        served = vllm.serve(command.model, theirs, [Asked(prompts, 0.0), Asked(list(prompts) * THEIRS, 1.0)])
+        cold, warm = served.runs
+        low, high = shares[policy].interval(len(prompts) * THEIRS)
+        found = warm.accepted[0] / warm.drafts
+        findings.add(
+            "vLLM",
+            case.title,
+            temperatures="0 and 1",
+            untouched=len(served.untouched),
+            text=f"{sum(a == b for a, b in zip(cold.tokens, text, strict=True))} of {len(text)}",
+            ours=counted(ours.steps, ours.accepted),
+            theirs=counted(cold.drafts, cold.accepted),
+            **{policy: figure(shares[policy].value, (low, high)), f"{policy}_engine": figure(found)},
+        )
+        assert served.engine_class == case.engine_class
+        assert served.untouched == []
+        assert cold.tokens == text == ours.tokens
+        assert (cold.drafts, cold.accepted) == (ours.steps, ours.accepted)
+        assert ours.accepted[0] > 0  # otherwise nothing was compared
+        assert low <= found <= high
+    if len(shares) == 2:  # one policy taken for the other would have been seen
+        assert shares["argmax"].value < low
+
+
+def tree_of(case: Case) -> str:
+    """vLLM decodes heads as a chain; drafters that draft chains anyway take no tree."""
+    return "chain" if case.engine_class == "Medusa" else "default"
+
+
+def test_layers_shifted_by_one_are_seen(
+    vllm: Vllm, target: Backbone, prompts: Prompts, trained: Trained, findings: Findings, tmp_path: Path
+) -> None:
+    """The control: hidden states one layer off cost so little acceptance that only exact counts tell."""
+    run = trained("eagle3")
+    command = exported(run, "vllm", tmp_path / "export")
+    path = tmp_path / "export" / "config.json"
+    config = json.loads(path.read_text())
+    assert SHIFTED not in config  # the default of every engine
+    layers = json.loads((run / "drafter" / "config.json").read_text())["draftsmith"]["settings"]["layers"]
+    path.write_text(json.dumps(config | {SHIFTED: [layer + 1 for layer in layers]}))
+    served = vllm.serve(command.model, command.greedy, [Asked(prompts, 0.0)])
+    ours = greedy(target, load_drafter(run / "drafter", target, draft_length=K), prompts, MOST_TOKENS)
+    cold = served.runs[0]
+    findings.add(
+        "vLLM",
+        "control: EAGLE-3, layers shifted by one",
+        untouched=len(served.untouched),
+        text=f"{sum(a == b for a, b in zip(cold.tokens, ours.tokens, strict=True))} of {len(ours.tokens)}",
+        ours=counted(ours.steps, ours.accepted),
+        theirs=counted(cold.drafts, cold.accepted),
+    )
+    assert served.untouched == []
+    assert cold.tokens == ours.tokens  # wrong drafts are rejected, so no text shows the fault
+    assert (cold.drafts, cold.accepted) != (ours.steps, ours.accepted)
+
+
+def test_a_weight_left_out_is_seen(vllm: Vllm, prompts: Prompts, trained: Trained, tmp_path: Path) -> None:
+    """The control of the poison: vLLM says nothing of it."""
+    command = exported(trained("eagle3"), "vllm", tmp_path / "export")
+    path = tmp_path / "export" / "model.safetensors"
+    weights = load_file(path)
+    del weights["midlayer.hidden_norm.weight"]
+    save_file(weights, path)
+    served = vllm.serve(command.model, command.greedy, [Asked(prompts[:1], 0.0)])
+    assert [name.rsplit(".", 2)[-2] for name in served.untouched] == ["hidden_norm"]
