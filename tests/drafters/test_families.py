@@ -61,15 +61,17 @@ def test_every_proposer_has_a_record() -> None:
 
 
 DRAFTERS = [
-    SimpleNamespace(policy=policy, kind=kind, members=[SimpleNamespace(policy=policy)])
-    for policy in ("sample", "argmax")
+    SimpleNamespace(
+        policy=policy, factors=factors, kind=kind, members=[SimpleNamespace(policy=policy, factors=factors)]
+    )
+    for policy, factors in (("sample", ()), ("sample", (0.8,)), ("argmax", ()))
     for kind in ("chain", "static", "dynamic")
 ]
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)
 def test_the_audit_makes_every_family_s_toy(family: Family) -> None:
-    """Whatever its policy and tree."""
+    """Whatever its policy, temperatures and tree."""
     names = {family.toy(SimpleNamespace(family=family.name, **vars(each))) for each in DRAFTERS}
     for name in names:
         proposer = Toy.of(name, seed=0).proposer()
