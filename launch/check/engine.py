@@ -5,12 +5,14 @@ Read next: `unread.py` and `features.py`, which ask here; `trainers/teacher/engi
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from ...errors import RequestError
 from ...trainers.config import FROM_TARGET, FeaturesConfig
 from ..recipe.model import Recipe
 
+_log = logging.getLogger(__name__)
 _OF_ENGINE = ("server", "served_model", "shared", "requests", "timeout")
 
 
@@ -55,9 +57,10 @@ def _needs_whole(recipe: Recipe) -> str | None:
 
 
 def engine_line(recipe: Recipe, target: Any, states: tuple[int, ...]) -> str:
-    """How the engine is started, for the pre-flight."""
+    """What the engine is asked for; how it is started goes to the log, whole, as a table would cut it."""
     from ...data.features.engine import start_command
     from ...trainers.teacher.engine import request_of
 
     request = request_of(recipe.features, recipe.target.path, states, target.config)
-    return f"asked of {request.public_url}, which is started by\n{start_command(recipe.target.path, request)}"
+    _log.info("the engine is started by\n%s", start_command(recipe.target.path, request))
+    return f"asked of {request.public_url}, the states {list(request.layers)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.trainers.teacher.engine import documents_of
 from safetensors.torch import load_file
 
+FLAGS = ("--speculative-config", "--kv-transfer-config")
 PAGE = Path(draftsmith.__file__).parent / "docs" / "engine.md"
 SMALL = {
     "loop.steps": "3",
@@ -30,7 +32,6 @@ SMALL = {
     "loop.log_every": "1",
     "loop.precision": "fp32",
     "data.sequence_length": "64",
-    "data.limit_rows": "12",
     "checkpoint.every_steps": "2",
     "optimizer.warmup_steps": "0",
     "probe.every_steps": "",
@@ -52,8 +53,19 @@ def target() -> Any:
 
 
 @pytest.fixture(scope="module")
-def rows(target: Any) -> Prepared:
-    flags = [(name, value) for name, value in SMALL.items() if name.startswith("data.")]
+def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The values of a recipe that name rows of real text: the project's own pages."""
+    place = tmp_path_factory.mktemp("texts")
+    pages = sorted(PAGE.parent.glob("*.md"))
+    for name, some in {"train": pages[:12], "held-out": pages[12:15]}.items():
+        lines = (json.dumps({"text": page.read_text(encoding="utf-8")[:300]}) for page in some)
+        (place / f"{name}.jsonl").write_text("\n".join(lines))
+    return {"data.source": str(place / "train.jsonl"), "data.validation": str(place / "held-out.jsonl")}
+
+
+@pytest.fixture(scope="module")
+def rows(target: Any, texts: dict[str, str]) -> Prepared:
+    flags = [(name, value) for name, value in (SMALL | texts).items() if name.startswith("data.")]
     return prepare(load_recipe("eagle3-tiny", flags).recipe.data, target.tokenizer, out=None)
 
 
@@ -104,11 +116,11 @@ def losses(run: Path) -> list[dict[str, Any]]:
     return kept
 
 
-def test_the_bits_of_a_run_online(engine: engine_server.Engine, tmp_path: Path) -> None:
+def test_the_bits_of_a_run_online(engine: engine_server.Engine, texts: dict[str, str], tmp_path: Path) -> None:
     """Every loss, the drafter; stopped half-way and resumed; no file left, two layers read."""
     online, asked = tmp_path / "online", tmp_path / "asked"
-    assert main(["train", "eagle3-tiny", "--out", str(online), *words(SMALL)]) == 0
-    values = words(SMALL | by_engine(engine))
+    assert main(["train", "eagle3-tiny", "--out", str(online), *words(SMALL | texts)]) == 0
+    values = words(SMALL | texts | by_engine(engine))
     assert main(["train", "eagle3-tiny", "--out", str(asked), *values]) == 0
     assert len(losses(asked)) >= 4
     assert losses(asked) == losses(online)
@@ -126,9 +138,11 @@ def test_the_bits_of_a_run_online(engine: engine_server.Engine, tmp_path: Path) 
     assert len(engine.asked) == seen + 3
 
 
-def test_another_engine_on_resume(engine: engine_server.Engine, tmp_path: Path, capfd: Captured) -> None:
+def test_another_engine_on_resume(
+    engine: engine_server.Engine, texts: dict[str, str], tmp_path: Path, capfd: Captured
+) -> None:
     """An engine that dies after some steps is waited for; a new one in its place is refused."""
-    run, values = tmp_path / "run", SMALL | by_engine(engine) | {"checkpoint.every_steps": "1"}
+    run, values = tmp_path / "run", SMALL | texts | by_engine(engine) | {"checkpoint.every_steps": "1"}
 
     def dies(server: engine_server.Engine, answer: engine_server.Answer) -> None:
         if any((run / "checkpoints").glob("step-*")):
@@ -149,7 +163,9 @@ def test_another_engine_on_resume(engine: engine_server.Engine, tmp_path: Path, 
     assert (run / "drafter" / "model.safetensors").is_file()
 
 
-def test_the_pages_recipe(engine: engine_server.Engine, tmp_path: Path, capfd: Captured) -> None:
+def test_the_pages_recipe(
+    engine: engine_server.Engine, texts: dict[str, str], tmp_path: Path, capfd: Captured
+) -> None:
     """The lines of docs/engine.md beneath a shipped recipe, its check, which prints the page's command, its run."""
     (lines,) = re.findall(r"^```yaml\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     for old, new in {
@@ -160,17 +176,23 @@ def test_the_pages_recipe(engine: engine_server.Engine, tmp_path: Path, capfd: C
         assert old in lines
         lines = lines.replace(old, new)
     recipe = tmp_path / "mine.yaml"
-    data = "data: {sequence_length: 64, limit_rows: 12}\n"
+    own = "".join(f", {name.removeprefix('data.')}: {value}" for name, value in texts.items())
+    data = f"data: {{sequence_length: 64{own}}}\n"
     loop = "loop: {steps: 1, batch_rows: 2, micro_rows: 2, validate_rows: 2, precision: fp32}\n"
     recipe.write_text(f"method: eagle3\nname: mine\ntarget: {{path: tiny}}\n{data}{loop}{lines}")
     assert main(["check", str(recipe), "--out", str(tmp_path / "run")]) == 0
-    said = capfd.readouterr().out
-    (shown,) = re.findall(r"^vllm serve .*", PAGE.read_text(), re.MULTILINE)
-    printed = said.replace("\n", "")
-    assert "vllm serve tiny --served-model-name tiny" in printed
-    assert '"eagle_aux_hidden_state_layer_ids": [2, 10, 17, 20]' in re.sub(r"\s+", " ", said)
-    assert f'"shared_storage_path": "{engine.shared}"' in re.sub(r"\s+", " ", said) or str(engine.shared) in printed
-    assert "--served-model-name TARGET" in shown
+    said = capfd.readouterr().err
+    (line,) = re.findall(r"^vllm serve .*", said, re.MULTILINE)
+    printed = shlex.split(line)
+    assert printed[:5] == ["vllm", "serve", "tiny", "--served-model-name", "tiny"]
+    speculative, transfer = (json.loads(printed[printed.index(flag) + 1]) for flag in FLAGS)
+    assert speculative["draft_model_config"]["hf_config"] == {"eagle_aux_hidden_state_layer_ids": [2, 10, 17, 20]}
+    assert transfer["kv_connector_extra_config"] == {"shared_storage_path": str(engine.shared)}
+    shown = re.findall(r"^vllm serve .*(?:\n  --.*)+", PAGE.read_text(), re.MULTILINE)[0]
+    assert [word for word in shlex.split(shown.replace("\\\n", "")) if word.startswith("--")] == [
+        "--served-model-name",
+        *FLAGS,
+    ]
     assert main(["train", str(recipe), "--out", str(tmp_path / "run")]) == 0
     assert (tmp_path / "run" / "drafter" / "model.safetensors").is_file()
 

@@ -192,13 +192,12 @@ def test_a_hostile_repository(made: Path, tmp_path: Path, hub: Hub, capfd: Captu
 def test_names_that_lead_out_of_the_cache(made: Path, target: Backbone, tmp_path: Path, hub: Hub) -> None:
     """A file's name is the hub's to choose."""
     hub.put(NAME, made / "draft-1")
-    for name in ("../../../escaped.json", "/tmp/escaped-absolute.json", "a/../../../../escaped.json"):
+    for name in ("../../../escaped.json", f"{tmp_path}/escaped-absolute.json", "a/../../../../escaped.json"):
         hub.files(NAME)[name] = b"{}"
         with pytest.raises(Exception, match="hub|pointer|path|answered"):
             load_drafter(f"hub:{NAME}", target)
         del hub.files(NAME)[name]
     assert list(tmp_path.rglob("escaped*")) == []
-    assert not Path("/tmp/escaped-absolute.json").exists()
 
 
 def test_offline_it_is_taken_from_the_cache(
