@@ -164,7 +164,7 @@ def test_another_engine_on_resume(
 
 
 def test_the_pages_recipe(
-    engine: engine_server.Engine, texts: dict[str, str], tmp_path: Path, capfd: Captured
+    engine: engine_server.Engine, texts: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The lines of docs/engine.md beneath a shipped recipe, its check, which prints the page's command, its run."""
     (lines,) = re.findall(r"^```yaml\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
@@ -181,7 +181,7 @@ def test_the_pages_recipe(
     loop = "loop: {steps: 1, batch_rows: 2, micro_rows: 2, validate_rows: 2, precision: fp32}\n"
     recipe.write_text(f"method: eagle3\nname: mine\ntarget: {{path: tiny}}\n{data}{loop}{lines}")
     assert main(["check", str(recipe), "--out", str(tmp_path / "run")]) == 0
-    said = capfd.readouterr().err
+    said = "\n".join(caplog.messages)
     (line,) = re.findall(r"^vllm serve .*", said, re.MULTILINE)
     printed = shlex.split(line)
     assert printed[:5] == ["vllm", "serve", "tiny", "--served-model-name", "tiny"]
