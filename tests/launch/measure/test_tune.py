@@ -40,7 +40,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_a_drafter_and_a_method_without_one(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["tune", str(run), "--best", "2", *FEW]) == 0
+    assert main(["tune", str(run), "--best", "2", "--no-surfaces", *FEW]) == 0
     printed = capfd.readouterr().out
     content = json.loads((run / "eval" / "tune.json").read_text())
     tuned = json.loads((run / "drafter" / "tuned.json").read_text())
@@ -49,11 +49,7 @@ def test_a_drafter_and_a_method_without_one(run: Path, capfd: pytest.CaptureFixt
     assert content["sentence"] in " ".join(printed.split())
     assert "not audited" in printed
     assert re.search(r"predicted within 10% of measured: \d of 2 rows; off by ", " ".join(printed.split()))
-    axes = {each["axis"] for each in content["surfaces"]}
-    assert axes == {"draft length", "nodes", "batch", "context", "temperature"}
-    for each in content["surfaces"]:
-        assert each["label"] in printed
-        assert len(each["points"]) >= 2
+    assert "surfaces" not in content
     for each in content["measured"]:
         assert each["predicted_over_measured"] == pytest.approx(each["speedup"] / each["measured"][0])
     assert tuned["verdict"] == "not audited"
@@ -61,6 +57,18 @@ def test_a_drafter_and_a_method_without_one(run: Path, capfd: pytest.CaptureFixt
     assert tuned["speedup"] == best["measured"]
     # what is slower, beyond its interval, is not kept
     assert read_tuned(run / "drafter").values == (best["settings"] if best["measured"][2] >= 1 else {})
+
+
+@pytest.mark.slow
+def test_where_it_pays_is_measured_and_said(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Each surface by itself, and faster: `eval/tune/test_surfaces.py`."""
+    assert main(["tune", str(run), "--method", "trained", "--best", "1", *FEW]) == 0
+    printed = capfd.readouterr().out
+    surfaces = json.loads((run / "eval" / "tune.json").read_text())["surfaces"]
+    assert {each["axis"] for each in surfaces} == {"draft length", "nodes", "batch", "context", "temperature"}
+    for each in surfaces:
+        assert each["label"] in printed
+        assert len(each["points"]) >= 2
 
 
 def test_what_was_kept_is_taken_and_said(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
