@@ -78,7 +78,7 @@ def _tune(out: Path, console: Console) -> dict[str, str]:
     from .check.early import check_tune
     from .measure.tune import run_tune
 
-    request = TuneRequest(runs=(out / RUN,), method=f"{TRAINED},{TRAINING_FREE}", limit=24)
+    request = TuneRequest(runs=(out / RUN,), method=f"{TRAINED},{TRAINING_FREE}", limit=24, surfaces=False)
     done = run_tune(request, check_tune(request, []), console)
     settings = [each.prediction.setting for each in done]
     return next(dict(setting.values) for setting in settings if setting.contender.name == TRAINING_FREE)

@@ -144,7 +144,7 @@ class TuneRequest:
     best: int = 4
     """Settings that are measured, those that promise most."""
     surfaces: bool = True
-    """Measure at which batches, contexts and temperatures the best pay; --no-surfaces saves the time."""
+    """Measure at which batches, contexts and temperatures the best pay; sizes are predicted anyway."""
     out: Path | None = None
     """Folder for tune.json; default RUN/eval, without RUN the one that you are in."""
 

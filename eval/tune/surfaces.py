@@ -27,9 +27,9 @@ from ..report.plots import LOGARITHMIC
 from .settings import Contender, Prediction
 
 _BATCHES = (1, 2, 4, 8)
-_CONTEXTS = (32, 128, 512, 2048)
+_CONTEXTS = (32, 128, 512)
 _TEMPERATURES = (0.0, 0.5, 1.0)
-_TOKENS = 24  # of an answer that is timed
+_TOKENS = 12  # of an answer that is timed
 _ROUNDS = 2  # the quicker one counts
 
 

@@ -67,28 +67,23 @@ def run_tune(request: TuneRequest, pairs: Sequence[Named], console: Console) -> 
         console.print(f"kept: {path}", markup=False, soft_wrap=True)
     for line in _not_kept(pairs, done):
         console.print(line, markup=False, soft_wrap=True)
+    surfaces = by_size(predictions, request.temperature)
     if request.surfaces:
-        console.print("where it pays: draft length, nodes, batch, context, temperature ...")
-        made = _surfaces(target, predictions, done, profiled, config, request.temperature)
-        write_json(out / "tune.json", content | {"surfaces": [each.to_dict() for each in made]})
-        for line in surface_lines(made):
-            console.print(line, markup=False, soft_wrap=True)
+        console.print("measuring where the fastest pay: batch, context, temperature ...")
+        surfaces += _surfaces(target, done, profiled, config, request.temperature)
+    write_json(out / "tune.json", content | {"surfaces": [each.to_dict() for each in surfaces]})
+    for line in surface_lines(surfaces):
+        console.print(line, markup=False, soft_wrap=True)
     console.print(sentence(done, request.temperature, request.batch), markup=False, soft_wrap=True)
     return done
 
 
 def _surfaces(
-    target: Backbone,
-    predictions: Sequence[Prediction],
-    done: Sequence[Raced],
-    requests: Sequence[Request],
-    config: EvalConfig,
-    temperature: float,
+    target: Backbone, done: Sequence[Raced], requests: Sequence[Request], config: EvalConfig, temperature: float
 ) -> list[Surface]:
-    """Sizes of every grid; batch, context and temperature of the setting of each method that was fastest."""
+    """Batch, context and temperature of the setting of each method that was fastest."""
     fastest = {each.prediction.setting.contender.name: each.prediction for each in reversed(done)}
-    measured = measured_surfaces(target, list(fastest.values()), requests, config, temperature)
-    return [*by_size(predictions, temperature), *measured]
+    return list(measured_surfaces(target, list(fastest.values()), requests, config, temperature))
 
 
 def _config(request: TuneRequest, recipe: Recipe) -> EvalConfig:

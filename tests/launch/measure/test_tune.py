@@ -49,7 +49,7 @@ def test_a_drafter_and_a_method_without_one(run: Path, capfd: pytest.CaptureFixt
     assert content["sentence"] in " ".join(printed.split())
     assert "not audited" in printed
     assert re.search(r"predicted within 10% of measured: \d of 2 rows; off by ", " ".join(printed.split()))
-    assert "surfaces" not in content
+    assert {each["axis"] for each in content["surfaces"]} == {"draft length", "nodes"}
     for each in content["measured"]:
         assert each["predicted_over_measured"] == pytest.approx(each["speedup"] / each["measured"][0])
     assert tuned["verdict"] == "not audited"
