@@ -157,6 +157,7 @@ def test_without_a_drafter_there_is_nothing_to_correct(capfd: pytest.CaptureFixt
     assert "it needs --drafter" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_training_on_corrections_raises_acceptance_on_these_prompts(
     place: Path, target: Backbone, tmp_path: Path
 ) -> None:

@@ -237,6 +237,7 @@ def test_stopped_anywhere_it_ends_with_the_same_bits(
     same_bits(out, sampled)
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_killed_at_a_random_moment(place: Path, sampled: Path, tmp_path: Path) -> None:
     kill_often(place, sampled, tmp_path, kills=1)

@@ -99,6 +99,7 @@ def test_a_wrong_proposer_of_it_fails_the_audit(folder: Path) -> None:
     assert "enumeration" in printed
 
 
+@pytest.mark.slow
 @pytest.mark.run
 def test_it_resumes_to_the_same_bits(folder: Path) -> None:
     shutil.copytree(folder / "whole", folder / "cut")

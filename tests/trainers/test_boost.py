@@ -177,6 +177,7 @@ def test_the_second_learns_what_the_first_lacks(
     assert len(drafter.members) == 2
 
 
+@pytest.mark.slow
 def test_it_stops_when_little_is_left(target: Backbone, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Two SSMs cover both kinds: the third is not trained, and a line says why."""
     config = BoostConfig(members=3, weights="hard", unit="sample", match_tokens=0, stop_share=0.2)
@@ -437,6 +438,7 @@ def test_probes_decode_with_all_ssms_and_hold_a_base_once(
     assert [x["tau"] for x in lines if x["kind"] == "probe"] == [tau([done.steps])]
 
 
+@pytest.mark.slow
 def test_adapters_that_are_killed_go_on(
     target: Backbone, copies_in: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -247,6 +247,7 @@ SMALL = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.run
 def test_from_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

@@ -117,7 +117,7 @@ def test_equal_members_are_verified_once(target: Backbone) -> None:
     assert twice.target_calls == one.target_calls
 
 
-AUDITED = [(0.6, "sample"), (1.0, "sample"), pytest.param(1.0, "argmax", marks=pytest.mark.slow)]
+AUDITED = [(0.6, "sample"), *(pytest.param(1.0, each, marks=pytest.mark.slow) for each in ("sample", "argmax"))]
 
 
 @pytest.mark.parametrize(("temperature", "policy"), AUDITED)
@@ -234,7 +234,7 @@ def test_adapters_of_one_base_decode_as_one_batch(target: Backbone) -> None:
     assert all(made)
 
 
-@pytest.mark.parametrize("temperature", [0.6, 1.0])
+@pytest.mark.parametrize("temperature", [pytest.param(0.6, marks=pytest.mark.slow), 1.0])
 def test_the_audit_passes_with_adapters(temperature: float, target: Backbone) -> None:
     report = audit(target, join_adapters(with_adapters(target), ["one", "two"]), PROMPTS, evidence(temperature))
     assert report.verdict == "lossless", report.text()

@@ -239,7 +239,7 @@ def test_letters_of_another_tokenizer_are_accepted_as_its_own(
 
 
 @KINDS
-@pytest.mark.parametrize("policy", ["sample", "argmax"])
+@pytest.mark.parametrize("policy", ["sample", pytest.param("argmax", marks=pytest.mark.slow)])
 def test_both_ways_are_lossless(kind: type[ForeignDraft], policy: str, draft: Backbone, target: Backbone) -> None:
     """Enumeration of the method over tables, sampled and greedy tokens of the pair in a batch."""
     if kind is RetokenisedDraft and policy == "argmax":

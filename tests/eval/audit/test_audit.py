@@ -152,7 +152,12 @@ def test_the_whole_audit_fails_with_a_plant(pair, name: str) -> None:
     assert report.verdict == "NOT lossless"
 
 
-@pytest.mark.parametrize("name", ["argmax-draft", "fresh-draw", "residual-argmax", "typical-acceptance"])
+ALONE = ["argmax-draft", "fresh-draw", "residual-argmax", "typical-acceptance"]
+
+
+@pytest.mark.parametrize(
+    "name", [ALONE[1], *(pytest.param(n, marks=pytest.mark.slow) for n in ALONE if n != ALONE[1])]
+)
 def test_the_real_pair_alone_sees_a_biased_rule(pair, name: str) -> None:
     report = audit(*pair, PROMPTS, SMALL, plant=name)
     assert failures_of(None, report.rosenblatt, report.replay)

@@ -95,7 +95,7 @@ def _raw_behind(depth: int):
     return rule
 
 
-@pytest.mark.parametrize("depth", [2, 3, 4])
+@pytest.mark.parametrize("depth", [2, *(pytest.param(depth, marks=pytest.mark.slow) for depth in (3, 4))])
 def test_a_bug_of_the_deeper_drafts_alone_shows_where_drafts_are_deep(depth: int) -> None:
     assert enumerated("draft-model, four deep", sequences=150_000).p_value > 1e-3
     assert enumerated("draft-model, four deep", sequences=150_000, rule=_raw_behind(depth)).p_value < 1e-12

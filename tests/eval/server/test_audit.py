@@ -31,7 +31,7 @@ def audited(
     return report
 
 
-@pytest.mark.parametrize("drafted", [False, True])
+@pytest.mark.parametrize("drafted", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_an_honest_server_is_lossless(
     served: Backbone, requests: list[Request], tmp_path: Path, *, drafted: bool
 ) -> None:
@@ -60,7 +60,7 @@ def test_a_wrong_greedy_token_is_found(served: Backbone, requests: list[Request]
     assert report.greedy.bugs == 4 * 2
 
 
-@pytest.mark.parametrize("bug", ["heat", "rule"])
+@pytest.mark.parametrize("bug", [pytest.param("heat", marks=pytest.mark.slow), "rule"])
 def test_a_wrong_distribution_is_found(served: Backbone, requests: list[Request], tmp_path: Path, bug: str) -> None:
     """Slightly too warm, or a speculative rule that draws from p where it should draw from the rest."""
     broken = Engine(served, heat=1.2)
@@ -91,7 +91,10 @@ def test_another_model_is_found_by_its_log_probabilities(
     assert any("its log-probabilities are" in each and "other weights" in each for each in report.failures)
 
 
-@pytest.mark.parametrize("filters", [{"top_k": 5}, {"top_p": 0.6}, {"min_p": 0.2}])
+@pytest.mark.parametrize(
+    "filters",
+    [{"top_k": 5}, *(pytest.param(each, marks=pytest.mark.slow) for each in ({"top_p": 0.6}, {"min_p": 0.2}))],
+)
 def test_filters_are_modelled_and_their_breach_is_found(
     served: Backbone, requests: list[Request], tmp_path: Path, filters: dict[str, Any]
 ) -> None:

@@ -215,6 +215,7 @@ def test_retrieval(places: dict[str, str], tmp_path: Path, capfd: Captured) -> N
     assert all(row["mean_nodes"] > 1 for row in rows[:2])
 
 
+@pytest.mark.slow
 def test_a_lossy_rule_is_measured(places: dict[str, str], tmp_path: Path, capfd: Captured) -> None:
     """No failure, since it was asked for by name: its distance in place of a proof."""
     assert run(f"eval {{run}} --out {tmp_path}", places, "--eval.rule", "lossy-topk-match") == 0
@@ -258,6 +259,7 @@ def test_skeleton_of_thought_has_no_acceptance(places: dict[str, str], tmp_path:
     assert message.count("not lossless") == 2
 
 
+@pytest.mark.slow
 def test_determinism(places: dict[str, str], tmp_path: Path, capfd: Captured) -> None:
     assert run(f"audit {{run}} --determinism --out {tmp_path}", places) == 0
     assert read(tmp_path / "determinism.json")["passed"]
@@ -267,6 +269,7 @@ def test_determinism(places: dict[str, str], tmp_path: Path, capfd: Captured) ->
     assert all(len(line) <= 80 for line in message.splitlines()[:-1])
 
 
+@pytest.mark.slow
 def test_survey() -> None:
     """Structure and table; its power is that of tests/eval/audit/test_audit.py with more sequences."""
     config = AuditConfig(sequences=10_000)

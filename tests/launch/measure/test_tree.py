@@ -83,6 +83,7 @@ def test_a_tree_is_measured_written_and_decoded_with(
         assert drafter.choices == tree_of_paths(wanted)
 
 
+@pytest.mark.slow
 def test_the_fastest_size_of_eagles_tree(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Measured as a static tree, though the recipe decodes a chain; nothing is drawn out of order."""
     out = tmp_path / "tree.json"

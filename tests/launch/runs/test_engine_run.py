@@ -197,19 +197,22 @@ def test_the_pages_recipe(
     assert (tmp_path / "run" / "drafter" / "model.safetensors").is_file()
 
 
+REFUSED: list[tuple[str, dict[str, str], str]] = [
+    ("eagle3-tiny", {"features.server": ""}, "features.server is not set"),
+    ("eagle3-tiny", {"features.shared": ""}, "features.shared is not set"),
+    ("eagle3-tiny", {"features.source": "online"}, "features.server is 'http://localhost:1', and features.source"),
+    ("eagle3-tiny", {"probe.every_steps": "2"}, "a probe every 2 steps"),
+    ("eagle3-tiny", {"features.server": "nowhere"}, "features.server is 'nowhere', no URL"),
+    ("medusa2-tiny", {}, "medusa2 trains it"),
+    ("boost-tiny", {}, "boost learns from texts that it writes"),
+    ("distill-tiny", {"rollouts.share": "0.5"}, "rollouts.share has it follow texts"),
+    ("prune-tiny", {}, "model.start_from target cuts the draft out of it"),
+]
+
+
 @pytest.mark.parametrize(
     ("recipe", "values", "reason"),
-    [
-        ("eagle3-tiny", {"features.server": ""}, "features.server is not set"),
-        ("eagle3-tiny", {"features.shared": ""}, "features.shared is not set"),
-        ("eagle3-tiny", {"features.source": "online"}, "features.server is 'http://localhost:1', and features.source"),
-        ("eagle3-tiny", {"probe.every_steps": "2"}, "a probe every 2 steps"),
-        ("eagle3-tiny", {"features.server": "nowhere"}, "features.server is 'nowhere', no URL"),
-        ("medusa2-tiny", {}, "medusa2 trains it"),
-        ("boost-tiny", {}, "boost learns from texts that it writes"),
-        ("distill-tiny", {"rollouts.share": "0.5"}, "rollouts.share has it follow texts"),
-        ("prune-tiny", {}, "model.start_from target cuts the draft out of it"),
-    ],
+    [*REFUSED[:2], *(pytest.param(*each, marks=pytest.mark.slow) for each in REFUSED[2:])],
 )
 def test_what_takes_the_whole_target(
     recipe: str, values: dict[str, str], reason: str, tmp_path: Path, capfd: Captured

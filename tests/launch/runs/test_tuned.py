@@ -22,6 +22,7 @@ def train(out: Path, *words: str, steps: int = 2) -> None:
     assert main(["train", "medusa2-tiny", "--out", str(out), *how]) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.run
 def test_from_recipe_to_verdict(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"

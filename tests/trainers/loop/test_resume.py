@@ -118,9 +118,14 @@ def weights(objective: TargetObjective) -> dict[str, Tensor]:
 
 
 SETTINGS = [{}, {"micro_rows": 8}, {"precision": "bf16"}, {"ema": 0.9}, {"name": "muon"}]
+DAILY = ({"ema": 0.9}, {"name": "muon"})
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=[str(each) for each in SETTINGS])
+@pytest.mark.parametrize(
+    "setting",
+    [each if each in DAILY else pytest.param(each, marks=pytest.mark.slow) for each in SETTINGS],
+    ids=[str(each) for each in SETTINGS],
+)
 def test_every_cut_resumes_to_the_same_bits(tmp_path: Path, setting: dict) -> None:
     undisturbed, _ = train(tmp_path / "whole", plan(**setting))
     expected = weights(undisturbed)

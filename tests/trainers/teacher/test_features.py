@@ -592,6 +592,7 @@ def start(recipe: Path, out: Path) -> multiprocessing.process.BaseProcess:
     return process
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_a_killed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
     """SIGKILL to a real run in its second epoch, when the cache is half written and half read."""
