@@ -129,6 +129,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.run
 def test_it_is_refused_where_its_records_say_so(folder: Path) -> None:
     (folder / "other").mkdir(exist_ok=True)

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from draftsmith.eval.audit.audit import FALSE_ALARM, SHARES, _failures
+from draftsmith.eval.audit.audit import FALSE_ALARM, SHARES, failures_of
 from draftsmith.eval.audit.rosenblatt import Rosenblatt, judge, transform
 from draftsmith.eval.audit.scores import FRONT, Scores, ScoreSums
 from draftsmith.eval.config import AuditConfig
@@ -73,7 +73,7 @@ HALVES = {
 
 
 def failures(scores: Scores | None, judged: Rosenblatt) -> list[str]:
-    return _failures(None, judged, GREEDY, scores)
+    return failures_of(None, judged, GREEDY, scores)
 
 
 @pytest.mark.parametrize("half", HALVES)

@@ -27,18 +27,20 @@ from draftsmith.trainers.loop.step import Steps
 from faults.signalled import Stage, signalled
 from launching import launched, train_each
 from safetensors.torch import load_file
+from shallow import SHALLOW
 from tally import tally
 
 LAUNCHING = Path(__file__).parents[2] / "launching.py"
-COMMON = """\
+COMMON = f"""\
 method: boost
-data: {limit_rows: 30, sequence_length: 64}
-model: {layers: 1, hidden: 64, intermediate: 64, heads: 1, kv_heads: 1}
-optimizer: {lr: 3e-3, warmup_steps: 2}
-loop: {steps: 6, batch_rows: 8, micro_rows: 2, precision: fp32, validate_rows: 3, log_every: 1}
-checkpoint: {every_steps: 3}
-probe: {prompts: 1, max_new_tokens: 6}
-objective: {chunk: 64}
+target: {{path: {SHALLOW}}}
+data: {{limit_rows: 30, sequence_length: 64}}
+model: {{layers: 1, hidden: 64, intermediate: 64, heads: 1, kv_heads: 1}}
+optimizer: {{lr: 3e-3, warmup_steps: 2}}
+loop: {{steps: 6, batch_rows: 8, micro_rows: 2, precision: fp32, validate_rows: 3, log_every: 1}}
+checkpoint: {{every_steps: 3}}
+probe: {{prompts: 1, max_new_tokens: 6}}
+objective: {{chunk: 64}}
 """
 BOOST = "members: 2, samples: 80, held_out: 6, prompt_tokens: 12, continuation: 8, stop_share: 0"
 RECIPES = {
@@ -103,7 +105,7 @@ def test_an_ensemble_is_trained_and_decodes(name: str, alone: Path) -> None:
     found = coverage(run)
     assert [line["step"] for line in found] == [1, 2]
     assert json.loads((run / "status.json").read_text())["state"] == "finished"
-    target = load_target("tiny")
+    target = load_target(SHALLOW)
     drafter = load_drafter(run / "drafter", target)
     assert isinstance(drafter, Ensemble)
     assert len(drafter.members) == 2

@@ -40,6 +40,7 @@ def check_named(out: Path, world: int, rank: int, place: str, how: int, silence:
     tally("stopped processes", tried=1, failed=bool(late))
 
 
+@pytest.mark.slow
 def test_a_stopped_process_is_named(tmp_path: Path) -> None:
     check_named(tmp_path, 2, 1, "step", signal.SIGSTOP, silence=2.0)
 
