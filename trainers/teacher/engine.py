@@ -68,6 +68,8 @@ def request_of(config: FeaturesConfig, name: str, layers: Sequence[int], model_c
 class EngineFeatures(StoredFeatures):
     """States that were stored, or else asked of an engine and stored, ahead of their use."""
 
+    made_ahead = True
+
     def __init__(
         self,
         layers: Sequence[int],
@@ -104,21 +106,19 @@ class EngineFeatures(StoredFeatures):
         super().close()
         self._askers.shutdown(wait=True, cancel_futures=True)
 
-    def _complete(self, batch: Batch, keys: list[str], rows: list[Tensor | None]) -> None:
+    def _make(self, batch: Batch, keys: list[str], rows: list[Tensor | None]) -> None:
         """Ask for the rows that are not stored, all their documents side by side."""
         missing = [r for r, row in enumerate(rows) if row is None]
         parts = [(r, part) for r in missing for part in documents_of(batch, r)]
         replies = [self._askers.submit(self._engine.ask, part.ids) for _, part in parts]
         device, tokens = batch["input_ids"].device, batch["input_ids"].shape[1]
-        made: dict[int, Tensor] = {}
+        # padding, which nothing reads, has no states
+        shape = (len(self._numbers), tokens, self._engine.request.hidden)
+        made = {r: torch.zeros(shape, dtype=self.dtype, device=device) for r in missing}
         try:
             for (r, part), reply in zip(parts, replies, strict=True):
                 states_TNH, fingerprint, _, _ = reply.result()
                 self._check_same(fingerprint)
-                if r not in made:  # padding, which nothing reads, has no states
-                    made[r] = torch.zeros(
-                        len(self._numbers), tokens, self._engine.request.hidden, dtype=self.dtype, device=device
-                    )
                 made[r][:, part.first : part.first + len(part.ids)] = self._wanted(states_TNH.to(device))
         finally:
             for reply in replies:

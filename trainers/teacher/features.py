@@ -125,6 +125,9 @@ class StoredFeatures(FeatureSource):
     What is used is what would be read back, so that a run does not depend on where a row came from.
     """
 
+    made_ahead = False
+    """Whether the reading thread makes what is not stored, or whoever asks for the batch does."""
+
     def __init__(self, layers: Sequence[int], dtype: torch.dtype, store: FeatureStore, stored: FeatureDtype) -> None:
         """`dtype`: of what is handed out, the target's; `stored`: of what is kept."""
         super().__init__(layers)
@@ -137,7 +140,7 @@ class StoredFeatures(FeatureSource):
         return self._whole(batch, self._timed(partial(self._read, batch)))
 
     def start(self, batch: Batch) -> Callable[[], Features]:
-        """A thread reads and uploads; what it does not find is made there, or when it is asked for."""
+        """A thread reads and uploads; what it does not find is made there or later (`made_ahead`)."""
         if self._reader is None:
             self._reader = ThreadPoolExecutor(1, thread_name_prefix="features")
         device = batch["input_ids"].device
@@ -179,11 +182,13 @@ class StoredFeatures(FeatureSource):
             keys = row_keys(batch)
             stored = [self.store.read(key) for key in keys]
             rows = [None if each is None else self._decoded(each, device) for each in stored]
-            self._complete(batch, keys, rows)
+            if self.made_ahead:
+                self._make(batch, keys, rows)
             return _Read(keys, rows, None if side is None else side.record_event())
 
-    def _complete(self, batch: Batch, keys: list[str], rows: list[Tensor | None]) -> None:
-        """Make rows that are not stored while others are trained on, where that can be done in a thread."""
+    @abstractmethod
+    def _make(self, batch: Batch, keys: list[str], rows: list[Tensor | None]) -> None:
+        """Make and keep the rows that are not stored: each None becomes states [N, S, H]."""
 
     def _decoded(self, row: Encoded, device: torch.device) -> Tensor:
         if device.type == "cuda":
@@ -196,15 +201,9 @@ class StoredFeatures(FeatureSource):
         stored = [each for each in read.rows if each is not None]
         if read.ready is not None:
             _handed_over(tuple(stored), read.ready, device)
-        rows = [
-            self._compute({name: t[r : r + 1] for name, t in batch.items()}, key) if states is None else states
-            for r, (key, states) in enumerate(zip(read.keys, read.rows, strict=True))
-        ]
-        return tuple(torch.stack(rows, 1))
-
-    def _compute(self, row: Batch, key: str) -> Tensor:
-        """The states [N, S, H] of a batch of one row that is neither stored nor made in the thread."""
-        raise NotImplementedError
+        if not self.made_ahead:
+            self._make(batch, read.keys, read.rows)
+        return tuple(torch.stack([states for states in read.rows if states is not None], 1))
 
 
 class CachedFeatures(StoredFeatures):
@@ -218,8 +217,11 @@ class CachedFeatures(StoredFeatures):
         super().__init__(online.layers, online.target.dtype, store, dtype)
         self.online = online
 
-    def _compute(self, row: Batch, key: str) -> Tensor:
-        return self.kept(key, torch.cat(self.online.fetch(row)))
+    def _make(self, batch: Batch, keys: list[str], rows: list[Tensor | None]) -> None:
+        for r, key in enumerate(keys):
+            if rows[r] is None:
+                row = {name: t[r : r + 1] for name, t in batch.items()}
+                rows[r] = self.kept(key, torch.cat(self.online.fetch(row)))
 
 
 class _Read(NamedTuple):
