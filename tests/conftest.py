@@ -96,3 +96,18 @@ def chat_tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     template = named_template("chatml")
     train_tokenizer(words, 400, chat_template=template).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def served_folder(tmp_path_factory: pytest.TempPathFactory, chat_tokenizer_folder: Path) -> Path:
+    """The target of `served_target` on disk."""
+    from served_target import small_target
+
+    return small_target(tmp_path_factory.mktemp("served") / "target", chat_tokenizer_folder)
+
+
+@pytest.fixture(scope="session")
+def served(served_folder: Path) -> Backbone:
+    from draftsmith.decoding.target.loading import load_target
+
+    return load_target(str(served_folder))

@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from answering import answering
 from draftsmith.decoding.target.hidden_states import last_norm
-from draftsmith.trainers.loop.objective import Batch, document_mask
+from draftsmith.trainers.loop.objective import Batch
+from random_models import hidden_states
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -35,18 +37,10 @@ def norm_of(model: Any) -> Any:
 
 def all_states(model: Any, batch: Batch) -> Tensor:
     """Every state of a batch of one row, [S, N, H], by the model itself."""
-    decoder = model.get_decoder()
     before: list[Tensor] = []
     hook = norm_of(model).register_forward_pre_hook(lambda _module, given: before.append(given[0]))
     try:
-        with torch.no_grad():
-            states = decoder(
-                input_ids=batch["input_ids"],
-                attention_mask=document_mask(batch["documents"]),
-                position_ids=batch["positions"],
-                use_cache=False,
-                output_hidden_states=True,
-            ).hidden_states
+        states = hidden_states(model.get_decoder(), batch)
     finally:
         hook.remove()
     return torch.stack([*states[:-1], before[-1]])[:, 0].transpose(0, 1)
@@ -186,15 +180,8 @@ class _Handler(BaseHTTPRequestHandler):
 @contextmanager
 def running(*given: Any, **how: Any) -> Iterator[Engine]:
     """An engine that answers until the block ends; arguments as for `Engine`."""
-    engine = Engine(*given, **how)
-    thread = threading.Thread(target=engine.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
+    with answering(Engine(*given, **how)) as engine:
         yield engine
-    finally:
-        engine.shutdown()
-        engine.server_close()
-        thread.join()
 
 
 # ---- faults ------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from answering import answering
 
 Files = dict[str, bytes]
 TOKEN = "hf_ThisIsTheSecretOfATest"
@@ -220,15 +221,8 @@ class _Handler(BaseHTTPRequestHandler):
 @contextmanager
 def running() -> Iterator[Hub]:
     """A hub that answers until the block ends."""
-    hub = Hub()
-    thread = threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
+    with answering(Hub()) as hub:
         yield hub
-    finally:
-        hub.shutdown()
-        hub.server_close()
-        thread.join()
 
 
 def use(hub: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch, *, token: bool = True) -> None:

@@ -26,6 +26,15 @@ OBJECTIVES: dict[str, Any] = {
 MODULES: dict[str, Any] = {name: method.code() for name, method in METHODS.items()}
 
 
+class NoTokenizer:
+    """An export without one."""
+
+    eos_token_id = 0
+
+    def save_pretrained(self, folder: Path) -> None:
+        (folder / "tokenizer.json").write_text("{}")
+
+
 def nothing(_module: nn.Module, _folder: Path) -> None:
     """Where an export goes that no test looks at."""
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from answering import answering
 from draftsmith.data.rows.templates import render_chat
 from draftsmith.decoding.engine import generate
 from draftsmith.decoding.proposal import Proposer
@@ -280,13 +281,8 @@ def _choice(text: str, reason: str | None, *, chat: bool, delta: bool = False) -
 @contextmanager
 def serving(engine: Engine, hands_out: Collection[str] = ALL) -> Iterator[ServedTarget]:
     """The server while it runs."""
-    server = ServedTarget(engine, hands_out)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    try:
+    with answering(ServedTarget(engine, hands_out)) as server:
         yield server
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def without(*names: str) -> Sequence[str]:

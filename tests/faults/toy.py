@@ -24,7 +24,7 @@ from draftsmith.trainers.loop import setup
 from draftsmith.trainers.loop.loop import Loop, Plan
 from draftsmith.trainers.student.architecture import fresh_model
 from draftsmith.trainers.target import TargetObjective
-from method_objectives import build
+from method_objectives import NoTokenizer, build
 
 ROWS, BATCH, STEPS = 40, 8, 12
 
@@ -39,13 +39,6 @@ class Asked(Chains):
     def batch(self, rows: list[int] | None = None) -> Batch:
         self.asked += rows or []
         return super().batch(rows)
-
-
-class NoTokenizer:
-    """An export without one."""
-
-    def save_pretrained(self, folder: Path) -> None:
-        (folder / "tokenizer.json").write_text("{}")
 
 
 def objective_of(method: str) -> Any:

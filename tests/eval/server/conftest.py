@@ -1,26 +1,12 @@
-"""A small target on disk, loaded, and prompts for it."""
+"""Prompts for the small served target."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 from draftsmith.data.prompts import Prompt
 from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.loading import load_target
 from draftsmith.eval.config import EvalConfig
 from draftsmith.eval.measure.requests import Request, make_requests
-from served_target import small_target
-
-
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory, chat_tokenizer_folder: Path) -> Path:
-    return small_target(tmp_path_factory.mktemp("served") / "target", chat_tokenizer_folder)
-
-
-@pytest.fixture(scope="session")
-def served(folder: Path) -> Backbone:
-    return load_target(str(folder))
 
 
 @pytest.fixture(scope="session")

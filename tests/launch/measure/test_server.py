@@ -12,25 +12,14 @@ import jsonschema
 import pytest
 from conftest import make_drafter
 from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.loading import load_target
 from draftsmith.drafters.tuned_file import write_tuned
 from draftsmith.eval.report.results import read_results, schema
 from draftsmith.launch.cli import main
-from served_target import Engine, ServedTarget, serving, small_target
+from served_target import Engine, ServedTarget, serving
 
 Captured = pytest.CaptureFixture[str]
 SMALL = ["--eval.limit", "4", "--eval.max_new_tokens", "8", "--eval.temperatures", "[0]", "--requests", "6"]
 FEW = ["--audit.tokens", "500", "--audit.prompts", "2", "--audit.max_new_tokens", "16", "--audit.batch", "8"]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, chat_tokenizer_folder: Path) -> Path:
-    return small_target(tmp_path_factory.mktemp("served") / "target", chat_tokenizer_folder)
-
-
-@pytest.fixture(scope="module")
-def served(folder: Path) -> Backbone:
-    return load_target(str(folder))
 
 
 @pytest.fixture(scope="module")
@@ -67,11 +56,17 @@ def at(server: ServedTarget) -> list[str]:
 
 
 def test_eval_audit_report(
-    own: ServedTarget, base: ServedTarget, folder: Path, prompts: Path, tuned: Path, tmp_path: Path, capfd: Captured
+    own: ServedTarget,
+    base: ServedTarget,
+    served_folder: Path,
+    prompts: Path,
+    tuned: Path,
+    tmp_path: Path,
+    capfd: Captured,
 ) -> None:
     """The whole of it: audited, measured beside the baseline and the prediction, reported."""
     out = tmp_path / "out"
-    words = [*at(own), "--baseline-server", base.url, "--target", str(folder), "--prompts", str(prompts)]
+    words = [*at(own), "--baseline-server", base.url, "--target", str(served_folder), "--prompts", str(prompts)]
     words += ["--concurrency", "1", "2", "--drafter", str(tuned), "--out", str(out)]
     assert main(["eval", *words, *SMALL, *FEW]) == 0
     printed = capfd.readouterr().out
@@ -123,11 +118,11 @@ def test_eval_needs_no_target(
 
 
 def test_audit(
-    served: Backbone, own: ServedTarget, folder: Path, prompts: Path, tmp_path: Path, capfd: Captured
+    served: Backbone, own: ServedTarget, served_folder: Path, prompts: Path, tmp_path: Path, capfd: Captured
 ) -> None:
     """Lossless, not lossless, undecided: three exit codes, and nobody's password on the disk."""
     address = own.url.replace("http://", "http://me:secret@")
-    words = ["--model", "small", "--target", str(folder), "--prompts", str(prompts), *FEW]
+    words = ["--model", "small", "--target", str(served_folder), "--prompts", str(prompts), *FEW]
     assert main(["audit", "--server", address, *words, "--out", str(tmp_path / "right")]) == 0
     assert "verdict: lossless" in capfd.readouterr().out
     assert not any("secret" in path.read_text() for path in (tmp_path / "right").iterdir())
@@ -151,8 +146,10 @@ def test_audit(
         assert main(["report", str(tmp_path / "silent")]) == 0
 
 
-def test_a_stopped_eval_does_not_audit_twice(served: Backbone, folder: Path, prompts: Path, tmp_path: Path) -> None:
-    words = ["--target", str(folder), "--prompts", str(prompts), *SMALL, *FEW, "--out", str(tmp_path)]
+def test_a_stopped_eval_does_not_audit_twice(
+    served: Backbone, served_folder: Path, prompts: Path, tmp_path: Path
+) -> None:
+    words = ["--target", str(served_folder), "--prompts", str(prompts), *SMALL, *FEW, "--out", str(tmp_path)]
     with serving(Engine(served)) as server:
         server.fail_after = 1 + 2 + 32 + 3  # one finds out, greedy and sampled answers, warm-up and two blocks
         assert main(["eval", *at(server), *words]) == 2
@@ -162,11 +159,11 @@ def test_a_stopped_eval_does_not_audit_twice(served: Backbone, folder: Path, pro
     assert {path.name for path in tmp_path.iterdir()} > {"server-answers.jsonl", "server-blocks.jsonl"}
 
 
-def test_a_server_that_answers_nothing(folder: Path, tmp_path: Path, served: Backbone, capfd: Captured) -> None:
+def test_a_server_that_answers_nothing(served_folder: Path, tmp_path: Path, served: Backbone, capfd: Captured) -> None:
     """Requests of every kind are refused: one message, and no traceback."""
     with serving(Engine(served)) as server:
         server.refusal = "no\x1bthing"
-        words = ["audit", *at(server), "--target", str(folder), *FEW, "--out", str(tmp_path)]
+        words = ["audit", *at(server), "--target", str(served_folder), *FEW, "--out", str(tmp_path)]
         assert main(words) == 4
     message = capfd.readouterr().err
     assert "answers no request, however it is asked; the last one: status 400: no thing" in message

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import make_drafter, make_target
-from draftsmith.data.rows.tokenizer import train_tokenizer
+from conftest import make_drafter
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.decoding.target.loading import load_target
 from draftsmith.drafters.eagle.layers import EagleShape
@@ -25,6 +24,7 @@ from draftsmith.drafters.registry import load_drafter
 from draftsmith.launch.cli import main
 from draftsmith.trainers.teacher.frozen import saver
 from hub_server import TOKEN, Hub, Repository, running, use
+from random_models import save_with_tokenizer
 from small_flags import AUDIT
 
 NAME = "somebody/a-drafter"
@@ -56,12 +56,7 @@ class Payload:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("made")
-    model = make_target("qwen3").model
-    tokenizer = train_tokenizer(["abc def ghi jkl mno pqr\n"] * 5, 300)
-    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
-    model.save_pretrained(place / "target")
-    tokenizer.save_pretrained(place / "target")
-    target = load_target(str(place / "target"))
+    target = load_target(str(save_with_tokenizer(place / "target")))
     for number in (1, 2):
         save_draft_model(make_drafter(target, seed=number).module, place / f"draft-{number}", target)
     torch.manual_seed(0)

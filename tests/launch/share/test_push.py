@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import make_drafter, make_target
-from draftsmith.data.rows.tokenizer import train_tokenizer
+from conftest import make_drafter
 from draftsmith.decoding.target.loading import load_target
 from draftsmith.drafters.folder import save_draft_model
 from draftsmith.drafters.tuned_file import write_tuned
@@ -17,6 +16,7 @@ from draftsmith.launch.cli import main
 from draftsmith.launch.recipe.load import load_recipe
 from hub_server import TOKEN, Hub, running, use
 from huggingface_hub import ModelCard
+from random_models import save_with_tokenizer
 from small_flags import AUDIT
 
 NAME = "somebody/a-drafter"
@@ -42,13 +42,8 @@ Captured = pytest.CaptureFixture[str]
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A target, a run on it that was audited, measured and tuned, prompts; all by their whole paths."""
     place = tmp_path_factory.mktemp("place-of-the-user")
-    model = make_target("qwen3").model
-    tokenizer = train_tokenizer(["abc def ghi jkl mno pqr\n"] * 5, 300)
-    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
-    model.save_pretrained(place / "the-target")
-    tokenizer.save_pretrained(place / "the-target")
     (place / "prompts.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("abc", "def ghi")))
-    target = load_target(str(place / "the-target"))
+    target = load_target(str(save_with_tokenizer(place / "the-target")))
     save_draft_model(make_drafter(target).module, place / "run" / "drafter", target)
     values = [("target.path", str(place / "the-target")), ("eval.prompts", str(place / "prompts.jsonl"))]
     (place / "run" / "run.yaml").write_text(load_recipe("distill-tiny", values).yaml())

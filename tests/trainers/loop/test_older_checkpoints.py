@@ -21,6 +21,7 @@ from draftsmith.trainers.loop.loop import Loop
 from draftsmith.trainers.student.architecture import fresh_model
 from draftsmith.trainers.target import TargetObjective
 from faults import toy
+from method_objectives import NoTokenizer
 from tally import tally
 
 KEPT = Path(__file__).parent / "checkpoint-0.1.0"
@@ -30,7 +31,7 @@ SIZES = ModelConfig(layers=1, hidden=8, heads=1, kv_heads=1, head_size=8, interm
 def tiny_loop(out: Path, monkeypatch: pytest.MonkeyPatch, **values: int) -> Loop:
     def objective(_method: str) -> TargetObjective:
         recipe = Recipe(method="target", objective=ObjectiveConfig(chunk=16))
-        return TargetObjective(recipe, fresh_model(SIZES, vocabulary=toy.VOCABULARY, eos=0), toy.NoTokenizer())
+        return TargetObjective(recipe, fresh_model(SIZES, vocabulary=toy.VOCABULARY, eos=0), NoTokenizer())
 
     monkeypatch.setattr(toy, "objective_of", objective)
     return toy.loop_in(out, **values)

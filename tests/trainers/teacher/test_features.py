@@ -37,11 +37,12 @@ from draftsmith.trainers.config import (
 from draftsmith.trainers.loop import setup, state
 from draftsmith.trainers.loop.feed import Feed
 from draftsmith.trainers.loop.loop import Loop, Outcome, Plan
-from draftsmith.trainers.loop.objective import Batch, Objective, document_mask, hidden_states
+from draftsmith.trainers.loop.objective import Batch, Objective, hidden_states
 from draftsmith.trainers.method_config import BoostConfig, Eagle3Config, MedusaConfig
 from draftsmith.trainers.teacher import feature_cache
 from draftsmith.trainers.teacher.features import CachedFeatures, OnlineFeatures, states_of
 from method_objectives import build
+from random_models import hidden_states as all_states
 from random_models import random_model
 from safetensors.torch import load_file
 from small_run import RECIPE, assert_same_weights, losses, train
@@ -107,14 +108,8 @@ def test_states_are_those_of_transformers(family: str, rows: Prepared) -> None:
     decoder = of_family(family).get_decoder()
     batch = rows.train.batch([0, 3])
     layers = (0, 2, 1, 3, LAST)
+    whole = all_states(decoder, batch)
     with torch.no_grad():
-        whole = decoder(
-            input_ids=batch["input_ids"],
-            attention_mask=document_mask(batch["documents"]),
-            position_ids=batch["positions"],
-            use_cache=False,
-            output_hidden_states=True,
-        ).hidden_states
         found = states_of(decoder, batch, layers)
     assert len(whole) == 4
     for layer, states in zip(layers, found, strict=True):
