@@ -1,4 +1,4 @@
-"""What a drafter's layer costs beside a call of its target: depths, widths and vocabularies of the embedded target's size.
+"""What a drafter's layer costs beside a call of its target, by depth, width and vocabulary of a small one.
 
 Models of random weights, a batch of one behind 128 tokens, all arms of a shape in turn. A drafter of
 one layer reads that layer and the target's projection for every token that it drafts; its share of a

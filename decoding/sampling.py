@@ -56,7 +56,9 @@ class Warper:
         if self.greedy:
             best = logits.argmax(-1)  # the first among equals, by torch's own contract
             return torch.zeros_like(logits, dtype=torch.float32).scatter_(-1, best[..., None], 1.0)
-        logits = logits.float() / self.temperature
+        logits = logits.float()
+        if self.temperature != 1:
+            logits = logits / self.temperature
         if 0 < self.top_k < logits.shape[-1]:
             last_kept = logits.topk(self.top_k, dim=-1).values[..., -1:]
             logits = logits.masked_fill(logits < last_kept, -torch.inf)
@@ -82,6 +84,8 @@ def draw(probs: Tensor, uniform: Tensor) -> Tensor:
     # scaled by the total, so rounding can neither fall off the end nor reach a zero entry there
     point = uniform.double()[..., None] * cumulative[..., -1:]
     index = torch.searchsorted(cumulative, point, right=True).squeeze(-1)
+    if probs.device.type == "cpu" and bool((index < probs.shape[-1]).all()):
+        return index  # what the cumulative sum leads to has mass; on a CPU it costs nothing to look
     last = probs.shape[-1] - 1 - (probs > 0).flip(-1).to(torch.uint8).argmax(-1)
     return torch.minimum(index, last)
 

@@ -174,9 +174,12 @@ def chain_ratio_test(p_BNV: Tensor, q_BKV: Tensor, proposal: Proposal, coins_BN:
 
 def residual(p_BNV: Tensor, q_BKV: Tensor, accepted_B: Tensor) -> Tensor:
     """max(0, p - q) at the first rejection, p itself after a full chain. [B, V], unnormalised."""
+    K = q_BKV.shape[1]
+    p_BV = row_of(p_BNV, accepted_B)
+    if not K:
+        return p_BV
     # after the last node nothing was drafted, so nothing is subtracted
-    q_BNV = torch.cat([q_BKV, torch.zeros_like(p_BNV[:, :1])], dim=1)
-    p_BV, q_BV = row_of(p_BNV, accepted_B), row_of(q_BNV, accepted_B)
+    q_BV = row_of(q_BKV, accepted_B.clamp_max(K - 1)) * (accepted_B < K)[:, None]
     return left_over(p_BV, q_BV)
 
 

@@ -3,15 +3,15 @@
 Query, key and value are one product then, gate and up another: a small model's call is mostly the way to its
 products, and there are three fewer of them in a layer. Weights lie column by column, which makes a product with 4 to
 8 tokens, a verify call's, up to twice as fast and one with a single token no slower. The stack is a copy of the
-weights, so it is made for small frozen models alone, and made anew where a weight has changed. Read next:
-`lean.py`, which runs it.
+weights, so it is made for small frozen models alone, and made anew where a weight has changed. `Together` is
+the same for a module of our own, such as a drafter's layer. Read next: `lean.py`, which runs the stack.
 
 Shapes: B rows, N tokens, H hidden, Q query heads, G key-value heads, D head size, I inner size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +20,8 @@ from torch import Tensor, nn
 
 _MOST = 100_000_000
 """Numbers of a model that is stacked: in a larger one the products themselves take the time."""
+_MOST_TOGETHER = 5_000_000
+"""The same for the layers of one product."""
 
 
 class Joined(NamedTuple):
@@ -38,6 +40,46 @@ class Joined(NamedTuple):
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
+
+
+class Together:
+    """Linear layers of a module that read the same: one product while they are small, frozen and in fp32 on a CPU.
+
+    The layers are looked up when they run, so that what replaces or wraps them is what runs.
+    """
+
+    def __init__(self, owner: nn.Module, *names: str) -> None:
+        self._owner, self._names = owner, names
+        self._joined: Joined | None = None
+        self._state: list[int] = []
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
+        """The output of each, [..., width]."""
+        layers: list[Any] = [getattr(self._owner, name) for name in self._names]
+        if not _joins(layers, x):
+            self._joined = None
+            return tuple(layer(x) for layer in layers)
+        state = _state_of([each for layer in layers for each in layer.parameters()])
+        if self._joined is None or state != self._state:
+            self._joined, self._state = Joined.of(layers), state
+        out = self._joined(x)
+        return (out,) if len(layers) == 1 else out.split([layer.out_features for layer in layers], -1)
+
+
+def _joins(layers: Sequence[Any], x: Tensor) -> bool:
+    if torch.is_grad_enabled() or x.device.type != "cpu" or x.dtype != torch.float32:
+        return False
+    if torch.is_autocast_enabled("cpu") or not all(map(_is_plain, layers)):
+        return False
+    return (
+        all(layer.weight.dtype == x.dtype for layer in layers)
+        and sum(layer.weight.numel() for layer in layers) <= _MOST_TOGETHER
+    )
+
+
+def _state_of(weights: Iterable[Tensor]) -> list[int]:
+    """What changes when a weight is written to, or put elsewhere."""
+    return [number for each in weights for number in (each._version, each.data_ptr())]
 
 
 class Stacked(NamedTuple):
@@ -69,7 +111,7 @@ class Stack:
         return self._now() == self._state
 
     def _now(self) -> list[int]:
-        return [number for each in self._weights for number in (each._version, each.data_ptr())]
+        return _state_of(self._weights)
 
 
 def can_stack(model: Any) -> bool:

@@ -10,6 +10,7 @@ X width of what attention reads, Q query heads, G key-value heads, T keys in vie
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from ...decoding.target.kv_cache import KVCache
 from ...decoding.target.lean import rms_norm
+from ...decoding.target.stacked import Together
 from ..sizes import check_number, check_sizes
 
 
@@ -90,6 +92,8 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(width, shape.kv_heads * shape.head_size, bias=False)
         self.v_proj = nn.Linear(width, shape.kv_heads * shape.head_size, bias=False)
         self.o_proj = nn.Linear(shape.heads * shape.head_size, shape.hidden, bias=False)
+        self._query_key_value = Together(self, "q_proj", "k_proj", "v_proj")
+        self._out = Together(self, "o_proj")
 
     def forward(
         self, x_BNX: Tensor, turn: tuple[Tensor, Tensor], mask: Tensor | None, kv_cache: KVCache | None
@@ -103,14 +107,13 @@ class Attention(nn.Module):
     def project(self, x_BNX: Tensor, turn: tuple[Tensor, Tensor]) -> Projected:
         """Queries, keys and values; `turn` is what `Rotary` gives for the positions."""
         shape = (*x_BNX.shape[:2], -1, self.head_size)
-        query, key, value = (
-            each(x_BNX).view(shape).transpose(1, 2) for each in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        query, key, value = (each.view(shape).transpose(1, 2) for each in self._query_key_value(x_BNX))
         return Projected(turned(query, turn), turned(key, turn), value)
 
     def joined(self, out_BQND: Tensor) -> Tensor:
         """The heads' outputs side by side, projected to [B, N, H]."""
-        return self.o_proj(out_BQND.transpose(1, 2).flatten(2))
+        (out_BNH,) = self._out(out_BQND.transpose(1, 2).flatten(2))
+        return out_BNH
 
 
 def attend(
@@ -142,8 +145,8 @@ def attend(
 class Rotary(nn.Module):
     """Cosines and sines of rotary positions (Su et al. 2021).
 
-    Frequencies are made when they are used: a buffer would be rounded with the weights, and half
-    precision is off by whole turns at a position of some hundreds.
+    Frequencies are no buffer: it would be rounded with the weights, and half precision is off by whole turns at a
+    position of some hundreds.
     """
 
     def __init__(self, shape: EagleShape) -> None:
@@ -152,11 +155,16 @@ class Rotary(nn.Module):
 
     def forward(self, positions_BN: Tensor) -> tuple[Tensor, Tensor]:
         """Each [B, 1, N, D], fp32."""
-        step_D = torch.arange(0, self.head_size, 2, device=positions_BN.device).float()
-        # rounded as Llama's code rounds it
-        angle_BND = positions_BN[..., None] * (1.0 / self.theta ** (step_D / self.head_size))
+        angle_BND = positions_BN[..., None] * _frequencies(self.head_size, self.theta, positions_BN.device)
         both_BND = torch.cat((angle_BND, angle_BND), -1)[:, None]
         return both_BND.cos(), both_BND.sin()
+
+
+@cache
+def _frequencies(head_size: int, theta: float, device: torch.device) -> Tensor:
+    """Of each pair of numbers of a head, [D / 2], fp32, rounded as Llama's code rounds them."""
+    step_D = torch.arange(0, head_size, 2, device=device).float()
+    return 1.0 / theta ** (step_D / head_size)
 
 
 def turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
@@ -187,6 +195,9 @@ class FeedForward(nn.Module):
         self.gate_proj = nn.Linear(shape.hidden, shape.intermediate, bias=False)
         self.up_proj = nn.Linear(shape.hidden, shape.intermediate, bias=False)
         self.down_proj = nn.Linear(shape.intermediate, shape.hidden, bias=False)
+        self._gate_up, self._down = Together(self, "gate_proj", "up_proj"), Together(self, "down_proj")
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        gate, up = self._gate_up(x)
+        (out,) = self._down(F.silu(gate) * up)
+        return out

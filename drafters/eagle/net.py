@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ...decoding.target.kv_cache import KVCache
+from ...decoding.target.stacked import Together
 from .layers import Attention, EagleShape, FeedForward, Norm, Rotary
 from .passes import Passes
 
@@ -133,6 +134,7 @@ class EagleNet(PairNet):
         super().__init__()
         self.config = config
         self.fc = nn.Linear(2 * config.hidden, config.hidden, bias=False)
+        self._fc = Together(self, "fc")
         self.layers = nn.ModuleList([EagleLayer(config)])
         self.rotary = Rotary(config)
 
@@ -166,7 +168,7 @@ class EagleNet(PairNet):
     def enter(self, hidden_BNH: Tensor, embeds_BNH: Tensor) -> tuple[Tensor, Tensor]:
         """Both are the pair, projected; serving engines expect the embedding first."""
         pair_BNX = torch.cat((embeds_BNH, hidden_BNH), -1).to(self.fc.weight.dtype)
-        pair_BNH = self.fc(pair_BNX)
+        (pair_BNH,) = self._fc(pair_BNX)
         return pair_BNH, pair_BNH
 
     def finish(self, residual_BNH: Tensor, attended_BNH: Tensor) -> Tensor:

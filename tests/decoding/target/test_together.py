@@ -1,0 +1,119 @@
+"""Linear layers as one product: their own numbers, as long as they are what they were when it was made."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from draftsmith.decoding.target.stacked import Together
+from torch import Tensor, nn
+
+
+class Owner(nn.Module):
+    """Two layers that read the same."""
+
+    def __init__(self, *, bias: bool = True) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(16, 12, bias=bias), nn.Linear(16, 20, bias=bias)
+        self.both = Together(self, "one", "two")
+        self.requires_grad_(False)
+
+    def apart(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.one(x), self.two(x)
+
+
+def given() -> Tensor:
+    return torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))
+
+
+def assert_same(owner: Owner, *, joined: bool) -> None:
+    x = given()
+    with torch.inference_mode():
+        for mine, other in zip(owner.both(x), owner.apart(x), strict=True):
+            torch.testing.assert_close(mine, other)
+    assert (owner.both._joined is not None) == joined
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_frozen_layers_are_one_product(bias: bool) -> None:
+    assert_same(Owner(bias=bias), joined=True)
+
+
+def double(owner: Owner) -> None:
+    owner.one.weight.mul_(2)
+
+
+def shift(owner: Owner) -> None:
+    assert owner.two.bias is not None
+    owner.two.bias.add_(1)
+
+
+def load(owner: Owner) -> None:
+    owner.load_state_dict({name: each * 3 for name, each in owner.state_dict().items()})
+
+
+def replace(owner: Owner) -> None:
+    owner.two = nn.Linear(16, 20).requires_grad_(False)
+
+
+def swap_data(owner: Owner) -> None:
+    owner.one.weight.data = torch.randn(12, 16)
+
+
+@pytest.mark.parametrize("change", [double, shift, load, replace, swap_data])
+def test_it_follows_the_weights(change: Callable[[Owner], None]) -> None:
+    owner = Owner()
+    assert_same(owner, joined=True)
+    change(owner)
+    assert_same(owner, joined=True)
+
+
+def test_a_copy_reads_its_own_weights() -> None:
+    owner = Owner()
+    assert_same(owner, joined=True)
+    copied = copy.deepcopy(owner)
+    copied.one.weight.mul_(2)
+    assert_same(copied, joined=True)
+    assert_same(owner, joined=True)
+
+
+def wrapped(owner: Any) -> None:
+    owner.one = nn.Sequential(owner.one)
+
+
+def hooked(owner: Any) -> None:
+    owner.one.register_forward_hook(lambda _module, _given, out: out + 1)
+
+
+def learning(owner: Any) -> None:
+    owner.one.requires_grad_(True)
+
+
+@pytest.mark.parametrize("change", [wrapped, hooked, learning])
+def test_what_is_no_plain_frozen_layer_runs_itself(change: Callable[[Any], None]) -> None:
+    owner = Owner()
+    assert_same(owner, joined=True)
+    change(owner)
+    assert_same(owner, joined=False)
+
+
+def test_training_has_its_gradients() -> None:
+    owner = Owner().requires_grad_(True)
+    sum(each.sum() for each in owner.both(given())).backward()
+    assert owner.one.weight.grad is not None
+    assert owner.two.weight.grad is not None
+    assert owner.both._joined is None
+
+
+def test_half_precision_and_autocast_are_the_layers_own() -> None:
+    owner = Owner()
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        assert owner.both(given())[0].dtype == torch.bfloat16
+    assert owner.both._joined is None
+    half = Owner().to(torch.bfloat16)
+    with torch.inference_mode():
+        assert half.both(given().bfloat16())[0].dtype == torch.bfloat16
+    assert half.both._joined is None
