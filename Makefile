@@ -33,6 +33,7 @@ test-engines: $(READY) $(ENGINES)/ready
 
 tiny-target: $(READY)
 	$(BIN)/python -m draftsmith.launch.tiny_target
+	$(BIN)/python benchmarks/tables.py
 
 # torch first and by itself: some packages look for it while they are built; modules are compiled when they are first
 # imported, as most never are

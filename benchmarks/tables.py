@@ -1,4 +1,4 @@
-"""Writes every table of README and docs from the measurements in `docs/results/*.json`.
+"""Writes every table of README, docs and the embedded target's card from the measurements in `docs/results/*.json`.
 
 Between `<!-- table: NAME -->` and `<!-- end -->` a page holds what this script prints, and nothing
 else: `table` is one of a record's tables, `run: RECORD` what was run and on what, `notes: RECORD`
@@ -49,8 +49,9 @@ def main() -> None:
 
 
 def pages() -> list[Path]:
-    """README and everything in docs."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    """README, everything in docs, and the card of the embedded target."""
+    card = ROOT / "recipes" / "assets" / "tiny-target" / "README.md"
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), card]
 
 
 def written(text: str, records: Mapping[str, Record], page: str) -> str:
