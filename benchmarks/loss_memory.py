@@ -33,6 +33,7 @@ import torch.nn.functional as F
 from draftsmith.benchmarks.common.markdown import printed
 from draftsmith.benchmarks.common.provenance import finish, record_of
 from draftsmith.benchmarks.common.records import Record, table_of
+from draftsmith.drafters.projection import Projection
 from draftsmith.launch.recipe.model import Recipe
 from draftsmith.storage import write_text
 from draftsmith.trainers import eagle3, medusa
@@ -79,13 +80,13 @@ def distill_pair(args: argparse.Namespace) -> Pair:
     """A head against a teacher of the same size."""
     P, V, H = args.positions, args.vocabulary, args.hidden
     head = nn.Linear(H, V, bias=False, device=args.device)
-    teacher = Teacher(torch.randn(P, H, device=args.device), torch.randn(V, H, device=args.device) * 0.05)
+    teacher = Teacher(torch.randn(P, H, device=args.device), Projection(torch.randn(V, H, device=args.device) * 0.05))
     hidden = torch.randn(P, H, device=args.device).requires_grad_()
     label = torch.randint(0, V, (P,), device=args.device)
     loss = Mix(kl=1.0)
 
     def plain() -> Tensor:
-        target = (teacher.hidden_PH @ teacher.weight_VH.T).float()
+        target = teacher.projection.logits(teacher.hidden_PH)
         return loss(head(hidden).float(), target, label)["loss"].sum()
 
     return Pair(head, plain, lambda: ChunkedLoss(head, loss, chunk=args.chunk)(hidden, label, teacher)[0])

@@ -49,8 +49,8 @@ def export(request: ExportRequest) -> str:
     from ..decoding.target.loading import load_model
     from ..drafters.export import ServedTarget, export_of, served_form
     from ..drafters.folder import read_entry
-    from ..drafters.heads.medusa import projection_of
     from ..drafters.identity import TargetIdentity
+    from ..drafters.projection import scaled_weight
 
     entry = read_entry(folder)
     family, settings = entry["family"], entry["settings"]
@@ -72,7 +72,8 @@ def export(request: ExportRequest) -> str:
     head = None
     if settings.get("shared_head"):
         model = load_model(path, revision=revision, trust_remote_code=trust)
-        head = projection_of(model).detach()
+        _check_no_bias(model, request.format)
+        head = scaled_weight(model).detach()
     made = export_of(
         folder, family, settings, target, request.format, dtype=request.dtype, head_VH=head, tokens=start.tokens
     )
@@ -135,6 +136,15 @@ def start_of(
         _log.info("engines draft at the temperature of the request: %s are left out", FACTORS)
     tokens = tokens if most is None else min(most, tokens)
     return Start(target, out, method, tokens, sampled=FAMILIES[family].samples and policy == "sample")
+
+
+def _check_no_bias(model: Any, form: str) -> None:
+    """Raise RequestError where shared heads read a projection with a bias, which no format holds."""
+    if getattr(model.get_output_embeddings(), "bias", None) is not None:
+        raise RequestError(
+            f"the output projection of {type(model).__name__} has a bias, and {form} holds the weight alone of a head "
+            "that is shared: train heads with projections of their own (medusa.shared_head: false)"
+        )
 
 
 def _where_it_lies(target: str) -> str:

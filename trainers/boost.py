@@ -85,7 +85,7 @@ def check_recipe(recipe: Sections) -> None:
 
 
 def check_target(recipe: Sections, target: PreTrainedModel) -> None:
-    """Raise RequestError for logits that are more than a projection, or samples beyond the context."""
+    """Raise RequestError for logits that training cannot make, or samples beyond the context."""
     check_teacher(recipe, target)
 
 

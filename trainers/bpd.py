@@ -15,7 +15,7 @@ Shapes: R rows, S tokens of a row, H hidden size.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -50,7 +50,7 @@ def check_recipe(recipe: Sections) -> None:
 
 
 def check_target(recipe: Sections, target: PreTrainedModel) -> None:
-    """Raise RequestError for logits that are more than a projection, or rows beyond the context."""
+    """Raise RequestError for logits that training cannot make, or rows beyond the context."""
     check_teacher(recipe, target)
 
 
@@ -67,8 +67,8 @@ class BpdStudent(HeadsStudent):
     Heads are counted as Medusa's: head k is output k + 1, and head 0 the target's own.
     """
 
-    def __init__(self, heads: BpdHeads, target_head: nn.Linear, recipe: Sections) -> None:
-        super().__init__(heads, target_head, recipe.objective)
+    def __init__(self, heads: BpdHeads, target: PreTrainedModel, recipe: Sections) -> None:
+        super().__init__(heads, target, recipe.objective)
         self._drawn: int | None = None
 
     @property
@@ -122,8 +122,7 @@ class BpdObjective:
     """Trains `layer` for a frozen target; every step begins with the choice of a head."""
 
     def __init__(self, recipe: Sections, layer: BpdHeads, target: PreTrainedModel, save: Save) -> None:
-        head: Any = freeze(target).get_output_embeddings()
-        self._student = BpdStudent(layer, head, recipe)
+        self._student = BpdStudent(layer, freeze(target), recipe)
         self.module: nn.Module = self._student
         self.features: FeatureSource = OnlineFeatures(target)
         self._layer, self._save = layer, save
@@ -153,7 +152,7 @@ class TunedBpdObjective:
 
     def __init__(self, recipe: Sections, layer: BpdHeads, tuned: TunedTarget, save: Save) -> None:
         self._distils = HeadLoss(recipe.objective).distils
-        self._student = BpdStudent(layer, tuned.head, recipe)
+        self._student = BpdStudent(layer, tuned.model, recipe)
         self._joint = TunedBpdStudent(self._student, tuned, distils=self._distils, chunk=recipe.objective.chunk)
         self.module: nn.Module = self._joint
         self._layer, self._tuned, self._save = layer, tuned, save

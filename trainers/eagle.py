@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from ..data.rows.prepare import Prepared
 from ..decoding.target.backbone import Backbone
 from ..drafters.eagle.net import EagleNet
+from ..drafters.projection import Shaping
 from .eagle_common import compared, in_text_order, of_first, per_label, shares
 from .loop.loop import Outcome
 from .loop.objective import Batch
@@ -53,7 +54,7 @@ def check_recipe(recipe: Sections) -> None:
 
 
 def check_target(recipe: Sections, target: PreTrainedModel) -> None:
-    """Raise RequestError for logits that are more than a projection, or rows beyond the context."""
+    """Raise RequestError for logits that training cannot make, or rows beyond the context."""
     check_teacher(recipe, target)
 
 
@@ -111,7 +112,7 @@ class DistributionLoss:
 class EagleStudent(nn.Module):
     """The network and its loss: SmoothL1 of the features, and the distributions' soft cross-entropy."""
 
-    def __init__(self, draft: EagleNet, head: nn.Linear, recipe: Sections) -> None:
+    def __init__(self, draft: EagleNet, target: Any, recipe: Sections) -> None:
         super().__init__()
         config = recipe.eagle
         self.draft, self._config, self._objective = draft, config, recipe.objective
@@ -119,7 +120,8 @@ class EagleStudent(nn.Module):
         loss = DistributionLoss(config.ce, config.top_k, config.top_k_tokens, config.passes, mix)
         # in a tuple it is no part of this module: the head is the target's, and what wraps,
         # shards or saves this module must not touch it
-        self._frozen = (ChunkedLoss(head, loss, chunk=recipe.objective.chunk),)
+        head, shaping = target.get_output_embeddings(), Shaping.of(target)
+        self._frozen = (ChunkedLoss(head, loss, chunk=recipe.objective.chunk, shaping=shaping),)
 
     def forward(self, batch: Batch, teacher_output: TeacherOutput) -> tuple[Tensor, dict[str, Tensor]]:
         features_RSH, embeds_RSH = teacher_output.hidden_RSH, teacher_output.embeds_RSH
@@ -153,9 +155,9 @@ class EagleStudent(nn.Module):
         """What the head reads, in the order of the text, and a teacher that is asked once."""
         (head,) = self._frozen
         if self._config.passes == 1:  # in order as it is
-            return guess_PH, label_P2, Teacher(states_NH[at_P], head.weight), share_P
+            return guess_PH, label_P2, Teacher(states_NH[at_P], head.projection), share_P
         at_P, guess_PH, label_P2, share_P = in_text_order(at_P, guess_PH, label_P2, share_P)
-        return guess_PH, label_P2, SharedTeacher.of(states_NH, head.weight, at_P), share_P
+        return guess_PH, label_P2, SharedTeacher.of(states_NH, head.projection, at_P), share_P
 
     def _noisy(self, features_RSH: Tensor) -> Tensor:
         """Features shaken by uniform noise, so that guessed ones are no surprise in decoding."""
@@ -168,8 +170,7 @@ class EagleObjective:
     """Trains `draft` to predict the features of the frozen `target`."""
 
     def __init__(self, recipe: Sections, draft: EagleNet, target: PreTrainedModel, save: Save) -> None:
-        head: Any = freeze(target).get_output_embeddings()
-        self.module: nn.Module = EagleStudent(draft, head, recipe)
+        self.module: nn.Module = EagleStudent(draft, freeze(target), recipe)
         self.features: FeatureSource = OnlineFeatures(target)
         self._draft, self._target, self._save = draft, target, save
 

@@ -25,6 +25,7 @@ from ..data.rows.prepare import Prepared
 from ..decoding.target.backbone import Backbone
 from ..decoding.target.hidden_states import LAST
 from ..drafters.eagle.net3 import Eagle3Net, fused_layers
+from ..drafters.projection import Projection
 from ..errors import RequestError
 from .eagle_common import compared, in_text_order, of_first, per_label, shares
 from .loop.loop import Outcome
@@ -54,7 +55,7 @@ def check_recipe(recipe: Sections) -> None:
 
 
 def check_target(recipe: Sections, target: PreTrainedModel) -> None:
-    """Raise RequestError for logits that are more than a projection, rows beyond the context, or
+    """Raise RequestError for logits that training cannot make, rows beyond the context, or
     hidden states that the target does not have."""
     check_teacher(recipe, target)
     chosen_layers(recipe.eagle3, target)
@@ -197,7 +198,7 @@ class DraftVocabularyLoss:
 class Eagle3Student(nn.Module):
     """The network, unrolled over its own outputs, and the loss of every pass."""
 
-    def __init__(self, draft: Eagle3Net, target_head: nn.Linear, recipe: Sections) -> None:
+    def __init__(self, draft: Eagle3Net, target: Projection, recipe: Sections) -> None:
         super().__init__()
         config = recipe.eagle3
         self.draft, self._config, self._objective = draft, config, recipe.objective
@@ -205,7 +206,7 @@ class Eagle3Student(nn.Module):
         loss = DraftVocabularyLoss(draft, config.passes, config.ce, self._mix)
         self.head = ChunkedLoss(draft.lm_head, loss, chunk=recipe.objective.chunk)
         # in a tuple it is no part of this module: the projection is the target's
-        self._target_head = (target_head,)
+        self._target = (target,)
 
     def forward(self, batch: Batch, teacher_output: TeacherOutput) -> tuple[Tensor, dict[str, Tensor]]:
         fused_RSF, embeds_RSH = teacher_output.fused_RSF, teacher_output.embeds_RSH
@@ -220,9 +221,9 @@ class Eagle3Student(nn.Module):
         hidden_PH = self.draft.head_input(guess_PH)
         share_P = shares(label_P2, hidden_PH, self.head, batch, self._config, self._objective)
         at_P, hidden_PH, label_P2, share_P = in_text_order(at_P, hidden_PH, label_P2, share_P)
-        (target_head,) = self._target_head
+        (target,) = self._target
         teacher = WholeTeacher.of(
-            teacher_output.hidden_RSH.flatten(0, 1), target_head.weight, at_P, ids_U=self.draft.ids_U, mix=self._mix
+            teacher_output.hidden_RSH.flatten(0, 1), target, at_P, ids_U=self.draft.ids_U, mix=self._mix
         )
         loss, terms = self.head(hidden_PH, label_P2, teacher, share_P)
         if not terms:
@@ -240,8 +241,7 @@ class Eagle3Objective:
     """Trains `draft` to have the distribution of the frozen `target` along its own drafts."""
 
     def __init__(self, recipe: Sections, draft: Eagle3Net, target: PreTrainedModel, save: Save) -> None:
-        head: Any = freeze(target).get_output_embeddings()
-        self.module: nn.Module = Eagle3Student(draft, head, recipe)
+        self.module: nn.Module = Eagle3Student(draft, Projection.of(freeze(target)), recipe)
         self.features: FeatureSource = OnlineFeatures(target, (*draft.config.layers, LAST))
         self._draft, self._target, self._save = draft, target, save
 

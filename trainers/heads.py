@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..drafters.heads.medusa import Heads
+from ..drafters.projection import Shaping
 from ..errors import RequestError
 from .config import ObjectiveConfig
 from .labels import has_label
@@ -69,7 +70,8 @@ class HeadsStudent(nn.Module):
     A method's student adds `forward`: what its heads read, and how their losses add up.
     """
 
-    def __init__(self, heads: Heads, target_head: nn.Linear, objective: ObjectiveConfig) -> None:
+    def __init__(self, heads: Heads, target: Any, objective: ObjectiveConfig) -> None:
+        """`target`: the causal LM that the heads ride on."""
         super().__init__()
         self.medusa = heads  # checkpoints name its parameters by this attribute
         self._loss = HeadLoss(objective)
@@ -78,7 +80,8 @@ class HeadsStudent(nn.Module):
         self.losses = nn.ModuleList(ChunkedLoss(lm_head, self._loss, chunk=objective.chunk) for lm_head in own)
         # in a tuple it is no part of this module: the projection is the target's, and what wraps,
         # shards or saves this module must not touch it
-        self._frozen = (ChunkedLoss(target_head, self._loss, chunk=objective.chunk),)
+        head, shaping = target.get_output_embeddings(), Shaping.of(target)
+        self._frozen = (ChunkedLoss(head, self._loss, chunk=objective.chunk, shaping=shaping),)
 
     def decayed(
         self, batch: Batch, hidden_RSH: Tensor, reads: Reads, decay: float
@@ -136,8 +139,7 @@ class HeadsStudent(nn.Module):
         return self._frozen[0] if self.medusa.config.shared_head else self.losses[k - 1]
 
     def _teacher(self, hidden_PH: Tensor) -> Teacher:
-        weight_VH = self._frozen[0].weight
-        return Teacher(hidden_PH.to(weight_VH.dtype), weight_VH)
+        return Teacher(hidden_PH, self._frozen[0].projection)
 
 
 def last_states_of(hidden_RSH: Tensor) -> Reads:

@@ -44,7 +44,7 @@ def check_recipe(recipe: Sections) -> None:
 
 
 def check_target(recipe: Sections, target: PreTrainedModel) -> None:
-    """Raise RequestError for logits that are more than a projection, or rows beyond the context."""
+    """Raise RequestError for logits that training cannot make, or rows beyond the context."""
     check_teacher(recipe, target)
 
 
@@ -62,8 +62,8 @@ class HydraStudent(HeadsStudent):
     The layer runs once per batch, over whole rows, inside each document.
     """
 
-    def __init__(self, heads: HydraHeads, target_head: nn.Linear, recipe: Sections) -> None:
-        super().__init__(heads, target_head, recipe.objective)
+    def __init__(self, heads: HydraHeads, target: PreTrainedModel, recipe: Sections) -> None:
+        super().__init__(heads, target, recipe.objective)
         self._decay = recipe.medusa.decay
 
     def forward(self, batch: Batch, teacher_output: TeacherOutput) -> tuple[Tensor, dict[str, Tensor]]:
@@ -91,8 +91,7 @@ class HydraObjective:
     """Trains `heads` to predict what the frozen `target` will say, the text so far being known."""
 
     def __init__(self, recipe: Sections, heads: HydraHeads, target: PreTrainedModel, save: Save) -> None:
-        head: Any = freeze(target).get_output_embeddings()
-        self.module: nn.Module = HydraStudent(heads, head, recipe)
+        self.module: nn.Module = HydraStudent(heads, freeze(target), recipe)
         self.features: FeatureSource = OnlineFeatures(target)
         self._heads, self._target, self._save = heads, target, save
 

@@ -12,7 +12,7 @@ Shapes: R rows, S tokens of a row, H hidden size.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +45,7 @@ def check_recipe(recipe: Sections) -> None:
 
 
 def check_target(recipe: Sections, target: PreTrainedModel) -> None:
-    """Raise RequestError for logits that are more than a projection, or rows beyond the context."""
+    """Raise RequestError for logits that training cannot make, or rows beyond the context."""
     check_teacher(recipe, target)
 
 
@@ -58,8 +58,8 @@ def student(recipe: Sections, target: PreTrainedModel) -> MedusaHeads:
 class MedusaStudent(HeadsStudent):
     """The loss of heads that read the target's last hidden states alone: sum_k decay^k loss_k."""
 
-    def __init__(self, heads: MedusaHeads, target_head: nn.Linear, recipe: Sections) -> None:
-        super().__init__(heads, target_head, recipe.objective)
+    def __init__(self, heads: MedusaHeads, target: PreTrainedModel, recipe: Sections) -> None:
+        super().__init__(heads, target, recipe.objective)
         self._decay = recipe.medusa.decay
 
     def forward(self, batch: Batch, teacher_output: TeacherOutput) -> tuple[Tensor, dict[str, Tensor]]:
@@ -71,8 +71,7 @@ class MedusaObjective:
     """Trains `heads` to predict what the frozen `target` will say."""
 
     def __init__(self, recipe: Sections, heads: MedusaHeads, target: PreTrainedModel, save: Save) -> None:
-        head: Any = freeze(target).get_output_embeddings()
-        self.module: nn.Module = MedusaStudent(heads, head, recipe)
+        self.module: nn.Module = MedusaStudent(heads, freeze(target), recipe)
         self.features: FeatureSource = OnlineFeatures(target)
         self._heads, self._save = heads, save
 

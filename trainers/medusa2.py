@@ -49,7 +49,7 @@ def check_recipe(recipe: Sections) -> None:
 
 
 def check_target(recipe: Sections, target: PreTrainedModel) -> None:
-    """Raise RequestError for logits that are more than a projection, or rows beyond the context."""
+    """Raise RequestError for logits that training cannot make, or rows beyond the context."""
     check_teacher(recipe, target)
 
 
@@ -67,7 +67,7 @@ class Medusa2Student(TunedStudent):
 
     def __init__(self, heads: MedusaHeads, tuned: TunedTarget, recipe: Sections) -> None:
         medusa2 = recipe.medusa2
-        heads_student = HeadsStudent(heads, tuned.head, recipe.objective)
+        heads_student = HeadsStudent(heads, tuned.model, recipe.objective)
         super().__init__(heads_student, tuned, distils=medusa2.self_distillation, chunk=recipe.objective.chunk)
         self._medusa2, self._decay = medusa2, recipe.medusa.decay
         self._grown = 1.0

@@ -19,6 +19,7 @@ from ..data.rows.templates import named_template
 from ..data.rows.tokenizer import train_tokenizer
 from ..decoding.target.hub import load_tokenizer
 from ..decoding.target.loading import no_progress_bars
+from ..drafters.projection import Shaping
 from ..errors import RequestError
 from ..storage import replace_folder
 from .config import ObjectiveConfig
@@ -69,8 +70,8 @@ def student(
         tokenizer: None in the pre-flight of a tokenizer that the run will train.
 
     Raises:
-        RequestError: the given model has too few tokens or logits that are more than a
-            projection, or rows do not fit its context.
+        RequestError: the given model has too few tokens or logits that training does not know
+            how to make, or rows do not fit its context.
     """
     model = recipe.model
     vocabulary = recipe.tokenizer.vocabulary if tokenizer is None else len(tokenizer)
@@ -96,7 +97,8 @@ class NextToken(nn.Module):
     def __init__(self, model: PreTrainedModel, *, chunk: int) -> None:
         super().__init__()
         self.model = model
-        self.head = ChunkedLoss(model.get_output_embeddings(), cross_entropy, chunk=chunk)
+        head: Any = model.get_output_embeddings()
+        self.head = ChunkedLoss(head, cross_entropy, chunk=chunk, shaping=Shaping.of(model))
 
     def forward(self, batch: Batch, _teacher_output: None = None) -> tuple[Tensor, dict[str, Tensor]]:
         hidden_PH, label_P = labelled(hidden_states(self.model, batch), batch)

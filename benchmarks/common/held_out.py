@@ -18,6 +18,7 @@ from draftsmith.data.rows.packed import PackedRows
 from draftsmith.decoding.engine import autoregressive
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.drafters.projection import Projection
 from draftsmith.trainers.loop.objective import Batch, hidden_states, labelled
 
 _BATCH = 16
@@ -87,8 +88,7 @@ def continued(pairs: Sequence[tuple[list[int], list[int]]]) -> Batch:
 def distribution(model: Any, batch: Batch) -> torch.Tensor:
     """softmax of the logits at the labelled positions, fp32 [P, V]."""
     hidden_PH, _ = labelled(hidden_states(model, batch), batch)
-    logits_PV: torch.Tensor = model.get_output_embeddings()(hidden_PH)
-    return logits_PV.float().softmax(-1)
+    return Projection.of(model).logits(hidden_PH).softmax(-1)
 
 
 def overlaps(model: Any, batch: Batch, p_PV: torch.Tensor) -> tuple[list[float], list[int]]:

@@ -34,8 +34,8 @@ MUTATIONS = (
         "T03",
         "trainers/heads.py",
         "heads: the teacher is made by the heads' own projection, which is the target's at first",
-        "        weight_VH = self._frozen[0].weight\n",
-        "        weight_VH = (self.losses[0] if len(self.losses) else self._frozen[0]).weight.detach()\n",
+        "        return Teacher(hidden_PH, self._frozen[0].projection)\n",
+        "        return Teacher(hidden_PH, (self.losses[0] if len(self.losses) else self._frozen[0]).projection)\n",
         (MEDUSA,),
     ),
     Mutation(

@@ -13,7 +13,7 @@ import torch
 from ...decoding.target.hidden_states import HiddenStates, layer_count
 from ...errors import RequestError
 from ..folder import REMEDY, read_settings
-from ..projection import check_plain_logits
+from ..projection import check_logits
 from ..weights import net_for
 from .net import EagleNet
 from .net3 import Eagle3Net
@@ -28,7 +28,7 @@ def load_eagle(folder: str | Path, target: Backbone, **settings: Any) -> Eagle:
 
     Raises:
         RequestError: the folder is no EAGLE drafter, or was made for another target; EAGLE-1, which
-            drafts by the target's projection, where the target's logits are more than that.
+            drafts by the target's projection, where the target makes logits in a way of its own.
     """
     path = Path(folder)
     family, sizes = read_settings(path, target, Eagle.family, Eagle3.family)
@@ -38,7 +38,7 @@ def load_eagle(folder: str | Path, target: Backbone, **settings: Any) -> Eagle:
         _check_vocabulary(net, path)
         _check_layers(net, target, path)
         return Eagle3(net, target, **settings)
-    check_plain_logits(target.model)  # whose projection EAGLE-1 drafts by
+    check_logits(target.model)  # whose projection EAGLE-1 drafts by
     return Eagle(net_for(path, target, lambda: EagleNet.from_settings(sizes), what), target, **settings)
 
 

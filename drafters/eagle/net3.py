@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import RequestError
+from ..projection import scaled_weight
 from ..sizes import check_parts, check_sizes
 from .layers import Attention, EagleShape, FeedForward, Norm, Rotary, sizes_like
 from .net import PairNet
@@ -145,7 +146,7 @@ class Eagle3Net(PairNet):
             ids: target ids of the draft vocabulary, ascending.
         """
         model: Any = target
-        weight_VH = model.get_output_embeddings().weight
+        weight_VH = scaled_weight(model)
         made = cls(
             Eagle3Shape.of(
                 model.config,

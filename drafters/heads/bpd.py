@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from ...decoding.target.backbone import Backbone
 from ..folder import read_settings
-from ..projection import check_plain_logits
+from ..projection import Projection, check_logits
 from ..sizes import check_sizes
 from ..weights import net_for
-from .medusa import Heads, Medusa, Paths, empty_heads, projection_of
+from .medusa import Heads, Medusa, Paths, empty_heads
 
 
 @dataclass(frozen=True)
@@ -106,12 +106,8 @@ class BpdHeads(Heads):
 
     @classmethod
     def for_target(cls, target: nn.Module, *, block: int, inner: int | None = None) -> Self:
-        """Untrained outputs for a causal LM of `transformers`, fp32; `inner` its hidden size.
-
-        Raises:
-            RequestError: its output projection has a bias.
-        """
-        V, H = projection_of(target).shape
+        """Untrained outputs for a causal LM of `transformers`, fp32; `inner` its hidden size."""
+        V, H = Projection.of(target).weight_VH.shape
         return cls(BpdShape(block, inner or H, H, V))
 
     def forward(self, hidden_XH: Tensor) -> Tensor:
@@ -158,5 +154,5 @@ def load_bpd(folder: str | Path, target: Backbone, *, paths: Paths | None = None
     """
     _, sizes = read_settings(folder, target, Bpd.family)
     heads = net_for(Path(folder), target, lambda: BpdHeads.from_settings(sizes), "a BPD layer")
-    check_plain_logits(target.model)
+    check_logits(target.model)
     return Bpd(heads, target, paths=paths)

@@ -29,20 +29,11 @@ from ...decoding.target.backbone import Backbone
 from ...decoding.tree.build import Choices
 from ..eagle.layers import EagleShape
 from ..folder import read_settings
-from ..projection import check_plain_logits
+from ..projection import check_logits, scaled_weight
 from ..true_states import TrueStates, pick
 from ..weights import net_for
 from .hydra_prefix import PrefixLayer
-from .medusa import (
-    HeadsOnTree,
-    MedusaHeads,
-    MedusaShape,
-    Paths,
-    ResidualBlock,
-    copy_projection,
-    head_logits,
-    projection_of,
-)
+from .medusa import HeadsOnTree, MedusaHeads, MedusaShape, Paths, ResidualBlock, copy_projection, head_logits
 
 
 @dataclass(frozen=True)
@@ -107,7 +98,7 @@ class HydraHeads(MedusaHeads):
     ) -> Self:
         """As `MedusaHeads`, with a layer of the target's sizes before the heads if there is to be one."""
         model: Any = target
-        weight_VH = projection_of(target)
+        weight_VH = scaled_weight(target)
         V, H = weight_VH.shape
         layer = EagleShape.like(model.config) if prefix else None
         made = cls(HydraShape(heads, layers, H, V, shared_head, layer))
@@ -176,7 +167,7 @@ class Hydra(HeadsOnTree):
     def logits(self, depth: int, given_BKF: Tensor) -> Tensor:
         """fp32 logits [B, K, V] of the tokens after some nodes; the root has depth 0."""
         hidden_BKH = self.heads.blocks[depth](given_BKF)
-        return head_logits(self.heads, depth, hidden_BKH, projection_of(self._target.model))
+        return head_logits(self.heads, depth, hidden_BKH, self._projection)
 
 
 class _Level(NamedTuple):
@@ -276,5 +267,5 @@ def load_hydra(folder: str | Path, target: Backbone, *, paths: Paths | None = No
     _, sizes = read_settings(folder, target, Hydra.family, HydraPlus.family)
     heads = net_for(Path(folder), target, lambda: HydraHeads.from_settings(sizes), "Hydra heads")
     if heads.config.shared_head:
-        check_plain_logits(target.model)
+        check_logits(target.model)
     return hydra_on(heads, target, paths=paths, nodes=nodes)

@@ -32,7 +32,7 @@ from ...decoding.tree.search import Path as IndexPath
 from ...decoding.tree.search import best_tree_greedy
 from ...errors import RequestError
 from ..folder import read_settings
-from ..projection import check_plain_logits
+from ..projection import Projection, check_logits, scaled_weight
 from ..sizes import check_parts, check_sizes
 from ..weights import net_for
 
@@ -95,15 +95,15 @@ class Heads(nn.Module, ABC):
     def head(self, k: int, given_XF: Tensor) -> Tensor:
         """What the projection of head k, counted from 1, reads: [..., F] -> [..., H]."""
 
-    def logits(self, hidden_XKH: Tensor, target_VH: Tensor) -> Tensor:
+    def logits(self, hidden_XKH: Tensor, target: Projection) -> Tensor:
         """fp32 logits [..., K, V] after `forward`, of the first K heads.
 
-        `target_VH` is the target's own projection, which is read where it is shared.
+        `target` is the target's own projection, which is read where it is shared.
         """
         if self.config.shared_head:  # one product for all of them
-            return F.linear(hidden_XKH.to(target_VH.dtype), target_VH).float()
+            return target.logits(hidden_XKH)
         K = hidden_XKH.shape[-2]
-        return torch.stack([head_logits(self, k, hidden_XKH[..., k, :], target_VH) for k in range(K)], -2)
+        return torch.stack([head_logits(self, k, hidden_XKH[..., k, :], target) for k in range(K)], -2)
 
 
 class MedusaHeads(Heads):
@@ -114,7 +114,8 @@ class MedusaHeads(Heads):
         logits_k = W2_k (h + SiLU(W1_k h + b_k)),  W1_k and b_k 0, W2_k the target's own at first
 
     (section 2.1.1 of the paper), so a new head predicts what the target predicts for the token before
-    its own. With `shared_head` W2_k is the target's projection for good, neither trained nor saved.
+    its own, but for a bias or a cap of the target (`scaled_weight`). With `shared_head` W2_k is the
+    target's projection for good, with all that stands behind it, neither trained nor saved.
     """
 
     family = "medusa"
@@ -133,12 +134,8 @@ class MedusaHeads(Heads):
 
     @classmethod
     def for_target(cls, target: nn.Module, *, heads: int, layers: int = 1, shared_head: bool = False) -> Self:
-        """Untrained heads for a causal LM of `transformers`, fp32.
-
-        Raises:
-            RequestError: its output projection has a bias.
-        """
-        weight_VH = projection_of(target)
+        """Untrained heads for a causal LM of `transformers`, fp32."""
+        weight_VH = scaled_weight(target)
         V, H = weight_VH.shape
         made = cls(MedusaShape(heads, layers, H, V, shared_head))
         copy_projection(made.lm_heads, weight_VH)
@@ -175,26 +172,10 @@ def copy_projection(lm_heads: nn.ModuleList, weight_VH: Tensor) -> None:
             parameter.copy_(weight_VH)
 
 
-def head_logits(module: Any, k: int, hidden_XH: Tensor, target_VH: Tensor) -> Tensor:
+def head_logits(module: Any, k: int, hidden_XH: Tensor, target: Projection) -> Tensor:
     """fp32 logits [..., V] of head k, counted from 0, by its own projection or the target's."""
-    weight_VH = target_VH if module.config.shared_head else module.lm_heads[k].weight
-    return F.linear(hidden_XH.to(weight_VH.dtype), weight_VH).float()
-
-
-def projection_of(target: nn.Module) -> Tensor:
-    """The weight of a target's output projection.
-
-    Raises:
-        RequestError: it has a bias, which heads that start as its copy would leave out.
-    """
-    model: Any = target
-    head = model.get_output_embeddings()
-    if getattr(head, "bias", None) is not None:
-        raise RequestError(
-            f"the output projection of {type(target).__name__} has a bias, which heads that are "
-            "copied from it do not add; they can be trained for targets without one"
-        )
-    return head.weight
+    own = target if module.config.shared_head else Projection(module.lm_heads[k].weight)
+    return own.logits(hidden_XH)
 
 
 class HeadsOnTree(ABC):
@@ -215,6 +196,7 @@ class HeadsOnTree(ABC):
             RequestError: the tree is deeper than there are heads, or is no tree.
         """
         self.heads, self._target = heads, target
+        self._projection = Projection.of(target.model)
         self._choices = static_tree(paths, heads=heads.config.heads, vocabulary=heads.config.vocabulary, nodes=nodes)
 
     @property
@@ -267,10 +249,9 @@ class HeadsOnTree(ABC):
 
     def teacher_forced(self, hidden_SH: Tensor, tokens_S: Tensor, depth: int) -> Iterator[Tensor]:
         """Logits of every head along a known text: `decoding.proposal.TeacherForced`."""
-        projection_VH = projection_of(self._target.model)
         for k in range(1, min(depth, self.heads.config.heads, len(tokens_S) - 2) + 1):
             read_XH = self.heads.head(k, self.given(k, hidden_SH, tokens_S))
-            yield head_logits(self.heads, k - 1, read_XH, projection_VH)
+            yield head_logits(self.heads, k - 1, read_XH, self._projection)
 
     def given(self, k: int, hidden_SH: Tensor, _tokens_S: Tensor) -> Tensor:
         """What head k reads at every position of a text that has a token k + 1 positions ahead."""
@@ -293,7 +274,7 @@ class Medusa(HeadsOnTree):
     def logits(self) -> Tensor:
         """Logits of the tokens after the root, fp32 [B, K, V]."""
         hidden_BKH = self.heads(self._hidden_BH.to(self.heads.dtype))
-        return self.heads.logits(hidden_BKH, projection_of(self._target.model))
+        return self.heads.logits(hidden_BKH, self._projection)
 
 
 def last_features(features: Sequence[Tensor]) -> Tensor:
@@ -354,5 +335,5 @@ def load_medusa(folder: str | Path, target: Backbone, *, paths: Paths | None = N
     _, sizes = read_settings(folder, target, Medusa.family)
     heads = net_for(Path(folder), target, lambda: MedusaHeads.from_settings(sizes), "Medusa heads")
     if heads.config.shared_head:
-        check_plain_logits(target.model)
+        check_logits(target.model)
     return Medusa(heads, target, paths=paths, nodes=nodes)

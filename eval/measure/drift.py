@@ -22,6 +22,7 @@ from torch import Tensor
 from ...data.rows.packed import PackedRows
 from ...decoding.target.backbone import Backbone
 from ...drafters.identity import TargetIdentity
+from ...drafters.projection import Projection
 from .metrics import Interval, ratio
 
 _CHUNK = 256  # positions whose full-vocabulary logits exist at the same time
@@ -96,8 +97,7 @@ def _states(target: Backbone, ids_S: Tensor) -> Tensor:
 
 def _log_probs(target: Backbone, hidden_CH: Tensor) -> Tensor:
     """Log-probabilities of the next token, fp32 [C, V]."""
-    head: Any = target.model.get_output_embeddings()
-    return head(hidden_CH).float().log_softmax(-1)
+    return Projection.of(target.model).logits(hidden_CH).log_softmax(-1)
 
 
 def _chunk_sums(p_CV: Tensor, q_CV: Tensor, label_C: Tensor) -> Tensor:

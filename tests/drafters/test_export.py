@@ -19,6 +19,7 @@ from draftsmith.drafters.eagle.net3 import Eagle3Net, Eagle3Shape
 from draftsmith.drafters.export import ServedTarget, export_of, served_form
 from draftsmith.drafters.families import FAMILIES
 from draftsmith.drafters.heads.medusa import MedusaHeads, MedusaShape
+from draftsmith.drafters.projection import Projection
 from draftsmith.errors import RequestError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -335,7 +336,7 @@ def test_medusa(shared: bool, tmp_path: Path) -> None:
     assert [key for key in config if "num" in key and "heads" in key] == ["num_heads"]
     hidden = torch.randn(5, H)
     with torch.no_grad():
-        mine = heads.logits(heads(hidden), head_VH)
+        mine = heads.logits(heads(hidden), Projection(head_VH))
         for k in range(config["num_heads"]):
             x = hidden
             for layer in range(config["num_hidden_layers"]):

@@ -25,7 +25,7 @@ from draftsmith.trainers.losses.chunked import SharedTeacher
 from draftsmith.trainers.method_config import Eagle3Config, EagleConfig
 from draftsmith.trainers.teacher.frozen import saver
 from method_objectives import build
-from torch import Tensor, nn
+from torch import Tensor
 
 # two rows: documents of 5, 1 and 4 tokens and no padding; of 2 and 6 tokens and padding
 LENGTHS = [[5, 1, 4], [2, 6]]
@@ -235,10 +235,6 @@ def test_a_batch_without_labels_gives_zero(target: Backbone, rows: dict[str, Ten
 def test_impossible_objectives_are_refused(target: Backbone) -> None:
     with pytest.raises(RequestError, match="nothing would be learnt"):
         goal_for(target, feature=0.0, ce=0.0)
-    biased = make_target("qwen3")
-    biased.model.lm_head.bias = nn.Parameter(torch.zeros(61))
-    with pytest.raises(RequestError, match="has a bias"):
-        goal_for(biased)
 
 
 def answers(target: Backbone, rows: int, length: int) -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.heads.medusa import Medusa
+from draftsmith.drafters.projection import Projection
 from draftsmith.errors import RequestError, Stopped
 from draftsmith.trainers.config import ObjectiveConfig
 from draftsmith.trainers.labels import has_label
@@ -107,7 +108,7 @@ def test_the_loss_is_the_plain_formula(objective: ObjectiveConfig, shared: bool,
             first = t - int(batch["positions"][r, t])
             ids = batch["input_ids"][r, first : t + k + 1]
             states = target.get_decoder()(input_ids=ids[None]).last_hidden_state[0]
-            logits = heads.logits(heads(states[t - first]), head.weight)[k - 1]
+            logits = heads.logits(heads(states[t - first]), Projection(head.weight))[k - 1]
             p = (head(states[-1]) / objective.temperature).softmax(-1)
             log_q = (logits / objective.temperature).log_softmax(-1)
             total = total + objective.kl * (p * (p.log() - log_q)).sum()

@@ -21,6 +21,7 @@ from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.decoding.target.loading import load_target
 from draftsmith.drafters.heads.medusa import Medusa, load_medusa
 from draftsmith.drafters.identity import TargetIdentity
+from draftsmith.drafters.projection import Projection
 from draftsmith.errors import RequestError, Stopped
 from draftsmith.trainers.config import ObjectiveConfig, OptimizerConfig, TargetConfig
 from draftsmith.trainers.loop import optimizer, setup, state
@@ -91,7 +92,7 @@ def plain_losses(goal: Medusa2Objective, tuned: TunedTarget, batch: Batch, origi
             if len(ids) <= k:
                 continue
             state_H = model.get_decoder()(input_ids=ids[None]).last_hidden_state[0, -1 - k]
-            message = heads.logits(heads(state_H), tuned.head.weight)[k - 1]
+            message = heads.logits(heads(state_H), Projection(tuned.head.weight))[k - 1]
             drafted = drafted + 0.8**k * F.cross_entropy(message, label)
     return torch.stack([own, drafted])
 
@@ -435,7 +436,7 @@ def test_training_and_decoding_say_the_same(how: str, runs: dict[str, tuple]) ->
         }
         with torch.no_grad():
             hidden_SH = goal.module.states(batch)[0]
-            expected = goal.draft().logits(goal.draft()(hidden_SH), tuned.head.weight)
+            expected = goal.draft().logits(goal.draft()(hidden_SH), Projection(tuned.head.weight))
         assert len(met) >= 3
         for at, logits in met.items():
             torch.testing.assert_close(logits, expected[at], rtol=1e-5, atol=1e-5)

@@ -19,14 +19,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...drafters.projection import Projection
 from ..method_config import BoostConfig
 
 
 @torch.no_grad()
-def matched(hidden_PH: Tensor, weight_VH: Tensor, label_P: Tensor, chunk: int) -> Tensor:
+def matched(hidden_PH: Tensor, projection: Projection, label_P: Tensor, chunk: int) -> Tensor:
     """Whether the likeliest token is the label, bool [P]; the lowest id wins a tie, as decoding."""
     matches = [
-        F.linear(hidden_CH, weight_VH).float().argmax(-1) == label_C
+        projection.logits(hidden_CH).argmax(-1) == label_C
         for hidden_CH, label_C in zip(hidden_PH.split(chunk), label_P.split(chunk), strict=True)
     ]
     return torch.cat(matches) if matches else label_P.bool()

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ...data.generate.continuations import Continuations
 from ...data.rows.packed import PackedRows
+from ...drafters.projection import Projection
 from ...storage import derived_tensors, write_tensors, write_text
 from ..loop.objective import hidden_states, labelled
 from ..loop.progress import records
@@ -54,9 +55,9 @@ def measure_matches(
 
     `vocabulary`: the target's; rows that the model's projection has beyond it are never drafted.
     """
-    weight_VH = model.get_output_embeddings().weight[:vocabulary]
+    projection = Projection.of(model).rows(slice(vocabulary))
     matches = Matches(
-        *(_match_rows(model, weight_VH, rows, accelerator, chunk) for rows in (samples.train, samples.validation))
+        *(_match_rows(model, projection, rows, accelerator, chunk) for rows in (samples.train, samples.validation))
     )
     if accelerator.is_main_process:
         write_tensors(folder / COVERAGE, matches._asdict())
@@ -65,7 +66,7 @@ def measure_matches(
 
 
 @torch.no_grad()
-def _match_rows(model: Any, weight_VH: Tensor, rows: PackedRows, accelerator: Accelerator, chunk: int) -> Tensor:
+def _match_rows(model: Any, projection: Projection, rows: PackedRows, accelerator: Accelerator, chunk: int) -> Tensor:
     """bool [R, S]; processes take the batches in turn."""
     mine = []
     starts = range(0, len(rows), _ROWS)
@@ -74,7 +75,7 @@ def _match_rows(model: Any, weight_VH: Tensor, rows: PackedRows, accelerator: Ac
         batch = {name: t.to(accelerator.device) for name, t in rows.batch(numbers).items()}
         with torch.autocast(accelerator.device.type, enabled=False):
             hidden_PH, label_P = labelled(hidden_states(model, batch), batch)
-            matched_P = matched(hidden_PH, weight_VH, label_P, chunk)
+            matched_P = matched(hidden_PH, projection, label_P, chunk)
         matched_RS = torch.zeros_like(batch["loss_mask"])
         matched_RS[:, 1:][batch["loss_mask"][:, 1:]] = matched_P
         mine.append((start, matched_RS.cpu()))

@@ -62,7 +62,7 @@ class Together(nn.Module):
     def _accepted(self, student: DraftStudent, hidden_PH: Tensor, label_P: Tensor, label_RS: Tensor) -> Tensor:
         head = student.head
         matched_RS = torch.zeros_like(label_RS)
-        matched_RS[:, 1:][label_RS[:, 1:]] = matched(hidden_PH, head.weight[: head.rows], label_P, head.chunk)
+        matched_RS[:, 1:][label_RS[:, 1:]] = matched(hidden_PH, head.projection, label_P, head.chunk)
         return acceptance(matched_RS, label_RS, self.config)
 
 

@@ -3,7 +3,8 @@
 With V = 151,936 the fp32 logits of 2,048 positions weigh 1.2 GB, and a plain distillation loss
 keeps about six such tensors. Here positions go through in chunks: logits, loss and the gradient
 with respect to the logits of one chunk are made, folded into the gradients of the hidden states
-and of the head, and dropped (the idea of Liger's fused linear cross-entropy, Hsu et al. 2024).
+and of the head, and dropped (the idea of Liger's fused linear cross-entropy, Hsu et al. 2024). What a
+model does behind its product (a bias, a scale, a cap) is part of it (`drafters/projection.py`).
 A method's mathematics is one pure function of a chunk (`TokenLoss`). Read next: `mix.py`, what may
 be minimised; `distill.py`.
 
@@ -20,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...drafters.projection import PLAIN, Projection, Shaping
 from .mix import cross_entropy as label_entropy
 
 # (draft logits [C, V] fp32, target logits [C, V] fp32 or None, label ids [C]) -> named losses [C]
@@ -43,19 +45,29 @@ class ChunkedLoss(nn.Module):
     """
 
     weight: nn.Parameter
+    bias: nn.Parameter | None
     loss: TokenLoss
     chunk: int
     rows: int
 
-    def __init__(self, head: nn.Linear, loss: TokenLoss, *, chunk: int, rows: int | None = None) -> None:
-        """`rows`: how many of the head's rows are compared, all of them unless it is padded."""
+    def __init__(
+        self, head: nn.Linear, loss: TokenLoss, *, chunk: int, rows: int | None = None, shaping: Shaping = PLAIN
+    ) -> None:
+        """`rows`: how many of the head's rows are compared, all of them unless it is padded.
+
+        `shaping`: what becomes of the head's product before it is a logit.
+        """
         super().__init__()
-        if head.bias is not None:
-            raise ValueError("the chunked loss takes an output projection without a bias")
-        self.weight = head.weight
+        self.weight, self.bias = head.weight, head.bias
+        self.shaping = shaping
         self.loss = loss
         self.chunk = chunk
         self.rows = len(head.weight) if rows is None else rows
+
+    @property
+    def projection(self) -> Projection:
+        """How the rows that are compared make logits."""
+        return Projection(self.weight, self.bias, self.shaping).rows(slice(self.rows))
 
     def forward(
         self,
@@ -82,14 +94,17 @@ class ChunkedLoss(nn.Module):
                 terms, as `pace.py` needs before the loss. A flag of forward(), because ZeRO-3
                 gathers weights only inside a module's forward.
         """
-        weight_VH = self.weight[: self.rows]
+        projection = self.projection
         if only_label_q:
-            return _label_q(hidden_PH, weight_VH, label_P, self.chunk), {}
+            return _label_q(hidden_PH, projection, label_P, self.chunk), {}
         if len(hidden_PH) == 0:
-            return (hidden_PH.sum() + self.weight.sum()) * 0.0, {}
+            return (hidden_PH.sum() + sum(parameter.sum() for parameter in self.parameters())) * 0.0, {}
         names: list[str] = []
         chosen = self.loss if loss is None else loss
-        sums = _ChunkedSum.apply(hidden_PH, weight_VH, label_P, teacher, share_P, chosen, self.chunk, names)
+        weight_VH, bias_V, shaping = projection.weight_VH, projection.bias_V, projection.shaping
+        sums = _ChunkedSum.apply(
+            hidden_PH, weight_VH, bias_V, shaping, label_P, teacher, share_P, chosen, self.chunk, names
+        )
         return sums[0], dict(zip(names, sums[1], strict=True))
 
 
@@ -98,7 +113,7 @@ class Teacher:
     """The frozen target's last hidden states and head: its logits are made chunk by chunk."""
 
     hidden_PH: Tensor
-    weight_VH: Tensor
+    projection: Projection
 
     def outputs(self, part: slice, vocabulary: int) -> Any:
         """fp32 logits [C, V] of some positions, cut to the rows that have a token."""
@@ -106,7 +121,7 @@ class Teacher:
 
     def logits(self, part: slice) -> Tensor:
         """fp32 logits [C, V] over all rows of the head."""
-        return F.linear(self.hidden_PH[part], self.weight_VH).float()
+        return self.projection.logits(self.hidden_PH[part])
 
 
 @dataclass(frozen=True)
@@ -123,10 +138,10 @@ class SharedTeacher(Teacher):
     """The same where Python can look without waiting for a GPU."""
 
     @classmethod
-    def of(cls, states_NH: Tensor, weight_VH: Tensor, at_P: Tensor, **more: Any) -> Self:
+    def of(cls, states_NH: Tensor, projection: Projection, at_P: Tensor, **more: Any) -> Self:
         """For comparisons with rows `at_P`, ascending, of `states_NH`."""
         asked_M, at_P = at_P.unique(return_inverse=True)
-        return cls(states_NH[asked_M], weight_VH, at_P, at_P.cpu(), **more)
+        return cls(states_NH[asked_M], projection, at_P, at_P.cpu(), **more)
 
     def outputs(self, part: slice, vocabulary: int) -> Any:
         first, last = self.host_P[part.start], self.host_P[part.stop - 1]
@@ -150,6 +165,8 @@ class _ChunkedSum(torch.autograd.Function):
         ctx: Any,
         hidden_PH: Tensor,
         weight_VH: Tensor,
+        bias_V: Tensor | None,
+        shaping: Shaping,
         label_P: Tensor,
         teacher: Teacher | None,
         share_P: Tensor | None,
@@ -158,20 +175,21 @@ class _ChunkedSum(torch.autograd.Function):
         names: list[str],
     ) -> tuple[Tensor, Tensor]:
         compute = _compute_dtype(hidden_PH)
-        weight = weight_VH.to(compute)
-        wants_hidden, wants_weight = ctx.needs_input_grad[:2]
-        wanted = wants_hidden or wants_weight
+        weight, bias = weight_VH.to(compute), None if bias_V is None else bias_V.to(compute)
+        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        wanted = wants_hidden or wants_weight or wants_bias
         hidden_grad = torch.empty_like(hidden_PH) if wants_hidden else None
         weight_grad = torch.zeros_like(weight_VH, dtype=torch.float32) if wants_weight else None
+        bias_grad = torch.zeros_like(bias_V, dtype=torch.float32) if bias_V is not None and wants_bias else None
         totals: Tensor | None = None
         with torch.autocast(hidden_PH.device.type, enabled=False):
             for part in _parts(len(hidden_PH), chunk):
                 hidden_CH = hidden_PH[part].to(compute)
-                logits_CV = F.linear(hidden_CH, weight).float()
+                product_CV = F.linear(hidden_CH, weight, bias).float()
                 outputs = teacher.outputs(part, len(weight)) if teacher is not None else None
                 share_C = None if share_P is None else share_P[part]
-                loss_C, terms, grad_CV = _terms(loss, logits_CV, outputs, label_P[part], share_C, wanted)
-                del logits_CV, outputs
+                loss_C, terms, grad_CV = _terms(loss, shaping, product_CV, outputs, label_P[part], share_C, wanted)
+                del product_CV, outputs
                 names[:] = list(terms)
                 sums = torch.stack([term.sum(dtype=torch.float32) for term in (loss_C, *terms.values())])
                 totals = sums if totals is None else totals + sums
@@ -182,19 +200,23 @@ class _ChunkedSum(torch.autograd.Function):
                     hidden_grad[part] = grad_CV @ weight
                 if weight_grad is not None:  # a frozen head needs none
                     _add_product(weight_grad, grad_CV, hidden_CH)
+                if bias_grad is not None:
+                    bias_grad += grad_CV.sum(0, dtype=torch.float32)
         assert totals is not None  # P > 0
-        ctx.save_for_backward(hidden_grad, weight_grad)
+        ctx.save_for_backward(hidden_grad, weight_grad, bias_grad)
         minimised, reported = totals[0].clone(), totals[1:].clone()
         ctx.mark_non_differentiable(reported)
         return minimised, reported
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        hidden_grad, weight_grad = ctx.saved_tensors
+        hidden_grad, weight_grad, bias_grad = ctx.saved_tensors
         scale = grads[0]
         return (
             None if hidden_grad is None else hidden_grad.mul_(scale.to(hidden_grad.dtype)),
             None if weight_grad is None else weight_grad.mul_(scale),
+            None if bias_grad is None else bias_grad.mul_(scale),
+            None,
             None,
             None,
             None,
@@ -218,26 +240,32 @@ def _parts(count: int, chunk: int) -> Iterator[slice]:
 
 
 def _terms(
-    loss: TokenLoss, logits_CV: Tensor, outputs: Any, label_C: Tensor, share_C: Tensor | None, wanted: bool
+    loss: TokenLoss,
+    shaping: Shaping,
+    product_CV: Tensor,
+    outputs: Any,
+    label_C: Tensor,
+    share_C: Tensor | None,
+    wanted: bool,
 ) -> tuple[Tensor, dict[str, Tensor], Tensor | None]:
-    """The loss, its terms and, when wanted, the gradient of the loss with respect to the logits."""
+    """The loss, its terms and, when wanted, the gradient of the loss with respect to the head's product."""
     with torch.set_grad_enabled(wanted):
-        terms = loss(logits_CV.requires_grad_(wanted), outputs, label_C)
+        terms = loss(shaping(product_CV.requires_grad_(wanted)), outputs, label_C)
         loss_C = next(iter(terms.values()))
         loss_C = loss_C if share_C is None else loss_C * share_C
-        grad_CV = torch.autograd.grad(loss_C.sum(), logits_CV)[0] if wanted else None
+        grad_CV = torch.autograd.grad(loss_C.sum(), product_CV)[0] if wanted else None
     return loss_C.detach(), {name: term.detach() for name, term in terms.items()}, grad_CV
 
 
 @torch.no_grad()
-def _label_q(hidden_PH: Tensor, weight_VH: Tensor, label_P: Tensor, chunk: int) -> Tensor:
+def _label_q(hidden_PH: Tensor, projection: Projection, label_P: Tensor, chunk: int) -> Tensor:
     """q(label), fp32 [P], a chunk of logits at a time; 0 where the label is below 0, which is none."""
     compute = _compute_dtype(hidden_PH)
     q_P = torch.zeros(len(hidden_PH), device=hidden_PH.device)
     with torch.autocast(hidden_PH.device.type, enabled=False):
-        weight = weight_VH.to(compute)
+        projection = projection.in_dtype(compute)
         for part in _parts(len(hidden_PH), chunk):
-            logits_CV = F.linear(hidden_PH[part].to(compute), weight).float()
+            logits_CV = projection.logits(hidden_PH[part])
             label_C1 = label_P[part].clamp_min(0)[:, None]
             log_q_C = logits_CV.gather(-1, label_C1).squeeze(-1) - logits_CV.logsumexp(-1)
             q_P[part] = log_q_C.exp() * (label_P[part] >= 0)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from ...drafters.projection import Projection, Shaping
 from ..config import ObjectiveConfig
 from ..loop.objective import Batch, hidden_states, label_shares, labelled
 from ..losses.chunked import ChunkedLoss, Teacher
@@ -35,7 +36,8 @@ class DraftStudent(nn.Module):
         self.mix = self.step_mix = self._ramp.last
         # a head may be padded beyond the tokenizer; the rows that both have are compared
         rows = min(rows_of(draft), rows_of(target))
-        self.head = ChunkedLoss(draft.get_output_embeddings(), self.mix, chunk=objective.chunk, rows=rows)
+        head: Any = draft.get_output_embeddings()
+        self.head = ChunkedLoss(head, self.mix, chunk=objective.chunk, rows=rows, shaping=Shaping.of(draft))
         self.train()  # a loaded draft comes without dropout, that of its adapter included
 
     def set_steps(self, steps: int) -> None:
@@ -55,6 +57,4 @@ class DraftStudent(nn.Module):
 def teacher_of(target: PreTrainedModel, hidden_RSH: Tensor, batch: Batch) -> Teacher:
     """The target's distribution at the labelled positions, from its last hidden states."""
     hidden_PH, _ = labelled(hidden_RSH, batch)
-    head: Any = target.get_output_embeddings()
-    weight_VH = head.weight
-    return Teacher(hidden_PH.to(weight_VH.dtype), weight_VH)
+    return Teacher(hidden_PH, Projection.of(target))

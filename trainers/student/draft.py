@@ -19,7 +19,7 @@ from ...decoding.target.hub import is_here, load_config, load_sizes, load_tokeni
 from ...decoding.target.loading import load_model
 from ...decoding.target.weights import check_held, check_weight_files
 from ...drafters.folder import check_trainable_model, save_draft_model
-from ...drafters.projection import check_plain_logits
+from ...drafters.projection import check_logits
 from ...drafters.weights import check_finite
 from ...errors import RequestError
 from ..config import FROM_TARGET, ModelConfig
@@ -78,8 +78,8 @@ def draft_model(
         tokenizer: the target's; None in the pre-flight of a target that is not here.
 
     Raises:
-        RequestError: the given model is none to train, means other tokens than the target, or has
-            logits that are more than a projection.
+        RequestError: the given model is none to train, means other tokens than the target, or makes
+            its logits in a way that training does not know.
     """
     if model.start_from is None:
         like = target.config.get_text_config(decoder=True)
@@ -103,7 +103,7 @@ def given_model(model: ModelConfig) -> PreTrainedModel:
     """The model that `start_from` names; in shapes, and where it is not here, of `model.sizes`.
 
     Raises:
-        RequestError: there is none, or its logits are more than a projection.
+        RequestError: there is none, or it makes its logits in a way that training does not know.
     """
     path = model.start_from or ""
     check_trainable_model(path)
@@ -117,7 +117,7 @@ def given_model(model: ModelConfig) -> PreTrainedModel:
     else:
         given = load_model(path)
         check_finite(given, Path(path))
-    check_plain_logits(given, f"model.start_from {path!r}")
+    check_logits(given, f"model.start_from {path!r}")
     return given
 
 

@@ -18,7 +18,7 @@ from ...data.rows.prepare import Prepared, prepare
 from ...decoding.target.backbone import Backbone, check_token_ids
 from ...decoding.target.loading import load_target
 from ...drafters.folder import save_heads
-from ...drafters.projection import check_plain_logits
+from ...drafters.projection import check_logits
 from ..loop.loop import Outcome, Plan
 from ..loop.objective import Objective, check_row_length
 from ..loop.processes import name_the_silent
@@ -44,7 +44,7 @@ def check_teacher(recipe: Sections, target: PreTrainedModel) -> None:
         target: its weights may be only shapes; they are not changed.
     """
     whose = f"target.path {recipe.target.path!r}"
-    check_plain_logits(target, whose)
+    check_logits(target, whose)
     check_rows_fit(recipe, target.config, whose)
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ...data.features.engine import Engine, States
 from ...decoding.target.hidden_states import last_norm
+from ...drafters.projection import Projection
 from ...errors import RequestError
 from ..loop.objective import document_mask
 
@@ -157,10 +158,9 @@ def _check_last(reply: States, ids: Sequence[int], norm: nn.Module, cut: PreTrai
 
 def _far_from(reply: States, ids: Sequence[int], normed_TH: Tensor, cut: PreTrainedModel) -> _Distance:
     """Log-probabilities of the document's tokens, and of the next one, beside the engine's own."""
-    head: Any = cut.get_output_embeddings()
     token_T = torch.tensor([*ids[1:], ids[0]], device=cut.device)
     # in fp32: half precision would round the logits to what is looked for
-    logits_TV = nn.functional.linear(normed_TH.float(), head.weight.float())
+    logits_TV = Projection.of(cut).in_dtype(torch.float32).logits(normed_TH)
     logprob_T = logits_TV.gather(1, token_T[:, None])[:, 0] - logits_TV.logsumexp(-1)
     far_T = (logprob_T[:-1].cpu() - torch.tensor(reply.logprobs)).abs()
     behind = logits_TV[-1]

@@ -28,7 +28,7 @@ from ...decoding.target.loading import no_progress_bars
 from ...drafters.folder import save_heads
 from ...drafters.identity import mark_tuned
 from ...drafters.model.adapters import adapted_layers
-from ...drafters.projection import check_plain_logits
+from ...drafters.projection import Projection, Shaping, check_logits
 from ...errors import RequestError
 from ...storage import replace_folder
 from ..config import TargetConfig
@@ -117,8 +117,8 @@ class TunedTarget:
                 target.to(device)
             with torch.autocast(device.type, enabled=False):  # in its own precision, as decoding
                 hidden_PH, _ = labelled(hidden_states(target, batch), batch)
-            weight_VH = target.get_output_embeddings().weight
-        return Teacher(hidden_PH.to(weight_VH.dtype), weight_VH)
+            projection = Projection.of(target)
+        return Teacher(hidden_PH, projection)
 
     def export(self, folder: Path) -> None:
         """The target as it is now, adapters added to their layers' weights: an ordinary folder.
@@ -149,7 +149,7 @@ class TunedStudent(nn.Module):
         self.student = student
         self.target = tuned.model
         loss: TokenLoss = Mix(kl=1.0) if distils else cross_entropy
-        self.language = ChunkedLoss(tuned.head, loss, chunk=chunk)
+        self.language = ChunkedLoss(tuned.head, loss, chunk=chunk, shaping=Shaping.of(tuned.model))
         self._names = ("loss", "kl", "ce", "alpha") if distils else ("loss", "ce")
         self.tune = tuned.config
         self._rests = False
@@ -215,7 +215,7 @@ def run_tuned(
     def make(target: Backbone, rows: Prepared) -> Objective:
         _check_not_sharded()
         tuned = TunedTarget(target, run.recipe.tune, remember=remember)
-        check_plain_logits(tuned.model)  # an adapter on the projection would change what heads are taught
+        check_logits(tuned.model)  # an adapter on the projection would change what heads are taught
         return build(tuned, rows)
 
     def make_still(target: Backbone) -> Probe:

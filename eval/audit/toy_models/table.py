@@ -14,10 +14,12 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from transformers import PretrainedConfig
 
 from ....decoding.target.backbone import Backbone, Seen
 from ....decoding.target.kv_cache import KVCache
 from ....decoding.tree.tree import AnyTree
+from ....drafters.projection import PLAIN, Shaping
 
 HIDDEN = 8
 
@@ -25,15 +27,17 @@ HIDDEN = 8
 class TableWeights(nn.Module):
     """Embedding and output projection, as a causal LM hands them out."""
 
-    def __init__(self, logits_VV: Tensor) -> None:
+    def __init__(self, logits_VV: Tensor, shaping: Shaping) -> None:
         super().__init__()
+        # under the names that Cohere and Gemma 2 have for them
+        self.config = PretrainedConfig(logit_scale=shaping.scale, final_logit_softcapping=shaping.cap)
         V, device = len(logits_VV), logits_VV.device
         g = torch.Generator().manual_seed(V)
         # rows of length 1, each at a right angle to the others: the projection takes them apart again
         states_VH = torch.linalg.qr(torch.randn(HIDDEN, V, generator=g)).Q.T.to(device)
         self.embedding = nn.Embedding.from_pretrained(torch.randn(V, HIDDEN, generator=g).to(device))
         self.projection = nn.Linear(HIDDEN, V, bias=False, device=device)
-        self.projection.weight = nn.Parameter(logits_VV.T @ states_VH, requires_grad=False)
+        self.projection.weight = nn.Parameter(_behind(logits_VV, shaping).T @ states_VH, requires_grad=False)
         self.register_buffer("states_VH", states_VH)
 
     def get_input_embeddings(self) -> nn.Module:
@@ -45,16 +49,23 @@ class TableWeights(nn.Module):
         return self.projection
 
 
+def _behind(logits_VV: Tensor, shaping: Shaping) -> Tensor:
+    """What `shaping` makes these logits of."""
+    cap = shaping.cap
+    scaled_VV = logits_VV if cap is None else cap * torch.atanh(logits_VV / cap)
+    return scaled_VV / shaping.scale
+
+
 class TableModel:
     """A language model whose next token depends on the last one alone. Stands for a `Backbone`."""
 
     name, context = "table", 2**31
 
-    def __init__(self, logits_VV: Tensor) -> None:
-        """Row v: logits of the token behind v."""
+    def __init__(self, logits_VV: Tensor, shaping: Shaping = PLAIN) -> None:
+        """Row v: logits of the token behind v, as `shaping` leaves them; below its cap."""
         self.logits_VV = logits_VV
         self.vocabulary, self.device = len(logits_VV), logits_VV.device
-        self.model = TableWeights(logits_VV)
+        self.model = TableWeights(logits_VV, shaping)
 
     def prefill(
         self,

@@ -15,6 +15,7 @@ from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.heads.bpd import Bpd, BpdHeads, BpdShape, load_bpd
 from draftsmith.drafters.heads.medusa import load_medusa
+from draftsmith.drafters.projection import Projection
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import RequestError
 from draftsmith.trainers.config import ObjectiveConfig
@@ -65,7 +66,7 @@ def test_the_layer_by_hand() -> None:
         assert torch.equal(heads.head(k, state), expected[k - 1])
     assert heads.head(0, state) is state
     projection = torch.randn(5, 2)
-    torch.testing.assert_close(heads.logits(expected, projection), expected @ projection.T)
+    torch.testing.assert_close(heads.logits(expected, Projection(projection)), expected @ projection.T)
 
 
 @torch.inference_mode()
@@ -73,7 +74,7 @@ def test_new_outputs_are_the_targets_own(target: Backbone) -> None:
     heads = BpdHeads.for_target(target.model, block=4)
     assert (heads.config.inner, heads.config.heads) == (32, 3)
     head, hidden = target.model.get_output_embeddings(), torch.randn(2, 5, 32)
-    found = heads.logits(heads(hidden), head.weight)
+    found = heads.logits(heads(hidden), Projection(head.weight))
     assert found.shape == (2, 5, 3, VOCABULARY)
     for k in range(3):
         assert torch.equal(found[:, :, k], head(hidden))

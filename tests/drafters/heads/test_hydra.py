@@ -17,6 +17,7 @@ from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.heads.hydra import Hydra, HydraHeads, HydraPlus, hydra_on, load_hydra
 from draftsmith.drafters.heads.hydra_prefix import PrefixLayer
 from draftsmith.drafters.heads.medusa import Medusa, MedusaHeads, load_medusa
+from draftsmith.drafters.projection import Projection
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import RequestError
 from draftsmith.trainers.config import ObjectiveConfig
@@ -55,7 +56,7 @@ def test_new_heads_are_the_targets_own(target: Backbone, layers: int, prefix: bo
     hidden, embeds = torch.randn(2, 5, 32), list(torch.randn(3, 2, 5, 32))
     if prefix:
         assert torch.equal(heads.prefix(hidden, torch.arange(5).expand(2, -1), None), hidden)
-    found = heads.logits(heads(hidden, embeds), head.weight)
+    found = heads.logits(heads(hidden, embeds), Projection(head.weight))
     for k in range(3):
         assert torch.equal(found[:, :, k], head(hidden))
     hydra = hydra_on(heads, target, paths=[[0], [1], [0, 1], [1, 0]])
@@ -255,7 +256,9 @@ def test_every_node_takes_its_rank_behind_its_path(target: Backbone, paths: list
                 at = tree.parents[at]
             embeds = [embed(torch.tensor(token)) for token in path]
             embeds += [torch.zeros(32)] * (4 - len(path))  # heads further down see more than known
-            logits = drafter.heads.logits(drafter.heads(drafter._hidden_BH[row], embeds), head.weight)[len(path) - 1]
+            logits = drafter.heads.logits(drafter.heads(drafter._hidden_BH[row], embeds), Projection(head.weight))[
+                len(path) - 1
+            ]
             best = logits.topk(ranks[node] + 1).indices[-1]
             assert int(proposal.tokens_BN[row, node]) == int(best)
 

@@ -16,6 +16,7 @@ from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.decoding.tree.search import expected_tokens
 from draftsmith.drafters.heads.medusa import Medusa, MedusaHeads, default_paths, load_medusa
+from draftsmith.drafters.projection import Projection
 from draftsmith.errors import RequestError
 from draftsmith.trainers.config import ObjectiveConfig
 from draftsmith.trainers.heads import last_states_of
@@ -53,7 +54,7 @@ def test_new_heads_are_the_targets_own(target: Backbone, layers: int, shared: bo
     heads = MedusaHeads.for_target(target.model, heads=3, layers=layers, shared_head=shared)
     head = target.model.get_output_embeddings()
     hidden = torch.randn(2, 5, heads.config.hidden)
-    found = heads.logits(heads(hidden), head.weight)
+    found = heads.logits(heads(hidden), Projection(head.weight))
     assert found.shape == (2, 5, 3, VOCABULARY)
     for k in range(3):
         assert torch.equal(found[:, :, k], head(hidden))
@@ -216,11 +217,13 @@ def test_a_tree_that_the_heads_cannot_fill_is_refused(target: Backbone, paths: l
         make_medusa(target, paths=paths)
 
 
-def test_a_biased_projection_is_refused() -> None:
+def test_heads_of_their_own_begin_with_the_scale_and_without_the_bias() -> None:
     model = make_target("qwen3").model
     model.set_output_embeddings(nn.Linear(32, VOCABULARY, bias=True))
-    with pytest.raises(RequestError, match="has a bias"):
-        MedusaHeads.for_target(model, heads=2)
+    model.config.logit_scale = 0.25
+    heads = MedusaHeads.for_target(model, heads=2)
+    assert set(heads.lm_heads.state_dict()) == {"0.weight", "1.weight"}
+    torch.testing.assert_close(heads.lm_heads[1].weight, 0.25 * model.get_output_embeddings().weight)
 
 
 @pytest.fixture(params=[False, True], ids=["own", "shared"])

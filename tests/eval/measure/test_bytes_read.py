@@ -9,6 +9,7 @@ import torch
 from conftest import make_target
 from draftsmith.decoding.engine import generate
 from draftsmith.decoding.sampling import Warper
+from draftsmith.drafters.projection import Projection
 from draftsmith.eval.measure.arms import Arm
 from draftsmith.eval.measure.speed import bytes_of
 from small_heads import FAMILIES, make_on_target
@@ -57,6 +58,6 @@ def test_a_shared_projection_is_the_targets_and_counts() -> None:
     assert arm.proposal_bytes == arm.draft_bytes + head.weight.nbytes
     assert bytes_of(head) == head.weight.nbytes
     hidden = torch.randn(2, drafter.heads.config.heads, head.weight.shape[1])
-    together = drafter.heads.logits(hidden, head.weight)
+    together = drafter.heads.logits(hidden, Projection(head.weight))
     for k in range(hidden.shape[1]):
         torch.testing.assert_close(together[:, k], hidden[:, k] @ head.weight.T)

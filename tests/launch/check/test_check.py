@@ -191,23 +191,20 @@ DISTRIBUTIONS = {
 
 
 @pytest.mark.parametrize("family", DISTRIBUTIONS)
-def test_logits_that_are_more_than_a_projection(family: str, tmp_path: Path) -> None:
-    """Seen in the config alone, of a target or of a model to go on from."""
+def test_logits_that_are_more_than_a_product(family: str, tmp_path: Path) -> None:
+    """Taken as a target and as a model to go on from, without weights too; a run looks at its own forward pass."""
     other = Path(shutil.copytree(embedded_target(), tmp_path / "other"))
     (other / "model.safetensors").unlink()
     config = json.loads((other / "config.json").read_text())
-    config |= {"model_type": family, "architectures": None, "sliding_window": 64} | DISTRIBUTIONS[family]
+    config |= {"model_type": family, "architectures": None, "sliding_window": 512} | DISTRIBUTIONS[family]
     (other / "config.json").write_text(json.dumps(config))
-    ((name, value),) = DISTRIBUTIONS[family].items()
     for section, look, recipes in [
         ("target.path", check_target, ["distill-tiny", "boost-tiny", "medusa2-tiny", "eagle-tiny"]),
         ("model.start_from", check_model, ["distill-tiny", "boost-tiny", "target-tiny"]),
     ]:
         for each in recipes:
             recipe = load_recipe(each, [(section, str(other))]).recipe
-            message = f"^{section} '{other}' .*: {name} is {value} in its config"
-            with pytest.raises(RequestError, match=message):
-                look(recipe, Models(recipe))
+            assert look(recipe, Models(recipe))
 
 
 def test_disk(tmp_path: Path, rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from draftsmith.data.rows.packed import PackedRows
 from draftsmith.decoding.engine import autoregressive
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.drafters.projection import Projection
 from draftsmith.trainers.boosting import coverage
 from draftsmith.trainers.boosting.coverage_pass import COVERAGE, measure_matches, record_coverage, stored_matches
 from draftsmith.trainers.loop.objective import hidden_states, labelled
@@ -60,8 +61,8 @@ def teacher_forced(model, rows: PackedRows) -> Tensor:
     batch = rows.batch(range(len(rows)))
     hidden_PH, label_P = labelled(hidden_states(model, batch), batch)
     found = torch.zeros_like(batch["loss_mask"])
-    weight_VH = model.get_output_embeddings().weight
-    found[:, 1:][batch["loss_mask"][:, 1:]] = coverage.matched(hidden_PH, weight_VH, label_P, 7)
+    projection = Projection.of(model)
+    found[:, 1:][batch["loss_mask"][:, 1:]] = coverage.matched(hidden_PH, projection, label_P, 7)
     return found
 
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from draftsmith.drafters.projection import Projection, Shaping
 from draftsmith.trainers.losses.chunked import ChunkedLoss, Teacher, _parts, cross_entropy
 from draftsmith.trainers.losses.mix import Mix
 from hypothesis import given
@@ -18,7 +19,7 @@ def setting(seed: int = 0) -> tuple[nn.Linear, Tensor, Tensor, Teacher]:
     nn.init.normal_(head.weight, generator=g)
     hidden = torch.randn(P, H, generator=g).requires_grad_()
     label = torch.randint(0, V, (P,), generator=g)
-    teacher = Teacher(torch.randn(P, H_TARGET, generator=g), torch.randn(V, H_TARGET, generator=g))
+    teacher = Teacher(torch.randn(P, H_TARGET, generator=g), Projection(torch.randn(V, H_TARGET, generator=g)))
     return head, hidden, label, teacher
 
 
@@ -26,7 +27,7 @@ def plain_distillation(
     head: nn.Linear, hidden: Tensor, label: Tensor, teacher: Teacher, kl: float, ce: float, t: float
 ) -> Tensor:
     draft = head(hidden)
-    target = teacher.hidden_PH @ teacher.weight_VH.T
+    target = teacher.hidden_PH @ teacher.projection.weight_VH.T
     p, log_p = (target / t).softmax(-1), (target / t).log_softmax(-1)
     divergence = (p * (log_p - (draft / t).log_softmax(-1))).sum()
     return kl * divergence + ce * F.cross_entropy(draft, label, reduction="sum")
@@ -55,7 +56,7 @@ def test_cross_entropy_is_the_one_of_torch() -> None:
 def test_reported_alpha_is_the_overlap_of_the_two_distributions() -> None:
     head, hidden, label, teacher = setting(2)
     _, terms = ChunkedLoss(head, Mix(1.0, 0.0), chunk=10)(hidden, label, teacher)
-    p = (teacher.hidden_PH @ teacher.weight_VH.T).softmax(-1)
+    p = (teacher.hidden_PH @ teacher.projection.weight_VH.T).softmax(-1)
     q = head(hidden).softmax(-1)
     torch.testing.assert_close(terms["alpha"], torch.minimum(p, q).sum().detach())
 
@@ -67,7 +68,7 @@ def test_rows_beyond_the_tokenizer_are_left_out_and_get_no_gradient() -> None:
     loss, _ = ChunkedLoss(head, Mix(1.0, 0.5), chunk=9, rows=rows)(hidden, label, teacher)
     (grad,) = torch.autograd.grad(loss, [head.weight])
     assert torch.equal(grad[rows:], torch.zeros_like(grad[rows:]))
-    cut = Teacher(teacher.hidden_PH, teacher.weight_VH[:rows])
+    cut = Teacher(teacher.hidden_PH, teacher.projection.rows(slice(rows)))
     short = nn.Linear(H, rows, bias=False)
     short.weight.data.copy_(head.weight[:rows])
     expected = plain_distillation(short, hidden, label, cut, 1.0, 0.5, 1.0)
@@ -103,3 +104,38 @@ def test_parts_cover_everything_in_few_sizes(count: int, chunk: int) -> None:
     assert [i for part in parts for i in range(part.start, part.stop)] == list(range(count))
     sizes = {part.stop - part.start for part in parts}
     assert all(size == chunk or (size < chunk and size & (size - 1) == 0) for size in sizes)
+
+
+@pytest.mark.parametrize("frozen", [(), ("bias",), ("weight", "hidden")])
+@given(scale=st.sampled_from([1.0, 0.0625, 3.0]), cap=st.sampled_from([None, 2.0, 30.0]), biased=st.booleans())
+def test_a_bias_a_scale_and_a_cap(frozen: tuple[str, ...], scale: float, cap: float | None, biased: bool) -> None:
+    """Loss and gradients of head, bias and states, the teacher's logits made alike."""
+    head, hidden, label, teacher = setting(6)
+    if biased:
+        head.bias = nn.Parameter(torch.linspace(-1, 1, V))
+    given = {"hidden": hidden, "weight": head.weight} | ({"bias": head.bias} if biased else {})
+    for name in frozen:
+        if name in given:
+            given.pop(name).requires_grad_(False)
+    shaping = Shaping(scale, cap)
+    their_bias = torch.linspace(2, -2, V)
+    teacher = Teacher(teacher.hidden_PH, Projection(teacher.projection.weight_VH, their_bias, shaping))
+
+    def logits(states: Tensor, weight: Tensor, bias: Tensor | float) -> Tensor:
+        x = scale * (states @ weight.T + bias)
+        return x if cap is None else cap * (x / cap).tanh()
+
+    draft = logits(hidden, head.weight, head.bias if biased else 0.0)
+    target = logits(teacher.hidden_PH, teacher.projection.weight_VH, their_bias)
+    p, log_p = target.softmax(-1), target.log_softmax(-1)
+    ce = F.cross_entropy(draft, label, reduction="sum")
+    whole = 0.7 * (p * (log_p - draft.log_softmax(-1))).sum() + 0.3 * ce
+    loss, terms = ChunkedLoss(head, Mix(0.7, 0.3), chunk=8, shaping=shaping)(hidden, label, teacher)
+    torch.testing.assert_close(loss, whole, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(terms["alpha"], torch.minimum(p, draft.softmax(-1)).sum().detach())
+    if given:
+        wanted = torch.autograd.grad(whole, list(given.values()))
+        for ours, theirs in zip(torch.autograd.grad(loss, list(given.values())), wanted, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    q_P, _ = ChunkedLoss(head, Mix(1.0, 0.0), chunk=5, shaping=shaping)(hidden, label, only_label_q=True)
+    torch.testing.assert_close(q_P, draft.softmax(-1).gather(-1, label[:, None])[:, 0].detach())

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from conftest import VOCABULARY, make_target
 from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.drafters.projection import Projection
 from draftsmith.errors import RequestError
 from draftsmith.launch.check.models import check_recipe
 from draftsmith.launch.recipe.model import Recipe
@@ -396,12 +397,12 @@ def test_weights_of_positions_reach_the_sum_and_not_the_report() -> None:
     g = torch.Generator().manual_seed(3)
     head = nn.Linear(8, 19, bias=False)
     hidden = torch.randn(P, 8, generator=g).requires_grad_()
-    teacher = Teacher(torch.randn(P, 8, generator=g), torch.randn(19, 8, generator=g))
+    teacher = Teacher(torch.randn(P, 8, generator=g), Projection(torch.randn(19, 8, generator=g)))
     label, share = torch.randint(0, 19, (P,), generator=g), torch.rand(P, generator=g)
     chunked = ChunkedLoss(head, Mix(0.5, 0.5), chunk=5)
     loss, terms = chunked(hidden, label, teacher, share)
     logits = head(hidden)
-    plain = old_distillation(logits, teacher.hidden_PH @ teacher.weight_VH.T, label, 0.5, 0.5, 1.0)
+    plain = old_distillation(logits, teacher.hidden_PH @ teacher.projection.weight_VH.T, label, 0.5, 0.5, 1.0)
     torch.testing.assert_close(loss, (plain * share).sum())
     torch.testing.assert_close(terms["loss"], plain.sum().detach())
     ours = torch.autograd.grad(loss, [hidden, head.weight])
@@ -419,12 +420,12 @@ def test_what_the_draft_says_of_labels() -> None:
     chunked = ChunkedLoss(head, Mix(1.0, 0.0), chunk=5)
     real = F.linear
 
-    def spy(x: Tensor, weight: Tensor) -> Tensor:
+    def spy(x: Tensor, *more: Any) -> Tensor:
         sizes.append(len(x))
-        return real(x, weight)
+        return real(x, *more)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("draftsmith.trainers.losses.chunked.F.linear", spy)
+        patch.setattr("draftsmith.drafters.projection.F.linear", spy)
         label_q, terms = chunked(hidden, label, only_label_q=True)
     assert (max(sizes), sum(sizes)) == (5, P)
     assert (terms, label_q.requires_grad) == ({}, False)

@@ -1,4 +1,4 @@
-"""Models whose logits are more than a projection: refused before anything is learnt from them."""
+"""Models whose logits are more than a product: known part by part, or refused before anything is learnt."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from draftsmith.drafters.folder import save_heads
 from draftsmith.drafters.heads.bpd import load_bpd
 from draftsmith.drafters.heads.hydra import load_hydra
 from draftsmith.drafters.heads.medusa import load_medusa
-from draftsmith.drafters.projection import check_plain_logits
+from draftsmith.drafters.projection import Projection, Shaping, check_logits
 from draftsmith.errors import RequestError
 from draftsmith.launch.recipe.model import Recipe
 from draftsmith.launch.train import train
@@ -40,10 +40,14 @@ LAYERS = random_models.GROUPED | {"num_hidden_layers": 3}
 SIZES = random_models.SIZES | LAYERS
 FULL = {"layer_types": ["full_attention"] * 3, "query_pre_attn_scalar": 16, "sliding_window": 64}
 GPT = {"n_layer": 3, "n_embd": 32, "n_head": 4, "n_positions": 64}
-OTHERS = {  # family -> settings, and what the message says of it
-    "gemma2": (FULL | {"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0"),
-    "granite": ({"logits_scaling": 8.0}, "logits_scaling is 8.0"),
-    "cohere": ({"logit_scale": 0.0625}, "logit_scale is 0.0625"),
+SHAPED: dict[str, dict[str, Any]] = {
+    "gemma2": FULL | {"final_logit_softcapping": 30.0},
+    "granite": {"logits_scaling": 8.0},
+    "hyperclovax": {"logits_scaling": 8.0},
+    "cohere": {"logit_scale": 0.0625},
+    "minicpm3": {"num_key_value_heads": 4, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "q_lora_rank": 16}
+    | {"kv_lora_rank": 16, "v_head_dim": 8, "dim_model_base": 8},
+    "phi": {"num_key_value_heads": 4},
 }
 PLAIN = {
     "llama": {},
@@ -69,8 +73,13 @@ def random_model(family: str, **settings: Any) -> PreTrainedModel:
 
 
 @lru_cache
-def other(family: str) -> PreTrainedModel:
-    return random_model(family, **OTHERS[family][0])
+def shaped(family: str) -> PreTrainedModel:
+    """A model with more than a product, its bias drawn too."""
+    model = random_model(family, **SHAPED[family])
+    bias = model.get_output_embeddings().bias
+    if bias is not None:
+        bias.normal_(0, 1)
+    return model
 
 
 def nothing(_module: nn.Module, _folder: Path) -> None:
@@ -104,33 +113,56 @@ GOALS: dict[str, Callable[[Any], object]] = {
 
 
 @pytest.mark.parametrize("method", GOALS)
-@pytest.mark.parametrize("family", OTHERS)
-def test_no_method_learns_from_another_distribution(family: str, method: str) -> None:
-    with pytest.raises(RequestError, match=OTHERS[family][1]) as raised:
-        GOALS[method](other(family))
-    assert f"target.path 'tiny' ({type(other(family)).__name__}) changes its logits" in str(raised.value)
+@pytest.mark.parametrize("family", ["llama", *SHAPED])
+def test_every_method_takes_the_target(family: str, method: str) -> None:
+    GOALS[method](shaped(family) if family in SHAPED else random_model(family))
 
 
-@pytest.mark.parametrize("method", GOALS)
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_every_method_takes_a_plain_target(family: str, method: str) -> None:
-    GOALS[method](random_model(family))
+# ---- what the record says, beside the model's own forward pass -----------------------------------
 
 
-# ---- the probe row -----------------------------------------------------------------------------
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("family", SHAPED)
+def test_the_record_is_the_model_s_own_way(family: str, dtype: torch.dtype) -> None:
+    model = copy.deepcopy(shaped(family)).to(dtype)
+    check_logits(model)
+    ids = torch.tensor([[3, 9, 27, 20]])
+    with torch.no_grad():
+        hidden = model.get_decoder()(input_ids=ids).last_hidden_state
+        found, wanted = Projection.of(model).logits(hidden), model(ids).logits.float()
+    torch.testing.assert_close(found, wanted, rtol=0, atol=float(4 * torch.finfo(dtype).eps * wanted.abs().max()))
 
 
-@pytest.mark.parametrize("family", OTHERS)
-def test_other_logits_are_seen_without_their_names(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the precisions that targets have."""
-    monkeypatch.setattr(projection, "_SETTINGS", {})
+@pytest.mark.parametrize("family", SHAPED)
+def test_a_part_that_is_left_out_is_seen(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the precisions that targets have, whichever part it is."""
+    for part in ("_FACTORS", "_DIVISORS", "_CAPS", "_MULTIPLIES"):
+        monkeypatch.setattr(projection, part, ())
     for dtype in (torch.float32, torch.bfloat16):
-        model = copy.deepcopy(other(family)).to(dtype)
+        left_out = copy.deepcopy(shaped(family)).to(dtype)
+        with monkeypatch.context() as patch:
+            patch.setattr(projection, "getattr", without_bias, raising=False)
+            with pytest.raises(RequestError, match="on a row of 8 tokens they differ"):
+                check_logits(left_out)
+
+
+def without_bias(thing: Any, name: str, default: Any) -> Any:
+    """`getattr` that sees no bias."""
+    return None if name == "bias" else getattr(thing, name, default)
+
+
+def test_a_cap_does_not_hide_what_stands_in_front_of_it() -> None:
+    """Logits of hundreds are all at the cap, whatever they were multiplied by."""
+    model = copy.deepcopy(shaped("gemma2"))
+    model.lm_head.weight.mul_(20)
+    check_logits(model)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(projection.Shaping, "of", lambda _model: Shaping(1.2, 30.0))
         with pytest.raises(RequestError, match="on a row of 8 tokens they differ"):
-            check_plain_logits(model)
+            check_logits(model)
 
 
-class Shifted(LlamaForCausalLM):
+class Shifted:
     """Says one token less often than its projection does."""
 
     def forward(self, **given: Any) -> Any:
@@ -141,10 +173,10 @@ class Shifted(LlamaForCausalLM):
 
 def test_a_class_that_nobody_knows_is_seen() -> None:
     model = random_model("llama")
-    check_plain_logits(model)
-    model.__class__ = Shifted
+    check_logits(model)
+    model.__class__ = type("Shifted", (Shifted, LlamaForCausalLM), {})
     with pytest.raises(RequestError, match=r"model.start_from 'mine' \(Shifted\) changes its"):
-        check_plain_logits(model, "model.start_from 'mine'")
+        check_logits(model, "model.start_from 'mine'")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
@@ -153,21 +185,16 @@ def test_a_projection_alone_is_taken(family: str, dtype: torch.dtype) -> None:
     """And nothing is left behind: neither a hook, nor a draw from the random numbers."""
     model = random_model(family, **PLAIN[family]).to(dtype)
     before = torch.get_rng_state()
-    check_plain_logits(model)
+    check_logits(model)
     assert torch.equal(torch.get_rng_state(), before)
     assert not any(module._forward_hooks for module in model.modules())
 
 
 def test_weights_that_are_only_shapes_are_not_run() -> None:
-    with torch.device("meta"):
-        made = {
-            family: AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **SIZES | more))
-            for family, more in [("llama", {}), *((name, one[0]) for name, one in OTHERS.items())]
-        }
-    check_plain_logits(made.pop("llama"))
-    for family, model in made.items():
-        with pytest.raises(RequestError, match=OTHERS[family][1]):
-            check_plain_logits(model)
+    for family in ("llama", "gemma2", "phi"):
+        with torch.device("meta"):
+            config = AutoConfig.for_model(family, **SIZES | SHAPED.get(family, {}))
+            check_logits(AutoModelForCausalLM.from_config(config))
 
 
 # ---- where models come in ------------------------------------------------------------------------
@@ -194,17 +221,21 @@ def test_every_method_with_a_target_is_here() -> None:
 
 
 @pytest.mark.parametrize("recipe", RUNS)
-def test_a_run_ends_before_its_rows_are_made(recipe: str, folder: str, tmp_path: Path) -> None:
+def test_a_run_ends_before_its_rows_are_made(
+    recipe: str, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Neither data nor the target's continuations, which take longest, are looked at."""
-    with pytest.raises(RequestError, match=f"target.path '{folder}' .*logit_scale is 0.25"):
+    monkeypatch.setattr(projection, "_FACTORS", ())
+    with pytest.raises(RequestError, match=f"target.path '{folder}' .*changes its logits behind"):
         train(f"{recipe}-tiny", out=tmp_path, target__path=folder, data__source="no such rows")
     assert {path.name for path in tmp_path.iterdir()} == {".lock", "run.yaml", "status.json"}
 
 
-def test_a_model_to_go_on_from(folder: str) -> None:
+def test_a_model_to_go_on_from(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A student's own distribution is computed as the target's is."""
     tokenizer = train_tokenizer(TEXT, 300)
-    config, message = ModelConfig(start_from=folder), f"model.start_from '{folder}' .*logit_scale"
+    config, message = ModelConfig(start_from=folder), f"model.start_from '{folder}' .*changes its logits"
+    monkeypatch.setattr(projection, "_FACTORS", ())
     plain: Any = random_model("llama", vocab_size=300)
     with pytest.raises(RequestError, match=message):
         build("distill", plain, tokenizer=tokenizer, model=config, objective=TERMS)
@@ -229,9 +260,9 @@ def test_a_drafter_that_reads_the_projection_is_not_loaded(family: str, tmp_path
     module: Any = make_on_target(family, backbone).module
     save_heads(module, tmp_path / "it", backbone, family=family, settings=asdict(module.config))
     LOADERS[family](tmp_path / "it", backbone)
-    backbone.model.config.logit_scale = 0.5
+    backbone.model.__class__ = type("Shifted", (Shifted, type(backbone.model)), {})
     if family not in ("bpd", "eagle"):
         LOADERS[family](tmp_path / "it", backbone)
         return
-    with pytest.raises(RequestError, match="logit_scale is 0.5"):
+    with pytest.raises(RequestError, match="changes its logits behind"):
         LOADERS[family](tmp_path / "it", backbone)

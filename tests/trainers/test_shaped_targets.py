@@ -1,0 +1,243 @@
+"""Targets that cap, scale or shift their logits: losses, gradients and drafts beside the models' own forward pass."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import VOCABULARY, make_drafter
+from draftsmith.decoding.engine import autoregressive, generate
+from draftsmith.decoding.sampling import Warper
+from draftsmith.decoding.target.attention import use_grouped_attention
+from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.drafters.eagle.proposer import Eagle, Eagle3
+from draftsmith.drafters.heads.bpd import Bpd
+from draftsmith.drafters.heads.hydra import Hydra
+from draftsmith.drafters.heads.medusa import Medusa
+from draftsmith.drafters.projection import Projection, Shaping
+from draftsmith.eval.audit.enumeration import enumerate_decoding
+from draftsmith.eval.audit.toy_models.table import TableModel, tables
+from draftsmith.eval.audit.toys import Toy
+from draftsmith.trainers.config import ObjectiveConfig
+from draftsmith.trainers.method_config import BpdConfig, Eagle3Config, EagleConfig, MedusaConfig
+from draftsmith.trainers.student.distillation import DraftStudent, teacher_of
+from draftsmith.trainers.target import NextToken
+from method_objectives import build
+from random_models import GROUPED, random_model
+from small_heads import make_on_target
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+S = 12
+LAYERS = {"num_hidden_layers": 3}
+FULL = {"layer_types": ["full_attention"] * 3, "query_pre_attn_scalar": 16, "sliding_window": 64}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "gemma2": GROUPED | LAYERS | FULL | {"final_logit_softcapping": 1.5},
+    "cohere": GROUPED | LAYERS | {"logit_scale": 0.25},
+    "granite": GROUPED | LAYERS | {"logits_scaling": 4.0},
+    "phi": LAYERS | {"num_key_value_heads": 4},
+}
+
+
+@lru_cache
+def shaped(family: str) -> PreTrainedModel:
+    """With the decoder's attention, and a cap, a scale or a bias that a wrong distribution would show."""
+    model: Any = random_model(family, spread=0.5, **FAMILIES[family])
+    if model.get_output_embeddings().bias is not None:
+        model.get_output_embeddings().bias.normal_(0, 1)
+    use_grouped_attention(model)
+    return model
+
+
+def text() -> dict[str, Tensor]:
+    """A row of one document, all of whose tokens but the first are labels."""
+    ids = torch.randint(0, VOCABULARY, (1, S), generator=torch.Generator().manual_seed(2))
+    mask = torch.ones(1, S, dtype=torch.bool)
+    mask[:, 0] = False
+    positions = torch.arange(S)[None]
+    return {"input_ids": ids, "loss_mask": mask, "positions": positions, "documents": torch.zeros_like(positions)}
+
+
+def shake(module: nn.Module) -> Any:
+    g = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=g))
+    return module
+
+
+def divergence(p_PV: Tensor, q_PV: Tensor) -> Tensor:
+    """KL of two distributions given by their logits, summed."""
+    return F.kl_div(q_PV.log_softmax(-1), p_PV.log_softmax(-1), reduction="sum", log_target=True)
+
+
+def assert_same_gradients(loss: Tensor, wanted: Tensor, module: nn.Module) -> None:
+    torch.testing.assert_close(loss, wanted, rtol=1e-4, atol=1e-4)
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    ours = torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True)
+    theirs = torch.autograd.grad(wanted, parameters, allow_unused=True)
+    seen = 0
+    for mine, other in zip(ours, theirs, strict=True):
+        if other is None:
+            assert mine is None or not mine.any()
+            continue
+        torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-4)
+        seen += bool(other.any())
+    assert seen > 1
+
+
+OBJECTIVE = ObjectiveConfig(kl=1.0, ce=0.5, chunk=4)
+HEADS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "medusa": (Medusa, {"medusa": MedusaConfig(heads=2)}),
+    "medusa shared": (Medusa, {"medusa": MedusaConfig(heads=2, shared_head=True)}),
+    "hydra shared": (Hydra, {"medusa": MedusaConfig(heads=2, shared_head=True)}),
+    "bpd": (Bpd, {"bpd": BpdConfig(block=3, every_head=True)}),
+}
+
+
+@pytest.mark.parametrize("method", HEADS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_heads_learn_the_distribution_that_is_decoded(family: str, method: str) -> None:
+    """p is the model's own forward pass, q what the drafter computes of the same text."""
+    model: Any = shaped(family)
+    make, sections = HEADS[method]
+    goal = build(method.split()[0], model, objective=OBJECTIVE, **sections)
+    heads, batch = shake(goal.draft()), text()
+    ids_S = batch["input_ids"][0]
+    loss, _ = goal.module.eval()(batch, goal.prepare(batch))
+    own_SV = model(ids_S[None]).logits[0]
+    hidden_SH = model.get_decoder()(ids_S[None]).last_hidden_state[0]
+    wanted = torch.zeros(())
+    drafter = make(heads, Backbone(model, name="own"))
+    for k, q_XV in enumerate(drafter.teacher_forced(hidden_SH, ids_S, 2), 1):
+        label_X = ids_S[k + 1 :]
+        part = divergence(own_SV[k : k + len(label_X)], q_XV) + 0.5 * F.cross_entropy(q_XV, label_X, reduction="sum")
+        wanted = wanted + part * (0.5 if method == "bpd" else sections["medusa"].decay ** k)
+    assert_same_gradients(loss, wanted, heads)
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_eagle_learns_the_distribution_that_is_decoded(family: str, method: str) -> None:
+    model: Any = shaped(family)
+    layers = (0, 1, 2)
+    how: dict[str, Any] = {"eagle": EagleConfig(feature=0.0, ce=1.0)}
+    if method == "eagle3":
+        how = {"eagle3": Eagle3Config(layers=layers, passes=1), "ids": range(VOCABULARY)}
+    goal = build(method, model, objective=ObjectiveConfig(kl=0.0, chunk=4), **how)
+    net, batch = shake(goal.draft()), text()
+    ids_S = batch["input_ids"][0]
+    loss, terms = goal.module.eval()(batch, goal.prepare(batch))
+    out = model(ids_S[None], output_hidden_states=True)
+    own_SV = out.logits[0]
+    states = [out.hidden_states[layer] for layer in (layers if method == "eagle3" else (-1,))]
+    drafter = (Eagle3 if method == "eagle3" else Eagle)(net, Backbone(model, name="own"))
+    (q_XV,) = drafter.teacher_forced(torch.cat(states, -1)[0], ids_S, 1)
+    p_XV = own_SV[1 : 1 + len(q_XV)].softmax(-1)
+    assert_same_gradients(loss, -(p_XV * q_XV.log_softmax(-1)).sum(), net)
+    # of labels, of which the first token behind the pair is none
+    alpha = torch.minimum(p_XV, q_XV.softmax(-1)).sum() * (S - 1) / len(q_XV)
+    torch.testing.assert_close(terms["alpha"], alpha.detach(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("family", "other"), [("gemma2", "phi"), ("phi", "granite"), ("cohere", "gemma2")])
+def test_a_draft_model_of_another_kind(family: str, other: str) -> None:
+    """Every weight of the draft has the gradient of the whole computation, its head's bias among them."""
+    target, draft, batch = shaped(family), copy.deepcopy(shaped(other)).requires_grad_(True), text()
+    student = DraftStudent(draft, target, OBJECTIVE).eval()
+    with torch.no_grad():
+        states = target.get_decoder()(batch["input_ids"]).last_hidden_state
+        p_PV = target(batch["input_ids"]).logits[0, :-1]
+    loss, _ = student(batch, teacher_of(target, states, batch))
+    q_PV = draft(batch["input_ids"]).logits[0, :-1]
+    ce = F.cross_entropy(q_PV, batch["input_ids"][0, 1:], reduction="sum")
+    assert_same_gradients(loss, divergence(p_PV, q_PV) + 0.5 * ce, draft)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_target_that_learns_text(family: str) -> None:
+    model, batch = copy.deepcopy(shaped(family)).requires_grad_(True), text()
+    loss, _ = NextToken(model, chunk=4)(batch)
+    logits_PV = model(batch["input_ids"]).logits[0, :-1]
+    assert_same_gradients(loss, F.cross_entropy(logits_PV, batch["input_ids"][0, 1:], reduction="sum"), model)
+
+
+def test_a_cap_that_is_left_out_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted bug of all these tests."""
+    whole = Shaping.of
+    monkeypatch.setattr("draftsmith.drafters.projection.Shaping.of", lambda model: Shaping(whole(model).scale))
+    monkeypatch.setattr("draftsmith.trainers.teacher.frozen.check_logits", lambda *_: None)
+    for test in (
+        lambda: test_heads_learn_the_distribution_that_is_decoded("gemma2", "bpd"),
+        lambda: test_eagle_learns_the_distribution_that_is_decoded("gemma2", "eagle"),
+        lambda: test_a_target_that_learns_text("gemma2"),
+    ):
+        with pytest.raises(AssertionError, match="not close"):
+            test()
+
+
+# ---- decoding ------------------------------------------------------------------------------------
+
+
+def drafters(target: Backbone) -> Iterator[Any]:
+    yield make_drafter(target, noise=0.03)
+    for family in ("medusa", "bpd", "eagle", "eagle3"):
+        yield make_on_target(family, target, noise=0.02)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_text_is_that_of_transformers(family: str) -> None:
+    model: Any = shaped(family)
+    target, prompts = Backbone(model, name="own"), [[7, 3, 50, 9, 22], [4, 5, 60, 7, 8, 31, 10, 11, 12]]
+    own = [
+        model.generate(torch.tensor([prompt]), max_new_tokens=16, do_sample=False, pad_token_id=0)[0, len(prompt) :]
+        for prompt in prompts
+    ]
+    wanted = [ids.tolist() for ids in own]
+    assert autoregressive(target, prompts, warper=Warper(0.0), max_new_tokens=16).tokens == wanted
+    for drafter in drafters(target):
+        done = generate(target, drafter, prompts, warper=Warper(0.0), max_new_tokens=16)
+        assert done.tokens == wanted
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_a_drafter_s_own_distribution_goes_through_all_that_the_target_does(family: str) -> None:
+    """EAGLE-1, BPD and shared heads say of the target's last state what the target says."""
+    model: Any = shaped(family)
+    target, ids = Backbone(model, name="own"), torch.tensor([[7, 3, 50, 9]])
+    states, logits = model.get_decoder()(ids).last_hidden_state, model(ids).logits
+    torch.testing.assert_close(make_on_target("eagle", target)._logits(states), logits)
+    heads = make_on_target("bpd", target)
+    torch.testing.assert_close(heads.heads.logits(states, heads._projection), logits)
+
+
+SHAPINGS = {"cap": Shaping(1.0, 4.0), "scale": Shaping(0.25), "both": Shaping(2.0, 5.0)}
+
+
+@pytest.mark.parametrize("kind", ["eagle chain", "eagle static", "bpd"])
+@pytest.mark.parametrize("shaping", SHAPINGS.values(), ids=SHAPINGS)
+def test_the_audit_s_enumeration(shaping: Shaping, kind: str) -> None:
+    """Over a table whose logits are capped or scaled, and a drafter that reads its projection."""
+    table, drafts = tables(1)
+    target = TableModel(table.logits_VV, shaping)
+    states_VH = target.states(torch.arange(target.vocabulary), (-1,))
+    torch.testing.assert_close(Projection.of(target.model).logits(states_VH), table.logits_VV)
+    toy = Toy(kind, target, drafts)
+    found = enumerate_decoding(
+        target,
+        toy.proposer,
+        rule=None,
+        sequences=20_000,
+        warper=Warper(0.7),
+        seed=1,
+        level=2.5e-4,
+        length=toy.kind.length,
+        prompt=toy.kind.prompt,
+    )
+    assert found.p_value > 1e-3
