@@ -208,7 +208,7 @@ def _by_server(request: GenerateRequest, recipe: Recipe, server: ServerRequest) 
     return _Way(
         tokenizer,
         identity,
-        # a server masks sliding windows itself, which bound our decoder alone
+        # what bounds our decoder alone, as frequencies that change with the length, a server does itself
         int(getattr(config, "max_position_embeddings", 2**31)),
         {"answered_by": "server", "model": server.model},
         {"server": server.public_url},

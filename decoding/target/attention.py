@@ -69,11 +69,17 @@ def own_attention(
 
 def use_grouped_attention(model: PreTrainedModel) -> None:
     """Let a loaded model decode under tree masks: grouped, or by its own function without SDPA."""
-    only_own = model._supports_attention_backend and not model._supports_sdpa
-    # an implementation that was chosen explicitly (eager despite SDPA, flash) is kept
     if model.config._attn_implementation == "sdpa":
         model.set_attn_implementation(NAME)
-    elif model.config._attn_implementation == "eager" and only_own:
+    else:
+        use_own_attention(model)
+
+
+def use_own_attention(model: PreTrainedModel) -> None:
+    """Let a model that SDPA cannot compute read boolean masks, as training has them too; others stay as they are."""
+    only_own = model._supports_attention_backend and not model._supports_sdpa
+    # an implementation that was chosen explicitly (eager despite SDPA, flash) is kept
+    if model.config._attn_implementation == "eager" and only_own:
         model.set_attn_implementation(OWN)
 
 

@@ -1,7 +1,7 @@
 """A causal LM as the decoder calls it: tokens of a tree in, logits of every node out.
 
-Any causal LM of `transformers` with full attention, or with a sliding window while the text is no
-longer than the window. Others are refused by name. Read next: `loading.py`, which loads one; `engine.py`.
+Any causal LM of `transformers` with full attention, with a sliding window or in chunks; others are refused by
+name. Read next: `windows.py`; `loading.py`, which loads one; `engine.py`.
 
 Shapes: B rows, N nodes, F numbers of the features, V rows of the output projection, S prompt
 tokens, T slots in view.
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import RequestError
-from ..tree.tree import AnyTree, tree_mask
+from ..tree.tree import AnyTree, Nodes, tree_mask
 from . import lean
 from .attention import TREE_MASKED
 from .foreign import end_ids
@@ -25,6 +25,7 @@ from .hidden_states import HiddenStates, layer_count
 from .hub import load_tokenizer
 from .kv_cache import KVCache
 from .stacked import Stack, can_stack
+from .windows import Masks, Windows, unknown_kinds, unsized_kind
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -57,9 +58,12 @@ class Backbone:
 
     @cached_property
     def _is_lean(self) -> bool:
-        # the lean forward runs some calls without a mask, which a sliding layer needs
-        config = self.model.config.get_text_config(decoder=True)
-        return lean.fits(self.model) and _sliding_window(config) is None
+        # the lean forward runs some calls without a mask, which a layer with a window needs
+        return lean.fits(self.model) and self._windows is None
+
+    @cached_property
+    def _windows(self) -> Windows | None:
+        return Windows.of(self.model.config.get_text_config(decoder=True))
 
     @property
     def _stack(self) -> Stack | None:
@@ -130,7 +134,7 @@ class Backbone:
             tokens_1S = torch.tensor([list(prompt)], device=self.device)
             slots = kv_cache.aim_at_row(row, len(prompt))
             positions = torch.arange(slots, device=self.device)[None]
-            # without a mask and from an empty row, `transformers` attends causally
+            # without a mask and from an empty row, `transformers` attends causally, and through each layer's window
             seen = self._run(tokens_1S, None, positions, kv_cache, keep=1, layers=layers)
             last.append(seen.logits_BNV[:, -1])
             if features is not None and seen.features_BNF is not None:
@@ -156,14 +160,16 @@ class Backbone:
         """`forward`, and the hidden states of `layers` (`hidden_states.py`) at every node."""
         slots = kv_cache.aim(lengths_B, len(tree))
         nodes = tree.on(lengths_B.device)
-        mask = tree_mask(nodes, lengths_B, slots, ragged=kv_cache.ragged)
+        mask: Masks | None = tree_mask(nodes, lengths_B, slots, ragged=kv_cache.ragged)
         positions_BN = lengths_B[:, None] + nodes.depths_BN
+        if self._windows is not None and slots > self._windows.shortest:
+            mask = _windowed(self._windows, mask, nodes, lengths_B, slots)
         return self._run(tokens_BN, mask, positions_BN, kv_cache, keep=keep, layers=layers)
 
     def _run(
         self,
         tokens: Tensor,
-        mask: Tensor | None,
+        mask: Masks | None,
         positions: Tensor,
         kv_cache: KVCache,
         *,
@@ -171,7 +177,7 @@ class Backbone:
         layers: Sequence[int] = (),
     ) -> Seen:
         states = HiddenStates(layers, self._layer_count)
-        if self._is_lean and self.device.type == "cpu":
+        if self._is_lean and self.device.type == "cpu" and not isinstance(mask, dict):
             logits_BNV = lean.lean_forward(
                 self.model, tokens, mask, positions, kv_cache, keep=keep, states=states, stack=self._stack
             )
@@ -188,13 +194,25 @@ class Backbone:
         return Seen(out.logits, states.side_by_side)
 
 
+def _windowed(windows: Windows, mask: Tensor | None, nodes: Nodes, lengths_B: Tensor, slots: int) -> Masks:
+    """A tree's mask as layers with windows see it: nodes stand at their depth behind the text, not at their slot."""
+    N = nodes.depths_BN.shape[1]
+    if mask is None:
+        mask = torch.ones(1, 1, N, slots, dtype=torch.bool, device=lengths_B.device)
+    slot_T = torch.arange(slots, device=lengths_B.device)
+    offset_BT = slot_T - lengths_B[:, None]
+    depths_BN = nodes.depths_BN.expand(len(lengths_B), -1)
+    inside_BT = lengths_B[:, None] + depths_BN.gather(1, offset_BT.clamp(0, N - 1))
+    key_BT = torch.where(offset_BT < 0, slot_T, inside_BT)
+    return windows.masks(mask, lengths_B[:, None] + depths_BN, key_BT)
+
+
 def context_limits(config: Any) -> list[tuple[int, str]]:
     """Limits on a sequence's length, each with its reason if it is not the model's own length."""
     limits = [(int(getattr(config, "max_position_embeddings", 2**31)), "")]
-    window = _sliding_window(config)
-    if window is not None:
-        # all layers get the same tree mask: exact while no token has left the window
-        limits.append((window, ", the sliding window of its attention"))
+    if getattr(config, "attn_temperature_tuning", False) and hasattr(config, "floor_scale"):
+        # Llama 4 counts a token's place in the KV cache there, which in a tree or a packed row is not its position
+        limits.append((int(config.floor_scale) - 1, ", after which the temperature of its attention changes"))
     rope = getattr(config, "rope_parameters", None) or {}
     for each in (rope, *(one for one in rope.values() if isinstance(one, dict))):
         if each.get("rope_type") == "longrope":
@@ -202,14 +220,6 @@ def context_limits(config: Any) -> list[tuple[int, str]]:
             length = int(each["original_max_position_embeddings"])
             limits.append((length, ", after which its rotary frequencies change"))
     return limits
-
-
-def _sliding_window(config: Any) -> int | None:
-    """How many tokens a sliding layer sees, itself included; None if no layer slides."""
-    # a class without layer types of its own, as Mistral's, slides in all layers whatever they say
-    types = config.layer_types if hasattr(type(config), "layer_types") else None
-    sliding = "sliding_attention" in types if types else getattr(config, "use_sliding_window", True)
-    return getattr(config, "sliding_window", None) if sliding else None
 
 
 def check_token_ids(target: Backbone, highest: int, where: str) -> None:
@@ -230,17 +240,17 @@ def check_rollback(model: nn.Module) -> None:
     name = f"{type(model).__name__} ({config.model_type})"
     encodes = getattr(config, "is_encoder_decoder", False)
     config = config.get_text_config(decoder=True)
-    types = set(getattr(config, "layer_types", None) or [])
-    odd = sorted(types - {"full_attention", "sliding_attention"})
+    odd = unknown_kinds(config)
     if odd:
         raise RequestError(
             f"{name} has layers of type {', '.join(odd)}, whose state cannot be rolled back after "
-            "a rejection; expected attention, full or through a sliding window, in every layer"
+            "a rejection; expected attention, full, through a sliding window or in chunks, in every layer"
         )
     if encodes or getattr(model, "_is_stateful", False):
         raise RequestError(f"{name} keeps a recurrent or encoder state; expected a causal LM")
-    if "sliding_attention" in types and _sliding_window(config) is None:
-        raise RequestError(f"{name} has sliding layers, but its config names no sliding_window")
+    unsized = unsized_kind(config)
+    if unsized is not None:
+        raise RequestError(f"{name} has {unsized}")
     if any(_sees_ahead(module) for module in model.modules()):
         raise RequestError(f"{name} attends to what comes later; expected a causal LM")
     if config._attn_implementation not in TREE_MASKED:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ...decoding.target.backbone import context_limits
 from ...decoding.target.hub import load_config
+from ...decoding.target.windows import Masks, Windows
 from ...drafters.folder import check_trainable_model
 from ...errors import RequestError
 from ..config import FROM_TARGET, ModelConfig
@@ -110,7 +111,7 @@ def last_states(decoder: Any, batch: Batch) -> Tensor:
     )
     return decoder(
         input_ids=batch["input_ids"],
-        attention_mask=document_mask(batch["documents"]),
+        attention_mask=row_masks(decoder.config, batch["documents"], batch["positions"]),
         position_ids=batch["positions"],
         use_cache=False,
     ).last_hidden_state
@@ -118,9 +119,6 @@ def last_states(decoder: Any, batch: Batch) -> Tensor:
 
 def check_row_length(config: Any, tokens: int, whose: str, *, named: str = "--data.sequence_length") -> None:
     """Raise RequestError for rows that are longer than a model's context.
-
-    Training is exact only while rows are no longer than every layer's sliding window: one mask
-    serves all layers.
 
     Args:
         config: the model's.
@@ -154,6 +152,20 @@ def document_mask(documents_RS: Tensor) -> Tensor:
     causal_SS = torch.ones(S, S, dtype=torch.bool, device=documents_RS.device).tril()
     # padding is document -1: it attends to padding only, and no row of the mask is empty
     return (same_RSS & causal_SS)[:, None]
+
+
+def row_masks(config: Any, documents_RS: Tensor, positions_RS: Tensor) -> Masks:
+    """`document_mask`, as each kind of layer of a model sees it: through its window, if it has one.
+
+    Args:
+        config: the model's.
+        positions_RS: of every token in its document.
+    """
+    mask = document_mask(documents_RS)
+    windows = Windows.of(config.get_text_config(decoder=True))
+    if windows is None or documents_RS.shape[1] <= windows.shortest:
+        return mask
+    return windows.masks(mask, positions_RS, positions_RS)
 
 
 def labelled(hidden_RSH: Tensor, batch: Batch) -> Labelled:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ...data.rows.packed import PackedRows
+from ...decoding.target.attention import use_own_attention
 from ...decoding.target.backbone import Backbone
 from ...decoding.target.hub import is_here, load_config, load_sizes, load_tokenizer, skeleton
 from ...decoding.target.loading import load_model
@@ -117,6 +118,7 @@ def given_model(model: ModelConfig) -> PreTrainedModel:
     else:
         given = load_model(path)
         check_finite(given, Path(path))
+    use_own_attention(given)
     check_logits(given, f"model.start_from {path!r}")
     return given
 

@@ -21,7 +21,7 @@ from ...data.features.engine import Engine, States
 from ...decoding.target.hidden_states import last_norm
 from ...drafters.projection import Projection
 from ...errors import RequestError
-from ..loop.objective import document_mask
+from ..loop.objective import row_masks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -85,6 +85,7 @@ def _first_states(cut: PreTrainedModel, norm: nn.Module, ids: Sequence[int]) -> 
     """The states 0 to that behind the last layer that is here, in front of the norm, [N, T, H]."""
     decoder: Any = cut.get_decoder()
     ids_1T = torch.tensor([list(ids)], device=cut.device)
+    positions_1T = torch.arange(len(ids), device=cut.device)[None]
     states: list[Tensor] = []
     blocks = next(each for each in decoder.children() if isinstance(each, nn.ModuleList))
 
@@ -96,8 +97,8 @@ def _first_states(cut: PreTrainedModel, norm: nn.Module, ids: Sequence[int]) -> 
         with torch.autocast(cut.device.type, enabled=False):
             decoder(
                 input_ids=ids_1T,
-                attention_mask=document_mask(torch.zeros_like(ids_1T)),
-                position_ids=torch.arange(len(ids), device=cut.device)[None],
+                attention_mask=row_masks(cut.config, torch.zeros_like(ids_1T), positions_1T),
+                position_ids=positions_1T,
                 use_cache=False,
             )
     finally:

@@ -1,7 +1,7 @@
 """Families of `transformers`: what the decoder computes equals the model's own forward, or is refused.
 
 Each family is tiny and random, beside an untouched copy that runs as `transformers` ships it. Sliding
-windows are longer than the requests, but for the tests that are about them.
+windows and chunks are longer than the requests, but for the tests that are about them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ import torch
 from conftest import VOCABULARY, make_drafter
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
+from draftsmith.decoding.target import backbone
 from draftsmith.decoding.target.attention import NAME, OWN, use_grouped_attention
-from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.decoding.target.backbone import Backbone, _windowed
 from draftsmith.decoding.target.kv_cache import KVCache
 from draftsmith.decoding.target.loading import load_target
 from draftsmith.decoding.target.stacked import can_stack
+from draftsmith.decoding.target.windows import Window, Windows
 from draftsmith.decoding.tree.tree import Tree, chain
 from draftsmith.errors import RequestError
 from random_models import GROUPED, SIZES, random_model
@@ -72,6 +74,12 @@ SLIDING: dict[str, dict[str, Any]] = {
     "gemma3_text": FAMILIES["gemma3_text"],
     "gpt_oss": FAMILIES["gpt_oss"],
     "phi3": FAMILIES["phi3"],
+    "qwen3": GROUPED | MIXED | {"use_sliding_window": True},
+    "mixtral": FAMILIES["mixtral"],
+    "cohere2": GROUPED | MIXED | {"logit_scale": 0.5},
+    "llama4_text": GROUPED
+    | {"layer_types": ["chunked_attention", "full_attention"], "no_rope_layers": [1, 0], "intermediate_size_mlp": 64}
+    | {"num_local_experts": 4, "num_experts_per_tok": 1, "interleave_moe_layer_step": 2, "attention_chunk_size": 13},
 }
 WINDOW = 13
 
@@ -94,7 +102,8 @@ def pair(family: str) -> tuple[Backbone, PreTrainedModel]:
 
 @lru_cache
 def windowed(family: str) -> tuple[Backbone, PreTrainedModel]:
-    model = random_model(family, **SLIDING[family] | {"sliding_window": WINDOW})
+    window = {} if family == "llama4_text" else {"sliding_window": WINDOW}
+    model = random_model(family, **SLIDING[family] | window)
     return ready(model), model
 
 
@@ -112,13 +121,18 @@ def verified(target: Backbone, *, static: bool = False) -> tuple[KVCache, Tensor
     return kv_cache, tokens_BN, target.forward(tokens_BN, lengths_B, TREE, kv_cache)
 
 
-def text_to(node: int, tokens_BN: Tensor, row: int) -> list[int]:
-    """Prompt and path of a node, itself included."""
+def path_to(node: int, tokens_N: Tensor) -> list[int]:
+    """Path of a node, itself included."""
     path: list[int] = []
     while node >= 0:
-        path.insert(0, int(tokens_BN[row, node]))
+        path.insert(0, int(tokens_N[node]))
         node = TREE.parents[node]
-    return PROMPTS[row] + path
+    return path
+
+
+def text_to(node: int, tokens_BN: Tensor, row: int) -> list[int]:
+    """Prompt and path of a node, itself included."""
+    return PROMPTS[row] + path_to(node, tokens_BN[row])
 
 
 def paths_forward(model: PreTrainedModel, tokens_BN: Tensor) -> Tensor:
@@ -208,63 +222,107 @@ def test_half_precision_differs_by_rounding_alone(family: str, dtype: torch.dtyp
         assert (logits_BNV - wanted_BNV).abs().max() <= 4 * rounding
 
 
-# sliding windows
+# sliding windows and chunks
 
 
-@pytest.mark.parametrize("family", SLIDING)
-def test_requests_up_to_the_window_are_those_of_transformers(family: str) -> None:
-    target, model = windowed(family)
-    assert target.context == WINDOW
-    prompt = PROMPTS[0]
-    own = own_text(model, prompt, WINDOW - len(prompt))
-    base = autoregressive(target, [prompt], warper=GREEDY, max_new_tokens=WINDOW - len(prompt))
-    assert base.tokens == [own]
-    drafter = make_drafter(target, noise=0.03, draft_length=2)
-    drafted = generate(target, drafter, [prompt], warper=GREEDY, max_new_tokens=len(own) - 2)
-    assert drafted.tokens == [own[:-2]]
+LONG = [[(7 * n * n + 3) % VOCABULARY for n in range(2 * WINDOW + 5)], PROMPTS[0]]
+"""A prompt that has left the window already, and one that leaves it while it is answered."""
 
 
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("family", SLIDING)
-@torch.inference_mode()
-def test_a_tree_that_ends_at_the_window_is_exact(family: str, static: bool) -> None:
+def test_greedy_text_of_four_windows_is_that_of_transformers(family: str, static: bool) -> None:
     target, model = windowed(family)
-    assert len(PROMPTS[1]) + TREE.depth + 1 == WINDOW
-    _, tokens_BN, logits_BNV = verified(target, static=static)
-    torch.testing.assert_close(logits_BNV, paths_forward(model, tokens_BN), **CLOSE)
+    assert target.context == 128
+    new = 4 * WINDOW - len(LONG[0])
+    own = [own_text(model, prompt, new) for prompt in LONG]
+    assert autoregressive(target, LONG, warper=GREEDY, max_new_tokens=new).tokens == own
+    done = generate(target, make_drafter(target, noise=0.03), LONG, warper=GREEDY, max_new_tokens=new, static=static)
+    assert done.tokens == own
+    assert {"draft", "correction"} <= set(sum(done.origin, []))
+
+
+@pytest.mark.parametrize("length", [WINDOW - 3, WINDOW - 1, WINDOW, 2 * WINDOW - 2, 4 * WINDOW])
+@pytest.mark.parametrize("family", SLIDING)
+@torch.inference_mode()
+def test_every_node_of_a_tree_behind_the_window_equals_its_path(family: str, length: int) -> None:
+    """Rows of two lengths, one and the same, and all slots in view; then what is kept of the tree, and a chain."""
+    target, model = windowed(family)
+    texts = [[(5 * n * n + n + 1) % VOCABULARY for n in range(length)], [4, 5, 60, 7]]
+    g = torch.Generator().manual_seed(1)
+    tokens_BN = torch.randint(0, VOCABULARY, (2, len(TREE)), generator=g)
+    for rows, static in (([0, 1], False), ([0], False), ([0, 0], False), ([0, 1], True)):
+        kv_cache = KVCache(len(rows), 80, static=static)
+        target.prefill([texts[row] for row in rows], kv_cache)
+        lengths_B = torch.tensor([len(texts[row]) for row in rows])
+        found_BNV = target.forward(tokens_BN[: len(rows)], lengths_B, TREE, kv_cache)
+        for at, row in enumerate(rows):
+            for node in range(len(TREE)):
+                wanted_V = last_logits(model, texts[row] + path_to(node, tokens_BN[at]))
+                torch.testing.assert_close(found_BNV[at, node], wanted_V, **CLOSE)
+        kv_cache.commit(lengths_B, torch.tensor([PATH] * len(rows)))
+        lengths_B = lengths_B + 1 + len(PATH)
+        next_BN = torch.tensor([[17, 5]] * len(rows))
+        chain_BNV = target.forward(next_BN, lengths_B, chain(1), kv_cache)
+        for at, row in enumerate(rows):
+            text = [*texts[row], *path_to(PATH[-1], tokens_BN[at]), 17, 5]
+            wanted_NV = model(torch.tensor([text])).logits[0, -2:]
+            torch.testing.assert_close(chain_BNV[at], wanted_NV, **CLOSE)
 
 
 @pytest.mark.parametrize("family", SLIDING)
-def test_requests_beyond_the_window_are_refused(family: str) -> None:
-    target, _ = windowed(family)
-    assert target.context_reason == ", the sliding window of its attention"
-    message = rf"need {WINDOW + 1} positions; the target random has {WINDOW}(, the sliding window)?"
-    with pytest.raises(RequestError, match=message):
-        autoregressive(target, PROMPTS, warper=GREEDY, max_new_tokens=WINDOW + 1 - len(PROMPTS[1]))
-
-
-@pytest.mark.parametrize("family", SLIDING)
 @torch.inference_mode()
-def test_why_the_window_is_the_limit(family: str) -> None:
-    """Without a mask `transformers` lets sliding layers forget; with a tree's mask it does not."""
+def test_one_token_of_one_row_behind_the_window(family: str) -> None:
+    """The only call that needs no mask where every layer sees everything."""
     target, model = windowed(family)
-    text = [(7 * n) % VOCABULARY for n in range(WINDOW + 6)]
-    kv_cache = KVCache(2, 40)
-    prefilled_BV = target.prefill([text, text[:3]], kv_cache)
-    torch.testing.assert_close(prefilled_BV[0], last_logits(model, text), **CLOSE)
-    # two rows, since one token of one row goes without a mask
-    lengths_B = torch.tensor([len(text), 3])
-    logits_BNV = target.forward(torch.tensor([[17], [17]]), lengths_B, chain(0), kv_cache)
-    assert (logits_BNV[0, 0] - last_logits(model, [*text, 17])).abs().max() > 1e-3
-    torch.testing.assert_close(logits_BNV[1, 0], last_logits(model, [*text[:3], 17]), **CLOSE)
+    kv_cache = KVCache(1, 60)
+    target.prefill(LONG[:1], kv_cache)
+    found = target.forward(torch.tensor([[17]]), torch.tensor([len(LONG[0])]), chain(0), kv_cache)
+    torch.testing.assert_close(found[0, 0], last_logits(model, [*LONG[0], 17]), **CLOSE)
 
 
-def test_a_window_that_no_layer_uses_is_no_limit() -> None:
+def slot_for_depth(windows: Windows, mask: Tensor | None, nodes: Any, lengths_B: Tensor, slots: int) -> Any:
+    """Siblings counted as if they stood one behind the other."""
+    key_BT = torch.arange(slots).expand(len(lengths_B), -1)
+    query_BN = lengths_B[:, None] + torch.arange(nodes.depths_BN.shape[1])
+    return windows.masks(torch.as_tensor(mask), query_BN, key_BT)
+
+
+BUGS = {
+    "no window": lambda _windows, mask, *_: mask,
+    "slots for depths": slot_for_depth,
+    "a token too many": lambda windows, *given: _windowed(longer(windows), *given),
+}
+
+
+def longer(windows: Windows) -> Windows:
+    """Every window one token longer."""
+    kinds = {kind: window and window._replace(size=window.size + 1) for kind, window in windows.kinds.items()}
+    return Windows(kinds, windows.by_kind)
+
+
+@pytest.mark.parametrize("bug", BUGS)
+@pytest.mark.parametrize("family", ["mistral", "gemma3_text", "llama4_text"])
+def test_a_wrong_window_is_seen(family: str, bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backbone, "_windowed", BUGS[bug])
+    with pytest.raises(AssertionError, match="not close"):
+        test_every_node_of_a_tree_behind_the_window_equals_its_path(family, 2 * WINDOW - 2)
+
+
+def test_a_window_that_no_layer_uses() -> None:
     unused = GROUPED | {"use_sliding_window": True, "max_window_layers": 2, "sliding_window": 13}
-    assert ready(random_model("qwen2", **unused)).context == 128
+    assert Windows.of(AutoConfig.for_model("qwen2", **SIZES | unused)) is None
     # Mistral's class slides in every layer, whatever layer types its config carries
     listed = GROUPED | {"sliding_window": 13, "layer_types": ["full_attention"] * 2}
-    assert ready(random_model("mistral", **listed)).context == 13
+    windows = Windows.of(AutoConfig.for_model("mistral", **SIZES | listed))
+    assert windows == Windows({"sliding_attention": Window(13)}, by_kind=False)
+
+
+def test_where_llama_4_counts_slots_for_positions_is_the_limit() -> None:
+    settings = SLIDING["llama4_text"] | {"floor_scale": 40}
+    target = ready(random_model("llama4_text", **settings))
+    assert (target.context, target.context_reason[:40]) == (39, ", after which the temperature of its att")
+    assert ready(random_model("llama4_text", **settings, attn_temperature_tuning=False)).context == 128
 
 
 def test_the_window_of_a_nested_text_config_is_found() -> None:
@@ -283,10 +341,10 @@ def test_the_window_of_a_nested_text_config_is_found() -> None:
     config = AutoConfig.for_model("gemma3", text_config=words, vision_config=sight, mm_tokens_per_image=4, **marks)
     model = AutoModelForCausalLM.from_config(config).eval()
     target = ready(model)
-    assert target.context == WINDOW
-    with torch.inference_mode():
-        _, tokens_BN, logits_BNV = verified(target)
-        torch.testing.assert_close(logits_BNV, paths_forward(model, tokens_BN), **CLOSE)
+    new = 2 * WINDOW
+    assert autoregressive(target, LONG, warper=GREEDY, max_new_tokens=new).tokens == [
+        own_text(model, prompt, new) for prompt in LONG
+    ]
 
 
 def test_rotary_frequencies_that_change_with_the_length_set_a_limit() -> None:
@@ -365,7 +423,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "qwen3_next": ({"num_experts": 2} | EXPERTS, "Qwen3Next.*linear_attention"),
     "recurrent_gemma": ({}, "RecurrentGemma.*linear_attention|RecurrentGemma.*recurrent"),
     "lfm2": ({"layer_types": ["conv", "full_attention"]}, "Lfm2.*layers of type conv"),
-    "llama4_text": ({"num_local_experts": 2}, "Llama4.*chunked_attention"),
     # no attention interface, so a mask would be added as 0 and 1, or positions be ignored
     "gptj": ({"rotary_dim": 4}, "GPTJ.*'eager', which does not read the mask of a tree"),
     "mpt": ({"d_model": 16, "n_heads": 2, "n_layers": 1}, "Mpt.*'eager'"),

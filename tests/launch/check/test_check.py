@@ -153,9 +153,9 @@ def test_a_draft_to_go_on_from(tmp_path: Path, rows: Path, chat_tokenizer_folder
 def test_a_target_whose_state_cannot_go_back(tmp_path: Path, rows: Path) -> None:
     odd = Path(shutil.copytree(embedded_target(), tmp_path / "odd"))
     config = json.loads((odd / "config.json").read_text())
-    config["layer_types"][-1] = "chunked_attention"
+    config["layer_types"][-1] = "linear_attention"
     (odd / "config.json").write_text(json.dumps(config | {"sliding_window": 64}))
-    with pytest.raises(RequestError, match="layers of type chunked_attention"):
+    with pytest.raises(RequestError, match="layers of type linear_attention"):
         run("distill-tiny", tmp_path / "out", data__source=str(rows), target__path=str(odd))
 
 

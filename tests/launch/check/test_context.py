@@ -25,7 +25,7 @@ from draftsmith.trainers.student.draft import draft_model
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 WINDOW = 16
-SLIDES = f"{WINDOW} tokens, the sliding window of its attention"
+SHORT_ONE = f"{WINDOW} tokens"
 SIZES = {
     "vocab_size": 4096,
     "hidden_size": 32,
@@ -47,19 +47,34 @@ SIGHT = {
 }
 
 
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0] * 4,
+    "long_factor": [3.0] * 4,
+    "rope_theta": 1e4,
+    "factor": 8.0,
+}
+
+
 def gemma3() -> PretrainedConfig:
     """As Gemma 3 is from 4B on: its sizes are one level down."""
     marks = {"boi_token_index": 1, "eoi_token_index": 2, "image_token_index": 3}
-    words = SIZES | {"sliding_window": WINDOW}
+    words = SIZES | {"max_position_embeddings": WINDOW, "sliding_window": 5}
     return AutoConfig.for_model("gemma3", text_config=words, vision_config=SIGHT, **marks)
 
 
 CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
-    "mistral": lambda: AutoConfig.for_model("mistral", **SIZES, sliding_window=WINDOW),
+    "mistral": lambda: AutoConfig.for_model(
+        "mistral", **SIZES | {"max_position_embeddings": WINDOW, "sliding_window": 5}
+    ),
+    "phi3": lambda: AutoConfig.for_model(
+        "phi3", **SIZES, rope_parameters=LONGROPE, original_max_position_embeddings=WINDOW
+    ),
     "gemma3": gemma3,
     "gpt2": lambda: AutoConfig.for_model("gpt2", vocab_size=4096, n_embd=32, n_head=4, n_layer=2, n_positions=128),
 }
-LIMITS = {"mistral": SLIDES, "gemma3": SLIDES, "gpt2": "128 tokens"}
+CHANGES = f"{WINDOW} tokens, after which its rotary frequencies change"
+LIMITS = {"mistral": SHORT_ONE, "gemma3": SHORT_ONE, "phi3": CHANGES, "gpt2": "128 tokens"}
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +103,7 @@ def on_the_data_s_rows(method: str) -> bool:
 
 
 METHODS = [method for method in methods.METHODS if on_the_data_s_rows(method)]
-FAMILIES = [("mistral", method) for method in METHODS] + [("gemma3", "eagle"), ("gpt2", "distill")]
+FAMILIES = [("mistral", method) for method in METHODS] + [("gemma3", "eagle"), ("phi3", "eagle"), ("gpt2", "distill")]
 
 
 @pytest.mark.parametrize(("family", "method"), FAMILIES)
@@ -112,14 +127,14 @@ def test_rows_of_boost(place: Path) -> None:
     with pytest.raises(RequestError, match=printed):
         check_target(recipe, Models(recipe))
     recipe = recipe_of("boost", **flags, boost__continuation=8)
-    assert f"context {SLIDES.replace(' tokens', '')}" in check_target(recipe, Models(recipe))
+    assert f"context {WINDOW}" in check_target(recipe, Models(recipe))
 
 
 @pytest.mark.parametrize("method", ["target", "distill"])
 def test_a_model_to_go_on_from(method: str, place: Path, tmp_path: Path) -> None:
     path = str(place / "mistral")
     recipe = recipe_of(method, model__start_from=path)
-    printed = f"the context of model.start_from '{path}' is {SLIDES}"
+    printed = f"the context of model.start_from '{path}' is {SHORT_ONE}"
     with pytest.raises(RequestError, match=printed):
         check_model(recipe, Models(recipe))
     with pytest.raises(RequestError, match=printed):  # before rows are read
@@ -163,7 +178,7 @@ def test_sizes_one_level_down(method: str, place: Path) -> None:
         flags |= {"boost__prompt_tokens": 8, "boost__continuation": 8, "boost__start_from": "[]"}
     recipe = recipe_of(method, **flags)
     models = Models(recipe)
-    assert f"vocabulary 4,096, context {WINDOW}, the sliding" in check_target(recipe, models)
+    assert f"vocabulary 4,096, context {WINDOW}" in check_target(recipe, models)
     assert "M parameters" in check_model(recipe, models)
     assert "the longest has 6 tokens" in _prompts(recipe, models)
 
@@ -182,7 +197,7 @@ def test_prompts_beyond_the_context(method: str, change: dict[str, int], place: 
     """Training learns of it before rows are read, not at its first probe."""
     flags = {"target__path": place / "mistral", "eval__prompts": place / "prompts.jsonl"}
     recipe = recipe_of(method, **flags, **short(method, **change))
-    printed = f"do not fit the target's context of {SLIDES}; lower --eval.prompt_tokens"
+    printed = f"do not fit the target's context of {SHORT_ONE}; lower --eval.prompt_tokens"
     with pytest.raises(RequestError, match=printed):
         _prompts(recipe, Models(recipe))
     changed = {name: str(value) for name, value in (flags | short(method, **change)).items()}
@@ -225,10 +240,9 @@ def test_a_draft_for_sizes_one_level_down(place: Path) -> None:
     assert (made.config.hidden_size, made.config.vocab_size) == (16, 4096)
 
 
-@pytest.mark.parametrize("family", ["mistral", "gemma3"])
-def test_a_server_is_not_bound_by_our_window(family: str, place: Path, tmp_path: Path) -> None:
+def test_a_server_is_not_bound_by_what_bounds_our_decoder(place: Path, tmp_path: Path) -> None:
     request = generate.GenerateRequest(
-        source="none", target=str(place / family), out=tmp_path, server="http://localhost:1", model="it"
+        source="none", target=str(place / "phi3"), out=tmp_path, server="http://localhost:1", model="it"
     )
     server = generate._server_request(request)
     assert server is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import multiprocessing
 import os
@@ -22,6 +23,7 @@ from draftsmith.data.config import DataConfig
 from draftsmith.data.features.store import FeatureStore
 from draftsmith.data.rows.cache import Prepared
 from draftsmith.data.rows.packed import Document, PackedRows, pack
+from draftsmith.decoding.target.attention import use_own_attention
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.decoding.target.hidden_states import LAST
 from draftsmith.errors import DataError, RequestError, Stopped
@@ -117,14 +119,47 @@ def test_states_are_those_of_transformers(family: str, rows: Prepared) -> None:
     assert not any(module._forward_pre_hooks for module in decoder.modules())
 
 
+WINDOWED: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": 8},
+    "gemma2": {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
+    "gemma3_text": {"sliding_window": 8, "layer_types": ["full_attention", "sliding_attention"]},
+    "gpt_oss": {"sliding_window": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "llama4_text": {"attention_chunk_size": 8, "num_local_experts": 2, "intermediate_size_mlp": 64}
+    | {"layer_types": ["chunked_attention", "full_attention"], "no_rope_layers": [1, 0]},
+}
+
+
+@pytest.mark.parametrize("family", WINDOWED)
+@torch.no_grad()
+def test_packed_rows_of_four_windows(family: str) -> None:
+    """Every document has the states that `transformers` gives it alone, whatever its windows have left behind."""
+    model = random_model(family, num_key_value_heads=2, head_dim=8, **WINDOWED[family])
+    masked = copy.deepcopy(model)
+    use_own_attention(masked)
+    lengths = [33, 5, 17, 9]
+    ids = (7 * torch.arange(sum(lengths))[None] ** 2 + 3) % VOCABULARY
+    documents = torch.cat([torch.full((length,), n) for n, length in zip([0, 1, 2, -1], lengths, strict=True)])[None]
+    positions = torch.cat([torch.arange(length) for length in lengths])[None]
+    batch = {"input_ids": ids, "documents": documents, "positions": positions}
+    found = states_of(masked.get_decoder(), batch, (0, 1, 2))
+    torch.testing.assert_close(hidden_states(masked, batch), found[2])
+    for part in (slice(0, 33), slice(33, 38), slice(38, 55)):
+        whole = model(ids[:, part], output_hidden_states=True).hidden_states
+        alone = tuple(states[:, part] for states in found)
+        torch.testing.assert_close(alone, tuple(whole), rtol=1e-4, atol=1e-4)
+
+
+def test_one_mask_for_all_layers_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "draftsmith.trainers.loop.objective.row_masks", lambda _config, documents, _positions: document_mask(documents)
+    )
+    for family in WINDOWED:
+        with pytest.raises(AssertionError, match="not close"):
+            test_packed_rows_of_four_windows(family)
+
+
 @pytest.mark.parametrize(
-    ("family", "settings"),
-    [
-        ("mistral", {"sliding_window": 8}),
-        ("gemma3_text", {"sliding_window": 8, "head_dim": 8}),
-        ("qwen3", {"max_position_embeddings": 8}),
-        ("gpt2", {"max_position_embeddings": 8}),
-    ],
+    ("family", "settings"), [("qwen3", {"max_position_embeddings": 8}), ("gpt2", {"max_position_embeddings": 8})]
 )
 def test_rows_beyond_the_context_are_refused(family: str, settings: dict) -> None:
     """Up to it a mask for all layers alike gives what `transformers` does without one."""

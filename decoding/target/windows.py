@@ -1,0 +1,103 @@
+"""How far the layers of a model see: all of the text, its last tokens, or those of their own chunk.
+
+A mask says which tokens are a node's past, or of its document. A layer with a window looks at the near ones of them
+alone: the last W (Mistral, Gemma, gpt-oss), or those of the same chunk of C positions (Llama 4). Kinds of layers are
+counted by `layer_types`, and a model that has them takes a mask for each kind. Read next: `backbone.py`, which
+decodes; `trainers/loop/objective.py`, which trains.
+
+Shapes: B rows, N tokens that look, T tokens that are looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
+_SIZES = {SLIDING: "sliding_window", CHUNKED: "attention_chunk_size"}
+"""Kinds of layers with a window, and the entry of a config that says how long it is."""
+
+Masks = Tensor | dict[str, Tensor]
+"""What a decoder takes as `attention_mask`: one mask for all of its layers, or one for each kind of them."""
+
+
+class Window(NamedTuple):
+    """The tokens that a layer looks at of those that it may see."""
+
+    size: int
+    in_chunks: bool = False
+    """Positions of the same chunk, not the last ones."""
+
+    def near(self, query_BN: Tensor, key_BT: Tensor) -> Tensor:
+        """bool [B, 1, N, T], by positions in the text; what comes later is left to the mask."""
+        query_BN1, key_B1T = query_BN[:, :, None], key_BT[:, None]
+        if self.in_chunks:
+            return (query_BN1 // self.size == key_B1T // self.size)[:, None]
+        return (query_BN1 - key_B1T < self.size)[:, None]
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The windows of a model's layers.
+
+    Attributes:
+        kinds: kind of layer -> its window, None where it sees everything.
+        by_kind: whether the decoder takes a mask for each kind; else all layers are of one.
+    """
+
+    kinds: Mapping[str, Window | None]
+    by_kind: bool
+
+    @classmethod
+    def of(cls, config: Any) -> Windows | None:
+        """Those of a text model's config; None where every layer sees all of the text."""
+        types = _types(config)
+        kinds = {kind: _window(config, kind) for kind in (types or [SLIDING])}
+        if types is None and not getattr(config, "use_sliding_window", True):
+            return None
+        return cls(kinds, types is not None) if any(kinds.values()) else None
+
+    @property
+    def shortest(self) -> int:
+        """Tokens of a text up to which every layer sees all of it."""
+        return min(window.size for window in self.kinds.values() if window is not None)
+
+    def masks(self, mask: Tensor, query_BN: Tensor, key_BT: Tensor) -> Masks:
+        """`mask`, bool and broadcast to [B, 1, N, T], as every kind of layer sees it.
+
+        Args:
+            query_BN: int64, positions of the tokens that look.
+            key_BT: int64, positions of those that are looked at, where the mask lets them.
+        """
+        seen = {
+            kind: mask if window is None else mask & window.near(query_BN, key_BT)
+            for kind, window in self.kinds.items()
+        }
+        return seen if self.by_kind else next(iter(seen.values()))
+
+
+def unknown_kinds(config: Any) -> list[str]:
+    """Kinds of layers that keep something else than keys and values of the text."""
+    return sorted(set(getattr(config, "layer_types", None) or []) - {FULL, *_SIZES})
+
+
+def unsized_kind(config: Any) -> str | None:
+    """The first kind of layer with a window whose length the config does not name, and that entry."""
+    for kind in _types(config) or []:
+        if kind in _SIZES and _window(config, kind) is None:
+            return f"{kind} layers, but its config names no {_SIZES[kind]}"
+    return None
+
+
+def _types(config: Any) -> list[str] | None:
+    # a class without layer types of its own, as Mistral's, slides in all layers whatever they say
+    types = config.layer_types if hasattr(type(config), "layer_types") else None
+    return list(dict.fromkeys(types)) if types else None
+
+
+def _window(config: Any, kind: str) -> Window | None:
+    size = getattr(config, _SIZES[kind], None) if kind in _SIZES else None
+    return None if size is None else Window(int(size), kind == CHUNKED)
