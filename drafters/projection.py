@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..decoding.target.hidden_states import decoder_of
 from ..errors import RequestError
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ def _probe(model: Any) -> tuple[Tensor, Tensor]:
         out["last_hidden_state"] = changed_1NH
         return out
 
-    hook = model.get_decoder().register_forward_hook(spread)
+    hook = decoder_of(model).register_forward_hook(spread)
     rows = model.get_input_embeddings().weight.shape[0]
     # spread over the vocabulary, without its ends, where the special tokens are
     tokens_N = torch.linspace(0, rows - 1, _PROBED + 2, device=model.device)[1:-1].long()

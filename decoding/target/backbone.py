@@ -21,7 +21,7 @@ from ..tree.tree import AnyTree, Nodes, tree_mask
 from . import lean
 from .attention import TREE_MASKED
 from .foreign import end_ids
-from .hidden_states import HiddenStates, layer_count
+from .hidden_states import HiddenStates, decoder_of, layer_count
 from .hub import load_tokenizer
 from .kv_cache import KVCache
 from .stacked import Stack, can_stack
@@ -182,7 +182,7 @@ class Backbone:
                 self.model, tokens, mask, positions, kv_cache, keep=keep, states=states, stack=self._stack
             )
             return Seen(logits_BNV, states.side_by_side)
-        with states.taken_from(self.model.get_decoder()):
+        with states.taken_from(decoder_of(self.model)):
             out = self.model(
                 input_ids=tokens,
                 attention_mask=mask,

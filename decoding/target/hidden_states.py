@@ -87,6 +87,13 @@ class HiddenStates:
         return hook
 
 
+def decoder_of(model: Any) -> Any:
+    """The part of a causal LM of `transformers` in front of its output projection."""
+    decoder = model.get_decoder()
+    # Llama 4 hands out the whole: its decoder has another name than its class says
+    return decoder.model if decoder is model else decoder
+
+
 def layer_count(model: Any) -> int:
     """How many layers a model of `transformers`, or its decoder, has."""
     return int(model.config.get_text_config(decoder=True).num_hidden_layers)

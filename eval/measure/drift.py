@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ...data.rows.packed import PackedRows
 from ...decoding.target.backbone import Backbone
+from ...decoding.target.hidden_states import decoder_of
 from ...drafters.identity import TargetIdentity
 from ...drafters.projection import Projection
 from .metrics import Interval, ratio
@@ -91,7 +92,7 @@ def _documents(rows: PackedRows, row: int) -> Iterator[tuple[Tensor, Tensor]]:
 def _states(target: Backbone, ids_S: Tensor) -> Tensor:
     """What the output projection reads, [S, H]."""
     model: Any = target.model
-    output = model.get_decoder()(input_ids=ids_S[None].to(target.device), use_cache=False)
+    output = decoder_of(model)(input_ids=ids_S[None].to(target.device), use_cache=False)
     return output.last_hidden_state[0]
 
 

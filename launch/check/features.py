@@ -194,9 +194,11 @@ def _pace(recipe: Recipe, target: Any) -> _Pace:
     """Seconds of the target's pass per token, all processes together."""
     import torch
 
+    from ...decoding.target.hidden_states import decoder_of
+
     config = target.config.get_text_config(decoder=True)
     count = int(config.num_hidden_layers)
-    layers = parameters(target.get_decoder()) - parameters(target.get_input_embeddings())
+    layers = parameters(decoder_of(target)) - parameters(target.get_input_embeddings())
     devices, on_gpu = devices_of(recipe), _on_gpu(recipe)
     tried = min(_TRIED_LAYERS, count)
     tokens = min(recipe.row_tokens, _TRIED_TOKENS)

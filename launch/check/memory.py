@@ -96,10 +96,11 @@ def needs(recipe: Recipe, student: nn.Module, target: nn.Module | None) -> dict[
 
 def _kept_here(target: nn.Module) -> int:
     """Numbers of the part of a target that is here where an engine computes its states."""
+    from ...decoding.target.hidden_states import decoder_of
     from ...trainers.teacher.handshake import KEPT_LAYERS
 
     model: Any = target
-    layers: Any = next((each for each in model.get_decoder().children() if type(each).__name__ == "ModuleList"), [])
+    layers: Any = next((each for each in decoder_of(model).children() if type(each).__name__ == "ModuleList"), [])
     return parameters(model) - sum(parameters(each) for each in list(layers)[KEPT_LAYERS:])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,12 +21,16 @@ from draftsmith.drafters.heads.bpd import Bpd
 from draftsmith.drafters.heads.hydra import Hydra
 from draftsmith.drafters.heads.medusa import Medusa
 from draftsmith.drafters.projection import Projection, Shaping
+from draftsmith.eval.audit.audit import audit
 from draftsmith.eval.audit.enumeration import enumerate_decoding
 from draftsmith.eval.audit.toy_models.table import TableModel, tables
 from draftsmith.eval.audit.toys import Toy
-from draftsmith.trainers.config import ObjectiveConfig
+from draftsmith.eval.config import AuditConfig
+from draftsmith.trainers.config import ModelConfig, ObjectiveConfig
+from draftsmith.trainers.loop.objective import hidden_states
 from draftsmith.trainers.method_config import BpdConfig, Eagle3Config, EagleConfig, MedusaConfig
 from draftsmith.trainers.student.distillation import DraftStudent, teacher_of
+from draftsmith.trainers.student.draft import given_model
 from draftsmith.trainers.target import NextToken
 from method_objectives import build
 from random_models import GROUPED, random_model
@@ -215,6 +220,31 @@ def test_a_drafter_s_own_distribution_goes_through_all_that_the_target_does(fami
     torch.testing.assert_close(make_on_target("eagle", target)._logits(states), logits)
     heads = make_on_target("bpd", target)
     torch.testing.assert_close(heads.heads.logits(states, heads._projection), logits)
+
+
+def test_the_audit_of_a_capped_target_behind_its_window() -> None:
+    """Answers of more than three windows, tree and chain."""
+    window = {"sliding_window": 13, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+    model: Any = random_model("gemma2", spread=0.3, **FAMILIES["gemma2"] | window)
+    use_grouped_attention(model)
+    target = Backbone(model, name="own")
+    config = AuditConfig(tokens=500, sequences=20_000, temperature=1.0, batch=2, prompts=2, max_new_tokens=50)
+    for settings in ({}, {"tree": "dynamic", "top_k": 4, "nodes": 12}):
+        drafter = make_on_target("eagle", target, noise=0.02, **settings)
+        report = audit(target, drafter, [[n, n + 1, 2 * n % 61][: 1 + n % 3] for n in range(1, 20)], config)
+        assert report.verdict == "lossless", report.text()
+
+
+@torch.no_grad()
+def test_a_capped_model_that_is_trained_reads_the_mask_of_its_documents(tmp_path: Path) -> None:
+    """Its own attention adds a boolean mask as 0 and 1 where it is left as it was loaded."""
+    random_model("gemma2", spread=0.5, **FAMILIES["gemma2"]).save_pretrained(tmp_path)
+    given: Any = given_model(ModelConfig(start_from=str(tmp_path)))
+    ids, half = text()["input_ids"], S // 2
+    batch = {"input_ids": ids, "documents": torch.arange(S)[None] // half, "positions": torch.arange(S)[None] % half}
+    found = hidden_states(given, batch)
+    for part in (slice(0, half), slice(half, S)):
+        torch.testing.assert_close(found[:, part], given.get_decoder()(ids[:, part]).last_hidden_state)
 
 
 SHAPINGS = {"cap": Shaping(1.0, 4.0), "scale": Shaping(0.25), "both": Shaping(2.0, 5.0)}

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ...decoding.target.backbone import context_limits
+from ...decoding.target.hidden_states import decoder_of
 from ...decoding.target.hub import load_config
 from ...decoding.target.windows import Masks, Windows
 from ...drafters.folder import check_trainable_model
@@ -94,7 +95,7 @@ class Labelled(NamedTuple):
 
 def hidden_states(model: PreTrainedModel, batch: Batch) -> Tensor:
     """Last hidden states [R, S, H], attention kept inside each document."""
-    return last_states(model.get_decoder(), batch)
+    return last_states(decoder_of(model), batch)
 
 
 def last_states(decoder: Any, batch: Batch) -> Tensor:

@@ -26,7 +26,7 @@ from ...data.features.codec import FeatureDtype
 from ...data.features.engine import Engine, EngineRequest
 from ...data.features.store import FeatureStore
 from ...data.rows.packed import PackedRows
-from ...decoding.target.hidden_states import LAST, last_norm
+from ...decoding.target.hidden_states import LAST, decoder_of, last_norm
 from ...errors import DraftsmithError, EnvironmentFailure, RequestError
 from ...storage import check_identity_file, write_text
 from ..config import FeaturesConfig
@@ -87,7 +87,7 @@ class EngineFeatures(StoredFeatures):
         self._engine, self._fingerprint, self._accelerator = engine, fingerprint, accelerator
         count = int(cut.config.get_text_config(decoder=True).num_hidden_layers)
         self._numbers = [count if layer == LAST else layer for layer in layers]
-        self._count, self._norm = count, last_norm(cut.get_decoder())
+        self._count, self._norm = count, last_norm(decoder_of(cut))
         self._askers = ThreadPoolExecutor(requests, thread_name_prefix="engine")
 
     def __call__(self, batch: Batch) -> Features:

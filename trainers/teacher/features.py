@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from ...data.features.codec import Encoded, FeatureDtype, decode, encode
 from ...data.features.store import FeatureStore, row_keys
-from ...decoding.target.hidden_states import LAST, HiddenStates, layer_count
+from ...decoding.target.hidden_states import LAST, HiddenStates, decoder_of, layer_count
 from ..loop.objective import Batch, last_states
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class OnlineFeatures(FeatureSource):
         if self.target.device != device:
             self.target.to(device)
         with torch.autocast(device.type, enabled=False):
-            return states_of(self.target.get_decoder(), batch, self.layers)
+            return states_of(decoder_of(self.target), batch, self.layers)
 
     def start(self, batch: Batch) -> Callable[[], Features] | None:
         """On a GPU the forward pass is put on a stream beside the one that the drafter is on."""

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ...data.features.engine import Engine, States
-from ...decoding.target.hidden_states import last_norm
+from ...decoding.target.hidden_states import decoder_of, last_norm
 from ...drafters.projection import Projection
 from ...errors import RequestError
 from ..loop.objective import row_masks
@@ -58,7 +58,7 @@ def shake(engine: Engine, cut: PreTrainedModel, documents: Sequence[Sequence[int
         RequestError: the engine's states are not the target's; the message says in what.
     """
     count = _kept(cut)
-    norm = last_norm(cut.get_decoder())
+    norm = last_norm(decoder_of(cut))
     replies = [engine.ask(ids, logprobs=True) for ids in documents]
     errors, nats = [], []
     for ids, reply in zip(documents, replies, strict=True):
@@ -77,13 +77,13 @@ def shake(engine: Engine, cut: PreTrainedModel, documents: Sequence[Sequence[int
 
 def _kept(cut: PreTrainedModel) -> int:
     """How many layers are here."""
-    decoder: Any = cut.get_decoder()
+    decoder: Any = decoder_of(cut)
     return min(KEPT_LAYERS, int(decoder.config.get_text_config(decoder=True).num_hidden_layers))
 
 
 def _first_states(cut: PreTrainedModel, norm: nn.Module, ids: Sequence[int]) -> Tensor:
     """The states 0 to that behind the last layer that is here, in front of the norm, [N, T, H]."""
-    decoder: Any = cut.get_decoder()
+    decoder: Any = decoder_of(cut)
     ids_1T = torch.tensor([list(ids)], device=cut.device)
     positions_1T = torch.arange(len(ids), device=cut.device)[None]
     states: list[Tensor] = []

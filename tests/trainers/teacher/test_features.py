@@ -25,7 +25,7 @@ from draftsmith.data.rows.cache import Prepared
 from draftsmith.data.rows.packed import Document, PackedRows, pack
 from draftsmith.decoding.target.attention import use_own_attention
 from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.hidden_states import LAST
+from draftsmith.decoding.target.hidden_states import LAST, decoder_of
 from draftsmith.errors import DataError, RequestError, Stopped
 from draftsmith.trainers import boost
 from draftsmith.trainers.config import (
@@ -141,7 +141,7 @@ def test_packed_rows_of_four_windows(family: str) -> None:
     documents = torch.cat([torch.full((length,), n) for n, length in zip([0, 1, 2, -1], lengths, strict=True)])[None]
     positions = torch.cat([torch.arange(length) for length in lengths])[None]
     batch = {"input_ids": ids, "documents": documents, "positions": positions}
-    found = states_of(masked.get_decoder(), batch, (0, 1, 2))
+    found = states_of(decoder_of(masked), batch, (0, 1, 2))
     torch.testing.assert_close(hidden_states(masked, batch), found[2])
     for part in (slice(0, 33), slice(33, 38), slice(38, 55)):
         whole = model(ids[:, part], output_hidden_states=True).hidden_states
