@@ -160,11 +160,12 @@ class Backbone:
         """`forward`, and the hidden states of `layers` (`hidden_states.py`) at every node."""
         slots = kv_cache.aim(lengths_B, len(tree))
         nodes = tree.on(lengths_B.device)
-        mask: Masks | None = tree_mask(nodes, lengths_B, slots, ragged=kv_cache.ragged)
+        mask = tree_mask(nodes, lengths_B, slots, ragged=kv_cache.ragged)
         positions_BN = lengths_B[:, None] + nodes.depths_BN
+        masks: Masks | None = mask
         if self._windows is not None and slots > self._windows.shortest:
-            mask = _windowed(self._windows, mask, nodes, lengths_B, slots)
-        return self._run(tokens_BN, mask, positions_BN, kv_cache, keep=keep, layers=layers)
+            masks = _windowed(self._windows, mask, nodes, lengths_B, slots)
+        return self._run(tokens_BN, masks, positions_BN, kv_cache, keep=keep, layers=layers)
 
     def _run(
         self,

@@ -33,10 +33,11 @@ class Window(NamedTuple):
 
     def near(self, query_BN: Tensor, key_BT: Tensor) -> Tensor:
         """bool [B, 1, N, T], by positions in the text; what comes later is left to the mask."""
-        query_BN1, key_B1T = query_BN[:, :, None], key_BT[:, None]
+        # compared, not subtracted: no whole numbers for every pair of tokens
         if self.in_chunks:
-            return (query_BN1 // self.size == key_B1T // self.size)[:, None]
-        return (query_BN1 - key_B1T < self.size)[:, None]
+            query_BN, key_BT = query_BN // self.size, key_BT // self.size
+            return query_BN[:, None, :, None] == key_BT[:, None, None]
+        return (query_BN - self.size)[:, None, :, None] < key_BT[:, None, None]
 
 
 @dataclass(frozen=True)

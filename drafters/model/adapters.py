@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ...decoding.target.backbone import Backbone, Seen
 from ...decoding.target.kv_cache import KVCache
+from ...decoding.target.windows import Masks
 from ...errors import RequestError
 from ...storage import read_tensors, tensor_heads
 from ..folder import REMEDY, built_from, check_exportable, names_in, not_finite
@@ -127,7 +128,7 @@ class RowBackbone(Backbone):
     def _run(
         self,
         tokens: Tensor,
-        mask: Tensor | None,
+        mask: Masks | None,
         positions: Tensor,
         kv_cache: KVCache,
         *,

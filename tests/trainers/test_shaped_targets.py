@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import VOCABULARY, make_drafter
+from draftsmith.data.rows.tokenizer import train_tokenizer
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.attention import use_grouped_attention
@@ -26,6 +28,7 @@ from draftsmith.eval.audit.enumeration import enumerate_decoding
 from draftsmith.eval.audit.toy_models.table import TableModel, tables
 from draftsmith.eval.audit.toys import Toy
 from draftsmith.eval.config import AuditConfig
+from draftsmith.launch.train import train
 from draftsmith.trainers.config import ModelConfig, ObjectiveConfig
 from draftsmith.trainers.loop.objective import hidden_states
 from draftsmith.trainers.method_config import BpdConfig, Eagle3Config, EagleConfig, MedusaConfig
@@ -34,6 +37,7 @@ from draftsmith.trainers.student.draft import given_model
 from draftsmith.trainers.target import NextToken
 from method_objectives import build
 from random_models import GROUPED, random_model
+from safetensors.torch import load_file
 from small_heads import make_on_target
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -245,6 +249,40 @@ def test_a_capped_model_that_is_trained_reads_the_mask_of_its_documents(tmp_path
     found = hidden_states(given, batch)
     for part in (slice(0, half), slice(half, S)):
         torch.testing.assert_close(found[:, part], given.get_decoder()(ids[:, part]).last_hidden_state)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A capped target with short windows, a model with a biased head, their tokens and rows of text."""
+    folder = tmp_path_factory.mktemp("shaped")
+    tokenizer = train_tokenizer(["abc def ghi jkl mno pqr\n"] * 5, 300)
+    window = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+    for family, more in (("gemma2", window), ("phi", {})):
+        random_model(family, spread=0.5, **FAMILIES[family] | more | {"vocab_size": 300}).save_pretrained(
+            folder / family
+        )
+        tokenizer.save_pretrained(folder / family)
+    rows = [{"text": f"abc {n} def ghi jkl mno pqr " * 12} for n in range(24)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+@pytest.mark.parametrize("recipe", ["distill", "medusa2", "bpd", "eagle", "eagle3"])
+def test_a_run_on_rows_of_six_windows(recipe: str, place: Path, tmp_path: Path) -> None:
+    """Through the loop: checkpoints, a probe that decodes, the drafter's folder. A draft's bias moves with it."""
+    rows = str(place / "rows.jsonl")
+    flags: dict[str, Any] = {"target__path": place / "gemma2", "data__source": rows, "data__validation": rows}
+    flags |= {"data__sequence_length": 48, "loop__steps": 2, "loop__batch_rows": 4, "loop__micro_rows": 2}
+    flags |= {"probe__prompts": 1, "probe__max_new_tokens": 12, "eval__prompts": rows, "eval__prompt_tokens": 24}
+    flags |= {"optimizer__warmup_steps": 0}
+    if recipe == "distill":
+        flags["model__start_from"] = place / "phi"
+    train(f"{recipe}-tiny", out=tmp_path / "out", **{name: str(value) for name, value in flags.items()})
+    drafter = load_file(tmp_path / "out" / "drafter" / "model.safetensors")
+    assert all(tensor.isfinite().all() for tensor in drafter.values())
+    if recipe == "distill":
+        before = load_file(place / "phi" / "model.safetensors")["lm_head.bias"]
+        assert not torch.equal(drafter["lm_head.bias"], before)
 
 
 SHAPINGS = {"cap": Shaping(1.0, 4.0), "scale": Shaping(0.25), "both": Shaping(2.0, 5.0)}

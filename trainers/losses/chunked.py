@@ -45,7 +45,7 @@ class ChunkedLoss(nn.Module):
     """
 
     weight: nn.Parameter
-    bias: nn.Parameter | None
+    bias: Tensor | None
     loss: TokenLoss
     chunk: int
     rows: int
@@ -58,7 +58,8 @@ class ChunkedLoss(nn.Module):
         `shaping`: what becomes of the head's product before it is a logit.
         """
         super().__init__()
-        self.weight, self.bias = head.weight, head.bias
+        self.weight = head.weight
+        self.bias = head.bias
         self.shaping = shaping
         self.loss = loss
         self.chunk = chunk

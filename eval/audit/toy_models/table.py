@@ -30,7 +30,8 @@ class TableWeights(nn.Module):
     def __init__(self, logits_VV: Tensor, shaping: Shaping) -> None:
         super().__init__()
         # under the names that Cohere and Gemma 2 have for them
-        self.config = PretrainedConfig(logit_scale=shaping.scale, final_logit_softcapping=shaping.cap)
+        named: dict[str, Any] = {"logit_scale": shaping.scale, "final_logit_softcapping": shaping.cap}
+        self.config = PretrainedConfig(**named)
         V, device = len(logits_VV), logits_VV.device
         g = torch.Generator().manual_seed(V)
         # rows of length 1, each at a right angle to the others: the projection takes them apart again
