@@ -241,6 +241,17 @@ MUTATIONS = (
         ),
     ),
     Mutation(
+        "I7",
+        "decoding/target/windows.py",
+        "a sliding layer sees one token more than its window",
+        "        return (query_BN - self.size)[:, None, :, None] < key_BT[:, None, None]\n",
+        "        return (query_BN - self.size)[:, None, :, None] <= key_BT[:, None, None]\n",
+        (
+            "tests/decoding/target/test_families.py::test_every_node_of_a_tree_behind_the_window_equals_its_path",
+            "tests/trainers/teacher/test_features.py::test_packed_rows_of_four_windows",
+        ),
+    ),
+    Mutation(
         "I5",
         "decoding/engine.py",
         "the last token of every step is called a bonus, never a correction",

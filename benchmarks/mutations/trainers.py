@@ -39,6 +39,15 @@ MUTATIONS = (
         (MEDUSA,),
     ),
     Mutation(
+        "I6",
+        "trainers/losses/chunked.py",
+        "the gradient of a capped head is that of its logits, not of its product",
+        "        terms = loss(shaping(product_CV.requires_grad_(wanted)), outputs, label_C)\n",
+        "        product_CV = shaping(product_CV)\n"
+        "        terms = loss(product_CV.requires_grad_(wanted), outputs, label_C)\n",
+        ("tests/trainers/losses/test_chunked.py::test_a_bias_a_scale_and_a_cap",),
+    ),
+    Mutation(
         "T04",
         "trainers/loop/step.py",
         "accumulation: each micro-batch is divided by its own labels",

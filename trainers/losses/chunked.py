@@ -44,7 +44,7 @@ class ChunkedLoss(nn.Module):
     parameters gathers it here as for any other layer.
     """
 
-    weight: nn.Parameter
+    weight: Tensor
     bias: Tensor | None
     loss: TokenLoss
     chunk: int
