@@ -100,7 +100,9 @@ def generate(
     static = target.device.type == "cuda" if static is None else static
     numbers = range(len(prompts)) if requests is None else requests
     uniforms = uniforms or Uniforms(seed, list(numbers), target.device)
-    kv_cache = KVCache(len(prompts), _room(prompts, max_new_tokens, drafter.nodes), static=static)
+    kv_cache = KVCache(
+        len(prompts), _room(prompts, max_new_tokens, drafter.nodes), static=static, rollback=drafter.nodes
+    )
     start = time.perf_counter()
     layers = drafter.layers if isinstance(drafter, FeatureProposer) else ()
     features: list[Tensor] = []
@@ -152,7 +154,7 @@ def autoregressive(
     static = target.device.type == "cuda" if static is None else static
     numbers = range(len(prompts)) if requests is None else requests
     uniforms = Uniforms(seed, list(numbers), target.device)
-    kv_cache = KVCache(len(prompts), _room(prompts, max_new_tokens, pad_to), static=static)
+    kv_cache = KVCache(len(prompts), _room(prompts, max_new_tokens, pad_to), static=static, rollback=pad_to)
     start = time.perf_counter()
     first_BV = target.prefill(prompts, kv_cache)
     rows = _begin(first_BV, prompts, warper, uniforms, max_new_tokens, eos_ids)

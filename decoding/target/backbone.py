@@ -1,7 +1,7 @@
 """A causal LM as the decoder calls it: tokens of a tree in, logits of every node out.
 
-Any causal LM of `transformers` with full attention, with a sliding window or in chunks; others are refused by
-name. Read next: `windows.py`; `loading.py`, which loads one; `engine.py`.
+Any causal LM of `transformers` with full attention, with a sliding window or in chunks, and with recurrent layers
+that `scan.py` knows; others are refused by name. Read next: `windows.py`; `loading.py`, which loads one; `engine.py`.
 
 Shapes: B rows, N nodes, F numbers of the features, V rows of the output projection, S prompt
 tokens, T slots in view.
@@ -24,6 +24,7 @@ from .foreign import end_ids
 from .hidden_states import HiddenStates, decoder_of, layer_count
 from .hub import load_tokenizer
 from .kv_cache import KVCache
+from .scan import STATELESS, check_recurrent, recurrence
 from .stacked import Stack, can_stack
 from .windows import Masks, Windows, unknown_kinds, unsized_kind
 
@@ -45,6 +46,12 @@ class Backbone:
         check_rollback(model)
         self.model, self.name, self.revision = model, name, revision
         self._stacked: Stack | None = None
+        self._recurrence = recurrence(model)
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether layers keep a state of the whole text, which must hold no other text and no padding."""
+        return self._recurrence is not None
 
     @property
     def vocabulary(self) -> int:
@@ -165,7 +172,10 @@ class Backbone:
         masks: Masks | None = mask
         if self._windows is not None and slots > self._windows.shortest:
             masks = _windowed(self._windows, mask, nodes, lengths_B, slots)
-        return self._run(tokens_BN, masks, positions_BN, kv_cache, keep=keep, layers=layers)
+        if self._recurrence is None:
+            return self._run(tokens_BN, masks, positions_BN, kv_cache, keep=keep, layers=layers)
+        with self._recurrence.by_node(kv_cache, tree, nodes):
+            return self._run(tokens_BN, masks, positions_BN, kv_cache, keep=keep, layers=layers)
 
     def _run(
         self,
@@ -241,13 +251,10 @@ def check_rollback(model: nn.Module) -> None:
     name = f"{type(model).__name__} ({config.model_type})"
     encodes = getattr(config, "is_encoder_decoder", False)
     config = config.get_text_config(decoder=True)
-    odd = unknown_kinds(config)
+    odd = set(unknown_kinds(config)) - STATELESS
     if odd:
-        raise RequestError(
-            f"{name} has layers of type {', '.join(odd)}, whose state cannot be rolled back after "
-            "a rejection; expected attention, full, through a sliding window or in chunks, in every layer"
-        )
-    if encodes or getattr(model, "_is_stateful", False):
+        check_recurrent(model, name, odd)
+    if encodes or (getattr(model, "_is_stateful", False) and not odd):
         raise RequestError(f"{name} keeps a recurrent or encoder state; expected a causal LM")
     unsized = unsized_kind(config)
     if unsized is not None:

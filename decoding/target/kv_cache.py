@@ -2,7 +2,8 @@
 
 Tree rows are written after each row's own length; after acceptance the kept ones are gathered
 forward. The KV cache is a `transformers` Cache, so any causal LM reads and writes it unchanged.
-Read next: `backbone.py`.
+States of recurrent layers are kept beside keys and values, for the last tokens alone.
+Read next: `recurrent.py`, those states; `backbone.py`.
 
 Shapes: B rows, G key-value heads, L capacity in tokens, D head size, N new tokens per row.
 """
@@ -15,13 +16,23 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from .recurrent import RecurrentStates
+
 
 class KVCache(Cache):
     """Keys and values [B, G, L, D] of every layer; slots after a row's length hold garbage."""
 
-    def __init__(self, rows: int, capacity: int, *, static: bool = False) -> None:
-        """`static`: every forward sees all slots, so that the host need not read the lengths."""
+    def __init__(self, rows: int, capacity: int, *, static: bool = False, rollback: int = 1) -> None:
+        """Room for `capacity` tokens per row.
+
+        Args:
+            static: every forward sees all slots, so that the host need not read the lengths.
+            rollback: of a model with recurrent layers, most nodes of a forward, and most tokens that a
+                later one may begin behind its end; others can be rolled back to any length.
+        """
         super().__init__(layers=[])
+        self._states = RecurrentStates(rows, rollback)
+        self._layer = (0, 0)
         self.rows, self.capacity, self.static = rows, capacity, static
         self._keys: dict[int, Tensor] = {}
         self._values: dict[int, Tensor] = {}
@@ -50,11 +61,13 @@ class KVCache(Cache):
         if self.ragged:
             steps_N = torch.arange(count, device=lengths_B.device)
             self._slots_BN = lengths_B[:, None] + steps_N
+        self._states.aim(lengths_B, count, check=not self.static)
         return self._end
 
     def aim_at_row(self, row: int, count: int) -> int:
         """Let the next forward hold that row alone, and write it from its first slot on."""
         self._row, self._start, self._end = row, 0, count
+        self._states.aim_at_row(row, count)
         self.ragged, self._slots_BN = False, None
         if count > self.capacity:
             raise ValueError(f"{count} tokens in a KV cache of {self.capacity}")
@@ -74,6 +87,32 @@ class KVCache(Cache):
             self._values[layer_idx] = self._room(value_states)
         return (self._write(self._keys[layer_idx], key_states), self._write(self._values[layer_idx], value_states))
 
+    def is_recording_past(self, layer_idx: int) -> bool:  # noqa: ARG002 - asked of every layer
+        """Whether a convolution hands over its inputs at every call; ours keeps them, so it always does."""
+        return True
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        """None: a convolution is given its past by `update_conv_state`."""
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        """None: a prompt begins without a state, and the nodes of a tree take theirs from `state_before`."""
+
+    def update_conv_state(self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **how: Any) -> Tensor:
+        """Called by a recurrent layer with its convolution's new inputs [B, C, N]; [B, C, K - 1 + N]."""
+        self._layer = (layer_idx, state_idx)
+        return self._states.convolved(self._layer, conv_states, how["conv_kernel_size"])
+
+    def state_before(self, like: Tensor) -> Tensor:
+        """The states [B, ...] that the running layer begins the running forward at, shaped as `like`."""
+        return self._states.before(self._layer, like)
+
+    def update_recurrent_state(self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **_: Any) -> Tensor:
+        """Called by a recurrent layer: with the states [B, N, ...] of all nodes, or a prompt's last [1, ...]."""
+        prompt = self._row is not None
+        states_BN = recurrent_states[:, None] if prompt else recurrent_states
+        self._states.keep((layer_idx, state_idx), states_BN, first=self._end - 1 if prompt else 0)
+        return recurrent_states
+
     def commit(self, lengths_B: Tensor, path_BD: Tensor) -> None:
         """Move the kept nodes of a tree after the root: slot `length + 1 + d` gets node path[d].
 
@@ -84,6 +123,7 @@ class KVCache(Cache):
         D = path_BD.shape[1]
         into_BD = lengths_B[:, None] + 1 + torch.arange(D, device=path_BD.device)
         from_BD = torch.where(path_BD >= 0, lengths_B[:, None] + path_BD, into_BD)
+        self._states.commit(into_BD, from_BD)
         for store in (*self._keys.values(), *self._values.values()):
             shape = (-1, store.shape[1], -1, store.shape[3])
             moved = store.gather(2, from_BD[:, None, :, None].expand(shape))

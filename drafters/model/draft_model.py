@@ -96,7 +96,9 @@ class DraftModel:
     def reset(self, prompts: Sequence[Sequence[int]], room: int, *, static: bool = False) -> None:
         """Start new rows. `room`: tokens that may follow the longest prompt."""
         room += self.draft_length + 2
-        self._kv_cache = KVCache(len(prompts), max(map(len, prompts)) + room, static=static)
+        capacity = max(map(len, prompts)) + room
+        # from the end of a draft back to the tokens that are fed again
+        self._kv_cache = KVCache(len(prompts), capacity, static=static, rollback=self.draft_length + 2)
         self.backbone.prefill(prompts, self._kv_cache)
         self._history = History(prompts, room, self.backbone.device)
         self._known_B = self._history.lengths_B.clone()

@@ -60,7 +60,7 @@ def measure_costs(
 
 def _one_call(backbone: Backbone, drafted: int, context: int, rows: int) -> Call:
     """A forward of the root and `drafted` nodes of each row, behind `context` tokens."""
-    kv_cache = KVCache(rows, context + drafted + 1)
+    kv_cache = KVCache(rows, context + drafted + 1, rollback=drafted + 1)
     backbone.prefill([[1] * context] * rows, kv_cache)
     tokens = torch.ones(rows, drafted + 1, dtype=torch.long, device=backbone.device)
     lengths = torch.full((rows,), context, device=backbone.device)

@@ -48,6 +48,55 @@ LOW_RANK = {
     "n_group": 1,
     "topk_group": 1,
 }
+DELTA = {  # more value heads than key heads, a convolution wider than some prompts
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention"],
+}
+MAMBA = {
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_d_state": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_ssm": 64,
+    "mamba_chunk_size": 4,
+}
+RECURRENT: dict[str, dict[str, Any]] = {
+    "lfm2": GROUPED | {"layer_types": ["conv", "full_attention"], "conv_L_cache": 3},
+    "lfm2_moe": GROUPED
+    | EXPERTS
+    | {"layer_types": ["conv", "full_attention"], "num_experts": 4, "num_dense_layers": 1},
+    "qwen3_next": GROUPED | EXPERTS | DELTA | {"num_experts": 4},
+    "qwen3_5_text": GROUPED | DELTA,
+    "qwen3_5_moe_text": GROUPED | EXPERTS | DELTA | {"num_experts": 4},
+    "olmo_hybrid": GROUPED | DELTA,
+    "nemotron_h": GROUPED
+    | {
+        "layers_block_type": ["linear_attention", "full_attention", "mlp"],
+        "num_hidden_layers": 3,
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 16,
+        "ssm_state_size": 8,
+        "n_groups": 2,
+        "chunk_size": 4,
+    },
+    "falcon_h1": GROUPED | MAMBA,
+    "granitemoehybrid": GROUPED
+    | MAMBA
+    | {"layer_types": ["linear_attention", "full_attention"], "mamba_expand": 2, "shared_intermediate_size": 64},
+    "bamba": GROUPED | MAMBA | {"attn_layer_indices": [1]},
+    "zamba2": MAMBA
+    | {
+        "layers_block_type": ["linear_attention", "hybrid"],
+        "mamba_ngroups": 2,
+        "n_mamba_heads": 4,
+        "num_mem_blocks": 1,
+        "adapter_rank": 4,
+        "attention_head_dim": 16,
+    },
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": GROUPED,
     "qwen2": GROUPED,
@@ -66,7 +115,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt_oss": GROUPED | MIXED | EXPERTS | {"num_local_experts": 4},
     # keys and values of different size
     "deepseek_v3": EXPERTS | LOW_RANK | {"num_key_value_heads": 4},
-}
+} | RECURRENT
 SLIDING: dict[str, dict[str, Any]] = {
     "mistral": FAMILIES["mistral"],
     "qwen2": GROUPED | {"use_sliding_window": True, "max_window_layers": 1},
@@ -95,7 +144,7 @@ def ready(model: PreTrainedModel) -> Backbone:
 def pair(family: str) -> tuple[Backbone, PreTrainedModel]:
     """The target, and the same weights as `transformers` runs them."""
     settings = FAMILIES[family]
-    window = {"sliding_window": 64} if "layer_types" in settings else {}
+    window = {"sliding_window": 64} if settings.get("layer_types") == MIXED["layer_types"] else {}
     model = random_model(family, **settings | window)
     return ready(model), model
 
@@ -113,7 +162,7 @@ def last_logits(model: PreTrainedModel, tokens: list[int]) -> Tensor:
 
 def verified(target: Backbone, *, static: bool = False) -> tuple[KVCache, Tensor, Tensor]:
     """Prefill two rows of different lengths and verify a tree: KV cache, tokens and logits."""
-    kv_cache = KVCache(2, 40, static=static)
+    kv_cache = KVCache(2, 40, static=static, rollback=len(TREE))
     target.prefill(PROMPTS, kv_cache)
     g = torch.Generator().manual_seed(1)
     tokens_BN = torch.randint(0, VOCABULARY, (2, len(TREE)), generator=g)

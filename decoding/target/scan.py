@@ -1,0 +1,249 @@
+"""Recurrent layers under a tree: every node continues from its parent's state, and its own is kept.
+
+The families of `transformers` compute many tokens by a scan that hands out the last state alone. While a tree is
+verified, that scan is replaced by the family's own function for one token, node by node, each on the state of its
+parent. Projections, norms and everything else still run once for all nodes, so a verify call reads no weight twice,
+and a plain call of one token computes the same numbers. A convolution sees the inputs of a node's own path. Prompts
+run through the family's own scan. Read next: `recurrent.py`, where the states are kept; `backbone.py`.
+
+Shapes: B rows, N nodes, C channels of a convolution, K its width, G groups, H heads, P head size, S state size.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import RequestError
+
+if TYPE_CHECKING:
+    from ..tree.tree import AnyTree, Nodes
+    from .kv_cache import KVCache
+
+
+STATELESS = {"moe", "mlp"}
+FAMILIES = (
+    "bamba",
+    "falcon_h1",
+    "granitemoehybrid",
+    "lfm2",
+    "lfm2_moe",
+    "nemotron_h",
+    "olmo_hybrid",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen3_next",
+    "zamba2",
+)
+"""The folders of `transformers.models` whose recurrent layers are tested here."""
+_MODELING = {f"transformers.models.{family}.modeling_{family}" for family in FAMILIES}
+_CONVOLUTION = "causal_conv1d_fn"
+_NO_LIMIT = (0.0, float("inf"))
+
+
+class _Step:
+    """The forward of one layer: states of the nodes, as far as they are known."""
+
+    def __init__(self, kv_cache: KVCache, nodes: Nodes, like: Tensor) -> None:
+        """`like`: [B, ...], shaped as a state."""
+        first_B = kv_cache.state_before(like)
+        N = nodes.parents_BN.shape[1]
+        self._rows_B = torch.arange(len(first_B), device=first_B.device)
+        self._parents_BN = nodes.parents_BN
+        self._states = first_B.new_empty(len(first_B), N + 1, *first_B.shape[1:])
+        self._states[:, 0] = first_B
+
+    def parent_state(self, node: int) -> Tensor:
+        """A copy of the state [B, ...] that a node begins at."""
+        return self._states[self._rows_B, self._parents_BN[:, node] + 1]
+
+    def keep(self, node: int, state_B: Tensor) -> None:
+        self._states[:, node + 1] = state_B
+
+    @property
+    def states_BN(self) -> Tensor:
+        """The states after every node."""
+        return self._states[:, 1:]
+
+
+def _gated_delta_rule(modeling: Any, kv_cache: KVCache, nodes: Nodes) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Gated DeltaNet (Yang et al. 2024) as Qwen3-Next, Qwen3.5 and OLMo hybrids have it."""
+    one_token = modeling.torch_recurrent_gated_delta_rule
+
+    def scan(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        g: Tensor,
+        beta: Tensor,
+        *,
+        initial_state: Tensor | None = None,  # noqa: ARG001 - the KV cache has those of all nodes
+        output_final_state: bool = True,  # noqa: ARG001
+        **more: Any,
+    ) -> tuple[Tensor, Tensor]:
+        B, N, H, P = value.shape
+        step = _Step(kv_cache, nodes, value.new_empty(B, H, key.shape[-1], P, dtype=torch.float32))
+        outs = []
+        for n in range(N):
+            inputs = (each[:, n : n + 1] for each in (query, key, value, g, beta))
+            query_n, key_n, value_n, g_n, beta_n = inputs
+            out_B1, state_B = one_token(
+                query_n,
+                key_n,
+                value_n,
+                g=g_n,
+                beta=beta_n,
+                initial_state=step.parent_state(n),
+                output_final_state=True,
+                **more,
+            )
+            outs.append(out_B1)
+            step.keep(n, state_B)
+        return torch.cat(outs, 1), step.states_BN
+
+    return scan
+
+
+def _mamba2_scan(modeling: Any, kv_cache: KVCache, nodes: Nodes) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Mamba-2 (Dao and Gu 2024) as Nemotron-H, Falcon-H1, Granite 4, Bamba and Zamba2 have it."""
+    one_token = modeling.mamba2_selective_state_update
+
+    def scan(
+        x_BNHP: Tensor,
+        dt_BNH: Tensor,
+        A_H: Tensor,
+        B_BNGS: Tensor,
+        C_BNGS: Tensor,
+        *,
+        D: Tensor,
+        dt_bias: Tensor,
+        dt_softplus: bool = True,
+        chunk_size: int = 0,  # noqa: ARG001
+        initial_states: Tensor | None = None,  # noqa: ARG001 - the KV cache has those of all nodes
+        return_final_states: bool = True,  # noqa: ARG001
+        dt_limit: tuple[float, float] | None = None,  # noqa: ARG001 - none, as `check_recurrent` has seen
+        **more: Any,
+    ) -> tuple[Tensor, Tensor]:
+        B, N, H, P = x_BNHP.shape
+        S = B_BNGS.shape[-1]
+        step = _Step(kv_cache, nodes, x_BNHP.new_empty(B, H, P, S, dtype=torch.float32))
+        outs = []
+        for n in range(N):
+            state_BHPS = step.parent_state(n)
+            out_BHP = one_token(
+                state_BHPS,  # is changed in place
+                x_BNHP[:, n],
+                dt_BNH[:, n, :, None].expand(-1, -1, P),
+                A_H[:, None, None].expand(-1, P, S),
+                B_BNGS[:, n],
+                C_BNGS[:, n],
+                D[:, None].expand(-1, P),
+                dt_bias=dt_bias[:, None].expand(-1, P),
+                dt_softplus=dt_softplus,
+                **more,
+            )
+            outs.append(out_BHP)
+            step.keep(n, state_BHPS)
+        return torch.stack(outs, 1), step.states_BN
+
+    return scan
+
+
+_SCANS = {"torch_chunk_gated_delta_rule": _gated_delta_rule, "mamba2_chunk_scan": _mamba2_scan}
+"""The scans of `transformers` that hand out the last state alone, and what runs in their place."""
+
+
+def _along_paths(modeling: Any, nodes: Nodes) -> Callable[..., Tensor]:
+    """A causal convolution in which every node sees the inputs of its own path."""
+    convolve = getattr(modeling, _CONVOLUTION)
+
+    def convolution(inputs_BCX: Tensor, weight_CK: Tensor, *more: Any, **settings: Any) -> Tensor:
+        B, C, _ = inputs_BCX.shape
+        K = weight_CK.shape[-1]
+        window_BX = _windows(nodes.parents_BN, K).flatten(1).expand(B, -1)
+        windows_BCX = inputs_BCX.gather(2, window_BX[:, None].expand(-1, C, -1))
+        out: Tensor = convolve(windows_BCX, weight_CK, *more, **settings)
+        return out[..., K - 1 :: K]
+
+    return convolution
+
+
+def _windows(parents_BN: Tensor, width: int) -> Tensor:
+    """Columns of the last K inputs up to each node, [B, N, K], where K - 1 inputs precede the root's."""
+    N = parents_BN.shape[1]
+    node_BN = torch.arange(N, device=parents_BN.device).expand_as(parents_BN)
+    columns = [node_BN]
+    for _ in range(width - 1):
+        # before the root, or a node that is none, the text itself goes back
+        node_BN = torch.where(node_BN < 0, node_BN - 1, parents_BN.gather(1, node_BN.clamp_min(0)))
+        columns.append(node_BN)
+    return torch.stack(columns[::-1], -1) + width - 1
+
+
+class Recurrence:
+    """The recurrent layers of a model, run node by node on request."""
+
+    def __init__(self, mixers: list[nn.Module]) -> None:
+        self._modeling = {sys.modules[type(mixer).__module__] for mixer in mixers}
+
+    @contextmanager
+    def by_node(self, kv_cache: KVCache, tree: AnyTree, nodes: Nodes) -> Iterator[None]:
+        """Inside, a forward computes the nodes of `tree` and leaves the state of each in the KV cache."""
+        before = []
+        try:
+            for modeling in self._modeling:
+                for name, made in self._replaced(modeling, kv_cache, tree, nodes).items():
+                    before.append((modeling, name, getattr(modeling, name)))
+                    setattr(modeling, name, made)
+            yield
+        finally:
+            for modeling, name, own in before:
+                setattr(modeling, name, own)
+
+    @staticmethod
+    def _replaced(modeling: Any, kv_cache: KVCache, tree: AnyTree, nodes: Nodes) -> dict[str, Callable[..., Any]]:
+        made: dict[str, Callable[..., Any]] = {
+            name: make(modeling, kv_cache, nodes) for name, make in _SCANS.items() if hasattr(modeling, name)
+        }
+        if not tree.is_chain:
+            made[_CONVOLUTION] = _along_paths(modeling, nodes)
+        return made
+
+
+def recurrence(model: nn.Module) -> Recurrence | None:
+    """The recurrent layers of a model that `check_recurrent` lets pass; None where it has none."""
+    mixers = _mixers(model)
+    return Recurrence(mixers) if mixers else None
+
+
+def check_recurrent(model: nn.Module, name: str, types: set[str]) -> None:
+    """Raise RequestError where it is not known how a model's recurrent layers hand out their state per token.
+
+    Args:
+        name: of the model, for the message.
+        types: of its layers, those that keep a state among them.
+    """
+    mixers = _mixers(model)
+    if not mixers or any(type(mixer).__module__ not in _MODELING for mixer in mixers):
+        raise RequestError(
+            f"{name} has layers of type {', '.join(sorted(types))}, whose state cannot be rolled back "
+            "after a rejection; expected attention, full or through a sliding window, in every layer, or the "
+            f"recurrent layers of {', '.join(FAMILIES)}"
+        )
+    for mixer in mixers:
+        limit = tuple(getattr(mixer, "time_step_limit", _NO_LIMIT))
+        if limit != _NO_LIMIT:
+            raise RequestError(
+                f"{name} limits the time steps of its state-space layers to {limit}, which transformers does "
+                f"for a prompt and not for the tokens after it; expected the time_step_limit {_NO_LIMIT}"
+            )
+
+
+def _mixers(model: nn.Module) -> list[nn.Module]:
+    """The layers' parts that mix tokens through a state: all of these begin with a short convolution."""
+    return [each for each in model.modules() if hasattr(each, "layer_idx") and hasattr(each, "conv_kernel_size")]
