@@ -1,13 +1,16 @@
-"""Small models of any family that `transformers` has, with weights that say something."""
+"""Small models of any family that `transformers` has, with weights that say something; those that are recurrent."""
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import torch
 from conftest import VOCABULARY, make_target
 from draftsmith.data.rows.tokenizer import train_tokenizer
+from draftsmith.decoding.target.attention import use_grouped_attention
+from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.trainers.loop.objective import Batch, document_mask
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -24,6 +27,56 @@ SIZES = {
     "eos_token_id": None,
     "pad_token_id": None,
     "tie_word_embeddings": False,  # with tied ones greedy text repeats its last token
+}
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+DELTA = {  # more value heads than key heads, a convolution wider than some prompts
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention"],
+}
+MAMBA = {
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_d_state": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_ssm": 64,
+    "mamba_chunk_size": 4,
+}
+RECURRENT: dict[str, dict[str, Any]] = {
+    "lfm2": GROUPED | {"layer_types": ["conv", "full_attention"], "conv_L_cache": 3},
+    "lfm2_moe": GROUPED
+    | EXPERTS
+    | {"layer_types": ["conv", "full_attention"], "num_experts": 4, "num_dense_layers": 1},
+    "qwen3_next": GROUPED | EXPERTS | DELTA | {"num_experts": 4},
+    "qwen3_5_text": GROUPED | DELTA,
+    "qwen3_5_moe_text": GROUPED | EXPERTS | DELTA | {"num_experts": 4},
+    "olmo_hybrid": GROUPED | DELTA,
+    "nemotron_h": GROUPED
+    | {
+        "layers_block_type": ["linear_attention", "full_attention", "mlp"],
+        "num_hidden_layers": 3,
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 16,
+        "ssm_state_size": 8,
+        "n_groups": 2,
+        "chunk_size": 4,
+    },
+    "falcon_h1": GROUPED | MAMBA,
+    "granitemoehybrid": GROUPED
+    | MAMBA
+    | {"layer_types": ["linear_attention", "full_attention"], "mamba_expand": 2, "shared_intermediate_size": 64},
+    "bamba": GROUPED | MAMBA | {"attn_layer_indices": [1]},
+    "zamba2": MAMBA
+    | {
+        "layers_block_type": ["linear_attention", "hybrid"],
+        "mamba_ngroups": 2,
+        "n_mamba_heads": 4,
+        "num_mem_blocks": 1,
+        "adapter_rank": 4,
+        "attention_head_dim": 16,
+    },
 }
 
 
@@ -62,3 +115,21 @@ def save_with_tokenizer(folder: Path) -> Path:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def ready(model: PreTrainedModel) -> Backbone:
+    """A copy of it, as `load_target` would prepare it."""
+    model = copy.deepcopy(model)
+    use_grouped_attention(model)
+    return Backbone(model, name="random")
+
+
+def own_text(model: PreTrainedModel, prompt: list[int], count: int) -> list[int]:
+    ids = model.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt)),
+        max_new_tokens=count,
+        do_sample=False,
+        pad_token_id=0,
+    )
+    return ids[0, len(prompt) :].tolist()

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...errors import RequestError
@@ -122,15 +123,19 @@ def _mamba2_scan(modeling: Any, kv_cache: KVCache, nodes: Nodes) -> Callable[...
         *,
         D: Tensor,
         dt_bias: Tensor,
-        dt_softplus: bool = True,
+        dt_softplus: bool = True,  # noqa: ARG001 - in all of them
         chunk_size: int = 0,  # noqa: ARG001
         initial_states: Tensor | None = None,  # noqa: ARG001 - the KV cache has those of all nodes
         return_final_states: bool = True,  # noqa: ARG001
-        dt_limit: tuple[float, float] | None = None,  # noqa: ARG001 - none, as `check_recurrent` has seen
+        dt_limit: tuple[float, float] = _NO_LIMIT,
         **more: Any,
     ) -> tuple[Tensor, Tensor]:
         B, N, H, P = x_BNHP.shape
         S = B_BNGS.shape[-1]
+        bias: Tensor | None = dt_bias[:, None].expand(-1, P)
+        if tuple(dt_limit) != _NO_LIMIT:
+            # the function for one token knows no limit, and the state must be that of a prompt
+            dt_BNH, bias = F.softplus(dt_BNH + dt_bias.to(dt_BNH.dtype)).clamp(*dt_limit), None
         step = _Step(kv_cache, nodes, x_BNHP.new_empty(B, H, P, S, dtype=torch.float32))
         outs = []
         for n in range(N):
@@ -143,8 +148,8 @@ def _mamba2_scan(modeling: Any, kv_cache: KVCache, nodes: Nodes) -> Callable[...
                 B_BNGS[:, n],
                 C_BNGS[:, n],
                 D[:, None].expand(-1, P),
-                dt_bias=dt_bias[:, None].expand(-1, P),
-                dt_softplus=dt_softplus,
+                dt_bias=bias,
+                dt_softplus=bias is not None,
                 **more,
             )
             outs.append(out_BHP)
@@ -162,12 +167,12 @@ def _along_paths(modeling: Any, nodes: Nodes) -> Callable[..., Tensor]:
     """A causal convolution in which every node sees the inputs of its own path."""
     convolve = getattr(modeling, _CONVOLUTION)
 
-    def convolution(inputs_BCX: Tensor, weight_CK: Tensor, *more: Any, **settings: Any) -> Tensor:
+    def convolution(inputs_BCX: Tensor, weight: Tensor, *more: Any, **settings: Any) -> Tensor:
         B, C, _ = inputs_BCX.shape
-        K = weight_CK.shape[-1]
+        K = weight.shape[-1]
         window_BX = _windows(nodes.parents_BN, K).flatten(1).expand(B, -1)
         windows_BCX = inputs_BCX.gather(2, window_BX[:, None].expand(-1, C, -1))
-        out: Tensor = convolve(windows_BCX, weight_CK, *more, **settings)
+        out: Tensor = convolve(windows_BCX, weight, *more, **settings)
         return out[..., K - 1 :: K]
 
     return convolution
@@ -235,13 +240,6 @@ def check_recurrent(model: nn.Module, name: str, types: set[str]) -> None:
             "after a rejection; expected attention, full or through a sliding window, in every layer, or the "
             f"recurrent layers of {', '.join(FAMILIES)}"
         )
-    for mixer in mixers:
-        limit = tuple(getattr(mixer, "time_step_limit", _NO_LIMIT))
-        if limit != _NO_LIMIT:
-            raise RequestError(
-                f"{name} limits the time steps of its state-space layers to {limit}, which transformers does "
-                f"for a prompt and not for the tokens after it; expected the time_step_limit {_NO_LIMIT}"
-            )
 
 
 def _mixers(model: nn.Module) -> list[nn.Module]:

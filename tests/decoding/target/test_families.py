@@ -26,7 +26,7 @@ from draftsmith.decoding.target.stacked import can_stack
 from draftsmith.decoding.target.windows import Window, Windows
 from draftsmith.decoding.tree.tree import Tree, chain
 from draftsmith.errors import RequestError
-from random_models import GROUPED, SIZES, random_model
+from random_models import EXPERTS, GROUPED, RECURRENT, SIZES, own_text, random_model, ready
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
@@ -37,7 +37,6 @@ PROMPTS = [[7, 3, 50, 9, 22], [4, 5, 60, 7, 8, 31, 10, 11, 12]]
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
 MIXED = {"layer_types": ["sliding_attention", "full_attention"]}
-EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 LOW_RANK = {
     "kv_lora_rank": 16,
     "q_lora_rank": 16,
@@ -47,55 +46,6 @@ LOW_RANK = {
     "n_routed_experts": 4,
     "n_group": 1,
     "topk_group": 1,
-}
-DELTA = {  # more value heads than key heads, a convolution wider than some prompts
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 16,
-    "layer_types": ["linear_attention", "full_attention"],
-}
-MAMBA = {
-    "mamba_n_heads": 4,
-    "mamba_d_head": 16,
-    "mamba_d_state": 8,
-    "mamba_n_groups": 2,
-    "mamba_d_ssm": 64,
-    "mamba_chunk_size": 4,
-}
-RECURRENT: dict[str, dict[str, Any]] = {
-    "lfm2": GROUPED | {"layer_types": ["conv", "full_attention"], "conv_L_cache": 3},
-    "lfm2_moe": GROUPED
-    | EXPERTS
-    | {"layer_types": ["conv", "full_attention"], "num_experts": 4, "num_dense_layers": 1},
-    "qwen3_next": GROUPED | EXPERTS | DELTA | {"num_experts": 4},
-    "qwen3_5_text": GROUPED | DELTA,
-    "qwen3_5_moe_text": GROUPED | EXPERTS | DELTA | {"num_experts": 4},
-    "olmo_hybrid": GROUPED | DELTA,
-    "nemotron_h": GROUPED
-    | {
-        "layers_block_type": ["linear_attention", "full_attention", "mlp"],
-        "num_hidden_layers": 3,
-        "mamba_num_heads": 4,
-        "mamba_head_dim": 16,
-        "ssm_state_size": 8,
-        "n_groups": 2,
-        "chunk_size": 4,
-    },
-    "falcon_h1": GROUPED | MAMBA,
-    "granitemoehybrid": GROUPED
-    | MAMBA
-    | {"layer_types": ["linear_attention", "full_attention"], "mamba_expand": 2, "shared_intermediate_size": 64},
-    "bamba": GROUPED | MAMBA | {"attn_layer_indices": [1]},
-    "zamba2": MAMBA
-    | {
-        "layers_block_type": ["linear_attention", "hybrid"],
-        "mamba_ngroups": 2,
-        "n_mamba_heads": 4,
-        "num_mem_blocks": 1,
-        "adapter_rank": 4,
-        "attention_head_dim": 16,
-    },
 }
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": GROUPED,
@@ -131,13 +81,6 @@ SLIDING: dict[str, dict[str, Any]] = {
     | {"num_local_experts": 4, "num_experts_per_tok": 1, "interleave_moe_layer_step": 2, "attention_chunk_size": 13},
 }
 WINDOW = 13
-
-
-def ready(model: PreTrainedModel) -> Backbone:
-    """A copy of it, as `load_target` would prepare it."""
-    model = copy.deepcopy(model)
-    use_grouped_attention(model)
-    return Backbone(model, name="random")
 
 
 @lru_cache
@@ -192,17 +135,6 @@ def paths_forward(model: PreTrainedModel, tokens_BN: Tensor) -> Tensor:
             for row in range(2)
         ]
     )
-
-
-def own_text(model: PreTrainedModel, prompt: list[int], count: int) -> list[int]:
-    ids = model.generate(
-        torch.tensor([prompt]),
-        attention_mask=torch.ones(1, len(prompt)),
-        max_new_tokens=count,
-        do_sample=False,
-        pad_token_id=0,
-    )
-    return ids[0, len(prompt) :].tolist()
 
 
 @pytest.mark.parametrize("static", [False, True])
