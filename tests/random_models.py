@@ -6,11 +6,13 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from conftest import VOCABULARY, make_target
 from draftsmith.data.rows.tokenizer import train_tokenizer
 from draftsmith.decoding.target.attention import use_grouped_attention
 from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.decoding.target.recurrent import RecurrentStates
 from draftsmith.trainers.loop.objective import Batch, document_mask
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -133,3 +135,13 @@ def own_text(model: PreTrainedModel, prompt: list[int], count: int) -> list[int]
         pad_token_id=0,
     )
     return ids[0, len(prompt) :].tolist()
+
+
+def keep_states_after_rejections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted bug: a forward begins at the newest state of a row, whatever was accepted."""
+    aim = RecurrentStates.aim
+
+    def newest(self: RecurrentStates, lengths_B: torch.Tensor, count: int, *, check: bool) -> None:
+        aim(self, torch.maximum(lengths_B, torch.tensor(self._ends)), count, check=check)
+
+    monkeypatch.setattr(RecurrentStates, "aim", newest)

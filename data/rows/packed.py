@@ -3,7 +3,7 @@
 `pack` puts documents into rows of one length (best fit); `PackedRows` hands out batches.
 Read next: `prepare.py`, which fills it from a recipe.
 
-Shapes: R rows of a batch, S tokens of a row.
+Shapes: R rows of a batch, S tokens of a row, D documents of like length, L tokens of the longest of them.
 """
 
 from __future__ import annotations
@@ -93,6 +93,35 @@ def pack(
             document_RS[r, at:end] = number
             at = end
     return PackedRows(ids_RS, in_loss_RS, document_RS, fingerprint)
+
+
+def documents_by_length(documents_RS: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Where the documents of packed rows lie, to be read apart from each other.
+
+    Args:
+        documents_RS: int64, a number per document, -1 for padding; tokens of a document stand together.
+
+    Returns:
+        For documents of like length, the longest less than twice the shortest: the slots [D, L] of their
+        tokens, counted over all rows (int64), and which of them there are (bool); a shorter document
+        repeats its last slot.
+    """
+    R, S = documents_RS.shape
+    slots_RS = torch.arange(R * S, device=documents_RS.device).view(R, S)
+    _, first_RS = _positions(documents_RS.cpu())
+    start_D = slots_RS[first_RS.to(documents_RS.device)]
+    count_D = torch.cat([start_D[1:], start_D.new_tensor([R * S])]) - start_D
+    present_D = documents_RS.flatten()[start_D] >= 0
+    alike: dict[int, list[int]] = {}
+    for number, (count, present) in enumerate(zip(count_D.tolist(), present_D.tolist(), strict=True)):
+        if present:
+            alike.setdefault(count.bit_length(), []).append(number)
+    made = []
+    for _, numbers in sorted(alike.items()):
+        start_D1, last_D1 = start_D[numbers, None], count_D[numbers, None] - 1
+        at_L = torch.arange(int(last_D1.max()) + 1, device=documents_RS.device)
+        made.append((start_D1 + torch.minimum(at_L, last_D1), at_L <= last_D1))
+    return made
 
 
 def _cut(document: Document, length: int) -> Iterable[Document]:

@@ -138,15 +138,19 @@ class Backbone:
         check_token_ids(self, max(map(max, prompts)), "a prompt")
         last = []
         for row, prompt in enumerate(prompts):
-            tokens_1S = torch.tensor([list(prompt)], device=self.device)
-            slots = kv_cache.aim_at_row(row, len(prompt))
-            positions = torch.arange(slots, device=self.device)[None]
-            # without a mask and from an empty row, `transformers` attends causally, and through each layer's window
-            seen = self._run(tokens_1S, None, positions, kv_cache, keep=1, layers=layers)
+            seen = self.prefill_row(row, prompt, kv_cache, layers=layers)
             last.append(seen.logits_BNV[:, -1])
             if features is not None and seen.features_BNF is not None:
                 features.append(seen.features_BNF[0])
         return torch.cat(last)
+
+    def prefill_row(self, row: int, prompt: Sequence[int], kv_cache: KVCache, *, layers: Sequence[int] = ()) -> Seen:
+        """`prefill` of a single row: the last logits [1, 1, V], and the hidden states of all its tokens."""
+        tokens_1S = torch.tensor([list(prompt)], device=self.device)
+        slots = kv_cache.aim_at_row(row, len(prompt))
+        positions = torch.arange(slots, device=self.device)[None]
+        # without a mask and from an empty row, `transformers` attends causally, and through each layer's window
+        return self._run(tokens_1S, None, positions, kv_cache, keep=1, layers=layers)
 
     def forward(
         self, tokens_BN: Tensor, lengths_B: Tensor, tree: AnyTree, kv_cache: KVCache, *, keep: int = 0

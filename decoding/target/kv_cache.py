@@ -87,7 +87,7 @@ class KVCache(Cache):
             self._values[layer_idx] = self._room(value_states)
         return (self._write(self._keys[layer_idx], key_states), self._write(self._values[layer_idx], value_states))
 
-    def is_recording_past(self, layer_idx: int) -> bool:  # noqa: ARG002 - asked of every layer
+    def is_recording_past(self, layer_idx: int) -> bool:
         """Whether a convolution hands over its inputs at every call; ours keeps them, so it always does."""
         return True
 

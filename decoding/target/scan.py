@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from ..tree.tree import AnyTree, Nodes
     from .kv_cache import KVCache
 
-
 STATELESS = {"moe", "mlp"}
+"""Layer types that mix no tokens."""
 FAMILIES = (
     "bamba",
     "falcon_h1",
@@ -76,6 +76,7 @@ def _gated_delta_rule(modeling: Any, kv_cache: KVCache, nodes: Nodes) -> Callabl
     """Gated DeltaNet (Yang et al. 2024) as Qwen3-Next, Qwen3.5 and OLMo hybrids have it."""
     one_token = modeling.torch_recurrent_gated_delta_rule
 
+    # the KV cache has the states of all nodes: what the model says of a first and a last one is passed over
     def scan(
         query: Tensor,
         key: Tensor,
@@ -83,8 +84,8 @@ def _gated_delta_rule(modeling: Any, kv_cache: KVCache, nodes: Nodes) -> Callabl
         g: Tensor,
         beta: Tensor,
         *,
-        initial_state: Tensor | None = None,  # noqa: ARG001 - the KV cache has those of all nodes
-        output_final_state: bool = True,  # noqa: ARG001
+        initial_state: Tensor | None = None,
+        output_final_state: bool = True,
         **more: Any,
     ) -> tuple[Tensor, Tensor]:
         B, N, H, P = value.shape
@@ -114,6 +115,7 @@ def _mamba2_scan(modeling: Any, kv_cache: KVCache, nodes: Nodes) -> Callable[...
     """Mamba-2 (Dao and Gu 2024) as Nemotron-H, Falcon-H1, Granite 4, Bamba and Zamba2 have it."""
     one_token = modeling.mamba2_selective_state_update
 
+    # as above; and one token makes no chunks
     def scan(
         x_BNHP: Tensor,
         dt_BNH: Tensor,
@@ -123,10 +125,10 @@ def _mamba2_scan(modeling: Any, kv_cache: KVCache, nodes: Nodes) -> Callable[...
         *,
         D: Tensor,
         dt_bias: Tensor,
-        dt_softplus: bool = True,  # noqa: ARG001 - in all of them
-        chunk_size: int = 0,  # noqa: ARG001
-        initial_states: Tensor | None = None,  # noqa: ARG001 - the KV cache has those of all nodes
-        return_final_states: bool = True,  # noqa: ARG001
+        dt_softplus: bool = True,
+        chunk_size: int = 0,
+        initial_states: Tensor | None = None,
+        return_final_states: bool = True,
         dt_limit: tuple[float, float] = _NO_LIMIT,
         **more: Any,
     ) -> tuple[Tensor, Tensor]:
@@ -240,6 +242,11 @@ def check_recurrent(model: nn.Module, name: str, types: set[str]) -> None:
             "after a rejection; expected attention, full or through a sliding window, in every layer, or the "
             f"recurrent layers of {', '.join(FAMILIES)}"
         )
+
+
+def is_recurrent(model: nn.Module) -> bool:
+    """Whether layers fold the text into a state, which no mask keeps from other texts in the same row."""
+    return bool(_mixers(model))
 
 
 def _mixers(model: nn.Module) -> list[nn.Module]:

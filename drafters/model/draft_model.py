@@ -97,8 +97,9 @@ class DraftModel:
         """Start new rows. `room`: tokens that may follow the longest prompt."""
         room += self.draft_length + 2
         capacity = max(map(len, prompts)) + room
-        # from the end of a draft back to the tokens that are fed again
-        self._kv_cache = KVCache(len(prompts), capacity, static=static, rollback=self.draft_length + 2)
+        # from the end of a draft back to the first token that is fed again
+        rollback = self.draft_length + self._longest_gap
+        self._kv_cache = KVCache(len(prompts), capacity, static=static, rollback=rollback)
         self.backbone.prefill(prompts, self._kv_cache)
         self._history = History(prompts, room, self.backbone.device)
         self._known_B = self._history.lengths_B.clone()

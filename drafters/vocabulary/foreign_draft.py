@@ -52,7 +52,17 @@ class ForeignDraft(ABC):
         policy: Policy = "sample",
         factors: Sequence[float] = (),
     ) -> None:
-        """`vocabulary`: rows of the target's output projection; `policy` and `factors` as of a `DraftModel`."""
+        """`vocabulary`: rows of the target's output projection; `policy` and `factors` as of a `DraftModel`.
+
+        Raises:
+            RequestError: the draft has recurrent layers.
+        """
+        if backbone.is_recurrent:
+            raise RequestError(
+                f"the draft {backbone.name} has recurrent layers, and one with another tokenizer than the target's "
+                "reads its text anew from any token, of which they keep no state; expected attention in every "
+                "layer, or a draft with the target's tokenizer"
+            )
         self.backbone, self.pair, self.vocabulary = backbone, pair, vocabulary
         self.draft_length, self.policy, self.factors = draft_length, policy, tuple(factors)
         self.rows = TranslatedRows(backbone, pair)

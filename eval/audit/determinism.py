@@ -208,7 +208,7 @@ def rounding_noise(target: Backbone, prompt: Sequence[int], answer: Sequence[int
 
 def _by_blocks(target: Backbone, prompt: Sequence[int], answer: Sequence[int], block: int) -> Tensor:
     """Logits [S, V] in front of every token of the answer, `block` tokens per call."""
-    cache = DynamicCache()
+    cache = DynamicCache(config=target.model.config.get_text_config(decoder=True))
     parts = [list(prompt)]
     parts += [list(answer[at : at + block]) for at in range(0, len(answer) - 1, block)]
     logits = []

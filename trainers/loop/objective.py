@@ -4,25 +4,29 @@ An objective is an `nn.Module` around what is trained: its forward pass is the l
 wrappers (DDP, DeepSpeed) see one ordinary forward and backward.
 Read next: `target.py` and `distill.py`, the objectives; `loop.py`, which drives them.
 
-Shapes: R rows, S tokens of a row, P labelled positions, H hidden size.
+Shapes: R rows, S tokens of a row, P labelled positions, H hidden size, D documents of like length, L tokens of the
+longest of them, X tokens of any.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
+from ...data.rows.packed import documents_by_length
 from ...decoding.target.backbone import context_limits
 from ...decoding.target.hidden_states import decoder_of
 from ...decoding.target.hub import load_config
+from ...decoding.target.scan import is_recurrent
 from ...decoding.target.windows import Masks, Windows
 from ...drafters.folder import check_trainable_model
 from ...errors import RequestError
 from ..config import FROM_TARGET, ModelConfig
+from .sharding import is_sharded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -99,23 +103,49 @@ def hidden_states(model: PreTrainedModel, batch: Batch) -> Tensor:
 
 
 def last_states(decoder: Any, batch: Batch) -> Tensor:
-    """The input of a model's output projection, [R, S, H].
+    """The input of a model's output projection, [R, S, H]. Errors as for `over_rows`."""
+    return over_rows(decoder, batch, lambda inputs: [decoder(**inputs).last_hidden_state])[0]
+
+
+def over_rows(decoder: Any, batch: Batch, run: Callable[[dict[str, Any]], Sequence[Tensor]]) -> list[Tensor]:
+    """What `run` gives for packed rows, [R, S, H] each, no document seeing another.
+
+    Args:
+        run: called with the inputs of `decoder`, whatever it takes of its forward pass; once with all rows and a
+            mask, or, as a mask keeps nothing from a recurrent layer, with documents of like length, each from its
+            start. Then padding gets zeros.
 
     Raises:
-        RequestError: the rows are longer than its context.
+        RequestError: the rows are longer than the decoder's context, or documents would have to run apart in
+            a model that ZeRO-3 has cut into pieces.
     """
-    check_row_length(
-        decoder.config,
-        batch["input_ids"].shape[1],
-        type(decoder).__name__,
-        named="the length of a row (--data.sequence_length)",
-    )
-    return decoder(
-        input_ids=batch["input_ids"],
-        attention_mask=row_masks(decoder.config, batch["documents"], batch["positions"]),
-        position_ids=batch["positions"],
-        use_cache=False,
-    ).last_hidden_state
+    ids_RS, documents_RS = batch["input_ids"], batch["documents"]
+    named = "the length of a row (--data.sequence_length)"
+    check_row_length(decoder.config, ids_RS.shape[1], type(decoder).__name__, named=named)
+    if not is_recurrent(decoder):
+        masks = row_masks(decoder.config, documents_RS, batch["positions"])
+        return list(run(_inputs(ids_RS, batch["positions"], masks)))
+    if is_sharded(decoder):
+        raise RequestError(
+            f"{type(decoder).__name__} has recurrent layers, which run document by document; processes have different "
+            "numbers of these, and ZeRO-3 wants equal steps of all: use zero2 or less"
+        )
+    parts, slots = [], []
+    for slots_DL, real_DL in documents_by_length(documents_RS):
+        at_DL = torch.arange(slots_DL.shape[1], device=slots_DL.device).expand_as(slots_DL)
+        parts.append([out_DLH[real_DL] for out_DLH in run(_inputs(ids_RS.flatten()[slots_DL], at_DL, None))])
+        slots.append(slots_DL[real_DL])
+    return [_put_back(torch.cat(made), torch.cat(slots), ids_RS.shape) for made in zip(*parts, strict=True)]
+
+
+def _inputs(ids: Tensor, positions: Tensor, mask: Tensor | None) -> dict[str, Any]:
+    return {"input_ids": ids, "attention_mask": mask, "position_ids": positions, "use_cache": False}
+
+
+def _put_back(states_XH: Tensor, slot_X: Tensor, shape: torch.Size) -> Tensor:
+    """States of tokens in the slots of their rows, [R, S, H]; the others are zeros."""
+    rows_XH = states_XH.new_zeros(shape.numel(), states_XH.shape[1])
+    return rows_XH.index_copy(0, slot_X, states_XH).view(*shape, -1)
 
 
 def check_row_length(config: Any, tokens: int, whose: str, *, named: str = "--data.sequence_length") -> None:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from ...data.features.codec import Encoded, FeatureDtype, decode, encode
 from ...data.features.store import FeatureStore, row_keys
 from ...decoding.target.hidden_states import LAST, HiddenStates, decoder_of, layer_count
-from ..loop.objective import Batch, last_states
+from ..loop.objective import Batch, over_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -248,7 +248,11 @@ def is_trained(target: nn.Module) -> bool:
 
 def states_of(decoder: Any, batch: Batch, layers: Sequence[int]) -> Features:
     """The hidden states [R, S, H] of some layers, attention kept inside each document."""
-    states = HiddenStates(layers, layer_count(decoder))
-    with states.taken_from(decoder):
-        last_states(decoder, batch)
-    return states.in_order
+
+    def run(inputs: dict[str, Any]) -> Features:
+        states = HiddenStates(layers, layer_count(decoder))
+        with states.taken_from(decoder):
+            decoder(**inputs)
+        return states.in_order
+
+    return tuple(over_rows(decoder, batch, run))

@@ -82,12 +82,18 @@ def write(
 def _prefilled(model: Backbone, prompts: Sequence[Sequence[int]], room: int) -> KVCache:
     """A KV cache with all of every prompt but its last token, written in one call.
 
-    Short prompts are filled up behind; that writes garbage behind a row's length.
+    Short prompts are filled up behind; that writes garbage behind a row's length. Recurrent layers
+    would fold it into their state, so they are given row by row.
     """
     longest = max(map(len, prompts))
     static = model.device.type == "cuda"
     kv_cache = KVCache(len(prompts), longest + room, static=static)
     if longest == 1:
+        return kv_cache
+    if model.is_recurrent:
+        for row, prompt in enumerate(prompts):
+            if len(prompt) > 1:
+                model.prefill_row(row, prompt[:-1], kv_cache)
         return kv_cache
     padded = [[*prompt[:-1], *[0] * (longest - len(prompt))] for prompt in prompts]
     tokens_BS = torch.tensor(padded, device=model.device)

@@ -401,9 +401,12 @@ SMALL = SIZES | {"num_attention_heads": 2, "hidden_size": 16, "intermediate_size
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "mamba": ({}, r"MambaForCausalLM \(mamba\)"),
     "rwkv": ({"attention_hidden_size": 16}, r"RwkvForCausalLM \(rwkv\) keeps a recurrent"),
-    "qwen3_next": ({"num_experts": 2} | EXPERTS, "Qwen3Next.*linear_attention"),
+    "jamba": (
+        {"num_experts": 2, "mamba_dt_rank": 4},
+        "Jamba.*layers of type linear_attention.*recurrent layers of bamba",
+    ),
+    "minimax": ({"num_local_experts": 2, "head_dim": 8}, "MiniMax.*linear_attention.*recurrent layers of bamba"),
     "recurrent_gemma": ({}, "RecurrentGemma.*linear_attention|RecurrentGemma.*recurrent"),
-    "lfm2": ({"layer_types": ["conv", "full_attention"]}, "Lfm2.*layers of type conv"),
     # no attention interface, so a mask would be added as 0 and 1, or positions be ignored
     "gptj": ({"rotary_dim": 4}, "GPTJ.*'eager', which does not read the mask of a tree"),
     "mpt": ({"d_model": 16, "n_heads": 2, "n_layers": 1}, "Mpt.*'eager'"),

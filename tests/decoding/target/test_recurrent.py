@@ -16,12 +16,12 @@ from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.decoding.target.kv_cache import KVCache
-from draftsmith.decoding.target.recurrent import RecurrentStates
 from draftsmith.decoding.tree.tree import AnyTree, RowTrees, Tree, chain
 from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_models import RECURRENT, own_text, random_model, ready
+from random_models import RECURRENT, keep_states_after_rejections, own_text, random_model, ready
+from small_heads import FAMILIES, make_on_target
 from transformers import PreTrainedModel
 
 GREEDY = Warper(0.0)
@@ -109,13 +109,7 @@ def test_a_state_that_is_not_rolled_back_is_seen(family: str, monkeypatch: pytes
     target, _ = pair(family)
     calls = [(chain(3), [[1], []])]
     check_next_logits(target, *after_calls(target, calls, 0, static=False))
-    aim = RecurrentStates.aim
-
-    def newest(self: RecurrentStates, lengths_B: torch.Tensor, count: int, *, check: bool) -> None:
-        ends_B = torch.tensor(self._ends)
-        aim(self, torch.maximum(lengths_B, ends_B), count, check=check)
-
-    monkeypatch.setattr(RecurrentStates, "aim", newest)
+    keep_states_after_rejections(monkeypatch)
     with pytest.raises(AssertionError, match="not close"):
         check_next_logits(target, *after_calls(target, calls, 0, static=False))
 
@@ -160,6 +154,18 @@ def test_rows_of_different_lengths_do_not_see_each_other(family: str, static: bo
     for drafter in (make_drafter(target, noise=0.05), PromptLookup(draft_length=3)):
         done = generate(target, drafter, prompts, warper=GREEDY, max_new_tokens=20, static=static)
         assert done.tokens == own
+
+
+@pytest.mark.parametrize("drafts", FAMILIES)
+@pytest.mark.parametrize("family", KINDS)
+def test_heads_and_feature_drafters_write_the_targets_own_text(family: str, drafts: str) -> None:
+    """Static trees of heads and of EAGLE, on the target's hidden states."""
+    target, model = pair(family)
+    own = [own_text(model, prompt, 16) for prompt in PROMPTS]
+    done = generate(target, make_on_target(drafts, target), PROMPTS, warper=GREEDY, max_new_tokens=16)
+    assert done.tokens == own
+    # blocks of BPD that were never trained are right too seldom
+    assert drafts == "bpd" or "draft" in sum(done.origin, [])
 
 
 @pytest.mark.parametrize("family", RECURRENT)

@@ -1,0 +1,110 @@
+"""Packed rows and recurrent layers: no document sees another, in states that are learnt from and in training."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from conftest import VOCABULARY
+from draftsmith.data.rows.packed import Document, PackedRows, documents_by_length, pack
+from draftsmith.decoding.random import Uniforms
+from draftsmith.decoding.sampling import Warper
+from draftsmith.errors import RequestError
+from draftsmith.trainers.loop.objective import hidden_states
+from draftsmith.trainers.teacher.features import states_of
+from draftsmith.trainers.teacher.mixture import write
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_models import RECURRENT, own_text, random_model, ready
+
+KINDS = ("lfm2", "qwen3_next", "falcon_h1")
+LENGTHS = [9, 3, 4, 2, 14, 7, 5]
+
+
+def packed(lengths: list[int], length: int = 16) -> tuple[PackedRows, list[list[int]]]:
+    g = np.random.default_rng(0)
+    texts = [g.integers(0, VOCABULARY, count).tolist() for count in lengths]
+    documents = [Document(np.array(text, dtype=np.int32), np.ones(len(text), dtype=np.bool_)) for text in texts]
+    return pack(documents, length, pad=0, fingerprint="test"), texts
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.integers(2, 16), min_size=1, max_size=9))
+def test_every_token_of_a_document_is_read_once(lengths: list[int]) -> None:
+    rows, texts = packed(lengths)
+    batch = rows.batch(range(len(rows)))
+    found, slots = [], []
+    for slots_DL, real_DL in documents_by_length(batch["documents"]):
+        counts = real_DL.sum(1)
+        assert counts.max() == slots_DL.shape[1] < 2 * counts.min()
+        for slot_L, real_L in zip(slots_DL, real_DL, strict=True):
+            slots += slot_L[real_L].tolist()
+            found.append(batch["input_ids"].flatten()[slot_L[real_L]].tolist())
+    assert sorted(found) == sorted(texts)
+    assert sorted(slots) == (batch["documents"].flatten() >= 0).nonzero()[:, 0].tolist()
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_states_of_a_document_are_those_of_the_document_alone(family: str) -> None:
+    model = random_model(family, **RECURRENT[family])
+    rows, texts = packed(LENGTHS)
+    batch = rows.batch(range(len(rows)))
+    layers = (0, 1, 2)
+    found = states_of(model.get_decoder(), batch, layers)
+    torch.testing.assert_close(hidden_states(model, batch), found[-1])
+    for text in texts:
+        at = next(
+            (row, slot)
+            for row in range(len(rows))
+            for slot in range(16)
+            if rows.ids_RS[row, slot : slot + len(text)].tolist() == text
+        )
+        own = model.get_decoder()(torch.tensor([text]), output_hidden_states=True, use_cache=False).hidden_states
+        for layer, state_RSH in zip(layers, found, strict=True):
+            there_LH = state_RSH[at[0], at[1] : at[1] + len(text)]
+            torch.testing.assert_close(there_LH, own[layer][0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_why_a_mask_is_not_enough(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = random_model(family, **RECURRENT[family])
+    rows, _ = packed(LENGTHS)
+    batch = rows.batch(range(len(rows)))
+    right_RSH = hidden_states(model, batch)
+    monkeypatch.setattr("draftsmith.trainers.loop.objective.is_recurrent", lambda _: False)
+    masked_RSH = hidden_states(model, batch)
+    first, later = batch["documents"] == 0, batch["documents"] > 0
+    torch.testing.assert_close(masked_RSH[first], right_RSH[first], rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(masked_RSH[later], right_RSH[later], atol=1e-3)
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_gradients_are_those_of_the_documents(family: str) -> None:
+    model = random_model(family, **RECURRENT[family]).requires_grad_(True)
+    rows, texts = packed(LENGTHS)
+    batch = rows.batch(range(len(rows)))
+    hidden_states(model, batch).square().sum().backward()
+    found = {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+    model.zero_grad()
+    for text in texts:
+        model.get_decoder()(torch.tensor([text]), use_cache=False).last_hidden_state.square().sum().backward()
+    for name, each in model.named_parameters():
+        if each.grad is not None:
+            largest = float(each.grad.abs().max())
+            torch.testing.assert_close(found[name], each.grad, rtol=0, atol=1e-4 * largest, msg=name)
+
+
+def test_a_model_in_pieces_is_refused() -> None:
+    model = random_model("lfm2", **RECURRENT["lfm2"])
+    next(model.parameters()).ds_id = 0
+    with pytest.raises(RequestError, match="recurrent layers, which run document by document.*zero2"):
+        hidden_states(model, packed(LENGTHS)[0].batch([0]))
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_texts_that_models_write_for_training_begin_at_their_own_prompts(family: str) -> None:
+    model = random_model(family, **RECURRENT[family])
+    prompts = [[5], [7, 3, 50, 9, 22], [4, 5]]
+    warper, uniforms = Warper(0.0), Uniforms(0, [0, 1, 2], torch.device("cpu"))
+    found = write([ready(model)], [1.0], prompts, warper=warper, max_new_tokens=12, uniforms=uniforms)
+    assert found == [own_text(model, prompt, 12) for prompt in prompts]
