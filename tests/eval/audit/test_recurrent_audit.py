@@ -7,7 +7,7 @@ from draftsmith.eval.config import AuditConfig
 from random_models import RECURRENT, keep_states_after_rejections, random_model, ready
 
 PROMPTS = [[n, n + 1, 2 * n % 61] for n in range(1, 40)]
-SMALL = AuditConfig(tokens=2000, sequences=5000, max_new_tokens=40, prompts=4, batch=50, draft_length=3)
+SMALL = AuditConfig(tokens=2000, sequences=10_000, max_new_tokens=40, prompts=4, batch=50, draft_length=3)
 
 
 @pytest.mark.parametrize("family", ["lfm2", "falcon_h1"])
