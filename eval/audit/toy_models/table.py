@@ -60,7 +60,7 @@ def _behind(logits_VV: Tensor, shaping: Shaping) -> Tensor:
 class TableModel:
     """A language model whose next token depends on the last one alone. Stands for a `Backbone`."""
 
-    name, context = "table", 2**31
+    name, context, is_recurrent = "table", 2**31, False
 
     def __init__(self, logits_VV: Tensor, shaping: Shaping = PLAIN) -> None:
         """Row v: logits of the token behind v, as `shaping` leaves them; below its cap."""

@@ -31,6 +31,7 @@ from draftsmith.eval.audit.toys import Toy
 from draftsmith.eval.config import AuditConfig
 from draftsmith.trainers.config import ModelConfig
 from draftsmith.trainers.student.architecture import fresh_model
+from random_models import RECURRENT, random_model, ready
 from sentence_piece import sentence_piece
 from torch import Tensor
 
@@ -362,3 +363,11 @@ def test_an_arena_is_the_draft_s_own(draft: Backbone, target: Backbone) -> None:
     generate(target, drafter, PROMPTS, warper=Warper(1.0), max_new_tokens=8)
     assert isinstance(drafter.rows._kv_cache, KVCache)
     assert not drafter.replayable
+
+
+@KINDS
+def test_a_recurrent_draft_is_refused(kind: type, draft: Backbone, target: Backbone) -> None:
+    """It would have to read on from any token, and keeps states of the last few alone."""
+    recurrent = ready(random_model("lfm2", **RECURRENT["lfm2"]))
+    with pytest.raises(RequestError, match="the draft random has recurrent layers.*draft with the target's tokenizer"):
+        kind(recurrent, pair_of(draft, target), target.vocabulary)

@@ -3,7 +3,9 @@
 import pytest
 from conftest import make_drafter
 from draftsmith.eval.audit.audit import audit
+from draftsmith.eval.audit.determinism import probe_determinism
 from draftsmith.eval.config import AuditConfig
+from draftsmith.eval.measure.speed import measure_costs
 from random_models import RECURRENT, keep_states_after_rejections, random_model, ready
 
 PROMPTS = [[n, n + 1, 2 * n % 61] for n in range(1, 40)]
@@ -20,3 +22,35 @@ def test_a_state_that_is_not_rolled_back_is_caught(family: str, monkeypatch: pyt
     wrong = audit(target, drafter, PROMPTS, SMALL)
     assert wrong.verdict == "NOT lossless"
     assert wrong.replay.bugs > 0
+
+
+@pytest.mark.parametrize("family", ["lfm2", "qwen3_next"])
+def test_near_ties_are_told_from_bugs(family: str) -> None:
+    """The rounding that excuses a difference is measured with the states of `transformers`' own cache."""
+    target = ready(random_model(family, **RECURRENT[family]))
+    prompts = [[1, 2, 3], [4, 5, 6, 7, 8]]
+    found = probe_determinism(
+        target, make_drafter(target), prompts, max_new_tokens=8, batches=(1, 2), verify_widths=(1, 4)
+    )
+    assert found.passed, found.text()
+    assert 0 < found.noise["float32"] < 1e-4
+
+
+def test_the_cost_of_states_is_part_of_a_verify_call() -> None:
+    """c_v is measured on calls that leave a state per node: as many one-token functions as nodes."""
+    target = ready(random_model("falcon_h1", **RECURRENT["falcon_h1"]))
+    (modeling,) = target._recurrence._modeling
+    own, counts = modeling.mamba2_selective_state_update, []
+
+    def counted(*given, **settings):
+        counts.append(1)
+        return own(*given, **settings)
+
+    modeling.mamba2_selective_state_update = counted
+    try:
+        costs = measure_costs(target, None, [3], context=8, rounds=1)
+    finally:
+        modeling.mamba2_selective_state_update = own
+    assert set(costs.c_v) == {3}
+    assert len(counts) % (2 * (1 + 4)) == 0  # two layers, calls of one node and of four
+    assert counts

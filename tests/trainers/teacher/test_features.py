@@ -190,11 +190,11 @@ def test_no_hook_stays_after_an_error(rows: Prepared) -> None:
     assert not any(module._forward_pre_hooks for module in decoder.modules())
 
 
-def test_layers_in_no_list_are_refused() -> None:
+def test_layers_in_no_list_are_refused(rows: Prepared) -> None:
     decoder = of_family("llama").get_decoder()
     decoder.layers = decoder.layers[:2]
     with pytest.raises(RequestError, match="LlamaModel keeps its 3 layers in no list"):
-        states_of(decoder, {}, (1, LAST))
+        states_of(decoder, rows.train.batch([0]), (1, LAST))
 
 
 def test_states_are_the_targets_own_inside_of_autocast(rows: Prepared) -> None:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import copy
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from conftest import VOCABULARY
+from draftsmith.data.config import DataConfig
 from draftsmith.data.rows.packed import Document, PackedRows, documents_by_length, pack
 from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
 from draftsmith.errors import RequestError
+from draftsmith.launch.recipe.model import Recipe
+from draftsmith.trainers.distill import DistillObjective
 from draftsmith.trainers.loop.objective import hidden_states
+from draftsmith.trainers.method_config import Eagle3Config, EagleConfig
 from draftsmith.trainers.teacher.features import states_of
 from draftsmith.trainers.teacher.mixture import write
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from method_objectives import build, nothing
 from random_models import RECURRENT, own_text, random_model, ready
 
 KINDS = ("lfm2", "qwen3_next", "falcon_h1")
@@ -110,3 +118,39 @@ def test_texts_that_models_write_for_training_begin_at_their_own_prompts(family:
     warper, uniforms = Warper(0.0), Uniforms(0, [0, 1, 2], torch.device("cpu"))
     found = write([ready(model)], [1.0], prompts, warper=warper, max_new_tokens=12, uniforms=uniforms)
     assert found == [own_text(model, prompt, 12) for prompt in prompts]
+
+
+@pytest.mark.parametrize("method", ["medusa", "hydra", "eagle", "eagle3", "distill"])
+@pytest.mark.parametrize("family", KINDS)
+def test_the_loss_of_packed_rows_is_that_of_their_documents(family: str, method: str) -> None:
+    """A draft model that is trained is recurrent itself, with another's weights."""
+    model = random_model(family, **RECURRENT[family])
+    rows, texts = packed(LENGTHS)
+    goal = objective(method, model)
+
+    def loss_of(batch: dict[str, torch.Tensor]) -> float:
+        with torch.no_grad():
+            return float(goal.module(batch, goal.prepare(batch))[0])
+
+    alone = [packed([len(text)], len(text))[0] for text in texts]
+    for row, text in zip(alone, texts, strict=True):
+        row.ids_RS[0] = text
+    wanted = sum(loss_of(row.batch([0])) for row in alone)
+    assert loss_of(rows.batch(range(len(rows)))) == pytest.approx(wanted, rel=1e-4)
+
+
+def objective(method: str, model: torch.nn.Module) -> Any:
+    torch.manual_seed(0)
+    if method == "distill":
+        student = copy.deepcopy(model).requires_grad_(True)
+        with torch.no_grad():
+            for weight in student.parameters():
+                weight.add_(0.02 * torch.randn(weight.shape))
+        recipe = Recipe(method="distill", data=DataConfig(sequence_length=16))
+        return DistillObjective(recipe, student, model, nothing)
+    own = {
+        "eagle": {"eagle": EagleConfig(ce=1.0, noise=0)},
+        "eagle3": {"eagle3": Eagle3Config(passes=2, layers=(0, 1, 2))},
+    }
+    ids = range(VOCABULARY) if method == "eagle3" else None
+    return build(method, model, data=DataConfig(sequence_length=16), ids=ids, **own.get(method, {}))
