@@ -50,8 +50,10 @@ def main() -> None:
 
 def pages() -> list[Path]:
     """README, everything in docs, and the card of the embedded target."""
-    card = ROOT / "recipes" / "assets" / "tiny-target" / "README.md"
-    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), card]
+    return [
+        ROOT / "README.md",
+        *(page for folder in ("docs", "recipes") for page in sorted((ROOT / folder).rglob("*.md"))),
+    ]
 
 
 def written(text: str, records: Mapping[str, Record], page: str) -> str:

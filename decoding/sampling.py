@@ -81,13 +81,11 @@ def draw(probs: Tensor, uniform: Tensor) -> Tensor:
         int64 [...]; never an entry of probability zero.
     """
     cumulative = probs.cumsum(-1, dtype=torch.float64)
-    # scaled by the total, so rounding can neither fall off the end nor reach a zero entry there
-    point = uniform.double()[..., None] * cumulative[..., -1:]
-    index = torch.searchsorted(cumulative, point, right=True).squeeze(-1)
-    if probs.device.type == "cpu" and bool((index < probs.shape[-1]).all()):
-        return index  # what the cumulative sum leads to has mass; on a CPU it costs nothing to look
-    last = probs.shape[-1] - 1 - (probs > 0).flip(-1).to(torch.uint8).argmax(-1)
-    return torch.minimum(index, last)
+    total = cumulative[..., -1:]
+    # scaled by the total and held below it, so that rounding cannot fall off the end
+    point = torch.minimum(uniform.double()[..., None] * total, torch.nextafter(total, torch.zeros_like(total)))
+    # the sum first exceeds the point where an entry has mass
+    return torch.searchsorted(cumulative, point, right=True).squeeze(-1)
 
 
 def _top_p_threshold(probs: Tensor, top_p: float) -> Tensor:

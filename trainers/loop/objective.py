@@ -138,7 +138,7 @@ def over_rows(decoder: Any, batch: Batch, run: Callable[[dict[str, Any]], Sequen
     return [_put_back(torch.cat(made), torch.cat(slots), ids_RS.shape) for made in zip(*parts, strict=True)]
 
 
-def _inputs(ids: Tensor, positions: Tensor, mask: Tensor | None) -> dict[str, Any]:
+def _inputs(ids: Tensor, positions: Tensor, mask: Masks | None) -> dict[str, Any]:
     return {"input_ids": ids, "attention_mask": mask, "position_ids": positions, "use_cache": False}
 
 

@@ -39,7 +39,7 @@ from draftsmith.trainers.config import (
 from draftsmith.trainers.loop import setup, state
 from draftsmith.trainers.loop.feed import Feed
 from draftsmith.trainers.loop.loop import Loop, Outcome, Plan
-from draftsmith.trainers.loop.objective import Batch, Objective, hidden_states
+from draftsmith.trainers.loop.objective import Batch, Objective, document_mask, hidden_states
 from draftsmith.trainers.method_config import BoostConfig, Eagle3Config, MedusaConfig
 from draftsmith.trainers.teacher import feature_cache
 from draftsmith.trainers.teacher.features import CachedFeatures, OnlineFeatures, states_of
