@@ -64,7 +64,8 @@ def quickstart_record(folder: Path, seconds: float | None) -> Record:
         target=target_weights("tiny"),
         drafters=drafter_weights({RECIPE: folder / RUN / "drafter"}),
         setup=f"Trained, tuned, audited and measured: {steps()}. {settings['limit']} prompts from held-out library "
-        f"files, which tuning does not see, {settings['max_new_tokens']} new tokens, fp32.",
+        f"files, which tuning does not see, {settings['max_new_tokens']} new tokens, fp32; the untrained drafter on "
+        f"{results['rows'][-1]['requests']} of them.",
         intervals="95 % bootstrap intervals over prompts",
         tells_apart=SEED,
         audit={"verdict": "of each row; the untrained drafter runs the trained one's code", "sees": sees(folder)},

@@ -81,6 +81,14 @@ class Backbone:
             self._stacked = Stack(self.model)
         return self._stacked
 
+    @property
+    def head_weight(self) -> Tensor:
+        """The output projection's weight [V, H], as the last forward read it: laid out for few tokens, if stacked."""
+        if self._stacked is not None and self._stacked.head_is_current:
+            return self._stacked.head.weight
+        weight: Tensor = self.model.get_output_embeddings().weight
+        return weight
+
     @cached_property
     def _can_stack(self) -> bool:
         return can_stack(self.model)

@@ -98,10 +98,11 @@ class Stack:
     """The stacked layers of a model, as long as its weights stay."""
 
     def __init__(self, model: Any) -> None:
-        self._weights = [*model.lm_head.parameters()]
+        self._head_weights = [*model.lm_head.parameters()]
+        self._weights = [*self._head_weights]
         for layer in model.model.layers:
             self._weights += [*layer.self_attn.parameters(), *layer.mlp.parameters()]
-        self._state = self._now()
+        self._state, self._head_state = self._now(), _state_of(self._head_weights)
         self.layers = [_stacked(layer) for layer in model.model.layers]
         self.head = Joined.of([model.lm_head])
 
@@ -109,6 +110,11 @@ class Stack:
     def is_current(self) -> bool:
         """Whether no weight has been written to, or put elsewhere, since."""
         return self._now() == self._state
+
+    @property
+    def head_is_current(self) -> bool:
+        """The same of the output projection alone, which is cheaper to know."""
+        return _state_of(self._head_weights) == self._head_state
 
     def _now(self) -> list[int]:
         return _state_of(self._weights)

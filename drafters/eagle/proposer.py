@@ -15,6 +15,7 @@ C children of a node, X nodes drafted so far, T slots in view.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -190,7 +191,7 @@ class Eagle:
 
     def _logits(self, hidden_BNH: Tensor) -> Tensor:
         """Logits [B, N, V], fp32, over the target's vocabulary."""
-        return self._projection.logits(hidden_BNH)
+        return replace(self._projection, weight_VH=self._target.head_weight).logits(hidden_BNH)
 
     def teacher_forced(self, features_SF: Tensor, tokens_S: Tensor, depth: int) -> Iterator[Tensor]:
         """The network's logits along a known text, unrolled: `decoding.proposal.TeacherForced`."""
