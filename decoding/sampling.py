@@ -84,8 +84,8 @@ def draw(probs: Tensor, uniform: Tensor) -> Tensor:
     total = cumulative[..., -1:]
     # scaled by the total and held below it, so that rounding cannot fall off the end
     point = torch.minimum(uniform.double()[..., None] * total, torch.nextafter(total, torch.zeros_like(total)))
-    # the sum first exceeds the point where an entry has mass
-    return torch.searchsorted(cumulative, point, right=True).squeeze(-1)
+    # the sum first exceeds the point where an entry has mass; without any it is the last entry
+    return torch.searchsorted(cumulative, point, right=True).squeeze(-1).clamp_max(probs.shape[-1] - 1)
 
 
 def _top_p_threshold(probs: Tensor, top_p: float) -> Tensor:

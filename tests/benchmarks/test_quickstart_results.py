@@ -21,6 +21,7 @@ make test: FAILED in 812 s with its set-up, largest process 2.4 GB; log: somewhe
 def row(method: str, temperature: float, **more: Any) -> dict[str, Any]:
     return {
         "method": method,
+        "requests": 24,
         "temperature": temperature,
         "tau": [1.5, 1.4, 1.6],
         "alpha": [0.4, 0.3, 0.5],
