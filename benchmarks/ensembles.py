@@ -151,7 +151,8 @@ def boost(args: argparse.Namespace, name: str, values: dict[str, Any], members: 
     if takes_over and not (folder / "ssm-1").exists():
         staging = folder.with_name(f".staging-{folder.name}")
         shutil.rmtree(staging, ignore_errors=True)
-        shutil.copytree(first, staging)
+        # finished: its checkpoints, which are the other run's, are not gone on from
+        shutil.copytree(first, staging, ignore=shutil.ignore_patterns("checkpoints"))
         folder.mkdir(parents=True, exist_ok=True)
         staging.rename(folder / "ssm-1")
     shared = {
