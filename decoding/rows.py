@@ -42,17 +42,18 @@ class Rows:
     def emit(self, tokens_BE: Tensor, count_B: Tensor, origin_BE: Tensor) -> Tensor:
         """Append the first `count_B` tokens up to EOS and the limit; how many were kept, [B]."""
         at_E = torch.arange(tokens_BE.shape[1], device=tokens_BE.device)
-        fits_BE = (at_E < count_B[:, None]) & (self.count_B[:, None] + at_E < self.limit)
-        fits_BE = fits_BE & ~self.done_B[:, None]
+        room_B = torch.where(self.done_B, 0, self.limit - self.count_B)
+        fits_BE = at_E < torch.minimum(count_B, room_B)[:, None]
         ends_BE = (tokens_BE[..., None] == self._eos_Z).any(-1) & fits_BE
-        kept_BE = fits_BE & (ends_BE.cumsum(1) - ends_BE.long() == 0)
+        # up to the first that ends the row, which itself is kept
+        kept_BE = fits_BE & (ends_BE.cumsum(1) <= ends_BE)
         # what is not kept goes to the last slot, which is never read
         slot_BE = torch.where(kept_BE, self.count_B[:, None] + at_E, self.limit)
         self._tokens_BO.scatter_(1, slot_BE, tokens_BE)
         self._origin_BO.scatter_(1, slot_BE, origin_BE.to(torch.uint8))
         kept_B = kept_BE.sum(1)
         self.count_B += kept_B
-        self.done_B |= (ends_BE & kept_BE).any(1) | (self.count_B >= self.limit)
+        self.done_B |= ends_BE.any(1) | (self.count_B >= self.limit)
         return kept_B
 
     def answers(self) -> tuple[list[list[int]], list[list[str]]]:

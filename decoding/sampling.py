@@ -81,9 +81,8 @@ def draw(probs: Tensor, uniform: Tensor) -> Tensor:
         int64 [...]; never an entry of probability zero.
     """
     cumulative = probs.cumsum(-1, dtype=torch.float64)
-    total = cumulative[..., -1:]
-    # scaled by the total and held below it, so that rounding cannot fall off the end
-    point = torch.minimum(uniform.double()[..., None] * total, torch.nextafter(total, torch.zeros_like(total)))
+    # below the sum of all: the largest double under 1 takes at least half a step off whatever it multiplies
+    point = uniform.double()[..., None] * cumulative[..., -1:]
     # the sum first exceeds the point where an entry has mass; without any it is the last entry
     return torch.searchsorted(cumulative, point, right=True).squeeze(-1).clamp_max(probs.shape[-1] - 1)
 

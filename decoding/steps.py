@@ -44,7 +44,8 @@ class StepLog:
 
     def _deep(self, x_BD: Tensor) -> Tensor:
         """A step that drafted less than others is filled up to the common depth."""
-        return torch.nn.functional.pad(x_BD, (0, self.depth - x_BD.shape[1]))
+        missing = self.depth - x_BD.shape[1]
+        return torch.nn.functional.pad(x_BD, (0, missing)) if missing else x_BD.clone()
 
     def __len__(self) -> int:
         return len(self._kept)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .measure.run import Loaded
 
 RECIPE = "eagle-tiny"
-TRAINING = {"loop.steps": "650", "loop.validate_every": "650", "probe.every_steps": ""}
+TRAINING = {"loop.steps": "500", "loop.validate_every": "500", "probe.every_steps": ""}
 """How long it learns here: the whole takes minutes, not hours."""
 RUN = "run"
 """The folder of its run, in the quickstart's own."""
@@ -40,7 +40,7 @@ TRAINING_FREE = "prompt-lookup"
 # with less evidence for each, the whole stays a matter of minutes
 _LESS = {
     "audit.tokens": "4000",
-    "audit.sequences": "150000",
+    "audit.sequences": "80000",
     "audit.prompts": "8",
     "eval.sweep": "[2, 4, 8]",
     "eval.repeats": "1",
@@ -80,7 +80,7 @@ def _tune(out: Path, console: Console) -> dict[str, str]:
     from .check.early import check_tune
     from .measure.tune import run_tune
 
-    request = TuneRequest(runs=(out / RUN,), method=f"{TRAINED},{TRAINING_FREE}", limit=16, surfaces=False)
+    request = TuneRequest(runs=(out / RUN,), method=f"{TRAINED},{TRAINING_FREE}", limit=12, surfaces=False)
     done = run_tune(request, check_tune(request, []), console)
     settings = [each.prediction.setting for each in done]
     return next(dict(setting.values) for setting in settings if setting.contender.name == TRAINING_FREE)

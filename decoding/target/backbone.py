@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...errors import RequestError
@@ -81,13 +82,15 @@ class Backbone:
             self._stacked = Stack(self.model)
         return self._stacked
 
-    @property
-    def head_weight(self) -> Tensor:
-        """The output projection's weight [V, H], as the last forward read it: laid out for few tokens, if stacked."""
+    def project(self, hidden: Tensor) -> Tensor:
+        """The product [..., V] of last hidden states and the output projection, bias included; no factor, no cap.
+
+        By the weight as the last forward read it: laid out for few tokens, if stacked.
+        """
         if self._stacked is not None and self._stacked.head_is_current:
-            return self._stacked.head.weight
-        weight: Tensor = self.model.get_output_embeddings().weight
-        return weight
+            return self._stacked.head(hidden)
+        head = self.model.get_output_embeddings()
+        return F.linear(hidden.to(head.weight.dtype), head.weight, getattr(head, "bias", None))
 
     @cached_property
     def _can_stack(self) -> bool:

@@ -1,10 +1,10 @@
 """The projections of a small model, stacked and laid out for products with few rows.
 
 Query, key and value are one product then, gate and up another: a small model's call is mostly the way to its
-products, and there are three fewer of them in a layer. Weights lie column by column, which makes a product with 4 to
-8 tokens, a verify call's, up to twice as fast and one with a single token no slower. The stack is a copy of the
-weights, so it is made for small frozen models alone, and made anew where a weight has changed. `Together` is
-the same for a module of our own, such as a drafter's layer. Read next: `lean.py`, which runs the stack.
+products, and there are three fewer of them in a layer. Weights lie column by column for a token or two, and as
+oneDNN's kernels read them for more: with 4 to 8 tokens, a verify call's, that is up to twice as fast. The stack is
+copies of the weights, so it is made for small frozen models alone, and made anew where a weight has changed.
+`Together` is the same for a module of our own, such as a drafter's layer. Read next: `lean.py`, which runs the stack.
 
 Shapes: B rows, N tokens, H hidden, Q query heads, G key-value heads, D head size, I inner size.
 """
@@ -22,24 +22,45 @@ _MOST = 100_000_000
 """Numbers of a model that is stacked: in a larger one the products themselves take the time."""
 _MOST_TOGETHER = 5_000_000
 """The same for the layers of one product."""
+_LEAST_PACKED = 2**16
+"""Numbers of a weight that oneDNN multiplies with."""
+_ROWS, _LEAST_ROWS = 5, 3
+"""Rows that its layout is made for: those of a verify call; and from how many on it is the faster one."""
 
 
 class Joined(NamedTuple):
     """Several linear layers as one."""
 
     weight: Tensor
+    """[O, I], column by column: the faster one for a token or two."""
     bias: Tensor | None
+    packed: Tensor | None
+    """The same weight as oneDNN's kernels read it, for more tokens; None where it is small, or oneDNN is not here."""
 
     @staticmethod
     def of(layers: Sequence[nn.Linear]) -> Joined:
         """The outputs of `layers`, one behind the other."""
         biases: list[Tensor] = [layer.bias for layer in layers if layer.bias is not None]
-        weights: list[Tensor] = [layer.weight for layer in layers]
-        by_columns = torch.cat(weights).t().contiguous().t()
-        return Joined(by_columns, torch.cat(biases) if biases else None)
+        weight = torch.cat([layer.weight for layer in layers])
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS) if _packs(weight) else None
+        return Joined(weight.t().contiguous().t(), torch.cat(biases) if biases else None, packed)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
+        if self.packed is None or x.numel() < _LEAST_ROWS * x.shape[-1]:
+            return F.linear(x, self.weight, self.bias)
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+        return out
+
+
+def _packs(weight: Tensor) -> bool:
+    """Whether oneDNN is here for a product of this size: below it the way to its kernel costs more than it saves."""
+    return (
+        weight.numel() >= _LEAST_PACKED
+        and weight.device.type == "cpu"
+        and weight.dtype == torch.float32
+        and torch.backends.mkldnn.is_available()
+        and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+    )
 
 
 class Together:

@@ -15,7 +15,6 @@ C children of a node, X nodes drafted so far, T slots in view.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -30,7 +29,7 @@ from ...decoding.tree.build import dynamic_tree, most_nodes, tree_of_paths
 from ...decoding.tree.tree import chain, tree_mask
 from ...errors import RequestError
 from ..model.draft_model import Policy
-from ..projection import Projection
+from ..projection import Shaping
 from ..temperatures import at_depth
 from ..true_states import TrueStates, pick
 from .levels import draw_level, levels_of
@@ -119,7 +118,7 @@ class Eagle:
             self.nodes = min(nodes, _generated(draft_length, top_k))  # more would be computed and always be absent
         self._embed: Any = target.model.get_input_embeddings()
         self._head: Any = target.model.get_output_embeddings()
-        self._projection = Projection.of(target.model)
+        self._shaping = Shaping.of(target.model)
 
     def _choose_tree(self, kind: str, draft_length: int, paths: Sequence[Sequence[int]], nodes: int) -> None:
         if kind not in get_args(TreeKind):
@@ -191,7 +190,7 @@ class Eagle:
 
     def _logits(self, hidden_BNH: Tensor) -> Tensor:
         """Logits [B, N, V], fp32, over the target's vocabulary."""
-        return replace(self._projection, weight_VH=self._target.head_weight).logits(hidden_BNH)
+        return self._shaping(self._target.project(hidden_BNH).float())
 
     def teacher_forced(self, features_SF: Tensor, tokens_S: Tensor, depth: int) -> Iterator[Tensor]:
         """The network's logits along a known text, unrolled: `decoding.proposal.TeacherForced`."""

@@ -68,11 +68,10 @@ class TableModel:
         self.vocabulary, self.device = len(logits_VV), logits_VV.device
         self.model = TableWeights(logits_VV, shaping)
 
-    @property
-    def head_weight(self) -> Tensor:
-        """The output projection's weight [V, H], which drafters of features draft by."""
-        weight: Tensor = self.model.get_output_embeddings().weight
-        return weight
+    def project(self, hidden: Tensor) -> Tensor:
+        """The product [..., V] of last hidden states and the output projection."""
+        product: Tensor = self.model.projection(hidden)
+        return product
 
     def prefill(
         self,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from draftsmith.decoding.target.stacked import Together
+from draftsmith.decoding.target.stacked import Joined, Together
 from torch import Tensor, nn
 
 
@@ -117,3 +117,23 @@ def test_half_precision_and_autocast_are_the_layers_own() -> None:
     with torch.inference_mode():
         assert half.both(given().bfloat16())[0].dtype == torch.bfloat16
     assert half.both._joined is None
+
+
+def wide(outputs: int, *, bias: bool) -> nn.Linear:
+    """A layer that is large enough for oneDNN's layout, with outputs that its blocks do not divide."""
+    torch.manual_seed(outputs)
+    return nn.Linear(208, outputs, bias=bias).requires_grad_(False)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 9, 64])
+@pytest.mark.parametrize("bias", [True, False])
+def test_large_products_in_another_layout_are_the_same(rows: int, bias: bool) -> None:
+    layers = [wide(1000, bias=bias), wide(333, bias=bias)]
+    joined = Joined.of(layers)
+    assert (joined.packed is not None) == torch.backends.mkldnn.is_available()
+    x = torch.randn(2, rows + 3, 208, generator=torch.Generator().manual_seed(rows))
+    with torch.inference_mode():
+        for given_x in (x[:1, :rows], x[:, -rows:], x.transpose(0, 1)[:rows]):
+            expected = torch.cat([layer(given_x) for layer in layers], -1)
+            torch.testing.assert_close(joined(given_x), expected)
+    assert Joined.of([nn.Linear(16, 12)]).packed is None
