@@ -1,4 +1,4 @@
-"""The other end of `vllm_job.py`: a process of vLLM's own environment that answers jobs, one after another.
+"""The other end of `in_vllm/vllm_job.py`: a process of vLLM's own environment that answers jobs, one after another.
 
 Read next: `test_vllm.py`, what is asked of it; the Makefile's `test-engines`, which makes the environment.
 """
@@ -21,6 +21,8 @@ NEEDED = pytest.mark.skipif(
     not PLACE, reason="needs vLLM's CPU build, 2 GB in an environment of its own: make test-engines"
 )
 MOST_TOKENS = 32
+INSIDE = Path(__file__).with_name("in_vllm")
+"""What runs in vLLM's processes."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class Vllm:
         self._folder, self._count = folder, 0
         self._log = (folder / "vllm.log").open("w")
         self._process = subprocess.Popen(
-            [str(Path(PLACE) / "bin" / "python"), str(Path(__file__).with_name("vllm_job.py"))],
+            [str(Path(PLACE) / "bin" / "python"), str(INSIDE / "vllm_job.py")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,

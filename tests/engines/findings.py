@@ -34,6 +34,22 @@ SHARES = {
     "sampled, ours": "{sample}",
     "sampled, the engine's": "{sample_engine}",
 }
+SERVER, STATES_OF = "vLLM's server", "vLLM's hidden states"
+STATES = {"processes": "{drafter}", "losses compared": "{losses}", "largest difference": "{difference}"}
+AUDITS = {
+    "drafter": "{drafter}",
+    "verdict": "{verdict}",
+    "T = 0: tokens not the target's": "{greedy}",
+    "T = 1: nats a token under the target": "{nats}",
+    "the target's own": "{expected}",
+}
+SPEEDS = {
+    "drafter": "{drafter}",
+    "tau, T = 0": "{tau_0}",
+    "T = 1": "{tau_1}",
+    "speed-up, T = 0": "{speedup_0}",
+    "T = 1 ": "{speedup_1}",
+}
 SETUP = (
     "The embedded target in fp32 and drafters that were trained for {steps} steps, K = 4, 16 prompts of the standard "
     "library, at most {tokens} new tokens; exported with `--dtype fp32` and started as `draftsmith export` prints."
@@ -87,13 +103,17 @@ class Findings:
             seed_values=[0],
             tells_apart="anything of a drafter's worth: these know little, and are the same on both sides",
             audit=Audit(verdict="not audited", sees="two decoders are compared, no drafter is rated"),
-            formats=dict.fromkeys(["argmax", "argmax_engine", "sample", "sample_engine"], ".1%"),
+            formats=dict.fromkeys(["argmax", "argmax_engine", "sample", "sample_engine"], ".1%")
+            | dict.fromkeys(["nats", "expected", "tau_0", "tau_1", "speedup_0", "speedup_1"], ".2f"),
             rows=list(self._rows.values()),
             notes=[f"All of it took {minutes:.0f} minutes; the environment has {size / 1e9:.1f} GB."],
             tables={
                 "engines": table_of(HEADS, where),
                 "sampled": table_of(SHARES, {**where, "temperatures": "0 and 1"}),
                 "transformers": table_of(HEADS, {"engine": "transformers"}),
+                "server": table_of(AUDITS, {"engine": SERVER}),
+                "speed": table_of(SPEEDS, {"engine": SERVER, "measured": "yes"}),
+                "states": table_of(STATES, {"engine": STATES_OF}),
             },
         )
 

@@ -31,7 +31,7 @@ def own_target(run: Path, target: Backbone) -> Backbone:
 def test_plain_decoding(vllm: Vllm, target: Backbone, prompts: Prompts, findings: Findings) -> None:
     """Without a drafter the two write the same: what differs below is the drafter's doing.
 
-    And once the CPU build spreads temperatures over drafted tokens by itself, `expanded` in `vllm_job.py` goes.
+    And once the CPU build spreads temperatures over drafted tokens by itself, `in_vllm/mended.py` goes.
     """
     served = vllm.serve(target.name, None, [Asked(prompts, 0.0)])
     findings.versions["vllm"] = served.version

@@ -318,10 +318,17 @@ HARD = BoostConfig(members=3, weights="hard", unit="span", match_tokens=1, stop_
     [
         ("step", 19),
         ("measure", 2),
-        ("publish", 1),
         *(
             pytest.param(*place, marks=pytest.mark.slow)
-            for place in (("step", 7), ("step", 12), ("step", 33), ("measure", 1), ("publish", 3), ("export", 2))
+            for place in (
+                ("publish", 1),
+                ("step", 7),
+                ("step", 12),
+                ("step", 33),
+                ("measure", 1),
+                ("publish", 3),
+                ("export", 2),
+            )
         ),
     ],
 )

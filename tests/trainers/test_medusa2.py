@@ -319,7 +319,9 @@ def test_stage_one_leaves_the_target_still(tune: TuneConfig, tmp_path: Path) -> 
 
 
 @EACH
-@pytest.mark.parametrize("distils", [False, True], ids=["text", "self"])
+@pytest.mark.parametrize(
+    "distils", [pytest.param(False, id="text", marks=pytest.mark.slow), pytest.param(True, id="self")]
+)
 def test_a_cut_run_resumes_to_the_same_bits(tune: TuneConfig, distils: bool, tmp_path: Path) -> None:
     """Cut at rest and behind it, with dropout on."""
     tune, how = with_rest(tune), {"medusa2": Medusa2Config(self_distillation=distils)}

@@ -226,6 +226,7 @@ def test_a_drafter_s_own_distribution_goes_through_all_that_the_target_does(fami
     torch.testing.assert_close(heads.heads.logits(states, heads._projection), logits)
 
 
+@pytest.mark.slow  # the enumeration below, and test_windows.py
 def test_the_audit_of_a_capped_target_behind_its_window() -> None:
     """Answers of more than three windows, tree and chain."""
     window = {"sliding_window": 13, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
@@ -267,7 +268,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("recipe", ["distill", "medusa2", "bpd", "eagle", "eagle3"])
+@pytest.mark.parametrize(
+    "recipe",
+    ["medusa2", "eagle3", *(pytest.param(each, marks=pytest.mark.slow) for each in ("distill", "bpd", "eagle"))],
+)
 def test_a_run_on_rows_of_six_windows(recipe: str, place: Path, tmp_path: Path) -> None:
     """Through the loop: checkpoints, a probe that decodes, the drafter's folder. A draft's bias moves with it."""
     rows = str(place / "rows.jsonl")
@@ -289,7 +293,10 @@ SHAPINGS = {"cap": Shaping(1.0, 4.0), "scale": Shaping(0.25), "both": Shaping(2.
 
 
 @pytest.mark.parametrize("kind", ["eagle chain", "eagle static", "bpd"])
-@pytest.mark.parametrize("shaping", SHAPINGS.values(), ids=SHAPINGS)
+@pytest.mark.parametrize(
+    "shaping",
+    [pytest.param(each, id=name, marks=[] if name == "both" else pytest.mark.slow) for name, each in SHAPINGS.items()],
+)
 def test_the_audit_s_enumeration(shaping: Shaping, kind: str) -> None:
     """Over a table whose logits are capped or scaled, and a drafter that reads its projection."""
     table, drafts = tables(1)

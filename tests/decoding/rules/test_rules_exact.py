@@ -350,8 +350,8 @@ def test_what_the_target_cannot_say_is_never_emitted(name: str) -> None:
     p_RNV = PLAIN(logits_RNV)
     g = torch.Generator().manual_seed(1)
     for _ in range(20):
-        ends = torch.randint(2, (len(logits_RNV), 40), generator=g) * HIGH
-        found = rule(logits_RNV, drafts.proposal, PLAIN, Given(ends.double()))
+        ends = torch.randint(2, (len(logits_RNV), 40), generator=g).double() * HIGH
+        found = rule(logits_RNV, drafts.proposal, PLAIN, Given(ends))
         at_R1 = last_node(found)
         p_RV = acceptance.row_of(p_RNV, at_R1[:, 0])
         assert bool((p_RV.gather(1, found.extra_B[:, None]) > 0).all())

@@ -98,7 +98,7 @@ def test_greedy_output_is_the_targets_and_no_member_is_better_alone(static: bool
 
 
 # rows that share prefixes beside rows that do not: test_compact_trees_are_the_same_by_path
-@pytest.mark.parametrize(("temperature", "seeds"), [(0.0, 1), (0.3, 3), (1.0, 1)])
+@pytest.mark.parametrize(("temperature", "seeds"), [(0.0, 1), pytest.param(0.3, 3, marks=pytest.mark.slow), (1.0, 1)])
 def test_neither_other_rows_nor_fixed_shapes_change_a_row(temperature: float, seeds: int, target: Backbone) -> None:
     ensemble = join(drafts_of(target))
     for seed in range(seeds):

@@ -113,7 +113,14 @@ def forget_the_first_sibling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acceptance, "_try_children", names["_try_children"])
 
 
-@pytest.mark.parametrize("name", [name for name in TOYS if "three siblings" in name])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name.startswith("tree") else pytest.mark.slow)
+        for name in TOYS
+        if "three siblings" in name
+    ],
+)
 def test_a_third_sibling_that_is_judged_without_the_second_alone_is_seen(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

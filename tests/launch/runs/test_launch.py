@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from draftsmith.launch.cli import main
 from launching import launched, launching
 from small_run import drafter, losses, write_recipe
 from tally import tally
@@ -29,7 +30,10 @@ def launch(config: str, folder: Path, *words: str) -> tuple[Path, str]:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return launch("cpu", tmp_path_factory.mktemp("launch"))[0]
+    folder = tmp_path_factory.mktemp("launch")
+    # in this process: only the other side has to be launched
+    assert main(["train", str(write_recipe(folder)), "--out", str(folder / "cpu"), "--loop.steps", str(STEPS)]) == 0
+    return folder / "cpu"
 
 
 @pytest.mark.run

@@ -124,7 +124,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-@pytest.mark.parametrize("verb", ["train", "check"])
+@pytest.mark.parametrize("verb", ["train", pytest.param("check", marks=pytest.mark.slow)])
 def test_what_cannot_be_trained_is_refused_before_the_run(
     case: str, verb: str, runs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -145,7 +145,7 @@ def test_zero_3_is_refused_before_the_run(runs: Path, capfd: pytest.CaptureFixtu
     assert main(["check", str(runs / "small.yaml"), *flags, "zero2"]) == 0
 
 
-@pytest.mark.parametrize("verb", ["train", "check"])
+@pytest.mark.parametrize("verb", ["train", pytest.param("check", marks=pytest.mark.slow)])
 def test_adapters_that_are_there_are_neither_lost_nor_written_over(
     verb: str, runs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -165,6 +165,7 @@ def test_the_pre_flight_counts_what_moves(runs: Path, capfd: pytest.CaptureFixtu
     assert "adapter's" in report  # base, which takes memory and no moments
 
 
+@pytest.mark.slow  # test_adapters.py has the choice itself
 def test_an_adapter_is_chosen_on_the_command_line(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:
     few = [
         "--eval.limit",
