@@ -20,7 +20,7 @@ from engines.findings import SERVER, Findings, figure
 from engines.serving import NAME, serving
 
 pytestmark = NEEDED
-AUDIT = ("--audit.max_new_tokens", "48", "--audit.tokens", "20000", "--audit.batch", "16")
+AUDIT = ("--audit.max_new_tokens", "48", "--audit.tokens", "12000", "--audit.batch", "16")
 FEW = ("--eval.max_new_tokens", "48", "--eval.temperatures", "[0, 1]", "--requests", "32")
 
 
