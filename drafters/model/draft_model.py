@@ -129,11 +129,10 @@ class DraftModel:
             distributions.append(self.declare(logits_BV, probs_BV))
             tokens.append(self.choose(probs_BV, random_BK[:, k]))
         self._drafted = length
-        at_N = torch.arange(length + 1, device=last_B.device)
-        common: dict[str, Any] = {
-            "present_BN": None if wanted_B is None else at_N <= wanted_B[:, None],
-            "coins": self.nodes,
-        }
+        present_BN = None
+        if wanted_B is not None:
+            present_BN = torch.arange(length + 1, device=last_B.device) <= wanted_B[:, None]
+        common: dict[str, Any] = {"present_BN": present_BN, "coins": self.nodes}
         if random_BK is None:
             return Proposal(torch.stack(tokens, 1), chain(length), DraftSampling.POINT_MASS, **common)
         distributions.append(torch.zeros_like(distributions[0]))  # the last node is a leaf: its row is never read
@@ -162,7 +161,7 @@ class DraftModel:
         """Feed what the KV cache lacks, the last emitted token included; logits after it."""
         lengths_B = self._history.lengths_B
         static = self._kv_cache.static
-        width = self._longest_gap if static else int((lengths_B + 1 - self._known_B).max())
+        width = self._longest_gap if static else 1 + int((lengths_B - self._known_B).max())
         # rows that lack fewer tokens feed some again, which writes the same values; a row too short for
         # that begins at its start, and what it computes after its last token is not used
         start_B = (lengths_B + 1 - width).clamp_min(0)
