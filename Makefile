@@ -26,9 +26,10 @@ check: $(READY)
 test-all: $(READY)
 	$(BIN)/pytest
 
-# exported drafters in vLLM, transformers and llama.cpp's converter; writes docs/results/engines.json and its tables
+# exported drafters in vLLM, transformers and llama.cpp's converter, vLLM's server; writes docs/results/engine*.json and
+# their tables
 test-engines: $(READY) $(ENGINES)/ready
-	DRAFTSMITH_ENGINES=$(CURDIR)/$(ENGINES) DRAFTSMITH_ENGINES_RECORD=docs/results/engines.json $(BIN)/pytest tests/engines
+	DRAFTSMITH_ENGINES=$(CURDIR)/$(ENGINES) DRAFTSMITH_ENGINES_RECORDS=docs/results $(BIN)/pytest tests/engines
 	$(BIN)/python benchmarks/tables.py
 
 tiny-target: $(READY)

@@ -12,14 +12,14 @@ from datetime import date
 from pathlib import Path
 
 from draftsmith.benchmarks.common.provenance import commit, hardware
-from draftsmith.benchmarks.common.records import Audit, Cell, Figure, Record, Weights, table_of, write_record
+from draftsmith.benchmarks.common.records import Audit, Cell, Figure, Record, Table, Weights, table_of, write_record
 from draftsmith.eval.measure.environment import environment
 from draftsmith.launch.generate import drafter_hash
 from engines.cases import CASES, STEPS
 from engines.engine import MOST_TOKENS, PLACE
 from engines.measured import LEVEL
 
-VARIABLE = "DRAFTSMITH_ENGINES_RECORD"
+VARIABLE = "DRAFTSMITH_ENGINES_RECORDS"
 HEADS = {
     "drafter": "{drafter}",
     "weights left untouched": "{untouched}",
@@ -35,6 +35,7 @@ SHARES = {
     "sampled, the engine's": "{sample_engine}",
 }
 SERVER, STATES_OF = "vLLM's server", "vLLM's hidden states"
+FAULTY = "draft model, the CPU build as it comes"
 STATES = {"processes": "{drafter}", "losses compared": "{losses}", "largest difference": "{difference}"}
 AUDITS = {
     "drafter": "{drafter}",
@@ -49,6 +50,28 @@ SPEEDS = {
     "T = 1": "{tau_1}",
     "speed-up, T = 0": "{speedup_0}",
     "T = 1 ": "{speedup_1}",
+}
+SERVED = ("none", "draft model", "EAGLE-3", FAULTY)
+# file name -> title, the rows that it needs, its tables
+RECORDS = {
+    "engines": (
+        "Exported drafters in engines",
+        {("vLLM", case.title) for case in CASES},
+        {
+            "engines": table_of(HEADS, {"engine": "vLLM"}),
+            "sampled": table_of(SHARES, {"engine": "vLLM", "temperatures": "0 and 1"}),
+            "transformers": table_of(HEADS, {"engine": "transformers"}),
+        },
+    ),
+    "engine-servers": (
+        "An engine's server, audited, measured and asked for hidden states",
+        {(SERVER, each) for each in SERVED} | {(STATES_OF, "1"), (STATES_OF, "2")},
+        {
+            "server": table_of(AUDITS, {"engine": SERVER}),
+            "speed": table_of(SPEEDS, {"engine": SERVER, "measured": "yes"}),
+            "states": table_of(STATES, {"engine": STATES_OF}),
+        },
+    ),
 }
 SETUP = (
     "The embedded target in fp32 and drafters that were trained for {steps} steps, K = 4, 16 prompts of the standard "
@@ -75,20 +98,22 @@ class Findings:
         self._drafters[name] = folder
 
     def write(self) -> None:
-        """The record, where one is asked for and every case was run."""
+        """A record for each kind of findings of which every case was run, where they are asked for."""
         place = os.environ.get(VARIABLE)
-        missing = [case.title for case in CASES if ("vLLM", case.title) not in self._rows]
-        if place and not missing:
-            write_record(Path(place), self._record())
+        for name, (title, needed, tables) in RECORDS.items():
+            engines = {engine for engine, _ in needed}
+            if place and needed <= self._rows.keys():
+                rows = [row for (engine, _), row in self._rows.items() if engine in engines | {"transformers"}]
+                write_record(Path(place) / f"{name}.json", self._record(title, rows, tables))
 
-    def _record(self) -> Record:
+    def _record(self, title: str, rows: list[dict[str, Cell]], tables: dict[str, Table]) -> Record:
         machine = environment()
         minutes = (time.monotonic() - self._begun) / 60
         size = sum(path.lstat().st_size for path in Path(PLACE).rglob("*"))
         ours = {name: version for name, version in machine["versions"].items() if version}
-        where = {"engine": "vLLM"}
+        shares = ("argmax", "argmax_engine", "sample", "sample_engine")
         return Record(
-            title="Exported drafters in engines",
+            title=title,
             origin="measured",
             command="make test-engines",
             commit=commit(),
@@ -98,23 +123,16 @@ class Findings:
             target=Weights(name=self._target.name, sha256=drafter_hash(self._target)),
             drafters=[Weights(name=name, sha256=drafter_hash(path)) for name, path in self._drafters.items()],
             setup=SETUP.format(steps=STEPS, tokens=MOST_TOKENS),
-            intervals=f"{LEVEL:.1%}, for the engine's share of as many requests as it answered",
+            intervals=f"{LEVEL:.1%}, for the engine's share of as many requests as it answered; 95 % for a server's tau",
             seeds=1,
             seed_values=[0],
             tells_apart="anything of a drafter's worth: these know little, and are the same on both sides",
             audit=Audit(verdict="not audited", sees="two decoders are compared, no drafter is rated"),
-            formats=dict.fromkeys(["argmax", "argmax_engine", "sample", "sample_engine"], ".1%")
+            formats=dict.fromkeys(shares, ".1%")
             | dict.fromkeys(["nats", "expected", "tau_0", "tau_1", "speedup_0", "speedup_1"], ".2f"),
-            rows=list(self._rows.values()),
-            notes=[f"All of it took {minutes:.0f} minutes; the environment has {size / 1e9:.1f} GB."],
-            tables={
-                "engines": table_of(HEADS, where),
-                "sampled": table_of(SHARES, {**where, "temperatures": "0 and 1"}),
-                "transformers": table_of(HEADS, {"engine": "transformers"}),
-                "server": table_of(AUDITS, {"engine": SERVER}),
-                "speed": table_of(SPEEDS, {"engine": SERVER, "measured": "yes"}),
-                "states": table_of(STATES, {"engine": STATES_OF}),
-            },
+            rows=rows,
+            notes=[f"The session took {minutes:.0f} minutes; the environment has {size / 1e9:.1f} GB."],
+            tables=tables,
         )
 
 

@@ -16,7 +16,7 @@ from engines.cases import Trained
 from engines.conftest import CHARACTERS, MODULES
 from engines.engine import NEEDED
 from engines.exported import exported
-from engines.findings import SERVER, Findings, figure
+from engines.findings import FAULTY, SERVER, Findings, figure
 from engines.serving import NAME, serving
 
 pytestmark = NEEDED
@@ -91,6 +91,6 @@ def test_the_faulty_build_is_caught(texts: Path, trained: Trained, findings: Fin
     command = exported(trained("distill"), "vllm", tmp_path / "export")
     with serving(tmp_path / "server", command.model, command.config, more=()) as url:
         found = audited(url, texts, tmp_path / "audit")
-    add(findings, "draft model, the CPU build as it comes", found)
+    add(findings, FAULTY, found)
     assert found["verdict"] == "NOT lossless"
     assert found["replay"]["bugs"] == 0  # T = 0 does without the faulty part
