@@ -26,6 +26,10 @@ class TargetConfig(Section):
     """Commit, tag or branch on the hub."""
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Precision of the frozen target's weights."""
+    sharding: Literal["none", "fully_shard"] = "none"
+    """`fully_shard` cuts the weights of a frozen target's layers over all processes: each holds its
+    share, and gathers one layer at a time while its rows go through. Held-out rows choose the best
+    drafter then, as no process can decode with a share."""
     trust_remote_code: bool = False
     """Run code that comes with the model. Leave off unless you have read it."""
 

@@ -21,6 +21,7 @@ from ...errors import RequestError
 from ..tree.tree import AnyTree, Nodes, tree_mask
 from . import lean
 from .attention import TREE_MASKED
+from .cut import is_cut
 from .foreign import end_ids
 from .hidden_states import HiddenStates, decoder_of, layer_count
 from .hub import load_tokenizer
@@ -144,8 +145,13 @@ class Backbone:
         `layers`, each row's hidden states [S, F] are appended to `features`.
 
         Raises:
-            RequestError: a prompt has an id that the embedding has no row for.
+            RequestError: a prompt has an id that the embedding has no row for, or the target is cut over processes.
         """
+        if is_cut(self.model):
+            raise RequestError(
+                f"{self.name} is cut over processes, each of which would have to make every call of the others: "
+                "nothing decodes with it. Decode where it is whole, or set target.sharding to none"
+            )
         check_token_ids(self, max(map(max, prompts)), "a prompt")
         last = []
         for row, prompt in enumerate(prompts):

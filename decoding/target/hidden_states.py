@@ -68,7 +68,7 @@ class HiddenStates:
             RequestError: the states between the layers are asked for, and the layers are in no list.
         """
         between = sorted({number for number in self._numbers if number != self._count})
-        blocks = _blocks(decoder, self._count) if between else nn.ModuleList()
+        blocks = layers_of(decoder, self._count) if between else nn.ModuleList()
         hooks = [
             blocks[number].register_forward_pre_hook(self._before(number), with_kwargs=True) for number in between
         ]
@@ -125,12 +125,17 @@ def last_norm(decoder: Any) -> nn.Module:
     return norm
 
 
-def _blocks(decoder: nn.Module, count: int) -> nn.ModuleList:
-    """The decoder's layers, whatever its class calls them."""
+def layers_of(decoder: nn.Module, count: int) -> nn.ModuleList:
+    """The decoder's layers, whatever its class calls them.
+
+    Raises:
+        RequestError: they are in no list of its own.
+    """
     for child in decoder.children():
         if isinstance(child, nn.ModuleList) and len(child) == count:
             return child
     raise RequestError(
         f"{type(decoder).__name__} keeps its {count} layers in no list of its own, so the states "
-        "between them cannot be taken; take a method that reads the last state alone"
+        "between them cannot be taken, nor its layers cut over processes; take a method that reads the last state "
+        "alone, and leave target.sharding"
     )

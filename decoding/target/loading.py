@@ -16,6 +16,7 @@ import torch
 from ...errors import RequestError
 from .attention import use_grouped_attention
 from .backbone import Backbone
+from .cut import cut_class, mesh_of_all
 from .foreign import check_generation_config, raw_json
 from .hub import folder_or_name, loading_errors, skeleton, vetted_config
 from .weights import INDEX, check_held, check_weight_files, shards
@@ -33,19 +34,30 @@ def load_target(
     device: str | None = None,
     trust_remote_code: bool = False,
     layers: int | None = None,
+    cut: bool = False,
 ) -> Backbone:
     """Load a causal LM by folder or hub name; `tiny` is the embedded default target.
 
     Args:
         layers: load these first layers alone, with embedding, last norm and projection; the config stays the
             whole model's. Nobody can decode with such a part.
+        cut: each process reads its share of the layers alone (`cut.py`); the run's group is joined already.
 
     Raises:
-        RequestError: there is no such model, or its state cannot be rolled back.
+        RequestError: there is no such model, its state cannot be rolled back, or it cannot be cut.
     """
-    model = load_model(path, revision=revision, dtype=dtype, trust_remote_code=trust_remote_code, layers=layers)
     chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    model.requires_grad_(False).eval().to(chosen)
+    model = load_model(
+        path,
+        revision=revision,
+        dtype=dtype,
+        trust_remote_code=trust_remote_code,
+        layers=layers,
+        cut_on=chosen if cut else None,
+    )
+    model.requires_grad_(False).eval()
+    if not cut:
+        model.to(chosen)
     use_grouped_attention(model)
     return Backbone(model, name=folder_or_name(path), revision=revision)
 
@@ -57,8 +69,13 @@ def load_model(
     dtype: str = "fp32",
     trust_remote_code: bool = False,
     layers: int | None = None,
+    cut_on: str | None = None,
 ) -> Any:
-    """The weights alone, ready to train further; the class is that of `transformers`. `layers`: as for `load_target`.
+    """The weights alone, ready to train further; the class is that of `transformers`.
+
+    Args:
+        layers: as for `load_target`.
+        cut_on: cut the layers over all processes, each share on this device of its process.
 
     Raises:
         RequestError: there is no such model, or its weights are damaged.
@@ -77,8 +94,13 @@ def load_model(
         whole = (own.num_hidden_layers, getattr(own, "layer_types", None))
         if layers is not None:
             _set_layers(own, min(layers, whole[0]), None if whole[1] is None else whole[1][:layers])
+        loader: Any = AutoModelForCausalLM
+        placed = {}
+        if cut_on is not None:
+            made = type(skeleton(config, trust_remote_code))
+            loader, placed = cut_class(made, mesh_of_all(cut_on)), {"device_map": {"": cut_on}}
         try:
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = loader.from_pretrained(
                 source,
                 config=config,
                 revision=revision,
@@ -86,6 +108,7 @@ def load_model(
                 trust_remote_code=trust_remote_code,
                 use_safetensors=True,
                 output_loading_info=True,
+                **placed,
             )
         except RuntimeError as error:
             if "ignore_mismatched_sizes" not in str(error):  # out of memory, for instance
@@ -98,6 +121,8 @@ def load_model(
             raise ValueError(f"its weights lack {missing[0]}{others}")
         if layers is not None:
             _set_layers(model.config.get_text_config(decoder=True), *whole)
+        if cut_on is not None:
+            model.__class__ = made
         return model
 
 

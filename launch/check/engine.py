@@ -1,4 +1,4 @@
-"""What a recipe has to say, and may not say, where a serving engine computes the target's states.
+"""What a recipe has to say, and may not say, where no process has the whole target: it is cut, or an engine has it.
 
 Read next: `unread.py` and `features.py`, which ask here; `trainers/teacher/engine.py`, the run.
 """
@@ -13,12 +13,15 @@ from ...trainers.config import FROM_TARGET, FeaturesConfig
 from ..recipe.model import Recipe
 
 _log = logging.getLogger(__name__)
+_WHOLE = "it has to be here and whole: features.source online, target.sharding none"
 _OF_ENGINE = ("server", "served_model", "shared", "requests", "timeout")
 
 
-def check_engine(recipe: Recipe) -> None:
-    """Raise RequestError for values of an engine without one, and for what only a whole target can do."""
+def check_whole_target(recipe: Recipe) -> None:
+    """Raise RequestError for what only a whole target can do where there is none, and for values of no engine."""
     features = recipe.features
+    if recipe.target.sharding != "none":
+        _check_cut(recipe)
     if features.source != "engine":
         default = FeaturesConfig()
         given = next((name for name in _OF_ENGINE if getattr(features, name) != getattr(default, name)), None)
@@ -38,12 +41,26 @@ def check_engine(recipe: Recipe) -> None:
         raise RequestError(f"features.source is engine, so the whole target is not here, and {reason}")
 
 
+def _check_cut(recipe: Recipe) -> None:
+    """Raise RequestError for what only a whole target can do, and for a target that is nowhere here."""
+    if recipe.features.source == "engine":
+        raise RequestError(
+            f"target.sharding is {recipe.target.sharding}, and features.source is engine: the engine holds the "
+            "target, and nothing is left here to cut; leave target.sharding"
+        )
+    reason = _needs_whole(recipe)
+    if reason is not None:
+        raise RequestError(
+            f"target.sharding is {recipe.target.sharding}, so no process has the whole target, and {reason}"
+        )
+
+
 def _needs_whole(recipe: Recipe) -> str | None:
     """What of a recipe runs the target itself, and what to do; None where nothing does."""
     if recipe.tunes_target:
-        return f"{recipe.method} trains it; use features.source online"
+        return f"{recipe.method} trains it; {_WHOLE}"
     if recipe.record.samples(recipe) is not None:
-        return f"{recipe.method} learns from texts that it writes; use features.source online"
+        return f"{recipe.method} learns from texts that it writes; {_WHOLE}"
     if recipe.rollouts.share:
         return "rollouts.share has it follow texts that the draft writes; set it to 0 (answers: draftsmith generate)"
     if recipe.model.start_from == FROM_TARGET:

@@ -11,7 +11,7 @@ from ...trainers.method_config import LoraConfig
 from ...trainers.methods import METHODS, own_sections
 from ..recipe.load import Resolved
 from ..recipe.model import Recipe
-from .engine import check_engine
+from .engine import check_whole_target
 
 
 def check_read(recipe: Recipe) -> None:
@@ -28,7 +28,7 @@ def check_read(recipe: Recipe) -> None:
             f"lora.{given} is {getattr(lora, given)!r}, and lora.rank is not set: the model "
             "itself would be trained, no adapter; set lora.rank, or leave the section out"
         )
-    check_engine(recipe)
+    check_whole_target(recipe)
     if recipe.rollouts.share and recipe.features.source == "cache":
         raise RequestError(
             "rollouts.share is above 0 and features.source is cache: rows that are written while "

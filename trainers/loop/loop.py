@@ -84,7 +84,10 @@ class Loop:
         out: Path,
         export_to: Path,
         probe: Probe | None,
+        by_validation: bool = False,
     ) -> None:
+        """`by_validation`: without a probe, export the weights of the lowest held-out loss, not the last ones."""
+        self.by_validation = by_validation
         self.objective, self.train_rows, self.validation_rows = objective, train, validation
         self.plan, self.accelerator, self.probe = plan, accelerator, probe
         self.out, self.export_to = out, export_to
@@ -146,6 +149,8 @@ class Loop:
                     self.report(done, meter, record, screen)
                 if done % loop.validate_every == 0 or last:
                     validation = self.validate(done, record, screen)
+                    if self.by_validation:
+                        self.export_lowest(done, validation)
                     meter.restart()
                 if self.is_due(done, self.plan.probe.every_steps):
                     self.probe_and_export(done, record, screen)
@@ -239,7 +244,7 @@ class Loop:
         """Decode held-out prompts, and export when tau is the best so far; without a probe, at the end."""
         draft = self.objective.draft()
         if self.probe is None or draft is None:
-            if done == self.plan.loop.steps:
+            if done == self.plan.loop.steps and not self.by_validation:
                 self.export()
             return
         with self.averaged(), _eval_mode(draft), gathered(draft):
@@ -252,6 +257,16 @@ class Loop:
             self.best = {**values, "step": float(done)}
             self.export()
         self.accelerator.wait_for_everyone()
+
+    def export_lowest(self, done: int, loss: float) -> None:
+        """Export where the held-out loss, the same on every process, is the lowest so far; without one, at the end."""
+        last = done == self.plan.loop.steps
+        if self.best is None or loss < self.best["validation_loss"]:
+            if math.isnan(loss) and not last:
+                return
+            self.best = {"validation_loss": loss, "step": float(done)}
+            self.export()
+            self.accelerator.wait_for_everyone()
 
     def beats_best(self, values: dict[str, float]) -> bool:
         return self.best is None or values["tau"] > self.best["tau"]

@@ -40,11 +40,7 @@ def make_accelerator(loop: LoopConfig, optimizer: OptimizerConfig, out: Path) ->
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     check_machine(loop, on_cpu=on_cpu)
     precision = loop.precision_on(cpu=on_cpu)
-    if os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true":
-        raise RequestError(
-            "the launch asks for FSDP, whose shards the loop does not gather for checkpoints; for memory use "
-            "DeepSpeed: launch with launch/configs/zero2.yaml or zero3.yaml"
-        )
+    _check_no_fsdp()
     # the state is shared by all runs of a process, and an earlier one may have had another precision
     AcceleratorState._reset_state()
     wants_deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true"
@@ -67,6 +63,19 @@ def make_accelerator(loop: LoopConfig, optimizer: OptimizerConfig, out: Path) ->
     if loop.trackers:
         accelerator.init_trackers("draftsmith")
     return accelerator
+
+
+def _check_no_fsdp() -> None:
+    """Raise RequestError for a launch that has accelerate shard what is trained."""
+    asked = {"ACCELERATE_USE_FSDP": "FSDP", "ACCELERATE_USE_PARALLELISM_CONFIG": "a parallelism config"}
+    for variable, what in asked.items():
+        if os.environ.get(variable, "").lower() in {"1", "true", "yes"}:
+            raise RequestError(
+                f"the launch asks for {what} ({variable}). On a CPU accelerate makes plain data parallelism of FSDP, "
+                "or processes that add up no gradients, without a word; elsewhere checkpoints would hold shards. For "
+                "a large target set target.sharding to fully_shard; for a large drafter launch with "
+                "launch/configs/zero2.yaml or zero3.yaml"
+            )
 
 
 def _group_of(loop: LoopConfig, *, on_cpu: bool) -> list[Any]:
@@ -177,10 +186,21 @@ def run_loop(
     export_to: Path,
     probe: Probe | None,
     resume: str,
+    by_validation: bool = False,
 ) -> Outcome:
-    """Train to the last step and report how it ended."""
+    """Train to the last step and report how it ended. Arguments are those of `Loop`."""
     start = resume_from(out, resume)
-    loop = Loop(objective, train, validation, plan, accelerator, out=out, export_to=export_to, probe=probe)
+    loop = Loop(
+        objective,
+        train,
+        validation,
+        plan,
+        accelerator,
+        out=out,
+        export_to=export_to,
+        probe=probe,
+        by_validation=by_validation,
+    )
     outcome = loop.run(start)
     if accelerator.trackers:
         accelerator.end_training()

@@ -23,6 +23,7 @@ from ...data.features.store import FeatureStore
 from ...data.rows.prepare import Prepared
 from ...data.rows.templates import ChatTemplate
 from ...decoding.target.backbone import Backbone
+from ...decoding.target.cut import is_cut, whole
 from ...decoding.target.hidden_states import LAST
 from ...drafters.identity import TargetIdentity
 from ...errors import RequestError
@@ -98,7 +99,8 @@ def feature_source(
         store = stack.enter_context(
             contextlib.closing(_store(config, identity, source, target, rows, out, accelerator))
         )
-        kept: FeatureSource = CachedFeatures(source, store, config.dtype)
+        team = accelerator if is_cut(target.model) else None
+        kept: FeatureSource = CachedFeatures(source, store, config.dtype, together=team)
         if config.source == "engine":
             kept = EngineFeatures(
                 source.layers,
@@ -188,14 +190,17 @@ def config_hash(model: nn.Module) -> str:
 
 @torch.no_grad()
 def weights_hash(model: nn.Module) -> str:
-    """A hash over all weights' names, types, shapes and every bit; the same on all devices."""
+    """A hash over all weights' names, types, shapes and every bit; the same on all devices.
+
+    That of a target which is cut over processes is the same too; they make it together, weight by weight.
+    """
     kept = model.state_dict().keys()  # buffers that are saved: quantised weights are such
     buffers = [(name, each) for name, each in model.named_buffers() if name in kept]
     digest, factors = hashlib.sha256(), _factors(_CHUNK)
     for name, weight in sorted([*model.named_parameters(), *buffers], key=lambda each: each[0]):
         digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
         factors = factors.to(weight.device)
-        digest.update(_sums(weight, factors).numpy().tobytes())
+        digest.update(_sums(whole(weight), factors).numpy().tobytes())
     return digest.hexdigest()
 
 

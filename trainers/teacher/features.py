@@ -20,14 +20,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
+from accelerate.utils import gather_object
 from torch import Tensor, nn
 
 from ...data.features.codec import Encoded, FeatureDtype, decode, encode
 from ...data.features.store import FeatureStore, row_keys
+from ...decoding.target.cut import is_cut
 from ...decoding.target.hidden_states import LAST, HiddenStates, decoder_of, layer_count
 from ..loop.objective import Batch, over_rows
 
 if TYPE_CHECKING:
+    from accelerate import Accelerator
     from transformers import PreTrainedModel
 
 Features = tuple[Tensor, ...]
@@ -91,8 +94,9 @@ class OnlineFeatures(FeatureSource):
     def __init__(self, target: PreTrainedModel, layers: Sequence[int] = (LAST,)) -> None:
         super().__init__(layers)
         self.target: Any = target
-        # one that moves has other states by the time they are used
-        self.looks_ahead = not is_trained(target)
+        # one that moves has other states by the time they are used; the passes of one that is cut have to stand in
+        # the same place of every process, among the sums over processes
+        self.looks_ahead = not is_trained(target) and not is_cut(target)
         self._side: torch.cuda.Stream | None = None
 
     @torch.no_grad()
@@ -213,15 +217,29 @@ class CachedFeatures(StoredFeatures):
     others when it is computed again.
     """
 
-    def __init__(self, online: OnlineFeatures, store: FeatureStore, dtype: FeatureDtype) -> None:
+    def __init__(
+        self, online: OnlineFeatures, store: FeatureStore, dtype: FeatureDtype, *, together: Accelerator | None = None
+    ) -> None:
+        """`together`: the processes that the target is cut over; None where each has all of it."""
         super().__init__(online.layers, online.target.dtype, store, dtype)
-        self.online = online
+        self.online, self._together = online, together
 
     def _make(self, batch: Batch, keys: list[str], rows: list[Tensor | None]) -> None:
-        for r, key in enumerate(keys):
-            if rows[r] is None:
-                row = {name: t[r : r + 1] for name, t in batch.items()}
-                rows[r] = self.kept(key, torch.cat(self.online.fetch(row)))
+        missing = [r for r, row in enumerate(rows) if row is None]
+        for r in missing:
+            rows[r] = self.kept(keys[r], self._computed(batch, r))
+        for _ in range(self._passes_of_others(len(missing))):
+            self._computed(batch, 0)
+
+    def _computed(self, batch: Batch, r: int) -> Tensor:
+        """The states [N, S, H] of a row alone."""
+        return torch.cat(self.online.fetch({name: t[r : r + 1] for name, t in batch.items()}))
+
+    def _passes_of_others(self, own: int) -> int:
+        """How many passes more than this process another one makes; a cut target needs equally many of all."""
+        if self._together is None:
+            return 0
+        return max(gather_object([own])) - own
 
 
 class _Read(NamedTuple):

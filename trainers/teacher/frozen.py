@@ -5,6 +5,7 @@ Read next: `../distill.py`, `../medusa.py`, `../eagle.py`, which say what is tau
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch import nn
 
 from ...data.rows.prepare import Prepared, prepare
 from ...decoding.target.backbone import Backbone, check_token_ids
+from ...decoding.target.cut import held_numbers
 from ...decoding.target.loading import load_target
 from ...drafters.folder import save_heads
 from ...drafters.projection import check_logits
@@ -31,6 +33,7 @@ from .handshake import KEPT_LAYERS
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+_log = logging.getLogger(__name__)
 Save = Callable[[nn.Module, Path], None]
 CheckTarget = Callable[[Sections, "PreTrainedModel"], None]
 CheckRows = Callable[[Sections, Prepared], None]
@@ -68,8 +71,9 @@ def run_for_target(
     """
     recipe, plan = run.recipe, plan_of(run.recipe)
     accelerator, teacher = load_teacher(run, check_target)
+    cut = recipe.target.sharding != "none"
     # prompts that have no room are refused here too
-    whole = recipe.features.source != "engine"  # a part of the target decodes nothing
+    whole = recipe.features.source != "engine" and not cut  # a part of the target decodes nothing
     probe = run.make_probe(teacher) if run.make_probe and whole else None
     rows = prepare_rows(run, accelerator, teacher)
     if check_rows is not None:
@@ -87,6 +91,7 @@ def run_for_target(
             export_to=run.out / "drafter",
             probe=probe,
             resume=run.resume,
+            by_validation=cut,
         )
 
 
@@ -99,16 +104,34 @@ def load_teacher(run: Run, check_target: CheckTarget) -> tuple[Accelerator, Back
     plan, target = plan_of(run.recipe), run.recipe.target
     make_deterministic(plan.loop)
     accelerator = make_accelerator(plan.loop, plan.optimizer, run.out)
-    teacher = load_target(
-        target.path,
-        revision=target.revision,
-        dtype=target.dtype,
-        device=str(accelerator.device),
-        trust_remote_code=target.trust_remote_code,
-        layers=KEPT_LAYERS if run.recipe.features.source == "engine" else None,
-    )
-    check_target(run.recipe, teacher.model)
+    cut = target.sharding != "none" and accelerator.num_processes > 1  # one process would hold all of it
+    with name_the_silent(run.out, accelerator, bound=plan.loop.stall_seconds):
+        teacher = load_target(
+            target.path,
+            revision=target.revision,
+            dtype=target.dtype,
+            device=str(accelerator.device),
+            trust_remote_code=target.trust_remote_code,
+            layers=KEPT_LAYERS if run.recipe.features.source == "engine" else None,
+            cut=cut,
+        )
+        check_target(run.recipe, teacher.model)
+    if target.sharding != "none":
+        _say_what_is_held(teacher, accelerator)
     return accelerator, teacher
+
+
+def _say_what_is_held(teacher: Backbone, accelerator: Accelerator) -> None:
+    """How much of a target that is to be cut is here, and what follows for choosing the best drafter."""
+    if accelerator.is_main_process:
+        _log.info(
+            "target.sharding: %.2f M of the target's %.2f M numbers on each of %d process%s; held-out loss chooses "
+            "the best drafter, as no process decodes with a share",
+            held_numbers(teacher.model) / 1e6,
+            sum(each.numel() for each in teacher.model.parameters()) / 1e6,
+            accelerator.num_processes,
+            "es" * (accelerator.num_processes > 1),
+        )
 
 
 def prepare_rows(run: Run, accelerator: Accelerator, teacher: Backbone) -> Prepared:

@@ -10,59 +10,8 @@ from pathlib import Path
 import pytest
 from draftsmith.drafters.families import FAMILIES
 from draftsmith.trainers.methods import METHODS
+from head_runs import COMMON, LAUNCHING, RECIPES, assert_same_run, write_recipes
 from launching import launched, train_each
-from small_run import drafter
-
-LAUNCHING = Path(__file__).parents[2] / "launching.py"
-COMMON = """\
-data: {limit_rows: 30, sequence_length: 64}
-optimizer: {lr: 1e-3, warmup_steps: 2}
-loop: {steps: 6, batch_rows: 8, micro_rows: 2, precision: fp32, validate_rows: 3, log_every: 1}
-checkpoint: {every_steps: 6}
-probe: {prompts: 1, max_new_tokens: 6}
-"""
-# every process draws its own noise, so there is none here
-RECIPES = {
-    "medusa": "medusa: {heads: 2}\nobjective: {kl: 0.0, ce: 1.0, chunk: 64}\n",
-    "hydra": "medusa: {heads: 2}\nobjective: {chunk: 64}\n",
-    "eagle": "eagle: {noise: 0.0, passes: 2, top_k: 1.0}\nobjective: {chunk: 64}\n",
-    "eagle3": "eagle3: {passes: 3, vocabulary: 512}\nobjective: {chunk: 64}\n",
-    "bpd": "bpd: {block: 3}\nobjective: {kl: 0.0, ce: 1.0, chunk: 64}\n",
-    "medusa2": (
-        "medusa: {heads: 2}\nmedusa2: {self_distillation: true}\ntune: {dropout: 0.0, rest_steps: 1}\n"
-        "objective: {kl: 0.0, ce: 1.0, chunk: 64}\n"
-    ),
-}
-CLOCKS = {"tokens_per_second", "data_wait", "memory_gb"}
-
-
-def write_recipes(folder: Path, methods: list[str]) -> list[str]:
-    for method in methods:
-        recipe = f"method: {method}\nname: {method}\n{RECIPES[method]}{COMMON}"
-        (folder / f"{method}.yaml").write_text(recipe)
-    return [str(folder / f"{method}.yaml") for method in methods]
-
-
-def records(run: Path) -> dict[tuple[str, int], dict[str, float]]:
-    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    return {(line["kind"], line["step"]): line for line in lines}
-
-
-def assert_same_run(mine: Path, alone: Path) -> None:
-    """Every term of every record, and the exported weights; rounding alone may differ."""
-    found, wanted = records(mine), records(alone)
-    assert found.keys() == wanted.keys()
-    assert len(found) >= 7
-    for key, values in wanted.items():
-        assert found[key].keys() == values.keys(), key
-        for name in values.keys() - CLOCKS - {"kind"}:
-            assert found[key][name] == pytest.approx(values[name], rel=1e-4, abs=1e-6), (key, name)
-    weights, exported = drafter(alone), drafter(mine)
-    assert weights.keys() == exported.keys()
-    for name, weight in weights.items():
-        assert exported[name].dtype == weight.dtype
-        distance = (exported[name].double() - weight.double()).norm()
-        assert distance <= 1e-3 * weight.double().norm(), name
 
 
 def test_every_method_on_a_target_is_here() -> None:
@@ -93,7 +42,7 @@ def test_heads_train_the_same_in_two_processes(config: str, methods: list[str], 
     """Three held-out rows for two processes: the second one makes up a round for ZeRO-3."""
     if config.startswith("zero"):
         pytest.importorskip("deepspeed", reason="DeepSpeed is not installed here")
-    message = launched(config, str(LAUNCHING), str(tmp_path), *write_recipes(tmp_path, methods))
+    message = launched(config, LAUNCHING, str(tmp_path), *write_recipes(tmp_path, methods))
     assert message.count("2 processes: ") == len(methods)
     for method in methods:
         assert_same_run(tmp_path / method, alone / method)
@@ -111,7 +60,7 @@ def test_two_machines_of_one_process_each(alone: Path, tmp_path: Path) -> None:
     meeting = ["--main_process_ip", "127.0.0.1", "--main_process_port", port]
 
     def machine(rank: int) -> str:
-        words = ["--machine_rank", str(rank), *meeting, str(LAUNCHING), str(tmp_path), *recipes]
+        words = ["--machine_rank", str(rank), *meeting, LAUNCHING, str(tmp_path), *recipes]
         return launched("zero2_nodes", *words)
 
     with ThreadPoolExecutor(2) as both:
@@ -132,5 +81,5 @@ def test_a_process_with_nothing_to_compare(tmp_path: Path) -> None:
     (tmp_path / "short.yaml").write_text(recipe)
     words = [str(tmp_path / "short.yaml")]
     assert train_each(str(tmp_path / "one"), words) == 0
-    launched("multi_cpu", str(LAUNCHING), str(tmp_path / "two"), *words)
+    launched("multi_cpu", LAUNCHING, str(tmp_path / "two"), *words)
     assert_same_run(tmp_path / "two" / "short", tmp_path / "one" / "short")

@@ -1,0 +1,82 @@
+"""Two processes with a target that is cut over them, each of which writes what it met."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from draftsmith.data.features.store import FeatureStore
+from draftsmith.decoding.target.cut import held_numbers
+from draftsmith.decoding.target.hidden_states import LAST, decoder_of
+from draftsmith.decoding.target.kv_cache import KVCache
+from draftsmith.decoding.target.loading import load_target
+from draftsmith.drafters.projection import check_logits
+from draftsmith.errors import RequestError
+from draftsmith.trainers.loop.objective import Batch
+from draftsmith.trainers.loop.processes import name_the_silent
+from draftsmith.trainers.teacher.feature_cache import weights_hash
+from draftsmith.trainers.teacher.features import CachedFeatures, OnlineFeatures, states_of
+
+LAYERS = (0, 1, LAST)
+ROWS, TOKENS = 4, 12
+
+
+def rows(rank: int, count: int = ROWS) -> Batch:
+    """Rows of this process: two documents and padding."""
+    g = torch.Generator().manual_seed(rank)
+    documents = torch.tensor([0] * 5 + [1] * 5 + [-1] * 2).expand(count, -1)
+    return {
+        "input_ids": torch.randint(0, 60, (count, TOKENS), generator=g),
+        "documents": documents,
+        "positions": torch.tensor([0, 1, 2, 3, 4] * 2 + [0, 1]).expand(count, -1),
+        "loss_mask": documents >= 0,
+    }
+
+
+def families(out: Path, folders: list[str], dtype: str) -> None:
+    """Each target in turn, cut: its states on rows of this process, its hash, and how much of it is here."""
+    rank = Accelerator(cpu=True).process_index
+    said = {}
+    for folder in folders:
+        name = Path(folder).name
+        target = load_target(folder, dtype=dtype, cut=True)
+        check_logits(target.model)
+        with torch.no_grad():
+            states = states_of(decoder_of(target.model), rows(rank), LAYERS)
+        torch.save([each.clone() for each in states], out / f"{name}-{rank}.pt")
+        said[name] = {"hash": weights_hash(target.model), "held": held_numbers(target.model)}
+        try:
+            target.prefill([[1, 2]], KVCache(1, 8))
+        except RequestError as error:
+            said[name]["refused"] = str(error)
+    (out / f"said-{rank}.json").write_text(json.dumps(said))
+
+
+def unequal_misses(out: Path, folder: str) -> None:
+    """The first process has stored nothing, the second one all of its rows but one."""
+    accelerator = Accelerator(cpu=True)
+    rank = accelerator.process_index
+    store = FeatureStore(
+        out / "store", {"a": 1}, max_bytes=10_000_000, row_bytes=100_000, rank=rank, world=accelerator.num_processes
+    )
+    online = OnlineFeatures(load_target(folder, cut=True).model, LAYERS)
+    source = CachedFeatures(online, store, "fp32", together=accelerator)
+    batch = rows(rank)
+    known = {name: each[: (ROWS - 1) * rank] for name, each in batch.items()}
+    for at in range(ROWS - 1):  # one row at a time: a process without it makes up the pass
+        source({name: each[at : at + 1] for name, each in (known if rank else rows(7)).items()})
+    states = source(batch)
+    store.close()
+    torch.save([each.clone() for each in states], out / f"cached-{rank}.pt")
+
+
+def one_raises(out: Path, folder: str) -> None:
+    """The second process fails in front of its forward pass; the first one waits in its own."""
+    accelerator = Accelerator(cpu=True)
+    target = load_target(folder, cut=True)
+    with name_the_silent(out, accelerator, bound=20.0):
+        if accelerator.process_index == 1:
+            raise ValueError("planted")
+        states_of(decoder_of(target.model), rows(0), LAYERS)
