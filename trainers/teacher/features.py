@@ -226,9 +226,10 @@ class CachedFeatures(StoredFeatures):
 
     def _make(self, batch: Batch, keys: list[str], rows: list[Tensor | None]) -> None:
         missing = [r for r, row in enumerate(rows) if row is None]
+        others = self._passes_of_others(len(missing))  # asked before any pass, in which processes meet as well
         for r in missing:
             rows[r] = self.kept(keys[r], self._computed(batch, r))
-        for _ in range(self._passes_of_others(len(missing))):
+        for _ in range(others):
             self._computed(batch, 0)
 
     def _computed(self, batch: Batch, r: int) -> Tensor:
