@@ -36,7 +36,7 @@ def check_whole_target(recipe: Recipe) -> None:
             raise RequestError(
                 f"features.source is engine, and features.{name} is not set; docs/engine.md says to what"
             )
-    reason = _needs_whole(recipe)
+    reason = needs_whole(recipe) or _probes_early(recipe)
     if reason is not None:
         raise RequestError(f"features.source is engine, so the whole target is not here, and {reason}")
 
@@ -48,14 +48,14 @@ def _check_cut(recipe: Recipe) -> None:
             f"target.sharding is {recipe.target.sharding}, and features.source is engine: the engine holds the "
             "target, and nothing is left here to cut; leave target.sharding"
         )
-    reason = _needs_whole(recipe)
+    reason = needs_whole(recipe)
     if reason is not None:
         raise RequestError(
             f"target.sharding is {recipe.target.sharding}, so no process has the whole target, and {reason}"
         )
 
 
-def _needs_whole(recipe: Recipe) -> str | None:
+def needs_whole(recipe: Recipe) -> str | None:
     """What of a recipe runs the target itself, and what to do; None where nothing does."""
     if recipe.tunes_target:
         return f"{recipe.method} trains it; {_WHOLE}"
@@ -65,6 +65,10 @@ def _needs_whole(recipe: Recipe) -> str | None:
         return "rollouts.share has it follow texts that the draft writes; set it to 0 (answers: draftsmith generate)"
     if recipe.model.start_from == FROM_TARGET:
         return f"model.start_from {FROM_TARGET} cuts the draft out of it; start from another model, or from none"
+    return None
+
+
+def _probes_early(recipe: Recipe) -> str | None:
     if recipe.probe.every_steps is not None:
         return (
             f"a probe every {recipe.probe.every_steps} steps (probe.every_steps) would decode with it; leave that "

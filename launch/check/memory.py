@@ -9,7 +9,7 @@ Letters: P trained numbers, N processes, T tokens of a forward pass in one proce
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -88,7 +88,7 @@ def needs(recipe: Recipe, student: nn.Module, target: nn.Module | None) -> dict[
         if recipe.features.source == "engine":
             need["a part of the target"] = _kept_here(target) * float(BYTES[recipe.target.dtype])
         else:
-            need["the target"] = parameters(target) * float(BYTES[recipe.target.dtype])
+            need |= _target_held(recipe, target, devices)
             need["its pass"] = _reading(recipe, target)
     need["activations"] = _activations(recipe, student, target)
     return need
@@ -96,27 +96,50 @@ def needs(recipe: Recipe, student: nn.Module, target: nn.Module | None) -> dict[
 
 def _kept_here(target: nn.Module) -> int:
     """Numbers of the part of a target that is here where an engine computes its states."""
-    from ...decoding.target.hidden_states import decoder_of
     from ...trainers.teacher.handshake import KEPT_LAYERS
 
-    model: Any = target
-    layers: Any = next((each for each in decoder_of(model).children() if type(each).__name__ == "ModuleList"), [])
-    return parameters(model) - sum(parameters(each) for each in list(layers)[KEPT_LAYERS:])
+    return parameters(target) - sum(_layer_sizes(target)[KEPT_LAYERS:])
 
 
-def check_fits(need: dict[str, float], devices: Devices) -> None:
-    """Raise EnvironmentFailure when a device does not hold it; processes here may share it."""
-    have = devices.memory * (_FREE_SHARE if devices.described else 1)
-    if sum(need.values()) <= have or (devices.processes > 1 and not devices.described):
+def _target_held(recipe: Recipe, target: nn.Module, devices: Devices) -> dict[str, float]:
+    """Bytes of a frozen target on one device: all of it, or its share of the layers and those that it gathers."""
+    whole, size = parameters(target), float(BYTES[recipe.target.dtype])
+    if recipe.target.sharding == "none" or devices.processes == 1:
+        return {"the target": whole * size}
+    layers = _layer_sizes(target)
+    share = whole - sum(layers) + sum(layers) / devices.processes
+    # the layer that rows go through, and the next one on its way
+    return {"its share of the target": share * size, "two gathered layers": 2 * max(layers) * size}
+
+
+def _layer_sizes(target: nn.Module) -> list[int]:
+    """Numbers in the weights of each decoder layer."""
+    from ...decoding.target.hidden_states import decoder_of, layer_count, layers_of
+
+    return [parameters(each) for each in layers_of(decoder_of(target), layer_count(target))]
+
+
+def fits(need: dict[str, float], devices: Devices) -> bool:
+    """Whether a device holds it."""
+    return sum(need.values()) <= devices.memory * (_FREE_SHARE if devices.described else 1)
+
+
+def check_fits(need: dict[str, float], devices: Devices, nearest: Callable[[], str | None]) -> None:
+    """Raise EnvironmentFailure when a device does not hold it; processes here may share it.
+
+    Args:
+        nearest: finds what to change, as the end of the message; None where nothing that it tries helps.
+    """
+    if fits(need, devices) or (devices.processes > 1 and not devices.described):
         return
     listed = ", ".join(f"{in_units(count)} for {what}" for what, count in need.items())
     where = f"each of {devices.processes} devices" if devices.processes > 1 else "the device"
     kept = ", a tenth of it kept free" if devices.described else ""
-    raise EnvironmentFailure(
-        f"training needs {listed}; {where} has {in_units(devices.memory)}{kept}. Take a smaller "
-        "model, objective.chunk, data.sequence_length or loop.micro_rows, or spread it over more "
+    remedy = nearest() or (
+        "Take a smaller model, objective.chunk, data.sequence_length or loop.micro_rows, or spread it over more "
         "processes (machine.sharding)"
     )
+    raise EnvironmentFailure(f"training needs {listed}; {where} has {in_units(devices.memory)}{kept}. {remedy}")
 
 
 def _state(recipe: Recipe, student: nn.Module, devices: Devices) -> float:

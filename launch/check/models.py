@@ -13,6 +13,7 @@ from ...drafters.families import FAMILIES
 from ...errors import DraftsmithError
 from ..recipe.model import Recipe
 from .memory import BYTES, check_fits, devices_of, in_units, needs, parameters, trained
+from .nearest import nearest_change
 from .unread import check_read
 
 if TYPE_CHECKING:
@@ -90,7 +91,9 @@ def check_model(recipe: Recipe, models: Models) -> str:
         kept = beside(recipe, models.target(), models.to_compare())
         need |= {"SSMs of earlier rounds": float(kept)} if kept else {}
     devices = devices_of(recipe)
-    check_fits(need, devices)
+    check_fits(
+        need, devices, lambda: nearest_change(recipe, model, models.target() if recipe.record.has_target else None)
+    )
     listed = ", ".join(f"{in_units(count)} for {what}" for what, count in need.items())
     total = f"about {in_units(sum(need.values()))} on each of {devices}"
     return f"{trained(model) / 1e6:,.2f} M parameters; {listed}: {total}"
