@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from ...errors import RequestError
+from .state import SavedOptimizer, trainable
 
 _BUCKET = 500_000_000  # DeepSpeed's own default
 DEEPSPEED_FOLDER = "deepspeed"
@@ -57,6 +59,84 @@ def held_weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
         piece = getattr(weight, "_hp_mapping", None)
         if piece is not None:  # none of it is this process's
             yield name, piece.get_hp_fragment().detach()
+
+
+def whole_optimizer(engine: Any) -> Any | None:
+    """DeepSpeed's optimiser of ZeRO-1 or ZeRO-2, whose pieces can be put together; None under ZeRO-3."""
+    from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+
+    zero = engine.optimizer
+    return zero if isinstance(zero, DeepSpeedZeroOptimizer) else None
+
+
+def put_together(zero: Any, module: nn.Module) -> tuple[dict[str, Tensor], SavedOptimizer]:
+    """All trained weights in fp32 and the optimiser's state, as a run without DeepSpeed holds them; on the CPU.
+
+    All processes have to call it together; each piece is summed over them.
+    """
+    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+    weights = {name: each.cpu() for name, each in trainable(module).items()}
+    for name, weight in module.named_parameters():
+        if weight.requires_grad:
+            weights[name] = safe_get_full_fp32_param(weight).cpu()
+    _link(zero)
+    moments: dict[int, dict[str, Any]] = {}
+    groups = []
+    for group, piece, params in _groups(zero):
+        first = len(moments)
+        known = zero.optimizer.state.get(piece, {})  # nothing in front of the first step
+        for index, weight in enumerate(params, first):
+            moments[index] = {
+                name: deepcopy(value) if name == "step" else safe_get_full_optimizer_state(weight, name).cpu()
+                for name, value in known.items()
+            }
+        values = {name: value for name, value in group.items() if name != "params"}
+        groups.append(values | {"params": list(range(first, len(moments)))})
+    return weights, SavedOptimizer(moments, groups)
+
+
+def take_apart(zero: Any, module: nn.Module, weights: Mapping[str, Tensor], saved: SavedOptimizer) -> None:
+    """The inverse of `put_together`, for any number of processes: each keeps its pieces."""
+    from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
+
+    for name, weight in module.named_parameters():
+        if weight.requires_grad:
+            safe_set_full_fp32_param(weight, weights[name].float())
+    zero.update_lp_params()
+    first = 0
+    for group, piece, params in _groups(zero):
+        known = saved.state.get(first, {})
+        state = zero.optimizer.state.setdefault(piece, {})
+        for name, value in known.items():
+            if name != "step":
+                state.setdefault(name, torch.zeros_like(piece))
+                continue
+            # where torch keeps it: on the device for kernels that read it there
+            there = piece.device if group.get("fused") or group.get("capturable") else torch.device("cpu")
+            state["step"] = value.clone().to(there) if isinstance(value, Tensor) else value
+        first += len(params)
+    if not any(saved.state.values()):
+        return
+    _link(zero)
+    for index, weight in enumerate(weight for _, _, params in _groups(zero) for weight in params):
+        for name, value in saved.state[index].items():
+            if name != "step":
+                safe_set_full_optimizer_state(weight, value, name)
+
+
+def _link(zero: Any) -> None:
+    """Let each weight know its part of the state.
+
+    DeepSpeed does so once, behind the first step of its first group, when the others have no state yet.
+    """
+    zero._hp_optimizer_states_linked = False
+    zero._lazy_init_hp_params_optimizer_state()
+
+
+def _groups(zero: Any) -> Iterator[tuple[dict[str, Any], Tensor, list[nn.Parameter]]]:
+    """Each group of the optimiser: its values, this process's flat piece, and its parameters."""
+    return zip(zero.optimizer.param_groups, zero.single_partition_of_fp32_groups, zero.bit16_groups, strict=True)
 
 
 def fit_buckets(accelerator: Accelerator, module: nn.Module) -> None:
@@ -121,7 +201,7 @@ def standalone(model: nn.Module) -> nn.Module:
 
 def check_whole(folder: Path) -> None:
     """Raise RequestError for a checkpoint in DeepSpeed's pieces, which a run without it cannot read."""
-    if (folder / DEEPSPEED_FOLDER).is_dir():
+    if in_pieces(folder):
         raise RequestError(
             f"{folder} was written under DeepSpeed ({_pieces(folder)} processes), and this run is without it; "
             "launch with the same configuration (launch/configs/zero2.yaml or zero3.yaml) to go on"
@@ -133,16 +213,22 @@ def check_pieces(folder: Path, processes: int) -> None:
 
     DeepSpeed itself would go on without weights, silently, where it finds none.
     """
-    if not (folder / DEEPSPEED_FOLDER).is_dir():
+    if not in_pieces(folder):
         raise RequestError(
             f"{folder} was written without DeepSpeed, and this run is under it; launch as it was launched "
             "to go on, or begin in another --out"
         )
     if (pieces := _pieces(folder)) != processes:
         raise RequestError(
-            f"{folder} holds DeepSpeed's state in {pieces} pieces, and this run has {processes} processes; "
-            f"launch with --num_processes {pieces} to go on"
+            f"{folder} holds DeepSpeed's state in {pieces} pieces, and this run has {processes} processes. ZeRO-3 "
+            "cuts each weight over its processes and cannot put other pieces together, as ZeRO-2 does: launch with "
+            f"--num_processes {pieces} to go on"
         )
+
+
+def in_pieces(folder: Path) -> bool:
+    """Whether a checkpoint holds DeepSpeed's own files."""
+    return (folder / DEEPSPEED_FOLDER).is_dir()
 
 
 def _pieces(folder: Path) -> int:

@@ -27,7 +27,17 @@ from ...storage import MANIFEST, check_identity, delete_leftovers, publish, stag
 from . import checkpoint, state
 from .memory import explain_out_of_memory, free_memory, is_out_of_memory
 from .objective import Batch, RowWriter
-from .sharding import DEEPSPEED_FOLDER, check_pieces, check_whole, held_weights, uses_deepspeed
+from .sharding import (
+    DEEPSPEED_FOLDER,
+    check_pieces,
+    check_whole,
+    held_weights,
+    in_pieces,
+    put_together,
+    take_apart,
+    uses_deepspeed,
+    whole_optimizer,
+)
 from .sums import total
 
 _log = logging.getLogger(__name__)
@@ -109,7 +119,10 @@ class Snapshots:
             bad = _not_finite(held_weights(self.module))
             if total(self.accelerator, len(bad)):  # all leave together
                 raise _broken(bad, counters.step)
-            self._save_deepspeed(name, counters, rows)
+            if self._zero is None:
+                self._save_deepspeed(name, counters, rows)
+            else:
+                self._save_whole(self._zero, name, counters, rows)
         elif self.accelerator.is_main_process:
             if bad := _not_finite(state.trainable(self.module).items()):
                 raise _broken(bad, counters.step)
@@ -125,7 +138,7 @@ class Snapshots:
             RequestError: it is of other rows, or other weights, or another kind of launch wrote it.
         """
         self._check_rows(folder)
-        if uses_deepspeed(self.accelerator):
+        if uses_deepspeed(self.accelerator) and (self._zero is None or in_pieces(folder)):
             check_pieces(folder, self.accelerator.num_processes)
             self.wrapped.load_checkpoint(str(folder), tag=DEEPSPEED_FOLDER)
         else:
@@ -133,7 +146,10 @@ class Snapshots:
             tensors = load_file(folder / "model.safetensors")
             _check_same_weights(folder, tensors, state.trainable(self.module))
             state.load_trainable(self.module, tensors)
-            state.load_optimizers(folder, self.optimizers)
+            if self._zero is None:
+                state.load_optimizers(folder, self.optimizers)
+            else:
+                take_apart(self._zero, self.module, tensors, state.read_optimizer(folder))
         self._compare_rounding(folder)
         if self.average is not None:
             self.average.tensors = load_file(folder / "average.safetensors")
@@ -159,6 +175,18 @@ class Snapshots:
         with explain_out_of_memory(f"twice while {name} was written"):
             checkpoint.write(self.folder, name, fill, manifest=self.manifest)
 
+    def _save_whole(self, zero: Any, name: str, counters: Counters, rows: Batch | None) -> None:
+        """What DeepSpeed holds in pieces as one state, in the files of a run without it."""
+        weights, optimizer = put_together(zero, self.module)
+
+        def fill(staging: Path) -> None:
+            state.save_tensors(staging / "model.safetensors", weights)
+            state.write_optimizers(staging, [optimizer])
+            self._fill_common(staging, counters, rows)
+
+        if self.accelerator.is_main_process:
+            checkpoint.write(self.folder, name, fill, manifest=self.manifest)
+
     def _rows(self) -> Batch | None:
         """The rows that the models generated last, of all processes; None without such rows."""
         if self.rollouts is None or self.rollouts.kept is None:
@@ -176,6 +204,11 @@ class Snapshots:
         if self.average is not None:
             state.save_tensors(folder / "average.safetensors", self.average.tensors)
         (folder / "trainer.json").write_text(json.dumps(asdict(counters)))
+
+    @property
+    def _zero(self) -> Any | None:
+        """DeepSpeed's optimiser where its state is saved whole, as without DeepSpeed."""
+        return whole_optimizer(self.wrapped) if uses_deepspeed(self.accelerator) else None
 
     def _save_deepspeed(self, name: str, counters: Counters, rows: Batch | None) -> None:
         """DeepSpeed's own files as one part of the staged folder, under our manifest."""

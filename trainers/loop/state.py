@@ -10,7 +10,7 @@ import contextlib
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -48,33 +48,51 @@ def load_trainable(module: nn.Module, tensors: dict[str, Tensor]) -> None:
             tensor.copy_(tensors[name])
 
 
+class SavedOptimizer(NamedTuple):
+    """An optimiser's state as torch numbers it, parameters counted through its groups."""
+
+    state: dict[int, dict[str, Any]]
+    groups: list[dict[str, Any]]
+
+
 def save_optimizers(folder: Path, optimizers: Sequence[torch.optim.Optimizer]) -> None:
     """Moments as tensors, the rest (step counts, hyper-parameters) as JSON."""
-    for number, optimizer in enumerate(optimizers):
+    states = [optimizer.state_dict() for optimizer in optimizers]
+    write_optimizers(folder, [SavedOptimizer(each["state"], each["param_groups"]) for each in states])
+
+
+def write_optimizers(folder: Path, optimizers: Sequence[SavedOptimizer]) -> None:
+    """`save_optimizers`, of states that were put together elsewhere."""
+    for number, saved in enumerate(optimizers):
         tensors: dict[str, Tensor] = {}
         plain: dict[str, Any] = {}
-        saved = optimizer.state_dict()
-        for index, state in saved["state"].items():
+        for index, state in saved.state.items():
             for key, value in state.items():
                 if isinstance(value, Tensor):
                     tensors[f"{index}.{key}"] = value
                 else:
                     plain[f"{index}.{key}"] = value
         save_tensors(folder / f"optimizer-{number}.safetensors", tensors)
-        content = {"plain": plain, "groups": saved["param_groups"]}
+        content = {"plain": plain, "groups": saved.groups}
         (folder / f"optimizer-{number}.json").write_text(json.dumps(content))
+
+
+def read_optimizer(folder: Path, number: int = 0) -> SavedOptimizer:
+    """What `save_optimizers` wrote of one optimiser."""
+    content = json.loads((folder / f"optimizer-{number}.json").read_text())
+    state: dict[int, dict[str, Any]] = {}
+    tensors = load_file(folder / f"optimizer-{number}.safetensors")
+    for name, value in [*tensors.items(), *content["plain"].items()]:
+        index, key = name.split(".", 1)
+        state.setdefault(int(index), {})[key] = value
+    return SavedOptimizer(state, content["groups"])
 
 
 def load_optimizers(folder: Path, optimizers: Sequence[torch.optim.Optimizer]) -> None:
     """The inverse of `save_optimizers`, bit for bit."""
     for number, optimizer in enumerate(optimizers):
-        content = json.loads((folder / f"optimizer-{number}.json").read_text())
-        state: dict[int, dict[str, Any]] = {}
-        tensors = load_file(folder / f"optimizer-{number}.safetensors")
-        for name, value in [*tensors.items(), *content["plain"].items()]:
-            index, key = name.split(".", 1)
-            state.setdefault(int(index), {})[key] = value
-        optimizer.load_state_dict({"state": state, "param_groups": content["groups"]})
+        saved = read_optimizer(folder, number)
+        optimizer.load_state_dict({"state": saved.state, "param_groups": saved.groups})
 
 
 class Average:
