@@ -2,7 +2,7 @@
 
 Trained weights, moments, the moving average, rows that the models generated, and counters; the
 manifest says of which run (`launch/train/resume.py` compares that), on which rows, and in how many
-processes. With DeepSpeed the first two are its own files, under our manifest. `checkpoint.py` publishes
+processes. Under ZeRO-3 the first two are DeepSpeed's own files, under our manifest. `checkpoint.py` publishes
 a folder of files as a whole or not at all; `state.py` turns each part into tensors. Read next: `loop.py`.
 """
 
