@@ -24,8 +24,11 @@ _MOST_TOGETHER = 5_000_000
 """The same for the layers of one product."""
 _LEAST_PACKED = 2**16
 """Numbers of a weight that oneDNN multiplies with."""
-_ROWS, _LEAST_ROWS = 5, 3
-"""Rows that its layout is made for: those of a verify call; and from how many on it is the faster one."""
+_ROWS, _LEAST_ROWS, _MOST_ROWS = 5, 3, 64
+"""Rows that its layout is made for: those of a verify call; and from how many to how many it is taken.
+
+With one it is slower; and oneDNN keeps a compiled kernel per number of rows, which prompts have any of.
+"""
 
 
 class Joined(NamedTuple):
@@ -46,7 +49,8 @@ class Joined(NamedTuple):
         return Joined(weight.t().contiguous().t(), torch.cat(biases) if biases else None, packed)
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self.packed is None or x.numel() < _LEAST_ROWS * x.shape[-1]:
+        rows = x.numel() // x.shape[-1]
+        if self.packed is None or not _LEAST_ROWS <= rows <= _MOST_ROWS:
             return F.linear(x, self.weight, self.bias)
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
         return out
