@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from draftsmith.data.config import DataConfig
 from draftsmith.launch.recipe.model import Recipe
 from draftsmith.trainers import bpd, distill, eagle, eagle3, hydra, medusa, medusa2
+from draftsmith.trainers.block import dflash
 from draftsmith.trainers.methods import METHODS
 from draftsmith.trainers.teacher.tuned import TunedTarget
 from torch import nn
@@ -22,6 +22,7 @@ OBJECTIVES: dict[str, Any] = {
     "bpd": bpd.BpdObjective,
     "eagle": eagle.EagleObjective,
     "eagle3": eagle3.Eagle3Objective,
+    "dflash": dflash.DFlashObjective,
 }
 MODULES: dict[str, Any] = {name: method.code() for name, method in METHODS.items()}
 
@@ -63,7 +64,7 @@ def objective_of(
     tokenizer: Any = None,
 ) -> Any:
     """What the recipe's trainer would hand to the loop."""
-    module = import_module(f"draftsmith.trainers.{recipe.method}")
+    module = MODULES[recipe.method]
     module.check_recipe(recipe)
     is_tuned = isinstance(frozen, TunedTarget)
     plain = frozen.model if is_tuned else frozen

@@ -13,6 +13,8 @@ from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters import families
+from draftsmith.drafters.block.net import BlockNet
+from draftsmith.drafters.block.proposer import DFlash
 from draftsmith.drafters.eagle.layers import EagleShape
 from draftsmith.drafters.eagle.net import EagleNet
 from draftsmith.drafters.eagle.net3 import Eagle3Net, Eagle3Shape
@@ -37,6 +39,8 @@ def make_on_target(family: str, target: Backbone, *, noise: float = 0.05, **sett
     if family.startswith("hydra"):
         heads = HydraHeads.for_target(model, heads=4, layers=2, prefix=family == "hydra++")
         return hydra_on(_shaken(heads, noise), target, **settings)
+    if family == "dflash":
+        return DFlash(_shaken(small_block_net(model), noise), target, **settings)
     settings = {"tree": "static"} | settings
     if family == "eagle":
         net = _passing_on(EagleNet(EagleShape.like(model.config)))
@@ -46,6 +50,12 @@ def make_on_target(family: str, target: Backbone, *, noise: float = 0.05, **sett
     with torch.no_grad():
         net3.lm_head.weight.copy_(model.get_output_embeddings().weight[WORDS])
     return Eagle3(_shaken(net3, noise), target, **settings)
+
+
+def small_block_net(model: Any, **chosen: Any) -> BlockNet:
+    """Two layers over three states, four drafts of a block."""
+    sizes = {"layers": (0, 1, 2), "decoder_layers": 2, "size": 5, "layout": "fill-in", "causal": False}
+    return BlockNet.for_target(model, **(sizes | chosen))
 
 
 def _passing_on(net: Any) -> Any:

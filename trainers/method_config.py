@@ -187,3 +187,28 @@ class Eagle3Config(Section):
     feature_norms: bool = False
     """EAGLE-3.1: a norm on each fused state, and outputs are fed back after the last norm; steadier
     in long chains and long contexts. llama.cpp cannot serve it."""
+
+
+class BlockConfig(Section):
+    """How block drafters are trained (`dflash`): every pass drafts a block of tokens at once."""
+
+    size: int = Field(8, ge=2, le=256)
+    """Slots of a block. With `fill-in` it drafts one token less, with `anchor-first` as many."""
+    layout: Literal["fill-in", "anchor-first"] = "fill-in"
+    """`fill-in` is DFlash's: a slot speaks of its own token, and the first, which holds the last known one,
+    of none. `anchor-first`: a slot speaks of the token behind it, so that the same pass drafts one more."""
+    causal: bool = False
+    """Let a slot see the earlier ones of its block alone; off, all of them."""
+    decoder_layers: int = Field(5, ge=1, le=1_000)
+    """Layers of the drafter, of the target's sizes."""
+    layers: tuple[int, ...] | None = Field(None, min_length=1)
+    """Hidden states of the target that it reads (0: the embedding); default: five, from the second layer's
+    to the last but two, or three of a small target."""
+    anchors: int = Field(512, ge=1, le=1_000_000)
+    """Blocks that are trained per row, begun at tokens drawn anew in every step; about a row's tokens
+    divided by `size` covers every token once."""
+    decay: float = Field(0.8, gt=0, le=1)
+    """Weight of the j-th draft of a block is decay^j, from 0 on; see `objective.positions`."""
+    mask_token: int | None = Field(None, ge=0)
+    """An unused id whose embedding stands for what is not known yet; empty: the drafter learns a vector of
+    its own."""

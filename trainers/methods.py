@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..config import Section
 from .method_config import (
+    BlockConfig,
     BoostConfig,
     BpdConfig,
     Eagle3Config,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from .sections import Sections
 
 Count = Callable[["Sections"], int]
+Share = Callable[["Sections"], float]
 
 EVERY = (
     *("method", "name", "summary", "data", "objective", "optimizer", "loop", "machine", "checkpoint"),
@@ -102,9 +104,9 @@ class Method:
     """Sections that this very recipe turns off, each with what would turn it on."""
     sizes: Mapping[str, str] = field(default_factory=dict)
     """Settings of the drafter that the recipe chooses -> the value that does; others follow from the target."""
-    positions: Count = _one
-    """Tokens behind a position that the loss speaks of."""
-    passes: Count = _one
+    positions: Share = _one
+    """Tokens behind a position that the loss speaks of, per token of a row."""
+    passes: Share = _one
     """Forward passes of what is trained, per row."""
     probe_depth: Count = _draft_length
     """Most tokens that a probe drafts per target call."""
@@ -157,6 +159,11 @@ def _heads(recipe: Sections) -> int:
 
 def _bpd_tunes(recipe: Sections) -> bool:
     return recipe.bpd.backbone == "tuned"
+
+
+def _slots_per_token(recipe: Sections) -> float:
+    row = _sequence_length(recipe)
+    return float(min(recipe.block.anchors, row) * recipe.block.size / row)
 
 
 _ALL = (
@@ -260,6 +267,27 @@ _ALL = (
         },
         positions=lambda recipe: int(recipe.eagle3.passes),
         passes=lambda recipe: int(recipe.eagle3.passes),
+    ),
+    Method(
+        name="dflash",
+        summary="a DFlash block drafter on the frozen target",
+        family="dflash",
+        module=".block.dflash",
+        sections={"block": BlockConfig},
+        reads=_ON_TARGET,
+        ignores=_NOT_MOVING,
+        sizes={
+            "layers": "block.layers",
+            "decoder_layers": "block.decoder_layers",
+            "size": "block.size",
+            "layout": "block.layout",
+            "causal": "block.causal",
+            "mask_token": "block.mask_token",
+        },
+        positions=_slots_per_token,
+        # the text itself goes through a few of the projections alone
+        passes=lambda recipe: 0.5 + _slots_per_token(recipe),
+        probe_depth=lambda recipe: int(recipe.block.size) - (recipe.block.layout == "fill-in"),
     ),
 )
 METHODS: dict[str, Method] = {method.name: method for method in _ALL}

@@ -94,6 +94,14 @@ def decoder_of(model: Any) -> Any:
     return decoder.model if decoder is model else decoder
 
 
+def check_states(layers: Sequence[int], model: Any, where: object) -> None:
+    """Raise RequestError, which begins with `where`, when a model lacks one of the states that a drafter reads."""
+    try:
+        HiddenStates(layers, layer_count(model))
+    except RequestError as error:
+        raise RequestError(f"{where}: {error}") from error
+
+
 def layer_count(model: Any) -> int:
     """How many layers a model of `transformers`, or its decoder, has."""
     return int(model.config.get_text_config(decoder=True).num_hidden_layers)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...decoding.target.hidden_states import HiddenStates, layer_count
+from ...decoding.target.hidden_states import check_states
 from ...errors import RequestError
 from ..folder import REMEDY, read_settings
 from ..projection import check_logits
@@ -36,18 +36,10 @@ def load_eagle(folder: str | Path, target: Backbone, **settings: Any) -> Eagle:
     if family == Eagle3.family:
         net = net_for(path, target, lambda: Eagle3Net.from_settings(sizes), what)
         _check_vocabulary(net, path)
-        _check_layers(net, target, path)
+        check_states(net.config.layers, target.model, path / "config.json")
         return Eagle3(net, target, **settings)
     check_logits(target.model)  # whose projection EAGLE-1 drafts by
     return Eagle(net_for(path, target, lambda: EagleNet.from_settings(sizes), what), target, **settings)
-
-
-def _check_layers(net: Eagle3Net, target: Backbone, folder: Path) -> None:
-    """Raise RequestError where the network fuses states that the target does not have."""
-    try:
-        HiddenStates(net.config.layers, layer_count(target.model))
-    except RequestError as error:
-        raise RequestError(f"{folder / 'config.json'}: {error}") from error
 
 
 def _check_vocabulary(net: Eagle3Net, folder: Path) -> None:

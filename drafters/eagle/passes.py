@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .layers import Projected, attend
 
-_EXTRA = 8
+EXTRA = 8
 """Numbers added to a head for the sink: two are used, kernels want a multiple of eight."""
 
 
@@ -49,17 +49,12 @@ class Passes:
             return self._causal(side_by_side(pairs.query_BQND), *self._first)
         if not self._later:  # from here on there is a sink, in every pass the same
             keys, values = self._first
-            self._first = [_with_sink(x, 2) for x in keys], [_with_sink(x, 1) for x in values]
+            self._first = [with_sink(x, 2) for x in keys], [with_sink(x, 1) for x in values]
         self._later.append(pairs)
         query_BQND, D = pairs.query_BQND, pairs.query_BQND.shape[-1]
         own_BQND, total_BQN = own_keys(query_BQND, self._later, self._group)
-        # in two parts, or half precision would round the score of the sink
-        score_BQN1 = (total_BQN * D**0.5)[..., None]
-        high = score_BQN1.to(query_BQND.dtype)
-        rest = (score_BQN1 - high.float()).to(query_BQND.dtype)
-        queries = side_by_side(torch.cat((query_BQND, high, rest), -1))
         # causal means square: so the sink, the first key, gets a query too
-        queries = [F.pad(x, (0, _EXTRA - 2, 1, 0)) for x in queries]
+        queries = [F.pad(x, (0, 0, 1, 0)) for x in side_by_side(scored(query_BQND, total_BQN))]
         out = self._causal(queries, *self._first, scale=D**-0.5)
         return out[..., :D] + out[..., D : D + 1] * own_BQND
 
@@ -144,9 +139,25 @@ def own_keys(query_BQND: Tensor, later: Sequence[Projected], group: int) -> tupl
     return out_BGMND.flatten(1, 2), score_JBGMN.logsumexp(0).flatten(1, 2)
 
 
-def _with_sink(x_KGLD: Tensor, ones: int) -> Tensor:
-    """One more position at the front: zeros, but `ones` of the added numbers are 1."""
+def scored(query_BQND: Tensor, total_BQN: Tensor) -> Tensor:
+    """Queries, longer by the sink's score: [B, Q, N, D + EXTRA], for a kernel that scales scores by D^-0.5.
+
+    Args:
+        total_BQN: log-sum-exp of the scores that the sink stands for, fp32 or better.
+    """
+    # in two parts, or half precision would round the score
+    score_BQN1 = (total_BQN * query_BQND.shape[-1] ** 0.5)[..., None]
+    high = score_BQN1.to(query_BQND.dtype)
+    rest = (score_BQN1 - high.float()).to(query_BQND.dtype)
+    return F.pad(torch.cat((query_BQND, high, rest), -1), (0, EXTRA - 2))
+
+
+def with_sink(x_KGLD: Tensor, ones: int) -> Tensor:
+    """One more position at the front: zeros, but `ones` of the added numbers are 1.
+
+    Of keys two, which `scored` speaks to; of values one, so that the sink's weight comes out as a number.
+    """
     D = x_KGLD.shape[-1]
-    wide = F.pad(x_KGLD, (0, _EXTRA, 1, 0))
+    wide = F.pad(x_KGLD, (0, EXTRA, 1, 0))
     wide[:, :, 0, D : D + ones] = 1
     return wide

@@ -84,8 +84,8 @@ def test_the_tables_need_no_torch() -> None:
 
 
 def test_an_unknown_family_is_refused() -> None:
-    with pytest.raises(RequestError, match="here is a drafter of family 'dflash'; this version knows draft_model, "):
-        family_of("dflash", "here")
+    with pytest.raises(RequestError, match="here is a drafter of family 'tarot'; this version knows draft_model, "):
+        family_of("tarot", "here")
 
 
 # words of other subjects too; a list of families has others beside them

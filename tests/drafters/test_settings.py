@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.drafters.block.net import BlockNet
 from draftsmith.drafters.eagle.net import EagleNet
 from draftsmith.drafters.eagle.net3 import Eagle3Net
 from draftsmith.drafters.families import FAMILIES, function
@@ -26,6 +27,12 @@ FRESH: dict[str, Any] = {
     "eagle": EagleNet.for_target,
     "eagle3": lambda model: Eagle3Net.for_target(model, layers=(0, 1, 2), ids=range(0, 61, 2)),
     "eagle3.1": lambda model: Eagle3Net.for_target(model, layers=(0, 2), ids=range(9), feature_norms=True),
+    "dflash": lambda model: BlockNet.for_target(
+        model, layers=(0, 2), decoder_layers=2, size=4, layout="fill-in", causal=False
+    ),
+    "dflash, unused id": lambda model: BlockNet.for_target(
+        model, layers=(1,), decoder_layers=1, size=3, layout="anchor-first", causal=True, mask_token=7
+    ),
 }
 
 

@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 from ....decoding.proposal import Proposer
+from ....drafters.block.net import BlockNet, BlockShape
+from ....drafters.block.proposer import DFlash
 from ....drafters.eagle.layers import EagleShape
 from ....drafters.eagle.net import EagleNet
 from ....drafters.eagle.net3 import Eagle3Net, Eagle3Shape
@@ -65,6 +67,12 @@ def eagle3(target: TableModel, **settings: Any) -> Proposer:
     shape = Eagle3Shape(**_LAYER, layers=(0, 1, 2), vocabulary=target.vocabulary, draft_vocabulary=words)
     net = Eagle3Net(shape, [word for word in range(target.vocabulary) if word != 1])
     return Eagle3(_shaken(net, target), target.as_backbone(), **(_TREE | settings))
+
+
+def dflash(target: TableModel, **settings: Any) -> Proposer:
+    """A block of three slots over two states, two layers: slots see each other both ways."""
+    shape = BlockShape(**_LAYER, layers=(0, 2), decoder_layers=2, size=3, layout="fill-in", causal=False)
+    return DFlash(_shaken(BlockNet(shape), target), target.as_backbone(), **settings)
 
 
 _TREE: dict[str, Any] = {"draft_length": 2, "paths": PATHS, "top_k": 2, "nodes": 6}

@@ -36,6 +36,9 @@ MODES: dict[str, tuple[str, dict[str, Any]]] = {
     "EAGLE-3, dynamic tree": ("eagle3", {"tree": "dynamic", **SMALL_TREE}),
     "EAGLE-3, chain": ("eagle3", {"tree": "chain"}),
     "EAGLE-3, static tree": ("eagle3", {}),
+    "DFlash": ("dflash", {}),
+    "DFlash, argmax": ("dflash", {"policy": "argmax"}),
+    "DFlash, cooler behind the first": ("dflash", {"factors": (1.0, 0.3)}),
 }
 # every kind of proposal once for every day; the whole table is behind `make test-all`
 EVERY_DAY = {
@@ -47,6 +50,7 @@ EVERY_DAY = {
         "EAGLE-1, static tree",
         "EAGLE-2, dynamic tree",
         "EAGLE-3, chain",
+        "DFlash, cooler behind the first",
     )
 }
 TABLE = [(mode, temperature, batch) for mode in MODES for temperature in (0.6, 1.0) for batch in (1, 4)]

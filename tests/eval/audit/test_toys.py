@@ -29,6 +29,8 @@ DRAFTERS: list[tuple[str, dict[str, Any]]] = [
     *((family, {"tree": tree}) for family in ("eagle", "eagle3") for tree in ("chain", "static")),
     *((family, {"tree": "dynamic", "top_k": 4, "nodes": 12}) for family in ("eagle", "eagle3")),
     *((family, {"tree": tree, "policy": "argmax"}) for family in ("eagle", "eagle3") for tree in ("chain", "static")),
+    ("dflash", {}),
+    ("dflash", {"policy": "argmax"}),
 ]
 
 
@@ -71,7 +73,7 @@ def test_a_draft_model_is_its_own_toy_and_a_stranger_has_none(target: Backbone) 
         toy_of(drafter)
 
 
-@pytest.mark.parametrize("name", ["medusa", "hydra++", "eagle chain", "eagle3 static"])
+@pytest.mark.parametrize("name", ["medusa", "hydra++", "eagle chain", "eagle3 static", "dflash"])
 def test_states_of_a_table_are_those_that_its_projection_reads(name: str) -> None:
     toy = Toy.of(name, seed=1)
     V = toy.target.vocabulary

@@ -24,8 +24,10 @@ from draftsmith.errors import RequestError
 from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.launch.recipe.model import Recipe
 from draftsmith.trainers import bpd, eagle, eagle3, hydra, medusa, medusa2
+from draftsmith.trainers.block import dflash
 from draftsmith.trainers.config import ModelConfig, ObjectiveConfig
 from draftsmith.trainers.method_config import (
+    BlockConfig,
     BpdConfig,
     Eagle3Config,
     EagleConfig,
@@ -52,6 +54,7 @@ RUNS: dict[str, tuple[Any, dict[str, Any]]] = {
     "bpd": (bpd, {"bpd": BpdConfig(block=3, inner=8), "tune": TuneConfig(), "objective": TOKENS}),
     "eagle": (eagle, {"eagle": EagleConfig(noise=0.0), "objective": ObjectiveConfig()}),
     "eagle3": (eagle3, {"eagle3": FUSED, "objective": ObjectiveConfig()}),
+    "dflash": (dflash, {"block": BlockConfig(size=4, decoder_layers=1), "objective": ObjectiveConfig()}),
 }
 # what goes on behind a family, where that is another method, or the same one otherwise
 BEHIND: dict[str, tuple[str, Any, dict[str, Any]]] = {

@@ -1,0 +1,46 @@
+"""What `families.py` names of block drafters: load, draft while training.
+
+Read next: `net.py`, the network; `proposer.py`, how it drafts.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from torch import nn
+
+from ...decoding.target.hidden_states import check_states
+from ..config import DrafterConfig
+from ..folder import read_settings
+from ..projection import check_logits
+from ..weights import net_for
+from .net import BlockNet
+from .proposer import DFlash
+
+if TYPE_CHECKING:
+    from ...decoding.target.backbone import Backbone
+
+
+def load_dflash_folder(folder: Path, target: Backbone, *, draft_length: int, config: DrafterConfig) -> DFlash:
+    """A block drafter of a folder, which drafts `draft_length` tokens or as many as its block has.
+
+    Raises:
+        RequestError: the folder is no DFlash drafter, or was made for another target; or the target makes
+            logits in a way of its own.
+    """
+    _, sizes = read_settings(folder, target, DFlash.family)
+    check_logits(target.model)  # whose projection it drafts by
+    net = net_for(folder, target, lambda: BlockNet.from_settings(sizes), "a block drafter")
+    check_states(net.config.layers, target.model, folder / "config.json")
+    return _drafting(net, target, draft_length, config)
+
+
+def draft_by_dflash(module: nn.Module, target: Backbone, draft_length: int) -> DFlash:
+    """A block drafter in training."""
+    return _drafting(cast(BlockNet, module), target, draft_length, DrafterConfig())
+
+
+def _drafting(net: BlockNet, target: Backbone, draft_length: int, config: DrafterConfig) -> DFlash:
+    longest = min(draft_length, net.config.most)
+    return DFlash(net, target, draft_length=longest, policy=config.policy, factors=config.temperature_factors)

@@ -1,0 +1,242 @@
+"""A block drafter's network: the target's states as keys and values of every layer, one block of slots.
+
+DFlash (Chen et al. 2026). The state of a known token is fused once, and every layer makes keys and
+values of it by its own projections; it has no query, and no layer changes it. A block begins at the
+anchor a, whose token x_a is known while its state is not: slot 0 holds the embedding of x_a, the
+others one vector, the mask. All slots are read in one pass, and the target's own projection turns
+them into distributions: of x_{a+1}, x_{a+2}, ..., drafted without seeing each other.
+
+Two layouts: `fill-in` (DFlash), in which slot k speaks of its own token x_{a+k} and slot 0 of none;
+`anchor-first`, in which slot k speaks of the token behind it, x_{a+1+k}. Read next: `attention.py`, what a
+slot sees; `proposer.py`, which decodes; `trainers/block/dflash.py`, which trains.
+
+Shapes: R rows, S tokens of a row, A anchors of a row, B slots of a block, N slots of a forward pass,
+K drafted tokens, H hidden size, F numbers of the fused states, D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Self, get_args
+
+import torch
+from torch import Tensor, nn
+
+from ...decoding.target.kv_cache import KVCache
+from ..eagle.layers import EagleShape, FeedForward, Norm, Projected, Rotary, sizes_like, turned
+from ..sizes import check_parts, check_sizes
+from .attention import Context, Packed, View
+
+Layout = Literal["fill-in", "anchor-first"]
+
+
+@dataclass(frozen=True)
+class BlockShape(EagleShape):
+    """Sizes of a network: what `config.json` of a drafter folder holds as its settings."""
+
+    layers: tuple[int, ...]
+    """Hidden states of the target that are fused, low to high (`Backbone.see`)."""
+    decoder_layers: int
+    """Layers of the network."""
+    size: int
+    """Slots of a block, the anchor's included."""
+    layout: Layout
+    causal: bool
+    """Whether a slot sees the earlier ones alone."""
+    mask_token: int | None = None
+    """The unused id whose embedding is the mask; None: the network has a mask of its own."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for sizes that no network can have."""
+        super().__post_init__()
+        check_sizes(decoder_layers=self.decoder_layers, size=self.size)
+        check_parts(len(self.layers) + self.decoder_layers, f"{len(self.layers)} states and layers")
+        if not self.layers or not all(type(layer) is int for layer in self.layers):
+            raise ValueError(f"layers are {self.layers!r:.60}; expected the numbers of hidden states")
+        if self.layout not in get_args(Layout) or type(self.causal) is not bool or self.most < 1:
+            raise ValueError(
+                f"layout {self.layout!r:.20}, causal {self.causal!r:.20}, size {self.size}; expected "
+                f"{' or '.join(get_args(Layout))}, true or false, and a slot that speaks of a token"
+            )
+        if self.mask_token is not None and (type(self.mask_token) is not int or self.mask_token < 0):
+            raise ValueError(f"mask_token is {self.mask_token!r:.20}; expected the id of a token, or null")
+
+    @property
+    def first(self) -> int:
+        """The first slot that speaks of a token."""
+        return 1 if self.layout == "fill-in" else 0
+
+    @property
+    def most(self) -> int:
+        """Tokens that a block drafts, K."""
+        return self.size - self.first
+
+    @classmethod
+    def from_settings(cls, settings: dict[str, Any]) -> Self:
+        """The sizes that a drafter folder's `config.json` holds."""
+        return cls(**(settings | {"layers": tuple(settings["layers"])}))  # JSON knows lists alone
+
+    @classmethod
+    def of(cls, config: Any, **chosen: Any) -> BlockShape:
+        """The sizes of a target's `transformers` config, and what is chosen."""
+        return cls(**sizes_like(config), **chosen)
+
+
+def spread_layers(count: int) -> tuple[int, ...]:
+    """The hidden states that a drafter for a target of `count` layers reads by default.
+
+    Five, spread from the second layer's output to the last but two, as in the published drafters. Below
+    eight layers these are not five different ones: the quarter, the half and the last but one then.
+    """
+    if count >= 8:
+        return tuple(2 + round(i * (count - 4) / 4) for i in range(5))
+    return tuple(sorted({count // 4, count // 2, count - 1}))
+
+
+class BlockAttention(nn.Module):
+    """Qwen3's grouped attention: a norm on the queries and keys of each head, no biases."""
+
+    def __init__(self, shape: BlockShape) -> None:
+        super().__init__()
+        self.head_size, self.group = shape.head_size, shape.heads // shape.kv_heads
+        self.q_proj = nn.Linear(shape.hidden, shape.heads * shape.head_size, bias=False)
+        self.k_proj = nn.Linear(shape.hidden, shape.kv_heads * shape.head_size, bias=False)
+        self.v_proj = nn.Linear(shape.hidden, shape.kv_heads * shape.head_size, bias=False)
+        self.o_proj = nn.Linear(shape.heads * shape.head_size, shape.hidden, bias=False)
+        self.q_norm = Norm(shape.head_size, shape.eps)
+        self.k_norm = Norm(shape.head_size, shape.eps)
+
+    def context(self, x_RSH: Tensor, turn: tuple[Tensor, Tensor]) -> Context:
+        """Keys and values; `turn` is what `Rotary` gives for the positions."""
+        key, value = self._heads(self.k_proj(x_RSH)), self._heads(self.v_proj(x_RSH))
+        return Context(turned(self.k_norm(key), turn), value)
+
+    def forward(self, x_RNH: Tensor, turn: tuple[Tensor, Tensor], view: View, layer: int) -> Tensor:
+        """Attention output [R, N, H] of slots."""
+        query = turned(self.q_norm(self._heads(self.q_proj(x_RNH))), turn)
+        out_RQND = view.attend(layer, Projected(query, *self.context(x_RNH, turn)), self.group)
+        return self.o_proj(out_RQND.transpose(1, 2).flatten(2))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, self.head_size)).transpose(1, 2)
+
+
+class BlockLayer(nn.Module):
+    """A Llama layer over slots."""
+
+    def __init__(self, shape: BlockShape) -> None:
+        super().__init__()
+        self.input_layernorm = Norm(shape.hidden, shape.eps)
+        self.self_attn = BlockAttention(shape)
+        self.post_attention_layernorm = Norm(shape.hidden, shape.eps)
+        self.mlp = FeedForward(shape)
+
+    def forward(self, x_RNH: Tensor, turn: tuple[Tensor, Tensor], view: View, layer: int) -> Tensor:
+        """The slots behind the layer, [R, N, H]."""
+        x_RNH = x_RNH + self.self_attn(self.input_layernorm(x_RNH), turn, view, layer)
+        return x_RNH + self.mlp(self.post_attention_layernorm(x_RNH))
+
+
+class BlockNet(nn.Module):
+    """The drafter of DFlash; embedding and output projection are the target's, passed in and never saved."""
+
+    family = "dflash"
+
+    def __init__(self, config: BlockShape) -> None:
+        super().__init__()
+        self.config = config
+        H = config.hidden
+        self.fc = nn.Linear(len(config.layers) * H, H, bias=False)
+        self.hidden_norm = Norm(H, config.eps)
+        self.layers = nn.ModuleList(BlockLayer(config) for _ in range(config.decoder_layers))
+        self.norm = Norm(H, config.eps)
+        # a layer of its own and no bare weight: what shards weights gathers those of layers
+        self.mask_embedding = nn.Embedding(1, H)
+        self.mask_embedding.requires_grad_(config.mask_token is None)
+        self.rotary = Rotary(config)
+
+    @classmethod
+    def from_settings(cls, settings: dict[str, Any]) -> Self:
+        """A network of a drafter folder's sizes, without its weights."""
+        return cls(BlockShape.from_settings(settings))
+
+    @classmethod
+    def for_target(cls, target: nn.Module, **chosen: Any) -> Self:
+        """An untrained network for a causal LM of `transformers`, fp32.
+
+        Args:
+            chosen: the fields of `BlockShape` beside those of `EagleShape`.
+        """
+        model: Any = target
+        made = cls(BlockShape.of(model.config, **chosen))
+        table_VH = model.get_input_embeddings().weight
+        with torch.no_grad():
+            if made.config.mask_token is None:  # as loud as a token's embedding
+                made.mask_embedding.weight.mul_(table_VH.float().std())
+            else:
+                made.mask_embedding.weight.copy_(table_VH[made.config.mask_token])
+        return made
+
+    def fuse(self, features_RSF: Tensor) -> Tensor:
+        """The target's states side by side as what every layer makes keys and values of, [R, S, H]."""
+        return self.hidden_norm(self.fc(features_RSF.to(self.fc.weight.dtype)))
+
+    def contexts(self, fused_RSH: Tensor, positions_RS: Tensor) -> list[Context]:
+        """Keys and values of every layer."""
+        turn = self.rotary(positions_RS)
+        return [each.self_attn.context(fused_RSH, turn) for each in self._layers]
+
+    def remember(self, fused_RSH: Tensor, positions_RS: Tensor, kv_cache: KVCache) -> None:
+        """Write the keys and values of states to a KV cache, which has been aimed."""
+        for number, context in enumerate(self.contexts(fused_RSH, positions_RS)):
+            kv_cache.update(*context, number)
+
+    def slots(self, roots: Tensor, count: int) -> Tensor:
+        """What the first `count` slots of a block hold, [..., count, H], of the anchor's embedding [..., H]."""
+        mask_H = self.mask_embedding(torch.zeros((), dtype=torch.long, device=roots.device))
+        shape = (*roots.shape[:-1], count - 1, roots.shape[-1])
+        return torch.cat((roots.to(mask_H.dtype)[..., None, :], mask_H.expand(shape)), -2)
+
+    def forward(self, x_RNH: Tensor, positions_RN: Tensor, view: View) -> Tensor:
+        """What the target's projection reads of every slot, [R, N, H].
+
+        Args:
+            x_RNH: what the slots hold.
+            positions_RN: counted from the first token of the document; the anchor's is slot 0's.
+            view: what they see.
+        """
+        turn = self.rotary(positions_RN)
+        for number, layer in enumerate(self._layers):
+            x_RNH = layer(x_RNH, turn, view, number)
+        return self.norm(x_RNH)
+
+    def blocks(
+        self, features_RSF: Tensor, positions_RS: Tensor, documents_RS: Tensor, roots_RAH: Tensor, anchor_RA: Tensor
+    ) -> Tensor:
+        """Many blocks of packed rows at once, as training needs them: [R, A, K, H].
+
+        Draft d of a block, from 1 on, is read off [:, :, d - 1] and speaks of the token d places behind the anchor.
+
+        Args:
+            features_RSF: the target's states side by side.
+            positions_RS: counted from the first token of the document.
+            documents_RS: number of the document that a token belongs to.
+            roots_RAH: embeddings of the anchors' tokens.
+            anchor_RA: where they stand in the row.
+        """
+        B, (R, A) = self.config.size, anchor_RA.shape
+        index_S = torch.arange(documents_RS.shape[1], device=anchor_RA.device)
+        same_RAS = documents_RS.gather(1, anchor_RA)[..., None] == documents_RS[:, None]
+        # strictly below: the target has not read the anchor's token when a block is drafted
+        seen_RAS = same_RAS & (index_S < anchor_RA[..., None])
+        contexts = self.contexts(self.fuse(features_RSF), positions_RS)
+        view = Packed(contexts, seen_RAS, B, causal=self.config.causal)
+        slot_B = torch.arange(B, device=anchor_RA.device)
+        positions_RAB = positions_RS.gather(1, anchor_RA)[..., None] + slot_B
+        out_RNH = self(self.slots(roots_RAH, B).flatten(1, 2), positions_RAB.flatten(1), view)
+        return out_RNH.view(R, A, B, -1)[:, :, self.config.first :]
+
+    @property
+    def _layers(self) -> Sequence[Any]:
+        return list(self.layers)

@@ -1,0 +1,169 @@
+"""DFlash: a block of drafts in one pass, after the target's states of what was accepted.
+
+Every draft is read off its own slot without seeing the others, so a block is a chain whose k-th token
+comes from a distribution that does not depend on the drafted ones before it: drawn from it, the
+distributions are the proposal's q (`IID`); the likeliest of each are a point mass. Both are lossless by
+the rule that the declared sampling asks for. Read next: `net.py`, the network; `../true_states.py`,
+the target's states; `../temperatures.py`, why later drafts of a block may be drawn cooler.
+
+Shapes: R and B rows, E tokens that a step can emit, S tokens of a prompt or text, A anchors, K drafted
+tokens, N slots, F numbers of the target's features, H hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...decoding.proposal import Committed, DraftSampling, Proposal
+from ...decoding.random import Uniforms
+from ...decoding.sampling import Warper, draw
+from ...decoding.target.backbone import Backbone
+from ...decoding.tree.tree import Nodes, chain, tree_mask
+from ...errors import RequestError
+from ..model.draft_model import Policy
+from ..projection import Shaping
+from ..temperatures import at_depth
+from ..true_states import TrueStates
+from .attention import Cached
+from .net import BlockNet
+
+_ANCHORS = 256
+"""Blocks of a known text that are made at once."""
+
+
+class DFlash:
+    """Drafts a chain of `draft_length` tokens in one pass of the network."""
+
+    family = "dflash"
+    replayable = True
+    draft_steps = 1
+
+    def __init__(
+        self,
+        net: BlockNet,
+        target: Backbone,
+        *,
+        draft_length: int | None = None,
+        policy: Policy = "sample",
+        factors: Sequence[float] = (),
+    ) -> None:
+        """`draft_length`: at most, and by default, as many as a block has; `factors` as of `at_depth`.
+
+        A shorter draft is the beginning of a whole block: slots see each other, and a block of
+        another size than the trained one would have other distributions in all of them.
+        """
+        self.net, self._target, self.policy, self.factors = net, target, policy, tuple(factors)
+        self.layers = net.config.layers
+        most = net.config.most
+        self.draft_length = most if draft_length is None else draft_length
+        if not 1 <= self.draft_length <= most:
+            raise RequestError(
+                f"a draft of {self.draft_length} tokens is asked for; expected 1 to {most}, what a block of "
+                f"{net.config.size} slots holds: lower eval.draft_length, or train with a larger block.size"
+            )
+        # without later slots a causal block is the same
+        self._slots = net.config.first + self.draft_length if net.config.causal else net.config.size
+        self.tree = chain(self.draft_length)
+        self.nodes = len(self.tree)
+        self._embed: Any = target.model.get_input_embeddings()
+        self._shaping = Shaping.of(target.model)
+
+    @property
+    def module(self) -> BlockNet:
+        """What is trained."""
+        return self.net
+
+    @property
+    def weights_read(self) -> list[nn.Module]:
+        """What a proposal reads: the network and the target's projection, once."""
+        return [self.net, self._target.model.get_output_embeddings()]
+
+    # ---- state ----------------------------------------------------------------------------
+
+    def reset(self, prompts: Sequence[Sequence[int]], room: int, *, static: bool = False) -> None:
+        """Start new rows. `room`: tokens that may follow the longest prompt."""
+        self._states = TrueStates(
+            prompts,
+            room=room + max(self._slots, self.draft_length + 1),
+            depth=self.draft_length,
+            device=self._target.device,
+            static=static,
+        )
+        self._kv_cache = self._states.kv_cache
+
+    def begin(self, features: Sequence[Tensor]) -> None:
+        """Write every state of the prompts but the last, which the first step adds."""
+        for _row, features_1SF, positions_1S in self._states.begin(features):
+            self.net.remember(self.net.fuse(features_1SF), positions_1S, self._kv_cache)
+
+    def observe(self, committed: Committed) -> None:
+        """Keep the states of what was accepted."""
+        self._states.observe(committed)
+
+    # ---- drafting -------------------------------------------------------------------------
+
+    def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
+        """Draft after `last_B`, each row's anchor."""
+        logits_BKV = self._logits(self._block(last_B))
+        if warper.greedy or self.policy == "argmax":
+            tokens_BN = torch.cat((last_B[:, None], logits_BKV.argmax(-1)), 1)
+            return Proposal(tokens_BN, self.tree, DraftSampling.POINT_MASS)
+        random_BK = uniforms.take(self.draft_length)
+        q_BKV = torch.stack(
+            [at_depth(warper, self.factors, k)(logits_BV) for k, logits_BV in enumerate(logits_BKV.unbind(1))], 1
+        )
+        tokens_BN = torch.cat((last_B[:, None], draw(q_BKV, random_BK)), 1)
+        leaf_B1V = torch.zeros_like(q_BKV[:, :1])  # its row is never read
+        return Proposal(tokens_BN, self.tree, DraftSampling.IID, torch.cat((q_BKV, leaf_B1V), 1))
+
+    def _block(self, last_B: Tensor) -> Tensor:
+        """What the target's projection reads of the drafting slots, [B, K, H]."""
+        new = self._states.waiting(last_B)
+        self.net.remember(self.net.fuse(new.features_BEF), new.positions_BE, self._kv_cache)
+        start_B, N = self._states.length_B, self._slots
+        slots = self._kv_cache.aim(start_B, N)
+        nodes = block_nodes(N, last_B.device, causal=self.net.config.causal)
+        mask = tree_mask(nodes, start_B, slots, ragged=self._kv_cache.ragged)
+        x_BNH = self.net.slots(self._embed(last_B), N)
+        out_BNH = self.net(x_BNH, start_B[:, None] + nodes.depths_BN, Cached(self._kv_cache, mask))
+        first = self.net.config.first
+        return out_BNH[:, first : first + self.draft_length]
+
+    def _logits(self, out: Tensor) -> Tensor:
+        """Logits [..., V], fp32, over the target's vocabulary."""
+        return self._shaping(self._target.project(out).float())
+
+    def teacher_forced(self, features_SF: Tensor, tokens_S: Tensor, depth: int) -> Iterator[Tensor]:
+        """The logits of a block behind every token of a known text: `decoding.proposal.TeacherForced`.
+
+        Made as training makes them. No draft sees another one, so there is nothing to force.
+        """
+        X, device = len(tokens_S) - 2, tokens_S.device  # anchors with a state before and a token behind
+        if X < 1:
+            return
+        positions_1S = torch.arange(len(tokens_S), device=device)[None]
+        parts = [
+            self.net.blocks(
+                features_SF[None],
+                positions_1S,
+                torch.zeros_like(positions_1S),
+                self._embed(tokens_S[anchor_A])[None],
+                anchor_A[None],
+            )[0]
+            for anchor_A in torch.arange(1, X + 1, device=device).split(_ANCHORS)
+        ]
+        for d in range(min(depth, self.draft_length, X)):
+            yield self._logits(torch.cat([part_AKH[:, d] for part_AKH in parts])[: X - d])
+
+
+@lru_cache(maxsize=64)
+def block_nodes(size: int, device: torch.device, *, causal: bool) -> Nodes:
+    """Slots as nodes of a chain, for positions and masks: without `causal` each sees all of them."""
+    nodes = chain(size - 1).on(device)
+    return nodes if causal else replace(nodes, ancestors_BNN=torch.ones_like(nodes.ancestors_BNN))

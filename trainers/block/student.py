@@ -1,0 +1,127 @@
+"""The loss of a block drafter: every draft of every block against the target's distribution there.
+
+Many blocks speak of the same token, so the target's distributions are made once for every position and
+looked up. What each draft of a block counts is a fixed decay or D-PACE's weight (`losses/pace.py`), and
+the weights of a row add up to its labels: a row's loss is a weighted mean times the number of labels
+that the loop divides by, whatever row, micro-batch or process stands beside it. Read next:
+`anchors.py`, where blocks begin; `drafters/block/net.py`, the network; `../eagle_common.py`, shared parts.
+
+Shapes: R rows, S tokens of a row, A anchors of a row, K drafts of a block, P drafts that count, C
+drafts of a chunk, H hidden size, F numbers of the fused states, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ...drafters.block.net import BlockNet
+from ...drafters.projection import Shaping
+from ..eagle_common import in_text_order, per_label
+from ..loop.objective import Batch
+from ..losses.chunked import ChunkedLoss, SharedTeacher
+from ..losses.mix import Mix
+from ..losses.pace import d_pace, geometric
+from ..sections import Sections
+from .anchors import Anchors
+
+
+class BlockTeacher(NamedTuple):
+    """What the frozen target provides for a batch, in its own precision, and where blocks begin."""
+
+    hidden_RSH: Tensor
+    """The last hidden states, which its output projection reads."""
+    fused_RSF: Tensor
+    """Hidden states of several layers side by side."""
+    roots_RAH: Tensor
+    """Its embeddings of the anchors' tokens."""
+    anchors: Anchors
+
+
+@dataclass(frozen=True)
+class BlockLoss:
+    """The recipe's mix of terms at every draft, for `ChunkedLoss`.
+
+    Reported: the terms of the mix, `ce`, the overlap `alpha`, sum_v min(p, q), and `agreement` of the argmax,
+    of the first draft; `alpha_j` of the j-th.
+    """
+
+    mix: Mix
+    drafts: int
+
+    def __call__(self, draft_CV: Tensor, target_CV: Tensor | None, label_C2: Tensor) -> dict[str, Tensor]:
+        """`label_C2`: label, and which draft of its block it is, from 0."""
+        label_C, place_C = label_C2.unbind(-1)
+        terms = self.mix(draft_CV, target_CV, label_C)
+        assert target_CV is not None  # or the mix has refused
+        loss_C, alpha_C = terms.pop("loss"), terms.pop("alpha")
+        # an `argmax` takes eight times as long as an `amax` on a CPU
+        best_C1 = draft_CV.argmax(-1, keepdim=True)
+        agreement_C = (target_CV.gather(-1, best_C1)[:, 0] == target_CV.amax(-1)).float()
+        first_C = place_C == 0
+        alphas = {f"alpha_{j + 1}": alpha_C * (place_C == j) for j in range(1, self.drafts)}
+        own = {name: term.detach() * first_C for name, term in terms.items()}
+        return {"loss": loss_C, **own, "alpha": alpha_C * first_C, "agreement": agreement_C * first_C, **alphas}
+
+
+class BlockStudent(nn.Module):
+    """The network over the blocks of a batch, and the loss of their drafts."""
+
+    def __init__(self, draft: BlockNet, target: Any, recipe: Sections) -> None:
+        super().__init__()
+        self.draft, self._decay, self._objective = draft, recipe.block.decay, recipe.objective
+        loss = BlockLoss(Mix.of(recipe.objective), draft.config.most)
+        # in a tuple it is no part of this module: the projection is the target's, and what wraps,
+        # shards or saves this module must not touch it
+        head, shaping = target.get_output_embeddings(), Shaping.of(target)
+        self._frozen = (ChunkedLoss(head, loss, chunk=recipe.objective.chunk, shaping=shaping),)
+
+    def forward(self, batch: Batch, teacher_output: BlockTeacher) -> tuple[Tensor, dict[str, Tensor]]:
+        anchors, (head,) = teacher_output.anchors, self._frozen
+        out_RAKH = self.draft.blocks(
+            teacher_output.fused_RSF, batch["positions"], batch["documents"], teacher_output.roots_RAH, anchors.at_RA
+        )
+        known_RAK = anchors.known_RAK
+        guess_PH, at_P, label_P2 = out_RAKH[known_RAK], *compared(batch, anchors)
+        share_P = self._weights(guess_PH, label_P2[:, 0], known_RAK, batch)
+        states_NH = teacher_output.hidden_RSH.flatten(0, 1)
+        at_P, guess_PH, label_P2, share_P = in_text_order(at_P, guess_PH, label_P2, share_P)
+        teacher = SharedTeacher.of(states_NH, head.projection, at_P) if len(at_P) else None
+        loss, terms = head(guess_PH, label_P2, teacher, share_P)
+        if not terms:
+            return loss, {}
+        return loss, per_label(terms | {"loss": loss.detach()}, label_P2[:, 1], batch)
+
+    def _weights(self, guess_PH: Tensor, label_P: Tensor, known_RAK: Tensor, batch: Batch) -> Tensor:
+        """How much every draft that has a label counts, fp32 [P]; of a row as much as it has labels."""
+        weight_RAK = known_RAK.float()
+        if self._objective.positions == "d-pace":
+            (head,) = self._frozen
+            q_P, _ = head(guess_PH, label_P, only_label_q=True)
+            q_RAK = torch.zeros_like(weight_RAK).masked_scatter(known_RAK, q_P)
+            weight_RAK = d_pace(q_RAK.flatten(0, 1), known_RAK.flatten(0, 1), self._objective.pace_floor)
+            weight_RAK = weight_RAK.view_as(known_RAK)
+        else:
+            place_K = torch.arange(known_RAK.shape[-1], device=known_RAK.device)
+            decay_K = geometric(place_K, self._decay)
+            weight_RAK = weight_RAK if decay_K is None else weight_RAK * decay_K
+        labels_R = batch["loss_mask"].sum(1)
+        mean_R = labels_R / weight_RAK.sum((1, 2)).clamp_min(torch.finfo(torch.float32).tiny)
+        return (weight_RAK * mean_R[:, None, None])[known_RAK]
+
+
+def compared(batch: Batch, anchors: Anchors) -> tuple[Tensor, Tensor]:
+    """Of every draft that has a label: the target's state that speaks of it, and the label.
+
+    Returns:
+        int64 [P], numbers of states counted through rows: the one in front of the label. And int64 [P, 2]:
+        label, and which draft of its block it is, from 0.
+    """
+    known_RAK, label_RAK = anchors.known_RAK, anchors.label_RAK
+    row_P, _, place_P = known_RAK.nonzero(as_tuple=True)
+    label_P = label_RAK[known_RAK]
+    at_P = row_P * batch["input_ids"].shape[1] + label_P - 1
+    return at_P, torch.stack([batch["input_ids"][row_P, label_P], place_P], 1)
