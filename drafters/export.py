@@ -9,7 +9,7 @@ Shapes: H hidden size, V target vocabulary, U draft vocabulary, K heads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,6 +96,8 @@ class Served:
     """The target's output projection."""
     tokens: int
     """Drafted tokens per target call."""
+    table: Callable[[], Tensor] | None = None
+    """Reads the target's embedding [V, H], the rows alone."""
 
 
 def served_form(family: str, form: str) -> Form:
@@ -127,6 +129,7 @@ def export_of(
     dtype: str = "bf16",
     head_VH: Tensor | None = None,
     tokens: int = 3,
+    table: Callable[[], Tensor] | None = None,
 ) -> Export:
     """A drafter folder in the shape `form`.
 
@@ -135,6 +138,7 @@ def export_of(
         dtype: of the exported weights; integers and truth values stay what they are.
         head_VH: the target's output projection, for heads that have none of their own.
         tokens: drafted tokens per target call, for the forms that say how many.
+        table: reads the target's embedding, for the forms that hold one.
 
     Raises:
         RequestError: nobody loads that, or the folder's weights are not those of its config.
@@ -144,7 +148,7 @@ def export_of(
         raise ValueError(f"a drafter of family {family!r} is served as it is")
     # strictly: engines are silent about what is missing
     net = net_of(folder, lambda: function(build)(settings), f"a drafter of family {family!r}")
-    made = function(make)(net, target, Served(head_VH, tokens))
+    made = function(make)(net, target, Served(head_VH, tokens, table))
     tensors = {
         name: (t.to(DTYPES[dtype]) if t.is_floating_point() else t).contiguous() for name, t in made.tensors.items()
     }
@@ -200,7 +204,7 @@ def _eagle(net: EagleNet, target: ServedTarget, architecture: str) -> Export:
     Engines hand out the rows of the target's embedding as they are, and scale them elsewhere: so
     the scale goes into what reads them, the first half of `fc`.
     """
-    config = {**_llama(net.config, target), "architectures": [architecture], "bias": False}
+    config = {**llama_words(net.config, target), "architectures": [architecture], "bias": False}
     # SGLang always has this bias and would leave it as it came; vLLM never has it
     tensors = {**net.state_dict(), "fc.bias": torch.zeros(net.config.hidden)}
     scale_2H = torch.ones(2 * net.config.hidden)
@@ -215,8 +219,12 @@ def eagle3(net: Eagle3Net, target: ServedTarget, _how: Served) -> Export:
     Raises:
         RequestError: an engine would hand out other hidden states.
     """
-    _check_layers(net.config.layers, target.layers)
-    config = {**_llama(net.config, target), **_eagle3_words(net.config), "architectures": ["LlamaForCausalLMEagle3"]}
+    check_layers(net.config.layers, target.layers, "eagle3.layers")
+    config = {
+        **llama_words(net.config, target),
+        **_eagle3_words(net.config),
+        "architectures": ["LlamaForCausalLMEagle3"],
+    }
     layers = list(net.config.layers)
     if target.layers < 7 or tuple(layers) != fused_layers(target.layers):
         # two readers, two ways to count: the state in front of layer k, and that behind it
@@ -263,17 +271,21 @@ def eagle3_for_llama_cpp(net: Eagle3Net, target: ServedTarget, how: Served) -> E
     return eagle3(net, target, how)
 
 
-def _check_layers(layers: Sequence[int], count: int) -> None:
+def check_layers(layers: Sequence[int], count: int, option: str, *, first: int = 0) -> None:
     """Raise RequestError where an engine would hand out other hidden states than `layers`.
 
     A format's number k means what goes into layer k of the target's `count`: there is none for the
     state behind the last norm, and each is handed out once, low to high.
+
+    Args:
+        option: of the recipe, that chose them.
+        first: the lowest state that the format has a number for.
     """
-    if list(layers) != sorted(set(layers)) or not all(0 <= layer < count for layer in layers):
+    if list(layers) != sorted(set(layers)) or not all(first <= layer < count for layer in layers):
         raise RequestError(
             f"the drafter fuses the hidden states {list(layers)}, and engines hand out different "
-            f"ones, low to high, from 0 to {count - 1} for this target ({count} is behind its last "
-            "norm); train one with such eagle3.layers. `draftsmith eval` decodes with it as it is"
+            f"ones, low to high, from {first} to {count - 1} for this target ({count} is behind its last "
+            f"norm); train one with such {option}. `draftsmith eval` decodes with it as it is"
         )
 
 
@@ -283,8 +295,8 @@ def speculators(net: Eagle3Net, target: ServedTarget, how: Served) -> Export:
     Raises:
         RequestError: an engine would hand out other hidden states.
     """
-    _check_layers(net.config.layers, target.layers)
-    llama = _llama(net.config, target)
+    check_layers(net.config.layers, target.layers, "eagle3.layers")
+    llama = llama_words(net.config, target)
     config = {
         **_eagle3_words(net.config),
         "architectures": ["Eagle3DraftModel"],
@@ -324,8 +336,8 @@ def _eagle3_words(shape: Eagle3Shape) -> dict[str, Any]:
     }
 
 
-def _llama(shape: EagleShape, target: ServedTarget) -> dict[str, Any]:
-    """A Llama config of one layer, as `transformers` reads it."""
+def llama_words(shape: EagleShape, target: ServedTarget) -> dict[str, Any]:
+    """A Llama config of one layer, as `transformers` reads it, and serving engines after it."""
     return {
         "model_type": "llama",
         "hidden_size": shape.hidden,

@@ -83,6 +83,8 @@ class Family:
     """Serving formats, by the name that `--format` has for them."""
     most_tokens: Callable[[Mapping[str, Any]], int | None] = lambda _settings: None
     """Most tokens of a chain that it drafts, from its settings; None: any."""
+    whole_blocks: Callable[[Mapping[str, Any]], bool] = lambda _settings: False
+    """Whether the first drafts of a chain depend on how many follow, so that engines have to draft the most."""
     samples: bool = False
     """Whether `drafter.policy` says how its drafts are drawn above temperature 0."""
     copies_target: bool = False
@@ -314,6 +316,8 @@ _ALL = (
         options=frozenset({"temperature_factors"}),
         toy=_by_policy("dflash"),
         most_tokens=lambda settings: int(settings["size"]) - (settings["layout"] == "fill-in"),
+        whole_blocks=lambda settings: not settings["causal"],
+        exports={"vllm": Form("dflash", ".block.serving:dflash"), "sglang": Form("DFLASH", ".block.serving:dflash")},
         grids=BY_MODEL,
         samples=True,
     ),

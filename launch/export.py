@@ -25,6 +25,8 @@ from .recipe.load import load_recipe
 from .recipe.model import Recipe
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ..drafters.export import Export as Exported
     from .requests import ExportRequest
 
@@ -74,9 +76,12 @@ def export(request: ExportRequest) -> str:
         model = load_model(path, revision=revision, trust_remote_code=trust)
         _check_no_bias(model, request.format)
         head = scaled_weight(model).detach()
-    made = export_of(
-        folder, family, settings, target, request.format, dtype=request.dtype, head_VH=head, tokens=start.tokens
-    )
+
+    def table() -> Tensor:
+        return load_model(path, revision=revision, trust_remote_code=trust).get_input_embeddings().weight
+
+    words: dict[str, Any] = {"dtype": request.dtype, "head_VH": head, "tokens": start.tokens, "table": table}
+    made = export_of(folder, family, settings, target, request.format, **words)
     start = replace(start, behind_layers=made.config.get("eagle_config", {}).get("eagle_aux_hidden_state_layer_ids"))
     lines = command(request.format, start)  # refused before anything is written
     replace_folder(out, lambda folder: _fill(folder, made))
@@ -134,7 +139,8 @@ def start_of(
         _log.info("%d tokens per draft: tuned for %s", tokens, tuned.measured)
     if chosen.get(FACTORS, NO_FACTORS) != NO_FACTORS or recipe.drafter.temperature_factors:
         _log.info("engines draft at the temperature of the request: %s are left out", FACTORS)
-    tokens = tokens if most is None else min(most, tokens)
+    if most is not None:
+        tokens = most if FAMILIES[family].whole_blocks(settings) else min(most, tokens)
     return Start(target, out, method, tokens, sampled=FAMILIES[family].samples and policy == "sample")
 
 

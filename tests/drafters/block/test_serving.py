@@ -1,0 +1,100 @@
+"""Exported block drafters: the words of DFlash's form, and the slots as transformers' own DFlash network makes them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from draftsmith.drafters.block.net import BlockNet, BlockShape
+from draftsmith.drafters.export import Export, ServedTarget, export_of
+from draftsmith.errors import RequestError
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import AutoConfig, AutoModel
+
+H, V, S, B = 32, 61, 9, 5
+SIZES: dict[str, Any] = {
+    **{"hidden": H, "intermediate": 96, "heads": 4, "kv_heads": 2, "head_size": 16},
+    **{"rope_theta": 50_000.0, "eps": 1e-5, "layers": (2, 4, 6), "decoder_layers": 2, "size": B},
+}
+SERVED = ServedTarget("org/target", ["Qwen3ForCausalLM"], V, 8, 4096, None, 2)
+
+
+def block_net(*, layout: str = "fill-in", causal: bool = False, **words: Any) -> BlockNet:
+    torch.manual_seed(0)
+    net = BlockNet(BlockShape(**(SIZES | {"layout": layout, "causal": causal} | words)))
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.2)
+    return net.eval()
+
+
+def exported(net: BlockNet, place: Path, served: ServedTarget = SERVED, **words: Any) -> Export:
+    save_file(net.state_dict(), place / "model.safetensors")
+    settings = json.loads(json.dumps(asdict(net.config)))
+    return export_of(place, "dflash", settings, served, "vllm", dtype="fp32", **words)
+
+
+def dflash_of_transformers(made: Export, features: Tensor, slots: Tensor) -> Tensor:
+    """The network of `transformers` that was written for another checkpoint of the same design."""
+    words = {name: value for name, value in made.config.items() if name not in ("model_type", "architectures")}
+    ids = words.pop("dflash_config")
+    names = {"fc.": "encoder.fc.", "hidden_norm.": "encoder.output_norm_enc."}
+    words |= {"sliding_window": S, "target_layer_ids": ids["target_layer_ids"]}
+    model = AutoModel.from_config(AutoConfig.for_model("muse_glimmer_assistant", **words)).eval()
+    tensors = {
+        next((new + name.removeprefix(old) for old, new in names.items() if name.startswith(old)), name): tensor
+        for name, tensor in made.tensors.items()
+    }
+    model.load_state_dict(tensors)
+    return model(noise_embeds=slots, context_hidden_states=features).last_hidden_state
+
+
+def test_slots_are_those_of_transformers(tmp_path: Path) -> None:
+    net = block_net(mask_token=7)
+    made = exported(net, tmp_path)
+    features, root = torch.randn(1, S, 3 * H), torch.randn(1, 1, H)
+    positions = torch.arange(S + 1)[None]
+    padded = torch.cat((features, torch.zeros(1, 1, 3 * H)), 1)
+    with torch.no_grad():
+        mine = net.blocks(padded, positions, torch.zeros_like(positions), root, torch.tensor([[S]]))[0, 0]
+        theirs = dflash_of_transformers(made, features, net.slots(root[:, 0], B))[0, 1:]
+    torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_what_an_engine_would_guess_is_written_out(tmp_path: Path) -> None:
+    made = exported(block_net(mask_token=7), tmp_path)
+    assert made.config["architectures"] == ["DFlashDraftModel"]
+    # the state behind the k-th layer is number k + 1 of ours
+    assert made.config["dflash_config"] == {"mask_token_id": 7, "target_layer_ids": [1, 3, 5], "causal": False}
+    assert (made.config["block_size"], made.config["num_target_layers"], made.config["num_hidden_layers"]) == (B, 8, 2)
+    assert made.config["layer_types"] == ["full_attention"] * 2
+    assert not {"embed_tokens.weight", "mask_embedding.weight"} & made.tensors.keys()
+
+
+@pytest.mark.parametrize("scale", [1.0, 5.5])
+def test_a_mask_of_its_own_is_a_row_of_the_drafter_s_table(scale: float, tmp_path: Path) -> None:
+    net, table = block_net(), torch.randn(V, H)
+    served = ServedTarget(**(asdict(SERVED) | {"embedding_scale": scale}))
+    made = exported(net, tmp_path, served, table=lambda: table)
+    rows = made.tensors["embed_tokens.weight"]
+    assert made.config["dflash_config"]["mask_token_id"] == V - 1
+    assert torch.equal(rows[:-1], table[:-1] * scale)
+    assert torch.equal(rows[-1], net.mask_embedding.weight[0])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"layout": "anchor-first"}, "block.layout is anchor-first"),
+        ({"layers": (0, 4)}, "block.layers"),
+        ({"layers": (4, 8)}, "from 1 to 7"),
+    ],
+)
+def test_what_no_engine_reads_is_refused(words: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=message):
+        exported(block_net(mask_token=7, **words), tmp_path)
