@@ -162,6 +162,10 @@ def _drawn(drafter: Any) -> str:
     return " argmax" if drafter.policy == "argmax" else " tempered" if drafter.factors else ""
 
 
+def _drafts_of_a_block(settings: Mapping[str, Any]) -> int:
+    return int(settings["size"]) - (settings["layout"] == "fill-in")
+
+
 def _ensemble_toy(drafter: Any) -> str:
     return f"ensemble{_drawn(drafter.members[0])}"
 
@@ -310,14 +314,32 @@ _ALL = (
         summary="a block of drafts in one pass: the target's states are keys and values of every layer",
         page="dflash.md",
         build=".block.net:BlockNet.from_settings",
-        load=".block.family:load_dflash_folder",
-        proposer=".block.family:draft_by_dflash",
+        load=".block.family:load_block_folder",
+        proposer=".block.family:draft_by_block",
         hidden_states=lambda settings: len(settings["layers"]) + 1,
         options=frozenset({"temperature_factors"}),
         toy=_by_policy("dflash"),
-        most_tokens=lambda settings: int(settings["size"]) - (settings["layout"] == "fill-in"),
+        most_tokens=_drafts_of_a_block,
         whole_blocks=lambda settings: not settings["causal"],
         exports={"vllm": Form("dflash", ".block.serving:dflash"), "sglang": Form("DFLASH", ".block.serving:dflash")},
+        grids=BY_MODEL,
+        samples=True,
+    ),
+    Family(
+        name="dspark",
+        title="dspark",
+        kind="on target",
+        summary="a block of drafts in one pass, each corrected by the token in front of it",
+        page="dflash.md",
+        build=".block.dspark:DSparkNet.from_settings",
+        load=".block.family:load_block_folder",
+        proposer=".block.family:draft_by_block",
+        hidden_states=lambda settings: len(settings["layers"]) + 1,
+        options=frozenset({"temperature_factors"}),
+        toy=_by_policy("dspark"),
+        exports={"vllm": Form("dspark", ".block.serving:dspark")},
+        most_tokens=_drafts_of_a_block,
+        whole_blocks=lambda settings: not settings["causal"],
         grids=BY_MODEL,
         samples=True,
     ),

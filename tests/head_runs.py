@@ -24,6 +24,10 @@ RECIPES = {
     "eagle": "eagle: {noise: 0.0, passes: 2, top_k: 1.0}\nobjective: {chunk: 64}\n",
     "eagle3": "eagle3: {passes: 3, vocabulary: 512}\nobjective: {chunk: 64}\n",
     "dflash": "block: {size: 4, decoder_layers: 2, anchors: 12}\nobjective: {positions: d-pace, chunk: 64}\n",
+    "dspark": (
+        "block: {size: 3, decoder_layers: 1, anchors: 12}\ndspark: {rank: 8}\n"
+        "objective: {kl: 0.0, ce: 0.1, tv: 0.9, chunk: 64}\n"
+    ),
     "bpd": "bpd: {block: 3}\nobjective: {kl: 0.0, ce: 1.0, chunk: 64}\n",
     "medusa2": (
         "medusa: {heads: 2}\nmedusa2: {self_distillation: true}\ntune: {dropout: 0.0, rest_steps: 1}\n"

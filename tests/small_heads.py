@@ -13,6 +13,7 @@ from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters import families
+from draftsmith.drafters.block.dspark import DSpark, DSparkNet
 from draftsmith.drafters.block.net import BlockNet
 from draftsmith.drafters.block.proposer import DFlash
 from draftsmith.drafters.eagle.layers import EagleShape
@@ -41,6 +42,8 @@ def make_on_target(family: str, target: Backbone, *, noise: float = 0.05, **sett
         return hydra_on(_shaken(heads, noise), target, **settings)
     if family == "dflash":
         return DFlash(_shaken(small_block_net(model), noise), target, **settings)
+    if family == "dspark":
+        return DSpark(_shaken(small_dspark_net(model), noise), target, **settings)
     settings = {"tree": "static"} | settings
     if family == "eagle":
         net = _passing_on(EagleNet(EagleShape.like(model.config)))
@@ -56,6 +59,15 @@ def small_block_net(model: Any, **chosen: Any) -> BlockNet:
     """Two layers over three states, four drafts of a block."""
     sizes = {"layers": (0, 1, 2), "decoder_layers": 2, "size": 5, "layout": "fill-in", "causal": False}
     return BlockNet.for_target(model, **(sizes | chosen))
+
+
+def small_dspark_net(model: Any, **chosen: Any) -> DSparkNet:
+    """Two layers over three states, three drafts of a block, a head of rank 6 that says something."""
+    sizes = {"layers": (0, 1, 2), "decoder_layers": 2, "size": 3, "layout": "anchor-first", "causal": False}
+    net = DSparkNet.for_target(model, **(sizes | {"vocabulary": VOCABULARY, "rank": 6} | chosen))
+    with torch.no_grad():
+        net.markov_head.markov_w2.weight.normal_(std=0.5)
+    return net
 
 
 def _passing_on(net: Any) -> Any:

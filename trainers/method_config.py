@@ -190,13 +190,14 @@ class Eagle3Config(Section):
 
 
 class BlockConfig(Section):
-    """How block drafters are trained (`dflash`): every pass drafts a block of tokens at once."""
+    """How block drafters are trained (`dflash`, `dspark`): every pass drafts a block of tokens at once."""
 
     size: int = Field(8, ge=2, le=256)
     """Slots of a block. With `fill-in` it drafts one token less, with `anchor-first` as many."""
-    layout: Literal["fill-in", "anchor-first"] = "fill-in"
+    layout: Literal["fill-in", "anchor-first"] | None = None
     """`fill-in` is DFlash's: a slot speaks of its own token, and the first, which holds the last known one,
-    of none. `anchor-first`: a slot speaks of the token behind it, so that the same pass drafts one more."""
+    of none. `anchor-first` is DSpark's: a slot speaks of the token behind it, so that the same pass drafts one
+    more. Empty: the method's own."""
     causal: bool = False
     """Let a slot see the earlier ones of its block alone; off, all of them."""
     decoder_layers: int = Field(5, ge=1, le=1_000)
@@ -212,3 +213,10 @@ class BlockConfig(Section):
     mask_token: int | None = Field(None, ge=0)
     """An unused id whose embedding stands for what is not known yet; empty: the drafter learns a vector of
     its own."""
+
+
+class DSparkConfig(Section):
+    """The head with which DSpark's drafts see the token in front of them (`dspark`), beside `block`."""
+
+    rank: int = Field(256, ge=1)
+    """Of the head's two matrices, vocabulary x rank each."""

@@ -20,6 +20,7 @@ from .method_config import (
     BlockConfig,
     BoostConfig,
     BpdConfig,
+    DSparkConfig,
     Eagle3Config,
     EagleConfig,
     LoraConfig,
@@ -166,6 +167,10 @@ def _slots_per_token(recipe: Sections) -> float:
     return float(min(recipe.block.anchors, row) * recipe.block.size / row)
 
 
+_BLOCK_SIZES = {
+    name: f"block.{name}" for name in ("layers", "decoder_layers", "size", "layout", "causal", "mask_token")
+}
+
 _ALL = (
     Method(
         name="target",
@@ -276,16 +281,22 @@ _ALL = (
         sections={"block": BlockConfig},
         reads=_ON_TARGET,
         ignores=_NOT_MOVING,
-        sizes={
-            "layers": "block.layers",
-            "decoder_layers": "block.decoder_layers",
-            "size": "block.size",
-            "layout": "block.layout",
-            "causal": "block.causal",
-            "mask_token": "block.mask_token",
-        },
+        sizes=_BLOCK_SIZES,
         positions=_slots_per_token,
         # the text itself goes through a few of the projections alone
+        passes=lambda recipe: 0.5 + _slots_per_token(recipe),
+        probe_depth=lambda recipe: int(recipe.block.size) - (recipe.block.layout != "anchor-first"),
+    ),
+    Method(
+        name="dspark",
+        summary="a DSpark block drafter on the frozen target",
+        family="dspark",
+        module=".block.dspark",
+        sections={"block": BlockConfig, "dspark": DSparkConfig},
+        reads=_ON_TARGET,
+        ignores=_NOT_MOVING,
+        sizes=_BLOCK_SIZES | {"rank": "dspark.rank"},
+        positions=_slots_per_token,
         passes=lambda recipe: 0.5 + _slots_per_token(recipe),
         probe_depth=lambda recipe: int(recipe.block.size) - (recipe.block.layout == "fill-in"),
     ),

@@ -15,6 +15,7 @@ from ..config import DrafterConfig
 from ..folder import read_settings
 from ..projection import check_logits
 from ..weights import net_for
+from .dspark import DSpark, DSparkNet
 from .net import BlockNet
 from .proposer import DFlash
 
@@ -22,25 +23,33 @@ if TYPE_CHECKING:
     from ...decoding.target.backbone import Backbone
 
 
-def load_dflash_folder(folder: Path, target: Backbone, *, draft_length: int, config: DrafterConfig) -> DFlash:
+_DRAFTERS: dict[str, tuple[type[BlockNet], type[DFlash]]] = {
+    DFlash.family: (BlockNet, DFlash),
+    DSpark.family: (DSparkNet, DSpark),
+}
+"""By the family: network and proposer."""
+
+
+def load_block_folder(folder: Path, target: Backbone, *, draft_length: int, config: DrafterConfig) -> DFlash:
     """A block drafter of a folder, which drafts `draft_length` tokens or as many as its block has.
 
     Raises:
-        RequestError: the folder is no DFlash drafter, or was made for another target; or the target makes
+        RequestError: the folder is no block drafter, or was made for another target; or the target makes
             logits in a way of its own.
     """
-    _, sizes = read_settings(folder, target, DFlash.family)
+    family, sizes = read_settings(folder, target, *_DRAFTERS)
     check_logits(target.model)  # whose projection it drafts by
-    net = net_for(folder, target, lambda: BlockNet.from_settings(sizes), "a block drafter")
+    net = net_for(folder, target, lambda: _DRAFTERS[family][0].from_settings(sizes), "a block drafter")
     check_states(net.config.layers, target.model, folder / "config.json")
     return _drafting(net, target, draft_length, config)
 
 
-def draft_by_dflash(module: nn.Module, target: Backbone, draft_length: int) -> DFlash:
+def draft_by_block(module: nn.Module, target: Backbone, draft_length: int) -> DFlash:
     """A block drafter in training."""
     return _drafting(cast(BlockNet, module), target, draft_length, DrafterConfig())
 
 
 def _drafting(net: BlockNet, target: Backbone, draft_length: int, config: DrafterConfig) -> DFlash:
     longest = min(draft_length, net.config.most)
-    return DFlash(net, target, draft_length=longest, policy=config.policy, factors=config.temperature_factors)
+    make = _DRAFTERS[net.family][1]
+    return make(net, target, draft_length=longest, policy=config.policy, factors=config.temperature_factors)

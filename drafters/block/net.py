@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self, get_args
+from typing import Any, ClassVar, Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
@@ -78,7 +78,7 @@ class BlockShape(EagleShape):
         return cls(**(settings | {"layers": tuple(settings["layers"])}))  # JSON knows lists alone
 
     @classmethod
-    def of(cls, config: Any, **chosen: Any) -> BlockShape:
+    def of(cls, config: Any, **chosen: Any) -> Self:
         """The sizes of a target's `transformers` config, and what is chosen."""
         return cls(**sizes_like(config), **chosen)
 
@@ -142,6 +142,7 @@ class BlockNet(nn.Module):
     """The drafter of DFlash; embedding and output projection are the target's, passed in and never saved."""
 
     family = "dflash"
+    Shape: ClassVar[type[BlockShape]] = BlockShape
 
     def __init__(self, config: BlockShape) -> None:
         super().__init__()
@@ -159,17 +160,17 @@ class BlockNet(nn.Module):
     @classmethod
     def from_settings(cls, settings: dict[str, Any]) -> Self:
         """A network of a drafter folder's sizes, without its weights."""
-        return cls(BlockShape.from_settings(settings))
+        return cls(cls.Shape.from_settings(settings))
 
     @classmethod
     def for_target(cls, target: nn.Module, **chosen: Any) -> Self:
         """An untrained network for a causal LM of `transformers`, fp32.
 
         Args:
-            chosen: the fields of `BlockShape` beside those of `EagleShape`.
+            chosen: the fields of `Shape` beside those of `EagleShape`.
         """
         model: Any = target
-        made = cls(BlockShape.of(model.config, **chosen))
+        made = cls(cls.Shape.of(model.config, **chosen))
         table_VH = model.get_input_embeddings().weight
         with torch.no_grad():
             if made.config.mask_token is None:  # as loud as a token's embedding
@@ -236,6 +237,13 @@ class BlockNet(nn.Module):
         positions_RAB = positions_RS.gather(1, anchor_RA)[..., None] + slot_B
         out_RNH = self(self.slots(roots_RAH, B).flatten(1, 2), positions_RAB.flatten(1), view)
         return out_RNH.view(R, A, B, -1)[:, :, self.config.first :]
+
+    def behind(self, _token_P: Tensor) -> tuple[Tensor, Tensor] | None:
+        """What the tokens in front of drafts add to the projection's product: what is given, and its weight.
+
+        None: nothing, slots alone speak. `dspark.py` has more.
+        """
+        return None
 
     @property
     def _layers(self) -> Sequence[Any]:

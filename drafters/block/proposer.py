@@ -41,6 +41,7 @@ class DFlash:
     """Drafts a chain of `draft_length` tokens in one pass of the network."""
 
     family = "dflash"
+    net: BlockNet
     replayable = True
     draft_steps = 1
 
@@ -110,15 +111,23 @@ class DFlash:
 
     def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
         """Draft after `last_B`, each row's anchor."""
-        logits_BKV = self._logits(self._block(last_B))
-        if warper.greedy or self.policy == "argmax":
-            tokens_BN = torch.cat((last_B[:, None], logits_BKV.argmax(-1)), 1)
-            return Proposal(tokens_BN, self.tree, DraftSampling.POINT_MASS)
+        logits_BKV = self._shaping(self._product(self._block(last_B)))
+        if self._argmax(warper):
+            return self._proposal(torch.cat((last_B[:, None], logits_BKV.argmax(-1)), 1))
         random_BK = uniforms.take(self.draft_length)
         q_BKV = torch.stack(
             [at_depth(warper, self.factors, k)(logits_BV) for k, logits_BV in enumerate(logits_BKV.unbind(1))], 1
         )
-        tokens_BN = torch.cat((last_B[:, None], draw(q_BKV, random_BK)), 1)
+        return self._proposal(torch.cat((last_B[:, None], draw(q_BKV, random_BK)), 1), q_BKV)
+
+    def _argmax(self, warper: Warper) -> bool:
+        """Whether the likeliest tokens are drafted."""
+        return warper.greedy or self.policy == "argmax"
+
+    def _proposal(self, tokens_BN: Tensor, q_BKV: Tensor | None = None) -> Proposal:
+        """The chain, and what it was drawn from; without it, the likeliest tokens."""
+        if q_BKV is None:
+            return Proposal(tokens_BN, self.tree, DraftSampling.POINT_MASS)
         leaf_B1V = torch.zeros_like(q_BKV[:, :1])  # its row is never read
         return Proposal(tokens_BN, self.tree, DraftSampling.IID, torch.cat((q_BKV, leaf_B1V), 1))
 
@@ -135,15 +144,24 @@ class DFlash:
         first = self.net.config.first
         return out_BNH[:, first : first + self.draft_length]
 
-    def _logits(self, out: Tensor) -> Tensor:
-        """Logits [..., V], fp32, over the target's vocabulary."""
-        return self._shaping(self._target.project(out).float())
+    def _product(self, out: Tensor) -> Tensor:
+        """The target's projection of slots [..., H], fp32 [..., V], before what the target does behind it."""
+        return self._target.project(out).float()
 
     def teacher_forced(self, features_SF: Tensor, tokens_S: Tensor, depth: int) -> Iterator[Tensor]:
         """The logits of a block behind every token of a known text: `decoding.proposal.TeacherForced`.
 
-        Made as training makes them. No draft sees another one, so there is nothing to force.
+        Made as training makes them.
         """
+        for d, out_XH in enumerate(self._forced(features_SF, tokens_S, depth)):
+            yield self._behind(self._product(out_XH), tokens_S[1 + d :][: len(out_XH)])
+
+    def _behind(self, product: Tensor, _token: Tensor) -> Tensor:
+        """Logits [..., V] of drafts behind `_token` [...]: here no draft sees another one."""
+        return self._shaping(product)
+
+    def _forced(self, features_SF: Tensor, tokens_S: Tensor, depth: int) -> Iterator[Tensor]:
+        """Of every depth what the projection reads, [X, H], for each anchor that has a token to draft there."""
         X, device = len(tokens_S) - 2, tokens_S.device  # anchors with a state before and a token behind
         if X < 1:
             return
@@ -159,7 +177,7 @@ class DFlash:
             for anchor_A in torch.arange(1, X + 1, device=device).split(_ANCHORS)
         ]
         for d in range(min(depth, self.draft_length, X)):
-            yield self._logits(torch.cat([part_AKH[:, d] for part_AKH in parts])[: X - d])
+            yield torch.cat([part_AKH[:, d] for part_AKH in parts])[: X - d]
 
 
 @lru_cache(maxsize=64)

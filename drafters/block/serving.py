@@ -1,4 +1,4 @@
-"""A block drafter in the shape that serving engines load: DFlash's own, a Qwen3 config and a `dflash_config`.
+"""Block drafters in the shapes that serving engines load: a Qwen3 config with DFlash's or DSpark's own words.
 
 The names of the weights are ours. What an engine would have to guess is written out: which hidden states,
 which id stands for the mask, whether a slot sees the later ones. Engines embed the mask as a row of a table:
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ...errors import RequestError
 from ..export import Export, Served, ServedTarget, check_layers, llama_words
+from .dspark import DSparkNet
 from .net import BlockNet, BlockShape
 
 
@@ -27,8 +28,36 @@ def dflash(net: BlockNet, target: ServedTarget, how: Served) -> Export:
     Raises:
         RequestError: an engine would hand out other hidden states, or read the slots in another way.
     """
+    _check_slots(net.config)
+    tensors, words = _of_network(net, target, how)
+    return Export({**_config(net.config, target, "DFlashDraftModel"), "dflash_config": words}, tensors)
+
+
+def dspark(net: DSparkNet, target: ServedTarget, how: Served) -> Export:
+    """DSpark's own form, its words on top of the config; readers differ in whether the first slot drafts by default.
+
+    Raises:
+        RequestError: an engine would hand out other hidden states.
+    """
+    tensors, words = _of_network(net, target, how)
+    config = {
+        **_config(net.config, target, "Qwen3DSparkModel"),
+        **words,
+        "markov_rank": net.config.rank,
+        "markov_head_type": "vanilla",
+        "enable_confidence_head": False,
+        "confidence_head_with_markov": False,
+        "sample_from_anchor": net.config.layout == "anchor-first",
+    }
+    return Export(config | {"is_causal": config.pop("causal")}, tensors)
+
+
+def _of_network(net: BlockNet, target: ServedTarget, how: Served) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The weights, and what is said of hidden states, mask and attention.
+
+    Hidden states are counted by the layer behind which they stand, from 0 on.
+    """
     shape = net.config
-    _check_slots(shape)
     check_layers(shape.layers, target.layers, "block.layers", first=1)
     tensors = net.state_dict()
     mask_1H = tensors.pop("mask_embedding.weight")
@@ -36,7 +65,8 @@ def dflash(net: BlockNet, target: ServedTarget, how: Served) -> Export:
     if mask is None or target.embedding_scale != 1.0:
         mask = target.vocabulary - 1 if mask is None else mask
         tensors["embed_tokens.weight"] = _with_mask(how, target, mask, mask_1H[0])
-    return Export({**_config(shape, target), "dflash_config": _words(shape, mask)}, tensors)
+    layers = [layer - 1 for layer in shape.layers]
+    return tensors, {"mask_token_id": mask, "target_layer_ids": layers, "causal": shape.causal}
 
 
 def _check_slots(shape: BlockShape) -> None:
@@ -47,22 +77,17 @@ def _check_slots(shape: BlockShape) -> None:
         )
 
 
-def _config(shape: BlockShape, target: ServedTarget) -> dict[str, Any]:
+def _config(shape: BlockShape, target: ServedTarget, architecture: str) -> dict[str, Any]:
     return {
         **llama_words(shape, target),
         "model_type": "qwen3",
-        "architectures": ["DFlashDraftModel"],
+        "architectures": [architecture],
         "num_hidden_layers": shape.decoder_layers,
         "layer_types": ["full_attention"] * shape.decoder_layers,
         "sliding_window": None,
         "num_target_layers": target.layers,
         "block_size": shape.size,
     }
-
-
-def _words(shape: BlockShape, mask: int) -> dict[str, Any]:
-    """Hidden states are counted by the layer behind which they stand, from 0 on."""
-    return {"mask_token_id": mask, "target_layer_ids": [layer - 1 for layer in shape.layers], "causal": shape.causal}
 
 
 def _with_mask(how: Served, target: ServedTarget, mask: int, mask_H: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ from ...drafters.vocabulary.foreign_draft import ForeignDraft, IntersectionDraft
 from ...drafters.vocabulary.shared_tokens import Vocabulary, VocabularyPair
 from ...errors import RequestError
 from .toy_models.documents import DOCUMENTS, MemoryStore
-from .toy_models.nets import SIBLINGS, bpd, dflash, eagle, eagle3, hydra, medusa
+from .toy_models.nets import SIBLINGS, bpd, dflash, dspark, eagle, eagle3, hydra, medusa
 from .toy_models.table import TableModel, tables
 from .toy_models.trees import ConfidentTree, SampledTree, SeveralDrafts, TopTree
 
@@ -114,6 +114,9 @@ TOYS: dict[str, ToyKind] = {
     "dflash": _of_target(dflash),
     "dflash argmax": _of_target(dflash, policy="argmax"),
     "dflash tempered": _of_target(dflash, factors=_FACTORS),
+    "dspark": _of_target(dspark),
+    "dspark argmax": _of_target(dspark, policy="argmax"),
+    "dspark tempered": _of_target(dspark, factors=_FACTORS),
     "eagle static, three siblings": _of_target(eagle, vocabulary=4, tree="static", paths=SIBLINGS),
     "tree, without replacement": _of_drafts(lambda d: SampledTree(d[0], _FORK, DraftSampling.WITHOUT_REPLACEMENT)),
     "tree, three siblings": _of_drafts(

@@ -90,7 +90,7 @@ def test_the_audit_enumerates_tempered_drafters(target: Backbone) -> None:
             for name in ("eagle", "eagle3")
             for tree in ("chain", "static")
         ),
-        make_on_target("dflash", target, factors=FACTORS),
+        *(make_on_target(name, target, factors=FACTORS) for name in ("dflash", "dspark")),
     ]
     names = {toy_of(each) for each in drafters}
     assert names == set(TEMPERED) - {"intersection tempered"}

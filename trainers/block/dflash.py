@@ -2,129 +2,48 @@
 
 Chen et al. 2026. Blocks begin at tokens drawn anew in every step; each sees the target's states below its
 anchor and its own slots, as it will while drafting. Order of the file, as in every trainer: what it requires
-and what is trained, the teacher's side, the run; the loss is in `student.py`. Read next: `student.py`;
-`anchors.py`, where blocks begin; `drafters/block/net.py`, the network.
-
-Shapes: R rows, S tokens of a row, A anchors of a row, H hidden size, F numbers of the fused states.
+and what is trained, the run; the teacher's side is in `common.py`, the loss in `student.py`. Read next:
+`common.py`; `anchors.py`, where blocks begin; `drafters/block/net.py`, the network.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING
 
 from ...data.rows.prepare import Prepared
 from ...decoding.target.backbone import Backbone
-from ...decoding.target.hidden_states import LAST, layer_count
-from ...drafters.block.net import BlockNet, spread_layers
-from ...errors import RequestError
+from ...drafters.block.net import BlockNet, Layout
 from ..loop.loop import Outcome
-from ..loop.objective import Batch
-from ..loop.sharding import standalone
-from ..losses.terms import check_terms
-from ..method_config import BlockConfig
-from ..pruning.sizes import check_not_pruned
 from ..sections import MakeProbe, Run, Sections
 from ..student.warm_start import warm_started
-from ..teacher.features import FeatureSource, OnlineFeatures
-from ..teacher.frozen import Save, check_teacher, freeze, run_for_target, saver
-from .anchors import drawn
-from .student import BlockStudent, BlockTeacher
+from ..teacher.frozen import run_for_target, saver
+from .common import BlockObjective, check_blocks, check_target, sizes_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-HELD_OUT_SEED = 0
-"""Blocks of held-out rows are the same at every measurement."""
+__all__ = ["DFlashObjective", "check_recipe", "check_target", "run", "student"]
+LAYOUT: Layout = "fill-in"
+DFlashObjective = BlockObjective
 
 
 def check_recipe(recipe: Sections) -> None:
     """Raise RequestError where nothing would be learnt."""
-    config = recipe.block
-    check_terms(recipe.objective, positions=config.size - (config.layout == "fill-in"))
-    check_not_pruned(recipe.model)
-
-
-def check_target(recipe: Sections, target: PreTrainedModel) -> None:
-    """Raise RequestError for logits that are more than a projection, rows beyond the context, hidden states or a
-    mask token that the target does not have."""
-    check_teacher(recipe, target)
-    chosen_layers(recipe.block, target)
-    table: Any = target.get_input_embeddings()
-    mask, known = recipe.block.mask_token, len(table.weight)
-    if mask is not None and mask >= known:
-        raise RequestError(
-            f"block.mask_token is {mask}; the target has embeddings of ids 0 to {known - 1}: name one that its "
-            "texts never use, or leave it out for a vector that is learnt"
-        )
+    check_blocks(recipe, recipe.block.layout or LAYOUT)
 
 
 def student(recipe: Sections, target: PreTrainedModel) -> BlockNet:
     """An untrained network for `target`; on the meta device its shapes alone."""
-    config = recipe.block
-    return BlockNet.for_target(
-        target,
-        layers=chosen_layers(config, target),
-        decoder_layers=config.decoder_layers,
-        size=config.size,
-        layout=config.layout,
-        causal=config.causal,
-        mask_token=config.mask_token,
-    )
-
-
-def chosen_layers(config: BlockConfig, target: PreTrainedModel) -> tuple[int, ...]:
-    """The hidden states to read, the recipe's or the usual ones."""
-    count = layer_count(target)
-    layers = config.layers or spread_layers(count)
-    if list(layers) != sorted(set(layers)) or not all(0 <= layer <= count for layer in layers):
-        raise RequestError(
-            f"block.layers is {list(layers)}; expected different hidden states, low to high, from 0 (the embedding) "
-            f"to {count} (the last layer, behind its norm)"
-        )
-    return layers
-
-
-class DFlashObjective:
-    """Trains `draft` to have the distributions of the frozen `target` in every slot of a block."""
-
-    def __init__(self, recipe: Sections, draft: BlockNet, target: PreTrainedModel, save: Save) -> None:
-        self.module: nn.Module = BlockStudent(draft, freeze(target), recipe)
-        self.features: FeatureSource = OnlineFeatures(target, (*draft.config.layers, LAST))
-        self._embed: Any = target.get_input_embeddings()
-        self._draft, self._save, self._anchors = draft, save, recipe.block.anchors
-        self._seed = HELD_OUT_SEED
-
-    def begin_step(self, _step: int, seed: int) -> None:
-        """Blocks of this step begin elsewhere than the last one's."""
-        self._seed = seed
-
-    @torch.no_grad()
-    def prepare(self, batch: Batch) -> BlockTeacher:
-        """The target's hidden states, where blocks begin, and the embeddings of the tokens there."""
-        *fused, hidden_RSH = self.features(batch)
-        seed = self._seed if self.module.training else HELD_OUT_SEED
-        anchors = drawn(batch, self._anchors, self._draft.config.most, seed)
-        roots_RAH = self._embed(batch["input_ids"].gather(1, anchors.at_RA))
-        return BlockTeacher(hidden_RSH, torch.cat(fused, -1), roots_RAH, anchors)
-
-    def export(self, folder: Path) -> None:
-        """Write a drafter folder."""
-        self._save(standalone(self._draft), folder)
-
-    def draft(self) -> nn.Module:
-        return self._draft
+    return BlockNet.for_target(target, **sizes_of(recipe, target, LAYOUT))
 
 
 def run(recipe: Sections, out: Path, resume: str = "auto", make_probe: MakeProbe | None = None) -> Outcome:
     """Train a drafter into `out/drafter`, a fresh one or the one that `model.start_from` names."""
     check_recipe(recipe)
 
-    def build(target: Backbone, _rows: Prepared) -> DFlashObjective:
+    def build(target: Backbone, _rows: Prepared) -> BlockObjective:
         net = student(recipe, target.model)
-        return warm_started(DFlashObjective(recipe, net, target.model, saver(target, "dflash")), recipe, target)
+        return warm_started(BlockObjective(recipe, net, target.model, saver(target, "dflash")), recipe, target)
 
     return run_for_target(build, Run(recipe, out, resume, make_probe), check_target=check_target)

@@ -22,7 +22,7 @@ from ...drafters.block.net import BlockNet
 from ...drafters.projection import Shaping
 from ..eagle_common import in_text_order, per_label
 from ..loop.objective import Batch
-from ..losses.chunked import ChunkedLoss, SharedTeacher
+from ..losses.chunked import Added, ChunkedLoss, SharedTeacher
 from ..losses.mix import Mix
 from ..losses.pace import d_pace, geometric
 from ..sections import Sections
@@ -86,21 +86,28 @@ class BlockStudent(nn.Module):
         )
         known_RAK = anchors.known_RAK
         guess_PH, at_P, label_P2 = out_RAKH[known_RAK], *compared(batch, anchors)
-        share_P = self._weights(guess_PH, label_P2[:, 0], known_RAK, batch)
+        share_P = self._weights(guess_PH, label_P2[:, 0], self._behind(at_P, batch), known_RAK, batch)
         states_NH = teacher_output.hidden_RSH.flatten(0, 1)
         at_P, guess_PH, label_P2, share_P = in_text_order(at_P, guess_PH, label_P2, share_P)
         teacher = SharedTeacher.of(states_NH, head.projection, at_P) if len(at_P) else None
-        loss, terms = head(guess_PH, label_P2, teacher, share_P)
+        loss, terms = head(guess_PH, label_P2, teacher, share_P, added=self._behind(at_P, batch))
         if not terms:
             return loss, {}
         return loss, per_label(terms | {"loss": loss.detach()}, label_P2[:, 1], batch)
 
-    def _weights(self, guess_PH: Tensor, label_P: Tensor, known_RAK: Tensor, batch: Batch) -> Tensor:
+    def _behind(self, at_P: Tensor, batch: Batch) -> Added | None:
+        """What the text's token in front of each draft adds, which is where the target's state speaks of it."""
+        parts = self.draft.behind(batch["input_ids"].flatten()[at_P])
+        return None if parts is None else Added(*parts)
+
+    def _weights(
+        self, guess_PH: Tensor, label_P: Tensor, added: Added | None, known_RAK: Tensor, batch: Batch
+    ) -> Tensor:
         """How much every draft that has a label counts, fp32 [P]; of a row as much as it has labels."""
         weight_RAK = known_RAK.float()
         if self._objective.positions == "d-pace":
             (head,) = self._frozen
-            q_P, _ = head(guess_PH, label_P, only_label_q=True)
+            q_P, _ = head(guess_PH, label_P, added=added, only_label_q=True)
             q_RAK = torch.zeros_like(weight_RAK).masked_scatter(known_RAK, q_P)
             weight_RAK = d_pace(q_RAK.flatten(0, 1), known_RAK.flatten(0, 1), self._objective.pace_floor)
             weight_RAK = weight_RAK.view_as(known_RAK)

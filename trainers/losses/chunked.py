@@ -8,14 +8,14 @@ model does behind its product (a bias, a scale, a cap) is part of it (`drafters/
 A method's mathematics is one pure function of a chunk (`TokenLoss`). Read next: `mix.py`, what may
 be minimised; `distill.py`.
 
-Shapes: P labelled positions, C positions of a chunk, V vocabulary, H hidden size.
+Shapes: P labelled positions, C positions of a chunk, V vocabulary, H hidden size, R rank of a second product.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, Self
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -35,6 +35,17 @@ def cross_entropy(logits_CV: Tensor, _target: Tensor | None, label_C: Tensor) ->
     """-log q(label), in nats."""
     ce_C = label_entropy(logits_CV, label_C)
     return {"loss": ce_C, "ce": ce_C.detach()}
+
+
+class Added(NamedTuple):
+    """A second product beside the head's, of something else than hidden states (`drafters/block/dspark.py`)."""
+
+    given_PR: Tensor
+    weight_VR: Tensor
+
+    def part(self, part: slice, dtype: torch.dtype) -> Tensor:
+        """fp32 [C, V] of some positions; the product is made in `dtype`."""
+        return F.linear(self.given_PR[part].to(dtype), self.weight_VR.to(dtype)).float()
 
 
 class ChunkedLoss(nn.Module):
@@ -77,6 +88,7 @@ class ChunkedLoss(nn.Module):
         teacher: Teacher | None = None,
         share_P: Tensor | None = None,
         *,
+        added: Added | None = None,
         loss: TokenLoss | None = None,
         only_label_q: bool = False,
     ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -90,6 +102,7 @@ class ChunkedLoss(nn.Module):
             teacher: the target, where the loss compares with it.
             share_P: how much each position counts in the sum that is minimised; terms are reported
                 without it.
+            added: a product that is added to the head's, before the shaping.
             loss: another one than the module's own, for this call alone.
             only_label_q: return q(label) [P] instead of the sum, without a gradient and without
                 terms, as `pace.py` needs before the loss. A flag of forward(), because ZeRO-3
@@ -97,14 +110,17 @@ class ChunkedLoss(nn.Module):
         """
         projection = self.projection
         if only_label_q:
-            return _label_q(hidden_PH, projection, label_P, self.chunk), {}
+            return _label_q(hidden_PH, projection, added, label_P, self.chunk), {}
         if len(hidden_PH) == 0:
-            return (hidden_PH.sum() + sum(parameter.sum() for parameter in self.parameters())) * 0.0, {}
+            unused = [hidden_PH, *self.parameters(), *(added or ())]
+            return torch.stack([each.sum() for each in unused]).sum() * 0.0, {}
         names: list[str] = []
         chosen = self.loss if loss is None else loss
         weight_VH, bias_V, shaping = projection.weight_VH, projection.bias_V, projection.shaping
+        given_PR, weight_VR = added or (None, None)
         sums = _ChunkedSum.apply(
-            hidden_PH, weight_VH, bias_V, shaping, label_P, teacher, share_P, chosen, self.chunk, names
+            *(hidden_PH, weight_VH, bias_V, given_PR, weight_VR),
+            *(shaping, label_P, teacher, share_P, chosen, self.chunk, names),
         )
         return sums[0], dict(zip(names, sums[1], strict=True))
 
@@ -167,6 +183,8 @@ class _ChunkedSum(torch.autograd.Function):
         hidden_PH: Tensor,
         weight_VH: Tensor,
         bias_V: Tensor | None,
+        given_PR: Tensor | None,
+        weight_VR: Tensor | None,
         shaping: Shaping,
         label_P: Tensor,
         teacher: Teacher | None,
@@ -177,16 +195,21 @@ class _ChunkedSum(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         compute = _compute_dtype(hidden_PH)
         weight, bias = weight_VH.to(compute), None if bias_V is None else bias_V.to(compute)
-        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
-        wanted = wants_hidden or wants_weight or wants_bias
+        wants_hidden, wants_weight, wants_bias, *wants_added = ctx.needs_input_grad[:5]
+        wanted = any(ctx.needs_input_grad[:5])
+        added = None if given_PR is None or weight_VR is None else Added(given_PR, weight_VR.to(compute))
         hidden_grad = torch.empty_like(hidden_PH) if wants_hidden else None
         weight_grad = torch.zeros_like(weight_VH, dtype=torch.float32) if wants_weight else None
         bias_grad = torch.zeros_like(bias_V, dtype=torch.float32) if bias_V is not None and wants_bias else None
+        given_grad = torch.empty_like(given_PR) if given_PR is not None and wants_added[0] else None
+        low_grad = torch.zeros_like(weight_VR, dtype=torch.float32) if added is not None and wants_added[1] else None
         totals: Tensor | None = None
         with torch.autocast(hidden_PH.device.type, enabled=False):
             for part in _parts(len(hidden_PH), chunk):
                 hidden_CH = hidden_PH[part].to(compute)
                 product_CV = F.linear(hidden_CH, weight, bias).float()
+                if added is not None:
+                    product_CV += added.part(part, compute)
                 outputs = teacher.outputs(part, len(weight)) if teacher is not None else None
                 share_C = None if share_P is None else share_P[part]
                 loss_C, terms, grad_CV = _terms(loss, shaping, product_CV, outputs, label_P[part], share_C, wanted)
@@ -203,28 +226,21 @@ class _ChunkedSum(torch.autograd.Function):
                     _add_product(weight_grad, grad_CV, hidden_CH)
                 if bias_grad is not None:
                     bias_grad += grad_CV.sum(0, dtype=torch.float32)
+                if added is not None and given_grad is not None:
+                    given_grad[part] = grad_CV @ added.weight_VR
+                if added is not None and low_grad is not None:
+                    _add_product(low_grad, grad_CV, added.given_PR[part].to(compute))
         assert totals is not None  # P > 0
-        ctx.save_for_backward(hidden_grad, weight_grad, bias_grad)
+        ctx.save_for_backward(hidden_grad, weight_grad, bias_grad, given_grad, low_grad)
         minimised, reported = totals[0].clone(), totals[1:].clone()
         ctx.mark_non_differentiable(reported)
         return minimised, reported
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        hidden_grad, weight_grad, bias_grad = ctx.saved_tensors
         scale = grads[0]
-        return (
-            None if hidden_grad is None else hidden_grad.mul_(scale.to(hidden_grad.dtype)),
-            None if weight_grad is None else weight_grad.mul_(scale),
-            None if bias_grad is None else bias_grad.mul_(scale),
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-        )
+        made = (None if each is None else each.mul_(scale.to(each.dtype)) for each in ctx.saved_tensors)
+        return (*made, *[None] * 7)
 
 
 def _parts(count: int, chunk: int) -> Iterator[slice]:
@@ -259,14 +275,17 @@ def _terms(
 
 
 @torch.no_grad()
-def _label_q(hidden_PH: Tensor, projection: Projection, label_P: Tensor, chunk: int) -> Tensor:
+def _label_q(hidden_PH: Tensor, projection: Projection, added: Added | None, label_P: Tensor, chunk: int) -> Tensor:
     """q(label), fp32 [P], a chunk of logits at a time; 0 where the label is below 0, which is none."""
     compute = _compute_dtype(hidden_PH)
     q_P = torch.zeros(len(hidden_PH), device=hidden_PH.device)
     with torch.autocast(hidden_PH.device.type, enabled=False):
         projection = projection.in_dtype(compute)
         for part in _parts(len(hidden_PH), chunk):
-            logits_CV = projection.logits(hidden_PH[part])
+            product_CV = replace(projection, shaping=PLAIN).logits(hidden_PH[part])
+            if added is not None:
+                product_CV += added.part(part, compute)
+            logits_CV = projection.shaping(product_CV)
             label_C1 = label_P[part].clamp_min(0)[:, None]
             log_q_C = logits_CV.gather(-1, label_C1).squeeze(-1) - logits_CV.logsumexp(-1)
             q_P[part] = log_q_C.exp() * (label_P[part] >= 0)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ....decoding.proposal import Proposer
+from ....drafters.block.dspark import DSpark, DSparkNet, DSparkShape
 from ....drafters.block.net import BlockNet, BlockShape
 from ....drafters.block.proposer import DFlash
 from ....drafters.eagle.layers import EagleShape
@@ -73,6 +74,13 @@ def dflash(target: TableModel, **settings: Any) -> Proposer:
     """A block of three slots over two states, two layers: slots see each other both ways."""
     shape = BlockShape(**_LAYER, layers=(0, 2), decoder_layers=2, size=3, layout="fill-in", causal=False)
     return DFlash(_shaken(BlockNet(shape), target), target.as_backbone(), **settings)
+
+
+def dspark(target: TableModel, **settings: Any) -> Proposer:
+    """Two slots that both draft, and a head that says something of every token."""
+    sizes = {"layers": (0, 2), "decoder_layers": 2, "size": 2, "layout": "anchor-first", "causal": False}
+    shape = DSparkShape(**_LAYER, **sizes, vocabulary=target.vocabulary, rank=2)
+    return DSpark(_shaken(DSparkNet(shape), target), target.as_backbone(), **settings)
 
 
 _TREE: dict[str, Any] = {"draft_length": 2, "paths": PATHS, "top_k": 2, "nodes": 6}

@@ -19,7 +19,7 @@ from draftsmith.decoding.random import SharedStream, Uniforms
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.block import net as net_module
-from draftsmith.drafters.block.family import draft_by_dflash, load_dflash_folder
+from draftsmith.drafters.block.family import draft_by_block, load_block_folder
 from draftsmith.drafters.block.net import BlockNet
 from draftsmith.drafters.block.proposer import DFlash
 from draftsmith.drafters.config import DrafterConfig
@@ -215,7 +215,7 @@ def test_drafts_longer_than_a_block_are_refused_or_cut(target: Backbone) -> None
         DFlash(net, target, draft_length=5)
     with pytest.raises(RequestError, match="expected 1 to 4"):
         DFlash(net, target, draft_length=0)
-    assert draft_by_dflash(net, target, 9).draft_length == 4
+    assert draft_by_block(net, target, 9).draft_length == 4
     drafter = DFlash(net, target)
     assert (drafter.draft_length, drafter.nodes, drafter.draft_steps) == (4, 5, 1)
 
@@ -231,7 +231,7 @@ def saved(tmp_path: Path) -> tuple[Backbone, BlockNet, Path]:
 
 
 def loaded(folder: Path, target: Backbone, **config: Any) -> DFlash:
-    return load_dflash_folder(folder, target, draft_length=3, config=DrafterConfig(**config))
+    return load_block_folder(folder, target, draft_length=3, config=DrafterConfig(**config))
 
 
 def test_a_saved_drafter_drafts_the_same(saved: tuple[Backbone, BlockNet, Path]) -> None:

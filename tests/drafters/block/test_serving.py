@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from draftsmith.drafters.block.dspark import DSparkNet, DSparkShape
 from draftsmith.drafters.block.net import BlockNet, BlockShape
 from draftsmith.drafters.export import Export, ServedTarget, export_of
 from draftsmith.errors import RequestError
@@ -36,7 +37,7 @@ def block_net(*, layout: str = "fill-in", causal: bool = False, **words: Any) ->
 def exported(net: BlockNet, place: Path, served: ServedTarget = SERVED, **words: Any) -> Export:
     save_file(net.state_dict(), place / "model.safetensors")
     settings = json.loads(json.dumps(asdict(net.config)))
-    return export_of(place, "dflash", settings, served, "vllm", dtype="fp32", **words)
+    return export_of(place, net.family, settings, served, "vllm", dtype="fp32", **words)
 
 
 def dflash_of_transformers(made: Export, features: Tensor, slots: Tensor) -> Tensor:
@@ -98,3 +99,20 @@ def test_a_mask_of_its_own_is_a_row_of_the_drafter_s_table(scale: float, tmp_pat
 def test_what_no_engine_reads_is_refused(words: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=message):
         exported(block_net(mask_token=7, **words), tmp_path)
+
+
+def test_dspark_says_that_its_first_slot_drafts(tmp_path: Path) -> None:
+    words: dict[str, Any] = {"layout": "anchor-first", "causal": True, "mask_token": 7, "vocabulary": V, "rank": 6}
+    net = DSparkNet(DSparkShape(**(SIZES | words)))
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.2)
+    made = exported(net, tmp_path)
+    assert made.config["architectures"] == ["Qwen3DSparkModel"]
+    wanted = {"mask_token_id": 7, "target_layer_ids": [1, 3, 5], "is_causal": True, "sample_from_anchor": True}
+    wanted |= {"markov_rank": 6, "markov_head_type": "vanilla", "enable_confidence_head": False, "block_size": B}
+    assert {name: made.config[name] for name in wanted} == wanted
+    first, second = made.tensors["markov_head.markov_w1.weight"], made.tensors["markov_head.markov_w2.weight"]
+    assert (first.shape, second.shape) == ((V, 6), (V, 6))
+    token = torch.arange(V)
+    torch.testing.assert_close(first[token] @ second.T, net.markov_head(token).detach())

@@ -39,6 +39,8 @@ MODES: dict[str, tuple[str, dict[str, Any]]] = {
     "DFlash": ("dflash", {}),
     "DFlash, argmax": ("dflash", {"policy": "argmax"}),
     "DFlash, cooler behind the first": ("dflash", {"factors": (1.0, 0.3)}),
+    "DSpark": ("dspark", {}),
+    "DSpark, argmax": ("dspark", {"policy": "argmax"}),
 }
 # every kind of proposal once for every day; the whole table is behind `make test-all`
 EVERY_DAY = {
@@ -51,6 +53,7 @@ EVERY_DAY = {
         "EAGLE-2, dynamic tree",
         "EAGLE-3, chain",
         "DFlash, cooler behind the first",
+        "DSpark",
     )
 }
 TABLE = [(mode, temperature, batch) for mode in MODES for temperature in (0.6, 1.0) for batch in (1, 4)]

@@ -231,7 +231,7 @@ def kept_bytes(module: nn.Module, forward: Callable[[], tuple[torch.Tensor, Any]
     return sum(kept.values())
 
 
-@pytest.mark.parametrize("name", ["medusa", "hydra", "bpd", "eagle", "hass", "eagle3", "dflash"])
+@pytest.mark.parametrize("name", ["medusa", "hydra", "bpd", "eagle", "hass", "eagle3", "dflash", "dspark"])
 def test_activations_are_what_a_forward_pass_keeps(name: str) -> None:
     """The estimate against a real pass, counted tensor by tensor."""
     sizes = {"loop.precision": "fp32", "loop.micro_rows": "2", "data.sequence_length": "256", "objective.chunk": "256"}

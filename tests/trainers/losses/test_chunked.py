@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from draftsmith.drafters.projection import Projection, Shaping
-from draftsmith.trainers.losses.chunked import ChunkedLoss, Teacher, _parts, cross_entropy
+from draftsmith.trainers.losses.chunked import Added, ChunkedLoss, Teacher, _parts, cross_entropy
 from draftsmith.trainers.losses.mix import Mix
 from hypothesis import given
 from hypothesis import strategies as st
@@ -139,3 +139,27 @@ def test_a_bias_a_scale_and_a_cap(frozen: tuple[str, ...], scale: float, cap: fl
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
     q_P, _ = ChunkedLoss(head, Mix(1.0, 0.0), chunk=5, shaping=shaping)(hidden, label, only_label_q=True)
     torch.testing.assert_close(q_P, draft.softmax(-1).gather(-1, label[:, None])[:, 0].detach())
+
+
+@pytest.mark.parametrize("chunk", [3, 64])
+def test_a_second_product_is_added_to_the_head_s(chunk: int) -> None:
+    """Loss, gradients of both sides of it, and q of the labels, as a plain sum of products has them."""
+    torch.manual_seed(0)
+    P, R, H, V = 11, 3, 8, 17
+    head = nn.Linear(H, V, bias=False).requires_grad_(False)
+    hidden, given, low = (torch.randn(*shape, requires_grad=True) for shape in ((P, H), (P, R), (V, R)))
+    label, share = torch.randint(0, V, (P,)), torch.rand(P)
+    shaping, added = Shaping(scale=0.5, cap=4.0), Added(given, low)
+    module = ChunkedLoss(head, cross_entropy, chunk=chunk, shaping=shaping)
+    loss, _ = module(hidden, label, None, share, added=added)
+    logits = shaping(head(hidden) + given @ low.T)
+    wanted = (F.cross_entropy(logits, label, reduction="none") * share).sum()
+    torch.testing.assert_close(loss, wanted)
+    leaves = (hidden, given, low)
+    for mine, plain in zip(torch.autograd.grad(loss, leaves), torch.autograd.grad(wanted, leaves), strict=True):
+        torch.testing.assert_close(mine, plain, rtol=1e-4, atol=1e-5)
+    q_P, _ = module(hidden, label, added=added, only_label_q=True)
+    torch.testing.assert_close(q_P, logits.softmax(-1)[range(P), label].detach())
+    nothing, terms = module(hidden[:0], label[:0], added=Added(given[:0], low))
+    assert (float(nothing.detach()), terms) == (0.0, {})
+    assert not torch.autograd.grad(nothing, low)[0].any()

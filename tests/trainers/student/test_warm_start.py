@@ -24,11 +24,12 @@ from draftsmith.errors import RequestError
 from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.launch.recipe.model import Recipe
 from draftsmith.trainers import bpd, eagle, eagle3, hydra, medusa, medusa2
-from draftsmith.trainers.block import dflash
+from draftsmith.trainers.block import dflash, dspark
 from draftsmith.trainers.config import ModelConfig, ObjectiveConfig
 from draftsmith.trainers.method_config import (
     BlockConfig,
     BpdConfig,
+    DSparkConfig,
     Eagle3Config,
     EagleConfig,
     Medusa2Config,
@@ -55,6 +56,14 @@ RUNS: dict[str, tuple[Any, dict[str, Any]]] = {
     "eagle": (eagle, {"eagle": EagleConfig(noise=0.0), "objective": ObjectiveConfig()}),
     "eagle3": (eagle3, {"eagle3": FUSED, "objective": ObjectiveConfig()}),
     "dflash": (dflash, {"block": BlockConfig(size=4, decoder_layers=1), "objective": ObjectiveConfig()}),
+    "dspark": (
+        dspark,
+        {
+            "block": BlockConfig(size=3, decoder_layers=1),
+            "dspark": DSparkConfig(rank=4),
+            "objective": ObjectiveConfig(),
+        },
+    ),
 }
 # what goes on behind a family, where that is another method, or the same one otherwise
 BEHIND: dict[str, tuple[str, Any, dict[str, Any]]] = {

@@ -1,0 +1,110 @@
+"""What the trainers of block drafters share: what they require, the sizes of a network, the teacher's side.
+
+Read next: `dflash.py` and `dspark.py`, the trainers; `student.py`, the loss; `anchors.py`, where blocks begin.
+
+Shapes: R rows, S tokens of a row, A anchors of a row, H hidden size, F numbers of the fused states.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ...decoding.target.hidden_states import LAST, layer_count
+from ...drafters.block.net import BlockNet, Layout, spread_layers
+from ...errors import RequestError
+from ..loop.objective import Batch
+from ..loop.sharding import standalone
+from ..losses.terms import check_terms
+from ..method_config import BlockConfig
+from ..pruning.sizes import check_not_pruned
+from ..sections import Sections
+from ..teacher.features import FeatureSource, OnlineFeatures
+from ..teacher.frozen import Save, check_teacher, freeze
+from .anchors import drawn
+from .student import BlockStudent, BlockTeacher
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+HELD_OUT_SEED = 0
+"""Blocks of held-out rows are the same at every measurement."""
+
+
+def check_blocks(recipe: Sections, layout: Layout) -> None:
+    """Raise RequestError where nothing would be learnt."""
+    check_terms(recipe.objective, positions=recipe.block.size - (layout == "fill-in"))
+    check_not_pruned(recipe.model)
+
+
+def check_target(recipe: Sections, target: PreTrainedModel) -> None:
+    """Raise RequestError for logits that are more than a projection, rows beyond the context, hidden states or a
+    mask token that the target does not have."""
+    check_teacher(recipe, target)
+    chosen_layers(recipe.block, target)
+    table: Any = target.get_input_embeddings()
+    mask, known = recipe.block.mask_token, len(table.weight)
+    if mask is not None and mask >= known:
+        raise RequestError(
+            f"block.mask_token is {mask}; the target has embeddings of ids 0 to {known - 1}: name one that its "
+            "texts never use, or leave it out for a vector that is learnt"
+        )
+
+
+def sizes_of(recipe: Sections, target: PreTrainedModel, layout: Layout) -> dict[str, Any]:
+    """The fields of `BlockShape` that a recipe chooses; `layout`: where it leaves the choice to the method."""
+    config = recipe.block
+    return {
+        "layers": chosen_layers(config, target),
+        "decoder_layers": config.decoder_layers,
+        "size": config.size,
+        "layout": layout if config.layout is None else config.layout,
+        "causal": config.causal,
+        "mask_token": config.mask_token,
+    }
+
+
+def chosen_layers(config: BlockConfig, target: PreTrainedModel) -> tuple[int, ...]:
+    """The hidden states to read, the recipe's or the usual ones."""
+    count = layer_count(target)
+    layers = config.layers or spread_layers(count)
+    if list(layers) != sorted(set(layers)) or not all(0 <= layer <= count for layer in layers):
+        raise RequestError(
+            f"block.layers is {list(layers)}; expected different hidden states, low to high, from 0 (the embedding) "
+            f"to {count} (the last layer, behind its norm)"
+        )
+    return layers
+
+
+class BlockObjective:
+    """Trains `draft` to have the distributions of the frozen `target` in every slot of a block."""
+
+    def __init__(self, recipe: Sections, draft: BlockNet, target: PreTrainedModel, save: Save) -> None:
+        self.module: nn.Module = BlockStudent(draft, freeze(target), recipe)
+        self.features: FeatureSource = OnlineFeatures(target, (*draft.config.layers, LAST))
+        self._embed: Any = target.get_input_embeddings()
+        self._draft, self._save, self._anchors = draft, save, recipe.block.anchors
+        self._seed = HELD_OUT_SEED
+
+    def begin_step(self, _step: int, seed: int) -> None:
+        """Blocks of this step begin elsewhere than the last one's."""
+        self._seed = seed
+
+    @torch.no_grad()
+    def prepare(self, batch: Batch) -> BlockTeacher:
+        """The target's hidden states, where blocks begin, and the embeddings of the tokens there."""
+        *fused, hidden_RSH = self.features(batch)
+        seed = self._seed if self.module.training else HELD_OUT_SEED
+        anchors = drawn(batch, self._anchors, self._draft.config.most, seed)
+        roots_RAH = self._embed(batch["input_ids"].gather(1, anchors.at_RA))
+        return BlockTeacher(hidden_RSH, torch.cat(fused, -1), roots_RAH, anchors)
+
+    def export(self, folder: Path) -> None:
+        """Write a drafter folder."""
+        self._save(standalone(self._draft), folder)
+
+    def draft(self) -> nn.Module:
+        return self._draft

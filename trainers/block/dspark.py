@@ -1,0 +1,51 @@
+"""Train a DSpark block drafter: DFlash's slots, and a head of low rank that sees the token in front of a draft.
+
+DeepSeek-AI 2026. In training that token is the text's own, as a draft that is tested behind accepted ones is.
+Order of the file, as in every trainer: what it requires and what is trained, the run; the teacher's side is in
+`common.py`, the loss in `student.py`. Read next: `common.py`; `drafters/block/dspark.py`, the head.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...data.rows.prepare import Prepared
+from ...decoding.target.backbone import Backbone
+from ...drafters.block.dspark import DSparkNet
+from ...drafters.block.net import Layout
+from ..loop.loop import Outcome
+from ..sections import MakeProbe, Run, Sections
+from ..student.warm_start import warm_started
+from ..teacher.frozen import run_for_target, saver
+from .common import BlockObjective, check_blocks, check_target, sizes_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["DSparkObjective", "check_recipe", "check_target", "run", "student"]
+LAYOUT: Layout = "anchor-first"
+DSparkObjective = BlockObjective
+
+
+def check_recipe(recipe: Sections) -> None:
+    """Raise RequestError where nothing would be learnt."""
+    check_blocks(recipe, recipe.block.layout or LAYOUT)
+
+
+def student(recipe: Sections, target: PreTrainedModel) -> DSparkNet:
+    """An untrained network for `target`; on the meta device its shapes alone."""
+    table: Any = target.get_output_embeddings()
+    sizes = sizes_of(recipe, target, LAYOUT)
+    return DSparkNet.for_target(target, **sizes, vocabulary=len(table.weight), rank=recipe.dspark.rank)
+
+
+def run(recipe: Sections, out: Path, resume: str = "auto", make_probe: MakeProbe | None = None) -> Outcome:
+    """Train a drafter into `out/drafter`, a fresh one or the one that `model.start_from` names."""
+    check_recipe(recipe)
+
+    def build(target: Backbone, _rows: Prepared) -> BlockObjective:
+        net = student(recipe, target.model)
+        return warm_started(BlockObjective(recipe, net, target.model, saver(target, "dspark")), recipe, target)
+
+    return run_for_target(build, Run(recipe, out, resume, make_probe), check_target=check_target)
