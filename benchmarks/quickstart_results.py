@@ -22,7 +22,7 @@ from draftsmith.benchmarks.common.markdown import printed
 from draftsmith.benchmarks.common.provenance import drafter_weights, finish, hardware, record_of, target_weights
 from draftsmith.benchmarks.common.records import FOLDER, Record, figure, read_record, table_of
 from draftsmith.eval.report.tables import agreement_line, best_measured, best_predicted
-from draftsmith.launch.quickstart import RECIPE, RUN, TRAINING
+from draftsmith.launch.quickstart import RECIPE, RUN
 from draftsmith.launch.recipe.load import load_recipe
 
 NAMES = {"eagle": "EAGLE-1", "untrained eagle": "untrained EAGLE-1"}
@@ -63,9 +63,9 @@ def quickstart_record(folder: Path, seconds: float | None) -> Record:
         hardware=hardware(machine),
         target=target_weights("tiny"),
         drafters=drafter_weights({RECIPE: folder / RUN / "drafter"}),
-        setup=f"Trained, tuned, audited and measured: {steps()}. {settings['limit']} prompts from held-out library "
-        f"files, which tuning does not see, {settings['max_new_tokens']} new tokens, fp32; the untrained drafter on "
-        f"{results['rows'][-1]['requests']} of them.",
+        setup=f"Trained, tuned, audited and measured: {trained(folder)}. {settings['limit']} prompts from held-out "
+        f"library files, which tuning does not see, {settings['max_new_tokens']} new tokens, fp32; the untrained "
+        f"drafter on {results['rows'][-1]['requests']} of them.",
         intervals="95 % bootstrap intervals over prompts",
         tells_apart=SEED,
         audit={"verdict": "of each row; the untrained drafter runs the trained one's code", "sees": sees(folder)},
@@ -76,9 +76,11 @@ def quickstart_record(folder: Path, seconds: float | None) -> Record:
     )
 
 
-def steps() -> str:
-    """Name and training steps of what the quickstart trains."""
-    return f"{RECIPE} ({load_recipe(RECIPE, list(TRAINING.items())).recipe.loop.steps} steps)"
+def trained(folder: Path) -> str:
+    """Name, training steps and precision of what was trained; everything else is in fp32."""
+    recipe = load_recipe(str(folder / RUN / "run.yaml")).recipe
+    precision = recipe.loop.precision_on(cpu=True)
+    return f"{recipe.name} ({recipe.loop.steps} steps in {precision})"
 
 
 def tuned(folder: Path) -> str:

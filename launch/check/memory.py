@@ -189,14 +189,19 @@ def _hidden(model: Any) -> int:
 def _widths(model: nn.Module) -> Iterator[int]:
     """Numbers in and out of every linear layer, per token; projections go through in chunks."""
     for name, layer in _linear(model):
-        if "lm_head" not in name:
+        if not _to_a_vocabulary(name):
             yield layer.in_features + layer.out_features
 
 
 def _own_projections(student: nn.Module) -> int:
     """Numbers in the projections to a vocabulary that are trained."""
-    heads = {id(layer.weight): layer for name, layer in _linear(student) if "lm_head" in name}
+    heads = {id(layer.weight): layer for name, layer in _linear(student) if _to_a_vocabulary(name)}
     return sum(layer.weight.numel() for layer in heads.values() if layer.weight.requires_grad)
+
+
+def _to_a_vocabulary(name: str) -> bool:
+    """Whether a linear layer's name is that of a projection, or of what is added to one (DSpark's head)."""
+    return "lm_head" in name or name.endswith("markov_w2")
 
 
 def _linear(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from draftsmith.benchmarks.common.markdown import lines_of
 from draftsmith.benchmarks.common.records import read_record
-from draftsmith.launch.quickstart import TRAINING
+from draftsmith.launch.quickstart import HALF, RECIPE, TRAINING
+from draftsmith.launch.recipe.load import load_recipe
 from scripts import load
 
 LOG = """make quickstart: passed in 640 s with its set-up, largest process 1.9 GB; log: somewhere
@@ -71,6 +72,8 @@ def finished(tmp_path: Path) -> Path:
     audit = {"rosenblatt": {"detectable": 0.07}, "enumeration": {"detectable": 0.01}}
     (folder / "audit.json").write_text(json.dumps(audit))
     (folder / "tune.json").write_text(json.dumps({"sentence": "EAGLE-1, draft_length 2: 1.5 times plain decoding"}))
+    resolved = load_recipe(RECIPE, list((TRAINING | HALF).items()))
+    (tmp_path / "run" / "run.yaml").write_text(resolved.yaml())
     (tmp_path / "run" / "drafter").mkdir(parents=True)
     (tmp_path / "run" / "drafter" / "config.json").write_text("run")
     return tmp_path
@@ -92,7 +95,7 @@ def test_a_finished_quickstart_becomes_the_readmes_table(
     assert [each.name for each in record.drafters] == ["eagle-tiny"]
     assert record.audit is not None
     assert "0.0700" in record.audit.sees
-    assert f"eagle-tiny ({TRAINING['loop.steps']} steps)" in record.setup
+    assert f"eagle-tiny ({TRAINING['loop.steps']} steps in bf16)" in record.setup
     lines = lines_of(record.tables["quickstart"], record)
     assert lines[2] == "| EAGLE-1 | 0 | 1.50 [1.40, 1.60] | 0.40 [0.30, 0.50] | 0.90 | 0.80 | 30% | lossless |"
     assert lines[-1].startswith("| untrained EAGLE-1 |")

@@ -88,9 +88,9 @@ class BlockStudent(nn.Module):
         guess_PH, at_P, label_P2 = out_RAKH[known_RAK], *compared(batch, anchors)
         share_P = self._weights(guess_PH, label_P2[:, 0], self._behind(at_P, batch), known_RAK, batch)
         states_NH = teacher_output.hidden_RSH.flatten(0, 1)
-        at_P, guess_PH, label_P2, share_P = in_text_order(at_P, guess_PH, label_P2, share_P)
+        at_P, guess_PH, label_P2, sorted_P = in_text_order(at_P, guess_PH, label_P2, share_P)
         teacher = SharedTeacher.of(states_NH, head.projection, at_P) if len(at_P) else None
-        loss, terms = head(guess_PH, label_P2, teacher, share_P, added=self._behind(at_P, batch))
+        loss, terms = head(guess_PH, label_P2, teacher, sorted_P, added=self._behind(at_P, batch))
         if not terms:
             return loss, {}
         return loss, per_label(terms | {"loss": loss.detach()}, label_P2[:, 1], batch)

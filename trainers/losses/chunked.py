@@ -202,7 +202,9 @@ class _ChunkedSum(torch.autograd.Function):
         weight_grad = torch.zeros_like(weight_VH, dtype=torch.float32) if wants_weight else None
         bias_grad = torch.zeros_like(bias_V, dtype=torch.float32) if bias_V is not None and wants_bias else None
         given_grad = torch.empty_like(given_PR) if given_PR is not None and wants_added[0] else None
-        low_grad = torch.zeros_like(weight_VR, dtype=torch.float32) if added is not None and wants_added[1] else None
+        low_grad = (
+            torch.zeros_like(weight_VR, dtype=torch.float32) if weight_VR is not None and wants_added[1] else None
+        )
         totals: Tensor | None = None
         with torch.autocast(hidden_PH.device.type, enabled=False):
             for part in _parts(len(hidden_PH), chunk):

@@ -78,6 +78,8 @@ def feature_source(
     source = objective.features if isinstance(objective, Featured) else None
     if source is not None:
         source.looks_ahead = source.looks_ahead and config.prefetch
+    if isinstance(source, OnlineFeatures):
+        source.precision = config.precision
     if config.source == "online":
         yield
         return
@@ -168,6 +170,7 @@ def identity_of(
         "chat template": hashlib.sha256(json.dumps(written).encode()).hexdigest(),
         "layers": [layer if layer != LAST else count for layer in layers],
         "features.dtype": config.dtype,
+        **({"features.precision": config.precision} if config.precision else {}),
         "rows": rows.train.fingerprint,
     }
 

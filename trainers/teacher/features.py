@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from accelerate.utils import gather_object
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
     from transformers import PreTrainedModel
 
+Precision = Literal["fp32", "bf16", "fp16"]
+PRODUCTS: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 Features = tuple[Tensor, ...]
 """One [R, S, H] in the target's dtype for each layer asked for; none needs a gradient."""
 
@@ -97,16 +99,20 @@ class OnlineFeatures(FeatureSource):
         # one that moves has other states by the time they are used; the passes of one that is cut have to stand in
         # the same place of every process, among the sums over processes
         self.looks_ahead = not is_trained(target) and not is_cut(target)
+        self.precision: Precision | None = None
+        """Of the products of a forward pass; None: the target's own."""
         self._side: torch.cuda.Stream | None = None
 
     @torch.no_grad()
     def fetch(self, batch: Batch) -> Features:
-        """One forward pass, in the target's own precision inside of autocast too."""
+        """One forward pass, in the precision that is set or the target's own, whatever autocast says outside."""
         device = batch["input_ids"].device
         if self.target.device != device:
             self.target.to(device)
-        with torch.autocast(device.type, enabled=False):
-            return states_of(decoder_of(self.target), batch, self.layers)
+        mixed = None if self.precision in (None, "fp32") else PRODUCTS[self.precision]
+        with torch.autocast(device.type, dtype=mixed, enabled=mixed is not None):
+            states = states_of(decoder_of(self.target), batch, self.layers)
+        return tuple(each.to(self.target.dtype) for each in states)
 
     def start(self, batch: Batch) -> Callable[[], Features] | None:
         """On a GPU the forward pass is put on a stream beside the one that the drafter is on."""

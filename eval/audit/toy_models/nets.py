@@ -78,7 +78,13 @@ def dflash(target: TableModel, **settings: Any) -> Proposer:
 
 def dspark(target: TableModel, **settings: Any) -> Proposer:
     """Two slots that both draft, and a head that says something of every token."""
-    sizes = {"layers": (0, 2), "decoder_layers": 2, "size": 2, "layout": "anchor-first", "causal": False}
+    sizes: dict[str, Any] = {
+        "layers": (0, 2),
+        "decoder_layers": 2,
+        "size": 2,
+        "layout": "anchor-first",
+        "causal": False,
+    }
     shape = DSparkShape(**_LAYER, **sizes, vocabulary=target.vocabulary, rank=2)
     return DSpark(_shaken(DSparkNet(shape), target), target.as_backbone(), **settings)
 

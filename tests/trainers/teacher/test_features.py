@@ -208,6 +208,20 @@ def test_states_are_the_targets_own_inside_of_autocast(rows: Prepared) -> None:
     assert not any(states.requires_grad for states in plain)
 
 
+def test_a_precision_of_its_own_is_that_of_the_products_alone(rows: Prepared) -> None:
+    """Near the target's own, not equal, in its type, and the same inside of autocast and outside."""
+    source, batch = OnlineFeatures(of_family("llama"), (1, LAST)), rows.train.batch([0, 1])
+    exact = source(batch)
+    source.precision = "bf16"
+    rough = source(batch)
+    for mine, wanted in zip(rough, exact, strict=True):
+        assert mine.dtype == wanted.dtype == torch.float32
+        distance = (mine - wanted).norm() / wanted.norm()
+        assert 1e-5 < distance < 2e-2
+    with torch.autocast("cpu", torch.bfloat16):
+        assert all(map(torch.equal, rough, source(batch)))
+
+
 # ---- whole runs ---------------------------------------------------------------------------------
 
 
