@@ -35,6 +35,8 @@ RUNS: dict[str, tuple[str, dict[str, object]]] = {
     "eagle3": ("eagle3-tiny", {}),
     "eagle3-layers": ("eagle3-tiny", {"eagle3.layers": "[1,9,15]"}),
     "eagle3-norms": ("eagle3-tiny", {"eagle3.feature_norms": "true"}),
+    "dflash": ("dflash-tiny", {"drafter.temperature_factors": "[]"}),  # engines draft at the request's temperature
+    "dflash-mask": ("dflash-tiny", {"drafter.temperature_factors": "[]", "block.mask_token": "4095"}),
     "medusa": ("medusa-tiny", {}),
     "medusa-shared": ("medusa-tiny", {"medusa.shared_head": "true"}),
     "medusa2": ("medusa2-tiny", {**TUNED, "tune.how": "full", "optimizer.lr": "1e-4"}),
@@ -51,8 +53,11 @@ class Case:
     form: str = "vllm"
     engine_class: str = ""
     """The class of vLLM's that it has to become: vLLM falls back to others without a word."""
+    spare: tuple[str, ...] = ()
+    """Parameters that vLLM has for another kind of file, and reads in no other case."""
 
 
+_MASK = ("drafter: model.mask_embedding",)
 CASES = (
     Case("draft model", "distill", engine_class="Qwen3ForCausalLM"),
     Case("EAGLE-1", "eagle", engine_class="EagleLlamaForCausalLM"),
@@ -61,6 +66,8 @@ CASES = (
     Case("EAGLE-3, speculators' form", "eagle3", "speculators", "Eagle3LlamaForCausalLM"),
     Case("EAGLE-3, other layers", "eagle3-layers", engine_class="Eagle3LlamaForCausalLM"),
     Case("EAGLE-3.1's norms", "eagle3-norms", engine_class="Eagle3LlamaForCausalLM"),
+    Case("DFlash", "dflash", engine_class="DFlashQwen3ForCausalLM", spare=_MASK),
+    Case("DFlash, an id as its mask", "dflash-mask", engine_class="DFlashQwen3ForCausalLM", spare=_MASK),
     Case("Medusa", "medusa", engine_class="Medusa"),
     Case("Medusa, the target's projection", "medusa-shared", engine_class="Medusa"),
     Case("Medusa-2, own target", "medusa2", engine_class="Medusa"),
