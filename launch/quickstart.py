@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .measure.run import Loaded
 
 RECIPE = "eagle-tiny"
-TRAINING = {"loop.steps": "700", "loop.validate_every": "700", "probe.every_steps": ""}
+TRAINING = {"loop.steps": "600", "loop.validate_every": "600", "probe.every_steps": ""}
 """How long it learns here: the whole takes minutes, not hours."""
 HALF = {"loop.precision": "bf16", "features.precision": "bf16"}
 """On a CPU that multiplies bf16: a training step takes two thirds of the time. Decoding stays in fp32."""
@@ -44,7 +44,7 @@ _LESS = {
     "audit.tokens": "4000",
     "audit.sequences": "80000",
     "audit.prompts": "8",
-    "eval.sweep": "[2, 4, 8]",
+    "eval.sweep": "[2, 6]",
     "eval.repeats": "1",
     "eval.second_prompts": SECOND,
 }
