@@ -10,6 +10,7 @@ from draftsmith.benchmarks.mutations.mutation import Mutation
 DRAFT = "tests/drafters/model/test_draft_model.py::test_training_and_decoding_see_the_same_logits[qwen3]"
 LOOKUPS = "tests/drafters/lookup/test_lookups.py::"
 SHARED = "tests/drafters/vocabulary/test_shared_tokens.py::"
+BLOCK = "tests/drafters/block/"
 UNROLLED = "tests/drafters/eagle/test_proposer.py::test_every_declared_distribution_is_that_of_an_unrolled_network"
 
 MUTATIONS = (
@@ -124,6 +125,32 @@ MUTATIONS = (
         "        self._now = self._names if kv_cache.row is None else [self._names[kv_cache.row]]\n",
         "        self._now = self._names if kv_cache.row is None else [self._names[0]]\n",
         ("tests/drafters/model/test_adapters.py::test_rows_with_adapters_of_their_own_draft_as_each_alone",),
+    ),
+    Mutation(
+        "R12a",
+        "drafters/block/net.py",
+        "block drafters: in training a block sees the state of its own anchor",
+        "        seen_RAS = same_RAS & (index_S < anchor_RA[..., None])\n",
+        "        seen_RAS = same_RAS & (index_S <= anchor_RA[..., None])\n",
+        (BLOCK + "test_net.py::test_nothing_at_or_behind_the_anchor_and_no_other_document_is_seen",),
+    ),
+    Mutation(
+        "R12b",
+        "drafters/block/dspark.py",
+        "DSpark: the declared q is the slot's own, without the token in front of the draft",
+        "            q.append(at_depth(warper, self.factors, k)(logits_BV))\n"
+        "            tokens.append(draw(q[-1], random_BK[:, k]))\n",
+        "            q.append(at_depth(warper, self.factors, k)(self._shaping(product_BV)))\n"
+        "            tokens.append(draw(at_depth(warper, self.factors, k)(logits_BV), random_BK[:, k]))\n",
+        ("tests/eval/audit/test_audit.py::test_every_method_passes_enumeration[dspark-warper2]",),
+    ),
+    Mutation(
+        "R12c",
+        "drafters/block/proposer.py",
+        "DFlash: the likeliest tokens are drafted and called draws",
+        "draw(q_BKV, random_BK)), 1), q_BKV)\n",
+        "q_BKV.argmax(-1)), 1), q_BKV)\n",
+        (BLOCK + "test_proposer.py::test_tokens_are_drawn_independently_from_what_is_declared",),
     ),
     Mutation(
         "T15",
