@@ -133,6 +133,7 @@ class EagleStudent(nn.Module):
             batch["documents"],
             self._config.passes,
             detach=True,
+            recompute=self._config.recompute,
         )
         guess_PH, at_P, label_P2 = compared(outputs, batch)
         states_NH = features_RSH.flatten(0, 1)

@@ -213,7 +213,12 @@ class Eagle3Student(nn.Module):
         assert fused_RSF is not None  # `Eagle3Objective.prepare` makes both
         assert embeds_RSH is not None
         outputs = self.draft.unroll(
-            self.draft.fuse(fused_RSF), embeds_RSH, batch["positions"], batch["documents"], self._config.passes
+            self.draft.fuse(fused_RSF),
+            embeds_RSH,
+            batch["positions"],
+            batch["documents"],
+            self._config.passes,
+            recompute=self._config.recompute,
         )
         guess_PH, at_P, label_P2 = compared(outputs, batch)
         label_P, pass_P = label_P2.unbind(-1)

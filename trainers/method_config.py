@@ -168,6 +168,9 @@ class EagleConfig(Section):
     """Number of tokens that `top_k` compares."""
     decay: float = Field(1.0, gt=0, le=1)
     """Weight of pass j in the loss is decay^j; 1 as in HASS."""
+    recompute: bool = False
+    """Keep of each pass its output, keys and values alone, and compute it again for its gradient: a third of the
+    memory, a tenth more time, and the same bits."""
 
 
 class Eagle3Config(Section):
@@ -180,6 +183,9 @@ class Eagle3Config(Section):
     """Weight of the soft cross-entropy on the draft vocabulary, the paper's own loss."""
     decay: float = Field(0.8, gt=0, le=1)
     """Weight of pass j in the loss is decay^j."""
+    recompute: bool = False
+    """Keep of each pass its output, keys and values alone, and compute it again for its gradient: a third of the
+    memory, a tenth more time, and the same bits."""
     vocabulary: int = Field(32000, ge=2)
     """Number of tokens that can be drafted, the most frequent labels; at most the target's."""
     layers: tuple[int, int, int] | None = None

@@ -109,6 +109,8 @@ class Method:
     """Tokens behind a position that the loss speaks of, per token of a row."""
     passes: Share = _one
     """Forward passes of what is trained, per row."""
+    recomputes: Callable[[Sections], bool] = lambda _recipe: False
+    """Whether these keep their ends alone, and are computed again for the gradient."""
     probe_depth: Count = _draft_length
     """Most tokens that a probe drafts per target call."""
     origins: Callable[[Sections], list[str]] = _start_from
@@ -257,6 +259,7 @@ _ALL = (
         ignores=_WHOLE_TEACHER,
         positions=lambda recipe: int(recipe.eagle.passes),
         passes=lambda recipe: int(recipe.eagle.passes),
+        recomputes=lambda recipe: bool(recipe.eagle.recompute),
     ),
     Method(
         name="eagle3",
@@ -272,6 +275,7 @@ _ALL = (
         },
         positions=lambda recipe: int(recipe.eagle3.passes),
         passes=lambda recipe: int(recipe.eagle3.passes),
+        recomputes=lambda recipe: bool(recipe.eagle3.recompute),
     ),
     Method(
         name="dflash",

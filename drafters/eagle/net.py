@@ -12,15 +12,17 @@ X width of what attention reads, T keys in view.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import partial
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from ...decoding.target.kv_cache import KVCache
 from ...decoding.target.stacked import Together
 from .layers import Attention, EagleShape, FeedForward, Norm, Rotary
-from .passes import Passes
+from .passes import Keys, Passes, Sunk
 
 
 class PairNet(nn.Module, ABC):
@@ -85,6 +87,7 @@ class PairNet(nn.Module, ABC):
         passes: int,
         *,
         detach: bool = False,
+        recompute: bool = False,
     ) -> list[Tensor]:
         """The outputs of several passes, each fed with the one before: as drafting will.
 
@@ -97,18 +100,42 @@ class PairNet(nn.Module, ABC):
             embeds_BNH: embedding of x_{t+1}; rolled on by one token in every pass.
             documents_BN: number of the document that a pair belongs to; it sees no other.
             detach: no gradient through what is fed back.
+            recompute: keep of each pass its output, keys and values alone, and compute it again for its
+                gradient; no bit of any number differs.
         """
         outputs: list[Tensor] = []
         if passes < 1:
             return outputs
         attention = Passes(documents_BN, self.attention.group)
+        sunk: Sunk | None = None
+        between: list[Keys] = []
         for j in range(passes):
-            residual_BNH, read_BNX = self.enter(hidden_BNH, embeds_BNH.roll(-j, 1))
-            pairs = self.attention.project(read_BNX, self.rotary(positions_BN + j))
-            attended_BNH = self.attention.joined(attention.attend(pairs))
-            outputs.append(self.finish(residual_BNH, attended_BNH))
-            hidden_BNH = outputs[-1].detach() if detach else outputs[-1]
+            run = partial(self._pass, attention, j, tuple(between))  # as it is now: the backward pass comes later
+            given = (hidden_BNH, embeds_BNH, positions_BN, sunk)
+            out_BNH, *kept = checkpoint(run, *given, use_reentrant=False) if recompute else run(*given)
+            if j == 0 and passes > 1:
+                sunk = attention.sunk(Keys(*kept))
+            elif j > 0:
+                between.append(Keys(*kept))
+            outputs.append(out_BNH)
+            hidden_BNH = out_BNH.detach() if detach else out_BNH
         return outputs
+
+    def _pass(
+        self,
+        attention: Passes,
+        j: int,
+        between: tuple[Keys, ...],
+        hidden_BNH: Tensor,
+        embeds_BNH: Tensor,
+        positions_BN: Tensor,
+        sunk: Sunk | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Pass j of `unroll`: its output, keys and values."""
+        residual_BNH, read_BNX = self.enter(hidden_BNH, embeds_BNH.roll(-j, 1))
+        pairs = self.attention.project(read_BNX, self.rotary(positions_BN + j))
+        attended = attention.first(pairs) if sunk is None else attention.later(pairs, sunk, between)
+        return self.finish(residual_BNH, self.attention.joined(attended)), pairs.key_BGND, pairs.value_BGND
 
 
 class EagleLayer(nn.Module):

@@ -13,6 +13,7 @@ M query heads of a key-value head, D head size, K documents of a group, L pairs 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -24,38 +25,56 @@ EXTRA = 8
 """Numbers added to a head for the sink: two are used, kernels want a multiple of eight."""
 
 
+class Keys(NamedTuple):
+    """What later passes see of a pass."""
+
+    key_BGND: Tensor
+    value_BGND: Tensor
+
+
+Sunk = tuple[list[Tensor], list[Tensor]]
+"""The first pass's keys and values, documents side by side, each with the sink in front."""
+
+
 class Passes:
-    """Attention of one pass after another over the documents of some rows."""
+    """Attention of one pass after another over the documents of some rows.
+
+    Nothing is kept here, so that a pass can be computed again in the backward pass.
+    """
 
     def __init__(self, documents_BN: Tensor, group: int) -> None:
         """`documents_BN`: number of every pair's document; `group`: query heads of a key's head."""
         self._packing, self._group = Packing(documents_BN), group
-        self._later: list[Projected] = []
-        self._first: tuple[list[Tensor], list[Tensor]] | None = None
 
-    def attend(self, pairs: Projected) -> Tensor:
-        """The next pass: over the first one's keys, and the later passes' only at its own position.
+    def first(self, pairs: Projected) -> Tensor:
+        """The first pass, causal inside each document. [B, Q, N, D]."""
+        return self._causal(*(self._packing.side_by_side(x) for x in pairs))
 
-        The first pass is causal inside each document. Of a later one, what a query makes of its
-        own keys is put in as one key, a sink, whose score is their log-sum-exp: exactly a softmax
-        over all of them. The weight that the kernel gives the sink comes out as one more number.
+    def sunk(self, first: Keys) -> Sunk:
+        """What `later` needs of the first pass, in every later pass the same."""
+        side_by_side = self._packing.side_by_side
+        keys, values = side_by_side(first.key_BGND), side_by_side(first.value_BGND)
+        return [with_sink(x, 2) for x in keys], [with_sink(x, 1) for x in values]
+
+    def later(self, pairs: Projected, sunk: Sunk, between: Sequence[Keys]) -> Tensor:
+        """A later pass: over the first one's keys, and the later passes' only at its own position.
+
+        What a query makes of its own keys is put in as one key, a sink, whose score is their log-sum-exp:
+        exactly a softmax over all of them. The weight that the kernel gives the sink comes out as one more
+        number.
+
+        Args:
+            between: the passes between the first and this one.
 
         Returns:
             [B, Q, N, D].
         """
-        side_by_side = self._packing.side_by_side
-        if self._first is None:
-            self._first = side_by_side(pairs.key_BGND), side_by_side(pairs.value_BGND)
-            return self._causal(side_by_side(pairs.query_BQND), *self._first)
-        if not self._later:  # from here on there is a sink, in every pass the same
-            keys, values = self._first
-            self._first = [with_sink(x, 2) for x in keys], [with_sink(x, 1) for x in values]
-        self._later.append(pairs)
         query_BQND, D = pairs.query_BQND, pairs.query_BQND.shape[-1]
-        own_BQND, total_BQN = own_keys(query_BQND, self._later, self._group)
+        own = Keys(pairs.key_BGND, pairs.value_BGND)
+        own_BQND, total_BQN = own_keys(query_BQND, [*between, own], self._group)
         # causal means square: so the sink, the first key, gets a query too
-        queries = [F.pad(x, (0, 0, 1, 0)) for x in side_by_side(scored(query_BQND, total_BQN))]
-        out = self._causal(queries, *self._first, scale=D**-0.5)
+        queries = [F.pad(x, (0, 0, 1, 0)) for x in self._packing.side_by_side(scored(query_BQND, total_BQN))]
+        out = self._causal(queries, *sunk, scale=D**-0.5)
         return out[..., :D] + out[..., D : D + 1] * own_BQND
 
     def _causal(
@@ -121,7 +140,7 @@ class Packing:
         return pairs_XGD.unflatten(0, self._shape).transpose(1, 2)
 
 
-def own_keys(query_BQND: Tensor, later: Sequence[Projected], group: int) -> tuple[Tensor, Tensor]:
+def own_keys(query_BQND: Tensor, later: Sequence[Keys], group: int) -> tuple[Tensor, Tensor]:
     """Attention over the keys of later passes at the query's own position.
 
     Returns:

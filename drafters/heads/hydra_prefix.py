@@ -57,6 +57,6 @@ class PrefixLayer(EagleLayer):
         if documents_BN is None:
             hidden_BNH = hidden_BNH + attention(read_BNH, turn, mask, kv_cache)
         else:
-            seen = Passes(documents_BN, attention.group).attend(attention.project(read_BNH, turn))
+            seen = Passes(documents_BN, attention.group).first(attention.project(read_BNH, turn))
             hidden_BNH = hidden_BNH + attention.joined(seen)
         return hidden_BNH + self.mlp(self.post_attention_layernorm(hidden_BNH))

@@ -164,14 +164,22 @@ def _activations(recipe: Recipe, student: nn.Module, target: nn.Module | None) -
     gates and products around them: so much was counted in real passes (tests/launch).
     """
     T = recipe.loop.micro_rows * recipe.row_tokens
-    passes = recipe.record.passes(recipe)
     speaks: Any = student if target is None else target
     # of each position that is spoken of: what its loss reads, where it counts, and the gradient
-    width = sum(_widths(student)) * passes + 3 * _hidden(speaks) * recipe.record.positions(recipe)
+    width = _kept(recipe, student) + 3 * _hidden(speaks) * recipe.record.positions(recipe)
     if recipe.tunes_target and target is not None:
         width += sum(_widths(target))  # it learns too, so its layers keep what they read
     # the gradient of an own projection is made in the forward pass, in fp32
     return 1.25 * T * width * _number_size(recipe) + 4.0 * _own_projections(student)
+
+
+def _kept(recipe: Recipe, student: nn.Module) -> float:
+    """Numbers of all passes over a token; of one that is computed again its output, keys and values alone."""
+    passes, whole = recipe.record.passes(recipe), sum(_widths(student))
+    if not recipe.record.recomputes(recipe):
+        return whole * passes
+    ends = [layer.out_features for name, layer in _linear(student) if name.endswith(("k_proj", "v_proj", "down_proj"))]
+    return whole + sum(ends) * passes
 
 
 def _reading(recipe: Recipe, target: Any) -> float:

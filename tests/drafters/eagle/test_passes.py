@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from draftsmith.drafters.eagle.layers import EagleShape, Projected
 from draftsmith.drafters.eagle.net import EagleNet, PairNet
 from draftsmith.drafters.eagle.net3 import Eagle3Net, Eagle3Shape
-from draftsmith.drafters.eagle.passes import Packing, Passes
+from draftsmith.drafters.eagle.passes import Keys, Packing, Passes
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
@@ -53,15 +53,22 @@ def drawn(count: int, B: int, N: int, seed: int, dtype: torch.dtype) -> list[Pro
     ]
 
 
+def attended(documents_BN: Tensor, passes: list[Projected]) -> list[Tensor]:
+    """Every pass behind the ones before it."""
+    attention, keys = Passes(documents_BN, 2), [Keys(each.key_BGND, each.value_BGND) for each in passes]
+    sunk = attention.sunk(keys[0])
+    later = [attention.later(each, sunk, keys[1 : 1 + j]) for j, each in enumerate(passes[1:])]
+    return [attention.first(passes[0]), *later]
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [PACKED, [[6], [6]], [[1], [1]]], ids=["packed", "whole", "one"])
 def test_every_pass_is_a_softmax_over_all_keys(rows: list[list[int]], dtype: torch.dtype) -> None:
     documents = documents_of(rows)
     passes = drawn(5, *documents.shape, 1, torch.float64)
-    attention = Passes(documents, 2)
     close = {torch.float64: 1e-6, torch.float32: 1e-5, torch.bfloat16: 3e-2}[dtype]
-    for j in range(5):
-        found = attention.attend(Projected(*(x.to(dtype) for x in passes[j])))
+    rounded = [Projected(*(x.to(dtype) for x in each)) for each in passes]
+    for j, found in enumerate(attended(documents, rounded)):
         assert found.dtype == dtype
         wanted = dense(passes[: j + 1], documents)
         torch.testing.assert_close(found.double(), wanted, atol=close, rtol=close)
@@ -71,15 +78,14 @@ def test_a_document_is_what_it_is_alone() -> None:
     """Neighbours in a row, in a batch and in a group change nothing."""
     documents = documents_of(PACKED)
     passes = drawn(3, *documents.shape, 2, torch.float64)
-    attention = Passes(documents, 2)
-    found = [attention.attend(each) for each in passes][-1]
+    found = attended(documents, passes)[-1]
     for row, lengths in enumerate(PACKED):
         at = 0
         for length in lengths:
             end = at + length if length > 0 else documents.shape[1]
-            alone = Passes(torch.zeros(1, end - at, dtype=torch.long), 2)
+            alone = torch.zeros(1, end - at, dtype=torch.long)
             cut = [Projected(*(x[row : row + 1, :, at:end] for x in each)) for each in passes]
-            wanted = [alone.attend(each) for each in cut][-1]
+            wanted = attended(alone, cut)[-1]
             torch.testing.assert_close(found[row : row + 1, :, at:end], wanted)
             at = end
 
@@ -182,3 +188,40 @@ def test_groups_hold_at_most_twice_the_pairs() -> None:
             number = documents[0, int(row[0])]
             inside = row[: lengths[number]]
             assert inside == list(range(int(inside[0]), int(inside[0]) + len(inside)))
+
+
+def saved_bytes(run: Callable[[], Tensor]) -> tuple[Tensor, int]:
+    """What `run` gives, and the bytes of the different tensors that autograd keeps for it."""
+    kept: dict[int, int] = {}
+
+    def pack(x: Tensor) -> Tensor:
+        kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        out = run()
+    return out, sum(kept.values())
+
+
+@pytest.mark.parametrize("detach", [False, True])
+@pytest.mark.parametrize("family", ["eagle", "eagle3"])
+def test_computing_passes_again_changes_no_bit(family: str, detach: bool) -> None:
+    """Outputs and gradients, of weights and of what goes in, with less kept in between."""
+    documents, net = documents_of(PACKED), net_of(family)
+    hidden, embeds, positions = given(net, documents)
+    found, kept = [], []
+    for recompute in (False, True):
+        leaves = [x.detach().requires_grad_() for x in (hidden, embeds)]
+
+        def loss(leaves: list[Tensor] = leaves, recompute: bool = recompute) -> Tensor:
+            outputs = net.unroll(*leaves, positions, documents, 6, detach=detach, recompute=recompute)
+            return sum((j + 1) * out.square().mean() for j, out in enumerate(outputs))  # type: ignore[return-value]
+
+        total, size = saved_bytes(loss)
+        weights = [weight for name, weight in net.named_parameters() if "lm_head" not in name]
+        gradients = torch.autograd.grad(total, [*leaves, *weights], allow_unused=True)
+        found.append([total, *(each for each in gradients if each is not None)])
+        kept.append(size)
+    assert len(found[0]) == len(found[1]) > 8
+    assert all(map(torch.equal, *found))
+    assert kept[1] < 0.6 * kept[0]
