@@ -127,13 +127,10 @@ class Datastore:
                 f"longest={longest}, shortest={shortest}, length={length}, limit={limit}: "
                 "expected 1 <= shortest <= longest, and length and limit of at least 1"
             )
-        end = _ids(context[-longest:])
-        # an end that occurs has all shorter ends occur with it, so bisection finds the longest
-        sizes = range(shortest, len(end) + 1)
-        longer = bisect_left(sizes, True, key=lambda size: not self._goes_on(end[-size:]))
-        if longer == 0:
+        size = self.longest_end(context, longest=longest, shortest=shortest)
+        if not size:
             return np.empty((0, length), dtype=np.int64)
-        query = end[-sizes[longer - 1] :]
+        query = _ids(context[-size:])
         picked = self._pick(self._spans(query, self.vocabulary), limit)
         return np.concatenate(
             [
@@ -141,6 +138,25 @@ class Datastore:
                 for shard, starts in zip(self.shards, picked)
             ]
         )
+
+    def longest_end(self, context: Sequence[int], *, longest: int, shortest: int) -> int:
+        """Tokens of the longest end of `context` that the corpus has with a token behind it; 0 if none.
+
+        Of `longest` tokens at most, and no fewer than `shortest`.
+        """
+        end = _ids(context[-longest:])
+        # an end that occurs has all shorter ends occur with it, so bisection finds the longest
+        sizes = range(shortest, len(end) + 1)
+        longer = bisect_left(sizes, True, key=lambda size: not self._goes_on(end[-size:]))
+        return sizes[longer - 1] if longer else 0
+
+    def documents(self) -> Iterator[list[int]]:
+        """The documents, in their order, read shard by shard."""
+        for shard in self.shards:
+            start = 0
+            for end in np.flatnonzero(shard.tokens == self.vocabulary).tolist():
+                yield shard.tokens[start:end].tolist()
+                start = end + 1
 
     @staticmethod
     def trie(continuations: NDArray[np.int64], nodes: int) -> tuple[list[int], list[int]]:

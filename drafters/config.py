@@ -60,7 +60,7 @@ class DrafterConfig(Section):
     llma_references: str | None = None
     """Source of the documents that `llma` copies from, as in `data.source`."""
     llma_documents: int | None = Field(50, ge=1)
-    """Rows of that source that are used; empty uses all. Every step looks through all of them."""
+    """Rows of that source that are used; empty uses all. A draft takes as long for many as for few."""
     llma_longest: int = Field(5, ge=1, le=1_000)
     """Tokens that `llma` tries to match, at most."""
     llma_tokens: int = Field(19, ge=1, le=1_000)
@@ -73,6 +73,18 @@ class DrafterConfig(Section):
     """Tokens that `rest` tries to match, at most."""
     rest_tokens: int = Field(10, ge=1, le=1_000)
     """Longest continuation that `rest` drafts."""
+    suffix_tokens: int = Field(16, ge=1, le=1_000)
+    """Longest draft of `suffix`; less than `suffix_depth`."""
+    suffix_nodes: int | None = Field(None, ge=2, le=4_096)
+    """Nodes of `suffix`'s tree, the root included; empty: it drafts a chain."""
+    suffix_depth: int = Field(24, ge=2, le=256)
+    """Tokens of the longest string that `suffix` counts: a match and what followed it. Memory grows with it."""
+    suffix_factor: float = Field(1.0, gt=0, le=100)
+    """Tokens that `suffix` drafts at most, per token of the match."""
+    suffix_least: float = Field(0.1, ge=0, le=1)
+    """Probability, by what followed before, of the least likely string that `suffix` drafts."""
+    suffix_datastore: str | None = None
+    """Folder that `draftsmith datastore build` wrote, for `suffix` to look in too."""
     lookahead_window: int = Field(7, ge=1, le=256)
     """Columns W of the window of `lookahead`."""
     lookahead_ngram: int = Field(5, ge=2, le=256)

@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 
 from ..errors import RequestError
 from .config import DrafterConfig
-from .grids import BY_EAGLE, BY_HEADS, BY_MODEL, BY_TEXT, LLMA, NGRAM, PROMPT_LOOKUP, Grid
+from .grids import BY_EAGLE, BY_HEADS, BY_MODEL, BY_TEXT, LLMA, NGRAM, PROMPT_LOOKUP, SUFFIX, Grid
 
 _CHAINS = ("it drafts chains", "leave it out")
 Reference = str
@@ -416,6 +416,16 @@ _ALL = (
     _lookup("ngram", "ngram", "the likeliest next token after the last few, counted from a corpus", "ngram", NGRAM),
     _lookup("llma", "llma", "copies from reference documents where the last tokens stand in one", "llma", LLMA),
     _lookup("rest", "rest", "retrieves continuations from a datastore and verifies them as a trie", "rest"),
+    Family(
+        name="suffix",
+        title="suffix",
+        kind="no training",
+        summary="what most often followed the end of the text: there, in earlier answers, in a datastore",
+        page="suffix.md",
+        make=".lookup.family:suffix",
+        toy=lambda drafter: "suffix tree" if getattr(drafter, "branching", False) else "suffix",
+        grids=SUFFIX,
+    ),
     _lookup(
         "lookahead",
         "lookahead",

@@ -84,3 +84,4 @@ BY_EAGLE = (*(replace(each, fixed={**each.fixed, **_EAGLE_CHAIN}) for each in BY
 PROMPT_LOOKUP = (Grid("drafter.lookup_tokens", (1, 2, 3, 4, 6, 8, 10)),)
 NGRAM = (Grid("drafter.ngram_tokens", (1, 2, 3, 4, 5, 6)),)
 LLMA = (Grid("drafter.llma_tokens", (1, 2, 4, 6, 8, 12, 19)),)
+SUFFIX = (Grid("drafter.suffix_tokens", (1, 2, 4, 6, 8, 12, 16)),)

@@ -1,12 +1,15 @@
-"""Trees found on the host, row by row, as a proposal: what REST and functions draft.
+"""Trees and chains found on the host, row by row, as a proposal: what REST, suffix decoding and functions draft.
 
-Read next: `rest.py`, `function.py`; `decoding/tree/build.py`.
+Read next: `rest.py`, `suffix.py`, `function.py`; `decoding/tree/build.py`.
+
+Shapes: B rows, N nodes, the root included.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from ...decoding.proposal import DraftSampling, Proposal
@@ -29,3 +32,14 @@ def propose_tries(last_B: Tensor, tries: Sequence[Trie], *, nodes: int, depth: i
     tokens, parents = [each[0] for each in tries], [each[1] for each in tries]
     tokens_BN, tree = tree_of_tries(last_B, tokens, parents, needed, depth)
     return Proposal(tokens_BN, tree, DraftSampling.POINT_MASS, coins=nodes)
+
+
+def propose_chains(last_B: Tensor, chains: Sequence[Sequence[int]], *, coins: int) -> Proposal:
+    """A point mass on every row's own chain, as long as the longest of them; `coins` as of `propose_tries`."""
+    length = max(map(len, chains))
+    padded = [[*tokens, *[0] * (length - len(tokens))] for tokens in chains]  # absent nodes: any valid id will do
+    drafted_BK = torch.tensor(padded, dtype=torch.long, device=last_B.device).view(len(chains), length)
+    count_B = torch.tensor([len(tokens) for tokens in chains], device=last_B.device)
+    present_BN = torch.arange(length + 1, device=last_B.device) <= count_B[:, None]
+    tokens_BN = torch.cat([last_B[:, None], drafted_BK], 1)
+    return Proposal(tokens_BN, chain(length), DraftSampling.POINT_MASS, present_BN=present_BN, coins=coins)

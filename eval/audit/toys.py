@@ -24,6 +24,7 @@ from ...drafters.lookup.lookahead import Lookahead
 from ...drafters.lookup.ngram import Ngram, NgramTable
 from ...drafters.lookup.prompt_lookup import PromptLookup
 from ...drafters.lookup.rest import Rest
+from ...drafters.lookup.suffix import SuffixDecoding
 from ...drafters.model.adaptive import AdaptiveDraft
 from ...drafters.model.draft_model import DraftModel
 from ...drafters.model.ensemble import join
@@ -58,6 +59,10 @@ _LETTERS = VocabularyPair(Vocabulary([b"a", b"b", b"ba"]), Vocabulary([b"a", b"b
 
 def _foreign(kind: type[ForeignDraft], drafts: Sequence[TableModel], **how: Any) -> Proposer:
     return kind(drafts[0].as_backbone(), _LETTERS, drafts[0].vocabulary, draft_length=2, **how)
+
+
+def _suffix(**settings: Any) -> Proposer:
+    return SuffixDecoding(draft_length=2, depth=4, least=0.2, store=MemoryStore(), **settings)
 
 
 @dataclass(frozen=True)
@@ -133,6 +138,8 @@ TOYS: dict[str, ToyKind] = {
     "ngram": _of_drafts(lambda _: Ngram(NgramTable.count(DOCUMENTS, order=3, vocabulary=3), draft_length=2)),
     "llma": _of_drafts(lambda _: Llma(DOCUMENTS, draft_length=2)),
     "rest": _of_drafts(lambda _: Rest(MemoryStore(), nodes=6, longest=2, shortest=1, draft_length=2)),
+    "suffix": _of_drafts(lambda _: _suffix()),
+    "suffix tree": _of_drafts(lambda _: _suffix(nodes=5, factor=2.0)),
     "lookahead": _of_drafts(lambda _: Lookahead(window=2, ngram=3, guesses=2, pool=4)),
     "function": _of_drafts(lambda _: CallableDrafter(lambda text: [text[-1], text[0]], draft_length=2)),
 }

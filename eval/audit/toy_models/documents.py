@@ -25,6 +25,11 @@ class MemoryStore:
         """Tokens and parents of the most frequent prefixes."""
         return _trie(continuations.tobytes(), continuations.shape, nodes)
 
+    def longest_end(self, context: Sequence[int], *, longest: int, shortest: int) -> int:
+        """Tokens of the longest end of the context that occurs with a token behind it; 0 if none does."""
+        ends = range(min(longest, len(context)), shortest - 1, -1)
+        return next((size for size in ends if len(_follow(tuple(context), size, size, 1, 1))), 0)
+
     def continuations(
         self, context: Sequence[int], *, longest: int, shortest: int, length: int, limit: int
     ) -> NDArray[np.int64]:

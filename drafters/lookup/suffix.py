@@ -1,0 +1,201 @@
+"""Suffix decoding: draft what most often followed the end of the text, as far as it is likely.
+
+Oliaro et al. 2024 (arXiv 2411.04975). For every end of the text that stood somewhere before, the draft goes on
+by the most frequent token, as long as the product of relative frequencies is not below a bound; a longer
+match may draft more. The draft whose frequencies sum to the most is taken: that sum is how many tokens would
+be accepted if the past foretold the future. A chain, or a tree of the likeliest strings.
+The index is on the host, so a step waits for the device once. What is drafted depends on the texts alone: a point
+mass at every temperature. Read next: `suffix_index.py`, where is looked; `hybrid.py`, beside a trained drafter.
+
+Shapes: B rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...decoding.proposal import Committed, Proposal
+from ...decoding.random import Uniforms
+from ...decoding.sampling import Warper
+from ...errors import RequestError
+from ..history import History
+from .suffix_index import AnswerMemory, Match, OwnText, Source, Store, StoredTexts
+from .tries import propose_chains, propose_tries
+
+
+class Draft(NamedTuple):
+    """A chain or a tree, and how many of its tokens the counts expect to be accepted."""
+
+    tokens: list[int]
+    parents: list[int]
+    score: float
+
+
+NOTHING = Draft([], [], 0.0)
+
+
+class SuffixDecoding:
+    """Copies what most often followed the end of the text: there, in earlier answers, in a datastore."""
+
+    family = "suffix"
+    replayable = False
+    draft_steps = 0
+
+    def __init__(
+        self,
+        *,
+        draft_length: int = 16,
+        nodes: int | None = None,
+        depth: int = 24,
+        factor: float = 1.0,
+        least: float = 0.1,
+        memory: AnswerMemory | None = None,
+        store: Store | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """`nodes`: of a tree, the root included; None drafts a chain.
+
+        `depth`: tokens of a match and what follows it, together; `factor`: drafted tokens at most,
+        per token of the match; `least`: probability of the least likely string that is drafted.
+        `memory` takes in the answers of earlier calls, when the next one begins; `store` is a
+        datastore of this tokenizer.
+
+        Raises:
+            RequestError: `draft_length` does not fit into `depth`, or a memory has another depth.
+        """
+        if not 1 <= draft_length < depth:
+            raise RequestError(
+                f"suffix decoding drafts up to {draft_length} tokens by strings of {depth}; expected at least 1, and "
+                "fewer than the depth: lower drafter.suffix_tokens or raise drafter.suffix_depth"
+            )
+        if memory is not None and memory.depth != depth:
+            raise RequestError(f"the memory holds strings of {memory.depth} tokens; expected {depth}, as the drafter")
+        self.draft_length, self.depth, self.factor, self.least = draft_length, depth, factor, least
+        self.branching = nodes is not None
+        self.nodes = draft_length + 1 if nodes is None else nodes
+        self.memory, self._device = memory, device
+        self._shared: list[Source] = [] if memory is None else [memory]
+        if store is not None:
+            self._shared.append(StoredTexts(store, depth=depth))
+        self._begun = False
+
+    def reset(self, prompts: Sequence[Sequence[int]], room: int, *, static: bool = False) -> None:
+        """Start new rows. `room`: tokens that may follow the longest prompt."""
+        self.remember()
+        self._history = History(prompts, room + self.draft_length + 2, self._device)
+        self._rows = [OwnText(prompt, self.depth) for prompt in prompts]
+        self._starts = [len(prompt) for prompt in prompts]
+        self._drafts = [NOTHING] * len(prompts)
+        self._begun = False
+
+    def remember(self) -> None:
+        """Take the answers of the last rows into the memory; `reset` does so too.
+
+        Not before all of them are done, so that a row does not depend on its neighbours.
+        """
+        if self.memory is None or not self._begun:
+            return
+        self._read()
+        for row, start in zip(self._rows, self._starts):
+            self.memory.add(row.tokens[start:])
+        self._begun = False
+
+    def propose(self, last_B: Tensor, _warper: Warper, _uniforms: Uniforms) -> Proposal:
+        """The draft of every row; a row without a match has the root alone."""
+        drafts = self.look_up(last_B)
+        if self.branching:
+            tries = [(draft.tokens, draft.parents) for draft in drafts]
+            return propose_tries(last_B, tries, nodes=self.nodes, depth=self.draft_length)
+        return propose_chains(last_B, [draft.tokens for draft in drafts], coins=self.nodes)
+
+    def look_up(self, last_B: Tensor) -> list[Draft]:
+        """The draft of every row after its last emitted token, and its score."""
+        self._history.write_last(last_B)
+        self._begun = True
+        # a row without a new token has ended: it would draft the same again
+        for number, new in enumerate(self._read()):
+            if new:
+                self._drafts[number] = self._draft(self._rows[number])
+        return self._drafts
+
+    def observe(self, committed: Committed) -> None:
+        """Continue after what was committed."""
+        self._history.append(committed)
+
+    def _read(self) -> list[int]:
+        """Copy what the rows have written since to the host; how many tokens that are. A step adds few."""
+        new = [length + 1 - len(row.tokens) for length, row in zip(self._history.lengths_B.tolist(), self._rows)]
+        recent = self._history.recent(max(new)).tolist()
+        for row, count, tokens in zip(self._rows, new, recent):
+            row.extend(reversed(tokens[:count]))
+        return new
+
+    def _draft(self, row: OwnText) -> Draft:
+        best = NOTHING
+        for source in (row, *self._shared):
+            for size, match in source.matches(row.tokens):
+                most = min(self.nodes - 1, int(self.factor * size))
+                # no draft scores more than it has tokens, and shorter matches draft fewer
+                if most <= best.score:
+                    break
+                draft = self._grow(match, most, min(self.draft_length, self.depth - size))
+                if draft.score > best.score:
+                    best = draft
+        return best
+
+    def _grow(self, match: Match, most: int, deepest: int) -> Draft:
+        if self.branching:
+            return likeliest_tree(match, most, deepest, self.least)
+        return likeliest_chain(match, min(most, deepest), self.least)
+
+
+def likeliest_chain(match: Match, most: int, least: float) -> Draft:
+    """After every token the most frequent one, the lowest id of equals, down to a probability of `least`."""
+    tokens: list[int] = []
+    probability, score = 1.0, 0.0
+    while len(tokens) < most:
+        followers = match.followers()
+        if not followers:
+            break
+        token = min(followers, key=lambda each: (-followers[each], each))
+        probability *= followers[token] / sum(followers.values())
+        if probability < least:
+            break
+        tokens.append(token)
+        score += probability
+        match = match.after(token)
+    return Draft(tokens, list(range(-1, len(tokens) - 1)), score)
+
+
+def likeliest_tree(match: Match, most: int, deepest: int, least: float) -> Draft:
+    """The `most` likeliest strings that are not below `least`: shorter, then lower ones of equals.
+
+    No string is likelier than its beginning, so what is taken is a tree.
+    """
+    tokens: list[int] = []
+    parents: list[int] = []
+    score = 0.0
+    waiting: list[tuple[float, int, tuple[int, ...], int, Match]] = []
+
+    def open_up(probability: float, path: tuple[int, ...], node: int, match: Match) -> None:
+        followers = match.followers()
+        total = sum(followers.values())
+        for token, count in followers.items():
+            likely = probability * (count / total)
+            if likely >= least:
+                heappush(waiting, (-likely, len(path), (*path, token), node, match))
+
+    open_up(1.0, (), -1, match)
+    while waiting and len(tokens) < most:
+        negative, _, path, parent, above = heappop(waiting)
+        tokens.append(path[-1])
+        parents.append(parent)
+        score -= negative
+        if len(path) < deepest:
+            open_up(-negative, path, len(tokens) - 1, above.after(path[-1]))
+    return Draft(tokens, parents, score)

@@ -1,0 +1,165 @@
+"""What followed the end of a text where it stood before: in the same text, in earlier answers, in a datastore.
+
+Every source answers by a `Match`, from which a draft reads on token by token, with counts (suffix decoding:
+Oliaro et al. 2024, arXiv 2411.04975). No answer takes more work for a longer text: what is kept of a text are
+its windows of `depth` tokens (`windows.py`), and a draft walks `depth` tokens at most.
+Read next: `suffix.py`, which drafts.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import RequestError
+from .windows import Place, WindowTree
+
+
+@dataclass(frozen=True)
+class Match:
+    """A string where it occurs: in a tree of windows, and in windows that still grow.
+
+    Attributes:
+        place: where it ends in the tree; None: nowhere.
+        text: the text that still grows.
+        ends: of its occurrences there the positions of what follows.
+    """
+
+    place: Place | None
+    text: Sequence[int] = ()
+    ends: tuple[int, ...] = ()
+
+    def followers(self) -> dict[int, int]:
+        """The tokens that followed, and how often each."""
+        counts = {} if self.place is None else self.place.followers()
+        for at in self.ends:
+            if at < len(self.text):
+                counts[self.text[at]] = counts.get(self.text[at], 0) + 1
+        return counts
+
+    def after(self, token: int) -> Match:
+        """The same string with one of its followers behind it."""
+        ends = tuple(at + 1 for at in self.ends if at < len(self.text) and self.text[at] == token)
+        return Match(self.place.after(token) if self.place else None, self.text, ends)
+
+
+class Source(Protocol):
+    """Somewhere to look for the end of a text."""
+
+    def matches(self, text: Sequence[int]) -> Iterator[tuple[int, Match]]:
+        """Ends of the text that occur with a token behind them, by length, the longest first."""
+
+
+class OwnText:
+    """A text that grows, with an index of itself."""
+
+    def __init__(self, tokens: Iterable[int], depth: int) -> None:
+        """`depth`: tokens of the longest string that is counted, what follows an end included."""
+        self.tokens: list[int] = []
+        self._depth, self._tree, self._indexed = depth, WindowTree(), 0
+        self.extend(tokens)
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Write on. Windows are put in when they are full; of the last ones `matches` takes care."""
+        self.tokens += tokens
+        while self._indexed + self._depth <= len(self.tokens):
+            self._tree.add(tuple(self.tokens[self._indexed : self._indexed + self._depth]))
+            self._indexed += 1
+
+    def matches(self, text: Sequence[int]) -> Iterator[tuple[int, Match]]:
+        """Ends of `text`, which is `tokens`, where they stand earlier in it."""
+        for size in range(min(self._depth - 1, len(text) - 1), 0, -1):
+            end = text[-size:]
+            # an occurrence that a token follows begins before the end itself
+            growing = range(self._indexed, len(text) - size)
+            ends = tuple(at + size for at in growing if text[at : at + size] == end)
+            place = self._tree.find(end)
+            if place or ends:
+                yield size, Match(place, self.tokens, ends)
+
+
+class AnswerMemory:
+    """Earlier answers, the last ones that fit into a number of tokens, with one index of all."""
+
+    def __init__(self, *, tokens: int = 200_000, depth: int = 24) -> None:
+        """`tokens`: most tokens of all answers together; the first answer goes first.
+
+        Raises:
+            RequestError: `tokens` below 1, or `depth` below 2.
+        """
+        if tokens < 1 or depth < 2:
+            raise RequestError(f"a memory of {tokens} tokens with strings of {depth}; expected at least 1 and 2")
+        self.limit, self.depth = tokens, depth
+        self._tree, self._size = WindowTree(), 0
+        self._answers: deque[list[int]] = deque()
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def answers(self) -> list[list[int]]:
+        """What it holds, the oldest first: the documents that `build_datastore` writes."""
+        return list(self._answers)
+
+    def add(self, answer: Sequence[int]) -> None:
+        """Take an answer in, its last tokens where it is too long; older ones make room."""
+        kept = list(answer[-self.limit :])
+        if not kept:
+            return
+        while self._size + len(kept) > self.limit:
+            oldest = self._answers.popleft()
+            for window in self._windows(oldest):
+                self._tree.remove(window)
+            self._size -= len(oldest)
+        for window in self._windows(kept):
+            self._tree.add(window)
+        self._answers.append(kept)
+        self._size += len(kept)
+
+    def matches(self, text: Sequence[int]) -> Iterator[tuple[int, Match]]:
+        """Ends of `text` that stand in an answer."""
+        for size in range(min(self.depth - 1, len(text)), 0, -1):
+            place = self._tree.find(text[-size:])
+            # the end of an answer is no match: a token has to follow
+            if place and place.followers():
+                yield size, Match(place)
+
+    def _windows(self, text: Sequence[int]) -> Iterator[tuple[int, ...]]:
+        return (tuple(text[at : at + self.depth]) for at in range(len(text)))
+
+
+class Store(Protocol):
+    """The part of a datastore that suffix decoding uses."""
+
+    def longest_end(self, context: Sequence[int], *, longest: int, shortest: int) -> int:
+        """Tokens of the longest end of the context that occurs with a token behind it; 0 if none does."""
+
+    def continuations(
+        self, context: Sequence[int], *, longest: int, shortest: int, length: int, limit: int
+    ) -> NDArray[np.int64]:
+        """What follows the longest suffix of the context that occurs, [M, length], -1 padded."""
+
+
+class StoredTexts:
+    """A datastore as a source: of the longest end that it has, a bounded number of continuations."""
+
+    def __init__(self, store: Store, *, depth: int, limit: int = 100) -> None:
+        """`limit`: occurrences that are looked at, evenly spaced where there are more."""
+        self._store, self._depth, self._limit = store, depth, limit
+
+    def matches(self, text: Sequence[int]) -> Iterator[tuple[int, Match]]:
+        """The longest end of `text` alone: each one costs a search in the datastore."""
+        recent = text[-(self._depth - 1) :]
+        size = self._store.longest_end(recent, longest=self._depth - 1, shortest=1)
+        if size:
+            tree = WindowTree()
+            length = self._depth - size
+            found = self._store.continuations(recent, longest=size, shortest=size, length=length, limit=self._limit)
+            for row in found.tolist():
+                tree.add(tuple(row[: row.index(-1)] if -1 in row else row))
+            yield size, Match(Place(tree.root, 0))

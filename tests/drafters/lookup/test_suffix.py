@@ -1,0 +1,260 @@
+"""Suffix decoding: counts, drafts and forgetting equal a plain search through the texts."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import make_target
+from draftsmith.data.datastore import Datastore
+from draftsmith.data.datastore_build import build_datastore
+from draftsmith.decoding.engine import autoregressive, generate
+from draftsmith.decoding.random import Uniforms
+from draftsmith.decoding.sampling import Warper
+from draftsmith.drafters.lookup.suffix import SuffixDecoding
+from draftsmith.drafters.lookup.suffix_index import AnswerMemory, OwnText
+from draftsmith.drafters.lookup.windows import Node, WindowTree
+from draftsmith.errors import RequestError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+GREEDY = Warper(0.0)
+texts = st.lists(st.integers(0, 2), min_size=1, max_size=24)
+Counts = Callable[[Sequence[int]], dict[int, int]]
+
+
+def counts_in(documents: Sequence[Sequence[int]], depth: int) -> Counts:
+    """What follows a string, by looking at every position; a string with its follower has `depth` tokens at most."""
+
+    def followers(string: Sequence[int]) -> dict[int, int]:
+        size = len(string)
+        if size >= depth:
+            return {}
+        return Counter(
+            text[at + size]
+            for text in documents
+            for at in range(len(text) - size)
+            if list(text[at : at + size]) == list(string)
+        )
+
+    return followers
+
+
+def every_string(followers: Counts, end: Sequence[int], deepest: int, least: float) -> list[tuple[float, tuple]]:
+    """All strings that may follow, with their probabilities."""
+    found, level = [], [(1.0, ())]
+    for _ in range(deepest):
+        wider = []
+        for probability, path in level:
+            counts = followers([*end, *path])
+            likely = [(probability * (n / sum(counts.values())), (*path, token)) for token, n in counts.items()]
+            wider += [each for each in likely if each[0] >= least]
+        found += wider
+        level = wider
+    return sorted(found, key=lambda each: (-each[0], len(each[1]), each[1]))
+
+
+def plain_draft(sources: Sequence[tuple[Counts, int]], text: list[int], drafter: SuffixDecoding) -> tuple[float, list]:
+    """The best draft over all matches, as paths, by the definition."""
+    best: tuple[float, list] = (0.0, [])
+    for followers, longest in sources:
+        for size in range(min(drafter.depth - 1, longest), 0, -1):
+            end = text[-size:]
+            most = min(drafter.nodes - 1, int(drafter.factor * size))
+            deepest = min(drafter.draft_length, drafter.depth - size)
+            strings = every_string(followers, end, deepest, drafter.least)
+            if drafter.branching:
+                taken = strings[:most]
+            else:
+                taken = []
+                while len(taken) < min(most, deepest):
+                    path = taken[-1][1] if taken else ()
+                    nexts = [each for each in strings if len(each[1]) == len(path) + 1 and each[1][:-1] == path]
+                    counts = followers([*end, *path])
+                    top = min(counts, key=lambda token: (-counts[token], token), default=None)
+                    if top is None or (*path, top) not in [each[1] for each in nexts]:
+                        break
+                    taken.append(next(each for each in nexts if each[1][-1] == top))
+            score = 0.0
+            for probability, _ in taken:  # `sum` rounds in another way
+                score += probability
+            if score > best[0]:
+                best = (score, [path for _, path in taken])
+    return best
+
+
+def paths_of(tokens: Sequence[int], parents: Sequence[int]) -> list[tuple[int, ...]]:
+    paths: list[tuple[int, ...]] = []
+    for token, parent in zip(tokens, parents):
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    return paths
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(texts.filter(lambda t: len(t) > 1), min_size=1, max_size=3),
+    st.lists(texts, max_size=3),
+    st.sampled_from([None, 2, 5]),
+    st.sampled_from([(2, 1.0), (4, 2.0), (3, 0.5)]),
+    st.sampled_from([0.0, 0.1, 0.4]),
+)
+def test_the_draft_is_that_of_a_plain_search(
+    rows: list[list[int]], answers: list[list[int]], nodes: int | None, size: tuple[int, float], least: float
+) -> None:
+    memory = AnswerMemory(tokens=100, depth=6)
+    for answer in answers:
+        memory.add(answer)
+    drafter = SuffixDecoding(draft_length=size[0], factor=size[1], nodes=nodes, depth=6, least=least, memory=memory)
+    drafter.reset([row[:-1] for row in rows], 8)
+    for draft, row in zip(drafter.look_up(torch.tensor([row[-1] for row in rows])), rows):
+        # an end is no match of itself: a token has to follow
+        sources = [(counts_in([row], 6), len(row) - 1), (counts_in(answers, 6), len(row))]
+        score, paths = plain_draft(sources, row, drafter)
+        assert paths_of(draft.tokens, draft.parents) == paths
+        assert draft.score == pytest.approx(score)
+
+
+@settings(deadline=None, max_examples=50)
+@given(texts, st.integers(1, 23), st.integers(2, 5))
+def test_a_text_that_grows_counts_as_the_whole_text(text: list[int], cut: int, depth: int) -> None:
+    """Token by token or at once, full windows or not: the same followers of every end."""
+    grown, whole = OwnText(text[:cut], depth), OwnText(text, depth)
+    for token in text[cut:]:
+        grown.extend([token])
+    followers = counts_in([text], depth)
+    for index in (grown, whole):
+        found = {size: match.followers() for size, match in index.matches(index.tokens)}
+        expected = {size: followers(text[-size:]) for size in range(1, min(depth, len(text)))}
+        assert found == {size: counts for size, counts in expected.items() if counts}
+
+
+def shape(node: Node) -> tuple:
+    return node.label, node.count, sorted(map(shape, node.children.values()))
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(texts, min_size=1, max_size=8), st.integers(1, 40), st.integers(2, 5))
+def test_what_is_forgotten_leaves_no_trace(answers: list[list[int]], limit: int, depth: int) -> None:
+    """First in, first out; the tree is that of the answers that stayed, node by node."""
+    memory = AnswerMemory(tokens=limit, depth=depth)
+    for answer in answers:
+        memory.add(answer)
+        assert len(memory) == sum(map(len, memory.answers)) <= limit
+    kept = memory.answers
+    assert kept == [answer[-limit:] for answer in answers[len(answers) - len(kept) :]]
+    if len(kept) < len(answers):  # what went had to go
+        assert len(memory) + len(answers[-len(kept) - 1][-limit:]) > limit
+    fresh = WindowTree()
+    for answer in kept:
+        for at in range(len(answer)):
+            fresh.add(tuple(answer[at : at + depth]))
+    assert shape(memory._tree.root)[2] == shape(fresh.root)[2]
+
+
+@pytest.mark.parametrize("window", [(1, 2, 4), (1, 2), (5,)])
+def test_what_was_never_put_in_is_not_taken_out(window: tuple[int, ...]) -> None:
+    tree = WindowTree()
+    tree.add((1, 2, 3))
+    tree.add((1, 3))
+    before = shape(tree.root)
+    with pytest.raises(ValueError, match="window"):
+        tree.remove(window)
+    assert shape(tree.root) == before
+
+
+def test_the_same_text_again_is_drafted_whole() -> None:
+    target = make_target("qwen3")
+    common = {"warper": GREEDY, "max_new_tokens": 60}
+    drafter = SuffixDecoding(draft_length=12, memory=AnswerMemory(depth=24))
+    base = autoregressive(target, [[1, 2, 3], [7, 8]], **common)
+    first = generate(target, drafter, [[1, 2, 3], [7, 8]], **common)
+    again = generate(target, drafter, [[1, 2, 3], [7, 8]], **common)
+    assert first.tokens == again.tokens == base.tokens
+    assert again.target_calls < first.target_calls
+    # a match of one token drafts one, and so on: 2 + 3 + 5 + 9 tokens, then 13 a call
+    assert again.target_calls <= 8
+    assert [len(answer) >= 60 for answer in drafter.memory.answers] == [True, True]
+
+
+def test_a_neighbour_s_answer_is_not_read_before_both_are_done() -> None:
+    target = make_target("qwen3")
+    common = {"warper": Warper(1.0), "max_new_tokens": 30, "seed": 3}
+    prompts = [[4, 5, 6], [4, 5, 6, 7]]
+    together = generate(target, SuffixDecoding(memory=AnswerMemory()), prompts, **common)
+    for row, prompt in enumerate(prompts):
+        alone = generate(target, SuffixDecoding(memory=AnswerMemory()), [prompt], requests=[row], **common)
+        assert alone.tokens[0] == together.tokens[row]
+
+
+def test_answers_are_saved_as_a_datastore_and_read_again(tmp_path: Path) -> None:
+    memory = AnswerMemory(tokens=1000)
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        memory.add(rng.integers(0, 60, 40).tolist())
+    build_datastore(memory.answers, tmp_path / "answers", vocabulary=61, tokenizer="t", shard_tokens=100)
+    store = Datastore(tmp_path / "answers", tokenizer="t")
+    assert list(store.documents()) == memory.answers
+
+    again = AnswerMemory(tokens=1000)
+    for answer in store.documents():
+        again.add(answer)
+    text = memory.answers[3]
+    for source in ({"memory": again}, {"store": store}):
+        drafter = SuffixDecoding(draft_length=8, **source)
+        drafter.reset([text[:15]], 8)
+        assert drafter.look_up(torch.tensor([text[15]]))[0].tokens == text[16:24]
+
+
+def calls_of(action: Callable[[], object]) -> int:
+    """Calls of functions, of Python and C, that an action makes."""
+    count = 0
+
+    def note(_frame: object, event: str, _arg: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_a_draft_takes_no_more_work_in_a_longer_text() -> None:
+    """The same phrase in ever longer texts: a search through the text would cost 40 times as much."""
+    phrase = list(range(200, 230))
+    work = []
+    for size in (300, 12_000):
+        rng = np.random.default_rng(1)
+        noise = rng.integers(0, 200, size).tolist()
+        memory = AnswerMemory(tokens=20_000)
+        memory.add([*noise, *phrase])
+        drafter = SuffixDecoding(memory=memory)
+        drafter.reset([[*noise, *phrase, *noise[:50], *phrase[:9]]], 8)
+        last = torch.tensor([phrase[9]])
+        work.append(calls_of(lambda: drafter.propose(last, GREEDY, Uniforms(0, [0], "cpu"))))  # noqa: B023
+        assert drafter._drafts[0].tokens == phrase[10:20]
+    assert work[1] <= 1.2 * work[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"draft_length": 24}, "drafts up to 24 tokens by strings of 24"),
+        ({"memory": AnswerMemory(depth=9)}, "strings of 9 tokens; expected 24"),
+    ],
+)
+def test_what_does_not_fit_is_refused(settings: dict, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        SuffixDecoding(**settings)
+
+
+def test_a_memory_of_nothing_is_refused() -> None:
+    with pytest.raises(RequestError, match="a memory of 0 tokens"):
+        AnswerMemory(tokens=0)
