@@ -1,7 +1,8 @@
 """LLMA: copy from a reference document where it has the last tokens of the text.
 
 Yang et al. 2023 (arXiv 2304.04487): a match of one token triggers, the longest of up to 5 is
-preferred, 20 tokens are verified, the current one included. Read next: `lookup.py`.
+preferred, 20 tokens are verified, the current one included. Of several places the first is copied. The work
+of a draft does not grow with the references. Read next: `gram_index.py`, where is looked; `lookup.py`.
 
 Shapes: B rows, K drafted tokens, L tokens of all references.
 """
@@ -13,7 +14,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .lookup import ChainLookup, best_match, copy_after, suffix_run
+from .gram_index import SEPARATOR, GramIndex
+from .lookup import ChainLookup, copy_after
 
 
 class Llma(ChainLookup):
@@ -33,15 +35,12 @@ class Llma(ChainLookup):
         """`references`: token ids of the documents; `longest`, `shortest`: tokens that match."""
         super().__init__(draft_length, device)
         self.longest, self.shortest = longest, shortest
-        flat = [token for document in references for token in (*document, -1)]
-        self._source_1L = torch.tensor([flat or [-1]], dtype=torch.long, device=device)
+        flat = [token for document in references for token in (*document, SEPARATOR)] or [SEPARATOR]
+        self._index = GramIndex(flat, longest, device)
+        self._source_1L = torch.tensor([flat], dtype=torch.long, device=device)
 
     def find(self) -> tuple[Tensor, Tensor]:
         """What follows the longest match in the references: tokens [B, K], how many [B]."""
-        recent_BM = self._history.recent(self.longest)
-        source_BL = self._source_1L.expand(len(recent_BM), -1)
-        # a recent token before a row's first is -1, like a separator: never a match
-        run_BL = suffix_run(source_BL, torch.where(recent_BM < 0, -3, recent_BM))
-        match_B = best_match(run_BL, torch.ones_like(run_BL, dtype=torch.bool), shortest=self.shortest, latest=False)
-        end_B = torch.full_like(match_B, source_BL.shape[1])
-        return copy_after(source_BL, match_B, self.draft_length, end_B)
+        match_B = self._index.find(self._history.recent(self.longest), self.shortest)
+        end_B = torch.full_like(match_B, self._source_1L.shape[1])
+        return copy_after(self._source_1L, match_B, self.draft_length, end_B)

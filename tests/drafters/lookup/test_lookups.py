@@ -16,10 +16,13 @@ from draftsmith.drafters.lookup.llma import Llma
 from draftsmith.drafters.lookup.lookahead import Lookahead
 from draftsmith.drafters.lookup.ngram import Ngram, NgramTable
 from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
+from draftsmith.drafters.lookup.suffix import SuffixDecoding
 from draftsmith.drafters.model.adaptive import AdaptiveDraft
 from draftsmith.errors import RequestError
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 PROMPTS = [[1, 2, 3, 1, 2], [4, 5, 6, 7, 8, 9, 10], [11], [12, 13, 12, 13, 12]]
 GREEDY = Warper(0.0)
@@ -38,12 +41,13 @@ def chains(proposal) -> list[list[int]]:  # noqa: ANN001
     return [row[1:count] for row, count in zip(proposal.tokens_BN.tolist(), counts)]
 
 
-def copied(source: list[int], suffix_of: list[int], *, own: bool, longest: int, latest: bool) -> list[int]:
+def copied(source: list[int], suffix_of: list[int], *, longest: int, latest: bool) -> list[int]:
     """What follows the longest match of the end of `suffix_of` in `source`, by plain search."""
     for size in range(min(longest, len(suffix_of)), 0, -1):
         wanted = suffix_of[-size:]
         ends = [at + size for at in range(len(source) - size + 1) if source[at : at + size] == wanted]
-        ends = [end for end in ends if not own or end < len(source)]
+        # a token has to follow
+        ends = [end for end in ends if end < len(source) and source[end] != -1]
         if ends:
             return source[ends[-1] if latest else ends[0] :]
     return []
@@ -54,7 +58,7 @@ def copied(source: list[int], suffix_of: list[int], *, own: bool, longest: int, 
 def test_prompt_lookup_is_the_plain_search(rows: list[list[int]], longest: int, latest: bool) -> None:
     drafter = PromptLookup(draft_length=5, longest=longest, latest=latest)
     for found, row in zip(chains(propose(drafter, rows)), rows):
-        assert found == copied(row, row, own=True, longest=longest, latest=latest)[:5]
+        assert found == copied(row, row, longest=longest, latest=latest)[:5]
 
 
 @settings(deadline=None, max_examples=80)
@@ -66,9 +70,44 @@ def test_llma_is_the_plain_search_and_stays_within_a_document(
     drafter = Llma(documents, draft_length=6, longest=3)
     flat = [token for document in documents for token in (*document, -1)]
     for found, row in zip(chains(propose(drafter, rows)), rows):
-        expected = copied(flat, row, own=False, longest=3, latest=False)[:6]
+        expected = copied(flat, row, longest=3, latest=False)[:6]
         cut = expected.index(-1) if -1 in expected else len(expected)
         assert found == expected[:cut]
+
+
+class Numbers(TorchDispatchMode):
+    """Counts the numbers that operations write; views write none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
+        out = func(*args, **(kwargs or {}))
+        given = {each.untyped_storage().data_ptr() for each in tree_leaves(args) if isinstance(each, torch.Tensor)}
+        for each in tree_leaves(out):
+            if isinstance(each, torch.Tensor) and each.untyped_storage().data_ptr() not in given:
+                self.written += each.numel()
+        return out
+
+
+def test_llma_s_draft_takes_no_more_work_for_more_references() -> None:
+    work = []
+    for size in (100, 20_000):
+        noise = torch.randint(0, 50, (size,), generator=torch.Generator().manual_seed(0)).tolist()
+        drafter = Llma([noise, [60, 61, 62, 63], noise], draft_length=3)
+        drafter.reset([[1, 2, 60]], 8)
+        with Numbers() as numbers:
+            proposal = drafter.propose(torch.tensor([61]), GREEDY, Uniforms(0, [0], "cpu"))
+        assert chains(proposal) == [[62, 63]]
+        work.append(numbers.written)
+    assert work[0] == work[1] > 0
+
+
+def test_llma_takes_ids_beyond_those_of_its_references_for_unknown() -> None:
+    """With base 10, 12 in front of 2 would have the key of 2 in front of 3."""
+    drafter = Llma([[2, 3, 9]], draft_length=2, longest=2)
+    assert chains(propose(drafter, [[7, 12], [12, 2], [2, 3]])) == [[], [3, 9], [9]]
 
 
 @settings(deadline=None, max_examples=80)
@@ -120,13 +159,15 @@ def make(family: str, target):  # noqa: ANN001, ANN201
         "llma": lambda: Llma(own, draft_length=6),
         "ngram": lambda: Ngram(NgramTable.count(own, order=3, vocabulary=61)),
         "lookahead": lambda: Lookahead(window=4, ngram=3, guesses=3),
+        "suffix-tree": lambda: SuffixDecoding(draft_length=3, nodes=6, factor=2.0),
         "function": lambda: CallableDrafter(echo, draft_length=3),
         "function-tree": lambda: CallableDrafter(fork, draft_length=2, nodes=4),
         "adaptive-draft": lambda: AdaptiveDraft(make_drafter(target).backbone, target.vocabulary, longest=5),
     }[family]()
 
 
-FAMILIES = ["prompt-lookup", "llma", "ngram", "lookahead", "function", "function-tree", "adaptive-draft"]
+FAMILIES = ["prompt-lookup", "llma", "ngram", "lookahead", "suffix-tree"]
+FAMILIES += ["function", "function-tree", "adaptive-draft"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
