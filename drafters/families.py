@@ -74,7 +74,7 @@ class Family:
     make: Reference | None = None
     """(config, target, corpora) -> Proposer, without training."""
     wrap: Reference | None = None
-    """(config, draft) -> Proposer, around a loaded draft model."""
+    """(config, drafter, corpora) -> Proposer, around a loaded drafter."""
     hidden_states: Callable[[Mapping[str, Any]], int] = lambda _settings: 1
     """How many hidden states of a token it is taught by, from its settings."""
     toys: Mapping[str, Reference] = field(default_factory=dict)
@@ -128,7 +128,7 @@ def training_free() -> list[str]:
 
 
 def wrapping() -> list[str]:
-    """The families that draft by a loaded draft model in another way, as `--method` names them."""
+    """The families that draft by a loaded drafter in another way, as `--method` names them."""
     return [each.name for each in FAMILIES.values() if each.wrap]
 
 
@@ -173,6 +173,14 @@ def _ensemble_toy(drafter: Any) -> str:
 def _eagle_toy(drafter: Any) -> str:
     # a dynamic tree is never sampled
     return f"{drafter.family} {drafter.kind}{'' if drafter.kind == 'dynamic' else _drawn(drafter)}"
+
+
+def _hybrid_toy(drafter: Any) -> str:
+    # by what the trained drafter proposes: a sampled chain or tree, or likeliest tokens on any tree
+    draft = getattr(drafter, "draft", drafter)
+    if not hasattr(draft, "policy") or getattr(draft, "kind", "chain") == "dynamic":
+        return "suffix-hybrid likeliest"
+    return f"suffix-hybrid{' static' if getattr(draft, 'kind', 'chain') == 'static' else ''}{_drawn(draft)}"
 
 
 def _own_toy(name: str) -> Callable[[Any], str]:
@@ -422,9 +430,18 @@ _ALL = (
         kind="no training",
         summary="what most often followed the end of the text: there, in earlier answers, in a datastore",
         page="suffix.md",
-        make=".lookup.family:suffix",
+        make=".suffix.family:suffix",
         toy=lambda drafter: "suffix tree" if getattr(drafter, "branching", False) else "suffix",
         grids=SUFFIX,
+    ),
+    Family(
+        name="suffix-hybrid",
+        title="suffix hybrid",
+        kind="no training",
+        summary="suffix decoding where it promises more than a trained drafter keeps, and that drafter elsewhere",
+        page="suffix.md",
+        wrap=".suffix.family:hybrid",
+        toy=_hybrid_toy,
     ),
     _lookup(
         "lookahead",

@@ -81,6 +81,8 @@ class Eagle:
 
     family = "eagle"
     replayable = True
+    skips = False
+    """Whether steps may be left to another drafter, by `skip`."""
     layers: Sequence[int] = (LAST,)
 
     def __init__(
@@ -176,6 +178,10 @@ class Eagle:
     def observe(self, committed: Committed) -> None:
         """Keep the true features of what was accepted, each with the token emitted after it."""
         self._states.observe(committed)
+
+    def skip(self, last_B: Tensor) -> None:
+        """In place of `propose`: read what is new up to `last_B`, and draft nothing."""
+        self._catch_up(last_B)
 
     def _catch_up(self, last_B: Tensor) -> Tensor:
         """Write the pairs with true features; the guess [B, 1, H] after the last of them."""

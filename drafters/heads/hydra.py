@@ -228,10 +228,14 @@ class HydraPlus(Hydra):
 
     def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
         """The tree after `last_B`, drafted from the layer's output at the last committed token."""
+        self.skip(last_B)
+        return super().propose(last_B, warper, uniforms)
+
+    def skip(self, last_B: Tensor) -> None:
+        """Read what is new up to `last_B`, all that `propose` does before it drafts."""
         new = self._states.waiting(last_B)
         out_BEH = self._run(new.features_BEF, new.positions_BE, new.mask)
         self._hidden_BH = pick(out_BEH, new.last_B1)[:, 0]
-        return super().propose(last_B, warper, uniforms)
 
     def observe(self, committed: Committed) -> None:
         """Keep the true states of what was accepted until the next step reads them."""

@@ -187,6 +187,8 @@ class HeadsOnTree(ABC):
     """
 
     replayable = True
+    skips = False
+    """Whether steps may be left to another drafter, by `skip`."""
     layers: Sequence[int] = (LAST,)
 
     def __init__(self, heads: Heads, target: Backbone, *, paths: Paths | None = None, nodes: int = 20) -> None:
@@ -242,6 +244,9 @@ class HeadsOnTree(ABC):
     @abstractmethod
     def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
         """The tree after `last_B`."""
+
+    def skip(self, _last_B: Tensor) -> None:  # noqa: B027 - nothing to read but one hidden state, set by `observe`
+        """In place of `propose`: read what is new up to `last_B`, and draft nothing."""
 
     def observe(self, committed: Committed) -> None:
         """Keep the hidden state at the last accepted node."""

@@ -15,7 +15,6 @@ from .lookahead import Lookahead
 from .ngram import Ngram, NgramTable
 from .prompt_lookup import PromptLookup
 from .rest import Rest
-from .suffix import SuffixDecoding
 
 if TYPE_CHECKING:
     from ...decoding.target.backbone import Backbone
@@ -83,23 +82,5 @@ def lookahead(config: DrafterConfig, target: Backbone, _corpora: Corpora) -> Loo
         window=config.lookahead_window,
         ngram=config.lookahead_ngram,
         guesses=config.lookahead_guesses,
-        device=target.device,
-    )
-
-
-def suffix(config: DrafterConfig, target: Backbone, corpora: Corpora) -> SuffixDecoding:
-    """Suffix decoding over the request's own text, and over a datastore where one is named.
-
-    Raises:
-        RequestError: the draft does not fit into the depth, or the datastore is of another tokenizer.
-    """
-    folder = config.suffix_datastore
-    return SuffixDecoding(
-        draft_length=config.suffix_tokens,
-        nodes=config.suffix_nodes,
-        depth=config.suffix_depth,
-        factor=config.suffix_factor,
-        least=config.suffix_least,
-        store=None if folder is None else corpora.datastore(folder),
         device=target.device,
     )

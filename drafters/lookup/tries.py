@@ -1,6 +1,6 @@
 """Trees and chains found on the host, row by row, as a proposal: what REST, suffix decoding and functions draft.
 
-Read next: `rest.py`, `suffix.py`, `function.py`; `decoding/tree/build.py`.
+Read next: `rest.py`, `function.py`; `decoding/tree/build.py`.
 
 Shapes: B rows, N nodes, the root included.
 """

@@ -37,6 +37,8 @@ class DraftModel:
     """
 
     family = "draft_model"
+    skips = False
+    """Whether steps may be left to another drafter, by `skip`."""
 
     def __init__(
         self,
@@ -90,8 +92,8 @@ class DraftModel:
 
     @property
     def _longest_gap(self) -> int:
-        """Most tokens that the KV cache lacks: a full acceptance's last one and the extra one."""
-        return 2
+        """Most tokens that the KV cache lacks: a full acceptance's last one and the extra one, or a step's."""
+        return max(2, self.draft_length + 1) if self.skips else 2
 
     def reset(self, prompts: Sequence[Sequence[int]], room: int, *, static: bool = False) -> None:
         """Start new rows. `room`: tokens that may follow the longest prompt."""
@@ -138,6 +140,12 @@ class DraftModel:
         distributions.append(torch.zeros_like(distributions[0]))  # the last node is a leaf: its row is never read
         q_BNV = torch.stack(distributions, 1)
         return Proposal(torch.stack(tokens, 1), chain(length), DraftSampling.IID, q_BNV, **common)
+
+    def skip(self, last_B: Tensor) -> None:
+        """In place of `propose`: read what is new up to `last_B`, and draft nothing."""
+        self._history.write_last(last_B)
+        self._catch_up()
+        self._drafted = 1  # the KV cache ends with the root, as behind a draft of one token
 
     def choose(self, probs_BV: Tensor, uniform_B: Tensor) -> Tensor:
         """One token per row from its distribution."""

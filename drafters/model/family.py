@@ -14,6 +14,7 @@ from ...decoding.target.backbone import Backbone
 from ...decoding.target.loading import load_target
 from ...errors import RequestError
 from ..config import DrafterConfig
+from ..families import Corpora
 from ..folder import REMEDY, is_drafter, kind_of, names_in, read_entry, read_settings
 from ..identity import TargetIdentity
 from ..registry import load_drafter
@@ -127,7 +128,7 @@ def draft_together(module: nn.Module, target: Backbone, draft_length: int) -> En
     return join([draft_by_model(each, target, draft_length) for each in cast(nn.ModuleList, module)])
 
 
-def adaptive(config: DrafterConfig, draft: Proposer) -> AdaptiveDraft:
+def adaptive(config: DrafterConfig, draft: Proposer, _corpora: Corpora) -> AdaptiveDraft:
     """A loaded draft model with a length that follows what is accepted.
 
     Raises:

@@ -24,10 +24,11 @@ from ...drafters.lookup.lookahead import Lookahead
 from ...drafters.lookup.ngram import Ngram, NgramTable
 from ...drafters.lookup.prompt_lookup import PromptLookup
 from ...drafters.lookup.rest import Rest
-from ...drafters.lookup.suffix import SuffixDecoding
 from ...drafters.model.adaptive import AdaptiveDraft
 from ...drafters.model.draft_model import DraftModel
 from ...drafters.model.ensemble import join
+from ...drafters.suffix.hybrid import beside
+from ...drafters.suffix.proposer import SuffixDecoding
 from ...drafters.vocabulary.foreign_draft import ForeignDraft, IntersectionDraft, RetokenisedDraft
 from ...drafters.vocabulary.shared_tokens import Vocabulary, VocabularyPair
 from ...errors import RequestError
@@ -63,6 +64,11 @@ def _foreign(kind: type[ForeignDraft], drafts: Sequence[TableModel], **how: Any)
 
 def _suffix(**settings: Any) -> Proposer:
     return SuffixDecoding(draft_length=2, depth=4, least=0.2, store=MemoryStore(), **settings)
+
+
+def _hybrid(draft: Proposer) -> Proposer:
+    """The suffix index drafts deeper than the other, and is chosen now and then."""
+    return beside(draft, SuffixDecoding(draft_length=3, depth=5, factor=2.0, least=0.2, store=MemoryStore()))
 
 
 @dataclass(frozen=True)
@@ -140,6 +146,13 @@ TOYS: dict[str, ToyKind] = {
     "rest": _of_drafts(lambda _: Rest(MemoryStore(), nodes=6, longest=2, shortest=1, draft_length=2)),
     "suffix": _of_drafts(lambda _: _suffix()),
     "suffix tree": _of_drafts(lambda _: _suffix(nodes=5, factor=2.0)),
+    "suffix-hybrid": _of_drafts(lambda d: _hybrid(_draft(DraftModel, d, draft_length=2))),
+    "suffix-hybrid argmax": _of_drafts(lambda d: _hybrid(_draft(DraftModel, d, draft_length=2, policy="argmax"))),
+    "suffix-hybrid tempered": _of_drafts(lambda d: _hybrid(_draft(DraftModel, d, draft_length=2, factors=_FACTORS))),
+    "suffix-hybrid static": _of_target(lambda t: _hybrid(eagle(t, tree="static"))),
+    "suffix-hybrid static argmax": _of_target(lambda t: _hybrid(eagle(t, tree="static", policy="argmax"))),
+    "suffix-hybrid static tempered": _of_target(lambda t: _hybrid(eagle(t, tree="static", factors=_FACTORS))),
+    "suffix-hybrid likeliest": _of_target(lambda t: _hybrid(medusa(t))),
     "lookahead": _of_drafts(lambda _: Lookahead(window=2, ngram=3, guesses=2, pool=4)),
     "function": _of_drafts(lambda _: CallableDrafter(lambda text: [text[-1], text[0]], draft_length=2)),
 }

@@ -56,9 +56,10 @@ def make_method(name: str, recipe: Recipe, target: Backbone, trained: Callable[[
     if name == TRAINED:
         return trained()
     family = FAMILIES[name]
+    texts = TargetTexts(target.tokenizer)
     if family.wrap is not None:
-        return cast("Proposer", function(family.wrap)(recipe.drafter, trained()))
-    return cast("Proposer", function(family.make or "")(recipe.drafter, target, TargetTexts(target.tokenizer)))
+        return cast("Proposer", function(family.wrap)(recipe.drafter, trained(), texts))
+    return cast("Proposer", function(family.make or "")(recipe.drafter, target, texts))
 
 
 class TargetTexts:

@@ -16,7 +16,6 @@ from draftsmith.drafters.lookup.llma import Llma
 from draftsmith.drafters.lookup.lookahead import Lookahead
 from draftsmith.drafters.lookup.ngram import Ngram, NgramTable
 from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
-from draftsmith.drafters.lookup.suffix import SuffixDecoding
 from draftsmith.drafters.model.adaptive import AdaptiveDraft
 from draftsmith.errors import RequestError
 from hypothesis import given, settings
@@ -159,15 +158,13 @@ def make(family: str, target):  # noqa: ANN001, ANN201
         "llma": lambda: Llma(own, draft_length=6),
         "ngram": lambda: Ngram(NgramTable.count(own, order=3, vocabulary=61)),
         "lookahead": lambda: Lookahead(window=4, ngram=3, guesses=3),
-        "suffix-tree": lambda: SuffixDecoding(draft_length=3, nodes=6, factor=2.0),
         "function": lambda: CallableDrafter(echo, draft_length=3),
         "function-tree": lambda: CallableDrafter(fork, draft_length=2, nodes=4),
         "adaptive-draft": lambda: AdaptiveDraft(make_drafter(target).backbone, target.vocabulary, longest=5),
     }[family]()
 
 
-FAMILIES = ["prompt-lookup", "llma", "ngram", "lookahead", "suffix-tree"]
-FAMILIES += ["function", "function-tree", "adaptive-draft"]
+FAMILIES = ["prompt-lookup", "llma", "ngram", "lookahead", "function", "function-tree", "adaptive-draft"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -3,7 +3,7 @@
 Every source answers by a `Match`, from which a draft reads on token by token, with counts (suffix decoding:
 Oliaro et al. 2024, arXiv 2411.04975). No answer takes more work for a longer text: what is kept of a text are
 its windows of `depth` tokens (`windows.py`), and a draft walks `depth` tokens at most.
-Read next: `suffix.py`, which drafts.
+Read next: `proposer.py`, which drafts.
 """
 
 from __future__ import annotations

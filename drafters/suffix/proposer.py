@@ -5,7 +5,7 @@ by the most frequent token, as long as the product of relative frequencies is no
 match may draft more. The draft whose frequencies sum to the most is taken: that sum is how many tokens would
 be accepted if the past foretold the future. A chain, or a tree of the likeliest strings.
 The index is on the host, so a step waits for the device once. What is drafted depends on the texts alone: a point
-mass at every temperature. Read next: `suffix_index.py`, where is looked; `hybrid.py`, beside a trained drafter.
+mass at every temperature. Read next: `index.py`, where is looked; `hybrid.py`, beside a trained drafter.
 
 Shapes: B rows.
 """
@@ -24,8 +24,8 @@ from ...decoding.random import Uniforms
 from ...decoding.sampling import Warper
 from ...errors import RequestError
 from ..history import History
-from .suffix_index import AnswerMemory, Match, OwnText, Source, Store, StoredTexts
-from .tries import propose_chains, propose_tries
+from ..lookup.tries import propose_chains, propose_tries
+from .index import AnswerMemory, Match, OwnText, Source, Store, StoredTexts
 
 
 class Draft(NamedTuple):
@@ -91,6 +91,8 @@ class SuffixDecoding:
         self._rows = [OwnText(prompt, self.depth) for prompt in prompts]
         self._starts = [len(prompt) for prompt in prompts]
         self._drafts = [NOTHING] * len(prompts)
+        self.new: list[int] = []
+        """Tokens that every row had got since the look-up before the last one; none for rows that have ended."""
         self._begun = False
 
     def remember(self) -> None:
@@ -118,7 +120,8 @@ class SuffixDecoding:
         self._history.write_last(last_B)
         self._begun = True
         # a row without a new token has ended: it would draft the same again
-        for number, new in enumerate(self._read()):
+        self.new = self._read()
+        for number, new in enumerate(self.new):
             if new:
                 self._drafts[number] = self._draft(self._rows[number])
         return self._drafts

@@ -3,7 +3,7 @@
 The strings are the windows of a text: the tokens from each position on, up to a depth. A string of tokens
 then occurs as often in the text as windows begin with it. Edges hold runs of tokens, so that a window adds two
 nodes at most, and removing one leaves the tree that would be there without it.
-Read next: `suffix_index.py`, whose texts the windows are of.
+Read next: `index.py`, whose texts the windows are of.
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ from draftsmith.data.datastore_build import build_datastore
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
-from draftsmith.drafters.lookup.suffix import SuffixDecoding
-from draftsmith.drafters.lookup.suffix_index import AnswerMemory, OwnText
-from draftsmith.drafters.lookup.windows import Node, WindowTree
+from draftsmith.drafters.suffix.index import AnswerMemory, OwnText
+from draftsmith.drafters.suffix.proposer import SuffixDecoding
+from draftsmith.drafters.suffix.windows import Node, WindowTree
 from draftsmith.errors import RequestError
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -179,6 +179,21 @@ def test_the_same_text_again_is_drafted_whole() -> None:
     # a match of one token drafts one, and so on: 2 + 3 + 5 + 9 tokens, then 13 a call
     assert again.target_calls <= 8
     assert [len(answer) >= 60 for answer in drafter.memory.answers] == [True, True]
+
+
+@pytest.mark.parametrize("nodes", [None, 6])
+def test_a_row_alone_writes_what_it_writes_in_a_batch(nodes: int | None) -> None:
+    target = make_target("qwen3")
+    drafter = SuffixDecoding(draft_length=3, nodes=nodes, factor=2.0)
+    prompts = [[1, 2, 3, 1, 2], [12, 13, 12, 13, 12]]
+    common = {"warper": Warper(0.7, top_k=4), "max_new_tokens": 30, "seed": 4}
+    together = generate(target, drafter, prompts, **common)
+    late = generate(target, drafter, prompts, static=True, **common)
+    assert late.tokens == together.tokens
+    assert any("draft" in origin for origin in together.origin)
+    for row, prompt in enumerate(prompts):
+        alone = generate(target, drafter, [prompt], requests=[row], **common)
+        assert alone.tokens[0] == together.tokens[row]
 
 
 def test_a_neighbour_s_answer_is_not_read_before_both_are_done() -> None:
