@@ -173,15 +173,17 @@ class Peeking(SuffixHybrid):
         return super()._merged(last_B, own, chains, chosen_B)
 
 
+@pytest.mark.slow
 def test_a_choice_by_what_was_drawn_is_caught() -> None:
-    small = Toy.of("suffix-hybrid", seed=1)
+    small = Toy.of("suffix-hybrid tempered", seed=1)
 
     def peeking() -> SuffixHybrid:
         honest = small.proposer()
         return Peeking(honest.draft, honest.suffix)
 
-    common = {"rule": None, "warper": Warper(0.9), "seed": 2, "level": 1e-4, "sequences": 3_000}
+    common = {"rule": None, "warper": Warper(0.7), "seed": 2, "level": 1e-4, "sequences": 30_000}
     assert enumerate_decoding(small.target, peeking, **common).p_value < 1e-9
+    assert enumerate_decoding(small.target, small.proposer, **common).p_value > 1e-4
 
 
 def test_what_cannot_stand_beside_it_is_refused(target: Backbone) -> None:
