@@ -43,6 +43,8 @@ class DFlash:
     family = "dflash"
     net: BlockNet
     replayable = True
+    skips = False
+    """Whether steps may be left to another drafter, by `skip`."""
     draft_steps = 1
 
     def __init__(
@@ -107,6 +109,11 @@ class DFlash:
         """Keep the states of what was accepted."""
         self._states.observe(committed)
 
+    def skip(self, last_B: Tensor) -> None:
+        """Read what is new up to `last_B`, all that `propose` does before it drafts."""
+        new = self._states.waiting(last_B)
+        self.net.remember(self.net.fuse(new.features_BEF), new.positions_BE, self._kv_cache)
+
     # ---- drafting -------------------------------------------------------------------------
 
     def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
@@ -133,8 +140,7 @@ class DFlash:
 
     def _block(self, last_B: Tensor) -> Tensor:
         """What the target's projection reads of the drafting slots, [B, K, H]."""
-        new = self._states.waiting(last_B)
-        self.net.remember(self.net.fuse(new.features_BEF), new.positions_BE, self._kv_cache)
+        self.skip(last_B)
         start_B, N = self._states.length_B, self._slots
         slots = self._kv_cache.aim(start_B, N)
         nodes = block_nodes(N, last_B.device, causal=self.net.config.causal)
