@@ -10,6 +10,7 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ..decoding.target.quantised import quantisation_of
 from ..errors import RequestError
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ class TargetIdentity:
     """SHA-256 over the tokens and their numbers."""
     tuned: str | None = None
     """SHA-256 of what a run has changed in the weights; None for a target as it was published."""
+    quantisation: str | None = None
+    """How its weights are quantised; None where they are not. A drafter fits the target however that is."""
 
     @classmethod
     def of(cls, target: Backbone) -> TargetIdentity:
@@ -53,6 +56,7 @@ class TargetIdentity:
             vocabulary=int(sizes.vocab_size),
             tokenizer=fingerprint(tokenizer),
             tuned=tuned.get("sha256"),
+            quantisation=quantisation_of(config),
         )
 
     def to_dict(self) -> dict[str, Any]:

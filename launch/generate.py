@@ -155,7 +155,11 @@ def _by_decoder(request: GenerateRequest, recipe: Recipe) -> _Way:
 
     config, length = recipe.target, recipe.eval.draft_length
     target = load_target(
-        request.target, revision=config.revision, dtype=config.dtype, trust_remote_code=config.trust_remote_code
+        request.target,
+        revision=config.revision,
+        dtype=config.dtype,
+        trust_remote_code=config.trust_remote_code,
+        quantization=config.quantization,
     )
     drafter, drafted = None, None
     if request.drafter is not None:

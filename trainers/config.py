@@ -26,6 +26,10 @@ class TargetConfig(Section):
     """Commit, tag or branch on the hub."""
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Precision of the frozen target's weights."""
+    quantization: Literal["int8", "int4"] | None = None
+    """Round the weights of the target's linear layers to 8 or 4 bits when it is loaded, by torchao; its
+    embedding and output projection stay as they are. A checkpoint that is quantised already says so
+    itself."""
     sharding: Literal["none", "fully_shard"] = "none"
     """`fully_shard` cuts the weights of a frozen target's layers over all processes: each holds its
     share, and gathers one layer at a time while its rows go through. Held-out rows choose the best

@@ -26,7 +26,7 @@ from .foreign import end_ids
 from .hidden_states import HiddenStates, decoder_of, layer_count
 from .hub import load_tokenizer
 from .kv_cache import KVCache
-from .scan import STATELESS, check_recurrent, recurrence
+from .recurrence.scan import STATELESS, check_recurrent, recurrence
 from .stacked import Stack, can_stack
 from .windows import Masks, Windows, unknown_kinds, unsized_kind
 

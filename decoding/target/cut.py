@@ -47,7 +47,7 @@ def cut_layers(model: Any, mesh: DeviceMesh) -> None:
     """
     from torch.distributed.fsdp import fully_shard
 
-    from .scan import is_recurrent
+    from .recurrence.scan import is_recurrent
 
     decoder = decoder_of(model)
     if is_recurrent(decoder):

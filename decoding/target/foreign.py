@@ -1,9 +1,9 @@
 """What the config files of a model from elsewhere may say, looked at before `transformers` acts on them.
 
-A config.json is data, and some of its keys choose code all the same: kernels from a hub, quantisers, other files of
-weights. They are refused unless the recipe trusts the model by name (`target.trust_remote_code`). Counts from which
-something would be built piece by piece are bounded too. Read next: `hub.py`, which asks here before it reads a
-config; `weights.py`, the same for weights.
+A config.json is data, and some of its keys choose code all the same: kernels from a hub, quantisers that are not
+known here, other files of weights. They are refused unless the recipe trusts the model by name
+(`target.trust_remote_code`). Counts from which something would be built piece by piece are bounded too. Read next:
+`hub.py`, which asks here before it reads a config; `weights.py`, the same for weights.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import RequestError
+from .quantised import KEY, check_quantisation
 
 _ATTENTION = frozenset(
     f"{private}{part}_implementation{internal}"
@@ -35,7 +36,7 @@ _CODE = {
     "trust_remote_code": "code that comes with the model",
     "use_kernels": "kernels from a hub",
 }
-_QUANTISED = frozenset(("quantization_config", "compression_config"))
+_QUANTISED = frozenset((KEY, "compression_config"))
 _MOST = {"layers": 1_000, "experts": 4_096, "labels": 100_000}
 """Of what is built one by one, far more than any model has."""
 _COUNTED = {
@@ -127,10 +128,12 @@ def _check_keys(path: str, file: str, raw: Any, kind: type) -> None:
         if value is None or value is False or value == {}:
             continue
         if key in _QUANTISED:
-            raise RequestError(
-                f"the {file} of {path!r} says that its weights are quantised ({key}: {str(value):.80}), which is not "
-                "supported yet; take the unquantised model (bf16)"
-            )
+            if key != KEY or file != "config.json":
+                raise RequestError(
+                    f"the {file} of {path!r} says that its weights are quantised ({key}: {str(value):.80}); expected "
+                    f"that in {KEY} of config.json: take the model anew, or the unquantised one (bf16)"
+                )
+            check_quantisation(path, file, value)
         chosen = "kernels from a hub" if key in _ATTENTION and not _is_built_in(value) else _CODE.get(key)
         if chosen is not None:
             raise RequestError(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from .recurrent import RecurrentStates
+from .recurrence.recurrent import RecurrentStates
 
 
 class KVCache(Cache):

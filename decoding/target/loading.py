@@ -19,6 +19,7 @@ from .backbone import Backbone
 from .cut import cut_class, mesh_of_all
 from .foreign import check_generation_config, raw_json
 from .hub import folder_or_name, loading_errors, skeleton, vetted_config
+from .quantised import asked_config, check_can_read, check_projection, quantisation_of
 from .weights import INDEX, check_held, check_weight_files, shards
 
 # else transformers asks a service on the hub to convert a model's pickles, in the user's name
@@ -33,18 +34,21 @@ def load_target(
     dtype: str = "fp32",
     device: str | None = None,
     trust_remote_code: bool = False,
+    quantization: str | None = None,
     layers: int | None = None,
     cut: bool = False,
 ) -> Backbone:
     """Load a causal LM by folder or hub name; `tiny` is the embedded default target.
 
     Args:
+        quantization: `int8` or `int4`: round the linear layers' weights to it, all but the output projection's.
         layers: load these first layers alone, with embedding, last norm and projection; the config stays the
             whole model's. Nobody can decode with such a part.
         cut: each process reads its share of the layers alone (`cut.py`); the run's group is joined already.
 
     Raises:
-        RequestError: there is no such model, its state cannot be rolled back, or it cannot be cut.
+        RequestError: there is no such model, its state cannot be rolled back, it cannot be cut, or not quantised.
+        EnvironmentFailure: it is quantised, and a package or a device for that is missing.
     """
     chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
     model = load_model(
@@ -52,11 +56,13 @@ def load_target(
         revision=revision,
         dtype=dtype,
         trust_remote_code=trust_remote_code,
+        quantization=quantization,
         layers=layers,
-        cut_on=chosen if cut else None,
+        device=chosen,
+        cut=cut,
     )
     model.requires_grad_(False).eval()
-    if not cut:
+    if not cut and quantisation_of(model.config) is None:  # which are read where they will stay
         model.to(chosen)
     use_grouped_attention(model)
     return Backbone(model, name=folder_or_name(path), revision=revision)
@@ -68,17 +74,21 @@ def load_model(
     revision: str | None = None,
     dtype: str = "fp32",
     trust_remote_code: bool = False,
+    quantization: str | None = None,
     layers: int | None = None,
-    cut_on: str | None = None,
+    device: str = "cpu",
+    cut: bool = False,
 ) -> Any:
     """The weights alone, ready to train further; the class is that of `transformers`.
 
     Args:
-        layers: as for `load_target`.
-        cut_on: cut the layers over all processes, each share on this device of its process.
+        quantization, layers: as for `load_target`.
+        device: where a cut or quantised model is put; others are on the CPU.
+        cut: cut the layers over all processes.
 
     Raises:
-        RequestError: there is no such model, or its weights are damaged.
+        RequestError: there is no such model, its weights are damaged, or it cannot be cut or quantised.
+        EnvironmentFailure: as for `load_target`.
     """
     from transformers import AutoModelForCausalLM
 
@@ -87,6 +97,7 @@ def load_model(
     quiet = no_progress_bars() if Path(source).is_dir() else nullcontext()
     with loading_errors("model", path, "config.json and safetensors weights"), quiet, _unasked(layers):
         config = vetted_config(path, revision=revision, trust_remote_code=trust_remote_code)
+        check_can_read(path, config, quantization)
         check_weight_files(path)  # what follows would not name the file
         if not trust_remote_code:
             _check_foreign(path, revision, config)
@@ -95,10 +106,16 @@ def load_model(
         if layers is not None:
             _set_layers(own, min(layers, whole[0]), None if whole[1] is None else whole[1][:layers])
         loader: Any = AutoModelForCausalLM
-        placed = {}
-        if cut_on is not None:
+        placed: dict[str, Any] = {}
+        quantised = quantization is not None or quantisation_of(config) is not None
+        if quantization is not None:
+            placed["quantization_config"] = asked_config(quantization, skeleton(config, trust_remote_code))
+        if cut or quantised:
+            placed["device_map"] = {"": device}
+        if cut:
+            _check_not_both(path, quantised)
             made = type(skeleton(config, trust_remote_code))
-            loader, placed = cut_class(made, mesh_of_all(cut_on)), {"device_map": {"": cut_on}}
+            loader = cut_class(made, mesh_of_all(device))
         try:
             loaded: Any = loader.from_pretrained(
                 source,
@@ -121,9 +138,20 @@ def load_model(
             raise ValueError(f"its weights lack {missing[0]}{others}")
         if layers is not None:
             _set_layers(model.config.get_text_config(decoder=True), *whole)
-        if cut_on is not None:
+        if cut:
             model.__class__ = made
+        if quantised:
+            check_projection(model, path)
         return model
+
+
+def _check_not_both(path: str, quantised: bool) -> None:
+    """Raise RequestError for a quantised model that is to be cut over processes."""
+    if quantised:
+        raise RequestError(
+            f"target.sharding is fully_shard, and {path!r} is quantised: its packed weights cannot be cut; leave out "
+            "one of the two"
+        )
 
 
 @contextmanager

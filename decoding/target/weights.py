@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import RequestError
 from ...storage import check_tensors, tensor_heads
 from .hub import folder_or_name, loading_errors
+from .quantised import quantisation_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,6 +27,7 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _FRACTIONS = re.compile(r"F\d|BF")
 _SHARD = re.compile(r"\w[\w.-]*\.safetensors")
 _ODD = 2  # times what the weights hold: what is missing by less, transformers names to the tensor
+_PACKED = 8  # weights of 4 bits in a number of 32
 
 
 def check_weight_files(path: str) -> None:
@@ -95,7 +97,8 @@ def check_held(model: nn.Module, path: str) -> None:
     remedy = f"copy the folder {folder} again or make it anew"
     heads = {name: head for file in files for name, head in tensor_heads(file, remedy=remedy).items()}
     named = {name: heads[name].kind for name, _ in model.named_parameters() if name in heads}
-    odd = next((name for name, kind in named.items() if not _FRACTIONS.match(kind)), None)
+    quantised = quantisation_of(model.config) is not None
+    odd = None if quantised else next((name for name, kind in named.items() if not _FRACTIONS.match(kind)), None)
     if odd is not None:
         raise RequestError(
             f"the weights of {path!r} hold {odd} as {named[odd]}; expected fractions (F32, F16, BF16), as of a "
@@ -103,7 +106,7 @@ def check_held(model: nn.Module, path: str) -> None:
         )
     held = sum(math.prod(head.shape) for head in heads.values())
     described = sum(parameter.numel() for parameter in model.parameters())
-    if described > _ODD * held:
+    if described > _ODD * held * (_PACKED if quantised else 1):
         raise RequestError(
             f"the config.json of {path!r} describes a model of {described:,} numbers, and its weights hold {held:,}; "
             "its weights are of other sizes than its config.json says: take both from one place"

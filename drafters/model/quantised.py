@@ -9,25 +9,19 @@ Read next: `draft_model.py`, `early_exit.py`.
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
 from torch import nn
 
 from ...decoding.target.backbone import Backbone
 from ...decoding.target.layers import assembled
-from ...errors import EnvironmentFailure, RequestError
+from ...decoding.target.quantised import group_for, linear, quantisation_of, torchao_config
+from ...errors import RequestError
 from ..folder import read_settings, write_card, write_entry
 from .draft_model import DraftModel
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 FAMILY = "quantised"
-GROUPS = (128, 64, 32, 16)
 
 
 class Quantised(DraftModel):
@@ -47,7 +41,13 @@ def quantised_copy(target: Backbone, *, bits: int, group_size: int | None) -> Ba
         RequestError: the target's layers cannot be taken apart, or no group of that size fits.
         EnvironmentFailure: torchao is missing.
     """
-    config = _torchao_config(bits, group_size)
+    config = torchao_config(bits, group_size)
+    found = quantisation_of(target.model.config)
+    if found is not None:
+        raise RequestError(
+            f"the target is quantised itself ({found}): a copy of fewer bits is made of the unquantised model; take "
+            "an early exit, or a draft of its own"
+        )
     model: Any = target.model
     layers, head = copy.deepcopy(model.model.layers), copy.deepcopy(model.lm_head)
     made = assembled(model, list(layers), head, copy.deepcopy(model.config))
@@ -56,26 +56,10 @@ def quantised_copy(target: Backbone, *, bits: int, group_size: int | None) -> Ba
     from torchao.quantization import quantize_
 
     quantize_(made, config)
-    left = [name for name, each in _linear(made) if type(each.weight) is nn.Parameter]
+    left = [name for name, each in linear(made) if type(each.weight) is nn.Parameter]
     if left:  # torchao passes over what it cannot do
         raise RequestError(f"torchao cannot quantise the layer {left[0]} to {bits} bits")
     return Backbone(made, name=target.name)
-
-
-def group_for(model: PreTrainedModel) -> int:
-    """The largest usual group that divides the inputs of every linear layer.
-
-    Raises:
-        RequestError: there is none.
-    """
-    common = math.gcd(*(each.in_features for _, each in _linear(model)))
-    group = next((size for size in GROUPS if common % size == 0), None)
-    if group is None:
-        raise RequestError(
-            f"the target's linear layers have {common} as the largest common divisor of their "
-            f"inputs; 4 bits need groups of {', '.join(map(str, GROUPS))}: take 8 bits"
-        )
-    return group
 
 
 def save_quantised(folder: Path, target: Backbone, *, bits: int, group_size: int | None = None) -> DraftModel:
@@ -102,33 +86,10 @@ def load_quantised(folder: Path, target: Backbone, **how: Any) -> Quantised:
     return Quantised(draft, target.vocabulary, **how)
 
 
-def _torchao_config(bits: int, group_size: int | None) -> Any:
-    try:
-        from torchao.quantization import Int8WeightOnlyConfig, IntxWeightOnlyConfig, PerGroup
-    except ImportError as error:
-        raise EnvironmentFailure(
-            f"a quantised draft needs torchao, which cannot be imported here ({error}): "
-            "pip install 'draftsmith[quant]'"
-        ) from error
-    if bits == 8 and group_size is None:
-        return Int8WeightOnlyConfig()
-    if bits == 4 and isinstance(group_size, int) and group_size > 0:
-        # of torchao's layouts the one that every device reads: a byte holds one weight of 4 bits
-        four: Any = torch.int4  # type: ignore[attr-defined]
-        return IntxWeightOnlyConfig(weight_dtype=four, granularity=PerGroup(group_size))
-    raise RequestError(
-        f"a quantised draft of {bits} bits with groups of {group_size}; expected 8 bits without groups, or 4 with"
-    )
-
-
 def _check_group_size(model: nn.Module, group_size: int) -> None:
-    for name, layer in _linear(model):
+    for name, layer in linear(model):
         if layer.in_features % group_size:
             raise RequestError(
                 f"a group of {group_size} does not divide the {layer.in_features} inputs of "
                 f"{name}; leave the size out to take the largest that fits"
             )
-
-
-def _linear(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
-    return ((name, each) for name, each in model.named_modules() if isinstance(each, nn.Linear))

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ...decoding.target.backbone import Backbone
 from ...decoding.target.kv_cache import KVCache
+from ...decoding.target.quantised import plain_parts
 from ...decoding.tree.tree import chain
 from ...drafters.model.adapters import idle_weights
 from .timing import Call, interleaved
@@ -85,13 +86,5 @@ def bytes_of(module: nn.Module, adapters: Collection[str] | None = None) -> int:
     read = {id(each.weight) for each in module.modules() if isinstance(each, nn.Linear)}
     looked_up = {id(each.weight) for each in module.modules() if isinstance(each, nn.Embedding)} - read
     kept = (p for p in module.parameters() if id(p) not in looked_up | unread)
-    seen = {t.data_ptr(): t.numel() * t.element_size() for p in kept for t in _held(p)}
+    seen = {t.data_ptr(): t.numel() * t.element_size() for p in kept for t in plain_parts(p)}
     return sum(seen.values())
-
-
-def _held(weight: Tensor) -> list[Tensor]:
-    """The plain tensors that a weight of a class of its own consists of."""
-    if not hasattr(weight, "__tensor_flatten__"):
-        return [weight]
-    names, _ = weight.__tensor_flatten__()
-    return [part for name in names for part in _held(getattr(weight, name))]

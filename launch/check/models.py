@@ -114,6 +114,7 @@ def _target(recipe: Recipe) -> PreTrainedModel:
     from ...decoding.target.backbone import check_rollback
     from ...decoding.target.foreign import check_generation_config
     from ...decoding.target.hub import folder_or_name, load_config, load_sizes, loading_errors, skeleton
+    from ...decoding.target.quantised import check_can_read
     from ...decoding.target.weights import check_held, check_weight_files
 
     path, revision = recipe.target.path, recipe.target.revision
@@ -125,6 +126,8 @@ def _target(recipe: Recipe) -> PreTrainedModel:
         model = skeleton(load_config(path, revision=revision, trust_remote_code=trust), trust)
     use_grouped_attention(model)  # as `load_target` does, where it can
     check_rollback(model)
+    if not devices_of(recipe).described:
+        check_can_read(path, model.config, recipe.target.quantization)
     recipe.record.code().check_target(recipe, model)
     check_weight_files(path)
     if not trust and not is_described(recipe.target):

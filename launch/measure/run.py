@@ -64,7 +64,11 @@ def load_named_target(pair: Named) -> Backbone:
     """The target that a command names."""
     config = pair.recipe.target
     return load_target(
-        pair.target, revision=config.revision, dtype=config.dtype, trust_remote_code=config.trust_remote_code
+        pair.target,
+        revision=config.revision,
+        dtype=config.dtype,
+        trust_remote_code=config.trust_remote_code,
+        quantization=config.quantization,
     )
 
 

@@ -101,7 +101,11 @@ def _audit(named: NamedServer, config: EvalConfig, out: Path, console: Console) 
 def _target(named: NamedServer) -> Backbone:
     config = named.recipe.target
     return load_target(
-        named.target or "", revision=config.revision, dtype=config.dtype, trust_remote_code=config.trust_remote_code
+        named.target or "",
+        revision=config.revision,
+        dtype=config.dtype,
+        trust_remote_code=config.trust_remote_code,
+        quantization=config.quantization,
     )
 
 

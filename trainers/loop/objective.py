@@ -21,7 +21,7 @@ from ...data.rows.packed import documents_by_length
 from ...decoding.target.backbone import context_limits
 from ...decoding.target.hidden_states import decoder_of
 from ...decoding.target.hub import load_config
-from ...decoding.target.scan import is_recurrent
+from ...decoding.target.recurrence.scan import is_recurrent
 from ...decoding.target.windows import Masks, Windows
 from ...drafters.folder import check_trainable_model
 from ...errors import RequestError

@@ -25,6 +25,7 @@ from ...data.rows.templates import ChatTemplate
 from ...decoding.target.backbone import Backbone
 from ...decoding.target.cut import is_cut, whole
 from ...decoding.target.hidden_states import LAST
+from ...decoding.target.quantised import plain_parts
 from ...drafters.identity import TargetIdentity
 from ...errors import RequestError
 from ..config import FeaturesConfig
@@ -203,7 +204,8 @@ def weights_hash(model: nn.Module) -> str:
     for name, weight in sorted([*model.named_parameters(), *buffers], key=lambda each: each[0]):
         digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
         factors = factors.to(weight.device)
-        digest.update(_sums(whole(weight), factors).numpy().tobytes())
+        for part in plain_parts(whole(weight)):
+            digest.update(_sums(part, factors).numpy().tobytes())
     return digest.hexdigest()
 
 

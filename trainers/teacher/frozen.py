@@ -112,6 +112,7 @@ def load_teacher(run: Run, check_target: CheckTarget) -> tuple[Accelerator, Back
             dtype=target.dtype,
             device=str(accelerator.device),
             trust_remote_code=target.trust_remote_code,
+            quantization=target.quantization,
             layers=KEPT_LAYERS if run.recipe.features.source == "engine" else None,
             cut=cut,
         )

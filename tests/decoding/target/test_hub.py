@@ -70,11 +70,18 @@ def test_what_is_wrong_with_the_model_is_still_a_bad_request(monkeypatch: pytest
         load_config("somebody/model")
 
 
-@pytest.mark.parametrize("how", [{"quant_method": "fp8"}, {"quant_method": "mxfp4"}])
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"quant_method": "evil"},
+        {"quant_method": "mxfp4"},
+        {"quant_method": "torchao", "quant_type": {"default": {"_type": "autoquant", "_data": {}}}},
+    ],
+)
 def test_quantised_weights_are_no_reason_to_trust(how: dict[str, str], tmp_path: Path) -> None:
     """Trust would run whatever else the folder brings."""
     config = {"model_type": "qwen3", "quantization_config": how, "auto_map": {"AutoConfig": "evil.Config"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(RequestError, match=r"quantised.*not supported yet; take the unquantised model \(bf16\)") as no:
+    with pytest.raises(RequestError, match=r"quantised.*take the unquantised model \(bf16\)") as no:
         load_config(str(tmp_path))
     assert "trust" not in str(no.value)

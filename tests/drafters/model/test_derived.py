@@ -16,9 +16,10 @@ from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.decoding.target.layers import with_layers
 from draftsmith.decoding.target.loading import load_target
+from draftsmith.decoding.target.quantised import group_for
 from draftsmith.drafters.model.draft_model import DraftModel
 from draftsmith.drafters.model.early_exit import EarlyExit, first_layers, save_early_exit
-from draftsmith.drafters.model.quantised import Quantised, group_for, quantised_copy, save_quantised
+from draftsmith.drafters.model.quantised import Quantised, quantised_copy, save_quantised
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import EnvironmentFailure, RequestError
 from draftsmith.eval.audit.audit import audit

@@ -4,7 +4,7 @@ The families of `transformers` compute many tokens by a scan that hands out the 
 verified, that scan is replaced by the family's own function for one token, node by node, each on the state of its
 parent. Projections, norms and everything else still run once for all nodes, so a verify call reads no weight twice,
 and a plain call of one token computes the same numbers. A convolution sees the inputs of a node's own path. Prompts
-run through the family's own scan. Read next: `recurrent.py`, where the states are kept; `backbone.py`.
+run through the family's own scan. Read next: `recurrent.py`, where the states are kept; `../backbone.py`.
 
 Shapes: B rows, N nodes, C channels of a convolution, K its width, G groups, H heads, P head size, S state size.
 """
@@ -20,11 +20,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...errors import RequestError
+from ....errors import RequestError
 
 if TYPE_CHECKING:
-    from ..tree.tree import AnyTree, Nodes
-    from .kv_cache import KVCache
+    from ...tree.tree import AnyTree, Nodes
+    from ..kv_cache import KVCache
 
 STATELESS = {"moe", "mlp"}
 """Layer types that mix no tokens."""

@@ -5,7 +5,7 @@ whole text folded into it, which cannot be unfolded. So the states after the las
 side: node n of a tree leaves its state in the slot where attention keeps its keys, a forward begins at the
 state one slot before its first token, and a rollback is a smaller length here as well. Slots are taken in
 turn, as many as a forward may go back, and a convolution's inputs lie in slots of the same count. Read
-next: `scan.py`, which computes a state per node; `kv_cache.py`, whose part this is.
+next: `scan.py`, which computes a state per node; `../kv_cache.py`, whose part this is.
 
 Shapes: B rows, N nodes, W slots taken in turn, D depths of a path, C channels of a convolution, K its width.
 """

@@ -1,0 +1,164 @@
+"""Targets of fewer bits: read as `transformers` reads them, refused where they cannot be."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from draftsmith.decoding.engine import autoregressive, generate
+from draftsmith.decoding.sampling import Warper
+from draftsmith.decoding.target import quantised
+from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.decoding.target.hub import load_config
+from draftsmith.decoding.target.loading import load_target
+from draftsmith.drafters.identity import TargetIdentity
+from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
+from draftsmith.drafters.projection import Projection, check_logits
+from draftsmith.errors import EnvironmentFailure, RequestError
+from draftsmith.eval.audit.audit import audit
+from draftsmith.eval.config import AuditConfig
+from draftsmith.trainers.teacher.feature_cache import weights_hash
+from torch import nn
+from transformers import AutoModelForCausalLM, TorchAoConfig
+
+PROMPTS = [[5, 9, 2, 33, 7, 9, 2], [11, 4], [1, 2, 3]]
+GREEDY = Warper(temperature=0.0)
+EIGHT = {"quant_type": {"default": {"_type": "Int8WeightOnlyConfig", "_data": {}}}, "quant_method": "torchao"}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(served_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same target quantised by transformers and written by it."""
+    from torchao.quantization import Int8WeightOnlyConfig
+
+    folder = tmp_path_factory.mktemp("int8") / "target"
+    asked = TorchAoConfig(Int8WeightOnlyConfig(version=2))
+    AutoModelForCausalLM.from_pretrained(served_folder, quantization_config=asked).save_pretrained(folder)
+    for file in served_folder.glob("*token*"):
+        (folder / file.name).write_bytes(file.read_bytes())
+    return folder
+
+
+@pytest.fixture(scope="module", params=["int8", "int4", "checkpoint"])
+def target(request: pytest.FixtureRequest, served_folder: Path) -> Backbone:
+    if request.param == "checkpoint":
+        return load_target(str(request.getfixturevalue("checkpoint")))
+    return load_target(str(served_folder), quantization=request.param)
+
+
+def written(model: Any, prompt: list[int]) -> list[int]:
+    """What transformers' own generate adds to a prompt."""
+    ids = torch.tensor([prompt])
+    return model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False)[0].tolist()
+
+
+def test_greedy_text_is_that_of_transformers(target: Backbone) -> None:
+    plain = copy.deepcopy(target.model)
+    plain.set_attn_implementation("sdpa")
+    wanted = [written(plain, prompt)[len(prompt) :] for prompt in PROMPTS]
+    alone = autoregressive(target, PROMPTS, warper=GREEDY, max_new_tokens=24)
+    drafted = generate(target, PromptLookup(), PROMPTS, warper=GREEDY, max_new_tokens=24)
+    assert [list(row) for row in alone.tokens] == [list(row) for row in drafted.tokens] == wanted
+
+
+def test_the_layers_are_rounded_and_what_others_read_is_not(target: Backbone, served: Backbone) -> None:
+    ids = torch.tensor([PROMPTS[0]])
+    ours, theirs = target.model(ids).logits, served.model(ids).logits
+    assert not torch.equal(ours, theirs)
+    assert (ours - theirs).norm() < 0.3 * theirs.norm()
+    rounded = [each for _, each in quantised.linear(target.model) if type(each.weight) is not nn.Parameter]
+    assert len(rounded) == 2 * 7
+    assert ours.dtype == torch.float32
+    weight = Projection.of(target.model).weight_VH
+    assert torch.equal(weight, Projection.of(served.model).weight_VH)
+    check_logits(target.model)
+    assert not any(each.requires_grad for each in target.model.parameters())
+
+
+def test_the_small_forward_passes_by_no_rounded_layer(target: Backbone) -> None:
+    assert target._is_lean
+    assert not target._can_stack
+
+
+def test_it_is_known_by_its_bits(target: Backbone, served: Backbone) -> None:
+    found = TargetIdentity.of(target)
+    assert found.quantisation in ("torchao Int8WeightOnlyConfig", "torchao IntxWeightOnlyConfig")
+    assert TargetIdentity.of(served).quantisation is None
+    found.check_same(TargetIdentity.of(served), "x")
+    assert weights_hash(target.model) not in ("", weights_hash(served.model))
+
+
+def test_one_changed_weight_is_another_target(target: Backbone) -> None:
+    before = weights_hash(target.model)
+    layer = next(each for _, each in quantised.linear(target.model) if type(each.weight) is not nn.Parameter)
+    part = max(quantised.plain_parts(layer.weight), key=torch.Tensor.numel)
+    kept = part.flatten()[0].clone()
+    part.view(-1)[0] = kept + 1
+    changed = weights_hash(target.model)
+    part.view(-1)[0] = kept
+    assert changed != before == weights_hash(target.model)
+
+
+def test_the_audit_passes(target: Backbone) -> None:
+    evidence = AuditConfig(tokens=200, sequences=10_000, temperature=1.0, batch=3, prompts=3, max_new_tokens=16)
+    report = audit(target, PromptLookup(), PROMPTS, evidence)
+    assert not report.failures, report.text()
+    assert report.replay.argmax == report.replay.tokens > 0
+
+
+def test_a_config_may_name_known_quantisers_alone(served_folder: Path, tmp_path: Path) -> None:
+    for how in (EIGHT, {"quant_method": "fp8"}, {"load_in_4bit": True}, {"quant_method": "gptq", "bits": 4}):
+        quantised.check_quantisation("x", "config.json", how)
+    nested = copy.deepcopy(EIGHT)
+    nested["quant_type"]["default"]["_data"]["group"] = [{"_type": "evil", "_data": {}}]
+    for how, name in ((nested, "evil"), ({"quant_method": "mxfp4"}, "mxfp4"), ("fp8", "fp8"), ({}, "None")):
+        with pytest.raises(RequestError, match=name):
+            quantised.check_quantisation("x", "config.json", how)
+
+
+@pytest.mark.parametrize(
+    ("how", "package"),
+    [
+        ({"quant_method": "gptq", "bits": 4}, "gptqmodel and optimum"),
+        ({"quant_method": "awq", "bits": 4}, "gptqmodel"),
+        ({"load_in_4bit": True, "quant_method": "bitsandbytes"}, "bitsandbytes"),
+        ({"quant_method": "compressed-tensors"}, "compressed_tensors"),
+        ({"quant_method": "fp8"}, "capability 8.9"),
+    ],
+)
+def test_what_is_not_here_is_named_before_weights_are_read(
+    how: dict[str, Any], package: str, served_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantised, "find_spec", lambda name: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    config = json.loads((served_folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": how}))
+    with pytest.raises(EnvironmentFailure, match=package):
+        load_target(str(tmp_path))
+
+
+def test_asking_twice_and_without_torchao(
+    checkpoint: Path, served_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(RequestError, match="quantised already"):
+        load_target(str(checkpoint), quantization="int8")
+    monkeypatch.setattr(quantised, "find_spec", lambda name: None)
+    with pytest.raises(
+        EnvironmentFailure, match=r"package torchao, which is not here: pip install 'draftsmith\[quant\]'"
+    ):
+        load_target(str(served_folder), quantization="int8")
+    assert quantised.quantisation_of(load_config(str(checkpoint))) == "torchao Int8WeightOnlyConfig"
+
+
+def test_a_rounded_projection_is_refused(served_folder: Path) -> None:
+    from torchao.quantization import quantize_
+
+    model = load_target(str(served_folder)).model
+    quantised.check_projection(model, "x")
+    quantize_(model, quantised.torchao_config(8, None), filter_fn=lambda each, name: name == "lm_head")
+    with pytest.raises(RequestError, match="the output projection of 'x' is quantised too"):
+        quantised.check_projection(model, "x")
