@@ -56,7 +56,7 @@ class GramIndex:
 def _count(tokens_L: NDArray[np.int64], longest: int, base: int) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
     """For every length the keys of the strings, sorted, and where each ends first; [U] each, without empty ones."""
     behind_L = np.append(tokens_L[1:], SEPARATOR)
-    end_X = np.flatnonzero((tokens_L != SEPARATOR) & (behind_L != SEPARATOR))
+    end_X = np.flatnonzero((tokens_L != SEPARATOR) & (behind_L != SEPARATOR)).astype(np.int64)
     number_X = np.zeros(len(end_X), dtype=np.int64)
     tables = []
     for length in range(1, longest + 1):
@@ -66,6 +66,7 @@ def _count(tokens_L: NDArray[np.int64], longest: int, base: int) -> list[tuple[N
         if not len(end_X):
             break
         # the first of equal keys, as ends are in order
-        keys_U, first_U, number_X = np.unique(key_X, return_index=True, return_inverse=True)
+        keys_U, first_U, inverse_X = np.unique(key_X, return_index=True, return_inverse=True)
+        number_X = inverse_X.astype(np.int64)
         tables.append((keys_U, end_X[first_U]))
     return tables

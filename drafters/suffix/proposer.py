@@ -140,7 +140,8 @@ class SuffixDecoding:
 
     def _draft(self, row: OwnText) -> Draft:
         best = NOTHING
-        for source in (row, *self._shared):
+        sources: list[Source] = [row, *self._shared]
+        for source in sources:
             for size, match in source.matches(row.tokens):
                 most = min(self.nodes - 1, int(self.factor * size))
                 # no draft scores more than it has tokens, and shorter matches draft fewer
