@@ -48,7 +48,7 @@ WARPERS = [
 def sequences_of(name: str) -> int:
     if name.startswith(SEARCH_TREES):
         return 2_000
-    return 4_000 if name in ASK_THE_HOST else 30_000
+    return 4_000 if name in ASK_THE_HOST else 20_000
 
 
 @pytest.mark.parametrize("warper", WARPERS)
