@@ -104,7 +104,7 @@ def test_one_changed_weight_is_another_target(target: Backbone) -> None:
 
 
 def test_the_audit_passes(target: Backbone) -> None:
-    evidence = AuditConfig(tokens=200, sequences=10_000, temperature=1.0, batch=3, prompts=3, max_new_tokens=16)
+    evidence = AuditConfig(tokens=500, sequences=10_000, temperature=1.0, batch=3, prompts=3, max_new_tokens=16)
     report = audit(target, PromptLookup(), PROMPTS, evidence)
     assert not report.failures, report.text()
     assert report.replay.argmax == report.replay.tokens > 0

@@ -164,8 +164,8 @@ def test_heads_and_feature_drafters_write_the_targets_own_text(family: str, draf
     own = [own_text(model, prompt, 16) for prompt in PROMPTS]
     done = generate(target, make_on_target(drafts, target), PROMPTS, warper=GREEDY, max_new_tokens=16)
     assert done.tokens == own
-    # blocks of BPD that were never trained are right too seldom
-    assert drafts == "bpd" or "draft" in sum(done.origin, [])
+    # blocks that were never trained are right too seldom
+    assert drafts in ("bpd", "dflash", "dspark") or "draft" in sum(done.origin, [])
 
 
 @pytest.mark.parametrize("family", RECURRENT)

@@ -211,7 +211,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(place)
 
 
-RUNS = ["distill", "boost", "medusa", "medusa2", "hydra", "bpd", "bpd-tuned", "eagle", "eagle3"]
+RUNS = ["distill", "boost", "medusa", "medusa2", "hydra", "bpd", "bpd-tuned", "eagle", "eagle3", "dflash", "dspark"]
 
 
 def test_every_method_with_a_target_is_here() -> None:
