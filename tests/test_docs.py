@@ -87,6 +87,9 @@ BENCHMARKS = {
         "--audit-sequences 10000 --set loop.batch_rows=2 --set loop.micro_rows=2 "
         "--set loop.validate_rows=2 --set probe.prompts=1"
     ),
+    "benchmarks/suffix.py": (
+        "--limit 1 --max-new-tokens 20 --ngram-documents 5 --audit-tokens 500 --audit-sequences 10000"
+    ),
     "benchmarks/decode_cpu.py": "--prompts 1 --max-new-tokens 12 --rounds 1",
     "benchmarks/loss_memory.py": "--vocabulary 500 --positions 64 --hidden 16 --rounds 1",
     "benchmarks/train_step.py": "--tiny --recipes eagle-tiny",
