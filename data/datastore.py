@@ -1,4 +1,4 @@
-"""The datastore of REST: a token corpus with suffix arrays, on disk and memory-mapped.
+"""The datastore of REST and suffix decoding: a token corpus with suffix arrays, on disk and memory-mapped.
 
 `datastore_build.py` writes it shard by shard; `Datastore` finds what followed the end of a context
 elsewhere in the corpus, and folds that into a trie of drafts (REST: He et al. 2023, arXiv

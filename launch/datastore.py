@@ -1,4 +1,4 @@
-"""`draftsmith datastore build`: a corpus as a suffix array on disk, for REST.
+"""`draftsmith datastore build`: a corpus as a suffix array on disk, for REST and suffix decoding.
 
 Read next: `data/datastore.py`.
 """

@@ -165,7 +165,7 @@ class ChatRequest(Pair):
 
 @dataclass
 class DatastoreRequest:
-    """Build the datastore that the method `rest` retrieves from."""
+    """Build the datastore that the methods `rest` and `suffix` look in."""
 
     action: Positional[Literal["build"]]
     """What to do."""
