@@ -272,6 +272,7 @@ def beyond(folder: Path, _mark: Path) -> None:
 
 
 KERNEL = {"attn_implementation": "evil/kernel"}
+AUTOQUANT = {"quant_method": "torchao", "quant_type": {"default": {"_type": "autoquant", "_data": {}}}}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
 NATIVE = {"auto_map": {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}}
 TOKENIZER = {"auto_map": {"AutoTokenizer": ["evil.Slow", "evil.Fast"]}, "tokenizer_class": "EvilTokenizer"}
@@ -308,8 +309,9 @@ CASES = [
         a_kernel_in_a_table=keys(attn_implementation={"text_config": "evil/kernel"}),
         a_kernel_further_in=keys(text_config=KERNEL),
         a_kernel_of_experts=keys(experts_implementation="evil/kernel"),
-        gptq=keys(quantization_config=GPTQ),
-        bitsandbytes=keys(quantization_config={"load_in_4bit": True, "quant_method": "bitsandbytes"}),
+        a_quantiser=keys(quantization_config={"quant_method": "evil", "bits": 4}),
+        a_function_as_quantiser=keys(quantization_config=AUTOQUANT),
+        a_quantiser_beside_its_generation=keys("generation_config.json", quantization_config=GPTQ),
         code_of_its_own=all_of(keys(model_type="evil", **NATIVE), module("evil.py", "Config", "Model")),
         trust_in_its_config=all_of(keys(trust_remote_code=True, **NATIVE), module("evil.py", "Config", "Model")),
         other_weights=all_of(keys(transformers_weights="adapter_model.bin"), pickled("adapter_model.bin", None)),

@@ -67,7 +67,7 @@ def check_quantisation(path: str, file: str, how: Any) -> None:
     method = method_of(how)
     if method not in _PACKAGES:
         raise RequestError(
-            f"the {file} of {path!r} says that its weights are quantised by {method!r} ({str(how):.80}), which is not "
+            f"the {file} of {path!r} says that its weights are quantised by {method} ({str(how):.80}), which is not "
             f"supported; expected one of {', '.join(sorted(_PACKAGES))}: take the unquantised model (bf16), and set "
             "target.quantization if it has to be small"
         )
@@ -191,10 +191,27 @@ def quantisation_of(config: Any) -> str | None:
     if how is None:
         return None
     method = method_of(how)
-    bits = how.get("bits") or how.get("w_bit") or next((n for n in (4, 8) if how.get(f"load_in_{n}bit")), None)
+    named = (how.get("bits"), how.get("w_bit"), *(n for n in (4, 8) if how.get(f"load_in_{n}bit")))
+    bits = next((each for each in named if isinstance(each, int)), None)
     if bits is not None:
         return f"{method} {bits} bits"
     return " ".join([method, *(name for name in _types(how) if name.endswith("Config"))])
+
+
+def bytes_a_weight(asked: str | None, config: Any) -> float | None:
+    """Bytes of one weight of a quantised layer; None for a target that is not quantised.
+
+    Args:
+        asked: the value of `target.quantization`; in both of them a weight takes a byte, as torchao lays them out
+            for every device.
+    """
+    how = entry_of(config)
+    if asked is not None:
+        return 1.0
+    if how is None:
+        return None
+    bits = str(quantisation_of(config)).split(" ")
+    return int(bits[-2]) / 8 if bits[-1] == "bits" else 1.0
 
 
 def entry_of(config: Any) -> dict[str, Any] | None:

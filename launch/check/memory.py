@@ -105,11 +105,25 @@ def _target_held(recipe: Recipe, target: nn.Module, devices: Devices) -> dict[st
     """Bytes of a frozen target on one device: all of it, or its share of the layers and those that it gathers."""
     whole, size = parameters(target), float(BYTES[recipe.target.dtype])
     if recipe.target.sharding == "none" or devices.processes == 1:
-        return {"the target": whole * size}
+        return {"the target": held_bytes(recipe, target)}
     layers = _layer_sizes(target)
     share = whole - sum(layers) + sum(layers) / devices.processes
     # the layer that rows go through, and the next one on its way
     return {"its share of the target": share * size, "two gathered layers": 2 * max(layers) * size}
+
+
+def held_bytes(recipe: Recipe, target: nn.Module) -> float:
+    """Bytes of a whole target: those of quantised layers by their bits, the scales of groups left out."""
+    from ...decoding.target.quantised import bytes_a_weight, linear
+
+    size = float(BYTES[recipe.target.dtype])
+    packed = bytes_a_weight(recipe.target.quantization, target.config)
+    if packed is None:
+        return parameters(target) * size
+    head: Any = target
+    own = head.get_output_embeddings()
+    rounded = sum(layer.weight.numel() for _, layer in linear(target) if layer is not own)
+    return (parameters(target) - rounded) * size + rounded * packed
 
 
 def _layer_sizes(target: nn.Module) -> list[int]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from ...drafters.families import FAMILIES
 from ...errors import DraftsmithError
 from ..recipe.model import Recipe
-from .memory import BYTES, check_fits, devices_of, in_units, needs, parameters, trained
+from .memory import check_fits, devices_of, held_bytes, in_units, needs, parameters, trained
 from .nearest import nearest_change
 from .unread import check_read
 
@@ -67,16 +67,19 @@ class Models:
 def check_target(recipe: Recipe, models: Models) -> str:
     """Size of the target; it can be decoded with, and training rows fit its context."""
     from ...decoding.target.backbone import context_limits
+    from ...decoding.target.quantised import quantisation_of
 
     model = models.target()
     config: Any = model.config.get_text_config(decoder=True)
     context, reason = min(context_limits(config))
-    memory = parameters(model) * BYTES[recipe.target.dtype]
+    memory = held_bytes(recipe, model)
+    how = recipe.target.quantization or quantisation_of(model.config)
+    rounded = "" if how is None else f", linear layers in {how}"
     away = f"; not here, sizes from {recipe.target.sizes}" if models.described else ""
     away += "; its own code runs (target.trust_remote_code)" if recipe.target.trust_remote_code else ""
     return (
         f"{model.config.model_type}, {parameters(model) / 1e6:,.1f} M parameters, "
-        f"{in_units(memory)} in {recipe.target.dtype}, vocabulary {config.vocab_size:,}, "
+        f"{in_units(memory)} in {recipe.target.dtype}{rounded}, vocabulary {config.vocab_size:,}, "
         f"context {context}{reason}{away}"
     )
 
@@ -127,7 +130,8 @@ def _target(recipe: Recipe) -> PreTrainedModel:
     use_grouped_attention(model)  # as `load_target` does, where it can
     check_rollback(model)
     if not devices_of(recipe).described:
-        check_can_read(path, model.config, recipe.target.quantization)
+        with loading_errors("model", path, "config.json and safetensors weights"):
+            check_can_read(path, model.config, recipe.target.quantization)
     recipe.record.code().check_target(recipe, model)
     check_weight_files(path)
     if not trust and not is_described(recipe.target):

@@ -19,8 +19,11 @@ from ...data.rows.prepare import Prepared, prepare
 from ...decoding.target.backbone import Backbone, check_token_ids
 from ...decoding.target.cut import held_numbers
 from ...decoding.target.loading import load_target
+from ...decoding.target.quantised import quantisation_of
 from ...drafters.folder import save_heads
 from ...drafters.projection import check_logits
+from ...errors import RequestError
+from ..config import FROM_TARGET
 from ..loop.loop import Outcome, Plan
 from ..loop.objective import Objective, check_row_length
 from ..loop.processes import name_the_silent
@@ -49,6 +52,21 @@ def check_teacher(recipe: Sections, target: PreTrainedModel) -> None:
     whose = f"target.path {recipe.target.path!r}"
     check_logits(target, whose)
     check_rows_fit(recipe, target.config, whose)
+    _check_not_moved(recipe, target.config)
+
+
+def _check_not_moved(recipe: Sections, config: Any) -> None:
+    """Raise RequestError where a quantised target would be trained, or a draft be made of its weights."""
+    how = recipe.target.quantization or quantisation_of(config)
+    if how is None:
+        return
+    made_of_it = FROM_TARGET in (recipe.model.start_from, *(recipe.boost.start_from or ()))
+    if recipe.tunes_target or made_of_it:
+        what = "trains the target itself" if recipe.tunes_target else "cuts the draft from the target's weights"
+        raise RequestError(
+            f"the recipe {what}, and target.path {recipe.target.path!r} is quantised ({how}): rounded weights can "
+            "be neither moved nor cut; take the unquantised model"
+        )
 
 
 def check_rows_fit(recipe: Sections, config: Any, whose: str) -> None:
