@@ -163,10 +163,16 @@ def verdict(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def tuned(target: dict[str, Any]) -> list[str]:
-    """What it means that a run has changed the target, if it has."""
+    """What it means that the target is no longer the original, if it is not."""
     drift = target.get("drift")
     if drift is None:
         return []
+    if drift.get("change") == "quantised":
+        return [
+            f"The target is {drift['original']} with rounded weights (target.quantization). It is what decodes and "
+            "what the audit compares with: lossless means the quantised target's own output. "
+            f"{drifted(drift)}."
+        ]
     return [
         f"The target is {drift['original']} as this run has tuned it. It is what decodes and what "
         "the audit compares with: lossless means the tuned target's own output. "

@@ -212,11 +212,13 @@ def degenerate(row: dict[str, Any]) -> str:
 
 
 def drifted(drift: dict[str, Any]) -> str:
-    """How far a run has moved its target, in one sentence."""
+    """How far what decodes is from the original target, in one sentence."""
+    same = drift.get("same")  # not in results of before it was measured
+    agreed = "" if same is None else f"; both have the same most probable token for {bounded_share(same)} of them"
     return (
-        f"KL({drift['original']} || tuned) is {nats(drift['kl'])} nats per token on "
+        f"KL({drift['original']} || {drift.get('change', 'tuned')}) is {nats(drift['kl'])} nats per token on "
         f"{drift['tokens']:,} tokens of held-out text; the loss on them went from "
-        f"{nats(drift['loss_original'])} to {nats(drift['loss_tuned'])}"
+        f"{nats(drift['loss_original'])} to {nats(drift['loss_tuned'])}{agreed}"
     )
 
 
@@ -241,6 +243,14 @@ def interval(value: Sequence[float | None]) -> str:
     if middle is None:
         return MISSING
     return f"{middle:.2f}" if low is None else f"{middle:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def bounded_share(value: Sequence[float | None]) -> str:
+    """`95% [90%, 100%]`."""
+    middle, low, high = value
+    if middle is None:
+        return MISSING
+    return f"{middle:.0%}" if low is None else f"{middle:.0%} [{low:.0%}, {high:.0%}]"
 
 
 def nats(value: Sequence[float | None]) -> str:

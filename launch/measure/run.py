@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
     from ..requests import AuditRequest, EvalRequest
 
+_ROWS, _COMPARED = 400, 8
+"""Rows of the data that are read, and packed rows of those held out that are compared, for the drift by rounding."""
+
 
 @dataclass(frozen=True)
 class Loaded:
@@ -114,15 +117,15 @@ def say_tuned(pair: Named, console: Console) -> None:
 
 
 def drift_of(pair: Loaded, console: Console) -> dict[str, Any] | None:
-    """How far a run has moved its target from the original, on the run's held-out rows.
+    """How far a run, or rounding, has moved the target from the original, on held-out rows.
 
-    None where no run has.
+    None where neither has. What a published checkpoint was rounded from is not known here.
     """
     recipe = say_changed_target(pair, console)
     if recipe is None:
-        return None
+        return _rounded(pair)
     from ...data.rows.prepare import prepare
-    from ...eval.measure.drift import measure_drift
+    from ...eval.measure.target.drift import measure_drift
 
     config = recipe.target
     original = load_target(
@@ -135,6 +138,29 @@ def drift_of(pair: Loaded, console: Console) -> dict[str, Any] | None:
     rows = prepare(recipe.data, pair.target.tokenizer, out=None).validation
     loop = recipe.loop
     drift = measure_drift(original, pair.target, rows, count=loop.validate_rows, seed=loop.seed)
+    return drift.to_dict()
+
+
+def _rounded(pair: Loaded) -> dict[str, Any] | None:
+    """The same for a target that was quantised when it was loaded; None for others."""
+    recipe = pair.recipe
+    config = recipe.target
+    if config.quantization is None:
+        return None
+    from ...data.rows.prepare import prepare
+    from ...eval.measure.target.drift import measure_drift
+
+    original = load_target(
+        pair.target.name,
+        revision=config.revision,
+        dtype=config.dtype,
+        device="cpu",  # where the target is quantised, the device may not hold both
+        trust_remote_code=config.trust_remote_code,
+    )
+    data = recipe.data if recipe.data.limit_rows is not None else recipe.data.model_copy(update={"limit_rows": _ROWS})
+    rows = prepare(data, pair.target.tokenizer, out=None).validation
+    count = min(recipe.loop.validate_rows, _COMPARED)
+    drift = measure_drift(original, pair.target, rows, count=count, seed=recipe.loop.seed, change="quantised")
     return drift.to_dict()
 
 

@@ -18,15 +18,20 @@ from draftsmith.data.rows.packed import Document, PackedRows, pack
 from draftsmith.data.rows.tokenizer import train_tokenizer
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.identity import mark_tuned, shown_name
-from draftsmith.eval.measure.drift import Drift, measure_drift
 from draftsmith.eval.measure.metrics import Interval
+from draftsmith.eval.measure.target.drift import Drift, measure_drift
 from draftsmith.eval.report.report import write_report
 from draftsmith.eval.report.results import schema
 from draftsmith.eval.report.tables import show
 from rich.console import Console
 
 FOUND = Drift(
-    "tiny-target", 1234, Interval(0.0123, 0.0101, 0.0145), Interval(2.5, 2.4, 2.6), Interval(2.4567, 2.3, 2.6)
+    "tiny-target",
+    1234,
+    Interval(0.0123, 0.0101, 0.0145),
+    Interval(2.5, 2.4, 2.6),
+    Interval(2.4567, 2.3, 2.6),
+    Interval(0.95, 0.9, 1.0),
 )
 
 
@@ -59,16 +64,17 @@ def held_out(count: int = 9) -> PackedRows:
 
 
 def brute_force(original: Backbone, tuned: Backbone, rows: PackedRows) -> tuple[int, list[float]]:
-    """Labels, and the means of KL and both losses, token by token from the models' own logits."""
+    """Labels, and the means of KL, both losses and equal argmax, token by token from the models' own logits."""
     batch = rows.batch(range(len(rows)))
-    sums, labels = torch.zeros(3, dtype=torch.float64), 0
+    sums, labels = torch.zeros(4, dtype=torch.float64), 0
     for r, t in batch["loss_mask"].nonzero().tolist():
         first = t - int(batch["positions"][r, t])
         ids, label = batch["input_ids"][r, first:t], batch["input_ids"][r, t]
         with torch.no_grad():
             p, q = (each.model(input_ids=ids[None]).logits[0, -1] for each in (original, tuned))
         p, q = p.double().log_softmax(-1), q.double().log_softmax(-1)
-        sums += torch.stack([(p.exp() * (p - q)).sum(), F.nll_loss(p, label), F.nll_loss(q, label)])
+        same = (p.argmax() == q.argmax()).double()
+        sums += torch.stack([(p.exp() * (p - q)).sum(), F.nll_loss(p, label), F.nll_loss(q, label), same])
         labels += 1
     return labels, (sums / labels).tolist()
 
@@ -77,18 +83,20 @@ def brute_force(original: Backbone, tuned: Backbone, rows: PackedRows) -> tuple[
 def test_drift_is_the_plain_mean(
     original: Backbone, tuned: Backbone, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import draftsmith.eval.measure.drift as module
+    import draftsmith.eval.measure.target.drift as module
 
     monkeypatch.setattr(module, "_CHUNK", chunk)
     rows = held_out()
     assert len(rows) > 2
     result = measure_drift(original, tuned, rows, count=len(rows))
-    labels, (kl, before, after) = brute_force(original, tuned, rows)
+    labels, (kl, before, after, same) = brute_force(original, tuned, rows)
     assert (result.original, result.tokens) == ("random", labels)
     assert kl > 0.05
     assert result.kl.value == pytest.approx(kl, rel=1e-5)
     assert result.loss_original.value == pytest.approx(before, rel=1e-5)
     assert result.loss_tuned.value == pytest.approx(after, rel=1e-5)
+    assert result.same.value == pytest.approx(same)
+    assert 0 < same < 1
     assert result.kl.low < kl < result.kl.high
 
 
@@ -129,7 +137,8 @@ def test_results_with_drift_fit_the_schema(measured) -> None:  # noqa: ANN001
 
 SAID = (
     "KL(tiny-target || tuned) is 0.0123 [0.0101, 0.0145] nats per token on 1,234 tokens of "
-    "held-out text; the loss on them went from 2.5000 [2.4000, 2.6000] to 2.4567 [2.3000, 2.6000]"
+    "held-out text; the loss on them went from 2.5000 [2.4000, 2.6000] to 2.4567 [2.3000, 2.6000]; "
+    "both have the same most probable token for 95% [90%, 100%] of them"
 )
 
 

@@ -1,9 +1,10 @@
-"""How far a run has moved the target itself: its distribution and its loss on held-out text.
+"""How far what decodes is from the original target: its distribution and its loss on held-out text.
 
 Methods such as Medusa-2 train the target together with its drafter. What decodes, and what the
 audit compares with, is then the tuned target; how far that one is from the original is another
-question, answered here by two numbers (Cai et al. 2024, section 2.2.2: what L_LM is there for).
-Read next: `report.py`, which shows them; `trainers/teacher/tuned.py`, which moves targets.
+question, answered here (Cai et al. 2024, section 2.2.2: what L_LM is there for). The same holds for a target
+whose weights were rounded when it was loaded.
+Read next: `../../report/report.py`, which shows them; `trainers/teacher/tuned.py`, which moves targets.
 
 Shapes: P labelled tokens of a document, C of a chunk, H hidden size, V vocabulary.
 """
@@ -12,26 +13,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...data.rows.packed import PackedRows
-from ...decoding.target.backbone import Backbone
-from ...decoding.target.hidden_states import decoder_of
-from ...drafters.identity import TargetIdentity
-from ...drafters.projection import Projection
-from .metrics import Interval, ratio
+from ....data.rows.packed import PackedRows
+from ....decoding.target.backbone import Backbone
+from ....decoding.target.hidden_states import decoder_of
+from ....drafters.identity import TargetIdentity
+from ....drafters.projection import Projection
+from ..metrics import Interval, ratio
 
+Change = Literal["tuned", "quantised"]
 _CHUNK = 256  # positions whose full-vocabulary logits exist at the same time
 
 
 @dataclass(frozen=True)
 class Drift:
-    """Distance of a tuned target from its original on held-out text, in nats per token."""
+    """Distance of a tuned or quantised target from its original on held-out text, in nats per token."""
 
     original: str
     """The original's name."""
@@ -41,6 +43,9 @@ class Drift:
     """KL(p_original || p_tuned)."""
     loss_original: Interval
     loss_tuned: Interval
+    same: Interval
+    """Share of the labels for which both have the same most probable token."""
+    change: Change = "tuned"
 
     def to_dict(self) -> dict[str, Any]:
         """As `target.drift` of `results.json`."""
@@ -50,34 +55,42 @@ class Drift:
             "kl": self.kl.to_list(),
             "loss_original": self.loss_original.to_list(),
             "loss_tuned": self.loss_tuned.to_list(),
+            "same": self.same.to_list(),
+            "change": self.change,
         }
 
 
 @torch.no_grad()
-def measure_drift(original: Backbone, tuned: Backbone, rows: PackedRows, *, count: int, seed: int = 0) -> Drift:
-    """Read `count` of the held-out rows, chosen by `seed`, with both; intervals resample rows."""
+def measure_drift(
+    original: Backbone, tuned: Backbone, rows: PackedRows, *, count: int, seed: int = 0, change: Change = "tuned"
+) -> Drift:
+    """Read `count` of the held-out rows, chosen by `seed`, with both; intervals resample rows.
+
+    Args:
+        change: what made `tuned` of the original.
+    """
     # packing puts the longest documents first, so the first rows are no sample
     chosen = np.random.default_rng(seed).permutation(len(rows))[:count]
-    sums_R4 = np.stack([_row_sums(original, tuned, rows, int(row)) for row in chosen])
-    labels_R = sums_R4[:, 0]
-    kl, before, after = (ratio(sums_R4[:, at], labels_R, seed=seed) for at in (1, 2, 3))
-    return Drift(TargetIdentity.of(original).name, int(labels_R.sum()), kl, before, after)
+    sums_R5 = np.stack([_row_sums(original, tuned, rows, int(row)) for row in chosen])
+    labels_R = sums_R5[:, 0]
+    kl, before, after, same = (ratio(sums_R5[:, at], labels_R, seed=seed) for at in (1, 2, 3, 4))
+    return Drift(TargetIdentity.of(original).name, int(labels_R.sum()), kl, before, after, same, change)
 
 
 def _row_sums(original: Backbone, tuned: Backbone, rows: PackedRows, row: int) -> np.ndarray:
-    """Labels of a row, and over them the sums of KL, original loss and tuned loss; fp64 [4]."""
-    total_4 = torch.zeros(4, dtype=torch.float64)
+    """Labels of a row, and over them the sums of KL, original loss, tuned loss and equal argmax; fp64 [5]."""
+    total_5 = torch.zeros(5, dtype=torch.float64)
     for ids_S, counts_S in _documents(rows, row):
         label_P = ids_S[1:][counts_S[1:]].to(tuned.device)
-        total_4[0] += len(label_P)
+        total_5[0] += len(label_P)
         hidden = [_states(each, ids_S)[:-1][counts_S[1:]] for each in (original, tuned)]
         for at in range(0, len(label_P), _CHUNK):
             part = slice(at, at + _CHUNK)
             p_CV, q_CV = (
                 _log_probs(each, hidden_PH[part]) for each, hidden_PH in zip((original, tuned), hidden, strict=True)
             )
-            total_4[1:] += _chunk_sums(p_CV, q_CV.to(p_CV.device), label_P[part]).cpu()
-    return total_4.numpy()
+            total_5[1:] += _chunk_sums(p_CV, q_CV.to(p_CV.device), label_P[part]).cpu()
+    return total_5.numpy()
 
 
 def _documents(rows: PackedRows, row: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -102,7 +115,8 @@ def _log_probs(target: Backbone, hidden_CH: Tensor) -> Tensor:
 
 
 def _chunk_sums(p_CV: Tensor, q_CV: Tensor, label_C: Tensor) -> Tensor:
-    """Sums of KL(p || q) and of both cross-entropies, fp64 [3]; the distributions come as logarithms."""
+    """Sums of KL(p || q), of both cross-entropies and of equal argmax, fp64 [4]; given as logarithms."""
     kl = F.kl_div(q_CV, p_CV, reduction="sum", log_target=True)
     losses = [F.nll_loss(each_CV, label_C.to(each_CV.device), reduction="sum") for each_CV in (p_CV, q_CV)]
-    return torch.stack([kl, *losses]).double()
+    same = (p_CV.argmax(-1) == q_CV.argmax(-1)).sum().to(kl.dtype)
+    return torch.stack([kl, *losses, same]).double()
