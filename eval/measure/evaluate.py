@@ -26,6 +26,7 @@ from .metrics import Acceptance, acceptance
 from .requests import Request
 from .rounds import Run, decode, speed_fields
 from .speed import Costs, bytes_of, measure_costs
+from .target.experts import experts_read
 
 _SIZES = (2, 3, 5, 9, 17, 33, 65)  # nodes of the verify calls that are timed
 
@@ -49,7 +50,9 @@ def evaluate(
     widest = max(arm.drafter.nodes for arm in arms)
     sizes = sorted({*sweeping, widest - 1, *(n - 1 for n in _SIZES if n < widest)})
     model = next((arm.backbone for arm in arms if arm.backbone is not None), None)
-    costs = measure_costs(target, model, sizes, context=context)
+    text = [each for request in requests for each in request.ids]
+    costs = measure_costs(target, model, sizes, context=context, text=text)
+    costs = replace(costs, experts=experts_read(target, text, [n + 1 for n in sizes]))
     rows = [
         row for temperature in config.temperatures for row in _rows(target, arms, requests, config, temperature, costs)
     ]
@@ -65,7 +68,8 @@ def evaluate(
             "context": context,
         },
         "settings": config.model_dump(),
-        "target": {"name": shown_name(target), "bytes": bytes_of(target.model)},
+        "target": {"name": shown_name(target), "bytes": bytes_of(target.model)}
+        | ({} if costs.experts is None else {"experts": costs.experts.to_dict()}),
         "draft": {
             "bytes": max(arm.draft_bytes for arm in arms),
             "loaded": [
@@ -103,7 +107,10 @@ def _row(
     text = degeneracy(run.baseline_texts)
     # an adaptive draft takes as many steps as it drafts tokens, not as many as it may
     steps = max(0.0, min(arm.drafter.draft_steps, run.mean_nodes - 1))
-    read = arm.proposal_bytes / bytes_of(target.model) * steps / (arm.drafter.draft_steps or 1)
+    experts = costs.experts
+    one_call = bytes_of(target.model) if experts is None else experts.call_bytes[1]
+    verify = 1.0 if experts is None else experts.growth(run.mean_nodes)
+    read = arm.proposal_bytes / one_call * steps / (arm.drafter.draft_steps or 1)
     steps = steps or 1.0  # looking up once
     c = _step_cost(arm, run, costs, steps)
     c_v = costs.verify(run.mean_nodes)
@@ -122,7 +129,7 @@ def _row(
         "audited": arm.audited,
         "distance": arm.distance,
         **acceptance_fields(measured),
-        "mbsu": _or_null(measured.tau.value / (1 + read)),
+        "mbsu": _or_null(measured.tau.value / (verify + read)),
         "c": c,
         "c_v": c_v,
         "predicted_speedup": _or_null(predicted),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,6 +19,9 @@ from ...decoding.target.quantised import plain_parts
 from ...decoding.tree.tree import chain
 from ...drafters.model.adapters import idle_weights
 from .timing import Call, interleaved
+
+if TYPE_CHECKING:
+    from .target.experts import Experts
 
 _IN_A_ROW = 4
 """Calls of a turn."""
@@ -32,6 +36,8 @@ class Costs:
     """One draft step; None without a drafting model."""
     c_v: dict[int, float]
     """A verify call of the root and K more nodes, by K."""
+    experts: Experts | None = None
+    """Of a mixture of experts, what calls of several sizes read."""
 
     def verify(self, nodes: float) -> float:
         """A verify call of so many nodes, on a line between the measured ones."""
@@ -48,29 +54,40 @@ class Costs:
 
 @torch.inference_mode()
 def measure_costs(
-    target: Backbone, draft: Backbone | None, lengths: Sequence[int], *, context: int, rounds: int = 7, rows: int = 1
+    target: Backbone,
+    draft: Backbone | None,
+    lengths: Sequence[int],
+    *,
+    context: int,
+    rounds: int = 7,
+    rows: int = 1,
+    text: Sequence[int] = (1,),
 ) -> Costs:
     """Median forward times of `rows` rows behind `context` tokens, all variants in turn in every round.
 
     Some calls of a variant follow each other, as in decoding: behind a call of other shapes the first one finds
     other weights in the cache.
+
+    Args:
+        text: ids that the calls read, over and over; with one alone, all nodes reach the same experts of a mixture.
     """
-    arms = {"target": _one_call(target, 0, context, rows)}
+    arms = {"target": _one_call(target, 0, context, rows, text)}
     if draft is not None:
-        arms["draft"] = _one_call(draft, 0, context, rows)
+        arms["draft"] = _one_call(draft, 0, context, rows, text)
     for length in lengths:
-        arms[f"verify {length}"] = _one_call(target, length, context, rows)
+        arms[f"verify {length}"] = _one_call(target, length, context, rows, text)
     times = interleaved(arms, rounds, device=target.device, repeats=_IN_A_ROW)
     base = times["target"]
     c = None if draft is None else times["draft"] / base
     return Costs(base, c, {n: times[f"verify {n}"] / base for n in lengths})
 
 
-def _one_call(backbone: Backbone, drafted: int, context: int, rows: int) -> Call:
+def _one_call(backbone: Backbone, drafted: int, context: int, rows: int, text: Sequence[int]) -> Call:
     """A forward of the root and `drafted` nodes of each row, behind `context` tokens."""
     kv_cache = KVCache(rows, context + drafted + 1, rollback=drafted + 1)
-    backbone.prefill([[1] * context] * rows, kv_cache)
-    tokens = torch.ones(rows, drafted + 1, dtype=torch.long, device=backbone.device)
+    ids = [text[at % len(text)] % backbone.vocabulary for at in range(context + drafted + 1)]
+    backbone.prefill([ids[:context]] * rows, kv_cache)
+    tokens = torch.tensor([ids[context:]] * rows, device=backbone.device)
     lengths = torch.full((rows,), context, device=backbone.device)
     return lambda: backbone.forward(tokens, lengths, chain(drafted), kv_cache)
 

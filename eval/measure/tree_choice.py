@@ -98,7 +98,8 @@ def measure_speed(target: Backbone, drafter: Proposer, texts: Sequence[Text]) ->
     longest = target.context - max(_SIZES) - 1
     context = min(longest, int(np.median([len(each.prompt) for each in texts])))
     drafted = [n - 1 for n in _SIZES if n > 1]
-    costs = measure_costs(target, None, drafted, context=context)
+    read = [each for text in texts for each in text.prompt]
+    costs = measure_costs(target, None, drafted, context=context, text=read)
     done = generate(target, drafter, [each.prompt for each in texts[:2]], warper=Warper(0.0), max_new_tokens=16)
     draft_cost = done.propose_seconds / max(1, done.target_calls) / costs.target_call_seconds
     return Speed({n: costs.verify(n) for n in _SIZES}, draft_cost)

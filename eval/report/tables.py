@@ -44,6 +44,8 @@ def show(results: dict[str, Any], console: Console) -> None:
     console.print()
     console.print(speed_table(results["rows"]), crop=False)
     console.print(Text(accuracy([(row["predicted_speedup"], row["speedup"][0]) for row in results["rows"]])))
+    if "experts" in results["target"]:
+        console.print(Text(experts_line(results["target"]["experts"])))
     console.print()
     second = results.get("second")
     if second:
@@ -208,6 +210,16 @@ def degenerate(row: dict[str, Any]) -> str:
     return (
         f"{row['method']}, T = {row['temperature']:g}: the target's own text is degenerate "
         f"(distinct-2 {row['distinct_2']:.2f}, {row['loop_share']:.0%} in loops): {DEGENERATE}"
+    )
+
+
+def experts_line(experts: dict[str, Any]) -> str:
+    """What a verify call reads of a mixture of experts, in one sentence."""
+    read, size = experts["read"], experts["call_bytes"]
+    widest = max(read, key=int)
+    return (
+        f"experts: a call on {widest} nodes reads {read[widest]:.1f} of {experts['of']:g} in a layer, one on a single "
+        f"token {read['1']:.1f}; that is {size[widest] / size['1']:.2f} times the bytes, which c_v and mbsu count"
     )
 
 

@@ -81,7 +81,8 @@ def costs_of(target: Backbone, requests: Sequence[Request], config: EvalConfig) 
     """Verify calls of every size, at the batch and behind the context that is decoded."""
     longest = target.context - max(_VERIFIED) - 1
     middle = int(np.median([len(each.ids) for each in requests])) + config.max_new_tokens // 2
-    return measure_costs(target, None, _VERIFIED, context=min(middle, longest), rows=config.batch)
+    text = [each for request in requests for each in request.ids]
+    return measure_costs(target, None, _VERIFIED, context=min(middle, longest), rows=config.batch, text=text)
 
 
 def predict(

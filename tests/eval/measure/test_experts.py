@@ -1,0 +1,58 @@
+"""Experts that a verify call reaches: counted anew one window at a time, and in the speed model's bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from conftest import VOCABULARY, make_target
+from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.eval.measure.speed import bytes_of
+from draftsmith.eval.measure.target.experts import experts_read
+from draftsmith.eval.report.tables import experts_line
+from random_models import EXPERTS, GROUPED, random_model, ready
+
+KINDS: dict[str, dict[str, Any]] = {"qwen3_moe": {"num_experts": 8}, "mixtral": {"num_local_experts": 8}}
+TEXT = torch.randint(0, VOCABULARY, (40,), generator=torch.Generator().manual_seed(3)).tolist()
+SIZES = [1, 2, 5, 9]
+
+
+def mixture(family: str) -> Backbone:
+    return ready(random_model(family, **GROUPED | EXPERTS | KINDS[family]))
+
+
+@pytest.mark.parametrize("family", KINDS)
+@torch.no_grad()
+def test_the_count_is_the_routers_own(family: str) -> None:
+    target = mixture(family)
+    found = experts_read(target, TEXT, SIZES)
+    assert found is not None
+    logits = target.model(torch.tensor([TEXT]), output_router_logits=True, use_cache=False).router_logits
+    chosen = [each.topk(2, -1).indices.tolist() for each in logits]
+    for n in SIZES:
+        counts = [
+            len({expert for token in layer[at : at + n] for expert in token})
+            for layer in chosen
+            for at in range(len(TEXT) - n + 1)
+        ]
+        assert found.read[n] == pytest.approx(sum(counts) / len(counts))
+    assert found.read[1] == 2
+    assert found.of == 8
+    assert [found.read[n] for n in SIZES] == sorted({*found.read.values()}), "more nodes reach more"
+
+
+def test_bytes_are_the_dense_part_and_the_experts_that_are_read() -> None:
+    target = mixture("qwen3_moe")
+    found = experts_read(target, TEXT, [5])
+    assert found is not None
+    experts = sum(p.nbytes for name, p in target.model.named_parameters() if ".experts." in name)
+    whole = bytes_of(target.model)
+    for n, size in found.call_bytes.items():
+        assert size == pytest.approx(whole - experts + experts * found.read[n] / 8)
+    assert found.growth(1) == 1 < found.growth(3) < found.growth(5)
+    assert "a call on 5 nodes reads" in experts_line(found.to_dict())
+
+
+def test_a_dense_model_has_none() -> None:
+    assert experts_read(make_target("qwen3"), TEXT, SIZES) is None
