@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 _log = logging.getLogger(__name__)
+SEES_IMAGES = frozenset(("qwen2_5_vl", "qwen3_vl"))
+"""Models of images and text whose text alone is decoded here: with equal positions in all three directions, as
+`transformers` gives text, their rotation is the ordinary one. Others are known to it as causal LMs, or refused."""
 EMBEDDED = "tiny"
 """Name of the target that ships with the package."""
 
@@ -221,6 +224,13 @@ def _is_fault(error: BaseException) -> bool:
     return isinstance(error, kinds) or type(error) is Exception or type(error).__name__ == "PanicException"
 
 
+def auto_class(config: Any) -> Any:
+    """The class of `transformers` that picks the class of a target with that config."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText if config.model_type in SEES_IMAGES else AutoModelForCausalLM
+
+
 def skeleton(config: Any, trust: bool = False) -> PreTrainedModel:
     """The causal LM of a config, its weights only shapes (on torch's meta device).
 
@@ -231,13 +241,16 @@ def skeleton(config: Any, trust: bool = False) -> PreTrainedModel:
         RequestError: the config is of no causal LM, or of none that can be built.
     """
     import torch
-    from transformers import AutoModelForCausalLM
 
     try:
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config, trust_remote_code=trust)
+            return auto_class(config).from_config(config, trust_remote_code=trust)
     except ValueError as error:
-        raise RequestError(f"{config.model_type} is no causal LM: {error!s:.200}") from error
+        raise RequestError(
+            f"{config.model_type} is no causal LM: {error!s:.200}. Of models that read images too, "
+            f"{', '.join(sorted(SEES_IMAGES))} are decoded on text, and those that transformers has as a causal LM "
+            "(gemma3): take one of these, or a checkpoint of the text part alone"
+        ) from error
     except (TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError, ImportError) as error:
         raise RequestError(
             f"no {config.model_type} can be built of the sizes in its config.json ({type(error).__name__}: "

@@ -18,7 +18,7 @@ from .attention import use_grouped_attention
 from .backbone import Backbone
 from .cut import cut_class, mesh_of_all
 from .foreign import check_generation_config, raw_json
-from .hub import folder_or_name, loading_errors, skeleton, vetted_config
+from .hub import auto_class, folder_or_name, loading_errors, skeleton, vetted_config
 from .quantised import asked_config, check_can_read, check_projection, quantisation_of
 from .weights import INDEX, check_held, check_weight_files, shards
 
@@ -90,8 +90,6 @@ def load_model(
         RequestError: there is no such model, its weights are damaged, or it cannot be cut or quantised.
         EnvironmentFailure: as for `load_target`.
     """
-    from transformers import AutoModelForCausalLM
-
     source = folder_or_name(path)
     # a bar is for what takes long: a download, not a folder that is here
     quiet = no_progress_bars() if Path(source).is_dir() else nullcontext()
@@ -105,7 +103,7 @@ def load_model(
         whole = (own.num_hidden_layers, getattr(own, "layer_types", None))
         if layers is not None:
             _set_layers(own, min(layers, whole[0]), None if whole[1] is None else whole[1][:layers])
-        loader: Any = AutoModelForCausalLM
+        loader = auto_class(config)
         placed: dict[str, Any] = {}
         quantised = quantization is not None or quantisation_of(config) is not None
         if quantization is not None:
