@@ -247,7 +247,7 @@ def skeleton(config: Any, trust: bool = False) -> PreTrainedModel:
             return auto_class(config).from_config(config, trust_remote_code=trust)
     except ValueError as error:
         raise RequestError(
-            f"{config.model_type} is no causal LM: {error!s:.200}. Of models that read images too, "
+            f"{config.model_type} is no causal LM: {str(error).splitlines()[0]:.200}. Of models that read images too, "
             f"{', '.join(sorted(SEES_IMAGES))} are decoded on text, and those that transformers has as a causal LM "
             "(gemma3): take one of these, or a checkpoint of the text part alone"
         ) from error
