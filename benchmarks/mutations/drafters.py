@@ -127,7 +127,7 @@ MUTATIONS = (
         ("tests/drafters/model/test_adapters.py::test_rows_with_adapters_of_their_own_draft_as_each_alone",),
     ),
     Mutation(
-        "R12a",
+        "B01",
         "drafters/block/net.py",
         "block drafters: in training a block sees the state of its own anchor",
         "        seen_RAS = same_RAS & (index_S < anchor_RA[..., None])\n",
@@ -135,7 +135,7 @@ MUTATIONS = (
         (BLOCK + "test_net.py::test_nothing_at_or_behind_the_anchor_and_no_other_document_is_seen",),
     ),
     Mutation(
-        "R12b",
+        "B02",
         "drafters/block/dspark.py",
         "DSpark: the declared q is the slot's own, without the token in front of the draft",
         "            q.append(at_depth(warper, self.factors, k)(logits_BV))\n"
@@ -145,7 +145,7 @@ MUTATIONS = (
         ("tests/eval/audit/test_audit.py::test_every_method_passes_enumeration[dspark-warper2]",),
     ),
     Mutation(
-        "R12c",
+        "B03",
         "drafters/block/proposer.py",
         "DFlash: the likeliest tokens are drafted and called draws",
         "draw(q_BKV, random_BK)), 1), q_BKV)\n",
@@ -156,8 +156,8 @@ MUTATIONS = (
         "T15",
         "drafters/eagle/net.py",
         "EAGLE: in training rotary positions do not move on with the passes",
-        "            pairs = self.attention.project(read_BNX, self.rotary(positions_BN + j))\n",
-        "            pairs = self.attention.project(read_BNX, self.rotary(positions_BN))\n",
+        "        pairs = self.attention.project(read_BNX, self.rotary(positions_BN + j))\n",
+        "        pairs = self.attention.project(read_BNX, self.rotary(positions_BN))\n",
         ("tests/drafters/eagle/test_passes.py::test_outputs_and_gradients_are_those_of_a_dense_mask",),
     ),
 )

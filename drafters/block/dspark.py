@@ -81,9 +81,10 @@ class DSpark(DFlash):
 
     @property
     def weights_read(self) -> list[nn.Module]:
-        """As in `DFlash`; of W1 a proposal reads single rows."""
+        """As in `DFlash`; of W1 a proposal reads single rows, and W2 for every draft."""
         parts = [each for name, each in self.net.named_children() if name != "markov_head"]
-        return [*parts, self.net.markov_head.markov_w2, self._target.model.get_output_embeddings()]
+        head = self._target.model.get_output_embeddings()
+        return [*parts, *self._of_states, *[self.net.markov_head.markov_w2] * self.draft_length, head]
 
     def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
         """Draft after `last_B`, each row's anchor."""

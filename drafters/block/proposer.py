@@ -84,8 +84,13 @@ class DFlash:
 
     @property
     def weights_read(self) -> list[nn.Module]:
-        """What a proposal reads: the network and the target's projection, once."""
-        return [self.net, self._target.model.get_output_embeddings()]
+        """What a proposal reads: the network and the target's projection, once; of states too, keys and values."""
+        return [self.net, *self._of_states, self._target.model.get_output_embeddings()]
+
+    @property
+    def _of_states(self) -> list[nn.Module]:
+        """What is read a second time, for the target's new states."""
+        return [getattr(layer.self_attn, part) for layer in self.net.layers for part in ("k_proj", "v_proj")]
 
     # ---- state ----------------------------------------------------------------------------
 

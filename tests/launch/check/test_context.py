@@ -161,6 +161,8 @@ SHORT = {
     "probe__draft_length": 2,
     "medusa__heads": 2,
     "bpd__block": 3,
+    "block__size": 3,
+    "block__layout": "fill-in",
 }
 
 
