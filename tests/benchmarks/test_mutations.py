@@ -99,6 +99,7 @@ def test_a_bug_is_seen_and_taken_out_again(tree: Path) -> None:
     assert (tree / "sums.py").read_text() == before
 
 
+@pytest.mark.slow
 def test_what_no_test_sees_survives_and_what_does_not_import_is_broken(tree: Path) -> None:
     blind = replace(RIGHT, tests=RIGHT.tests[:1])
     assert outcome_of(tree, blind, limit=60).verdict == "survived"

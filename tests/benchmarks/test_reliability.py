@@ -47,6 +47,7 @@ def test_a_row_finds_its_tests_by_way_of_helpers() -> None:
     assert tallying(SOURCE, "disk full") == []
 
 
+@pytest.mark.slow
 def test_a_test_that_fails_has_lost(tmp_path: Path) -> None:
     path = tmp_path / "test_some.py"
     path.write_text(SOURCE)

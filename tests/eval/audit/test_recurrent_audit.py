@@ -12,7 +12,7 @@ PROMPTS = [[n, n + 1, 2 * n % 61] for n in range(1, 40)]
 SMALL = AuditConfig(tokens=2000, sequences=10_000, max_new_tokens=40, prompts=4, batch=50, draft_length=3)
 
 
-@pytest.mark.parametrize("family", ["lfm2", "falcon_h1"])
+@pytest.mark.parametrize("family", ["lfm2", pytest.param("falcon_h1", marks=pytest.mark.slow)])
 def test_a_state_that_is_not_rolled_back_is_caught(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     target = ready(random_model(family, **RECURRENT[family]))
     drafter = make_drafter(target, noise=0.05)

@@ -43,7 +43,7 @@ STAGES = {
 }
 SIGNALS = ["SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP"]
 ALL = [(name, stage) for name in SIGNALS for stage in STAGES]
-FAST = [("SIGHUP", "step"), ("SIGUSR1", "save")]
+FAST = [("SIGHUP", "step")]
 OF_TWO = itertools.product(SIGNALS, (0, 1), PLACES)
 
 

@@ -16,10 +16,10 @@ from small_run import assert_same_weights
 @pytest.mark.parametrize(
     "recipe",
     [
-        *("medusa-tiny", "eagle3-tiny", "dflash-tiny", "dspark-tiny"),
+        *("medusa-tiny", "eagle3-tiny", "dspark-tiny"),
         *(
             pytest.param(name, marks=pytest.mark.slow)
-            for name in ("bpd-tiny", "hydra-tiny", "hydra-plus-tiny", "eagle-tiny")
+            for name in ("bpd-tiny", "hydra-tiny", "hydra-plus-tiny", "eagle-tiny", "dflash-tiny")
         ),
     ],
 )
