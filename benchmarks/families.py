@@ -288,7 +288,8 @@ def speed_cells(shape: str, speeds: Sequence[Any]) -> dict[str, Any]:
     if not speeds:
         return {f"speedup_{shape}": None, f"predicted_{shape}": None}
     values = [value for (value, _, _), _ in speeds]
-    predicted = sum(each for _, each in speeds) / len(speeds)
+    known = [each for _, each in speeds if each is not None]  # without a step that counts there is none
+    predicted = sum(known) / len(known) if known else None
     several = Figure(value=sum(values) / len(values), seeds=values)
     return {f"speedup_{shape}": several if len(values) > 1 else figure(speeds[0][0]), f"predicted_{shape}": predicted}
 

@@ -167,7 +167,7 @@ def tuned(target: dict[str, Any]) -> list[str]:
     drift = target.get("drift")
     if drift is None:
         return []
-    if drift.get("change") == "quantised":
+    if drift.get("change") == "rounded":
         return [
             f"The target is {drift['original']} with rounded weights (target.quantization). It is what decodes and "
             "what the audit compares with: lossless means the quantised target's own output. "

@@ -160,7 +160,7 @@ def _rounded(pair: Loaded) -> dict[str, Any] | None:
     data = recipe.data if recipe.data.limit_rows is not None else recipe.data.model_copy(update={"limit_rows": _ROWS})
     rows = prepare(data, pair.target.tokenizer, out=None).validation
     count = min(recipe.loop.validate_rows, _COMPARED)
-    drift = measure_drift(original, pair.target, rows, count=count, seed=recipe.loop.seed, change="quantised")
+    drift = measure_drift(original, pair.target, rows, count=count, seed=recipe.loop.seed, change="rounded")
     return drift.to_dict()
 
 

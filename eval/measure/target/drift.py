@@ -27,7 +27,7 @@ from ....drafters.identity import TargetIdentity
 from ....drafters.projection import Projection
 from ..metrics import Interval, ratio
 
-Change = Literal["tuned", "quantised"]
+Change = Literal["tuned", "rounded"]
 _CHUNK = 256  # positions whose full-vocabulary logits exist at the same time
 
 
