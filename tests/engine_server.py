@@ -93,6 +93,8 @@ class Engine(ThreadingHTTPServer):
         self.model, self.shared, self.layers = model, shared, list(layers)
         self.name, self.room, self.fault, self.fingerprint = name, room, fault, fingerprint
         self.states = states or alone(model)
+        self.eos: set[int] = set()
+        """Tokens behind which it writes no more."""
         self.asked: list[list[int]] = []
         self.lock, self.compute = threading.Lock(), threading.Lock()
         self.busy = self.busiest = 0
@@ -117,9 +119,8 @@ class _Handler(BaseHTTPRequestHandler):
         engine = self.server
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         ids = body["prompt"]
-        assert body["max_tokens"] == 1
         assert isinstance(ids, list)
-        if len(ids) >= engine.room:
+        if len(ids) + body["max_tokens"] > engine.room:
             self._send(400, {"message": f"maximum context length is {engine.room} tokens"})
             return
         with engine.lock:
@@ -127,7 +128,11 @@ class _Handler(BaseHTTPRequestHandler):
             engine.asked.append(ids)
             engine.busy += 1
             engine.busiest = max(engine.busiest, engine.busy)
-        answer = self._answer(ids, bool(body.get("prompt_logprobs")))
+        written = self._written(ids, body)
+        answer = self._answer([*ids, *written[:-1]], bool(body.get("prompt_logprobs")))
+        if body.get("kv_transfer_params", {}).get("include_output_tokens"):
+            choice = answer.body["choices"][0]
+            choice["prompt_token_ids"], choice["token_ids"] = ids, written
         path = engine.shared / f"{number}-{threading.get_ident()}.safetensors"
         answer.body["kv_transfer_params"] = {"hidden_states_path": str(path)}
         if engine.fault is not None:
@@ -145,6 +150,23 @@ class _Handler(BaseHTTPRequestHandler):
             os.close(lock)
         if answer.status != 200:
             Path(f"{path}.lock").unlink()
+
+    def _written(self, ids: list[int], body: dict[str, Any]) -> list[int]:
+        """What the model says behind the ids, token by token; nothing where its states alone are asked for."""
+        engine = self.server
+        written: list[int] = []
+        if not body.get("kv_transfer_params", {}).get("include_output_tokens"):
+            assert body["max_tokens"] == 1
+            return written
+        draws = torch.Generator().manual_seed(body["seed"])
+        while len(written) < body["max_tokens"] and not set(written) & engine.eos:
+            with engine.compute, torch.no_grad():
+                last_H = norm_of(engine.model)(engine.states([*ids, *written])[-1, -1])
+                logits_V = engine.model.get_output_embeddings()(last_H).float()
+            greedy = not body["temperature"]
+            law_V = torch.softmax(logits_V / (body["temperature"] or 1.0), -1)
+            written.append(int(logits_V.argmax() if greedy else torch.multinomial(law_V, 1, generator=draws)))
+        return written
 
     def _answer(self, ids: list[int], logprobs: bool) -> Answer:
         engine = self.server

@@ -54,6 +54,11 @@ class FeaturesConfig(Section):
     """Documents that a process asks the engine for at a time."""
     timeout: float = Field(120.0, gt=0)
     """Seconds that the engine may take for one document."""
+    answers: int | None = Field(None, ge=1, le=1_000_000)
+    """Most tokens with which the engine's target answers each prompt of the rows anew, in the request that hands out
+    its states; empty: the rows' own answers are learnt from."""
+    answer_temperature: float = Field(0.0, ge=0, le=100)
+    """Temperature of these answers."""
     folder: str | None = None
     """Folder of the cache, for one set of rows; default: `features` in the run's folder."""
     dtype: Literal["fp32", "bf16", "fp8"] = "bf16"

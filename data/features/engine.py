@@ -25,11 +25,13 @@ from torch import Tensor
 from ...errors import EnvironmentFailure, RequestError
 from ..generate.server_request import ServerRequest
 from ..generate.transport import KEY
-from .engine_file import checked, take
+from .engine_file import IDS, checked, take
 
 _SHOWN = 300  # characters of a server's reply that a message quotes
 _PASSING = (408, 429)
 _TRIES = 4
+_UNFILTERED = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+"""Said, because a server takes what the model's generation_config.json has in their place."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,15 @@ class States(NamedTuple):
     """The likeliest token behind the document."""
 
 
+class Answer(NamedTuple):
+    """What a server has written behind a prompt, and the states of both."""
+
+    ids: list[int]
+    states_TNH: Tensor
+    """Of the prompt and the answer without its last token, which the server never reads."""
+    fingerprint: str | None
+
+
 class Engine:
     """A running server. Any thread may ask."""
 
@@ -125,32 +136,53 @@ class Engine:
             RequestError: the server refuses the document, or hands out what is not its states.
             EnvironmentFailure: nobody is there, or no file appears.
         """
-        body: dict[str, Any] = {
-            "model": self.request.model,
-            "prompt": list(ids),
-            "max_tokens": 1,
-            "temperature": 0,
-            "return_token_ids": True,
-        }
-        content = self._send("POST", "completions", body | ({"prompt_logprobs": 1} if logprobs else {}))
-        path = self._path(content)
-        tensors = take(path, self.request.timeout)
+        asked = {"max_tokens": 1, "temperature": 0} | ({"prompt_logprobs": 1} if logprobs else {})
+        content, tensors = self._complete(ids, asked)
         try:
             choice = content["choices"][0]
-            read = choice["prompt_token_ids"]
             next_token = choice.get("token_ids") or [None]
             own = _logprobs(choice, ids) if logprobs else None
         except (LookupError, TypeError, AttributeError, ValueError) as error:
-            raise self._strange(
-                "token ids (return_token_ids) and, where asked for, prompt_logprobs", content
-            ) from error
+            raise self._strange("prompt_logprobs, which were asked for", content) from error
+        states = checked(tensors, ids, self.request.layers, self.request.hidden)
+        return States(states, content.get("system_fingerprint"), own, next_token[0])
+
+    def answer(self, prompt: Sequence[int], tokens: int, *, temperature: float, seed: int) -> Answer:
+        """What the target itself writes behind a prompt, at most so many tokens, and its states: one request.
+
+        Raises:
+            As `ask` does, and RequestError where the states of the answer are not among those handed out.
+        """
+        sampling = {"temperature": temperature, "seed": seed, **_UNFILTERED}
+        asked = {"max_tokens": tokens, **sampling, "kv_transfer_params": {"include_output_tokens": True}}
+        content, tensors = self._complete(prompt, asked)
+        written = content["choices"][0].get("token_ids")
+        if not isinstance(written, list) or not written or not all(isinstance(token, int) for token in written):
+            raise self._strange("the token ids of an answer (return_token_ids)", content)
+        if len(tensors.get(IDS, ())) == len(prompt) < len(prompt) + len(written) - 1:
+            raise RequestError(
+                f"{self.request.public_url} has answered, and hands out the states of the prompt alone: it does not "
+                "know include_output_tokens. Take vLLM 0.32 or newer, or leave features.answers and let draftsmith "
+                "generate write the answers first"
+            )
+        states = checked(tensors, [*prompt, *written[:-1]], self.request.layers, self.request.hidden)
+        return Answer(written, states, content.get("system_fingerprint"))
+
+    def _complete(self, ids: Sequence[int], asked: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """The server's reply to token ids that it has read as they are, and the tensors of its file."""
+        body = {"model": self.request.model, "prompt": list(ids), "return_token_ids": True, **asked}
+        content = self._send("POST", "completions", body)
+        tensors = take(self._path(content), self.request.timeout)
+        try:
+            read = content["choices"][0]["prompt_token_ids"]
+        except (LookupError, TypeError) as error:
+            raise self._strange("the token ids that it has read (return_token_ids)", content) from error
         if read != list(ids):
             raise RequestError(
                 f"{self.request.public_url} was sent {len(ids)} token ids and has read {len(read or ())} others: a "
                 "prompt is cut or changed on the way; leave out truncate_prompt_tokens and proxies that rewrite"
             )
-        states = checked(tensors, ids, self.request.layers, self.request.hidden)
-        return States(states, content.get("system_fingerprint"), own, next_token[0])
+        return content, tensors
 
     def _path(self, content: dict[str, Any]) -> Path:
         """Where the states are, which has to be in the folder that the recipe names."""

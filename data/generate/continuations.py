@@ -1,5 +1,7 @@
 """Prompts cut from a corpus and the target's own continuations: the text that SSMs are boosted on.
 
+A serving engine may write them too (`trainers/teacher/engine_answers.py`).
+
 A sample is one document of its own row: prompt, then continuation, of which the continuation alone
 counts as labels. Samples are written in parts that are whole or not there; a run that was killed
 makes the missing ones, and any run those that were damaged since; processes share the parts out.
@@ -43,13 +45,13 @@ class Wanted:
     """What is to be written; two folders with the same values for the same rows are the same.
 
     Attributes:
-        samples, held_out: prompts of training documents, and of held-out ones.
+        samples, held_out: prompts of training documents, and of held-out ones; None: as many as there are.
         prompt_tokens: tokens of a text prompt; of a chat the most that a prompt may have.
         tokens: most tokens of a continuation.
     """
 
-    samples: int
-    held_out: int
+    samples: int | None
+    held_out: int | None
     prompt_tokens: int
     tokens: int
     temperature: float
@@ -65,6 +67,18 @@ class Continuations(NamedTuple):
     validation: PackedRows
 
 
+class Named(NamedTuple):
+    """What the recipe calls the values that a message is about."""
+
+    folder: str
+    prompt: str
+
+
+_OF_BOOST = Named("boost.continuations", "boost.prompt_tokens")
+Write = Callable[[Sequence[list[int]], range], Sequence[Sequence[int]]]
+"""Prompts, and the numbers of the samples that they begin, to continuations."""
+
+
 @dataclass(frozen=True)
 class Team:
     """The processes that share the work; alone by default."""
@@ -76,9 +90,20 @@ class Team:
 
 
 def continuations(
-    target: Backbone, rows: Prepared, wanted: Wanted, folder: Path, team: Team | None = None
+    target: Backbone,
+    rows: Prepared,
+    wanted: Wanted,
+    folder: Path,
+    team: Team | None = None,
+    *,
+    named: Named = _OF_BOOST,
+    write: Write | None = None,
 ) -> Continuations:
     """The samples of `folder`, those made that are missing.
+
+    Args:
+        named: what messages call the folder and the length of prompts.
+        write: who continues a prompt; default: `target` itself, here.
 
     Raises:
         DataError: the rows hold no prompt of that length.
@@ -88,9 +113,10 @@ def continuations(
     """
     team = team or Team()
     settings = _settings(target, rows, wanted)
-    _check_same(folder, settings)
+    _check_same(folder, settings, named.folder)
+    write = write or by_decoding(target, wanted)
     train, held_out = (
-        choose_prompts(part, count, wanted.prompt_tokens, seed=wanted.seed)
+        choose_prompts(part, count, wanted.prompt_tokens, seed=wanted.seed, named=named.prompt)
         for part, count in ((rows.train, wanted.samples), (rows.validation, wanted.held_out))
     )
     team.wait()  # nobody writes before all have read
@@ -100,7 +126,7 @@ def continuations(
             write_text(folder / _SETTINGS, json.dumps(settings, indent=1) + "\n")
         for part in parts[team.rank :: team.world]:
             if part.stored(wanted, folder) is None:
-                part.make(target, wanted, folder)
+                part.make(write, wanted, folder)
                 _log.info("continuations: %d of %d", part.end, len(held_out) + len(train))
     team.wait()
     stored = [_read_back(part, wanted, folder) for part in parts]
@@ -115,8 +141,46 @@ def continuations(
     )
 
 
-def choose_prompts(rows: PackedRows, count: int, longest: int, *, seed: int) -> list[list[int]]:
-    """Prompts spread over as many rows as there are: one of each before a second of any.
+def by_decoding(target: Backbone, wanted: Wanted) -> Write:
+    """The target continues prompts in this process."""
+
+    def write(prompts: Sequence[list[int]], numbers: range) -> Sequence[Sequence[int]]:
+        made = autoregressive(
+            target,
+            prompts,
+            warper=Warper(wanted.temperature),
+            max_new_tokens=wanted.tokens,
+            eos_ids=target.eos_ids,
+            seed=wanted.seed,
+            requests=numbers,
+        )
+        return made.tokens
+
+    return write
+
+
+def sample_tensors(prompts: Sequence[list[int]], answers: Sequence[Sequence[int]], length: int) -> dict[str, Tensor]:
+    """Rows of one document each, [R, length]: prompt, then continuation, which counts as labels."""
+    ids_RS = torch.zeros(len(prompts), length, dtype=torch.int32)
+    labels_RS = torch.zeros_like(ids_RS, dtype=torch.bool)
+    documents_RS = torch.full_like(ids_RS, -1)
+    for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        end = len(prompt) + len(answer)
+        ids_RS[row, :end] = torch.tensor([*prompt, *answer], dtype=torch.int32)
+        labels_RS[row, len(prompt) : end] = True
+        documents_RS[row, :end] = 0
+    return dict(zip(_TENSORS, (ids_RS, labels_RS, documents_RS), strict=True))
+
+
+def count_prompts(rows: PackedRows, longest: int) -> int:
+    """How many prompts the rows hold."""
+    return sum(1 for row in range(len(rows)) for _ in prompts_in(rows, row, longest))
+
+
+def choose_prompts(
+    rows: PackedRows, count: int | None, longest: int, *, seed: int, named: str = _OF_BOOST.prompt
+) -> list[list[int]]:
+    """Prompts spread over as many rows as there are: one of each before a second of any; all without a `count`.
 
     Raises:
         DataError: there is none.
@@ -138,10 +202,11 @@ def choose_prompts(rows: PackedRows, count: int, longest: int, *, seed: int) -> 
     if not prompts:
         raise DataError(
             f"none of {len(rows)} rows holds a prompt: a stretch of {longest} tokens in front of "
-            f"more text, or a chat's prompt of at most {longest}. Change boost.prompt_tokens or "
+            f"more text, or a chat's prompt of at most {longest}. Change {named} or "
             "data.sequence_length"
         )
-    _log.info("continuations: %d prompts asked for, the rows hold %d", count, len(prompts))
+    if count is not None:
+        _log.info("continuations: %d prompts asked for, the rows hold %d", count, len(prompts))
     return prompts
 
 
@@ -183,27 +248,10 @@ class _Part(NamedTuple):
         shape = (len(self.prompts), wanted.prompt_tokens + wanted.tokens)
         return derived_tensors(self.path(folder), dict.fromkeys(_TENSORS, shape))
 
-    def make(self, target: Backbone, wanted: Wanted, folder: Path) -> None:
-        """Decode the continuations and write the part, whole or not at all."""
-        made = autoregressive(
-            target,
-            self.prompts,
-            warper=Warper(wanted.temperature),
-            max_new_tokens=wanted.tokens,
-            eos_ids=target.eos_ids,
-            seed=wanted.seed,
-            requests=range(self.begin, self.end),
-        )
-        S = wanted.prompt_tokens + wanted.tokens
-        ids_RS = torch.zeros(len(self.prompts), S, dtype=torch.int32)
-        labels_RS = torch.zeros_like(ids_RS, dtype=torch.bool)
-        documents_RS = torch.full_like(ids_RS, -1)
-        for row, (prompt, answer) in enumerate(zip(self.prompts, made.tokens, strict=True)):
-            end = len(prompt) + len(answer)
-            ids_RS[row, :end] = torch.tensor([*prompt, *answer], dtype=torch.int32)
-            labels_RS[row, len(prompt) : end] = True
-            documents_RS[row, :end] = 0
-        write_tensors(self.path(folder), dict(zip(_TENSORS, (ids_RS, labels_RS, documents_RS), strict=True)))
+    def make(self, write: Write, wanted: Wanted, folder: Path) -> None:
+        """Have the continuations written, and keep the part, whole or not at all."""
+        answers = write(self.prompts, range(self.begin, self.end))
+        write_tensors(self.path(folder), sample_tensors(self.prompts, answers, wanted.prompt_tokens + wanted.tokens))
 
 
 def _parts(prompts: Sequence[list[int]]) -> list[_Part]:
@@ -228,12 +276,12 @@ def _settings(target: Backbone, rows: Prepared, wanted: Wanted) -> dict[str, obj
     }
 
 
-def _check_same(folder: Path, settings: dict[str, object]) -> None:
+def _check_same(folder: Path, settings: dict[str, object], named: str) -> None:
     """Raise RequestError where the continuations answer another question, or it is no folder."""
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     if not nearest.is_dir():
         raise RequestError(
-            f"boost.continuations is {folder}, and {nearest} is a file; expected a folder, which "
+            f"{named} is {folder}, and {nearest} is a file; expected a folder, which "
             "is made where there is none: name another one"
         )
-    check_identity_file(folder / _SETTINGS, settings, remedy="Name another boost.continuations, or remove that folder")
+    check_identity_file(folder / _SETTINGS, settings, remedy=f"Name another {named}, or remove {folder}")

@@ -14,7 +14,7 @@ from ..recipe.model import Recipe
 
 _log = logging.getLogger(__name__)
 _WHOLE = "it has to be here and whole: features.source online, target.sharding none"
-_OF_ENGINE = ("server", "served_model", "shared", "requests", "timeout")
+_OF_ENGINE = ("server", "served_model", "shared", "requests", "timeout", "answers", "answer_temperature")
 
 
 def check_whole_target(recipe: Recipe) -> None:
@@ -36,9 +36,26 @@ def check_whole_target(recipe: Recipe) -> None:
             raise RequestError(
                 f"features.source is engine, and features.{name} is not set; docs/engine.md says to what"
             )
+    _check_answers(recipe)
     reason = needs_whole(recipe) or _probes_early(recipe)
     if reason is not None:
         raise RequestError(f"features.source is engine, so the whole target is not here, and {reason}")
+
+
+def _check_answers(recipe: Recipe) -> None:
+    """Raise RequestError for answers that leave no room for a prompt, and for a temperature of none."""
+    features, length = recipe.features, recipe.data.sequence_length
+    if features.answers is None:
+        if features.answer_temperature:
+            raise RequestError(
+                f"features.answer_temperature is {features.answer_temperature:g}, and no answers are asked for; set "
+                "features.answers to their most tokens, or leave it out"
+            )
+    elif features.answers >= length - 1:
+        raise RequestError(
+            f"features.answers is {features.answers}, and a row has {length} tokens (data.sequence_length): no room "
+            "is left for a prompt; lower the one or raise the other"
+        )
 
 
 def _check_cut(recipe: Recipe) -> None:

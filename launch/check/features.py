@@ -24,6 +24,7 @@ from .memory import BYTES, device_memory, devices_of, in_units, needs, parameter
 if TYPE_CHECKING:
     import torch
 
+    from ...data.rows.prepare import Prepared
     from .models import Models
 
 _TRIED_LAYERS = 2
@@ -82,6 +83,13 @@ def _states(recipe: Recipe, models: Models) -> int:
     return family.hidden_states(asdict(drafter.config))
 
 
+def _answered(rows: Prepared, longest: int) -> tuple[int, int]:
+    """How many rows an engine makes of the prompts, to train on and held out: all are made before the first step."""
+    from ...data.generate.continuations import count_prompts
+
+    return count_prompts(rows.train, longest), count_prompts(rows.validation, longest)
+
+
 @dataclass(frozen=True)
 class _Plan:
     """How many rows a cached run reads, and how many of them the cache holds."""
@@ -106,7 +114,10 @@ class _Plan:
             from ...data.rows.prepare import prepare
 
             rows = prepare(recipe.data, models.tokenizer(), out=None)
-            distinct, held_out = min(asked, len(rows.train)), min(held_out, len(rows.validation))
+            if recipe.features.answers is None:
+                distinct, held_out = min(asked, len(rows.train)), min(held_out, len(rows.validation))
+            else:
+                distinct, held_out = _answered(rows, recipe.data.sequence_length - recipe.features.answers)
         row = token * recipe.row_tokens
         bound, count = recipe.features.max_gb * 1e9, distinct + held_out
         if row > bound:

@@ -13,7 +13,7 @@ import contextlib
 import json
 import logging
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,8 +23,8 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from ...data.features.codec import FeatureDtype
-from ...data.features.engine import Engine, EngineRequest
-from ...data.features.store import FeatureStore
+from ...data.features.engine import Answer, Engine, EngineRequest
+from ...data.features.store import FeatureStore, row_keys
 from ...data.rows.packed import PackedRows
 from ...decoding.target.hidden_states import LAST, decoder_of, last_norm
 from ...errors import DraftsmithError, EnvironmentFailure, RequestError
@@ -87,7 +87,7 @@ class EngineFeatures(StoredFeatures):
         self._engine, self._fingerprint, self._accelerator = engine, fingerprint, accelerator
         count = int(cut.config.get_text_config(decoder=True).num_hidden_layers)
         self._numbers = [count if layer == LAST else layer for layer in layers]
-        self._count, self._norm = count, last_norm(decoder_of(cut))
+        self._count, self._norm, self._device = count, last_norm(decoder_of(cut)), cut.device
         self._askers = ThreadPoolExecutor(requests, thread_name_prefix="engine")
 
     def __call__(self, batch: Batch) -> Features:
@@ -105,6 +105,35 @@ class EngineFeatures(StoredFeatures):
         """Wait for what is being asked, so that no file is left."""
         super().close()
         self._askers.shutdown(wait=True, cancel_futures=True)
+
+    def answers(
+        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], *, tokens: int, temperature: float
+    ) -> list[Answer]:
+        """What the engine writes behind prompts, side by side, and the states of both."""
+
+        def asked(prompt: Sequence[int], seed: int) -> Future[Answer]:
+            return self._askers.submit(self._engine.answer, prompt, tokens, temperature=temperature, seed=seed)
+
+        replies = [asked(*each) for each in zip(prompts, seeds, strict=True)]
+        try:
+            answers = [reply.result() for reply in replies]
+        finally:
+            for reply in replies:
+                reply.cancel()
+        for answer in answers:
+            self._check_same(answer.fingerprint)
+        return answers
+
+    @torch.no_grad()
+    def keep(self, row: Batch, states_TNH: Tensor) -> None:
+        """Store the states of a row's one document, which may lack those of its last token.
+
+        That one stays zero, as padding does: behind it nothing is predicted, and no other token reads it.
+        """
+        S, T = row["input_ids"].shape[1], len(states_TNH)
+        made_NSH = torch.zeros(len(self._numbers), S, self._engine.request.hidden, dtype=self.dtype)
+        made_NSH[:, :T] = self._wanted(states_TNH.to(self._device)).cpu()
+        self.kept(row_keys(row)[0], made_NSH)
 
     def _make(self, batch: Batch, keys: list[str], rows: list[Tensor | None]) -> None:
         """Ask for the rows that are not stored, all their documents side by side."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,47 +91,66 @@ def feature_source(
             f"features.source is {config.source}, and the target is trained in this run, so its states do not "
             "stay what they are; use features.source online"
         )
-    identity = identity_of(target, config, source.layers, rows, data)
     with contextlib.ExitStack() as stack:
         if config.source == "engine":
-            request = request_of(config, target.name, source.layers, target.model.config)
-            engine, proof = stack.enter_context(
-                proved_engine(request, target.model, rows.train, out=out, accelerator=accelerator)
+            kept: FeatureSource = stack.enter_context(
+                asked_source(config, target, rows, data, source.layers, out=out, accelerator=accelerator)
             )
-            identity |= identity_of_engine(request, proof)
-        store = stack.enter_context(
-            contextlib.closing(_store(config, identity, source, target, rows, out, accelerator))
-        )
-        team = accelerator if is_cut(target.model) else None
-        kept: FeatureSource = CachedFeatures(source, store, config.dtype, together=team)
-        if config.source == "engine":
-            kept = EngineFeatures(
-                source.layers,
-                target.model,
-                engine,
-                proof.fingerprint,
-                store,
-                config.dtype,
-                accelerator=accelerator,
-                requests=config.requests,
-            )
+        else:
+            identity = identity_of(target, config, source.layers, rows, data)
+            store = _store(config, identity, source.layers, target, rows, out, accelerator)
+            stack.enter_context(contextlib.closing(store))
+            team = accelerator if is_cut(target.model) else None
+            kept = stack.enter_context(contextlib.closing(CachedFeatures(source, store, config.dtype, together=team)))
         kept.looks_ahead = config.prefetch
         objective.features = kept
-        stack.enter_context(contextlib.closing(kept))
         yield
+
+
+@contextlib.contextmanager
+def asked_source(
+    config: FeaturesConfig,
+    target: Backbone,
+    rows: Prepared,
+    data: DataConfig,
+    layers: Sequence[int],
+    *,
+    out: Path,
+    accelerator: Accelerator,
+) -> Iterator[EngineFeatures]:
+    """States by the engine that the recipe names, once it is found to compute the target; errors as above."""
+    request = request_of(config, target.name, layers, target.model.config)
+    with contextlib.ExitStack() as stack:
+        engine, proof = stack.enter_context(
+            proved_engine(request, target.model, rows.train, out=out, accelerator=accelerator)
+        )
+        identity = identity_of(target, config, layers, rows, data) | identity_of_engine(request, proof)
+        store = _store(config, identity, layers, target, rows, out, accelerator)
+        stack.enter_context(contextlib.closing(store))
+        asked = EngineFeatures(
+            layers,
+            target.model,
+            engine,
+            proof.fingerprint,
+            store,
+            config.dtype,
+            accelerator=accelerator,
+            requests=config.requests,
+        )
+        yield stack.enter_context(contextlib.closing(asked))
 
 
 def _store(
     config: FeaturesConfig,
     identity: dict[str, object],
-    source: FeatureSource,
+    layers: Sequence[int],
     target: Backbone,
     rows: Prepared,
     out: Path,
     accelerator: Accelerator,
 ) -> FeatureStore:
     """Where states are kept; errors as of `FeatureStore`."""
-    bytes_ = token_bytes(len(source.layers), hidden_size(target.model), config.dtype)
+    bytes_ = token_bytes(len(layers), hidden_size(target.model), config.dtype)
     return FeatureStore(
         features_folder(config, out),
         identity,
@@ -156,7 +175,7 @@ def hidden_size(target: nn.Module) -> int:
 
 
 def identity_of(
-    target: Backbone, config: FeaturesConfig, layers: tuple[int, ...], rows: Prepared, data: DataConfig
+    target: Backbone, config: FeaturesConfig, layers: Sequence[int], rows: Prepared, data: DataConfig
 ) -> dict[str, object]:
     """All that stored states depend on but the row itself, by the names of a refusal."""
     whose = TargetIdentity.of(target)

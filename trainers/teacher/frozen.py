@@ -30,7 +30,9 @@ from ..loop.processes import name_the_silent
 from ..loop.setup import make_accelerator, make_deterministic, run_loop
 from ..methods import METHODS
 from ..sections import Run, Sections
+from .engine_answers import answered_rows
 from .feature_cache import feature_source
+from .features import Featured
 from .handshake import KEPT_LAYERS
 
 if TYPE_CHECKING:
@@ -96,6 +98,8 @@ def run_for_target(
     rows = prepare_rows(run, accelerator, teacher)
     if check_rows is not None:
         check_rows(recipe, rows)
+    if recipe.features.answers is not None:
+        rows = _answered(build(teacher, rows), run, teacher, rows, accelerator)
     torch.manual_seed(plan.loop.seed)  # fresh weights must not depend on what loading has drawn
     objective = build(teacher, rows)
     with feature_source(objective, recipe.features, teacher, rows, recipe.data, out=run.out, accelerator=accelerator):
@@ -111,6 +115,23 @@ def run_for_target(
             resume=run.resume,
             by_validation=cut,
         )
+
+
+def _answered(objective: Objective, run: Run, teacher: Backbone, rows: Prepared, accelerator: Accelerator) -> Prepared:
+    """The rows with the engine's own answers; an objective made for the given ones says whose states it needs."""
+    if not isinstance(objective, Featured):
+        raise RequestError("features.answers is set, and this method reads no features; leave it")
+    recipe = run.recipe
+    return answered_rows(
+        rows,
+        recipe.features,
+        teacher,
+        recipe.data,
+        layers=objective.features.layers,
+        seed=recipe.loop.seed,
+        out=run.out,
+        accelerator=accelerator,
+    )
 
 
 def load_teacher(run: Run, check_target: CheckTarget) -> tuple[Accelerator, Backbone]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import draftsmith
 import engine_server
 import pytest
 import torch
+from draftsmith.data.generate import continuations
 from draftsmith.data.rows.packed import PackedRows
 from draftsmith.data.rows.prepare import Prepared, prepare
 from draftsmith.decoding.target.hub import embedded_target
@@ -197,12 +199,70 @@ def test_the_pages_recipe(
     assert (tmp_path / "run" / "drafter" / "model.safetensors").is_file()
 
 
+def test_answers_and_states_from_one_request(
+    engine: engine_server.Engine,
+    texts: dict[str, str],
+    rows: Prepared,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: Captured,
+) -> None:
+    """Each prompt is sent once and nothing again; an engine that dies half-way costs no answer; the states are those
+    that the finished rows have."""
+    monkeypatch.setattr(continuations, "_PART", 8)
+    run, other = tmp_path / "run", tmp_path / "other"
+    values = SMALL | texts | by_engine(engine) | {"features.answers": "5", "features.answer_temperature": "1"}
+    prompts = sum(continuations.count_prompts(part, 64 - 5) for part in (rows.train, rows.validation))
+    assert prompts > 16
+    proofs = 3  # requests of a handshake, before the answers and before the first step
+
+    def dies(server: engine_server.Engine, answer: engine_server.Answer) -> None:
+        if len(server.asked) > proofs + 12:
+            engine_server.refused(server, answer)
+
+    by_itself = engine.states
+    # a document's bits may depend on its length, which is not the answer's to change here
+    engine.states = lambda ids: by_itself([*ids, *[0] * (64 - len(ids))])[: len(ids)]
+    engine.fault = dies
+    assert main(["train", "eagle3-tiny", "--out", str(run), *words(values)]) == 2
+    assert "refuses with status 400" in capfd.readouterr().err
+    assert len(list((run / "answers").glob("part-*"))) == 1
+    engine.fault, engine.asked = None, []
+    assert main(["train", "eagle3-tiny", "--out", str(run), *words(values)]) == 0
+    assert len(engine.asked) == proofs + (prompts - 8) + proofs
+    assert list(engine.shared.iterdir()) == []
+    # the same answers, whose states are asked for by themselves
+    other.mkdir()
+    shutil.copytree(run / "answers", other / "answers")
+    assert main(["train", "eagle3-tiny", "--out", str(other), *words(values)]) == 0
+    assert len(losses(run)) >= 4
+    assert losses(other) == losses(run)
+    ours, theirs = (load_file(each / "drafter" / "model.safetensors") for each in (run, other))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_answers_to_something_else(
+    engine: engine_server.Engine, texts: dict[str, str], tmp_path: Path, capfd: Captured
+) -> None:
+    """A folder's answers are those to its own prompts, in its own way."""
+    values = SMALL | texts | by_engine(engine) | {"features.answers": "3", "loop.steps": "1"}
+    assert main(["train", "eagle3-tiny", "--out", str(tmp_path / "run"), *words(values)]) == 0
+    shutil.copytree(tmp_path / "run" / "answers", tmp_path / "new" / "answers")
+    capfd.readouterr()
+    more = values | {"features.answers": "4"}
+    assert main(["train", "eagle3-tiny", "--out", str(tmp_path / "new"), *words(more)]) == 2
+    assert re.search(r"tokens is 3 there and 4\s+here", capfd.readouterr().err)
+
+
 REFUSED: list[tuple[str, dict[str, str], str]] = [
     ("eagle3-tiny", {"features.server": ""}, "features.server is not set"),
     ("eagle3-tiny", {"features.shared": ""}, "features.shared is not set"),
     ("eagle3-tiny", {"features.source": "online"}, "features.server is 'http://localhost:1', and features.source"),
     ("eagle3-tiny", {"probe.every_steps": "2"}, "a probe every 2 steps"),
     ("eagle3-tiny", {"features.server": "nowhere"}, "features.server is 'nowhere', no URL"),
+    ("eagle3-tiny", {"features.answers": "4", "features.source": "online"}, "features.server is"),
+    ("eagle3-tiny", {"features.answers": "255"}, "no room is left for a prompt"),
+    ("eagle3-tiny", {"features.answer_temperature": "1"}, "no answers are asked for"),
     ("medusa2-tiny", {}, "medusa2 trains it"),
     ("boost-tiny", {}, "boost learns from texts that it writes"),
     ("distill-tiny", {"rollouts.share": "0.5"}, "rollouts.share has it follow texts"),

@@ -195,6 +195,57 @@ def test_the_file_of_a_server_without_locks(whole: Any, tmp_path: Path) -> None:
     assert torch.equal(states, server.states([1, 2, 3, 4])[:, list(LAYERS)])
 
 
+# ---- answers and states from one request --------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_an_answer_and_the_states_of_both(temperature: float, serving: engine_server.Engine, whole: Any) -> None:
+    """The states of all but the answer's last token, which the engine never reads."""
+    engine, prompt = Engine(request_to(serving)), [5, 6, 7, 8]
+    found = engine.answer(prompt, 6, temperature=temperature, seed=3)
+    assert len(found.ids) == 6
+    assert torch.equal(found.states_TNH, serving.states([*prompt, *found.ids[:-1]])[:, list(LAYERS)])
+    again, other = (engine.answer(prompt, 6, temperature=temperature, seed=seed).ids for seed in (3, 4))
+    assert again == found.ids
+    assert (other == found.ids) == (temperature == 0)
+    serving.eos = {found.ids[2]}
+    assert (
+        engine.answer(prompt, 6, temperature=temperature, seed=3).ids == found.ids[: found.ids.index(found.ids[2]) + 1]
+    )
+    assert list(serving.shared.iterdir()) == []
+
+
+def test_an_answer_of_one_token(serving: engine_server.Engine) -> None:
+    """The prompt's states are all there are."""
+    found = Engine(request_to(serving)).answer([5, 6, 7], 1, temperature=0, seed=0)
+    assert len(found.ids) == 1
+    assert len(found.states_TNH) == 3
+
+
+def test_an_engine_that_hands_out_the_prompts_states_alone(serving: engine_server.Engine) -> None:
+    """Older ones do not know the switch."""
+
+    def old(_engine: engine_server.Engine, answer: engine_server.Answer) -> None:
+        answer.states_TNH, answer.ids = answer.states_TNH[:4], answer.ids[:4]
+
+    serving.fault = old
+    with pytest.raises(
+        RequestError, match="hands out the states of the prompt alone: it does not know include_output"
+    ):
+        Engine(request_to(serving)).answer([5, 6, 7, 8], 6, temperature=0, seed=0)
+
+
+@pytest.mark.parametrize("fault", LATER, ids=lambda fault: fault.__name__)
+def test_faults_of_an_answer(fault: Any, serving: engine_server.Engine, cut: Any, tmp_path: Path) -> None:
+    """The same ones, in the same words."""
+    source = source_of(serving, cut, tmp_path / "store", timeout=0.3)
+    serving.fault = fault
+    with pytest.raises((RequestError, EnvironmentFailure)) as no:
+        source.answers([[5, 6, 7, 8]], [0], tokens=4, temperature=0)
+    assert re.search(LATER[fault], str(no.value), re.DOTALL), no.value
+    source.close()
+
+
 # ---- a source of states ------------------------------------------------------------------------
 
 
