@@ -35,6 +35,7 @@ SHARES = {
     "sampled, ours": "{sample}",
     "sampled, the engine's": "{sample_engine}",
 }
+DRAWN = {"drafter": "{drafter}", "sampled, ours": "{sample}", "the engine's": "{sample_engine}"}
 SERVER, STATES_OF = "vLLM's server", "vLLM's hidden states"
 FAULTY = "draft model, the CPU build as it comes"
 STATES = {"processes": "{drafter}", "losses compared": "{losses}", "largest difference": "{difference}"}
@@ -62,7 +63,8 @@ RECORDS = {
         {
             "engines": table_of(HEADS, {"engine": "vLLM"}),
             "sampled": table_of(SHARES, {"engine": "vLLM", "temperatures": "0 and 1"}),
-            "transformers": table_of(HEADS, {"engine": "transformers"}),
+            "transformers": table_of(HEADS, {"engine": "transformers", "temperatures": "0"}),
+            "transformers-sampled": table_of(DRAWN, {"engine": "transformers", "temperatures": "1"}),
         },
     ),
     "engine-servers": (

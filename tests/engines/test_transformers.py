@@ -71,14 +71,14 @@ def test_assistant_model(
     findings.add(
         "transformers",
         "draft model, T = 0",
+        temperatures="0",
         untouched=0,
         text=f"{equal} of {len(prompts)}",
         ours=depths(expected),
         theirs=depths(cold),
     )
-    findings.add(
-        "transformers", "draft model, T = 1", sample=figure(share.value, (low, high)), sample_engine=figure(found)
-    )
+    sampled = {"sample": figure(share.value, (low, high)), "sample_engine": figure(found)}
+    findings.add("transformers", "draft model, T = 1", temperatures="1", **sampled)
     assert theirs == [answer[1:] for answer in ours.tokens]
     assert depths(cold) == depths(expected)
     assert low <= found <= high
