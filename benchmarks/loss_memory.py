@@ -31,6 +31,7 @@ import psutil
 import torch
 import torch.nn.functional as F
 from draftsmith.benchmarks.common.markdown import printed
+from draftsmith.benchmarks.common.peak import peak_bytes
 from draftsmith.benchmarks.common.provenance import finish, record_of
 from draftsmith.benchmarks.common.records import Record, table_of
 from draftsmith.drafters.projection import Projection
@@ -44,7 +45,6 @@ from draftsmith.trainers.losses.mix import Mix
 from draftsmith.trainers.method_config import Eagle3Config, MedusaConfig
 from draftsmith.trainers.student.architecture import fresh_model
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
 
 Run = Callable[[], Tensor]
 
@@ -215,23 +215,6 @@ def measure(run: Run, module: nn.Module, device: str) -> dict[str, float]:
         summaries["seconds"] = time.perf_counter() - began
 
     return {"gb": peak_bytes(work, device) / 1e9, **summaries}
-
-
-def peak_bytes(work: Callable[[], None], device: str) -> int:
-    """The most bytes that torch held at once while at work, beyond what it held before."""
-    if device != "cpu":
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        work()
-        return torch.cuda.max_memory_allocated() - before
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        work()
-    held = most = 0
-    for event in seen.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            held += event.nbytes()
-            most = max(most, held)
-    return most
 
 
 def check_size(family: str, args: argparse.Namespace) -> None:

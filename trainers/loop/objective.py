@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ...data.rows.packed import documents_by_length
 from ...decoding.target.backbone import context_limits
+from ...decoding.target.cut import is_cut
 from ...decoding.target.hidden_states import decoder_of
 from ...decoding.target.hub import load_config
 from ...decoding.target.recurrence.scan import is_recurrent
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Batch = dict[str, Tensor]
+
+MASKED = 2048
+"""Tokens of a row up to which it is read by one pass with a mask, and not document by document."""
 
 
 class Objective(Protocol):
@@ -112,8 +116,8 @@ def over_rows(decoder: Any, batch: Batch, run: Callable[[dict[str, Any]], Sequen
 
     Args:
         run: called with the inputs of `decoder`, whatever it takes of its forward pass; once with all rows and a
-            mask, or, as a mask keeps nothing from a recurrent layer, with documents of like length, each from its
-            start. Then padding gets zeros.
+            mask, or, where a mask would be large (`goes_without_mask`) or keeps nothing from a recurrent layer, with
+            documents of like length, each from its start. Then padding gets zeros.
 
     Raises:
         RequestError: the rows are longer than the decoder's context, or documents would have to run apart in
@@ -122,10 +126,10 @@ def over_rows(decoder: Any, batch: Batch, run: Callable[[dict[str, Any]], Sequen
     ids_RS, documents_RS = batch["input_ids"], batch["documents"]
     named = "the length of a row (--data.sequence_length)"
     check_row_length(decoder.config, ids_RS.shape[1], type(decoder).__name__, named=named)
-    if not is_recurrent(decoder):
+    if not is_recurrent(decoder) and not goes_without_mask(decoder, ids_RS.shape[1]):
         masks = row_masks(decoder.config, documents_RS, batch["positions"])
         return list(run(_inputs(ids_RS, batch["positions"], masks)))
-    if is_sharded(decoder):
+    if is_sharded(decoder):  # one that could take a mask has taken it
         raise RequestError(
             f"{type(decoder).__name__} has recurrent layers, which run document by document; processes have different "
             "numbers of these, and ZeRO-3 wants equal steps of all: use zero2 or less"
@@ -136,6 +140,15 @@ def over_rows(decoder: Any, batch: Batch, run: Callable[[dict[str, Any]], Sequen
         parts.append([out_DLH[real_DL] for out_DLH in run(_inputs(ids_RS.flatten()[slots_DL], at_DL, None))])
         slots.append(slots_DL[real_DL])
     return [_put_back(torch.cat(made), torch.cat(slots), ids_RS.shape) for made in zip(*parts, strict=True)]
+
+
+def goes_without_mask(decoder: Any, tokens: int) -> bool:
+    """Whether rows of so many tokens run document by document, by the causal kernel, which needs no S x S mask.
+
+    Shorter rows take one pass with a mask, and so do all rows of a model of which processes hold pieces: they make
+    their passes together, and would not have equally many.
+    """
+    return tokens > MASKED and not is_sharded(decoder) and not is_cut(decoder)
 
 
 def _inputs(ids: Tensor, positions: Tensor, mask: Masks | None) -> dict[str, Any]:

@@ -1,0 +1,171 @@
+"""Memory of a training step against the length of its row: flat for each token, where no mask is made.
+
+For rows of 2,048 to 32,768 tokens, of one document or of several: the most that torch held at once, beyond
+weights and inputs, in the frozen target's forward pass (three hidden states kept) and in forward and backward of
+what is trained, gradients included; divided by the tokens. The models are narrow and random: what is shown is how
+bytes grow with the row, not how many there are. `with a mask` is the same target by one pass with a mask of
+rows by rows, as shorter rows are read; it is left out where that mask alone would be larger than `--most-gb`.
+
+    python benchmarks/row_memory.py
+    python benchmarks/row_memory.py --tokens 512,1024
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from draftsmith.benchmarks.common.markdown import printed
+from draftsmith.benchmarks.common.peak import peak_bytes
+from draftsmith.benchmarks.common.provenance import finish, record_of
+from draftsmith.benchmarks.common.records import Cell, Record, table_of
+from draftsmith.launch.recipe.model import Recipe
+from draftsmith.trainers import distill, eagle3, medusa
+from draftsmith.trainers.config import ModelConfig
+from draftsmith.trainers.loop import objective
+from draftsmith.trainers.student.architecture import fresh_model
+from torch import Tensor
+
+DOCUMENTS = (1, 8)
+VOCABULARY, DRAFTED = 512, 256
+PARTS = ("target", "masked", "distill", "medusa", "eagle3")
+
+
+def main() -> None:
+    args = arguments()
+    rows = [measured(tokens, documents, args) for documents in DOCUMENTS for tokens in args.tokens]
+    record = assembled(rows, args)
+    print(printed(record))
+    finish(record, args.json)
+
+
+def measured(tokens: int, documents: int, args: argparse.Namespace) -> dict[str, Cell]:
+    """Bytes for each token of a row, by part."""
+    row: dict[str, Cell] = {"tokens": tokens, "documents": documents}
+    batch = one_row(tokens, documents, args.device)
+    for part, goal in goals(tokens, args).items():
+        if part == "eagle3":
+            row["target"] = bytes_of(partial(goal.prepare, batch), tokens, args.device)
+            row["masked"] = None
+            if tokens**2 <= args.most_gb * 1e9:
+                with limit_of_masks(tokens):
+                    row["masked"] = bytes_of(partial(goal.prepare, batch), tokens, args.device)
+        row[part] = bytes_of(partial(step, goal, batch, goal.prepare(batch)), tokens, args.device)
+        gc.collect()
+    return row
+
+
+def bytes_of(work: Any, tokens: int, device: str) -> float:
+    return peak_bytes(work, device) / tokens
+
+
+def step(goal: Any, batch: dict[str, Tensor], teacher_output: Any) -> None:
+    """Forward and backward of what is trained."""
+    goal.module.zero_grad(set_to_none=True)
+    goal.module(batch, teacher_output)[0].backward()
+
+
+@contextmanager
+def limit_of_masks(tokens: int) -> Iterator[None]:
+    """Rows of so many tokens are read by one pass with a mask."""
+    before = objective.MASKED
+    objective.MASKED = tokens
+    try:
+        yield
+    finally:
+        objective.MASKED = before
+
+
+def goals(tokens: int, args: argparse.Namespace) -> dict[str, Any]:
+    """An objective of each kind, on one random target."""
+    torch.manual_seed(0)
+    sizes = ModelConfig(
+        architecture="llama",
+        layers=4,
+        hidden=args.hidden,
+        heads=2,
+        kv_heads=1,
+        head_size=args.hidden // 2,
+        max_positions=max(tokens, 16),
+    )
+    target = fresh_model(sizes, vocabulary=VOCABULARY, eos=None).eval().to(args.device)
+    draft = {"layers": 2, "hidden": args.hidden, "heads": 2, "kv_heads": 1, "head_size": args.hidden // 2}
+    distilled = Recipe.model_validate({"method": "distill", "model": draft})
+    heads = Recipe.model_validate({"method": "medusa", "medusa": {"heads": 3}})
+    feature = Recipe.model_validate({"method": "eagle3", "eagle3": {"passes": 4, "layers": [1, 2, 3]}})
+    small = distill.student(distilled, target)
+    chosen = range(0, VOCABULARY, VOCABULARY // DRAFTED)
+    made: dict[str, Any] = {
+        "distill": distill.DistillObjective(distilled, small, target, nowhere),
+        "medusa": medusa.MedusaObjective(heads, medusa.student(heads, target), target, nowhere),
+        "eagle3": eagle3.Eagle3Objective(feature, eagle3.student(feature, target, chosen), target, nowhere),
+    }
+    for each in made.values():
+        each.module.to(args.device)
+    return made
+
+
+def nowhere(_module: object, _folder: object) -> None:
+    """Nothing is saved."""
+
+
+def one_row(tokens: int, documents: int, device: str) -> dict[str, Tensor]:
+    """Documents of equal lengths, all of them labels but their first tokens."""
+    documents_S = torch.arange(tokens) * documents // tokens
+    positions_S = torch.cat([torch.arange(int(count)) for count in documents_S.bincount()])
+    row = {
+        "input_ids": torch.randint(0, VOCABULARY, (1, tokens)),
+        "positions": positions_S[None],
+        "documents": documents_S[None],
+        "loss_mask": positions_S[None] > 0,
+    }
+    return {name: each.to(device) for name, each in row.items()}
+
+
+def assembled(rows: list[dict[str, Cell]], args: argparse.Namespace) -> Record:
+    """Bytes for a token by the row's length, a column for each part."""
+    heads = {
+        "tokens of the row": "{tokens}",
+        "documents": "{documents}",
+        "target": "{target}",
+        "target, with a mask": "{masked}",
+        "distilled draft": "{distill}",
+        "Medusa": "{medusa}",
+        "EAGLE-3": "{eagle3}",
+    }
+    return record_of(
+        args,
+        title="Memory of a training step for each token of its row",
+        target=None,
+        setup=f"Bytes for each token, fp32, a random target of 4 layers of {args.hidden} numbers, vocabulary "
+        f"{VOCABULARY}; the draft has 2 layers, Medusa 3 heads, EAGLE-3 4 passes. Rows of up to "
+        f"{objective.MASKED:,} tokens are read with a mask in any case. On {args.device}.",
+        formats={"tokens": ",.0f", "documents": ".0f", **dict.fromkeys(PARTS, ",.0f")},
+        rows=rows,
+        tables={"row-memory": table_of(heads)},
+    )
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument(
+        "--tokens",
+        type=lambda text: [int(each) for each in text.split(",")],
+        default=[2048, 4096, 8192, 16384, 32768],
+        help="lengths of rows",
+    )
+    parser.add_argument("--hidden", type=int, default=64)
+    parser.add_argument("--most-gb", type=float, default=0.3, help="the largest mask that is made")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the record of docs/results")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Long rows: documents by the causal kernel, no mask of rows by rows, and the numbers that a mask would give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from draftsmith.data.rows.packed import Document, PackedRows, pack
+from draftsmith.decoding.target.attention import use_grouped_attention
+from draftsmith.trainers.loop import objective
+from draftsmith.trainers.loop.objective import Batch, hidden_states
+from random_models import GROUPED, VOCABULARY, random_model
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+S = 96
+FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen3": GROUPED,
+    "gemma3_text": GROUPED | {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
+    "gpt2": {},
+}
+
+
+def packed(*lengths: int, row: int = S) -> PackedRows:
+    """Rows of documents of such lengths."""
+    ids = [(7 * torch.arange(length) ** 2 + 3 + length).remainder(VOCABULARY).numpy() for length in lengths]
+    documents = [Document(each.astype("int32"), torch.ones(len(each), dtype=torch.bool).numpy()) for each in ids]
+    return pack(documents, row, pad=0, fingerprint="")
+
+
+def of(family: str) -> Any:
+    model = random_model(family, **FAMILIES[family])
+    use_grouped_attention(model)
+    return model
+
+
+def trained_on(model: Any, batch: Batch) -> tuple[Tensor, list[Tensor]]:
+    """States of tokens, and gradients of a sum of them that weighs each differently."""
+    model.requires_grad_(True).zero_grad()
+    states_RSH = hidden_states(model, batch)
+    real = batch["documents"] >= 0
+    found = states_RSH[real]
+    (found * torch.linspace(-1, 1, found.numel()).view_as(found)).sum().backward()
+    return found.detach(), [each.grad for each in model.get_decoder().parameters() if each.grad is not None]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("lengths", [(90, 80), (50, 33, 9, 7, 2, 60)], ids=["alone", "packed"])
+def test_the_numbers_of_a_mask(family: str, lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, rows = of(family), packed(*lengths)
+    batch = rows.batch(range(len(rows)))
+    with_mask = trained_on(model, batch)
+    monkeypatch.setattr(objective, "MASKED", S - 1)
+    monkeypatch.setattr(objective, "row_masks", None)  # nothing asks for one
+    without = trained_on(model, batch)
+    torch.testing.assert_close(without, with_mask, rtol=2e-4, atol=2e-5)
+
+
+class Largest(TorchDispatchMode):
+    """Numbers of the largest tensor that was made."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, call: Callable[..., Any], _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = call(*args, **(kwargs or {}))
+        for each in made if isinstance(made, tuple | list) else (made,):
+            if isinstance(each, Tensor):
+                self.numbers = max(self.numbers, each.numel())
+        return made
+
+
+def largest(model: Any, batch: Batch) -> int:
+    with Largest() as seen:
+        trained_on(model, batch)
+    return seen.numbers
+
+
+def test_nothing_grows_with_the_square(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Per token the largest tensor of a row stays what it is, but with a mask, when the row is four times as long."""
+    small = {
+        "hidden_size": 8,
+        "intermediate_size": 16,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+    }
+    model = random_model("qwen3", **small, max_position_embeddings=2048)
+    use_grouped_attention(model)
+    weights = max(each.numel() for each in model.parameters())
+    found = {}
+    for masked in (0, 4096):
+        monkeypatch.setattr(objective, "MASKED", masked)
+        for length in (512, 2048):
+            found[masked, length] = largest(model, packed(length, row=length).batch([0]))
+    assert weights < found[0, 512]
+    assert found[0, 2048] == 4 * found[0, 512]
+    assert found[4096, 2048] == 16 * found[4096, 512] == 2048**2
+
+
+def test_pieces_keep_their_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that hold a model together need equally many passes."""
+    model = of("qwen3")
+    monkeypatch.setattr(objective, "MASKED", 8)
+    assert objective.goes_without_mask(model, 9)
+    assert not objective.goes_without_mask(model, 8)
+    for name in ("is_sharded", "is_cut"):
+        with monkeypatch.context() as patch:
+            patch.setattr(objective, name, lambda _model: True)
+            assert not objective.goes_without_mask(model, 9)
