@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import VOCABULARY, make_drafter
+from draftsmith.benchmarks.common.random_models import GROUPED
 from draftsmith.data.rows.tokenizer import train_tokenizer
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
@@ -36,7 +37,7 @@ from draftsmith.trainers.student.distillation import DraftStudent, teacher_of
 from draftsmith.trainers.student.draft import given_model
 from draftsmith.trainers.target import NextToken
 from method_objectives import build
-from random_models import GROUPED, random_model
+from random_models import random_model
 from safetensors.torch import load_file
 from small_heads import make_on_target
 from torch import Tensor, nn

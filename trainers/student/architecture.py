@@ -66,13 +66,13 @@ def derived_sizes(config: ModelConfig, like: PretrainedConfig | None) -> dict[st
     head = config.head_size or (_head_size(like) if like is not None else 32)
     hidden = config.hidden or (_half(like.hidden_size, head) if like is not None else 256)
     heads = config.heads or max(1, hidden // head)
-    ratio = like.num_attention_heads // like.num_key_value_heads if like is not None else 1
+    ratio = _sharing(like) if like is not None else 1
     kv_heads = config.kv_heads or max(1, heads // ratio)
     if heads % kv_heads:
         raise RequestError(
             f"model.heads is {heads} and model.kv_heads is {kv_heads}: the first must be a multiple of the second"
         )
-    expansion = like.intermediate_size / like.hidden_size if like is not None else 8 / 3
+    expansion = _expansion(like) if like is not None else 8 / 3
     return {
         "num_hidden_layers": config.layers or max(1, like.num_hidden_layers // 4 if like else 4),
         "hidden_size": hidden,
@@ -87,6 +87,16 @@ def derived_sizes(config: ModelConfig, like: PretrainedConfig | None) -> dict[st
 
 def _head_size(like: PretrainedConfig) -> int:
     return getattr(like, "head_dim", None) or like.hidden_size // like.num_attention_heads
+
+
+def _sharing(like: PretrainedConfig) -> int:
+    """Query heads of a key-value head; older families have as many of both and say nothing."""
+    return int(like.num_attention_heads // (getattr(like, "num_key_value_heads", None) or like.num_attention_heads))
+
+
+def _expansion(like: PretrainedConfig) -> float:
+    """Inner size of the feed-forward part over the hidden size; GPT-2's four where the config says nothing."""
+    return float((getattr(like, "intermediate_size", None) or 4 * like.hidden_size) / like.hidden_size)
 
 
 def _half(hidden: int, head: int) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import VOCABULARY, make_drafter
+from draftsmith.benchmarks.common.random_models import EXPERTS, GROUPED, RECURRENT, SIZES
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target import backbone
@@ -26,7 +27,7 @@ from draftsmith.decoding.target.stacked import can_stack
 from draftsmith.decoding.target.windows import Window, Windows
 from draftsmith.decoding.tree.tree import Tree, chain
 from draftsmith.errors import RequestError
-from random_models import EXPERTS, GROUPED, RECURRENT, SIZES, own_text, random_model, ready
+from random_models import own_text, random_model, ready
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 

@@ -6,13 +6,14 @@ import copy
 
 import pytest
 import torch
+from draftsmith.benchmarks.common.random_models import GROUPED
 from draftsmith.decoding.target.attention import use_grouped_attention
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.decoding.target.hidden_states import LAST, HiddenStates
 from draftsmith.decoding.target.kv_cache import KVCache
 from draftsmith.decoding.tree.tree import Tree
 from draftsmith.errors import RequestError
-from random_models import GROUPED, random_model
+from random_models import random_model
 
 PROMPT = [7, 3, 50, 9, 22]
 TREE = Tree((-1, 0, 0, 1, 1, 2, 4))

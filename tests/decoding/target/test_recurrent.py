@@ -12,6 +12,7 @@ from functools import lru_cache
 import pytest
 import torch
 from conftest import VOCABULARY, make_drafter
+from draftsmith.benchmarks.common.random_models import RECURRENT
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
@@ -20,7 +21,7 @@ from draftsmith.decoding.tree.tree import AnyTree, RowTrees, Tree, chain
 from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_models import RECURRENT, keep_states_after_rejections, own_text, random_model, ready
+from random_models import keep_states_after_rejections, own_text, random_model, ready
 from small_heads import FAMILIES, make_on_target
 from transformers import PreTrainedModel
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import make_target
+from draftsmith.benchmarks.common.random_models import RECURRENT
 from draftsmith.data.rows.tokenizer import train_tokenizer
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.proposal import DraftSampling, Proposal
@@ -31,7 +32,7 @@ from draftsmith.eval.audit.toys import Toy
 from draftsmith.eval.config import AuditConfig
 from draftsmith.trainers.config import ModelConfig
 from draftsmith.trainers.student.architecture import fresh_model
-from random_models import RECURRENT, random_model, ready
+from random_models import random_model, ready
 from sentence_piece import sentence_piece
 from torch import Tensor
 

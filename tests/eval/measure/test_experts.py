@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 from conftest import VOCABULARY, make_target
+from draftsmith.benchmarks.common.random_models import EXPERTS, GROUPED
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.eval.measure.speed import bytes_of
 from draftsmith.eval.measure.target.experts import experts_read
 from draftsmith.eval.report.tables import experts_line
-from random_models import EXPERTS, GROUPED, random_model, ready
+from random_models import random_model, ready
 
 KINDS: dict[str, dict[str, Any]] = {"qwen3_moe": {"num_experts": 8}, "mixtral": {"num_local_experts": 8}}
 TEXT = torch.randint(0, VOCABULARY, (40,), generator=torch.Generator().manual_seed(3)).tolist()

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import VOCABULARY
+from draftsmith.benchmarks.common.random_models import GROUPED
 from draftsmith.data.rows.packed import Document, PackedRows, pack
 from draftsmith.decoding.target.attention import use_grouped_attention
 from draftsmith.trainers.loop import objective
 from draftsmith.trainers.loop.objective import Batch, hidden_states
-from random_models import GROUPED, VOCABULARY, random_model
+from random_models import random_model
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from draftsmith.benchmarks.common.random_models import EXPERTS, GROUPED
 from draftsmith.decoding.target.hidden_states import decoder_of
 from draftsmith.decoding.target.loading import load_target
 from draftsmith.trainers.teacher.feature_cache import weights_hash
 from draftsmith.trainers.teacher.features import states_of
 from faults import cut_ranks, ranks
-from random_models import EXPERTS, GROUPED, random_model
+from random_models import random_model
 
 FAMILIES = {
     "llama": {"num_key_value_heads": 2, "tie_word_embeddings": True},

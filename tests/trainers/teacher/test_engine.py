@@ -22,7 +22,7 @@ from draftsmith.trainers.teacher.engine import EngineFeatures, documents_of
 from draftsmith.trainers.teacher.features import states_of
 from draftsmith.trainers.teacher.handshake import KEPT_LAYERS, shake
 from faults import ranks
-from faults.engine_ranks import LAYERS, rows_of, store_in, two_ranks
+from faults.engine_ranks import LAYERS, rows_of, store_in, two_ranks, two_ranks_answered
 from random_models import random_model
 
 COUNT = 5
@@ -369,6 +369,41 @@ def said_by_two(target: Path, whole: Any, tmp_path: Path, start: Sequence[Any], 
 def test_both_processes_say_the_same(target: Path, whole: Any, tmp_path: Path) -> None:
     """What only one of them has met, too: otherwise the other would wait for it."""
     said_by_two(target, whole, tmp_path, [engine_server.early], [engine_server.other_ids])
+
+
+@pytest.mark.slow
+def test_both_processes_have_the_answers(target: Path, whole: Any, tmp_path: Path) -> None:
+    """The same rows, each prompt sent by one of them; what only one of them meets, both say."""
+    asked: dict[str, list[list[int]]] = {}
+    vocabulary = whole.model.config.vocab_size
+    prompts = [ids[:10] for ids in teacher_documents(vocabulary, 17)]
+
+    def one_of_them(engine: engine_server.Engine, answer: engine_server.Answer) -> None:
+        if list(answer.ids[:10]) == prompts[-1] and len(answer.ids) > 17:
+            engine_server.not_finite(engine, answer)
+
+    with ExitStack() as stack:
+        given = []
+        for name, fault in {"good": None, "bad": one_of_them}.items():
+            running = engine_server.running(whole.model, tmp_path / name, LAYERS, fault=fault)
+            server = stack.enter_context(running)
+            asked[name] = server.asked
+            given.append((name, server.url, str(server.shared)))
+        ranks.run(2, two_ranks_answered, tmp_path / "out", str(target), given)
+    good, bad = ([(tmp_path / "out" / f"{name}-{rank}").read_text() for rank in (0, 1)] for name in ("good", "bad"))
+    assert good[0] == good[1]
+    assert good[0].startswith("8 and 2 rows")
+    sent = [ids for ids in asked["good"] if len(ids) == 10]
+    assert sorted(sent) == sorted([*prompts, *prompts[:2]])
+    assert bad[0] == bad[1]
+    assert "hold NaN or infinity" in bad[0]
+
+
+def teacher_documents(vocabulary: int, length: int) -> list[list[int]]:
+    """The documents of that length, in order."""
+    rows = rows_of(vocabulary)
+    batch = rows.batch(range(len(rows)))
+    return [part.ids for r in range(len(rows)) for part in documents_of(batch, r) if len(part.ids) == length]
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ import torch
 from accelerate import Accelerator
 from chains import stop_behind
 from conftest import VOCABULARY, make_target
+from draftsmith.benchmarks.common.random_models import WINDOWED
 from draftsmith.data.config import DataConfig
 from draftsmith.data.features.store import FeatureStore
 from draftsmith.data.rows.cache import Prepared
@@ -117,16 +118,6 @@ def test_states_are_those_of_transformers(family: str, rows: Prepared) -> None:
     for layer, states in zip(layers, found, strict=True):
         assert torch.equal(states, whole[layer]), layer
     assert not any(module._forward_pre_hooks for module in decoder.modules())
-
-
-WINDOWED: dict[str, dict[str, Any]] = {
-    "mistral": {"sliding_window": 8},
-    "gemma2": {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
-    "gemma3_text": {"sliding_window": 8, "layer_types": ["full_attention", "sliding_attention"]},
-    "gpt_oss": {"sliding_window": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
-    "llama4_text": {"attention_chunk_size": 8, "num_local_experts": 2, "intermediate_size_mlp": 64}
-    | {"layer_types": ["chunked_attention", "full_attention"], "no_rope_layers": [1, 0]},
-}
 
 
 @pytest.mark.parametrize("family", WINDOWED)

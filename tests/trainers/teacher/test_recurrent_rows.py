@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import VOCABULARY
+from draftsmith.benchmarks.common.random_models import RECURRENT
 from draftsmith.data.config import DataConfig
 from draftsmith.data.rows.packed import Document, PackedRows, documents_by_length, pack
 from draftsmith.decoding.random import Uniforms
@@ -23,7 +24,7 @@ from draftsmith.trainers.teacher.mixture import write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from method_objectives import build, nothing
-from random_models import RECURRENT, own_text, random_model, ready
+from random_models import own_text, random_model, ready
 
 KINDS = ("lfm2", "qwen3_next", "falcon_h1")
 LENGTHS = [9, 3, 4, 2, 14, 7, 5]

@@ -1,0 +1,96 @@
+"""Small random models of the families that people use: what `transformers` has to be told of each.
+
+Read next: `../model_families.py`, which decodes with them and trains for them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+GROUPED = {"num_key_value_heads": 2, "head_dim": 16}
+SIZES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+    "tie_word_embeddings": False,  # with tied ones greedy text repeats its last token
+}
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+DELTA = {  # more value heads than key heads, a convolution wider than some prompts
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention"],
+}
+MAMBA = {
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_d_state": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_ssm": 64,
+    "mamba_chunk_size": 4,
+}
+RECURRENT: dict[str, dict[str, Any]] = {
+    "lfm2": GROUPED | {"layer_types": ["conv", "full_attention"], "conv_L_cache": 3},
+    "lfm2_moe": GROUPED
+    | EXPERTS
+    | {"layer_types": ["conv", "full_attention"], "num_experts": 4, "num_dense_layers": 1},
+    "qwen3_next": GROUPED | EXPERTS | DELTA | {"num_experts": 4},
+    "qwen3_5_text": GROUPED | DELTA,
+    "qwen3_5_moe_text": GROUPED | EXPERTS | DELTA | {"num_experts": 4},
+    "olmo_hybrid": GROUPED | DELTA,
+    "nemotron_h": GROUPED
+    | {
+        "layers_block_type": ["linear_attention", "full_attention", "mlp"],
+        "num_hidden_layers": 3,
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 16,
+        "ssm_state_size": 8,
+        "n_groups": 2,
+        "chunk_size": 4,
+    },
+    "falcon_h1": GROUPED | MAMBA,
+    "granitemoehybrid": GROUPED
+    | MAMBA
+    | {"layer_types": ["linear_attention", "full_attention"], "mamba_expand": 2, "shared_intermediate_size": 64},
+    "bamba": GROUPED | MAMBA | {"attn_layer_indices": [1]},
+    "zamba2": MAMBA
+    | {
+        "layers_block_type": ["linear_attention", "hybrid"],
+        "mamba_ngroups": 2,
+        "n_mamba_heads": 4,
+        "num_mem_blocks": 1,
+        "adapter_rank": 4,
+        "attention_head_dim": 16,
+    },
+}
+WINDOWED: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": 8},
+    "gemma2": {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
+    "gemma3_text": {"sliding_window": 8, "layer_types": ["full_attention", "sliding_attention"]},
+    "gpt_oss": {"sliding_window": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "llama4_text": {"attention_chunk_size": 8, "num_local_experts": 2, "intermediate_size_mlp": 64}
+    | {"layer_types": ["chunked_attention", "full_attention"], "no_rope_layers": [1, 0]},
+}
+
+
+def random_model(family: str, *, spread: float = 0.2, **settings: Any) -> PreTrainedModel:
+    """A model as `AutoModelForCausalLM` makes it, its matrices drawn from N(0, spread^2).
+
+    With 0.2 greedy text does not repeat at once; with 1 logits are as large as a trained model's.
+    """
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, **SIZES | settings)
+    model = AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            parameter.normal_(0, spread)
+    return model
