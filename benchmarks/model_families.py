@@ -192,10 +192,9 @@ def trained(
     finite = all(each["loss"] == each["loss"] for each in records if each["kind"] == "train")
     went = f"{STEPS} steps{'' if finite else ', NOT finite'}, {probes} probe{'s' * (probes != 1)}"
     try:
-        verdict = audited(target, load_drafter(out / "drafter", target), prompts, args).verdict
+        return went, audited(target, load_drafter(out / "drafter", target), prompts, args).verdict
     except DraftsmithError as error:
-        verdict = f"refused: {error}"
-    return went, verdict
+        return went, f"refused: {error}"
 
 
 @contextlib.contextmanager
