@@ -6,8 +6,9 @@ READY := $(VENV)/ready
 
 ENGINES := .venv-engines
 LLAMA_CPP := llama-cpp-python==0.3.36
+GPU_PYTHON ?= 3.12
 
-.PHONY: quickstart test check test-all test-engines tiny-target clean
+.PHONY: quickstart test check test-all test-engines gpu gpu-wheels tiny-target clean
 
 quickstart: $(READY)
 	$(BIN)/draftsmith quickstart --out quickstart
@@ -31,6 +32,15 @@ test-all: $(READY)
 test-engines: $(READY) $(ENGINES)/ready
 	DRAFTSMITH_ENGINES=$(CURDIR)/$(ENGINES) DRAFTSMITH_ENGINES_RECORDS=docs/results $(BIN)/pytest tests/engines
 	$(BIN)/python benchmarks/tables.py
+
+# with the machine's own Python: nothing is installed, wheels in .wheels stand in for what it lacks
+gpu:
+	$(PYTHON) benchmarks/gpu.py
+
+gpu-wheels:
+	$(PYTHON) -m pip download --quiet --dest .wheels --only-binary :all: --no-deps --platform manylinux_2_28_x86_64 \
+		--platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 --implementation cp --python-version $(GPU_PYTHON) \
+		-r constraints-gpu.txt
 
 tiny-target: $(READY)
 	$(BIN)/python -m draftsmith.launch.tiny_target

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from draftsmith.benchmarks.common.provenance import finish, record_of
+from draftsmith.benchmarks.common.records import Cell, Record, table_of
 from draftsmith.benchmarks.common.replayed import recorded
 from draftsmith.benchmarks.common.waits import Watch, WatchCopies
 from draftsmith.decoding.engine import autoregressive, generate
@@ -124,6 +126,7 @@ def main(argv: list[str] | None = None) -> int:
         show(results[name])
         if args.out:
             args.out.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    finish(assembled(results, sizes, args), args.json)
     if args.tiny:
         print(f"\n{TINY_NOTE}")
     return 0
@@ -354,6 +357,55 @@ def show_waits(figures: dict[str, Any]) -> None:
         print(f"{count:5} x {machine}")
 
 
+# --- record
+
+
+def assembled(results: dict[str, Any], sizes: Sizes, args: argparse.Namespace) -> Record:
+    """The figures with their goals, and for each acceptance rate the chain that pays most."""
+    baseline, costs, waits = results["baseline"], results["costs"], results["waits"]
+    verify = costs["verify"]
+    most = str(NODES[-1])
+    between = [str(nodes) for nodes in NODES[1:-1]]
+    figures = [
+        ("attainable bandwidth", "", f"{baseline['attainable_bytes_per_second'] / 1e9:,.0f} GB/s"),
+        ("autoregressive baseline, replayed as a CUDA graph", "", f"{baseline['tokens_per_second']:.1f} tokens/s"),
+        ("share of attainable bandwidth", f"at least {SHARE_GOAL:.0%}", f"{baseline['share']:.1%}"),
+        (f"verify call, T({most})/T(1), replayed", f"at most {VERIFY_GOAL}", f"{verify[most]:.3f}"),
+        (f"T(N)/T(1) for N = {', '.join(between)}", "", ", ".join(f"{verify[each]:.3f}" for each in between)),
+        ("c of a one-layer draft of the same width", "", f"{costs['draft']:.4f}"),
+        ("host synchronisations per steady speculative step", "0", f"{waits['count'] / waits['steps']:g}"),
+    ]
+    rows: list[dict[str, Cell]] = [
+        {"part": "calls", "quantity": quantity, "goal": goal, "measured": measured}
+        for quantity, goal, measured in figures
+    ]
+    for alpha, by_length in results["surface"].items():
+        best = max(by_length, key=lambda length: by_length[length])
+        there = f"{by_length[best]:.2f}"
+        rows.append({"part": "surface", "acceptance_rate": alpha, "best_length": best, "speedup_there": there})
+    return record_of(
+        args,
+        title="Decoding on a GPU",
+        target=None,
+        setup=f"{TINY_NOTE + '. ' if args.tiny else ''}Random weights in {sizes.dtype}: {sizes.layers} layers, hidden "
+        f"{sizes.hidden}, {sizes.heads} heads ({sizes.kv_heads} for keys), MLP {sizes.intermediate}, vocabulary "
+        f"{sizes.vocabulary}; batch 1, context {sizes.context:,}. Medians of {sizes.rounds} interleaved rounds. Bytes "
+        "of a token are the fewest that it needs, attainable is a copy on the device, bytes read and written.",
+        rows=rows,
+        tables={
+            "decode-gpu": table_of({"": "{quantity}", "goal": "{goal}", " ": "{measured}"}, {"part": "calls"}),
+            "surface": table_of(
+                {
+                    "alpha": "{acceptance_rate}",
+                    "best K of 1 to 8": "{best_length}",
+                    "speed-up there": "{speedup_there}",
+                },
+                {"part": "surface"},
+            ),
+        },
+    )
+
+
 def _sizes(args: argparse.Namespace) -> Sizes:
     short = Sizes.new_tokens[0]
     return Sizes(
@@ -379,6 +431,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--copy-gb", type=float, default=2.0)
     parser.add_argument("--tiny", action="store_true", help=TINY_NOTE)
     parser.add_argument("--out", type=Path, help="write the results as JSON as well")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the record of docs/results")
     return parser.parse_args(argv)
 
 

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from draftsmith.benchmarks.common.provenance import finish, record_of
+from draftsmith.benchmarks.common.records import Cell, Record, table_of
 from draftsmith.benchmarks.common.replayed import recorded
 from draftsmith.decoding.sampling import Warper, draw
 from draftsmith.eval.measure.environment import environment
@@ -67,6 +69,7 @@ def main(argv: list[str] | None = None) -> int:
     show(results["samplers"])
     if args.out:
         args.out.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    finish(assembled(results["samplers"], sizes, args), args.json)
     return 0
 
 
@@ -174,10 +177,40 @@ def show(figures: list[dict[str, Any]]) -> None:
                 print(f"    {name:24} {text:>12}")
 
 
+def assembled(figures: list[dict[str, Any]], sizes: Sizes, args: argparse.Namespace) -> Record:
+    """Microseconds from logits to one token for each row, a row per batch and vocabulary."""
+    arms = {"torch": "torch token", "triton": "kernel token", "flashinfer": "flashinfer token"}
+    rows: list[dict[str, Cell]] = []
+    for each in figures:
+        cells = {column: _microseconds(each[arm]) for column, arm in arms.items()}
+        rows.append({"batch": str(each["batch"]), "vocabulary": f"{each['vocabulary']:,}", **cells})
+    heads = {
+        "batch": "{batch}",
+        "vocabulary": "{vocabulary}",
+        "torch (sort)": "{torch}",
+        "Triton kernel": "{triton}",
+        "FlashInfer": "{flashinfer}",
+    }
+    return record_of(
+        args,
+        title="Samplers",
+        target=None,
+        setup=f"{TINY_NOTE + '. ' if args.tiny else ''}Logits in {sizes.dtype} to one token for each row, {SAMPLED}; "
+        f"medians of {sizes.rounds} interleaved rounds, eager.",
+        rows=rows,
+        tables={"samplers": table_of(heads)},
+    )
+
+
+def _microseconds(figure: float | str) -> str:
+    return figure if isinstance(figure, str) else f"{figure * 1e6:.1f} us"
+
+
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tiny", action="store_true", help=TINY_NOTE)
     parser.add_argument("--out", type=Path, help="write the results as JSON as well")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the record of docs/results")
     return parser.parse_args(argv)
 
 

@@ -1,0 +1,182 @@
+"""Everything that only a GPU can show, in nine minutes: tests, kernels, decoding, samplers, losses, a training step.
+
+Each part is a process with a time of its own; one that fails, or is late, takes no other along. Every measurement
+writes its record into `--out`, and `gpu.json` says how the parts went. The machine's own Python is used as it is:
+nothing is installed into it. Packages that it lacks are taken from wheels in `.wheels`, where there are any:
+
+    make gpu-wheels                         # on a machine with a network: fetch them
+    make gpu                                # on the machine with the GPU
+    python benchmarks/gpu.py --parts tests,samplers --out results
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+WHEELS = ROOT / ".wheels"
+NEEDED = {
+    # package: module; what parts import. datasets, deepspeed and peft may be missing
+    "accelerate": "accelerate",
+    "httpx2": "httpx2",
+    "hypothesis": "hypothesis",
+    "jinja2": "jinja2",
+    "psutil": "psutil",
+    "pydantic": "pydantic",
+    "pytest": "pytest",
+    "rich": "rich",
+    "ruamel.yaml": "ruamel.yaml",
+    "safetensors": "safetensors",
+    "scipy": "scipy",
+    "torch": "torch",
+    "tqdm": "tqdm",
+    "transformers": "transformers",
+    "tyro": "tyro",
+}
+BUDGET = 540  # seconds of all parts together
+
+
+@dataclass(frozen=True)
+class Part:
+    """A process, its arguments behind `python`, and the most seconds that it may take."""
+
+    name: str
+    words: tuple[str, ...]
+    seconds: int
+    record: str | None = None
+    """The file in `--out` that `--json` is followed by."""
+
+
+_PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
+PARTS = (
+    Part("tests", (*_PYTEST, "tests/gpu"), 110),
+    Part("kernels", (*_PYTEST, "tests/decoding/kernels"), 60),
+    Part("scripts", (*_PYTEST, "tests/benchmarks/test_decode_gpu.py", "tests/benchmarks/test_samplers.py"), 40),
+    Part("decoding", ("benchmarks/decode_gpu.py",), 120, "decode-gpu.json"),
+    Part("samplers", ("benchmarks/samplers.py",), 50, "samplers.json"),
+    Part("loss memory", ("benchmarks/loss_memory.py", "--device", "cuda"), 50, "loss-memory-gpu.json"),
+    Part("row memory", ("benchmarks/row_memory.py", "--device", "cuda"), 40, "row-memory-gpu.json"),
+    Part("training step", ("benchmarks/step_gpu.py",), 70, "step-gpu.json"),
+)
+
+
+@dataclass(frozen=True)
+class Went:
+    """How a part went."""
+
+    part: str
+    outcome: str
+    """`passed`, `failed (exit code ...)` or `late`."""
+    seconds: float
+    record: str | None
+    end: str
+    """The last lines that it printed."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = arguments(argv)
+    with tempfile.TemporaryDirectory() as place:
+        surroundings = importable(Path(place))
+        problem = missing(surroundings, args.any_device)
+        if problem is not None:
+            print(f"gpu: {problem}", file=sys.stderr)
+            return 2
+        args.out.mkdir(parents=True, exist_ok=True)
+        went = [run(part, args.out, surroundings) for part in PARTS if part.name in args.parts]
+    (args.out / "gpu-parts.txt").write_text(table(went) + "\n", encoding="utf-8")
+    print(table(went))
+    return int(any(each.outcome != "passed" for each in went))
+
+
+def importable(place: Path) -> dict[str, str]:
+    """The environment of the parts: this checkout as the package, then wheels, then what the machine has."""
+    (place / "draftsmith").symlink_to(ROOT)
+    paths = [str(place), str(ROOT / "tests")]
+    wheels = sorted(WHEELS.glob("*.whl"))
+    if wheels:
+        more = place / "wheels"
+        words = ["install", "--quiet", "--no-index", "--no-deps", "--no-compile", "--target", str(more)]
+        subprocess.run([sys.executable, "-m", "pip", *words, *map(str, wheels)], check=True)
+        paths.append(str(more))
+    inherited = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([*paths, *inherited]), "HF_HUB_OFFLINE": "1"}
+
+
+def missing(surroundings: dict[str, str], any_device: bool) -> str | None:
+    """Why nothing can be run here, and what to do; None where all is well."""
+    asked = (
+        "import importlib.util as u, json\n"
+        f"absent = [p for p, m in {NEEDED!r}.items() if u.find_spec(m.split('.')[0]) is None]\n"
+        "cuda = False\n"
+        "if 'torch' not in absent:\n"
+        "    import torch; cuda = torch.cuda.is_available()\n"
+        "print(json.dumps([absent, cuda]))"
+    )
+    done = subprocess.run([sys.executable, "-c", asked], env=surroundings, capture_output=True, text=True)
+    if done.returncode:
+        return f"{sys.executable} cannot look for packages: {done.stderr.strip().splitlines()[-1]}"
+    absent, cuda = json.loads(done.stdout.strip().splitlines()[-1])
+    if absent:
+        return (
+            f"{sys.executable} lacks {', '.join(absent)}; run `make gpu-wheels` where there is a network, and bring "
+            f"the folder {WHEELS.name} along"
+        )
+    if not cuda and not any_device:
+        return "no CUDA device is visible; everything else is shown by `make test` on a CPU"
+    return None
+
+
+def run(part: Part, out: Path, surroundings: dict[str, str]) -> Went:
+    """A part to its end, or to that of its time; what it prints is kept in a log."""
+    words = [sys.executable, *part.words]
+    if part.record is not None:
+        words += ["--json", str((out / part.record).resolve())]
+    log = out / f"gpu-{part.name.replace(' ', '-')}.log"
+    began = time.monotonic()
+    with log.open("w", encoding="utf-8") as stream:
+        try:
+            code = subprocess.run(
+                words, cwd=ROOT, env=surroundings, stdout=stream, stderr=subprocess.STDOUT, timeout=part.seconds
+            ).returncode
+            outcome = "passed" if code == 0 else f"failed (exit code {code})"
+        except subprocess.TimeoutExpired:
+            outcome = "late"
+    print(f"gpu: {part.name}: {outcome}", flush=True)
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    written = part.record if part.record is not None and (out / part.record).is_file() else None
+    return Went(part.name, outcome, time.monotonic() - began, written, lines[-1][:120] if lines else "")
+
+
+def table(went: list[Went]) -> str:
+    """A line for each part."""
+    lines = [f"{'part':14} {'outcome':24} {'seconds':>8}  record", "-" * 70]
+    for each in went:
+        lines.append(f"{each.part:14} {each.outcome:24} {each.seconds:8.1f}  {each.record or '-'}")
+        if each.outcome != "passed":
+            lines.append(f"    {each.end}")
+    return "\n".join(lines)
+
+
+def arguments(argv: list[str] | None) -> argparse.Namespace:
+    names = [part.name for part in PARTS]
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results", help="where records are written")
+    parser.add_argument("--parts", type=lambda text: text.split(","), default=names, help="of " + ", ".join(names))
+    parser.add_argument("--any-device", action="store_true", help="without a GPU too: parts say so themselves")
+    args = parser.parse_args(argv)
+    unknown = sorted(set(args.parts) - set(names))
+    if unknown:
+        parser.error(f"no part is called {', '.join(unknown)}; there are {', '.join(names)}")
+    return args
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
