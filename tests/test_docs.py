@@ -82,6 +82,7 @@ BENCHMARKS = {
     "benchmarks/merge_cost.py": "--prompts 1 --max-new-tokens 12 --members 2",
     "benchmarks/decode_gpu.py": "--tiny",
     "benchmarks/samplers.py": "--tiny",
+    "benchmarks/step_gpu.py": "--tiny",
     "benchmarks/domains.py": (
         "--steps 2 --files 8 --limit 2 --max-new-tokens 6 --audit-tokens 500 "
         "--audit-sequences 10000 --set loop.batch_rows=2 --set loop.micro_rows=2 "
