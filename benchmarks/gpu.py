@@ -12,7 +12,6 @@ nothing is installed into it. Packages that it lacks are taken from wheels in `.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -85,7 +84,7 @@ def main(argv: list[str] | None = None) -> int:
     args = arguments(argv)
     with tempfile.TemporaryDirectory() as place:
         surroundings = importable(Path(place))
-        problem = missing(surroundings, args.any_device)
+        problem = missing(surroundings)
         if problem is not None:
             print(f"gpu: {problem}", file=sys.stderr)
             return 2
@@ -97,41 +96,46 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def importable(place: Path) -> dict[str, str]:
-    """The environment of the parts: this checkout as the package, then wheels, then what the machine has."""
+    """The environment of the parts: this checkout as the package, then what the machine has, then wheels."""
     (place / "draftsmith").symlink_to(ROOT)
-    paths = [str(place), str(ROOT / "tests")]
+    paths = [str(place), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    surroundings = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"}
     wheels = sorted(WHEELS.glob("*.whl"))
-    if wheels:
+    if wheels and absent_packages(surroundings):
         more = place / "wheels"
         words = ["install", "--quiet", "--no-index", "--no-deps", "--no-compile", "--target", str(more)]
-        subprocess.run([sys.executable, "-m", "pip", *words, *map(str, wheels)], check=True)
-        paths.append(str(more))
-    inherited = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([*paths, *inherited]), "HF_HUB_OFFLINE": "1"}
+        # wheels of another Python are refused by pip, which says so; what is still missing is named behind it
+        subprocess.run([sys.executable, "-m", "pip", *words, *map(str, wheels)], check=False)
+        surroundings["PYTHONPATH"] += os.pathsep + str(more)
+    return surroundings
 
 
-def missing(surroundings: dict[str, str], any_device: bool) -> str | None:
+def missing(surroundings: dict[str, str]) -> str | None:
     """Why nothing can be run here, and what to do; None where all is well."""
-    asked = (
-        "import importlib.util as u, json\n"
-        f"absent = [p for p, m in {NEEDED!r}.items() if u.find_spec(m.split('.')[0]) is None]\n"
-        "cuda = False\n"
-        "if 'torch' not in absent:\n"
-        "    import torch; cuda = torch.cuda.is_available()\n"
-        "print(json.dumps([absent, cuda]))"
-    )
-    done = subprocess.run([sys.executable, "-c", asked], env=surroundings, capture_output=True, text=True)
-    if done.returncode:
-        return f"{sys.executable} cannot look for packages: {done.stderr.strip().splitlines()[-1]}"
-    absent, cuda = json.loads(done.stdout.strip().splitlines()[-1])
+    absent = absent_packages(surroundings)
     if absent:
         return (
             f"{sys.executable} lacks {', '.join(absent)}; run `make gpu-wheels` where there is a network, and bring "
             f"the folder {WHEELS.name} along"
         )
-    if not cuda and not any_device:
+    if answer_of("import torch; print(torch.cuda.is_available())", surroundings) != "True":
         return "no CUDA device is visible; everything else is shown by `make test` on a CPU"
     return None
+
+
+def absent_packages(surroundings: dict[str, str]) -> list[str]:
+    """Which of the needed packages a part would not find."""
+    code = (
+        "import importlib.util as u\n"
+        f"print(*(p for p, m in {NEEDED!r}.items() if u.find_spec(m.split('.')[0]) is None))"
+    )
+    return answer_of(code, surroundings).split()
+
+
+def answer_of(code: str, surroundings: dict[str, str]) -> str:
+    """The last line that some code prints in the environment of the parts."""
+    done = subprocess.run([sys.executable, "-c", code], env=surroundings, capture_output=True, text=True, check=True)
+    return (done.stdout.splitlines() or [""])[-1].strip()
 
 
 def run(part: Part, out: Path, surroundings: dict[str, str]) -> Went:
@@ -170,7 +174,6 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results", help="where records are written")
     parser.add_argument("--parts", type=lambda text: text.split(","), default=names, help="of " + ", ".join(names))
-    parser.add_argument("--any-device", action="store_true", help="without a GPU too: parts say so themselves")
     args = parser.parse_args(argv)
     unknown = sorted(set(args.parts) - set(names))
     if unknown:

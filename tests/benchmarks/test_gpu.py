@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from types import ModuleType
 
@@ -14,6 +15,12 @@ from scripts import SCRIPTS, load
 
 gpu = load("gpu")
 SCRIPTED = [part for part in gpu.PARTS if part.words[0].endswith(".py")]
+
+
+@pytest.fixture(autouse=True)
+def _no_wheels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Those of a developer are of no concern here."""
+    monkeypatch.setattr(gpu, "WHEELS", tmp_path / ".wheels")
 
 
 def test_all_parts_together_fit_into_nine_minutes() -> None:
@@ -100,3 +107,20 @@ def test_tiny_runs_write_a_record(script: str, tmp_path: Path) -> None:
     record = Record.model_validate_json(path.read_text())
     assert "checks the script, measures nothing" in record.setup
     assert record.rows
+
+
+def test_wheels_stand_in_for_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A package that the machine lacks is found behind its own; one that no wheel holds is still named."""
+    monkeypatch.setattr(gpu, "NEEDED", {"json": "json", "brought": "brought_along", "other": "not_brought"})
+    name = "brought_along-1.0-py3-none-any.whl"
+    gpu.WHEELS.mkdir()
+    with zipfile.ZipFile(gpu.WHEELS / name, "w") as wheel:
+        meta = "brought_along-1.0.dist-info"
+        wheel.writestr("brought_along.py", "")
+        wheel.writestr(f"{meta}/METADATA", "Metadata-Version: 2.1\nName: brought-along\nVersion: 1.0\n")
+        wheel.writestr(f"{meta}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{meta}/RECORD", "")
+    assert gpu.main([]) == 2
+    assert "lacks other;" in capsys.readouterr().err
