@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -83,8 +84,8 @@ def measured(sizes: Sizes, *, recompute: bool) -> dict[str, Any]:
     batch = one_row(sizes)
     times: dict[str, list[float]] = {"target": [], "drafter": [], "update": []}
     for _ in range(sizes.rounds + 1):
-        teacher_output = timed(times["target"], sizes, lambda: goal.prepare(batch))
-        timed(times["drafter"], sizes, lambda given=teacher_output: gradients(goal, batch, given, sizes))
+        teacher_output = timed(times["target"], sizes, partial(goal.prepare, batch))
+        timed(times["drafter"], sizes, partial(gradients, goal, batch, teacher_output, sizes))
         timed(times["update"], sizes, updated.step)
         updated.zero_grad()
     seconds = {name: median(each[1:]) for name, each in times.items()}  # the first one warms up

@@ -22,6 +22,9 @@ class DrafterConfig(Section):
     """Temperature of drafting over that of decoding: of the first drafted token, the second, ...; deeper ones take
     the last. Empty: 1. No value changes the output; a draft that is too sure of itself is accepted more when it is
     hotter. `draftsmith tune` chooses them."""
+    confidence: float = Field(0.0, ge=0, lt=1)
+    """A DSpark drafter ends a draft in front of the first token whose chance to be accepted, as it has learnt to
+    say it, is below; 0: never. No value changes the output."""
     adapter: str | None = None
     """Adapter of a draft model by name, or `base` for none; empty: the one that its run trained."""
     vocabulary: Literal["same", "auto", "intersection", "retokenise"] = "same"

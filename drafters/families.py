@@ -162,6 +162,10 @@ def _drawn(drafter: Any) -> str:
     return " argmax" if drafter.policy == "argmax" else " tempered" if drafter.factors else ""
 
 
+def _dspark_toy(drafter: Any) -> str:
+    return f"dspark{' cut' * bool(drafter.least)}{_drawn(drafter)}"
+
+
 def _drafts_of_a_block(settings: Mapping[str, Any]) -> int:
     return int(settings["size"]) - (settings["layout"] == "fill-in")
 
@@ -343,8 +347,8 @@ _ALL = (
         load=".block.family:load_block_folder",
         proposer=".block.family:draft_by_block",
         hidden_states=lambda settings: len(settings["layers"]) + 1,
-        options=frozenset({"temperature_factors"}),
-        toy=_by_policy("dspark"),
+        options=frozenset({"temperature_factors", "confidence"}),
+        toy=_dspark_toy,
         exports={"vllm": Form("dspark", ".block.serving:dspark")},
         most_tokens=_drafts_of_a_block,
         whole_blocks=lambda settings: not settings["causal"],

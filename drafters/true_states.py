@@ -71,7 +71,10 @@ class TrueStates:
                 yield row, features_SF[None, :-1], positions_1S
 
     def observe(self, committed: Committed) -> None:
-        """Keep the states of what was accepted, each with the token emitted after it."""
+        """Keep the states of what was accepted, each with the token emitted after it.
+
+        A step that drafted less than the longest draft has fewer of both.
+        """
         assert committed.features_BNF is not None  # asked for by `layers`
         # the root was verified too: its state stands before the first accepted token
         root_B1 = torch.zeros_like(committed.path_BD[:, :1])
@@ -81,8 +84,10 @@ class TrueStates:
         runs_B1 = committed.count_B[:, None] > 0
         self._known_B += self._count_B * runs_B1[:, 0]
         self._count_B.copy_(torch.where(runs_B1[:, 0], committed.count_B, self._count_B))
-        self._tokens_BE.copy_(torch.where(runs_B1, committed.tokens_BE, self._tokens_BE))
-        self._features_BEF.copy_(torch.where(runs_B1[..., None], features_BEF, self._features_BEF))
+        E = committed.tokens_BE.shape[1]
+        tokens_BE, known_BEF = self._tokens_BE[:, :E], self._features_BEF[:, :E]
+        tokens_BE.copy_(torch.where(runs_B1, committed.tokens_BE, tokens_BE))
+        known_BEF.copy_(torch.where(runs_B1[..., None], features_BEF, known_BEF))
 
     def waiting(self, last_B: Tensor) -> Waiting:
         """What the layer is to read now, the KV cache aimed; `last_B` follows the last state."""

@@ -43,7 +43,8 @@ def make_on_target(family: str, target: Backbone, *, noise: float = 0.05, **sett
     if family == "dflash":
         return DFlash(_shaken(small_block_net(model), noise), target, **settings)
     if family == "dspark":
-        return DSpark(_shaken(small_dspark_net(model), noise), target, **settings)
+        net = small_dspark_net(model, confidence="least" in settings)
+        return DSpark(_shaken(net, noise), target, **settings)
     settings = {"tree": "static"} | settings
     if family == "eagle":
         net = _passing_on(EagleNet(EagleShape.like(model.config)))

@@ -226,3 +226,6 @@ class DSparkConfig(Section):
 
     rank: int = Field(256, ge=1)
     """Of the head's two matrices, vocabulary x rank each."""
+    confidence: float = Field(0.0, ge=0)
+    """Weight of the loss of a head that says how sure the drafter is of each slot, for `drafter.confidence`: the
+    cross-entropy against the share of the draft's distribution that is accepted; 0: no such head."""

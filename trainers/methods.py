@@ -299,7 +299,7 @@ _ALL = (
         sections={"block": BlockConfig, "dspark": DSparkConfig},
         reads=_ON_TARGET,
         ignores=_NOT_MOVING,
-        sizes=_BLOCK_SIZES | {"rank": "dspark.rank"},
+        sizes=_BLOCK_SIZES | {"rank": "dspark.rank", "confidence": "dspark.confidence"},
         positions=_slots_per_token,
         passes=lambda recipe: 0.5 + _slots_per_token(recipe),
         probe_depth=lambda recipe: int(recipe.block.size) - (recipe.block.layout == "fill-in"),

@@ -5,15 +5,21 @@ right, and what the token in front says of its successor, W2 W1[x], is added to 
 is drawn from a distribution that knows the drafted prefix by its last token, and that distribution is the
 proposal's q. A walk costs a product of low rank for each draft, and no further pass.
 
-W2 begins at zero: an untrained head leaves the slots as they are. Read next: `proposer.py`, the slots;
-`trainers/block/student.py`, where the text's own tokens stand in front.
+W2 begins at zero: an untrained head leaves the slots as they are. A network may say too how sure it is of a slot:
+its confidence is trained to be the chance that the draft is accepted, 1 - TV(p, q), and a draft may end in front of
+the first slot that it doubts. It is asked before the slot's token is drawn, of the slot and of the token in front: so
+what is dropped depends on nothing that the drawing has settled, and no output changes. Cut by the drawn token's own
+probability, drafts that are kept would be the likely ones of q, and q not what they are drawn from.
+
+Read next: `proposer.py`, the slots; `trainers/block/student.py`, where the text's own tokens stand in front.
 
 Shapes: B rows, K drafted tokens, R rank, V vocabulary, P drafts that count in a loss.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -22,6 +28,10 @@ from torch import Tensor, nn
 from ...decoding.proposal import Proposal
 from ...decoding.random import Uniforms
 from ...decoding.sampling import Warper, draw
+from ...decoding.target.backbone import Backbone
+from ...decoding.tree.tree import chain
+from ...errors import RequestError
+from ..model.draft_model import Policy
 from ..sizes import check_sizes
 from ..temperatures import at_depth
 from .net import BlockNet, BlockShape
@@ -35,11 +45,15 @@ class DSparkShape(BlockShape):
     vocabulary: int = 0
     """Of the target."""
     rank: int = 0
+    confidence: bool = False
+    """Whether it says how sure it is of each slot."""
 
     def __post_init__(self) -> None:
         """Raises ValueError for sizes that no network can have."""
         super().__post_init__()
         check_sizes(vocabulary=self.vocabulary, rank=self.rank)
+        if type(self.confidence) is not bool:
+            raise ValueError(f"confidence is {self.confidence!r:.20}; expected true or false")
 
 
 class MarkovHead(nn.Module):
@@ -57,6 +71,19 @@ class MarkovHead(nn.Module):
         return self.markov_w2(self.markov_w1(token))
 
 
+class ConfidenceHead(nn.Module):
+    """w [h; W1[x]] + b: the logit of a slot's chance to be accepted behind a token."""
+
+    def __init__(self, hidden: int, rank: int) -> None:
+        super().__init__()
+        self.proj = nn.Linear(hidden + rank, 1)
+
+    def forward(self, slot: Tensor, low: Tensor) -> Tensor:
+        """fp32 [...] of slots [..., H] and what the head has of the tokens in front, [..., R]."""
+        given = torch.cat((slot, low.to(slot.dtype)), -1)
+        return self.proj(given).squeeze(-1).float()
+
+
 class DSparkNet(BlockNet):
     """DFlash's network and the head."""
 
@@ -67,6 +94,13 @@ class DSparkNet(BlockNet):
     def __init__(self, config: DSparkShape) -> None:
         super().__init__(config)
         self.markov_head = MarkovHead(config.vocabulary, config.rank)
+        self.confidence_head = ConfidenceHead(config.hidden, config.rank) if config.confidence else None
+
+    def confidence(self, slot: Tensor, token: Tensor) -> Tensor | None:
+        """As in `BlockNet`."""
+        if self.confidence_head is None:
+            return None
+        return self.confidence_head(slot, self.markov_head.markov_w1(token))
 
     def behind(self, token_P: Tensor) -> tuple[Tensor, Tensor] | None:
         """As in `BlockNet`: [P, R] and [V, R]."""
@@ -79,6 +113,29 @@ class DSpark(DFlash):
     family = "dspark"
     net: DSparkNet
 
+    def __init__(
+        self,
+        net: DSparkNet,
+        target: Backbone,
+        *,
+        draft_length: int | None = None,
+        policy: Policy = "sample",
+        factors: Sequence[float] = (),
+        least: float = 0.0,
+    ) -> None:
+        """As of `DFlash`; `least`: the confidence below which a slot ends the draft, 0 for none.
+
+        Raises:
+            RequestError: the drafter has learnt no confidence.
+        """
+        super().__init__(net, target, draft_length=draft_length, policy=policy, factors=factors)
+        if least and net.confidence_head is None:
+            raise RequestError(
+                f"drafter.confidence is {least:g}, and the drafter has learnt no confidence; train one with "
+                "dspark.confidence above 0, or leave it out"
+            )
+        self.least = least
+
     @property
     def weights_read(self) -> list[nn.Module]:
         """As in `DFlash`; of W1 a proposal reads single rows, and W2 for every draft."""
@@ -88,17 +145,45 @@ class DSpark(DFlash):
 
     def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
         """Draft after `last_B`, each row's anchor."""
-        product_BKV = self._product(self._block(last_B))
+        out_BKH = self._block(last_B)
+        product_BKV = self._product(out_BKH)
         random_BK = None if self._argmax(warper) else uniforms.take(self.draft_length)
-        tokens, q = [last_B], []
+        tokens, q, sure = [last_B], [], []
         for k, product_BV in enumerate(product_BKV.unbind(1)):
+            if self.least:
+                sure.append(self._is_sure(out_BKH[:, k], tokens[-1]))
             logits_BV = self._behind(product_BV, tokens[-1])
             if random_BK is None:
                 tokens.append(logits_BV.argmax(-1))
                 continue
             q.append(at_depth(warper, self.factors, k)(logits_BV))
             tokens.append(draw(q[-1], random_BK[:, k]))
-        return self._proposal(torch.stack(tokens, 1), torch.stack(q, 1) if q else None)
+        proposal = self._proposal(torch.stack(tokens, 1), torch.stack(q, 1) if q else None)
+        return cut_short(proposal, torch.stack(sure, 1)) if sure else proposal
+
+    def _is_sure(self, slot_BH: Tensor, token_B: Tensor) -> Tensor:
+        """Whether a slot behind a token may be drafted. bool [B]."""
+        logit_B = self.net.confidence(slot_BH, token_B)
+        assert logit_B is not None  # or `__init__` has refused
+        return logit_B.sigmoid() >= self.least
 
     def _behind(self, product: Tensor, token: Tensor) -> Tensor:
         return self._shaping(product + self.net.markov_head(token).float())
+
+
+def cut_short(proposal: Proposal, sure_BK: Tensor) -> Proposal:
+    """A chain without what stands behind the first slot that is in doubt, that slot included.
+
+    Args:
+        sure_BK: bool; a slot's must not depend on its own token or on later ones.
+    """
+    present_BK = sure_BK.long().cumprod(1).bool()
+    present_BN = torch.cat((torch.ones_like(present_BK[:, :1]), present_BK), 1)
+    nodes = present_BN.shape[1]  # of the coins too: a row's numbers must not depend on its neighbours
+    if present_BN.device.type != "cpu":
+        return replace(proposal, present_BN=present_BN, coins=nodes)
+    # on a CPU reading a value is free, and verifying what no row has is not
+    longest = max(1, int(present_BK.sum(1).max()))
+    q_BNV = None if proposal.q_BNV is None else proposal.q_BNV[:, : longest + 1]
+    tokens_BN, present_BN = proposal.tokens_BN[:, : longest + 1], present_BN[:, : longest + 1]
+    return Proposal(tokens_BN, chain(longest), proposal.sampling, q_BNV, present_BN=present_BN, coins=nodes)

@@ -6,7 +6,7 @@ Read next: `net.py`, the network; `proposer.py`, how it drafts.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import nn
 
@@ -52,4 +52,7 @@ def draft_by_block(module: nn.Module, target: Backbone, draft_length: int) -> DF
 def _drafting(net: BlockNet, target: Backbone, draft_length: int, config: DrafterConfig) -> DFlash:
     longest = min(draft_length, net.config.most)
     make = _DRAFTERS[net.family][1]
-    return make(net, target, draft_length=longest, policy=config.policy, factors=config.temperature_factors)
+    how: dict[str, Any] = {"policy": config.policy, "factors": config.temperature_factors}
+    if isinstance(net, DSparkNet):
+        how["least"] = config.confidence
+    return make(net, target, draft_length=longest, **how)

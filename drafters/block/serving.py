@@ -45,8 +45,8 @@ def dspark(net: DSparkNet, target: ServedTarget, how: Served) -> Export:
         **words,
         "markov_rank": net.config.rank,
         "markov_head_type": "vanilla",
-        "enable_confidence_head": False,
-        "confidence_head_with_markov": False,
+        "enable_confidence_head": net.config.confidence,
+        "confidence_head_with_markov": net.config.confidence,
         "sample_from_anchor": net.config.layout == "anchor-first",
     }
     return Export(config | {"is_causal": config.pop("causal")}, tensors)

@@ -128,6 +128,9 @@ TOYS: dict[str, ToyKind] = {
     "dspark": _of_target(dspark),
     "dspark argmax": _of_target(dspark, policy="argmax"),
     "dspark tempered": _of_target(dspark, factors=_FACTORS),
+    "dspark cut": _of_target(dspark, least=0.5),
+    "dspark cut argmax": _of_target(dspark, least=0.5, policy="argmax"),
+    "dspark cut tempered": _of_target(dspark, least=0.5, factors=_FACTORS),
     "eagle static, three siblings": _of_target(eagle, vocabulary=4, tree="static", paths=SIBLINGS),
     "tree, without replacement": _of_drafts(lambda d: SampledTree(d[0], _FORK, DraftSampling.WITHOUT_REPLACEMENT)),
     "tree, three siblings": _of_drafts(

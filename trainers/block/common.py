@@ -82,8 +82,11 @@ def chosen_layers(config: BlockConfig, target: PreTrainedModel) -> tuple[int, ..
 class BlockObjective:
     """Trains `draft` to have the distributions of the frozen `target` in every slot of a block."""
 
-    def __init__(self, recipe: Sections, draft: BlockNet, target: PreTrainedModel, save: Save) -> None:
-        self.module: nn.Module = BlockStudent(draft, freeze(target), recipe)
+    def __init__(
+        self, recipe: Sections, draft: BlockNet, target: PreTrainedModel, save: Save, *, sure: float = 0.0
+    ) -> None:
+        """`sure`: weight of the loss of the draft's confidence."""
+        self.module: nn.Module = BlockStudent(draft, freeze(target), recipe, sure=sure)
         self.features: FeatureSource = OnlineFeatures(target, (*draft.config.layers, LAST))
         self._embed: Any = target.get_input_embeddings()
         self._draft, self._save, self._anchors = draft, save, recipe.block.anchors

@@ -17,7 +17,7 @@ from ...drafters.block.net import Layout
 from ..loop.loop import Outcome
 from ..sections import MakeProbe, Run, Sections
 from ..student.warm_start import warm_started
-from ..teacher.frozen import run_for_target, saver
+from ..teacher.frozen import Save, run_for_target, saver
 from .common import BlockObjective, check_blocks, check_target, sizes_of
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["DSparkObjective", "check_recipe", "check_target", "run", "student"]
 LAYOUT: Layout = "anchor-first"
-DSparkObjective = BlockObjective
 
 
 def check_recipe(recipe: Sections) -> None:
@@ -37,7 +36,15 @@ def student(recipe: Sections, target: PreTrainedModel) -> DSparkNet:
     """An untrained network for `target`; on the meta device its shapes alone."""
     table: Any = target.get_output_embeddings()
     sizes = sizes_of(recipe, target, LAYOUT)
-    return DSparkNet.for_target(target, **sizes, vocabulary=len(table.weight), rank=recipe.dspark.rank)
+    head = {"rank": recipe.dspark.rank, "confidence": recipe.dspark.confidence > 0}
+    return DSparkNet.for_target(target, **sizes, vocabulary=len(table.weight), **head)
+
+
+class DSparkObjective(BlockObjective):
+    """Trains slots, the head behind them, and how sure it is of each."""
+
+    def __init__(self, recipe: Sections, draft: DSparkNet, target: PreTrainedModel, save: Save) -> None:
+        super().__init__(recipe, draft, target, save, sure=recipe.dspark.confidence)
 
 
 def run(recipe: Sections, out: Path, resume: str = "auto", make_probe: MakeProbe | None = None) -> Outcome:
@@ -46,6 +53,6 @@ def run(recipe: Sections, out: Path, resume: str = "auto", make_probe: MakeProbe
 
     def build(target: Backbone, _rows: Prepared) -> BlockObjective:
         net = student(recipe, target.model)
-        return warm_started(BlockObjective(recipe, net, target.model, saver(target, "dspark")), recipe, target)
+        return warm_started(DSparkObjective(recipe, net, target.model, saver(target, "dspark")), recipe, target)
 
     return run_for_target(build, Run(recipe, out, resume, make_probe), check_target=check_target)

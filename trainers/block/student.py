@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...drafters.block.net import BlockNet
 from ...drafters.projection import Shaping
 from ..eagle_common import in_text_order, per_label
 from ..loop.objective import Batch
-from ..losses.chunked import Added, ChunkedLoss, SharedTeacher
+from ..losses.chunked import Added, ChunkedLoss, Kept, SharedTeacher
 from ..losses.mix import Mix
 from ..losses.pace import d_pace, geometric
 from ..sections import Sections
@@ -51,6 +52,8 @@ class BlockLoss:
 
     mix: Mix
     drafts: int
+    keeps_overlap: bool = False
+    """Whether the overlap of every draft is a term, for the head that learns it."""
 
     def __call__(self, draft_CV: Tensor, target_CV: Tensor | None, label_C2: Tensor) -> dict[str, Tensor]:
         """`label_C2`: label, and which draft of its block it is, from 0."""
@@ -64,16 +67,24 @@ class BlockLoss:
         first_C = place_C == 0
         alphas = {f"alpha_{j + 1}": alpha_C * (place_C == j) for j in range(1, self.drafts)}
         own = {name: term.detach() * first_C for name, term in terms.items()}
-        return {"loss": loss_C, **own, "alpha": alpha_C * first_C, "agreement": agreement_C * first_C, **alphas}
+        kept = {"overlap": alpha_C} if self.keeps_overlap else {}
+        return {
+            "loss": loss_C,
+            **own,
+            "alpha": alpha_C * first_C,
+            "agreement": agreement_C * first_C,
+            **alphas,
+            **kept,
+        }
 
 
 class BlockStudent(nn.Module):
     """The network over the blocks of a batch, and the loss of their drafts."""
 
-    def __init__(self, draft: BlockNet, target: Any, recipe: Sections) -> None:
+    def __init__(self, draft: BlockNet, target: Any, recipe: Sections, *, sure: float) -> None:
         super().__init__()
-        self.draft, self._decay, self._objective = draft, recipe.block.decay, recipe.objective
-        loss = BlockLoss(Mix.of(recipe.objective), draft.config.most)
+        self.draft, self._decay, self._objective, self._sure = draft, recipe.block.decay, recipe.objective, sure
+        loss = BlockLoss(Mix.of(recipe.objective), draft.config.most, keeps_overlap=sure > 0)
         # in a tuple it is no part of this module: the projection is the target's, and what wraps,
         # shards or saves this module must not touch it
         head, shaping = target.get_output_embeddings(), Shaping.of(target)
@@ -90,10 +101,24 @@ class BlockStudent(nn.Module):
         states_NH = teacher_output.hidden_RSH.flatten(0, 1)
         at_P, guess_PH, label_P2, sorted_P = in_text_order(at_P, guess_PH, label_P2, share_P)
         teacher = SharedTeacher.of(states_NH, head.projection, at_P) if len(at_P) else None
-        loss, terms = head(guess_PH, label_P2, teacher, sorted_P, added=self._behind(at_P, batch))
+        keep = Kept("overlap", []) if self._sure else None
+        loss, terms = head(guess_PH, label_P2, teacher, sorted_P, added=self._behind(at_P, batch), keep=keep)
+        if keep is not None:
+            assert sorted_P is not None  # it is the weights' own order
+            bce_P = self._doubt(guess_PH, batch["input_ids"].flatten()[at_P], keep.parts)
+            loss = loss + self._sure * (bce_P * sorted_P).sum()
+            terms |= {"confidence": (bce_P.detach() * (label_P2[:, 1] == 0)).sum()} if terms else {}
+            terms.pop("overlap", None)
         if not terms:
             return loss, {}
         return loss, per_label(terms | {"loss": loss.detach()}, label_P2[:, 1], batch)
+
+    def _doubt(self, guess_PH: Tensor, before_P: Tensor, overlaps: list[Tensor]) -> Tensor:
+        """The cross-entropy of each draft's confidence against the share of its distribution that is accepted. [P]."""
+        logit_P = self.draft.confidence(guess_PH, before_P)
+        assert logit_P is not None  # its weight is above 0
+        overlap_P = torch.cat(overlaps) if overlaps else logit_P.detach()
+        return F.binary_cross_entropy_with_logits(logit_P, overlap_P.clamp(0, 1), reduction="none")
 
     def _behind(self, at_P: Tensor, batch: Batch) -> Added | None:
         """What the text's token in front of each draft adds, which is where the target's state speaks of it."""

@@ -48,6 +48,14 @@ class Added(NamedTuple):
         return F.linear(self.given_PR[part].to(dtype), self.weight_VR.to(dtype)).float()
 
 
+class Kept(NamedTuple):
+    """A term of the loss that is wanted of every position, without a gradient."""
+
+    name: str
+    parts: list[Tensor]
+    """Chunk by chunk, in the order of the positions."""
+
+
 class ChunkedLoss(nn.Module):
     """The head and the loss in one: hidden states in, sum of losses out.
 
@@ -91,6 +99,7 @@ class ChunkedLoss(nn.Module):
         added: Added | None = None,
         loss: TokenLoss | None = None,
         only_label_q: bool = False,
+        keep: Kept | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Sum of the loss over P positions (a scalar with a gradient) and the sums of all terms.
 
@@ -107,6 +116,7 @@ class ChunkedLoss(nn.Module):
             only_label_q: return q(label) [P] instead of the sum, without a gradient and without
                 terms, as `pace.py` needs before the loss. A flag of forward(), because ZeRO-3
                 gathers weights only inside a module's forward.
+            keep: a term that is wanted position by position too; nothing is kept where there are none.
         """
         projection = self.projection
         if only_label_q:
@@ -120,7 +130,7 @@ class ChunkedLoss(nn.Module):
         given_PR, weight_VR = added or (None, None)
         sums = _ChunkedSum.apply(
             *(hidden_PH, weight_VH, bias_V, given_PR, weight_VR),
-            *(shaping, label_P, teacher, share_P, chosen, self.chunk, names),
+            *(shaping, label_P, teacher, share_P, chosen, self.chunk, names, keep),
         )
         return sums[0], dict(zip(names, sums[1], strict=True))
 
@@ -192,6 +202,7 @@ class _ChunkedSum(torch.autograd.Function):
         loss: TokenLoss,
         chunk: int,
         names: list[str],
+        keep: Kept | None,
     ) -> tuple[Tensor, Tensor]:
         compute = _compute_dtype(hidden_PH)
         weight, bias = weight_VH.to(compute), None if bias_V is None else bias_V.to(compute)
@@ -217,6 +228,8 @@ class _ChunkedSum(torch.autograd.Function):
                 loss_C, terms, grad_CV = _terms(loss, shaping, product_CV, outputs, label_P[part], share_C, wanted)
                 del product_CV, outputs
                 names[:] = list(terms)
+                if keep is not None:
+                    keep.parts.append(terms[keep.name])
                 sums = torch.stack([term.sum(dtype=torch.float32) for term in (loss_C, *terms.values())])
                 totals = sums if totals is None else totals + sums
                 if grad_CV is None:
@@ -242,7 +255,7 @@ class _ChunkedSum(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         scale = grads[0]
         made = (None if each is None else each.mul_(scale.to(each.dtype)) for each in ctx.saved_tensors)
-        return (*made, *[None] * 7)
+        return (*made, *[None] * 8)
 
 
 def _parts(count: int, chunk: int) -> Iterator[slice]:

@@ -77,7 +77,7 @@ def dflash(target: TableModel, **settings: Any) -> Proposer:
 
 
 def dspark(target: TableModel, **settings: Any) -> Proposer:
-    """Two slots that both draft, and a head that says something of every token."""
+    """Two slots that both draft, a head that says something of every token, and doubts if drafts are cut."""
     sizes: dict[str, Any] = {
         "layers": (0, 2),
         "decoder_layers": 2,
@@ -85,7 +85,7 @@ def dspark(target: TableModel, **settings: Any) -> Proposer:
         "layout": "anchor-first",
         "causal": False,
     }
-    shape = DSparkShape(**_LAYER, **sizes, vocabulary=target.vocabulary, rank=2)
+    shape = DSparkShape(**_LAYER, **sizes, vocabulary=target.vocabulary, rank=2, confidence="least" in settings)
     return DSpark(_shaken(DSparkNet(shape), target), target.as_backbone(), **settings)
 
 

@@ -101,18 +101,26 @@ def test_what_no_engine_reads_is_refused(words: dict[str, Any], message: str, tm
         exported(block_net(mask_token=7, **words), tmp_path)
 
 
-def test_dspark_says_that_its_first_slot_drafts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sure", [False, True])
+def test_dspark_says_that_its_first_slot_drafts(sure: bool, tmp_path: Path) -> None:
     words: dict[str, Any] = {"layout": "anchor-first", "causal": True, "mask_token": 7, "vocabulary": V, "rank": 6}
-    net = DSparkNet(DSparkShape(**(SIZES | words)))
+    net = DSparkNet(DSparkShape(**(SIZES | words), confidence=sure))
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.copy_(torch.randn_like(parameter) * 0.2)
     made = exported(net, tmp_path)
     assert made.config["architectures"] == ["Qwen3DSparkModel"]
     wanted = {"mask_token_id": 7, "target_layer_ids": [1, 3, 5], "is_causal": True, "sample_from_anchor": True}
-    wanted |= {"markov_rank": 6, "markov_head_type": "vanilla", "enable_confidence_head": False, "block_size": B}
+    wanted |= {"markov_rank": 6, "markov_head_type": "vanilla", "enable_confidence_head": sure, "block_size": B}
+    wanted |= {"confidence_head_with_markov": sure}
     assert {name: made.config[name] for name in wanted} == wanted
     first, second = made.tensors["markov_head.markov_w1.weight"], made.tensors["markov_head.markov_w2.weight"]
     assert (first.shape, second.shape) == ((V, 6), (V, 6))
     token = torch.arange(V)
     torch.testing.assert_close(first[token] @ second.T, net.markov_head(token).detach())
+    assert ("confidence_head.proj.weight" in made.tensors) == sure
+    if sure:
+        slot = torch.randn(V, H)
+        weight, bias = made.tensors["confidence_head.proj.weight"], made.tensors["confidence_head.proj.bias"]
+        said = torch.cat([slot, first[token]], -1) @ weight.T + bias
+        torch.testing.assert_close(said[:, 0], net.confidence(slot, token).detach())

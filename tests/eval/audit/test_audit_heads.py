@@ -41,6 +41,7 @@ MODES: dict[str, tuple[str, dict[str, Any]]] = {
     "DFlash, cooler behind the first": ("dflash", {"factors": (1.0, 0.3)}),
     "DSpark": ("dspark", {}),
     "DSpark, argmax": ("dspark", {"policy": "argmax"}),
+    "DSpark, cut by confidence": ("dspark", {"least": 0.5}),
 }
 # every kind of proposal once for every day; the whole table is behind `make test-all`
 EVERY_DAY = {
@@ -53,7 +54,7 @@ EVERY_DAY = {
         "EAGLE-2, dynamic tree",
         "EAGLE-3, chain",
         "DFlash, cooler behind the first",
-        "DSpark",
+        "DSpark, cut by confidence",
     )
 }
 TABLE = [(mode, temperature, batch) for mode in MODES for temperature in (0.6, 1.0) for batch in (1, 4)]

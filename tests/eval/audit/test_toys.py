@@ -33,6 +33,7 @@ DRAFTERS: list[tuple[str, dict[str, Any]]] = [
     ("dflash", {"policy": "argmax"}),
     ("dspark", {}),
     ("dspark", {"policy": "argmax"}),
+    ("dspark", {"least": 0.5}),
 ]
 
 

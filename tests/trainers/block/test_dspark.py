@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import VOCABULARY, make_target
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.trainers.block.dspark import DSparkObjective
@@ -32,10 +33,10 @@ def rows(length: int = 12) -> dict[str, torch.Tensor]:
     }
 
 
-def goal_for(target: Backbone, **objective: Any) -> DSparkObjective:
+def goal_for(target: Backbone, confidence: float = 0.0, **objective: Any) -> DSparkObjective:
     torch.manual_seed(0)
     block = BlockConfig(size=3, decoder_layers=1, anchors=6, decay=0.7)
-    head = DSparkConfig(rank=4)
+    head = DSparkConfig(rank=4, confidence=confidence)
     goal = build("dspark", target.model, block=block, dspark=head, objective=ObjectiveConfig(chunk=4, **objective))
     with torch.no_grad():  # it begins at zero, where nothing of it would be seen
         goal.draft().markov_head.markov_w2.weight.normal_(std=0.5)
@@ -44,10 +45,13 @@ def goal_for(target: Backbone, **objective: Any) -> DSparkObjective:
 
 @pytest.mark.parametrize("terms", [{}, MIXED], ids=str)
 @pytest.mark.parametrize("positions", ["geometric", "d-pace"])
-def test_the_loss_is_that_of_a_loop(terms: dict[str, float], positions: str, target: Backbone) -> None:
-    goal, batch = goal_for(target, positions=positions, **terms), rows()
+@pytest.mark.parametrize("sure", [0.0, 0.6])
+def test_the_loss_is_that_of_a_loop(terms: dict[str, float], positions: str, sure: float, target: Backbone) -> None:
+    goal, batch = goal_for(target, confidence=sure, positions=positions, **terms), rows()
     teacher, (head,) = goal.prepare(batch), goal.module._frozen
-    loss, _ = goal.module(batch, teacher)
+    loss, reported = goal.module(batch, teacher)
+    assert ("confidence" in reported) == (sure > 0)
+    assert "overlap" not in reported
     net, mix = goal.draft(), Mix.of(ObjectiveConfig(**terms))
     at_RA, label_RAK, known_RAK = teacher.anchors
     out = net.blocks(teacher.fused_RSF, batch["positions"], batch["documents"], teacher.roots_RAH, at_RA)
@@ -61,12 +65,17 @@ def test_the_loss_is_that_of_a_loop(terms: dict[str, float], positions: str, tar
             in_front = batch["input_ids"][row, places - 1]
             logits = out[row, block, :known] @ head.weight.T + net.markov_head(in_front)
             labels = batch["input_ids"][row, places]
-            losses += list(mix(logits, p[row, places - 1], labels)["loss"])
+            each = mix(logits, p[row, places - 1], labels)["loss"]
+            if sure:
+                kept = torch.minimum(logits.softmax(-1), p[row, places - 1].softmax(-1)).sum(-1).detach()
+                said = net.confidence(out[row, block, :known], in_front)
+                each = each + sure * F.binary_cross_entropy_with_logits(said, kept, reduction="none")
+            losses += list(each)
             q = logits.detach().softmax(-1)[range(known), labels]
             alive = (0.5 * q + 0.5).cumprod(0)
             paced = alive.flip(0).cumsum(0).flip(0)
             weights += paced.tolist() if positions == "d-pace" else [0.7**j for j in range(known)]
-        mean = sum(w * each for w, each in zip(weights, losses, strict=True)) / sum(weights)
+        mean = sum(w * one for w, one in zip(weights, losses, strict=True)) / sum(weights)
         wanted = wanted + mean * batch["loss_mask"][row].sum()
     torch.testing.assert_close(loss, wanted, rtol=1e-4, atol=1e-4)
     ours, theirs = (torch.autograd.grad(each, list(net.parameters())) for each in (loss, wanted))
