@@ -42,6 +42,13 @@ class DrafterConfig(Section):
     eagle_nodes: int = Field(61, ge=2, le=4_096)
     """Nodes of the dynamic tree, the root included; at most those that it generates, which is
     1 + top_k + (depth - 1) * top_k^2."""
+    block_tree: Literal["chain", "tree"] = "chain"
+    """Shape of a block drafter's draft: a chain, or a tree of its likeliest tokens. DFlash's branches beside the
+    likeliest chain, DSpark's wherever paths are likely."""
+    block_nodes: int = Field(16, ge=2, le=4_096)
+    """Nodes of that tree, the root included."""
+    block_children: int = Field(4, ge=1, le=64)
+    """Children of a node of that tree at most, and nodes of a depth that have some."""
     members: int | None = Field(None, ge=1)
     """Draft with the first members of an ensemble alone; empty: with all."""
     adaptive_longest: int = Field(8, ge=1, le=1_000)

@@ -162,7 +162,16 @@ def _drawn(drafter: Any) -> str:
     return " argmax" if drafter.policy == "argmax" else " tempered" if drafter.factors else ""
 
 
+_BLOCK_TREE = ("block_tree", "block_nodes", "block_children")
+
+
+def _dflash_toy(drafter: Any) -> str:
+    return "dflash tree" if drafter.kind == "dynamic" else f"dflash{_drawn(drafter)}"
+
+
 def _dspark_toy(drafter: Any) -> str:
+    if drafter.kind == "dynamic":
+        return "dspark tree"
     return f"dspark{' cut' * bool(drafter.least)}{_drawn(drafter)}"
 
 
@@ -329,8 +338,8 @@ _ALL = (
         load=".block.family:load_block_folder",
         proposer=".block.family:draft_by_block",
         hidden_states=lambda settings: len(settings["layers"]) + 1,
-        options=frozenset({"temperature_factors"}),
-        toy=_by_policy("dflash"),
+        options=frozenset({"temperature_factors", *_BLOCK_TREE}),
+        toy=_dflash_toy,
         most_tokens=_drafts_of_a_block,
         whole_blocks=lambda settings: not settings["causal"],
         exports={"vllm": Form("dflash", ".block.serving:dflash"), "sglang": Form("DFLASH", ".block.serving:dflash")},
@@ -347,7 +356,7 @@ _ALL = (
         load=".block.family:load_block_folder",
         proposer=".block.family:draft_by_block",
         hidden_states=lambda settings: len(settings["layers"]) + 1,
-        options=frozenset({"temperature_factors", "confidence"}),
+        options=frozenset({"temperature_factors", "confidence", *_BLOCK_TREE}),
         toy=_dspark_toy,
         exports={"vllm": Form("dspark", ".block.serving:dspark")},
         most_tokens=_drafts_of_a_block,

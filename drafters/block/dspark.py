@@ -35,7 +35,8 @@ from ..model.draft_model import Policy
 from ..sizes import check_sizes
 from ..temperatures import at_depth
 from .net import BlockNet, BlockShape
-from .proposer import DFlash
+from .proposer import DFlash, said
+from .trees import TreeShape, grown
 
 
 @dataclass(frozen=True)
@@ -121,14 +122,19 @@ class DSpark(DFlash):
         draft_length: int | None = None,
         policy: Policy = "sample",
         factors: Sequence[float] = (),
+        tree: TreeShape | None = None,
         least: float = 0.0,
     ) -> None:
         """As of `DFlash`; `least`: the confidence below which a slot ends the draft, 0 for none.
 
         Raises:
-            RequestError: the drafter has learnt no confidence.
+            RequestError: the drafter has learnt no confidence, or a tree is to be cut by it.
         """
-        super().__init__(net, target, draft_length=draft_length, policy=policy, factors=factors)
+        super().__init__(net, target, draft_length=draft_length, policy=policy, factors=factors, tree=tree)
+        if least and tree is not None:
+            raise RequestError(
+                f"drafter.confidence is {least:g}, which ends chains, and drafter.block_tree is tree; leave one out"
+            )
         if least and net.confidence_head is None:
             raise RequestError(
                 f"drafter.confidence is {least:g}, and the drafter has learnt no confidence; train one with "
@@ -147,6 +153,13 @@ class DSpark(DFlash):
         """Draft after `last_B`, each row's anchor."""
         out_BKH = self._block(last_B)
         product_BKV = self._product(out_BKH)
+        if self.shape is not None:
+            return grown(
+                last_B,
+                lambda k, at_Bk: self._behind(said(product_BKV, k, at_Bk), at_Bk),
+                self.draft_length,
+                self.shape,
+            )
         random_BK = None if self._argmax(warper) else uniforms.take(self.draft_length)
         tokens, q, sure = [last_B], [], []
         for k, product_BV in enumerate(product_BKV.unbind(1)):

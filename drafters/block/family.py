@@ -18,6 +18,7 @@ from ..weights import net_for
 from .dspark import DSpark, DSparkNet
 from .net import BlockNet
 from .proposer import DFlash
+from .trees import TreeShape
 
 if TYPE_CHECKING:
     from ...decoding.target.backbone import Backbone
@@ -53,6 +54,8 @@ def _drafting(net: BlockNet, target: Backbone, draft_length: int, config: Drafte
     longest = min(draft_length, net.config.most)
     make = _DRAFTERS[net.family][1]
     how: dict[str, Any] = {"policy": config.policy, "factors": config.temperature_factors}
+    if config.block_tree == "tree":
+        how["tree"] = TreeShape(config.block_nodes, config.block_children)
     if isinstance(net, DSparkNet):
         how["least"] = config.confidence
     return make(net, target, draft_length=longest, **how)

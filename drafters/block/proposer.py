@@ -32,6 +32,7 @@ from ..temperatures import at_depth
 from ..true_states import TrueStates
 from .attention import Cached
 from .net import BlockNet
+from .trees import TreeShape, leaves
 
 _ANCHORS = 256
 """Blocks of a known text that are made at once."""
@@ -55,8 +56,11 @@ class DFlash:
         draft_length: int | None = None,
         policy: Policy = "sample",
         factors: Sequence[float] = (),
+        tree: TreeShape | None = None,
     ) -> None:
         """`draft_length`: at most, and by default, as many as a block has; `factors` as of `at_depth`.
+
+        `tree`: draft a tree of the likeliest tokens of so many nodes; None: a chain.
 
         A shorter draft is the beginning of a whole block: slots see each other, and a block of
         another size than the trained one would have other distributions in all of them.
@@ -73,7 +77,16 @@ class DFlash:
         # without later slots a causal block is the same
         self._slots = net.config.first + self.draft_length if net.config.causal else net.config.size
         self.tree = chain(self.draft_length)
-        self.nodes = len(self.tree)
+        self.shape = tree
+        self.kind = "chain" if tree is None else "dynamic"
+        self.nodes = len(self.tree) if tree is None else tree.nodes
+        if tree is not None:
+            tree.check(self.draft_length)
+            if self.factors:
+                raise RequestError(
+                    f"drafter.temperature_factors are {list(self.factors)}, and a tree of the likeliest tokens draws "
+                    "nothing; leave them out, or set --drafter.block_tree chain"
+                )
         self._embed: Any = target.model.get_input_embeddings()
         self._shaping = Shaping.of(target.model)
 
@@ -124,6 +137,8 @@ class DFlash:
     def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
         """Draft after `last_B`, each row's anchor."""
         logits_BKV = self._shaping(self._product(self._block(last_B)))
+        if self.shape is not None:
+            return leaves(last_B, lambda k, at_Bk: said(logits_BKV, k, at_Bk), self.draft_length, self.shape)
         if self._argmax(warper):
             return self._proposal(torch.cat((last_B[:, None], logits_BKV.argmax(-1)), 1))
         random_BK = uniforms.take(self.draft_length)
@@ -189,6 +204,11 @@ class DFlash:
         ]
         for d in range(min(depth, self.draft_length, X)):
             yield torch.cat([part_AKH[:, d] for part_AKH in parts])[: X - d]
+
+
+def said(product_BKV: Tensor, k: int, at_Bk: Tensor) -> Tensor:
+    """What slot `k` of a block says behind each of some nodes, [B, k, V], before anything is added."""
+    return product_BKV[:, k, None].expand(-1, at_Bk.shape[1], -1)
 
 
 @lru_cache(maxsize=64)

@@ -17,6 +17,7 @@ import torch
 
 from ...decoding.proposal import DraftSampling, Proposer
 from ...decoding.tree.tree import Tree
+from ...drafters.block.trees import TreeShape
 from ...drafters.families import FAMILIES, function
 from ...drafters.lookup.function import CallableDrafter
 from ...drafters.lookup.llma import Llma
@@ -125,9 +126,11 @@ TOYS: dict[str, ToyKind] = {
     "dflash": _of_target(dflash),
     "dflash argmax": _of_target(dflash, policy="argmax"),
     "dflash tempered": _of_target(dflash, factors=_FACTORS),
+    "dflash tree": _of_target(dflash, tree=TreeShape(4, 2)),
     "dspark": _of_target(dspark),
     "dspark argmax": _of_target(dspark, policy="argmax"),
     "dspark tempered": _of_target(dspark, factors=_FACTORS),
+    "dspark tree": _of_target(dspark, tree=TreeShape(6, 2)),
     "dspark cut": _of_target(dspark, least=0.5),
     "dspark cut argmax": _of_target(dspark, least=0.5, policy="argmax"),
     "dspark cut tempered": _of_target(dspark, least=0.5, factors=_FACTORS),

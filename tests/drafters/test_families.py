@@ -62,10 +62,15 @@ def test_every_proposer_has_a_record() -> None:
 
 DRAFTERS = [
     SimpleNamespace(
-        policy=policy, factors=factors, kind=kind, members=[SimpleNamespace(policy=policy, factors=factors)]
+        policy=policy,
+        factors=factors,
+        kind=kind,
+        least=least,
+        members=[SimpleNamespace(policy=policy, factors=factors)],
     )
     for policy, factors in (("sample", ()), ("sample", (0.8,)), ("argmax", ()))
     for kind in ("chain", "static", "dynamic")
+    for least in (0.0, 0.5)
 ]
 
 

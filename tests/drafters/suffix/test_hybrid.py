@@ -13,6 +13,7 @@ from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.decoding.target.kv_cache import KVCache
+from draftsmith.drafters.block.trees import TreeShape
 from draftsmith.drafters.eagle.proposer import Eagle
 from draftsmith.drafters.model.ensemble import join
 from draftsmith.drafters.suffix.hybrid import SuffixHybrid, beside
@@ -25,9 +26,19 @@ from small_heads import make_on_target
 
 PROMPTS = [[1, 2, 3, 1, 2], [4, 5, 6, 7, 8, 9, 10], [11]]
 GREEDY = Warper(0.0)
-KINDS = ["draft model", "eagle chain", "eagle static", "hydra++", "medusa", "dflash", "dspark"]
+KINDS = [
+    "draft model",
+    "eagle chain",
+    "eagle static",
+    "hydra++",
+    "medusa",
+    "dflash",
+    "dspark",
+    "dspark sure",
+    "dspark tree",
+]
 
-BY_CHANCE = ("dflash", "dspark")
+BY_CHANCE = ("dflash", "dspark", "dspark sure", "dspark tree")
 """Kinds whose untrained drafts are right by chance alone."""
 
 
@@ -55,6 +66,9 @@ def texts(target: Backbone) -> list[list[int]]:
 def make(kind: str, target: Backbone) -> Any:
     if kind == "draft model":
         return make_drafter(target, noise=0.03)
+    if kind in ("dspark sure", "dspark tree"):
+        how: dict[str, Any] = {"least": 0.5} if kind == "dspark sure" else {"tree": TreeShape(7, 3)}
+        return make_on_target("dspark", target, noise=0.02, **how)
     family, _, tree = kind.partition(" ")
     return make_on_target(family, target, noise=0.02, **({"tree": tree} if tree else {}))
 
@@ -130,7 +144,8 @@ def wrong_proposals(kind: str, target: Backbone, texts: list[list[int]]) -> tupl
     again = make(kind, target)
     pairs = [(text, row) for rows, tokens in noted[1:] for text, row in zip(rows, tokens.tolist())]
     pairs = [(text, row) for text, row in pairs if text not in texts]  # rows that have not ended
-    return sum(fresh(again, target, text) != row for text, row in pairs), len(pairs)
+    # alone a draft may end where that of a longer one beside it does not
+    return sum((own := fresh(again, target, text)) != row[: len(own)] for text, row in pairs), len(pairs)
 
 
 @some("draft model", "eagle chain")

@@ -13,6 +13,7 @@ from conftest import make_target
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.drafters.block.trees import TreeShape
 from draftsmith.eval.audit.audit import audit
 from draftsmith.eval.config import AuditConfig
 from draftsmith.eval.measure.ranks import Text, measure_ranks
@@ -42,6 +43,8 @@ MODES: dict[str, tuple[str, dict[str, Any]]] = {
     "DSpark": ("dspark", {}),
     "DSpark, argmax": ("dspark", {"policy": "argmax"}),
     "DSpark, cut by confidence": ("dspark", {"least": 0.5}),
+    "DFlash, tree": ("dflash", {"tree": TreeShape(9, 3)}),
+    "DSpark, tree": ("dspark", {"tree": TreeShape(9, 3)}),
 }
 # every kind of proposal once for every day; the whole table is behind `make test-all`
 EVERY_DAY = {
@@ -55,8 +58,11 @@ EVERY_DAY = {
         "EAGLE-3, chain",
         "DFlash, cooler behind the first",
         "DSpark, cut by confidence",
+        "DSpark, tree",
     )
 }
+BY_CHANCE = ("DFlash, argmax", "DSpark, argmax")
+"""Modes whose untrained drafts are never right: of these the text alone is shown."""
 TABLE = [(mode, temperature, batch) for mode in MODES for temperature in (0.6, 1.0) for batch in (1, 4)]
 
 
@@ -97,7 +103,7 @@ def test_every_mode_is_lossless(mode: str, temperature: float, batch: int, targe
     assert report.replay.argmax == report.replay.tokens > 0
     # and it has something to be lossless about
     done = generate(target, drafter, PROMPTS[:4], warper=Warper(temperature), max_new_tokens=30)
-    assert any("draft" in row for row in done.origin)
+    assert mode in BY_CHANCE or any("draft" in row for row in done.origin)
 
 
 LOSSY = [

@@ -14,6 +14,7 @@ from draftsmith.decoding.rules import acceptance
 from draftsmith.decoding.rules.acceptance import Outcome, accept_chain
 from draftsmith.decoding.sampling import Warper, draw
 from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.drafters.block.trees import TreeShape
 from draftsmith.errors import RequestError
 from draftsmith.eval.audit.enumeration import Enumeration, enumerate_decoding
 from draftsmith.eval.audit.toys import TOYS, Toy, toy_of
@@ -34,6 +35,7 @@ DRAFTERS: list[tuple[str, dict[str, Any]]] = [
     ("dspark", {}),
     ("dspark", {"policy": "argmax"}),
     ("dspark", {"least": 0.5}),
+    *((family, {"tree": TreeShape(6, 2)}) for family in ("dflash", "dspark")),
 ]
 
 
