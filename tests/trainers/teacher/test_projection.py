@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import random_models
 import torch
 from conftest import VOCABULARY, make_target
+from draftsmith.benchmarks.common.random_models import GROUPED, SIZES
 from draftsmith.data.rows.tokenizer import train_tokenizer
 from draftsmith.decoding.target.attention import use_grouped_attention
 from draftsmith.decoding.target.backbone import Backbone
@@ -32,12 +32,13 @@ from draftsmith.trainers.method_config import BpdConfig, Eagle3Config, MedusaCon
 from draftsmith.trainers.methods import METHODS
 from draftsmith.trainers.teacher.tuned import TunedTarget
 from method_objectives import build
+from random_models import random_model
 from small_heads import make_on_target
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
 
-LAYERS = random_models.GROUPED | {"num_hidden_layers": 3}
-SIZES = random_models.SIZES | LAYERS
+LAYERS = GROUPED | {"num_hidden_layers": 3}
+OF_THREE = SIZES | {"vocab_size": VOCABULARY} | LAYERS
 FULL = {"layer_types": ["full_attention"] * 3, "query_pre_attn_scalar": 16, "sliding_window": 64}
 GPT = {"n_layer": 3, "n_embd": 32, "n_head": 4, "n_positions": 64}
 SHAPED: dict[str, dict[str, Any]] = {
@@ -67,7 +68,7 @@ TEXT = ["abc def ghi jkl mno pqr\n"] * 5
 
 def random_model(family: str, **settings: Any) -> PreTrainedModel:
     """With the decoder's attention, as `load_target` would give it."""
-    model = random_models.random_model(family, spread=1.0, **LAYERS | settings)
+    model = random_model(family, spread=1.0, **LAYERS | settings)
     use_grouped_attention(model)
     return model
 
@@ -193,7 +194,7 @@ def test_a_projection_alone_is_taken(family: str, dtype: torch.dtype) -> None:
 def test_weights_that_are_only_shapes_are_not_run() -> None:
     for family in ("llama", "gemma2", "phi"):
         with torch.device("meta"):
-            config = AutoConfig.for_model(family, **SIZES | SHAPED.get(family, {}))
+            config = AutoConfig.for_model(family, **OF_THREE | SHAPED.get(family, {}))
             check_logits(AutoModelForCausalLM.from_config(config))
 
 
