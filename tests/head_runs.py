@@ -25,7 +25,7 @@ RECIPES = {
     "eagle3": "eagle3: {passes: 3, vocabulary: 512}\nobjective: {chunk: 64}\n",
     "dflash": "block: {size: 4, decoder_layers: 2, anchors: 12}\nobjective: {positions: d-pace, chunk: 64}\n",
     "dspark": (
-        "block: {size: 3, decoder_layers: 1, anchors: 12}\ndspark: {rank: 8}\n"
+        "block: {size: 3, decoder_layers: 1, anchors: 12}\ndspark: {rank: 8, confidence: 0.5}\n"
         "objective: {kl: 0.0, ce: 0.1, tv: 0.9, chunk: 64}\n"
     ),
     "bpd": "bpd: {block: 3}\nobjective: {kl: 0.0, ce: 1.0, chunk: 64}\n",

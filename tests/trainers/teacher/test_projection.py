@@ -32,7 +32,7 @@ from draftsmith.trainers.method_config import BpdConfig, Eagle3Config, MedusaCon
 from draftsmith.trainers.methods import METHODS
 from draftsmith.trainers.teacher.tuned import TunedTarget
 from method_objectives import build
-from random_models import random_model
+from random_models import random_model as of_family
 from small_heads import make_on_target
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
@@ -68,7 +68,7 @@ TEXT = ["abc def ghi jkl mno pqr\n"] * 5
 
 def random_model(family: str, **settings: Any) -> PreTrainedModel:
     """With the decoder's attention, as `load_target` would give it."""
-    model = random_model(family, spread=1.0, **LAYERS | settings)
+    model = of_family(family, spread=1.0, **LAYERS | settings)
     use_grouped_attention(model)
     return model
 
