@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ...drafters.block.net import BlockNet
 from ...drafters.projection import Shaping
-from ..eagle_common import in_text_order, per_label
+from ..eagle_common import in_text_order
 from ..loop.objective import Batch
 from ..losses.chunked import Added, ChunkedLoss, Kept, SharedTeacher
 from ..losses.mix import Mix
@@ -99,19 +99,23 @@ class BlockStudent(nn.Module):
         guess_PH, at_P, label_P2 = out_RAKH[known_RAK], *compared(batch, anchors)
         share_P = self._weights(guess_PH, label_P2[:, 0], self._behind(at_P, batch), known_RAK, batch)
         states_NH = teacher_output.hidden_RSH.flatten(0, 1)
-        at_P, guess_PH, label_P2, sorted_P = in_text_order(at_P, guess_PH, label_P2, share_P)
+        told_P = reported_weights(known_RAK, batch)
+        at_P, guess_PH, label_P2, both_P2 = in_text_order(at_P, guess_PH, label_P2, torch.stack((share_P, told_P), 1))
+        assert both_P2 is not None  # its order is the weights' own
+        sorted_P, told_P = both_P2.unbind(1)
         teacher = SharedTeacher.of(states_NH, head.projection, at_P) if len(at_P) else None
         keep = Kept("overlap", []) if self._sure else None
-        loss, terms = head(guess_PH, label_P2, teacher, sorted_P, added=self._behind(at_P, batch), keep=keep)
+        loss, terms = head(
+            guess_PH, label_P2, teacher, sorted_P, added=self._behind(at_P, batch), keep=keep, told_P=told_P
+        )
         if keep is not None:
-            assert sorted_P is not None  # it is the weights' own order
             bce_P = self._doubt(guess_PH, batch["input_ids"].flatten()[at_P], keep.parts)
             loss = loss + self._sure * (bce_P * sorted_P).sum()
-            terms |= {"confidence": (bce_P.detach() * (label_P2[:, 1] == 0)).sum()} if terms else {}
+            terms |= {"confidence": (bce_P.detach() * told_P * (label_P2[:, 1] == 0)).sum()} if terms else {}
             terms.pop("overlap", None)
         if not terms:
             return loss, {}
-        return loss, per_label(terms | {"loss": loss.detach()}, label_P2[:, 1], batch)
+        return loss, terms | {"loss": loss.detach()}
 
     def _doubt(self, guess_PH: Tensor, before_P: Tensor, overlaps: list[Tensor]) -> Tensor:
         """The cross-entropy of each draft's confidence against the share of its distribution that is accepted. [P]."""
@@ -143,6 +147,17 @@ class BlockStudent(nn.Module):
         labels_R = batch["loss_mask"].sum(1)
         mean_R = labels_R / weight_RAK.sum((1, 2)).clamp_min(torch.finfo(torch.float32).tiny)
         return (weight_RAK * mean_R[:, None, None])[known_RAK]
+
+
+def reported_weights(known_RAK: Tensor, batch: Batch) -> Tensor:
+    """How much every draft that has a label counts in what is reported of its place, fp32 [P].
+
+    The drafts of a place in a row add up to the row's labels, which the loop divides by: so what is reported does
+    not depend on which rows share a micro-batch.
+    """
+    count_RK = known_RAK.sum(1)
+    mean_RK = batch["loss_mask"].sum(1, keepdim=True) / count_RK.clamp_min(1)
+    return mean_RK[:, None].expand_as(known_RAK)[known_RAK].float()
 
 
 def compared(batch: Batch, anchors: Anchors) -> tuple[Tensor, Tensor]:

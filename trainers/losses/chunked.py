@@ -100,6 +100,7 @@ class ChunkedLoss(nn.Module):
         loss: TokenLoss | None = None,
         only_label_q: bool = False,
         keep: Kept | None = None,
+        told_P: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Sum of the loss over P positions (a scalar with a gradient) and the sums of all terms.
 
@@ -111,6 +112,7 @@ class ChunkedLoss(nn.Module):
             teacher: the target, where the loss compares with it.
             share_P: how much each position counts in the sum that is minimised; terms are reported
                 without it.
+            told_P: how much each position counts in the sums that are reported; default: 1.
             added: a product that is added to the head's, before the shaping.
             loss: another one than the module's own, for this call alone.
             only_label_q: return q(label) [P] instead of the sum, without a gradient and without
@@ -130,7 +132,7 @@ class ChunkedLoss(nn.Module):
         given_PR, weight_VR = added or (None, None)
         sums = _ChunkedSum.apply(
             *(hidden_PH, weight_VH, bias_V, given_PR, weight_VR),
-            *(shaping, label_P, teacher, share_P, chosen, self.chunk, names, keep),
+            *(shaping, label_P, teacher, share_P, chosen, self.chunk, names, keep, told_P),
         )
         return sums[0], dict(zip(names, sums[1], strict=True))
 
@@ -203,6 +205,7 @@ class _ChunkedSum(torch.autograd.Function):
         chunk: int,
         names: list[str],
         keep: Kept | None,
+        told_P: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         compute = _compute_dtype(hidden_PH)
         weight, bias = weight_VH.to(compute), None if bias_V is None else bias_V.to(compute)
@@ -230,6 +233,8 @@ class _ChunkedSum(torch.autograd.Function):
                 names[:] = list(terms)
                 if keep is not None:
                     keep.parts.append(terms[keep.name])
+                if told_P is not None:
+                    terms = {name: term * told_P[part] for name, term in terms.items()}
                 sums = torch.stack([term.sum(dtype=torch.float32) for term in (loss_C, *terms.values())])
                 totals = sums if totals is None else totals + sums
                 if grad_CV is None:
@@ -255,7 +260,7 @@ class _ChunkedSum(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         scale = grads[0]
         made = (None if each is None else each.mul_(scale.to(each.dtype)) for each in ctx.saved_tensors)
-        return (*made, *[None] * 8)
+        return (*made, *[None] * 9)
 
 
 def _parts(count: int, chunk: int) -> Iterator[slice]:
