@@ -33,6 +33,8 @@ class Form:
     """What the engine calls the family."""
     make: Reference | None = None
     """(net, target, how: Served) -> Export; None: the engine loads the drafter's own folder."""
+    parallel: bool = False
+    """Whether the engine has to be told that all drafts come out of one pass."""
 
 
 class Corpora(Protocol):
@@ -326,6 +328,22 @@ _ALL = (
         },
         tree_unused=_if_static,
         grids=BY_EAGLE,
+        samples=True,
+    ),
+    Family(
+        name="peagle",
+        title="peagle",
+        kind="on target",
+        summary="EAGLE-3's network, some layers deep, drafts all its tokens in one pass",
+        page="eagle3.md",
+        build=".eagle.peagle:PeagleNet.from_settings",
+        load=".eagle.family:load_peagle_folder",
+        proposer=".eagle.family:draft_by_peagle",
+        hidden_states=lambda settings: len(settings["layers"]) + 1,
+        options=frozenset({"temperature_factors"}),
+        toy=_by_policy("peagle"),
+        exports={"vllm": Form("eagle3", ".eagle.serving:peagle", parallel=True)},
+        grids=BY_MODEL,
         samples=True,
     ),
     Family(

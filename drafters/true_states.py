@@ -89,15 +89,20 @@ class TrueStates:
         tokens_BE.copy_(torch.where(runs_B1, committed.tokens_BE, tokens_BE))
         known_BEF.copy_(torch.where(runs_B1[..., None], features_BEF, known_BEF))
 
-    def waiting(self, last_B: Tensor) -> Waiting:
-        """What the layer is to read now, the KV cache aimed; `last_B` follows the last state."""
+    def waiting(self, last_B: Tensor, behind: int = 0) -> Waiting:
+        """What the layer is to read now, the KV cache aimed; `last_B` follows the last state.
+
+        Args:
+            behind: slots that the layer reads behind each row's last state in the same pass: positions and mask
+                are then of E + `behind`, a chain. The next call begins before them, so nothing of them is kept.
+        """
         last_B1 = (self._count_B - 1)[:, None]
         self._tokens_BE.scatter_(1, last_B1, last_B[:, None])
         E = self._tokens_BE.shape[1]
         if not self.kv_cache.static:
             E = int(self._count_B.max())
-        slots = self.kv_cache.aim(self._known_B, E)
-        nodes = chain(E - 1).on(last_B.device)
+        slots = self.kv_cache.aim(self._known_B, E + behind)
+        nodes = chain(E + behind - 1).on(last_B.device)
         mask = tree_mask(nodes, self._known_B, slots, ragged=self.kv_cache.ragged)
         positions_BE = self._known_B[:, None] + nodes.depths_BN
         return Waiting(self._features_BEF[:, :E], self._tokens_BE[:, :E], positions_BE, mask, last_B1)

@@ -30,6 +30,8 @@ class Start:
     """Drafted tokens per target call."""
     sampled: bool
     """Whether drafts are drawn from q at temperatures above 0, where engines take the argmax unasked."""
+    parallel: bool = False
+    """Whether all drafts come out of one pass of a method that would otherwise take one pass each."""
     behind_layers: Sequence[int] | None = None
     """The target's layers behind which the drafter reads, where they are not every engine's default."""
 
@@ -46,7 +48,8 @@ def command(form: str, start: Start) -> str:
 def _vllm(start: Start) -> list[str]:
     """The method is named, or it would be guessed from the path."""
     config = {"method": start.method, "model": start.folder, "num_speculative_tokens": start.tokens}
-    return [_serve(start.target, config | _drawn(start))]
+    one_pass = {"parallel_drafting": True} if start.parallel else {}
+    return [_serve(start.target, config | one_pass | _drawn(start))]
 
 
 def _speculators(start: Start) -> list[str]:

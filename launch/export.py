@@ -59,6 +59,7 @@ def export(request: ExportRequest) -> str:
     family_of(family, str(folder))
     path, form = _where_it_lies(source.target), served_form(family, request.format)
     start = start_of(folder, recipe, family, settings, target=path, out=str(out.resolve()), method=form.method)
+    start = replace(start, parallel=form.parallel)
     if form.make is None:
         own = replace(start, folder=str(folder.resolve()))
         raise RequestError(

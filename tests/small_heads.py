@@ -19,6 +19,8 @@ from draftsmith.drafters.block.proposer import DFlash
 from draftsmith.drafters.eagle.layers import EagleShape
 from draftsmith.drafters.eagle.net import EagleNet
 from draftsmith.drafters.eagle.net3 import Eagle3Net, Eagle3Shape
+from draftsmith.drafters.eagle.parallel import Peagle
+from draftsmith.drafters.eagle.peagle import PeagleNet
 from draftsmith.drafters.eagle.proposer import Eagle, Eagle3
 from draftsmith.drafters.heads.bpd import Bpd, BpdHeads
 from draftsmith.drafters.heads.hydra import HydraHeads, hydra_on
@@ -45,6 +47,8 @@ def make_on_target(family: str, target: Backbone, *, noise: float = 0.05, **sett
     if family == "dspark":
         net = small_dspark_net(model, confidence="least" in settings)
         return DSpark(_shaken(net, noise), target, **settings)
+    if family == "peagle":
+        return Peagle(_shaken(_passing_on(small_peagle_net(model)), noise), target, **settings)
     settings = {"tree": "static"} | settings
     if family == "eagle":
         net = _passing_on(EagleNet(EagleShape.like(model.config)))
@@ -60,6 +64,11 @@ def small_block_net(model: Any, **chosen: Any) -> BlockNet:
     """Two layers over three states, four drafts of a block."""
     sizes = {"layers": (0, 1, 2), "decoder_layers": 2, "size": 5, "layout": "fill-in", "causal": False}
     return BlockNet.for_target(model, **(sizes | chosen))
+
+
+def small_peagle_net(model: Any, **chosen: Any) -> PeagleNet:
+    """Two layers over three states, which draft the tokens of `WORDS`."""
+    return PeagleNet.of_target(model, **({"ids": WORDS, "layers": (0, 1, 2), "decoder_layers": 2} | chosen))
 
 
 def small_dspark_net(model: Any, **chosen: Any) -> DSparkNet:

@@ -33,6 +33,7 @@ from ...decoding.tree.tree import chain
 from ...errors import RequestError
 from ..model.draft_model import Policy
 from ..sizes import check_sizes
+from ..slots import chain_of
 from ..temperatures import at_depth
 from .net import BlockNet, BlockShape
 from .proposer import DFlash, said
@@ -171,7 +172,7 @@ class DSpark(DFlash):
                 continue
             q.append(at_depth(warper, self.factors, k)(logits_BV))
             tokens.append(draw(q[-1], random_BK[:, k]))
-        proposal = self._proposal(torch.stack(tokens, 1), torch.stack(q, 1) if q else None)
+        proposal = chain_of(last_B, torch.stack(tokens[1:], 1), self.tree, torch.stack(q, 1) if q else None)
         return cut_short(proposal, torch.stack(sure, 1)) if sure else proposal
 
     def _is_sure(self, slot_BH: Tensor, token_B: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ Every draft is read off its own slot without seeing the others, so a block is a 
 comes from a distribution that does not depend on the drafted ones before it: drawn from it, the
 distributions are the proposal's q (`IID`); the likeliest of each are a point mass. Both are lossless by
 the rule that the declared sampling asks for. Read next: `net.py`, the network; `../true_states.py`,
-the target's states; `../temperatures.py`, why later drafts of a block may be drawn cooler.
+the target's states; `../slots.py`, how the tokens are drawn.
 
 Shapes: R and B rows, E tokens that a step can emit, S tokens of a prompt or text, A anchors, K drafted
 tokens, N slots, F numbers of the target's features, H hidden size, V vocabulary.
@@ -20,15 +20,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...decoding.proposal import Committed, DraftSampling, Proposal
+from ...decoding.proposal import Committed, Proposal
 from ...decoding.random import Uniforms
-from ...decoding.sampling import Warper, draw
+from ...decoding.sampling import Warper
 from ...decoding.target.backbone import Backbone
 from ...decoding.tree.tree import Nodes, chain, tree_mask
 from ...errors import RequestError
 from ..model.draft_model import Policy
 from ..projection import Shaping
-from ..temperatures import at_depth
+from ..slots import off_slots
 from ..true_states import TrueStates
 from .attention import Cached
 from .net import BlockNet
@@ -139,24 +139,12 @@ class DFlash:
         logits_BKV = self._shaping(self._product(self._block(last_B)))
         if self.shape is not None:
             return leaves(last_B, lambda k, at_Bk: said(logits_BKV, k, at_Bk), self.draft_length, self.shape)
-        if self._argmax(warper):
-            return self._proposal(torch.cat((last_B[:, None], logits_BKV.argmax(-1)), 1))
-        random_BK = uniforms.take(self.draft_length)
-        q_BKV = torch.stack(
-            [at_depth(warper, self.factors, k)(logits_BV) for k, logits_BV in enumerate(logits_BKV.unbind(1))], 1
-        )
-        return self._proposal(torch.cat((last_B[:, None], draw(q_BKV, random_BK)), 1), q_BKV)
+        source = None if self._argmax(warper) else uniforms
+        return off_slots(logits_BKV, last_B, self.tree, warper, self.factors, source)
 
     def _argmax(self, warper: Warper) -> bool:
         """Whether the likeliest tokens are drafted."""
         return warper.greedy or self.policy == "argmax"
-
-    def _proposal(self, tokens_BN: Tensor, q_BKV: Tensor | None = None) -> Proposal:
-        """The chain, and what it was drawn from; without it, the likeliest tokens."""
-        if q_BKV is None:
-            return Proposal(tokens_BN, self.tree, DraftSampling.POINT_MASS)
-        leaf_B1V = torch.zeros_like(q_BKV[:, :1])  # its row is never read
-        return Proposal(tokens_BN, self.tree, DraftSampling.IID, torch.cat((q_BKV, leaf_B1V), 1))
 
     def _block(self, last_B: Tensor) -> Tensor:
         """What the target's projection reads of the drafting slots, [B, K, H]."""

@@ -64,7 +64,7 @@ def _of_network(net: BlockNet, target: ServedTarget, how: Served) -> tuple[dict[
     mask = shape.mask_token
     if mask is None or target.embedding_scale != 1.0:
         mask = target.vocabulary - 1 if mask is None else mask
-        tensors["embed_tokens.weight"] = _with_mask(how, target, mask, mask_1H[0])
+        tensors["embed_tokens.weight"] = with_mask(how, target, mask, mask_1H[0])
     layers = [layer - 1 for layer in shape.layers]
     return tensors, {"mask_token_id": mask, "target_layer_ids": layers, "causal": shape.causal}
 
@@ -90,7 +90,7 @@ def _config(shape: BlockShape, target: ServedTarget, architecture: str) -> dict[
     }
 
 
-def _with_mask(how: Served, target: ServedTarget, mask: int, mask_H: Tensor) -> Tensor:
+def with_mask(how: Served, target: ServedTarget, mask: int, mask_H: Tensor) -> Tensor:
     """The rows that the drafter reads, [V, H]: those of the target as its own layers read them, and the mask's."""
     if how.table is None:
         raise ValueError("a mask of the drafter's own is exported with the target's embedding")

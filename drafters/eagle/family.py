@@ -12,9 +12,11 @@ from torch import nn
 
 from ..config import DrafterConfig
 from ..tree_file import named_tree
-from .loading import load_eagle
+from .loading import load_eagle, load_peagle
 from .net import EagleNet
 from .net3 import Eagle3Net
+from .parallel import Peagle
+from .peagle import PeagleNet
 from .proposer import EAGLE_1_TREE, Eagle, Eagle3
 
 if TYPE_CHECKING:
@@ -44,3 +46,15 @@ def draft_by_eagle(module: nn.Module, target: Backbone, draft_length: int) -> Ea
 def draft_by_eagle3(module: nn.Module, target: Backbone, draft_length: int) -> Eagle3:
     """EAGLE-3 in training, on its default tree."""
     return Eagle3(cast(Eagle3Net, module), target, draft_length=draft_length)
+
+
+def load_peagle_folder(folder: Path, target: Backbone, *, draft_length: int, config: DrafterConfig) -> Peagle:
+    """P-EAGLE; errors as for `load_peagle`."""
+    return load_peagle(
+        folder, target, draft_length=draft_length, policy=config.policy, factors=config.temperature_factors
+    )
+
+
+def draft_by_peagle(module: nn.Module, target: Backbone, draft_length: int) -> Peagle:
+    """P-EAGLE in training."""
+    return Peagle(cast(PeagleNet, module), target, draft_length=draft_length)

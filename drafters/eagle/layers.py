@@ -96,12 +96,12 @@ class Attention(nn.Module):
         self._out = Together(self, "o_proj")
 
     def forward(
-        self, x_BNX: Tensor, turn: tuple[Tensor, Tensor], mask: Tensor | None, kv_cache: KVCache | None
+        self, x_BNX: Tensor, turn: tuple[Tensor, Tensor], mask: Tensor | None, kv_cache: KVCache | None, layer: int = 0
     ) -> Tensor:
-        """Attention output [B, N, H]; with a KV cache over all that its rows hold."""
+        """Attention output [B, N, H]; with a KV cache over all that its rows hold of layer `layer`."""
         query, key, value = self.project(x_BNX, turn)
         if kv_cache is not None:
-            key, value = kv_cache.update(key, value, 0)
+            key, value = kv_cache.update(key, value, layer)
         return self.joined(attend(query, key, value, mask, self.group))
 
     def project(self, x_BNX: Tensor, turn: tuple[Tensor, Tensor]) -> Projected:

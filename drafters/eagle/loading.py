@@ -17,6 +17,8 @@ from ..projection import check_logits
 from ..weights import net_for
 from .net import EagleNet
 from .net3 import Eagle3Net
+from .parallel import Peagle
+from .peagle import PeagleNet
 from .proposer import Eagle, Eagle3
 
 if TYPE_CHECKING:
@@ -40,6 +42,19 @@ def load_eagle(folder: str | Path, target: Backbone, **settings: Any) -> Eagle:
         return Eagle3(net, target, **settings)
     check_logits(target.model)  # whose projection EAGLE-1 drafts by
     return Eagle(net_for(path, target, lambda: EagleNet.from_settings(sizes), what), target, **settings)
+
+
+def load_peagle(folder: Path, target: Backbone, **settings: Any) -> Peagle:
+    """Load a drafter folder of P-EAGLE for `target`; `settings` are those of `Peagle`.
+
+    Raises:
+        RequestError: the folder is no P-EAGLE drafter, or was made for another target.
+    """
+    _, sizes = read_settings(folder, target, Peagle.family)
+    net = net_for(folder, target, lambda: PeagleNet.from_settings(sizes), "a peagle network")
+    _check_vocabulary(net, folder)
+    check_states(net.config.layers, target.model, folder / "config.json")
+    return Peagle(net, target, **settings)
 
 
 def _check_vocabulary(net: Eagle3Net, folder: Path) -> None:

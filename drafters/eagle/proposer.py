@@ -154,18 +154,19 @@ class Eagle:
         """How many different tokens can be drafted."""
         return self._target.vocabulary
 
+    @property
+    def _most_written(self) -> int:
+        """Slots of a row that a proposal may need behind the text."""
+        drafted = self._top_k * self.draft_length if self.kind == "dynamic" else self.nodes
+        return max(drafted, self.draft_length + 1)
+
     # ---- state ----------------------------------------------------------------------------
 
     def reset(self, prompts: Sequence[Sequence[int]], room: int, *, static: bool = False) -> None:
         """Start new rows. `room`: tokens that may follow the longest prompt."""
-        drafted = self._top_k * self.draft_length if self.kind == "dynamic" else self.nodes
         self._prompts = prompts
         self._states = TrueStates(
-            prompts,
-            room=room + max(drafted, self.draft_length + 1),
-            depth=self.draft_length,
-            device=self._target.device,
-            static=static,
+            prompts, room=room + self._most_written, depth=self.draft_length, device=self._target.device, static=static
         )
         self._kv_cache = self._states.kv_cache
 

@@ -34,7 +34,7 @@ from ...drafters.vocabulary.foreign_draft import ForeignDraft, IntersectionDraft
 from ...drafters.vocabulary.shared_tokens import Vocabulary, VocabularyPair
 from ...errors import RequestError
 from .toy_models.documents import DOCUMENTS, MemoryStore
-from .toy_models.nets import SIBLINGS, bpd, dflash, dspark, eagle, eagle3, hydra, medusa
+from .toy_models.nets import SIBLINGS, bpd, dflash, dspark, eagle, eagle3, hydra, medusa, peagle
 from .toy_models.table import TableModel, tables
 from .toy_models.trees import ConfidentTree, SampledTree, SeveralDrafts, TopTree
 
@@ -123,6 +123,9 @@ TOYS: dict[str, ToyKind] = {
     "bpd": _of_target(bpd),
     **_eagles("eagle", eagle),
     **_eagles("eagle3", eagle3),
+    "peagle": _of_target(peagle),
+    "peagle argmax": _of_target(peagle, policy="argmax"),
+    "peagle tempered": _of_target(peagle, factors=_FACTORS),
     "dflash": _of_target(dflash),
     "dflash argmax": _of_target(dflash, policy="argmax"),
     "dflash tempered": _of_target(dflash, factors=_FACTORS),

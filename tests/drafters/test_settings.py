@@ -16,7 +16,7 @@ from draftsmith.drafters.families import FAMILIES, function
 from draftsmith.drafters.heads.bpd import BpdHeads
 from draftsmith.drafters.heads.hydra import HydraHeads
 from draftsmith.drafters.heads.medusa import MedusaHeads
-from small_heads import small_dspark_net
+from small_heads import small_dspark_net, small_peagle_net
 from torch import nn
 
 FRESH: dict[str, Any] = {
@@ -35,6 +35,7 @@ FRESH: dict[str, Any] = {
         model, layers=(1,), decoder_layers=1, size=3, layout="anchor-first", causal=True, mask_token=7
     ),
     "dspark": lambda model: small_dspark_net(model),
+    "peagle": lambda model: small_peagle_net(model),
 }
 
 

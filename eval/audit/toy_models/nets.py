@@ -18,6 +18,8 @@ from ....drafters.block.proposer import DFlash
 from ....drafters.eagle.layers import EagleShape
 from ....drafters.eagle.net import EagleNet
 from ....drafters.eagle.net3 import Eagle3Net, Eagle3Shape
+from ....drafters.eagle.parallel import Peagle
+from ....drafters.eagle.peagle import PeagleNet, PeagleShape
 from ....drafters.eagle.proposer import Eagle, Eagle3
 from ....drafters.heads.bpd import Bpd, BpdHeads, BpdShape
 from ....drafters.heads.hydra import HydraHeads, HydraShape, hydra_on
@@ -68,6 +70,14 @@ def eagle3(target: TableModel, **settings: Any) -> Proposer:
     shape = Eagle3Shape(**_LAYER, layers=(0, 1, 2), vocabulary=target.vocabulary, draft_vocabulary=words)
     net = Eagle3Net(shape, [word for word in range(target.vocabulary) if word != 1])
     return Eagle3(_shaken(net, target), target.as_backbone(), **(_TREE | settings))
+
+
+def peagle(target: TableModel, **settings: Any) -> Proposer:
+    """Two layers over three states, a mask pair behind the true ones, two of three tokens."""
+    words = [word for word in range(target.vocabulary) if word != 1]
+    sizes: dict[str, Any] = {"vocabulary": target.vocabulary, "draft_vocabulary": len(words), "decoder_layers": 2}
+    net = PeagleNet(PeagleShape(**_LAYER, layers=(0, 1, 2), **sizes), words)
+    return Peagle(_shaken(net, target), target.as_backbone(), **({"draft_length": 2} | settings))
 
 
 def dflash(target: TableModel, **settings: Any) -> Proposer:

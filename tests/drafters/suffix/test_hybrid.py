@@ -36,6 +36,7 @@ KINDS = [
     "dspark",
     "dspark sure",
     "dspark tree",
+    "peagle",
 ]
 
 BY_CHANCE = ("dflash", "dspark", "dspark sure", "dspark tree")

@@ -45,6 +45,8 @@ MODES: dict[str, tuple[str, dict[str, Any]]] = {
     "DSpark, cut by confidence": ("dspark", {"least": 0.5}),
     "DFlash, tree": ("dflash", {"tree": TreeShape(9, 3)}),
     "DSpark, tree": ("dspark", {"tree": TreeShape(9, 3)}),
+    "P-EAGLE": ("peagle", {}),
+    "P-EAGLE, argmax": ("peagle", {"policy": "argmax"}),
 }
 # every kind of proposal once for every day; the whole table is behind `make test-all`
 EVERY_DAY = {

@@ -1,0 +1,103 @@
+"""P-EAGLE: a chain of drafts in one pass over the new true pairs and the mask pairs behind them.
+
+The true pairs' keys and values stay, those of the mask pairs are overwritten by the true pairs that come in
+their place. Every draft is read off its own pair without seeing the others. Read next: `peagle.py`, the network;
+`../slots.py`, how the tokens are drawn; `../true_states.py`, the target's states.
+
+Shapes: B rows, E tokens that a step can emit, K drafted tokens, N = E + K - 1 pairs of a pass, S tokens of a text,
+F numbers of the target's features, H hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...decoding.proposal import Proposal
+from ...decoding.random import Uniforms
+from ...decoding.sampling import Warper
+from ...decoding.target.backbone import Backbone
+from ..model.draft_model import Policy
+from ..slots import off_slots
+from ..true_states import pick
+from .peagle import PeagleNet
+from .proposer import Eagle3
+
+
+class Peagle(Eagle3):
+    """Drafts a chain of `draft_length` tokens, each without seeing the ones before it.
+
+    q is zero for tokens outside the draft vocabulary, as EAGLE-3's is.
+    """
+
+    family = "peagle"
+
+    def __init__(
+        self,
+        net: PeagleNet,
+        target: Backbone,
+        *,
+        draft_length: int = 4,
+        policy: Policy = "sample",
+        factors: Sequence[float] = (),
+    ) -> None:
+        """`factors`: as of `at_depth`."""
+        super().__init__(net, target, tree="chain", draft_length=draft_length, policy=policy, factors=factors)
+        self._parallel = net
+
+    @property
+    def draft_steps(self) -> int:
+        """One, whatever the length."""
+        return 1
+
+    @property
+    def weights_read(self) -> list[nn.Module]:
+        """What a proposal reads: the network, once."""
+        return [self._parallel]
+
+    @property
+    def _most_written(self) -> int:
+        # mask pairs stand behind all that a step can emit
+        return 2 * self.draft_length
+
+    def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
+        """Draft after `last_B`."""
+        logits_BKV = self._logits(self._ahead(last_B))
+        drawn = not warper.greedy and self.policy == "sample"
+        return off_slots(logits_BKV, last_B, self.tree, warper, self.factors, uniforms if drawn else None)
+
+    def _ahead(self, last_B: Tensor) -> Tensor:
+        """Write the new true pairs, and mask pairs behind each row's last; the K outputs from there on, [B, K, H]."""
+        net, masks = self._parallel, self.draft_length - 1
+        new = self._states.waiting(last_B, masks)
+        hidden_BNH, embeds_BNH = net.fuse(new.features_BEF), self._embed(new.tokens_BE)
+        if masks:
+            B, N = new.positions_BE.shape
+            is_true_BN1 = (torch.arange(N, device=last_B.device) <= new.last_B1)[..., None]
+            own_BNH, mask_BNH = net.masks(B, N)
+            hidden_BNH = torch.where(is_true_BN1, F.pad(hidden_BNH, (0, 0, 0, masks)), own_BNH)
+            embeds_BNH = torch.where(is_true_BN1, F.pad(embeds_BNH, (0, 0, 0, masks)).to(mask_BNH.dtype), mask_BNH)
+        out_BNH = net(hidden_BNH, embeds_BNH, new.positions_BE, new.mask, self._kv_cache)
+        return pick(out_BNH, new.last_B1 + torch.arange(self.draft_length, device=last_B.device))
+
+    def teacher_forced(self, features_SF: Tensor, tokens_S: Tensor, depth: int) -> Iterator[Tensor]:
+        """The network's logits along a known text, made as training makes them: `decoding.proposal.TeacherForced`."""
+        X = len(tokens_S) - 1  # pairs of a state and the token after it
+        if X < 1:
+            return
+        positions_1X = torch.arange(X, device=tokens_S.device)[None]
+        embed: Any = self._embed
+        outputs = self._parallel.drafts(
+            self._parallel.fuse(features_SF[None, :-1]),
+            embed(tokens_S[None, 1:]),
+            positions_1X,
+            torch.zeros_like(positions_1X),
+            positions_1X,  # ascending: the first ones have the longest branches
+            [X - d for d in range(1, min(depth, X))],
+        )
+        for out_1XH in outputs:
+            yield self._logits(out_1XH)[0]

@@ -1,0 +1,167 @@
+"""P-EAGLE's network: EAGLE-3's, some layers deep, that drafts all its tokens in one pass.
+
+Hui et al. 2026 (arXiv 2602.01469). Behind the last true pair stand mask pairs: in place of the target's
+states, which nobody has yet, a learnt vector that goes through the same `fc`, and in place of the unknown
+token's embedding a learnt vector too. A mask pair d places behind the pair of t speaks of x_{t+2+d}, as the true
+pair there would. The published drafter trains an embedding of the whole vocabulary to have a mask among its
+rows; here the embedding stays the target's, frozen, and the mask's alone is learnt: H numbers instead of V H,
+whose moments would outweigh the drafter. Read next: `branches.py`, attention in training; `parallel.py`, which
+decodes; `trainers/block/peagle.py`, which trains.
+
+Shapes: B rows, N pairs, S true pairs of a row, A anchors of a row, M mask pairs of a row, H hidden size, F numbers
+of the fused states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from ...decoding.target.kv_cache import KVCache
+from ..projection import scaled_weight
+from ..sizes import check_parts, check_sizes
+from .branches import Branches
+from .layers import Attention, EagleShape, FeedForward, Norm, sizes_like
+from .net3 import Eagle3Net, Eagle3Shape
+
+
+@dataclass(frozen=True)
+class PeagleShape(Eagle3Shape):
+    """Sizes of a network that drafts in one pass."""
+
+    decoder_layers: int = 1
+    """The first reads pairs, twice as wide; the others what the one before has made."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for sizes that no network can have."""
+        super().__post_init__()
+        check_sizes(decoder_layers=self.decoder_layers)
+        check_parts(self.decoder_layers, f"{self.decoder_layers} layers")
+        if self.feature_norms:
+            raise ValueError("feature_norms is true; expected false: no output is fed back that could grow")
+
+
+class DeeperLayer(nn.Module):
+    """A Llama layer behind the first one."""
+
+    def __init__(self, shape: EagleShape) -> None:
+        super().__init__()
+        self.input_layernorm = Norm(shape.hidden, shape.eps)
+        self.self_attn = Attention(shape, shape.hidden)
+        self.post_attention_layernorm = Norm(shape.hidden, shape.eps)
+        self.mlp = FeedForward(shape)
+
+
+class PeagleNet(Eagle3Net):
+    """The drafter of P-EAGLE; without mask pairs and with one layer it is EAGLE-3's, to the bit."""
+
+    family = "peagle"
+    config: PeagleShape
+
+    def __init__(self, config: PeagleShape, ids: Sequence[int] | None = None) -> None:
+        """`ids`: as of `Eagle3Net`."""
+        super().__init__(config, ids)
+        self.deeper = nn.ModuleList(DeeperLayer(config) for _ in range(config.decoder_layers - 1))
+        # layers of their own and no bare weights: what shards weights gathers those of layers
+        self.mask_hidden = nn.Embedding(1, len(config.layers) * config.hidden)
+        self.mask_embedding = nn.Embedding(1, config.hidden)
+
+    @classmethod
+    def from_settings(cls, settings: dict[str, Any]) -> Self:
+        """A network of a drafter folder's sizes, without its weights and its draft vocabulary."""
+        return cls(PeagleShape.from_settings(settings))
+
+    @classmethod
+    def of_target(cls, target: nn.Module, *, ids: Sequence[int], **chosen: Any) -> Self:
+        """An untrained network for a causal LM of `transformers`, fp32; its head begins as the target's rows.
+
+        Args:
+            ids: target ids of the draft vocabulary, ascending.
+            chosen: the fields `layers` and `decoder_layers` of `PeagleShape`.
+        """
+        model: Any = target
+        weight_VH = scaled_weight(model)
+        sizes = {"vocabulary": len(weight_VH), "draft_vocabulary": len(ids)}
+        made = cls(PeagleShape(**sizes_like(model.config), **sizes, **chosen), ids)
+        with torch.no_grad():
+            made.lm_head.weight.copy_(weight_VH[torch.tensor(list(ids), device=weight_VH.device)])
+            # as loud as a token's embedding
+            made.mask_embedding.weight.mul_(model.get_input_embeddings().weight.float().std())
+        return made
+
+    def masks(self, rows: int, count: int) -> tuple[Tensor, Tensor]:
+        """Hidden state and embedding of mask pairs, each [rows, count, H]; all of them are alike."""
+        first_11 = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+        pair = self.fuse(self.mask_hidden(first_11)), self.mask_embedding(first_11)
+        hidden_BMH, embeds_BMH = (x_11H.expand(rows, count, -1) for x_11H in pair)
+        return hidden_BMH, embeds_BMH
+
+    def forward(
+        self,
+        hidden_BNH: Tensor,
+        embeds_BNH: Tensor,
+        positions_BN: Tensor,
+        mask: Tensor | None,
+        kv_cache: KVCache | None = None,
+    ) -> Tensor:
+        """As `PairNet.forward`, through all layers."""
+        turn = self.rotary(positions_BN)
+        residual_BNH, read_BNX = self.enter(hidden_BNH, embeds_BNH)
+        out_BNH = self.finish(residual_BNH, self.attention(read_BNX, turn, mask, kv_cache))
+        for number, layer in enumerate(self._deeper, 1):
+            read_BNH = layer.input_layernorm(out_BNH)
+            out_BNH = _ended(layer, out_BNH + layer.self_attn(read_BNH, turn, mask, kv_cache, number))
+        return out_BNH
+
+    def drafts(
+        self,
+        hidden_BSH: Tensor,
+        embeds_BSH: Tensor,
+        positions_BS: Tensor,
+        documents_BS: Tensor,
+        at_BA: Tensor,
+        counts: Sequence[int],
+    ) -> list[Tensor]:
+        """The outputs of many drafts along packed rows, as training needs them: of depth 0, 1, ...
+
+        Of depth 0 those of all true pairs, [B, S, H]; of depth d those d places behind the first `counts[d - 1]`
+        anchors, [B, counts[d - 1], H]. The output of depth d at t speaks of x_{t+2+d}.
+
+        Args:
+            hidden_BSH: fused states.
+            embeds_BSH: embedding of x_{t+1}.
+            positions_BS: t, counted from the first token of the document.
+            documents_BS: number of the document that a pair belongs to; it sees no other.
+            at_BA: which true pairs are anchors, those of the longest branches first.
+            counts: how many of them have a mask pair of depth 1, 2, ...
+        """
+        (B, S), M = documents_BS.shape, sum(counts)
+        hidden_BNH, embeds_BNH, positions_BN = hidden_BSH, embeds_BSH, positions_BS
+        if M:
+            own_BMH, mask_BMH = self.masks(B, M)
+            places = [positions_BS.gather(1, at_BA[:, :count]) + d for d, count in enumerate(counts, 1)]
+            hidden_BNH = torch.cat((hidden_BSH, own_BMH), 1)
+            embeds_BNH = torch.cat((embeds_BSH.to(mask_BMH.dtype), mask_BMH), 1)
+            positions_BN = torch.cat((positions_BS, *places), 1)
+        branches = Branches(documents_BS, at_BA, counts, self.attention.group)
+        turn = self.rotary(positions_BN)
+        residual_BNH, read_BNX = self.enter(hidden_BNH, embeds_BNH)
+        attended = branches.attend(self.attention.project(read_BNX, turn))
+        out_BNH = self.finish(residual_BNH, self.attention.joined(attended))
+        for layer in self._deeper:
+            attended = branches.attend(layer.self_attn.project(layer.input_layernorm(out_BNH), turn))
+            out_BNH = _ended(layer, out_BNH + layer.self_attn.joined(attended))
+        return list(out_BNH.split((S, *counts), 1))
+
+    @property
+    def _deeper(self) -> Sequence[Any]:
+        return list(self.deeper)
+
+
+def _ended(layer: Any, hidden_BNH: Tensor) -> Tensor:
+    """The layer's feed-forward part, [B, N, H]."""
+    return hidden_BNH + layer.mlp(layer.post_attention_layernorm(hidden_BNH))
