@@ -9,7 +9,7 @@ from typing import Any
 from draftsmith.data.config import DataConfig
 from draftsmith.launch.recipe.model import Recipe
 from draftsmith.trainers import bpd, distill, eagle, eagle3, hydra, medusa, medusa2
-from draftsmith.trainers.block import dflash, dspark
+from draftsmith.trainers.block import dflash, dspark, peagle
 from draftsmith.trainers.methods import METHODS
 from draftsmith.trainers.teacher.tuned import TunedTarget
 from torch import nn
@@ -24,6 +24,7 @@ OBJECTIVES: dict[str, Any] = {
     "eagle3": eagle3.Eagle3Objective,
     "dflash": dflash.DFlashObjective,
     "dspark": dspark.DSparkObjective,
+    "peagle": peagle.PeagleObjective,
 }
 MODULES: dict[str, Any] = {name: method.code() for name, method in METHODS.items()}
 
@@ -70,7 +71,9 @@ def objective_of(
     is_tuned = isinstance(frozen, TunedTarget)
     plain = frozen.model if is_tuned else frozen
     module.check_target(recipe, plain)
-    given = {"eagle3": {"ids": ids}, "distill": {"tokenizer": tokenizer}}.get(recipe.method, {})
+    given = {"eagle3": {"ids": ids}, "peagle": {"ids": ids}, "distill": {"tokenizer": tokenizer}}.get(
+        recipe.method, {}
+    )
     made = module.student(recipe, plain, **given)
     kind = bpd.TunedBpdObjective if is_tuned and recipe.method == "bpd" else OBJECTIVES[recipe.method]
     return kind(recipe, made, frozen, save)

@@ -25,12 +25,13 @@ from ..data.rows.prepare import Prepared
 from ..decoding.target.backbone import Backbone
 from ..drafters.eagle.net import EagleNet
 from ..drafters.projection import Shaping
-from .eagle_common import compared, in_text_order, of_first, per_label, shares
+from .eagle_common import compared, in_text_order, per_label, shares
 from .loop.loop import Outcome
 from .loop.objective import Batch
 from .loop.sharding import standalone
 from .losses.chunked import ChunkedLoss, SharedTeacher, Teacher
 from .losses.divergences import top_k_cross_entropy
+from .losses.draft_vocabulary import of_first
 from .losses.mix import Mix
 from .losses.soft_cross_entropy import soft_cross_entropy
 from .losses.terms import check_terms

@@ -8,7 +8,7 @@ H hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -78,12 +78,6 @@ def shares(
     q_P, _ = head(hidden_PH, label_P, only_label_q=True)
     q = q_P.split([len(anchor_P) for anchor_P in anchors])
     return torch.cat(paced(q, anchors, batch["input_ids"].numel(), objective.pace_floor))
-
-
-def of_first(added: Mapping[str, Tensor], first_C: Tensor) -> dict[str, Tensor]:
-    """Terms of a mix as they are reported beside a family's own `ce`: those of the first pass."""
-    names = {"ce": "text_ce"}
-    return {names.get(name, name): term.detach() * first_C for name, term in added.items()}
 
 
 def per_label(terms: dict[str, Tensor], pass_P: Tensor, batch: Batch) -> dict[str, Tensor]:

@@ -195,6 +195,27 @@ class Eagle3Config(Section):
     in long chains and long contexts. llama.cpp cannot serve it."""
 
 
+class PeagleConfig(Section):
+    """How P-EAGLE drafters are trained: all depths in one pass."""
+
+    depths: int = Field(8, ge=2, le=256)
+    """Drafts of a pass that are trained: as many as tokens will be drafted."""
+    kept: float = Field(0.7, gt=0, le=1)
+    """Of the positions with a label, depth d (from 0 on) trains the share kept^d."""
+    kept_least: float = Field(0.2, ge=0, le=1)
+    """The least share that a depth trains."""
+    decoder_layers: int = Field(4, ge=1, le=1_000)
+    """Layers of the drafter, of the target's sizes; the first reads state and embedding side by side."""
+    ce: float = Field(1.0, ge=0)
+    """Weight of the soft cross-entropy on the draft vocabulary."""
+    decay: float = Field(1.0, gt=0, le=1)
+    """Weight of depth d in the loss is decay^d; 1 as published."""
+    vocabulary: int = Field(32000, ge=2)
+    """Number of tokens that can be drafted, the most frequent labels; at most the target's."""
+    layers: tuple[int, int, int] | None = None
+    """Hidden states that are fused (0: the embedding); default: 2, half, and the third last."""
+
+
 class BlockConfig(Section):
     """How block drafters are trained (`dflash`, `dspark`): every pass drafts a block of tokens at once."""
 

@@ -26,6 +26,7 @@ from .method_config import (
     LoraConfig,
     Medusa2Config,
     MedusaConfig,
+    PeagleConfig,
     RolloutsConfig,
     TuneConfig,
 )
@@ -169,6 +170,11 @@ def _slots_per_token(recipe: Sections) -> float:
     return float(min(recipe.block.anchors, row) * recipe.block.size / row)
 
 
+def _pairs_per_token(recipe: Sections) -> float:
+    config = recipe.peagle
+    return float(1 + sum(max(config.kept**d, config.kept_least) for d in range(1, config.depths)))
+
+
 _BLOCK_SIZES = {
     name: f"block.{name}" for name in ("layers", "decoder_layers", "size", "layout", "causal", "mask_token")
 }
@@ -276,6 +282,23 @@ _ALL = (
         positions=lambda recipe: int(recipe.eagle3.passes),
         passes=lambda recipe: int(recipe.eagle3.passes),
         recomputes=lambda recipe: bool(recipe.eagle3.recompute),
+    ),
+    Method(
+        name="peagle",
+        summary="a P-EAGLE drafter on the frozen target: EAGLE-3 in one pass",
+        family="peagle",
+        module=".block.peagle",
+        sections={"peagle": PeagleConfig},
+        reads=_ON_TARGET,
+        ignores=_WHOLE_TEACHER,
+        sizes={
+            "layers": "peagle.layers",
+            "draft_vocabulary": "peagle.vocabulary",
+            "decoder_layers": "peagle.decoder_layers",
+        },
+        positions=_pairs_per_token,
+        # queries, keys and values of the text are laid out a second time, for the mask pairs
+        passes=lambda recipe: 0.25 + _pairs_per_token(recipe),
     ),
     Method(
         name="dflash",

@@ -33,10 +33,10 @@ from ...decoding.tree.tree import chain
 from ...errors import RequestError
 from ..model.draft_model import Policy
 from ..sizes import check_sizes
-from ..slots import chain_of
 from ..temperatures import at_depth
 from .net import BlockNet, BlockShape
 from .proposer import DFlash, said
+from .slots import chain_of
 from .trees import TreeShape, grown
 
 

@@ -4,7 +4,7 @@ Every draft is read off its own slot without seeing the others, so a block is a 
 comes from a distribution that does not depend on the drafted ones before it: drawn from it, the
 distributions are the proposal's q (`IID`); the likeliest of each are a point mass. Both are lossless by
 the rule that the declared sampling asks for. Read next: `net.py`, the network; `../true_states.py`,
-the target's states; `../slots.py`, how the tokens are drawn.
+the target's states; `slots.py`, how the tokens are drawn.
 
 Shapes: R and B rows, E tokens that a step can emit, S tokens of a prompt or text, A anchors, K drafted
 tokens, N slots, F numbers of the target's features, H hidden size, V vocabulary.
@@ -28,10 +28,10 @@ from ...decoding.tree.tree import Nodes, chain, tree_mask
 from ...errors import RequestError
 from ..model.draft_model import Policy
 from ..projection import Shaping
-from ..slots import off_slots
 from ..true_states import TrueStates
 from .attention import Cached
 from .net import BlockNet
+from .slots import off_slots
 from .trees import TreeShape, leaves
 
 _ANCHORS = 256

@@ -2,7 +2,7 @@
 
 The true pairs' keys and values stay, those of the mask pairs are overwritten by the true pairs that come in
 their place. Every draft is read off its own pair without seeing the others. Read next: `peagle.py`, the network;
-`../slots.py`, how the tokens are drawn; `../true_states.py`, the target's states.
+`../block/slots.py`, how the tokens are drawn; `../true_states.py`, the target's states.
 
 Shapes: B rows, E tokens that a step can emit, K drafted tokens, N = E + K - 1 pairs of a pass, S tokens of a text,
 F numbers of the target's features, H hidden size, V vocabulary.
@@ -21,8 +21,8 @@ from ...decoding.proposal import Proposal
 from ...decoding.random import Uniforms
 from ...decoding.sampling import Warper
 from ...decoding.target.backbone import Backbone
+from ..block.slots import off_slots
 from ..model.draft_model import Policy
-from ..slots import off_slots
 from ..true_states import pick
 from .peagle import PeagleNet
 from .proposer import Eagle3

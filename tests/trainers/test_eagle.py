@@ -23,6 +23,7 @@ from draftsmith.trainers.eagle import EagleObjective
 from draftsmith.trainers.labels import has_label
 from draftsmith.trainers.losses.chunked import SharedTeacher
 from draftsmith.trainers.method_config import Eagle3Config, EagleConfig
+from draftsmith.trainers.student import fused
 from draftsmith.trainers.teacher.frozen import saver
 from method_objectives import build
 from torch import Tensor
@@ -413,10 +414,10 @@ def test_frequent_tokens_are_counted_among_labels() -> None:
         for ids in ([9, 9, 9, 9, 3], [7, 7, 5, 3, 3], [1, 9])
     ]
     rows = pack(documents, 6, pad=0, fingerprint="")
-    assert eagle3.frequent_tokens(rows, 2) == [3, 7]
+    assert fused.frequent_tokens(rows, 2) == [3, 7]
     # 1 and 5 once each; what is no label at all fills up from below
-    assert eagle3.frequent_tokens(rows, 3) == [1, 3, 7]
-    assert eagle3.frequent_tokens(rows, 5) == [0, 1, 3, 5, 7]
+    assert fused.frequent_tokens(rows, 3) == [1, 3, 7]
+    assert fused.frequent_tokens(rows, 5) == [0, 1, 3, 5, 7]
 
 
 def test_layers_that_the_target_lacks_are_refused(target: Backbone) -> None:
@@ -440,7 +441,7 @@ def test_too_short_rows_give_zero(target: Backbone, rows: dict[str, Tensor]) -> 
 def test_states_that_engines_would_hand_out_otherwise_are_refused(layers: tuple[int, int, int]) -> None:
     """They take a repeated one once, and all of them low to high."""
     with pytest.raises(RequestError, match="three different hidden states, low to high"):
-        eagle3.chosen_layers(Eagle3Config(layers=layers), make_target("qwen3").model)
+        fused.chosen_layers(Eagle3Config(layers=layers).layers, make_target("qwen3").model)
 
 
 def test_export_of_eagle_3_is_a_drafter_that_loads(tmp_path: Path) -> None:

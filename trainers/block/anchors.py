@@ -36,7 +36,7 @@ def drawn(batch: Batch, count: int, depth: int, seed: int) -> Anchors:
     """At most `count` anchors of every row, all alike likely; `depth`: drafts of a block."""
     can_RS = can_begin(batch)
     R, S = can_RS.shape
-    score_RS = np.stack([_scores(f"{seed}/{key}", S) for key in row_keys(batch)])
+    score_RS = np.stack([scores(f"{seed}/{key}", S) for key in row_keys(batch)])
     # those that cannot begin a block come last
     order_RS = (torch.from_numpy(score_RS).to(can_RS.device) + 2.0 * ~can_RS).argsort(-1)
     chosen_RA = order_RS[:, :count].sort(-1).values
@@ -67,6 +67,6 @@ def can_begin(batch: Batch) -> Tensor:
     return can_RS
 
 
-def _scores(key: str, count: int) -> np.ndarray:
+def scores(key: str, count: int) -> np.ndarray:
     """Numbers in [0, 1) that are a function of the key."""
     return np.random.Generator(np.random.Philox(key=seed_of(key))).random(count)

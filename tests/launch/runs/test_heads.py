@@ -19,7 +19,7 @@ from small_run import assert_same_weights
         *("medusa-tiny", "eagle3-tiny", "dspark-tiny"),
         *(
             pytest.param(name, marks=pytest.mark.slow)
-            for name in ("bpd-tiny", "hydra-tiny", "hydra-plus-tiny", "eagle-tiny", "dflash-tiny")
+            for name in ("bpd-tiny", "hydra-tiny", "hydra-plus-tiny", "eagle-tiny", "dflash-tiny", "peagle-tiny")
         ),
     ],
 )
@@ -53,7 +53,7 @@ def test_an_eagle_decodes_on_trees(tree: str, tmp_path: Path) -> None:
         "eagle-tiny",
         *(
             pytest.param(name, marks=pytest.mark.slow)
-            for name in ("hydra-plus-tiny", "bpd-tiny", "bpd-tuned-tiny", "dflash-tiny", "dspark-tiny")
+            for name in ("hydra-plus-tiny", "bpd-tiny", "bpd-tuned-tiny", "dflash-tiny", "dspark-tiny", "peagle-tiny")
         ),
     ],
 )
@@ -70,7 +70,16 @@ def test_a_run_that_was_cut_ends_with_the_same_bits(recipe: str, tmp_path: Path)
 
 @pytest.mark.parametrize(
     "recipe",
-    ["medusa-tiny", "hydra-tiny", "hydra-plus-tiny", "eagle-tiny", "eagle3-tiny", "dflash-tiny", "dspark-tiny"],
+    [
+        "medusa-tiny",
+        "hydra-tiny",
+        "hydra-plus-tiny",
+        "eagle-tiny",
+        "eagle3-tiny",
+        "dflash-tiny",
+        "dspark-tiny",
+        "peagle-tiny",
+    ],
 )
 def test_the_pre_flight_knows_what_is_trained(recipe: str, tmp_path: Path, capfd) -> None:
     assert main(["check", recipe, "--out", str(tmp_path), "--data.limit_rows", "40", *ON_SHALLOW]) == 0

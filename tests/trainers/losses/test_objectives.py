@@ -18,10 +18,11 @@ from draftsmith.drafters.projection import Projection
 from draftsmith.errors import RequestError
 from draftsmith.launch.check.models import check_recipe
 from draftsmith.launch.recipe.model import Recipe
-from draftsmith.trainers import eagle, eagle3
+from draftsmith.trainers import eagle
 from draftsmith.trainers.config import ModelConfig, ObjectiveConfig
 from draftsmith.trainers.heads import HeadLoss, last_states_of
 from draftsmith.trainers.hydra import head_input
+from draftsmith.trainers.losses import draft_vocabulary
 from draftsmith.trainers.losses.chunked import ChunkedLoss, Teacher
 from draftsmith.trainers.losses.mix import TERMS, UNKNOWN, Mix
 from draftsmith.trainers.losses.pace import geometric
@@ -152,7 +153,7 @@ def test_the_draft_vocabulary_sees_what_it_can(name: str, temperature: float, ba
     """EAGLE-3: distributions are renormalised to be compared, acceptance takes the target's as it is."""
     net = goal_for("eagle3", backbone, ObjectiveConfig(tv=1.0)).draft()
     mix = Mix(**{name: 0.7}, temperature=temperature)
-    loss = eagle3.DraftVocabularyLoss(net, 2, 0.0, mix)
+    loss = draft_vocabulary.DraftVocabularyLoss(net, 2, 0.0, mix)
     g = torch.Generator().manual_seed(4)
     draft, wide = (2 * torch.randn(9, size, generator=g) for size in (len(WORDS), VOCABULARY))
     labels = torch.randint(0, VOCABULARY, (9,), generator=g)
@@ -160,7 +161,7 @@ def test_the_draft_vocabulary_sees_what_it_can(name: str, temperature: float, ba
     assert {int(best) in WORDS for best in wide.argmax(-1)} == {True, False}
     places = torch.tensor([WORDS.index(x) if x in WORDS else UNKNOWN for x in labels.tolist()])
     passes = torch.arange(9) % 2
-    outputs = eagle3.TargetLogits.of(wide, net.ids_U, mix)
+    outputs = draft_vocabulary.TargetLogits.of(wide, net.ids_U, mix)
     terms = loss(draft, outputs, torch.stack([places, passes], 1))
     for c in range(9):
         p = (wide[c] / temperature).double().softmax(-1)
@@ -382,7 +383,7 @@ def test_eagle_3_is_as_it_was(backbone: Backbone) -> None:
     goal = build("eagle3", target, ids=WORDS, eagle3=config, objective=ObjectiveConfig(chunk=7))
     net, loss = goal.draft(), goal.module.head.loss
     wide, label, passes = others(VOCABULARY)
-    outputs = eagle3.TargetLogits.of(wide, net.ids_U, Mix())
+    outputs = draft_vocabulary.TargetLogits.of(wide, net.ids_U, Mix())
     label_pass = torch.stack([label, passes], 1)
     shares = geometric(passes, config.decay)
     assert_same(

@@ -24,7 +24,7 @@ from draftsmith.errors import RequestError
 from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.launch.recipe.model import Recipe
 from draftsmith.trainers import bpd, eagle, eagle3, hydra, medusa, medusa2
-from draftsmith.trainers.block import dflash, dspark
+from draftsmith.trainers.block import dflash, dspark, peagle
 from draftsmith.trainers.config import ModelConfig, ObjectiveConfig
 from draftsmith.trainers.method_config import (
     BlockConfig,
@@ -34,6 +34,7 @@ from draftsmith.trainers.method_config import (
     EagleConfig,
     Medusa2Config,
     MedusaConfig,
+    PeagleConfig,
     TuneConfig,
 )
 from draftsmith.trainers.methods import METHODS
@@ -56,6 +57,13 @@ RUNS: dict[str, tuple[Any, dict[str, Any]]] = {
     "eagle": (eagle, {"eagle": EagleConfig(noise=0.0), "objective": ObjectiveConfig()}),
     "eagle3": (eagle3, {"eagle3": FUSED, "objective": ObjectiveConfig()}),
     "dflash": (dflash, {"block": BlockConfig(size=4, decoder_layers=1), "objective": ObjectiveConfig()}),
+    "peagle": (
+        peagle,
+        {
+            "peagle": PeagleConfig(layers=(0, 1, 2), vocabulary=40, depths=3, decoder_layers=2),
+            "objective": ObjectiveConfig(),
+        },
+    ),
     "dspark": (
         dspark,
         {

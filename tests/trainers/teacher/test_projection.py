@@ -212,7 +212,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(place)
 
 
-RUNS = ["distill", "boost", "medusa", "medusa2", "hydra", "bpd", "bpd-tuned", "eagle", "eagle3", "dflash", "dspark"]
+RUNS = [
+    "distill",
+    "boost",
+    "medusa",
+    "medusa2",
+    "hydra",
+    "bpd",
+    "bpd-tuned",
+    "eagle",
+    "eagle3",
+    "dflash",
+    "dspark",
+    "peagle",
+]
 
 
 def test_every_method_with_a_target_is_here() -> None:

@@ -2,7 +2,7 @@
 
 Slot k has a distribution that does not depend on the tokens drafted before it. Drawn from it, the distributions are
 the proposal's q (`IID`); the likeliest of each are a point mass. Both are lossless by the rule that the declared
-sampling asks for. Read next: `block/proposer.py` and `eagle/parallel.py`, which draft so; `temperatures.py`, why
+sampling asks for. Read next: `proposer.py` and `../eagle/parallel.py`, which draft so; `../temperatures.py`, why
 later tokens may be drawn cooler.
 
 Shapes: B rows, K drafted tokens, V vocabulary.
@@ -15,11 +15,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..decoding.proposal import DraftSampling, Proposal
-from ..decoding.random import Uniforms
-from ..decoding.sampling import Warper, draw
-from ..decoding.tree.tree import Tree
-from .temperatures import at_depth
+from ...decoding.proposal import DraftSampling, Proposal
+from ...decoding.random import Uniforms
+from ...decoding.sampling import Warper, draw
+from ...decoding.tree.tree import Tree
+from ..temperatures import at_depth
 
 
 def off_slots(

@@ -1,0 +1,118 @@
+"""What EAGLE-3's family minimises: distributions on a draft vocabulary against those of the whole one.
+
+Li et al. 2025 (arXiv 2503.01840). Read next: `../eagle3.py` and `../block/peagle.py`, who minimise it; `mix.py`, the
+terms that are added.
+
+Shapes: P and C positions, of all and of a chunk, X positions of a state, U tokens of the draft vocabulary, V of the
+target's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from ...drafters.eagle.net3 import Eagle3Net
+from .chunked import SharedTeacher
+from .mix import RENORMALISED, UNKNOWN, Mix
+from .soft_cross_entropy import soft_cross_entropy
+
+
+class TargetLogits(NamedTuple):
+    """The part of the target's logits at some positions that the loss needs; fp32."""
+
+    own_CU: Tensor
+    """Its logits of the tokens that can be drafted."""
+    normal_C: Tensor
+    """Logarithm of what the logits of all tokens sum up to as weights."""
+    soft_CU: Tensor
+    soft_normal_C: Tensor
+    """Both at the mix's temperature, of the logits that it leaves."""
+    best_C: Tensor
+    """Its likeliest token, which the draft may not have."""
+
+    @classmethod
+    def of(cls, target_CV: Tensor, ids_U: Tensor, mix: Mix) -> Self:
+        """From its logits over its whole vocabulary."""
+        best_C = target_CV.argmax(-1)
+        own_CU, normal_C = target_CV[:, ids_U], target_CV.logsumexp(-1)
+        if mix.as_it_is:
+            return cls(own_CU, normal_C, own_CU, normal_C, best_C)
+        soft_CV = mix.soften(target_CV)
+        return cls(own_CU, normal_C, soft_CV[:, ids_U], soft_CV.logsumexp(-1), best_C)
+
+
+@dataclass(frozen=True)
+class WholeTeacher(SharedTeacher):
+    """A teacher whose logits over the whole vocabulary are cut to what the draft vocabulary needs.
+
+    Those logits cost most here: seven passes would make them seven times.
+    """
+
+    ids_U: Tensor
+    mix: Mix
+
+    def select(self, logits_XV: Tensor, _vocabulary: int) -> TargetLogits:
+        return TargetLogits.of(logits_XV, self.ids_U, self.mix)
+
+
+@dataclass(frozen=True)
+class DraftVocabularyLoss:
+    """`ce` * - sum_u p~(u) log q(u), p~ the target's distribution on the draft vocabulary, and `mix`.
+
+    p~ is renormalised. As in the official code, positions at which the target's likeliest token
+    cannot be drafted do not count. The same holds for the terms of the mix that compare two distributions of
+    the same tokens. Total variation and LK-alpha take p as it is, at every position: they say
+    what is accepted, and mass outside never is. The text's own token counts where it can be
+    drafted. Reported: `alpha`, sum min(p, q) with p as it is, `agreement` of the argmax and the
+    terms of the mix, of the first pass (its cross-entropy as `text_ce`); `alpha_j` of the j-th
+    draft.
+    """
+
+    net: Eagle3Net
+    passes: int
+    ce: float = 1.0
+    mix: Mix = Mix()
+
+    def __call__(self, draft_CU: Tensor, target: TargetLogits, label_C2: Tensor) -> dict[str, Tensor]:
+        """`label_C2`: label, as its index in the draft vocabulary, and pass of every position."""
+        label_C, pass_C = label_C2.unbind(-1)
+        drafted_C = self.net.t2d[target.best_C]
+        ce_C, _, own_best_C = soft_cross_entropy(draft_CU, target.own_CU.softmax(-1))
+        ce_C = ce_C * drafted_C
+        loss_C = self.ce * ce_C
+        added: dict[str, Tensor] = {}
+        if self.mix.asked:
+            distributions = self.mix.distributions(draft_CU, target.soft_CU, target.soft_normal_C)
+            terms = self.mix.terms(distributions, draft_CU, label_C)
+            added = {name: term * drafted_C if name in RENORMALISED else term for name, term in terms.items()}
+            loss_C = loss_C + self.mix.total(added)
+        with torch.no_grad():
+            p_CU = (target.own_CU - target.normal_C[:, None]).exp()
+            alpha_C = torch.minimum(p_CU, draft_CU.softmax(-1)).sum(-1)
+            agreement_C = (self.net.ids_U[own_best_C] == target.best_C) * (pass_C == 0)
+        alphas = {f"alpha_{j + 1}": alpha_C * (pass_C == j) for j in range(1, self.passes)}
+        return {
+            "loss": loss_C,
+            "ce": ce_C.detach() * (pass_C == 0),
+            "alpha": alpha_C * (pass_C == 0),
+            "agreement": agreement_C.float(),
+            **alphas,
+            **of_first(added, pass_C == 0),
+        }
+
+
+def drafted(label_P: Tensor, ids_U: Tensor) -> Tensor:
+    """Target ids as indices into the draft vocabulary, UNKNOWN where they cannot be drafted."""
+    index_P = torch.searchsorted(ids_U, label_P.contiguous()).clamp_max(len(ids_U) - 1)
+    return torch.where(ids_U[index_P] == label_P, index_P, UNKNOWN)
+
+
+def of_first(added: Mapping[str, Tensor], first_C: Tensor) -> dict[str, Tensor]:
+    """Terms of a mix as they are reported beside a family's own `ce`: those of the first pass."""
+    names = {"ce": "text_ce"}
+    return {names.get(name, name): term.detach() * first_C for name, term in added.items()}
