@@ -146,11 +146,22 @@ MUTATIONS = (
     ),
     Mutation(
         "B03",
-        "drafters/block/proposer.py",
+        "drafters/block/slots.py",
         "DFlash: the likeliest tokens are drafted and called draws",
-        "draw(q_BKV, random_BK)), 1), q_BKV)\n",
-        "q_BKV.argmax(-1)), 1), q_BKV)\n",
+        "    return chain_of(last_B, draw(q_BKV, random_BK), tree, q_BKV)\n",
+        "    return chain_of(last_B, q_BKV.argmax(-1), tree, q_BKV)\n",
         (BLOCK + "test_proposer.py::test_tokens_are_drawn_independently_from_what_is_declared",),
+    ),
+    Mutation(
+        "B04",
+        "drafters/eagle/branches.py",
+        "P-EAGLE: in training a mask pair sees the true pair behind its anchor",
+        "    return same_BMS & (index_S <= anchor_BM[..., None])\n",
+        "    return same_BMS & (index_S <= anchor_BM[..., None] + 1)\n",
+        (
+            "tests/drafters/eagle/test_peagle.py::test_pairs_behind_an_anchor_change_nothing",
+            "tests/drafters/eagle/test_peagle.py::test_attention_is_that_of_a_mask",
+        ),
     ),
     Mutation(
         "T15",

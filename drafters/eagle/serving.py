@@ -24,7 +24,10 @@ def peagle(net: PeagleNet, target: ServedTarget, how: Served) -> Export:
     masks = {name: tensors.pop(f"{name}.weight") for name in ("mask_hidden", "mask_embedding")}
     for name in [name for name in tensors if name.startswith("deeper.")]:
         _, number, part = name.split(".", 2)
-        tensors[f"layers.{int(number) + 1}.{part}"] = tensors.pop(name)
+        name_there = f"layers.{int(number) + 1}."
+        tensors[name_there + part] = tensors.pop(name)
+        if part == "input_layernorm.weight":  # engines have both in every layer, and differ in which one they read
+            tensors[f"{name_there}hidden_norm.weight"] = tensors[name_there + part].clone()
     tensors["mask_hidden"] = masks["mask_hidden"][None]  # [1, 1, F]
     tensors["embed_tokens.weight"] = with_mask(how, target, mask, masks["mask_embedding"][0])
     words = {"num_hidden_layers": net.config.decoder_layers, "pard_token": mask}
