@@ -85,7 +85,7 @@ class PeagleNet(Eagle3Net):
         """
         model: Any = target
         weight_VH = scaled_weight(model)
-        sizes = {"vocabulary": len(weight_VH), "draft_vocabulary": len(ids)}
+        sizes: dict[str, Any] = {"vocabulary": len(weight_VH), "draft_vocabulary": len(ids)}
         made = cls(PeagleShape(**sizes_like(model.config), **sizes, **chosen), ids)
         with torch.no_grad():
             made.lm_head.weight.copy_(weight_VH[torch.tensor(list(ids), device=weight_VH.device)])
