@@ -74,14 +74,15 @@ class Peagle(Eagle3):
         """Write the new true pairs, and mask pairs behind each row's last; the K outputs from there on, [B, K, H]."""
         net, masks = self._parallel, self.draft_length - 1
         new = self._states.waiting(last_B, masks)
-        hidden_BNH, embeds_BNH = net.fuse(new.features_BEF), self._embed(new.tokens_BE)
+        features_BNF, embeds_BNH = new.features_BEF, self._embed(new.tokens_BE)
         if masks:
-            B, N = new.positions_BE.shape
-            is_true_BN1 = (torch.arange(N, device=last_B.device) <= new.last_B1)[..., None]
-            own_BNH, mask_BNH = net.masks(B, N)
-            hidden_BNH = torch.where(is_true_BN1, F.pad(hidden_BNH, (0, 0, 0, masks)), own_BNH)
-            embeds_BNH = torch.where(is_true_BN1, F.pad(embeds_BNH, (0, 0, 0, masks)).to(mask_BNH.dtype), mask_BNH)
-        out_BNH = net(hidden_BNH, embeds_BNH, new.positions_BE, new.mask, self._kv_cache)
+            index_N = torch.arange(features_BNF.shape[1] + masks, device=last_B.device)
+            is_true_BN1 = (index_N <= new.last_B1)[..., None]
+            states_11F, mask_11H = net.mask()
+            # before they are fused, so that `fc` is read once
+            features_BNF = torch.where(is_true_BN1, _longer(features_BNF, masks, states_11F), states_11F)
+            embeds_BNH = torch.where(is_true_BN1, _longer(embeds_BNH, masks, mask_11H), mask_11H)
+        out_BNH = net(net.fuse(features_BNF), embeds_BNH, new.positions_BE, new.mask, self._kv_cache)
         return pick(out_BNH, new.last_B1 + torch.arange(self.draft_length, device=last_B.device))
 
     def teacher_forced(self, features_SF: Tensor, tokens_S: Tensor, depth: int) -> Iterator[Tensor]:
@@ -101,3 +102,8 @@ class Peagle(Eagle3):
         )
         for out_1XH in outputs:
             yield self._logits(out_1XH)[0]
+
+
+def _longer(x: Tensor, count: int, like: Tensor) -> Tensor:
+    """[B, E + count, Y], zeros at the end, in the precision of `like`."""
+    return F.pad(x, (0, 0, 0, count)).to(like.dtype)

@@ -93,12 +93,10 @@ class PeagleNet(Eagle3Net):
             made.mask_embedding.weight.mul_(model.get_input_embeddings().weight.float().std())
         return made
 
-    def masks(self, rows: int, count: int) -> tuple[Tensor, Tensor]:
-        """Hidden state and embedding of mask pairs, each [rows, count, H]; all of them are alike."""
+    def mask(self) -> tuple[Tensor, Tensor]:
+        """What stands in place of the target's states [1, 1, F] and of an embedding [1, 1, H]: all masks are alike."""
         first_11 = torch.zeros(1, 1, dtype=torch.long, device=self.device)
-        pair = self.fuse(self.mask_hidden(first_11)), self.mask_embedding(first_11)
-        hidden_BMH, embeds_BMH = (x_11H.expand(rows, count, -1) for x_11H in pair)
-        return hidden_BMH, embeds_BMH
+        return self.mask_hidden(first_11), self.mask_embedding(first_11)
 
     def forward(
         self,
@@ -142,7 +140,8 @@ class PeagleNet(Eagle3Net):
         (B, S), M = documents_BS.shape, sum(counts)
         hidden_BNH, embeds_BNH, positions_BN = hidden_BSH, embeds_BSH, positions_BS
         if M:
-            own_BMH, mask_BMH = self.masks(B, M)
+            states_11F, mask_11H = self.mask()
+            own_BMH, mask_BMH = (x_11H.expand(B, M, -1) for x_11H in (self.fuse(states_11F), mask_11H))
             places = [positions_BS.gather(1, at_BA[:, :count]) + d for d, count in enumerate(counts, 1)]
             hidden_BNH = torch.cat((hidden_BSH, own_BMH), 1)
             embeds_BNH = torch.cat((embeds_BSH.to(mask_BMH.dtype), mask_BMH), 1)

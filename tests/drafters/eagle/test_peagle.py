@@ -14,6 +14,8 @@ from draftsmith.decoding.random import SharedStream, Uniforms
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters import true_states
+from draftsmith.drafters.block.slots import chain_of, off_slots
+from draftsmith.drafters.eagle import parallel
 from draftsmith.drafters.eagle.branches import Branches
 from draftsmith.drafters.eagle.layers import Projected
 from draftsmith.drafters.eagle.net3 import Eagle3Net
@@ -22,6 +24,8 @@ from draftsmith.drafters.eagle.peagle import PeagleNet
 from draftsmith.drafters.eagle.proposer import Eagle3
 from draftsmith.drafters.temperatures import at_depth
 from draftsmith.drafters.true_states import TrueStates
+from draftsmith.eval.audit.enumeration import enumerate_decoding
+from draftsmith.eval.audit.toys import Toy
 from small_heads import WORDS, small_peagle_net
 from torch import Tensor
 
@@ -263,3 +267,21 @@ def test_tokens_outside_the_draft_vocabulary_are_never_drafted(target: Backbone)
     for _, proposal in drafter.seen:
         assert proposal.q_BNV is not None
         assert not proposal.q_BNV[..., outside].any()
+
+
+@pytest.mark.slow
+def test_the_audit_sees_likeliest_tokens_that_are_called_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    def planted(logits_BKV: Tensor, last_B: Tensor, tree: Any, *how: Any) -> Proposal:
+        q_BNV = off_slots(logits_BKV, last_B, tree, *how).q_BNV
+        assert q_BNV is not None
+        return chain_of(last_B, logits_BKV.argmax(-1), tree, q_BNV[:, :-1])
+
+    def p_value() -> float:
+        small = Toy.of("peagle", seed=1)
+        how: dict[str, Any] = {"length": small.kind.length, "prompt": small.kind.prompt}
+        how |= {"rule": None, "warper": Warper(1.0), "seed": 2, "level": 1e-3, "sequences": 20_000}
+        return float(enumerate_decoding(small.target, small.proposer, **how).p_value)
+
+    assert p_value() > 1e-3
+    monkeypatch.setattr(parallel, "off_slots", planted)
+    assert p_value() < 1e-12

@@ -32,10 +32,9 @@ def test_defaults_see_what_the_documentation_promises() -> None:
 ASK_THE_HOST = ("rest", "function", "intersection", "intersection argmax", "retokenised")
 SEARCH_TREES = "suffix"  # on the host too, token by token; every day the two rules of the hybrid
 EVERY_DAY = ("suffix-hybrid", "suffix-hybrid static")
-NAMES = [
-    pytest.param(name, marks=pytest.mark.slow) if name.startswith(SEARCH_TREES) and name not in EVERY_DAY else name
-    for name in TOYS
-]
+AS_DFLASH = ("peagle argmax", "peagle tempered")  # drawn by the same function, which DFlash's try every day
+SELDOM = [*AS_DFLASH, *(name for name in TOYS if name.startswith(SEARCH_TREES) and name not in EVERY_DAY)]
+NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in SELDOM else name for name in TOYS]
 # the filter by count says the most of a method: q and p lack different tokens; at T = 0 greedy rules have tests of their own
 WARPERS = [
     pytest.param(Warper(0.0), marks=pytest.mark.slow),

@@ -78,7 +78,7 @@ def test_a_run_that_was_cut_ends_with_the_same_bits(recipe: str, tmp_path: Path)
         "eagle3-tiny",
         "dflash-tiny",
         "dspark-tiny",
-        "peagle-tiny",
+        pytest.param("peagle-tiny", marks=pytest.mark.slow),
     ],
 )
 def test_the_pre_flight_knows_what_is_trained(recipe: str, tmp_path: Path, capfd) -> None:
