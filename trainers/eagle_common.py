@@ -49,6 +49,23 @@ def compared(outputs: Sequence[Tensor], batch: Batch) -> Compared:
     return Compared(torch.cat(guess), torch.cat(at), torch.cat(label))
 
 
+def told_by_row(at_P: Tensor, place_P: Tensor, batch: Batch) -> Tensor:
+    """How much every comparison counts in what is reported of its place, fp32 [P].
+
+    Those of a place in a row add up to the row's labels, which the loop divides by: so what is reported does not
+    depend on which rows share a micro-batch.
+
+    Args:
+        at_P: the target's state that each is made with, counted through rows.
+        place_P: which draft of its block or pass it is, from 0.
+    """
+    R, S = batch["input_ids"].shape
+    row_P = at_P // S
+    cell_P = place_P * R + row_P
+    count_P = cell_P.bincount()[cell_P]
+    return batch["loss_mask"].sum(1)[row_P] / count_P
+
+
 def in_text_order(
     at_P: Tensor, hidden_PH: Tensor, label_P2: Tensor, share_P: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:

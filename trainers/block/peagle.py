@@ -23,7 +23,7 @@ from ...decoding.target.backbone import Backbone
 from ...decoding.target.hidden_states import LAST
 from ...drafters.eagle.peagle import PeagleNet
 from ...drafters.projection import Projection
-from ..eagle_common import in_text_order, per_label
+from ..eagle_common import in_text_order, told_by_row
 from ..labels import has_label
 from ..loop.loop import Outcome
 from ..loop.objective import Batch
@@ -132,10 +132,9 @@ class PeagleStudent(nn.Module):
         (target,) = self._target
         states_NH = teacher_output.hidden_RSH.flatten(0, 1)
         teacher = WholeTeacher.of(states_NH, target, at_P, ids_U=self.draft.ids_U, mix=self._mix)
-        loss, terms = self.head(hidden_PH, label_P2, teacher, share_P)
-        if not terms:
-            return loss, {}
-        return loss, per_label(terms | {"loss": loss.detach()}, label_P2[:, 1], batch)
+        told_P = told_by_row(at_P, label_P2[:, 1], batch)
+        loss, terms = self.head(hidden_PH, label_P2, teacher, share_P, told_P=told_P)
+        return loss, terms | {"loss": loss.detach()} if terms else {}
 
     def _shares(self, label_P2: Tensor, hidden_PH: Tensor, anchors: list[Tensor], batch: Batch) -> Tensor | None:
         """How much every pair counts, fp32 [P]; None where all count alike."""

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ...drafters.block.net import BlockNet
 from ...drafters.projection import Shaping
-from ..eagle_common import in_text_order
+from ..eagle_common import in_text_order, told_by_row
 from ..loop.objective import Batch
 from ..losses.chunked import Added, ChunkedLoss, Kept, SharedTeacher
 from ..losses.mix import Mix
@@ -99,10 +99,9 @@ class BlockStudent(nn.Module):
         guess_PH, at_P, label_P2 = out_RAKH[known_RAK], *compared(batch, anchors)
         share_P = self._weights(guess_PH, label_P2[:, 0], self._behind(at_P, batch), known_RAK, batch)
         states_NH = teacher_output.hidden_RSH.flatten(0, 1)
-        told_P = reported_weights(known_RAK, batch)
-        at_P, guess_PH, label_P2, both_P2 = in_text_order(at_P, guess_PH, label_P2, torch.stack((share_P, told_P), 1))
-        assert both_P2 is not None  # its order is the weights' own
-        sorted_P, told_P = both_P2.unbind(1)
+        at_P, guess_PH, label_P2, sorted_P = in_text_order(at_P, guess_PH, label_P2, share_P)
+        assert sorted_P is not None
+        told_P = told_by_row(at_P, label_P2[:, 1], batch)
         teacher = SharedTeacher.of(states_NH, head.projection, at_P) if len(at_P) else None
         keep = Kept("overlap", []) if self._sure else None
         loss, terms = head(
@@ -147,17 +146,6 @@ class BlockStudent(nn.Module):
         labels_R = batch["loss_mask"].sum(1)
         mean_R = labels_R / weight_RAK.sum((1, 2)).clamp_min(torch.finfo(torch.float32).tiny)
         return (weight_RAK * mean_R[:, None, None])[known_RAK]
-
-
-def reported_weights(known_RAK: Tensor, batch: Batch) -> Tensor:
-    """How much every draft that has a label counts in what is reported of its place, fp32 [P].
-
-    The drafts of a place in a row add up to the row's labels, which the loop divides by: so what is reported does
-    not depend on which rows share a micro-batch.
-    """
-    count_RK = known_RAK.sum(1)
-    mean_RK = batch["loss_mask"].sum(1, keepdim=True) / count_RK.clamp_min(1)
-    return mean_RK[:, None].expand_as(known_RAK)[known_RAK].float()
 
 
 def compared(batch: Batch, anchors: Anchors) -> tuple[Tensor, Tensor]:

@@ -149,9 +149,10 @@ def fit_buckets(accelerator: Accelerator, module: nn.Module) -> None:
         return
     zero = plugin.deepspeed_config["zero_optimization"]
     trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
+    trained += trained % 2  # ZeRO-2 refuses an odd number
     for name in ("reduce_bucket_size", "allgather_bucket_size"):
         if zero.get(name, "auto") == "auto":
-            zero[name] = min(_BUCKET, max(1, trained))
+            zero[name] = min(_BUCKET, max(2, trained))
 
 
 def leave_kernels_uncompiled() -> None:

@@ -23,3 +23,11 @@ def test_buckets_hold_what_is_trained_unless_a_configuration_sizes_them(given: d
     fit_buckets(team, module)
     zero = plugin.deepspeed_config["zero_optimization"]
     assert [zero[name] for name in NAMES] == [expected] * 2
+
+
+def test_an_odd_number_of_weights_has_an_even_bucket() -> None:
+    """ZeRO-2 ends with an assertion otherwise."""
+    plugin = SimpleNamespace(deepspeed_config={"zero_optimization": {"stage": 2}})
+    team: Any = SimpleNamespace(state=SimpleNamespace(deepspeed_plugin=plugin))
+    fit_buckets(team, nn.Linear(2, 1))
+    assert plugin.deepspeed_config["zero_optimization"]["allgather_bucket_size"] == 4
