@@ -1,6 +1,6 @@
 """P-EAGLE's network: EAGLE-3's, some layers deep, that drafts all its tokens in one pass.
 
-Hui et al. 2026 (arXiv 2602.01469). Behind the last true pair stand mask pairs: in place of the target's
+P-EAGLE, 2026 (arXiv 2602.01469). Behind the last true pair stand mask pairs: in place of the target's
 states, which nobody has yet, a learnt vector that goes through the same `fc`, and in place of the unknown
 token's embedding a learnt vector too. A mask pair d places behind the pair of t speaks of x_{t+2+d}, as the true
 pair there would. The published drafter trains an embedding of the whole vocabulary to have a mask among its

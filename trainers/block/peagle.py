@@ -1,6 +1,6 @@
 """Train a P-EAGLE drafter: EAGLE-3's loss, every depth out of one pass, over mask pairs in place of own outputs.
 
-Hui et al. 2026 (arXiv 2602.01469). Depth 0 are the true pairs of the row; mask pairs stand behind some of them, fewer
+P-EAGLE, 2026 (arXiv 2602.01469). Depth 0 are the true pairs of the row; mask pairs stand behind some of them, fewer
 the deeper (`branches.py`), and only those are computed. Order of the file, as in every trainer: what it requires
 and what is trained, the loss, the teacher's side, the run. Read next: `drafters/eagle/peagle.py`, the network;
 `branches.py`; `../losses/draft_vocabulary.py`, what is minimised.
