@@ -1,6 +1,6 @@
 """Which true pairs P-EAGLE's mask pairs stand behind in a step, and how deep: conditional drop-token sampling.
 
-Of the pairs that have a label, depth d keeps the share max(kept^d, kept_least) (Hui et al. 2026, arXiv 2602.01469).
+Of the pairs that have a label, depth d keeps the share max(kept^d, kept_least) (P-EAGLE, arXiv 2602.01469).
 Depth d + 1 chooses among those that depth d has kept, so that every mask pair has the shallower ones of its own
 branch, and a branch ends in front of the first token that is no label or of another document. What is kept is a
 function of the step's seed and the row's content, so that a resumed run, other micro-batches and other processes
