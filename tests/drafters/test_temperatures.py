@@ -91,6 +91,7 @@ def test_the_audit_enumerates_tempered_drafters(target: Backbone) -> None:
             for tree in ("chain", "static")
         ),
         *(make_on_target(name, target, factors=FACTORS) for name in ("dflash", "dspark", "peagle")),
+        make_on_target("dspark", target, factors=FACTORS, least=0.5),
     ]
     names = {toy_of(each) for each in drafters}
     hybrids = {name for name in TEMPERED if name.startswith("suffix-hybrid")}  # beside one of the others

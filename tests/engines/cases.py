@@ -37,6 +37,7 @@ RUNS: dict[str, tuple[str, dict[str, object]]] = {
     "eagle3-norms": ("eagle3-tiny", {"eagle3.feature_norms": "true"}),
     "dflash": ("dflash-tiny", {"drafter.temperature_factors": "[]"}),  # engines draft at the request's temperature
     "dflash-mask": ("dflash-tiny", {"drafter.temperature_factors": "[]", "block.mask_token": "4095"}),
+    "peagle": ("peagle-tiny", {"drafter.temperature_factors": "[]"}),
     "medusa": ("medusa-tiny", {}),
     "medusa-shared": ("medusa-tiny", {"medusa.shared_head": "true"}),
     "medusa2": ("medusa2-tiny", {**TUNED, "tune.how": "full", "optimizer.lr": "1e-4"}),
@@ -68,6 +69,7 @@ CASES = (
     Case("EAGLE-3.1's norms", "eagle3-norms", engine_class="Eagle3LlamaForCausalLM"),
     Case("DFlash", "dflash", engine_class="DFlashQwen3ForCausalLM", spare=_MASK),
     Case("DFlash, an id as its mask", "dflash-mask", engine_class="DFlashQwen3ForCausalLM", spare=_MASK),
+    Case("P-EAGLE", "peagle", engine_class="Eagle3LlamaForCausalLM"),
     Case("Medusa", "medusa", engine_class="Medusa"),
     Case("Medusa, the target's projection", "medusa-shared", engine_class="Medusa"),
     Case("Medusa-2, own target", "medusa2", engine_class="Medusa"),
