@@ -50,7 +50,7 @@ from draftsmith.drafters.registry import load_drafter
 from draftsmith.eval.config import EvalConfig
 from draftsmith.eval.measure.arms import NOT_AUDITED, Arm
 from draftsmith.eval.measure.evaluate import evaluate
-from draftsmith.eval.measure.requests import first_turns, make_requests
+from draftsmith.eval.measure.requests import Request, first_turns, make_requests
 from draftsmith.launch.recipe.load import load_recipe
 
 DEPTH = 4  # drafted tokens of a chain, depth of every tree
@@ -113,6 +113,7 @@ FAMILIES = [
     Family("HASS", "hass-tiny", dynamic()),
     Family("HASS behind EAGLE-1", "hass-tiny", dynamic(), behind="eagle-tiny"),
     Family("EAGLE-3", "eagle3-tiny", dynamic()),
+    Family("P-EAGLE", "peagle-tiny", chain_alone()),
     Family("DFlash", "dflash-tiny", chain_alone()),
     Family("DSpark", "dspark-tiny", chain_alone()),
 ]
@@ -176,8 +177,7 @@ def measure(family: Family, run: Path, fresh: Path, args: argparse.Namespace) ->
     config = eval_config(args)
     target = target_of(run)
     arms = {name: load(run / "drafter", target) for name, load in family.shapes.items()}
-    prompts = load_prompts(config.prompts, limit=config.limit, seed=config.seed)
-    requests = make_requests(target, prompts, config)
+    requests = prompts_of(target, config)
     ids = [each.ids for each in requests]
     audits = {name: audited(target, drafter, first_turns(requests), args) for name, drafter in arms.items()}
     unproven = [name for name, report in audits.items() if report.failures]
@@ -195,6 +195,11 @@ def measure(family: Family, run: Path, fresh: Path, args: argparse.Namespace) ->
         },
         "run": str(run),
     }
+
+
+def prompts_of(target: Backbone, config: EvalConfig) -> list[Request]:
+    """What every family is asked."""
+    return make_requests(target, load_prompts(config.prompts, limit=config.limit, seed=config.seed), config)
 
 
 def at_temperatures(

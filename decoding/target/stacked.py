@@ -45,15 +45,31 @@ class Joined(NamedTuple):
         """The outputs of `layers`, one behind the other."""
         biases: list[Tensor] = [layer.bias for layer in layers if layer.bias is not None]
         weight = torch.cat([layer.weight for layer in layers])
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS) if _packs(weight) else None
+        packed = laid_out(weight, _ROWS)
         return Joined(weight.t().contiguous().t(), torch.cat(biases) if biases else None, packed)
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = x.numel() // x.shape[-1]
         if self.packed is None or not _LEAST_ROWS <= rows <= _MOST_ROWS:
             return F.linear(x, self.weight, self.bias)
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
-        return out
+        return product(x, self.packed, self.bias)
+
+
+def laid_out(weight: Tensor, rows: int) -> Tensor | None:
+    """A copy of a weight [O, I] as oneDNN's kernels read it for products with so many rows; None where that is none.
+
+    `product` takes it, with any number of rows.
+    """
+    if not _packs(weight):
+        return None
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
+    return packed
+
+
+def product(x: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`F.linear` by a weight that `laid_out` has made; it has no gradient."""
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+    return out
 
 
 def _packs(weight: Tensor) -> bool:

@@ -199,5 +199,21 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self._gate_up(x)
-        (out,) = self._down(F.silu(gate) * up)
+        gated: Tensor = _Gated.apply(gate, up) if torch.is_grad_enabled() else F.silu(gate) * up
+        (out,) = self._down(gated)
         return out
+
+
+class _Gated(torch.autograd.Function):
+    """silu(gate) up; of its numbers the backward pass makes silu(gate) again, which is a quarter less to keep."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return F.silu(gate) * up
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        (grad,), (gate, up) = grads, ctx.saved_tensors
+        made: Tensor = torch.ops.aten.silu_backward(grad * up, gate)
+        return made, grad * F.silu(gate)

@@ -23,40 +23,56 @@ class Against(NamedTuple):
     ce_C: Tensor
     """- sum_v p log q, the only one with a gradient."""
     alpha_C: Tensor
-    """sum_v min(p, q)."""
-    best_C: Tensor
-    """The draft's likeliest token."""
+    """sum_v min(`share` p, q)."""
+    most_C: Tensor
+    """The draft's largest logit."""
 
 
-def soft_cross_entropy(draft_CV: Tensor, p_CV: Tensor) -> Against:
+def soft_cross_entropy(draft_CV: Tensor, p_CV: Tensor, share_C: Tensor | None = None) -> Against:
     """Cross-entropy of two distributions, and what falls off on the way.
 
     Args:
         draft_CV: the draft's logits, fp32; they alone get a gradient, which is q - p.
         p_CV: probabilities that sum to 1. A logit of -inf counts as -10000.
+        share_C: the target's mass on these tokens, where it has others too: the overlap is with `share` p. None: all.
     """
-    return Against(*_SoftCrossEntropy.apply(draft_CV, p_CV))
+    return Against(*_SoftCrossEntropy.apply(draft_CV, p_CV, share_C))
 
 
 class _SoftCrossEntropy(torch.autograd.Function):
     """The gradient is made in the forward pass, because the overlap comes out of it."""
 
     @staticmethod
-    def forward(ctx: Any, draft_CV: Tensor, p_CV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        best_C1 = draft_CV.argmax(-1, keepdim=True)
+    def forward(ctx: Any, draft_CV: Tensor, p_CV: Tensor, share_C: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        most_C = draft_CV.amax(-1)
         q_CV = draft_CV.softmax(-1)
         # the normaliser from the likeliest token, whose q is never small
-        normal_C1 = draft_CV.gather(-1, best_C1) - q_CV.gather(-1, best_C1).log()
-        ce_C = normal_C1[:, 0] - torch.linalg.vecdot(p_CV, draft_CV.clamp_min(RULED_OUT))
-        gap_CV = q_CV.sub_(p_CV)
-        # min(p, q) = (p + q - |p - q|) / 2
-        alpha_C = 1 - gap_CV.abs().sum(-1) / 2
+        ce_C = most_C - q_CV.amax(-1).log() - _expected(p_CV, draft_CV)
+        # min(a, b) = (a + b - |a - b|) / 2
+        if share_C is None:
+            gap_CV = q_CV.sub_(p_CV)
+            alpha_C = 1 - _sum_of_sizes(gap_CV) / 2
+        else:
+            alpha_C = (1 + share_C - _sum_of_sizes(torch.addcmul(q_CV, p_CV, share_C[:, None], value=-1))) / 2
+            gap_CV = q_CV.sub_(p_CV)
         ctx.save_for_backward(gap_CV)
-        best_C = best_C1[:, 0]
-        ctx.mark_non_differentiable(alpha_C, best_C)
-        return ce_C, alpha_C, best_C
+        ctx.mark_non_differentiable(alpha_C, most_C)
+        return ce_C, alpha_C, most_C
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (gap_CV,) = ctx.saved_tensors
-        return gap_CV * grads[0][:, None], None
+        return gap_CV.mul_(grads[0][:, None]), None, None  # in place: it is asked for once
+
+
+def _expected(p_CV: Tensor, logits_CV: Tensor) -> Tensor:
+    """sum_v p x, where x of -inf counts as -10000. [C]."""
+    if logits_CV.device.type == "cpu":  # on a CPU reading a value is free, and going through all once more is not
+        sum_C = torch.linalg.vecdot(p_CV, logits_CV)
+        if bool(sum_C.isfinite().all()):
+            return sum_C
+    return torch.linalg.vecdot(p_CV, logits_CV.clamp_min(RULED_OUT))
+
+
+def _sum_of_sizes(x_CV: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(x_CV, ord=1, dim=-1)

@@ -161,7 +161,7 @@ def test_the_draft_vocabulary_sees_what_it_can(name: str, temperature: float, ba
     assert {int(best) in WORDS for best in wide.argmax(-1)} == {True, False}
     places = torch.tensor([WORDS.index(x) if x in WORDS else UNKNOWN for x in labels.tolist()])
     passes = torch.arange(9) % 2
-    outputs = draft_vocabulary.TargetLogits.of(wide, net.ids_U, mix)
+    outputs = draft_vocabulary.OfTarget.of(wide, net.ids_U, mix)
     terms = loss(draft, outputs, torch.stack([places, passes], 1))
     for c in range(9):
         p = (wide[c] / temperature).double().softmax(-1)
@@ -383,7 +383,7 @@ def test_eagle_3_is_as_it_was(backbone: Backbone) -> None:
     goal = build("eagle3", target, ids=WORDS, eagle3=config, objective=ObjectiveConfig(chunk=7))
     net, loss = goal.draft(), goal.module.head.loss
     wide, label, passes = others(VOCABULARY)
-    outputs = draft_vocabulary.TargetLogits.of(wide, net.ids_U, Mix())
+    outputs = draft_vocabulary.OfTarget.of(wide, net.ids_U, Mix())
     label_pass = torch.stack([label, passes], 1)
     shares = geometric(passes, config.decay)
     assert_same(

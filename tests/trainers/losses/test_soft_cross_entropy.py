@@ -24,9 +24,9 @@ def distributions(seed: int) -> tuple[Tensor, Tensor]:
 def test_value_overlap_and_gradient(seed: int) -> None:
     draft, p = distributions(seed)
     weight = torch.linspace(-1, 2, 6, dtype=torch.float64)
-    ce, alpha, best = soft_cross_entropy(draft, p)
+    ce, alpha, most = soft_cross_entropy(draft, p)
     assert not alpha.requires_grad
-    assert torch.equal(best, draft.argmax(-1))
+    assert torch.equal(most, draft.amax(-1))
     (ours,) = torch.autograd.grad((ce * weight).sum(), draft)
     log_q = draft.log_softmax(-1)
     wanted = surprises(p, log_q).sum(-1)
@@ -36,6 +36,18 @@ def test_value_overlap_and_gradient(seed: int) -> None:
     torch.testing.assert_close(ours, gradient)
     assert float(alpha[0]) == pytest.approx(1)
     assert float(alpha[1].detach()) < 0.5
+
+
+def test_the_overlap_with_a_share_of_the_target() -> None:
+    """A draft vocabulary: p of its tokens, as the target has them, is less than 1."""
+    draft, p = distributions(0)
+    share = torch.linspace(0.1, 1, 6, dtype=torch.float64)
+    ce, alpha, _ = soft_cross_entropy(draft, p, share)
+    torch.testing.assert_close(alpha, torch.minimum(share[:, None] * p, draft.detach().softmax(-1)).sum(-1))
+    plain = soft_cross_entropy(draft, p).ce_C
+    assert torch.equal(ce, plain)
+    ours, wanted = (torch.autograd.grad(each.sum(), draft)[0] for each in (ce, plain))
+    assert torch.equal(ours, wanted)
 
 
 def test_a_token_that_the_head_rules_out() -> None:
