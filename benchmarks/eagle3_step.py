@@ -264,8 +264,8 @@ def assembled(rows: Sequence[dict[str, Cell]], args: argparse.Namespace) -> Reco
         title="EAGLE-3's step beside SpecForge's",
         target=None,
         needs=["a checkout of SpecForge; measured at a6b6b02, its plain loss in place of its Triton kernel"],
-        setup=f"fp32, one row of S tokens, {PASSES} passes, chunks of {CHUNK}, a target of 2 U tokens, random weights, equal on both "
-        f"sides; {args.threads} thread(s), {args.rounds} interleaved rounds.",
+        setup=f"fp32, one row of S tokens, {PASSES} passes, chunks of {CHUNK}, a target of 2 U tokens, random "
+        f"weights, equal on both sides; {args.threads} thread(s), {args.rounds} interleaved rounds.",
         intervals="95 % bootstrap intervals over rounds",
         formats={
             "ours_s": ".2f",

@@ -25,12 +25,11 @@ from .rows import Late, Rows
 from .rules.acceptance import Outcome, Rule
 from .rules.choice import rule_for
 from .sampling import Warper, draw
-from .steps import StepLog
+from .steps import BONUS, PREFILL, StepLog
 from .target.backbone import Backbone, Seen
 from .target.kv_cache import KVCache
 from .tree.tree import chain
 
-_DRAFT, _CORRECTION, _BONUS = 1, 2, 3  # indices into `rows.ORIGINS`
 Watch = Callable[[list[list[int]], list[list[str]]], None]
 """Is given the tokens and their origin, row by row, as far as they are written."""
 
@@ -115,13 +114,13 @@ def generate(
     if graphs:
         step.replay()
     done_prefill = time.perf_counter()
-    watched = _Watched(watch)
+    watched = _Watched(watch, step.log)
     calls = _until_done(rows, step, Late(target.device, wait_a_step=static), watched)
-    tokens, origin = rows.answers()
+    log = step.log.cut(calls)
     return Generation(
-        tokens,
-        origin,
-        step.log.cut(calls),
+        rows.answers(),
+        log.origins(),
+        log,
         done_prefill - start,
         time.perf_counter() - done_prefill - watched.seconds,
         calls,
@@ -167,14 +166,14 @@ def autoregressive(
         token_B = _sample(logits_BNV[:, 0], warper, held)
         running_B = ~rows.done_B
         rows.lengths_B += running_B
-        rows.emit(token_B[:, None], one_B, torch.full_like(one_B, _BONUS)[:, None])
+        rows.emit(token_B[:, None], one_B * running_B)
         rows.last_B.copy_(torch.where(running_B, token_B, rows.last_B))
 
     step: Callable[[], object] = Replayed(verify, held, target.device) if graphs else verify
     done_prefill = time.perf_counter()
     calls = _until_done(rows, step, Late(target.device, wait_a_step=static))
-    tokens, origin = rows.answers()
-    log = StepLog(len(prompts), 0, max_new_tokens)
+    tokens, log = rows.answers(), StepLog(len(prompts), 0, max_new_tokens)
+    origin = [[PREFILL, *[BONUS] * (len(row) - 1)] for row in tokens]
     return Generation(tokens, origin, log, done_prefill - start, time.perf_counter() - done_prefill, calls)
 
 
@@ -203,6 +202,7 @@ class _Speculation:
     def replay(self) -> None:
         """Record both halves, and replay them from then on."""
         device = self._target.device
+        self.log.replayed = True
         if self._drafter.replayable:
             self.propose = Replayed(self._propose, self._draws, device)
         self.verify = Replayed(self._verify, self._coins, device)
@@ -213,9 +213,8 @@ class _Speculation:
         self.seconds += time.perf_counter() - start
         self.nodes += len(proposal.tree)
         running_B = ~self._rows.done_B
-        before_B = self._rows.count_B.clone()
         outcome = self.verify(proposal)
-        self.log.add(outcome, self._rows.count_B - before_B, running_B)
+        self.log.add(outcome, self._rows.kept_B, running_B)
 
     def _propose(self) -> Proposal:
         return self._drafter.propose(self._rows.last_B, self._warper, self._draws)
@@ -237,7 +236,7 @@ def _advance(rows: Rows, proposal: Proposal, outcome: Outcome, seen: Seen) -> Co
     tokens_BE = _emitted(proposal, outcome)
     running_B = ~rows.done_B
     count_B = (outcome.accepted_B + 1) * running_B
-    rows.emit(tokens_BE, count_B, _origins(outcome, tokens_BE.shape[1]))
+    rows.emit(tokens_BE, count_B)
     rows.lengths_B += count_B
     rows.last_B.copy_(torch.where(running_B, outcome.extra_B, rows.last_B))
     return Committed(tokens_BE, count_B, outcome.path_BD, seen.logits_BNV, seen.features_BNF)
@@ -245,31 +244,24 @@ def _advance(rows: Rows, proposal: Proposal, outcome: Outcome, seen: Seen) -> Co
 
 def _emitted(proposal: Proposal, outcome: Outcome) -> Tensor:
     """Accepted tokens, then the extra one, then garbage. [B, D + 1]."""
-    path_BD = outcome.path_BD.clamp_min(0)
-    drafted_BD = proposal.tokens_BN.gather(1, path_BD)
+    if proposal.tree.is_chain:
+        drafted_BD = proposal.tokens_BN[:, 1:]
+    else:
+        drafted_BD = proposal.tokens_BN.gather(1, outcome.path_BD.clamp_min(0))
     tokens_BE = torch.cat([drafted_BD, outcome.extra_B[:, None]], 1)
     return tokens_BE.scatter(1, outcome.accepted_B[:, None], outcome.extra_B[:, None])
-
-
-def _origins(outcome: Outcome, emitted: int) -> Tensor:
-    """Where each token of `_emitted` comes from: a correction follows a rejection, a bonus a path without one."""
-    accepted_B1 = outcome.accepted_B[:, None]
-    rejected_B1 = outcome.tested_BD.sum(1, keepdim=True) > accepted_B1
-    at_E = torch.arange(emitted, device=accepted_B1.device)
-    last_B1 = torch.where(rejected_B1, _CORRECTION, _BONUS)
-    return torch.where(at_E < accepted_B1, _DRAFT, last_B1)
 
 
 class _Watched:
     """Shows rows to a watcher, if there is one, and knows how long that took: it is no part of decoding."""
 
-    def __init__(self, watch: Watch | None) -> None:
-        self._watch, self.seconds = watch, 0.0
+    def __init__(self, watch: Watch | None, log: StepLog) -> None:
+        self._watch, self._log, self.seconds = watch, log, 0.0
 
     def __call__(self, rows: Rows) -> None:
         if self._watch is not None:
             start = time.perf_counter()
-            self._watch(*rows.answers())
+            self._watch(rows.answers(), self._log.origins())
             self.seconds += time.perf_counter() - start
 
 

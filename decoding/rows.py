@@ -14,8 +14,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-ORIGINS = ("prefill", "draft", "correction", "bonus")
-
 
 class Rows:
     """State per row, updated in place so that a recorded step can be replayed."""
@@ -30,40 +28,36 @@ class Rows:
         """Emitted, not yet in the KV cache."""
         self.count_B = torch.zeros(B, dtype=torch.long, device=device)
         self.done_B = torch.zeros(B, dtype=torch.bool, device=device)
+        self.kept_B = torch.zeros_like(self.count_B)
+        """Tokens that the last `emit` has kept."""
         self._eos_Z = torch.tensor(list(eos_ids), dtype=torch.long, device=device)
         self._tokens_BO = torch.zeros(B, limit + 1, dtype=torch.long, device=device)
-        self._origin_BO = torch.zeros(B, limit + 1, dtype=torch.uint8, device=device)
 
     def begin(self, first_B: Tensor) -> None:
         """Emit the first token, which the prefill yields."""
         self.last_B.copy_(first_B)
-        self.emit(first_B[:, None], torch.ones_like(first_B), torch.zeros_like(first_B)[:, None])
+        self.emit(first_B[:, None], torch.ones_like(first_B))
 
-    def emit(self, tokens_BE: Tensor, count_B: Tensor, origin_BE: Tensor) -> Tensor:
-        """Append the first `count_B` tokens up to EOS and the limit; how many were kept, [B]."""
+    def emit(self, tokens_BE: Tensor, count_B: Tensor) -> None:
+        """Append the first `count_B` tokens up to EOS and the limit; of a row that has ended `count_B` is 0."""
         at_E = torch.arange(tokens_BE.shape[1], device=tokens_BE.device)
-        room_B = torch.where(self.done_B, 0, self.limit - self.count_B)
-        fits_BE = at_E < torch.minimum(count_B, room_B)[:, None]
-        ends_BE = (tokens_BE[..., None] == self._eos_Z).any(-1) & fits_BE
-        # up to the first that ends the row, which itself is kept
-        kept_BE = fits_BE & (ends_BE.cumsum(1) <= ends_BE)
+        kept_BE = at_E < torch.minimum(count_B, self.limit - self.count_B)[:, None]
+        if len(self._eos_Z):
+            ends_BE = (tokens_BE[..., None] == self._eos_Z).any(-1) & kept_BE
+            # up to the first that ends the row, which itself is kept
+            kept_BE &= ends_BE.cumsum(1) <= ends_BE
+            self.done_B |= ends_BE.any(1)
         # what is not kept goes to the last slot, which is never read
         slot_BE = torch.where(kept_BE, self.count_B[:, None] + at_E, self.limit)
         self._tokens_BO.scatter_(1, slot_BE, tokens_BE)
-        self._origin_BO.scatter_(1, slot_BE, origin_BE.to(torch.uint8))
-        kept_B = kept_BE.sum(1)
-        self.count_B += kept_B
-        self.done_B |= ends_BE.any(1) | (self.count_B >= self.limit)
-        return kept_B
+        self.kept_B = kept_BE.sum(1)
+        self.count_B += self.kept_B
+        self.done_B |= self.count_B >= self.limit
 
-    def answers(self) -> tuple[list[list[int]], list[list[str]]]:
-        """Tokens and their origin, row by row; waits for the device."""
+    def answers(self) -> list[list[int]]:
+        """The tokens, row by row; waits for the device."""
         counts = self.count_B.tolist()
-        tokens, origin = self._tokens_BO.tolist(), self._origin_BO.tolist()
-        return (
-            [row[:count] for row, count in zip(tokens, counts)],
-            [[ORIGINS[o] for o in row[:count]] for row, count in zip(origin, counts)],
-        )
+        return [row[:count] for row, count in zip(self._tokens_BO.tolist(), counts, strict=True)]
 
 
 class Late:

@@ -7,6 +7,8 @@ Shapes: T steps, B rows, D depths.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -14,12 +16,17 @@ from torch import Tensor
 
 from .rules.acceptance import Outcome
 
+PREFILL, DRAFT, CORRECTION, BONUS = "prefill", "draft", "correction", "bonus"
+"""Where an emitted token comes from."""
+
 
 class StepLog:
     """Per step and row, kept on the device until it is asked for."""
 
     def __init__(self, rows: int, depth: int, limit: int) -> None:
         """`depth`: drafted tokens that a step can accept at most; `limit`: tokens of an answer."""
+        self.replayed = False
+        """Whether a replayed step writes its next outcome to the same place."""
         self.rows, self.depth, self.limit = rows, depth, limit
         self._accepted: list[Tensor] = []
         self._tested: list[Tensor] = []
@@ -29,12 +36,11 @@ class StepLog:
 
     def add(self, outcome: Outcome, kept_B: Tensor, running_B: Tensor) -> None:
         """Record a step; `kept_B` counts the tokens that EOS and the limit left of it."""
-        # copies: a replayed step writes its next outcome to the same place
-        self._accepted.append(outcome.accepted_B.clone())
+        self._accepted.append(outcome.accepted_B.clone() if self.replayed else outcome.accepted_B)
         self._tested.append(self._deep(outcome.tested_BD))
         self._alpha.append(self._deep(outcome.alpha_hat_BD))
         self._running.append(running_B)
-        self._kept.append(kept_B)
+        self._kept.append(kept_B.clone() if self.replayed else kept_B)
 
     def cut(self, steps: int) -> StepLog:
         """Keep only the first `steps`: a host that sees late that all rows have ended runs one more."""
@@ -42,10 +48,28 @@ class StepLog:
             del parts[steps:]
         return self
 
+    def origins(self) -> list[list[str]]:
+        """Where each emitted token comes from, row by row; a correction follows a rejection, a bonus a whole path."""
+        if not len(self):
+            return [[PREFILL] for _ in range(self.rows)]
+        accepted_TB, kept_TB = self.accepted_TB, self.kept_TB
+        tested_TB = self._stacked(self._tested, (self.rows, self.depth), np.bool_).sum(-1)
+        last_TB = np.where(tested_TB > accepted_TB, CORRECTION, BONUS)
+        return [[PREFILL, *self._origins_of(*row)] for row in zip(accepted_TB.T, kept_TB.T, last_TB.T, strict=True)]
+
+    @staticmethod
+    def _origins_of(accepted_T: NDArray, kept_T: NDArray, last_T: NDArray) -> Iterator[str]:
+        for accepted, kept, last in zip(accepted_T.tolist(), kept_T.tolist(), last_T.tolist(), strict=True):
+            yield from [DRAFT] * min(accepted, kept)
+            if kept > accepted:
+                yield last
+
     def _deep(self, x_BD: Tensor) -> Tensor:
         """A step that drafted less than others is filled up to the common depth."""
         missing = self.depth - x_BD.shape[1]
-        return torch.nn.functional.pad(x_BD, (0, missing)) if missing else x_BD.clone()
+        if missing:
+            return torch.nn.functional.pad(x_BD, (0, missing))
+        return x_BD.clone() if self.replayed else x_BD
 
     def __len__(self) -> int:
         return len(self._kept)

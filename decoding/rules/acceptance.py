@@ -12,6 +12,7 @@ baseline.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -66,7 +67,7 @@ def accept_chain(logits_BNV: Tensor, proposal: Proposal, warper: Warper, uniform
     p_BNV, q_BKV = warper(logits_BNV), chain_q(proposal)
     coins_BN = proposal.take_coins(uniforms)
     kept_BK = chain_ratio_test(p_BNV, q_BKV, proposal, coins_BN)
-    accepted_B = kept_BK.long().cumprod(1).sum(1)
+    accepted_B = kept_BK.cumprod(1, dtype=torch.long).sum(1)
     extra_B = draw(residual(p_BNV, q_BKV, accepted_B), coins_BN[:, 0])
     overlap_BK = torch.minimum(p_BNV[:, :-1], q_BKV).sum(-1)
     return chain_outcome(accepted_B, extra_B, overlap_BK, proposal.present_BN)
@@ -164,11 +165,10 @@ def chain_q(proposal: Proposal) -> Tensor:
 
 def chain_ratio_test(p_BNV: Tensor, q_BKV: Tensor, proposal: Proposal, coins_BN: Tensor) -> Tensor:
     """u q(x) < p(x) for every drafted token, with one fresh coin per node. bool [B, K]."""
-    drafted_BK = proposal.tokens_BN[:, 1:]
-    p_BK = p_BNV[:, :-1].gather(-1, drafted_BK[..., None]).squeeze(-1)
-    q_BK = q_BKV.gather(-1, drafted_BK[..., None]).squeeze(-1)
-    # no division, and strict: a token with p = 0 is never kept
-    kept_BK = coins_BN[:, 1:] * q_BK < p_BK
+    drafted_BK1 = proposal.tokens_BN[:, 1:, None]
+    # no division, and strict: a token with p = 0 is never kept; the last node's p speaks of no drafted token
+    kept_BK1 = coins_BN[:, 1:, None] * q_BKV.gather(2, drafted_BK1) < p_BNV.gather(2, drafted_BK1)
+    kept_BK = kept_BK1[..., 0]
     return kept_BK if proposal.present_BN is None else kept_BK & proposal.present_BN[:, 1:]
 
 
@@ -192,6 +192,8 @@ def left_over(p_BV: Tensor, q_BV: Tensor) -> Tensor:
 
 def row_of(x_BNV: Tensor, node_B: Tensor) -> Tensor:
     """The entries of one node of each row, [B, V]."""
+    if len(x_BNV) == 1:  # the same by fewer operations
+        return x_BNV[0].index_select(0, node_B)
     return x_BNV.gather(1, node_B[:, None, None].expand(-1, 1, x_BNV.shape[-1])).squeeze(1)
 
 
@@ -199,14 +201,19 @@ def chain_outcome(
     accepted_B: Tensor, extra_B: Tensor, alpha_hat_BK: Tensor, present_BN: Tensor | None = None
 ) -> Outcome:
     """An outcome on a chain, where the node of depth d is d."""
-    K = alpha_hat_BK.shape[1]
-    depth_K = torch.arange(K, device=accepted_B.device)
-    kept_BK = depth_K < accepted_B[:, None]
-    path_BK = torch.where(kept_BK, depth_K + 1, -1)
-    tested_BK = depth_K <= accepted_B[:, None]
+    path_XK, tested_XK = _chain_tables(alpha_hat_BK.shape[1], accepted_B.device)
+    tested_BK = tested_XK.index_select(0, accepted_B)
     if present_BN is not None:
         tested_BK = tested_BK & present_BN[:, 1:]
-    return Outcome(accepted_B, path_BK, extra_B, tested_BK, alpha_hat_BK)
+    return Outcome(accepted_B, path_XK.index_select(0, accepted_B), extra_B, tested_BK, alpha_hat_BK)
+
+
+@cache
+def _chain_tables(depth: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Node kept and whether a candidate was tested, at each depth of a chain by how many were accepted: [K + 1, K]."""
+    depth_K = torch.arange(depth, device=device)
+    count_X1 = torch.arange(depth + 1, device=device)[:, None]
+    return torch.where(depth_K < count_X1, depth_K + 1, -1), depth_K <= count_X1
 
 
 def stack_depths(per_depth: list[Tensor], like_B: Tensor) -> Tensor:
@@ -347,7 +354,7 @@ def _walk_chain(wanted_BN: Tensor, proposal: Proposal, p_BNV: Tensor | None) -> 
     hit_BK = drafted_BK == wanted_BN[:, :-1]
     if proposal.present_BN is not None:
         hit_BK = hit_BK & proposal.present_BN[:, 1:]
-    accepted_B = hit_BK.long().cumprod(1).sum(1)
+    accepted_B = hit_BK.cumprod(1, dtype=torch.long).sum(1)
     extra_B = wanted_BN.gather(1, accepted_B[:, None]).squeeze(1)
     if p_BNV is None:
         alpha_BK = hit_BK.float()

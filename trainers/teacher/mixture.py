@@ -71,12 +71,12 @@ def write(
             token_B = draw(warper(logits_BV), random_BK[:, 0])
         running_B = ~rows.done_B
         rows.lengths_B += running_B
-        rows.emit(token_B[:, None], one_B, torch.zeros_like(token_B)[:, None])
+        rows.emit(token_B[:, None], one_B * running_B)
         rows.last_B.copy_(torch.where(running_B, token_B, rows.last_B))
         # only where looking is free
         if device.type == "cpu" and bool(rows.done_B.all()):
             break
-    return rows.answers()[0]
+    return rows.answers()
 
 
 def _prefilled(model: Backbone, prompts: Sequence[Sequence[int]], room: int) -> KVCache:
