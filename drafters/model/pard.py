@@ -1,0 +1,127 @@
+"""PARD: a small causal LM that drafts a chain in one pass, by mask tokens behind the text.
+
+An et al. 2025 (arXiv 2504.18583). The model reads the new true tokens and K - 1 times a mask token; the
+last K outputs are the drafts. Masks stand for tokens that nobody has chosen yet, so a draft does not see
+the others: the k-th token comes from a distribution that is fixed before any is drawn, a chain with `IID`.
+The KV cache keeps true tokens alone. It reads no states of the target: one draft serves every target of its
+tokenizer. Read next: `draft_model.py`, which drafts token by token; `trainers/student/masked_chains.py`, the
+same passes over a known text.
+
+Shapes: B rows, K drafted tokens, V target vocabulary, W tokens fed at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...decoding.proposal import DraftSampling, Proposal
+from ...decoding.random import Uniforms
+from ...decoding.sampling import Warper, draw
+from ...decoding.target.backbone import Backbone, check_token_ids
+from ...decoding.tree.tree import chain
+from ...errors import RequestError
+from ..temperatures import at_depth
+from .draft_model import DraftModel, Policy, fit_vocabulary
+
+
+class Pard(DraftModel):
+    """Drafts `draft_length` tokens in one pass."""
+
+    family = "pard"
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        vocabulary: int,
+        *,
+        mask: int,
+        draft_length: int = 4,
+        policy: Policy = "sample",
+        factors: Sequence[float] = (),
+    ) -> None:
+        """`mask`: the id that stands for tokens not chosen yet; the others as of `DraftModel`.
+
+        Raises:
+            RequestError: the model has no embedding for `mask`, or layers that fold the text into a state.
+        """
+        super().__init__(backbone, vocabulary, draft_length=draft_length, policy=policy, factors=factors)
+        check_token_ids(backbone, mask, "the mask of a PARD draft")
+        if backbone.is_recurrent:
+            raise RequestError(
+                f"{backbone.name} has recurrent layers, whose state would keep the masks of a PARD draft; "
+                "take a draft model whose layers all attend"
+            )
+        self.mask = mask
+
+    @property
+    def draft_steps(self) -> int:
+        """Forward passes per target call."""
+        return 1
+
+    @property
+    def _longest_gap(self) -> int:
+        """Most tokens that the KV cache lacks: all that a step emits, as masks stood in their places."""
+        return self.draft_length + 1
+
+    def reset(self, prompts: Sequence[Sequence[int]], room: int, *, static: bool = False) -> None:
+        """Start new rows. `room`: tokens that may follow the longest prompt."""
+        # in a row shorter than a gap, masks run on to the width of the pass
+        super().reset(prompts, room + self.draft_length, static=static)
+
+    def draft(
+        self, last_B: Tensor, warper: Warper, uniforms: Uniforms, *, length: int, wanted_B: Tensor | None = None
+    ) -> Proposal:
+        """A chain of `length` tokens, of which row b has only the first `wanted_B[b]`."""
+        sampled = not warper.greedy and self.policy == "sample"
+        self._history.write_last(last_B)
+        logits_BKV = self._slots(length)
+        self._drafted = 1  # of what the pass has written, the tokens up to the root are true
+        common: dict[str, Any] = {"coins": self.nodes}
+        if wanted_B is not None:
+            common["present_BN"] = torch.arange(length + 1, device=last_B.device) <= wanted_B[:, None]
+        if not sampled:
+            tokens_BN = torch.cat((last_B[:, None], logits_BKV.argmax(-1)), 1)
+            return Proposal(tokens_BN, chain(length), DraftSampling.POINT_MASS, **common)
+        # always as many numbers: a row's stream must not depend on how far the others draft
+        random_BK = uniforms.take(self.draft_length)[:, :length]
+        q_BKV = torch.stack(
+            [at_depth(warper, self.factors, k)(logits_BV) for k, logits_BV in enumerate(logits_BKV.unbind(1))], 1
+        )
+        tokens_BN = torch.cat((last_B[:, None], draw(q_BKV, random_BK)), 1)
+        leaf_B1V = torch.zeros_like(q_BKV[:, :1])  # its row is never read
+        return Proposal(tokens_BN, chain(length), DraftSampling.IID, torch.cat((q_BKV, leaf_B1V), 1), **common)
+
+    def _slots(self, length: int) -> Tensor:
+        """Logits [B, K, V] of the drafts: one pass over what the KV cache lacks, then masks."""
+        lengths_B = self._history.lengths_B
+        gap = self._longest_gap if self._kv_cache.static else 1 + int((lengths_B - self._known_B).max())
+        # rows that lack fewer tokens feed some again, which writes the same values; a row too short for
+        # that begins at its start, with more masks behind its drafts, which these do not see
+        start_B = (lengths_B + 1 - gap).clamp_min(0)
+        slots_BW = start_B[:, None] + torch.arange(gap + length - 1, device=start_B.device)
+        last_slot = self._history.tokens_BL.shape[1] - 1
+        tokens_BW = self._history.tokens_BL.gather(1, slots_BW.clamp_max(last_slot))
+        tokens_BW = torch.where(slots_BW <= lengths_B[:, None], tokens_BW, self.mask)
+        # by a clamped start drafts stand earlier than in the last places
+        keep = length if gap <= self._shortest + 1 else 0
+        logits_BXV = self.backbone.forward(tokens_BW, start_B, chain(gap + length - 2), self._kv_cache, keep=keep)
+        if not keep:
+            at_BK = (lengths_B - start_B)[:, None] + torch.arange(length, device=start_B.device)
+            logits_BXV = logits_BXV.gather(1, at_BK[..., None].expand(-1, -1, logits_BXV.shape[-1]))
+        return without_mask(fit_slots(logits_BXV, self.vocabulary), self.mask)
+
+
+def fit_slots(logits_BKV: Tensor, vocabulary: int) -> Tensor:
+    """`fit_vocabulary` of every slot."""
+    return fit_vocabulary(logits_BKV.flatten(0, 1), vocabulary).view(*logits_BKV.shape[:2], vocabulary)
+
+
+def without_mask(logits: Tensor, mask: int) -> Tensor:
+    """Logits [..., V] under which the mask is never drafted: what is made of them is renormalised over the others."""
+    if mask >= logits.shape[-1]:
+        return logits  # a row of its own behind the target's tokens, cut already
+    return logits.index_fill(-1, torch.tensor([mask], device=logits.device), -torch.inf)
