@@ -30,7 +30,12 @@ _NAME = re.compile(r"\w[\w.+-]*")  # of a folder beside the config: no path
 
 
 def save_draft_model(
-    module: nn.Module, folder: Path, target: Backbone, *, settings: dict[str, Any] | None = None
+    module: nn.Module,
+    folder: Path,
+    target: Backbone,
+    *,
+    settings: dict[str, Any] | None = None,
+    family: str = "draft_model",
 ) -> None:
     """Write weights (fp32), config with the target's identity, tokenizer and card.
 
@@ -44,7 +49,7 @@ def save_draft_model(
     target.tokenizer.save_pretrained(folder)
     path = folder / "config.json"
     config = json.loads(path.read_text())
-    entry = {"format": DRAFTER.number, "family": "draft_model", "target": identity.to_dict()}
+    entry = {"format": DRAFTER.number, "family": family, "target": identity.to_dict()}
     config[ENTRY] = entry | ({"settings": settings} if settings else {})
     path.write_text(json.dumps(config, indent=2) + "\n")
     (folder / "README.md").write_text(_card(module, identity), encoding="utf-8")

@@ -8,7 +8,7 @@ from typing import Any
 
 from draftsmith.data.config import DataConfig
 from draftsmith.launch.recipe.model import Recipe
-from draftsmith.trainers import bpd, distill, eagle, eagle3, hydra, medusa, medusa2
+from draftsmith.trainers import bpd, distill, eagle, eagle3, hydra, medusa, medusa2, pard
 from draftsmith.trainers.block import dflash, dspark, peagle
 from draftsmith.trainers.methods import METHODS
 from draftsmith.trainers.teacher.tuned import TunedTarget
@@ -25,6 +25,7 @@ OBJECTIVES: dict[str, Any] = {
     "dflash": dflash.DFlashObjective,
     "dspark": dspark.DSparkObjective,
     "peagle": peagle.PeagleObjective,
+    "pard": pard.PardObjective,
 }
 MODULES: dict[str, Any] = {name: method.code() for name, method in METHODS.items()}
 
@@ -71,7 +72,8 @@ def objective_of(
     is_tuned = isinstance(frozen, TunedTarget)
     plain = frozen.model if is_tuned else frozen
     module.check_target(recipe, plain)
-    given = {"eagle3": {"ids": ids}, "peagle": {"ids": ids}, "distill": {"tokenizer": tokenizer}}.get(
+    with_tokens = {"tokenizer": tokenizer}
+    given = {"eagle3": {"ids": ids}, "peagle": {"ids": ids}, "distill": with_tokens, "pard": with_tokens}.get(
         recipe.method, {}
     )
     made = module.student(recipe, plain, **given)

@@ -216,6 +216,20 @@ class PeagleConfig(Section):
     """Hidden states that are fused (0: the embedding); default: 2, half, and the third last."""
 
 
+class PardConfig(Section):
+    """How PARD drafts are trained: an ordinary draft model that drafts all its tokens in one pass."""
+
+    drafts: int = Field(8, ge=1, le=256)
+    """Drafts of a pass that are trained: as many as tokens will be drafted. 1 is an ordinary draft model."""
+    kept: float = Field(0.7, gt=0, le=1)
+    """Of the positions with a label, masks at depth d (from 1 on) train the share kept^d."""
+    kept_least: float = Field(0.2, ge=0, le=1)
+    """The least share that a depth trains."""
+    mask_token: int | None = Field(None, ge=0)
+    """The id that stands for tokens not chosen yet; empty: the first row of the draft's embedding that is no token of
+    the tokenizer, or one more row."""
+
+
 class BlockConfig(Section):
     """How block drafters are trained (`dflash`, `dspark`): every pass drafts a block of tokens at once."""
 

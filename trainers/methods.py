@@ -26,6 +26,7 @@ from .method_config import (
     LoraConfig,
     Medusa2Config,
     MedusaConfig,
+    PardConfig,
     PeagleConfig,
     RolloutsConfig,
     TuneConfig,
@@ -165,6 +166,11 @@ def _bpd_tunes(recipe: Sections) -> bool:
     return recipe.bpd.backbone == "tuned"
 
 
+def _masks_and_text(recipe: Sections) -> float:
+    config = recipe.pard
+    return float(1 + sum(max(config.kept**d, config.kept_least) for d in range(1, config.drafts)))
+
+
 def _slots_per_token(recipe: Sections) -> float:
     row = _sequence_length(recipe)
     return float(min(recipe.block.anchors, row) * recipe.block.size / row)
@@ -194,6 +200,16 @@ _ALL = (
         sections={"lora": LoraConfig, "rollouts": RolloutsConfig},
         reads=(*_WITH_TARGET, "model"),
         ignores=_DEEPER,
+    ),
+    Method(
+        name="pard",
+        summary="a draft for a target that drafts in one pass",
+        family="pard",
+        sections={"pard": PardConfig},
+        reads=(*_WITH_TARGET, "model"),
+        ignores=(*_DEEPER, *_NOT_MOVING),
+        positions=_masks_and_text,
+        passes=_masks_and_text,
     ),
     Method(
         name="boost",

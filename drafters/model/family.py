@@ -24,6 +24,7 @@ from .adaptive import AdaptiveDraft
 from .draft_model import DraftModel
 from .early_exit import EarlyExit, load_early_exit
 from .ensemble import Ensemble, join, join_adapters
+from .pard import Pard, mask_of
 from .quantised import Quantised, load_quantised
 
 if TYPE_CHECKING:
@@ -44,6 +45,21 @@ def load_draft_model(
     config = config or DrafterConfig()
     drafter = DraftModel(backbone, target.vocabulary, **_how(draft_length, config))
     take_up(drafter.module, folder, entry["settings"], config.adapter)
+    check_finite(drafter.module, folder)
+    return drafter
+
+
+def load_pard(folder: Path, target: Backbone, *, draft_length: int = 4, config: DrafterConfig | None = None) -> Pard:
+    """Load a draft model that drafts in one pass; errors as for `load_drafter`, or its mask has no id."""
+    read_entry(folder)["identity"].check_same(TargetIdentity.of(target), str(folder))
+    backbone = load_target(str(folder), device=str(target.device))
+    mask = mask_of(backbone.model)
+    if mask is None:
+        raise RequestError(
+            f"{folder / 'config.json'} has no pard_token; expected the id of the mask that a PARD draft is trained "
+            f"with: {REMEDY}"
+        )
+    drafter = Pard(backbone, target.vocabulary, mask=mask, **_how(draft_length, config or DrafterConfig()))
     check_finite(drafter.module, folder)
     return drafter
 
@@ -90,7 +106,7 @@ def load_chain_draft(
     if is_drafter(folder) and kind_of(read_entry(folder)["family"]) == "several models":
         raise RequestError(f"member {folder} is an ensemble itself; expected draft models, whose chains can be merged")
     draft = load_drafter(folder, target, draft_length=draft_length, config=config)
-    if not isinstance(draft, DraftModel):
+    if not isinstance(draft, DraftModel) or isinstance(draft, Pard):
         raise RequestError(
             f"member {folder} is a drafter of family {read_entry(folder)['family']!r}; expected "
             "draft models, whose chains can be merged"
@@ -117,6 +133,13 @@ def draft_by_model(module: nn.Module, target: Backbone, draft_length: int) -> Dr
     """A causal LM in training as the draft."""
     draft = Backbone(cast("PreTrainedModel", module), name="draft")
     return DraftModel(draft, target.vocabulary, draft_length=draft_length)
+
+
+def draft_by_pard(module: nn.Module, target: Backbone, draft_length: int) -> Pard:
+    """A PARD draft in training as the draft."""
+    draft, mask = Backbone(cast("PreTrainedModel", module), name="draft"), mask_of(module)
+    assert mask is not None  # its trainer has marked it
+    return Pard(draft, target.vocabulary, mask=mask, draft_length=draft_length)
 
 
 def draft_together(module: nn.Module, target: Backbone, draft_length: int) -> Ensemble:

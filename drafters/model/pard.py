@@ -27,6 +27,8 @@ from ...errors import RequestError
 from ..temperatures import at_depth
 from .draft_model import DraftModel, Policy, fit_vocabulary
 
+SERVED_AS = "pard"
+
 
 class Pard(DraftModel):
     """Drafts `draft_length` tokens in one pass."""
@@ -113,6 +115,17 @@ class Pard(DraftModel):
             at_BK = (lengths_B - start_B)[:, None] + torch.arange(length, device=start_B.device)
             logits_BXV = logits_BXV.gather(1, at_BK[..., None].expand(-1, -1, logits_BXV.shape[-1]))
         return without_mask(fit_slots(logits_BXV, self.vocabulary), self.mask)
+
+
+def mark(model: Any, mask: int) -> None:
+    """Write the mask's id into a model's config, by the names that serving engines read."""
+    model.config.pard_token, model.config.spd_type = mask, SERVED_AS
+
+
+def mask_of(model: Any) -> int | None:
+    """The mask's id that `mark` has written; None for an ordinary model."""
+    mask = getattr(model.config, "pard_token", None)
+    return mask if type(mask) is int and mask >= 0 else None
 
 
 def fit_slots(logits_BKV: Tensor, vocabulary: int) -> Tensor:

@@ -28,6 +28,7 @@ from ...drafters.lookup.rest import Rest
 from ...drafters.model.adaptive import AdaptiveDraft
 from ...drafters.model.draft_model import DraftModel
 from ...drafters.model.ensemble import join
+from ...drafters.model.pard import Pard
 from ...drafters.suffix.hybrid import beside
 from ...drafters.suffix.proposer import SuffixDecoding
 from ...drafters.vocabulary.foreign_draft import ForeignDraft, IntersectionDraft, RetokenisedDraft
@@ -49,6 +50,11 @@ _THREE = Tree((-1, 0, 0, 0, 2, 2, 2))
 
 def _draft(kind: type[DraftModel], drafts: Sequence[TableModel], **settings: Any) -> Proposer:
     return kind(drafts[0].as_backbone(), drafts[0].vocabulary, **settings)
+
+
+def _pard(drafts: Sequence[TableModel], **settings: Any) -> Proposer:
+    """The last token of the table is the mask: the target may say it, and it is never drafted."""
+    return Pard(drafts[0].as_backbone(), drafts[0].vocabulary, mask=drafts[0].vocabulary - 1, **settings)
 
 
 def _ensemble(drafts: Sequence[TableModel], **settings: Any) -> Proposer:
@@ -112,6 +118,9 @@ TOYS: dict[str, ToyKind] = {
     "draft-model argmax": _of_drafts(partial(_draft, DraftModel, draft_length=2, policy="argmax")),
     "draft-model tempered": _of_drafts(partial(_draft, DraftModel, draft_length=2, factors=_FACTORS)),
     "draft-model, four deep": _of_drafts(partial(_draft, DraftModel, draft_length=4), length=6),
+    "pard": _of_drafts(partial(_pard, draft_length=2)),
+    "pard argmax": _of_drafts(partial(_pard, draft_length=2, policy="argmax")),
+    "pard tempered": _of_drafts(partial(_pard, draft_length=2, factors=_FACTORS)),
     "intersection": _of_drafts(partial(_foreign, IntersectionDraft)),
     "intersection argmax": _of_drafts(partial(_foreign, IntersectionDraft, policy="argmax")),
     "intersection tempered": _of_drafts(partial(_foreign, IntersectionDraft, factors=_FACTORS)),

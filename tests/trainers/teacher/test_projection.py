@@ -225,6 +225,7 @@ RUNS = [
     "dflash",
     "dspark",
     "peagle",
+    "pard",
 ]
 
 

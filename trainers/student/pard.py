@@ -1,0 +1,90 @@
+"""The loss of a PARD draft: every kept mask, and every token of the text, against the target's distribution.
+
+An et al. 2025 (arXiv 2504.18583). A mask at depth i in the place of token t is compared with what the target
+says behind token t, as the text's own token is: the target's distributions are made once for every place. All
+count alike, and those of a row add up to its labels, so a row's loss is a mean times the number of labels that
+the loop divides by. With one draft it is the loss of an ordinary draft. Read next: `masked_chains.py`, which
+masks there are; `distillation.py`, drafts that go token by token.
+
+Shapes: R rows, S tokens of a row, M masks of a row, P comparisons, H hidden size.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ...drafters.projection import Projection, Shaping
+from ..block.student import BlockLoss
+from ..config import ObjectiveConfig
+from ..eagle_common import in_text_order, told_by_row
+from ..loop.objective import Batch
+from ..losses.chunked import ChunkedLoss, SharedTeacher
+from ..losses.mix import Mix
+from .draft import rows_of
+from .masked_chains import Chains, chain_states
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class PardTeacher(NamedTuple):
+    """What the frozen target provides for a batch, and the masks of the step."""
+
+    hidden_RSH: Tensor
+    """The last hidden states, which its output projection reads."""
+    projection: Projection
+    chains: Chains
+
+
+class PardStudent(nn.Module):
+    """The draft over text and masks, and its loss, in chunks over positions."""
+
+    def __init__(
+        self, draft: PreTrainedModel, target: PreTrainedModel, objective: ObjectiveConfig, *, drafts: int, mask_id: int
+    ) -> None:
+        """`drafts`: K, the most that it drafts; `mask_id`: the id that stands for tokens not chosen yet."""
+        super().__init__()
+        self.draft, self._mask_id, self._drafts = draft, mask_id, drafts
+        rows = min(rows_of(draft), rows_of(target))
+        head: Any = draft.get_output_embeddings()
+        loss = BlockLoss(Mix.of(objective), drafts)
+        self.head = ChunkedLoss(head, loss, chunk=objective.chunk, rows=rows, shaping=Shaping.of(draft))
+        self.train()  # a loaded draft comes without dropout
+
+    def forward(self, batch: Batch, teacher: PardTeacher) -> tuple[Tensor, dict[str, Tensor]]:
+        chains = teacher.chains
+        text_RSH, masks_RMH = chain_states(self.draft, batch, chains, self._mask_id)
+        at_P, label_P2, row_P = compared(batch, chains)
+        guess_PH = torch.cat((text_RSH[:, :-1][batch["loss_mask"][:, 1:]], masks_RMH[chains.real_RM]))
+        share_P = None if self._drafts == 1 else row_means(row_P, batch)
+        at_P, guess_PH, label_P2, share_P = in_text_order(at_P, guess_PH, label_P2, share_P)
+        states_NH = teacher.hidden_RSH.flatten(0, 1)
+        given = SharedTeacher.of(states_NH, teacher.projection, at_P) if len(at_P) else None
+        told_P = told_by_row(at_P, label_P2[:, 1], batch)
+        loss, terms = self.head(guess_PH, label_P2, given, share_P, told_P=told_P)
+        return loss, terms | {"loss": loss.detach()} if terms else {}
+
+
+def compared(batch: Batch, chains: Chains) -> tuple[Tensor, Tensor, Tensor]:
+    """Of every comparison: the target's state that speaks of it, label and depth, and its row.
+
+    Returns:
+        int64 [P], numbers of states counted through rows; int64 [P, 2]; int64 [P]. The text's tokens come first.
+    """
+    S = batch["input_ids"].shape[1]
+    row_X, before_X = batch["loss_mask"][:, 1:].nonzero(as_tuple=True)
+    row_Y, _ = chains.real_RM.nonzero(as_tuple=True)
+    row_P = torch.cat((row_X, row_Y))
+    place_P = torch.cat((before_X, chains.place_RM[chains.real_RM]))
+    depth_P = torch.cat((torch.zeros_like(row_X), chains.depth_RM[chains.real_RM]))
+    return row_P * S + place_P, torch.stack((batch["input_ids"][row_P, place_P + 1], depth_P), 1), row_P
+
+
+def row_means(row_P: Tensor, batch: Batch) -> Tensor:
+    """What each comparison counts, fp32 [P]: alike in a row, and together as much as it has labels."""
+    labels_R = batch["loss_mask"][:, 1:].sum(1)
+    count_R = torch.bincount(row_P, minlength=len(labels_R))
+    return (labels_R / count_R.clamp_min(1))[row_P]
