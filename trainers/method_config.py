@@ -226,8 +226,8 @@ class PardConfig(Section):
     kept_least: float = Field(0.2, ge=0, le=1)
     """The least share that a depth trains."""
     mask_token: int | None = Field(None, ge=0)
-    """The id that stands for tokens not chosen yet; empty: the first row of the draft's embedding that is no token of
-    the tokenizer, or one more row."""
+    """The id that stands for tokens not chosen yet, which no text may have; empty: the first row of the draft's
+    embedding that is no token of the tokenizer, else the padding token, else one more row, which vLLM refuses."""
 
 
 class BlockConfig(Section):

@@ -75,7 +75,7 @@ def student(
 
 
 def _mask(draft: Any, asked: int | None, tokenizer: PreTrainedTokenizerBase | None) -> int:
-    """The mask's id: the one that is asked for, the draft's own, one that no token has, or that of one more row."""
+    """The mask's id: the one that is asked for, the draft's own, a row that is no token's, padding, or one more row."""
     if asked is not None:
         check_token_ids(Backbone(draft, name="the draft"), asked, "pard.mask_token")
         return asked
@@ -83,11 +83,13 @@ def _mask(draft: Any, asked: int | None, tokenizer: PreTrainedTokenizerBase | No
     if own is not None:
         return own
     rows = int(draft.get_input_embeddings().weight.shape[0])
-    tokens = rows if tokenizer is None else len(tokenizer)
-    if tokens >= rows:
-        draft.resize_token_embeddings(rows + 1, mean_resizing=False)
-        return rows
-    return tokens
+    if tokenizer is not None and len(tokenizer) < rows:
+        return len(tokenizer)
+    pad = None if tokenizer is None else tokenizer.pad_token_id
+    if pad is not None and pad != tokenizer.eos_token_id:
+        return int(pad)  # no text has it
+    draft.resize_token_embeddings(rows + 1, mean_resizing=False)
+    return rows
 
 
 class PardObjective:

@@ -38,6 +38,7 @@ RUNS: dict[str, tuple[str, dict[str, object]]] = {
     "dflash": ("dflash-tiny", {"drafter.temperature_factors": "[]"}),  # engines draft at the request's temperature
     "dflash-mask": ("dflash-tiny", {"drafter.temperature_factors": "[]", "block.mask_token": "4095"}),
     "peagle": ("peagle-tiny", {"drafter.temperature_factors": "[]"}),
+    "pard": ("pard-tiny", {"drafter.temperature_factors": "[]"}),
     "medusa": ("medusa-tiny", {}),
     "medusa-shared": ("medusa-tiny", {"medusa.shared_head": "true"}),
     "medusa2": ("medusa2-tiny", {**TUNED, "tune.how": "full", "optimizer.lr": "1e-4"}),
@@ -70,6 +71,7 @@ CASES = (
     Case("DFlash", "dflash", engine_class="DFlashQwen3ForCausalLM", spare=_MASK),
     Case("DFlash, an id as its mask", "dflash-mask", engine_class="DFlashQwen3ForCausalLM", spare=_MASK),
     Case("P-EAGLE", "peagle", engine_class="Eagle3LlamaForCausalLM"),
+    Case("PARD", "pard", engine_class="Qwen3ForCausalLM"),
     Case("Medusa", "medusa", engine_class="Medusa"),
     Case("Medusa, the target's projection", "medusa-shared", engine_class="Medusa"),
     Case("Medusa-2, own target", "medusa2", engine_class="Medusa"),

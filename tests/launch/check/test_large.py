@@ -65,7 +65,7 @@ def test_the_pre_flight_passes_without_the_weights(name: str, tmp_path: Path) ->
 
 
 # a draft model's are counted below
-DRAFTS = {"distill-8b", "distill-on-policy-8b", "prune-8b", "boost-8b"}
+DRAFTS = {"distill-8b", "distill-on-policy-8b", "prune-8b", "boost-8b", "pard-8b"}
 
 
 @pytest.mark.parametrize("name", sorted(set(LARGE) - DRAFTS))

@@ -19,7 +19,15 @@ from small_run import assert_same_weights
         *("medusa-tiny", "eagle3-tiny", "dspark-tiny"),
         *(
             pytest.param(name, marks=pytest.mark.slow)
-            for name in ("bpd-tiny", "hydra-tiny", "hydra-plus-tiny", "eagle-tiny", "dflash-tiny", "peagle-tiny")
+            for name in (
+                "bpd-tiny",
+                "hydra-tiny",
+                "hydra-plus-tiny",
+                "eagle-tiny",
+                "dflash-tiny",
+                "peagle-tiny",
+                "pard-tiny",
+            )
         ),
     ],
 )
@@ -53,7 +61,15 @@ def test_an_eagle_decodes_on_trees(tree: str, tmp_path: Path) -> None:
         "eagle-tiny",
         *(
             pytest.param(name, marks=pytest.mark.slow)
-            for name in ("hydra-plus-tiny", "bpd-tiny", "bpd-tuned-tiny", "dflash-tiny", "dspark-tiny", "peagle-tiny")
+            for name in (
+                "hydra-plus-tiny",
+                "bpd-tiny",
+                "bpd-tuned-tiny",
+                "dflash-tiny",
+                "dspark-tiny",
+                "peagle-tiny",
+                "pard-tiny",
+            )
         ),
     ],
 )
@@ -78,7 +94,7 @@ def test_a_run_that_was_cut_ends_with_the_same_bits(recipe: str, tmp_path: Path)
         "eagle3-tiny",
         "dflash-tiny",
         "dspark-tiny",
-        pytest.param("peagle-tiny", marks=pytest.mark.slow),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("peagle-tiny", "pard-tiny")),
     ],
 )
 def test_the_pre_flight_knows_what_is_trained(recipe: str, tmp_path: Path, capfd) -> None:
