@@ -75,7 +75,7 @@ def student(
 
 
 def _mask(draft: Any, asked: int | None, tokenizer: PreTrainedTokenizerBase | None) -> int:
-    """The mask's id: the one that is asked for, the draft's own, a row that is no token's, padding, or one more row."""
+    """The mask's id: as asked for, the draft's own, a row that is no token's, padding, or one more row."""
     if asked is not None:
         check_token_ids(Backbone(draft, name="the draft"), asked, "pard.mask_token")
         return asked
