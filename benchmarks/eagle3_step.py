@@ -172,9 +172,9 @@ def sizes_of(shape: Shape) -> Eagle3Shape:
 
 def theirs(shape: Shape, given: Given) -> Side:
     """SpecForge's network and training-time test, with the weights that ours has at the start."""
-    from specforge.algorithms.eagle3 import model as algorithm  # type: ignore[import-not-found]
-    from specforge.core import loss as losses  # type: ignore[import-not-found]
-    from specforge.modeling.draft.llama3_eagle import LlamaForCausalLMEagle3  # type: ignore[import-not-found]
+    from specforge.algorithms.eagle3 import model as algorithm
+    from specforge.core import loss as losses
+    from specforge.modeling.draft.llama3_eagle import LlamaForCausalLMEagle3
     from transformers import LlamaConfig
 
     class Plain:

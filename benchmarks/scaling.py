@@ -40,6 +40,7 @@ from draftsmith.decoding.target.loading import load_target
 from draftsmith.eval.measure.metrics import ratio
 from draftsmith.launch.recipe.load import load_recipe
 from safetensors.torch import load_file
+from torch.multiprocessing.spawn import spawn
 
 CONFIGS = Path(draftsmith.__file__).parent / "launch" / "configs"
 WARM = 2
@@ -151,7 +152,7 @@ def bandwidth(size: int, *, rounds: int = 10) -> float:
     with tempfile.TemporaryDirectory() as place:
         answer = Path(place) / "seconds"
         given = (2, f"file://{place}/meeting", size, rounds, str(answer))
-        torch.multiprocessing.spawn(_add_up, args=given, nprocs=2)
+        spawn(_add_up, args=given, nprocs=2)
         seconds = float(answer.read_text())
     return size / seconds  # of two processes each sends 2 (2 - 1) / 2 of the bytes
 

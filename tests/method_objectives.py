@@ -8,8 +8,8 @@ from typing import Any
 
 from draftsmith.data.config import DataConfig
 from draftsmith.launch.recipe.model import Recipe
-from draftsmith.trainers import bpd, distill, eagle, eagle3, hydra, medusa, medusa2, pard
-from draftsmith.trainers.block import dflash, dspark, peagle
+from draftsmith.trainers import bpd, distill, eagle, eagle3, hydra, medusa, medusa2
+from draftsmith.trainers.block import dflash, dspark, pard, peagle
 from draftsmith.trainers.methods import METHODS
 from draftsmith.trainers.teacher.tuned import TunedTarget
 from torch import nn

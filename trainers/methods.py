@@ -205,6 +205,7 @@ _ALL = (
         name="pard",
         summary="a draft for a target that drafts in one pass",
         family="pard",
+        module=".block.pard",
         sections={"pard": PardConfig},
         reads=(*_WITH_TARGET, "model"),
         ignores=(*_DEEPER, *_NOT_MOVING),

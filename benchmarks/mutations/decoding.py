@@ -160,17 +160,17 @@ MUTATIONS = (
         "D09a",
         "decoding/rows.py",
         "one token too many behind an EOS inside an accepted block",
-        "        kept_BE = fits_BE & (ends_BE.cumsum(1) <= ends_BE)\n",
-        "        before_BE = ends_BE.cumsum(1) - ends_BE.long()\n"
-        "        kept_BE = fits_BE & (torch.nn.functional.pad(before_BE, (1, 0))[:, :-1] == 0)\n",
+        "            kept_BE &= ends_BE.cumsum(1) <= ends_BE\n",
+        "            before_BE = ends_BE.cumsum(1) - ends_BE.long()\n"
+        "            kept_BE &= torch.nn.functional.pad(before_BE, (1, 0))[:, :-1] == 0\n",
         (ENGINE + "test_nothing_after_eos_and_never_too_long",),
     ),
     Mutation(
         "D09b",
         "decoding/rows.py",
         "only the first of several EOS ids ends a row",
-        "        ends_BE = (tokens_BE[..., None] == self._eos_Z).any(-1) & fits_BE\n",
-        "        ends_BE = (tokens_BE[..., None] == self._eos_Z[:1]).any(-1) & fits_BE\n",
+        "            ends_BE = (tokens_BE[..., None] == self._eos_Z).any(-1) & kept_BE\n",
+        "            ends_BE = (tokens_BE[..., None] == self._eos_Z[:1]).any(-1) & kept_BE\n",
         ("tests/drafters/lookup/test_lookups.py::test_nothing_after_eos_and_never_too_long",),
     ),
     Mutation(
@@ -253,10 +253,10 @@ MUTATIONS = (
     ),
     Mutation(
         "I5",
-        "decoding/engine.py",
+        "decoding/steps.py",
         "the last token of every step is called a bonus, never a correction",
-        "    last_B1 = torch.where(rejected_B1, _CORRECTION, _BONUS)\n",
-        "    last_B1 = torch.full_like(accepted_B1, _BONUS)\n",
+        "        last_TB = np.where(tested_TB > accepted_TB, CORRECTION, BONUS)\n",
+        "        last_TB = np.full(accepted_TB.shape, BONUS)\n",
         (ENGINE + "test_the_last_token_of_a_step_is_a_bonus_or_a_correction",),
     ),
 )

@@ -270,3 +270,27 @@ def test_domains_of_rows_of_a_file(tmp_path: Path) -> None:
         ]
         assert len(parts) == 3
         assert sum(map(len, parts)) == len(set().union(*parts))
+
+
+@pytest.mark.slow
+def test_curves_from_recipes_to_tables(tmp_path: Path) -> None:
+    values = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
+    small = "--families EAGLE-1,DSpark --lengths 2,3 --limit 2 --max-new-tokens 12 --audit-tokens 500"
+    words = [*small.split(), "--audit-sequences", "10000", *values]
+    record = tmp_path / "record.json"
+    run("curves.py", "--out", str(tmp_path / "out"), "--json", str(record), *words)
+    made = read_record(record)
+    assert [row["family"] for row in made.rows] == ["EAGLE-1", "DSpark"] * 2
+    assert {row["verdict"] for row in made.rows} == {"lossless"}
+    assert all(row["seconds_3"] > 0 for row in made.rows)
+
+
+@pytest.mark.slow
+@pytest.mark.run
+def test_processes_from_launches_to_tables(tmp_path: Path) -> None:
+    values = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
+    record = tmp_path / "record.json"
+    run("scaling.py", "--rounds", "1", "--steps", "4", "--batch-rows", "4", "--json", str(record), *values)
+    made = read_record(record)
+    assert [row["setup"] for row in made.rows if row["kind"] == "measured"][-1] == "2 processes, target cut"
+    assert len([row for row in made.rows if row["kind"] == "model"]) == 4

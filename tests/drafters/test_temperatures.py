@@ -14,6 +14,7 @@ from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.config import DrafterConfig
 from draftsmith.drafters.model.ensemble import join, join_adapters
+from draftsmith.drafters.model.pard import Pard
 from draftsmith.drafters.temperatures import at_depth
 from draftsmith.errors import RequestError
 from draftsmith.eval.audit.toys import TOYS, Toy, toy_of
@@ -92,6 +93,7 @@ def test_the_audit_enumerates_tempered_drafters(target: Backbone) -> None:
         ),
         *(make_on_target(name, target, factors=FACTORS) for name in ("dflash", "dspark", "peagle")),
         make_on_target("dspark", target, factors=FACTORS, least=0.5),
+        Pard(make_drafter(target).backbone, target.vocabulary, mask=0, factors=FACTORS),
     ]
     names = {toy_of(each) for each in drafters}
     hybrids = {name for name in TEMPERED if name.startswith("suffix-hybrid")}  # beside one of the others

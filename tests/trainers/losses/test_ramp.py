@@ -169,7 +169,7 @@ def test_what_a_method_does_not_read_is_refused_by_name(name: str) -> None:
         ("medusa-tiny", "bpd.block", "9", "train with `bpd`"),
         ("medusa-tiny", "tune.how", "full", "train with `medusa2`"),
         ("bpd-tiny", "tune.rank", "9", "set bpd.backbone to tuned, or leave it out"),
-        ("eagle-tiny", "model.layers", "3", "train with `target` or `distill` or `boost`"),
+        ("eagle-tiny", "model.layers", "3", "train with `target` or `distill` or `pard` or `boost`"),
         ("target-tiny", "probe.every_steps", "5", "train with `distill`"),
         ("target-tiny", "features.source", "cache", "train with `distill`"),
     ],

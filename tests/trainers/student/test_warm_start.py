@@ -349,4 +349,4 @@ def test_every_method_says_whether_it_goes_on() -> None:
     recipe = load_recipe("distill-tiny").recipe
     assert {name for name, method in METHODS.items() if method.reads_value("model.start_from", recipe)} == methods
     tested = {method.__name__.rpartition(".")[2] for _, method, _ in BEHIND.values()}
-    assert methods - tested == {"target", "distill", "boost"}  # models of `transformers`
+    assert methods - tested == {"target", "distill", "pard", "boost"}  # models of `transformers`

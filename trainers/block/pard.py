@@ -1,9 +1,9 @@
 """Train a PARD draft: a small causal LM that drafts a chain in one pass, by mask tokens behind the text.
 
-An et al. 2025 (arXiv 2504.18583). A draft model as `distill` has it, from scratch, given or cut from the target, whose
-rows have masks behind some of their tokens (`student/masked_chains.py`). Order of the file, as in every trainer: what
-it requires and what is trained (its loss is `student/pard.py`), the teacher's side, the run. Read next:
-`distill.py`; `drafters/model/pard.py`, which decodes.
+An et al. 2025 (arXiv 2504.18583). A draft model as `distill` has it, from scratch, given or cut from the target,
+whose rows have masks behind some of their tokens (`../student/masked_chains.py`). Order of the file, as in every
+trainer: what it requires and what is trained (its loss is `../student/pard.py`), the teacher's side, the run. Read
+next: `../distill.py`; `drafters/model/pard.py`, which decodes.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ..data.rows.prepare import Prepared
-from ..decoding.target.backbone import Backbone, check_token_ids
-from ..decoding.target.recurrence.scan import is_recurrent
-from ..drafters.folder import save_draft_model
-from ..drafters.model.pard import mark, mask_of
-from ..drafters.projection import Projection
-from ..errors import RequestError
-from .config import FROM_TARGET
-from .loop.loop import Outcome
-from .loop.objective import Batch, check_start_context
-from .loop.sharding import standalone
-from .losses.terms import check_terms
-from .method_config import LoraConfig
-from .sections import MakeProbe, Run, Sections
-from .student.draft import cut_from_target, make_draft, whose
-from .student.masked_chains import drawn
-from .student.pard import PardStudent, PardTeacher
-from .teacher.features import FeatureSource, OnlineFeatures
-from .teacher.frozen import Save, check_teacher, freeze, run_for_target
+from ...data.rows.prepare import Prepared
+from ...decoding.target.backbone import Backbone, check_token_ids
+from ...decoding.target.recurrence.scan import is_recurrent
+from ...drafters.folder import save_draft_model
+from ...drafters.model.pard import mark, mask_of
+from ...drafters.projection import Projection
+from ...errors import RequestError
+from ..config import FROM_TARGET
+from ..loop.loop import Outcome
+from ..loop.objective import Batch, check_start_context
+from ..loop.sharding import standalone
+from ..losses.terms import check_terms
+from ..method_config import LoraConfig
+from ..sections import MakeProbe, Run, Sections
+from ..student.draft import cut_from_target, make_draft, whose
+from ..student.masked_chains import drawn
+from ..student.pard import PardStudent, PardTeacher
+from ..teacher.features import FeatureSource, OnlineFeatures
+from ..teacher.frozen import Save, check_teacher, freeze, run_for_target
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -83,11 +83,12 @@ def _mask(draft: Any, asked: int | None, tokenizer: PreTrainedTokenizerBase | No
     if own is not None:
         return own
     rows = int(draft.get_input_embeddings().weight.shape[0])
-    if tokenizer is not None and len(tokenizer) < rows:
-        return len(tokenizer)
-    pad = None if tokenizer is None else tokenizer.pad_token_id
-    if pad is not None and pad != tokenizer.eos_token_id:
-        return int(pad)  # no text has it
+    if tokenizer is not None:
+        if len(tokenizer) < rows:
+            return len(tokenizer)
+        pad: Any = tokenizer.pad_token_id
+        if pad not in (None, tokenizer.eos_token_id):
+            return int(pad)  # no text has it
     draft.resize_token_embeddings(rows + 1, mean_resizing=False)
     return rows
 
