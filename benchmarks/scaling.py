@@ -179,7 +179,8 @@ def assembled(speeds: dict[str, list[float]], sizes: dict[str, int], sent: float
     tokens = load_recipe(args.recipe, args.set).recipe.row_tokens
     whole, half = (float(np.median(speeds[name])) for name in ("1 process", "1 process, half of the rows"))
     seconds, half_seconds = rows * tokens / whole, rows // 2 * tokens / half
-    each = (seconds - half_seconds) / (rows - rows // 2)
+    # what does not grow with the rows is small here, and no less than nothing
+    each = min((seconds - half_seconds) / (rows - rows // 2), seconds / rows)
     here = Model(seconds - each * rows, each, sizes["gradients"], 0, sent)
     cut = Model(here.fixed, each, sizes["gradients"], sizes["gathered"], sent)
     named = Model(0.0, args.step_seconds, args.gradient_bytes, 0, args.link)
@@ -218,7 +219,11 @@ def assembled(speeds: dict[str, list[float]], sizes: dict[str, int], sent: float
                 where={"kind": "model"},
             ),
         },
-        notes=[f"`stops`: the number of processes beyond which twice as many are less than {GAIN:g} times as fast."],
+        notes=[
+            f"`stops`: the number of processes beyond which twice as many are less than {GAIN:g} times as fast.",
+            "The model gives every process a machine of its own. Processes that share a machine's memory and caches are "
+            "slower than it says: that is the difference from what was measured.",
+        ],
     )
 
 
