@@ -221,8 +221,8 @@ def assembled(speeds: dict[str, list[float]], sizes: dict[str, int], sent: float
         },
         notes=[
             f"`stops`: the number of processes beyond which twice as many are less than {GAIN:g} times as fast.",
-            "The model gives every process a machine of its own. Processes that share a machine's memory and caches are "
-            "slower than it says: that is the difference from what was measured.",
+            "The model gives every process a machine of its own. Processes that share a machine's memory and caches "
+            "are slower than it says: that is the difference from what was measured.",
         ],
     )
 
