@@ -116,6 +116,7 @@ FAMILIES = [
     Family("PARD", "pard-tiny", chain_alone()),
     Family("P-EAGLE", "peagle-tiny", chain_alone()),
     Family("DFlash", "dflash-tiny", chain_alone()),
+    Family("DFlash 2", "dflash2-tiny", chain_alone()),
     Family("DSpark", "dspark-tiny", chain_alone()),
 ]
 

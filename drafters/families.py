@@ -177,6 +177,10 @@ def _dspark_toy(drafter: Any) -> str:
     return f"dspark{' cut' * bool(drafter.least)}{_drawn(drafter)}"
 
 
+def _dflash2_toy(drafter: Any) -> str:
+    return "dflash2 tree" if drafter.kind == "dynamic" else f"dflash2{_drawn(drafter)}"
+
+
 def _drafts_of_a_block(settings: Mapping[str, Any]) -> int:
     return int(settings["size"]) - (settings["layout"] == "fill-in")
 
@@ -391,6 +395,24 @@ _ALL = (
         options=frozenset({"temperature_factors", "confidence", *_BLOCK_TREE}),
         toy=_dspark_toy,
         exports={"vllm": Form("dspark", ".block.serving:dspark")},
+        most_tokens=_drafts_of_a_block,
+        whole_blocks=lambda settings: not settings["causal"],
+        grids=BY_MODEL,
+        samples=True,
+    ),
+    Family(
+        name="dflash2",
+        title="dflash2",
+        kind="on target",
+        summary="a block of drafts in one pass, each chosen among its slot's likeliest by the token in front of it",
+        page="dflash.md",
+        build=".block.selected:DFlash2Net.from_settings",
+        load=".block.family:load_block_folder",
+        proposer=".block.family:draft_by_block",
+        hidden_states=lambda settings: len(settings["layers"]) + 1,
+        options=frozenset({"temperature_factors", *_BLOCK_TREE}),
+        toy=_dflash2_toy,
+        exports={"vllm": Form("dflash2", ".block.serving:dflash2")},
         most_tokens=_drafts_of_a_block,
         whole_blocks=lambda settings: not settings["causal"],
         grids=BY_MODEL,

@@ -25,6 +25,10 @@ RECIPES = {
     "eagle3": "eagle3: {passes: 3, vocabulary: 512}\nobjective: {chunk: 64}\n",
     "peagle": "peagle: {depths: 3, decoder_layers: 2, vocabulary: 512}\nobjective: {chunk: 64}\n",
     "dflash": "block: {size: 4, decoder_layers: 2, anchors: 12}\nobjective: {positions: d-pace, chunk: 64}\n",
+    "dflash2": (
+        "block: {size: 4, decoder_layers: 1, anchors: 12}\ndflash2: {rank: 8, candidates: 6}\n"
+        "objective: {positions: d-pace, chunk: 64}\n"
+    ),
     "dspark": (
         "block: {size: 3, decoder_layers: 1, anchors: 12}\ndspark: {rank: 8, confidence: 0.5}\n"
         "objective: {kl: 0.0, ce: 0.1, tv: 0.9, chunk: 64}\n"

@@ -9,7 +9,7 @@ from typing import Any
 from draftsmith.data.config import DataConfig
 from draftsmith.launch.recipe.model import Recipe
 from draftsmith.trainers import bpd, distill, eagle, eagle3, hydra, medusa, medusa2
-from draftsmith.trainers.block import dflash, dspark, pard, peagle
+from draftsmith.trainers.block import dflash, dflash2, dspark, pard, peagle
 from draftsmith.trainers.methods import METHODS
 from draftsmith.trainers.teacher.tuned import TunedTarget
 from torch import nn
@@ -23,6 +23,7 @@ OBJECTIVES: dict[str, Any] = {
     "eagle": eagle.EagleObjective,
     "eagle3": eagle3.Eagle3Objective,
     "dflash": dflash.DFlashObjective,
+    "dflash2": dflash2.DFlash2Objective,
     "dspark": dspark.DSparkObjective,
     "peagle": peagle.PeagleObjective,
     "pard": pard.PardObjective,

@@ -16,6 +16,7 @@ from draftsmith.drafters import families
 from draftsmith.drafters.block.dspark import DSpark, DSparkNet
 from draftsmith.drafters.block.net import BlockNet
 from draftsmith.drafters.block.proposer import DFlash
+from draftsmith.drafters.block.selected import DFlash2, DFlash2Net
 from draftsmith.drafters.eagle.layers import EagleShape
 from draftsmith.drafters.eagle.net import EagleNet
 from draftsmith.drafters.eagle.net3 import Eagle3Net, Eagle3Shape
@@ -44,6 +45,8 @@ def make_on_target(family: str, target: Backbone, *, noise: float = 0.05, **sett
         return hydra_on(_shaken(heads, noise), target, **settings)
     if family == "dflash":
         return DFlash(_shaken(small_block_net(model), noise), target, **settings)
+    if family == "dflash2":
+        return DFlash2(_shaken(small_dflash2_net(model), noise), target, **settings)
     if family == "dspark":
         net = small_dspark_net(model, confidence="least" in settings)
         return DSpark(_shaken(net, noise), target, **settings)
@@ -69,6 +72,16 @@ def small_block_net(model: Any, **chosen: Any) -> BlockNet:
 def small_peagle_net(model: Any, **chosen: Any) -> PeagleNet:
     """Two layers over three states, which draft the tokens of `WORDS`."""
     return PeagleNet.of_target(model, **({"ids": WORDS, "layers": (0, 1, 2), "decoder_layers": 2} | chosen))
+
+
+def small_dflash2_net(model: Any, **chosen: Any) -> DFlash2Net:
+    """Two layers over three states, four drafts of a block, a choice among five tokens that says something."""
+    sizes = {"layers": (0, 1, 2), "decoder_layers": 2, "size": 5, "layout": "fill-in", "causal": False}
+    own = {"vocabulary": VOCABULARY, "rank": 6, "candidates": 5, "group": 8}
+    net = DFlash2Net.for_target(model, **(sizes | own | chosen))
+    with torch.no_grad():
+        net.candidate_selector.successor_codebook.weight.normal_(std=0.5)
+    return net
 
 
 def small_dspark_net(model: Any, **chosen: Any) -> DSparkNet:

@@ -231,7 +231,7 @@ class PardConfig(Section):
 
 
 class BlockConfig(Section):
-    """How block drafters are trained (`dflash`, `dspark`): every pass drafts a block of tokens at once."""
+    """How block drafters are trained (`dflash`, `dspark`, `dflash2`): every pass drafts a block of tokens at once."""
 
     size: int = Field(8, ge=2, le=256)
     """Slots of a block. With `fill-in` it drafts one token less, with `anchor-first` as many."""
@@ -264,3 +264,19 @@ class DSparkConfig(Section):
     confidence: float = Field(0.0, ge=0)
     """Weight of the loss of a head that says how sure the drafter is of each slot, for `drafter.confidence`: the
     cross-entropy against the share of the draft's distribution that is accepted; 0: no such head."""
+
+
+class DFlash2Config(Section):
+    """The selector with which DFlash 2's drafts see the token in front of them, and the convolutions along its
+    blocks (`dflash2`), beside `block`."""
+
+    rank: int = Field(256, ge=1)
+    """Of the selector's two tables, vocabulary x rank each."""
+    candidates: int = Field(16, ge=2, le=4_096)
+    """Likeliest tokens of a slot that it chooses among."""
+    weight: float = Field(1.0, gt=0)
+    """Of the selector's cross-entropy in the loss. A draft whose label is not among the candidates has none."""
+    taps: int = Field(2, ge=1, le=16)
+    """Slots that a convolution reads, its own included."""
+    group: int = Field(16, ge=1)
+    """Channels that share what a slot adds to a convolution's kernel; divides the hidden size."""

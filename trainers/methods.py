@@ -20,6 +20,7 @@ from .method_config import (
     BlockConfig,
     BoostConfig,
     BpdConfig,
+    DFlash2Config,
     DSparkConfig,
     Eagle3Config,
     EagleConfig,
@@ -343,6 +344,19 @@ _ALL = (
         positions=_slots_per_token,
         passes=lambda recipe: 0.5 + _slots_per_token(recipe),
         probe_depth=lambda recipe: int(recipe.block.size) - (recipe.block.layout == "fill-in"),
+    ),
+    Method(
+        name="dflash2",
+        summary="a DFlash 2 block drafter on the frozen target: convolutions and a selector of candidates",
+        family="dflash2",
+        module=".block.dflash2",
+        sections={"block": BlockConfig, "dflash2": DFlash2Config},
+        reads=_ON_TARGET,
+        ignores=_NOT_MOVING,
+        sizes=_BLOCK_SIZES | {name: f"dflash2.{name}" for name in ("rank", "candidates", "taps", "group")},
+        positions=_slots_per_token,
+        passes=lambda recipe: 0.5 + _slots_per_token(recipe),
+        probe_depth=lambda recipe: int(recipe.block.size) - (recipe.block.layout != "anchor-first"),
     ),
 )
 METHODS: dict[str, Method] = {method.name: method for method in _ALL}

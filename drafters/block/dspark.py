@@ -156,17 +156,14 @@ class DSpark(DFlash):
         product_BKV = self._product(out_BKH)
         if self.shape is not None:
             return grown(
-                last_B,
-                lambda k, at_Bk: self._behind(said(product_BKV, k, at_Bk), at_Bk),
-                self.draft_length,
-                self.shape,
+                last_B, lambda k, at_Bk: self._with(said(product_BKV, k, at_Bk), at_Bk), self.draft_length, self.shape
             )
         random_BK = None if self._argmax(warper) else uniforms.take(self.draft_length)
         tokens, q, sure = [last_B], [], []
         for k, product_BV in enumerate(product_BKV.unbind(1)):
             if self.least:
                 sure.append(self._is_sure(out_BKH[:, k], tokens[-1]))
-            logits_BV = self._behind(product_BV, tokens[-1])
+            logits_BV = self._with(product_BV, tokens[-1])
             if random_BK is None:
                 tokens.append(logits_BV.argmax(-1))
                 continue
@@ -181,7 +178,10 @@ class DSpark(DFlash):
         assert logit_B is not None  # or `__init__` has refused
         return logit_B.sigmoid() >= self.least
 
-    def _behind(self, product: Tensor, token: Tensor) -> Tensor:
+    def _behind(self, _out: Tensor, product: Tensor, token: Tensor) -> Tensor:
+        return self._with(product, token)
+
+    def _with(self, product: Tensor, token: Tensor) -> Tensor:
         return self._shaping(product + self.net.markov_head(token).float())
 
 

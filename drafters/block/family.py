@@ -18,6 +18,7 @@ from ..weights import net_for
 from .dspark import DSpark, DSparkNet
 from .net import BlockNet
 from .proposer import DFlash
+from .selected import DFlash2, DFlash2Net, check_tree
 from .trees import TreeShape
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _DRAFTERS: dict[str, tuple[type[BlockNet], type[DFlash]]] = {
     DFlash.family: (BlockNet, DFlash),
     DSpark.family: (DSparkNet, DSpark),
+    DFlash2.family: (DFlash2Net, DFlash2),
 }
 """By the family: network and proposer."""
 
@@ -56,6 +58,8 @@ def _drafting(net: BlockNet, target: Backbone, draft_length: int, config: Drafte
     how: dict[str, Any] = {"policy": config.policy, "factors": config.temperature_factors}
     if config.block_tree == "tree":
         how["tree"] = TreeShape(config.block_nodes, config.block_children)
+        if isinstance(net, DFlash2Net):
+            check_tree(config.block_children, net.config.candidates)
     if isinstance(net, DSparkNet):
         how["least"] = config.confidence
     return make(net, target, draft_length=longest, **how)

@@ -143,6 +143,7 @@ class BlockNet(nn.Module):
 
     family = "dflash"
     Shape: ClassVar[type[BlockShape]] = BlockShape
+    Layer: ClassVar[type[BlockLayer]] = BlockLayer
 
     def __init__(self, config: BlockShape) -> None:
         super().__init__()
@@ -150,7 +151,7 @@ class BlockNet(nn.Module):
         H = config.hidden
         self.fc = nn.Linear(len(config.layers) * H, H, bias=False)
         self.hidden_norm = Norm(H, config.eps)
-        self.layers = nn.ModuleList(BlockLayer(config) for _ in range(config.decoder_layers))
+        self.layers = nn.ModuleList(self.Layer(config) for _ in range(config.decoder_layers))
         self.norm = Norm(H, config.eps)
         # a layer of its own and no bare weight: what shards weights gathers those of layers
         self.mask_embedding = nn.Embedding(1, H)

@@ -168,10 +168,13 @@ class DFlash:
         Made as training makes them.
         """
         for d, out_XH in enumerate(self._forced(features_SF, tokens_S, depth)):
-            yield self._behind(self._product(out_XH), tokens_S[1 + d :][: len(out_XH)])
+            yield self._behind(out_XH, self._product(out_XH), tokens_S[1 + d :][: len(out_XH)])
 
-    def _behind(self, product: Tensor, _token: Tensor) -> Tensor:
-        """Logits [..., V] of drafts behind `_token` [...]: here no draft sees another one."""
+    def _behind(self, _out: Tensor, product: Tensor, _token: Tensor) -> Tensor:
+        """Logits [..., V] of drafts behind `_token` [...]: here no draft sees another one.
+
+        `_out`: what the projection reads, [..., H]; `product`: what it makes of it.
+        """
         return self._shaping(product)
 
     def _forced(self, features_SF: Tensor, tokens_S: Tensor, depth: int) -> Iterator[Tensor]:

@@ -1,4 +1,4 @@
-"""Block drafters in the shapes that serving engines load: a Qwen3 config with DFlash's or DSpark's own words.
+"""Block drafters in the shapes that serving engines load: a Qwen3 config with the family's own words.
 
 The names of the weights are ours. What an engine would have to guess is written out: which hidden states,
 which id stands for the mask, whether a slot sees the later ones. Engines embed the mask as a row of a table:
@@ -20,6 +20,7 @@ from ...errors import RequestError
 from ..export import Export, Served, ServedTarget, check_layers, llama_words
 from .dspark import DSparkNet
 from .net import BlockNet, BlockShape
+from .selected import DFlash2Net
 
 
 def dflash(net: BlockNet, target: ServedTarget, how: Served) -> Export:
@@ -50,6 +51,25 @@ def dspark(net: DSparkNet, target: ServedTarget, how: Served) -> Export:
         "sample_from_anchor": net.config.layout == "anchor-first",
     }
     return Export(config | {"is_causal": config.pop("causal")}, tensors)
+
+
+def dflash2(net: DFlash2Net, target: ServedTarget, how: Served) -> Export:
+    """DFlash 2's form: DFlash's words, the convolutions' and the selector's.
+
+    Raises:
+        RequestError: an engine would hand out other hidden states, or read the slots in another way.
+    """
+    _check_slots(net.config)
+    tensors, words = _of_network(net, target, how)
+    for table in ("predecessor_codebook", "successor_codebook"):
+        tensors[f"candidate_selector.{table}"] = tensors.pop(f"candidate_selector.{table}.weight")
+    own = {
+        "conv_kernel_size": net.config.taps,
+        "conv_group_size": net.config.group,
+        "selector_rank": net.config.rank,
+        "selector_top_k": net.config.candidates,
+    }
+    return Export({**_config(net.config, target, "DFlash2DraftModel"), "dflash_config": words | own}, tensors)
 
 
 def _of_network(net: BlockNet, target: ServedTarget, how: Served) -> tuple[dict[str, Tensor], dict[str, Any]]:

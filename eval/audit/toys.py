@@ -35,7 +35,7 @@ from ...drafters.vocabulary.foreign_draft import ForeignDraft, IntersectionDraft
 from ...drafters.vocabulary.shared_tokens import Vocabulary, VocabularyPair
 from ...errors import RequestError
 from .toy_models.documents import DOCUMENTS, MemoryStore
-from .toy_models.nets import SIBLINGS, bpd, dflash, dspark, eagle, eagle3, hydra, medusa, peagle
+from .toy_models.nets import SIBLINGS, bpd, dflash, dflash2, dspark, eagle, eagle3, hydra, medusa, peagle
 from .toy_models.table import TableModel, tables
 from .toy_models.trees import ConfidentTree, SampledTree, SeveralDrafts, TopTree
 
@@ -139,6 +139,10 @@ TOYS: dict[str, ToyKind] = {
     "dflash argmax": _of_target(dflash, policy="argmax"),
     "dflash tempered": _of_target(dflash, factors=_FACTORS),
     "dflash tree": _of_target(dflash, tree=TreeShape(4, 2)),
+    "dflash2": _of_target(dflash2),
+    "dflash2 argmax": _of_target(dflash2, policy="argmax"),
+    "dflash2 tempered": _of_target(dflash2, factors=_FACTORS),
+    "dflash2 tree": _of_target(dflash2, tree=TreeShape(6, 2)),
     "dspark": _of_target(dspark),
     "dspark argmax": _of_target(dspark, policy="argmax"),
     "dspark tempered": _of_target(dspark, factors=_FACTORS),

@@ -16,7 +16,7 @@ from draftsmith.drafters.families import FAMILIES, function
 from draftsmith.drafters.heads.bpd import BpdHeads
 from draftsmith.drafters.heads.hydra import HydraHeads
 from draftsmith.drafters.heads.medusa import MedusaHeads
-from small_heads import small_dspark_net, small_peagle_net
+from small_heads import small_dflash2_net, small_dspark_net, small_peagle_net
 from torch import nn
 
 FRESH: dict[str, Any] = {
@@ -34,6 +34,7 @@ FRESH: dict[str, Any] = {
     "dflash, unused id": lambda model: BlockNet.for_target(
         model, layers=(1,), decoder_layers=1, size=3, layout="anchor-first", causal=True, mask_token=7
     ),
+    "dflash2": lambda model: small_dflash2_net(model),
     "dspark": lambda model: small_dspark_net(model),
     "peagle": lambda model: small_peagle_net(model),
 }

@@ -91,7 +91,7 @@ def test_the_audit_enumerates_tempered_drafters(target: Backbone) -> None:
             for name in ("eagle", "eagle3")
             for tree in ("chain", "static")
         ),
-        *(make_on_target(name, target, factors=FACTORS) for name in ("dflash", "dspark", "peagle")),
+        *(make_on_target(name, target, factors=FACTORS) for name in ("dflash", "dflash2", "dspark", "peagle")),
         make_on_target("dspark", target, factors=FACTORS, least=0.5),
         Pard(make_drafter(target).backbone, target.vocabulary, mask=0, factors=FACTORS),
     ]

@@ -1,6 +1,7 @@
 """What the trainers of block drafters share: what they require, the sizes of a network, the teacher's side.
 
-Read next: `dflash.py` and `dspark.py`, the trainers; `student.py`, the loss; `anchors.py`, where blocks begin.
+Read next: `dflash.py`, `dspark.py` and `dflash2.py`, the trainers; `student.py`, the loss; `anchors.py`, where
+blocks begin.
 
 Shapes: R rows, S tokens of a row, A anchors of a row, H hidden size, F numbers of the fused states.
 """
@@ -8,7 +9,7 @@ Shapes: R rows, S tokens of a row, A anchors of a row, H hidden size, F numbers 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
@@ -82,11 +83,13 @@ def chosen_layers(config: BlockConfig, target: PreTrainedModel) -> tuple[int, ..
 class BlockObjective:
     """Trains `draft` to have the distributions of the frozen `target` in every slot of a block."""
 
+    Student: ClassVar[type[BlockStudent]] = BlockStudent
+
     def __init__(
         self, recipe: Sections, draft: BlockNet, target: PreTrainedModel, save: Save, *, sure: float = 0.0
     ) -> None:
         """`sure`: weight of the loss of the draft's confidence."""
-        self.module: nn.Module = BlockStudent(draft, freeze(target), recipe, sure=sure)
+        self.module: nn.Module = self.Student(draft, freeze(target), recipe, sure=sure)
         self.features: FeatureSource = OnlineFeatures(target, (*draft.config.layers, LAST))
         self._embed: Any = target.get_input_embeddings()
         self._draft, self._save, self._anchors = draft, save, recipe.block.anchors

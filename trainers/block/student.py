@@ -78,6 +78,21 @@ class BlockLoss:
         }
 
 
+class Compared(NamedTuple):
+    """The drafts that count, in the order of the text."""
+
+    guess_PH: Tensor
+    """What the projection reads."""
+    label_P2: Tensor
+    """Label, and which draft of its block it is, from 0."""
+    at_P: Tensor
+    """Number of the token in front, counted through rows."""
+    share_P: Tensor
+    """How much each counts in the loss."""
+    told_P: Tensor | None
+    """How much each counts in what is reported."""
+
+
 class BlockStudent(nn.Module):
     """The network over the blocks of a batch, and the loss of their drafts."""
 
@@ -112,9 +127,15 @@ class BlockStudent(nn.Module):
             loss = loss + self._sure * (bce_P * sorted_P).sum()
             terms |= {"confidence": (bce_P.detach() * told_P * (label_P2[:, 1] == 0)).sum()} if terms else {}
             terms.pop("overlap", None)
+        more, own = self.beside(Compared(guess_PH, label_P2, at_P, sorted_P, told_P), batch)
+        loss, terms = loss + more, terms | own if terms else {}
         if not terms:
             return loss, {}
         return loss, terms | {"loss": loss.detach()}
+
+    def beside(self, _compared: Compared, _batch: Batch) -> tuple[Tensor | float, dict[str, Tensor]]:
+        """A loss beside the slots' own, summed over drafts, and sums that are reported: here none."""
+        return 0.0, {}
 
     def _doubt(self, guess_PH: Tensor, before_P: Tensor, overlaps: list[Tensor]) -> Tensor:
         """The cross-entropy of each draft's confidence against the share of its distribution that is accepted. [P]."""

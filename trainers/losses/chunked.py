@@ -214,7 +214,7 @@ class _ChunkedSum(torch.autograd.Function):
         keep: Kept | None,
         told_P: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        compute = _compute_dtype(hidden_PH)
+        compute = compute_dtype(hidden_PH)
         weight, bias = weight_VH.to(compute), None if bias_V is None else bias_V.to(compute)
         wants_hidden, wants_weight, wants_bias, *wants_added = ctx.needs_input_grad[:5]
         wanted = any(ctx.needs_input_grad[:5])
@@ -319,7 +319,7 @@ def _terms(
 @torch.no_grad()
 def _label_q(hidden_PH: Tensor, projection: Projection, added: Added | None, label_P: Tensor, chunk: int) -> Tensor:
     """q(label), fp32 [P], a chunk of logits at a time; 0 where the label is below 0, which is none."""
-    compute = _compute_dtype(hidden_PH)
+    compute = compute_dtype(hidden_PH)
     q_P = torch.zeros(len(hidden_PH), device=hidden_PH.device)
     with torch.autocast(hidden_PH.device.type, enabled=False):
         projection = projection.in_dtype(compute)
@@ -342,7 +342,8 @@ def _add_product(into_VH: Tensor, grad_CV: Tensor, hidden_CH: Tensor) -> None:
         into_VH.add_(grad_CV.T @ hidden_CH)
 
 
-def _compute_dtype(hidden_PH: Tensor) -> torch.dtype:
+def compute_dtype(hidden_PH: Tensor) -> torch.dtype:
+    """In which precision products are made: that of an autocast around, or of the states."""
     device = hidden_PH.device.type
     if torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)

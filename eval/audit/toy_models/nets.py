@@ -15,6 +15,7 @@ from ....decoding.proposal import Proposer
 from ....drafters.block.dspark import DSpark, DSparkNet, DSparkShape
 from ....drafters.block.net import BlockNet, BlockShape
 from ....drafters.block.proposer import DFlash
+from ....drafters.block.selected import DFlash2, DFlash2Net, DFlash2Shape
 from ....drafters.eagle.layers import EagleShape
 from ....drafters.eagle.net import EagleNet
 from ....drafters.eagle.net3 import Eagle3Net, Eagle3Shape
@@ -97,6 +98,14 @@ def dspark(target: TableModel, **settings: Any) -> Proposer:
     }
     shape = DSparkShape(**_LAYER, **sizes, vocabulary=target.vocabulary, rank=2, confidence="least" in settings)
     return DSpark(_shaken(DSparkNet(shape), target), target.as_backbone(), **settings)
+
+
+def dflash2(target: TableModel, **settings: Any) -> Proposer:
+    """Three slots that mix along their block, and a choice among two of a slot's tokens by the one in front."""
+    sizes: dict[str, Any] = {"layers": (0, 2), "decoder_layers": 2, "size": 3, "layout": "fill-in", "causal": False}
+    own: dict[str, Any] = {"vocabulary": target.vocabulary, "rank": 2, "candidates": 2, "group": 2}
+    net = DFlash2Net(DFlash2Shape(**_LAYER, **sizes, **own))
+    return DFlash2(_shaken(net, target), target.as_backbone(), **settings)
 
 
 _TREE: dict[str, Any] = {"draft_length": 2, "paths": PATHS, "top_k": 2, "nodes": 6}

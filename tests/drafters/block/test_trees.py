@@ -96,18 +96,21 @@ def test_trees_change_no_text_and_are_accepted_at_least_as_often(family: str, ta
     assert taus[1] >= taus[0]
 
 
-def test_a_grown_tree_ranks_children_behind_their_parents(target: Backbone) -> None:
-    """The proposer hands the head the node's own token."""
-    drafter = make_on_target("dspark", target, tree=TreeShape(7, 2))
+@pytest.mark.parametrize("family", ["dspark", "dflash2"])
+def test_a_grown_tree_ranks_children_behind_their_parents(family: str, target: Backbone) -> None:
+    """The proposer hands the head, or the selector, the node's own token."""
+    drafter = make_on_target(family, target, tree=TreeShape(7, 2))
     drafter.reset(PROMPTS[:1], 8)
     states = target.model(torch.tensor(PROMPTS[:1]), output_hidden_states=True).hidden_states
     with torch.inference_mode():
         drafter.begin([torch.cat([states[layer] for layer in drafter.layers], -1)[0].detach()])
         proposal = drafter.propose(torch.tensor([8]), Warper(1.0), SharedStream(0, 1))
-        product_1KV = drafter._product(drafter._block(torch.tensor([8])))
+        out_1KH = drafter._block(torch.tensor([8]))
+        product_1KV = drafter._product(out_1KH)
         for path in paths_of(proposal):
             if len(path) > 1:
-                behind = drafter._behind(product_1KV[:, len(path) - 1], torch.tensor([path[-2]]))
+                slot = len(path) - 1
+                behind = drafter._behind(out_1KH[:, slot], product_1KV[:, slot], torch.tensor([path[-2]]))
                 assert path[-1] in behind.topk(2).indices[0].tolist()
 
 

@@ -33,13 +33,14 @@ KINDS = [
     "hydra++",
     "medusa",
     "dflash",
+    "dflash2",
     "dspark",
     "dspark sure",
     "dspark tree",
     "peagle",
 ]
 
-BY_CHANCE = ("dflash", "dspark", "dspark sure", "dspark tree", "peagle")
+BY_CHANCE = ("dflash", "dflash2", "dspark", "dspark sure", "dspark tree", "peagle")
 """Kinds whose untrained drafts, or those behind the first, are right by chance alone."""
 
 

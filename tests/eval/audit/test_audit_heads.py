@@ -45,6 +45,9 @@ MODES: dict[str, tuple[str, dict[str, Any]]] = {
     "DSpark, cut by confidence": ("dspark", {"least": 0.5}),
     "DFlash, tree": ("dflash", {"tree": TreeShape(9, 3)}),
     "DSpark, tree": ("dspark", {"tree": TreeShape(9, 3)}),
+    "DFlash 2": ("dflash2", {}),
+    "DFlash 2, argmax": ("dflash2", {"policy": "argmax"}),
+    "DFlash 2, tree": ("dflash2", {"tree": TreeShape(9, 3)}),
     "P-EAGLE": ("peagle", {}),
     "P-EAGLE, argmax": ("peagle", {"policy": "argmax"}),
 }
@@ -59,11 +62,12 @@ EVERY_DAY = {
         "EAGLE-2, dynamic tree",
         "EAGLE-3, chain",
         "DFlash, cooler behind the first",
+        "DFlash 2",
         "DSpark, cut by confidence",
         "DSpark, tree",
     )
 }
-BY_CHANCE = ("DFlash, argmax", "DSpark, argmax")
+BY_CHANCE = ("DFlash, argmax", "DFlash 2, argmax", "DSpark, argmax")
 """Modes whose untrained drafts are never right: of these the text alone is shown."""
 TABLE = [(mode, temperature, batch) for mode in MODES for temperature in (0.6, 1.0) for batch in (1, 4)]
 

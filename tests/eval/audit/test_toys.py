@@ -32,10 +32,12 @@ DRAFTERS: list[tuple[str, dict[str, Any]]] = [
     *((family, {"tree": tree, "policy": "argmax"}) for family in ("eagle", "eagle3") for tree in ("chain", "static")),
     ("dflash", {}),
     ("dflash", {"policy": "argmax"}),
+    ("dflash2", {}),
+    ("dflash2", {"policy": "argmax"}),
     ("dspark", {}),
     ("dspark", {"policy": "argmax"}),
     ("dspark", {"least": 0.5}),
-    *((family, {"tree": TreeShape(6, 2)}) for family in ("dflash", "dspark")),
+    *((family, {"tree": TreeShape(6, 2)}) for family in ("dflash", "dflash2", "dspark")),
     ("peagle", {}),
     ("peagle", {"policy": "argmax"}),
 ]
@@ -80,7 +82,9 @@ def test_a_draft_model_is_its_own_toy_and_a_stranger_has_none(target: Backbone) 
         toy_of(drafter)
 
 
-@pytest.mark.parametrize("name", ["medusa", "hydra++", "eagle chain", "eagle3 static", "dflash", "dspark", "peagle"])
+@pytest.mark.parametrize(
+    "name", ["medusa", "hydra++", "eagle chain", "eagle3 static", "dflash", "dflash2", "dspark", "peagle"]
+)
 def test_states_of_a_table_are_those_that_its_projection_reads(name: str) -> None:
     toy = Toy.of(name, seed=1)
     V = toy.target.vocabulary

@@ -32,7 +32,9 @@ from small_heads import make_on_target as make
 
 PROMPTS = [[5, 9, 2, 33, 7], [11, 4], [1, 2, 3], [8]]
 GREEDY = Warper(0.0)
-FAMILIES = [family for family in ON_TARGET if family not in ("dflash", "dspark", "peagle")]  # those draft no trees
+FAMILIES = [
+    family for family in ON_TARGET if family not in ("dflash", "dflash2", "dspark", "peagle")
+]  # those draft no trees
 
 
 @pytest.fixture(scope="module")

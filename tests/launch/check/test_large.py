@@ -249,7 +249,9 @@ def estimated_and_counted(name: str, more: dict[str, str] | None = None) -> tupl
     return needs(recipe, models.student(), models.target())["activations"], counted
 
 
-@pytest.mark.parametrize("name", ["medusa", "hydra", "bpd", "eagle", "hass", "eagle3", "dflash", "dspark", "peagle"])
+@pytest.mark.parametrize(
+    "name", ["medusa", "hydra", "bpd", "eagle", "hass", "eagle3", "dflash", "dflash2", "dspark", "peagle"]
+)
 def test_activations_are_what_a_forward_pass_keeps(name: str) -> None:
     estimate, counted = estimated_and_counted(name)
     assert 1 <= estimate / counted < 1.6, (estimate, counted)

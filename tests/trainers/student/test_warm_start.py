@@ -24,11 +24,12 @@ from draftsmith.errors import RequestError
 from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.launch.recipe.model import Recipe
 from draftsmith.trainers import bpd, eagle, eagle3, hydra, medusa, medusa2
-from draftsmith.trainers.block import dflash, dspark, peagle
+from draftsmith.trainers.block import dflash, dflash2, dspark, peagle
 from draftsmith.trainers.config import ModelConfig, ObjectiveConfig
 from draftsmith.trainers.method_config import (
     BlockConfig,
     BpdConfig,
+    DFlash2Config,
     DSparkConfig,
     Eagle3Config,
     EagleConfig,
@@ -61,6 +62,14 @@ RUNS: dict[str, tuple[Any, dict[str, Any]]] = {
         peagle,
         {
             "peagle": PeagleConfig(layers=(0, 1, 2), vocabulary=40, depths=3, decoder_layers=2),
+            "objective": ObjectiveConfig(),
+        },
+    ),
+    "dflash2": (
+        dflash2,
+        {
+            "block": BlockConfig(size=3, decoder_layers=1),
+            "dflash2": DFlash2Config(rank=4, candidates=5),
             "objective": ObjectiveConfig(),
         },
     ),

@@ -224,6 +224,7 @@ RUNS = [
     "eagle3",
     "dflash",
     "dspark",
+    "dflash2",
     "peagle",
     "pard",
 ]
