@@ -44,7 +44,7 @@ class DrafterConfig(Section):
     1 + top_k + (depth - 1) * top_k^2."""
     block_tree: Literal["chain", "tree"] = "chain"
     """Shape of a block drafter's draft: a chain, or a tree of its likeliest tokens. DFlash's branches beside the
-    likeliest chain, DSpark's wherever paths are likely."""
+    likeliest chain, those of DSpark and DFlash 2 wherever paths are likely."""
     block_nodes: int = Field(16, ge=2, le=4_096)
     """Nodes of that tree, the root included."""
     block_children: int = Field(4, ge=1, le=64)

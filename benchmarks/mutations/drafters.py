@@ -164,6 +164,26 @@ MUTATIONS = (
         ),
     ),
     Mutation(
+        "B05",
+        "drafters/block/selected.py",
+        "DFlash 2: the declared q is the slot's own, without the selector",
+        "            q.append(at_depth(warper, self.factors, k)(chosen_BV))\n"
+        "            tokens.append(draw(q[-1], random_BK[:, k]))\n",
+        "            q.append(at_depth(warper, self.factors, k)(logits_BV))\n"
+        "            tokens.append(draw(at_depth(warper, self.factors, k)(chosen_BV), random_BK[:, k]))\n",
+        ("tests/eval/audit/test_audit.py::test_every_method_passes_enumeration[dflash2-warper2]",),
+    ),
+    Mutation(
+        "B06",
+        "drafters/block/conv.py",
+        "DFlash 2: in training a convolution reads across the beginning of a block",
+        "        x_RABGg = x_RNH.unflatten(-1, (self.groups, -1)).unflatten(1, (-1, block))\n"
+        "        delta_RABTG = delta_RNTG.unflatten(1, (-1, block))\n",
+        "        x_RABGg = x_RNH.unflatten(-1, (self.groups, -1)).unflatten(1, (1, -1))\n"
+        "        delta_RABTG = delta_RNTG.unflatten(1, (1, -1))\n",
+        (BLOCK + "test_selected.py::test_no_block_is_read_by_the_next_one",),
+    ),
+    Mutation(
         "T15",
         "drafters/eagle/net.py",
         "EAGLE: in training rotary positions do not move on with the passes",

@@ -11,6 +11,7 @@ import pytest
 import torch
 from draftsmith.drafters.block.dspark import DSparkNet, DSparkShape
 from draftsmith.drafters.block.net import BlockNet, BlockShape
+from draftsmith.drafters.block.selected import DFlash2Net, DFlash2Shape
 from draftsmith.drafters.export import Export, ServedTarget, export_of
 from draftsmith.errors import RequestError
 from safetensors.torch import save_file
@@ -124,3 +125,112 @@ def test_dspark_says_that_its_first_slot_drafts(sure: bool, tmp_path: Path) -> N
         weight, bias = made.tensors["confidence_head.proj.weight"], made.tensors["confidence_head.proj.bias"]
         said = torch.cat([slot, first[token]], -1) @ weight.T + bias
         torch.testing.assert_close(said[:, 0], net.confidence(slot, token).detach())
+
+
+# ---- DFlash 2 ---------------------------------------------------------------------------------
+
+
+def dflash2_net() -> DFlash2Net:
+    torch.manual_seed(0)
+    own: dict[str, Any] = {"vocabulary": V, "rank": 6, "candidates": 4, "group": 8, "mask_token": 7}
+    net = DFlash2Net(DFlash2Shape(**(SIZES | {"layout": "fill-in", "causal": False} | own)))
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.2)
+    return net.eval()
+
+
+class Read:
+    """The published form read by its names alone: one block behind S known states, without the project's network."""
+
+    def __init__(self, made: Export) -> None:
+        self.w, self.words = made.tensors, made.config["dflash_config"]
+        self.config = made.config
+
+    def norm(self, x: Tensor, name: str) -> Tensor:
+        scale = x.square().mean(-1, keepdim=True).add(self.config["rms_norm_eps"]).rsqrt()
+        return x * scale * self.w[name]
+
+    def turned(self, x: Tensor, at: Tensor) -> Tensor:
+        half = x.shape[-1] // 2
+        rope = self.config.get("rope_theta") or self.config["rope_parameters"]["rope_theta"]
+        angle = at[:, None] * rope ** (-torch.arange(half) / half)
+        cos, sin = (torch.cat((f(angle), f(angle)), -1)[:, None] for f in (torch.cos, torch.sin))
+        return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
+
+    def attention(self, x: Tensor, fused: Tensor, at: str) -> Tensor:
+        heads, groups, width = (
+            self.config["num_attention_heads"],
+            self.config["num_key_value_heads"],
+            self.config["head_dim"],
+        )
+        known, slots = len(fused), len(x)
+        both, place = torch.cat((fused, x)), torch.arange(known + slots)
+        q = self.norm((x @ self.w[f"{at}.q_proj.weight"].T).view(slots, heads, width), f"{at}.q_norm.weight")
+        k = self.norm((both @ self.w[f"{at}.k_proj.weight"].T).view(-1, groups, width), f"{at}.k_norm.weight")
+        v = (both @ self.w[f"{at}.v_proj.weight"].T).view(-1, groups, width)
+        q, k = self.turned(q, place[known:]), self.turned(k, place)
+        k, v = (each.repeat_interleave(heads // groups, 1) for each in (k, v))
+        score = torch.einsum("qhd,khd->hqk", q, k) / width**0.5
+        out = torch.einsum("hqk,khd->qhd", score.softmax(-1), v).flatten(1)
+        return out @ self.w[f"{at}.o_proj.weight"].T
+
+    def conv(self, x: Tensor, delta: Tensor, base: Tensor) -> Tensor:
+        width = self.words["conv_group_size"]
+        out = torch.zeros_like(x)
+        for tap in range(self.words["conv_kernel_size"]):
+            before = torch.cat((torch.zeros(tap, x.shape[1]), x[: len(x) - tap]))
+            out = out + (base[tap] + delta[:, tap].repeat_interleave(width, -1)) * before
+        return out
+
+    def around(self, y: Tensor, at: str, sublayer: Any) -> Tensor:
+        taps = self.words["conv_kernel_size"]
+        delta = (y @ self.w[f"{at}.kernel_projection.weight"].T).view(len(y), 2, taps, -1)
+        base = self.w[f"{at}.base_kernel"]
+        return self.conv(sublayer(self.conv(y, delta[:, 0], base[0])), delta[:, 1], base[1])
+
+    def slots(self, features: Tensor, x: Tensor) -> Tensor:
+        fused = self.norm(features @ self.w["fc.weight"].T, "hidden_norm.weight")
+        for number in range(self.config["num_hidden_layers"]):
+            at = f"layers.{number}"
+            y = self.norm(x, f"{at}.input_layernorm.weight")
+            x = x + self.around(
+                y, f"{at}.attention_conv", lambda each, at=at: self.attention(each, fused, f"{at}.self_attn")
+            )
+            y = self.norm(x, f"{at}.post_attention_layernorm.weight")
+            x = x + self.around(y, f"{at}.mlp_conv", lambda each, at=at: self.feed(each, f"{at}.mlp"))
+        return self.norm(x, "norm.weight")
+
+    def feed(self, x: Tensor, at: str) -> Tensor:
+        gate, up, down = (self.w[f"{at}.{part}_proj.weight"] for part in ("gate", "up", "down"))
+        return (torch.nn.functional.silu(x @ gate.T) * (x @ up.T)) @ down.T
+
+    def edges(self, token: int, slot: Tensor, best: Tensor) -> Tensor:
+        table = "candidate_selector"
+        asked = self.w[f"{table}.predecessor_codebook"][token] * (self.w[f"{table}.hidden_projection.weight"] @ slot)
+        return self.w[f"{table}.successor_codebook"][best] @ asked
+
+
+def test_dflash2_is_read_by_the_published_names(tmp_path: Path) -> None:
+    """Its slots and its choices, made anew from the exported file."""
+    net = dflash2_net()
+    made = exported(net, tmp_path)
+    assert made.config["architectures"] == ["DFlash2DraftModel"]
+    own = {"conv_kernel_size": 2, "conv_group_size": 8, "selector_rank": 6, "selector_top_k": 4}
+    assert made.config["dflash_config"] == {"mask_token_id": 7, "target_layer_ids": [1, 3, 5], "causal": False} | own
+    assert {name for name in made.tensors if "selector" in name} == {
+        "candidate_selector.predecessor_codebook",
+        "candidate_selector.successor_codebook",
+        "candidate_selector.hidden_projection.weight",
+    }
+    assert made.tensors["layers.1.mlp_conv.base_kernel"].shape == (2, 2, H)
+    features, root = torch.randn(S, 3 * H), torch.randn(1, 1, H)
+    positions = torch.arange(S + 1)[None]
+    padded = torch.cat((features, torch.zeros(1, 3 * H)))[None]
+    read, best = Read(made), torch.tensor([3, 50, 9, 17])
+    with torch.no_grad():
+        mine = net.blocks(padded, positions, torch.zeros_like(positions), root, torch.tensor([[S]]))[0, 0]
+        theirs = read.slots(features, net.slots(root[0], B)[0])[1:]
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+        chosen = net.candidate_selector(torch.tensor(12), mine[0], best)
+        torch.testing.assert_close(chosen, read.edges(12, mine[0], best), rtol=1e-4, atol=1e-5)
