@@ -213,6 +213,8 @@ def _widths(model: nn.Module) -> Iterator[int]:
     for name, layer in _linear(model):
         if not _to_a_vocabulary(name):
             yield layer.in_features + layer.out_features
+        if name.endswith("kernel_projection"):  # a convolution on both sides keeps what it reads, and its kernel
+            yield 4 * layer.in_features
 
 
 def _own_projections(student: nn.Module) -> int:
