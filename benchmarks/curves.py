@@ -11,7 +11,6 @@ of training is steps times tokens over the run's own tokens a second: rough besi
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,7 @@ from draftsmith.benchmarks.common.kept import file_name, same_settings
 from draftsmith.benchmarks.common.markdown import printed
 from draftsmith.benchmarks.common.provenance import drafter_weights, finish, record_of, target_weights
 from draftsmith.benchmarks.common.records import Record, table_of
-from draftsmith.benchmarks.common.runs import add_audit, add_decoding, by_seed, kept, numbers, parser_of
+from draftsmith.benchmarks.common.runs import add_audit, add_decoding, by_seed, kept, numbers, parser_of, seconds_of
 from draftsmith.benchmarks.families import (
     FAMILIES,
     Family,
@@ -77,14 +76,6 @@ def measure(family: Family, steps: int, args: argparse.Namespace) -> dict[str, A
         "seconds": seconds_of(run),
         "run": str(run),
     }
-
-
-def seconds_of(run: Path) -> float:
-    """What the steps of a run took, by the median of its reported speeds."""
-    recipe = load_recipe(str(run / "run.yaml")).recipe
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    speeds = sorted(line["tokens_per_second"] for line in lines if line["kind"] == "train")
-    return recipe.loop.steps * recipe.loop.batch_rows * recipe.row_tokens / speeds[len(speeds) // 2]
 
 
 # ---- the record -------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ from draftsmith.benchmarks.common.runs import (
     by_seed,
     kept,
     parser_of,
+    seconds_of,
     settings_of,
     trained,
 )
@@ -232,7 +233,7 @@ def eval_config(args: argparse.Namespace) -> EvalConfig:
 
 SHAPES = ("chain", *(f"tree {nodes}" for nodes in NODES))
 WIDEST = SHAPES[-1]
-FORMATS = {"n_alpha": ".2f", "untrained_chain": ".2f", "sees": ".3f"}
+FORMATS = {"n_alpha": ".2f", "untrained_chain": ".2f", "sees": ".3f", "seconds": ".0f"}
 
 
 def assembled(families: Sequence[Family], parts: Sequence[argparse.Namespace], args: argparse.Namespace) -> Record:
@@ -283,6 +284,7 @@ def row_of(name: str, of_seeds: Sequence[dict[str, Any]], temperature: float) ->
         "n_alpha": n_alpha(chains),
         "verdict": ", ".join(verdicts),
         "sees": max(each["audits"]["chain"][1] for each in of_seeds),
+        "seconds": sum(seconds_of(Path(each["run"])) for each in of_seeds) / len(of_seeds),
     }
     for shape in SHAPES:
         own = [each["trained"][shape][at] for each in of_seeds if shape in each["trained"]]
@@ -318,6 +320,7 @@ def heads(args: argparse.Namespace) -> dict[str, str]:
         "untrained chain": "{untrained_chain}",
         "n-alpha of the chain": "{n_alpha}",
         **(speeds if args.speed else {}),
+        "training": "{seconds} s",
         "verdict": "{verdict} (sees {sees})",
     }
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from draftsmith.benchmarks.common.kept import is_finished
+from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.storage import write_text
 
 # of every run: nothing but training, whose steps the probes and held-out losses do not change
@@ -40,6 +41,14 @@ def trained(recipe: str, folder: Path, values: Mapping[str, Any]) -> Path:
     if done.returncode:
         raise SystemExit(f"{folder.name}: training failed, see {log}")
     return folder
+
+
+def seconds_of(run: Path) -> float:
+    """What the steps of a run took, by the median of its reported speeds."""
+    recipe = load_recipe(str(run / "run.yaml")).recipe
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    speeds = sorted(line["tokens_per_second"] for line in lines if line["kind"] == "train")
+    return recipe.loop.steps * recipe.loop.batch_rows * recipe.row_tokens / speeds[len(speeds) // 2]
 
 
 def as_setting(value: Any) -> str:

@@ -273,16 +273,20 @@ def test_domains_of_rows_of_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_curves_from_recipes_to_tables(tmp_path: Path) -> None:
+def test_curves_and_draft_policies_from_recipes_to_tables(tmp_path: Path) -> None:
     values = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
-    small = "--families EAGLE-1,DSpark --lengths 2,3 --limit 2 --max-new-tokens 12 --audit-tokens 500"
-    words = [*small.split(), "--audit-sequences", "10000", *values]
-    record = tmp_path / "record.json"
-    run("curves.py", "--out", str(tmp_path / "out"), "--json", str(record), *words)
+    measured = "--limit 2 --max-new-tokens 12 --audit-tokens 500 --audit-sequences 10000".split()
+    record, chosen = tmp_path / "record.json", "--families EAGLE-1,DSpark --lengths 2,3".split()
+    run("curves.py", "--out", str(tmp_path / "out"), "--json", str(record), *chosen, *measured, *values)
     made = read_record(record)
     assert [row["family"] for row in made.rows] == ["EAGLE-1", "DSpark"] * 2
     assert {row["verdict"] for row in made.rows} == {"lossless"}
     assert all(row["seconds_3"] > 0 for row in made.rows)
+    drafter = tmp_path / "out" / "runs" / "dspark-tiny-3" / "drafter"
+    run("draft_policies.py", f"DSpark={drafter}", "--draws", "2", "--json", str(record), *measured)
+    ways = read_record(record).rows
+    assert len({row["way"] for row in ways}) == len(ways) == 5
+    assert {row["verdict"] for row in ways} == {"lossless"}
 
 
 @pytest.mark.slow
