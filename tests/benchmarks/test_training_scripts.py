@@ -275,8 +275,8 @@ def test_domains_of_rows_of_a_file(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_curves_and_draft_policies_from_recipes_to_tables(tmp_path: Path) -> None:
     values = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
-    measured = "--limit 2 --max-new-tokens 12 --audit-tokens 500 --audit-sequences 10000".split()
-    record, chosen = tmp_path / "record.json", "--families EAGLE-1,DSpark --lengths 2,3".split()
+    measured = ["--limit", "2", "--max-new-tokens", "12", "--audit-tokens", "500", "--audit-sequences", "10000"]
+    record, chosen = tmp_path / "record.json", ["--families", "EAGLE-1,DSpark", "--lengths", "2,3"]
     run("curves.py", "--out", str(tmp_path / "out"), "--json", str(record), *chosen, *measured, *values)
     made = read_record(record)
     assert [row["family"] for row in made.rows] == ["EAGLE-1", "DSpark"] * 2
