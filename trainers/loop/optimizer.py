@@ -1,17 +1,20 @@
-"""Optimisers and the learning-rate schedule, from the recipe's section.
+"""Optimisers and the learning-rate schedule, from the recipe's section, and steps that they leave out by themselves.
 
-Read next: `loop.py`.
+Read at once, whether a step was finite would make the host wait for the whole step, and the next one could not be
+launched meanwhile. AdamW's fused form takes a flag that lies on the device, and changes neither weight nor moment
+where it is set. So the flags are kept there, and read together with the next report. Read next: `step.py`.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..config import OptimizerConfig
 
@@ -34,8 +37,10 @@ class Paced(Protocol):
         """The pace of the parameter of that name in the module."""
 
 
-def build(module: nn.Module, config: OptimizerConfig) -> list[torch.optim.Optimizer]:
+def build(module: nn.Module, config: OptimizerConfig, *, fused: bool = False) -> list[torch.optim.Optimizer]:
     """One AdamW, or Muon for the hidden matrices and AdamW for everything else.
+
+    `fused`: AdamW in one kernel, which leaves out a step by a flag on the device; other bits than the plain one's.
 
     Muon (Jordan 2024) is torch's own; `match_rms_adamw` (Liu et al. 2025) lets both share `lr`.
     """
@@ -54,7 +59,10 @@ def build(module: nn.Module, config: OptimizerConfig) -> list[torch.optim.Optimi
             matrices.add(name, parameter)
     decay = config.weight_decay
     adamw = torch.optim.AdamW(
-        [*matrices.listed(weight_decay=decay), *vectors.listed(weight_decay=0.0)], lr=config.lr, betas=config.betas
+        [*matrices.listed(weight_decay=decay), *vectors.listed(weight_decay=0.0)],
+        lr=config.lr,
+        betas=config.betas,
+        fused=fused,
     )
     groups = hidden.listed(weight_decay=decay)
     if not groups:
@@ -103,3 +111,52 @@ def group_rate(group: dict[str, Any], step: int, lr: float, config: OptimizerCon
     begun = step - first + 1
     share = min(1.0, begun / config.warmup_steps) if first and config.warmup_steps else 1.0
     return float(lr * group["factor"] * share)
+
+
+# ---- steps that are left out ------------------------------------------------------------------
+
+
+class LeftOut(NamedTuple):
+    """What was left out between two readings."""
+
+    left_out: int
+    row: int
+    """Steps in a row that end with the last one."""
+    longest_row: int
+
+
+class Unread:
+    """Flags of steps, on the device."""
+
+    def __init__(self) -> None:
+        self._flags: list[Tensor] = []
+
+    def note(self, is_finite: Tensor) -> None:
+        """Keep a step's flag; `is_finite`: bool, a scalar on the device."""
+        self._flags.append(is_finite)
+
+    def read(self, row: int) -> LeftOut | None:
+        """What was left out since the last reading, by one copy to the host; None where no step was taken.
+
+        Args:
+            row: steps in a row that were left out up to the last reading.
+        """
+        if not self._flags:
+            return None
+        flags = torch.stack(self._flags).tolist()
+        self._flags.clear()
+        longest = 0
+        for is_finite in flags:
+            row = 0 if is_finite else row + 1
+            longest = max(longest, row)
+        return LeftOut(flags.count(False), row, longest)
+
+
+def leaves_out_by_itself(optimizers: Sequence[Any], device: torch.device) -> bool:
+    """Whether reading a device costs something, and every optimiser leaves a step out without the host.
+
+    Muon does not: a run with it reads each step.
+    """
+    own = [each.optimizer for each in optimizers]
+    fused = all(isinstance(each, torch.optim.AdamW) and each.defaults.get("fused") for each in own)
+    return device.type != "cpu" and fused

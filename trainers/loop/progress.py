@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from ...storage import write_text
+from .sums import totals
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -70,15 +72,16 @@ class Meter:
         self.restart()
 
     def restart(self) -> None:
-        self._sums: dict[str, float] = {}
+        self._sums: dict[str, Tensor] = {}
         self._labels = self._tokens = 0.0
         self._waited = 0.0
         self._rollout_seconds: float | None = None
         self._start = time.perf_counter()
 
-    def add(self, sums: dict[str, float], labels: float, tokens: int, waited: float) -> None:
+    def add(self, sums: dict[str, Tensor], labels: float, tokens: int, waited: float) -> None:
+        """Add a step; `sums` of the terms in this process, scalars where they were made."""
         for name, value in sums.items():
-            self._sums[name] = self._sums.get(name, 0.0) + value
+            self._sums[name] = self._sums[name] + value if name in self._sums else value
         self._labels += labels
         self._tokens += tokens
         self._waited += waited
@@ -87,9 +90,10 @@ class Meter:
         """Time in which the models generated rows of a step."""
         self._rollout_seconds = (self._rollout_seconds or 0.0) + seconds
 
-    def means(self) -> dict[str, float]:
-        """Mean of each term over the labelled tokens since the last restart."""
-        return {name: value / max(1.0, self._labels) for name, value in self._sums.items()}
+    def means(self, accelerator: Accelerator) -> dict[str, float]:
+        """Mean of each term over the labelled tokens of all processes since the last restart."""
+        sums = totals(accelerator, {name: float(value) for name, value in self._sums.items()})
+        return {name: value / max(1.0, self._labels) for name, value in sums.items()}
 
     def clock(self) -> dict[str, float]:
         """Tokens per second, shares of the time spent waiting for data and generating rows, and memory

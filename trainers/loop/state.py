@@ -92,7 +92,10 @@ def load_optimizers(folder: Path, optimizers: Sequence[torch.optim.Optimizer]) -
     """The inverse of `save_optimizers`, bit for bit."""
     for number, optimizer in enumerate(optimizers):
         saved = read_optimizer(folder, number)
-        optimizer.load_state_dict({"state": saved.state, "param_groups": saved.groups})
+        # which kernel steps is this machine's choice, not that of the one that saved
+        own = [{key: group[key] for key in ("fused", "foreach") if key in group} for group in optimizer.param_groups]
+        groups = [group | kernel for group, kernel in zip(saved.groups, own, strict=True)]
+        optimizer.load_state_dict({"state": saved.state, "param_groups": groups})
 
 
 class Average:
@@ -103,9 +106,14 @@ class Average:
         self.tensors = {name: t.float().clone() for name, t in trainable(module).items()}
 
     @torch.no_grad()
-    def update(self, module: nn.Module) -> None:
+    def update(self, module: nn.Module, where: Tensor | None = None) -> None:
+        """Move towards the module's weights; `where`: a scalar on their device that says whether to."""
         for name, tensor in trainable(module).items():
-            self.tensors[name].lerp_(tensor.float(), 1 - self.decay)
+            mine = self.tensors[name]
+            if where is None:
+                mine.lerp_(tensor.float(), 1 - self.decay)
+            else:
+                mine.copy_(torch.where(where, mine.lerp(tensor.float(), 1 - self.decay), mine))
 
     @contextlib.contextmanager
     def in_place(self, module: nn.Module) -> Iterator[None]:

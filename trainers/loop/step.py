@@ -1,5 +1,9 @@
 """One optimiser step: forward and backward of each micro-batch, check, update.
 
+On a device whose queue the host runs ahead of, nothing here reads it: whether a step is finite is decided there, the
+optimiser leaves such a step out by itself, and what was left out is read with the next report (`optimizer.py`). On a
+CPU reading is free, and is done at once.
+
 A step that runs out of memory is taken again in micro-batches of half the rows, as are all behind it:
 the batch, and with it the mathematics, stays. Read next: `loop.py`, which takes the steps;
 `sharding.py`, for what DeepSpeed does by itself.
@@ -9,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -23,10 +26,11 @@ from . import optimizer
 from .feed import Feed
 from .memory import free_memory, is_out_of_memory, out_of_memory
 from .objective import Batch, Objective, Stepwise
+from .optimizer import Unread, leaves_out_by_itself
 from .order import seed_of
 from .sharding import has_stepped, uses_deepspeed, visible_to_deepspeed
 from .state import Average
-from .sums import totals
+from .sums import all_finite
 
 _log = logging.getLogger(__name__)
 
@@ -53,9 +57,12 @@ class Steps:
         self.micro_rows = loop.micro_rows
         """Most rows of a forward pass; fewer than the recipe's once memory has run out."""
         self.skipped = self.bad_steps = 0
+        by_itself = not uses_deepspeed(accelerator) and accelerator.scaler is None
+        self.unread = Unread() if by_itself and leaves_out_by_itself(optimizers, accelerator.device) else None
+        """Of steps whose outcome the host has not read; None where it reads each at once."""
 
-    def take(self, step: int, batches: list[Batch], labels: float) -> dict[str, float]:
-        """Train on this process's micro-batches; returns the sums of all terms over all processes.
+    def take(self, step: int, batches: list[Batch], labels: float) -> dict[str, Tensor]:
+        """Train on this process's micro-batches; returns the sums of all terms in this process, where they were made.
 
         Args:
             labels: in the whole batch, over all processes.
@@ -68,8 +75,7 @@ class Steps:
         sums = None
         while sums is None:
             sums = self.tried(step, batches, labels)
-        sums = totals(self.accelerator, sums)
-        self.update(step, finite=all(map(math.isfinite, sums.values())))
+        self.update(step, all_finite(self.accelerator, sums))
         return sums
 
     def seed(self, step: int) -> None:
@@ -87,7 +93,7 @@ class Steps:
 
     # ---- gradients ------------------------------------------------------------------------
 
-    def tried(self, step: int, batches: list[Batch], labels: float) -> dict[str, float] | None:
+    def tried(self, step: int, batches: list[Batch], labels: float) -> dict[str, Tensor] | None:
         """Gradients and sums of a step; None where memory ran out and smaller micro-batches are next."""
         parts = [part for batch in batches for part in cut(batch, self.micro_rows)]
         try:
@@ -100,16 +106,17 @@ class Steps:
         self.start_again(step)
         return None
 
-    def accumulated(self, step: int, batches: list[Batch], labels: float) -> dict[str, float]:
-        """Forward and backward of every micro-batch; the sums of all terms in this process."""
-        sums: dict[str, float] = {}
+    def accumulated(self, step: int, batches: list[Batch], labels: float) -> dict[str, Tensor]:
+        """Forward and backward of every micro-batch; the sums of all terms in this process, float64."""
+        sums: dict[str, Tensor] = {}
         for number, batch in enumerate(batches):
             teacher_output = self.objective.prepare(batch)
             self.feed.look_ahead(step, batches, number)
             with self.last_synchronises(number, len(batches)):
                 terms = self.backward(batch, teacher_output, labels, len(batches))
             for name, value in terms.items():
-                sums[name] = sums.get(name, 0.0) + float(value)
+                part = torch.as_tensor(value).detach().double()
+                sums[name] = sums[name] + part if name in sums else part
         return sums
 
     def backward(self, batch: Batch, teacher_output: Any, labels: float, count: int) -> dict[str, Tensor]:
@@ -157,13 +164,24 @@ class Steps:
 
     # ---- update ---------------------------------------------------------------------------
 
-    def update(self, step: int, *, finite: bool) -> None:
-        """Clip and step; skip the step where something is not finite, and stop after too many such."""
-        if uses_deepspeed(self.accelerator):
-            finite = has_stepped(self.wrapped)  # inside of the backward pass
-        else:
+    def update(self, step: int, is_finite: Tensor) -> None:
+        """Clip and step; skip the step where something is not finite, and stop after too many such.
+
+        Args:
+            is_finite: bool, a scalar: of the terms, over all processes.
+        """
+        if not uses_deepspeed(self.accelerator):
             norm = self.accelerator.clip_grad_norm_(self.wrapped.parameters(), self.optimizer.clip)
-            finite = finite and bool(torch.isfinite(torch.as_tensor(norm)))
+            is_finite = is_finite & torch.isfinite(torch.as_tensor(norm, device=is_finite.device))
+        if self.unread is None:
+            self.update_at_once(step, is_finite)
+        else:
+            self.update_unread(is_finite, self.unread)
+
+    def update_at_once(self, step: int, is_finite: Tensor) -> None:
+        """Step or not, by what the host reads."""
+        # DeepSpeed has stepped already, inside of the backward pass
+        finite = has_stepped(self.wrapped) if uses_deepspeed(self.accelerator) else bool(is_finite)
         self.count(step, finite=finite)
         if finite and not uses_deepspeed(self.accelerator):
             for each in self.optimizers:
@@ -174,18 +192,46 @@ class Steps:
         if finite and self.average is not None:
             self.average.update(self.objective.module)
 
+    def update_unread(self, is_finite: Tensor, unread: Unread) -> None:
+        """Step or not, by what the device knows alone."""
+        unread.note(is_finite)
+        for each in self.optimizers:
+            each.optimizer.found_inf = (~is_finite).float()  # torch's name for: leave this step out
+            each.step()
+        self.zero_grad()
+        if self.average is not None:
+            self.average.update(self.objective.module, where=is_finite)
+
+    def settle(self, done: int) -> None:
+        """Read which steps were left out up to step `done`, and count them.
+
+        Raises:
+            TrainingFailed: too many in a row.
+        """
+        found = None if self.unread is None else self.unread.read(self.bad_steps)
+        if found is None:
+            return
+        self.skipped, self.bad_steps = self.skipped + found.left_out, found.row
+        if found.longest_row > self.loop.max_bad_steps:
+            raise self.too_many(f"up to step {done}", found.longest_row)
+        if found.left_out:
+            _log.warning("%d steps up to step %d skipped: loss or gradient is not finite", found.left_out, done)
+
     def count(self, step: int, *, finite: bool) -> None:
         """Count a step that is skipped; TrainingFailed where too many are in a row."""
         self.bad_steps = 0 if finite else self.bad_steps + 1
         if self.bad_steps > self.loop.max_bad_steps:
-            raise TrainingFailed(
-                f"step {step}: {self.bad_steps} non-finite steps in a row (limit "
-                f"loop.max_bad_steps = {self.loop.max_bad_steps}). The weights are those before "
-                "the first of them; lower optimizer.lr or set loop.precision to fp32"
-            )
+            raise self.too_many(f"step {step}", self.bad_steps)
         if not finite:
             self.skipped += 1
             _log.warning("step %d skipped: loss or gradient is not finite", step)
+
+    def too_many(self, when: str, row: int) -> TrainingFailed:
+        return TrainingFailed(
+            f"{when}: {row} non-finite steps in a row (limit "
+            f"loop.max_bad_steps = {self.loop.max_bad_steps}). The weights are those before "
+            "the first of them; lower optimizer.lr or set loop.precision to fp32"
+        )
 
     def zero_grad(self) -> None:
         for each in self.optimizers:

@@ -8,6 +8,17 @@ from __future__ import annotations
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
+from torch import Tensor
+
+
+def all_finite(accelerator: Accelerator, sums: dict[str, Tensor]) -> Tensor:
+    """Whether every sum is finite on every process: bool, a scalar where the sums are; the host reads nothing."""
+    flags = [torch.isfinite(each) for each in sums.values()]
+    good = torch.stack(flags).all() if flags else torch.ones((), dtype=torch.bool, device=accelerator.device)
+    if accelerator.num_processes == 1:
+        return good
+    bad: Tensor = accelerator.reduce((~good).float(), reduction="sum")
+    return bad == 0
 
 
 def total(accelerator: Accelerator, value: float) -> float:
