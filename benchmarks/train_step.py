@@ -109,7 +109,7 @@ class Arm:
         arm = self
 
         class Taken(Meter):
-            def add(self, sums: dict[str, float], labels: float, tokens: int, waited: float) -> None:
+            def add(self, sums: dict[str, Tensor], labels: float, tokens: int, waited: float) -> None:
                 arm.tokens = tokens
                 arm.waited.append(waited)
 
