@@ -114,6 +114,7 @@ FAMILIES = [
     Family("HASS", "hass-tiny", dynamic()),
     Family("HASS behind EAGLE-1", "hass-tiny", dynamic(), behind="eagle-tiny"),
     Family("EAGLE-3", "eagle3-tiny", dynamic()),
+    Family("MTP", "mtp-tiny", chain_alone()),
     Family("PARD", "pard-tiny", chain_alone()),
     Family("P-EAGLE", "peagle-tiny", chain_alone()),
     Family("DFlash", "dflash-tiny", chain_alone()),

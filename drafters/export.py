@@ -9,8 +9,8 @@ Shapes: H hidden size, V target vocabulary, U draft vocabulary, K heads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,8 @@ class ServedTarget:
     """Longest context in tokens."""
     bos: int | None
     eos: int | None
+    words: Mapping[str, Any] = field(default_factory=dict)
+    """Its config as it is, of the text alone."""
     embedding_scale: float = 1.0
     """What the target multiplies the rows of its embedding by (Gemma: the root of H)."""
 
@@ -64,6 +66,7 @@ class ServedTarget:
             positions=int(config.max_position_embeddings),
             bos=config.bos_token_id,
             eos=eos[0] if isinstance(eos, list) else eos,
+            words=config.to_dict(),
             embedding_scale=1.0 if embedding is None else _scale_of(embedding),
         )
 
@@ -86,6 +89,8 @@ class Export:
 
     config: dict[str, Any]
     tensors: dict[str, Tensor]
+    of_target: Mapping[str, Any] = field(default_factory=dict)
+    """Words that the engine has to find in the target's own config, and does not."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +162,7 @@ def export_of(
         raise RequestError(f"{odd} of {folder} is beyond the range of {dtype}; export it with --dtype bf16 or fp32")
     name = str(DTYPES[dtype]).removeprefix("torch.")
     # transformers 5 reads `dtype`, older readers `torch_dtype`
-    return Export({**made.config, "dtype": name, "torch_dtype": name}, tensors)
+    return replace(made, config={**made.config, "dtype": name, "torch_dtype": name}, tensors=tensors)
 
 
 def medusa(heads: MedusaHeads, _target: ServedTarget, how: Served) -> Export:

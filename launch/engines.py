@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ class Start:
     """Whether drafts are drawn from q at temperatures above 0, where engines take the argmax unasked."""
     parallel: bool = False
     """Whether all drafts come out of one pass of a method that would otherwise take one pass each."""
+    of_target: Mapping[str, Any] = field(default_factory=dict)
+    """Words that vLLM has to find in the target's config, and does not."""
     behind_layers: Sequence[int] | None = None
     """The target's layers behind which the drafter reads, where they are not every engine's default."""
 
@@ -49,7 +51,8 @@ def _vllm(start: Start) -> list[str]:
     """The method is named, or it would be guessed from the path."""
     config = {"method": start.method, "model": start.folder, "num_speculative_tokens": start.tokens}
     one_pass = {"parallel_drafting": True} if start.parallel else {}
-    return [_serve(start.target, config | one_pass | _drawn(start))]
+    told = ["--hf-overrides", json.dumps(dict(start.of_target))] if start.of_target else []
+    return [" ".join([_serve(start.target, config | one_pass | _drawn(start)), *map(shlex.quote, told)])]
 
 
 def _speculators(start: Start) -> list[str]:

@@ -83,7 +83,8 @@ def export(request: ExportRequest) -> str:
 
     words: dict[str, Any] = {"dtype": request.dtype, "head_VH": head, "tokens": start.tokens, "table": table}
     made = export_of(folder, family, settings, target, request.format, **words)
-    start = replace(start, behind_layers=made.config.get("eagle_config", {}).get("eagle_aux_hidden_state_layer_ids"))
+    behind = made.config.get("eagle_config", {}).get("eagle_aux_hidden_state_layer_ids")
+    start = replace(start, behind_layers=behind, of_target=made.of_target)
     lines = command(request.format, start)  # refused before anything is written
     replace_folder(out, lambda folder: _fill(folder, made))
     return f"{out}: load it with\n{lines}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,19 +28,24 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
         save_file(dict(tensors), staging)
 
 
-def read_tensors(path: Path, *, remedy: str) -> dict[str, Tensor]:
+def read_tensors(path: Path, *, remedy: str, only: Callable[[str], bool] | None = None) -> dict[str, Tensor]:
     """The tensors of a safetensors file.
 
     Args:
         remedy: what to do where it cannot be read, the end of the message.
+        only: says by its name whether a tensor is read; default: all.
 
     Raises:
         RequestError: it is missing or damaged.
     """
+    from safetensors import safe_open
     from safetensors.torch import load_file
 
     with _explain_damage(path, remedy):
-        return load_file(path)
+        if only is None:
+            return load_file(path)
+        with safe_open(path, "pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys() if only(name)}  # noqa: SIM118 - no mapping
 
 
 def check_tensors(path: Path, *, remedy: str) -> None:

@@ -23,6 +23,7 @@ RECIPES = {
     "hydra": "medusa: {heads: 2}\nobjective: {chunk: 64}\n",
     "eagle": "eagle: {noise: 0.0, passes: 2, top_k: 1.0}\nobjective: {chunk: 64}\n",
     "eagle3": "eagle3: {passes: 3, vocabulary: 512}\nobjective: {chunk: 64}\n",
+    "mtp": "mtp: {passes: 2}\nobjective: {kl: 0.5, ce: 0.5, chunk: 64}\n",
     "peagle": "peagle: {depths: 3, decoder_layers: 2, vocabulary: 512}\nobjective: {chunk: 64}\n",
     "dflash": "block: {size: 4, decoder_layers: 2, anchors: 12}\nobjective: {positions: d-pace, chunk: 64}\n",
     "dflash2": (

@@ -9,7 +9,7 @@ from typing import Any
 from draftsmith.data.config import DataConfig
 from draftsmith.launch.recipe.model import Recipe
 from draftsmith.trainers import bpd, distill, eagle, eagle3, hydra, medusa, medusa2
-from draftsmith.trainers.block import dflash, dflash2, dspark, pard, peagle
+from draftsmith.trainers.block import dflash, dflash2, dspark, mtp, pard, peagle
 from draftsmith.trainers.methods import METHODS
 from draftsmith.trainers.teacher.tuned import TunedTarget
 from torch import nn
@@ -26,6 +26,7 @@ OBJECTIVES: dict[str, Any] = {
     "dflash2": dflash2.DFlash2Objective,
     "dspark": dspark.DSparkObjective,
     "peagle": peagle.PeagleObjective,
+    "mtp": mtp.MtpObjective,
     "pard": pard.PardObjective,
 }
 MODULES: dict[str, Any] = {name: method.code() for name, method in METHODS.items()}

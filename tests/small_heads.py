@@ -26,6 +26,8 @@ from draftsmith.drafters.eagle.proposer import Eagle, Eagle3
 from draftsmith.drafters.heads.bpd import Bpd, BpdHeads
 from draftsmith.drafters.heads.hydra import HydraHeads, hydra_on
 from draftsmith.drafters.heads.medusa import Medusa, MedusaHeads
+from draftsmith.drafters.mtp.net import MtpNet
+from draftsmith.drafters.mtp.proposer import Mtp
 from torch import Tensor, nn
 
 FAMILIES = [name for name, family in families.FAMILIES.items() if family.build]
@@ -53,6 +55,8 @@ def make_on_target(family: str, target: Backbone, *, noise: float = 0.05, **sett
     if family == "peagle":
         return Peagle(_shaken(_passing_on(small_peagle_net(model)), noise), target, **settings)
     settings = {"tree": "static"} | settings
+    if family == "mtp":
+        return Mtp(_shaken(_passing_on(MtpNet.for_target(model)), noise), target, **settings)
     if family == "eagle":
         net = _passing_on(EagleNet(EagleShape.like(model.config)))
         return Eagle(_shaken(net, noise), target, **settings)

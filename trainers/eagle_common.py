@@ -19,7 +19,7 @@ from .labels import has_label
 from .loop.objective import Batch
 from .losses.chunked import ChunkedLoss
 from .losses.pace import anchors_of, geometric, paced
-from .method_config import Eagle3Config, EagleConfig
+from .method_config import Eagle3Config, EagleConfig, MtpConfig
 
 
 class Compared(NamedTuple):
@@ -80,7 +80,7 @@ def shares(
     hidden_PH: Tensor,
     head: ChunkedLoss,
     batch: Batch,
-    config: EagleConfig | Eagle3Config,
+    config: EagleConfig | Eagle3Config | MtpConfig,
     objective: ObjectiveConfig,
 ) -> Tensor | None:
     """How much every position of `compared` counts, fp32 [P]; None where all count alike.

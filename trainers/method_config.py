@@ -195,6 +195,24 @@ class Eagle3Config(Section):
     in long chains and long contexts. llama.cpp cannot serve it."""
 
 
+class MtpConfig(Section):
+    """How MTP modules are trained: one module, applied to its own states."""
+
+    passes: int = Field(3, ge=1, le=256)
+    """Applications in training: as many as tokens will be drafted; each costs as much as the first."""
+    decay: float = Field(0.6, gt=0, le=1)
+    """Weight of application j in the loss is decay^j over the sum of all of them (FastMTP's beta)."""
+    state: Literal["behind", "before"] = "behind"
+    """Where the target's states are taken and the module's own are fed back: behind the last norm, as engines do, or
+    before it."""
+    from_target: bool = False
+    """Begin with the MTP module in the target's own checkpoint, with its sizes; else a fresh one. With
+    `model.start_from` the sizes alone are the checkpoint's."""
+    recompute: bool = False
+    """Keep of each pass its output, keys and values alone, and compute it again for its gradient: a third of the
+    memory, a tenth more time, and the same bits."""
+
+
 class PeagleConfig(Section):
     """How P-EAGLE drafters are trained: all depths in one pass."""
 

@@ -27,6 +27,7 @@ from .method_config import (
     LoraConfig,
     Medusa2Config,
     MedusaConfig,
+    MtpConfig,
     PardConfig,
     PeagleConfig,
     RolloutsConfig,
@@ -300,6 +301,20 @@ _ALL = (
         positions=lambda recipe: int(recipe.eagle3.passes),
         passes=lambda recipe: int(recipe.eagle3.passes),
         recomputes=lambda recipe: bool(recipe.eagle3.recompute),
+    ),
+    Method(
+        name="mtp",
+        summary="an MTP module on the frozen target, its own or a fresh one",
+        family="mtp",
+        module=".block.mtp",
+        sections={"mtp": MtpConfig},
+        reads=_ON_TARGET,
+        ignores=_NOT_MOVING,
+        sizes={"state": "mtp.state"},
+        positions=lambda recipe: int(recipe.mtp.passes),
+        # norms of queries and keys, and of both halves of a pair, keep what they read too
+        passes=lambda recipe: 1.2 * recipe.mtp.passes,
+        recomputes=lambda recipe: bool(recipe.mtp.recompute),
     ),
     Method(
         name="peagle",

@@ -2,7 +2,8 @@
 
 State 0 is the embedding, state i what the i-th layer puts out, and the last state, also called
 `LAST`, what the output projection reads, after the last norm: the count of `hidden_states` in
-`transformers`. Drafters are trained on these states and decode from them, so both take them here.
+`transformers`, which has no number for what goes into that norm: `UNNORMED` here. Drafters are
+trained on these states and decode from them, so both take them here.
 Read next: `backbone.py`, which decodes; `trainers/teacher/features.py`, which trains.
 
 Shapes: B rows, N tokens, H hidden size, F numbers of several states side by side.
@@ -21,6 +22,8 @@ from ...errors import RequestError
 
 LAST = -1
 """The state that the output projection reads, after the last norm, of a model of any depth."""
+UNNORMED = -2
+"""What the last layer puts out, in front of the last norm."""
 
 
 class HiddenStates:
@@ -32,7 +35,7 @@ class HiddenStates:
         Raises:
             RequestError: the model has no such state.
         """
-        beyond = [layer for layer in layers if layer != LAST and not 0 <= layer <= count]
+        beyond = [layer for layer in layers if layer not in (LAST, UNNORMED) and not 0 <= layer <= count]
         if beyond:
             raise RequestError(
                 f"hidden state {beyond[0]} is asked for; a model of {count} layers has the states 0, its "
@@ -67,11 +70,13 @@ class HiddenStates:
         Raises:
             RequestError: the states between the layers are asked for, and the layers are in no list.
         """
-        between = sorted({number for number in self._numbers if number != self._count})
-        blocks = layers_of(decoder, self._count) if between else nn.ModuleList()
+        between = sorted({number for number in self._numbers if number not in (self._count, UNNORMED)})
+        blocks = layers_of(decoder, self._count) if between or UNNORMED in self._numbers else nn.ModuleList()
         hooks = [
             blocks[number].register_forward_pre_hook(self._before(number), with_kwargs=True) for number in between
         ]
+        if UNNORMED in self._numbers:
+            hooks.append(blocks[-1].register_forward_hook(self._behind))
         if self._count in self._numbers:
             hooks.append(decoder.register_forward_hook(lambda _decoder, _given, out: self.take(self._count, out[0])))
         try:
@@ -79,6 +84,9 @@ class HiddenStates:
         finally:
             for hook in hooks:
                 hook.remove()
+
+    def _behind(self, _block: nn.Module, _given: Any, out: Any) -> None:
+        self.take(UNNORMED, out[0] if isinstance(out, tuple) else out)
 
     def _before(self, number: int) -> Callable[..., None]:
         def hook(_block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

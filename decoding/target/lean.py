@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .attention import NAME
-from .hidden_states import HiddenStates
+from .hidden_states import UNNORMED, HiddenStates
 from .kv_cache import KVCache
 from .stacked import Stack, Stacked
 
@@ -77,6 +77,7 @@ def lean_forward(
         hidden = hidden + _attend(layer.self_attn, stacked, normed, mask, turn, kv_cache, index)
         normed = _rms(hidden, layer.post_attention_layernorm)
         hidden = hidden + _feed_forward(layer.mlp, stacked, normed)
+    states.take(UNNORMED, hidden)
     hidden = _rms(hidden, base.norm)
     states.take(len(base.layers), hidden)
     head = model.lm_head if stack is None else stack.head

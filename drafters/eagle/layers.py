@@ -102,7 +102,7 @@ class Attention(nn.Module):
         query, key, value = self.project(x_BNX, turn)
         if kv_cache is not None:
             key, value = kv_cache.update(key, value, layer)
-        return self.joined(attend(query, key, value, mask, self.group))
+        return self.joined(attend(query, key, value, mask, self.group), x_BNX)
 
     def project(self, x_BNX: Tensor, turn: tuple[Tensor, Tensor]) -> Projected:
         """Queries, keys and values; `turn` is what `Rotary` gives for the positions."""
@@ -110,8 +110,8 @@ class Attention(nn.Module):
         query, key, value = (each.view(shape).transpose(1, 2) for each in self._query_key_value(x_BNX))
         return Projected(turned(query, turn), turned(key, turn), value)
 
-    def joined(self, out_BQND: Tensor) -> Tensor:
-        """The heads' outputs side by side, projected to [B, N, H]."""
+    def joined(self, out_BQND: Tensor, read_BNX: Tensor | None = None) -> Tensor:
+        """The heads' outputs side by side, projected to [B, N, H]; a gate would read `x_BNX` of `project` again."""
         (out_BNH,) = self._out(out_BQND.transpose(1, 2).flatten(2))
         return out_BNH
 

@@ -135,7 +135,8 @@ class PairNet(nn.Module, ABC):
         residual_BNH, read_BNX = self.enter(hidden_BNH, embeds_BNH.roll(-j, 1))
         pairs = self.attention.project(read_BNX, self.rotary(positions_BN + j))
         attended = attention.first(pairs) if sunk is None else attention.later(pairs, sunk, between)
-        return self.finish(residual_BNH, self.attention.joined(attended)), pairs.key_BGND, pairs.value_BGND
+        out_BNH = self.finish(residual_BNH, self.attention.joined(attended, read_BNX))
+        return out_BNH, pairs.key_BGND, pairs.value_BGND
 
 
 class EagleLayer(nn.Module):

@@ -33,7 +33,7 @@ from ..projection import Shaping
 from ..temperatures import at_depth
 from ..true_states import TrueStates, pick
 from .levels import draw_level, levels_of
-from .net import EagleNet
+from .net import PairNet
 from .net3 import Eagle3Net
 
 MOST_DRAFTED = 1_000_000
@@ -87,7 +87,7 @@ class Eagle:
 
     def __init__(
         self,
-        net: EagleNet | Eagle3Net,
+        net: PairNet,
         target: Backbone,
         *,
         tree: TreeKind = "chain",
@@ -135,7 +135,7 @@ class Eagle:
             )
 
     @property
-    def module(self) -> EagleNet | Eagle3Net:
+    def module(self) -> PairNet:
         """What is trained."""
         return self.net
 

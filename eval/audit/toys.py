@@ -35,7 +35,7 @@ from ...drafters.vocabulary.foreign_draft import ForeignDraft, IntersectionDraft
 from ...drafters.vocabulary.shared_tokens import Vocabulary, VocabularyPair
 from ...errors import RequestError
 from .toy_models.documents import DOCUMENTS, MemoryStore
-from .toy_models.nets import SIBLINGS, bpd, dflash, dflash2, dspark, eagle, eagle3, hydra, medusa, peagle
+from .toy_models.nets import SIBLINGS, bpd, dflash, dflash2, dspark, eagle, eagle3, hydra, medusa, mtp, peagle
 from .toy_models.table import TableModel, tables
 from .toy_models.trees import ConfidentTree, SampledTree, SeveralDrafts, TopTree
 
@@ -132,6 +132,7 @@ TOYS: dict[str, ToyKind] = {
     "bpd": _of_target(bpd),
     **_eagles("eagle", eagle),
     **_eagles("eagle3", eagle3),
+    **_eagles("mtp", mtp),
     "peagle": _of_target(peagle),
     "peagle argmax": _of_target(peagle, policy="argmax"),
     "peagle tempered": _of_target(peagle, factors=_FACTORS),

@@ -16,6 +16,7 @@ from draftsmith.drafters.families import FAMILIES, function
 from draftsmith.drafters.heads.bpd import BpdHeads
 from draftsmith.drafters.heads.hydra import HydraHeads
 from draftsmith.drafters.heads.medusa import MedusaHeads
+from draftsmith.drafters.mtp.net import MtpNet
 from small_heads import small_dflash2_net, small_dspark_net, small_peagle_net
 from torch import nn
 
@@ -37,6 +38,7 @@ FRESH: dict[str, Any] = {
     "dflash2": lambda model: small_dflash2_net(model),
     "dspark": lambda model: small_dspark_net(model),
     "peagle": lambda model: small_peagle_net(model),
+    "mtp": lambda model: MtpNet.for_target(model, state="before"),
 }
 
 

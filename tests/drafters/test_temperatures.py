@@ -88,7 +88,7 @@ def test_the_audit_enumerates_tempered_drafters(target: Backbone) -> None:
         join([make_drafter(target, factors=FACTORS)]),
         *(
             make_on_target(name, target, tree=tree, factors=FACTORS)
-            for name in ("eagle", "eagle3")
+            for name in ("eagle", "eagle3", "mtp")
             for tree in ("chain", "static")
         ),
         *(make_on_target(name, target, factors=FACTORS) for name in ("dflash", "dflash2", "dspark", "peagle")),

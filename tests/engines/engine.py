@@ -75,12 +75,26 @@ class Vllm:
             env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
         )
 
-    def serve(self, model: str, speculative_config: dict[str, Any] | None, asked: Sequence[Asked]) -> Served:
-        """Load `model` with that draft, answer, and unload; what goes wrong there is raised here."""
+    def serve(
+        self,
+        model: str,
+        speculative_config: dict[str, Any] | None,
+        asked: Sequence[Asked],
+        of_target: dict[str, Any] | None = None,
+    ) -> Served:
+        """Load `model` with that draft, answer, and unload; what goes wrong there is raised here.
+
+        Args:
+            of_target: words that are put into the model's config.
+        """
         self._count += 1
         job, result = (self._folder / f"{kind}-{self._count}.json" for kind in ("job", "result"))
         runs = [each.job for each in asked]
-        job.write_text(json.dumps({"model": model, "speculative_config": speculative_config, "runs": runs}))
+        job.write_text(
+            json.dumps(
+                {"model": model, "speculative_config": speculative_config, "of_target": of_target or {}, "runs": runs}
+            )
+        )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(json.dumps([str(job), str(result)]), file=self._process.stdin, flush=True)

@@ -17,10 +17,11 @@ PROBABILISTIC = {"draft_sample_method": "probabilistic"}
 
 @dataclass(frozen=True)
 class Command:
-    """`vllm serve MODEL --speculative-config CONFIG`."""
+    """`vllm serve MODEL --speculative-config CONFIG`, and what else is said of the target."""
 
     model: str
     config: dict[str, Any]
+    of_target: dict[str, Any]
 
     @property
     def greedy(self) -> dict[str, Any]:
@@ -39,6 +40,7 @@ def exported(run: Path, form: str, out: Path) -> Command:
         code = main(["export", str(run), "--format", form, "--out", str(out), "--dtype", "fp32"])
     line = said.getvalue().strip().splitlines()[-1]
     assert (code, out.exists()) in {(0, True), (2, False)}, said.getvalue()
-    program, verb, model, flag, config = shlex.split(line)
+    program, verb, model, flag, config, *told = shlex.split(line)
     assert (program, verb, flag) == ("vllm", "serve", "--speculative-config"), line
-    return Command(model, json.loads(config))
+    assert told[:1] in ([], ["--hf-overrides"]), line
+    return Command(model, json.loads(config), json.loads(told[1]) if told else {})

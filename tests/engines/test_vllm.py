@@ -57,7 +57,8 @@ def test_drafter(
         ours = greedy(mine, drafter, prompts, MOST_TOKENS)
         shares[policy] = first_drafts(mine, drafter, prompts, MOST_TOKENS, repeats=OURS)
         theirs = command.config if policy == "sample" else command.greedy
-        served = vllm.serve(command.model, theirs, [Asked(prompts, 0.0), Asked(list(prompts) * THEIRS, 1.0)])
+        asked = [Asked(prompts, 0.0), Asked(list(prompts) * THEIRS, 1.0)]
+        served = vllm.serve(command.model, theirs, asked, command.of_target)
         cold, warm = served.runs
         low, high = shares[policy].interval(len(prompts) * THEIRS)
         found = warm.accepted[0] / warm.drafts

@@ -25,6 +25,9 @@ from ....drafters.eagle.proposer import Eagle, Eagle3
 from ....drafters.heads.bpd import Bpd, BpdHeads, BpdShape
 from ....drafters.heads.hydra import HydraHeads, HydraShape, hydra_on
 from ....drafters.heads.medusa import Medusa, MedusaHeads, MedusaShape
+from ....drafters.mtp.layers import MtpShape
+from ....drafters.mtp.net import MtpNet
+from ....drafters.mtp.proposer import Mtp
 from .table import HIDDEN, TableModel
 
 PATHS = ((0,), (1,), (0, 0), (0, 1), (1, 0))
@@ -71,6 +74,12 @@ def eagle3(target: TableModel, **settings: Any) -> Proposer:
     shape = Eagle3Shape(**_LAYER, layers=(0, 1, 2), vocabulary=target.vocabulary, draft_vocabulary=words)
     net = Eagle3Net(shape, [word for word in range(target.vocabulary) if word != 1])
     return Eagle3(_shaken(net, target), target.as_backbone(), **(_TREE | settings))
+
+
+def mtp(target: TableModel, **settings: Any) -> Proposer:
+    """An MTP module, which drafts by the target's projection."""
+    net = MtpNet(MtpShape(**_LAYER, rotary=_LAYER["head_size"]))
+    return Mtp(_shaken(net, target), target.as_backbone(), **(_TREE | settings))
 
 
 def peagle(target: TableModel, **settings: Any) -> Proposer:

@@ -38,6 +38,7 @@ KINDS = [
     "dspark sure",
     "dspark tree",
     "peagle",
+    "mtp chain",
 ]
 
 BY_CHANCE = ("dflash", "dflash2", "dspark", "dspark sure", "dspark tree", "peagle")

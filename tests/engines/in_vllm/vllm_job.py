@@ -107,6 +107,7 @@ def done(job: dict[str, Any]) -> dict[str, Any]:
         disable_log_stats=False,
         enable_prefix_caching=False,
         speculative_config=job["speculative_config"],
+        hf_overrides=job["of_target"],
     )
     runner = engine.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
     drafter = getattr(getattr(runner, "drafter", None), "model", None)

@@ -33,7 +33,8 @@ ASK_THE_HOST = ("rest", "function", "intersection", "intersection argmax", "reto
 SEARCH_TREES = "suffix"  # on the host too, token by token; every day the two rules of the hybrid
 EVERY_DAY = ("suffix-hybrid", "suffix-hybrid static")
 AS_DFLASH = ("peagle argmax", "peagle tempered")  # drawn by the same function, which DFlash's try every day
-SELDOM = [*AS_DFLASH, *(name for name in TOYS if name.startswith(SEARCH_TREES) and name not in EVERY_DAY)]
+AS_EAGLE = [name for name in TOYS if name.startswith("mtp") and name != "mtp chain"]  # by EAGLE's own proposer
+SELDOM = [*AS_DFLASH, *AS_EAGLE, *(name for name in TOYS if name.startswith(SEARCH_TREES) and name not in EVERY_DAY)]
 NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in SELDOM else name for name in TOYS]
 # the filter by count says the most of a method: q and p lack different tokens; at T = 0 greedy rules have tests of their own
 WARPERS = [

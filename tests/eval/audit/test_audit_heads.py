@@ -48,6 +48,8 @@ MODES: dict[str, tuple[str, dict[str, Any]]] = {
     "DFlash 2": ("dflash2", {}),
     "DFlash 2, argmax": ("dflash2", {"policy": "argmax"}),
     "DFlash 2, tree": ("dflash2", {"tree": TreeShape(9, 3)}),
+    "MTP, chain": ("mtp", {"tree": "chain"}),
+    "MTP, dynamic tree": ("mtp", {"tree": "dynamic", **SMALL_TREE}),
     "P-EAGLE": ("peagle", {}),
     "P-EAGLE, argmax": ("peagle", {"policy": "argmax"}),
 }

@@ -38,6 +38,8 @@ DRAFTERS: list[tuple[str, dict[str, Any]]] = [
     ("dspark", {"policy": "argmax"}),
     ("dspark", {"least": 0.5}),
     *((family, {"tree": TreeShape(6, 2)}) for family in ("dflash", "dflash2", "dspark")),
+    *(("mtp", {"tree": tree}) for tree in ("chain", "static")),
+    ("mtp", {"tree": "dynamic", "top_k": 4, "nodes": 12}),
     ("peagle", {}),
     ("peagle", {"policy": "argmax"}),
 ]

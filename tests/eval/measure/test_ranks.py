@@ -136,7 +136,7 @@ def test_no_tree_of_that_size_promises_more(family: str, nodes: int, target: Bac
     assert chosen.nodes <= nodes
     assert chosen.tau == pytest.approx(best_of_size(drafter, result, nodes, "dp").tau)
     table = acceptance_for(drafter, result)
-    default = EAGLE_1_TREE if family.startswith("eagle") else default_paths(4, nodes)
+    default = EAGLE_1_TREE if family.startswith(("eagle", "mtp")) else default_paths(4, nodes)
     if len(default) + 1 == chosen.nodes and max(map(len, default)) <= len(table):
         assert chosen.default_tau == pytest.approx(1 + expected_tokens(default, table))
         assert chosen.tau >= chosen.default_tau - 1e-12

@@ -28,6 +28,7 @@ from small_run import assert_same_weights
                 "dflash2-tiny",
                 "peagle-tiny",
                 "pard-tiny",
+                "mtp-tiny",
             )
         ),
     ],
@@ -72,6 +73,7 @@ def test_an_eagle_decodes_on_trees(tree: str, tmp_path: Path) -> None:
                 "dspark-tiny",
                 "peagle-tiny",
                 "pard-tiny",
+                "mtp-tiny",
             )
         ),
     ],
@@ -97,7 +99,10 @@ def test_a_run_that_was_cut_ends_with_the_same_bits(recipe: str, tmp_path: Path)
         "eagle3-tiny",
         "dflash-tiny",
         "dspark-tiny",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("dflash2-tiny", "peagle-tiny", "pard-tiny")),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("dflash2-tiny", "peagle-tiny", "pard-tiny", "mtp-tiny")
+        ),
     ],
 )
 def test_the_pre_flight_knows_what_is_trained(recipe: str, tmp_path: Path, capfd) -> None:

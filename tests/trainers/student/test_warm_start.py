@@ -24,7 +24,7 @@ from draftsmith.errors import RequestError
 from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.launch.recipe.model import Recipe
 from draftsmith.trainers import bpd, eagle, eagle3, hydra, medusa, medusa2
-from draftsmith.trainers.block import dflash, dflash2, dspark, peagle
+from draftsmith.trainers.block import dflash, dflash2, dspark, mtp, peagle
 from draftsmith.trainers.config import ModelConfig, ObjectiveConfig
 from draftsmith.trainers.method_config import (
     BlockConfig,
@@ -35,6 +35,7 @@ from draftsmith.trainers.method_config import (
     EagleConfig,
     Medusa2Config,
     MedusaConfig,
+    MtpConfig,
     PeagleConfig,
     TuneConfig,
 )
@@ -58,6 +59,7 @@ RUNS: dict[str, tuple[Any, dict[str, Any]]] = {
     "eagle": (eagle, {"eagle": EagleConfig(noise=0.0), "objective": ObjectiveConfig()}),
     "eagle3": (eagle3, {"eagle3": FUSED, "objective": ObjectiveConfig()}),
     "dflash": (dflash, {"block": BlockConfig(size=4, decoder_layers=1), "objective": ObjectiveConfig()}),
+    "mtp": (mtp, {"mtp": MtpConfig(passes=2), "objective": ObjectiveConfig()}),
     "peagle": (
         peagle,
         {

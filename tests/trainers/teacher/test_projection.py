@@ -227,6 +227,7 @@ RUNS = [
     "dflash2",
     "peagle",
     "pard",
+    "mtp",
 ]
 
 

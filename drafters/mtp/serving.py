@@ -1,0 +1,118 @@
+"""An MTP module in the shapes that vLLM loads, beside the target that it was trained for.
+
+vLLM runs a target's own module out of the target's checkpoint, by one class per family of targets, which takes its
+weights from the folder that the speculative config names and its sizes from the *target's* config. Two of these
+classes compute what `net.py` does: EXAONE-MoE's, whose layer has norms of query and key, as a fresh module has; and
+MiMo's, whose layer has biases instead. So a module can be served whose sizes are what the target's config says;
+where one differs, vLLM would compute something else, and the export is refused. Embedding and projection are the
+target's. Read next: `net.py`; `../export.py`, what all forms share.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from ...errors import RequestError
+from ..export import Export, Served, ServedTarget, llama_words
+from .layers import MtpShape
+from .net import MtpNet
+
+
+def vllm(net: MtpNet, target: ServedTarget, _how: Served) -> Export:
+    """The form whose class in vLLM computes the same.
+
+    Raises:
+        RequestError: there is none, or it would take other sizes from the target's config.
+    """
+    shape = net.config
+    _check_served(shape)
+    _check_same(shape, target)
+    words: dict[str, Any] = llama_words(shape, target) | {"num_nextn_predict_layers": 1}
+    if not shape.query_norm:
+        return Export(words | _MIMO, _as_mimo(net), {"num_nextn_predict_layers": 1})
+    tensors = {f"mtp.{name}": tensor for name, tensor in net.state_dict().items()}
+    # a window is asked for as a number, and of no layer
+    return Export(words | _EXAONE | _LAYER | {"sliding_window": target.positions}, tensors, _LAYER)
+
+
+_LAYER: dict[str, Any] = {"mlp_layer_types": ["dense"], "mtp_layer_types": ["full_attention"]}
+"""A module's layer is dense and attends to everything: words that the class looks for in the target's config."""
+_EXAONE: dict[str, Any] = {
+    "architectures": ["ExaoneMoEForCausalLM"],
+    "model_type": "exaone_moe",
+    "layer_types": ["full_attention"],
+    "sliding_window_pattern": 1,
+    "first_k_dense_replace": 1,
+}
+# MiMo's layer is Qwen2's, and `transformers` has no config of the name mimo
+_MIMO: dict[str, Any] = {"architectures": ["MiMoForCausalLM"], "model_type": "qwen2", "use_sliding_window": False}
+_MIMO_NAMES = {
+    "fc.": "input_proj.",
+    "norm.": "final_layernorm.",
+    "pre_fc_norm_embedding.": "token_layernorm.",
+    "pre_fc_norm_hidden.": "hidden_layernorm.",
+    "layers.0.": "",
+}
+
+
+def _as_mimo(net: MtpNet) -> dict[str, Tensor]:
+    """MiMo's names; its projection reads the hidden state in front of the embedding."""
+    tensors = {}
+    for name, tensor in net.state_dict().items():
+        ours = next(each for each in _MIMO_NAMES if name.startswith(each))
+        tensors[f"model.mtp_layers.0.{_MIMO_NAMES[ours]}{name.removeprefix(ours)}"] = tensor
+    projection = "model.mtp_layers.0.input_proj.weight"
+    return tensors | {projection: tensors[projection].roll(net.config.hidden, 1)}
+
+
+_REMEDY = "; `draftsmith eval` decodes with this module as it is, and an EAGLE-3 drafter is served beside any target"
+
+
+def _check_served(shape: MtpShape) -> None:
+    """Raise RequestError for a module that no class of vLLM's computes."""
+    why = None
+    if shape.state == "before":
+        why = "reads states before the last norm, and vLLM hands out and feeds back those behind it"
+    elif shape.gated or shape.rotary != shape.head_size:
+        why = "has a gate or heads that are turned in part, which vLLM runs out of a Qwen3.5 checkpoint alone"
+    elif shape.query_norm and (shape.bias or shape.blank_first):
+        why = "has norms of query and key beside biases or an empty first position, which no class of vLLM's has"
+    elif not shape.query_norm and not (shape.bias and shape.blank_first):
+        why = "has a layer without norms of query and key and without biases, which no class of vLLM's has"
+    elif not shape.query_norm and shape.head_size * shape.heads != shape.hidden:
+        why = f"has {shape.heads} heads of {shape.head_size}, and MiMo's class in vLLM makes {shape.hidden} of them"
+    if why is not None:
+        raise RequestError(
+            f"the MTP module {why}; nothing is written that would draft otherwise there. Train a fresh one with "
+            f"mtp.from_target false and mtp.state behind{_REMEDY}"
+        )
+
+
+def _check_same(shape: MtpShape, target: ServedTarget) -> None:
+    """Raise RequestError where vLLM would take other sizes than the module's from the target's config."""
+    words, rope = target.words, target.words.get("rope_parameters") or {}
+    mine = {
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_size,
+        "rms_norm_eps": shape.eps,
+        "hidden_act": "silu",
+    }
+    theirs = {name: words.get(name) for name in mine}
+    theirs["head_dim"] = theirs["head_dim"] or shape.hidden // shape.heads
+    mine |= {"rope_type": "default", "rope_theta": shape.rope_theta, "partial_rotary_factor": 1.0}
+    plain = {"rope_type": "default", "partial_rotary_factor": words.get("partial_rotary_factor") or 1.0}
+    theirs |= {name: (plain | rope).get(name) for name in ("rope_type", "rope_theta", "partial_rotary_factor")}
+    if shape.query_norm:  # by the first of these that is there, the layer gets biases
+        mine |= {name: False for name in ("attention_bias", "bias", "mlp_bias")}
+        theirs |= {name: bool(words.get(name)) for name in ("attention_bias", "bias", "mlp_bias")}
+    odd = next((name for name in mine if mine[name] != theirs[name]), None)
+    if odd is not None:
+        raise RequestError(
+            f"vLLM takes the sizes of an MTP module from the target's config, and {odd} of {target.path!r} is "
+            f"{theirs[odd]!r}, where the module has {mine[odd]!r}: it would draft otherwise there{_REMEDY}"
+        )

@@ -1,0 +1,125 @@
+"""An MTP module in vLLM's forms: every tensor under the name that is loaded there, and what would not fit is refused."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from draftsmith.drafters.export import Export, ServedTarget, export_of
+from draftsmith.drafters.mtp.layers import MtpShape
+from draftsmith.drafters.mtp.net import MtpNet
+from draftsmith.drafters.mtp.own import own_shape, own_weights
+from draftsmith.errors import RequestError
+from draftsmith.launch.engines import Start, command
+from safetensors.torch import save_file
+from transformers import AutoConfig
+
+SIZES: dict[str, Any] = {
+    "hidden": 32,
+    "intermediate": 48,
+    "heads": 4,
+    "kv_heads": 2,
+    "head_size": 16,
+    "rope_theta": 10_000.0,
+    "eps": 1e-6,
+    "rotary": 16,
+}
+CONFIG: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+}
+MIMO: dict[str, Any] = {"query_norm": False, "bias": True, "blank_first": True, "head_size": 8, "rotary": 8}
+
+
+def served(**words: Any) -> ServedTarget:
+    return ServedTarget("org/target", ["Qwen3ForCausalLM"], 61, 2, 256, None, 2, words=CONFIG | words)
+
+
+def exported(folder: Path, target: ServedTarget, **chosen: Any) -> tuple[Export, MtpNet]:
+    torch.manual_seed(0)
+    net = MtpNet(MtpShape(**(SIZES | chosen)))
+    folder.mkdir(exist_ok=True)
+    save_file(net.state_dict(), folder / "model.safetensors")
+    return export_of(folder, "mtp", asdict(net.config), target, "vllm", dtype="fp32"), net
+
+
+@pytest.mark.parametrize(
+    ("chosen", "architecture"), [({}, "ExaoneMoEForCausalLM"), (MIMO, "MiMoForCausalLM")], ids=["plain", "mimo"]
+)
+def test_what_is_written_is_the_module_that_is_read_back(
+    chosen: dict[str, Any], architecture: str, tmp_path: Path
+) -> None:
+    """By `own.py`, which reads checkpoints of these names; the config is one that `transformers` knows."""
+    made, net = exported(tmp_path / "drafter", served(head_dim=8 if chosen else 16), **chosen)
+    assert made.config["architectures"] == [architecture]
+    assert made.config["num_nextn_predict_layers"] == 1
+    back = tmp_path / "back"
+    back.mkdir()
+    save_file(made.tensors, back / "model.safetensors")
+    config = AutoConfig.for_model(**made.config)
+    config.num_hidden_layers = 2
+    assert own_shape(str(back), config) == net.config
+    weights = own_weights(str(back), config)
+    assert weights.keys() == net.state_dict().keys()
+    for name, weight in net.state_dict().items():
+        torch.testing.assert_close(weights[name], weight)
+    assert config.rope_parameters["rope_theta"] == 10_000.0
+    if not chosen:
+        assert (config.layer_types, config.mlp_layer_types) == (["full_attention"], ["dense"])
+
+
+@pytest.mark.parametrize(
+    ("chosen", "why"),
+    [
+        ({"state": "before"}, "reads states before the last norm"),
+        ({"gated": True}, "has a gate or heads that are turned in part"),
+        ({"rotary": 8}, "has a gate or heads that are turned in part"),
+        ({"bias": True}, "has norms of query and key beside biases"),
+        ({"query_norm": False}, "has a layer without norms of query and key and without biases"),
+        (MIMO | {"head_size": 16, "rotary": 16}, "has 4 heads of 16, and MiMo's class in vLLM makes 32"),
+    ],
+)
+def test_what_no_class_of_vllm_computes_is_refused(chosen: dict[str, Any], why: str, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=why):
+        exported(tmp_path, served(), **chosen)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"intermediate_size": 64}, "intermediate_size of 'org/target' is 64, where the module has 48"),
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "rope_type of 'org/target' is 'llama3'"),
+        ({"rope_parameters": {"rope_theta": 5e5}}, "rope_theta of 'org/target' is 500000.0"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor of 'org/target' is 0.5"),
+        ({"attention_bias": True}, "attention_bias of 'org/target' is True"),
+    ],
+)
+def test_sizes_that_vllm_would_take_from_the_target_are_the_modules(
+    words: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(RequestError, match=message):
+        exported(tmp_path, served(**words))
+
+
+def test_what_the_targets_config_lacks_is_said_where_vllm_is_started(tmp_path: Path) -> None:
+    made, _ = exported(tmp_path, served())
+    start = Start("TARGET", "FOLDER", "mtp", 3, sampled=True, of_target=made.of_target)
+    *_, flag, told = shlex.split(command("vllm", start))
+    assert flag == "--hf-overrides"
+    assert json.loads(told) == {"mlp_layer_types": ["dense"], "mtp_layer_types": ["full_attention"]}
+
+
+def test_other_formats_are_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="in which no mtp drafter is served; expected vllm"):
+        export_of(tmp_path, "mtp", {}, served(), "sglang")
