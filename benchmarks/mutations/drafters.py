@@ -184,6 +184,14 @@ MUTATIONS = (
         (BLOCK + "test_selected.py::test_no_block_is_read_by_the_next_one",),
     ),
     Mutation(
+        "M01",
+        "drafters/mtp/net.py",
+        "MTP: the projection reads the hidden state in front of the embedding",
+        "        pair_BNX = torch.cat((token_BNH, self.pre_fc_norm_hidden(hidden_BNH)), -1)\n",
+        "        pair_BNX = torch.cat((self.pre_fc_norm_hidden(hidden_BNH), token_BNH), -1)\n",
+        ("tests/drafters/mtp/test_mtp_own.py::test_one_step_is_that_of_transformers",),
+    ),
+    Mutation(
         "T15",
         "drafters/eagle/net.py",
         "EAGLE: in training rotary positions do not move on with the passes",
