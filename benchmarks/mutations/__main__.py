@@ -33,6 +33,8 @@ from draftsmith.benchmarks.mutations.planting import Outcome, check_clean, copie
 
 ROOT = Path(draftsmith.__file__).parent
 MUTATIONS = (*decoding.MUTATIONS, *drafters.MUTATIONS, *trainers.MUTATIONS, *others.MUTATIONS)
+LATER = ("I", "B", "M")
+"""How the ids of bugs begin that were planted behind the first study."""
 VERDICTS = ("killed", "survived", "broken", "timed out")
 
 
@@ -124,7 +126,7 @@ def rooms(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
 
 def notes(outcomes: Sequence[Outcome]) -> list[str]:
     """How many of the first study's are seen now, and every bug that no test sees, by name."""
-    first = [each for each in outcomes if not each.mutation.id.startswith("I")]
+    first = [each for each in outcomes if not each.mutation.id.startswith(LATER)]
     seen = sum(each.verdict == "killed" for each in first)
     said = [f"Of the {len(first)} bugs of the study of 0.1.0, whose tests saw 62 of 83, {seen} are killed."]
     commits = Counter(each.commit for each in outcomes)
