@@ -7,8 +7,8 @@ runs frozen in the same process. Order of the file, as in every trainer: what it
 trained, the loss, the teacher's side, the run. Read next: `drafters/eagle/net.py`, the network;
 `eagle_common.py`, what is compared; `losses/chunked.py`; `eagle3.py`.
 
-Shapes: R rows, S tokens of a row, P positions that count over all passes, C positions of a chunk,
-V vocabulary, K likeliest tokens, H hidden size.
+Shapes: R rows, S tokens of a row, L of them in this process's part (all, but for rows that are cut), P positions
+that count over all passes, C positions of a chunk, V vocabulary, K likeliest tokens, H hidden size.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from ..data.rows.prepare import Prepared
 from ..decoding.target.backbone import Backbone
 from ..drafters.eagle.net import EagleNet
+from ..drafters.eagle.row_split import WHOLE, RowSplit
 from ..drafters.projection import Shaping
 from .eagle_common import compared, in_text_order, per_label, shares
 from .loop.loop import Outcome
@@ -40,7 +41,7 @@ from .sections import MakeProbe, Run, Sections
 from .student.warm_start import warm_started
 from .teacher.features import FeatureSource, OnlineFeatures
 from .teacher.frozen import Save, check_teacher, freeze, run_for_target, saver
-from .teacher.output import TeacherOutput, next_embeds
+from .teacher.output import Part, TeacherOutput, next_embeds
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -117,6 +118,8 @@ class EagleStudent(nn.Module):
         super().__init__()
         config = recipe.eagle
         self.draft, self._config, self._objective = draft, config, recipe.objective
+        self.split = WHOLE
+        """The part of every row that is learnt from here; what is held of the target goes on behind it by a halo."""
         mix = Mix.of(recipe.objective, kl=0.0)
         loss = DistributionLoss(config.ce, config.top_k, config.top_k_tokens, config.passes, mix)
         # in a tuple it is no part of this module: the head is the target's, and what wraps,
@@ -127,21 +130,23 @@ class EagleStudent(nn.Module):
     def forward(self, batch: Batch, teacher_output: TeacherOutput) -> tuple[Tensor, dict[str, Tensor]]:
         features_RSH, embeds_RSH = teacher_output.hidden_RSH, teacher_output.embeds_RSH
         assert embeds_RSH is not None  # `EagleObjective.prepare` makes them
+        own = self.split.own(batch["input_ids"].shape[1])
         outputs = self.draft.unroll(
-            self._noisy(features_RSH),
+            self._noisy(features_RSH[:, : own.stop - own.start]),
             embeds_RSH,
             batch["positions"],
             batch["documents"],
             self._config.passes,
             detach=True,
             recompute=self._config.recompute,
+            split=self.split,
         )
-        guess_PH, at_P, label_P2 = compared(outputs, batch)
+        guess_PH, at_P, label_P2 = compared(outputs, batch, self.split)
         states_NH = features_RSH.flatten(0, 1)
         true_PH = states_NH[at_P]
         feature_P = F.smooth_l1_loss(guess_PH.float(), true_PH.float(), reduction="none").mean(-1)
         (head,) = self._frozen
-        share_P = shares(label_P2, guess_PH, head, batch, self._config, self._objective)
+        share_P = shares(label_P2, guess_PH, head, batch, self._config, self._objective, self.split)
         distributions, terms = head(*self._in_order(guess_PH, label_P2, at_P, share_P, states_NH))
         counted_P = feature_P if share_P is None else feature_P * share_P
         loss = self._config.feature * counted_P.sum() + distributions
@@ -149,7 +154,7 @@ class EagleStudent(nn.Module):
             return loss, {}
         pass_P = label_P2[:, 1]
         terms |= {"loss": loss.detach(), "feature": feature_P.detach()[pass_P == 0].sum()}
-        return loss, per_label(terms, pass_P, batch)
+        return loss, per_label(terms, batch)
 
     def _in_order(
         self, guess_PH: Tensor, label_P2: Tensor, at_P: Tensor, share_P: Tensor | None, states_NH: Tensor
@@ -161,11 +166,11 @@ class EagleStudent(nn.Module):
         at_P, guess_PH, label_P2, share_P = in_text_order(at_P, guess_PH, label_P2, share_P)
         return guess_PH, label_P2, SharedTeacher.of(states_NH, head.projection, at_P), share_P
 
-    def _noisy(self, features_RSH: Tensor) -> Tensor:
+    def _noisy(self, features_RLH: Tensor) -> Tensor:
         """Features shaken by uniform noise, so that guessed ones are no surprise in decoding."""
         if not (self.training and self._config.noise):
-            return features_RSH
-        return features_RSH + (2 * torch.rand_like(features_RSH) - 1) * self._config.noise
+            return features_RLH
+        return features_RLH + (2 * torch.rand_like(features_RLH) - 1) * self._config.noise
 
 
 class EagleObjective:
@@ -174,13 +179,19 @@ class EagleObjective:
     def __init__(self, recipe: Sections, draft: EagleNet, target: PreTrainedModel, save: Save) -> None:
         self.module: nn.Module = EagleStudent(draft, freeze(target), recipe)
         self.features: FeatureSource = OnlineFeatures(target)
+        self._ahead = recipe.eagle.passes
         self._draft, self._target, self._save = draft, target, save
 
     @torch.no_grad()
     def prepare(self, batch: Batch) -> TeacherOutput:
         """The target's features, its last hidden states, and the embeddings of the tokens behind them."""
         (features_RSH,) = self.features(batch)
-        return TeacherOutput(features_RSH, next_embeds(self._target, batch))
+        return TeacherOutput(features_RSH, next_embeds(self._target, batch, self.features.part))
+
+    def split_rows(self, split: RowSplit) -> None:
+        """Learn from a part of every row; what the target gives goes on behind it for the later passes."""
+        self.module.split = split  # type: ignore[assignment]
+        self.features.part = Part(split, self._ahead)
 
     def export(self, folder: Path) -> None:
         """Write a drafter folder."""

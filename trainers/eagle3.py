@@ -22,6 +22,7 @@ from ..data.rows.prepare import Prepared
 from ..decoding.target.backbone import Backbone
 from ..decoding.target.hidden_states import LAST
 from ..drafters.eagle.net3 import Eagle3Net
+from ..drafters.eagle.row_split import WHOLE, RowSplit
 from ..drafters.projection import Projection
 from .eagle_common import compared, in_text_order, per_label, shares
 from .loop.loop import Outcome
@@ -37,7 +38,7 @@ from .student.fused import chosen_layers, draft_vocabulary, frequent_tokens
 from .student.warm_start import warm_started
 from .teacher.features import FeatureSource, OnlineFeatures
 from .teacher.frozen import Save, check_teacher, freeze, run_for_target, saver
-from .teacher.output import TeacherOutput, next_embeds
+from .teacher.output import Part, TeacherOutput, next_embeds
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -81,6 +82,8 @@ class Eagle3Student(nn.Module):
         super().__init__()
         config = recipe.eagle3
         self.draft, self._config, self._objective = draft, config, recipe.objective
+        self.split = WHOLE
+        """The part of every row that is learnt from here; what is held of the target goes on behind it by a halo."""
         self._mix = Mix.of(recipe.objective, kl=0.0)
         loss = DraftVocabularyLoss(draft, config.passes, config.ce, self._mix)
         self.head = ChunkedLoss(draft.lm_head, loss, chunk=recipe.objective.chunk)
@@ -91,19 +94,21 @@ class Eagle3Student(nn.Module):
         fused_RSF, embeds_RSH = teacher_output.fused_RSF, teacher_output.embeds_RSH
         assert fused_RSF is not None  # `Eagle3Objective.prepare` makes both
         assert embeds_RSH is not None
+        own = self.split.own(batch["input_ids"].shape[1])
         outputs = self.draft.unroll(
-            self.draft.fuse(fused_RSF),
+            self.draft.fuse(fused_RSF[:, : own.stop - own.start]),
             embeds_RSH,
             batch["positions"],
             batch["documents"],
             self._config.passes,
             recompute=self._config.recompute,
+            split=self.split,
         )
-        guess_PH, at_P, label_P2 = compared(outputs, batch)
+        guess_PH, at_P, label_P2 = compared(outputs, batch, self.split)
         label_P, pass_P = label_P2.unbind(-1)
         label_P2 = torch.stack([drafted(label_P, self.draft.ids_U), pass_P], 1)
         hidden_PH = self.draft.head_input(guess_PH)
-        share_P = shares(label_P2, hidden_PH, self.head, batch, self._config, self._objective)
+        share_P = shares(label_P2, hidden_PH, self.head, batch, self._config, self._objective, self.split)
         at_P, hidden_PH, label_P2, share_P = in_text_order(at_P, hidden_PH, label_P2, share_P)
         (target,) = self._target
         teacher = WholeTeacher.of(
@@ -112,7 +117,7 @@ class Eagle3Student(nn.Module):
         loss, terms = self.head(hidden_PH, label_P2, teacher, share_P)
         if not terms:
             return loss, {}
-        return loss, per_label(terms | {"loss": loss.detach()}, pass_P, batch)
+        return loss, per_label(terms | {"loss": loss.detach()}, batch)
 
 
 class Eagle3Objective:
@@ -121,13 +126,20 @@ class Eagle3Objective:
     def __init__(self, recipe: Sections, draft: Eagle3Net, target: PreTrainedModel, save: Save) -> None:
         self.module: nn.Module = Eagle3Student(draft, Projection.of(freeze(target)), recipe)
         self.features: FeatureSource = OnlineFeatures(target, (*draft.config.layers, LAST))
+        self._ahead = recipe.eagle3.passes
         self._draft, self._target, self._save = draft, target, save
 
     @torch.no_grad()
     def prepare(self, batch: Batch) -> TeacherOutput:
         """The target's hidden states and the embeddings of the tokens behind them."""
         *fused, hidden_RSH = self.features(batch)
-        return TeacherOutput(hidden_RSH, next_embeds(self._target, batch), torch.cat(fused, -1))
+        embeds_RSH = next_embeds(self._target, batch, self.features.part)
+        return TeacherOutput(hidden_RSH, embeds_RSH, torch.cat(fused, -1))
+
+    def split_rows(self, split: RowSplit) -> None:
+        """Learn from a part of every row; what the target gives goes on behind it for the later passes."""
+        self.module.split = split  # type: ignore[assignment]
+        self.features.part = Part(split, self._ahead)
 
     def export(self, folder: Path) -> None:
         """Write a drafter folder."""

@@ -1,9 +1,10 @@
 """What the trainers of EAGLE drafters share: which outputs are compared with what, and how much each counts.
 
-Read next: `eagle.py` and `eagle3.py`; `drafters/eagle/net.py`, `PairNet.unroll`; `losses/pace.py`.
+Read next: `eagle.py` and `eagle3.py`; `drafters/eagle/net.py`, `PairNet.unroll`; `losses/pace.py`;
+`drafters/eagle/row_split.py`, rows that several processes share.
 
-Shapes: R rows, S tokens of a row, P positions that count over all passes, C positions of a chunk,
-H hidden size.
+Shapes: R rows, S tokens of a row, L of them in this process's part, X anchors, P positions that count over all passes,
+C positions of a chunk, H hidden size.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..drafters.eagle.row_split import WHOLE, RowSplit
 from .config import ObjectiveConfig
 from .labels import has_label
 from .loop.objective import Batch
@@ -27,24 +29,31 @@ class Compared(NamedTuple):
 
     guess_PH: Tensor
     at_P: Tensor
-    """int64: the number of the target's state, counted through rows."""
+    """int64: the number of the target's state, counted through the states that are held of rows."""
     label_P2: Tensor
     """int64: the label, x_{t+2+j}, and the pass j, from 0."""
 
 
-def compared(outputs: Sequence[Tensor], batch: Batch) -> Compared:
+def compared(outputs: Sequence[Tensor], batch: Batch, split: RowSplit = WHOLE) -> Compared:
     """Pair the outputs of `PairNet.unroll` with the target's states that they stand for.
 
     Pass j at t has seen x_{t+1+j}: it stands for the target's state there, and counts where the
     token behind is a label. All passes go through the head together, for one gradient of it.
+
+    Args:
+        outputs: [R, L, H] each.
+        batch: of whole rows.
+        split: the part that the outputs are of; the target's states are held for it and for as many
+            positions behind it as there are passes.
     """
     guess, at, label = [], [], []
     S = batch["input_ids"].shape[1]
-    for j, out_RSH in enumerate(outputs):
-        counts_RX = has_label(batch, 2 + j)
-        guess.append(out_RSH[:, : -(2 + j)][counts_RX])
-        at.append(anchors_of(counts_RX, S) + 1 + j)
-        label_P = batch["input_ids"][:, 2 + j :][counts_RX]
+    own, held = split.own(S), split.held(S, len(outputs))
+    for j, out_RLH in enumerate(outputs):
+        counts_RX = has_label(batch, 2 + j)[:, own]
+        guess.append(out_RLH[:, : counts_RX.shape[1]][counts_RX])
+        at.append(anchors_of(counts_RX, held.stop - held.start) + 1 + j)
+        label_P = batch["input_ids"][:, 2 + j :][:, own][counts_RX]
         label.append(torch.stack([label_P, torch.full_like(label_P, j)], 1))
     return Compared(torch.cat(guess), torch.cat(at), torch.cat(label))
 
@@ -82,6 +91,7 @@ def shares(
     batch: Batch,
     config: EagleConfig | Eagle3Config | MtpConfig,
     objective: ObjectiveConfig,
+    split: RowSplit = WHOLE,
 ) -> Tensor | None:
     """How much every position of `compared` counts, fp32 [P]; None where all count alike.
 
@@ -90,24 +100,27 @@ def shares(
     label_P, pass_P = label_P2.unbind(-1)
     if objective.positions == "geometric":
         return geometric(pass_P, config.decay)
-    S = batch["input_ids"].shape[1]
-    anchors = [anchors_of(has_label(batch, 2 + j), S) for j in range(config.passes)]
+    R, S = batch["input_ids"].shape
+    own = split.own(S)
+    L = own.stop - own.start
+    anchors = [anchors_of(has_label(batch, 2 + j)[:, own], L) for j in range(config.passes)]
     q_P, _ = head(hidden_PH, label_P, only_label_q=True)
     q = q_P.split([len(anchor_P) for anchor_P in anchors])
-    return torch.cat(paced(q, anchors, batch["input_ids"].numel(), objective.pace_floor))
+    return torch.cat(paced(q, anchors, R * L, objective.pace_floor))
 
 
-def per_label(terms: dict[str, Tensor], pass_P: Tensor, batch: Batch) -> dict[str, Tensor]:
+def per_label(terms: dict[str, Tensor], batch: Batch) -> dict[str, Tensor]:
     """Terms of a pass scaled as if it had compared every label, which is what the loop divides by.
 
     Pass j compares nothing with the first j + 2 tokens of a document. Names ending in _j are of the
-    j-th pass, counted from 1, the others of the first; `loss` is of all passes and stays.
+    j-th pass, counted from 1, the others of the first; `loss` is of all passes and stays. Labels and
+    comparisons are those of whole rows, also where the terms are those of a part.
     """
     labels = batch["loss_mask"].sum()
 
     def share(name: str) -> Tensor:
         number = name.rpartition("_")[2]
-        count = (pass_P == (int(number) - 1 if number.isdecimal() else 0)).sum()
+        count = has_label(batch, 1 + (int(number) if number.isdecimal() else 1)).sum()
         return labels / count.clamp_min(1)
 
     return {name: term if name == "loss" else term * share(name) for name, term in terms.items()}

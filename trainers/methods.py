@@ -46,6 +46,7 @@ EVERY = (
 )
 """Sections and values that every method reads, or the commands behind it."""
 _WITH_TARGET = ("target", "features", "probe")
+_ROWS_CUT = "loop.context_parallel"
 
 
 def _one(_recipe: Sections) -> int:
@@ -113,6 +114,8 @@ class Method:
     """Tokens behind a position that the loss speaks of, per token of a row."""
     passes: Share = _one
     """Forward passes of what is trained, per row."""
+    cuts_rows: bool = False
+    """Whether several processes can share a row (`loop.context_parallel`)."""
     recomputes: Callable[[Sections], bool] = lambda _recipe: False
     """Whether these keep their ends alone, and are computed again for the gradient."""
     probe_depth: Count = _draft_length
@@ -145,7 +148,7 @@ class Method:
 
     def reads_value(self, path: str, recipe: Sections) -> bool:
         """Whether what it computes, or a command behind it, reads the value at a dotted path."""
-        off = (*self.ignores, *self.unread(recipe))
+        off = (*self.ignores, *self.unread(recipe), *(() if self.cuts_rows else (_ROWS_CUT,)))
         return _within(path, (*EVERY, *self.reads, *self.sections)) and not _within(path, off)
 
 
@@ -284,6 +287,7 @@ _ALL = (
         ignores=_WHOLE_TEACHER,
         positions=lambda recipe: int(recipe.eagle.passes),
         passes=lambda recipe: int(recipe.eagle.passes),
+        cuts_rows=True,
         recomputes=lambda recipe: bool(recipe.eagle.recompute),
     ),
     Method(
@@ -300,6 +304,7 @@ _ALL = (
         },
         positions=lambda recipe: int(recipe.eagle3.passes),
         passes=lambda recipe: int(recipe.eagle3.passes),
+        cuts_rows=True,
         recomputes=lambda recipe: bool(recipe.eagle3.recompute),
     ),
     Method(

@@ -91,15 +91,22 @@ class FeatureStore:
             ) from error
         self._make_room(0, patience=0)
 
-    def read(self, key: str) -> Encoded | None:
-        """A row as it was added, on the CPU; None where it is not kept. Any thread may call."""
+    def read(self, *keys: str) -> Encoded | None:
+        """A row as it was added, on the CPU; None where it is not kept. Any thread may call.
+
+        Args:
+            keys: of several that would do, the first that is kept is read.
+        """
         with self._shards.lock:
             self._requests += 1
-            if key in self._buffer:
-                return self._buffer[key]
-            if key not in self._shards and self._world > 1:
+            for key in keys:
+                if key in self._buffer:
+                    return self._buffer[key]
+            missing = not any(key in self._shards for key in keys)
+            if missing and self._world > 1:
                 self._shards.scan(used=self._requests)  # another process may have stored it
-            match = self._shards.find(key)
+            found = (match for key in keys if (match := self._shards.find(key)) is not None)
+            match = next(found, None)
             if match is None:
                 return None
             match[0].used = self._requests

@@ -6,7 +6,7 @@ Read next: `eagle/passes.py`, attention in training; `eagle/net3.py`, EAGLE-3's 
 which decodes; `trainers/eagle.py`, which trains.
 
 Shapes: B rows, N pairs (a hidden state and the embedding of the token after it), H hidden size,
-X width of what attention reads, T keys in view.
+S pairs of a whole row where it is cut over processes, X width of what attention reads, T keys in view.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from ...decoding.target.kv_cache import KVCache
 from ...decoding.target.stacked import Together
 from .layers import Attention, EagleShape, FeedForward, Norm, Rotary
 from .passes import Keys, Passes, Sunk
+from .row_split import WHOLE, RowSplit
 
 
 class PairNet(nn.Module, ABC):
@@ -82,12 +83,13 @@ class PairNet(nn.Module, ABC):
         self,
         hidden_BNH: Tensor,
         embeds_BNH: Tensor,
-        positions_BN: Tensor,
-        documents_BN: Tensor,
+        positions_BS: Tensor,
+        documents_BS: Tensor,
         passes: int,
         *,
         detach: bool = False,
         recompute: bool = False,
+        split: RowSplit = WHOLE,
     ) -> list[Tensor]:
         """The outputs of several passes, each fed with the one before: as drafting will.
 
@@ -98,15 +100,20 @@ class PairNet(nn.Module, ABC):
         Args:
             hidden_BNH: fused states.
             embeds_BNH: embedding of x_{t+1}; rolled on by one token in every pass.
-            documents_BN: number of the document that a pair belongs to; it sees no other.
+            positions_BS: t, of whole rows.
+            documents_BS: number of the document that a pair belongs to; it sees no other. Of whole rows.
             detach: no gradient through what is fed back.
             recompute: keep of each pass its output, keys and values alone, and compute it again for its
                 gradient; no bit of any number differs.
+            split: the part of each row that is given and computed here, while others compute the rest; the
+                embeddings go on behind it by as many tokens as there are passes (`RowSplit.held`). Its group
+                goes through here, and through the gradient, together.
         """
         outputs: list[Tensor] = []
         if passes < 1:
             return outputs
-        attention = Passes(documents_BN, self.attention.group)
+        attention = Passes(documents_BS, self.attention.group, split)
+        positions_BN = positions_BS[:, split.own(positions_BS.shape[1])]
         sunk: Sunk | None = None
         between: list[Keys] = []
         for j in range(passes):
@@ -131,9 +138,11 @@ class PairNet(nn.Module, ABC):
         positions_BN: Tensor,
         sunk: Sunk | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Pass j of `unroll`: its output, keys and values."""
-        residual_BNH, read_BNX = self.enter(hidden_BNH, embeds_BNH.roll(-j, 1))
+        """Pass j of `unroll`: its output, keys and values, the first one's of whole rows."""
+        residual_BNH, read_BNX = self.enter(hidden_BNH, embeds_BNH.roll(-j, 1)[:, : hidden_BNH.shape[1]])
         pairs = self.attention.project(read_BNX, self.rotary(positions_BN + j))
+        if sunk is None:
+            pairs = attention.gathered(pairs)
         attended = attention.first(pairs) if sunk is None else attention.later(pairs, sunk, between)
         out_BNH = self.finish(residual_BNH, self.attention.joined(attended, read_BNX))
         return out_BNH, pairs.key_BGND, pairs.value_BGND

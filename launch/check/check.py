@@ -133,10 +133,13 @@ def _batch(recipe: Recipe) -> str:
 
     count, loop = devices_of(recipe).processes, recipe.loop
     steps = accumulation(loop, count)
-    tokens = loop.batch_rows * recipe.row_tokens
+    tokens, parts = loop.batch_rows * recipe.row_tokens, loop.context_parallel
+    where = f"{count} process{'es' * (count > 1)}"
+    if parts > 1:
+        where = f"each of {count // parts} group{'s' * (count > parts)} of {parts} processes, which share each row"
     return (
         f"{loop.steps:,} steps of {loop.batch_rows} rows = {tokens:,} tokens "
-        f"({steps} x {loop.micro_rows} rows on {count} process{'es' * (count > 1)}); "
+        f"({steps} x {loop.micro_rows} rows on {where}); "
         f"{tokens * loop.steps / 1e6:,.1f} M tokens in all"
     )
 

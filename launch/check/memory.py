@@ -178,13 +178,27 @@ def _activations(recipe: Recipe, student: nn.Module, target: nn.Module | None) -
     gates and products around them: so much was counted in real passes (tests/launch).
     """
     T = recipe.loop.micro_rows * recipe.row_tokens
+    parts = recipe.loop.context_parallel if recipe.record.cuts_rows else 1  # others refuse it
     speaks: Any = student if target is None else target
     # of each position that is spoken of: what its loss reads, where it counts, and the gradient
     width = _kept(recipe, student) + 3 * _hidden(speaks) * recipe.record.positions(recipe)
     if recipe.tunes_target and target is not None:
         width += sum(_widths(target))  # it learns too, so its layers keep what they read
     # the gradient of an own projection is made in the forward pass, in fp32
+    width = width / parts + (_of_other_parts(recipe, student) if parts > 1 else 0)
     return 1.25 * T * width * _number_size(recipe) + 4.0 * _own_projections(student)
+
+
+def _of_other_parts(recipe: Recipe, student: nn.Module) -> float:
+    """Numbers over a token of a row that several processes share, on the one that has its end.
+
+    The first pass's keys and values of the whole row, as they come, for that pass and for the later ones; and in every
+    pass zeros for the queries of other parts, with what attention makes of them (`drafters/eagle/passes.py`).
+    """
+    ends = {name.rpartition(".")[2]: layer.out_features for name, layer in _linear(student)}
+    passes = 1 if recipe.record.recomputes(recipe) else recipe.record.passes(recipe)
+    others = 1 - 1 / recipe.loop.context_parallel
+    return 3 * (ends["k_proj"] + ends["v_proj"]) + 2 * ends["q_proj"] * passes * others
 
 
 def _kept(recipe: Recipe, student: nn.Module) -> float:

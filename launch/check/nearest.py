@@ -51,7 +51,9 @@ def _changes(recipe: Recipe, processes: int) -> Iterator[dict[str, Any]]:
     for count in range(len(single) + 1):
         for paths in combinations(single, count):
             change = more | {path: single[path] for path in paths}
-            if change and loop.batch_rows % (processes * change.get("loop.micro_rows", loop.micro_rows)) == 0:
+            micro = change.get("loop.micro_rows", loop.micro_rows)
+            groups, left = divmod(processes, loop.context_parallel)
+            if change and not left and loop.batch_rows % (groups * micro) == 0:
                 yield change
 
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,14 +22,16 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from ...errors import Stopped, TrainingFailed
+from ...drafters.eagle.row_split import joined
+from ...errors import RequestError, Stopped, TrainingFailed
 from ...storage import fault, replace_folder, restore_folder
 from ..config import CheckpointConfig, LoopConfig, OptimizerConfig, ProbeConfig
+from ..methods import METHODS
 from . import optimizer, state
 from .feed import Feed
 from .memory import explain_out_of_memory
-from .objective import Batch, Objective, OnPolicy, Scheduled
-from .order import RowOrder, seed_of, share_of_rank
+from .objective import Batch, CutsRows, Objective, OnPolicy, Scheduled
+from .order import RowGroup, RowOrder, seed_of, share_of_group
 from .processes import name_the_silent
 from .progress import Meter, Record, Screen, copy_to_trackers
 from .sharding import check_no_average, fit_buckets, gathered, is_sharded, standalone, uses_deepspeed
@@ -91,6 +94,9 @@ class Loop:
         self.objective, self.train_rows, self.validation_rows = objective, train, validation
         self.plan, self.accelerator, self.probe = plan, accelerator, probe
         self.out, self.export_to = out, export_to
+        team = accelerator
+        self.group = RowGroup.of(team.process_index, team.num_processes, plan.loop.context_parallel)
+        cut_rows(objective, self.group, plan.loop)
         self.order = RowOrder(len(train), plan.loop.batch_rows, plan.loop.seed)
         self.best: dict[str, float] | None = None
         fused = accelerator.device.type == "cuda" and not uses_deepspeed(accelerator)
@@ -180,7 +186,7 @@ class Loop:
         if self.rollouts is not None:
             batches = self.rewritten(step, batches, meter)
             own = labels_in(batches)
-        labels = total(self.accelerator, own)
+        labels = self.in_all(own)
         if labels == 0:
             raise TrainingFailed(f"step {step}: none of its {self.order.batch} rows has a label")
         sums = self.steps.take(step, batches, labels)
@@ -189,8 +195,7 @@ class Loop:
 
     def batches(self, step: int) -> list[Batch]:
         """This process's micro-batches of a step, on its device."""
-        team, micro = self.accelerator, self.steps.micro_rows
-        shares = share_of_rank(self.order.step(step), team.process_index, team.num_processes, micro)
+        shares = share_of_group(self.order.step(step), self.group, self.steps.micro_rows)
         rows = [self.train_rows.batch(share) for share in shares]
         self.labels_of[step] = labels_in(rows)  # counted where they lie: on the device it would have to be waited for
         return [self.to_device(each) for each in rows]
@@ -223,17 +228,17 @@ class Loop:
         meter.restart()
 
     def validate(self, done: int, record: Record, screen: Screen) -> float:
-        """Mean terms over held-out rows, a share of them on each process."""
+        """Mean terms over held-out rows, a share of them on each process, or on the processes that share rows."""
         held_out = self.validation_rows
         # a seeded choice: packing puts the longest documents first, so the first rows are no fair sample
         count = min(self.plan.loop.validate_rows, len(held_out))
         chosen = RowOrder(len(held_out), count, self.plan.loop.seed).step(0)
-        rank, world = self.accelerator.process_index, self.accelerator.num_processes
+        first, groups, _ = self.group
         sums: dict[str, float] = {}
         labels = 0.0
         with self.averaged(), torch.no_grad(), _eval_mode(self.module):
             # ZeRO-3 gathers weights in forward passes, so every process must make equally many
-            for at in range(rank, world * math.ceil(count / world), world):
+            for at in range(first, groups * math.ceil(count / groups), groups):
                 batch = self.to_device(held_out.batch([chosen[at % count]]))
                 batch["loss_mask"] = batch["loss_mask"] & (at < count)
                 with self.accelerator.autocast():
@@ -241,7 +246,7 @@ class Loop:
                 labels += int(batch["loss_mask"].sum())
                 for name, value in terms.items():
                     sums[name] = sums.get(name, 0.0) + float(value)
-        labels, sums = total(self.accelerator, labels), totals(self.accelerator, sums)
+        labels, sums = self.in_all(labels), totals(self.accelerator, sums)
         values = {f"validation_{name}": value / max(1.0, labels) for name, value in sums.items()}
         record.write("validation", done, values)
         screen.report(done, values)
@@ -351,6 +356,10 @@ class Loop:
         """Whether any process was asked to stop, so that all stop after the same step."""
         return total(self.accelerator, float(bool(stop))) > 0
 
+    def in_all(self, labels: float) -> float:
+        """Labels over all processes, each once: those that share a row have counted it alike."""
+        return total(self.accelerator, labels) / self.group.size
+
     def to_device(self, batch: Batch) -> Batch:
         device = self.accelerator.device
         return {name: t.to(device, non_blocking=True) for name, t in batch.items()}
@@ -359,6 +368,23 @@ class Loop:
 def labels_in(batches: list[Batch]) -> int:
     """Tokens that count in the loss."""
     return sum(int(batch["loss_mask"].sum()) for batch in batches)
+
+
+def cut_rows(objective: Objective, group: RowGroup, loop: LoopConfig) -> None:
+    """Have the objective learn from its part of every row, where the recipe asks for it.
+
+    Raises:
+        RequestError: the method knows no parts.
+    """
+    if group.size == 1:
+        return
+    if not isinstance(objective, CutsRows):
+        raise RequestError(
+            f"loop.context_parallel is {group.size}, and this method works on whole rows alone; methods "
+            f"{' and '.join(name for name, method in METHODS.items() if method.cuts_rows)} can cut them. Set "
+            "--loop.context_parallel 1"
+        )
+    objective.split_rows(joined(group.size, timedelta(seconds=loop.stall_seconds)))
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ from ...decoding.target.hidden_states import decoder_of
 from ...decoding.target.hub import load_config
 from ...decoding.target.recurrence.scan import is_recurrent
 from ...decoding.target.windows import Masks, Windows
+from ...drafters.eagle.row_split import RowSplit
 from ...drafters.folder import check_trainable_model
 from ...errors import RequestError
 from ..config import FROM_TARGET, ModelConfig
@@ -68,6 +69,14 @@ class Scheduled(Protocol):
 
     def set_steps(self, steps: int) -> None:
         """Called once, with the number of steps of the whole run."""
+
+
+@runtime_checkable
+class CutsRows(Protocol):
+    """An objective that can learn from a part of every row, while other processes learn from the rest."""
+
+    def split_rows(self, split: RowSplit) -> None:
+        """Called once, before the first batch, where several processes share each row."""
 
 
 class RowWriter(Protocol):

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import hashlib
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ...errors import RequestError
 
 
 class RowOrder:
@@ -44,12 +47,43 @@ def _permutation(rows: int, seed: int, epoch: int) -> NDArray[np.int64]:
     return np.argsort(np.random.Philox(key=key).random_raw(rows), kind="stable")
 
 
-def share_of_rank(rows: list[int], rank: int, world: int, micro: int) -> list[list[int]]:
-    """Row numbers of one process's micro-batches: every process gets equally many, of equal size.
+class RowGroup(NamedTuple):
+    """The processes that get the same rows, as each works on a part of them; one process where rows are whole."""
 
-    `len(rows)` must be a multiple of `world * micro` (`setup.accumulation` checks the recipe).
+    number: int
+    """Of this process's group, from 0."""
+    count: int
+    """Groups of the run."""
+    size: int
+    """Processes of a group: neighbours by rank, so that they are on one machine where it is large enough."""
+
+    @classmethod
+    def of(cls, rank: int, world: int, size: int) -> RowGroup:
+        """The group of a process; `group_count` checks that there are whole groups."""
+        return cls(rank // size, group_count(world, size), size)
+
+
+def group_count(world: int, size: int) -> int:
+    """How many groups of `size` processes there are.
+
+    Raises:
+        RequestError: one would be left over.
     """
-    mine = rows[rank::world]
+    if world % size:
+        raise RequestError(
+            f"loop.context_parallel is {size}, and {world} process{'es are' if world > 1 else ' is'} no multiple of "
+            f"it; launch {size * max(1, world // size)} (accelerate launch --num_processes), or set "
+            "--loop.context_parallel 1"
+        )
+    return world // size
+
+
+def share_of_group(rows: list[int], group: RowGroup, micro: int) -> list[list[int]]:
+    """Row numbers of one group's micro-batches: every group gets equally many, of equal size.
+
+    `len(rows)` must be a multiple of `group.count * micro` (`setup.accumulation` checks the recipe).
+    """
+    mine = rows[group.number :: group.count]
     return [mine[at : at + micro] for at in range(0, len(mine), micro)]
 
 

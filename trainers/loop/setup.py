@@ -25,6 +25,7 @@ from . import checkpoint
 from .loop import Loop, Outcome, Plan, Probe, Rows
 from .memory import keep_freed_memory
 from .objective import Objective
+from .order import group_count
 from .sharding import leave_kernels_uncompiled
 
 _log = logging.getLogger(__name__)
@@ -135,11 +136,13 @@ def _set_deepspeed(accelerator: Accelerator, loop: LoopConfig, optimizer: Optimi
 
 def accumulation(loop: LoopConfig, processes: int) -> int:
     """Micro-batches per process and step; the recipe's batch must divide evenly."""
-    each = loop.micro_rows * processes
+    groups = group_count(processes, loop.context_parallel)
+    each = loop.micro_rows * groups
     if loop.batch_rows % each:
+        what = "processes" if loop.context_parallel == 1 else f"groups of {loop.context_parallel} processes"
         raise RequestError(
             f"loop.batch_rows is {loop.batch_rows}, which is not a multiple of loop.micro_rows "
-            f"({loop.micro_rows}) x processes ({processes}) = {each}; "
+            f"({loop.micro_rows}) x {what} ({groups}) = {each}; "
             f"try --loop.batch_rows {max(1, round(loop.batch_rows / each)) * each}"
         )
     return loop.batch_rows // each

@@ -6,7 +6,11 @@ own, both while the drafter steps; a CPU that computes them itself would gain no
 returned is the same with and without. Read next: `feed.py`, how the loop looks ahead;
 `data/features/store.py`, the cache.
 
-Shapes: R rows, S tokens of a row, H hidden size, N hidden states that are asked for.
+Where a row is cut over processes, each has the states of its part alone (`FeatureSource.part`): a pass goes
+through whole rows still, and what is stored is the part.
+
+Shapes: R rows, S tokens of a row, or of its part where states are handed out or kept, H hidden size, N hidden states
+that are asked for.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ from ...data.features.store import FeatureStore, row_keys
 from ...decoding.target.cut import is_cut
 from ...decoding.target.hidden_states import LAST, HiddenStates, decoder_of, layer_count
 from ..loop.objective import Batch, over_rows
+from .output import ALL, Part
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -46,6 +51,8 @@ class FeatureSource(ABC):
         self.layers = tuple(layers)
         self.looks_ahead = True
         """Whether `expect` may do anything."""
+        self.part: Part = ALL
+        """The positions of every row that are handed out."""
         self._expected: tuple[Batch, Callable[[], Features]] | None = None
         self._waited = 0.0
 
@@ -112,7 +119,11 @@ class OnlineFeatures(FeatureSource):
         mixed = None if self.precision in (None, "fp32") else PRODUCTS[self.precision]
         with torch.autocast(device.type, dtype=mixed, enabled=mixed is not None):
             states = states_of(decoder_of(self.target), batch, self.layers)
-        return tuple(each.to(self.target.dtype) for each in states)
+        held, dtype = self.part.held(batch["input_ids"].shape[1]), self.target.dtype
+        if self.part.is_whole:
+            return tuple(each.to(dtype) for each in states)
+        # copied, or the states of whole rows would stay
+        return tuple(each[:, held].to(dtype, copy=True) for each in states)
 
     def start(self, batch: Batch) -> Callable[[], Features] | None:
         """On a GPU the forward pass is put on a stream beside the one that the drafter is on."""
@@ -173,10 +184,26 @@ class StoredFeatures(FeatureSource):
             self._reader = None
 
     def kept(self, key: str, states_NSH: Tensor) -> Tensor:
-        """Store a row's states; what would be read back of them."""
+        """Store what is handed out of a row's states [N, S, H], all of them; what would be read back."""
+        held = self.part.held(states_NSH.shape[1])
+        key, states_NSH = self._name(key, held), states_NSH[:, held]
         encoded = encode(states_NSH, self._stored_as)
         self.store.add(key, encoded)
         return decode(encoded, self.dtype)
+
+    def _name(self, key: str, held: slice) -> str:
+        """What a row's part is stored under; a whole row under its own key."""
+        return key if self.part.is_whole else f"{key}-{held.start}-{held.stop}"
+
+    def _stored(self, key: str, length: int) -> Encoded | None:
+        """What is stored of a row of `length` tokens: its part, or that of the whole row."""
+        if self.part.is_whole:
+            return self.store.read(key)
+        held = self.part.held(length)
+        row = self.store.read(self._name(key, held), key)
+        if row is None or row["states"].shape[1] == held.stop - held.start:
+            return row
+        return {name: each[:, held] for name, each in row.items()}
 
     def _timed(self, wait: Callable[[], _Read]) -> _Read:
         began = time.perf_counter()
@@ -190,7 +217,7 @@ class StoredFeatures(FeatureSource):
         device = batch["input_ids"].device
         with contextlib.nullcontext() if side is None else torch.cuda.stream(side):
             keys = row_keys(batch)
-            stored = [self.store.read(key) for key in keys]
+            stored = [self._stored(key, batch["input_ids"].shape[1]) for key in keys]
             rows = [None if each is None else self._decoded(each, device) for each in stored]
             if self.made_ahead:
                 self._make(batch, keys, rows)

@@ -2,7 +2,8 @@
 
 Read next: `features.py`, where hidden states come from.
 
-Shapes: R rows, S tokens of a row, H hidden size, F numbers of the fused states.
+Shapes: R rows, S tokens of a row (of rows that are cut over processes, those that are held), H hidden size, F numbers
+of the fused states.
 """
 
 from __future__ import annotations
@@ -11,10 +12,30 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
+from ...drafters.eagle.row_split import WHOLE, RowSplit
 from ..loop.objective import Batch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+class Part(NamedTuple):
+    """The positions of every row whose states are handed out: those of this process, and a halo behind them."""
+
+    split: RowSplit = WHOLE
+    ahead: int = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether these are all positions."""
+        return self.split.parts == 1
+
+    def held(self, length: int) -> slice:
+        """Which positions, of rows of so many tokens."""
+        return self.split.held(length, self.ahead)
+
+
+ALL = Part()
 
 
 class TeacherOutput(NamedTuple):
@@ -29,7 +50,8 @@ class TeacherOutput(NamedTuple):
     """Hidden states of several layers side by side, for EAGLE-3."""
 
 
-def next_embeds(target: PreTrainedModel, batch: Batch) -> Tensor:
-    """`TeacherOutput.embeds_RSH` of a batch."""
+def next_embeds(target: PreTrainedModel, batch: Batch, part: Part = ALL) -> Tensor:
+    """`TeacherOutput.embeds_RSH` of a batch, at the positions of `part`."""
     embed: Any = target.get_input_embeddings()
-    return embed(batch["input_ids"].roll(-1, 1))
+    ids_RS = batch["input_ids"].roll(-1, 1)
+    return embed(ids_RS[:, part.held(ids_RS.shape[1])])

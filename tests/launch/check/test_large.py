@@ -6,11 +6,13 @@ import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.decoding.target.loading import load_target
+from draftsmith.drafters.eagle.row_split import RowSplit
 from draftsmith.errors import DraftsmithError, EnvironmentFailure, RequestError
 from draftsmith.launch.check.check import check
 from draftsmith.launch.check.memory import Devices, devices_of, needs, parameters
@@ -231,8 +233,17 @@ def kept_bytes(module: nn.Module, forward: Callable[[], tuple[torch.Tensor, Any]
     return sum(kept.values())
 
 
+def with_other_parts(split: RowSplit, x: torch.Tensor, length: int) -> torch.Tensor:
+    """What a gather would give, without other processes: zeros for their parts."""
+    own = split.own(length)
+    return nn.functional.pad(x, (0, 0, own.start, length - own.stop))
+
+
 def estimated_and_counted(name: str, more: dict[str, str] | None = None) -> tuple[float, int]:
-    """Bytes of activations by the pre-flight, and those that a real pass keeps, tensor by tensor."""
+    """Bytes of activations by the pre-flight, and those that a real pass keeps, tensor by tensor.
+
+    Where processes share rows, those of the one with their ends.
+    """
     sizes = {"loop.precision": "fp32", "loop.micro_rows": "2", "data.sequence_length": "256", "objective.chunk": "256"}
     recipe = load_recipe(f"{name}-tiny", list((sizes | (more or {})).items())).recipe
     target = load_target("tiny")
@@ -243,8 +254,12 @@ def estimated_and_counted(name: str, more: dict[str, str] | None = None) -> tupl
         "documents": torch.zeros(2, 256).long(),
         "loss_mask": (torch.arange(256) > 0).repeat(2, 1),
     }
+    parts = recipe.loop.context_parallel
+    if parts > 1:
+        goal.split_rows(RowSplit(parts - 1, parts))
     teacher_output = goal.prepare(rows)
-    counted = kept_bytes(goal.module, lambda: goal.module(rows, teacher_output), 256)
+    with mock.patch.object(RowSplit, "gathered", with_other_parts):
+        counted = kept_bytes(goal.module, lambda: goal.module(rows, teacher_output), 256)
     models = Models(recipe)
     return needs(recipe, models.student(), models.target())["activations"], counted
 
@@ -263,3 +278,25 @@ def test_passes_that_are_computed_again_keep_less() -> None:
     ends, counted_ends = estimated_and_counted("eagle3", {"eagle3.recompute": "true"})
     assert counted_ends < ends < 0.65 * whole
     assert counted_ends < 0.4 * counted_whole
+
+
+@pytest.mark.parametrize("name", ["hass", "eagle3"])
+def test_processes_that_share_rows_keep_their_parts(name: str) -> None:
+    """Own numbers of a quarter; keys, values and square attention of whole rows."""
+    _, counted_whole = estimated_and_counted(name)
+    estimate, counted = estimated_and_counted(name, {"loop.context_parallel": "4"})
+    print(f"{name}: {counted / counted_whole:.3f} of whole rows', estimated {estimate / counted:.2f} times")
+    assert 1 <= estimate / counted < 1.6, (estimate, counted)
+    assert counted < 0.5 * counted_whole
+
+
+def test_the_pre_flight_speaks_of_rows_that_are_shared(tmp_path: Path) -> None:
+    long = {"data__sequence_length": "32768", "loop__micro_rows": "1"}
+    with pytest.raises(EnvironmentFailure, match="for activations"):
+        run("eagle3-8b", tmp_path / "out", **long)
+    message = run("eagle3-8b", tmp_path / "out", **long, loop__context_parallel="8")
+    assert "1 rows on each of 1 group of 8 processes, which share each row" in message
+    with pytest.raises(RequestError, match="context_parallel is 3, and 8 processes are no multiple of it; launch 6 "):
+        run("eagle3-8b", tmp_path / "out", loop__context_parallel="3")
+    with pytest.raises(RequestError, match="train with `eagle` or `eagle3`"):
+        run("medusa-8b", tmp_path / "out", loop__context_parallel="8")

@@ -1,6 +1,8 @@
 """The row order is a function of (seed, step) and nothing else."""
 
-from draftsmith.trainers.loop.order import RowOrder, share_of_rank
+import pytest
+from draftsmith.errors import RequestError
+from draftsmith.trainers.loop.order import RowGroup, RowOrder, share_of_group
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,12 +16,20 @@ def test_every_epoch_sees_every_row_once(rows: int, batch: int, seed: int, epoch
         assert sorted(seen[epoch * rows : (epoch + 1) * rows]) == list(range(rows))
 
 
-@given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3))
-def test_ranks_share_a_batch_without_overlap(world: int, micro: int, accumulation: int) -> None:
-    rows = list(range(world * micro * accumulation))
-    shares = [share_of_rank(rows, rank, world, micro) for rank in range(world)]
-    assert sorted(row for share in shares for part in share for row in part) == rows
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3), st.integers(1, 3))
+def test_ranks_share_a_batch_without_overlap(groups: int, size: int, micro: int, accumulation: int) -> None:
+    """Every row is once in a group, and all processes of a group have the same ones."""
+    rows, world = list(range(groups * micro * accumulation)), groups * size
+    shares = [share_of_group(rows, RowGroup.of(rank, world, size), micro) for rank in range(world)]
+    assert all(shares[rank] == shares[rank - rank % size] for rank in range(world))
+    assert sorted(row for share in shares[::size] for part in share for row in part) == rows
     assert all(len(part) == micro for share in shares for part in share)
+
+
+@pytest.mark.parametrize(("world", "size", "launch"), [(1, 2, 2), (3, 2, 2), (6, 4, 4), (9, 4, 8)])
+def test_processes_that_are_left_over_are_refused(world: int, size: int, launch: int) -> None:
+    with pytest.raises(RequestError, match=f"context_parallel is {size}.* {world} process.* launch {launch} "):
+        RowGroup.of(0, world, size)
 
 
 def test_a_step_is_the_same_whoever_asks_and_when() -> None:
