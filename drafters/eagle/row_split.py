@@ -53,7 +53,7 @@ class RowSplit:
         All of them have to call it together, and go through its gradient together: that of a part is the
         sum of what every process makes of it.
         """
-        gathered: Tensor = _Gathered.apply(x_BGLD, self, length)  # type: ignore[no-untyped-call]
+        gathered: Tensor = _Gathered.apply(x_BGLD, self, length)
         return gathered
 
     def part_of(self, rank: int, length: int) -> slice:

@@ -22,6 +22,7 @@ from ...decoding.target.kv_cache import KVCache
 from ...decoding.target.stacked import Together
 from ..eagle.layers import Norm
 from ..eagle.net import PairNet
+from ..eagle.row_split import WHOLE, RowSplit
 from .layers import MtpAttention, MtpLayer, MtpShape, rotary_of
 
 
@@ -84,17 +85,20 @@ class MtpNet(PairNet):
         self,
         hidden_BNH: Tensor,
         embeds_BNH: Tensor,
-        positions_BN: Tensor,
-        documents_BN: Tensor,
+        positions_BS: Tensor,
+        documents_BS: Tensor,
         passes: int,
         *,
         detach: bool = False,
         recompute: bool = False,
+        split: RowSplit = WHOLE,
     ) -> list[Tensor]:
         """As of `PairNet`."""
-        told_BNH = self._told(embeds_BNH, positions_BN)  # a later pass reads no embedding of position 0
+        held = split.held(positions_BS.shape[1], passes)
+        # a later pass reads no embedding of position 0
+        told_BNH = self._told(embeds_BNH, positions_BS[:, held])
         return super().unroll(
-            hidden_BNH, told_BNH, positions_BN, documents_BN, passes, detach=detach, recompute=recompute
+            hidden_BNH, told_BNH, positions_BS, documents_BS, passes, detach=detach, recompute=recompute, split=split
         )
 
     def _told(self, embeds_BNH: Tensor, positions_BN: Tensor) -> Tensor:

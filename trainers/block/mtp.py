@@ -115,7 +115,7 @@ class MtpStudent(nn.Module):
         loss, terms = head(guess_PH, label_P2, teacher, share_P)
         if not terms:
             return loss, {}
-        return loss, per_label(terms | {"loss": loss.detach()}, label_P2[:, 1], batch)
+        return loss, per_label(terms | {"loss": loss.detach()}, batch)
 
     def _shares(self, guess_PH: Tensor, label_P2: Tensor, batch: Batch) -> Tensor | None:
         """How much every position counts, fp32 [P]: a fixed decay adds up to 1 over the passes."""

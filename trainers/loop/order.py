@@ -52,7 +52,7 @@ class RowGroup(NamedTuple):
 
     number: int
     """Of this process's group, from 0."""
-    count: int
+    groups: int
     """Groups of the run."""
     size: int
     """Processes of a group: neighbours by rank, so that they are on one machine where it is large enough."""
@@ -81,9 +81,9 @@ def group_count(world: int, size: int) -> int:
 def share_of_group(rows: list[int], group: RowGroup, micro: int) -> list[list[int]]:
     """Row numbers of one group's micro-batches: every group gets equally many, of equal size.
 
-    `len(rows)` must be a multiple of `group.count * micro` (`setup.accumulation` checks the recipe).
+    `len(rows)` must be a multiple of `group.groups * micro` (`setup.accumulation` checks the recipe).
     """
-    mine = rows[group.number :: group.count]
+    mine = rows[group.number :: group.groups]
     return [mine[at : at + micro] for at in range(0, len(mine), micro)]
 
 
