@@ -320,8 +320,7 @@ def heads(args: argparse.Namespace) -> dict[str, str]:
         **taus,
         "untrained chain": "{untrained_chain}",
         "n-alpha of the chain": "{n_alpha}",
-        **(speeds if args.speed else {}),
-        "training": "{seconds} s",
+        **(speeds | {"training": "{seconds} s"} if args.speed else {}),
         "verdict": "{verdict} (sees {sees})",
     }
 
