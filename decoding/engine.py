@@ -116,9 +116,10 @@ def generate(
     done_prefill = time.perf_counter()
     watched = _Watched(watch, step.log)
     calls = _until_done(rows, step, Late(target.device, wait_a_step=static), watched)
-    log = step.log.cut(calls)
+    log, answers = step.log.cut(calls), rows.answers()
+    target.check_alike(answers)
     return Generation(
-        rows.answers(),
+        answers,
         log.origins(),
         log,
         done_prefill - start,
@@ -173,6 +174,7 @@ def autoregressive(
     done_prefill = time.perf_counter()
     calls = _until_done(rows, step, Late(target.device, wait_a_step=static))
     tokens, log = rows.answers(), StepLog(len(prompts), 0, max_new_tokens)
+    target.check_alike(tokens)
     origin = [[PREFILL, *[BONUS] * (len(row) - 1)] for row in tokens]
     return Generation(tokens, origin, log, done_prefill - start, time.perf_counter() - done_prefill, calls)
 

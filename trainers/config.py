@@ -34,8 +34,36 @@ class TargetConfig(Section):
     """`fully_shard` cuts the weights of a frozen target's layers over all processes: each holds its
     share, and gathers one layer at a time while its rows go through. Held-out rows choose the best
     drafter then, as no process can decode with a share."""
+    offload: bool = False
+    """With `sharding`: keep the share in the host's memory; a layer is on the device while rows go through."""
+    tensor_parallel: int = Field(1, ge=1, le=1_024)
+    """Processes that hold one frozen target together (tensor parallelism): neighbours by rank, each with its part
+    of every product of a layer. They decode with it together too, so probes stay."""
     trust_remote_code: bool = False
     """Run code that comes with the model. Leave off unless you have read it."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether no process of several holds all of it."""
+        return self.sharding != "none" or self.tensor_parallel > 1
+
+    @property
+    def cut_as(self) -> str:
+        """The value that says so, for messages."""
+        if self.tensor_parallel > 1:
+            return f"target.tensor_parallel is {self.tensor_parallel}"
+        return f"target.sharding is {self.sharding}"
+
+    @model_validator(mode="after")
+    def _cut_in_one_way(self) -> Self:
+        if self.offload and self.sharding == "none":
+            raise ValueError("offload keeps the shares of a cut target on the host: set sharding to fully_shard")
+        if self.sharding != "none" and self.tensor_parallel > 1:
+            raise ValueError(
+                f"sharding is {self.sharding} and tensor_parallel {self.tensor_parallel}: a target is cut in one of "
+                "the two ways; leave one out"
+            )
+        return self
 
 
 class FeaturesConfig(Section):

@@ -21,7 +21,7 @@ from ...errors import RequestError
 from ..tree.tree import AnyTree, Nodes, tree_mask
 from . import lean
 from .attention import TREE_MASKED
-from .cut import is_cut
+from .cut import check_alike, gathers_layers, is_cut, team_of
 from .foreign import end_ids
 from .hidden_states import HiddenStates, decoder_of, layer_count
 from .hub import load_tokenizer
@@ -68,7 +68,7 @@ class Backbone:
     @cached_property
     def _is_lean(self) -> bool:
         # the lean forward runs some calls without a mask, which a layer with a window needs
-        return lean.fits(self.model) and self._windows is None
+        return lean.fits(self.model) and self._windows is None and not is_cut(self.model)
 
     @cached_property
     def _windows(self) -> Windows | None:
@@ -96,6 +96,15 @@ class Backbone:
     @cached_property
     def _can_stack(self) -> bool:
         return can_stack(self.model)
+
+    @cached_property
+    def _team(self) -> torch.distributed.ProcessGroup | None:
+        return team_of(self.model)
+
+    def check_alike(self, written: Sequence[Sequence[int]]) -> None:
+        """Hold the tokens of this process to those of the others that hold the target with it; errors as there."""
+        if self._team is not None:
+            check_alike(written, self._team)
 
     @cached_property
     def _layer_count(self) -> int:
@@ -145,12 +154,13 @@ class Backbone:
         `layers`, each row's hidden states [S, F] are appended to `features`.
 
         Raises:
-            RequestError: a prompt has an id that the embedding has no row for, or the target is cut over processes.
+            RequestError: a prompt has an id that the embedding has no row for, or the layers are cut over processes.
         """
-        if is_cut(self.model):
+        if gathers_layers(self.model):
             raise RequestError(
                 f"{self.name} is cut over processes, each of which would have to make every call of the others: "
-                "nothing decodes with it. Decode where it is whole, or set target.sharding to none"
+                "nothing decodes with it. Decode where it is whole, or with target.tensor_parallel in place of "
+                "target.sharding"
             )
         check_token_ids(self, max(map(max, prompts)), "a prompt")
         last = []

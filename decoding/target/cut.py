@@ -1,7 +1,9 @@
-"""A frozen model that no process holds whole: the weights of its layers are cut over all processes.
+"""A frozen model that no process holds whole: the weights of its layers lie over several.
 
-torch's `fully_shard` gathers one layer at a time while rows go through it, each process's own rows, so a forward
-pass is one that all processes make together. Embedding, last norm and output projection stay whole: losses and
+In one of two ways. By layers, torch's `fully_shard` gathers one layer at a time while rows go through it, each
+process's own rows, so a forward pass is one that all processes make together. By products (tensor parallelism), the
+processes of a team compute their parts of every product of a layer, of the same rows, and add them up: by the plan
+that `transformers` has for the model. In both embedding, last norm and output projection stay whole: losses and
 drafters read them. The layers are cut while they are shapes alone, and `transformers` then reads this process's
 share of each weight from the files. Read next: `loading.py`, which asks here;
 `trainers/teacher/features.py`, where the passes are kept equal in number.
@@ -9,45 +11,83 @@ share of each weight from the files. Read next: `loading.py`, which asks here;
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from ...errors import RequestError
+from ...errors import EnvironmentFailure, RequestError
 from .hidden_states import decoder_of, layer_count, layers_of
+from .recurrence.scan import is_recurrent
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
-def mesh_of_all(device: str) -> DeviceMesh:
-    """All processes of the run in one line; their group has to be joined already."""
-    from torch.distributed.device_mesh import init_device_mesh
+@dataclass(frozen=True)
+class Cut:
+    """How the weights of a target lie over processes, whose group is joined already."""
 
-    return init_device_mesh(torch.device(device).type, (torch.distributed.get_world_size(),))
+    team: int = 1
+    """Processes that compute each product together (`target.tensor_parallel`); 1: layers are cut over all."""
+    offload: bool = False
+    """Of layers that are cut over all: the share is kept in the host's memory (`target.offload`)."""
+
+    def mesh(self, device: str) -> DeviceMesh:
+        """The processes that hold the target together: this one's team, or all of them.
+
+        Raises:
+            RequestError: they are no whole number of teams.
+        """
+        from torch.distributed.device_mesh import init_device_mesh
+
+        kind, world = torch.device(device).type, torch.distributed.get_world_size()
+        if self.team == 1:
+            return init_device_mesh(kind, (world,))
+        return init_device_mesh(kind, (teams(world, self.team), self.team), mesh_dim_names=("team", "part"))["part"]
+
+    def apply(self, model: Any, mesh: DeviceMesh) -> None:
+        """Cut the weights of every decoder layer, in place.
+
+        Raises:
+            RequestError: the layers are in no list, keep a state of the text, or do not divide.
+        """
+        if self.team == 1:
+            _cut_layers(model, mesh, offload=self.offload)
+        else:
+            _cut_products(model, mesh)
 
 
-def cut_class(whole: type[nn.Module], mesh: DeviceMesh) -> type[Any]:
+def teams(processes: int, team: int) -> int:
+    """How many teams of `team` processes there are.
+
+    Raises:
+        RequestError: one would be left over.
+    """
+    if processes % team:
+        raise RequestError(
+            f"target.tensor_parallel is {team}, and {processes} process{'es are' if processes > 1 else ' is'} no "
+            f"multiple of it; launch {team * max(1, processes // team)} (accelerate launch --num_processes), or set "
+            "--target.tensor_parallel 1"
+        )
+    return processes // team
+
+
+def cut_class(whole: type[nn.Module], cut: Cut, mesh: DeviceMesh) -> type[Any]:
     """`whole` whose models are cut as soon as they are made, in front of any weight."""
 
     def init(self: Any, *given: Any, **named: Any) -> None:
         whole.__init__(self, *given, **named)
-        cut_layers(self, mesh)
+        cut.apply(self, mesh)
 
     return type(whole.__name__, (whole,), {"__init__": init, "__module__": whole.__module__})
 
 
-def cut_layers(model: Any, mesh: DeviceMesh) -> None:
-    """Cut the weights of every decoder layer over the processes of `mesh`, in place.
-
-    Raises:
-        RequestError: the layers are in no list, or keep a state of the text, for which documents go through
-            one by one and processes would make unequal numbers of passes.
-    """
-    from torch.distributed.fsdp import fully_shard
-
-    from .recurrence.scan import is_recurrent
+def _cut_layers(model: Any, mesh: DeviceMesh, *, offload: bool) -> None:
+    """Lay each layer over all processes; a layer with a state of the text would need unequal numbers of passes."""
+    from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
     decoder = decoder_of(model)
     if is_recurrent(decoder):
@@ -56,15 +96,91 @@ def cut_layers(model: Any, mesh: DeviceMesh) -> None:
             "document: processes have different numbers of these, and a cut target needs equal passes of all. Leave "
             "target.sharding, or have an engine compute the states (features.source)"
         )
+    policy = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if offload else OffloadPolicy()
     for layer in layers_of(decoder, layer_count(model)):
-        fully_shard(layer, mesh=mesh, reshard_after_forward=True)
+        fully_shard(layer, mesh=mesh, reshard_after_forward=True, offload_policy=policy)
     # the root of all gathering is the decoder, which training calls alone; what it holds itself stays whole
-    fully_shard(decoder, mesh=mesh, ignored_params={each for each in decoder.parameters() if not _is_cut(each)})
+    outside = {each for each in decoder.parameters() if not _is_cut(each)}
+    fully_shard(decoder, mesh=mesh, ignored_params=outside, offload_policy=policy)
+
+
+def _cut_products(model: Any, mesh: DeviceMesh) -> None:
+    """Lay the products of each layer over a team, by the plan of the model's own class."""
+    check_team(model, mesh.size())
+    try:
+        from transformers.distributed.tensor_parallel import apply_tensor_parallelism
+    except ImportError as error:
+        raise EnvironmentFailure(
+            f"target.tensor_parallel needs a newer transformers ({error}): pip install -U transformers"
+        ) from error
+    apply_tensor_parallelism(model, mesh, model._expand_parallel_plan(_plan(model)))
+
+
+def check_team(model: Any, team: int) -> None:
+    """Raise RequestError for a model whose layers a team of so many processes cannot share.
+
+    Args:
+        model: in shapes alone is enough.
+    """
+    name, flag = type(model).__name__, f"target.tensor_parallel is {team}"
+    other = "set --target.tensor_parallel 1 and --target.sharding fully_shard"
+    if is_recurrent(decoder_of(model)):
+        raise RequestError(
+            f"{flag}, and {name} has recurrent layers, whose state is not divided here; set --target.tensor_parallel 1"
+        )
+    if not _plan(model):
+        raise RequestError(f"{flag}, and transformers has no plan of how {name} is divided; {other}")
+    config = model.config.get_text_config(decoder=True)
+    heads = {name: int(getattr(config, name, None) or 0) for name in ("num_attention_heads", "num_key_value_heads")}
+    odd = next((name for name, count in heads.items() if count % team), None)
+    if odd is not None:
+        raise RequestError(
+            f"{flag}, which does not divide the target's {odd}, {heads[odd]}; take a divisor, or {other}"
+        )
+
+
+def _plan(model: Any) -> dict[str, str]:
+    """How `transformers` divides a layer's products; what losses and drafters read is left out of it."""
+    ends = ("embed_tokens", "lm_head")
+    return {name: how for name, how in (model.tp_plan or {}).items() if name.rpartition(".")[2] not in ends}
 
 
 def is_cut(model: nn.Module) -> bool:
     """Whether no process holds all of it."""
     return any(map(_is_cut, model.parameters()))
+
+
+def team_of(model: nn.Module) -> torch.distributed.ProcessGroup | None:
+    """The processes that compute each product of its layers together; None where each makes passes of its own rows."""
+    from torch.distributed.fsdp import FSDPModule
+
+    parameters: Any = model.parameters()
+    cut = next(filter(_is_cut, parameters), None)
+    if cut is None or any(isinstance(each, FSDPModule) for each in model.modules()):
+        return None
+    group: torch.distributed.ProcessGroup = cut.device_mesh.get_group()
+    return group
+
+
+def gathers_layers(model: nn.Module) -> bool:
+    """Whether a pass is one that all processes make together, each of rows of its own."""
+    return is_cut(model) and team_of(model) is None
+
+
+def check_alike(written: Sequence[Sequence[int]], team: torch.distributed.ProcessGroup) -> None:
+    """Raise EnvironmentFailure where the processes of a team have not decoded the same tokens.
+
+    They draw alike and add up alike, so they do; a machine whose sums differ by process would part them.
+    """
+    from torch.distributed import all_gather_object, get_world_size
+
+    found: list[Any] = [None] * get_world_size(team)
+    all_gather_object(found, [list(row) for row in written], group=team)
+    if any(each != found[0] for each in found):
+        raise EnvironmentFailure(
+            "the processes that hold the target together have decoded different tokens: their sums differ, so what "
+            "they decode is not one text. Decode where the target is whole (--target.tensor_parallel 1)"
+        )
 
 
 def whole(weight: Tensor) -> Tensor:
@@ -78,6 +194,16 @@ def held_numbers(model: nn.Module) -> int:
     """How many numbers of the weights this process holds; tied ones count once."""
     parameters: Any = model.parameters()
     return sum((each.to_local() if _is_cut(each) else each).numel() for each in parameters)
+
+
+def move_whole_parts(model: nn.Module, device: str) -> None:
+    """Put what is not cut on a device: of an offloaded target, whose shares stay with the host."""
+    for weight in model.parameters():
+        if not _is_cut(weight):
+            weight.data = weight.data.to(device)
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, buffer.to(device))
 
 
 def _is_cut(weight: Tensor) -> bool:

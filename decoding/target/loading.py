@@ -16,7 +16,7 @@ import torch
 from ...errors import RequestError
 from .attention import use_grouped_attention
 from .backbone import Backbone
-from .cut import cut_class, mesh_of_all
+from .cut import Cut, cut_class, move_whole_parts
 from .foreign import check_generation_config, raw_json
 from .hub import auto_class, folder_or_name, loading_errors, skeleton, vetted_config
 from .quantised import asked_config, check_can_read, check_projection, quantisation_of
@@ -36,7 +36,7 @@ def load_target(
     trust_remote_code: bool = False,
     quantization: str | None = None,
     layers: int | None = None,
-    cut: bool = False,
+    cut: Cut | None = None,
 ) -> Backbone:
     """Load a causal LM by folder or hub name; `tiny` is the embedded default target.
 
@@ -44,7 +44,7 @@ def load_target(
         quantization: `int8` or `int4`: round the linear layers' weights to it, all but the output projection's.
         layers: load these first layers alone, with embedding, last norm and projection; the config stays the
             whole model's. Nobody can decode with such a part.
-        cut: each process reads its share of the layers alone (`cut.py`); the run's group is joined already.
+        cut: each process reads its share of the layers alone; the run's group is joined already.
 
     Raises:
         RequestError: there is no such model, its state cannot be rolled back, it cannot be cut, or not quantised.
@@ -62,7 +62,7 @@ def load_target(
         cut=cut,
     )
     model.requires_grad_(False).eval()
-    if not cut and quantisation_of(model.config) is None:  # which are read where they will stay
+    if cut is None and quantisation_of(model.config) is None:  # which are read where they will stay
         model.to(chosen)
     use_grouped_attention(model)
     return Backbone(model, name=folder_or_name(path), revision=revision)
@@ -77,14 +77,14 @@ def load_model(
     quantization: str | None = None,
     layers: int | None = None,
     device: str = "cpu",
-    cut: bool = False,
+    cut: Cut | None = None,
 ) -> Any:
     """The weights alone, ready to train further; the class is that of `transformers`.
 
     Args:
         quantization, layers: as for `load_target`.
         device: where a cut or quantised model is put; others are on the CPU.
-        cut: cut the layers over all processes.
+        cut: how the layers are cut over processes.
 
     Raises:
         RequestError: there is no such model, its weights are damaged, or it cannot be cut or quantised.
@@ -108,12 +108,12 @@ def load_model(
         quantised = quantization is not None or quantisation_of(config) is not None
         if quantization is not None:
             placed["quantization_config"] = asked_config(quantization, skeleton(config, trust_remote_code))
-        if cut or quantised:
-            placed["device_map"] = {"": device}
-        if cut:
-            _check_not_both(path, quantised)
+        if cut is not None or quantised:
+            placed["device_map"] = {"": "cpu" if cut is not None and cut.offload else device}
+        if cut is not None:
+            _check_not_both(path, cut, quantised)
             made = type(skeleton(config, trust_remote_code))
-            loader = cut_class(made, mesh_of_all(device))
+            loader = cut_class(made, cut, cut.mesh(device))
         try:
             loaded: Any = loader.from_pretrained(
                 source,
@@ -136,19 +136,21 @@ def load_model(
             raise ValueError(f"its weights lack {missing[0]}{others}")
         if layers is not None:
             _set_layers(model.config.get_text_config(decoder=True), *whole)
-        if cut:
+        if cut is not None:
             model.__class__ = made
+            if cut.offload:
+                move_whole_parts(model, device)
         if quantised:
             check_projection(model, path)
         return model
 
 
-def _check_not_both(path: str, quantised: bool) -> None:
+def _check_not_both(path: str, cut: Cut, quantised: bool) -> None:
     """Raise RequestError for a quantised model that is to be cut over processes."""
+    how = f"target.tensor_parallel is {cut.team}" if cut.team > 1 else "target.sharding is fully_shard"
     if quantised:
         raise RequestError(
-            f"target.sharding is fully_shard, and {path!r} is quantised: its packed weights cannot be cut; leave out "
-            "one of the two"
+            f"{how}, and {path!r} is quantised: its packed weights cannot be cut; leave out one of the two"
         )
 
 

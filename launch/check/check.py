@@ -129,9 +129,12 @@ def _device(recipe: Recipe) -> str:
 
 
 def _batch(recipe: Recipe) -> str:
+    from ...decoding.target.cut import teams
     from ...trainers.loop.setup import accumulation
 
     count, loop = devices_of(recipe).processes, recipe.loop
+    if count > 1:  # one alone has the whole target
+        teams(count, recipe.target.tensor_parallel)
     steps = accumulation(loop, count)
     tokens, parts = loop.batch_rows * recipe.row_tokens, loop.context_parallel
     where = f"{count} process{'es' * (count > 1)}"

@@ -13,14 +13,14 @@ from ...trainers.config import FROM_TARGET, FeaturesConfig
 from ..recipe.model import Recipe
 
 _log = logging.getLogger(__name__)
-_WHOLE = "it has to be here and whole: features.source online, target.sharding none"
+_WHOLE = "it has to be here and whole: features.source online, target.sharding none, target.tensor_parallel 1"
 _OF_ENGINE = ("server", "served_model", "shared", "requests", "timeout", "answers", "answer_temperature")
 
 
 def check_whole_target(recipe: Recipe) -> None:
     """Raise RequestError for what only a whole target can do where there is none, and for values of no engine."""
     features = recipe.features
-    if recipe.target.sharding != "none":
+    if recipe.target.is_shared:
         _check_cut(recipe)
     if features.source != "engine":
         default = FeaturesConfig()
@@ -60,15 +60,19 @@ def _check_answers(recipe: Recipe) -> None:
 
 def _check_cut(recipe: Recipe) -> None:
     """Raise RequestError for what only a whole target can do, and for a target that is nowhere here."""
+    target = recipe.target
     if recipe.features.source == "engine":
         raise RequestError(
-            f"target.sharding is {recipe.target.sharding}, and features.source is engine: the engine holds the "
-            "target, and nothing is left here to cut; leave target.sharding"
+            f"{target.cut_as}, and features.source is engine: the engine holds the target, and nothing is left here to "
+            "cut; leave target.sharding and target.tensor_parallel"
         )
     reason = needs_whole(recipe)
     if reason is not None:
+        raise RequestError(f"{target.cut_as}, so no process has the whole target, and {reason}")
+    if target.tensor_parallel > 1 and recipe.loop.context_parallel > 1:
         raise RequestError(
-            f"target.sharding is {recipe.target.sharding}, so no process has the whole target, and {reason}"
+            f"{target.cut_as} and loop.context_parallel {recipe.loop.context_parallel}: a team makes a pass for the "
+            "rows of each of its processes, which would be the same rows; set one of the two to 1"
         )
 
 

@@ -103,13 +103,17 @@ def _kept_here(target: nn.Module) -> int:
 
 def _target_held(recipe: Recipe, target: nn.Module, devices: Devices) -> dict[str, float]:
     """Bytes of a frozen target on one device: all of it, or its share of the layers and those that it gathers."""
-    whole, size = parameters(target), float(BYTES[recipe.target.dtype])
-    if recipe.target.sharding == "none" or devices.processes == 1:
+    config, size = recipe.target, float(BYTES[recipe.target.dtype])
+    if not config.is_shared or (devices.processes == 1 and not config.offload):
         return {"the target": held_bytes(recipe, target)}
     layers = _layer_sizes(target)
-    share = whole - sum(layers) + sum(layers) / devices.processes
+    outside = parameters(target) - sum(layers)
+    if config.tensor_parallel > 1:
+        return {"its share of the target": (outside + sum(layers) / config.tensor_parallel) * size}
+    share = 0 if config.offload else sum(layers) / devices.processes
+    what = "the target's ends" if config.offload else "its share of the target"
     # the layer that rows go through, and the next one on its way
-    return {"its share of the target": share * size, "two gathered layers": 2 * max(layers) * size}
+    return {what: (outside + share) * size, "two gathered layers": 2 * max(layers) * size}
 
 
 def held_bytes(recipe: Recipe, target: nn.Module) -> float:

@@ -115,6 +115,7 @@ def _target(recipe: Recipe) -> PreTrainedModel:
     """The target's shapes, for every check that asks; refused where training would refuse it."""
     from ...decoding.target.attention import use_grouped_attention
     from ...decoding.target.backbone import check_rollback
+    from ...decoding.target.cut import check_team
     from ...decoding.target.foreign import check_generation_config
     from ...decoding.target.hub import folder_or_name, load_config, load_sizes, loading_errors, skeleton
     from ...decoding.target.quantised import check_can_read
@@ -132,6 +133,8 @@ def _target(recipe: Recipe) -> PreTrainedModel:
     if not devices_of(recipe).described:
         with loading_errors("model", path, "config.json and safetensors weights"):
             check_can_read(path, model.config, recipe.target.quantization)
+    if recipe.target.tensor_parallel > 1:
+        check_team(model, recipe.target.tensor_parallel)
     recipe.record.code().check_target(recipe, model)
     check_weight_files(path)
     if not trust and not is_described(recipe.target):

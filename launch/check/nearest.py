@@ -44,7 +44,7 @@ def _changes(recipe: Recipe, processes: int) -> Iterator[dict[str, Any]]:
         single["machine.sharding"] = "zero2"
     if loop.micro_rows > 1:
         single["loop.micro_rows"] = 1
-    held = recipe.record.has_target and recipe.target.sharding == "none" and recipe.features.source != "engine"
+    held = recipe.record.has_target and not recipe.target.is_shared and recipe.features.source != "engine"
     if held and processes > 1 and needs_whole(recipe) is None:
         single["target.sharding"] = "fully_shard"
     more = {"machine.processes": processes} if processes != machine.processes else {}

@@ -8,9 +8,11 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 from draftsmith.data.features.store import FeatureStore
-from draftsmith.decoding.target.cut import held_numbers
+from draftsmith.decoding.engine import autoregressive
+from draftsmith.decoding.sampling import Warper
+from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.decoding.target.cut import Cut, held_numbers
 from draftsmith.decoding.target.hidden_states import LAST, decoder_of
-from draftsmith.decoding.target.kv_cache import KVCache
 from draftsmith.decoding.target.loading import load_target
 from draftsmith.drafters.projection import check_logits
 from draftsmith.errors import RequestError
@@ -35,23 +37,38 @@ def rows(rank: int, count: int = ROWS) -> Batch:
     }
 
 
-def families(out: Path, folders: list[str], dtype: str) -> None:
+def families(out: Path, folders: list[str], dtype: str, cut: Cut) -> None:
     """Each target in turn, cut: its states on rows of this process, its hash, and how much of it is here."""
     rank = Accelerator(cpu=True).process_index
     said = {}
     for folder in folders:
         name = Path(folder).name
-        target = load_target(folder, dtype=dtype, cut=True)
+        target = load_target(folder, dtype=dtype, cut=cut)
         check_logits(target.model)
-        with torch.no_grad():
-            states = states_of(decoder_of(target.model), rows(rank), LAYERS)
+        states = OnlineFeatures(target.model, LAYERS)(rows(rank))
         torch.save([each.clone() for each in states], out / f"{name}-{rank}.pt")
         said[name] = {"hash": weights_hash(target.model), "held": held_numbers(target.model)}
         try:
-            target.prefill([[1, 2]], KVCache(1, 8))
+            said[name]["written"] = written(target)
         except RequestError as error:
             said[name]["refused"] = str(error)
     (out / f"said-{rank}.json").write_text(json.dumps(said))
+
+
+def written(target: Backbone) -> list[list[list[int]]]:
+    """Two prompts' tokens, greedy and drawn."""
+    return [
+        autoregressive(target, [[1, 2, 3], [4]], warper=Warper(at), max_new_tokens=12, seed=3).tokens
+        for at in (0.0, 1.0)
+    ]
+
+
+def parted(out: Path, folder: str) -> None:
+    """The second process decodes something else than the first."""
+    rank = Accelerator(cpu=True).process_index
+    target = load_target(folder, cut=Cut(team=2))
+    target.check_alike([[1, 2]])
+    target.check_alike([[1, 2 + rank]])
 
 
 def unequal_misses(out: Path, folder: str) -> None:
@@ -61,7 +78,7 @@ def unequal_misses(out: Path, folder: str) -> None:
     store = FeatureStore(
         out / "store", {"a": 1}, max_bytes=10_000_000, row_bytes=100_000, rank=rank, world=accelerator.num_processes
     )
-    online = OnlineFeatures(load_target(folder, cut=True).model, LAYERS)
+    online = OnlineFeatures(load_target(folder, cut=Cut()).model, LAYERS)
     source = CachedFeatures(online, store, "fp32", together=accelerator)
     batch = rows(rank)
     known = {name: each[: (ROWS - 1) * rank] for name, each in batch.items()}
@@ -75,7 +92,7 @@ def unequal_misses(out: Path, folder: str) -> None:
 def one_raises(out: Path, folder: str) -> None:
     """The second process fails in front of its forward pass; the first one waits in its own."""
     accelerator = Accelerator(cpu=True)
-    target = load_target(folder, cut=True)
+    target = load_target(folder, cut=Cut())
     with name_the_silent(out, accelerator, bound=20.0):
         if accelerator.process_index == 1:
             raise ValueError("planted")

@@ -88,9 +88,15 @@ class Loop:
         export_to: Path,
         probe: Probe | None,
         by_validation: bool = False,
+        probe_together: bool = False,
     ) -> None:
-        """`by_validation`: without a probe, export the weights of the lowest held-out loss, not the last ones."""
-        self.by_validation = by_validation
+        """How the best weights are chosen where the target lies over processes.
+
+        Args:
+            by_validation: without a probe, export those of the lowest held-out loss, not the last ones.
+            probe_together: every process probes, as all decode with the target together.
+        """
+        self.by_validation, self.probe_together = by_validation, probe_together
         self.objective, self.train_rows, self.validation_rows = objective, train, validation
         self.plan, self.accelerator, self.probe = plan, accelerator, probe
         self.out, self.export_to = out, export_to
@@ -261,7 +267,8 @@ class Loop:
                 self.export()
             return
         with self.averaged(), _eval_mode(draft), gathered(draft):
-            values = self.probe(standalone(draft)) if self.accelerator.is_main_process else {}
+            probes = self.accelerator.is_main_process or self.probe_together
+            values = self.probe(standalone(draft)) if probes else {}
         if values:
             record.write("probe", done, values)
             screen.report(done, {f"probe_{name}": value for name, value in values.items()})

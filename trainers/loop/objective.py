@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ...data.rows.packed import documents_by_length
 from ...decoding.target.backbone import context_limits
-from ...decoding.target.cut import is_cut
+from ...decoding.target.cut import gathers_layers
 from ...decoding.target.hidden_states import decoder_of
 from ...decoding.target.hub import load_config
 from ...decoding.target.recurrence.scan import is_recurrent
@@ -157,7 +157,7 @@ def goes_without_mask(decoder: Any, tokens: int) -> bool:
     Shorter rows take one pass with a mask, and so do all rows of a model of which processes hold pieces: they make
     their passes together, and would not have equally many.
     """
-    return tokens > MASKED and not is_sharded(decoder) and not is_cut(decoder)
+    return tokens > MASKED and not is_sharded(decoder) and not gathers_layers(decoder)
 
 
 def _inputs(ids: Tensor, positions: Tensor, mask: Masks | None) -> dict[str, Any]:

@@ -190,6 +190,7 @@ def run_loop(
     probe: Probe | None,
     resume: str,
     by_validation: bool = False,
+    probe_together: bool = False,
 ) -> Outcome:
     """Train to the last step and report how it ended. Arguments are those of `Loop`."""
     start = resume_from(out, resume)
@@ -203,6 +204,7 @@ def run_loop(
         export_to=export_to,
         probe=probe,
         by_validation=by_validation,
+        probe_together=probe_together,
     )
     outcome = loop.run(start)
     if accelerator.trackers:

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from ...data.features.codec import Encoded, FeatureDtype, decode, encode
 from ...data.features.store import FeatureStore, row_keys
-from ...decoding.target.cut import is_cut
+from ...decoding.target.cut import is_cut, team_of
 from ...decoding.target.hidden_states import LAST, HiddenStates, decoder_of, layer_count
 from ..loop.objective import Batch, over_rows
 from .output import ALL, Part
@@ -108,14 +108,30 @@ class OnlineFeatures(FeatureSource):
         self.looks_ahead = not is_trained(target) and not is_cut(target)
         self.precision: Precision | None = None
         """Of the products of a forward pass; None: the target's own."""
+        self._team = team_of(target)
         self._side: torch.cuda.Stream | None = None
 
     @torch.no_grad()
     def fetch(self, batch: Batch) -> Features:
-        """One forward pass, in the precision that is set or the target's own, whatever autocast says outside."""
+        """One forward pass, in the precision that is set or the target's own, whatever autocast says outside.
+
+        Of a target that a team of processes holds a pass for each of them: all take part in each, and keep the states
+        of their own rows.
+        """
         device = batch["input_ids"].device
         if self.target.device != device:
             self.target.to(device)
+        if self._team is None:
+            return self._pass(batch)
+        own = torch.distributed.get_rank(self._team)
+        found: Features = ()
+        for rank, each in enumerate(of_all(batch, self._team)):
+            states = self._pass(each)
+            found = states if rank == own else found
+        return found
+
+    def _pass(self, batch: Batch) -> Features:
+        device = batch["input_ids"].device
         mixed = None if self.precision in (None, "fp32") else PRODUCTS[self.precision]
         with torch.autocast(device.type, dtype=mixed, enabled=mixed is not None):
             states = states_of(decoder_of(self.target), batch, self.layers)
@@ -296,6 +312,15 @@ def _handed_over(states: Features, ready: torch.cuda.Event, device: torch.device
 def is_trained(target: nn.Module) -> bool:
     """Whether any weight of it moves, so that its states are not the same at every step."""
     return any(parameter.requires_grad for parameter in target.parameters())
+
+
+def of_all(batch: Batch, team: torch.distributed.ProcessGroup) -> list[Batch]:
+    """The rows of every process of a team, which have the same shape in each: what a target's pass reads of them."""
+    names = ("input_ids", "documents", "positions")
+    own = torch.stack([batch[name].long() for name in names])
+    found = [torch.empty_like(own) for _ in range(torch.distributed.get_world_size(team))]
+    torch.distributed.all_gather(found, own, group=team)
+    return [dict(zip(names, each, strict=True)) for each in found]
 
 
 def states_of(decoder: Any, batch: Batch, layers: Sequence[int]) -> Features:

@@ -17,13 +17,13 @@ from torch import nn
 
 from ...data.rows.prepare import Prepared, prepare
 from ...decoding.target.backbone import Backbone, check_token_ids
-from ...decoding.target.cut import held_numbers
+from ...decoding.target.cut import Cut, held_numbers, teams
 from ...decoding.target.loading import load_target
 from ...decoding.target.quantised import quantisation_of
 from ...drafters.folder import save_heads
 from ...drafters.projection import check_logits
 from ...errors import RequestError
-from ..config import FROM_TARGET
+from ..config import FROM_TARGET, TargetConfig
 from ..loop.loop import Outcome, Plan
 from ..loop.objective import Objective, check_row_length
 from ..loop.processes import name_the_silent
@@ -93,8 +93,8 @@ def run_for_target(
     accelerator, teacher = load_teacher(run, check_target)
     cut = recipe.target.sharding != "none"
     # prompts that have no room are refused here too
-    whole = recipe.features.source != "engine" and not cut  # a part of the target decodes nothing
-    probe = run.make_probe(teacher) if run.make_probe and whole else None
+    decodes = recipe.features.source != "engine" and not cut  # a process's share of the layers decodes nothing
+    probe = run.make_probe(teacher) if run.make_probe and decodes else None
     rows = prepare_rows(run, accelerator, teacher)
     if check_rows is not None:
         check_rows(recipe, rows)
@@ -114,6 +114,7 @@ def run_for_target(
             probe=probe,
             resume=run.resume,
             by_validation=cut,
+            probe_together=recipe.target.tensor_parallel > 1,
         )
 
 
@@ -143,7 +144,7 @@ def load_teacher(run: Run, check_target: CheckTarget) -> tuple[Accelerator, Back
     plan, target = plan_of(run.recipe), run.recipe.target
     make_deterministic(plan.loop)
     accelerator = make_accelerator(plan.loop, plan.optimizer, run.out)
-    cut = target.sharding != "none" and accelerator.num_processes > 1  # one process would hold all of it
+    cut = _cut(target, accelerator.num_processes)
     with name_the_silent(run.out, accelerator, bound=plan.loop.stall_seconds):
         teacher = load_target(
             target.path,
@@ -156,22 +157,38 @@ def load_teacher(run: Run, check_target: CheckTarget) -> tuple[Accelerator, Back
             cut=cut,
         )
         check_target(run.recipe, teacher.model)
-    if target.sharding != "none":
-        _say_what_is_held(teacher, accelerator)
+    if target.is_shared and accelerator.is_main_process:
+        _say_what_is_held(teacher, target, accelerator.num_processes)
     return accelerator, teacher
 
 
-def _say_what_is_held(teacher: Backbone, accelerator: Accelerator) -> None:
+def _cut(target: TargetConfig, processes: int) -> Cut | None:
+    """How the target is cut in a run of so many processes.
+
+    Raises:
+        RequestError: the processes are no whole number of teams.
+    """
+    if target.tensor_parallel > 1:
+        # one process goes on with the whole target
+        return None if processes == 1 or not teams(processes, target.tensor_parallel) else Cut(target.tensor_parallel)
+    # a share of everything is worth it for its place alone
+    alone = processes == 1 and not target.offload
+    return None if target.sharding == "none" or alone else Cut(offload=target.offload)
+
+
+def _say_what_is_held(teacher: Backbone, target: TargetConfig, processes: int) -> None:
     """How much of a target that is to be cut is here, and what follows for choosing the best drafter."""
-    if accelerator.is_main_process:
-        _log.info(
-            "target.sharding: %.2f M of the target's %.2f M numbers on each of %d process%s; held-out loss chooses "
-            "the best drafter, as no process decodes with a share",
-            held_numbers(teacher.model) / 1e6,
-            sum(each.numel() for each in teacher.model.parameters()) / 1e6,
-            accelerator.num_processes,
-            "es" * (accelerator.num_processes > 1),
-        )
+    _log.info(
+        "%s: %.2f M of the target's %.2f M numbers on each of %d process%s; %s",
+        target.cut_as,
+        held_numbers(teacher.model) / 1e6,
+        sum(each.numel() for each in teacher.model.parameters()) / 1e6,
+        processes,
+        "es" * (processes > 1),
+        "they decode with it together"
+        if target.tensor_parallel > 1
+        else "held-out loss chooses the best drafter, as no process decodes with a share",
+    )
 
 
 def prepare_rows(run: Run, accelerator: Accelerator, teacher: Backbone) -> Prepared:

@@ -22,12 +22,20 @@ OWN = {name: f"method: {name}\n{text}" for name, text in RECIPES.items() if name
 }
 
 
-def write(folder: Path, names: list[str], sharding: str, common: str = COMMON) -> list[str]:
-    """A recipe for each, called NAME-SHARDING."""
+HOW = {
+    "none": "sharding: none",
+    "fully_shard": "sharding: fully_shard",
+    "offloaded": "sharding: fully_shard, offload: true",
+    "team": "tensor_parallel: 2",
+}
+
+
+def write(folder: Path, names: list[str], how: str, common: str = COMMON) -> list[str]:
+    """A recipe for each, called NAME-HOW."""
     paths = []
     for name in names:
-        path = folder / f"{name}-{sharding}.yaml"
-        path.write_text(f"name: run\ntarget: {{path: {SHALLOW}, sharding: {sharding}}}\n{OWN[name]}{common}")
+        path = folder / f"{name}-{how}.yaml"
+        path.write_text(f"name: run\ntarget: {{path: {SHALLOW}, {HOW[how]}}}\n{OWN[name]}{common}")
         paths.append(str(path))
     return paths
 
@@ -51,11 +59,43 @@ def test_a_cut_target_teaches_the_same(config: str, names: list[str], tmp_path: 
         pytest.importorskip("deepspeed", reason="DeepSpeed is not installed here")
     recipes = [*write(tmp_path, names, "none"), *write(tmp_path, names, "fully_shard")]
     said = launched(config, LAUNCHING, str(tmp_path), *recipes)
-    held = re.findall(r"target.sharding: ([\d.]+) M of the target's ([\d.]+) M numbers on each of 2 processes", said)
+    held = re.findall(r"target.sharding is fully_shard: ([\d.]+) M of the target's ([\d.]+) M numbers on each of 2 processes", said)
     assert len(held) == len(names)
     assert all(float(share) < 0.8 * float(whole) for share, whole in held)  # most of this one is its embedding
     for name in names:
         assert_same_numbers(tmp_path / f"{name}-fully_shard", tmp_path / f"{name}-none")
+
+
+@pytest.mark.parametrize(("config", "names"), [("multi_cpu", list(OWN)), ("zero2", ["eagle3"])])
+def test_a_target_that_a_team_holds_teaches_the_same(config: str, names: list[str], tmp_path: Path) -> None:
+    """But for the rounding of sums; it decodes in probes, as a whole one does."""
+    if config == "zero2":
+        pytest.importorskip("deepspeed", reason="DeepSpeed is not installed here")
+    recipes = [*write(tmp_path, names, "none"), *write(tmp_path, names, "team")]
+    said = launched(config, LAUNCHING, str(tmp_path), *recipes)
+    assert said.count("they decode with it together") == len(names)
+    for name in names:
+        assert_close(tmp_path / f"{name}-team", tmp_path / f"{name}-none")
+
+
+def assert_close(mine: Path, whole: Path) -> None:
+    """Every value of every record that is no clock, probes too, and the drafter's weights."""
+    found, wanted = records(mine), records(whole)
+    assert found.keys() == wanted.keys()
+    assert ("probe", STEPS) in found
+    for key, values in wanted.items():
+        for name in values.keys() - CLOCKS - {"kind"}:
+            assert found[key][name] == pytest.approx(values[name], rel=1e-4, abs=1e-6), (key, name)
+    ours, theirs = drafter(mine), drafter(whole)
+    assert ours.keys() == theirs.keys()
+    for name in theirs:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-3, atol=1e-4)
+
+
+def test_an_offloaded_target_teaches_the_same(tmp_path: Path) -> None:
+    recipes = [*write(tmp_path, ["eagle3"], "none"), *write(tmp_path, ["eagle3"], "offloaded")]
+    launched("multi_cpu", LAUNCHING, str(tmp_path), *recipes)
+    assert_same_numbers(tmp_path / "eagle3-offloaded", tmp_path / "eagle3-none")
 
 
 def test_a_run_with_a_cut_target_goes_on(tmp_path: Path) -> None:
