@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from ...errors import RequestError
+from .cut import is_cut
 from .lean import FAMILIES
 
 if TYPE_CHECKING:
@@ -61,8 +62,13 @@ def assembled(
     """A model of `layers` and `head` between the embedding and the last norm of `model`.
 
     Raises:
-        RequestError: as for `with_layers`.
+        RequestError: as for `with_layers`; or its layers lie over processes.
     """
+    if is_cut(model):
+        raise RequestError(
+            "the target lies over several processes, and its layers cannot be taken apart there; take a whole one "
+            "(--target.tensor_parallel 1, --target.sharding none)"
+        )
     check_layer_family(type(model).__name__, "take apart the layers of")
     empty = copy.deepcopy(config)
     empty.num_hidden_layers = 0  # layers that would be thrown away take most of the time

@@ -63,8 +63,8 @@ def _check_cut(recipe: Recipe) -> None:
     target = recipe.target
     if recipe.features.source == "engine":
         raise RequestError(
-            f"{target.cut_as}, and features.source is engine: the engine holds the target, and nothing is left here to "
-            "cut; leave target.sharding and target.tensor_parallel"
+            f"{target.cut_as}, and features.source is engine: the engine holds the target, and nothing is left here "
+            "to cut; leave target.sharding and target.tensor_parallel"
         )
     reason = needs_whole(recipe)
     if reason is not None:

@@ -35,6 +35,7 @@ from ..generate import drafter_hash
 from ..recipe.load import load_recipe
 from ..recipe.model import Recipe
 from .methods import SKELETON, make_method, need_draft
+from .together import joined, of_first, speaks
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -64,12 +65,15 @@ class Loaded:
 
 
 def load_named_target(pair: Named) -> Backbone:
-    """The target that a command names."""
+    """The target that a command names; in a launch of several processes they hold it together."""
     config = pair.recipe.target
+    cut, device = joined(pair.recipe)
     return load_target(
         pair.target,
         revision=config.revision,
         dtype=config.dtype,
+        device=device,
+        cut=cut,
         trust_remote_code=config.trust_remote_code,
         quantization=config.quantization,
     )
@@ -166,7 +170,7 @@ def _rounded(pair: Loaded) -> dict[str, Any] | None:
 
 def run_eval(request: EvalRequest, overrides: Sequence[tuple[str, str]], console: Console, named: Named) -> None:
     """Audit, measure, print, and write `results.json` and `audit.json`."""
-    out = results_folder(request)
+    out, console = results_folder(request), of_first(console)
     say_tuned(named, console)
     pair = load_pair(named)
     config = pair.recipe.eval
@@ -339,6 +343,7 @@ def run_audit(
     Raises:
         DraftsmithError: a probe failed; the message says what of.
     """
+    console = of_first(console)
     if named is None:
         _survey(overrides, writable_folder(request.out or Path()), console)
         return True
@@ -425,5 +430,6 @@ def say_where(path: Path, console: Console) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write a result so that people can read it too."""
-    write_text(path, json.dumps(content, indent=1) + "\n")
+    """Write a result so that people can read it too; of several processes the first one does."""
+    if speaks():
+        write_text(path, json.dumps(content, indent=1) + "\n")

@@ -157,7 +157,7 @@ def load_teacher(run: Run, check_target: CheckTarget) -> tuple[Accelerator, Back
             cut=cut,
         )
         check_target(run.recipe, teacher.model)
-    if target.is_shared and accelerator.is_main_process:
+    if cut is not None and accelerator.is_main_process:
         _say_what_is_held(teacher, target, accelerator.num_processes)
     return accelerator, teacher
 

@@ -117,6 +117,9 @@ class TableModel:
         logits_BNV = self.forward(tokens_BN, lengths_B, tree, kv_cache)
         return Seen(logits_BNV, self.states(tokens_BN, layers) if layers else None)
 
+    def check_alike(self, _written: Sequence[Sequence[int]]) -> None:
+        """A table lies in one process, and has none to agree with."""
+
     def as_backbone(self) -> Backbone:
         """What the engine and the drafters take it for."""
         return cast(Backbone, self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import torch
 from draftsmith.launch.cli import main
 from head_runs import CLOCKS, COMMON, LAUNCHING, RECIPES, records
-from launching import launched
+from launching import ended, launched
 from shallow import SHALLOW
 from small_run import assert_same_weights, drafter, losses
 
@@ -59,7 +60,9 @@ def test_a_cut_target_teaches_the_same(config: str, names: list[str], tmp_path: 
         pytest.importorskip("deepspeed", reason="DeepSpeed is not installed here")
     recipes = [*write(tmp_path, names, "none"), *write(tmp_path, names, "fully_shard")]
     said = launched(config, LAUNCHING, str(tmp_path), *recipes)
-    held = re.findall(r"target.sharding is fully_shard: ([\d.]+) M of the target's ([\d.]+) M numbers on each of 2 processes", said)
+    held = re.findall(
+        r"target.sharding is fully_shard: ([\d.]+) M of the target's ([\d.]+) M numbers on each of 2 processes", said
+    )
     assert len(held) == len(names)
     assert all(float(share) < 0.8 * float(whole) for share, whole in held)  # most of this one is its embedding
     for name in names:
@@ -89,7 +92,30 @@ def assert_close(mine: Path, whole: Path) -> None:
     ours, theirs = drafter(mine), drafter(whole)
     assert ours.keys() == theirs.keys()
     for name in theirs:
-        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-3, atol=1e-4)
+        # AdamW makes a whole step of a gradient that is rounding alone
+        assert (ours[name] - theirs[name]).norm() < 1e-3 * theirs[name].norm(), name
+
+
+def test_a_team_evaluates_and_audits(tmp_path: Path) -> None:
+    """What one process measures, but for the clock; written and said once."""
+    (recipe,) = write(tmp_path, ["eagle3"], "team")
+    assert main(["train", recipe, "--out", str(tmp_path / "run")]) == 0
+    less = ["--eval.limit", "2", "--eval.max_new_tokens", "8", "--audit.tokens", "500", "--audit.sequences", "10000"]
+    assert main(["eval", str(tmp_path / "run"), "--out", str(tmp_path / "one"), *less]) == 0
+    words = ["-m", "draftsmith.launch.cli", "eval", str(tmp_path / "run"), "--out", str(tmp_path / "two"), *less]
+    said = launched("multi_cpu", *words)
+    assert said.count("results: ") == 2  # of the audit and of the measurement, by the first process
+    one, two = (json.loads((tmp_path / name / "results.json").read_text()) for name in ("one", "two"))
+    assert [row["tau"] for row in two["rows"]] == [row["tau"] for row in one["rows"]]
+    assert {row["verdict"] for row in two["rows"]} == {row["verdict"] for row in one["rows"]}
+    assert json.loads((tmp_path / "two" / "audit.json").read_text())["failures"] == []
+
+
+def test_processes_that_would_each_decode_everything_are_refused(tmp_path: Path) -> None:
+    words = ["eval", "--target", "tiny", "--method", "prompt-lookup", "--out", str(tmp_path / "out")]
+    ended_by = ended("multi_cpu", "-m", "draftsmith.launch.cli", *words)
+    assert ended_by.returncode
+    assert "2 processes were launched, and target.tensor_parallel is 1" in ended_by.stderr
 
 
 def test_an_offloaded_target_teaches_the_same(tmp_path: Path) -> None:
