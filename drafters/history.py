@@ -43,3 +43,12 @@ class History:
         slots_BK = self.lengths_B[:, None] - torch.arange(count, device=self.lengths_B.device)
         recent_BK = self.tokens_BL.gather(1, slots_BK.clamp_min(0))
         return torch.where(slots_BK >= 0, recent_BK, -1)
+
+    def unread(self, known: Sequence[int]) -> list[list[int]]:
+        """What every row has behind its first `known` tokens, the last emitted one included; the host waits for it.
+
+        A row that has ended has nothing new. A step adds few tokens, so few are read.
+        """
+        new = [length + 1 - count for length, count in zip(self.lengths_B.tolist(), known)]
+        recent = self.recent(max(new)).tolist()
+        return [tokens[:count][::-1] for count, tokens in zip(new, recent)]

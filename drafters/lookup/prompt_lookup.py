@@ -1,17 +1,24 @@
 """Prompt lookup decoding: copy what followed the last tokens earlier in the same text.
 
 Saxena 2023 (github.com/apoorvumang/prompt-lookup-decoding): n-grams of up to 3 tokens, 10 tokens
-copied, the first match. `transformers` looks for up to 2 and copies 10. Read next: `lookup.py`.
+copied, the first match. `transformers` looks for up to 2 and copies 10.
+
+Where the host takes part in a step it has an index of every row (`own_grams.py`), and a draft takes no more work in a
+longer text. Steps of fixed shapes ask the host nothing, so there the device looks through the text: a few bytes for
+each token, of whose keys and values the target's own call reads thousands. Read next: `lookup.py`.
 
 Shapes: B rows, K drafted tokens, L tokens of history.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from .lookup import ChainLookup, best_match, copy_after, suffix_run
+from .own_grams import OwnGrams
 
 
 class PromptLookup(ChainLookup):
@@ -32,8 +39,25 @@ class PromptLookup(ChainLookup):
         super().__init__(draft_length, device)
         self.longest, self.shortest, self.latest = longest, shortest, latest
 
+    def reset(self, prompts: Sequence[Sequence[int]], room: int, *, static: bool = False) -> None:
+        """Start new rows. `room`: tokens that may follow the longest prompt."""
+        super().reset(prompts, room, static=static)
+        indexed = [] if static else prompts
+        self._rows = [OwnGrams(prompt, longest=self.longest, latest=self.latest) for prompt in indexed]
+
     def find(self) -> tuple[Tensor, Tensor]:
         """What followed the longest earlier match: tokens [B, K], how many [B]."""
+        return self._searched() if self._static else self._indexed()
+
+    def _indexed(self) -> tuple[Tensor, Tensor]:
+        for row, tokens in zip(self._rows, self._history.unread([len(row.tokens) for row in self._rows])):
+            row.extend(tokens)
+        found = [row.following(self.shortest, self.draft_length) for row in self._rows]
+        padded = [[*tokens, *[-1] * (self.draft_length - len(tokens))] for tokens in found]
+        counts = [len(tokens) for tokens in found]
+        return torch.tensor(padded, device=self._device), torch.tensor(counts, device=self._device)
+
+    def _searched(self) -> tuple[Tensor, Tensor]:
         history = self._history
         run_BL = suffix_run(history.tokens_BL, history.recent(self.longest))
         at_L = torch.arange(run_BL.shape[1], device=run_BL.device)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from threading import RLock
 from typing import Protocol
 
 import numpy as np
@@ -84,7 +85,11 @@ class OwnText:
 
 
 class AnswerMemory:
-    """Earlier answers, the last ones that fit into a number of tokens, with one index of all."""
+    """Earlier answers, the last ones that fit into a number of tokens, with one index of all.
+
+    Drafters of several threads may share one. Answers come in and go whole; who reads holds `lock` until the last
+    `Match` has been read, as an answer that comes or goes in between would move what a match points at.
+    """
 
     def __init__(self, *, tokens: int = 200_000, depth: int = 24) -> None:
         """`tokens`: most tokens of all answers together; the first answer goes first.
@@ -97,6 +102,7 @@ class AnswerMemory:
         self.limit, self.depth = tokens, depth
         self._tree, self._size = WindowTree(), 0
         self._answers: deque[list[int]] = deque()
+        self.lock = RLock()
 
     def __len__(self) -> int:
         return self._size
@@ -104,22 +110,21 @@ class AnswerMemory:
     @property
     def answers(self) -> list[list[int]]:
         """What it holds, the oldest first: the documents that `build_datastore` writes."""
-        return list(self._answers)
+        with self.lock:
+            return list(self._answers)
 
     def add(self, answer: Sequence[int]) -> None:
         """Take an answer in, its last tokens where it is too long; older ones make room."""
         kept = list(answer[-self.limit :])
         if not kept:
             return
-        while self._size + len(kept) > self.limit:
-            oldest = self._answers.popleft()
-            for window in self._windows(oldest):
-                self._tree.remove(window)
-            self._size -= len(oldest)
-        for window in self._windows(kept):
-            self._tree.add(window)
-        self._answers.append(kept)
-        self._size += len(kept)
+        with self.lock:
+            while self._size + len(kept) > self.limit:
+                self._forget(self._answers.popleft())
+            for window in self._windows(kept):
+                self._tree.add(window)
+            self._answers.append(kept)
+            self._size += len(kept)
 
     def matches(self, text: Sequence[int]) -> Iterator[tuple[int, Match]]:
         """Ends of `text` that stand in an answer."""
@@ -128,6 +133,11 @@ class AnswerMemory:
             # the end of an answer is no match: a token has to follow
             if place and place.followers():
                 yield size, Match(place)
+
+    def _forget(self, answer: Sequence[int]) -> None:
+        for window in self._windows(answer):
+            self._tree.remove(window)
+        self._size -= len(answer)
 
     def _windows(self, text: Sequence[int]) -> Iterator[tuple[int, ...]]:
         return (tuple(text[at : at + self.depth]) for at in range(len(text)))

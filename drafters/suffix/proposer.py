@@ -13,6 +13,7 @@ Shapes: B rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -62,8 +63,8 @@ class SuffixDecoding:
 
         `depth`: tokens of a match and what follows it, together; `factor`: drafted tokens at most,
         per token of the match; `least`: probability of the least likely string that is drafted.
-        `memory` takes in the answers of earlier calls, when the next one begins; `store` is a
-        datastore of this tokenizer.
+        `memory` takes in the answers of earlier calls, when the next one begins, and may be shared by drafters of
+        several threads; `store` is a datastore of this tokenizer.
 
         Raises:
             RequestError: `draft_length` does not fit into `depth`, or a memory has another depth.
@@ -103,8 +104,9 @@ class SuffixDecoding:
         if self.memory is None or not self._begun:
             return
         self._read()
-        for row, start in zip(self._rows, self._starts):
-            self.memory.add(row.tokens[start:])
+        with self.memory.lock:  # the answers of a batch stand side by side
+            for row, start in zip(self._rows, self._starts):
+                self.memory.add(row.tokens[start:])
         self._begun = False
 
     def propose(self, last_B: Tensor, _warper: Warper, _uniforms: Uniforms) -> Proposal:
@@ -121,9 +123,11 @@ class SuffixDecoding:
         self._begun = True
         # a row without a new token has ended: it would draft the same again
         self.new = self._read()
-        for number, new in enumerate(self.new):
-            if new:
-                self._drafts[number] = self._draft(self._rows[number])
+        # all rows of a step see the same answers, whatever other threads finish meanwhile
+        with nullcontext() if self.memory is None else self.memory.lock:
+            for number, new in enumerate(self.new):
+                if new:
+                    self._drafts[number] = self._draft(self._rows[number])
         return self._drafts
 
     def observe(self, committed: Committed) -> None:
@@ -131,12 +135,11 @@ class SuffixDecoding:
         self._history.append(committed)
 
     def _read(self) -> list[int]:
-        """Copy what the rows have written since to the host; how many tokens that are. A step adds few."""
-        new = [length + 1 - len(row.tokens) for length, row in zip(self._history.lengths_B.tolist(), self._rows)]
-        recent = self._history.recent(max(new)).tolist()
-        for row, count, tokens in zip(self._rows, new, recent):
-            row.extend(reversed(tokens[:count]))
-        return new
+        """Copy what the rows have written since to the host; how many tokens that are."""
+        unread = self._history.unread([len(row.tokens) for row in self._rows])
+        for row, tokens in zip(self._rows, unread):
+            row.extend(tokens)
+        return [len(tokens) for tokens in unread]
 
     def _draft(self, row: OwnText) -> Draft:
         best = NOTHING

@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 import torch
 from conftest import make_drafter, make_target
+from counted import Numbers, calls_of
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.proposal import Committed
 from draftsmith.decoding.random import Uniforms
@@ -15,22 +16,21 @@ from draftsmith.drafters.lookup.function import CallableDrafter
 from draftsmith.drafters.lookup.llma import Llma
 from draftsmith.drafters.lookup.lookahead import Lookahead
 from draftsmith.drafters.lookup.ngram import Ngram, NgramTable
+from draftsmith.drafters.lookup.own_grams import OwnGrams
 from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
 from draftsmith.drafters.model.adaptive import AdaptiveDraft
 from draftsmith.errors import RequestError
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 PROMPTS = [[1, 2, 3, 1, 2], [4, 5, 6, 7, 8, 9, 10], [11], [12, 13, 12, 13, 12]]
 GREEDY = Warper(0.0)
 texts = st.lists(st.integers(0, 3), min_size=1, max_size=30)
 
 
-def propose(drafter, texts: list[list[int]]):  # noqa: ANN001, ANN201
+def propose(drafter, texts: list[list[int]], *, static: bool = False):  # noqa: ANN001, ANN201
     """The proposal behind texts whose last token was emitted last."""
-    drafter.reset([text[:-1] or [9] for text in texts], 8)
+    drafter.reset([text[:-1] or [9] for text in texts], 8, static=static)
     last = torch.tensor([text[-1] for text in texts])
     return drafter.propose(last, GREEDY, Uniforms(0, range(len(texts)), "cpu"))
 
@@ -40,9 +40,9 @@ def chains(proposal) -> list[list[int]]:  # noqa: ANN001
     return [row[1:count] for row, count in zip(proposal.tokens_BN.tolist(), counts)]
 
 
-def copied(source: list[int], suffix_of: list[int], *, longest: int, latest: bool) -> list[int]:
+def copied(source: list[int], suffix_of: list[int], *, longest: int, latest: bool, shortest: int = 1) -> list[int]:
     """What follows the longest match of the end of `suffix_of` in `source`, by plain search."""
-    for size in range(min(longest, len(suffix_of)), 0, -1):
+    for size in range(min(longest, len(suffix_of)), shortest - 1, -1):
         wanted = suffix_of[-size:]
         ends = [at + size for at in range(len(source) - size + 1) if source[at : at + size] == wanted]
         # a token has to follow
@@ -53,11 +53,50 @@ def copied(source: list[int], suffix_of: list[int], *, longest: int, latest: boo
 
 
 @settings(deadline=None, max_examples=80)
-@given(st.lists(texts.filter(lambda t: len(t) > 1), min_size=1, max_size=4), st.integers(1, 4), st.booleans())
-def test_prompt_lookup_is_the_plain_search(rows: list[list[int]], longest: int, latest: bool) -> None:
+@given(
+    st.lists(texts.filter(lambda t: len(t) > 1), min_size=1, max_size=4),
+    st.integers(1, 4),
+    st.booleans(),
+    st.booleans(),
+)
+def test_prompt_lookup_is_the_plain_search(rows: list[list[int]], longest: int, latest: bool, static: bool) -> None:
+    """By the index of the host, and by the device's look through the text."""
     drafter = PromptLookup(draft_length=5, longest=longest, latest=latest)
-    for found, row in zip(chains(propose(drafter, rows)), rows):
+    for found, row in zip(chains(propose(drafter, rows, static=static)), rows):
         assert found == copied(row, row, longest=longest, latest=latest)[:5]
+
+
+@settings(deadline=None, max_examples=80)
+@given(texts, st.lists(texts, max_size=4), st.integers(1, 3), st.integers(1, 5), st.booleans())
+def test_an_index_that_grows_is_that_of_the_whole_text(
+    text: list[int], more: list[list[int]], shortest: int, longest: int, latest: bool
+) -> None:
+    index = OwnGrams(text, longest=longest, latest=latest)
+    for tokens in more:
+        index.extend(tokens)
+        text = [*text, *tokens]
+        found = copied(text, text, longest=longest, latest=latest, shortest=shortest)
+        assert index.following(shortest, 4) == found[:4]
+
+
+def test_prompt_lookup_s_draft_takes_no_more_work_in_a_longer_text() -> None:
+    """Numbers that operations write, and calls on the host; a look through the text would write 100 times as many."""
+    work = []
+    for size in (100, 10_000):
+        text = torch.randint(0, 50, (size,), generator=torch.Generator().manual_seed(0)).tolist()
+        drafter = PromptLookup(draft_length=3)
+
+        def draft():  # noqa: ANN202
+            return drafter.propose(torch.tensor([61]), GREEDY, Uniforms(0, [0], "cpu"))  # noqa: B023
+
+        drafter.reset([[*text, 60, 61, 62, 63, *text, 60]], 8)
+        calls = calls_of(draft)
+        drafter.reset([[*text, 60, 61, 62, 63, *text, 60]], 8)
+        with Numbers() as numbers:
+            proposal = draft()
+        assert chains(proposal) == [[62, 63, text[0]]]
+        work.append((numbers.written, calls))
+    assert work[0] == work[1] > (0, 0)
 
 
 @settings(deadline=None, max_examples=80)
@@ -72,22 +111,6 @@ def test_llma_is_the_plain_search_and_stays_within_a_document(
         expected = copied(flat, row, longest=3, latest=False)[:6]
         cut = expected.index(-1) if -1 in expected else len(expected)
         assert found == expected[:cut]
-
-
-class Numbers(TorchDispatchMode):
-    """Counts the numbers that operations write; views write none."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.written = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
-        out = func(*args, **(kwargs or {}))
-        given = {each.untyped_storage().data_ptr() for each in tree_leaves(args) if isinstance(each, torch.Tensor)}
-        for each in tree_leaves(out):
-            if isinstance(each, torch.Tensor) and each.untyped_storage().data_ptr() not in given:
-                self.written += each.numel()
-        return out
 
 
 def test_llma_s_draft_takes_no_more_work_for_more_references() -> None:

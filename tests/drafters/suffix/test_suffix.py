@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from conftest import make_target
+from counted import calls_of
 from draftsmith.data.datastore import Datastore
 from draftsmith.data.datastore_build import build_datastore
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
-from draftsmith.drafters.suffix.index import AnswerMemory, OwnText
+from draftsmith.drafters.suffix.index import AnswerMemory, Match, OwnText
 from draftsmith.drafters.suffix.proposer import SuffixDecoding
 from draftsmith.drafters.suffix.windows import Node, WindowTree
 from draftsmith.errors import RequestError
@@ -206,6 +208,68 @@ def test_a_neighbour_s_answer_is_not_read_before_both_are_done() -> None:
         assert alone.tokens[0] == together.tokens[row]
 
 
+class Asked(AnswerMemory):
+    """While it is read, another thread wants to add an answer."""
+
+    def matches(self, text: Sequence[int]) -> Iterator[tuple[int, Match]]:
+        began, self.done = threading.Event(), threading.Event()
+
+        def add() -> None:
+            began.set()
+            self.add([7, 7, 7])
+            self.done.set()
+
+        self.thread = threading.Thread(target=add)
+        self.thread.start()
+        began.wait()
+        self.too_early = self.done.wait(0.2)
+        yield from super().matches(text)
+
+
+def test_nothing_comes_or_goes_while_a_batch_drafts() -> None:
+    memory = Asked(tokens=20, depth=6)
+    memory.add([1, 2, 3, 4])
+    drafter = SuffixDecoding(draft_length=3, depth=6, memory=memory)
+    drafter.reset([[9, 1]], 8)
+    assert drafter.look_up(torch.tensor([2]))[0].tokens == [3, 4]
+    memory.thread.join()
+    assert memory.done.is_set()
+    assert not memory.too_early
+    assert memory.answers == [[1, 2, 3, 4], [7, 7, 7]]
+
+
+def test_threads_share_a_memory() -> None:
+    """Answers of four threads, more than it holds: the index is that of the ones that stayed, and drafts are theirs."""
+    memory = AnswerMemory(tokens=120, depth=5)
+    errors: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        drafter = SuffixDecoding(draft_length=3, depth=5, memory=memory)
+        try:
+            for _ in range(40):
+                memory.add(rng.integers(0, 3, rng.integers(1, 30)).tolist())
+                drafter.reset([rng.integers(0, 3, 4).tolist()], 8)
+                drafter.look_up(torch.tensor([1]))
+        except BaseException as error:  # noqa: BLE001
+            errors.append(error)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    sys.setswitchinterval(before)
+    assert errors == []
+    fresh = AnswerMemory(tokens=120, depth=5)
+    for answer in memory.answers:
+        fresh.add(answer)
+    assert len(memory) == sum(map(len, memory.answers)) <= 120
+    assert shape(memory._tree.root)[2] == shape(fresh._tree.root)[2]
+
+
 def test_answers_are_saved_as_a_datastore_and_read_again(tmp_path: Path) -> None:
     memory = AnswerMemory(tokens=1000)
     rng = np.random.default_rng(0)
@@ -223,22 +287,6 @@ def test_answers_are_saved_as_a_datastore_and_read_again(tmp_path: Path) -> None
         drafter = SuffixDecoding(draft_length=8, **source)
         drafter.reset([text[:15]], 8)
         assert drafter.look_up(torch.tensor([text[15]]))[0].tokens == text[16:24]
-
-
-def calls_of(action: Callable[[], object]) -> int:
-    """Calls of functions, of Python and C, that an action makes."""
-    count = 0
-
-    def note(_frame: object, event: str, _arg: object) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    sys.setprofile(note)
-    try:
-        action()
-    finally:
-        sys.setprofile(None)
-    return count
 
 
 def test_a_draft_takes_no_more_work_in_a_longer_text() -> None:
