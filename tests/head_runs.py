@@ -1,4 +1,4 @@
-"""Small recipes of every method that rides on a target, and what their runs wrote."""
+"""Small recipes of every method that rides on a target, and of PARD, and what their runs wrote."""
 
 from __future__ import annotations
 
@@ -33,6 +33,10 @@ RECIPES = {
     "dspark": (
         "block: {size: 3, decoder_layers: 1, anchors: 12}\ndspark: {rank: 8, confidence: 0.5}\n"
         "objective: {kl: 0.0, ce: 0.1, tv: 0.9, chunk: 64}\n"
+    ),
+    "pard": (
+        "model: {layers: 1, hidden: 64, intermediate: 64, heads: 1, kv_heads: 1}\npard: {drafts: 3}\n"
+        "objective: {chunk: 64}\n"
     ),
     "bpd": "bpd: {block: 3}\nobjective: {kl: 0.0, ce: 1.0, chunk: 64}\n",
     "medusa2": (

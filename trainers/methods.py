@@ -114,6 +114,8 @@ class Method:
     """Tokens behind a position that the loss speaks of, per token of a row."""
     passes: Share = _one
     """Forward passes of what is trained, per row."""
+    mask: Share = lambda _recipe: 0.0
+    """Numbers of the attention mask that its passes share, per token of a row; 0 where none of that size is made."""
     cuts_rows: bool = False
     """Whether several processes can share a row (`loop.context_parallel`)."""
     recomputes: Callable[[Sections], bool] = lambda _recipe: False
@@ -172,8 +174,10 @@ def _bpd_tunes(recipe: Sections) -> bool:
 
 
 def _masks_and_text(recipe: Sections) -> float:
-    config = recipe.pard
-    return float(1 + sum(max(config.kept**d, config.kept_least) for d in range(1, config.drafts)))
+    config, row = recipe.pard, _sequence_length(recipe)
+    masks = sum(max(config.kept**d, config.kept_least) for d in range(1, config.drafts)) * row
+    step = 64  # `student/masked_chains.py` fills up to a multiple of it
+    return 1 + -(-masks // step) * step / row
 
 
 def _slots_per_token(recipe: Sections) -> float:
@@ -216,6 +220,8 @@ _ALL = (
         ignores=(*_DEEPER, *_NOT_MOVING),
         positions=_masks_and_text,
         passes=_masks_and_text,
+        # who sees whom: text and masks against text and masks
+        mask=lambda recipe: _masks_and_text(recipe) ** 2 * _sequence_length(recipe),
     ),
     Method(
         name="boost",

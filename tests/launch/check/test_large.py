@@ -265,7 +265,8 @@ def estimated_and_counted(name: str, more: dict[str, str] | None = None) -> tupl
 
 
 @pytest.mark.parametrize(
-    "name", ["medusa", "hydra", "bpd", "eagle", "hass", "eagle3", "dflash", "dflash2", "dspark", "peagle", "mtp"]
+    "name",
+    ["medusa", "hydra", "bpd", "eagle", "hass", "eagle3", "dflash", "dflash2", "dspark", "peagle", "mtp", "pard"],
 )
 def test_activations_are_what_a_forward_pass_keeps(name: str) -> None:
     estimate, counted = estimated_and_counted(name)

@@ -16,7 +16,8 @@ from launching import launched, train_each
 
 def test_every_method_on_a_target_is_here() -> None:
     built = {name for name, family in FAMILIES.items() if family.build}
-    assert set(RECIPES) == {name for name, method in METHODS.items() if method.family in built}
+    # a draft that reads rows of its own, masks behind some of their tokens
+    assert set(RECIPES) == {name for name, method in METHODS.items() if method.family in built} | {"pard"}
 
 
 @pytest.fixture(scope="module")
