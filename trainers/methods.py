@@ -185,6 +185,11 @@ def _slots_per_token(recipe: Sections) -> float:
     return float(min(recipe.block.anchors, row) * recipe.block.size / row)
 
 
+def _slots_and_text(recipe: Sections) -> float:
+    # every slot has a place for every token, whether it sees it or not
+    return _slots_per_token(recipe) * _sequence_length(recipe)
+
+
 def _pairs_per_token(recipe: Sections) -> float:
     config = recipe.peagle
     return float(1 + sum(max(config.kept**d, config.kept_least) for d in range(1, config.depths)))
@@ -343,6 +348,8 @@ _ALL = (
         positions=_pairs_per_token,
         # queries, keys and values of the text are laid out a second time, for the mask pairs
         passes=lambda recipe: 0.25 + _pairs_per_token(recipe),
+        # mask pairs against the text
+        mask=lambda recipe: (_pairs_per_token(recipe) - 1) * _sequence_length(recipe),
     ),
     Method(
         name="dflash",
@@ -356,6 +363,7 @@ _ALL = (
         positions=_slots_per_token,
         # the text itself goes through a few of the projections alone
         passes=lambda recipe: 0.5 + _slots_per_token(recipe),
+        mask=_slots_and_text,
         probe_depth=lambda recipe: int(recipe.block.size) - (recipe.block.layout != "anchor-first"),
     ),
     Method(
@@ -369,6 +377,7 @@ _ALL = (
         sizes=_BLOCK_SIZES | {"rank": "dspark.rank", "confidence": "dspark.confidence"},
         positions=_slots_per_token,
         passes=lambda recipe: 0.5 + _slots_per_token(recipe),
+        mask=_slots_and_text,
         probe_depth=lambda recipe: int(recipe.block.size) - (recipe.block.layout == "fill-in"),
     ),
     Method(
@@ -382,6 +391,7 @@ _ALL = (
         sizes=_BLOCK_SIZES | {name: f"dflash2.{name}" for name in ("rank", "candidates", "taps", "group")},
         positions=_slots_per_token,
         passes=lambda recipe: 0.5 + _slots_per_token(recipe),
+        mask=_slots_and_text,
         probe_depth=lambda recipe: int(recipe.block.size) - (recipe.block.layout != "anchor-first"),
     ),
 )

@@ -239,20 +239,21 @@ def with_other_parts(split: RowSplit, x: torch.Tensor, length: int) -> torch.Ten
     return nn.functional.pad(x, (0, 0, own.start, length - own.stop))
 
 
-def estimated_and_counted(name: str, more: dict[str, str] | None = None) -> tuple[float, int]:
+def estimated_and_counted(name: str, more: dict[str, str] | None = None, tokens: int = 256) -> tuple[float, int]:
     """Bytes of activations by the pre-flight, and those that a real pass keeps, tensor by tensor.
 
     Where processes share rows, those of the one with their ends.
     """
-    sizes = {"loop.precision": "fp32", "loop.micro_rows": "2", "data.sequence_length": "256", "objective.chunk": "256"}
+    sizes = {"loop.precision": "fp32", "loop.micro_rows": "2", "objective.chunk": "256"}
+    sizes["data.sequence_length"] = str(tokens)
     recipe = load_recipe(f"{name}-tiny", list((sizes | (more or {})).items())).recipe
     target = load_target("tiny")
     goal = objective_of(recipe, target.model)
     rows = {
-        "input_ids": torch.randint(0, target.vocabulary, (2, 256)),
-        "positions": torch.arange(256).repeat(2, 1),
-        "documents": torch.zeros(2, 256).long(),
-        "loss_mask": (torch.arange(256) > 0).repeat(2, 1),
+        "input_ids": torch.randint(0, target.vocabulary, (2, tokens)),
+        "positions": torch.arange(tokens).repeat(2, 1),
+        "documents": torch.zeros(2, tokens).long(),
+        "loss_mask": (torch.arange(tokens) > 0).repeat(2, 1),
     }
     parts = recipe.loop.context_parallel
     if parts > 1:
@@ -270,6 +271,14 @@ def estimated_and_counted(name: str, more: dict[str, str] | None = None) -> tupl
 )
 def test_activations_are_what_a_forward_pass_keeps(name: str) -> None:
     estimate, counted = estimated_and_counted(name)
+    assert 1 <= estimate / counted < 1.6, (estimate, counted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["peagle", "pard"])
+def test_masks_that_grow_with_the_row_are_counted(name: str) -> None:
+    """Mask pairs against the text, PARD's masks against themselves too."""
+    estimate, counted = estimated_and_counted(name, tokens=1536)
     assert 1 <= estimate / counted < 1.6, (estimate, counted)
 
 
