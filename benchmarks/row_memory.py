@@ -6,6 +6,10 @@ what is trained, gradients included; divided by the tokens. The models are narro
 bytes grow with the row, not how many there are. `with a mask` is the same target by one pass with a mask of
 rows by rows, as shorter rows are read; it is left out where that mask alone would be larger than `--most-gb`.
 
+Block drafters have as many blocks in every row, and P-EAGLE and PARD mask pairs behind a share of its tokens: theirs
+are masks of mask pairs by text, and of all by all, so their bytes for each token grow with the row. They are left out
+by the same limit.
+
     python benchmarks/row_memory.py
     python benchmarks/row_memory.py --tokens 512,1024
 """
@@ -27,6 +31,7 @@ from draftsmith.benchmarks.common.provenance import finish, record_of
 from draftsmith.benchmarks.common.records import Cell, Record, table_of
 from draftsmith.launch.recipe.model import Recipe
 from draftsmith.trainers import distill, eagle3, medusa
+from draftsmith.trainers.block import dflash, dflash2, dspark, mtp, pard, peagle
 from draftsmith.trainers.config import ModelConfig
 from draftsmith.trainers.loop import objective
 from draftsmith.trainers.student.architecture import fresh_model
@@ -34,7 +39,9 @@ from torch import Tensor
 
 DOCUMENTS = (1, 8)
 VOCABULARY, DRAFTED = 512, 256
-PARTS = ("target", "masked", "distill", "medusa", "eagle3")
+PARTS = ("target", "masked", "distill", "medusa", "eagle3", "mtp", "dflash", "dspark", "dflash2", "peagle", "pard")
+BLOCKS, SLOTS, DRAFTS = 32, 8, 4
+KEPT, KEPT_LEAST = 0.7, 0.2
 
 
 def main() -> None:
@@ -49,7 +56,11 @@ def measured(tokens: int, documents: int, args: argparse.Namespace) -> dict[str,
     """Bytes for each token of a row, by part."""
     row: dict[str, Cell] = {"tokens": tokens, "documents": documents}
     batch = one_row(tokens, documents, args.device)
+    masks = masks_of(tokens)
     for part, goal in goals(tokens, args).items():
+        row[part] = None
+        if masks.get(part, 0) > args.most_gb * 1e9:
+            continue
         if part == "eagle3":
             row["target"] = bytes_of(partial(goal.prepare, batch), tokens, args.device)
             row["masked"] = None
@@ -59,6 +70,12 @@ def measured(tokens: int, documents: int, args: argparse.Namespace) -> dict[str,
         row[part] = bytes_of(partial(step, goal, batch, goal.prepare(batch)), tokens, args.device)
         gc.collect()
     return row
+
+
+def masks_of(tokens: int) -> dict[str, float]:
+    """Places of the masks that grow faster than the row, a byte each."""
+    behind = sum(max(KEPT**depth, KEPT_LEAST) for depth in range(1, DRAFTS)) * tokens
+    return {"peagle": behind * tokens, "pard": (tokens + behind) ** 2}
 
 
 def bytes_of(work: Any, tokens: int, device: str) -> float:
@@ -96,9 +113,10 @@ def goals(tokens: int, args: argparse.Namespace) -> dict[str, Any]:
     )
     target = fresh_model(sizes, vocabulary=VOCABULARY, eos=None).eval().to(args.device)
     draft = {"layers": 2, "hidden": args.hidden, "heads": 2, "kv_heads": 1, "head_size": args.hidden // 2}
-    distilled = Recipe.model_validate({"method": "distill", "model": draft})
-    heads = Recipe.model_validate({"method": "medusa", "medusa": {"heads": 3}})
-    feature = Recipe.model_validate({"method": "eagle3", "eagle3": {"passes": 4, "layers": [1, 2, 3]}})
+    data = {"sequence_length": tokens}
+    distilled = Recipe.model_validate({"method": "distill", "data": data, "model": draft})
+    heads = Recipe.model_validate({"method": "medusa", "data": data, "medusa": {"heads": 3}})
+    feature = Recipe.model_validate({"method": "eagle3", "data": data, "eagle3": {"passes": 4, "layers": [1, 2, 3]}})
     small = distill.student(distilled, target)
     chosen = range(0, VOCABULARY, VOCABULARY // DRAFTED)
     made: dict[str, Any] = {
@@ -106,8 +124,30 @@ def goals(tokens: int, args: argparse.Namespace) -> dict[str, Any]:
         "medusa": medusa.MedusaObjective(heads, medusa.student(heads, target), target, nowhere),
         "eagle3": eagle3.Eagle3Objective(feature, eagle3.student(feature, target, chosen), target, nowhere),
     }
+    made |= at_once(target, {"data": data, "model": draft}, chosen)
     for each in made.values():
         each.module.to(args.device)
+    return made
+
+
+def at_once(target: Any, given: dict[str, Any], chosen: range) -> dict[str, Any]:
+    """Those of families that draft several tokens in a pass, and of MTP modules."""
+    block: dict[str, Any] = {"block": {"size": SLOTS, "anchors": BLOCKS, "decoder_layers": 2, "layers": [1, 2, 3]}}
+    shares = {"kept": KEPT, "kept_least": KEPT_LEAST}
+    pairs = {"depths": DRAFTS, "decoder_layers": 2, "layers": [1, 2, 3], **shares}
+    sections: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+        "mtp": (mtp, mtp.MtpObjective, {"mtp": {"passes": DRAFTS}}),
+        "dflash": (dflash, dflash.DFlashObjective, block),
+        "dspark": (dspark, dspark.DSparkObjective, block | {"dspark": {"rank": 16}}),
+        "dflash2": (dflash2, dflash2.DFlash2Objective, block | {"dflash2": {"rank": 16}}),
+        "peagle": (peagle, peagle.PeagleObjective, {"peagle": pairs}),
+        "pard": (pard, pard.PardObjective, {"model": given["model"], "pard": {"drafts": DRAFTS, **shares}}),
+    }
+    made = {}
+    for name, (module, objective_of, words) in sections.items():
+        recipe = Recipe.model_validate({"method": name, "data": given["data"]} | words)
+        student = module.student(recipe, target, *([chosen] if name == "peagle" else []))
+        made[name] = objective_of(recipe, student, target, nowhere)
     return made
 
 
@@ -138,13 +178,20 @@ def assembled(rows: list[dict[str, Cell]], args: argparse.Namespace) -> Record:
         "distilled draft": "{distill}",
         "Medusa": "{medusa}",
         "EAGLE-3": "{eagle3}",
+        "MTP": "{mtp}",
+        "DFlash": "{dflash}",
+        "DSpark": "{dspark}",
+        "DFlash 2": "{dflash2}",
+        "P-EAGLE": "{peagle}",
+        "PARD": "{pard}",
     }
     return record_of(
         args,
         title="Memory of a training step for each token of its row",
         target=None,
         setup=f"Bytes for each token, fp32, a random target of 4 layers of {args.hidden} numbers, vocabulary "
-        f"{VOCABULARY}; the draft has 2 layers, Medusa 3 heads, EAGLE-3 4 passes. Rows of up to "
+        f"{VOCABULARY}; the drafts have 2 layers, Medusa 3 heads, EAGLE-3 and MTP {DRAFTS} passes, block "
+        f"drafters {BLOCKS} blocks of {SLOTS} slots in a row, P-EAGLE and PARD {DRAFTS} drafts. Rows of up to "
         f"{objective.MASKED:,} tokens are read with a mask in any case. On {args.device}.",
         formats={"tokens": ",.0f", "documents": ".0f", **dict.fromkeys(PARTS, ",.0f")},
         rows=rows,

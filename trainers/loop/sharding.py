@@ -193,6 +193,8 @@ def standalone(model: nn.Module) -> nn.Module:
     with torch.device("meta"):
         copy = type(source)(source.config)
     copy.to_empty(device=source.device)
+    if hasattr(copy, "tie_weights"):  # what was one weight has become two
+        copy.tie_weights()
     copy.load_state_dict({name: t.detach().clone() for name, t in source.state_dict().items()})
     # buffers that are not saved (rotary frequencies) were made empty
     for (_, mine), (_, theirs) in zip(copy.named_buffers(), source.named_buffers(), strict=True):

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from draftsmith.trainers.loop.sharding import fit_buckets
+import torch
+from draftsmith.trainers.config import ModelConfig
+from draftsmith.trainers.loop import sharding
+from draftsmith.trainers.loop.sharding import fit_buckets, standalone
+from draftsmith.trainers.student.architecture import fresh_model
+from safetensors.torch import load_file
 from torch import nn
 
 NAMES = ("reduce_bucket_size", "allgather_bucket_size")
@@ -31,3 +37,17 @@ def test_an_odd_number_of_weights_has_an_even_bucket() -> None:
     team: Any = SimpleNamespace(state=SimpleNamespace(deepspeed_plugin=plugin))
     fit_buckets(team, nn.Linear(2, 1))
     assert plugin.deepspeed_config["zero_optimization"]["allgather_bucket_size"] == 4
+
+
+def test_a_tied_projection_is_written_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What ZeRO-3 has cut is exported as a copy, whose embedding and projection are one weight as before."""
+    sizes = ModelConfig(layers=1, hidden=16, intermediate=16, heads=1, kv_heads=1, tied=True)
+    model = fresh_model(sizes, vocabulary=32, eos=None)
+    monkeypatch.setattr(sharding, "is_sharded", lambda _model: True)
+    copy: Any = standalone(model)
+    assert copy is not model
+    copy.save_pretrained(tmp_path / "copy")
+    model.save_pretrained(tmp_path / "model")
+    mine, theirs = (load_file(tmp_path / name / "model.safetensors") for name in ("copy", "model"))
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
