@@ -395,7 +395,10 @@ _ALL = (
         toy=_dflash_toy,
         most_tokens=_drafts_of_a_block,
         whole_blocks=lambda settings: not settings["causal"],
-        exports={"vllm": Form("dflash", ".block.serving:dflash"), "sglang": Form("DFLASH", ".block.serving:dflash")},
+        exports={
+            "vllm": Form("dflash", ".block.serving:dflash"),
+            "sglang": Form("DFLASH", ".block.serving:dflash_for_sglang"),
+        },
         grids=BY_MODEL,
         samples=True,
     ),
@@ -411,7 +414,10 @@ _ALL = (
         hidden_states=lambda settings: len(settings["layers"]) + 1,
         options=frozenset({"temperature_factors", "confidence", *_BLOCK_TREE}),
         toy=_dspark_toy,
-        exports={"vllm": Form("dspark", ".block.serving:dspark")},
+        exports={
+            "vllm": Form("dspark", ".block.serving:dspark"),
+            "sglang": Form("DSPARK", ".block.serving:dspark_for_sglang"),
+        },
         most_tokens=_drafts_of_a_block,
         whole_blocks=lambda settings: not settings["causal"],
         grids=BY_MODEL,

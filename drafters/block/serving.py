@@ -34,6 +34,32 @@ def dflash(net: BlockNet, target: ServedTarget, how: Served) -> Export:
     return Export({**_config(net.config, target, "DFlashDraftModel"), "dflash_config": words}, tensors)
 
 
+def dflash_for_sglang(net: BlockNet, target: ServedTarget, how: Served) -> Export:
+    """The same folder, of what SGLang reads of it.
+
+    Raises:
+        RequestError: as for `dflash`; or SGLang would draft by another mask, or with slots that see others.
+    """
+    _check_sglang(net.config, target)
+    return dflash(net, target, how)
+
+
+def dspark_for_sglang(net: DSparkNet, target: ServedTarget, how: Served) -> Export:
+    """The same folder, of what SGLang reads of it.
+
+    Raises:
+        RequestError: as for `dspark`; or SGLang would draft by another mask, with slots that see others, or read
+            drafts off other slots.
+    """
+    _check_sglang(net.config, target)
+    if net.config.layout != "anchor-first":
+        raise RequestError(
+            f"the drafter's block.layout is {net.config.layout}: its first slot speaks of no token, and SGLang reads "
+            "DSpark's first draft there; train one with anchor-first, or export it with --format vllm"
+        )
+    return dspark(net, target, how)
+
+
 def dspark(net: DSparkNet, target: ServedTarget, how: Served) -> Export:
     """DSpark's own form, its words on top of the config; readers differ in whether the first slot drafts by default.
 
@@ -87,6 +113,22 @@ def _of_network(net: BlockNet, target: ServedTarget, how: Served) -> tuple[dict[
         tensors["embed_tokens.weight"] = with_mask(how, target, mask, mask_1H[0])
     layers = [layer - 1 for layer in shape.layers]
     return tensors, {"mask_token_id": mask, "target_layer_ids": layers, "causal": shape.causal}
+
+
+def _check_sglang(shape: BlockShape, target: ServedTarget) -> None:
+    """Raise RequestError where SGLang would compute something else, and say nothing."""
+    why = None
+    if shape.mask_token is None:
+        why = "has a mask of its own, and SGLang embeds the mask by the target's table alone: set block.mask_token"
+    elif target.embedding_scale != 1.0:
+        why = (
+            "is of a target that scales its embedding, and SGLang hands a block drafter rows of the target's table as "
+            "they are: take another target"
+        )
+    elif shape.causal:
+        why = "has slots that see earlier ones alone, and in SGLang they see all: set block.causal to false"
+    if why is not None:
+        raise RequestError(f"the drafter {why} and train one, or export this one with --format vllm")
 
 
 def _check_slots(shape: BlockShape) -> None:

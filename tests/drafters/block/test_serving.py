@@ -35,10 +35,10 @@ def block_net(*, layout: str = "fill-in", causal: bool = False, **words: Any) ->
     return net.eval()
 
 
-def exported(net: BlockNet, place: Path, served: ServedTarget = SERVED, **words: Any) -> Export:
+def exported(net: BlockNet, place: Path, served: ServedTarget = SERVED, form: str = "vllm", **words: Any) -> Export:
     save_file(net.state_dict(), place / "model.safetensors")
     settings = json.loads(json.dumps(asdict(net.config)))
-    return export_of(place, net.family, settings, served, "vllm", dtype="fp32", **words)
+    return export_of(place, net.family, settings, served, form, dtype="fp32", **words)
 
 
 def dflash_of_transformers(made: Export, features: Tensor, slots: Tensor) -> Tensor:
@@ -102,6 +102,62 @@ def test_what_no_engine_reads_is_refused(words: dict[str, Any], message: str, tm
         exported(block_net(mask_token=7, **words), tmp_path)
 
 
+def dspark_net(**words: Any) -> DSparkNet:
+    own: dict[str, Any] = {"layout": "anchor-first", "causal": False, "mask_token": 7, "vocabulary": V, "rank": 6}
+    torch.manual_seed(0)
+    net = DSparkNet(DSparkShape(**(SIZES | own | words)))
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.2)
+    return net.eval()
+
+
+def test_sglang_gets_the_same_folder(tmp_path: Path) -> None:
+    for net in (block_net(mask_token=7), dspark_net(confidence=True)):
+        ours, theirs = (exported(net, tmp_path, form=form) for form in ("vllm", "sglang"))
+        assert ours.config == theirs.config
+        assert ours.tensors.keys() == theirs.tensors.keys()
+        assert "embed_tokens.weight" not in theirs.tensors
+
+
+@pytest.mark.parametrize(
+    ("net", "scale", "message"),
+    [
+        (lambda: block_net(), 1.0, "a mask of its own, and SGLang embeds the mask by the target's table alone"),
+        (lambda: dspark_net(mask_token=None), 1.0, "a mask of its own"),
+        (lambda: block_net(mask_token=7), 5.5, "a target that scales its embedding"),
+        (lambda: block_net(mask_token=7, causal=True), 1.0, "in SGLang they see all"),
+        (lambda: dspark_net(layout="fill-in"), 1.0, "SGLang reads DSpark's first draft there"),
+    ],
+)
+def test_what_sglang_would_read_otherwise_is_refused(net: Any, scale: float, message: str, tmp_path: Path) -> None:
+    served = ServedTarget(**(asdict(SERVED) | {"embedding_scale": scale}))
+    with pytest.raises(RequestError, match=message):
+        exported(net(), tmp_path, served, "sglang", table=lambda: torch.randn(V, H))
+
+
+def test_dspark_s_slots_and_walk_are_made_anew_from_the_file(tmp_path: Path) -> None:
+    """By the published names alone: every slot drafts, the first behind the anchor's token."""
+    net = dspark_net(confidence=True)
+    read = Read(exported(net, tmp_path))
+    features, root, head = torch.randn(S, 3 * H), torch.randn(1, 1, H), torch.randn(V, H)
+    positions = torch.arange(S + 1)[None]
+    padded = torch.cat((features, torch.zeros(1, 3 * H)))[None]
+    with torch.no_grad():
+        mine = net.blocks(padded, positions, torch.zeros_like(positions), root, torch.tensor([[S]]))[0, 0]
+        theirs = read.slots(features, net.slots(root[0], B)[0])
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+        token, walked = torch.tensor(12), []
+        for slot, own in zip(theirs, mine, strict=True):
+            logits = (
+                head @ slot + read.w["markov_head.markov_w2.weight"] @ read.w["markov_head.markov_w1.weight"][token]
+            )
+            torch.testing.assert_close(logits, head @ own + net.markov_head(token), rtol=1e-4, atol=1e-3)
+            token = logits.argmax()
+            walked.append(int(token))
+    assert len(walked) == B
+
+
 @pytest.mark.parametrize("sure", [False, True])
 def test_dspark_says_that_its_first_slot_drafts(sure: bool, tmp_path: Path) -> None:
     words: dict[str, Any] = {"layout": "anchor-first", "causal": True, "mask_token": 7, "vocabulary": V, "rank": 6}
@@ -144,7 +200,7 @@ class Read:
     """The published form read by its names alone: one block behind S known states, without the project's network."""
 
     def __init__(self, made: Export) -> None:
-        self.w, self.words = made.tensors, made.config["dflash_config"]
+        self.w, self.words = made.tensors, made.config.get("dflash_config", {})
         self.config = made.config
 
     def norm(self, x: Tensor, name: str) -> Tensor:
@@ -184,7 +240,9 @@ class Read:
         return out
 
     def around(self, y: Tensor, at: str, sublayer: Any) -> Tensor:
-        taps = self.words["conv_kernel_size"]
+        taps = self.words.get("conv_kernel_size", 0)
+        if not taps:
+            return sublayer(y)
         delta = (y @ self.w[f"{at}.kernel_projection.weight"].T).view(len(y), 2, taps, -1)
         base = self.w[f"{at}.base_kernel"]
         return self.conv(sublayer(self.conv(y, delta[:, 0], base[0])), delta[:, 1], base[1])
