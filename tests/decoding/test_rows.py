@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 steps = st.lists(
-    st.lists(st.tuples(st.integers(1, 4), st.lists(st.integers(0, 5), min_size=4, max_size=4)), min_size=3, max_size=3),
+    st.lists(
+        st.tuples(st.integers(1, 4), st.lists(st.integers(0, 5), min_size=4, max_size=4)), min_size=3, max_size=3
+    ),
     max_size=6,
 )
 
