@@ -21,7 +21,7 @@ from ..errors import RequestError
 from .graphs import Held, Replayed
 from .proposal import Committed, FeatureProposer, Proposal, Proposer
 from .random import Uniforms
-from .rows import Late, Rows
+from .rows import Late, Rows, overwrite
 from .rules.acceptance import Outcome, Rule
 from .rules.choice import rule_for
 from .sampling import Warper, draw
@@ -168,7 +168,7 @@ def autoregressive(
         running_B = ~rows.done_B
         rows.lengths_B += running_B
         rows.emit(token_B[:, None], one_B * running_B)
-        rows.last_B.copy_(torch.where(running_B, token_B, rows.last_B))
+        overwrite(rows.last_B, running_B, token_B)
 
     step: Callable[[], object] = Replayed(verify, held, target.device) if graphs else verify
     done_prefill = time.perf_counter()
@@ -214,9 +214,8 @@ class _Speculation:
         proposal = self.propose()
         self.seconds += time.perf_counter() - start
         self.nodes += len(proposal.tree)
-        running_B = ~self._rows.done_B
         outcome = self.verify(proposal)
-        self.log.add(outcome, self._rows.kept_B, running_B)
+        self.log.add(outcome, self._rows.kept_B)
 
     def _propose(self) -> Proposal:
         return self._drafter.propose(self._rows.last_B, self._warper, self._draws)
@@ -240,8 +239,10 @@ def _advance(rows: Rows, proposal: Proposal, outcome: Outcome, seen: Seen) -> Co
     count_B = (outcome.accepted_B + 1) * running_B
     rows.emit(tokens_BE, count_B)
     rows.lengths_B += count_B
-    rows.last_B.copy_(torch.where(running_B, outcome.extra_B, rows.last_B))
-    return Committed(tokens_BE, count_B, outcome.path_BD, seen.logits_BNV, seen.features_BNF)
+    overwrite(rows.last_B, running_B, outcome.extra_B)
+    return Committed(
+        tokens_BE, count_B, outcome.path_BD, seen.logits_BNV, seen.features_BNF, is_chain=proposal.tree.is_chain
+    )
 
 
 def _emitted(proposal: Proposal, outcome: Outcome) -> Tensor:
@@ -250,8 +251,8 @@ def _emitted(proposal: Proposal, outcome: Outcome) -> Tensor:
         drafted_BD = proposal.tokens_BN[:, 1:]
     else:
         drafted_BD = proposal.tokens_BN.gather(1, outcome.path_BD.clamp_min(0))
-    tokens_BE = torch.cat([drafted_BD, outcome.extra_B[:, None]], 1)
-    return tokens_BE.scatter(1, outcome.accepted_B[:, None], outcome.extra_B[:, None])
+    extra_B1 = outcome.extra_B[:, None]
+    return torch.cat([drafted_BD, extra_B1], 1).scatter_(1, outcome.accepted_B[:, None], extra_B1)
 
 
 class _Watched:

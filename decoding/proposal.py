@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from .random import Uniforms
@@ -93,6 +94,7 @@ class Committed:
         path_BD: int64, node kept at each depth; -1 after the accepted ones.
         logits_BNV: the target's logits at every node of the proposal.
         features_BNF: the target's hidden states there, where the drafter asked for some.
+        is_chain: whether the proposal was a chain.
     """
 
     tokens_BE: Tensor
@@ -100,6 +102,22 @@ class Committed:
     path_BD: Tensor
     logits_BNV: Tensor
     features_BNF: Tensor | None = None
+    is_chain: bool = False
+
+    @property
+    def kept_features_BEF(self) -> Tensor:
+        """The hidden states of the root and of the nodes kept at each depth; garbage after count_B."""
+        assert self.features_BNF is not None  # asked for by `layers`
+        if self.is_chain:
+            return self.features_BNF  # its nodes are kept in their order
+        root_B1 = torch.zeros_like(self.path_BD[:, :1])
+        node_BE = torch.cat([root_B1, self.path_BD.clamp_min(0)], 1)
+        return pick(self.features_BNF, node_BE)
+
+
+def pick(x_BNY: Tensor, at_BX: Tensor) -> Tensor:
+    """What stands at some nodes, [B, X, Y]."""
+    return x_BNY.gather(1, at_BX[..., None].expand(-1, -1, x_BNY.shape[2]))
 
 
 class Proposer(Protocol):

@@ -4,12 +4,13 @@ Nothing here waits for the device: through `Late` the host sees one step later t
 ended. Read next: `engine.py`.
 
 Shapes: B rows, E tokens that a step can emit, O tokens of the longest answer and one slot for tokens
-that are not kept, Z ids that end a text.
+beyond it, Z ids that end a text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -40,24 +41,37 @@ class Rows:
 
     def emit(self, tokens_BE: Tensor, count_B: Tensor) -> None:
         """Append the first `count_B` tokens up to EOS and the limit; of a row that has ended `count_B` is 0."""
-        at_E = torch.arange(tokens_BE.shape[1], device=tokens_BE.device)
-        kept_BE = at_E < torch.minimum(count_B, self.limit - self.count_B)[:, None]
+        E = tokens_BE.shape[1]
+        at_E = places(E, tokens_BE.device)
+        kept_B = torch.minimum(count_B, self.limit - self.count_B)
         if len(self._eos_Z):
-            ends_BE = (tokens_BE[..., None] == self._eos_Z).any(-1) & kept_BE
+            ends_BE = (tokens_BE[..., None] == self._eos_Z).any(-1)
             # up to the first that ends the row, which itself is kept
-            kept_BE &= ends_BE.cumsum(1) <= ends_BE
-            self.done_B |= ends_BE.any(1)
-        # what is not kept goes to the last slot, which is never read
-        slot_BE = torch.where(kept_BE, self.count_B[:, None] + at_E, self.limit)
+            end_B = torch.where(ends_BE, at_E, E).amin(1)
+            self.done_B |= end_B < kept_B
+            kept_B = torch.minimum(kept_B, end_B + 1)
+        # what is not kept lies behind the row's end until the next tokens go there; the last slot is never read
+        slot_BE = (self.count_B[:, None] + at_E).clamp_max(self.limit)
         self._tokens_BO.scatter_(1, slot_BE, tokens_BE)
-        self.kept_B = kept_BE.sum(1)
-        self.count_B += self.kept_B
+        self.kept_B = kept_B
+        self.count_B += kept_B
         self.done_B |= self.count_B >= self.limit
 
     def answers(self) -> list[list[int]]:
         """The tokens, row by row; waits for the device."""
         counts = self.count_B.tolist()
         return [row[:count] for row, count in zip(self._tokens_BO.tolist(), counts, strict=True)]
+
+
+@cache
+def places(count: int, device: torch.device) -> Tensor:
+    """0, 1, ..., `count` - 1, int64: made once, as every step asks for the same few."""
+    return torch.arange(count, device=device)
+
+
+def overwrite(old: Tensor, where_B: Tensor, new: Tensor) -> None:
+    """Put `new` in place of `old` where the condition holds; `old` keeps its address, which recorded steps read."""
+    torch.where(where_B, new, old, out=old)
 
 
 class Late:

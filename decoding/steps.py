@@ -31,20 +31,22 @@ class StepLog:
         self._accepted: list[Tensor] = []
         self._tested: list[Tensor] = []
         self._alpha: list[Tensor] = []
-        self._running: list[Tensor] = []
         self._kept: list[Tensor] = []
 
-    def add(self, outcome: Outcome, kept_B: Tensor, running_B: Tensor) -> None:
-        """Record a step; `kept_B` counts the tokens that EOS and the limit left of it."""
-        self._accepted.append(outcome.accepted_B.clone() if self.replayed else outcome.accepted_B)
-        self._tested.append(self._deep(outcome.tested_BD))
-        self._alpha.append(self._deep(outcome.alpha_hat_BD))
-        self._running.append(running_B)
-        self._kept.append(kept_B.clone() if self.replayed else kept_B)
+    def add(self, outcome: Outcome, kept_B: Tensor) -> None:
+        """Record a step; `kept_B` counts the tokens that EOS and the limit left of it, 0 for a row that had ended."""
+        recorded = (
+            (self._accepted, outcome.accepted_B),
+            (self._tested, outcome.tested_BD),
+            (self._alpha, outcome.alpha_hat_BD),
+            (self._kept, kept_B),
+        )
+        for steps, of_this_one in recorded:
+            steps.append(of_this_one.clone() if self.replayed else of_this_one)
 
     def cut(self, steps: int) -> StepLog:
         """Keep only the first `steps`: a host that sees late that all rows have ended runs one more."""
-        for parts in (self._accepted, self._tested, self._alpha, self._running, self._kept):
+        for parts in (self._accepted, self._tested, self._alpha, self._kept):
             del parts[steps:]
         return self
 
@@ -53,7 +55,7 @@ class StepLog:
         if not len(self):
             return [[PREFILL] for _ in range(self.rows)]
         accepted_TB, kept_TB = self.accepted_TB, self.kept_TB
-        tested_TB = self._stacked(self._tested, (self.rows, self.depth), np.bool_).sum(-1)
+        tested_TB = self._deep(self._tested, np.bool_).sum(-1)
         last_TB = np.where(tested_TB > accepted_TB, CORRECTION, BONUS)
         return [[PREFILL, *self._origins_of(*row)] for row in zip(accepted_TB.T, kept_TB.T, last_TB.T, strict=True)]
 
@@ -64,20 +66,13 @@ class StepLog:
             if kept > accepted:
                 yield last
 
-    def _deep(self, x_BD: Tensor) -> Tensor:
-        """A step that drafted less than others is filled up to the common depth."""
-        missing = self.depth - x_BD.shape[1]
-        if missing:
-            return torch.nn.functional.pad(x_BD, (0, missing))
-        return x_BD.clone() if self.replayed else x_BD
-
     def __len__(self) -> int:
         return len(self._kept)
 
     @property
     def running_TB(self) -> NDArray[np.bool_]:
         """Whether the row took part in the step; everything else counts only where it did."""
-        return self._stacked(self._running, (self.rows,), np.bool_)
+        return self.kept_TB > 0  # a row that runs emits at least one token
 
     @property
     def accepted_TB(self) -> NDArray[np.int64]:
@@ -110,7 +105,7 @@ class StepLog:
     @property
     def tested_TBD(self) -> NDArray[np.bool_]:
         """Depths whose candidate was put to the test and belongs to the answer, EOS included."""
-        return self._stacked(self._tested, (self.rows, self.depth), np.bool_) & self._before_the_end_TBD
+        return self._deep(self._tested, np.bool_) & self._before_the_end_TBD
 
     @property
     def passed_TBD(self) -> NDArray[np.bool_]:
@@ -125,7 +120,13 @@ class StepLog:
     @property
     def alpha_hat_TBD(self) -> NDArray[np.float32]:
         """Chance of acceptance at each tested depth, given the two distributions there."""
-        return self._stacked(self._alpha, (self.rows, self.depth), np.float32)
+        return self._deep(self._alpha, np.float32)
+
+    def _deep(self, parts: list[Tensor], dtype: type) -> NDArray:
+        """Steps that drafted less than others are filled up to the common depth."""
+        missing = [self.depth - x_BD.shape[1] for x_BD in parts]
+        full = [torch.nn.functional.pad(x_BD, (0, more)) if more else x_BD for x_BD, more in zip(parts, missing)]
+        return self._stacked(full, (self.rows, self.depth), dtype)
 
     def _stacked(self, parts: list[Tensor], shape: tuple[int, ...], dtype: type) -> NDArray:
         if not parts:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..decoding.proposal import Committed
+from ..decoding.rows import overwrite
 from ..decoding.target.kv_cache import KVCache
 from ..decoding.tree.tree import chain, tree_mask
 
@@ -75,19 +76,14 @@ class TrueStates:
 
         A step that drafted less than the longest draft has fewer of both.
         """
-        assert committed.features_BNF is not None  # asked for by `layers`
-        # the root was verified too: its state stands before the first accepted token
-        root_B1 = torch.zeros_like(committed.path_BD[:, :1])
-        node_BE = torch.cat([root_B1, committed.path_BD.clamp_min(0)], 1)
-        features_BEF = pick(committed.features_BNF, node_BE)
         # a row that has ended keeps its last ones, and would draft the same again
-        runs_B1 = committed.count_B[:, None] > 0
-        self._known_B += self._count_B * runs_B1[:, 0]
-        self._count_B.copy_(torch.where(runs_B1[:, 0], committed.count_B, self._count_B))
+        runs_B = committed.count_B > 0
+        self._known_B += self._count_B * runs_B
+        overwrite(self._count_B, runs_B, committed.count_B)
         E = committed.tokens_BE.shape[1]
-        tokens_BE, known_BEF = self._tokens_BE[:, :E], self._features_BEF[:, :E]
-        tokens_BE.copy_(torch.where(runs_B1, committed.tokens_BE, tokens_BE))
-        known_BEF.copy_(torch.where(runs_B1[..., None], features_BEF, known_BEF))
+        overwrite(self._tokens_BE[:, :E], runs_B[:, None], committed.tokens_BE)
+        # the root was verified too: its state stands before the first accepted token
+        overwrite(self._features_BEF[:, :E], runs_B[:, None, None], committed.kept_features_BEF)
 
     def waiting(self, last_B: Tensor, behind: int = 0) -> Waiting:
         """What the layer is to read now, the KV cache aimed; `last_B` follows the last state.
@@ -100,14 +96,9 @@ class TrueStates:
         self._tokens_BE.scatter_(1, last_B1, last_B[:, None])
         E = self._tokens_BE.shape[1]
         if not self.kv_cache.static:
-            E = int(self._count_B.max())
+            E = max(self._count_B.tolist())
         slots = self.kv_cache.aim(self._known_B, E + behind)
         nodes = chain(E + behind - 1).on(last_B.device)
         mask = tree_mask(nodes, self._known_B, slots, ragged=self.kv_cache.ragged)
         positions_BE = self._known_B[:, None] + nodes.depths_BN
         return Waiting(self._features_BEF[:, :E], self._tokens_BE[:, :E], positions_BE, mask, last_B1)
-
-
-def pick(x_BKY: Tensor, at_BX: Tensor) -> Tensor:
-    """Rows of the second dimension, [B, X, Y]."""
-    return x_BKY.gather(1, at_BX[..., None].expand(-1, -1, x_BKY.shape[2]))

@@ -359,5 +359,5 @@ def _walk_chain(wanted_BN: Tensor, proposal: Proposal, p_BNV: Tensor | None) -> 
     if p_BNV is None:
         alpha_BK = hit_BK.float()
     else:
-        alpha_BK = p_BNV[:, :-1].gather(-1, drafted_BK[..., None]).squeeze(-1)
+        alpha_BK = p_BNV.gather(-1, drafted_BK[..., None]).squeeze(-1)  # of a token at the node before it
     return chain_outcome(accepted_B, extra_B, alpha_BK, proposal.present_BN)

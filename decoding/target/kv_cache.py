@@ -52,9 +52,9 @@ class KVCache(Cache):
         if self.static:
             self._start, self._end, self.ragged = self.capacity - count, self.capacity, True
         else:
-            longest = int(lengths_B.max())
-            self._start, self._end = longest, longest + count
-            self.ragged = len(lengths_B) > 1 and int(lengths_B.min()) != longest
+            lengths = lengths_B.tolist()
+            longest = max(lengths)
+            self._start, self._end, self.ragged = longest, longest + count, min(lengths) != longest
         if self._end > self.capacity or self._start < 0:
             raise ValueError(f"{self._end} tokens in a KV cache of {self.capacity}")
         self._slots_BN = None
@@ -124,10 +124,14 @@ class KVCache(Cache):
         into_BD = lengths_B[:, None] + 1 + torch.arange(D, device=path_BD.device)
         from_BD = torch.where(path_BD >= 0, lengths_B[:, None] + path_BD, into_BD)
         self._states.commit(into_BD, from_BD)
+        # most models have layers of one shape: one pair of indices for all
+        indices: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         for store in (*self._keys.values(), *self._values.values()):
-            shape = (-1, store.shape[1], -1, store.shape[3])
-            moved = store.gather(2, from_BD[:, None, :, None].expand(shape))
-            store.scatter_(2, into_BD[:, None, :, None].expand(shape), moved)
+            heads, size = store.shape[1], store.shape[3]
+            if (heads, size) not in indices:
+                indices[heads, size] = (_of_all(from_BD, heads, size), _of_all(into_BD, heads, size))
+            from_BGXD, into_BGXD = indices[heads, size]
+            store.scatter_(2, into_BGXD, store.gather(2, from_BGXD))
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Slots before the tokens of the running forward; models ask, ours pass positions."""
@@ -155,3 +159,8 @@ class KVCache(Cache):
             slots = self._slots_BN[:, None, :, None].expand(new_BGND.shape)
             store_BGLD.scatter_(2, slots, new_BGND)
         return store_BGLD[:, :, : self._end]
+
+
+def _of_all(slot_BX: Tensor, heads: int, size: int) -> Tensor:
+    """Slots as an index of keys or values, [B, G, X, D]."""
+    return slot_BX[:, None, :, None].expand(-1, heads, -1, size)

@@ -16,6 +16,9 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor, nn
 
+_LEAST_BITS = 8
+"""The narrowest mask that is kept has 2**8 slots."""
+
 
 @dataclass(frozen=True)
 class Tree:
@@ -90,6 +93,22 @@ class Nodes:
     depths_BN: Tensor
     ancestors_BNN: Tensor
     children_BNC: Tensor
+
+    def mask(self, slots: int) -> Tensor:
+        """bool [B, N, T]: a node sees its ancestors, itself and all that stands before the tree; T is `slots`.
+
+        A part of a wider one, made once for many lengths of the text.
+        """
+        width = 1 << max(_LEAST_BITS, (slots - 1).bit_length())
+        if width not in self._masks:
+            before = width - self.ancestors_BNN.shape[1]
+            self._masks[width] = nn.functional.pad(self.ancestors_BNN, (before, 0), value=True)
+        return self._masks[width][..., width - slots :]
+
+    @cached_property
+    def _masks(self) -> dict[int, Tensor]:
+        """The masks that were made, by their width."""
+        return {}
 
 
 class RowTrees:
@@ -176,7 +195,7 @@ def tree_mask(nodes: Nodes, lengths_B: Tensor, slots: int, *, ragged: bool) -> T
     if not ragged:
         if len(lengths_B) == 1 and N == 1:
             return None
-        return nn.functional.pad(ancestors_BNN, (slots - N, 0), value=True)[:, None]
+        return nodes.mask(slots)[:, None]
     offset_BT = torch.arange(slots, device=lengths_B.device) - lengths_B[:, None]
     inside_BT = (offset_BT >= 0) & (offset_BT < N)
     at_BNT = offset_BT.clamp(0, N - 1)[:, None].expand(-1, N, -1)

@@ -17,13 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...decoding.proposal import Proposal
+from ...decoding.proposal import Proposal, pick
 from ...decoding.random import Uniforms
 from ...decoding.sampling import Warper
 from ...decoding.target.backbone import Backbone
 from ..block.slots import off_slots
 from ..model.draft_model import Policy
-from ..true_states import pick
 from .peagle import PeagleNet
 from .proposer import Eagle3
 

@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from ...decoding.proposal import Committed, DraftSampling, Proposal
+from ...decoding.proposal import Committed, DraftSampling, Proposal, pick
 from ...decoding.random import Uniforms
 from ...decoding.sampling import Warper, draw
 from ...decoding.target.backbone import Backbone
@@ -31,7 +31,7 @@ from ...errors import RequestError
 from ..model.draft_model import Policy
 from ..projection import Shaping
 from ..temperatures import at_depth
-from ..true_states import TrueStates, pick
+from ..true_states import TrueStates
 from .levels import draw_level, levels_of
 from .net import PairNet
 from .net3 import Eagle3Net
@@ -228,6 +228,7 @@ class Eagle:
 
     def _chain(self, last_B: Tensor, frontier: _Frontier, warper: Warper, random_BX: Tensor | None) -> Proposal:
         tokens, distributions = [last_B], []
+        random = () if random_BX is None else random_BX.unbind(1)
         for k in range(self.draft_length):
             if k:
                 frontier.follow(tokens[-1])
@@ -236,11 +237,11 @@ class Eagle:
                 tokens.append(logits_BV.argmax(-1))
                 continue
             distributions.append(at_depth(warper, self.factors, k)(logits_BV))
-            tokens.append(draw(distributions[-1], random_BX[:, k]))
+            tokens.append(draw(distributions[-1], random[k]))
         tokens_BN = torch.stack(tokens, 1)
         if random_BX is None:
             return Proposal(tokens_BN, self.tree, DraftSampling.POINT_MASS)
-        distributions.append(torch.zeros_like(distributions[0]))  # the last node is a leaf: its row is never read
+        distributions.append(distributions[-1])  # the last node is a leaf: its row is never read
         return Proposal(tokens_BN, self.tree, DraftSampling.IID, torch.stack(distributions, 1))
 
     def _static(self, last_B: Tensor, frontier: _Frontier, warper: Warper, random_BX: Tensor | None) -> Proposal:
@@ -299,7 +300,7 @@ class _Frontier:
         """`start_B`: true pairs of each row; drafted ones are written after them."""
         self._drafter, self._start_B, self._depth = drafter, start_B, 0
         self.hidden_BKH = hidden_B1H
-        self._sees_BKX = hidden_B1H.new_zeros(len(start_B), 1, 0, dtype=torch.bool)
+        self._sees_BKX: Tensor | None = None
 
     def follow(self, token_B: Tensor) -> None:
         """Expand the only node of a chain: its pair sees whatever its row holds, which takes no mask of its own."""
@@ -313,10 +314,12 @@ class _Frontier:
     def expand(self, tokens_BK: Tensor, parents_BK: Tensor) -> None:
         """Expand nodes of the next depth: their tokens, and the indices of their parents in this one."""
         B, K = tokens_BK.shape
-        before = self._sees_BKX.shape[2]
-        itself_KK = torch.eye(K, dtype=torch.bool, device=tokens_BK.device)
-        sees_BKX = pick(self._sees_BKX, parents_BK)
-        self._sees_BKX = torch.cat([sees_BKX, itself_KK.expand(B, -1, -1)], 2)
+        itself_BKK = torch.eye(K, dtype=torch.bool, device=tokens_BK.device).expand(B, -1, -1)
+        before = 0 if self._sees_BKX is None else self._sees_BKX.shape[2]
+        if self._sees_BKX is None:
+            self._sees_BKX = itself_BKK
+        else:
+            self._sees_BKX = torch.cat([pick(self._sees_BKX, parents_BK), itself_BKK], 2)
         slots = self._drafter._kv_cache.aim(self._start_B + before, K)
         mask = _path_mask(self._sees_BKX, self._start_B, slots)
         positions_BK = (self._start_B + self._depth)[:, None].expand(-1, K)

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...decoding.proposal import Committed, DraftSampling, Proposal
+from ...decoding.proposal import Committed, DraftSampling, Proposal, pick
 from ...decoding.random import Uniforms
 from ...decoding.sampling import Warper
 from ...decoding.target.backbone import Backbone
@@ -30,7 +30,7 @@ from ...decoding.tree.build import Choices
 from ..eagle.layers import EagleShape
 from ..folder import read_settings
 from ..projection import check_logits, scaled_weight
-from ..true_states import TrueStates, pick
+from ..true_states import TrueStates
 from ..weights import net_for
 from .hydra_prefix import PrefixLayer
 from .medusa import HeadsOnTree, MedusaHeads, MedusaShape, Paths, ResidualBlock, copy_projection, head_logits

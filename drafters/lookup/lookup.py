@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ...decoding.proposal import Committed, DraftSampling, Proposal
 from ...decoding.random import Uniforms
+from ...decoding.rows import places
 from ...decoding.sampling import Warper
 from ...decoding.tree.tree import chain
 from ..history import History
@@ -46,8 +47,8 @@ class ChainLookup(ABC):
         self._history.write_last(last_B)
         tokens_BK, count_B = self.find()
         # unless shapes are fixed, columns that no row has filled are left out
-        length = self.draft_length if self._static else int(count_B.max())
-        at_N = torch.arange(length + 1, device=last_B.device)
+        length = self.draft_length if self._static else max(count_B.tolist())
+        at_N = places(length + 1, last_B.device)
         tokens_BN = torch.cat([last_B[:, None], tokens_BK[:, :length]], 1)
         present_BN = at_N <= count_B[:, None]
         # absent nodes are computed too: any valid id will do
@@ -65,9 +66,9 @@ class ChainLookup(ABC):
 
 def suffix_run(source_BL: Tensor, recent_BM: Tensor) -> Tensor:
     """How many of the recent tokens (newest first) the source has up to each position. [B, L]."""
-    alike_BL = torch.ones_like(source_BL, dtype=torch.bool)
-    run_BL = torch.zeros_like(source_BL)
-    for back in range(recent_BM.shape[1]):
+    alike_BL = source_BL == recent_BM[:, :1]
+    run_BL = alike_BL.long()
+    for back in range(1, recent_BM.shape[1]):
         shifted_BL = nn.functional.pad(source_BL, (back, 0), value=-2)[:, : source_BL.shape[1]]
         alike_BL = alike_BL & (shifted_BL == recent_BM[:, back : back + 1])
         run_BL = run_BL + alike_BL
@@ -87,7 +88,7 @@ def best_match(run_BL: Tensor, allowed_BL: Tensor, *, shortest: int, latest: boo
 
 def copy_after(source_BL: Tensor, match_B: Tensor, count: int, end_B: Tensor) -> tuple[Tensor, Tensor]:
     """Tokens after a match up to `end_B` or a separator (-1), and how many. [B, K], [B]."""
-    slots_BK = match_B[:, None] + 1 + torch.arange(count, device=match_B.device)
+    slots_BK = (match_B + 1)[:, None] + places(count, match_B.device)
     wide_BL = source_BL.expand(len(match_B), -1)
     tokens_BK = wide_BL.gather(1, slots_BK.clamp(0, source_BL.shape[1] - 1))
     good_BK = (slots_BK < end_B[:, None]) & (tokens_BK >= 0) & (match_B >= 0)[:, None]

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ...decoding.proposal import Committed, DraftSampling, Proposal
 from ...decoding.random import Uniforms
+from ...decoding.rows import places
 from ...decoding.rules.acceptance import row_of
 from ...decoding.sampling import Warper, draw
 from ...decoding.target.backbone import Backbone
@@ -118,26 +119,26 @@ class DraftModel:
         sampled = not warper.greedy and self.policy == "sample"
         self._history.write_last(last_B)
         # always as many numbers: a row's stream must not depend on how far the others draft
-        random_BK = uniforms.take(self.draft_length) if sampled else None
+        random = uniforms.take(self.draft_length).unbind(1) if sampled else None
         tokens, distributions = [last_B], []
         logits_BV = self._catch_up()
         for k in range(length):
             if k:
                 logits_BV = self._logits(tokens[-1][:, None], self._history.lengths_B + k)
-            if random_BK is None:
+            if random is None:
                 tokens.append(logits_BV.argmax(-1))
                 continue
             probs_BV = at_depth(warper, self.factors, k)(logits_BV)
             distributions.append(self.declare(logits_BV, probs_BV))
-            tokens.append(self.choose(probs_BV, random_BK[:, k]))
+            tokens.append(self.choose(probs_BV, random[k]))
         self._drafted = length
         present_BN = None
         if wanted_B is not None:
-            present_BN = torch.arange(length + 1, device=last_B.device) <= wanted_B[:, None]
+            present_BN = places(length + 1, last_B.device) <= wanted_B[:, None]
         common: dict[str, Any] = {"present_BN": present_BN, "coins": self.nodes}
-        if random_BK is None:
+        if random is None:
             return Proposal(torch.stack(tokens, 1), chain(length), DraftSampling.POINT_MASS, **common)
-        distributions.append(torch.zeros_like(distributions[0]))  # the last node is a leaf: its row is never read
+        distributions.append(distributions[-1])  # the last node is a leaf: its row is never read
         q_BNV = torch.stack(distributions, 1)
         return Proposal(torch.stack(tokens, 1), chain(length), DraftSampling.IID, q_BNV, **common)
 
@@ -169,11 +170,11 @@ class DraftModel:
         """Feed what the KV cache lacks, the last emitted token included; logits after it."""
         lengths_B = self._history.lengths_B
         static = self._kv_cache.static
-        width = self._longest_gap if static else 1 + int((lengths_B - self._known_B).max())
+        width = self._longest_gap if static else 1 + max((lengths_B - self._known_B).tolist())
         # rows that lack fewer tokens feed some again, which writes the same values; a row too short for
         # that begins at its start, and what it computes after its last token is not used
-        start_B = (lengths_B + 1 - width).clamp_min(0)
-        slots_BW = start_B[:, None] + torch.arange(width, device=start_B.device)
+        start_B = (lengths_B - (width - 1)).clamp_min(0)
+        slots_BW = start_B[:, None] + places(width, start_B.device)
         tokens_BW = self._history.tokens_BL.gather(1, slots_BW)
         at_B = lengths_B - start_B if width > self._shortest + 1 else None
         return self._logits(tokens_BW, start_B, at_B)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ...decoding.proposal import Committed
+from ...decoding.proposal import Committed, pick
 
 
 def pieces(
@@ -56,11 +56,7 @@ def _piece(committed: Committed, node_BE: Tensor, done_B: Tensor, take_B: Tensor
         committed.tokens_BE.gather(1, from_BE),
         take_B,
         path_BK,
-        _rows_of(committed.logits_BNV, nodes_BE),
-        None if features_BNF is None else _rows_of(features_BNF, nodes_BE),
+        pick(committed.logits_BNV, nodes_BE),
+        None if features_BNF is None else pick(features_BNF, nodes_BE),
+        is_chain=True,
     )
-
-
-def _rows_of(x_BNY: Tensor, nodes_BE: Tensor) -> Tensor:
-    """What stands at some nodes, [B, E, Y]."""
-    return x_BNY.gather(1, nodes_BE[..., None].expand(-1, -1, x_BNY.shape[2]))

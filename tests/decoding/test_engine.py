@@ -221,7 +221,8 @@ def test_padding_rows_of_a_draft_head_are_never_drafted(target, extra: int) -> N
 class _NoWaiting(TorchDispatchMode):
     """Refuses what makes a host wait for its device, or shapes depend on values."""
 
-    waits = ("_local_scalar_dense", "nonzero", "masked_select", "item", "is_nonzero", "equal")
+    # `tolist` is seen by its `resolve_conj`
+    waits = ("_local_scalar_dense", "nonzero", "masked_select", "item", "is_nonzero", "equal", "resolve_conj")
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if function._schema.name.removeprefix("aten::") in self.waits:

@@ -46,7 +46,7 @@ def test_counts_of_a_log_made_by_hand() -> None:
     """Draft length 2, 6 tokens: the prefill's, 3, 1 and a last one of which nobody knows how long it is."""
     log = StepLog(1, 2, limit=6)
     for accepted, kept in ((2, 3), (0, 1), (1, 1)):
-        log.add(outcome(torch.tensor([accepted]), 2), torch.tensor([kept]), torch.tensor([True]))
+        log.add(outcome(torch.tensor([accepted]), 2), torch.tensor([kept]))
     # begun behind 1, 4 and 5 tokens: the first alone has room for 3 more
     (result,) = counts_of(log)
     assert (result.steps, result.emitted, result.truncated) == (1, 3, 2)
@@ -69,7 +69,7 @@ def simulated(alpha: float, depth: int, limit: int, rows: int, eos: float = 0.0)
         accepted_B = (torch.rand(rows, depth, generator=g) < alpha).long().cumprod(1).sum(1)
         until_eos_B = 1 + (torch.rand(rows, depth + 1, generator=g) >= eos).long().cumprod(1).sum(1)
         kept_B = torch.stack([accepted_B + 1, until_eos_B, limit - written_B]).amin(0) * running_B
-        log.add(outcome(accepted_B, depth), kept_B, running_B.clone())
+        log.add(outcome(accepted_B, depth), kept_B)
         written_B += kept_B
         running_B = running_B & (until_eos_B > accepted_B + 1) & (written_B < limit)
     return log
