@@ -82,6 +82,32 @@ def test_every_q_is_that_of_a_fresh_pass(architecture: str, length: int) -> None
 
 
 @torch.inference_mode()
+def test_one_draft_is_a_plain_draft_model_s_to_the_bit() -> None:
+    """With the mask in a row of its own, behind the target's tokens."""
+    target = make_target("qwen3")
+    plain = make_drafter(target, noise=0.05, draft_length=1)
+    plain.backbone.model.resize_token_embeddings(VOCABULARY + 1, mean_resizing=False)
+    drafter = Watched(plain.backbone, target.vocabulary, mask=VOCABULARY, draft_length=1)
+    ours = generate(target, drafter, PROMPTS, warper=Warper(1.0), max_new_tokens=20, seed=2)
+    q: list[Tensor] = []
+    propose = plain.propose
+
+    def noting(*args: Any) -> Proposal:
+        proposal = propose(*args)
+        assert proposal.q_BNV is not None
+        q.append(proposal.q_BNV)
+        return proposal
+
+    plain.propose = noting  # type: ignore[method-assign]
+    theirs = generate(target, plain, PROMPTS, warper=Warper(1.0), max_new_tokens=20, seed=2)
+    assert ours.tokens == theirs.tokens
+    assert len(q) == len(drafter.seen) > 4
+    for (_, proposal), wanted in zip(drafter.seen, q, strict=True):
+        assert proposal.q_BNV is not None
+        assert torch.equal(proposal.q_BNV, wanted)
+
+
+@torch.inference_mode()
 def test_kept_entries_of_masks_are_noticed() -> None:
     target = make_target("qwen3")
     drafter = made(target, KeepsMasks)
