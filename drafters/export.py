@@ -118,9 +118,9 @@ def served_form(family: str, form: str) -> Form:
             f"no serving engine loads drafters of family {family!r}; exported can be {', '.join(served)}"
         )
     if form not in record.exports:
-        raise RequestError(
-            f"--format is {form!r}, in which no {family} drafter is served; expected {' or '.join(record.exports)}"
-        )
+        why = f": {record.elsewhere}" if record.elsewhere else ""
+        known = " or ".join(record.exports)
+        raise RequestError(f"--format is {form!r}, in which no {family} drafter is served; expected {known}{why}")
     return record.exports[form]
 
 

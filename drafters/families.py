@@ -83,6 +83,8 @@ class Family:
     """Toys that the audit does not make itself: name -> (target, drafts) -> Proposer, all of them tables."""
     exports: Mapping[str, Form] = field(default_factory=dict)
     """Serving formats, by the name that `--format` has for them."""
+    elsewhere: str = ""
+    """Why there are no other ones, for the refusal."""
     most_tokens: Callable[[Mapping[str, Any]], int | None] = lambda _settings: None
     """Most tokens of a chain that it drafts, from its settings; None: any."""
     whole_blocks: Callable[[Mapping[str, Any]], bool] = lambda _settings: False
@@ -153,6 +155,9 @@ def _if_static(config: DrafterConfig) -> tuple[str, str] | None:
     if config.eagle_tree == "static":
         return None
     return f"its drafter.eagle_tree is {config.eagle_tree}", "add --drafter.eagle_tree static"
+
+
+_READERS = "what other engines make of such a drafter's mask and slots is not known"
 
 
 def _by_policy(name: str) -> Callable[[Any], str]:
@@ -250,6 +255,7 @@ _ALL = (
         proposer=".model.family:draft_by_pard",
         toy=_by_policy("pard"),
         exports={"vllm": Form("draft_model", parallel=True)},
+        elsewhere="other engines call a draft model once for every token",
         options=frozenset({"temperature_factors"}),
         grids=BY_MODEL,
         samples=True,
@@ -361,6 +367,7 @@ _ALL = (
         options=frozenset({"temperature_factors"}),
         toy=_eagle_toy,
         exports={"vllm": Form("mtp", ".mtp.serving:vllm")},
+        elsewhere="other engines take a module out of the target's own checkpoint alone",
         tree_unused=_if_static,
         grids=BY_EAGLE,
         samples=True,
@@ -378,6 +385,7 @@ _ALL = (
         options=frozenset({"temperature_factors"}),
         toy=_by_policy("peagle"),
         exports={"vllm": Form("eagle3", ".eagle.serving:peagle", parallel=True)},
+        elsewhere="other engines call EAGLE-3's network once for every token",
         grids=BY_MODEL,
         samples=True,
     ),
@@ -399,6 +407,7 @@ _ALL = (
             "vllm": Form("dflash", ".block.serving:dflash"),
             "sglang": Form("DFLASH", ".block.serving:dflash_for_sglang"),
         },
+        elsewhere=_READERS,
         grids=BY_MODEL,
         samples=True,
     ),
@@ -418,6 +427,7 @@ _ALL = (
             "vllm": Form("dspark", ".block.serving:dspark"),
             "sglang": Form("DSPARK", ".block.serving:dspark_for_sglang"),
         },
+        elsewhere=_READERS,
         most_tokens=_drafts_of_a_block,
         whole_blocks=lambda settings: not settings["causal"],
         grids=BY_MODEL,
@@ -436,6 +446,7 @@ _ALL = (
         options=frozenset({"temperature_factors", *_BLOCK_TREE}),
         toy=_dflash2_toy,
         exports={"vllm": Form("dflash", ".block.serving:dflash2")},
+        elsewhere=_READERS,
         most_tokens=_drafts_of_a_block,
         whole_blocks=lambda settings: not settings["causal"],
         grids=BY_MODEL,

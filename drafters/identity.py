@@ -62,12 +62,15 @@ class TargetIdentity:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
-    def check_same(self, target: TargetIdentity, drafter: str, *, hint: str = "") -> None:
+    def check_same(self, target: TargetIdentity, drafter: str, *, hint: str = "", any_states: bool = False) -> None:
         """Raise RequestError naming the first field that differs; the name alone may.
 
-        `hint`: what else to do where it is the tokenizer.
+        Args:
+            hint: what else to do where it is the tokenizer.
+            any_states: it drafts from the text alone, for every target of the tokenizer, however wide, tuned or not,
+                and with whatever padding behind its tokens.
         """
-        for field in ("tokenizer", "vocabulary", "hidden_size"):
+        for field in ("tokenizer",) if any_states else ("tokenizer", "vocabulary", "hidden_size"):
             mine, theirs = getattr(self, field), getattr(target, field)
             if mine != theirs:
                 raise RequestError(
@@ -76,7 +79,7 @@ class TargetIdentity:
                     "Use the target it was trained for, or train a drafter for this one"
                     + (hint if field == "tokenizer" else "")
                 )
-        if self.tuned != target.tuned:
+        if self.tuned != target.tuned and not any_states:
             raise RequestError(
                 f"the drafter {drafter} was made for target {self.name!r} {_version(self)}; this "
                 f"target {target.name!r} is one {_version(target)}. Use the folder `target` of the "

@@ -115,7 +115,7 @@ class Method:
     passes: Share = _one
     """Forward passes of what is trained, per row."""
     mask: Share = lambda _recipe: 0.0
-    """Numbers of the attention mask that its passes share, per token of a row; 0 where none of that size is made."""
+    """Numbers of the attention mask that each layer keeps, per token of a row; 0 where none of that size is made."""
     cuts_rows: bool = False
     """Whether several processes can share a row (`loop.context_parallel`)."""
     recomputes: Callable[[Sections], bool] = lambda _recipe: False

@@ -184,6 +184,38 @@ MUTATIONS = (
         (BLOCK + "test_selected.py::test_no_block_is_read_by_the_next_one",),
     ),
     Mutation(
+        "B07",
+        "drafters/lookup/own_grams.py",
+        "prompt lookup's index: what followed is copied from one token too late",
+        "self.tokens[end + 1 : end + 1 + count]\n",
+        "self.tokens[end + 2 : end + 2 + count]\n",
+        (
+            LOOKUPS + "test_prompt_lookup_is_the_plain_search",
+            LOOKUPS + "test_an_index_that_grows_is_that_of_the_whole_text",
+        ),
+    ),
+    Mutation(
+        "B08",
+        "drafters/suffix/proposer.py",
+        "suffix decoding: another thread's answers come and go while a batch drafts",
+        "        with nullcontext() if self.memory is None else self.memory.lock:\n",
+        "        with nullcontext():\n",
+        ("tests/drafters/suffix/test_suffix.py::test_nothing_comes_or_goes_while_a_batch_drafts",),
+    ),
+    Mutation(
+        "B09",
+        "trainers/student/masked_chains.py",
+        "PARD: in training a mask sees those of other chains",
+        "    own_RMM = both_RMM & (anchor_RM[:, :, None] == anchor_RM[:, None]) & "
+        "(depth_RM[:, :, None] >= depth_RM[:, None])\n",
+        "    own_RMM = both_RMM & (depth_RM[:, :, None] >= depth_RM[:, None])\n",
+        (
+            "tests/trainers/student/test_masked_chains.py::test_kept_masks_see_what_rows_of_the_whole_copies_see",
+            "tests/trainers/student/test_masked_chains.py::"
+            "test_a_mask_in_training_is_the_mask_of_a_pass_behind_the_text",
+        ),
+    ),
+    Mutation(
         "M01",
         "drafters/mtp/net.py",
         "MTP: the projection reads the hidden state in front of the embedding",

@@ -50,8 +50,12 @@ def load_draft_model(
 
 
 def load_pard(folder: Path, target: Backbone, *, draft_length: int = 4, config: DrafterConfig | None = None) -> Pard:
-    """Load a draft model that drafts in one pass; errors as for `load_drafter`, or its mask has no id."""
-    read_entry(folder)["identity"].check_same(TargetIdentity.of(target), str(folder))
+    """Load a draft model that drafts in one pass, for any target of its tokenizer.
+
+    Raises:
+        RequestError: as for `load_drafter`, sizes apart; or its mask has no id.
+    """
+    read_entry(folder)["identity"].check_same(TargetIdentity.of(target), str(folder), any_states=True)
     backbone = load_target(str(folder), device=str(target.device))
     mask = mask_of(backbone.model)
     if mask is None:

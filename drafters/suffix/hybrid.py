@@ -50,7 +50,7 @@ def can_skip(draft: Proposer) -> Skipping:
         raise RequestError(
             f"suffix-hybrid leaves steps of its drafter out, and a drafter of family "
             f"{getattr(draft, 'family', type(draft).__name__)!r} has no way for that; expected a draft model of the "
-            "target's tokenizer, heads, or EAGLE: use --method trained"
+            "target's tokenizer, heads, EAGLE, an MTP module or a block drafter: use --method trained"
         )
     return draft
 

@@ -186,7 +186,8 @@ def _activations(recipe: Recipe, student: nn.Module, target: nn.Module | None) -
     speaks: Any = student if target is None else target
     # of each position that is spoken of: what its loss reads, where it counts, and the gradient
     width = _kept(recipe, student) + 3 * _hidden(speaks) * recipe.record.positions(recipe)
-    width += recipe.record.mask(recipe)
+    # a mask of truth values becomes numbers in every layer anew
+    width += recipe.record.mask(recipe) * sum(name.endswith("k_proj") for name, _ in _linear(student))
     if recipe.tunes_target and target is not None:
         width += sum(_widths(target))  # it learns too, so its layers keep what they read
     # the gradient of an own projection is made in the forward pass, in fp32

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -103,6 +104,19 @@ class ByWhatWasDrawn(DSpark):
         return cut_short(proposal, drawn_BK >= 0.4)
 
 
+class SlotsOwn(DSpark):
+    """The planted bug: q is what each slot says by itself, and the draft was drawn behind the one in front of it."""
+
+    def _block(self, last_B: Tensor) -> Tensor:
+        self.out_BKH = super()._block(last_B)
+        return self.out_BKH
+
+    def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
+        proposal = super().propose(last_B, warper, uniforms)
+        own_BKV = warper(self._shaping(self._product(self.out_BKH)).flatten(0, 1)).view(*self.out_BKH.shape[:2], -1)
+        return replace(proposal, q_BNV=torch.cat((own_BKV, torch.zeros_like(own_BKV[:, :1])), 1))
+
+
 def enumerated(name: str, kind: type[DSpark] | None = None) -> Enumeration:
     toy = Toy.of(name, seed=1)
 
@@ -126,6 +140,10 @@ def enumerated(name: str, kind: type[DSpark] | None = None) -> Enumeration:
 def test_a_cut_by_the_drawn_tokens_own_probability_is_seen() -> None:
     assert enumerated("dspark cut").p_value > 1e-3
     assert enumerated("dspark", ByWhatWasDrawn).p_value < 1e-6
+
+
+def test_marginals_that_are_judged_as_conditionals_are_seen() -> None:
+    assert enumerated("dspark", SlotsOwn).p_value < 1e-6
 
 
 @given(st.lists(st.lists(st.booleans(), min_size=3, max_size=3), min_size=1, max_size=4))

@@ -136,6 +136,13 @@ def test_what_sglang_would_read_otherwise_is_refused(net: Any, scale: float, mes
         exported(net(), tmp_path, served, "sglang", table=lambda: torch.randn(V, H))
 
 
+@pytest.mark.parametrize("form", ["tensorrt-llm", "llama.cpp", "speculators"])
+def test_other_engines_are_refused_with_the_reason(form: str, tmp_path: Path) -> None:
+    for net in (block_net(mask_token=7), dspark_net(), dflash2_net()):
+        with pytest.raises(RequestError, match="mask and slots is not known"):
+            exported(net, tmp_path, form=form)
+
+
 def test_dspark_s_slots_and_walk_are_made_anew_from_the_file(tmp_path: Path) -> None:
     """By the published names alone: every slot drafts, the first behind the anchor's token."""
     net = dspark_net(confidence=True)

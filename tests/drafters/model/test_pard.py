@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from conftest import VOCABULARY, make_drafter, make_target
+from draftsmith.data.rows.tokenizer import train_tokenizer
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.proposal import DraftSampling, Proposal
 from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.drafters.folder import save_draft_model
+from draftsmith.drafters.identity import mark_tuned
 from draftsmith.drafters.model import pard
 from draftsmith.drafters.model.pard import Pard
+from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import RequestError
+from draftsmith.trainers.config import ModelConfig
+from draftsmith.trainers.student.architecture import fresh_model
 from torch import Tensor
 
 PROMPTS = [[5, 9, 2, 33, 7], [11, 4], [1]]
@@ -79,6 +86,54 @@ def test_every_q_is_that_of_a_fresh_pass(architecture: str, length: int) -> None
     assert len(drafter.seen) > 4
     assert done.target_calls < 60
     check_seen(drafter)
+
+
+@torch.inference_mode()
+def test_one_draft_is_a_plain_draft_model_s_to_the_bit() -> None:
+    """With the mask in a row of its own, behind the target's tokens."""
+    target = make_target("qwen3")
+    plain = make_drafter(target, noise=0.05, draft_length=1)
+    plain.backbone.model.resize_token_embeddings(VOCABULARY + 1, mean_resizing=False)
+    drafter = Watched(plain.backbone, target.vocabulary, mask=VOCABULARY, draft_length=1)
+    ours = generate(target, drafter, PROMPTS, warper=Warper(1.0), max_new_tokens=20, seed=2)
+    q: list[Tensor] = []
+    propose = plain.propose
+
+    def noting(*args: Any) -> Proposal:
+        proposal = propose(*args)
+        assert proposal.q_BNV is not None
+        q.append(proposal.q_BNV)
+        return proposal
+
+    plain.propose = noting  # type: ignore[method-assign]
+    theirs = generate(target, plain, PROMPTS, warper=Warper(1.0), max_new_tokens=20, seed=2)
+    assert ours.tokens == theirs.tokens
+    assert len(q) == len(drafter.seen) > 4
+    for (_, proposal), wanted in zip(drafter.seen, q, strict=True):
+        assert proposal.q_BNV is not None
+        assert torch.equal(proposal.q_BNV, wanted)
+
+
+def test_one_draft_serves_every_target_of_its_tokenizer(tmp_path: Path) -> None:
+    """A wider target with padding behind its tokens, one that a run has tuned; not one of another tokenizer."""
+    target, words = make_target("qwen3"), ["abc def ghi jkl mno pqr\n"] * 5
+    target.tokenizer = train_tokenizer(words, 300)
+    draft = make_drafter(target, noise=0.05).backbone.model
+    pard.mark(draft, MASK)
+    save_draft_model(draft, tmp_path / "drafter", target, family="pard")
+    sizes = ModelConfig(architecture="llama", layers=1, hidden=48, heads=2, kv_heads=1, max_positions=256)
+    torch.manual_seed(0)
+    other = Backbone(fresh_model(sizes, vocabulary=VOCABULARY + 3, eos=None).eval(), name="other")
+    other.tokenizer = target.tokenizer
+    mark_tuned(other.model, name="other", identity="abc")
+    how: dict[str, Any] = {"warper": Warper(0.0), "max_new_tokens": 16}
+    for each in (target, other):
+        loaded = load_drafter(tmp_path / "drafter", each, draft_length=3)
+        assert isinstance(loaded, Pard)
+        assert generate(each, loaded, PROMPTS, **how).tokens == autoregressive(each, PROMPTS, **how).tokens
+    other.tokenizer = train_tokenizer(["zyx wvu tsr"] * 5, 300)
+    with pytest.raises(RequestError, match="with tokenizer"):
+        load_drafter(tmp_path / "drafter", other)
 
 
 @torch.inference_mode()

@@ -113,6 +113,16 @@ def test_the_module_is_its_formulas(target: Backbone, chosen: dict[str, Any]) ->
     torch.testing.assert_close(found, own_forward(net, state, embed), **CLOSE)
 
 
+@torch.no_grad()
+def test_one_application_is_the_plain_module_to_the_bit(target: Backbone) -> None:
+    """What training unrolls once is one causal pass over the pairs, as a module trained for one token makes it."""
+    net, g = net_for(target), torch.Generator().manual_seed(3)
+    state, embed = torch.randn(2, 1, 9, 32, generator=g)
+    positions = torch.arange(9)[None]
+    (ours,) = net.unroll(net.fuse(state), embed, positions, torch.zeros_like(positions), 1)
+    assert torch.equal(ours, net(net.fuse(state), embed, positions, None))
+
+
 class Watched(Mtp):
     """Keeps the text of every row in front of each proposal, and the proposal."""
 

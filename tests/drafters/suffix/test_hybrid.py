@@ -16,6 +16,7 @@ from draftsmith.decoding.target.kv_cache import KVCache
 from draftsmith.drafters.block.trees import TreeShape
 from draftsmith.drafters.eagle.proposer import Eagle
 from draftsmith.drafters.model.ensemble import join
+from draftsmith.drafters.model.pard import Pard
 from draftsmith.drafters.suffix.hybrid import SuffixHybrid, beside
 from draftsmith.drafters.suffix.index import OwnText
 from draftsmith.drafters.suffix.proposer import Draft, SuffixDecoding
@@ -38,10 +39,11 @@ KINDS = [
     "dspark sure",
     "dspark tree",
     "peagle",
+    "pard",
     "mtp chain",
 ]
 
-BY_CHANCE = ("dflash", "dflash2", "dspark", "dspark sure", "dspark tree", "peagle")
+BY_CHANCE = ("dflash", "dflash2", "dspark", "dspark sure", "dspark tree", "peagle", "pard")
 """Kinds whose untrained drafts, or those behind the first, are right by chance alone."""
 
 
@@ -69,6 +71,8 @@ def texts(target: Backbone) -> list[list[int]]:
 def make(kind: str, target: Backbone) -> Any:
     if kind == "draft model":
         return make_drafter(target, noise=0.03)
+    if kind == "pard":
+        return Pard(make_drafter(target, noise=0.03).backbone, target.vocabulary, mask=60)
     if kind in ("dspark sure", "dspark tree"):
         how: dict[str, Any] = {"least": 0.5} if kind == "dspark sure" else {"tree": TreeShape(7, 3)}
         return make_on_target("dspark", target, noise=0.02, **how)
