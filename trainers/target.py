@@ -20,6 +20,7 @@ from ..data.rows.tokenizer import train_tokenizer
 from ..decoding.target.hub import load_tokenizer
 from ..decoding.target.loading import no_progress_bars
 from ..drafters.projection import Shaping
+from ..drafters.static import Static, as_it_is
 from ..errors import RequestError
 from ..storage import replace_folder
 from .config import ObjectiveConfig
@@ -97,12 +98,13 @@ class NextToken(nn.Module):
     def __init__(self, model: PreTrainedModel, *, chunk: int) -> None:
         super().__init__()
         self.model = model
+        self.static: Static = as_it_is
         head: Any = model.get_output_embeddings()
         self.head = ChunkedLoss(head, cross_entropy, chunk=chunk, shaping=Shaping.of(model))
 
     def forward(self, batch: Batch, _teacher_output: None = None) -> tuple[Tensor, dict[str, Tensor]]:
-        hidden_PH, label_P = labelled(hidden_states(self.model, batch), batch)
-        return self.head(hidden_PH, label_P)
+        hidden_PH, label_P = labelled(hidden_states(self.model, batch, self.static), batch)
+        return self.head(hidden_PH, label_P, static=self.static)
 
 
 class TargetObjective:

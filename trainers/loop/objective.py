@@ -26,6 +26,7 @@ from ...decoding.target.recurrence.scan import is_recurrent
 from ...decoding.target.windows import Masks, Windows
 from ...drafters.eagle.row_split import RowSplit
 from ...drafters.folder import check_trainable_model
+from ...drafters.static import Static, as_it_is
 from ...errors import RequestError
 from ..config import FROM_TARGET, ModelConfig
 from .sharding import is_sharded
@@ -110,14 +111,41 @@ class Labelled(NamedTuple):
     label_P: Tensor
 
 
-def hidden_states(model: PreTrainedModel, batch: Batch) -> Tensor:
+def hidden_states(model: PreTrainedModel, batch: Batch, static: Static = as_it_is) -> Tensor:
     """Last hidden states [R, S, H], attention kept inside each document."""
-    return last_states(decoder_of(model), batch)
+    return last_states(decoder_of(model), batch, static)
 
 
-def last_states(decoder: Any, batch: Batch) -> Tensor:
-    """The input of a model's output projection, [R, S, H]. Errors as for `over_rows`."""
-    return over_rows(decoder, batch, lambda inputs: [decoder(**inputs).last_hidden_state])[0]
+def last_states(decoder: Any, batch: Batch, static: Static = as_it_is) -> Tensor:
+    """The input of a model's output projection, [R, S, H]. Errors as for `over_rows`, and `check_one_pass`.
+
+    Args:
+        static: what compiles the pass over whole rows.
+    """
+    if static is not as_it_is:
+        check_one_pass(decoder, batch["input_ids"].shape[1])
+    last = static("the model's pass", _last)
+    return over_rows(decoder, batch, lambda inputs: [last(decoder, inputs)])[0]
+
+
+def _last(decoder: Any, inputs: dict[str, Any]) -> Tensor:
+    states: Tensor = decoder(**inputs).last_hidden_state
+    return states
+
+
+def check_one_pass(decoder: Any, tokens: int) -> None:
+    """Raise RequestError where a model that is to be compiled reads rows document by document.
+
+    Their number and length are others in every batch, so each batch would be compiled anew.
+    """
+    why = f"rows of more than {MASKED} tokens" if goes_without_mask(decoder, tokens) else ""
+    why = "its recurrent layers" if is_recurrent(decoder) else why
+    if why:
+        raise RequestError(
+            f"loop.compile is on, and {type(decoder).__name__} reads rows of {tokens} tokens document by document "
+            f"({why}): no two batches have the same shapes. Leave loop.compile out, or take rows of at most {MASKED} "
+            "tokens (--data.sequence_length) and a model without recurrent layers"
+        )
 
 
 def over_rows(decoder: Any, batch: Batch, run: Callable[[dict[str, Any]], Sequence[Tensor]]) -> list[Tensor]:
