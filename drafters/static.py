@@ -18,10 +18,10 @@ T = TypeVar("T")
 class Static(Protocol):
     """Gives what is to be called in place of a part."""
 
-    def __call__(self, name: str, part: Callable[P, T]) -> Callable[P, T]:
+    def __call__(self, name: str, part: Callable[P, T], /) -> Callable[P, T]:
         """`name`: what the log calls it; `part`: a function of a module or of a class, the same at every call."""
 
 
-def as_it_is(_name: str, part: Callable[P, T]) -> Callable[P, T]:
+def as_it_is(_name: str, part: Callable[P, T], /) -> Callable[P, T]:
     """The part itself: a run without `loop.compile`, and all decoding."""
     return part

@@ -25,7 +25,7 @@ from ..errors import RequestError
 from ..storage import replace_folder
 from .config import ObjectiveConfig
 from .loop.loop import Outcome
-from .loop.objective import Batch, check_start_context, hidden_states, labelled
+from .loop.objective import Batch, check_compiled_rows, check_start_context, hidden_states, labelled
 from .loop.processes import name_the_silent
 from .loop.setup import make_accelerator, make_deterministic, run_loop
 from .loop.sharding import standalone
@@ -43,9 +43,11 @@ if TYPE_CHECKING:
 
 
 def check_recipe(recipe: Sections) -> None:
-    """Raise RequestError where a term asks for a teacher, or the model is to be cut from one."""
+    """Raise RequestError where a term asks for a teacher, the model is to be cut from one, or rows keep
+    no shape for `loop.compile`."""
     check_only_ce(recipe.objective)
     check_not_pruned(recipe.model)
+    check_compiled_rows(recipe.loop, recipe.data.sequence_length)
 
 
 def check_only_ce(objective: ObjectiveConfig) -> None:

@@ -46,7 +46,8 @@ class Compiled:
 
     def __init__(self, backend: str | None = None) -> None:
         """`backend`: a name that torch.compile knows; None: `BACKEND`."""
-        self._backend = torch._dynamo.lookup_backend(BACKEND if backend is None else backend)
+        self._name = BACKEND if backend is None else backend
+        self._backend = torch._dynamo.lookup_backend(self._name)
         self.graphs: Counter[str] = Counter()
         """How often each part was compiled: for a shape, with a gradient or without."""
         self._made: dict[Any, Callable[..., Any]] = {}
@@ -78,7 +79,7 @@ class Compiled:
         return run
 
     def _options(self) -> dict[str, Any]:
-        if BACKEND != "inductor":
+        if self._name != "inductor":
             return {}
         # dropout and noise as they are without: the same numbers from the same seed
         return {"config_patches": {"fallback_random": True}}

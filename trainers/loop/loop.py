@@ -127,6 +127,7 @@ class Loop:
             identity=plan.identity,
             rows=train,
             micro_rows=lambda: self.steps.micro_rows,
+            compiled=plan.loop.compile,
         )
         self.feed = Feed(self.batches, objective, steps=plan.loop.steps)
         self.labels_of: dict[int, int] = {}

@@ -28,7 +28,7 @@ from ...drafters.eagle.row_split import RowSplit
 from ...drafters.folder import check_trainable_model
 from ...drafters.static import Static, as_it_is
 from ...errors import RequestError
-from ..config import FROM_TARGET, ModelConfig
+from ..config import FROM_TARGET, LoopConfig, ModelConfig
 from .sharding import is_sharded
 
 if TYPE_CHECKING:
@@ -134,18 +134,24 @@ def _last(decoder: Any, inputs: dict[str, Any]) -> Tensor:
 
 
 def check_one_pass(decoder: Any, tokens: int) -> None:
-    """Raise RequestError where a model that is to be compiled reads rows document by document.
+    """Raise RequestError where a model that is to be compiled reads rows document by document."""
+    if is_recurrent(decoder):
+        raise RequestError(_no_fixed_shape(f"{type(decoder).__name__} has recurrent layers"))
+    if goes_without_mask(decoder, tokens):
+        raise RequestError(_no_fixed_shape(f"rows have {tokens} tokens, more than {MASKED}"))
 
-    Their number and length are others in every batch, so each batch would be compiled anew.
-    """
-    why = f"rows of more than {MASKED} tokens" if goes_without_mask(decoder, tokens) else ""
-    why = "its recurrent layers" if is_recurrent(decoder) else why
-    if why:
-        raise RequestError(
-            f"loop.compile is on, and {type(decoder).__name__} reads rows of {tokens} tokens document by document "
-            f"({why}): no two batches have the same shapes. Leave loop.compile out, or take rows of at most {MASKED} "
-            "tokens (--data.sequence_length) and a model without recurrent layers"
-        )
+
+def check_compiled_rows(loop: LoopConfig, tokens: int) -> None:
+    """The same, as far as the recipe says it."""
+    if loop.compile and tokens > MASKED:
+        raise RequestError(_no_fixed_shape(f"rows have {tokens} tokens, more than {MASKED}"))
+
+
+def _no_fixed_shape(why: str) -> str:
+    return (
+        f"loop.compile is on, and {why}: the model reads them document by document, and no two batches have the same "
+        f"shapes. Leave loop.compile out, or take a model without recurrent layers and --data.sequence_length {MASKED}"
+    )
 
 
 def over_rows(decoder: Any, batch: Batch, run: Callable[[dict[str, Any]], Sequence[Tensor]]) -> list[Tensor]:

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from ...drafters.projection import Projection, Shaping
 from ...drafters.static import Static, as_it_is
-from ..config import ObjectiveConfig
+from ...errors import RequestError
+from ..config import LoopConfig, ObjectiveConfig
 from ..loop.objective import Batch, hidden_states, label_shares, labelled
 from ..losses.chunked import ChunkedLoss, Teacher
 from ..losses.ramp import Ramp
@@ -54,6 +55,17 @@ class DraftStudent(nn.Module):
         hidden_PH, label_P = labelled(hidden_states(self.draft, batch, self.static), batch)
         mix = self.step_mix if self.training else self.mix
         return self.head(hidden_PH, label_P, teacher, label_shares(batch), loss=mix, static=self.static)
+
+
+def check_compiled_mix(loop: LoopConfig, objective: ObjectiveConfig) -> None:
+    """Raise RequestError for a loss that is to be compiled and is another one at every step."""
+    share = Ramp.of(objective).share
+    if loop.compile and share:
+        raise RequestError(
+            f"loop.compile is on, and the mix of the loss moves over {share:g} of the steps (objective.from_kl_share; "
+            "a total variation alone begins so by itself): it would be compiled anew at each. Set "
+            "--objective.from_kl_share 0, or leave loop.compile out"
+        )
 
 
 def teacher_of(target: PreTrainedModel, hidden_RSH: Tensor, batch: Batch) -> Teacher:
