@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+import json
 import logging
 import re
 from collections import defaultdict
@@ -16,7 +16,7 @@ import torch._inductor.config
 from conftest import make_target
 from draftsmith.drafters.static import as_it_is
 from draftsmith.errors import RequestError, Stopped
-from draftsmith.launch.check.check import check
+from draftsmith.launch.check.check import _device
 from draftsmith.launch.check.unread import check_read
 from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.launch.recipe.model import Recipe
@@ -28,9 +28,8 @@ from draftsmith.trainers.losses.buckets import next_size, whole_chunks
 from draftsmith.trainers.losses.chunked import ChunkedLoss, SharedTeacher, Teacher, _parts
 from draftsmith.trainers.losses.mix import Mix
 from draftsmith.trainers.methods import METHODS
-from faults import ranks, toy
+from faults import compiled_ranks, ranks, toy
 from method_objectives import build
-from rich.console import Console
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -252,16 +251,17 @@ def test_the_curve_of_a_longer_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes(tmp_path: Path) -> None:
-    """DDP adds up the gradients of what is compiled, and its buckets change no graph."""
+@pytest.mark.parametrize("parts", [1, 2])
+def test_two_processes(parts: int, tmp_path: Path) -> None:
+    """DDP adds up the gradients of what is compiled, with rows of each process's own and with shared ones."""
     for name in ("plain", "mine"):
-        ranks.run(2, train_rank, tmp_path / name, name == "mine")
+        ranks.run(2, compiled_ranks.train, tmp_path / name, name == "mine", parts)
     assert far(toy.losses(tmp_path / "mine"), toy.losses(tmp_path / "plain")) < ROUNDING
-
-
-def train_rank(out: Path, compile: bool) -> None:
-    compiled.BACKEND = "aot_eager"
-    toy.run(toy.loop_in(out, "eagle3", compile=compile, steps=4, micro_rows=2))
+    for rank in range(2):
+        told = json.loads((tmp_path / "mine" / f"graphs-{rank}").read_text())
+        assert not told["breaks"]
+        assert len(told["graphs"]) == 4
+        assert all(count <= 2 * bound(name, "eagle3", 7) for name, count in told["graphs"].items())
 
 
 def test_what_torch_cannot_take_is_an_error_that_names_it() -> None:
@@ -292,10 +292,8 @@ def test_a_cpu_without_a_compiler(tmp_path: Path) -> None:
     if not torch.cuda.is_available():
         with pytest.raises(RequestError, match=wanted):
             make_accelerator(LoopConfig(compile=True), OptimizerConfig(), tmp_path)
-        told = io.StringIO()
-        recipe = load_recipe("medusa-tiny", [("loop.compile", "true")])
         with pytest.raises(RequestError, match=wanted):
-            check(recipe, Console(file=told, width=400), tmp_path / "out")
+            _device(load_recipe("medusa-tiny", [("loop.compile", "true")]).recipe)
 
 
 def test_a_python_without_headers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -345,4 +343,4 @@ def test_deepspeed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         make_accelerator(LoopConfig(compile=True, precision="fp32"), OptimizerConfig(), tmp_path)
     monkeypatch.delenv("ACCELERATE_USE_DEEPSPEED")
     with pytest.raises(RequestError, match="loop.compile is on, and DeepSpeed holds the weights"):
-        check(load_recipe("medusa-8b", [("loop.compile", "true")]), Console(file=io.StringIO()), tmp_path / "out")
+        _device(load_recipe("medusa-8b", [("loop.compile", "true")]).recipe)
