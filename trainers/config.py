@@ -247,7 +247,7 @@ class LoopConfig(Section):
     CPU, where rounding small matrices costs more than it saves."""
     compile: bool = False
     """What is trained and its loss through torch.compile, in the parts whose shapes stay the same from batch to batch.
-    It needs a C++ compiler on a CPU, Triton on a GPU, and minutes at the start of a run; results differ from those
+    It needs a C++ compiler on a CPU, Triton on a GPU, and time wherever a shape is new; results differ from those
     without by rounding."""
     seed: int = Field(0, ge=0, lt=2**32)
     """Seed of weights, row order and dropout."""

@@ -240,6 +240,16 @@ def test_inductor_computes_the_same(method: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("method", ["distill", "medusa", "eagle3"])
+def test_half_precision(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products in bf16 on both sides; what is rounded between them differs."""
+    monkeypatch.setattr(compiled, "BACKEND", "aot_eager")
+    for name in ("plain", "mine"):
+        run(tmp_path / name, method, compile=name == "mine", precision="bf16", **SHORT)
+    assert far(toy.losses(tmp_path / "mine"), toy.losses(tmp_path / "plain")) < 2e-3
+
+
+@pytest.mark.slow
 def test_the_curve_of_a_longer_run(tmp_path: Path) -> None:
     """20 steps, each on what the one before has made: the loss falls, and stays where it is without."""
     given = {"steps": 20, "every": 20, "validate_every": 20}
