@@ -245,6 +245,10 @@ class LoopConfig(Section):
     precision: Literal["fp32", "bf16", "fp16"] | None = None
     """Mixed precision of forward and backward; weights and moments stay fp32. Unset: bf16 on a GPU, fp32 on a
     CPU, where rounding small matrices costs more than it saves."""
+    compile: bool = False
+    """What is trained and its loss through torch.compile, in the parts whose shapes stay the same from batch to batch.
+    It needs a C++ compiler on a CPU, Triton on a GPU, and time wherever a shape is new; results differ from those
+    without by rounding."""
     seed: int = Field(0, ge=0, lt=2**32)
     """Seed of weights, row order and dropout."""
     ema: float | None = Field(None, gt=0, lt=1)

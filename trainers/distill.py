@@ -19,12 +19,12 @@ from ..data.rows.prepare import Prepared
 from ..decoding.target.backbone import Backbone
 from .config import FROM_TARGET
 from .loop.loop import Outcome
-from .loop.objective import Batch, check_start_context
+from .loop.objective import Batch, check_compiled_rows, check_start_context
 from .loop.sharding import standalone
 from .losses.chunked import Teacher
 from .losses.terms import check_terms
 from .sections import MakeProbe, Run, Sections
-from .student.distillation import DraftStudent, teacher_of
+from .student.distillation import DraftStudent, check_compiled_mix, teacher_of
 from .student.draft import cut_from_target, make_draft, save_draft
 from .student.lora import check_adapter
 from .teacher.features import FeatureSource, OnlineFeatures
@@ -36,8 +36,11 @@ if TYPE_CHECKING:
 
 
 def check_recipe(recipe: Sections) -> None:
-    """Raise RequestError where nothing would be learnt, an adapter has no base, or rollouts have no room."""
+    """Raise RequestError where nothing would be learnt, an adapter has no base, rollouts have no room, or shapes or
+    the mix do not stay for `loop.compile`."""
     check_terms(recipe.objective)
+    check_compiled_rows(recipe.loop, recipe.data.sequence_length)
+    check_compiled_mix(recipe.loop, recipe.objective)
     check_adapter(recipe.lora, recipe.model, recipe.method)
     check_rollout_rows(recipe.rollouts, recipe.data.sequence_length, recipe.loop.batch_rows)
 

@@ -26,6 +26,7 @@ from ..decoding.target.backbone import Backbone
 from ..drafters.eagle.net import EagleNet
 from ..drafters.eagle.row_split import WHOLE, RowSplit
 from ..drafters.projection import Shaping
+from ..drafters.static import Static, as_it_is
 from .eagle_common import compared, in_text_order, per_label, shares
 from .loop.loop import Outcome
 from .loop.objective import Batch
@@ -120,6 +121,7 @@ class EagleStudent(nn.Module):
         self.draft, self._config, self._objective = draft, config, recipe.objective
         self.split = WHOLE
         """The part of every row that is learnt from here; what is held of the target goes on behind it by a halo."""
+        self.static: Static = as_it_is
         mix = Mix.of(recipe.objective, kl=0.0)
         loss = DistributionLoss(config.ce, config.top_k, config.top_k_tokens, config.passes, mix)
         # in a tuple it is no part of this module: the head is the target's, and what wraps,
@@ -140,6 +142,7 @@ class EagleStudent(nn.Module):
             detach=True,
             recompute=self._config.recompute,
             split=self.split,
+            static=self.static,
         )
         guess_PH, at_P, label_P2 = compared(outputs, batch, self.split)
         states_NH = features_RSH.flatten(0, 1)
@@ -147,7 +150,7 @@ class EagleStudent(nn.Module):
         feature_P = F.smooth_l1_loss(guess_PH.float(), true_PH.float(), reduction="none").mean(-1)
         (head,) = self._frozen
         share_P = shares(label_P2, guess_PH, head, batch, self._config, self._objective, self.split)
-        distributions, terms = head(*self._in_order(guess_PH, label_P2, at_P, share_P, states_NH))
+        distributions, terms = head(*self._in_order(guess_PH, label_P2, at_P, share_P, states_NH), static=self.static)
         counted_P = feature_P if share_P is None else feature_P * share_P
         loss = self._config.feature * counted_P.sum() + distributions
         if not terms:

@@ -24,6 +24,7 @@ from ..decoding.target.hidden_states import LAST
 from ..drafters.eagle.net3 import Eagle3Net
 from ..drafters.eagle.row_split import WHOLE, RowSplit
 from ..drafters.projection import Projection
+from ..drafters.static import Static, as_it_is
 from .eagle_common import compared, in_text_order, per_label, shares
 from .loop.loop import Outcome
 from .loop.objective import Batch
@@ -84,6 +85,7 @@ class Eagle3Student(nn.Module):
         self.draft, self._config, self._objective = draft, config, recipe.objective
         self.split = WHOLE
         """The part of every row that is learnt from here; what is held of the target goes on behind it by a halo."""
+        self.static: Static = as_it_is
         self._mix = Mix.of(recipe.objective, kl=0.0)
         loss = DraftVocabularyLoss(draft, config.passes, config.ce, self._mix)
         self.head = ChunkedLoss(draft.lm_head, loss, chunk=recipe.objective.chunk)
@@ -103,6 +105,7 @@ class Eagle3Student(nn.Module):
             self._config.passes,
             recompute=self._config.recompute,
             split=self.split,
+            static=self.static,
         )
         guess_PH, at_P, label_P2 = compared(outputs, batch, self.split)
         label_P, pass_P = label_P2.unbind(-1)
@@ -114,7 +117,7 @@ class Eagle3Student(nn.Module):
         teacher = WholeTeacher.of(
             teacher_output.hidden_RSH.flatten(0, 1), target, at_P, ids_U=self.draft.ids_U, mix=self._mix
         )
-        loss, terms = self.head(hidden_PH, label_P2, teacher, share_P)
+        loss, terms = self.head(hidden_PH, label_P2, teacher, share_P, static=self.static)
         if not terms:
             return loss, {}
         return loss, per_label(terms | {"loss": loss.detach()}, batch)

@@ -17,10 +17,12 @@ from torch import Tensor, nn
 
 from ..drafters.heads.medusa import Heads
 from ..drafters.projection import Shaping
+from ..drafters.static import Static, as_it_is
 from ..errors import RequestError
 from .config import ObjectiveConfig
 from .labels import has_label
 from .loop.objective import Batch
+from .losses.buckets import behind, next_size
 from .losses.chunked import ChunkedLoss, Teacher, cross_entropy
 from .losses.mix import Mix
 from .losses.pace import anchors_of, paced
@@ -73,6 +75,7 @@ class HeadsStudent(nn.Module):
     def __init__(self, heads: Heads, target: Any, objective: ObjectiveConfig) -> None:
         """`target`: the causal LM that the heads ride on."""
         super().__init__()
+        self.static: Static = as_it_is
         self.medusa = heads  # checkpoints name its parameters by this attribute
         self._loss = HeadLoss(objective)
         self._pace_floor = objective.pace_floor if objective.positions == "d-pace" else None
@@ -111,7 +114,8 @@ class HeadsStudent(nn.Module):
         teacher = None
         if self._loss.distils:
             teacher = self._teacher(hidden_RSH[:, k:-1][counts_RX])
-        loss, sums = self._chunked(k)(self._projected(k, counts_RX, reads), label_P, teacher, share_P)
+        given_PH = self._projected(k, counts_RX, reads)
+        loss, sums = self._chunked(k)(given_PH, label_P, teacher, share_P, static=self.static)
         # the loop divides by all labels, of which a head lacks the first k of every document; and
         # it adds up the same names on every process, whatever the batch held there
         share = batch["loss_mask"].sum() / max(1, len(label_P))
@@ -132,7 +136,12 @@ class HeadsStudent(nn.Module):
 
     def _projected(self, k: int, counts_RX: Tensor, reads: Reads) -> Tensor:
         """What head k's projection reads where it has a label, [P, H]."""
-        return self.medusa.head(k, reads(k)[counts_RX].to(self.medusa.dtype))
+        given_PF = reads(k)[counts_RX].to(self.medusa.dtype)
+        if self.static is as_it_is:
+            return self.medusa.head(k, given_PF)
+        count, (R, X) = len(given_PF), counts_RX.shape
+        given_XF = behind(given_PF, next_size(count, R * (X + k + 1)) - count)  # a row's tokens, for all heads alike
+        return self.static("a head", head_of)(self.medusa, k, given_XF)[:count]
 
     def _chunked(self, k: int) -> nn.Module:
         """The projection of head k and its loss."""
@@ -140,6 +149,11 @@ class HeadsStudent(nn.Module):
 
     def _teacher(self, hidden_PH: Tensor) -> Teacher:
         return Teacher(hidden_PH, self._frozen[0].projection)
+
+
+def head_of(heads: Heads, k: int, given_XF: Tensor) -> Tensor:
+    """What the projection of head k reads, for a family's own `head`."""
+    return heads.head(k, given_XF)
 
 
 def last_states_of(hidden_RSH: Tensor) -> Reads:

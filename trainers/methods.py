@@ -46,7 +46,7 @@ EVERY = (
 )
 """Sections and values that every method reads, or the commands behind it."""
 _WITH_TARGET = ("target", "features", "probe")
-_ROWS_CUT = "loop.context_parallel"
+_ROWS_CUT, _COMPILED = "loop.context_parallel", "loop.compile"
 
 
 def _one(_recipe: Sections) -> int:
@@ -118,6 +118,8 @@ class Method:
     """Numbers of the attention mask that each layer keeps, per token of a row; 0 where none of that size is made."""
     cuts_rows: bool = False
     """Whether several processes can share a row (`loop.context_parallel`)."""
+    compiles: bool = False
+    """Whether torch.compile can take parts of it (`loop.compile`)."""
     recomputes: Callable[[Sections], bool] = lambda _recipe: False
     """Whether these keep their ends alone, and are computed again for the gradient."""
     probe_depth: Count = _draft_length
@@ -150,7 +152,9 @@ class Method:
 
     def reads_value(self, path: str, recipe: Sections) -> bool:
         """Whether what it computes, or a command behind it, reads the value at a dotted path."""
-        off = (*self.ignores, *self.unread(recipe), *(() if self.cuts_rows else (_ROWS_CUT,)))
+        off = (*self.ignores, *self.unread(recipe))
+        off += () if self.cuts_rows else (_ROWS_CUT,)
+        off += () if self.compiles else (_COMPILED,)
         return _within(path, (*EVERY, *self.reads, *self.sections)) and not _within(path, off)
 
 
@@ -206,6 +210,7 @@ _ALL = (
         family=None,
         reads=("tokenizer", "model"),
         ignores=_WHOLE_TEACHER,
+        compiles=True,
     ),
     Method(
         name="distill",
@@ -214,6 +219,7 @@ _ALL = (
         sections={"lora": LoraConfig, "rollouts": RolloutsConfig},
         reads=(*_WITH_TARGET, "model"),
         ignores=_DEEPER,
+        compiles=True,
     ),
     Method(
         name="pard",
@@ -251,6 +257,7 @@ _ALL = (
         sizes=_HEADS,
         positions=_heads,
         probe_depth=_heads,
+        compiles=True,
     ),
     Method(
         name="medusa2",
@@ -275,6 +282,7 @@ _ALL = (
         sizes=_HEADS,
         positions=_heads,
         probe_depth=_heads,
+        compiles=True,
     ),
     Method(
         name="bpd",
@@ -300,6 +308,7 @@ _ALL = (
         passes=lambda recipe: int(recipe.eagle.passes),
         cuts_rows=True,
         recomputes=lambda recipe: bool(recipe.eagle.recompute),
+        compiles=True,
     ),
     Method(
         name="eagle3",
@@ -317,6 +326,7 @@ _ALL = (
         passes=lambda recipe: int(recipe.eagle3.passes),
         cuts_rows=True,
         recomputes=lambda recipe: bool(recipe.eagle3.recompute),
+        compiles=True,
     ),
     Method(
         name="mtp",
@@ -331,6 +341,7 @@ _ALL = (
         # norms of queries and keys, and of both halves of a pair, keep what they read too
         passes=lambda recipe: 1.2 * recipe.mtp.passes,
         recomputes=lambda recipe: bool(recipe.mtp.recompute),
+        compiles=True,
     ),
     Method(
         name="peagle",

@@ -20,11 +20,12 @@ from ..data.rows.tokenizer import train_tokenizer
 from ..decoding.target.hub import load_tokenizer
 from ..decoding.target.loading import no_progress_bars
 from ..drafters.projection import Shaping
+from ..drafters.static import Static, as_it_is
 from ..errors import RequestError
 from ..storage import replace_folder
 from .config import ObjectiveConfig
 from .loop.loop import Outcome
-from .loop.objective import Batch, check_start_context, hidden_states, labelled
+from .loop.objective import Batch, check_compiled_rows, check_start_context, hidden_states, labelled
 from .loop.processes import name_the_silent
 from .loop.setup import make_accelerator, make_deterministic, run_loop
 from .loop.sharding import standalone
@@ -42,9 +43,11 @@ if TYPE_CHECKING:
 
 
 def check_recipe(recipe: Sections) -> None:
-    """Raise RequestError where a term asks for a teacher, or the model is to be cut from one."""
+    """Raise RequestError where a term asks for a teacher, the model is to be cut from one, or rows keep
+    no shape for `loop.compile`."""
     check_only_ce(recipe.objective)
     check_not_pruned(recipe.model)
+    check_compiled_rows(recipe.loop, recipe.data.sequence_length)
 
 
 def check_only_ce(objective: ObjectiveConfig) -> None:
@@ -97,12 +100,13 @@ class NextToken(nn.Module):
     def __init__(self, model: PreTrainedModel, *, chunk: int) -> None:
         super().__init__()
         self.model = model
+        self.static: Static = as_it_is
         head: Any = model.get_output_embeddings()
         self.head = ChunkedLoss(head, cross_entropy, chunk=chunk, shaping=Shaping.of(model))
 
     def forward(self, batch: Batch, _teacher_output: None = None) -> tuple[Tensor, dict[str, Tensor]]:
-        hidden_PH, label_P = labelled(hidden_states(self.model, batch), batch)
-        return self.head(hidden_PH, label_P)
+        hidden_PH, label_P = labelled(hidden_states(self.model, batch, self.static), batch)
+        return self.head(hidden_PH, label_P, static=self.static)
 
 
 class TargetObjective:

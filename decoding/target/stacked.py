@@ -108,6 +108,8 @@ class Together:
 
 
 def _joins(layers: Sequence[Any], x: Tensor) -> bool:
+    if torch.compiler.is_compiling():  # of what is trained
+        return False
     if torch.is_grad_enabled() or x.device.type != "cpu" or x.dtype != torch.float32:
         return False
     if torch.is_autocast_enabled("cpu") or not all(map(_is_plain, layers)):

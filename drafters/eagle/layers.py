@@ -182,7 +182,8 @@ class Norm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        if not torch.is_grad_enabled() and x.device.type == "cpu" and x.dtype == self.weight.dtype == torch.float32:
+        plain = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        if plain and x.device.type == "cpu" and x.dtype == self.weight.dtype == torch.float32:
             return rms_norm(x, self.weight, self.eps)
         return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps).to(x.dtype)
 

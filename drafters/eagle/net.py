@@ -6,7 +6,8 @@ Read next: `eagle/passes.py`, attention in training; `eagle/net3.py`, EAGLE-3's 
 which decodes; `trainers/eagle.py`, which trains.
 
 Shapes: B rows, N pairs (a hidden state and the embedding of the token after it), H hidden size,
-S pairs of a whole row where it is cut over processes, X width of what attention reads, T keys in view.
+S pairs of a whole row where it is cut over processes, X width of what attention reads, T keys in view, Q query heads,
+D head size.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from torch.utils.checkpoint import checkpoint
 
 from ...decoding.target.kv_cache import KVCache
 from ...decoding.target.stacked import Together
-from .layers import Attention, EagleShape, FeedForward, Norm, Rotary
+from ..static import Static, as_it_is
+from .layers import Attention, EagleShape, FeedForward, Norm, Projected, Rotary
 from .passes import Keys, Passes, Sunk
 from .row_split import WHOLE, RowSplit
 
@@ -90,6 +92,7 @@ class PairNet(nn.Module, ABC):
         detach: bool = False,
         recompute: bool = False,
         split: RowSplit = WHOLE,
+        static: Static = as_it_is,
     ) -> list[Tensor]:
         """The outputs of several passes, each fed with the one before: as drafting will.
 
@@ -108,16 +111,20 @@ class PairNet(nn.Module, ABC):
             split: the part of each row that is given and computed here, while others compute the rest; the
                 embeddings go on behind it by as many tokens as there are passes (`RowSplit.held`). Its group
                 goes through here, and through the gradient, together.
+            static: what compiles the parts of a pass that do not depend on where documents end: all but attention
+                inside of them.
         """
         outputs: list[Tensor] = []
         if passes < 1:
             return outputs
-        attention = Passes(documents_BS, self.attention.group, split)
+        attention = Passes(documents_BS, self.attention.group, split, static)
         positions_BN = positions_BS[:, split.own(positions_BS.shape[1])]
         sunk: Sunk | None = None
         between: list[Keys] = []
         for j in range(passes):
-            run = partial(self._pass, attention, j, tuple(between))  # as it is now: the backward pass comes later
+            run = partial(
+                self._pass, attention, j, tuple(between), static
+            )  # as it is now: the backward pass comes later
             given = (hidden_BNH, embeds_BNH, positions_BN, sunk)
             out_BNH, *kept = checkpoint(run, *given, use_reentrant=False) if recompute else run(*given)
             if j == 0 and passes > 1:
@@ -133,19 +140,31 @@ class PairNet(nn.Module, ABC):
         attention: Passes,
         j: int,
         between: tuple[Keys, ...],
+        static: Static,
         hidden_BNH: Tensor,
         embeds_BNH: Tensor,
         positions_BN: Tensor,
         sunk: Sunk | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Pass j of `unroll`: its output, keys and values, the first one's of whole rows."""
-        residual_BNH, read_BNX = self.enter(hidden_BNH, embeds_BNH.roll(-j, 1)[:, : hidden_BNH.shape[1]])
-        pairs = self.attention.project(read_BNX, self.rotary(positions_BN + j))
+        embeds_BNH = embeds_BNH.roll(-j, 1)[:, : hidden_BNH.shape[1]]
+        enter, leave = static("the way into attention", PairNet._into), static("the way out of it", PairNet._out_of)
+        residual_BNH, read_BNX, pairs = enter(self, hidden_BNH, embeds_BNH, self.rotary(positions_BN + j))
         if sunk is None:
             pairs = attention.gathered(pairs)
         attended = attention.first(pairs) if sunk is None else attention.later(pairs, sunk, between)
-        out_BNH = self.finish(residual_BNH, self.attention.joined(attended, read_BNX))
-        return out_BNH, pairs.key_BGND, pairs.value_BGND
+        return leave(self, residual_BNH, attended, read_BNX), pairs.key_BGND, pairs.value_BGND
+
+    def _into(
+        self, hidden_BNH: Tensor, embeds_BNH: Tensor, turn: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor, Projected]:
+        """What `enter` gives, and attention's queries, keys and values of it."""
+        residual_BNH, read_BNX = self.enter(hidden_BNH, embeds_BNH)
+        return residual_BNH, read_BNX, self.attention.project(read_BNX, turn)
+
+    def _out_of(self, residual_BNH: Tensor, attended_BQND: Tensor, read_BNX: Tensor) -> Tensor:
+        """The output, [B, N, H], of what attention found."""
+        return self.finish(residual_BNH, self.attention.joined(attended_BQND, read_BNX))
 
 
 class EagleLayer(nn.Module):

@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..static import Static, as_it_is
 from .layers import Projected, attend
 from .row_split import WHOLE, RowSplit
 
@@ -45,14 +46,16 @@ class Passes:
     Nothing is kept here, so that a pass can be computed again in the backward pass.
     """
 
-    def __init__(self, documents_BS: Tensor, group: int, split: RowSplit = WHOLE) -> None:
+    def __init__(self, documents_BS: Tensor, group: int, split: RowSplit = WHOLE, static: Static = as_it_is) -> None:
         """Nothing is attended to yet.
 
         Args:
             documents_BS: number of every pair's document, of whole rows.
             group: query heads of a key's head.
             split: the part of each row that queries come from.
+            static: what compiles attention over a query's own keys.
         """
+        self._static = static
         self._split, self._length = split, documents_BS.shape[1]
         self._packing, self._group = Packing(documents_BS, split.own(self._length)), group
 
@@ -92,9 +95,9 @@ class Passes:
             [B, Q, N, D].
         """
         query_BQND, D = pairs.query_BQND, pairs.query_BQND.shape[-1]
-        own = Keys(pairs.key_BGND, pairs.value_BGND)
-        own_BQND, total_BQN = own_keys(query_BQND, [*between, own], self._group)
-        queries = self._packing.side_by_side(scored(query_BQND, total_BQN))
+        looked = self._static("attention over a pair's own keys", by_own_keys)
+        own_BQND, scored_BQND = looked(query_BQND, [*between, Keys(pairs.key_BGND, pairs.value_BGND)], self._group)
+        queries = self._packing.side_by_side(scored_BQND)
         out = self._causal(queries, *sunk, scale=D**-0.5)
         return out[..., :D] + out[..., D : D + 1] * own_BQND
 
@@ -205,6 +208,12 @@ def _taken(x_BGND: Tensor, groups: Sequence[Tensor]) -> list[Tensor]:
     return [
         rows_XGD.index_select(0, pair_KL.flatten()).unflatten(0, pair_KL.shape).transpose(1, 2) for pair_KL in groups
     ]
+
+
+def by_own_keys(query_BQND: Tensor, later: Sequence[Keys], group: int) -> tuple[Tensor, Tensor]:
+    """What `own_keys` finds, [B, Q, N, D], and the queries that know of it (`scored`)."""
+    own_BQND, total_BQN = own_keys(query_BQND, later, group)
+    return own_BQND, scored(query_BQND, total_BQN)
 
 
 def own_keys(query_BQND: Tensor, later: Sequence[Keys], group: int) -> tuple[Tensor, Tensor]:

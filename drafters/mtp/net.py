@@ -23,6 +23,7 @@ from ...decoding.target.stacked import Together
 from ..eagle.layers import Norm
 from ..eagle.net import PairNet
 from ..eagle.row_split import WHOLE, RowSplit
+from ..static import Static, as_it_is
 from .layers import MtpAttention, MtpLayer, MtpShape, rotary_of
 
 
@@ -92,14 +93,14 @@ class MtpNet(PairNet):
         detach: bool = False,
         recompute: bool = False,
         split: RowSplit = WHOLE,
+        static: Static = as_it_is,
     ) -> list[Tensor]:
         """As of `PairNet`."""
         held = split.held(positions_BS.shape[1], passes)
         # a later pass reads no embedding of position 0
         told_BNH = self._told(embeds_BNH, positions_BS[:, held])
-        return super().unroll(
-            hidden_BNH, told_BNH, positions_BS, documents_BS, passes, detach=detach, recompute=recompute, split=split
-        )
+        given = (hidden_BNH, told_BNH, positions_BS, documents_BS, passes)
+        return super().unroll(*given, detach=detach, recompute=recompute, split=split, static=static)
 
     def _told(self, embeds_BNH: Tensor, positions_BN: Tensor) -> Tensor:
         if not self.config.blank_first:

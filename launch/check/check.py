@@ -114,6 +114,7 @@ def _folder(recipe: Recipe, folder: Path) -> str:
 def _device(recipe: Recipe) -> str:
     import torch
 
+    from ...trainers.loop.compiled import check_compiler
     from ...trainers.loop.setup import check_machine
 
     devices = devices_of(recipe)
@@ -123,6 +124,7 @@ def _device(recipe: Recipe) -> str:
         check_sharding(recipe)
         return f"{devices}, sharding {devices.sharding}, precision {precision}, as described"
     check_machine(recipe.loop, on_cpu=devices.on_cpu)
+    check_compiler(recipe.loop, on_cpu=devices.on_cpu)
     if devices.on_cpu:
         return f"CPU, {os.cpu_count()} cores, precision {precision}"
     return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}, precision {precision}"

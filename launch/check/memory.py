@@ -50,6 +50,7 @@ def devices_of(recipe: Recipe) -> Devices:
 
 def check_sharding(recipe: Recipe) -> None:
     """Raise RequestError for what the trainers refuse under the described launch."""
+    from ...trainers.loop.compiled import check_no_deepspeed
     from ...trainers.loop.setup import check_optimizer
     from ...trainers.loop.sharding import check_no_average
     from ...trainers.student.lora import CUT_BY_ZERO_3
@@ -57,6 +58,7 @@ def check_sharding(recipe: Recipe) -> None:
     sharding = devices_of(recipe).sharding
     if sharding != "none":
         check_optimizer(recipe.optimizer)
+        check_no_deepspeed(recipe.loop)
     if sharding == "zero3":
         check_no_average(recipe.loop.ema)
         if recipe.rollouts.share:

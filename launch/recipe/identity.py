@@ -21,6 +21,7 @@ _FREE = (
     "loop.trackers",
     "loop.stall_seconds",
     "loop.context_parallel",  # as the number of processes: the order of sums, and what noise each draws
+    "loop.compile",  # the order of sums too
     "loop.micro_rows",  # memory that ran out may ask for fewer; the batch is the same
     "summary",
     "name",

@@ -24,6 +24,7 @@ from ...decoding.target.hidden_states import LAST, UNNORMED
 from ...drafters.mtp.net import MtpNet
 from ...drafters.mtp.own import own_shape, own_weights
 from ...drafters.projection import Shaping
+from ...drafters.static import Static, as_it_is
 from ...errors import RequestError
 from ..eagle_common import compared, in_text_order, per_label, shares
 from ..loop.loop import Outcome
@@ -88,6 +89,7 @@ class MtpStudent(nn.Module):
     def __init__(self, draft: MtpNet, target: Any, recipe: Sections) -> None:
         super().__init__()
         self.draft, self._config, self._objective = draft, recipe.mtp, recipe.objective
+        self.static: Static = as_it_is
         loss = BlockLoss(Mix.of(recipe.objective), recipe.mtp.passes)
         # in a tuple it is no part of this module: the head is the target's, and what wraps,
         # shards or saves this module must not touch it
@@ -105,6 +107,7 @@ class MtpStudent(nn.Module):
             batch["documents"],
             self._config.passes,
             recompute=self._config.recompute,
+            static=self.static,
         )
         guess_PH, at_P, label_P2 = compared(outputs, batch)
         guess_PH = self.draft.head_input(guess_PH)
@@ -112,7 +115,7 @@ class MtpStudent(nn.Module):
         share_P = self._shares(guess_PH, label_P2, batch)
         at_P, guess_PH, label_P2, share_P = in_text_order(at_P, guess_PH, label_P2, share_P)
         teacher = SharedTeacher.of(hidden_RSH.flatten(0, 1), head.projection, at_P)
-        loss, terms = head(guess_PH, label_P2, teacher, share_P)
+        loss, terms = head(guess_PH, label_P2, teacher, share_P, static=self.static)
         if not terms:
             return loss, {}
         return loss, per_label(terms | {"loss": loss.detach()}, batch)

@@ -28,6 +28,7 @@ from ...storage import fault, replace_folder, restore_folder
 from ..config import CheckpointConfig, LoopConfig, OptimizerConfig, ProbeConfig
 from ..methods import METHODS
 from . import optimizer, state
+from .compiled import compile_parts
 from .feed import Feed
 from .memory import explain_out_of_memory
 from .objective import Batch, CutsRows, Objective, OnPolicy, Scheduled
@@ -103,6 +104,7 @@ class Loop:
         team = accelerator
         self.group = RowGroup.of(team.process_index, team.num_processes, plan.loop.context_parallel)
         cut_rows(objective, self.group, plan.loop)
+        self.compiled = compile_parts(objective.module, plan.loop)
         self.order = RowOrder(len(train), plan.loop.batch_rows, plan.loop.seed)
         self.best: dict[str, float] | None = None
         fused = accelerator.device.type == "cuda" and not uses_deepspeed(accelerator)
@@ -125,6 +127,7 @@ class Loop:
             identity=plan.identity,
             rows=train,
             micro_rows=lambda: self.steps.micro_rows,
+            compiled=plan.loop.compile,
         )
         self.feed = Feed(self.batches, objective, steps=plan.loop.steps)
         self.labels_of: dict[int, int] = {}
@@ -223,6 +226,8 @@ class Loop:
         return done == self.plan.loop.steps or (every is not None and done % every == 0)
 
     def report(self, done: int, meter: Meter, record: Record, screen: Screen) -> None:
+        if self.compiled is not None:
+            self.compiled.tell()
         self.steps.settle(done)
         lr = optimizer.rate(done - 1, self.plan.loop.steps, self.plan.optimizer)
         values = {**meter.means(self.accelerator), "lr": lr, "epoch": self.order.epoch(done), **meter.clock()}

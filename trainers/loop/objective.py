@@ -26,8 +26,9 @@ from ...decoding.target.recurrence.scan import is_recurrent
 from ...decoding.target.windows import Masks, Windows
 from ...drafters.eagle.row_split import RowSplit
 from ...drafters.folder import check_trainable_model
+from ...drafters.static import Static, as_it_is
 from ...errors import RequestError
-from ..config import FROM_TARGET, ModelConfig
+from ..config import FROM_TARGET, LoopConfig, ModelConfig
 from .sharding import is_sharded
 
 if TYPE_CHECKING:
@@ -110,14 +111,47 @@ class Labelled(NamedTuple):
     label_P: Tensor
 
 
-def hidden_states(model: PreTrainedModel, batch: Batch) -> Tensor:
+def hidden_states(model: PreTrainedModel, batch: Batch, static: Static = as_it_is) -> Tensor:
     """Last hidden states [R, S, H], attention kept inside each document."""
-    return last_states(decoder_of(model), batch)
+    return last_states(decoder_of(model), batch, static)
 
 
-def last_states(decoder: Any, batch: Batch) -> Tensor:
-    """The input of a model's output projection, [R, S, H]. Errors as for `over_rows`."""
-    return over_rows(decoder, batch, lambda inputs: [decoder(**inputs).last_hidden_state])[0]
+def last_states(decoder: Any, batch: Batch, static: Static = as_it_is) -> Tensor:
+    """The input of a model's output projection, [R, S, H]. Errors as for `over_rows`, and `check_one_pass`.
+
+    Args:
+        static: what compiles the pass over whole rows.
+    """
+    if static is not as_it_is:
+        check_one_pass(decoder, batch["input_ids"].shape[1])
+    last = static("the model's pass", _last)
+    return over_rows(decoder, batch, lambda inputs: [last(decoder, inputs)])[0]
+
+
+def _last(decoder: Any, inputs: dict[str, Any]) -> Tensor:
+    states: Tensor = decoder(**inputs).last_hidden_state
+    return states
+
+
+def check_one_pass(decoder: Any, tokens: int) -> None:
+    """Raise RequestError where a model that is to be compiled reads rows document by document."""
+    if is_recurrent(decoder):
+        raise RequestError(_no_fixed_shape(f"{type(decoder).__name__} has recurrent layers"))
+    if goes_without_mask(decoder, tokens):
+        raise RequestError(_no_fixed_shape(f"rows have {tokens} tokens, more than {MASKED}"))
+
+
+def check_compiled_rows(loop: LoopConfig, tokens: int) -> None:
+    """The same, as far as the recipe says it."""
+    if loop.compile and tokens > MASKED:
+        raise RequestError(_no_fixed_shape(f"rows have {tokens} tokens, more than {MASKED}"))
+
+
+def _no_fixed_shape(why: str) -> str:
+    return (
+        f"loop.compile is on, and {why}: the model reads them document by document, and no two batches have the same "
+        f"shapes. Leave loop.compile out, or take a model without recurrent layers and --data.sequence_length {MASKED}"
+    )
 
 
 def over_rows(decoder: Any, batch: Batch, run: Callable[[dict[str, Any]], Sequence[Tensor]]) -> list[Tensor]:

@@ -22,6 +22,7 @@ from ...errors import EnvironmentFailure, RequestError
 from ...storage import fault
 from ..config import LoopConfig, OptimizerConfig
 from . import checkpoint
+from .compiled import check_compiler, check_no_deepspeed
 from .loop import Loop, Outcome, Plan, Probe, Rows
 from .memory import keep_freed_memory
 from .objective import Objective
@@ -40,11 +41,14 @@ def make_accelerator(loop: LoopConfig, optimizer: OptimizerConfig, out: Path) ->
         # otherwise DeepSpeed, where it is installed, guesses and warns
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     check_machine(loop, on_cpu=on_cpu)
+    check_compiler(loop, on_cpu=on_cpu)
     precision = loop.precision_on(cpu=on_cpu)
     _check_no_fsdp()
     # the state is shared by all runs of a process, and an earlier one may have had another precision
     AcceleratorState._reset_state()
     wants_deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true"
+    if wants_deepspeed:
+        check_no_deepspeed(loop)
     if wants_deepspeed and on_cpu:
         leave_kernels_uncompiled()
     accelerator = Accelerator(

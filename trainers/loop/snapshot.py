@@ -76,6 +76,7 @@ class Snapshots:
         identity: Mapping[str, Any],
         rows: object = None,
         micro_rows: Callable[[], int] | None = None,
+        compiled: bool = False,
     ) -> None:
         """Nothing is read or written yet.
 
@@ -84,9 +85,11 @@ class Snapshots:
             identity: what the run computes hangs on, by dotted path; empty: not known.
             rows: what is trained on; where they are `Hashed`, a checkpoint of others is refused.
             micro_rows: says how many rows a forward pass has now.
+            compiled: whether parts run as torch.compile makes them.
         """
         self.folder, self.accelerator = folder, accelerator
         self.identity, self._train_rows, self._micro_rows = identity, rows, micro_rows
+        self._compiled = compiled
         self.wrapped, self.module = wrapped, module
         self.optimizers = [_unwrapped(each) for each in optimizers]
         self.average, self.rollouts = average, rollouts
@@ -101,6 +104,7 @@ class Snapshots:
     def rounding(self) -> dict[str, int]:
         """What the order of sums, and with it their last bits, hangs on beside the recipe."""
         known = {"processes": self.accelerator.num_processes, "threads": torch.get_num_threads()}
+        known["compile"] = self._compiled
         return known if self._micro_rows is None else known | {"micro_rows": self._micro_rows()}
 
     @cached_property

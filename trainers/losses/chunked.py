@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -23,6 +24,8 @@ from torch import Tensor, nn
 
 from ...decoding.target.stacked import laid_out, product
 from ...drafters.projection import PLAIN, Projection, Shaping
+from ...drafters.static import Static, as_it_is
+from .buckets import behind, lengthened
 from .mix import cross_entropy as label_entropy
 
 _PAYS = 4
@@ -105,6 +108,7 @@ class ChunkedLoss(nn.Module):
         only_label_q: bool = False,
         keep: Kept | None = None,
         told_P: Tensor | None = None,
+        static: Static = as_it_is,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Sum of the loss over P positions (a scalar with a gradient) and the sums of all terms.
 
@@ -123,6 +127,7 @@ class ChunkedLoss(nn.Module):
                 terms, as `pace.py` needs before the loss. A flag of forward(), because ZeRO-3
                 gathers weights only inside a module's forward.
             keep: a term that is wanted position by position too; nothing is kept where there are none.
+            static: what compiles the loss of a chunk, in few sizes of it; neither with `added` nor with `keep`.
         """
         projection = self.projection
         if only_label_q:
@@ -133,12 +138,22 @@ class ChunkedLoss(nn.Module):
         names: list[str] = []
         chosen = self.loss if loss is None else loss
         weight_VH, bias_V, shaping = projection.weight_VH, projection.bias_V, projection.shaping
+        if static is not as_it_is:
+            assert added is None and keep is None  # noqa: PT018 - of methods that compile nothing
+            longer = lengthened(hidden_PH, label_P, teacher, share_P, told_P, self.chunk)
+            hidden_PH, label_P, teacher, share_P, told_P = longer
+            chosen, shaping = partial(static("the loss of a chunk", shaped), chosen, shaping), PLAIN
         given_PR, weight_VR = added or (None, None)
         sums = _ChunkedSum.apply(
             *(hidden_PH, weight_VH, bias_V, given_PR, weight_VR),
             *(shaping, label_P, teacher, share_P, chosen, self.chunk, names, keep, told_P),
         )
         return sums[0], dict(zip(names, sums[1], strict=True))
+
+
+def shaped(loss: TokenLoss, shaping: Shaping, product_CV: Tensor, outputs: Any, label_C: Tensor) -> dict[str, Tensor]:
+    """What a loss makes of the head's product."""
+    return loss(shaping(product_CV), outputs, label_C)
 
 
 @dataclass(frozen=True)
@@ -155,6 +170,10 @@ class Teacher:
     def logits(self, part: slice) -> Tensor:
         """fp32 logits [C, V] over all rows of the head."""
         return self.projection.logits(self.hidden_PH[part])
+
+    def lengthened(self, more: int) -> Self:
+        """The same with so many positions behind, which mean nothing."""
+        return replace(self, hidden_PH=behind(self.hidden_PH, more))
 
 
 @dataclass(frozen=True)
@@ -187,6 +206,11 @@ class SharedTeacher(Teacher):
             return outputs.index_select(0, here_C)
         # `index_select`, because indexing by a tensor takes longer on a CPU
         return type(outputs)(*(None if each is None else each.index_select(0, here_C) for each in outputs))
+
+    def lengthened(self, more: int) -> Self:
+        """More comparisons with the last position."""
+        at_P, host_P = (torch.cat((each, each[-1:].expand(more))) for each in (self.at_P, self.host_P))
+        return replace(self, at_P=at_P, host_P=host_P)
 
     def select(self, logits_XV: Tensor, vocabulary: int) -> Any:
         """The part of some positions' logits that the loss needs: a tensor, or a NamedTuple of them."""

@@ -49,7 +49,11 @@ class _SoftCrossEntropy(torch.autograd.Function):
         # the normaliser from the likeliest token, whose q is never small
         ce_C = most_C - q_CV.amax(-1).log() - _expected(p_CV, draft_CV)
         # min(a, b) = (a + b - |a - b|) / 2
-        if share_C is None:
+        if torch.compiler.is_compiling():  # as it is fused there, nothing is to be saved by writing over it
+            share = 1 if share_C is None else share_C
+            part_CV = p_CV if share_C is None else p_CV * share_C[:, None]
+            gap_CV, alpha_C = q_CV - p_CV, (1 + share - (q_CV - part_CV).abs().sum(-1)) / 2
+        elif share_C is None:
             gap_CV = q_CV.sub_(p_CV)
             alpha_C = 1 - _sum_of_sizes(gap_CV) / 2
         else:
@@ -62,11 +66,15 @@ class _SoftCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (gap_CV,) = ctx.saved_tensors
+        if torch.compiler.is_compiling():
+            return gap_CV * grads[0][:, None], None, None
         return gap_CV.mul_(grads[0][:, None]), None, None  # in place: it is asked for once
 
 
 def _expected(p_CV: Tensor, logits_CV: Tensor) -> Tensor:
     """sum_v p x, where x of -inf counts as -10000. [C]."""
+    if torch.compiler.is_compiling():
+        return (p_CV * logits_CV.clamp_min(RULED_OUT)).sum(-1)
     if logits_CV.device.type == "cpu":  # on a CPU reading a value is free, and going through all once more is not
         sum_C = torch.linalg.vecdot(p_CV, logits_CV)
         if bool(sum_C.isfinite().all()):

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from ...drafters.projection import Projection, Shaping
-from ..config import ObjectiveConfig
+from ...drafters.static import Static, as_it_is
+from ...errors import RequestError
+from ..config import LoopConfig, ObjectiveConfig
 from ..loop.objective import Batch, hidden_states, label_shares, labelled
 from ..losses.chunked import ChunkedLoss, Teacher
 from ..losses.ramp import Ramp
@@ -32,6 +34,7 @@ class DraftStudent(nn.Module):
     def __init__(self, draft: PreTrainedModel, target: PreTrainedModel, objective: ObjectiveConfig) -> None:
         super().__init__()
         self.draft = draft
+        self.static: Static = as_it_is
         self._ramp, self._steps = Ramp.of(objective), 1
         self.mix = self.step_mix = self._ramp.last
         # a head may be padded beyond the tokenizer; the rows that both have are compared
@@ -49,9 +52,20 @@ class DraftStudent(nn.Module):
         self.step_mix = self._ramp.at(step, self._steps)
 
     def forward(self, batch: Batch, teacher: Teacher) -> tuple[Tensor, dict[str, Tensor]]:
-        hidden_PH, label_P = labelled(hidden_states(self.draft, batch), batch)
+        hidden_PH, label_P = labelled(hidden_states(self.draft, batch, self.static), batch)
         mix = self.step_mix if self.training else self.mix
-        return self.head(hidden_PH, label_P, teacher, label_shares(batch), loss=mix)
+        return self.head(hidden_PH, label_P, teacher, label_shares(batch), loss=mix, static=self.static)
+
+
+def check_compiled_mix(loop: LoopConfig, objective: ObjectiveConfig) -> None:
+    """Raise RequestError for a loss that is to be compiled and is another one at every step."""
+    share = Ramp.of(objective).share
+    if loop.compile and share:
+        raise RequestError(
+            f"loop.compile is on, and the mix of the loss moves over {share:g} of the steps (objective.from_kl_share; "
+            "a total variation alone begins so by itself): it would be compiled anew at each. Set "
+            "--objective.from_kl_share 0, or leave loop.compile out"
+        )
 
 
 def teacher_of(target: PreTrainedModel, hidden_RSH: Tensor, batch: Batch) -> Teacher:
