@@ -122,9 +122,8 @@ class PairNet(nn.Module, ABC):
         sunk: Sunk | None = None
         between: list[Keys] = []
         for j in range(passes):
-            run = partial(
-                self._pass, attention, j, tuple(between), static
-            )  # as it is now: the backward pass comes later
+            # with what there is now: the backward pass comes later
+            run = partial(self._pass, attention, j, tuple(between), static)
             given = (hidden_BNH, embeds_BNH, positions_BN, sunk)
             out_BNH, *kept = checkpoint(run, *given, use_reentrant=False) if recompute else run(*given)
             if j == 0 and passes > 1:
