@@ -68,11 +68,16 @@ def _serve(model: str, config: Mapping[str, Any]) -> str:
     return shlex.join(["vllm", "serve", model, *(["--speculative-config", json.dumps(config)] if config else [])])
 
 
+_ONE_PASS = ("DFLASH", "DSPARK")
+"""Methods of SGLang's whose drafter is called once, whatever it drafts."""
+
+
 def _sglang(start: Start) -> list[str]:
     """One path; SGLang counts the root among the draft's tokens."""
+    steps = 1 if start.method in _ONE_PASS else start.tokens
     words = ["python", "-m", "sglang.launch_server", "--model-path", start.target]
     words += ["--speculative-algorithm", start.method, "--speculative-draft-model-path", start.folder]
-    words += ["--speculative-num-steps", str(start.tokens), "--speculative-eagle-topk", "1"]
+    words += ["--speculative-num-steps", str(steps), "--speculative-eagle-topk", "1"]
     return [shlex.join([*words, "--speculative-num-draft-tokens", str(start.tokens + 1)])]
 
 

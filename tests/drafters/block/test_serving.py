@@ -14,6 +14,7 @@ from draftsmith.drafters.block.net import BlockNet, BlockShape
 from draftsmith.drafters.block.selected import DFlash2Net, DFlash2Shape
 from draftsmith.drafters.export import Export, ServedTarget, export_of
 from draftsmith.errors import RequestError
+from draftsmith.launch.engines import Start, command
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModel
@@ -118,6 +119,14 @@ def test_sglang_gets_the_same_folder(tmp_path: Path) -> None:
         assert ours.config == theirs.config
         assert ours.tensors.keys() == theirs.tensors.keys()
         assert "embed_tokens.weight" not in theirs.tensors
+
+
+def test_sglang_is_told_of_one_pass() -> None:
+    said = {
+        name: command("sglang", Start("org/target", "/run", name, 7, sampled=False)) for name in ("DSPARK", "EAGLE3")
+    }
+    assert "--speculative-num-steps 1 --speculative-eagle-topk 1 --speculative-num-draft-tokens 8" in said["DSPARK"]
+    assert "--speculative-num-steps 7 --speculative-eagle-topk 1 --speculative-num-draft-tokens 8" in said["EAGLE3"]
 
 
 @pytest.mark.parametrize(
