@@ -241,7 +241,7 @@ class Eagle:
         tokens_BN = torch.stack(tokens, 1)
         if random_BX is None:
             return Proposal(tokens_BN, self.tree, DraftSampling.POINT_MASS)
-        distributions.append(distributions[-1])  # the last node is a leaf: its row is never read
+        distributions.append(torch.zeros_like(distributions[0]))  # the last node is a leaf: its row is never read
         return Proposal(tokens_BN, self.tree, DraftSampling.IID, torch.stack(distributions, 1))
 
     def _static(self, last_B: Tensor, frontier: _Frontier, warper: Warper, random_BX: Tensor | None) -> Proposal:

@@ -138,7 +138,7 @@ class DraftModel:
         common: dict[str, Any] = {"present_BN": present_BN, "coins": self.nodes}
         if random is None:
             return Proposal(torch.stack(tokens, 1), chain(length), DraftSampling.POINT_MASS, **common)
-        distributions.append(distributions[-1])  # the last node is a leaf: its row is never read
+        distributions.append(torch.zeros_like(distributions[0]))  # the last node is a leaf: its row is never read
         q_BNV = torch.stack(distributions, 1)
         return Proposal(torch.stack(tokens, 1), chain(length), DraftSampling.IID, q_BNV, **common)
 
