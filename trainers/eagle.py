@@ -25,8 +25,8 @@ from ..data.rows.prepare import Prepared
 from ..decoding.target.backbone import Backbone
 from ..drafters.eagle.net import EagleNet
 from ..drafters.eagle.row_split import WHOLE, RowSplit
+from ..drafters.eagle.static import Static, as_it_is
 from ..drafters.projection import Shaping
-from ..drafters.static import Static, as_it_is
 from .eagle_common import compared, in_text_order, per_label, shares
 from .loop.loop import Outcome
 from .loop.objective import Batch

@@ -23,8 +23,8 @@ from ..decoding.target.backbone import Backbone
 from ..decoding.target.hidden_states import LAST
 from ..drafters.eagle.net3 import Eagle3Net
 from ..drafters.eagle.row_split import WHOLE, RowSplit
+from ..drafters.eagle.static import Static, as_it_is
 from ..drafters.projection import Projection
-from ..drafters.static import Static, as_it_is
 from .eagle_common import compared, in_text_order, per_label, shares
 from .loop.loop import Outcome
 from .loop.objective import Batch

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..drafters.eagle.static import Static, as_it_is
 from ..drafters.heads.medusa import Heads
 from ..drafters.projection import Shaping
-from ..drafters.static import Static, as_it_is
 from ..errors import RequestError
 from .config import ObjectiveConfig
 from .labels import has_label

@@ -19,8 +19,8 @@ from ..data.rows.templates import named_template
 from ..data.rows.tokenizer import train_tokenizer
 from ..decoding.target.hub import load_tokenizer
 from ..decoding.target.loading import no_progress_bars
+from ..drafters.eagle.static import Static, as_it_is
 from ..drafters.projection import Shaping
-from ..drafters.static import Static, as_it_is
 from ..errors import RequestError
 from ..storage import replace_folder
 from .config import ObjectiveConfig

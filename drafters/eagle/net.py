@@ -22,10 +22,10 @@ from torch.utils.checkpoint import checkpoint
 
 from ...decoding.target.kv_cache import KVCache
 from ...decoding.target.stacked import Together
-from ..static import Static, as_it_is
 from .layers import Attention, EagleShape, FeedForward, Norm, Projected, Rotary
 from .passes import Keys, Passes, Sunk
 from .row_split import WHOLE, RowSplit
+from .static import Static, as_it_is
 
 
 class PairNet(nn.Module, ABC):

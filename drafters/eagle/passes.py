@@ -21,9 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..static import Static, as_it_is
 from .layers import Projected, attend
 from .row_split import WHOLE, RowSplit
+from .static import Static, as_it_is
 
 EXTRA = 8
 """Numbers added to a head for the sink: two are used, kernels want a multiple of eight."""

@@ -23,7 +23,7 @@ from ...decoding.target.stacked import Together
 from ..eagle.layers import Norm
 from ..eagle.net import PairNet
 from ..eagle.row_split import WHOLE, RowSplit
-from ..static import Static, as_it_is
+from ..eagle.static import Static, as_it_is
 from .layers import MtpAttention, MtpLayer, MtpShape, rotary_of
 
 

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from ...data.rows.prepare import Prepared
 from ...decoding.target.backbone import Backbone
 from ...decoding.target.hidden_states import LAST, UNNORMED
+from ...drafters.eagle.static import Static, as_it_is
 from ...drafters.mtp.net import MtpNet
 from ...drafters.mtp.own import own_shape, own_weights
 from ...drafters.projection import Shaping
-from ...drafters.static import Static, as_it_is
 from ...errors import RequestError
 from ..eagle_common import compared, in_text_order, per_label, shares
 from ..loop.loop import Outcome

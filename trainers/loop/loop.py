@@ -27,8 +27,8 @@ from ...errors import RequestError, Stopped, TrainingFailed
 from ...storage import fault, replace_folder, restore_folder
 from ..config import CheckpointConfig, LoopConfig, OptimizerConfig, ProbeConfig
 from ..methods import METHODS
+from ..student.compiled import compile_parts
 from . import optimizer, state
-from .compiled import compile_parts
 from .feed import Feed
 from .memory import explain_out_of_memory
 from .objective import Batch, CutsRows, Objective, OnPolicy, Scheduled

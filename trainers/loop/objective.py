@@ -25,8 +25,8 @@ from ...decoding.target.hub import load_config
 from ...decoding.target.recurrence.scan import is_recurrent
 from ...decoding.target.windows import Masks, Windows
 from ...drafters.eagle.row_split import RowSplit
+from ...drafters.eagle.static import Static, as_it_is
 from ...drafters.folder import check_trainable_model
-from ...drafters.static import Static, as_it_is
 from ...errors import RequestError
 from ..config import FROM_TARGET, LoopConfig, ModelConfig
 from .sharding import is_sharded

@@ -21,8 +21,8 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from ...errors import EnvironmentFailure, RequestError
 from ...storage import fault
 from ..config import LoopConfig, OptimizerConfig
+from ..student.compiled import check_compiler, check_no_deepspeed
 from . import checkpoint
-from .compiled import check_compiler, check_no_deepspeed
 from .loop import Loop, Outcome, Plan, Probe, Rows
 from .memory import keep_freed_memory
 from .objective import Objective

@@ -23,8 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...decoding.target.stacked import laid_out, product
+from ...drafters.eagle.static import Static, as_it_is
 from ...drafters.projection import PLAIN, Projection, Shaping
-from ...drafters.static import Static, as_it_is
 from .buckets import behind, lengthened
 from .mix import cross_entropy as label_entropy
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from ...drafters.eagle.static import Static, as_it_is
 from ...drafters.projection import Projection, Shaping
-from ...drafters.static import Static, as_it_is
 from ...errors import RequestError
 from ..config import LoopConfig, ObjectiveConfig
 from ..loop.objective import Batch, hidden_states, label_shares, labelled
