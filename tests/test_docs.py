@@ -172,6 +172,9 @@ def run(line: str) -> int:
     if program == "accelerate":
         words = shlex.split(line)[2:]
         launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", *words]
+        if "draftsmith.launch.cli" in words:
+            extra = EXTRA[words[words.index("draftsmith.launch.cli") + 1]]
+            return subprocess.run([*launch, *extra]).returncode
         recipe = words[words.index("draftsmith.launch.train") + 1]
         return subprocess.run([*launch, *read_by(recipe, SMALL_TRAINING)]).returncode
     if program == "python":
