@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -171,9 +172,15 @@ def run(line: str) -> int:
     program, verb, *rest = shlex.split(line)
     if program == "accelerate":
         words = shlex.split(line)[2:]
-        launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", *words]
-        recipe = words[words.index("draftsmith.launch.train") + 1]
-        return subprocess.run([*launch, *read_by(recipe, SMALL_TRAINING)]).returncode
+        if "--config_file" not in words:
+            words = ["--cpu", *words]
+        words = [str(ROOT / word) if word.startswith("launch/configs/") else word for word in words]
+        launch = [sys.executable, "-m", "accelerate.commands.launch", *words]
+        if "draftsmith.launch.cli" in words:
+            extra = EXTRA[words[words.index("draftsmith.launch.cli") + 1]]
+        else:
+            extra = read_by(words[words.index("draftsmith.launch.train") + 1], SMALL_TRAINING)
+        return subprocess.run([*launch, *extra], env={**os.environ, "ACCELERATE_USE_CPU": "true"}).returncode
     if program == "python":
         return subprocess.run([sys.executable, str(ROOT / verb), *rest, *shlex.split(BENCHMARKS[verb])]).returncode
     assert program == "draftsmith", f"no test knows how to run {program}"

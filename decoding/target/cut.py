@@ -86,15 +86,14 @@ def cut_class(whole: type[nn.Module], cut: Cut, mesh: DeviceMesh) -> type[Any]:
 
 
 def _cut_layers(model: Any, mesh: DeviceMesh, *, offload: bool) -> None:
-    """Lay each layer over all processes; a layer with a state of the text would need unequal numbers of passes."""
+    """Lay each layer over all processes; recurrent layers are not tried there."""
     from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
     decoder = decoder_of(model)
     if is_recurrent(decoder):
         raise RequestError(
-            f"target.sharding is fully_shard, and {type(model).__name__} has recurrent layers, which run document by "
-            "document: processes have different numbers of these, and a cut target needs equal passes of all. Leave "
-            "target.sharding, or have an engine compute the states (features.source)"
+            f"target.sharding is fully_shard, and {type(model).__name__} has recurrent layers, which are not cut over "
+            "processes here. Leave target.sharding, or have an engine compute the states (features.source)"
         )
     policy = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if offload else OffloadPolicy()
     for layer in layers_of(decoder, layer_count(model)):
@@ -167,6 +166,21 @@ def gathers_layers(model: nn.Module) -> bool:
     return is_cut(model) and team_of(model) is None
 
 
+def passes_of_others(model: nn.Module, own: int) -> int:
+    """How many more passes another process will make than this one's `own`; 0 where each makes them by itself.
+
+    Processes whose layers are cut over all make their passes together, and whoever makes fewer lets the rest wait. All
+    ask in front of the first of them.
+    """
+    if not gathers_layers(model):
+        return 0
+    parameters: Any = model.parameters()
+    mesh = next(filter(_is_cut, parameters)).device_mesh
+    most = torch.tensor(own, device=mesh.device_type)
+    torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX, group=mesh.get_group())
+    return int(most) - own
+
+
 def check_alike(written: Sequence[Sequence[int]], team: torch.distributed.ProcessGroup) -> None:
     """Raise EnvironmentFailure where the processes of a team have not decoded the same tokens.
 
@@ -190,10 +204,16 @@ def whole(weight: Tensor) -> Tensor:
     return gathered
 
 
+def held_part(weight: Tensor) -> Tensor:
+    """What of a weight lies in this process: all of it, where it is not cut."""
+    cut: Any = weight
+    part: Tensor = cut.to_local() if _is_cut(weight) else weight
+    return part
+
+
 def held_numbers(model: nn.Module) -> int:
     """How many numbers of the weights this process holds; tied ones count once."""
-    parameters: Any = model.parameters()
-    return sum((each.to_local() if _is_cut(each) else each).numel() for each in parameters)
+    return sum(held_part(each).numel() for each in model.parameters())
 
 
 def move_whole_parts(model: nn.Module, device: str) -> None:

@@ -233,8 +233,10 @@ def method_of(how: Any) -> str:
 
 
 def plain_parts(weight: Tensor) -> list[Tensor]:
-    """The plain tensors that a weight of a class of its own, such as torchao's, consists of."""
-    if not hasattr(weight, "__tensor_flatten__"):
+    """The plain tensors that a weight of a class of its own, such as torchao's, consists of; a cut one is itself."""
+    from .cut import held_part
+
+    if not hasattr(weight, "__tensor_flatten__") or held_part(weight) is not weight:
         return [weight]
     names, _ = weight.__tensor_flatten__()
     return [part for name in names for part in plain_parts(getattr(weight, name))]

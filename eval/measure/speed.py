@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ...decoding.target.backbone import Backbone
+from ...decoding.target.cut import held_part
 from ...decoding.target.kv_cache import KVCache
 from ...decoding.target.quantised import plain_parts
 from ...decoding.tree.tree import chain
@@ -96,12 +97,12 @@ def bytes_of(module: nn.Module, adapters: Collection[str] | None = None) -> int:
     """Bytes of weights that a forward reads; shared tensors count once.
 
     Of a table that is looked up and not multiplied by, a forward reads a row per token: it counts
-    nothing. Quantised weights count as they are held, their scales included. Of adapters those
-    count that are in use, or the named ones.
+    nothing. Quantised weights count as they are held, their scales included, and those that lie over
+    processes whole. Of adapters those count that are in use, or the named ones.
     """
     unread = idle_weights(module, adapters)
     read = {id(each.weight) for each in module.modules() if isinstance(each, nn.Linear)}
     looked_up = {id(each.weight) for each in module.modules() if isinstance(each, nn.Embedding)} - read
     kept = (p for p in module.parameters() if id(p) not in looked_up | unread)
-    seen = {t.data_ptr(): t.numel() * t.element_size() for p in kept for t in plain_parts(p)}
+    seen = {held_part(t).data_ptr(): t.numel() * t.element_size() for p in kept for t in plain_parts(p)}
     return sum(seen.values())

@@ -230,8 +230,17 @@ def drifted(drift: dict[str, Any]) -> str:
     return (
         f"KL({drift['original']} || {drift.get('change', 'tuned')}) is {nats(drift['kl'])} nats per token on "
         f"{drift['tokens']:,} tokens of held-out text; the loss on them went from "
-        f"{nats(drift['loss_original'])} to {nats(drift['loss_tuned'])}{agreed}"
+        f"{nats(drift['loss_original'])} to {nats(drift['loss_tuned'])}{agreed}{_moved(drift)}"
     )
+
+
+def _moved(drift: dict[str, Any]) -> str:
+    """How far the hidden states are, that drafters read; nothing in results of before it was measured."""
+    states = drift.get("states")
+    if not states:
+        return ""
+    listed = ", ".join(f"{far:.2%} of state {number}" for number, far in states.items())
+    return f"; its hidden states are away by {listed}"
 
 
 def verdict_of(row: dict[str, Any]) -> str:

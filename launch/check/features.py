@@ -205,6 +205,7 @@ def _pace(recipe: Recipe, target: Any) -> _Pace:
     """Seconds of the target's pass per token, all processes together."""
     import torch
 
+    from ...decoding.target.experts import unread_by_a_token
     from ...decoding.target.hidden_states import decoder_of
 
     config = target.config.get_text_config(decoder=True)
@@ -218,8 +219,8 @@ def _pace(recipe: Recipe, target: Any) -> _Pace:
     if devices.described or not fits or (not on_gpu and 2 * share * tokens > _TOO_LONG):
         rate = _ASSUMED["cuda"] if on_gpu else _ASSUMED["cpu"] * (os.cpu_count() or 1)
         at = f"{rate / 1e12:g} T" if on_gpu else f"{rate / 1e9:g} G"
-        how = f"2 operations per weight and token, at an assumed {at} per second of each device"
-        return _Pace(2 * layers / rate / devices.processes, how)
+        how = f"2 operations per weight that a token reads, at an assumed {at} per second of each device"
+        return _Pace(2 * (layers - unread_by_a_token(target)) / rate / devices.processes, how)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     seconds = _trial(config, tried, tokens, recipe.target.dtype, device)
     how = f"measured on {tried} of {count} layers and {tokens} tokens"

@@ -88,19 +88,27 @@ def needs(recipe: Recipe, student: nn.Module, target: nn.Module | None) -> dict[
         need["the adapter's base"] = frozen * float(BYTES["fp32"])
     if target is not None:
         if recipe.features.source == "engine":
-            need["a part of the target"] = _kept_here(target) * float(BYTES[recipe.target.dtype])
+            need["the target's ends"] = ends_bytes(recipe, target)
         else:
             need |= _target_held(recipe, target, devices)
             need["its pass"] = _reading(recipe, target)
     need["activations"] = _activations(recipe, student, target)
+    if target is not None and recipe.features.source == "engine":
+        early = _for_the_proof(recipe, target) - sum(need.values()) + need["the target's ends"]
+        need |= {"layers that prove the engine": early} if early > 0 else {}
     return need
 
 
-def _kept_here(target: nn.Module) -> int:
-    """Numbers of the part of a target that is here where an engine computes its states."""
+def ends_bytes(recipe: Recipe, target: nn.Module) -> float:
+    """Bytes of embedding, last norm and projection: all that stays here of a target that an engine has."""
+    return (parameters(target) - sum(layer_sizes(target))) * float(BYTES[recipe.target.dtype])
+
+
+def _for_the_proof(recipe: Recipe, target: nn.Module) -> float:
+    """Bytes of the first layers, which are here until the engine is proved, before anything is trained."""
     from ...trainers.teacher.handshake import KEPT_LAYERS
 
-    return parameters(target) - sum(_layer_sizes(target)[KEPT_LAYERS:])
+    return sum(layer_sizes(target)[:KEPT_LAYERS]) * float(BYTES[recipe.target.dtype])
 
 
 def _target_held(recipe: Recipe, target: nn.Module, devices: Devices) -> dict[str, float]:
@@ -108,7 +116,7 @@ def _target_held(recipe: Recipe, target: nn.Module, devices: Devices) -> dict[st
     config, size = recipe.target, float(BYTES[recipe.target.dtype])
     if not config.is_shared or (devices.processes == 1 and not config.offload):
         return {"the target": held_bytes(recipe, target)}
-    layers = _layer_sizes(target)
+    layers = layer_sizes(target)
     outside = parameters(target) - sum(layers)
     if config.tensor_parallel > 1:
         return {"its share of the target": (outside + sum(layers) / config.tensor_parallel) * size}
@@ -132,7 +140,7 @@ def held_bytes(recipe: Recipe, target: nn.Module) -> float:
     return (parameters(target) - rounded) * size + rounded * packed
 
 
-def _layer_sizes(target: nn.Module) -> list[int]:
+def layer_sizes(target: nn.Module) -> list[int]:
     """Numbers in the weights of each decoder layer."""
     from ...decoding.target.hidden_states import decoder_of, layer_count, layers_of
 
@@ -220,10 +228,13 @@ def _kept(recipe: Recipe, student: nn.Module) -> float:
 
 def _reading(recipe: Recipe, target: Any) -> float:
     """The frozen target's forward pass: of a layer that is done nothing but its states is kept."""
+    from ...decoding.target.experts import expert_widths
+
     T = recipe.loop.micro_rows * recipe.row_tokens
     # three fused states, the last and an embedding are handed over at most; the widest part of a
-    # layer is there four times
-    return float(T * (5 * _hidden(target) + 4 * max(_widths(target))) * BYTES[recipe.target.dtype])
+    # layer is there four times, or rows for each of a token's experts once
+    widest = max(4 * max(_widths(target)), *expert_widths(target), 0)
+    return float(T * (5 * _hidden(target) + widest) * BYTES[recipe.target.dtype])
 
 
 def _hidden(model: Any) -> int:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from ...drafters.families import FAMILIES
 from ...errors import DraftsmithError
 from ..recipe.model import Recipe
-from .memory import check_fits, devices_of, held_bytes, in_units, needs, parameters, trained
+from .memory import check_fits, devices_of, ends_bytes, held_bytes, in_units, needs, parameters, trained
 from .nearest import nearest_change
+from .spread import spread_line
 from .unread import check_read
 
 if TYPE_CHECKING:
@@ -75,13 +76,31 @@ def check_target(recipe: Recipe, models: Models) -> str:
     memory = held_bytes(recipe, model)
     how = recipe.target.quantization or quantisation_of(model.config)
     rounded = "" if how is None else f", linear layers in {how}"
-    away = f"; not here, sizes from {recipe.target.sizes}" if models.described else ""
+    away = _where(recipe, model)
+    away += f"; not here, sizes from {recipe.target.sizes}" if models.described else ""
     away += "; its own code runs (target.trust_remote_code)" if recipe.target.trust_remote_code else ""
     return (
-        f"{model.config.model_type}, {parameters(model) / 1e6:,.1f} M parameters, "
+        f"{model.config.model_type}, {parameters(model) / 1e6:,.1f} M parameters{_read(model)}, "
         f"{in_units(memory)} in {recipe.target.dtype}{rounded}, vocabulary {config.vocab_size:,}, "
         f"context {context}{reason}{away}"
     )
+
+
+def _read(model: PreTrainedModel) -> str:
+    """How many of a mixture's numbers a token reads."""
+    from ...decoding.target.experts import unread_by_a_token
+
+    unread = unread_by_a_token(model)
+    return f" ({(parameters(model) - unread) / 1e6:,.1f} M of them for a token)" if unread else ""
+
+
+def _where(recipe: Recipe, model: PreTrainedModel) -> str:
+    """What of a target is elsewhere: in an engine, in other processes, with the host."""
+    if recipe.features.source == "engine":
+        return (
+            f"; the engine has it, and {in_units(ends_bytes(recipe, model))} are here: embedding, norm and projection"
+        )
+    return spread_line(recipe, model)
 
 
 def check_model(recipe: Recipe, models: Models) -> str:

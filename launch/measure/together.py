@@ -1,6 +1,6 @@
 """Evaluation and audit by several processes that hold one target together: all of them decode, the first one speaks.
 
-    accelerate launch --num_processes 2 -m draftsmith.launch.cli eval RUN --target.tensor_parallel 2
+    accelerate launch --config_file ddp.yaml -m draftsmith.launch.cli eval RUN --target.tensor_parallel 8
 
 Read next: `run.py`, which asks here; `decoding/target/cut.py`, how the target lies over them.
 """

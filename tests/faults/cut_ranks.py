@@ -16,6 +16,8 @@ from draftsmith.decoding.target.hidden_states import LAST, decoder_of
 from draftsmith.decoding.target.loading import load_target
 from draftsmith.drafters.projection import check_logits
 from draftsmith.errors import RequestError
+from draftsmith.eval.measure.speed import bytes_of
+from draftsmith.trainers.loop import objective
 from draftsmith.trainers.loop.objective import Batch
 from draftsmith.trainers.loop.processes import name_the_silent
 from draftsmith.trainers.teacher.feature_cache import weights_hash
@@ -47,12 +49,31 @@ def families(out: Path, folders: list[str], dtype: str, cut: Cut) -> None:
         check_logits(target.model)
         states = OnlineFeatures(target.model, LAYERS)(rows(rank))
         torch.save([each.clone() for each in states], out / f"{name}-{rank}.pt")
-        said[name] = {"hash": weights_hash(target.model), "held": held_numbers(target.model)}
+        held, size = held_numbers(target.model), bytes_of(target.model)
+        said[name] = {"hash": weights_hash(target.model), "held": held, "bytes": size}
         try:
             said[name]["written"] = written(target)
         except RequestError as error:
             said[name]["refused"] = str(error)
     (out / f"said-{rank}.json").write_text(json.dumps(said))
+
+
+def apart(rank: int) -> Batch:
+    """A row of this process, of more documents than that of the process before."""
+    lengths = [[12], [1, 2, 4, 5]][rank]
+    positions = torch.cat([torch.arange(each) for each in lengths])[None]
+    documents = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))[None]
+    ids = torch.randint(0, 60, (1, TOKENS), generator=torch.Generator().manual_seed(rank))
+    return {"input_ids": ids, "documents": documents, "positions": positions, "loss_mask": documents >= 0}
+
+
+def long_rows(out: Path, folders: list[str]) -> None:
+    """Rows behind the length up to which a mask is made: passes for the documents of each."""
+    rank = Accelerator(cpu=True).process_index
+    objective.MASKED = TOKENS - 1
+    for folder in folders:
+        made = states_of(decoder_of(load_target(folder, cut=Cut()).model), apart(rank), LAYERS)
+        torch.save([each.clone() for each in made], out / f"long-{Path(folder).name}-{rank}.pt")
 
 
 def written(target: Backbone) -> list[list[list[int]]]:

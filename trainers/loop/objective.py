@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ...data.rows.packed import documents_by_length
 from ...decoding.target.backbone import context_limits
-from ...decoding.target.cut import gathers_layers
+from ...decoding.target.cut import passes_of_others
 from ...decoding.target.hidden_states import decoder_of
 from ...decoding.target.hub import load_config
 from ...decoding.target.recurrence.scan import is_recurrent
@@ -178,20 +178,24 @@ def over_rows(decoder: Any, batch: Batch, run: Callable[[dict[str, Any]], Sequen
             "numbers of these, and ZeRO-3 wants equal steps of all: use zero2 or less"
         )
     parts, slots = [], []
-    for slots_DL, real_DL in documents_by_length(documents_RS):
+    groups = documents_by_length(documents_RS)
+    others = passes_of_others(decoder, len(groups))
+    for slots_DL, real_DL in groups:
         at_DL = torch.arange(slots_DL.shape[1], device=slots_DL.device).expand_as(slots_DL)
         parts.append([out_DLH[real_DL] for out_DLH in run(_inputs(ids_RS.flatten()[slots_DL], at_DL, None))])
         slots.append(slots_DL[real_DL])
+    for _ in range(others):  # which wait for this process's share of the layers
+        run(_inputs(ids_RS[:1, :1], torch.zeros_like(ids_RS[:1, :1]), None))
     return [_put_back(torch.cat(made), torch.cat(slots), ids_RS.shape) for made in zip(*parts, strict=True)]
 
 
 def goes_without_mask(decoder: Any, tokens: int) -> bool:
     """Whether rows of so many tokens run document by document, by the causal kernel, which needs no S x S mask.
 
-    Shorter rows take one pass with a mask, and so do all rows of a model of which processes hold pieces: they make
-    their passes together, and would not have equally many.
+    Shorter rows take one pass with a mask, and so do all rows of a model that ZeRO-3 has cut into pieces: processes
+    make their passes together there, and would not have equally many.
     """
-    return tokens > MASKED and not is_sharded(decoder) and not gathers_layers(decoder)
+    return tokens > MASKED and not is_sharded(decoder)
 
 
 def _inputs(ids: Tensor, positions: Tensor, mask: Masks | None) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from ..config import FeaturesConfig
 from ..loop.objective import Objective
 from .engine import EngineFeatures, identity_of_engine, proved_engine, request_of
 from .features import CachedFeatures, Featured, FeatureSource, OnlineFeatures, is_trained
+from .handshake import drop_layers
 
 _CHUNK = 1 << 18  # numbers of a weight that are summed at once; its int64 copy stays in a cache
 _BITS = {1: torch.uint8, 2: torch.int16}  # wider ones are read as 32 bits each
@@ -96,6 +97,7 @@ def feature_source(
             kept: FeatureSource = stack.enter_context(
                 asked_source(config, target, rows, data, source.layers, out=out, accelerator=accelerator)
             )
+            drop_layers(target.model)  # the engine is proved by them, and nothing else runs them
         else:
             identity = identity_of(target, config, source.layers, rows, data)
             store = _store(config, identity, source.layers, target, rows, out, accelerator)

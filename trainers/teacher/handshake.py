@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 KEPT_LAYERS = 2
-"""Of the target, in the process that trains: enough to tell a state from those beside it."""
+"""Of the target, in the process that trains, for the proof alone: enough to tell a state from those beside it."""
 _FAR = 0.05  # of a state's length; bf16 is 0.7 % away, another layer 29 % and more
 _NATS = 0.25  # bf16 rounds logits of 32 to a quarter; without the norm they are another distribution
 _SHARE = 0.95  # of the tokens that have to be that near: some are rounded worse
@@ -81,13 +81,22 @@ def _kept(cut: PreTrainedModel) -> int:
     return min(KEPT_LAYERS, int(decoder.config.get_text_config(decoder=True).num_hidden_layers))
 
 
+def _blocks(cut: PreTrainedModel) -> nn.ModuleList:
+    return next(each for each in decoder_of(cut).children() if isinstance(each, nn.ModuleList))
+
+
+def drop_layers(cut: PreTrainedModel) -> None:
+    """Keep of a cut target its embedding, last norm and projection alone."""
+    del _blocks(cut)[:]
+
+
 def _first_states(cut: PreTrainedModel, norm: nn.Module, ids: Sequence[int]) -> Tensor:
     """The states 0 to that behind the last layer that is here, in front of the norm, [N, T, H]."""
     decoder: Any = decoder_of(cut)
     ids_1T = torch.tensor([list(ids)], device=cut.device)
     positions_1T = torch.arange(len(ids), device=cut.device)[None]
     states: list[Tensor] = []
-    blocks = next(each for each in decoder.children() if isinstance(each, nn.ModuleList))
+    blocks = _blocks(cut)
 
     def keep(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         states.append(args[0] if args else kwargs["hidden_states"])

@@ -10,7 +10,7 @@ Letters: T tokens of a text, N nodes, k experts of a token.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ....decoding.target.backbone import Backbone
+from ....decoding.target.experts import expert_count, experts_of
 from ....decoding.target.quantised import plain_parts
 from ..speed import bytes_of
 
@@ -59,13 +60,13 @@ def experts_read(target: Backbone, text: Sequence[int], nodes: Sequence[int]) ->
         text: ids; the first 256 are taken.
         nodes: sizes of calls; one token is always among them, and none is larger than the text.
     """
-    parts = dict(_experts(target.model))
+    parts = dict(experts_of(target.model))
     if not parts:
         return None
     ids_T = torch.tensor(list(text)[:_TOKENS], device=target.device)
     chosen = _chosen(target, parts, ids_T)
     sizes = sorted({1, *(min(each, len(ids_T)) for each in nodes)})
-    totals = {name: float(_count(part)) for name, part in parts.items()}
+    totals = {name: float(expert_count(part)) for name, part in parts.items()}
     weights = {name: _bytes(part) for name, part in parts.items()}
     dense = bytes_of(target.model) - sum(weights.values())
     read = {n: {name: _distinct(chosen[name], n, totals[name]) for name in parts} for n in sizes}
@@ -74,17 +75,6 @@ def experts_read(target: Backbone, text: Sequence[int], nodes: Sequence[int]) ->
         read={n: float(np.mean([*each.values()])) for n, each in read.items()},
         call_bytes={n: dense + sum(weights[m] * each[m] / totals[m] for m in parts) for n, each in read.items()},
     )
-
-
-def _experts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The modules in which `transformers` holds a layer's experts in one tensor, by name."""
-    for name, module in model.named_modules():
-        if name.endswith(".experts") and any(each.ndim == 3 for each in module.parameters(recurse=False)):
-            yield name, module
-
-
-def _count(part: nn.Module) -> int:
-    return next(len(each) for each in part.parameters(recurse=False) if each.ndim == 3)
 
 
 def _bytes(part: nn.Module) -> int:

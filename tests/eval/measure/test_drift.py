@@ -32,6 +32,7 @@ FOUND = Drift(
     Interval(2.5, 2.4, 2.6),
     Interval(2.4567, 2.3, 2.6),
     Interval(0.95, 0.9, 1.0),
+    {2: 0.0061, 20: 0.0215},
 )
 
 
@@ -100,6 +101,28 @@ def test_drift_is_the_plain_mean(
     assert result.kl.low < kl < result.kl.high
 
 
+@torch.no_grad()
+def test_states_are_those_of_transformers(original: Backbone, tuned: Backbone) -> None:
+    """An early, a middle and a late one, and the last behind the norm; the mean over all tokens but padding."""
+    rows = held_out()
+    found = measure_drift(original, tuned, rows, count=len(rows)).states
+    depth = original.model.config.num_hidden_layers
+    assert set(found) == {min(2, depth - 1), depth // 2, max(depth - 3, 0), depth}
+    batch, far, count = rows.batch(range(len(rows))), dict.fromkeys(found, 0.0), 0
+    for r in range(len(rows)):
+        for number in batch["documents"][r].unique():
+            here = batch["documents"][r] == number
+            if number < 0 or not batch["loss_mask"][r][here].any():
+                continue
+            ids = batch["input_ids"][r][here][None]
+            own, moved = (m.model(ids, output_hidden_states=True).hidden_states for m in (original, tuned))
+            count += ids.shape[1]
+            for n in found:
+                far[n] += float(((moved[n] - own[n]).norm(dim=-1) / own[n].norm(dim=-1)).sum())
+    assert found == pytest.approx({n: total / count for n, total in far.items()}, rel=1e-5)
+    assert measure_drift(original, original, rows, count=2).states == dict.fromkeys(found, 0.0)
+
+
 def test_no_change_is_no_drift(original: Backbone) -> None:
     result = measure_drift(original, original, held_out(), count=2, seed=3)
     assert result.kl.value == pytest.approx(0, abs=1e-7)
@@ -138,7 +161,8 @@ def test_results_with_drift_fit_the_schema(measured) -> None:  # noqa: ANN001
 SAID = (
     "KL(tiny-target || tuned) is 0.0123 [0.0101, 0.0145] nats per token on 1,234 tokens of "
     "held-out text; the loss on them went from 2.5000 [2.4000, 2.6000] to 2.4567 [2.3000, 2.6000]; "
-    "both have the same most probable token for 95% [90%, 100%] of them"
+    "both have the same most probable token for 95% [90%, 100%] of them; its hidden states are away by "
+    "0.61% of state 2, 2.15% of state 20"
 )
 
 

@@ -9,6 +9,7 @@ import torch
 from conftest import VOCABULARY, make_target
 from draftsmith.benchmarks.common.random_models import EXPERTS, GROUPED
 from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.decoding.target.experts import expert_widths, unread_by_a_token
 from draftsmith.eval.measure.speed import bytes_of
 from draftsmith.eval.measure.target.experts import experts_read
 from draftsmith.eval.report.tables import experts_line
@@ -53,6 +54,18 @@ def test_bytes_are_the_dense_part_and_the_experts_that_are_read() -> None:
         assert size == pytest.approx(whole - experts + experts * found.read[n] / 8)
     assert found.growth(1) == 1 < found.growth(3) < found.growth(5)
     assert "a call on 5 nodes reads" in experts_line(found.to_dict())
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_what_a_token_does_not_read(family: str) -> None:
+    """Two of eight experts: three quarters of their weights are not read, and a chosen one takes rows of its own."""
+    model = mixture(family).model
+    held = [p for name, p in model.named_parameters() if ".experts." in name]
+    assert unread_by_a_token(model) == sum(p.numel() for p in held) * 6 // 8
+    layers = model.config.num_hidden_layers
+    assert sum(expert_widths(model)) == 2 * sum(sum(p.shape[1:]) for p in held)
+    assert len([*expert_widths(model)]) == layers
+    assert unread_by_a_token(make_target("qwen3").model) == 0
 
 
 def test_a_dense_model_has_none() -> None:

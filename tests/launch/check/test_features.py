@@ -115,7 +115,7 @@ def test_time_is_counted_where_a_trial_would_take_long(tmp_path: Path, monkeypat
     monkeypatch.setattr(module, "_TOO_LONG", 1e6)
     monkeypatch.setattr(module.os, "cpu_count", lambda: 2)
     message = finding("medusa", tmp_path, loop__steps="1000")
-    assert "2 operations per weight and token, at an assumed 40 G per second" in message
+    assert "2 operations per weight that a token reads, at an assumed 40 G per second" in message
     # 20 layers of 0.56 M weights: 2 x 11.2 M / 40 G = 0.56 ms a token, 128,000 tokens
     assert re.search(r"0.1 M tokens in about (7[0-9] s|1 min)", message)
 

@@ -147,28 +147,6 @@ def test_what_would_fail_there_fails_here(
     assert reason in str(raised.value)
 
 
-P_70B = 70_553_706_496
-
-
-def test_a_70b_target_is_answered_with_what_fits(tmp_path: Path) -> None:
-    """Embedding and projection whole, an eighth of the layers, two layers gathered."""
-    large = {"target__path": "a/70b", "target__sizes": "llama3-70b"}
-    with pytest.raises(EnvironmentFailure, match="141 GB for the target") as raised:
-        run("eagle3-8b", tmp_path / "out", **large)
-    assert "The nearest change that fits is --target.sharding fully_shard: about" in str(raised.value)
-    message = run("eagle3-8b", tmp_path / "out", **large, target__sharding="fully_shard")
-    assert "FAILS" not in message
-    assert "21.3 GB for its share of the target, 3.42 GB for two gathered layers" in message
-    models = Models(load_recipe("eagle3-8b", [(k.replace("__", "."), v) for k, v in large.items()]).recipe)
-    assert parameters(models.target()) == P_70B
-
-
-def test_what_cannot_be_spread_takes_more_devices(tmp_path: Path) -> None:
-    large = {"target__path": "a/70b", "target__sizes": "llama3-70b", "target__sharding": "fully_shard"}
-    with pytest.raises(EnvironmentFailure, match=r"The nearest change that fits is --machine\.processes 1\d"):
-        run("eagle3-8b", tmp_path / "out", **large, machine__device_gb="40", loop__micro_rows="1")
-
-
 @pytest.mark.parametrize(
     ("name", "flags", "reason"),
     [

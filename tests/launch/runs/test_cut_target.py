@@ -91,9 +91,10 @@ def assert_close(mine: Path, whole: Path) -> None:
             assert found[key][name] == pytest.approx(values[name], rel=1e-4, abs=1e-6), (key, name)
     ours, theirs = drafter(mine), drafter(whole)
     assert ours.keys() == theirs.keys()
-    for name in theirs:
-        # AdamW makes a whole step of a gradient that is rounding alone
-        assert (ours[name] - theirs[name]).norm() < 1e-3 * theirs[name].norm(), name
+    for name, weight in theirs.items():
+        # AdamW makes a whole step of a gradient that is rounding alone; a map of tokens is no weight, and is the same
+        far = (ours[name].double() - weight.double()).norm()
+        assert far <= (1e-3 * weight.double().norm() if weight.is_floating_point() else 0), name
 
 
 def test_a_team_evaluates_and_audits(tmp_path: Path) -> None:
@@ -104,7 +105,7 @@ def test_a_team_evaluates_and_audits(tmp_path: Path) -> None:
     assert main(["eval", str(tmp_path / "run"), "--out", str(tmp_path / "one"), *less]) == 0
     words = ["-m", "draftsmith.launch.cli", "eval", str(tmp_path / "run"), "--out", str(tmp_path / "two"), *less]
     said = launched("multi_cpu", *words)
-    assert said.count("results: ") == 2  # of the audit and of the measurement, by the first process
+    assert said.count("results: ") == said.count("verdict: ") == 1  # by the first process
     one, two = (json.loads((tmp_path / name / "results.json").read_text()) for name in ("one", "two"))
     assert [row["tau"] for row in two["rows"]] == [row["tau"] for row in one["rows"]]
     assert {row["verdict"] for row in two["rows"]} == {row["verdict"] for row in one["rows"]}

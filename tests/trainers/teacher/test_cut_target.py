@@ -14,6 +14,8 @@ from draftsmith.decoding.target.cut import Cut, check_team
 from draftsmith.decoding.target.hidden_states import decoder_of
 from draftsmith.decoding.target.loading import load_target
 from draftsmith.errors import RequestError
+from draftsmith.eval.measure.speed import bytes_of
+from draftsmith.trainers.loop import objective
 from draftsmith.trainers.teacher.feature_cache import weights_hash
 from draftsmith.trainers.teacher.features import states_of
 from faults import cut_ranks, ranks
@@ -49,6 +51,7 @@ def check_families(out: Path, folders: list[str], dtype: str, cut: Cut) -> None:
             said = json.loads((out / f"said-{rank}.json").read_text())[name]
             states = torch.load(out / f"{name}-{rank}.pt")
             assert said["hash"] == weights_hash(whole.model)
+            assert said["bytes"] == bytes_of(whole.model)
             if cut.team == 1:
                 assert_by_layers(states, expected(folder, rank, dtype), said, whole.model)
                 continue
@@ -82,6 +85,21 @@ def test_a_cut_target_has_the_states_of_the_whole_one(cut: Cut, tmp_path: Path) 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_states_of_every_family(dtype: str, cut: Cut, tmp_path: Path) -> None:
     check_families(tmp_path, saved(tmp_path / "targets", list(FAMILIES)), dtype, cut)
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_processes_make_equal_passes_for_unequal_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long rows are read document by document, without a mask, layers with a window too."""
+    folders = saved(tmp_path / "targets", ["gemma3_text", "qwen3"])
+    ranks.run(2, cut_ranks.long_rows, tmp_path, folders)
+    monkeypatch.setattr(objective, "MASKED", cut_ranks.TOKENS - 1)
+    for folder in folders:
+        decoder = decoder_of(load_target(folder).model)
+        for rank in (0, 1):
+            found = torch.load(tmp_path / f"long-{Path(folder).name}-{rank}.pt")
+            wanted = states_of(decoder, cut_ranks.apart(rank), cut_ranks.LAYERS)
+            torch.testing.assert_close(found, list(wanted), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from draftsmith.errors import EnvironmentFailure, RequestError
 from draftsmith.trainers.teacher import engine as teacher
 from draftsmith.trainers.teacher.engine import EngineFeatures, documents_of
 from draftsmith.trainers.teacher.features import states_of
-from draftsmith.trainers.teacher.handshake import KEPT_LAYERS, shake
+from draftsmith.trainers.teacher.handshake import KEPT_LAYERS, drop_layers, shake
 from faults import ranks
 from faults.engine_ranks import LAYERS, rows_of, store_in, two_ranks, two_ranks_answered
 from random_models import random_model
@@ -103,6 +103,13 @@ def test_a_cut_target_is_the_whole_ones_beginning(target: Path, whole: Any, cut:
     assert cut.config.num_hidden_layers == COUNT == len(cut.config.layer_types)
     assert torch.equal(cut.lm_head.weight, whole.model.lm_head.weight)
     assert torch.equal(cut.model.layers[1].mlp.up_proj.weight, whole.model.model.layers[1].mlp.up_proj.weight)
+
+
+def test_its_ends_stay_once_the_engine_is_proved(whole: Any, cut: Any) -> None:
+    drop_layers(cut)
+    kept = {name for name, _ in cut.named_parameters()}
+    assert kept == {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"}
+    assert torch.equal(cut.model.norm.weight, whole.model.model.norm.weight)
 
 
 # ---- handshake ---------------------------------------------------------------------------------
