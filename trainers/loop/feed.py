@@ -8,8 +8,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import torch
+
 from ..teacher.features import Featured
 from .objective import Batch, Objective
+
+
+def upload(batch: Batch, device: torch.device) -> Batch:
+    """A batch on a device; for a GPU through pinned memory, as a copy of other memory makes the host wait for it."""
+    if device.type != "cuda":
+        return {name: each.to(device) for name, each in batch.items()}
+    return {name: each.pin_memory().to(device, non_blocking=True) for name, each in batch.items()}
 
 
 class Feed:

@@ -29,7 +29,7 @@ from ..config import CheckpointConfig, LoopConfig, OptimizerConfig, ProbeConfig
 from ..methods import METHODS
 from ..student.compiled import compile_parts
 from . import optimizer, state
-from .feed import Feed
+from .feed import Feed, upload
 from .memory import explain_out_of_memory
 from .objective import Batch, CutsRows, Objective, OnPolicy, Scheduled
 from .order import RowGroup, RowOrder, seed_of, share_of_group
@@ -373,8 +373,7 @@ class Loop:
         return total(self.accelerator, labels) / self.group.size
 
     def to_device(self, batch: Batch) -> Batch:
-        device = self.accelerator.device
-        return {name: t.to(device, non_blocking=True) for name, t in batch.items()}
+        return upload(batch, self.accelerator.device)
 
 
 def labels_in(batches: list[Batch]) -> int:
