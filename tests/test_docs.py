@@ -95,6 +95,8 @@ BENCHMARKS = {
     "benchmarks/decode_cpu.py": "--prompts 1 --max-new-tokens 12 --rounds 1",
     "benchmarks/loss_memory.py": "--vocabulary 500 --positions 64 --hidden 16 --rounds 1",
     "benchmarks/model_families.py": "--families llama --methods medusa",
+    "benchmarks/rounded_states.py": "--rows 2",
+    "benchmarks/large_targets.py": "--sizes llama3-70b",
     "benchmarks/row_memory.py": "--tokens 64,2100 --hidden 16 --most-gb 0",
     "benchmarks/train_step.py": "--tiny --recipes eagle-tiny",
     "benchmarks/mutations": "--only T06,T22",

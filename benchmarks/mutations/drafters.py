@@ -227,8 +227,8 @@ MUTATIONS = (
         "T15",
         "drafters/eagle/net.py",
         "EAGLE: in training rotary positions do not move on with the passes",
-        "        pairs = self.attention.project(read_BNX, self.rotary(positions_BN + j))\n",
-        "        pairs = self.attention.project(read_BNX, self.rotary(positions_BN))\n",
+        "enter(self, hidden_BNH, embeds_BNH, self.rotary(positions_BN + j))\n",
+        "enter(self, hidden_BNH, embeds_BNH, self.rotary(positions_BN))\n",
         ("tests/drafters/eagle/test_passes.py::test_outputs_and_gradients_are_those_of_a_dense_mask",),
     ),
 )
