@@ -18,7 +18,7 @@ from ..errors import DraftsmithError, RequestError
 from ..eval.measure.arms import NOT_AUDITED
 from ..eval.measure.metrics import tau
 from ..eval.report.pieces import Pieces
-from .measure.run import Loaded, load_pair, say_changed_target, say_tuned
+from .measure.loaded import Loaded, load_pair, say_changed_target, say_tuned
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..decoding.proposal import Proposer
     from ..eval.measure.arms import Arm
     from ..eval.measure.requests import Request
-    from .measure.run import Loaded
+    from .measure.loaded import Loaded
 
 RECIPE = "eagle-tiny"
 TRAINING = {"loop.steps": "600", "loop.validate_every": "600", "probe.every_steps": ""}
@@ -125,8 +125,8 @@ def _measure(out: Path, lookup: dict[str, str], console: Console) -> dict[str, A
 def _load(out: Path, lookup: dict[str, str]) -> Loaded:
     """The drafter and prompt lookup on one target, each as tuned."""
     from .check.early import named
+    from .measure.loaded import load_pair
     from .measure.methods import make_method
-    from .measure.run import load_pair
 
     pair = load_pair(named(Pair(out / RUN), list(_LESS.items()), tuned=True))
     recipe = named(Pair(out / RUN, method=TRAINING_FREE), list(lookup.items())).recipe

@@ -8,19 +8,14 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...data.prompts import Prompt, fitting, load_prompts, second_set
-from ...decoding.proposal import Proposer
-from ...decoding.target.backbone import Backbone
-from ...decoding.target.loading import load_target
 from ...drafters.families import FAMILIES
 from ...drafters.hub import PREFIX, shown
 from ...drafters.model.draft_model import DraftModel
-from ...drafters.registry import load_drafter
-from ...drafters.tuned_file import NAME as TUNED
 from ...errors import DraftsmithError, RequestError
 from ...eval.audit.audit import AuditReport, audit
 from ...eval.config import EvalConfig
@@ -30,142 +25,17 @@ from ...eval.measure.requests import Request, first_turns, make_requests
 from ...eval.measure.second import second_rows
 from ...eval.report.tables import show
 from ...storage import writable_folder, write_text
-from ..check.early import Named, tuned_target
+from ..check.early import Named
 from ..generate import drafter_hash
 from ..recipe.load import load_recipe
-from ..recipe.model import Recipe
-from .methods import SKELETON, make_method, need_draft
-from .together import joined, of_first, speaks
+from .loaded import Loaded, drift_of, load_pair, say_changed_target, say_tuned
+from .methods import SKELETON
+from .together import of_first, speaks
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from ..requests import AuditRequest, EvalRequest
-
-_ROWS, _COMPARED = 400, 8
-"""Rows of the data that are read, and packed rows of those held out that are compared, for the drift by rounding."""
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A target and its drafters ready to decode, the recipe that says how, the run's folder."""
-
-    recipe: Recipe
-    target: Backbone
-    drafters: dict[str, Proposer]
-    """By the name of the method, in the order asked for."""
-    folder: Path
-    paths: dict[str, Path]
-    """By the name of the method, the folders of those drafters that were read from one."""
-
-    @property
-    def drafter(self) -> Proposer:
-        """The first one."""
-        return next(iter(self.drafters.values()))
-
-
-def load_named_target(pair: Named) -> Backbone:
-    """The target that a command names; in a launch of several processes they hold it together."""
-    config = pair.recipe.target
-    cut, device = joined(pair.recipe)
-    return load_target(
-        pair.target,
-        revision=config.revision,
-        dtype=config.dtype,
-        device=device,
-        cut=cut,
-        trust_remote_code=config.trust_remote_code,
-        quantization=config.quantization,
-    )
-
-
-def load_pair(pair: Named) -> Loaded:
-    """The target and the drafters that a command names."""
-    recipe, drafter_path = pair.recipe, pair.drafter
-    target = load_named_target(pair)
-
-    def trained() -> Proposer:
-        return load_drafter(drafter_path or "", target, draft_length=recipe.eval.draft_length, config=recipe.drafter)
-
-    drafters = {name: make_method(name, recipe, target, trained) for name in pair.methods if name != SKELETON}
-    paths = {name: Path(drafter_path or "") for name in drafters if name in need_draft()}
-    return Loaded(recipe, target, drafters, pair.folder, paths)
-
-
-def say_changed_target(pair: Loaded, console: Console) -> Recipe | None:
-    """The recipe of the run that has changed the target that decodes; printed, as no verdict tells it.
-
-    None where nobody has. A target named by hand is known by the run folder that it lies in.
-    """
-    folder = Path(pair.target.name).parent
-    saved = folder / "run.yaml"
-    if not saved.is_file():
-        return None
-    recipe = pair.recipe if folder == pair.folder else load_recipe(str(saved)).recipe
-    tuned = tuned_target(folder, recipe)
-    if tuned is None or Path(tuned) != Path(pair.target.name):
-        return None
-    console.print(
-        f"the run has tuned its target: {pair.target.name} decodes, and the audit compares with it",
-        markup=False,
-        soft_wrap=True,
-    )
-    return recipe
-
-
-def say_tuned(pair: Named, console: Console) -> None:
-    """The values that come from the drafter's `tuned.json`, if any do."""
-    if pair.tuned.values:
-        tuned = f"tuned for {pair.tuned.measured}: {pair.tuned.shown} ({shown(pair.drafter or Path())}/{TUNED})"
-        console.print(tuned, markup=False, soft_wrap=True)
-
-
-def drift_of(pair: Loaded, console: Console) -> dict[str, Any] | None:
-    """How far a run, or rounding, has moved the target from the original, on held-out rows.
-
-    None where neither has. What a published checkpoint was rounded from is not known here.
-    """
-    recipe = say_changed_target(pair, console)
-    if recipe is None:
-        return _rounded(pair)
-    from ...data.rows.prepare import prepare
-    from ...eval.measure.target.drift import measure_drift
-
-    config = recipe.target
-    original = load_target(
-        config.path,
-        revision=config.revision,
-        dtype=config.dtype,
-        device=str(pair.target.device),
-        trust_remote_code=pair.recipe.target.trust_remote_code,  # what the command says, not the folder
-    )
-    rows = prepare(recipe.data, pair.target.tokenizer, out=None).validation
-    loop = recipe.loop
-    drift = measure_drift(original, pair.target, rows, count=loop.validate_rows, seed=loop.seed)
-    return drift.to_dict()
-
-
-def _rounded(pair: Loaded) -> dict[str, Any] | None:
-    """The same for a target that was quantised when it was loaded; None for others."""
-    recipe = pair.recipe
-    config = recipe.target
-    if config.quantization is None:
-        return None
-    from ...data.rows.prepare import prepare
-    from ...eval.measure.target.drift import measure_drift
-
-    original = load_target(
-        pair.target.name,
-        revision=config.revision,
-        dtype=config.dtype,
-        device="cpu",  # where the target is quantised, the device may not hold both
-        trust_remote_code=config.trust_remote_code,
-    )
-    data = recipe.data if recipe.data.limit_rows is not None else recipe.data.model_copy(update={"limit_rows": _ROWS})
-    rows = prepare(data, pair.target.tokenizer, out=None).validation
-    count = min(recipe.loop.validate_rows, _COMPARED)
-    drift = measure_drift(original, pair.target, rows, count=count, seed=recipe.loop.seed, change="rounded")
-    return drift.to_dict()
 
 
 def run_eval(request: EvalRequest, overrides: Sequence[tuple[str, str]], console: Console, named: Named) -> None:

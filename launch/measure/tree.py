@@ -25,7 +25,7 @@ from ...eval.measure.tree_choice import Chosen, Speed, best_of_size, fastest, me
 from ...eval.report.tables import number, plain_table
 from ..check.early import named
 from .held_out import held_out_prompts, where
-from .run import Loaded, load_pair
+from .loaded import Loaded, load_pair
 
 if TYPE_CHECKING:
     from rich.console import Console

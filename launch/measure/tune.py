@@ -29,8 +29,9 @@ from ..check.early import Named
 from ..recipe.model import Recipe
 from .contenders import check_chains, contenders_of, name_of
 from .held_out import held_out_prompts
+from .loaded import load_named_target
 from .methods import TRAINED
-from .run import load_named_target, prompts_of, write_json
+from .run import prompts_of, write_json
 from .tune_words import content_of, sentence, surface_lines, table
 
 if TYPE_CHECKING:

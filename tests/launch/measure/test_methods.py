@@ -167,7 +167,7 @@ def test_another_member_is_another_drafter(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_is_told_before_anything_is_loaded(
     verb: str, places: dict[str, str], monkeypatch: pytest.MonkeyPatch, capfd: Captured
 ) -> None:
-    monkeypatch.delattr("draftsmith.launch.measure.run.load_target")
+    monkeypatch.delattr("draftsmith.launch.measure.loaded.load_target")
     assert run(f"{verb} {{run}} --out {places['texts']}", places) == 2
     message = capfd.readouterr()
     assert f"{places['texts']} is a file" in message.err

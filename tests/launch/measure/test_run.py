@@ -133,9 +133,13 @@ def test_the_recipe_of_a_run_is_read_once(verb: str, tmp_path: Path, monkeypatch
     def enough(*_args: Any, **_how: Any) -> None:
         raise RequestError("far enough")
 
-    for module in ("draftsmith.launch.check.early", "draftsmith.launch.measure.run"):
+    for module in (
+        "draftsmith.launch.check.early",
+        "draftsmith.launch.measure.loaded",
+        "draftsmith.launch.measure.run",
+    ):
         monkeypatch.setattr(f"{module}.load_recipe", counting)
-    monkeypatch.setattr(run, "load_target", enough)
+    monkeypatch.setattr("draftsmith.launch.measure.loaded.load_target", enough)
     assert main([verb, str(tmp_path)]) == 2
     assert read == [str(tmp_path / "run.yaml")]
 
