@@ -90,14 +90,14 @@ def assembled(rows: list[dict[str, Cell]], args: argparse.Namespace) -> Record:
         "pre-flight": "{verdict}",
     }
     sizes = {str(row["target"]): row["parameters"] for row in rows if "parameters" in row}
+    named = " and ".join(f"{count:.1f} B parameters ({name})" for name, count in sizes.items())
     return record_of(
         args,
         title="Targets that no device holds, in the pre-flight",
         target=None,
         setup=(
-            f"EAGLE-3 (`{RECIPE}`) on devices of 80 GB under ZeRO-2, of which the pre-flight takes nine tenths; targets of "
-            f"{' and '.join(f'{count:.1f} B parameters ({name})' for name, count in sizes.items())} in bf16. "
-            "Counted, not measured."
+            f"EAGLE-3 (`{RECIPE}`) on devices of 80 GB under ZeRO-2, of which the pre-flight takes nine tenths; "
+            f"targets of {named} in bf16. Counted, not measured."
         ),
         formats={"processes": ".0f", "parameters": ".1f"},
         rows=rows,
