@@ -169,8 +169,10 @@ def _cut(target: TargetConfig, processes: int) -> Cut | None:
         RequestError: the processes are no whole number of teams.
     """
     if target.tensor_parallel > 1:
-        # one process goes on with the whole target
-        return None if processes == 1 or not teams(processes, target.tensor_parallel) else Cut(target.tensor_parallel)
+        if processes == 1:
+            return None  # it goes on with the whole target
+        teams(processes, target.tensor_parallel)  # of which none may be left over
+        return Cut(target.tensor_parallel)
     # a share of everything is worth it for its place alone
     alone = processes == 1 and not target.offload
     return None if target.sharding == "none" or alone else Cut(offload=target.offload)
