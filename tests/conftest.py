@@ -10,10 +10,6 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # tiny models gain nothing from threads, and two workers with two threads each lose a great deal
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
-# what started the tests may have had these ignored (nohup, a job in the background): runs are to be stopped by them
-for each, usual in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
-    if signal.getsignal(each) is signal.SIG_IGN:
-        signal.signal(each, usual)
 if not os.path.exists("/dev/nvidia0"):  # noqa: PTH110 - before anything else is imported
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
@@ -28,6 +24,11 @@ if TYPE_CHECKING:
     from draftsmith.drafters.model.draft_model import DraftModel
 
 VOCABULARY = 61
+
+# what started the tests may have had these ignored (nohup, a job in the background): runs are to be stopped by them
+for each, usual in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
+    if signal.getsignal(each) is signal.SIG_IGN:
+        signal.signal(each, usual)
 
 
 @pytest.fixture(scope="session")
