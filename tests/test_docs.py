@@ -182,6 +182,7 @@ def run(line: str) -> int:
             extra = EXTRA[words[words.index("draftsmith.launch.cli") + 1]]
         else:
             extra = read_by(words[words.index("draftsmith.launch.train") + 1], SMALL_TRAINING)
+            extra[extra.index("--loop.micro_rows") + 1] = "1"  # each of two processes has a row of the two
         return subprocess.run([*launch, *extra], env={**os.environ, "ACCELERATE_USE_CPU": "true"}).returncode
     if program == "python":
         return subprocess.run([sys.executable, str(ROOT / verb), *rest, *shlex.split(BENCHMARKS[verb])]).returncode
