@@ -38,7 +38,7 @@ def row(original: Backbone, how: str, args: argparse.Namespace) -> dict[str, Cel
     rounded = load_target(args.target, quantization=how)
     drift = measure_drift(original, rounded, rows, count=args.rows, change="rounded")
     states = {f"state_{number}": 100 * far for number, far in drift.states.items()}
-    same = [100 * part for part in drift.same.to_list()]
+    same = [None if part is None else 100 * part for part in drift.same.to_list()]
     return {"rounded": how, "kl": figure(drift.kl.to_list()), "same": figure(same), "tokens": drift.tokens, **states}
 
 
