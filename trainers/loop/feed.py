@@ -14,6 +14,11 @@ from ..teacher.features import Featured
 from .objective import Batch, Objective
 
 
+def labels_in(batches: list[Batch]) -> int:
+    """Tokens that count in the loss."""
+    return sum(int(batch["loss_mask"].sum()) for batch in batches)
+
+
 def upload(batch: Batch, device: torch.device) -> Batch:
     """A batch on a device; for a GPU through pinned memory, as a copy of other memory makes the host wait for it."""
     if device.type != "cuda":

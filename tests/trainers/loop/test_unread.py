@@ -16,7 +16,7 @@ import torch
 from draftsmith.benchmarks.common.waits import Watch, WatchCopies
 from draftsmith.errors import TrainingFailed
 from draftsmith.trainers.loop import optimizer, step
-from draftsmith.trainers.loop.loop import labels_in
+from draftsmith.trainers.loop.feed import labels_in
 from draftsmith.trainers.loop.optimizer import LeftOut, Unread, leaves_out_by_itself
 from faults import poison, toy
 from safetensors.torch import load_file
@@ -90,7 +90,7 @@ def waits_of(loop: Any) -> set[str]:
     """Lines of the loop that make the host wait in a step of the middle."""
     watch, take = Watch(cuda=False), loop.train_step
     code, first = inspect.getsourcelines(labels_in)  # of rows that lie on the host; here nothing tells them apart
-    counting = {f"loop.py:{first + line}" for line in range(len(code))}
+    counting = {f"feed.py:{first + line}" for line in range(len(code))}
 
     def train_step(number: int, *rest: Any) -> None:
         watch.open = 2 < number < 6
