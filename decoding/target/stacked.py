@@ -1,9 +1,10 @@
 """The projections of a small model, stacked and laid out for products with few rows.
 
 Query, key and value are one product then, gate and up another: a small model's call is mostly the way to its
-products, and there are three fewer of them in a layer. Weights lie column by column for a token or two, and as
-oneDNN's kernels read them for more: with 4 to 8 tokens, a verify call's, that is up to twice as fast. The stack is
-copies of the weights, so it is made for small frozen models alone, and made anew where a weight has changed.
+products, and there are three fewer of them in a layer. How a weight lies for one token, for the few of a verify call
+and for more decides up to half of a product's time, and differently on processors with AVX-512 and without (`Joined`).
+The stack is copies of the weights, so it is made for small frozen models alone, and made anew where a weight has
+changed.
 `Together` is the same for a module of our own, such as a drafter's layer. Read next: `lean.py`, which runs the stack.
 
 Shapes: B rows, N tokens, H hidden, Q query heads, G key-value heads, D head size, I inner size.
@@ -12,6 +13,7 @@ Shapes: B rows, N tokens, H hidden, Q query heads, G key-value heads, D head siz
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -24,35 +26,71 @@ _MOST_TOGETHER = 5_000_000
 """The same for the layers of one product."""
 _LEAST_PACKED = 2**16
 """Numbers of a weight that oneDNN multiplies with."""
-_ROWS, _LEAST_ROWS, _MOST_ROWS = 5, 3, 64
-"""Rows that its layout is made for: those of a verify call; and from how many to how many it is taken.
+_ROWS, _MOST_ROWS = 5, 64
+"""Rows that oneDNN's layout is made for, those of a verify call; and up to how many it is taken.
 
-With one it is slower; and oneDNN keeps a compiled kernel per number of rows, which prompts have any of.
+It keeps a compiled kernel per number of rows, which prompts have any of.
 """
+_MOST_TURNED = 5
+"""Rows up to which W x^T is faster than x W^T without AVX-512."""
+_LARGE = 2**19
+"""Numbers of a weight from which oneDNN is the faster one there as well: an output projection's."""
 
 
 class Joined(NamedTuple):
-    """Several linear layers as one."""
+    """Several linear layers as one, each number of rows by the kernel that is fastest for it.
+
+    With AVX-512: column by column for a token or two, by oneDNN for more. Without it: by W x^T for two to five
+    tokens, a verify call's, which is up to twice as fast as x W^T; output projections by oneDNN from two tokens on.
+    Measured by `benchmarks/verify_call.py`. The kernel depends on the processor and the shapes alone, never on a
+    clock, so that equal calls give equal bits.
+    """
 
     weight: Tensor
-    """[O, I], column by column: the faster one for a token or two."""
+    """[O, I], as `F.linear` is fastest with it for one token."""
     bias: Tensor | None
     packed: Tensor | None
-    """The same weight as oneDNN's kernels read it, for more tokens; None where it is small, or oneDNN is not here."""
+    """The same weight as oneDNN's kernels read it; None where it is small, or oneDNN is not here."""
+    least_packed: int
+    """Rows from which the packed one is taken."""
+    rowwise: Tensor | None
+    """The same weight row by row, for W x^T; None where that is never the fastest."""
 
     @staticmethod
     def of(layers: Sequence[nn.Linear]) -> Joined:
         """The outputs of `layers`, one behind the other."""
         biases: list[Tensor] = [layer.bias for layer in layers if layer.bias is not None]
+        bias = torch.cat(biases) if biases else None
         weight = torch.cat([layer.weight for layer in layers])
+        columns = weight.t().contiguous().t()
         packed = laid_out(weight, _ROWS)
-        return Joined(weight.t().contiguous().t(), torch.cat(biases) if biases else None, packed)
+        if has_avx512() or weight.device.type != "cpu":
+            return Joined(columns, bias, packed, 3, None)
+        if weight.numel() >= _LARGE:
+            return Joined(columns, bias, packed, 2, None)
+        wide = weight.shape[1] > weight.shape[0]
+        return Joined(weight if wide else columns, bias, packed, _MOST_TURNED + 1, weight)
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = x.numel() // x.shape[-1]
-        if self.packed is None or not _LEAST_ROWS <= rows <= _MOST_ROWS:
-            return F.linear(x, self.weight, self.bias)
-        return product(x, self.packed, self.bias)
+        if self.rowwise is not None and 2 <= rows <= _MOST_TURNED:
+            return self._turned(self.rowwise, x)
+        if self.packed is not None and self.least_packed <= rows <= _MOST_ROWS:
+            return product(x, self.packed, self.bias)
+        return F.linear(x, self.weight, self.bias)
+
+    def _turned(self, weight: Tensor, x: Tensor) -> Tensor:
+        out_OR = torch.mm(weight, x.reshape(-1, x.shape[-1]).t())
+        # row by row again: what follows reads along a token's numbers
+        out = out_OR.t().contiguous().view(*x.shape[:-1], -1)
+        return out if self.bias is None else out.add_(self.bias)
+
+
+@cache
+def has_avx512() -> bool:
+    """Whether this processor has registers of 512 bits; yes where an older torch does not say."""
+    found: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    return bool(found.get("avx512_f", True))
 
 
 def laid_out(weight: Tensor, rows: int) -> Tensor | None:
@@ -96,28 +134,59 @@ class Together:
 
     def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
         """The output of each, [..., width]."""
-        layers: list[Any] = [getattr(self._owner, name) for name in self._names]
-        if not _joins(layers, x):
-            self._joined = None
+        layers: list[Any] = [self._owner._modules[name] for name in self._names]
+        out = self._product(layers, x)
+        if out is None:
             return tuple(layer(x) for layer in layers)
-        state = _state_of([each for layer in layers for each in layer.parameters()])
-        if self._joined is None or state != self._state:
-            self._joined, self._state = Joined.of(layers), state
-        out = self._joined(x)
         return (out,) if len(layers) == 1 else out.split([layer.out_features for layer in layers], -1)
 
+    def joined(self, x: Tensor) -> Tensor | None:
+        """All outputs, one behind the other, where they are one product; else None."""
+        return self._product([self._owner._modules[name] for name in self._names], x)
 
-def _joins(layers: Sequence[Any], x: Tensor) -> bool:
-    if torch.compiler.is_compiling():  # of what is trained
-        return False
-    if torch.is_grad_enabled() or x.device.type != "cpu" or x.dtype != torch.float32:
-        return False
-    if torch.is_autocast_enabled("cpu") or not all(map(_is_plain, layers)):
-        return False
-    return (
-        all(layer.weight.dtype == x.dtype for layer in layers)
-        and sum(layer.weight.numel() for layer in layers) <= _MOST_TOGETHER
+    def _product(self, layers: Sequence[Any], x: Tensor) -> Tensor | None:
+        state = _frozen_state(layers) if _reads(x) else None
+        if state is None:
+            self._joined, self._state = None, []
+            return None
+        if state != self._state:
+            self._joined, self._state = Joined.of(layers) if _are_small(layers) else None, state
+        return None if self._joined is None else self._joined(x)
+
+
+def _reads(x: Tensor) -> bool:
+    """Whether a product without gradients in fp32 on a CPU is what is asked for."""
+    return not (
+        torch.compiler.is_compiling()  # of what is trained
+        or torch.is_grad_enabled()
+        or x.dtype != torch.float32
+        or x.device.type != "cpu"
+        or torch.is_autocast_enabled("cpu")
     )
+
+
+def _are_small(layers: Sequence[Any]) -> bool:
+    weights = [layer.weight for layer in layers]
+    return (
+        all(each.dtype == torch.float32 for each in weights)
+        and sum(each.numel() for each in weights) <= _MOST_TOGETHER
+    )
+
+
+def _frozen_state(layers: Sequence[Any]) -> list[int] | None:
+    """What changes when a weight is written to, or put elsewhere; None where a layer is not plain and frozen.
+
+    It is looked at in every call of a drafter's layer, so it asks each module's own dictionaries: by their names
+    it would take as long as the products.
+    """
+    state: list[int] = []
+    for layer in layers:
+        if not _is_plain(layer):
+            return None
+        for each in layer._parameters.values():
+            if each is not None:
+                state += (each._version, each.data_ptr())
+    return state
 
 
 def _state_of(weights: Iterable[Tensor]) -> list[int]:
@@ -187,7 +256,7 @@ def _layers(layer: Any, part: tuple[str, tuple[str, ...]]) -> list[Any]:
 def _is_plain(layer: nn.Module) -> bool:
     if type(layer) is not nn.Linear or layer._forward_hooks or layer._forward_pre_hooks:
         return False
-    weight = layer.weight
+    weight = layer._parameters.get("weight")
     return type(weight) is nn.Parameter and not weight.requires_grad and not weight.is_inference()
 
 

@@ -107,6 +107,11 @@ class Attention(nn.Module):
     def project(self, x_BNX: Tensor, turn: tuple[Tensor, Tensor]) -> Projected:
         """Queries, keys and values; `turn` is what `Rotary` gives for the positions."""
         shape = (*x_BNX.shape[:2], -1, self.head_size)
+        joined = self._query_key_value.joined(x_BNX)
+        if joined is not None:  # in one row: queries and keys are turned together
+            heads, G = joined.view(shape).transpose(1, 2), self.k_proj.out_features // self.head_size
+            both = turned(heads[:, :-G], turn)
+            return Projected(both[:, :-G], both[:, -G:], heads[:, -G:])
         query, key, value = (each.view(shape).transpose(1, 2) for each in self._query_key_value(x_BNX))
         return Projected(turned(query, turn), turned(key, turn), value)
 
@@ -155,16 +160,15 @@ class Rotary(nn.Module):
 
     def forward(self, positions_BN: Tensor) -> tuple[Tensor, Tensor]:
         """Each [B, 1, N, D], fp32."""
-        angle_BND = positions_BN[..., None] * _frequencies(self.head_size, self.theta, positions_BN.device)
-        both_BND = torch.cat((angle_BND, angle_BND), -1)[:, None]
-        return both_BND.cos(), both_BND.sin()
+        angle_BND = positions_BN[:, None, :, None] * _frequencies(self.head_size, self.theta, positions_BN.device)
+        return angle_BND.cos(), angle_BND.sin()
 
 
 @cache
 def _frequencies(head_size: int, theta: float, device: torch.device) -> Tensor:
-    """Of each pair of numbers of a head, [D / 2], fp32, rounded as Llama's code rounds them."""
+    """Of each number of a head, the same in both halves, [D], fp32, rounded as Llama's code rounds them."""
     step_D = torch.arange(0, head_size, 2, device=device).float()
-    return 1.0 / theta ** (step_D / head_size)
+    return (1.0 / theta ** (step_D / head_size)).repeat(2)
 
 
 def turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:

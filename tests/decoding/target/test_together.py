@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from draftsmith.decoding.target import stacked
 from draftsmith.decoding.target.stacked import Joined, Together
 from torch import Tensor, nn
 
@@ -125,10 +126,15 @@ def wide(outputs: int, *, bias: bool) -> nn.Linear:
     return nn.Linear(208, outputs, bias=bias).requires_grad_(False)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 5, 9, 32, 80])
+@pytest.mark.parametrize("rows", [1, 2, 5, 6, 32, 80])
 @pytest.mark.parametrize("bias", [True, False])
-def test_large_products_in_another_layout_are_the_same(rows: int, bias: bool) -> None:
-    layers = [wide(1000, bias=bias), wide(333, bias=bias)]
+@pytest.mark.parametrize("outputs", [40, 333, 2600])
+@pytest.mark.parametrize("avx512", [True, False])
+def test_products_in_another_layout_are_the_same(
+    avx512: bool, outputs: int, bias: bool, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stacked, "has_avx512", lambda: avx512)
+    layers = [wide(outputs, bias=bias), wide(333, bias=bias)]
     joined = Joined.of(layers)
     assert (joined.packed is not None) == torch.backends.mkldnn.is_available()
     x = torch.randn(2, rows + 3, 208, generator=torch.Generator().manual_seed(rows))
