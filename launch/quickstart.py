@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ..decoding.proposal import Proposer
     from ..eval.measure.arms import Arm
     from ..eval.measure.requests import Request
+    from ..eval.tune.race import Raced
     from .measure.loaded import Loaded
 
 RECIPE = "eagle-tiny"
@@ -46,7 +47,7 @@ _LESS = {
     "audit.tokens": "4000",
     "audit.sequences": "80000",
     "audit.prompts": "8",
-    "eval.sweep": "[2, 6]",
+    "eval.sweep": "[]",
     "eval.repeats": "1",
     "eval.second_prompts": SECOND,
 }
@@ -90,13 +91,19 @@ def multiplies_bf16() -> bool:
 
 def _tune(out: Path, console: Console) -> dict[str, str]:
     """Leave `tuned.json` beside the drafter; the setting of prompt lookup, which has no folder."""
+    pair = TuneRequest(runs=(out / RUN,), limit=12, surfaces=False)
+    copying = replace(pair, method=TRAINING_FREE, out=out / TRAINING_FREE, best=2)
+    best, *_ = _tuned(copying, console)
+    # at the temperature where drafts are accepted less: what pays there pays at 0 as well
+    _tuned(replace(pair, method=TRAINED, temperature=1.0, best=3), console)
+    return dict(best.prediction.setting.values)
+
+
+def _tuned(request: TuneRequest, console: Console) -> list[Raced]:
     from .check.early import check_tune
     from .measure.tune import run_tune
 
-    request = TuneRequest(runs=(out / RUN,), method=f"{TRAINED},{TRAINING_FREE}", limit=12, surfaces=False)
-    done = run_tune(request, check_tune(request, []), console)
-    settings = [each.prediction.setting for each in done]
-    return next(dict(setting.values) for setting in settings if setting.contender.name == TRAINING_FREE)
+    return run_tune(request, check_tune(request, []), console)
 
 
 def _measure(out: Path, lookup: dict[str, str], console: Console) -> dict[str, Any]:
