@@ -50,7 +50,7 @@ def caller(avx512: bool, most: int, context: int) -> Callable[[int], None]:
     cache = KVCache(1, context + most)
     trees = {n: chain(n - 1) for n in range(1, most + 1)}
     length_1 = torch.tensor([context])
-    with mock.patch.object(stacked, "has_avx512", lambda: avx512), torch.inference_mode():
+    with mock.patch.object(stacked, "has_avx512", return_value=avx512), torch.inference_mode():
         target.prefill([ids[:context]], cache)  # the products are laid out here
 
     def call(n: int) -> None:
@@ -81,7 +81,8 @@ def assembled(ms: dict[tuple[str, int], float], args: argparse.Namespace) -> Rec
         args,
         title="A target call, by how its products are laid out",
         target=target_weights(TARGET),
-        setup=f"A text of {args.context} tokens, {args.rounds} interleaved rounds, medians. This processor is one {own}.",
+        setup=f"A text of {args.context} tokens, {args.rounds} interleaved rounds, medians. This processor is one "
+        f"{own}.",
         formats={key: ".2f" for key in rows[0] if key != "N"},
         rows=rows,
         tables={"verify-call": table_of(heads)},
