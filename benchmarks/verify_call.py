@@ -73,9 +73,9 @@ def assembled(ms: dict[tuple[str, int], float], args: argparse.Namespace) -> Rec
     heads = {
         "tokens": "{N}",
         "as with AVX-512, ms": "{avx512_ms}",
-        "calls of one": "{avx512_calls}",
+        "in calls of one, as with": "{avx512_calls}",
         "as without, ms": "{other_ms}",
-        "calls of one ": "{other_calls}",
+        "in calls of one, as without": "{other_calls}",
     }
     return record_of(
         args,

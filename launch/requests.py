@@ -137,6 +137,8 @@ class TuneRequest:
     """At which it is to be fast."""
     batch: int = 1
     """Prompts decoded together."""
+    chains: bool = False
+    """Leave trees out: most serving engines draft chains alone."""
     prompts: str | None = None
     """`stdlib` or a JSONL file; default: held-out rows of the training data."""
     limit: int | None = None

@@ -81,6 +81,7 @@ BENCHMARKS = {
         "--set boost.held_out=4 --set probe.prompts=1 --set boost.continuation=8"
     ),
     "benchmarks/merge_cost.py": "--prompts 1 --max-new-tokens 12 --members 2",
+    "benchmarks/verify_call.py": "--tokens 1 3 --rounds 1 --context 20",
     "benchmarks/decode_gpu.py": "--tiny",
     "benchmarks/samplers.py": "--tiny",
     "benchmarks/step_gpu.py": "--tiny",

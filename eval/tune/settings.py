@@ -6,7 +6,7 @@ Read next: `profile.py`, which predicts every setting from a few; `race.py`, whi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...decoding.proposal import Proposer
 from ...drafters.grids import NO_FACTORS, Grid
@@ -26,6 +26,11 @@ class Contender:
     """Whether what it is loaded with, without values, is tried too; for settings that stand in no grid."""
     load: Callable[[Mapping[str, str]], Proposer]
     """The proposer under recipe values, given as flags give them."""
+
+    def of_chains(self) -> Contender:
+        """The same with the chains of its grids alone; one without any keeps its settings."""
+        grids = [grid for grid in self.grids if grid.chain]
+        return replace(self, grids=grids, own=False) if grids else self
 
     def grids_at(self, temperature: float) -> list[Grid]:
         """Those whose settings decode differently at that temperature."""

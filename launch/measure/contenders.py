@@ -27,14 +27,18 @@ from ..recipe.model import Recipe
 from .methods import TRAINED, make_method, need_draft
 
 
-def contenders_of(pairs: Sequence[Named], target: Backbone) -> list[Contender]:
+def contenders_of(pairs: Sequence[Named], target: Backbone, *, chains: bool = False) -> list[Contender]:
     """A contender per method of each pair; each is loaded once, so that what cannot be loaded is said at once.
+
+    Args:
+        chains: without settings that draft a tree.
 
     Raises:
         RequestError: a drafter that is none, or not for this target; a method without what it needs.
     """
     several = sum(pair.drafter is not None for pair in pairs) > 1
-    return [_contender(name, pair, target, several=several) for pair in pairs for name in pair.methods]
+    found = [_contender(name, pair, target, several=several) for pair in pairs for name in pair.methods]
+    return [each.of_chains() for each in found] if chains else found
 
 
 def _contender(name: str, pair: Named, target: Backbone, *, several: bool) -> Contender:

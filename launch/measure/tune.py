@@ -47,7 +47,7 @@ def run_tune(request: TuneRequest, pairs: Sequence[Named], console: Console) -> 
     first = pairs[0]
     out = writable_folder(request.out or (request.runs[0] / "eval" if request.runs else Path()))
     target = load_named_target(first)
-    contenders = contenders_of(pairs, target)
+    contenders = contenders_of(pairs, target, chains=request.chains)
     config = _config(request, first.recipe)
     check_chains(contenders, config, request.temperature)
     profiled, raced = _split(_requests(request, first.recipe, target, config), config.batch)

@@ -153,8 +153,12 @@ def test_two_drafters_of_a_family_are_told_apart(run: Path, tmp_path: Path) -> N
     recipe = load_recipe("medusa-tiny", [("data.limit_rows", "200"), ("drafter.medusa_nodes", "9")])
     (run / "run.yaml").write_text(recipe.yaml())
     pairs = [named(Pair(folder), []) for folder in (run, tmp_path / "other")]
-    first, second = contenders_of(pairs, load_target("tiny"))
+    target = load_target("tiny")
+    first, second = contenders_of(pairs, target)
     assert (first.title, second.title) == ("medusa of run", "medusa of other")
     assert (first.own, second.own) == (True, False)  # 9 nodes, 20 nodes
     assert Setting(first, {}).label == "medusa of run, as the recipe has it"
     assert max(first.grids[1].sizes) == 4  # no chain is longer than there are heads
+    chained, _ = contenders_of(pairs, target, chains=True)
+    assert chained.grids == [first.grids[1]]
+    assert not chained.own  # it is a tree
