@@ -101,10 +101,11 @@ def test_no_folder_is_too_wide(folder: Path) -> None:
 
 
 def test_the_wheel_has_every_folder() -> None:
-    """pyproject.toml lists each folder that holds code, once; each of them is a package."""
+    """pyproject.toml lists each folder that holds code or is read by it, once; those with code are packages."""
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"]
     folders = {".".join(("draftsmith", *folder.relative_to(ROOT).parts)) for folder in FOLDERS}
-    assert sorted(listed) == sorted(folders | {"draftsmith", "draftsmith.recipes"})
+    read = {f"draftsmith.{name}" for name in ("launch.configs", "recipes", "recipes.assets", "recipes.assets.sizes")}
+    assert sorted(listed) == sorted(folders | {"draftsmith"} | read)
     assert all((folder / "__init__.py").is_file() for folder in FOLDERS)
 
 

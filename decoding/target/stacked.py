@@ -25,7 +25,7 @@ _MOST = 100_000_000
 _MOST_TOGETHER = 5_000_000
 """The same for the layers of one product."""
 _LEAST_PACKED = 2**16
-"""Numbers of a weight that oneDNN multiplies with."""
+"""Numbers of a weight below which another way to its product costs more than it saves."""
 _ROWS, _MOST_ROWS = 5, 64
 """Rows that oneDNN's layout is made for, those of a verify call; and up to how many it is taken.
 
@@ -64,7 +64,7 @@ class Joined(NamedTuple):
         weight = torch.cat([layer.weight for layer in layers])
         columns = weight.t().contiguous().t()
         packed = laid_out(weight, _ROWS)
-        if has_avx512() or weight.device.type != "cpu":
+        if has_avx512() or weight.device.type != "cpu" or weight.numel() < _LEAST_PACKED:
             return Joined(columns, bias, packed, 3, None)
         if weight.numel() >= _LARGE:
             return Joined(columns, bias, packed, 2, None)
