@@ -18,6 +18,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, str(SCRIPT), *words], capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_tiny_runs_to_its_end(tmp_path: Path) -> None:
     out = tmp_path / "found.json"
     done = run("--tiny", "--out", str(out))

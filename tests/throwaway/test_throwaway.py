@@ -18,6 +18,9 @@ import pytest
 from safetensors.torch import load_file
 from shallow import SHALLOW
 
+# two minutes of commands in processes of their own
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 RECIPE = """\
 method: bigram
@@ -91,7 +94,6 @@ def test_it_decodes_and_is_proven(folder: Path) -> None:
     assert config["architectures"] == ["Bigram"]
 
 
-@pytest.mark.slow
 @pytest.mark.run
 def test_a_wrong_proposer_of_it_fails_the_audit(folder: Path) -> None:
     codes, printed = run(folder, "audit whole --out wrong --audit.sequences 100000", before=MISDECLARED)
@@ -99,7 +101,6 @@ def test_a_wrong_proposer_of_it_fails_the_audit(folder: Path) -> None:
     assert "enumeration" in printed
 
 
-@pytest.mark.slow
 @pytest.mark.run
 def test_it_resumes_to_the_same_bits(folder: Path) -> None:
     shutil.copytree(folder / "whole", folder / "cut")
@@ -129,7 +130,6 @@ REFUSED = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.run
 def test_it_is_refused_where_its_records_say_so(folder: Path) -> None:
     (folder / "other").mkdir(exist_ok=True)

@@ -56,7 +56,8 @@ def test_what_accepts_less_than_a_wider_call_costs_never_pays() -> None:
     assert pays_from(poor, COSTS) is None
 
 
-@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_chains_of_one_grid_accept_what_decoding_them_does(target: Backbone, temperature: float) -> None:
     """tau of every length, the unmeasured too, against runs of that length on the same prompts.
 

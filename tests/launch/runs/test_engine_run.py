@@ -199,6 +199,7 @@ def test_the_pages_recipe(
     assert (tmp_path / "run" / "drafter" / "model.safetensors").is_file()
 
 
+@pytest.mark.slow
 def test_answers_and_states_from_one_request(
     engine: engine_server.Engine,
     texts: dict[str, str],

@@ -16,10 +16,12 @@ from small_run import assert_same_weights
 @pytest.mark.parametrize(
     "recipe",
     [
-        *("medusa-tiny", "eagle3-tiny", "dspark-tiny"),
+        "eagle3-tiny",
         *(
             pytest.param(name, marks=pytest.mark.slow)
             for name in (
+                "medusa-tiny",
+                "dspark-tiny",
                 "bpd-tiny",
                 "hydra-tiny",
                 "hydra-plus-tiny",

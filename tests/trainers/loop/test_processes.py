@@ -104,6 +104,7 @@ def check_skipped(out: Path, world: int, steps: int) -> None:
     tally("non-finite steps", tried=steps // 2)
 
 
+@pytest.mark.slow
 def test_a_step_that_is_not_finite_on_one_process_is_skipped_on_all(tmp_path: Path) -> None:
     check_skipped(tmp_path, 2, 24)
 

@@ -280,6 +280,7 @@ def test_other_families_are_refused_by_name() -> None:
 SMALL = [*TRAINING, *ON_SHALLOW, "--loop.steps", "4", "--checkpoint.keep", "4", "--model.prune_rows", "1"]
 
 
+@pytest.mark.slow
 @pytest.mark.run
 def test_a_run_that_was_cut_searches_once_and_ends_with_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
