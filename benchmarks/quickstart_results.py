@@ -42,7 +42,7 @@ def main() -> None:
         raise SystemExit("name the quickstart's folder, or a log by --newcomer")
     for name, record in records.items():
         print(printed(record))
-        finish(record, args.results / f"{name}.json")
+        finish(record, args.results / f"{'-'.join(filter(None, (name, args.on)))}.json")
 
 
 def quickstart_record(folder: Path, seconds: float | None) -> Record:
@@ -167,6 +167,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("folder", type=Path, nargs="?", help="a finished quickstart")
     parser.add_argument("--seconds", type=float, help="what it took by the clock")
     parser.add_argument("--newcomer", type=Path, metavar="LOG", help="what shared/checks/newcomer printed")
+    parser.add_argument(
+        "--on", metavar="avx2", help="a processor beside that of the README's tables, in the file's name"
+    )
     parser.add_argument("--results", type=Path, default=FOLDER)
     return parser.parse_args()
 
