@@ -58,6 +58,8 @@ _TOGETHER = 8
 
 def quickstart(out: Path, console: Console) -> None:
     """Run everything into `out`, print the table, the report's path and the next command."""
+    from ..decoding.processor import multiplies_bf16
+
     start = time.perf_counter()
     half = multiplies_bf16()
     resolved = load_recipe(RECIPE, list((TRAINING | (HALF if half else FEWER)).items()))
@@ -78,14 +80,6 @@ def quickstart(out: Path, console: Console) -> None:
     console.print(f"next: draftsmith chat {run}                       (watch it draft)")
     console.print(f"      draftsmith audit {run} --plant fresh-draw   (an audit that must fail)")
     console.print("      draftsmith copy distill-tiny my.yaml        (then train your own)")
-
-
-def multiplies_bf16() -> bool:
-    """Whether this CPU has instructions for products of bf16; torch makes them elsewhere too, but slower than fp32."""
-    import torch
-
-    found: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # which older torch does not say
-    return bool(found.get("avx512_bf16") or found.get("amx_bf16"))
 
 
 def _tune(out: Path, console: Console) -> dict[str, str]:

@@ -13,12 +13,13 @@ Shapes: B rows, N tokens, H hidden, Q query heads, G key-value heads, D head siz
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from ..processor import has_avx512
 
 _MOST = 100_000_000
 """Numbers of a model that is stacked: in a larger one the products themselves take the time."""
@@ -84,13 +85,6 @@ class Joined(NamedTuple):
         # row by row again: what follows reads along a token's numbers
         out = out_OR.t().contiguous().view(*x.shape[:-1], -1)
         return out if self.bias is None else out.add_(self.bias)
-
-
-@cache
-def has_avx512() -> bool:
-    """Whether this processor has registers of 512 bits; yes where an older torch does not say."""
-    found: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    return bool(found.get("avx512_f", True))
 
 
 def laid_out(weight: Tensor, rows: int) -> Tensor | None:

@@ -15,7 +15,9 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
+from ...decoding.processor import multiplies_bf16
 from ..config import OptimizerConfig
 
 
@@ -67,8 +69,30 @@ def build(module: nn.Module, config: OptimizerConfig, *, fused: bool = False) ->
     groups = hidden.listed(weight_decay=decay)
     if not groups:
         return [adamw]
-    muon = torch.optim.Muon(groups, lr=config.lr, adjust_lr_fn="match_rms_adamw")
-    return [adamw, muon]
+    emulated = groups[0]["params"][0].device.type == "cpu" and not multiplies_bf16()
+    muon = MuonInFp32 if emulated else torch.optim.Muon
+    return [adamw, muon(groups, lr=config.lr, adjust_lr_fn="match_rms_adamw")]
+
+
+class MuonInFp32(torch.optim.Muon):
+    """Torch's own, which rounds an update to bf16 before it makes it orthogonal, without that rounding.
+
+    A CPU without instructions for bf16 takes ten times as long for its products as for those of fp32, and three
+    quarters of a small drafter's step.
+    """
+
+    def step(self, closure: Any = None) -> Any:
+        with _NotRounded():
+            return super().step(closure)
+
+
+class _NotRounded(TorchFunctionMode):
+    """Where numbers would be rounded to bf16 they are copied."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if func is Tensor.bfloat16:
+            return args[0].clone()
+        return func(*args, **(kwargs or {}))
 
 
 class _Groups:

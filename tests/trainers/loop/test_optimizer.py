@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 from draftsmith.trainers.config import OptimizerConfig
-from draftsmith.trainers.loop.optimizer import build, rate
+from draftsmith.trainers.loop import optimizer
+from draftsmith.trainers.loop.optimizer import MuonInFp32, build, rate
 from torch import nn
 
 STEPS = 104  # 4 of warm-up and 100
@@ -51,3 +52,44 @@ def test_matrices_decay_and_vectors_do_not(name: str) -> None:
     muons = [o for o in optimizers if isinstance(o, torch.optim.Muon)]
     hidden = [p for o in muons for g in o.param_groups for p in g["params"]]
     assert [id(p) for p in hidden] == ([id(module[1].weight)] if name == "muon" else [])
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize("shape", [(12, 5), (5, 12)])
+def test_muon_without_rounding_is_its_definition(shape: tuple[int, int], nesterov: bool) -> None:
+    """Three steps against Newton-Schulz in fp64 by hand; torch's own is a rounding to bf16 away."""
+    g = torch.Generator().manual_seed(0)
+    weight, gradients = torch.randn(*shape, generator=g), [torch.randn(*shape, generator=g) for _ in range(3)]
+    ends = []
+    for kind in (MuonInFp32, torch.optim.Muon):
+        parameter = nn.Parameter(weight.clone())
+        muon = kind([parameter], lr=0.1, momentum=0.9, nesterov=nesterov, weight_decay=0.0)
+        for gradient in gradients:
+            parameter.grad = gradient.clone()
+            muon.step()
+        ends.append(parameter.detach())
+    momentum, expected = torch.zeros(*shape, dtype=torch.float64), weight.double()
+    for gradient in gradients:
+        momentum = 0.9 * momentum + 0.1 * gradient.double()
+        update = 0.1 * gradient.double() + 0.9 * momentum if nesterov else momentum
+        expected = expected - 0.1 * math.sqrt(max(1, shape[0] / shape[1])) * orthogonal(update)
+    torch.testing.assert_close(ends[0].double(), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(ends[1].double(), expected, atol=3e-2, rtol=0)
+    assert not torch.equal(ends[0], ends[1])
+
+
+def orthogonal(x: torch.Tensor) -> torch.Tensor:
+    """Five steps of Newton-Schulz with Muon's coefficients (Jordan 2024)."""
+    wide = x if len(x) <= x.shape[1] else x.T
+    wide = wide / wide.norm()
+    for _ in range(5):
+        gram = wide @ wide.T
+        wide = 3.4445 * wide + (-4.775 * gram + 2.0315 * gram @ gram) @ wide
+    return wide if len(x) <= x.shape[1] else wide.T
+
+
+def test_muon_is_not_rounded_where_a_cpu_would_emulate_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for multiplies, kind in ((True, torch.optim.Muon), (False, MuonInFp32)):
+        monkeypatch.setattr(optimizer, "multiplies_bf16", lambda has=multiplies: has)
+        _, muon = build(nn.Sequential(nn.Linear(4, 4)), OptimizerConfig(name="muon"))
+        assert type(muon) is kind
