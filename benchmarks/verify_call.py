@@ -19,6 +19,7 @@ from draftsmith.benchmarks.common.markdown import printed
 from draftsmith.benchmarks.common.provenance import finish, record_of, target_weights
 from draftsmith.benchmarks.common.records import Record, table_of
 from draftsmith.data.prompts import load_prompts, render
+from draftsmith.decoding.processor import has_avx512
 from draftsmith.decoding.target import stacked
 from draftsmith.decoding.target.kv_cache import KVCache
 from draftsmith.decoding.target.loading import load_target
@@ -69,7 +70,7 @@ def assembled(ms: dict[tuple[str, int], float], args: argparse.Namespace) -> Rec
         | {f"{name}_calls": ms[name, n] / ms[name, first] for name in ("avx512", "other")}
         for n in args.tokens
     ]
-    own = "with AVX-512" if stacked.has_avx512() else "without AVX-512"
+    own = "with AVX-512" if has_avx512() else "without AVX-512"
     heads = {
         "tokens": "{N}",
         "as with AVX-512, ms": "{avx512_ms}",
