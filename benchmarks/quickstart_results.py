@@ -22,7 +22,7 @@ from draftsmith.benchmarks.common.markdown import printed
 from draftsmith.benchmarks.common.provenance import drafter_weights, finish, hardware, record_of, target_weights
 from draftsmith.benchmarks.common.records import FOLDER, Record, figure, read_record, table_of
 from draftsmith.eval.report.tables import agreement_line, best_measured, best_predicted
-from draftsmith.launch.quickstart import RECIPE, RUN
+from draftsmith.launch.quickstart import RECIPE, RUN, TRAINING_FREE
 from draftsmith.launch.recipe.load import load_recipe
 
 NAMES = {"eagle": "EAGLE-1", "untrained eagle": "untrained EAGLE-1"}
@@ -85,8 +85,9 @@ def trained(folder: Path) -> str:
 
 def tuned(folder: Path) -> str:
     """What tuning found on prompts of its own, in its words."""
-    found = json.loads((folder / "run" / "eval" / "tune.json").read_text(encoding="utf-8"))["sentence"]
-    return f"Tuned on other prompts: {found}."
+    files = (folder / RUN / "eval" / "tune.json", folder / TRAINING_FREE / "tune.json")
+    found = [json.loads(each.read_text(encoding="utf-8"))["sentence"] for each in files]
+    return f"Tuned on other prompts: {'; '.join(found)}."
 
 
 def sees(folder: Path) -> str:

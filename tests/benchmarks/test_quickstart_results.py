@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from draftsmith.benchmarks.common.markdown import lines_of
 from draftsmith.benchmarks.common.records import read_record
-from draftsmith.launch.quickstart import HALF, RECIPE, TRAINING
+from draftsmith.launch.quickstart import HALF, RECIPE, TRAINING, TRAINING_FREE
 from draftsmith.launch.recipe.load import load_recipe
 from scripts import load
 
@@ -72,6 +72,8 @@ def finished(tmp_path: Path) -> Path:
     audit = {"rosenblatt": {"detectable": 0.07}, "enumeration": {"detectable": 0.01}}
     (folder / "audit.json").write_text(json.dumps(audit))
     (folder / "tune.json").write_text(json.dumps({"sentence": "EAGLE-1, draft_length 2: 1.5 times plain decoding"}))
+    (tmp_path / TRAINING_FREE).mkdir()
+    (tmp_path / TRAINING_FREE / "tune.json").write_text(json.dumps({"sentence": "prompt-lookup pays"}))
     resolved = load_recipe(RECIPE, list((TRAINING | HALF).items()))
     (tmp_path / "run" / "run.yaml").write_text(resolved.yaml())
     (tmp_path / "run" / "drafter").mkdir(parents=True)
@@ -113,7 +115,7 @@ def test_a_finished_quickstart_becomes_the_readmes_table(
         "difference: EAGLE-1 at T = 1 1.60 (first set 1.50).",
         "The target's greedy text has 30% of its tokens in loops (a row is flagged at 50 %).",
         "Best draft length of the sweep: 1 predicted, 4 measured.",
-        "Tuned on other prompts: EAGLE-1, draft_length 2: 1.5 times plain decoding.",
+        "Tuned on other prompts: EAGLE-1, draft_length 2: 1.5 times plain decoding; prompt-lookup pays.",
     ]
 
 
