@@ -42,7 +42,7 @@ class Joined(NamedTuple):
     """Several linear layers as one, each number of rows by the kernel that is fastest for it.
 
     With AVX-512: column by column for a token or two, by oneDNN for more. Without it: by W x^T for two to five
-    tokens, a verify call's, which is up to twice as fast as x W^T; output projections by oneDNN from two tokens on.
+    tokens, a verify call's, which is faster there than x W^T; output projections by oneDNN from two tokens on.
     Measured by `benchmarks/verify_call.py`. The kernel depends on the processor and the shapes alone, never on a
     clock, so that equal calls give equal bits.
     """
@@ -128,17 +128,22 @@ class Together:
 
     def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
         """The output of each, [..., width]."""
-        layers: list[Any] = [self._owner._modules[name] for name in self._names]
-        out = self._product(layers, x)
+        out = self.joined(x)
         if out is None:
-            return tuple(layer(x) for layer in layers)
-        return (out,) if len(layers) == 1 else out.split([layer.out_features for layer in layers], -1)
+            return self.apart(x)
+        return (out,) if len(self._names) == 1 else out.split([layer.out_features for layer in self._layers], -1)
+
+    @property
+    def _layers(self) -> list[Any]:
+        return [self._owner._modules[name] for name in self._names]
+
+    def apart(self, x: Tensor) -> tuple[Tensor, ...]:
+        """The output of each, by itself."""
+        return tuple(layer(x) for layer in self._layers)
 
     def joined(self, x: Tensor) -> Tensor | None:
         """All outputs, one behind the other, where they are one product; else None."""
-        return self._product([self._owner._modules[name] for name in self._names], x)
-
-    def _product(self, layers: Sequence[Any], x: Tensor) -> Tensor | None:
+        layers = self._layers
         state = _frozen_state(layers) if _reads(x) else None
         if state is None:
             self._joined, self._state = None, []
@@ -168,19 +173,14 @@ def _are_small(layers: Sequence[Any]) -> bool:
 
 
 def _frozen_state(layers: Sequence[Any]) -> list[int] | None:
-    """What changes when a weight is written to, or put elsewhere; None where a layer is not plain and frozen.
+    """`_state_of` the layers' weights; None where one is not plain and frozen.
 
     It is looked at in every call of a drafter's layer, so it asks each module's own dictionaries: by their names
     it would take as long as the products.
     """
-    state: list[int] = []
-    for layer in layers:
-        if not _is_plain(layer):
-            return None
-        for each in layer._parameters.values():
-            if each is not None:
-                state += (each._version, each.data_ptr())
-    return state
+    if not all(map(_is_plain, layers)):
+        return None
+    return _state_of(each for layer in layers for each in layer._parameters.values() if each is not None)
 
 
 def _state_of(weights: Iterable[Tensor]) -> list[int]:

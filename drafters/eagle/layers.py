@@ -112,7 +112,7 @@ class Attention(nn.Module):
             heads, G = joined.view(shape).transpose(1, 2), self.k_proj.out_features // self.head_size
             both = turned(heads[:, :-G], turn)
             return Projected(both[:, :-G], both[:, -G:], heads[:, -G:])
-        query, key, value = (each.view(shape).transpose(1, 2) for each in self._query_key_value(x_BNX))
+        query, key, value = (each.view(shape).transpose(1, 2) for each in self._query_key_value.apart(x_BNX))
         return Projected(turned(query, turn), turned(key, turn), value)
 
     def joined(self, out_BQND: Tensor, read_BNX: Tensor | None = None) -> Tensor:

@@ -77,8 +77,8 @@ def build(module: nn.Module, config: OptimizerConfig, *, fused: bool = False) ->
 class MuonInFp32(torch.optim.Muon):
     """Torch's own, which rounds an update to bf16 before it makes it orthogonal, without that rounding.
 
-    A CPU without instructions for bf16 takes ten times as long for its products as for those of fp32, and three
-    quarters of a small drafter's step.
+    A CPU without instructions for bf16 takes far longer for its products than for those of fp32, and most of a small
+    drafter's step.
     """
 
     def step(self, closure: Any = None) -> Any:

@@ -120,10 +120,10 @@ def test_half_precision_and_autocast_are_the_layers_own() -> None:
     assert half.both._joined is None
 
 
-def wide(outputs: int, *, bias: bool) -> nn.Linear:
+def wide(outputs: int, *, bias: bool, inputs: int = 208) -> nn.Linear:
     """A layer that is large enough for oneDNN's layout, with outputs that its blocks do not divide."""
     torch.manual_seed(outputs)
-    return nn.Linear(208, outputs, bias=bias).requires_grad_(False)
+    return nn.Linear(inputs, outputs, bias=bias).requires_grad_(False)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5, 6, 32, 80])
@@ -143,3 +143,23 @@ def test_products_in_another_layout_are_the_same(
             expected = torch.cat([layer(given_x) for layer in layers], -1)
             torch.testing.assert_close(joined(given_x), expected)
     assert Joined.of([nn.Linear(16, 12)]).packed is None
+
+
+@pytest.mark.parametrize("avx512", [True, False])
+@pytest.mark.parametrize("rows", [1, 2, 5, 6, 80])
+def test_a_layer_that_reads_more_than_it_writes(rows: int, avx512: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacked, "has_avx512", lambda: avx512)
+    layer = wide(208, bias=True, inputs=640)
+    joined = Joined.of([layer])
+    assert joined.weight.is_contiguous() != avx512  # for one token
+    assert (joined.rowwise is None) == avx512
+    x = torch.randn(1, rows, 640, generator=torch.Generator().manual_seed(rows))
+    with torch.inference_mode():
+        torch.testing.assert_close(joined(x), layer(x))
+
+
+@pytest.mark.parametrize(("outputs", "turned"), [(40, False), (400, True), (2600, False)])
+def test_few_rows_are_turned_without_avx512(outputs: int, turned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for what is small, and for an output projection."""
+    monkeypatch.setattr(stacked, "has_avx512", lambda: False)
+    assert (Joined.of([wide(outputs, bias=False)]).rowwise is not None) == turned
