@@ -1,6 +1,8 @@
 """Our decoder against transformers' on a CPU: same weights, interleaved; batches; where a step's time goes.
 
-1. For every prompt all decoders take turns, greedy, batch of one: plain, draft model, prompt lookup. Ratios are of
+1. For every prompt all decoders take turns, greedy, batch of one: plain, draft model, prompt lookup. Of the draft
+   model two pairs: both draft equally many tokens, and both as one would take them, transformers' with the settings
+   that it comes with, which end a draft where the draft model is unsure, ours with `--short` tokens. Ratios are of
    tokens per second, prefill included, with 95 % bootstrap intervals over prompts; how often a decoder wrote the
    plain one's tokens is counted. `--foreign FILE` does the same with prompts of another kind.
 2. Eight prompts at once against one after another.
@@ -43,10 +45,12 @@ from transformers import AutoModelForCausalLM
 
 GREEDY = Warper(0.0)
 PLAIN = "autoregressive"
+SHORT = "draft model, short"
 PAIRS = {
     # ours: theirs, which the cell of the table calls so, and the least ratio
     PLAIN: ("`generate`", "of `generate`", 1.3),
-    "draft model": ("`generate(assistant_model=...)`", "of assisted generation", 1.8),
+    "draft model": ("`generate(assistant_model=...)`, as many tokens", "of assisted generation", 1.8),
+    SHORT: ("`generate(assistant_model=...)`, its own settings", "of assisted generation", 1.8),
     "prompt lookup": ("`generate(prompt_lookup_num_tokens=10)`", "of theirs", 1.4),
 }
 LEAST_TOGETHER, MOST_OUTSIDE = 2.5, 8
@@ -72,7 +76,8 @@ def main() -> None:
         sets[args.foreign.stem] = ids_of(str(args.foreign), target, args)
     rows, notes = [], []
     if not args.ledger:
-        decoders = decoders_of(target, draft, args.max_new_tokens)
+        short = load_draft_model(args.drafter, target, draft_length=args.short)
+        decoders = decoders_of(target, draft, short, args.max_new_tokens)
         rows = [row for name, ids in sets.items() for row in ratios(name, run(decoders, ids, args.rounds), args)]
         notes = [together(target, draft, sets["standard library"], args)]
     rows += ledger_rows(target, proposers(target, draft, args), sets["standard library"], args)
@@ -90,13 +95,14 @@ def ids_of(source: str, target: Backbone, args: argparse.Namespace) -> list[Ids]
 # ---- against transformers -----------------------------------------------------------------------
 
 
-def decoders_of(target: Backbone, draft: DraftModel, limit: int) -> dict[str, Decoder]:
+def loaded(name: str) -> Any:
+    """A model as anybody loads it: ours attends by another function."""
+    return AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, use_safetensors=True)
+
+
+def decoders_of(target: Backbone, draft: DraftModel, short: DraftModel, limit: int) -> dict[str, Decoder]:
     """The decoders, each from prompt ids to new ids."""
-    # models of their own, as anybody loads them: ours attend by another function
-    model: Any = AutoModelForCausalLM.from_pretrained(target.name, dtype=torch.float32, use_safetensors=True)
-    assistant: Any = AutoModelForCausalLM.from_pretrained(
-        draft.backbone.name, dtype=torch.float32, use_safetensors=True
-    )
+    model, assistant, as_it_comes = map(loaded, (target.name, draft.backbone.name, draft.backbone.name))
     # as many drafted tokens as ours, no early stop: both decoders do the same work
     assistant.generation_config.num_assistant_tokens = draft.draft_length
     assistant.generation_config.num_assistant_tokens_schedule = "constant"
@@ -127,6 +133,8 @@ def decoders_of(target: Backbone, draft: DraftModel, limit: int) -> dict[str, De
         PAIRS[PLAIN][0]: theirs(),
         "draft model": ours(draft),
         PAIRS["draft model"][0]: theirs(assistant_model=assistant),
+        SHORT: ours(short),
+        PAIRS[SHORT][0]: theirs(assistant_model=as_it_comes),
         "prompt lookup": ours(lookup),
         PAIRS["prompt lookup"][0]: theirs(prompt_lookup_num_tokens=10, max_matching_ngram_size=2),
     }
@@ -268,7 +276,8 @@ def assembled(rows: list[dict[str, Cell]], notes: list[str], args: argparse.Name
         drafters=drafter_weights({each.parent.name: each for each in (args.drafter, *args.also)}),
         setup=(
             f"fp32, batch 1, {args.prompts} prompts of at most {args.prompt_tokens} tokens, {args.max_new_tokens} new "
-            f"tokens, draft length {args.draft_length}, {args.rounds} interleaved rounds. Ratios at T = 0, prefill "
+            f"tokens, draft length {args.draft_length}, the short one {args.short}, {args.rounds} interleaved rounds. "
+            "Ratios at T = 0, prefill "
             "included. The ledger leaves the prefill out; its floor is the time in which memory hands over the "
             "weights that a step reads, which a cache may beat."
         ),
@@ -292,6 +301,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--prompt-tokens", type=int, default=128)
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--draft-length", type=int, default=4)
+    parser.add_argument("--short", type=int, default=2, help="draft length against transformers' own settings")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the record of docs/results")
     return parser.parse_args()

@@ -45,6 +45,9 @@ class DataConfig(Section):
     """Put several documents into a row (best fit); attention never crosses documents."""
     limit_rows: int | None = Field(None, ge=1)
     """Read only the first rows, for a quick look."""
+    train_rows: int | None = Field(None, ge=1)
+    """Packed rows to train on, spread evenly over all of them; empty: all. Several epochs over a part, their states
+    kept by `features.source: cache`, take less time a step than one epoch over all."""
     max_rejected_share: float = Field(0.01, ge=0, le=1)
     """Stop when more than this share of the rows is unusable."""
     cache: str | None = None

@@ -49,8 +49,9 @@ class Prepared:
 def make_key(config: DataConfig, tokenizer: PreTrainedTokenizerBase, contents: Sequence[str | None]) -> str:
     """A hash of content, config, tokenizer and the versions of what reads and tokenises."""
     shape = config.model_dump(exclude={"cache"})
-    if shape["control_tokens"] == DataConfig.model_fields["control_tokens"].default:
-        del shape["control_tokens"]  # keys from before there was that field are the same rows' still
+    for newer in ("control_tokens", "train_rows"):
+        if shape[newer] == DataConfig.model_fields[newer].default:
+            del shape[newer]  # keys from before there was that field are the same rows' still
     shaped_by = {
         "format": TOKENISED.number,
         "contents": contents,

@@ -53,6 +53,13 @@ class PackedRows:
             made.update(np.ascontiguousarray(array).reshape(-1).data)
         return made.hexdigest()
 
+    def spread(self, count: int | None) -> PackedRows:
+        """`count` of the rows, spread evenly over all; all of them where there are no more, or for None."""
+        if count is None or count >= len(self):
+            return self
+        chosen = np.arange(count) * len(self) // count
+        return PackedRows(self.ids_RS[chosen], self.in_loss_RS[chosen], self.document_RS[chosen], self.fingerprint)
+
     def batch(self, rows: Sequence[int]) -> dict[str, Tensor]:
         """Tensors of the named rows.
 

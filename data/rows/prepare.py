@@ -120,7 +120,8 @@ class _Preparation:
         key = self._key(key, [each.tally for each in both])
         documents = [each for part in both for each in part.documents]
         digests = np.asarray([each for part in both for each in part.digests], dtype=np.uint64)
-        rows = self._pack(documents, ~out, key), self._pack(documents, out, key)
+        learnt = self._pack(documents, ~out, key).spread(self.config.train_rows)
+        rows = learnt, self._pack(documents, out, key)
         names = [train.name] if validation is None else [train.name, f"{validation.name}, held out"]
         report = self._report(names, both, digests, out, rows)
         return Prepared(*rows, report, [each for part in both for each in part.tally.rejected])

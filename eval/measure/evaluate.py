@@ -147,7 +147,7 @@ def _step_cost(arm: Arm, run: Run, costs: Costs, steps: float) -> float:
     """Of what is no causal LM, the time of proposing is shared out over its steps."""
     if arm.backbone is not None and costs.c is not None:
         return costs.c
-    return run.look_up_cost(costs) / steps
+    return run.proposing_cost / steps
 
 
 def acceptance_fields(measured: Acceptance) -> dict[str, Any]:

@@ -21,7 +21,6 @@ from ..live import live
 from .arms import Arm
 from .metrics import Counts, Floats, Interval, counts_of, ratio
 from .requests import Request
-from .speed import Costs
 
 
 @dataclass
@@ -37,6 +36,7 @@ class Run:
     prefill_seconds: float = 0.0
     propose_seconds: float = 0.0
     target_calls: int = 0
+    baseline_calls: int = 0
     nodes: int = 0
     differing: int = 0
     baseline_texts: list[list[int]] = field(default_factory=list)
@@ -49,6 +49,7 @@ class Run:
         """
         self.propose_seconds += own.propose_seconds
         self.target_calls += own.target_calls
+        self.baseline_calls += base.target_calls
         self.nodes += own.nodes
         amounts: tuple[tuple[list[float], float], ...] = (
             (self.seconds_G, own.decode_seconds),
@@ -78,9 +79,14 @@ class Run:
         """Tokens of a verify call, the root included."""
         return self.nodes / max(1, self.target_calls)
 
-    def look_up_cost(self, costs: Costs) -> float:
-        """Time of proposing once / time of a one-token target call."""
-        return self.propose_seconds / max(1, self.target_calls) / costs.target_call_seconds
+    @property
+    def proposing_cost(self) -> float:
+        """Time of proposing once / time of a step of plain decoding, which ran in turn with it.
+
+        Over a call that was timed apart it would also say how much faster or slower the machine was then.
+        """
+        step_seconds = sum(self.baseline_seconds_G) / max(1, self.baseline_calls)
+        return self.propose_seconds / max(1, self.target_calls) / step_seconds if step_seconds else 0.0
 
 
 def decode(

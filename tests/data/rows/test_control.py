@@ -342,6 +342,7 @@ def test_clean_data_has_the_key_it_had(tmp_path: Path, chat_tokenizer_folder: Pa
     entry, fingerprint = made(clean)
     assert entry == fingerprint
     assert made(clean, control_tokens="as_text")[1] != fingerprint
+    assert made(clean, train_rows=1)[1] != fingerprint
     ended, stray = tmp_path / "ended.jsonl", tmp_path / "stray.csv"
     ended.write_text(clean.read_text().replace('"}', '<|endoftext|>"}'))
     lines = [f"question {at},answer {at}" for at in range(30)]

@@ -63,3 +63,24 @@ def test_best_fit_uses_few_rows(sizes: list[int]) -> None:
         used = sorted((rows.document_RS >= 0).sum(axis=1).tolist())
         assert used[0] + used[1] > length
     assert int((rows.document_RS >= 0).sum()) == tokens
+
+
+@settings(deadline=None)
+@given(lengths, st.integers(1, 40))
+def test_some_rows_are_spread_over_all(sizes: list[int], count: int) -> None:
+    rows = pack(documents(sizes), 12, pad=PAD, fingerprint="f", together=False)
+    some = rows.spread(count)
+    assert len(some) == min(count, len(rows))
+    held = [tuple(row) for row in rows.ids_RS.tolist()]
+    places = [held.index(tuple(row)) for row in some.ids_RS.tolist()]
+    assert places == sorted(set(places))
+    steps = np.diff([*places, len(rows)])
+    assert places[:1] in ([], [0])
+    assert max(steps, default=1) <= len(rows) / max(1, len(some)) + 1
+    batch, whole = some.batch(range(len(some))), rows.batch(places)
+    assert all(batch[name].equal(whole[name]) for name in whole)
+
+
+def test_all_rows_are_taken_where_no_number_is_given() -> None:
+    rows = pack(documents([5, 9, 3]), 12, pad=PAD, fingerprint="")
+    assert rows.spread(None) is rows
