@@ -137,6 +137,8 @@ def start_of(
     tokens = int(chosen.get(DRAFT_LENGTH, recipe.eval.draft_length))
     most = FAMILIES[family].most_tokens(settings)
     policy = chosen.get("drafter.policy", recipe.drafter.policy)
+    if tuned.plain:
+        _log.info("%s", tuned.none_pays("it is written as the recipe has it, for machines where it pays"))
     if DRAFT_LENGTH in chosen:
         _log.info("%d tokens per draft: tuned for %s", tokens, tuned.measured)
     if chosen.get(FACTORS, NO_FACTORS) != NO_FACTORS or recipe.drafter.temperature_factors:

@@ -65,6 +65,8 @@ def generate(request: GenerateRequest, overrides: Sequence[tuple[str, str]]) -> 
         tuned = read_tuned(folder).unless(name for name, _ in overrides)
         if tuned.values:
             _log.info("tuned for %s: %s", tuned.measured, tuned.shown)
+        elif tuned.plain:
+            request = _plainly(request, tuned)
     # any recipe would do: only sections that no method changes are read
     recipe = load_recipe("distill-tiny", [*tuned.values.items(), *overrides]).recipe
 
@@ -92,6 +94,22 @@ def generate(request: GenerateRequest, overrides: Sequence[tuple[str, str]]) -> 
             way.answer(RecordReader(config).read(source), asker, journal)
             journal.publish()
         return _summary(journal.manifest, request)
+
+
+def _plainly(request: GenerateRequest, tuned: Tuned) -> GenerateRequest:
+    """The request without its drafter, which slows decoding down.
+
+    Raises:
+        RequestError: what is asked for needs one.
+    """
+    drafting = f"a flag for drafter.* or {DRAFT_LENGTH} drafts"
+    if request.corrections:
+        raise RequestError(
+            f"{tuned.none_pays('so nothing would be drafted')}, and --corrections keeps where a draft was corrected: "
+            f"{drafting} all the same"
+        )
+    _log.info("%s", tuned.none_pays(f"answers are decoded plainly; {drafting}"))
+    return replace(request, drafter=None)
 
 
 def _check(request: GenerateRequest, overrides: Sequence[tuple[str, str]]) -> ServerRequest | None:
