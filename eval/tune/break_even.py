@@ -33,7 +33,8 @@ class BreakEven:
         """`would pay from a target call of 14.3 ms, 1.40 times the one here`."""
         may = {True: "pays", False: "would pay", None: "is predicted to pay"}[self.pays]
         if self.factor is None:
-            return f"{may} here alone" if self.pays else f"{may} at no cost of a target call"
+            known = " that the speed model knows" if self.pays else ""
+            return f"{may} at no cost of a target call{known}"
         if self.factor == 0:
             return f"{may} at any cost of a target call"
         call = f"{self.factor * self.call_seconds * 1e3:.3g} ms, {self.factor:.2f} times the one here"

@@ -20,6 +20,7 @@ from ...decoding.proposal import Proposer
 from ...decoding.sampling import Warper
 from ...decoding.target.backbone import Backbone
 from ...drafters.grids import Grid
+from ...drafters.setting_words import phrases
 from ..config import EvalConfig
 from ..measure.metrics import tau
 from ..measure.requests import Request
@@ -90,12 +91,9 @@ def _axis(grid: Grid) -> str:
 def _grid_label(contender: Contender, grid: Grid, grids: Sequence[Grid]) -> str:
     """The method, and what tells the grid from its others on the same axis."""
     others = [each.fixed for each in grids if _axis(each) == _axis(grid)]
-    own = [
-        f"{name.split('.', 1)[1]} {value}"
-        for name, value in grid.fixed.items()
-        if any(other.get(name) != value for other in others)
-    ]
-    return ", ".join([contender.title, *own])
+    differing = {name for name, value in grid.fixed.items() if any(other.get(name) != value for other in others)}
+    words = phrases(grid.values(grid.sizes[0]))
+    return ", ".join([contender.title, *(each for name, each in words if name in differing)])
 
 
 def measured_surfaces(

@@ -33,7 +33,7 @@ from .held_out import held_out_prompts
 from .loaded import load_named_target
 from .methods import TRAINED
 from .run import prompts_of, write_json
-from .tune_words import content_of, sentence, surface_lines, table
+from .tune_words import break_even_lines, content_of, sentence, surface_lines, table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -78,6 +78,8 @@ def run_tune(request: TuneRequest, pairs: Sequence[Named], console: Console) -> 
         console.print("measuring where the fastest pay: batch, context, temperature ...")
         surfaces += _surfaces(target, done, profiled, config, request.temperature)
     write_json(out / "tune.json", content | {"surfaces": [each.to_dict() for each in surfaces]})
+    for line in break_even_lines(evens):
+        console.print(line, markup=False, soft_wrap=True)
     for line in surface_lines(surfaces):
         console.print(line, markup=False, soft_wrap=True)
     console.print(sentence(done, request.temperature, request.batch), markup=False, soft_wrap=True)

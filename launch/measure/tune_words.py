@@ -16,6 +16,7 @@ from ...eval.measure.arms import NOT_AUDITED
 from ...eval.measure.environment import environment
 from ...eval.report.pays import in_words
 from ...eval.report.tables import interval, number, off, plain_table
+from ...eval.tune.break_even import BreakEven
 from ...eval.tune.race import Raced
 from ...eval.tune.settings import Prediction
 from ...eval.tune.surfaces import Surface
@@ -104,6 +105,11 @@ def _raced(each: Raced) -> dict[str, Any]:
         "measured_tau": each.tau.to_list(),
         "requests": each.requests,
     }
+
+
+def break_even_lines(evens: Sequence[BreakEven]) -> list[str]:
+    """From which cost of a target call each method pays."""
+    return [f"{each.setting.label}: {each.words}" for each in evens]
 
 
 def surface_lines(surfaces: Sequence[Surface]) -> list[str]:

@@ -52,6 +52,12 @@ def test_a_drafter_and_a_method_without_one(run: Path, capfd: pytest.CaptureFixt
     assert {each["axis"] for each in content["surfaces"]} == {"draft length", "nodes"}
     for each in content["measured"]:
         assert each["predicted_over_measured"] == pytest.approx(each["speedup"] / each["measured"][0])
+    evens = {each["method"]: each for each in content["pays_from"]}
+    assert evens.keys() == {each["method"] for each in content["measured"]}
+    for each in evens.values():
+        assert f"{each['label']}: {each['words']}" in printed
+        assert each["target_call_seconds"] == content["target_call_seconds"] > 0
+    assert tuned["pays_from"] == evens[str(run / "drafter")]["factor"]
     assert tuned["verdict"] == "not audited"
     best = next(each for each in content["measured"] if each["method"] == str(run / "drafter"))
     assert tuned["speedup"] == best["measured"]
