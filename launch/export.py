@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from ..drafters.families import FAMILIES, family_of
 from ..drafters.grids import BY_EAGLE, NO_FACTORS
 from ..drafters.hub import drafter_folder
-from ..drafters.setting_words import in_words
 from ..drafters.temperatures import FACTORS
 from ..drafters.tuned_file import DRAFT_LENGTH, Tuned, read_tuned
 from ..errors import RequestError
+from ..eval.tune.words import in_words
 from ..storage import replace_folder, writable_folder
 from .check.early import check_trust, tuned_target
 from .engines import TAKES_TREES, Start, Tree, command

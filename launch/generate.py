@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..drafters.hub import drafter_folder
 from ..drafters.tuned_file import DRAFT_LENGTH, Tuned, read_tuned
 from ..errors import RequestError
+from ..eval.measure.weight_files import drafter_hash
 from .check.early import check_least
 from .recipe.load import load_recipe
 from .recipe.model import Recipe
@@ -270,17 +271,6 @@ def _settings(request: GenerateRequest, config: DataConfig, source: Source, way:
         "prompt_tokens": request.prompt_tokens,
         "keep_cut": request.keep_cut,
     }
-
-
-def drafter_hash(drafter: Path) -> str:
-    """Of a drafter's config and weights, members and adapters too: another draws other numbers."""
-    from ..storage import sha256
-
-    if not drafter.is_dir():  # a name on the hub
-        return _sha256(str(drafter))
-    kinds = ("config.json", "adapter_config.json", "*.safetensors")
-    files = sorted(path for kind in kinds for path in drafter.rglob(kind))
-    return _sha256("".join(f"{path.relative_to(drafter)} {sha256(path)}\n" for path in files))
 
 
 def _sha256(text: str) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from ...decoding.proposal import Proposer
 from ...drafters.grids import Grid
-from ...drafters.setting_words import in_words
+from .words import in_words
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,12 @@ from ...decoding.proposal import Proposer
 from ...decoding.sampling import Warper
 from ...decoding.target.backbone import Backbone
 from ...drafters.grids import Grid
-from ...drafters.setting_words import phrases
 from ..config import EvalConfig
 from ..measure.metrics import tau
 from ..measure.requests import Request
 from ..report.plots import LOGARITHMIC
 from .settings import Contender, Prediction
+from .words import phrases
 
 _BATCHES = (1, 2, 4, 8)
 _CONTEXTS = (32, 128, 512)

@@ -137,7 +137,8 @@ def best_of(predictions: Sequence[Prediction], count: int) -> list[Prediction]:
 def _keep(pairs: Sequence[Named], content: Mapping[str, Any], done: Sequence[Raced]) -> list[Path]:
     """Write the best setting beside each drafter that was measured; plain decoding where that is faster."""
     kept: list[Path] = []
-    shared = ("target", "temperature", "batch", "prompts", "max_new_tokens", "verdict", "target_call_seconds")
+    of_target = ("target", "target_sha256", "target_call_seconds")
+    shared = (*of_target, "temperature", "batch", "prompts", "max_new_tokens", "verdict")
     evens = {each["method"]: each["factor"] for each in content["pays_from"]}
     for pair in pairs:
         mine = _of(pair, done)

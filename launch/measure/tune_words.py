@@ -14,6 +14,7 @@ from ...drafters.identity import shown_name
 from ...eval.config import EvalConfig
 from ...eval.measure.arms import NOT_AUDITED
 from ...eval.measure.environment import environment
+from ...eval.measure.weight_files import target_hash
 from ...eval.report.pays import in_words
 from ...eval.report.tables import interval, number, off, plain_table
 from ...eval.tune.break_even import BreakEven
@@ -84,6 +85,7 @@ def content_of(
     """What `tune.json` holds."""
     return {
         "target": shown_name(target),
+        "target_sha256": target_hash(target),
         "temperature": request.temperature,
         "batch": request.batch,
         "prompts": request.prompts or where(first.recipe),

@@ -18,10 +18,10 @@ from ...drafters.families import FAMILIES
 from ...drafters.folder import read_entry
 from ...drafters.identity import TargetIdentity
 from ...errors import RequestError
+from ...eval.measure.weight_files import drafter_hash
 from ..check.early import tuned_target
 from ..engines import command
 from ..export import start_of
-from ..generate import drafter_hash
 from ..recipe.model import Recipe
 from .folder import without_folders
 

@@ -6,10 +6,14 @@ import io
 import json
 from pathlib import Path
 
+import jsonschema
 import pytest
 from draftsmith.decoding.target.loading import load_target
 from draftsmith.drafters.heads.medusa import MedusaHeads
 from draftsmith.drafters.tuned_file import write_tuned
+from draftsmith.eval.measure.weight_files import drafter_hash
+from draftsmith.eval.report.report import write_report
+from draftsmith.eval.report.results import schema
 from draftsmith.launch.check.early import check_audit, named
 from draftsmith.launch.cli import main
 from draftsmith.launch.measure.loaded import say_tuned
@@ -63,21 +67,17 @@ def test_chat_decodes_plainly_unless_a_flag_drafts(run: Path, capfd: pytest.Capt
 
 
 def test_eval_measures_the_drafter_as_the_recipe_has_it(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    few = [
-        "--no-audit",
-        "--eval.limit",
-        "1",
-        "--eval.max_new_tokens",
-        "12",
-        "--eval.repeats",
-        "1",
-        "--eval.sweep",
-        "[]",
-    ]
-    assert main(["eval", str(run), *few]) == 0
+    few = "--no-audit --eval.limit 1 --eval.max_new_tokens 12 --eval.repeats 1 --eval.sweep [] --eval.temperatures [0]"
+    assert main(["eval", str(run), *few.split()]) == 0
     assert f"{FOUND}what is measured here drafts all the same, as the recipe has it" in capfd.readouterr().out
-    row = json.loads((run / "eval" / "results.json").read_text())["rows"][0]
-    assert row["nodes"] == 20  # medusa_nodes of the recipe
+    results = json.loads((run / "eval" / "results.json").read_text())
+    assert results["rows"][0]["nodes"] == 20  # medusa_nodes of the recipe
+    jsonschema.Draft202012Validator(schema()).validate(results)
+    fingerprint = results["target"]["sha256"]
+    assert fingerprint == drafter_hash(Path(SHALLOW))
+    write_report(run)
+    for page in ("report.html", "report.md"):
+        assert f"sha256 {fingerprint}" in (run / page).read_text()
 
 
 def test_the_audit_says_the_same(run: Path) -> None:

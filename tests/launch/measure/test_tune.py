@@ -13,6 +13,7 @@ from draftsmith.decoding.target.loading import load_target
 from draftsmith.drafters.heads.medusa import MedusaHeads
 from draftsmith.drafters.tuned_file import read_tuned, write_tuned
 from draftsmith.eval.measure.metrics import Interval
+from draftsmith.eval.measure.weight_files import drafter_hash
 from draftsmith.eval.tune.race import Raced
 from draftsmith.eval.tune.settings import Contender, Prediction, Setting
 from draftsmith.launch.check.early import named
@@ -59,6 +60,7 @@ def test_a_drafter_and_a_method_without_one(run: Path, capfd: pytest.CaptureFixt
         assert each["target_call_seconds"] == content["target_call_seconds"] > 0
     assert tuned["pays_from"] == evens[str(run / "drafter")]["factor"]
     assert tuned["verdict"] == "not audited"
+    assert tuned["target_sha256"] == content["target_sha256"] == drafter_hash(Path(SHALLOW))
     best = next(each for each in content["measured"] if each["method"] == str(run / "drafter"))
     assert tuned["speedup"] == best["measured"]
     # what is slower, beyond its interval, is not kept

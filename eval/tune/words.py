@@ -1,6 +1,6 @@
 """A drafter's setting in words: `chain of 3`, `tree of 16 nodes, 5 deep`. No torch here.
 
-Read next: `grids.py`, the settings that `draftsmith tune` chooses from.
+Read next: `drafters/grids.py`, the settings that `draftsmith tune` chooses from.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 
-from .grids import NO_FACTORS
-from .temperatures import FACTORS
+from ...drafters.grids import NO_FACTORS
+from ...drafters.temperatures import FACTORS
 
 _LENGTH = "eval.draft_length"
 _COPIED = ("drafter.lookup_tokens", "drafter.llma_tokens", "drafter.suffix_tokens")

@@ -7,8 +7,8 @@ import json
 import pytest
 from draftsmith.drafters.families import FAMILIES
 from draftsmith.drafters.grids import LLMA, NGRAM, PROMPT_LOOKUP
-from draftsmith.drafters.setting_words import in_words
 from draftsmith.drafters.temperatures import FACTORS
+from draftsmith.eval.tune.words import in_words
 
 CHAIN = {"drafter.eagle_tree": "chain", "drafter.tree": "default"}
 DYNAMIC = {"drafter.eagle_tree": "dynamic", "drafter.tree": "default", FACTORS: "[]"}
