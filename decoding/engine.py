@@ -114,7 +114,7 @@ def generate(
     if graphs:
         step.replay()
     done_prefill = time.perf_counter()
-    watched = _Watched(watch, step.log)
+    watched = _Watched(watch, lambda _: step.log.origins())
     calls = _until_done(rows, step, Late(target.device, wait_a_step=static), watched)
     log, answers = step.log.cut(calls), rows.answers()
     target.check_alike(answers)
@@ -144,11 +144,12 @@ def autoregressive(
     static: bool | None = None,
     graphs: bool = False,
     pad_to: int = 1,
+    watch: Watch | None = None,
 ) -> Generation:
     """The baseline: one token per call, same KV cache, same warper, same per-row random streams.
 
     `pad_to` > 1 computes that many nodes in every call and uses the first: the shapes are then
-    those of a verify call, and so is every rounding.
+    those of a verify call, and so is every rounding. `watch` is as for `generate`.
     """
     _check(target, prompts, max_new_tokens, 0)
     static = target.device.type == "cuda" if static is None else static
@@ -172,11 +173,17 @@ def autoregressive(
 
     step: Callable[[], object] = Replayed(verify, held, target.device) if graphs else verify
     done_prefill = time.perf_counter()
-    calls = _until_done(rows, step, Late(target.device, wait_a_step=static))
+    watched = _Watched(watch, _undrafted)
+    calls = _until_done(rows, step, Late(target.device, wait_a_step=static), watched)
+    seconds = time.perf_counter() - done_prefill - watched.seconds
     tokens, log = rows.answers(), StepLog(len(prompts), 0, max_new_tokens)
     target.check_alike(tokens)
-    origin = [[PREFILL, *[BONUS] * (len(row) - 1)] for row in tokens]
-    return Generation(tokens, origin, log, done_prefill - start, time.perf_counter() - done_prefill, calls)
+    return Generation(tokens, _undrafted(tokens), log, done_prefill - start, seconds, calls)
+
+
+def _undrafted(tokens: list[list[int]]) -> list[list[str]]:
+    """The origin of tokens that nobody drafted."""
+    return [[PREFILL, *[BONUS] * (len(row) - 1)] for row in tokens]
 
 
 class _Speculation:
@@ -258,13 +265,14 @@ def _emitted(proposal: Proposal, outcome: Outcome) -> Tensor:
 class _Watched:
     """Shows rows to a watcher, if there is one, and knows how long that took: it is no part of decoding."""
 
-    def __init__(self, watch: Watch | None, log: StepLog) -> None:
-        self._watch, self._log, self.seconds = watch, log, 0.0
+    def __init__(self, watch: Watch | None, origins: Callable[[list[list[int]]], list[list[str]]]) -> None:
+        self._watch, self._origins, self.seconds = watch, origins, 0.0
 
     def __call__(self, rows: Rows) -> None:
         if self._watch is not None:
             start = time.perf_counter()
-            self._watch(rows.answers(), self._log.origins())
+            tokens = rows.answers()
+            self._watch(tokens, self._origins(tokens))
             self.seconds += time.perf_counter() - start
 
 

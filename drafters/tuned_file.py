@@ -7,6 +7,7 @@ values where no flag gives others. Read next: `grids.py`, what is chosen from.
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 from collections.abc import Iterable, Mapping
@@ -26,7 +27,12 @@ _AGAIN = "delete it, or run `draftsmith tune` again"
 
 
 def write_tuned(folder: Path, settings: Mapping[str, str], facts: Mapping[str, Any]) -> Path:
-    """Write the recipe values of a drafter, none where plain decoding is faster, and what they were chosen from."""
+    """Write the recipe values of a drafter, none where plain decoding is faster, and what they were chosen from.
+
+    Args:
+        facts: among them `plain`, whether nothing was faster than plain decoding. That no value is set does not
+            say it: the recipe's own setting may be the fastest.
+    """
     path = folder / NAME
     write_text(path, json.dumps({"format": TUNED.number, "settings": dict(settings), **facts}, indent=1) + "\n")
     return path
@@ -37,9 +43,14 @@ class Tuned:
     """A drafter's setting, and what it was measured for."""
 
     values: dict[str, str]
-    """Of the recipe, as flags give them; empty: nothing was measured to be faster than plain decoding."""
+    """Of the recipe, as flags give them; empty: the drafter was not tuned, its recipe's own setting is the fastest,
+    or none pays."""
     measured: str = ""
-    """At which temperature and batch, and on what, in words."""
+    """At which temperature and batch, and on what, in words; empty: it was not tuned."""
+    plain: bool = False
+    """Whether it was tuned, and nothing was faster than plain decoding, which then is the tuned setting."""
+    hope: str = ""
+    """Where it does not pay: from which cost of a target call it would, in words."""
 
     def unless(self, given: Iterable[str]) -> Tuned:
         """None of it where a flag sets a value of its kind: half a setting is another one."""
@@ -49,6 +60,10 @@ class Tuned:
     def shown(self) -> str:
         """The values as flags."""
         return " ".join(f"--{name} {shlex.quote(value)}" for name, value in self.values.items() if value != NO_FACTORS)
+
+    def none_pays(self, then: str) -> str:
+        """That plain decoding is the tuned setting, in a line; `then` is what is done about it."""
+        return f"tuning found nothing faster than plain decoding for {self.measured}{self.hope}; {then}"
 
     @property
     def is_chain(self) -> bool:
@@ -75,7 +90,38 @@ def read_tuned(folder: Path) -> Tuned:
     if not isinstance(settings, dict) or not all(map(_is_setting, settings.items())):
         raise RequestError(f"{path} sets {settings!r:.120}; expected values of drafter.* and {DRAFT_LENGTH}; {_AGAIN}")
     facts = [f"T = {content.get('temperature')!s:.8}", f"batch {content.get('batch')!s:.8}"]
-    return Tuned(settings, ", ".join([*facts, f"{content.get('processor')!s:.60}"]))
+    measured = ", ".join([*facts, f"{content.get('processor')!s:.60}"])
+    # before `plain` was written, nothing else said that no setting pays
+    plain = content.get("plain", content.get("pays") is False and not settings)
+    if not isinstance(plain, bool) or (plain and settings):
+        raise RequestError(f"{path} sets {settings!r:.120} with plain {plain!r:.20}; expected one of them; {_AGAIN}")
+    return Tuned(settings, measured, plain, _hope(content) if plain else "")
+
+
+def _hope(content: Mapping[str, Any]) -> str:
+    """From which cost of a target call the drafter would pay; nothing where tuning has not kept it."""
+    if "pays_from" not in content:
+        return ""
+    factor, call = _positive(content["pays_from"]), _positive(content.get("target_call_seconds"))
+    return f" ({would_pay(factor, call)})"
+
+
+def would_pay(factor: float | None, call_seconds: float | None) -> str:
+    """From which cost of a target call a drafter would pay, as the speed model has it, in words.
+
+    Args:
+        factor: how many times as long as measured a call would have to take; None: at no length.
+        call_seconds: what it took; None where that is not known.
+    """
+    if factor is None:
+        return "it would pay at no cost of a target call"
+    took = "" if call_seconds is None else f", {factor * call_seconds * 1e3:.3g} ms"
+    return f"it would pay from a target call {factor:.1f} times as long{took}"
+
+
+def _positive(value: object) -> float | None:
+    ok = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    return float(value) if ok else None  # type: ignore[arg-type]
 
 
 def _is_setting(item: tuple[str, Any]) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
@@ -14,6 +15,7 @@ from rich.text import Text
 from ..data.prompts import Prompt, render
 from ..decoding.engine import Generation, autoregressive, generate
 from ..decoding.sampling import Warper
+from ..drafters.tuned_file import DRAFT_LENGTH
 from ..errors import DraftsmithError, RequestError
 from ..eval.measure.arms import NOT_AUDITED
 from ..eval.measure.metrics import tau
@@ -47,8 +49,8 @@ class _Screen:
 
 def chat(request: ChatRequest, named: Named, console: Console) -> None:
     """Answer prompts until there are no more; an error of one prompt ends only its turn."""
-    say_tuned(named, console)
-    pair = load_pair(named)
+    say_tuned(named, console, none_pays=f"nothing is drafted; a flag for drafter.* or {DRAFT_LENGTH} drafts")
+    pair = load_pair(replace(named, methods=[]) if named.plain else named)
     say_changed_target(pair, console)
     _warm_up(pair)
     legend = Text.assemble(*((f"{origin} ", colour) for origin, colour in _COLOURS.items()))
@@ -70,7 +72,8 @@ def chat(request: ChatRequest, named: Named, console: Console) -> None:
 
 def _warm_up(pair: Loaded) -> None:
     """What only the first calls take is not shown as the speed of an answer."""
-    generate(pair.target, pair.drafter, [[0, 0]], warper=Warper(0.0), max_new_tokens=8)
+    if pair.drafters:
+        generate(pair.target, pair.drafter, [[0, 0]], warper=Warper(0.0), max_new_tokens=8)
     autoregressive(pair.target, [[0, 0]], warper=Warper(0.0), max_new_tokens=8)
 
 
@@ -101,10 +104,15 @@ def _turn(request: ChatRequest, pair: Loaded, console: Console, turns: list[str]
         "eos_ids": pair.target.eos_ids,
         "seed": config.seed + len(answers),
     }
-    done = generate(pair.target, pair.drafter, [ids], rule=config.rule, watch=_Screen(pair, console), **how)
+    screen = _Screen(pair, console)
+    if pair.drafters:
+        done = generate(pair.target, pair.drafter, [ids], rule=config.rule, watch=screen, **how)
+    else:
+        done = autoregressive(pair.target, [ids], watch=screen, **how)
     console.print()
-    plain = autoregressive(pair.target, [ids], **how) if request.plain else None
-    console.print(Text(_took(done, plain), style="dim"), soft_wrap=True)
+    plain = autoregressive(pair.target, [ids], **how) if request.plain and pair.drafters else None
+    took = _took(done, plain) if pair.drafters else f"[{len(done.tokens[0])} tokens, {_rate(done):.1f} tokens/s]"
+    console.print(Text(took, style="dim"), soft_wrap=True)
     return str(tokenizer.decode(done.tokens[0], skip_special_tokens=True))
 
 

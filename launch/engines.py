@@ -17,6 +17,21 @@ from ..errors import RequestError
 
 
 @dataclass(frozen=True)
+class Tree:
+    """EAGLE-2's dynamic tree."""
+
+    depth: int
+    children: int
+    """Of a node, and nodes of a depth that have some."""
+    nodes: int
+    """Of a verify call, the root included."""
+
+
+TAKES_TREES = ("sglang",)
+"""The formats whose engine is told of a tree; the others draft chains."""
+
+
+@dataclass(frozen=True)
 class Start:
     """What an engine has to be told."""
 
@@ -36,6 +51,8 @@ class Start:
     """Words that vLLM has to find in the target's config, and does not."""
     behind_layers: Sequence[int] | None = None
     """The target's layers behind which the drafter reads, where they are not every engine's default."""
+    tree: Tree | None = None
+    """None: a chain."""
 
 
 def command(form: str, start: Start) -> str:
@@ -73,12 +90,13 @@ _ONE_PASS = ("DFLASH", "DSPARK")
 
 
 def _sglang(start: Start) -> list[str]:
-    """One path; SGLang counts the root among the draft's tokens."""
+    """SGLang counts the root among the draft's tokens, and expands a tree as EAGLE-2 does."""
     steps = 1 if start.method in _ONE_PASS else start.tokens
+    children, nodes = (1, start.tokens + 1) if start.tree is None else (start.tree.children, start.tree.nodes)
     words = ["python", "-m", "sglang.launch_server", "--model-path", start.target]
     words += ["--speculative-algorithm", start.method, "--speculative-draft-model-path", start.folder]
-    words += ["--speculative-num-steps", str(steps), "--speculative-eagle-topk", "1"]
-    return [shlex.join([*words, "--speculative-num-draft-tokens", str(start.tokens + 1)])]
+    words += ["--speculative-num-steps", str(steps), "--speculative-eagle-topk", str(children)]
+    return [shlex.join([*words, "--speculative-num-draft-tokens", str(nodes)])]
 
 
 def _tensorrt_llm(start: Start) -> list[str]:

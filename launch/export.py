@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..drafters.families import FAMILIES, family_of
-from ..drafters.grids import NO_FACTORS
+from ..drafters.grids import BY_EAGLE, NO_FACTORS
 from ..drafters.hub import drafter_folder
 from ..drafters.temperatures import FACTORS
-from ..drafters.tuned_file import DRAFT_LENGTH, read_tuned
+from ..drafters.tuned_file import DRAFT_LENGTH, Tuned, read_tuned
 from ..errors import RequestError
+from ..eval.tune.words import in_words
 from ..storage import replace_folder, writable_folder
 from .check.early import check_trust, tuned_target
-from .engines import Start, command
+from .engines import TAKES_TREES, Start, Tree, command
 from .recipe.load import load_recipe
 from .recipe.model import Recipe
 
@@ -58,7 +59,7 @@ def export(request: ExportRequest) -> str:
     family, settings = entry["family"], entry["settings"]
     family_of(family, str(folder))
     path, form = _where_it_lies(source.target), served_form(family, request.format)
-    start = start_of(folder, recipe, family, settings, target=path, out=str(out.resolve()), method=form.method)
+    start = start_of(folder, recipe, settings, (family, request.format), target=path, out=str(out.resolve()))
     start = replace(start, parallel=form.parallel)
     if form.make is None:
         own = replace(start, folder=str(folder.resolve()))
@@ -129,21 +130,57 @@ def run_recipe(run: Path) -> Recipe:
 
 
 def start_of(
-    folder: Path, recipe: Recipe, family: str, settings: Mapping[str, Any], *, target: str, out: str, method: str
+    folder: Path, recipe: Recipe, settings: Mapping[str, Any], served: tuple[str, str], *, target: str, out: str
 ) -> Start:
-    """How an engine is started on `out`, made of the drafter in `folder`: as in the recipe, or as it was tuned."""
-    tuned = read_tuned(folder)
+    """How an engine is started on `out`, made of the drafter in `folder`: as in the recipe, or as it was tuned.
+
+    Args:
+        settings: the drafter's own.
+        served: its family, and the serving format.
+    """
+    (family, form), tuned = served, read_tuned(folder)
+    method = FAMILIES[family].exports[form].method
+    tree = _tree_of(recipe, family, tuned.values)
+    if tree is not None and form in TAKES_TREES:
+        _log.info("a tree of %d nodes, %d deep, as %s", tree.nodes, tree.depth, _whose(tuned))
+        return Start(target, out, method, tree.depth, sampled=False, tree=tree)
     chosen = tuned.values if tuned.is_chain else {}  # a tree's depth says nothing of a chain
     tokens = int(chosen.get(DRAFT_LENGTH, recipe.eval.draft_length))
     most = FAMILIES[family].most_tokens(settings)
     policy = chosen.get("drafter.policy", recipe.drafter.policy)
+    if tuned.plain:
+        _log.info("%s", tuned.none_pays("it is written as the recipe has it, for machines where it pays"))
     if DRAFT_LENGTH in chosen:
         _log.info("%d tokens per draft: tuned for %s", tokens, tuned.measured)
     if chosen.get(FACTORS, NO_FACTORS) != NO_FACTORS or recipe.drafter.temperature_factors:
         _log.info("engines draft at the temperature of the request: %s are left out", FACTORS)
     if most is not None:
         tokens = most if FAMILIES[family].whole_blocks(settings) else min(most, tokens)
+    if tree is not None or not tuned.is_chain:
+        _log.info(
+            "%s is started with a chain of %d, which is not tuned; left out is the tree that the drafter has as %s; "
+            "`draftsmith tune --chains` tunes a chain",
+            form,
+            tokens,
+            _whose(tuned),
+        )
     return Start(target, out, method, tokens, sampled=FAMILIES[family].samples and policy == "sample")
+
+
+def _tree_of(recipe: Recipe, family: str, chosen: Mapping[str, str]) -> Tree | None:
+    """EAGLE-2's tree, where the recipe or what is chosen in its place has one."""
+    from ..decoding.tree.build import most_nodes
+
+    config = recipe.drafter
+    if FAMILIES[family].grids != BY_EAGLE or chosen.get("drafter.eagle_tree", config.eagle_tree) != "dynamic":
+        return None
+    depth = int(chosen.get(DRAFT_LENGTH, recipe.eval.draft_length))
+    nodes = int(chosen.get("drafter.eagle_nodes", config.eagle_nodes))
+    return Tree(depth, config.eagle_top_k, min(nodes, most_nodes(depth, config.eagle_top_k)))
+
+
+def _whose(tuned: Tuned) -> str:
+    return f"tuned for {tuned.measured}: {in_words(tuned.values)}" if tuned.values else "the recipe has it"
 
 
 def _check_no_bias(model: Any, form: str) -> None:

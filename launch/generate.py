@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..drafters.hub import drafter_folder
 from ..drafters.tuned_file import DRAFT_LENGTH, Tuned, read_tuned
 from ..errors import RequestError
+from ..eval.measure.weight_files import drafter_hash
 from .check.early import check_least
 from .recipe.load import load_recipe
 from .recipe.model import Recipe
@@ -65,6 +66,8 @@ def generate(request: GenerateRequest, overrides: Sequence[tuple[str, str]]) -> 
         tuned = read_tuned(folder).unless(name for name, _ in overrides)
         if tuned.values:
             _log.info("tuned for %s: %s", tuned.measured, tuned.shown)
+        elif tuned.plain:
+            request = _plainly(request, tuned)
     # any recipe would do: only sections that no method changes are read
     recipe = load_recipe("distill-tiny", [*tuned.values.items(), *overrides]).recipe
 
@@ -92,6 +95,22 @@ def generate(request: GenerateRequest, overrides: Sequence[tuple[str, str]]) -> 
             way.answer(RecordReader(config).read(source), asker, journal)
             journal.publish()
         return _summary(journal.manifest, request)
+
+
+def _plainly(request: GenerateRequest, tuned: Tuned) -> GenerateRequest:
+    """The request without its drafter, which slows decoding down.
+
+    Raises:
+        RequestError: what is asked for needs one.
+    """
+    drafting = f"a flag for drafter.* or {DRAFT_LENGTH} drafts"
+    if request.corrections:
+        raise RequestError(
+            f"{tuned.none_pays('so nothing would be drafted')}, and --corrections keeps where a draft was corrected: "
+            f"{drafting} all the same"
+        )
+    _log.info("%s", tuned.none_pays(f"answers are decoded plainly; {drafting}"))
+    return replace(request, drafter=None)
 
 
 def _check(request: GenerateRequest, overrides: Sequence[tuple[str, str]]) -> ServerRequest | None:
@@ -252,17 +271,6 @@ def _settings(request: GenerateRequest, config: DataConfig, source: Source, way:
         "prompt_tokens": request.prompt_tokens,
         "keep_cut": request.keep_cut,
     }
-
-
-def drafter_hash(drafter: Path) -> str:
-    """Of a drafter's config and weights, members and adapters too: another draws other numbers."""
-    from ..storage import sha256
-
-    if not drafter.is_dir():  # a name on the hub
-        return _sha256(str(drafter))
-    kinds = ("config.json", "adapter_config.json", "*.safetensors")
-    files = sorted(path for kind in kinds for path in drafter.rglob(kind))
-    return _sha256("".join(f"{path.relative_to(drafter)} {sha256(path)}\n" for path in files))
 
 
 def _sha256(text: str) -> str:

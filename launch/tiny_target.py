@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _PACKAGES = ("accelerate", "datasets", "fsspec", "huggingface_hub", "networkx", "peft", "pydantic", "rich")
 """Whose sources the second stage reads beside the standard library's: a deeper model learns a small text by heart."""
+_PROMPTS, _WRITTEN = 24, 64
+"""Prompts, and tokens behind each, of the greedy text that is looked through for loops."""
 _STAGES = ("target-tiny", "target-deep")
 _ASSET = Path(__file__).parent.parent / "recipes" / "assets" / "tiny-target"
 
@@ -71,7 +73,8 @@ def install(run: Path, asset: Path) -> None:
     for name in ("run.yaml", "metrics.jsonl"):
         shutil.copyfile(run / name, asset / name)
     loss = held_out_loss(load_model(str(asset)), recipe, asset)
-    (asset / "README.md").write_text(card(recipe, made.config, loss), encoding="utf-8")
+    looped = loop_share(asset)
+    (asset / "README.md").write_text(card(recipe, made.config, loss, looped), encoding="utf-8")
 
 
 def halfway(began: PreTrainedModel, ended: PreTrainedModel) -> PreTrainedModel:
@@ -109,8 +112,32 @@ def held_out_loss(model: PreTrainedModel, recipe: Recipe, tokenizer: Path) -> fl
     return total / count
 
 
-def card(recipe: Recipe, config: Any, loss: float) -> str:
-    """The model card; `loss`: nats per held-out token."""
+def loop_share(asset: Path) -> float:
+    """The share of the greedy text that stands in loops, behind the prompts that evaluation decodes too."""
+    from ..data.prompts import load_prompts
+    from ..decoding.engine import autoregressive
+    from ..decoding.sampling import Warper
+    from ..decoding.target.loading import load_target
+    from ..eval.config import EvalConfig
+    from ..eval.measure.degeneracy import degeneracy
+    from ..eval.measure.requests import first_turns, make_requests
+
+    target = load_target(str(asset))
+    room = target.context - _WRITTEN - 1
+    config = EvalConfig(limit=_PROMPTS, max_new_tokens=_WRITTEN, prompt_tokens=min(128, room))
+    prompts = load_prompts(config.prompts, limit=config.limit, seed=config.seed)
+    ids = first_turns(make_requests(target, prompts, config))
+    done = autoregressive(target, ids, warper=Warper(0.0), max_new_tokens=_WRITTEN, eos_ids=target.eos_ids)
+    return degeneracy(done.tokens).loop_share
+
+
+def card(recipe: Recipe, config: Any, loss: float, looped: float) -> str:
+    """The model card.
+
+    Args:
+        loss: nats per held-out token.
+        looped: the share of its greedy text in loops.
+    """
     from ..eval.measure.environment import environment
 
     tokens = recipe.loop.steps * recipe.loop.batch_rows * recipe.data.sequence_length
@@ -132,6 +159,8 @@ draftsmith can be tried offline. It writes plausible Python and knows nothing el
   identities (`target-deep`: {recipe.loop.steps} steps, {tokens / 1e6:.1f} M tokens); the weights are halfway between
   the ends of the second.
 - Held-out loss {loss:.3f} nats per token over held-out library files (split by a hash of the module's path).
+- Of its greedy text, {_WRITTEN} tokens behind each of {_PROMPTS} prompts from held-out library files,
+  {100 * looped:.0f} % stands in loops: stretches that repeat a period of up to 16 tokens three times or more.
 - `run.yaml` is the second stage's resolved recipe, `metrics.jsonl` its loss curve; `make tiny-target` makes both
   anew. The first one alone is the target that the tables of 0.1.0 were measured on.
 - Versions: {", ".join(f"{name} {versions[name]}" for name in used)}.

@@ -17,7 +17,7 @@ from typing import Any
 from draftsmith.benchmarks.common.records import FOLDER, Record, Weights, write_record
 from draftsmith.decoding.target.hub import embedded_target
 from draftsmith.eval.measure.environment import environment
-from draftsmith.launch.generate import drafter_hash
+from draftsmith.eval.measure.weight_files import drafter_hash
 
 ONE_SEED = "what another seed changes, which `--seeds 0,1,2` measures"
 

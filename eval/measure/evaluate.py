@@ -27,6 +27,7 @@ from .requests import Request
 from .rounds import Run, decode, speed_fields
 from .speed import Costs, bytes_of, measure_costs
 from .target.experts import experts_read
+from .weight_files import target_hash
 
 _SIZES = (2, 3, 5, 9, 17, 33, 65)  # nodes of the verify calls that are timed
 
@@ -68,7 +69,7 @@ def evaluate(
             "context": context,
         },
         "settings": config.model_dump(),
-        "target": {"name": shown_name(target), "bytes": bytes_of(target.model)}
+        "target": {"name": shown_name(target), "sha256": target_hash(target), "bytes": bytes_of(target.model)}
         | ({} if costs.experts is None else {"experts": costs.experts.to_dict()}),
         "draft": {
             "bytes": max(arm.draft_bytes for arm in arms),

@@ -39,6 +39,7 @@ def tuning_shown(content: dict[str, Any]) -> dict[str, Any]:
         **{name: content[name] for name in ("sentence", "temperature", "batch", "prompts", "verdict")},
         "rows": [row for row in rows if "label" in row],
         "accuracy": accuracy([(row["speedup"], row["measured"][0]) for row in rows]),
+        "break_evens": content.get("pays_from", []),
         "surfaces": [_shown(each) for each in surfaces],
         "plots": [plots.surface(axis, [each for each in surfaces if each["axis"] == axis]) for axis in axes],
     }

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ...decoding.proposal import Proposer
-from ...drafters.grids import NO_FACTORS, Grid
+from ...drafters.grids import Grid
+from .words import in_words
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,10 @@ class Setting:
 
     @property
     def label(self) -> str:
-        """`medusa, medusa_nodes 8`."""
+        """`medusa, tree of 8 nodes`."""
         if not self.values:
             return f"{self.contender.title}, as the recipe has it" if self.contender.grids else self.contender.title
-        named = (f"{name.split('.', 1)[1]} {value}" for name, value in self.values.items() if value != NO_FACTORS)
-        return ", ".join([self.contender.title, *named])
+        return f"{self.contender.title}, {in_words(self.values)}"
 
 
 @dataclass(frozen=True)

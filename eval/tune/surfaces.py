@@ -25,6 +25,7 @@ from ..measure.metrics import tau
 from ..measure.requests import Request
 from ..report.plots import LOGARITHMIC
 from .settings import Contender, Prediction
+from .words import phrases
 
 _BATCHES = (1, 2, 4, 8)
 _CONTEXTS = (32, 128, 512)
@@ -90,12 +91,9 @@ def _axis(grid: Grid) -> str:
 def _grid_label(contender: Contender, grid: Grid, grids: Sequence[Grid]) -> str:
     """The method, and what tells the grid from its others on the same axis."""
     others = [each.fixed for each in grids if _axis(each) == _axis(grid)]
-    own = [
-        f"{name.split('.', 1)[1]} {value}"
-        for name, value in grid.fixed.items()
-        if any(other.get(name) != value for other in others)
-    ]
-    return ", ".join([contender.title, *own])
+    differing = {name for name, value in grid.fixed.items() if any(other.get(name) != value for other in others)}
+    words = phrases(grid.values(grid.sizes[0]))
+    return ", ".join([contender.title, *(each for name, each in words if name in differing)])
 
 
 def measured_surfaces(

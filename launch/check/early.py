@@ -34,6 +34,11 @@ class Named:
     tuned: Tuned = field(default_factory=lambda: Tuned({}))
     """What of the drafter's `tuned.json` is in the recipe."""
 
+    @property
+    def plain(self) -> bool:
+        """Whether plain decoding is the tuned setting of all that is named: the drafter by itself."""
+        return self.tuned.plain and self.methods == [TRAINED]
+
 
 def named(pair: RunPair, overrides: Sequence[tuple[str, str]], *, tuned: bool = False) -> Named:
     """The target and drafter of a run folder, or those that --target and --drafter name.

@@ -18,12 +18,13 @@ from ...drafters.tuned_file import NAME as TUNED
 from ..check.early import Named, tuned_target
 from ..recipe.load import load_recipe
 from ..recipe.model import Recipe
-from .methods import SKELETON, make_method, need_draft
+from .methods import SKELETON, TRAINED, make_method, need_draft
 from .together import joined
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+MEASURED_ANYWAY = "what is measured here drafts all the same, as the recipe has it"
 _ROWS, _COMPARED = 400, 8
 """Rows of the data that are read, and packed rows of those held out that are compared, for the drift by rounding."""
 
@@ -95,11 +96,17 @@ def say_changed_target(pair: Loaded, console: Console) -> Recipe | None:
     return recipe
 
 
-def say_tuned(pair: Named, console: Console) -> None:
-    """The values that come from the drafter's `tuned.json`, if any do."""
+def say_tuned(pair: Named, console: Console, *, none_pays: str = MEASURED_ANYWAY) -> None:
+    """The values that come from the drafter's `tuned.json`, if any do, or that none pays.
+
+    Args:
+        none_pays: what is done where plain decoding is the tuned setting.
+    """
+    where = f"({shown(pair.drafter or Path())}/{TUNED})"
     if pair.tuned.values:
-        tuned = f"tuned for {pair.tuned.measured}: {pair.tuned.shown} ({shown(pair.drafter or Path())}/{TUNED})"
-        console.print(tuned, markup=False, soft_wrap=True)
+        console.print(f"tuned for {pair.tuned.measured}: {pair.tuned.shown} {where}", markup=False, soft_wrap=True)
+    elif pair.tuned.plain and TRAINED in pair.methods:
+        console.print(f"{pair.tuned.none_pays(none_pays)} {where}", markup=False, soft_wrap=True)
 
 
 def drift_of(pair: Loaded, console: Console) -> dict[str, Any] | None:

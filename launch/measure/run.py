@@ -23,10 +23,10 @@ from ...eval.measure.arms import Arm, check_answer_length
 from ...eval.measure.evaluate import evaluate
 from ...eval.measure.requests import Request, first_turns, make_requests
 from ...eval.measure.second import second_rows
+from ...eval.measure.weight_files import drafter_hash
 from ...eval.report.tables import show
 from ...storage import writable_folder, write_text
 from ..check.early import Named
-from ..generate import drafter_hash
 from ..recipe.load import load_recipe
 from .loaded import Loaded, drift_of, load_pair, say_changed_target, say_tuned
 from .methods import SKELETON

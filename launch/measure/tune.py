@@ -20,6 +20,7 @@ from ...errors import RequestError
 from ...eval.config import EvalConfig
 from ...eval.measure.requests import Request, make_requests
 from ...eval.report.tables import accuracy
+from ...eval.tune.break_even import break_evens
 from ...eval.tune.profile import costs_of, predict
 from ...eval.tune.race import FEWEST, Raced, race
 from ...eval.tune.settings import Prediction
@@ -32,7 +33,7 @@ from .held_out import held_out_prompts
 from .loaded import load_named_target
 from .methods import TRAINED
 from .run import prompts_of, write_json
-from .tune_words import content_of, sentence, surface_lines, table
+from .tune_words import break_even_lines, content_of, sentence, surface_lines, table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,7 +60,11 @@ def run_tune(request: TuneRequest, pairs: Sequence[Named], console: Console) -> 
     chosen = best_of(predictions, request.best)
     console.print(f"measuring {len(chosen)} settings beside plain decoding ...")
     done = race(target, chosen, raced, config, request.temperature)
-    content = content_of(request, first, target, config, predictions, done)
+    evens = break_evens(predictions, done, costs.target_call_seconds)
+    content = content_of(request, first, target, config, predictions, done) | {
+        "target_call_seconds": costs.target_call_seconds,
+        "pays_from": [each.to_dict() for each in evens],
+    }
     write_json(out / "tune.json", content)
     console.print(table(request, done), crop=False)
     off = accuracy([(each.prediction.speedup, each.speedup.value) for each in done])
@@ -73,6 +78,8 @@ def run_tune(request: TuneRequest, pairs: Sequence[Named], console: Console) -> 
         console.print("measuring where the fastest pay: batch, context, temperature ...")
         surfaces += _surfaces(target, done, profiled, config, request.temperature)
     write_json(out / "tune.json", content | {"surfaces": [each.to_dict() for each in surfaces]})
+    for line in break_even_lines(evens):
+        console.print(line, markup=False, soft_wrap=True)
     for line in surface_lines(surfaces):
         console.print(line, markup=False, soft_wrap=True)
     console.print(sentence(done, request.temperature, request.batch), markup=False, soft_wrap=True)
@@ -128,22 +135,27 @@ def best_of(predictions: Sequence[Prediction], count: int) -> list[Prediction]:
 
 
 def _keep(pairs: Sequence[Named], content: Mapping[str, Any], done: Sequence[Raced]) -> list[Path]:
-    """Write the best setting beside each drafter that was measured; an empty one where it does not pay."""
+    """Write the best setting beside each drafter that was measured; plain decoding where that is faster."""
     kept: list[Path] = []
-    shared = ("target", "temperature", "batch", "prompts", "max_new_tokens", "verdict")
+    of_target = ("target", "target_sha256", "target_call_seconds")
+    shared = (*of_target, "temperature", "batch", "prompts", "max_new_tokens", "verdict")
+    evens = {each["method"]: each["factor"] for each in content["pays_from"]}
     for pair in pairs:
         mine = _of(pair, done)
         if pair.drafter is None or is_fetched(pair.drafter) or not mine or isnan(mine[0].speedup.low):
             continue
         best = mine[0]
         facts = {name: content[name] for name in shared}
+        plain = best.speedup.high < 1
         facts |= {
             "pays": best.pays,
+            "plain": plain,
+            "pays_from": evens[best.prediction.setting.contender.name],
             "predicted": best.prediction.speedup,
             "speedup": best.speedup.to_list(),
             "processor": content["environment"]["processor"],
         }
-        values = best.prediction.setting.values if best.speedup.high >= 1 else {}
+        values = {} if plain else best.prediction.setting.values
         kept.append(write_tuned(pair.drafter, values, facts))
     return kept
 
@@ -154,8 +166,12 @@ def _of(pair: Named, done: Sequence[Raced]) -> list[Raced]:
 
 
 def _not_kept(pairs: Sequence[Named], done: Sequence[Raced]) -> Iterator[str]:
-    """The best setting of each drafter of the hub, whose folder is the hub's, as flags."""
+    """The best setting of each drafter of the hub, whose folder is the hub's, as flags; or that none pays."""
     for pair in pairs:
-        if pair.drafter is not None and is_fetched(pair.drafter) and (mine := _of(pair, done)):
-            flags = " ".join(f"--{name} {value}" for name, value in mine[0].prediction.setting.values.items())
-            yield f"not kept, as {shown(pair.drafter)} is of the hub; give its best setting by flags: {flags}"
+        if pair.drafter is None or not is_fetched(pair.drafter) or not (mine := _of(pair, done)):
+            continue
+        flags = " ".join(f"--{name} {value}" for name, value in mine[0].prediction.setting.values.items())
+        setting = f"give its best setting by flags: {flags}" if flags else "its best setting is the recipe's"
+        if mine[0].speedup.high < 1:
+            setting = "nothing of it is faster than plain decoding here"
+        yield f"not kept, as {shown(pair.drafter)} is of the hub; {setting}"

@@ -14,8 +14,10 @@ from ...drafters.identity import shown_name
 from ...eval.config import EvalConfig
 from ...eval.measure.arms import NOT_AUDITED
 from ...eval.measure.environment import environment
+from ...eval.measure.weight_files import target_hash
 from ...eval.report.pays import in_words
 from ...eval.report.tables import interval, number, off, plain_table
+from ...eval.tune.break_even import BreakEven
 from ...eval.tune.race import Raced
 from ...eval.tune.settings import Prediction
 from ...eval.tune.surfaces import Surface
@@ -83,6 +85,7 @@ def content_of(
     """What `tune.json` holds."""
     return {
         "target": shown_name(target),
+        "target_sha256": target_hash(target),
         "temperature": request.temperature,
         "batch": request.batch,
         "prompts": request.prompts or where(first.recipe),
@@ -104,6 +107,11 @@ def _raced(each: Raced) -> dict[str, Any]:
         "measured_tau": each.tau.to_list(),
         "requests": each.requests,
     }
+
+
+def break_even_lines(evens: Sequence[BreakEven]) -> list[str]:
+    """From which cost of a target call each method pays."""
+    return [f"{each.setting.label}: {each.words}" for each in evens]
 
 
 def surface_lines(surfaces: Sequence[Surface]) -> list[str]:

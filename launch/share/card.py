@@ -18,10 +18,10 @@ from ...drafters.families import FAMILIES
 from ...drafters.folder import read_entry
 from ...drafters.identity import TargetIdentity
 from ...errors import RequestError
+from ...eval.measure.weight_files import drafter_hash
 from ..check.early import tuned_target
 from ..engines import command
 from ..export import start_of
-from ..generate import drafter_hash
 from ..recipe.model import Recipe
 from .folder import without_folders
 
@@ -149,7 +149,7 @@ def _commands(subject: Subject, family: str, model: str, settings: Mapping[str, 
     for form, record in FAMILIES[family].exports.items():
         as_it_is = record.make is None
         out = subject.name if as_it_is else f"{subject.name.rpartition('/')[2]}-{form}"
-        start = start_of(subject.folder, subject.recipe, family, settings, target=model, out=out, method=record.method)
+        start = start_of(subject.folder, subject.recipe, settings, (family, form), target=model, out=out)
         try:
             started = textwrap.dedent(command(form, start))
         except RequestError:  # it reads the target from a folder

@@ -52,6 +52,43 @@ def test_draft_temperatures_are_kept_and_shown_as_a_flag(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
+    ("facts", "plain"),
+    [
+        ({"pays": False, "plain": True}, True),
+        ({"pays": True, "plain": False}, False),  # the recipe's own setting is the fastest
+        ({"pays": False, "plain": False}, False),  # it is not told apart from plain decoding
+        ({"pays": False}, True),  # before `plain` was kept
+        ({"pays": True}, False),
+        ({}, False),
+    ],
+)
+def test_no_values_do_not_mean_that_nothing_pays(facts: dict[str, bool], plain: bool, tmp_path: Path) -> None:
+    write_tuned(tmp_path, {}, facts)
+    assert read_tuned(tmp_path).plain is plain
+    assert not read_tuned(tmp_path / "untuned").plain
+
+
+@pytest.mark.parametrize(
+    ("facts", "hope"),
+    [
+        ({}, ""),
+        ({"pays_from": None}, " (it would pay at no cost of a target call)"),
+        ({"pays_from": 1.5}, " (it would pay from a target call 1.5 times as long)"),
+        (
+            {"pays_from": 1.5, "target_call_seconds": 0.02},
+            " (it would pay from a target call 1.5 times as long, 30 ms)",
+        ),
+        ({"pays_from": "a lot", "target_call_seconds": []}, " (it would pay at no cost of a target call)"),
+    ],
+)
+def test_where_none_pays_it_is_said_from_where_on(facts: dict[str, object], hope: str, tmp_path: Path) -> None:
+    known = {"temperature": 0.0, "batch": 1, "processor": "here", "pays": False, "plain": True}
+    write_tuned(tmp_path, {}, known | facts)
+    said = read_tuned(tmp_path).none_pays("so what")
+    assert said == f"tuning found nothing faster than plain decoding for T = 0.0, batch 1, here{hope}; so what"
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("{", "is damaged"),
@@ -63,6 +100,8 @@ def test_draft_temperatures_are_kept_and_shown_as_a_flag(tmp_path: Path) -> None
         ('{"format": 1, "settings": {"drafter.policy": 3}}', "sets"),
         ('{"format": 1, "settings": {"drafter.temperature_factors": "[0.9, x]"}}', "sets"),
         ('{"format": 1, "settings": []}', "sets"),
+        ('{"format": 1, "settings": {"eval.draft_length": "3"}, "plain": true}', "with plain True"),
+        ('{"format": 1, "settings": {}, "plain": "no"}', "with plain 'no'"),
     ],
 )
 def test_what_is_none_is_refused(text: str, message: str, tmp_path: Path) -> None:

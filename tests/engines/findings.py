@@ -15,7 +15,7 @@ from pathlib import Path
 from draftsmith.benchmarks.common.provenance import commit, hardware
 from draftsmith.benchmarks.common.records import Audit, Cell, Figure, Record, Table, Weights, table_of, write_record
 from draftsmith.eval.measure.environment import environment
-from draftsmith.launch.generate import drafter_hash
+from draftsmith.eval.measure.weight_files import drafter_hash
 from engines.cases import CASES, STEPS
 from engines.engine import MOST_TOKENS, PLACE
 from engines.measured import LEVEL

@@ -161,6 +161,63 @@ def test_the_command_says_how_drafts_are_drawn(
     assert "draft_sample_method" not in message
 
 
+DYNAMIC = {"drafter.eagle_tree": "dynamic", "drafter.tree": "default", "drafter.temperature_factors": "[]"}
+MEASURED = {"temperature": 0.0, "batch": 1, "processor": "here"}
+
+
+@pytest.mark.parametrize(
+    ("depth", "asked", "nodes"),
+    [("3", "16", "16"), ("5", "61", "61"), ("1", "32", "11")],  # ten children of the root, and no more
+)
+def test_a_tuned_tree_becomes_the_engines_tree(
+    depth: str,
+    asked: str,
+    nodes: str,
+    eagle: Path,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """SGLang expands one as EAGLE-2 does, and counts its nodes with the root."""
+    values = {**DYNAMIC, "eval.draft_length": depth, "drafter.eagle_nodes": asked}
+    write_tuned(eagle / "drafter", values, MEASURED)
+    assert main(["export", str(eagle), "--format", "sglang"]) == 0
+    (words,) = started(capfd.readouterr().out)
+    told = [value(words, f"--speculative-{each}") for each in ("num-steps", "eagle-topk", "num-draft-tokens")]
+    assert told == [depth, "10", nodes]
+    assert (
+        f"a tree of {nodes} nodes, {depth} deep, as tuned for T = 0.0, batch 1, here: tree of {asked}" in caplog.text
+    )
+
+
+@pytest.mark.parametrize("tuned", [True, False])
+def test_where_an_engine_has_no_tree_it_is_said_what_is_written(
+    tuned: bool, eagle: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Whether the tree is of `tuned.json` or of the recipe."""
+    whose = "the recipe has it"
+    if tuned:
+        values = {**DYNAMIC, "eval.draft_length": "5", "drafter.eagle_nodes": "16"}
+        write_tuned(eagle / "drafter", values, MEASURED)
+        whose = "tuned for T = 0.0, batch 1, here: tree of 16 nodes, 5 deep"
+    else:
+        (eagle / "run.yaml").write_text(load_recipe("eagle-tiny", [("drafter.eagle_tree", "dynamic")]).yaml())
+    assert main(["export", str(eagle)]) == 0
+    assert '"num_speculative_tokens": 4' in capfd.readouterr().out
+    assert "vllm is started with a chain of 4, which is not tuned; left out is the tree that" in caplog.text
+    assert f"the drafter has as {whose}; `draftsmith tune --chains`" in caplog.text
+
+
+def test_a_tuned_tree_of_heads_is_not_dropped_in_silence(
+    target: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    heads = MedusaHeads.for_target(target.model, heads=2, shared_head=True)
+    run = run_folder(tmp_path, "medusa-tiny", heads, target)
+    write_tuned(run / "drafter", {"drafter.tree": "default", "drafter.medusa_nodes": "8"}, MEASURED)
+    assert main(["export", str(run)]) == 0
+    assert '"num_speculative_tokens": 2' in capfd.readouterr().out
+    assert "vllm is started with a chain of 2, which is not tuned; left out is the tree" in caplog.text
+
+
 @pytest.fixture
 def draft_model(target: Any, tmp_path: Path) -> Path:
     run = tmp_path / "run"

@@ -30,6 +30,7 @@ from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.decoding.target.hub import embedded_target, load_tokenizer
 from draftsmith.decoding.target.loading import load_target
+from draftsmith.drafters.tuned_file import write_tuned
 from draftsmith.launch.cli import main
 from safetensors.torch import load_file, save_file
 
@@ -190,6 +191,45 @@ def test_a_drafter_changes_the_speed_alone(place: Path, tmp_path: Path, source: 
     assert acceptance["verdict"] == "not audited"
     printed = f"drafter: {acceptance['tau']:.2f} tokens per target call (not audited)\n"
     assert printed in capsys.readouterr().out
+
+
+def tuned_copy(place: Path, folder: Path, values: dict[str, str], **facts: object) -> Path:
+    """The drafter, as it was tuned."""
+    shutil.copytree(place / "drafter", folder)
+    write_tuned(folder, values, {"temperature": 0.0, "batch": 1, "processor": "here", **facts})
+    return folder
+
+
+def test_a_drafter_drafts_as_it_was_tuned(
+    place: Path, tmp_path: Path, greedy: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    drafter = tuned_copy(place, tmp_path / "drafter", {"eval.draft_length": "2"}, pays=True, plain=False)
+    for name, more in (("tuned", []), ("by hand", ["--eval.draft_length", "3"])):
+        assert generate(place, tmp_path / name, "--drafter", str(drafter), *more) == 0
+        said = "tuned for T = 0.0, batch 1, here: --eval.draft_length 2" in caplog.text
+        caplog.clear()
+        assert said is (name == "tuned")
+        assert manifest(tmp_path / name)["drafter"]["draft_length"] == (2 if said else 3)
+        assert read(tmp_path / name) == read(greedy)
+
+
+def test_where_tuning_found_nothing_answers_are_decoded_plainly(
+    place: Path, tmp_path: Path, greedy: Path, caplog: pytest.LogCaptureFixture, capfd: Captured
+) -> None:
+    """Unless a flag drafts; and what needs a draft is refused."""
+    drafter = tuned_copy(place, tmp_path / "drafter", {}, pays=False, plain=True)
+    more = ["--drafter", str(drafter)]
+    assert generate(place, tmp_path / "plain", *more) == 0
+    found = "tuning found nothing faster than plain decoding for T = 0.0, batch 1, here"
+    assert f"{found}; answers are decoded plainly" in caplog.text
+    caplog.clear()
+    assert manifest(tmp_path / "plain")["drafter"] is None
+    assert read(tmp_path / "plain") == read(greedy)
+    assert generate(place, tmp_path / "no", "--corrections", *more) == 2
+    assert "--corrections keeps where a draft was corrected: a flag for drafter.*" in capfd.readouterr().err
+    assert generate(place, tmp_path / "drafted", *more, "--eval.draft_length", "3") == 0
+    assert found not in caplog.text
+    assert manifest(tmp_path / "drafted")["acceptance"]["tau"] > 1
 
 
 def test_a_row_does_not_feel_its_batch(place: Path, tmp_path: Path) -> None:

@@ -265,6 +265,7 @@ def tuned(name: str) -> dict[str, Any]:
             "verdict": "not audited",
         },
         "measured": [{"label": name, "speedup": 1.5, "measured": [1.4, 1.3, 1.5]}],
+        "pays_from": [{"title": name, "label": name, "words": f"{name} would pay from a target call of 14 ms"}],
         "surfaces": [{**surface, "axis": axis} for axis in ("draft length", "batch", "temperature")],
     }
 
@@ -278,6 +279,7 @@ def test_it_shows_where_settings_pay(run_folder: Path) -> None:
     for text in (page, markdown):
         assert "predicted within 10% of measured: 1 of 1 rows; off by +7 %, +7 % on average" in text
         assert "pays up to batch 2.67" in text
+        assert "would pay from a target call of 14 ms" in text
         assert "not audited" in text
     assert page.count("<svg") == plain.count("<svg") + 3
     assert 'aria-label="Speed-up against batch"' in page
@@ -297,6 +299,7 @@ def test_hostile_settings_stay_text(run_folder: Path) -> None:
     assert "<b onclick" not in page
     rows = [line for line in (run_folder / "report.md").read_text("utf-8").splitlines() if "1.40 [1.30, 1.50]" in line]
     assert [len(re.findall(r"(?<!\\)\|", line)) for line in rows] == [6]
+    assert "pays_from" in tuned("x")  # the words of which are cells too
 
 
 def test_it_says_whether_a_second_set_agrees(run_folder: Path) -> None:

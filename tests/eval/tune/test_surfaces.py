@@ -57,8 +57,8 @@ def test_sizes_are_the_predictions(target: Backbone) -> None:
     tempered = {**grids[0].values(2), "drafter.temperature_factors": "[0.9]"}
     predictions += [Prediction(Setting(contender, values), 2.0, 3.0, 0.1, 9.0, None) for values in ({}, tempered)]
     drawn, argmax, tree = by_size(predictions, 1.0)
-    assert (drawn.label, drawn.axis) == ("M, policy sample", "draft length")
-    assert (argmax.label, argmax.points[0]) == ("M, policy argmax", (1.0, pytest.approx(1.3)))
+    assert (drawn.label, drawn.axis) == ("M", "draft length")
+    assert (argmax.label, argmax.points[0]) == ("M, likeliest tokens", (1.0, pytest.approx(1.3)))
     assert (tree.label, tree.axis, [x for x, _ in tree.points]) == ("M", "nodes", [2, 4, 8])
     assert all(speed < 9 for each in (drawn, argmax, tree) for _, speed in each.points)
 

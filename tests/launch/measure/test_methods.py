@@ -18,10 +18,10 @@ from draftsmith.drafters.families import training_free
 from draftsmith.eval.audit.plants import PLANTS
 from draftsmith.eval.audit.survey import WARPERS, survey, survey_table
 from draftsmith.eval.config import AuditConfig
+from draftsmith.eval.measure.weight_files import drafter_hash
 from draftsmith.eval.report.results import schema
 from draftsmith.eval.report.tables import show
 from draftsmith.launch.cli import main, split_overrides
-from draftsmith.launch.generate import drafter_hash
 from draftsmith.launch.measure.methods import SKELETON, need_draft
 from draftsmith.launch.measure.run import results_folder
 from draftsmith.launch.verbs import Eval

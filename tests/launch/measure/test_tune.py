@@ -13,6 +13,7 @@ from draftsmith.decoding.target.loading import load_target
 from draftsmith.drafters.heads.medusa import MedusaHeads
 from draftsmith.drafters.tuned_file import read_tuned, write_tuned
 from draftsmith.eval.measure.metrics import Interval
+from draftsmith.eval.measure.weight_files import drafter_hash
 from draftsmith.eval.tune.race import Raced
 from draftsmith.eval.tune.settings import Contender, Prediction, Setting
 from draftsmith.launch.check.early import named
@@ -52,11 +53,20 @@ def test_a_drafter_and_a_method_without_one(run: Path, capfd: pytest.CaptureFixt
     assert {each["axis"] for each in content["surfaces"]} == {"draft length", "nodes"}
     for each in content["measured"]:
         assert each["predicted_over_measured"] == pytest.approx(each["speedup"] / each["measured"][0])
+    evens = {each["method"]: each for each in content["pays_from"]}
+    assert evens.keys() == {each["method"] for each in content["measured"]}
+    for each in evens.values():
+        assert f"{each['label']}: {each['words']}" in printed
+        assert each["target_call_seconds"] == content["target_call_seconds"] > 0
+    assert tuned["pays_from"] == evens[str(run / "drafter")]["factor"]
     assert tuned["verdict"] == "not audited"
+    assert tuned["target_sha256"] == content["target_sha256"] == drafter_hash(Path(SHALLOW))
     best = next(each for each in content["measured"] if each["method"] == str(run / "drafter"))
     assert tuned["speedup"] == best["measured"]
     # what is slower, beyond its interval, is not kept
-    assert read_tuned(run / "drafter").values == (best["settings"] if best["measured"][2] >= 1 else {})
+    slower = best["measured"][2] < 1
+    assert read_tuned(run / "drafter").values == ({} if slower else best["settings"])
+    assert read_tuned(run / "drafter").plain is slower
 
 
 @pytest.mark.slow

@@ -1,0 +1,45 @@
+"""Settings in words: those that the field uses, no two alike, and no name of a recipe value left."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from draftsmith.drafters.families import FAMILIES
+from draftsmith.drafters.grids import LLMA, NGRAM, PROMPT_LOOKUP
+from draftsmith.drafters.temperatures import FACTORS
+from draftsmith.eval.tune.words import in_words
+
+CHAIN = {"drafter.eagle_tree": "chain", "drafter.tree": "default"}
+DYNAMIC = {"drafter.eagle_tree": "dynamic", "drafter.tree": "default", FACTORS: "[]"}
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({**CHAIN, "eval.draft_length": "1"}, "chain of 1"),
+        ({**CHAIN, "drafter.policy": "sample", FACTORS: "[]", "eval.draft_length": "3"}, "chain of 3"),
+        ({"drafter.policy": "argmax", "eval.draft_length": "3"}, "chain of 3, likeliest tokens"),
+        ({"eval.draft_length": "2", FACTORS: json.dumps([0.9, 1.1])}, "chain of 2, drawn at 0.9 and 1.1 times"),
+        ({"eval.draft_length": "1", FACTORS: "[0.9]"}, "chain of 1, drawn at 0.9 times the temperature"),
+        ({**DYNAMIC, "eval.draft_length": "5", "drafter.eagle_nodes": "16"}, "tree of 16 nodes, 5 deep"),
+        ({"drafter.tree": "default", "drafter.medusa_nodes": "8"}, "tree of 8 nodes"),
+        ({"drafter.tree": "chain", "eval.draft_length": "2"}, "chain of 2"),
+        ({"drafter.lookup_tokens": "1"}, "copies at most 1 token"),
+        ({"drafter.lookup_tokens": "6"}, "copies at most 6 tokens"),
+        ({"drafter.rest_nodes": "6"}, "rest nodes 6"),  # nobody has found words for it
+        ({}, ""),
+    ],
+)
+def test_words(values: dict[str, str], words: str) -> None:
+    assert in_words(values).startswith(words)
+
+
+def test_every_setting_has_words_of_its_own() -> None:
+    """A method's rows in one table are told apart by them."""
+    every = [*(family.grids for family in FAMILIES.values()), PROMPT_LOOKUP, NGRAM, LLMA]
+    for grids in every:
+        said = [in_words(grid.values(size)) for grid in grids for size in grid.sizes]
+        assert len(set(said)) == len(said), said
+        assert not any("_" in words or "drafter" in words or "eval" in words for words in said), said
+    assert sum(map(bool, every)) > 10
