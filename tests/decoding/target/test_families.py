@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import VOCABULARY, make_drafter
-from draftsmith.benchmarks.common.random_models import EXPERTS, GROUPED, RECURRENT, SIZES
+from draftsmith.benchmarks.common.random_models import DEEPSEEK, EXPERTS, GROUPED, RECURRENT, SIZES
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target import backbone
@@ -38,16 +38,6 @@ PROMPTS = [[7, 3, 50, 9, 22], [4, 5, 60, 7, 8, 31, 10, 11, 12]]
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
 MIXED = {"layer_types": ["sliding_attention", "full_attention"]}
-LOW_RANK = {
-    "kv_lora_rank": 16,
-    "q_lora_rank": 16,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 8,
-    "v_head_dim": 12,
-    "n_routed_experts": 4,
-    "n_group": 1,
-    "topk_group": 1,
-}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": GROUPED,
     "qwen2": GROUPED,
@@ -64,8 +54,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mixtral": GROUPED | EXPERTS | {"num_local_experts": 4},
     "qwen3_moe": GROUPED | EXPERTS | {"num_experts": 4},
     "gpt_oss": GROUPED | MIXED | EXPERTS | {"num_local_experts": 4},
-    # keys and values of different size
-    "deepseek_v3": EXPERTS | LOW_RANK | {"num_key_value_heads": 4},
+    "deepseek_v3": DEEPSEEK,
 } | RECURRENT
 SLIDING: dict[str, dict[str, Any]] = {
     "mistral": FAMILIES["mistral"],
@@ -80,6 +69,7 @@ SLIDING: dict[str, dict[str, Any]] = {
     "llama4_text": GROUPED
     | {"layer_types": ["chunked_attention", "full_attention"], "no_rope_layers": [1, 0], "intermediate_size_mlp": 64}
     | {"num_local_experts": 4, "num_experts_per_tok": 1, "interleave_moe_layer_step": 2, "attention_chunk_size": 13},
+    "lfm3": RECURRENT["lfm3"],
 }
 WINDOW = 13
 
@@ -234,7 +224,7 @@ def test_every_node_of_a_tree_behind_the_window_equals_its_path(family: str, len
     g = torch.Generator().manual_seed(1)
     tokens_BN = torch.randint(0, VOCABULARY, (2, len(TREE)), generator=g)
     for rows, static in (([0, 1], False), ([0], False), ([0, 0], False), ([0, 1], True)):
-        kv_cache = KVCache(len(rows), 80, static=static)
+        kv_cache = KVCache(len(rows), 80, static=static, rollback=len(TREE))
         target.prefill([texts[row] for row in rows], kv_cache)
         lengths_B = torch.tensor([len(texts[row]) for row in rows])
         found_BNV = target.forward(tokens_BN[: len(rows)], lengths_B, TREE, kv_cache)
@@ -404,9 +394,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "rwkv": ({"attention_hidden_size": 16}, r"RwkvForCausalLM \(rwkv\) keeps a recurrent"),
     "jamba": (
         {"num_experts": 2, "mamba_dt_rank": 4},
-        "Jamba.*layers of type linear_attention.*recurrent layers of bamba",
+        "Jamba.*layers of type linear_attention.*recurrent layers of bailing_hybrid, bamba",
     ),
-    "minimax": ({"num_local_experts": 2, "head_dim": 8}, "MiniMax.*linear_attention.*recurrent layers of bamba"),
+    "minimax": (
+        {"num_local_experts": 2, "head_dim": 8},
+        "MiniMax.*linear_attention.*recurrent layers of bailing_hybrid, bamba",
+    ),
     "recurrent_gemma": ({}, "RecurrentGemma.*linear_attention|RecurrentGemma.*recurrent"),
     # no attention interface, so a mask would be added as 0 and 1, or positions be ignored
     "gptj": ({"rotary_dim": 4}, "GPTJ.*'eager', which does not read the mask of a tree"),
