@@ -21,12 +21,14 @@ from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target import backbone
 from draftsmith.decoding.target.attention import NAME, OWN, use_grouped_attention
 from draftsmith.decoding.target.backbone import Backbone, _windowed
+from draftsmith.decoding.target.hidden_states import decoder_of
 from draftsmith.decoding.target.kv_cache import KVCache
 from draftsmith.decoding.target.loading import load_target
 from draftsmith.decoding.target.stacked import can_stack
 from draftsmith.decoding.target.windows import Window, Windows
 from draftsmith.decoding.tree.tree import Tree, chain
 from draftsmith.errors import RequestError
+from draftsmith.trainers.loop.objective import hidden_states
 from random_models import own_text, random_model, ready
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -219,7 +221,10 @@ def test_greedy_text_of_four_windows_is_that_of_transformers(family: str, static
 @torch.inference_mode()
 def test_every_node_of_a_tree_behind_the_window_equals_its_path(family: str, length: int) -> None:
     """Rows of two lengths, one and the same, and all slots in view; then what is kept of the tree, and a chain."""
-    target, model = windowed(family)
+    check_behind_the_window(*windowed(family), length)
+
+
+def check_behind_the_window(target: Backbone, model: PreTrainedModel, length: int) -> None:
     texts = [[(5 * n * n + n + 1) % VOCABULARY for n in range(length)], [4, 5, 60, 7]]
     g = torch.Generator().manual_seed(1)
     tokens_BN = torch.randint(0, VOCABULARY, (2, len(TREE)), generator=g)
@@ -290,11 +295,57 @@ def test_a_window_that_no_layer_uses() -> None:
     assert windows == Windows({"sliding_attention": Window(13)}, by_kind=False)
 
 
-def test_where_llama_4_counts_slots_for_positions_is_the_limit() -> None:
-    settings = SLIDING["llama4_text"] | {"floor_scale": 40}
-    target = ready(random_model("llama4_text", **settings))
-    assert (target.context, target.context_reason[:40]) == (39, ", after which the temperature of its att")
-    assert ready(random_model("llama4_text", **settings, attn_temperature_tuning=False)).context == 128
+TEMPERED = SLIDING["llama4_text"] | {"attention_chunk_size": 8, "floor_scale": 6, "attn_scale": 0.5}
+
+
+@lru_cache
+def tempered() -> tuple[Backbone, PreTrainedModel]:
+    """Llama 4 whose attention changes its temperature every six tokens, in the middle of chunks and trees."""
+    model = random_model("llama4_text", **TEMPERED, attn_temperature_tuning=True)
+    return ready(model), model
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_llama_4_s_temperature_at_four_chunks(static: bool) -> None:
+    """Rows of two lengths, so that slots of the KV cache are no positions; the published limit is gone."""
+    target, model = tempered()
+    assert (target.context, target.context_reason) == (128, "")
+    own = [own_text(model, prompt, 35) for prompt in PROMPTS]
+    assert len(PROMPTS[0]) + 35 > 4 * TEMPERED["attention_chunk_size"]
+    done = generate(target, make_drafter(target, noise=0.03), PROMPTS, warper=GREEDY, max_new_tokens=35, static=static)
+    assert done.tokens == own
+    assert {"draft", "correction"} <= set(sum(done.origin, []))
+    assert autoregressive(target, PROMPTS, warper=GREEDY, max_new_tokens=35, static=static).tokens == own
+
+
+@pytest.mark.parametrize("length", [4, 11, 33])
+@torch.inference_mode()
+def test_llama_4_s_temperature_under_trees_and_after_commits(length: int) -> None:
+    target, model = tempered()
+    check_behind_the_window(target, model, length)
+
+
+@torch.inference_mode()
+def test_slots_as_positions_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted bug: the model as it is."""
+    monkeypatch.setattr(backbone, "use_positions", lambda _: None)
+    with pytest.raises(AssertionError, match="not close"):
+        check_behind_the_window(ready(tempered()[1]), tempered()[1], 11)
+
+
+@torch.no_grad()
+def test_llama_4_s_temperature_in_packed_rows_and_copies(tmp_path: Path) -> None:
+    """A document behind another begins at position 0; what is saved tunes as before."""
+    target, model = tempered()
+    ids, half = torch.randint(0, VOCABULARY, (1, 40), generator=torch.Generator().manual_seed(2)), 20
+    batch = {"input_ids": ids, "documents": torch.arange(40)[None] // half, "positions": torch.arange(40)[None] % half}
+    for made in (target.model, copy.deepcopy(target.model)):
+        found = hidden_states(made, batch)
+        for part in (slice(0, half), slice(half, 40)):
+            torch.testing.assert_close(found[:, part], decoder_of(model)(ids[:, part]).last_hidden_state, **CLOSE)
+    target.model.save_pretrained(tmp_path)
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path)
+    torch.testing.assert_close(saved(ids).logits, model(ids).logits, **CLOSE)
 
 
 def test_the_window_of_a_nested_text_config_is_found() -> None:
