@@ -30,24 +30,26 @@ import torch
 from draftsmith.benchmarks.common.acceptance import audited
 from draftsmith.benchmarks.common.markdown import printed
 from draftsmith.benchmarks.common.provenance import finish, record_of
-from draftsmith.benchmarks.common.random_models import EXPERTS, GROUPED, RECURRENT, WINDOWED, random_model
+from draftsmith.benchmarks.common.random_models import DEEPSEEK, EXPERTS, GROUPED, RECURRENT, WINDOWED, random_model
 from draftsmith.benchmarks.common.records import Cell, Record, table_of
 from draftsmith.benchmarks.common.runs import add_audit, parser_of
 from draftsmith.data.rows.tokenizer import train_tokenizer
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.decoding.target.hub import auto_class
 from draftsmith.decoding.target.loading import load_target
 from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import DraftsmithError
 from draftsmith.launch.cli import main as command
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase, TorchAoConfig
 
 TEXT = "".join(f"def f{n}(x, y):\n    return x * {n} + y  # {n % 7} of {n % 5}\n" for n in range(120))
 NEW_TOKENS, PROMPTS = 24, 4
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    # name of the config -> models that people know by it, settings
+    # name of the config, and with "-int8" behind it of one whose checkpoint is rounded -> models that people know by
+    # it, settings
     "llama": ("Llama 2, 3", GROUPED),
     "mistral": ("Mistral, sliding window", GROUPED | WINDOWED["mistral"]),
     "qwen2": ("Qwen2, Qwen2.5", {"num_key_value_heads": 2}),
@@ -63,13 +65,20 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere": ("Command R, scaled logits", {"num_key_value_heads": 2}),
     "granite": ("Granite 3, scaled logits", {"num_key_value_heads": 2}),
     "olmo2": ("OLMo 2", {"num_key_value_heads": 2}),
+    "deepseek_v3": ("DeepSeek-V3, keys and values of low rank", DEEPSEEK),
     "gpt2": ("GPT-2", {}),
     "gpt_neox": ("Pythia", {}),
+    "gemma3": ("Gemma 3 that sees images, on text", {}),
+    "qwen3_vl": ("Qwen3-VL, on text", {}),
+    "qwen3-int8": ("Qwen3, a checkpoint in int8 (torchao)", GROUPED),
     **{
         name: (known, RECURRENT[name])
         for name, known in {
             "lfm2": "LFM2",
             "lfm2_moe": "LFM2 MoE",
+            "lfm3": "LFM3",
+            "kimi_linear": "Kimi Linear",
+            "bailing_hybrid": "Ling 3.0",
             "qwen3_next": "Qwen3-Next",
             "qwen3_5_text": "Qwen3.5",
             "qwen3_5_moe_text": "Qwen3.5 MoE",
@@ -135,8 +144,7 @@ def tried(
     known, settings = FAMILIES[name]
     row: dict[str, Cell] = {"family": name, "known": known}
     sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": 256}
-    model = random_model(name, **settings | sizes)
-    model.save_pretrained(folder / "target")
+    save(name, folder / "target", settings | sizes)
     tokenizer.save_pretrained(folder / "target")
     target = load_target(str(folder / "target"))
     ids = tokenizer(TEXT)["input_ids"]
@@ -147,9 +155,28 @@ def tried(
     return row
 
 
+def config_of(name: str) -> str:
+    """The name of the config in that of a row."""
+    return name.partition("-")[0]
+
+
+def save(name: str, folder: Path, settings: dict[str, Any]) -> None:
+    """A row's checkpoint, rounded where the row says so."""
+    random_model(config_of(name), **settings).save_pretrained(folder)
+    if name == config_of(name):
+        return
+    from torchao.quantization import Int8WeightOnlyConfig
+
+    how = TorchAoConfig(Int8WeightOnlyConfig(version=2))  # the layout that transformers can write
+    rounded: Any = AutoModelForCausalLM.from_pretrained(folder, quantization_config=how, local_files_only=True)
+    for file in folder.glob("*.safetensors"):
+        file.unlink()
+    rounded.save_pretrained(folder)
+
+
 def equal_texts(target: Backbone, folder: Path, prompts: Sequence[list[int]]) -> tuple[int, int]:
     """Of how many prompts the greedy text is that of `transformers`: plain, and drafted for."""
-    own = AutoModelForCausalLM.from_pretrained(folder / "target", local_files_only=True).eval()
+    own = auto_class(target.model.config).from_pretrained(folder / "target", local_files_only=True).eval()
     theirs = [written_by(own, prompt) for prompt in prompts]
     plain = autoregressive(target, prompts, warper=Warper(0.0), max_new_tokens=NEW_TOKENS)
     drafted = generate(target, PromptLookup(draft_length=4), prompts, warper=Warper(0.0), max_new_tokens=NEW_TOKENS)

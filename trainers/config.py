@@ -30,6 +30,9 @@ class TargetConfig(Section):
     """Round the weights of the target's linear layers to 8 or 4 bits when it is loaded, by torchao; its
     embedding and output projection stay as they are. A checkpoint that is quantised already says so
     itself."""
+    unquantised: str | None = None
+    """The checkpoint that `path` was quantised from, folder or hub name, at its default branch: `eval` then states how
+    far the quantised target is from it. For checkpoints that are quantised already."""
     sharding: Literal["none", "fully_shard"] = "none"
     """`fully_shard` cuts the weights of a frozen target's layers over all processes: each holds its
     share, and gathers one layer at a time while its rows go through. Held-out rows choose the best
@@ -53,6 +56,15 @@ class TargetConfig(Section):
         if self.tensor_parallel > 1:
             return f"target.tensor_parallel is {self.tensor_parallel}"
         return f"target.sharding is {self.sharding}"
+
+    @model_validator(mode="after")
+    def _rounded_once(self) -> Self:
+        if self.unquantised is not None and self.quantization is not None:
+            raise ValueError(
+                f"quantization is {self.quantization}, so path names the unquantised model itself: leave out "
+                "unquantised, which is for checkpoints that are quantised already"
+            )
+        return self
 
     @model_validator(mode="after")
     def _cut_in_one_way(self) -> Self:

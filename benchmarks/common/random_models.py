@@ -5,10 +5,11 @@ Read next: `../model_families.py`, which decodes with them and trains for them.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from draftsmith.decoding.target.hub import auto_class
+from transformers import AutoConfig, PreTrainedModel
 
 GROUPED = {"num_key_value_heads": 2, "head_dim": 16}
 SIZES = {
@@ -30,6 +31,24 @@ DELTA = {  # more value heads than key heads, a convolution wider than some prom
     "linear_value_head_dim": 16,
     "layer_types": ["linear_attention", "full_attention"],
 }
+LOW_RANK = EXPERTS | {  # keys and values that are kept as one small vector, and are of different size
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 12,
+    "n_group": 1,
+    "topk_group": 1,
+}
+DEEPSEEK = LOW_RANK | {"q_lora_rank": 16, "n_routed_experts": 4}
+DELTA_LOW_RANK = LOW_RANK | {  # Kimi's delta attention beside those
+    "q_lora_rank": None,
+    "num_local_experts": 4,
+    "linear_head_dim": 8,
+    "linear_num_heads": 4,
+    "layer_types": ["linear_attention", "full_attention"],
+    "mlp_layer_types": ["dense", "sparse"],
+}
 MAMBA = {
     "mamba_n_heads": 4,
     "mamba_d_head": 16,
@@ -43,6 +62,10 @@ RECURRENT: dict[str, dict[str, Any]] = {
     "lfm2_moe": GROUPED
     | EXPERTS
     | {"layer_types": ["conv", "full_attention"], "num_experts": 4, "num_dense_layers": 1},
+    "lfm3": GROUPED  # layers with a window beside convolutions
+    | {"layer_types": ["conv", "full_attention", "sliding_attention"], "num_hidden_layers": 3, "sliding_window": 8},
+    "kimi_linear": DELTA_LOW_RANK,
+    "bailing_hybrid": DELTA_LOW_RANK | {"head_dim": 16, "num_mtp_layers": 0},
     "qwen3_next": GROUPED | EXPERTS | DELTA | {"num_experts": 4},
     "qwen3_5_text": GROUPED | DELTA,
     "qwen3_5_moe_text": GROUPED | EXPERTS | DELTA | {"num_experts": 4},
@@ -81,16 +104,48 @@ WINDOWED: dict[str, dict[str, Any]] = {
     | {"layer_types": ["chunked_attention", "full_attention"], "no_rope_layers": [1, 0]},
 }
 
+_EYES = {"hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "depth": 1, "out_hidden_size": 32}
+_ROTATION = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+SEEING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    # models of text and images: settings of the text's side, and the images'
+    "qwen2_5_vl": (
+        {"num_key_value_heads": 2, "hidden_size": 64, "rope_parameters": _ROTATION},
+        _EYES | {"out_hidden_size": 64, "fullatt_block_indexes": [0]},
+    ),
+    "qwen3_vl": (
+        GROUPED | {"rope_parameters": _ROTATION | {"mrope_interleaved": True}},
+        _EYES | {"deepstack_visual_indexes": [0], "num_position_embeddings": 16},
+    ),
+    "gemma3": (
+        GROUPED
+        | {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 64, "query_pre_attn_scalar": 16},
+        {
+            "hidden_size": 32,
+            "intermediate_size": 32,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "image_size": 28,
+            "patch_size": 14,
+        },
+    ),
+}
+
 
 def random_model(family: str, *, spread: float = 0.2, **settings: Any) -> PreTrainedModel:
-    """A model as `AutoModelForCausalLM` makes it, its matrices drawn from N(0, spread^2).
+    """A model as `transformers` makes it of its config, its matrices drawn from N(0, spread^2).
 
-    With 0.2 greedy text does not repeat at once; with 1 logits are as large as a trained model's.
+    With 0.2 greedy text does not repeat at once; with 1 logits are as large as a trained model's. Settings of a
+    family that sees images are those of its text.
     """
     torch.manual_seed(0)
-    config = AutoConfig.for_model(family, **SIZES | settings)
-    model = AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
+    if family in SEEING:
+        text, images = SEEING[family]
+        sizes = {"text_config": SIZES | text | settings, "vision_config": images, "tie_word_embeddings": False}
+    else:
+        sizes = SIZES | settings
+    config = AutoConfig.for_model(family, **sizes)
+    model = auto_class(config).from_config(config).eval().requires_grad_(False)
     for parameter in model.parameters():
         if parameter.ndim > 1:
             parameter.normal_(0, spread)
-    return model
+    return cast(PreTrainedModel, model)

@@ -28,6 +28,7 @@ from .hub import load_tokenizer
 from .kv_cache import KVCache
 from .recurrence.scan import STATELESS, check_recurrent, recurrence
 from .stacked import Stack, can_stack
+from .temperature import use_positions
 from .windows import Masks, Windows, unknown_kinds, unsized_kind
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Backbone:
 
     def __init__(self, model: PreTrainedModel, *, name: str, revision: str | None = None) -> None:
         check_rollback(model)
+        use_positions(model)
         self.model, self.name, self.revision = model, name, revision
         self._stacked: Stack | None = None
         self._recurrence = recurrence(model)
@@ -252,9 +254,6 @@ def _windowed(windows: Windows, mask: Tensor | None, nodes: Nodes, lengths_B: Te
 def context_limits(config: Any) -> list[tuple[int, str]]:
     """Limits on a sequence's length, each with its reason if it is not the model's own length."""
     limits = [(int(getattr(config, "max_position_embeddings", 2**31)), "")]
-    if getattr(config, "attn_temperature_tuning", False) and hasattr(config, "floor_scale"):
-        # Llama 4 counts a token's place in the KV cache there, which in a tree or a packed row is not its position
-        limits.append((int(config.floor_scale) - 1, ", after which the temperature of its attention changes"))
     rope = getattr(config, "rope_parameters", None) or {}
     for each in (rope, *(one for one in rope.values() if isinstance(one, dict))):
         if each.get("rope_type") == "longrope":

@@ -52,7 +52,7 @@ class Cut:
         """Cut the weights of every decoder layer, in place.
 
         Raises:
-            RequestError: the layers are in no list, keep a state of the text, or do not divide.
+            RequestError: the layers are in no list, or of products: keep a state of the text, or do not divide.
         """
         if self.team == 1:
             _cut_layers(model, mesh, offload=self.offload)
@@ -86,15 +86,10 @@ def cut_class(whole: type[nn.Module], cut: Cut, mesh: DeviceMesh) -> type[Any]:
 
 
 def _cut_layers(model: Any, mesh: DeviceMesh, *, offload: bool) -> None:
-    """Lay each layer over all processes; recurrent layers are not tried there."""
+    """Lay each layer over all processes."""
     from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
     decoder = decoder_of(model)
-    if is_recurrent(decoder):
-        raise RequestError(
-            f"target.sharding is fully_shard, and {type(model).__name__} has recurrent layers, which are not cut over "
-            "processes here. Leave target.sharding, or have an engine compute the states (features.source)"
-        )
     policy = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if offload else OffloadPolicy()
     for layer in layers_of(decoder, layer_count(model)):
         fully_shard(layer, mesh=mesh, reshard_after_forward=True, offload_policy=policy)

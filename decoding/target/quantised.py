@@ -191,11 +191,12 @@ def quantisation_of(config: Any) -> str | None:
     if how is None:
         return None
     method = method_of(how)
-    named = (how.get("bits"), how.get("w_bit"), *(n for n in (4, 8) if how.get(f"load_in_{n}bit")))
-    bits = next((each for each in named if isinstance(each, int)), None)
+    group = _group_size(how)
+    shared = [] if group is None else ["groups of", str(group)]
+    bits = _bits(how)
     if bits is not None:
-        return f"{method} {bits} bits"
-    return " ".join([method, *(name for name in _types(how) if name.endswith("Config"))])
+        return " ".join([method, str(bits), "bits", *shared])
+    return " ".join([method, *(name for name in _types(how) if name.endswith("Config")), *shared])
 
 
 def bytes_a_weight(asked: str | None, config: Any) -> float | None:
@@ -210,8 +211,8 @@ def bytes_a_weight(asked: str | None, config: Any) -> float | None:
         return 1.0
     if how is None:
         return None
-    bits = str(quantisation_of(config)).split(" ")
-    return int(bits[-2]) / 8 if bits[-1] == "bits" else 1.0
+    bits = _bits(how)
+    return 1.0 if bits is None else bits / 8
 
 
 def entry_of(config: Any) -> dict[str, Any] | None:
@@ -266,6 +267,27 @@ def _check_machine(path: str, method: str, how: dict[str, Any]) -> None:
             "bf16, another model than the one that is served. Expected a GPU with fp8 (capability 8.9 or higher); or "
             "take the unquantised model"
         )
+
+
+def _bits(how: dict[str, Any]) -> int | None:
+    """Bits of a weight, where the quantiser names them."""
+    named = (how.get("bits"), how.get("w_bit"), *(n for n in (4, 8) if how.get(f"load_in_{n}bit")))
+    return next((each for each in named if isinstance(each, int)), None)
+
+
+def _group_size(how: Any) -> int | None:
+    """Inputs that share a scale, at whatever depth the quantiser names them; None where it does not."""
+    waiting = [how]
+    while waiting:
+        each = waiting.pop(0)
+        if isinstance(each, dict):
+            named = next((each[name] for name in ("group_size", "q_group_size") if each.get(name) is not None), None)
+            if isinstance(named, int) and named > 0:  # -1: a whole row
+                return named
+            waiting += each.values()
+        elif isinstance(each, list):
+            waiting += each
+    return None
 
 
 def _types(how: Any) -> list[str]:

@@ -19,9 +19,13 @@ from torch import Tensor
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 _SIZES = {SLIDING: "sliding_window", CHUNKED: "attention_chunk_size"}
 """Kinds of layers with a window, and the entry of a config that says how long it is."""
+_ATTENTION = {FULL, *_SIZES}
 
-Masks = Tensor | dict[str, Tensor]
-"""What a decoder takes as `attention_mask`: one mask for all of its layers, or one for each kind of them."""
+Masks = Tensor | dict[str, Tensor | None]
+"""What a decoder takes as `attention_mask`: one mask for all of its layers, or one for each kind of them.
+
+Recurrent kinds have none: theirs would say which tokens are padding, and there is none.
+"""
 
 
 class Window(NamedTuple):
@@ -77,12 +81,14 @@ class Windows:
             kind: mask if window is None else mask & window.near(query_BN, key_BT)
             for kind, window in self.kinds.items()
         }
-        return seen if self.by_kind else next(iter(seen.values()))
+        if not self.by_kind:
+            return next(iter(seen.values()))
+        return {kind: each if kind in _ATTENTION else None for kind, each in seen.items()}
 
 
 def unknown_kinds(config: Any) -> list[str]:
     """Kinds of layers that keep something else than keys and values of the text."""
-    return sorted(set(getattr(config, "layer_types", None) or []) - {FULL, *_SIZES})
+    return sorted(set(getattr(config, "layer_types", None) or []) - _ATTENTION)
 
 
 def unsized_kind(config: Any) -> str | None:

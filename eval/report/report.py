@@ -169,7 +169,7 @@ def tuned(target: dict[str, Any]) -> list[str]:
         return []
     if drift.get("change") == "rounded":
         return [
-            f"The target is {drift['original']} with rounded weights (target.quantization). It is what decodes and "
+            f"The target is {drift['original']} with quantised weights. It is what decodes and "
             "what the audit compares with: lossless means the quantised target's own output. "
             f"{drifted(drift)}."
         ]

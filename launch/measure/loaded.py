@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any
 from ...decoding.proposal import Proposer
 from ...decoding.target.backbone import Backbone
 from ...decoding.target.loading import load_target
+from ...decoding.target.quantised import quantisation_of
 from ...drafters.hub import shown
+from ...drafters.identity import TargetIdentity
 from ...drafters.registry import load_drafter
 from ...drafters.tuned_file import NAME as TUNED
+from ...errors import RequestError
 from ..check.early import Named, tuned_target
 from ..recipe.load import load_recipe
 from ..recipe.model import Recipe
@@ -112,7 +115,7 @@ def say_tuned(pair: Named, console: Console, *, none_pays: str = MEASURED_ANYWAY
 def drift_of(pair: Loaded, console: Console) -> dict[str, Any] | None:
     """How far a run, or rounding, has moved the target from the original, on held-out rows.
 
-    None where neither has. What a published checkpoint was rounded from is not known here.
+    None where neither has, and where nobody says what a published checkpoint was rounded from (`target.unquantised`).
     """
     recipe = say_changed_target(pair, console)
     if recipe is None:
@@ -135,23 +138,52 @@ def drift_of(pair: Loaded, console: Console) -> dict[str, Any] | None:
 
 
 def _rounded(pair: Loaded) -> dict[str, Any] | None:
-    """The same for a target that was quantised when it was loaded; None for others."""
+    """The same for a quantised target: when it was loaded, or as its checkpoint; None for others.
+
+    Raises:
+        RequestError: `target.unquantised` is given, and the target is not quantised, or is no copy of that model.
+    """
     recipe = pair.recipe
     config = recipe.target
-    if config.quantization is None:
+    if config.quantization is None and config.unquantised is None:
         return None
+    if config.unquantised is not None:
+        _check_quantised(pair.target, config.unquantised)
     from ...data.rows.prepare import prepare
     from ...eval.measure.target.drift import measure_drift
 
     original = load_target(
-        pair.target.name,
-        revision=config.revision,
+        config.unquantised or pair.target.name,
+        revision=None if config.unquantised else config.revision,
         dtype=config.dtype,
         device="cpu",  # where the target is quantised, the device may not hold both
         trust_remote_code=config.trust_remote_code,
     )
+    if config.unquantised is not None:
+        _check_copy(TargetIdentity.of(original), TargetIdentity.of(pair.target))
     data = recipe.data if recipe.data.limit_rows is not None else recipe.data.model_copy(update={"limit_rows": _ROWS})
     rows = prepare(data, pair.target.tokenizer, out=None).validation
     count = min(recipe.loop.validate_rows, _COMPARED)
     drift = measure_drift(original, pair.target, rows, count=count, seed=recipe.loop.seed, change="rounded")
     return drift.to_dict()
+
+
+def _check_quantised(target: Backbone, original: str) -> None:
+    """Raise RequestError where `target.unquantised` is given for a target whose weights are not quantised."""
+    if quantisation_of(target.model.config) is None:
+        raise RequestError(
+            f"target.unquantised is {original!r}, and the config.json of {target.name!r} says of no quantisation; "
+            "leave target.unquantised out, or name the quantised checkpoint as the target"
+        )
+
+
+def _check_copy(original: TargetIdentity, target: TargetIdentity) -> None:
+    """Raise RequestError where one cannot have been quantised from the other."""
+    expected = {field: getattr(target, field) for field in ("tokenizer", "vocabulary", "hidden_size")}
+    for field, theirs in {"quantisation": None, **expected}.items():
+        mine = getattr(original, field)
+        if mine != theirs:
+            raise RequestError(
+                f"target.unquantised is {original.name!r}, whose {field} is {mine}; expected {theirs}, as the model "
+                f"has it that {target.name!r} was quantised from. Name that one, or leave target.unquantised out"
+            )

@@ -68,12 +68,14 @@ def apart(rank: int) -> Batch:
 
 
 def long_rows(out: Path, folders: list[str]) -> None:
-    """Rows behind the length up to which a mask is made: passes for the documents of each."""
+    """Rows behind the length up to which a mask is made: passes for the documents of each; what is held of a target."""
     rank = Accelerator(cpu=True).process_index
     objective.MASKED = TOKENS - 1
     for folder in folders:
-        made = states_of(decoder_of(load_target(folder, cut=Cut()).model), apart(rank), LAYERS)
+        model = load_target(folder, cut=Cut()).model
+        made = states_of(decoder_of(model), apart(rank), LAYERS)
         torch.save([each.clone() for each in made], out / f"long-{Path(folder).name}-{rank}.pt")
+        (out / f"held-{Path(folder).name}-{rank}").write_text(str(held_numbers(model)))
 
 
 def written(target: Backbone) -> list[list[list[int]]]:

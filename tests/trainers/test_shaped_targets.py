@@ -227,7 +227,7 @@ def test_a_drafter_s_own_distribution_goes_through_all_that_the_target_does(fami
     torch.testing.assert_close(heads.heads.logits(states, heads._projection), logits)
 
 
-@pytest.mark.slow  # the enumeration below, and test_windows.py
+@pytest.mark.slow  # the enumeration below, and trees behind a window in decoding/target/test_families.py
 def test_the_audit_of_a_capped_target_behind_its_window() -> None:
     """Answers of more than three windows, tree and chain."""
     window = {"sliding_window": 13, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}

@@ -18,6 +18,7 @@ from ...decoding.target.attention import use_own_attention
 from ...decoding.target.backbone import Backbone
 from ...decoding.target.hub import is_here, load_config, load_sizes, load_tokenizer, skeleton
 from ...decoding.target.loading import load_model
+from ...decoding.target.temperature import use_positions
 from ...decoding.target.weights import check_held, check_weight_files
 from ...drafters.folder import check_trainable_model, save_draft_model
 from ...drafters.projection import check_logits
@@ -119,6 +120,7 @@ def given_model(model: ModelConfig) -> PreTrainedModel:
         given = load_model(path)
         check_finite(given, Path(path))
     use_own_attention(given)
+    use_positions(given)
     check_logits(given, f"model.start_from {path!r}")
     return given
 

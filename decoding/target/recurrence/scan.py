@@ -29,11 +29,14 @@ if TYPE_CHECKING:
 STATELESS = {"moe", "mlp"}
 """Layer types that mix no tokens."""
 FAMILIES = (
+    "bailing_hybrid",
     "bamba",
     "falcon_h1",
     "granitemoehybrid",
+    "kimi_linear",
     "lfm2",
     "lfm2_moe",
+    "lfm3",
     "nemotron_h",
     "olmo_hybrid",
     "qwen3_5",
@@ -74,7 +77,18 @@ class _Step:
 
 def _gated_delta_rule(modeling: Any, kv_cache: KVCache, nodes: Nodes) -> Callable[..., tuple[Tensor, Tensor]]:
     """Gated DeltaNet (Yang et al. 2024) as Qwen3-Next, Qwen3.5 and OLMo hybrids have it."""
-    one_token = modeling.torch_recurrent_gated_delta_rule
+    return _delta_rule(modeling.torch_recurrent_gated_delta_rule, kv_cache, nodes)
+
+
+def _kimi_delta_attention(modeling: Any, kv_cache: KVCache, nodes: Nodes) -> Callable[..., tuple[Tensor, Tensor]]:
+    """As Kimi Linear (Moonshot 2025) and Ling's hybrids have it: the state's every channel decays by itself."""
+    return _delta_rule(modeling.recurrent_kimi_delta_attention, kv_cache, nodes)
+
+
+def _delta_rule(
+    one_token: Callable[..., tuple[Tensor, Tensor]], kv_cache: KVCache, nodes: Nodes
+) -> Callable[..., tuple[Tensor, Tensor]]:
+    """The scan of a delta rule, by the function that computes one token of it."""
 
     # the KV cache has the states of all nodes: what the model says of a first and a last one is passed over
     def scan(
@@ -161,7 +175,11 @@ def _mamba2_scan(modeling: Any, kv_cache: KVCache, nodes: Nodes) -> Callable[...
     return scan
 
 
-_SCANS = {"torch_chunk_gated_delta_rule": _gated_delta_rule, "mamba2_chunk_scan": _mamba2_scan}
+_SCANS = {
+    "torch_chunk_gated_delta_rule": _gated_delta_rule,
+    "chunk_kimi_delta_attention": _kimi_delta_attention,
+    "mamba2_chunk_scan": _mamba2_scan,
+}
 """The scans of `transformers` that hand out the last state alone, and what runs in their place."""
 
 

@@ -15,18 +15,20 @@ from typing import Any
 import pytest
 import torch
 from conftest import VOCABULARY, make_drafter
-from draftsmith.benchmarks.common.random_models import EXPERTS, GROUPED, RECURRENT, SIZES
+from draftsmith.benchmarks.common.random_models import DEEPSEEK, EXPERTS, GROUPED, RECURRENT, SIZES
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target import backbone
 from draftsmith.decoding.target.attention import NAME, OWN, use_grouped_attention
 from draftsmith.decoding.target.backbone import Backbone, _windowed
+from draftsmith.decoding.target.hidden_states import decoder_of
 from draftsmith.decoding.target.kv_cache import KVCache
 from draftsmith.decoding.target.loading import load_target
 from draftsmith.decoding.target.stacked import can_stack
 from draftsmith.decoding.target.windows import Window, Windows
 from draftsmith.decoding.tree.tree import Tree, chain
 from draftsmith.errors import RequestError
+from draftsmith.trainers.loop.objective import hidden_states
 from random_models import own_text, random_model, ready
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -38,16 +40,6 @@ PROMPTS = [[7, 3, 50, 9, 22], [4, 5, 60, 7, 8, 31, 10, 11, 12]]
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
 MIXED = {"layer_types": ["sliding_attention", "full_attention"]}
-LOW_RANK = {
-    "kv_lora_rank": 16,
-    "q_lora_rank": 16,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 8,
-    "v_head_dim": 12,
-    "n_routed_experts": 4,
-    "n_group": 1,
-    "topk_group": 1,
-}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": GROUPED,
     "qwen2": GROUPED,
@@ -64,8 +56,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mixtral": GROUPED | EXPERTS | {"num_local_experts": 4},
     "qwen3_moe": GROUPED | EXPERTS | {"num_experts": 4},
     "gpt_oss": GROUPED | MIXED | EXPERTS | {"num_local_experts": 4},
-    # keys and values of different size
-    "deepseek_v3": EXPERTS | LOW_RANK | {"num_key_value_heads": 4},
+    "deepseek_v3": DEEPSEEK,
 } | RECURRENT
 SLIDING: dict[str, dict[str, Any]] = {
     "mistral": FAMILIES["mistral"],
@@ -80,6 +71,7 @@ SLIDING: dict[str, dict[str, Any]] = {
     "llama4_text": GROUPED
     | {"layer_types": ["chunked_attention", "full_attention"], "no_rope_layers": [1, 0], "intermediate_size_mlp": 64}
     | {"num_local_experts": 4, "num_experts_per_tok": 1, "interleave_moe_layer_step": 2, "attention_chunk_size": 13},
+    "lfm3": RECURRENT["lfm3"],
 }
 WINDOW = 13
 
@@ -229,12 +221,15 @@ def test_greedy_text_of_four_windows_is_that_of_transformers(family: str, static
 @torch.inference_mode()
 def test_every_node_of_a_tree_behind_the_window_equals_its_path(family: str, length: int) -> None:
     """Rows of two lengths, one and the same, and all slots in view; then what is kept of the tree, and a chain."""
-    target, model = windowed(family)
+    check_behind_the_window(*windowed(family), length)
+
+
+def check_behind_the_window(target: Backbone, model: PreTrainedModel, length: int) -> None:
     texts = [[(5 * n * n + n + 1) % VOCABULARY for n in range(length)], [4, 5, 60, 7]]
     g = torch.Generator().manual_seed(1)
     tokens_BN = torch.randint(0, VOCABULARY, (2, len(TREE)), generator=g)
     for rows, static in (([0, 1], False), ([0], False), ([0, 0], False), ([0, 1], True)):
-        kv_cache = KVCache(len(rows), 80, static=static)
+        kv_cache = KVCache(len(rows), 80, static=static, rollback=len(TREE))
         target.prefill([texts[row] for row in rows], kv_cache)
         lengths_B = torch.tensor([len(texts[row]) for row in rows])
         found_BNV = target.forward(tokens_BN[: len(rows)], lengths_B, TREE, kv_cache)
@@ -300,11 +295,57 @@ def test_a_window_that_no_layer_uses() -> None:
     assert windows == Windows({"sliding_attention": Window(13)}, by_kind=False)
 
 
-def test_where_llama_4_counts_slots_for_positions_is_the_limit() -> None:
-    settings = SLIDING["llama4_text"] | {"floor_scale": 40}
-    target = ready(random_model("llama4_text", **settings))
-    assert (target.context, target.context_reason[:40]) == (39, ", after which the temperature of its att")
-    assert ready(random_model("llama4_text", **settings, attn_temperature_tuning=False)).context == 128
+TEMPERED = SLIDING["llama4_text"] | {"attention_chunk_size": 8, "floor_scale": 6, "attn_scale": 0.5}
+
+
+@lru_cache
+def tempered() -> tuple[Backbone, PreTrainedModel]:
+    """Llama 4 whose attention changes its temperature every six tokens, in the middle of chunks and trees."""
+    model = random_model("llama4_text", **TEMPERED, attn_temperature_tuning=True)
+    return ready(model), model
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_llama_4_s_temperature_at_four_chunks(static: bool) -> None:
+    """Rows of two lengths, so that slots of the KV cache are no positions; the published limit is gone."""
+    target, model = tempered()
+    assert (target.context, target.context_reason) == (128, "")
+    own = [own_text(model, prompt, 35) for prompt in PROMPTS]
+    assert len(PROMPTS[0]) + 35 > 4 * TEMPERED["attention_chunk_size"]
+    done = generate(target, make_drafter(target, noise=0.03), PROMPTS, warper=GREEDY, max_new_tokens=35, static=static)
+    assert done.tokens == own
+    assert {"draft", "correction"} <= set(sum(done.origin, []))
+    assert autoregressive(target, PROMPTS, warper=GREEDY, max_new_tokens=35, static=static).tokens == own
+
+
+@pytest.mark.parametrize("length", [4, 11, 33])
+@torch.inference_mode()
+def test_llama_4_s_temperature_under_trees_and_after_commits(length: int) -> None:
+    target, model = tempered()
+    check_behind_the_window(target, model, length)
+
+
+@torch.inference_mode()
+def test_slots_as_positions_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted bug: the model as it is."""
+    monkeypatch.setattr(backbone, "use_positions", lambda _: None)
+    with pytest.raises(AssertionError, match="not close"):
+        check_behind_the_window(ready(tempered()[1]), tempered()[1], 11)
+
+
+@torch.no_grad()
+def test_llama_4_s_temperature_in_packed_rows_and_copies(tmp_path: Path) -> None:
+    """A document behind another begins at position 0; what is saved tunes as before."""
+    target, model = tempered()
+    ids, half = torch.randint(0, VOCABULARY, (1, 40), generator=torch.Generator().manual_seed(2)), 20
+    batch = {"input_ids": ids, "documents": torch.arange(40)[None] // half, "positions": torch.arange(40)[None] % half}
+    for made in (target.model, copy.deepcopy(target.model)):
+        found = hidden_states(made, batch)
+        for part in (slice(0, half), slice(half, 40)):
+            torch.testing.assert_close(found[:, part], decoder_of(model)(ids[:, part]).last_hidden_state, **CLOSE)
+    target.model.save_pretrained(tmp_path)
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path)
+    torch.testing.assert_close(saved(ids).logits, model(ids).logits, **CLOSE)
 
 
 def test_the_window_of_a_nested_text_config_is_found() -> None:
@@ -404,9 +445,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "rwkv": ({"attention_hidden_size": 16}, r"RwkvForCausalLM \(rwkv\) keeps a recurrent"),
     "jamba": (
         {"num_experts": 2, "mamba_dt_rank": 4},
-        "Jamba.*layers of type linear_attention.*recurrent layers of bamba",
+        "Jamba.*layers of type linear_attention.*recurrent layers of bailing_hybrid, bamba",
     ),
-    "minimax": ({"num_local_experts": 2, "head_dim": 8}, "MiniMax.*linear_attention.*recurrent layers of bamba"),
+    "minimax": (
+        {"num_local_experts": 2, "head_dim": 8},
+        "MiniMax.*linear_attention.*recurrent layers of bailing_hybrid, bamba",
+    ),
     "recurrent_gemma": ({}, "RecurrentGemma.*linear_attention|RecurrentGemma.*recurrent"),
     # no attention interface, so a mask would be added as 0 and 1, or positions be ignored
     "gptj": ({"rotary_dim": 4}, "GPTJ.*'eager', which does not read the mask of a tree"),

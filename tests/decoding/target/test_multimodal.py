@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 from conftest import VOCABULARY
-from draftsmith.benchmarks.common.random_models import GROUPED, SIZES
+from draftsmith.benchmarks.common.random_models import SEEING, random_model
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.decoding.target.hub import auto_class, skeleton
+from draftsmith.decoding.target.hub import skeleton
 from draftsmith.decoding.target.kv_cache import KVCache
 from draftsmith.decoding.target.loading import load_target
 from draftsmith.decoding.tree.tree import Tree
@@ -26,42 +26,11 @@ from transformers import AutoConfig, PreTrainedModel
 
 PROMPTS = [[7, 3, 50, 9, 22, 3, 50], [4, 5, 60, 7]]
 TREE = Tree((-1, 0, 0, 1, 1, 2, 4))
-EYES = {"hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "depth": 1, "out_hidden_size": 32}
-ROTATION = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
-SEEING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "qwen2_5_vl": (
-        {"num_key_value_heads": 2, "hidden_size": 64, "rope_parameters": ROTATION},
-        EYES | {"out_hidden_size": 64, "fullatt_block_indexes": [0]},
-    ),
-    "qwen3_vl": (
-        GROUPED | {"rope_parameters": ROTATION | {"mrope_interleaved": True}},
-        EYES | {"deepstack_visual_indexes": [0], "num_position_embeddings": 16},
-    ),
-    "gemma3": (
-        GROUPED
-        | {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 64, "query_pre_attn_scalar": 16},
-        {
-            "hidden_size": 32,
-            "intermediate_size": 32,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-            "image_size": 28,
-            "patch_size": 14,
-        },
-    ),
-}
 
 
 @lru_cache
 def seeing(family: str) -> PreTrainedModel:
-    torch.manual_seed(0)
-    text, eyes = SEEING[family]
-    config = AutoConfig.for_model(family, text_config=SIZES | text, vision_config=eyes, tie_word_embeddings=False)
-    model = auto_class(config).from_config(config).eval().requires_grad_(False)
-    for parameter in model.parameters():
-        if parameter.ndim > 1:
-            parameter.normal_(0, 0.2)
-    return model
+    return random_model(family)
 
 
 @pytest.mark.parametrize("family", SEEING)

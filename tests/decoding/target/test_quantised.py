@@ -13,6 +13,7 @@ from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target import quantised
 from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.decoding.target.hidden_states import LAST
 from draftsmith.decoding.target.hub import load_config
 from draftsmith.decoding.target.loading import load_target
 from draftsmith.drafters.identity import TargetIdentity
@@ -22,8 +23,9 @@ from draftsmith.errors import EnvironmentFailure, RequestError
 from draftsmith.eval.audit.audit import audit
 from draftsmith.eval.config import AuditConfig
 from draftsmith.trainers.teacher.feature_cache import weights_hash
+from draftsmith.trainers.teacher.features import OnlineFeatures
 from torch import nn
-from transformers import AutoModelForCausalLM, TorchAoConfig
+from transformers import AutoModelForCausalLM, LlamaConfig, TorchAoConfig
 
 PROMPTS = [[5, 9, 2, 33, 7, 9, 2], [11, 4], [1, 2, 3]]
 GREEDY = Warper(temperature=0.0)
@@ -86,10 +88,52 @@ def test_the_small_forward_passes_by_no_rounded_layer(target: Backbone) -> None:
 
 def test_it_is_known_by_its_bits(target: Backbone, served: Backbone) -> None:
     found = TargetIdentity.of(target)
-    assert found.quantisation in ("torchao Int8WeightOnlyConfig", "torchao IntxWeightOnlyConfig")
+    group = quantised.group_for(served.model)
+    four = f"torchao IntxWeightOnlyConfig groups of {group}"
+    assert found.quantisation in ("torchao Int8WeightOnlyConfig", four)
+    assert (found.quantisation == four) == (type_of_layers(target) == "IntxUnpackedToInt8Tensor")
     assert TargetIdentity.of(served).quantisation is None
     found.check_same(TargetIdentity.of(served), "x")
     assert weights_hash(target.model) not in ("", weights_hash(served.model))
+
+
+def type_of_layers(target: Backbone) -> str:
+    """The class of their rounded weights."""
+    return next(type(each.weight).__name__ for name, each in quantised.linear(target.model) if "proj" in name)
+
+
+@pytest.mark.parametrize(
+    ("how", "said", "size"),
+    [
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, "gptq 4 bits groups of 128", 0.5),
+        ({"quant_method": "gptq", "bits": 8, "group_size": -1}, "gptq 8 bits", 1.0),
+        ({"quant_method": "awq", "w_bit": 4, "q_group_size": 64}, "awq 4 bits groups of 64", 0.5),
+        ({"quant_method": "fp8"}, "fp8", 1.0),
+    ],
+)
+def test_groups_of_published_checkpoints_are_recorded(how: dict[str, Any], said: str, size: float) -> None:
+    config = LlamaConfig(quantization_config=how)
+    assert quantised.quantisation_of(config) == said
+    assert quantised.bytes_a_weight(None, config) == size
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4", "checkpoint"])
+def test_states_have_the_precision_of_the_target(kind: str, checkpoint: Path, served_folder: Path) -> None:
+    if kind == "checkpoint":
+        target = load_target(str(checkpoint), dtype="bf16")
+    else:
+        target = load_target(str(served_folder), dtype="bf16", quantization=kind)
+    states = OnlineFeatures(target.model, (0, 1, LAST))(text())
+    assert [each.dtype for each in states] == [torch.bfloat16] * 3
+    assert all(each.isfinite().all() for each in states)
+    assert target.model(torch.tensor([PROMPTS[0]])).logits.dtype == torch.bfloat16
+
+
+def text() -> dict[str, torch.Tensor]:
+    ids = torch.tensor([PROMPTS[0]])
+    positions = torch.arange(ids.shape[1])[None]
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    return {"input_ids": ids, "documents": torch.zeros_like(ids), "positions": positions, "loss_mask": mask}
 
 
 def test_one_changed_weight_is_another_target(target: Backbone) -> None:

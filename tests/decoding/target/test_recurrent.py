@@ -26,8 +26,10 @@ from small_heads import FAMILIES, make_on_target
 from transformers import PreTrainedModel
 
 GREEDY = Warper(0.0)
-KINDS = ("lfm2", "qwen3_next", "falcon_h1")
-"""A convolution alone, a gated delta rule, Mamba-2 beside attention in one layer."""
+KINDS = ("lfm2", "qwen3_next", "falcon_h1", pytest.param("kimi_linear", marks=pytest.mark.slow))
+"""A convolution alone, a gated delta rule, Mamba-2 beside attention in one layer, Kimi's delta attention."""
+CHEAP = ("lfm2", "lfm3", "qwen3_next", "falcon_h1", "kimi_linear")
+EVERY = [each if each in CHEAP else pytest.param(each, marks=pytest.mark.slow) for each in RECURRENT]
 ROLLBACK = 6
 PROMPTS = [[7, 3, 50, 9, 22], [4, 5, 60, 7, 8, 31, 10, 11, 12]]
 
@@ -94,7 +96,7 @@ def check_next_logits(target: Backbone, texts: list[list[int]], kv_cache: KVCach
         torch.testing.assert_close(found_BV[row], fresh_1V[0], rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("family", KINDS)
+@pytest.mark.parametrize("family", EVERY)
 @settings(deadline=None, max_examples=15)
 @given(calls=st.lists(trees(), min_size=1, max_size=5), seed=st.integers(0, 99), static=st.booleans())
 def test_after_any_calls_the_state_is_that_of_a_fresh_prefill(family: str, calls, seed: int, static: bool) -> None:
@@ -103,7 +105,7 @@ def test_after_any_calls_the_state_is_that_of_a_fresh_prefill(family: str, calls
         check_next_logits(target, *after_calls(target, calls, seed, static=static))
 
 
-@pytest.mark.parametrize("family", KINDS)
+@pytest.mark.parametrize("family", EVERY)
 @torch.inference_mode()
 def test_a_state_that_is_not_rolled_back_is_seen(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted bug: a forward begins at the newest state, whatever was accepted."""

@@ -13,7 +13,9 @@ PROMPTS = [[n, n + 1, 2 * n % 61] for n in range(1, 40)]
 SMALL = AuditConfig(tokens=2000, sequences=10_000, max_new_tokens=40, prompts=4, batch=50, draft_length=3)
 
 
-@pytest.mark.parametrize("family", ["lfm2", pytest.param("falcon_h1", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "family", ["lfm2", *(pytest.param(each, marks=pytest.mark.slow) for each in ("falcon_h1", "kimi_linear", "lfm3"))]
+)
 def test_a_state_that_is_not_rolled_back_is_caught(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     target = ready(random_model(family, **RECURRENT[family]))
     drafter = make_drafter(target, noise=0.05)
@@ -25,7 +27,7 @@ def test_a_state_that_is_not_rolled_back_is_caught(family: str, monkeypatch: pyt
     assert wrong.replay.bugs > 0
 
 
-@pytest.mark.parametrize("family", ["lfm2", "qwen3_next"])
+@pytest.mark.parametrize("family", ["lfm2", "qwen3_next", "kimi_linear"])
 def test_near_ties_are_told_from_bugs(family: str) -> None:
     """The rounding that excuses a difference is measured with the states of `transformers`' own cache."""
     target = ready(random_model(family, **RECURRENT[family]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from draftsmith.benchmarks.model_families import FAMILIES
+from draftsmith.benchmarks.model_families import FAMILIES, config_of
 from draftsmith.trainers.config import ModelConfig
 from draftsmith.trainers.student.architecture import derived_sizes, fresh_model
 from random_models import random_model
@@ -16,10 +16,11 @@ OPEN = ModelConfig(architecture="qwen3", layers=1, hidden=32)
 def test_of_every_family(family: str) -> None:
     """Older configs name neither key-value heads nor an inner size."""
     _, settings = FAMILIES[family]
-    sizes = derived_sizes(OPEN, random_model(family, **settings).config)
+    config = random_model(config_of(family), **settings).config.get_text_config(decoder=True)
+    sizes = derived_sizes(OPEN, config)
     assert sizes["num_attention_heads"] % sizes["num_key_value_heads"] == 0
     assert sizes["intermediate_size"] >= sizes["hidden_size"]
-    assert fresh_model(OPEN, like=random_model(family, **settings).config, vocabulary=61, eos=None).num_parameters()
+    assert fresh_model(OPEN, like=config, vocabulary=61, eos=None).num_parameters()
 
 
 def test_where_the_config_says_nothing() -> None:

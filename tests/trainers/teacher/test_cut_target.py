@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from draftsmith.benchmarks.common.random_models import EXPERTS, GROUPED
+from draftsmith.benchmarks.common.random_models import EXPERTS, GROUPED, RECURRENT
 from draftsmith.decoding.target.cut import Cut, check_team
 from draftsmith.decoding.target.hidden_states import decoder_of
 from draftsmith.decoding.target.loading import load_target
@@ -31,7 +31,7 @@ FAMILIES = {
 
 def saved(folder: Path, families: list[str]) -> list[str]:
     for family in families:
-        random_model(family, **FAMILIES[family]).save_pretrained(folder / family)
+        random_model(family, **(FAMILIES | RECURRENT)[family]).save_pretrained(folder / family)
     return [str(folder / family) for family in families]
 
 
@@ -100,6 +100,26 @@ def test_processes_make_equal_passes_for_unequal_documents(tmp_path: Path, monke
             found = torch.load(tmp_path / f"long-{Path(folder).name}-{rank}.pt")
             wanted = states_of(decoder, cut_ranks.apart(rank), cut_ranks.LAYERS)
             torch.testing.assert_close(found, list(wanted), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("families", [["lfm2"], pytest.param(list(RECURRENT), marks=pytest.mark.slow)], ids=len)
+@torch.no_grad()
+def test_recurrent_layers_of_a_cut_target(families: list[str], tmp_path: Path) -> None:
+    """They read rows document by document, of which the second process has more."""
+    folders = saved(tmp_path / "targets", families)
+    ranks.run(2, cut_ranks.long_rows, tmp_path, folders)
+    for folder in folders:
+        whole = load_target(folder).model
+        numbers = sum(each.numel() for each in whole.parameters())
+        ends = sum(each.weight.numel() for each in (whole.get_input_embeddings(), whole.get_output_embeddings()))
+        for rank in (0, 1):
+            name = f"{Path(folder).name}-{rank}"
+            found = torch.load(tmp_path / f"long-{name}.pt")
+            wanted = states_of(decoder_of(whole), cut_ranks.apart(rank), cut_ranks.LAYERS)
+            for mine, theirs in zip(found, wanted, strict=True):
+                torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5, msg=name)
+            held = int((tmp_path / f"held-{name}").read_text()) - ends
+            assert held < 0.6 * (numbers - ends), name
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from method_objectives import build, nothing
 from random_models import own_text, random_model, ready
 
-KINDS = ("lfm2", "qwen3_next", "falcon_h1")
+KINDS = ("lfm2", "qwen3_next", "falcon_h1", "kimi_linear")
 LENGTHS = [9, 3, 4, 2, 14, 7, 5]
 
 
