@@ -1,8 +1,8 @@
 """Tests on the device as a record: by file how many passed, failed and were left out, and the names behind it.
 
-pytest runs in this process, with this checkout's settings. What was skipped is written down with the reasons, and a run
-in which nothing passed is a failure: on a machine without a GPU the tests of `tests/gpu` skip themselves. After
-`--seconds` no further test begins, so that a slow machine still leaves a record of what it did. Read next: `gpu.py`.
+pytest runs in this process, with this checkout's settings. What was skipped is written down with the reasons, and a
+run in which nothing passed is a failure: without a GPU the tests of `tests/gpu` skip themselves. After `--seconds` no
+further test begins, so that a slow machine still leaves a record of what it did. Read next: `gpu.py`.
 
     python benchmarks/gpu_tests.py tests/gpu --json gpu-tests.json
 """

@@ -7,10 +7,12 @@ import sys
 import zipfile
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 from draftsmith.benchmarks.common.records import Record, Table, read_record, read_records
+from draftsmith.trainers.loop import optimizer
 from scripts import SCRIPTS, load
 
 gpu = load("gpu")
@@ -149,6 +151,22 @@ def test_tiny_runs_write_the_record_that_a_page_shows(
 
 def heads_of(table: Table) -> list[str]:
     return [column.head.strip() for column in table.columns]
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_measured_step_is_updated_as_the_loop_does(fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By AdamW's fused form where the loop takes it; a CPU has one too, which stands in for the device's."""
+    step_gpu, made = load("step_gpu"), []
+    build = optimizer.build
+
+    def noted(*given: Any, **how: Any) -> list[torch.optim.Optimizer]:
+        made.extend(built := build(*given, **how))
+        return built
+
+    monkeypatch.setattr(optimizer, "fuses", lambda _: fused)
+    monkeypatch.setattr(optimizer, "build", noted)
+    assert step_gpu.measured(step_gpu.TINY, recompute=False)["update"] > 0
+    assert [each.defaults["fused"] for each in made] == [fused]
 
 
 @pytest.fixture
