@@ -64,14 +64,15 @@ def _tests(name: str, *tests: str, seconds: int) -> Part:
 
 
 PARTS = (
-    _tests("tests", "tests/gpu", seconds=140),
-    _tests("kernels", "tests/decoding/kernels", seconds=50),
-    _tests("scripts", "tests/benchmarks/test_decode_gpu.py", "tests/benchmarks/test_samplers.py", seconds=40),
-    Part("decoding", ("benchmarks/decode_gpu.py",), 115, "decode-gpu.json"),
-    Part("samplers", ("benchmarks/samplers.py",), 45, "samplers.json"),
+    _tests("tests", *(f"tests/gpu/test_{name}.py" for name in ("cuda", "unread", "graphs", "families")), seconds=125),
+    _tests("audit", "tests/gpu/test_enumeration.py", seconds=55),
+    _tests("kernels", "tests/decoding/kernels", seconds=45),
+    _tests("scripts", "tests/benchmarks/test_decode_gpu.py", "tests/benchmarks/test_samplers.py", seconds=30),
+    Part("decoding", ("benchmarks/decode_gpu.py",), 105, "decode-gpu.json"),
+    Part("samplers", ("benchmarks/samplers.py",), 40, "samplers.json"),
     Part("loss memory", ("benchmarks/loss_memory.py", "--device", "cuda"), 45, "loss-memory-gpu.json"),
-    Part("row memory", ("benchmarks/row_memory.py", "--device", "cuda"), 40, "row-memory-gpu.json"),
-    Part("training step", ("benchmarks/step_gpu.py",), 65, "step-gpu.json"),
+    Part("row memory", ("benchmarks/row_memory.py", "--device", "cuda"), 35, "row-memory-gpu.json"),
+    Part("training step", ("benchmarks/step_gpu.py",), 60, "step-gpu.json"),
 )
 
 

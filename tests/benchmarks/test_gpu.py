@@ -54,7 +54,12 @@ def test_a_part_of_tests_names_some(part: gpu.Part) -> None:
     args = load("gpu_tests").arguments(list(part.words[1:]))
     assert args.tests
     assert all((SCRIPTS.parent / test).exists() for test in args.tests)
-    assert 10 < args.seconds < part.seconds
+    assert 5 < args.seconds < part.seconds
+
+
+def test_no_test_of_a_gpu_is_forgotten() -> None:
+    named = {word for part in TESTS for word in part.words}
+    assert {f"tests/gpu/{file.name}" for file in (SCRIPTS.parent / "tests" / "gpu").glob("test_*.py")} <= named
 
 
 def test_every_part_has_a_record_that_a_page_shows() -> None:
