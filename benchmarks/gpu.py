@@ -1,8 +1,9 @@
 """Everything that only a GPU can show, in nine minutes: tests, kernels, decoding, samplers, losses, a training step.
 
-Each part is a process with a time of its own; one that fails, or is late, takes no other along. Every measurement
-writes its record into `--out`, and `gpu.json` says how the parts went. The machine's own Python is used as it is:
-nothing is installed into it. Packages that it lacks are taken from wheels in `.wheels`, where there are any:
+Each part is a process with a time of its own; one that fails, or is late, takes no other along. Every part writes its
+record into `--out`, tests too (how many passed, by file), and `gpu.json` says how the parts went. The machine's own
+Python is used as it is: nothing is installed into it. Packages that it lacks are taken from wheels in `.wheels`, where
+there are any:
 
     make gpu-wheels                         # on a machine with a network: fetch them
     make gpu                                # on the machine with the GPU
@@ -12,6 +13,7 @@ nothing is installed into it. Packages that it lacks are taken from wheels in `.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -41,6 +43,7 @@ NEEDED = {
     "tyro": "tyro",
 }
 BUDGET = 540  # seconds of all parts together
+LAST_TEST = 20  # seconds to begin with, for a test that has begun, and for the record
 
 
 @dataclass(frozen=True)
@@ -50,20 +53,26 @@ class Part:
     name: str
     words: tuple[str, ...]
     seconds: int
-    record: str | None = None
+    record: str
     """The file in `--out` that `--json` is followed by."""
 
 
-_PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
+def _tests(name: str, *tests: str, seconds: int) -> Part:
+    """Tests, the last of which begins so early that the record is still written."""
+    words = ("benchmarks/gpu_tests.py", *tests, "--seconds", str(seconds - LAST_TEST))
+    return Part(name, words, seconds, f"gpu-{name}.json")
+
+
 PARTS = (
-    Part("tests", (*_PYTEST, "tests/gpu"), 110),
-    Part("kernels", (*_PYTEST, "tests/decoding/kernels"), 60),
-    Part("scripts", (*_PYTEST, "tests/benchmarks/test_decode_gpu.py", "tests/benchmarks/test_samplers.py"), 40),
-    Part("decoding", ("benchmarks/decode_gpu.py",), 120, "decode-gpu.json"),
-    Part("samplers", ("benchmarks/samplers.py",), 50, "samplers.json"),
-    Part("loss memory", ("benchmarks/loss_memory.py", "--device", "cuda"), 50, "loss-memory-gpu.json"),
-    Part("row memory", ("benchmarks/row_memory.py", "--device", "cuda"), 40, "row-memory-gpu.json"),
-    Part("training step", ("benchmarks/step_gpu.py",), 70, "step-gpu.json"),
+    _tests("tests", *(f"tests/gpu/test_{name}.py" for name in ("cuda", "unread", "graphs", "families")), seconds=125),
+    _tests("audit", "tests/gpu/test_enumeration.py", seconds=55),
+    _tests("kernels", "tests/decoding/kernels", seconds=45),
+    _tests("scripts", "tests/benchmarks/test_decode_gpu.py", "tests/benchmarks/test_samplers.py", seconds=30),
+    Part("decoding", ("benchmarks/decode_gpu.py",), 105, "decode-gpu.json"),
+    Part("samplers", ("benchmarks/samplers.py",), 40, "samplers.json"),
+    Part("loss memory", ("benchmarks/loss_memory.py", "--device", "cuda"), 45, "loss-memory-gpu.json"),
+    Part("row memory", ("benchmarks/row_memory.py", "--device", "cuda"), 35, "row-memory-gpu.json"),
+    Part("training step", ("benchmarks/step_gpu.py",), 60, "step-gpu.json"),
 )
 
 
@@ -90,9 +99,9 @@ def main(argv: list[str] | None = None) -> int:
             return 2
         args.out.mkdir(parents=True, exist_ok=True)
         went = [run(part, args.out, surroundings) for part in PARTS if part.name in args.parts]
-    (args.out / "gpu-parts.txt").write_text(table(went) + "\n", encoding="utf-8")
-    print(table(went))
-    return int(any(each.outcome != "passed" for each in went))
+        print(table(went))
+        written = write_record(went, args, Path(place), surroundings)
+    return int(not written or any(each.outcome != "passed" for each in went))
 
 
 def importable(place: Path) -> dict[str, str]:
@@ -140,9 +149,9 @@ def answer_of(code: str, surroundings: dict[str, str]) -> str:
 
 def run(part: Part, out: Path, surroundings: dict[str, str]) -> Went:
     """A part to its end, or to that of its time; what it prints is kept in a log."""
-    words = [sys.executable, *part.words]
-    if part.record is not None:
-        words += ["--json", str((out / part.record).resolve())]
+    record = (out / part.record).resolve()
+    words = [sys.executable, *part.words, "--json", str(record)]
+    before = record.stat().st_mtime_ns if record.is_file() else None  # of an earlier run, or "not yet measured"
     log = out / f"gpu-{part.name.replace(' ', '-')}.log"
     began = time.monotonic()
     with log.open("w", encoding="utf-8") as stream:
@@ -155,8 +164,26 @@ def run(part: Part, out: Path, surroundings: dict[str, str]) -> Went:
             outcome = "late"
     print(f"gpu: {part.name}: {outcome}", flush=True)
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    written = part.record if part.record is not None and (out / part.record).is_file() else None
+    written = part.record if record.is_file() and record.stat().st_mtime_ns != before else None
     return Went(part.name, outcome, time.monotonic() - began, written, lines[-1][:120] if lines else "")
+
+
+def write_record(went: list[Went], args: argparse.Namespace, place: Path, surroundings: dict[str, str]) -> bool:
+    """How the parts went as `gpu.json`; those that were not asked for are named. Whether it could be written."""
+    by_name = {each.part: each for each in went}
+    noted = {
+        "command": "make gpu" if len(went) == len(PARTS) else f"python benchmarks/gpu.py --parts {','.join(by_name)}",
+        "rows": [
+            {"part": part.name, "outcome": each.outcome, "seconds": each.seconds, "record": each.record}
+            if (each := by_name.get(part.name))
+            else {"part": part.name, "outcome": "not run"}
+            for part in PARTS
+        ],
+        "ends": {each.part: each.end for each in went if each.outcome != "passed"},
+    }
+    (place / "noted.json").write_text(json.dumps(noted), encoding="utf-8")
+    words = ["benchmarks/gpu_parts.py", str(place / "noted.json"), "--json", str((args.out / "gpu.json").resolve())]
+    return subprocess.run([sys.executable, *words], cwd=ROOT, env=surroundings, check=False).returncode == 0
 
 
 def table(went: list[Went]) -> str:

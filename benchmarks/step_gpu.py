@@ -80,7 +80,8 @@ def measured(sizes: Sizes, *, recompute: bool) -> dict[str, Any]:
     chosen = range(0, every * sizes.drafted, every)
     goal = eagle3.Eagle3Objective(recipe, eagle3.student(recipe, target, chosen), target, nowhere)
     goal.module.to(sizes.device)
-    (updated,) = optimizer.build(goal.module, recipe.optimizer)
+    fused = optimizer.fuses(torch.device(sizes.device))  # as the loop has it
+    (updated,) = optimizer.build(goal.module, recipe.optimizer, fused=fused)
     batch = one_row(sizes)
     times: dict[str, list[float]] = {"target": [], "drafter": [], "update": []}
     for _ in range(sizes.rounds + 1):

@@ -56,8 +56,8 @@ def ready(model: PreTrainedModel) -> Backbone:
 
 def own_text(model: PreTrainedModel, prompt: list[int], count: int) -> list[int]:
     ids = model.generate(
-        torch.tensor([prompt]),
-        attention_mask=torch.ones(1, len(prompt)),
+        torch.tensor([prompt], device=model.device),
+        attention_mask=torch.ones(1, len(prompt), device=model.device),
         max_new_tokens=count,
         do_sample=False,
         pad_token_id=0,

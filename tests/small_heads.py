@@ -35,36 +35,40 @@ WORDS = [word for word in range(VOCABULARY) if word % 3 != 1]  # those that EAGL
 
 
 def make_on_target(family: str, target: Backbone, *, noise: float = 0.05, **settings) -> Any:
-    """A drafter; `settings` are those of its proposer, EAGLE's tree being static by default."""
+    """A drafter beside its target; `settings` are those of its proposer, EAGLE's tree being static by default."""
     torch.manual_seed(0)
     model = target.model
+
+    def shaken(module: nn.Module) -> Any:
+        return _shaken(module, noise).to(model.device)
+
     if family == "medusa":
-        return Medusa(_shaken(MedusaHeads.for_target(model, heads=4), noise), target, **settings)
+        return Medusa(shaken(MedusaHeads.for_target(model, heads=4)), target, **settings)
     if family == "bpd":
-        return Bpd(_shaken(BpdHeads.for_target(model, block=5), noise), target, **settings)
+        return Bpd(shaken(BpdHeads.for_target(model, block=5)), target, **settings)
     if family.startswith("hydra"):
         heads = HydraHeads.for_target(model, heads=4, layers=2, prefix=family == "hydra++")
-        return hydra_on(_shaken(heads, noise), target, **settings)
+        return hydra_on(shaken(heads), target, **settings)
     if family == "dflash":
-        return DFlash(_shaken(small_block_net(model), noise), target, **settings)
+        return DFlash(shaken(small_block_net(model)), target, **settings)
     if family == "dflash2":
-        return DFlash2(_shaken(small_dflash2_net(model), noise), target, **settings)
+        return DFlash2(shaken(small_dflash2_net(model)), target, **settings)
     if family == "dspark":
         net = small_dspark_net(model, confidence="least" in settings)
-        return DSpark(_shaken(net, noise), target, **settings)
+        return DSpark(shaken(net), target, **settings)
     if family == "peagle":
-        return Peagle(_shaken(_passing_on(small_peagle_net(model)), noise), target, **settings)
+        return Peagle(shaken(_passing_on(small_peagle_net(model))), target, **settings)
     settings = {"tree": "static"} | settings
     if family == "mtp":
-        return Mtp(_shaken(_passing_on(MtpNet.for_target(model)), noise), target, **settings)
+        return Mtp(shaken(_passing_on(MtpNet.for_target(model))), target, **settings)
     if family == "eagle":
         net = _passing_on(EagleNet(EagleShape.like(model.config)))
-        return Eagle(_shaken(net, noise), target, **settings)
+        return Eagle(shaken(net), target, **settings)
     shape = Eagle3Shape.of(model.config, layers=(0, 1, 2), vocabulary=VOCABULARY, draft_vocabulary=len(WORDS))
     net3 = _passing_on(Eagle3Net(shape, WORDS))
     with torch.no_grad():
         net3.lm_head.weight.copy_(model.get_output_embeddings().weight[WORDS])
-    return Eagle3(_shaken(net3, noise), target, **settings)
+    return Eagle3(shaken(net3), target, **settings)
 
 
 def small_block_net(model: Any, **chosen: Any) -> BlockNet:
@@ -112,7 +116,7 @@ def _shaken(module: nn.Module, noise: float) -> Any:
     g = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in module.parameters():
-            parameter.add_(noise * torch.randn(parameter.shape, generator=g))
+            parameter.add_((noise * torch.randn(parameter.shape, generator=g)).to(parameter.device))
     return module.requires_grad_(False).eval()
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -35,6 +36,7 @@ def record_of(args: argparse.Namespace, **values: Any) -> Record:
             "date": date.today().isoformat(),
             "versions": versions,
             "hardware": hardware(machine),
+            **({"needs": ["a CUDA device"]} if str(getattr(args, "device", "")).startswith("cuda") else {}),
             "seeds": len(seeds),
             "seed_values": seeds,
             **({"tells_apart": ONE_SEED} if len(seeds) == 1 else {}),
@@ -58,6 +60,8 @@ def call() -> str:
 def commit() -> str:
     """The checkout's commit; "+" behind it says that files differ from it."""
     here = FOLDER.parent
+    if shutil.which("git") is None:  # a machine that was lent, with a copy of the files
+        return "unknown"
     done = subprocess.run(["git", "describe", "--always", "--dirty=+"], cwd=here, capture_output=True, text=True)
     return done.stdout.strip() or "unknown"
 

@@ -107,7 +107,7 @@ class Loop:
         self.compiled = compile_parts(objective.module, plan.loop)
         self.order = RowOrder(len(train), plan.loop.batch_rows, plan.loop.seed)
         self.best: dict[str, float] | None = None
-        fused = accelerator.device.type == "cuda" and not uses_deepspeed(accelerator)
+        fused = optimizer.fuses(accelerator.device) and not uses_deepspeed(accelerator)
         optimizers = optimizer.build(objective.module, plan.optimizer, fused=fused)
         fit_buckets(accelerator, objective.module)
         self.module, *self.optimizers = accelerator.prepare(objective.module, *optimizers)

@@ -74,6 +74,11 @@ def build(module: nn.Module, config: OptimizerConfig, *, fused: bool = False) ->
     return [adamw, muon(groups, lr=config.lr, adjust_lr_fn="match_rms_adamw")]
 
 
+def fuses(device: torch.device) -> bool:
+    """Whether AdamW takes its fused form there: where the host would wait for the device if it read each step."""
+    return device.type == "cuda"
+
+
 class MuonInFp32(torch.optim.Muon):
     """Torch's own, which rounds an update to bf16 before it makes it orthogonal, without that rounding.
 
