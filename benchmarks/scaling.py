@@ -5,8 +5,9 @@
 2. The model: a step takes `fixed + each * rows of a process + bytes sent / bandwidth`. `fixed` and `each` come from
    one process with the whole batch and with half of it; the bandwidth from sums over two processes of this machine. A
    process sends 2 (n - 1) / n of the gradients' bytes a step, as a ring does, and receives (n - 1) / n of the cut
-   layers' bytes a forward pass. Nothing is overlapped, so it is a bound from below; what two processes took stands
-   beside what it says of two.
+   layers' bytes a forward pass. Nothing is overlapped, which makes a step longer than it need be; but each process has
+   a machine of its own, and every collective the whole bandwidth and no latency, which makes it shorter. So it is a
+   bound on neither side. What two processes of this machine took stands beside what it says of two; it was more.
 3. The same model for devices and links that are named, with the time of a step that the caller names: reasoned.
 
     python benchmarks/scaling.py

@@ -67,7 +67,10 @@ _TOGETHER = 8
 def quickstart(out: Path, console: Console) -> None:
     """Run everything into `out`, print the table, the report's path and the next command."""
     from ..decoding.processor import multiplies_bf16
+    from .check.early import check_alone
 
+    instead = "on several, train and evaluate by `draftsmith train` and `draftsmith eval`"
+    check_alone("quickstart", "tunes by clocks, which differ between them", instead)
     start = time.perf_counter()
     half = multiplies_bf16()
     resolved = load_recipe(RECIPE, list((TRAINING | (HALF if half else {})).items()))

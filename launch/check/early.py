@@ -19,6 +19,7 @@ from ..measure.methods import SKELETON, TRAINED, need_draft, split_methods
 from ..recipe.load import load_recipe
 from ..recipe.model import Recipe
 from ..requests import AuditRequest, ChatRequest, Pair, RunPair, TreeRequest, TuneRequest
+from .memory import processes
 
 
 @dataclass(frozen=True)
@@ -151,8 +152,24 @@ def check_audit(request: AuditRequest, overrides: Sequence[tuple[str, str]]) -> 
     return pair
 
 
+_IN_A_TEAM = "where the target needs them all, `eval` measures, in a team, a setting that is named by flags"
+
+
+def check_alone(command: str, why: str, instead: str = _IN_A_TEAM) -> None:
+    """Raise RequestError where a command that decides by itself was launched as several processes.
+
+    `eval` and `audit` take the same steps on each; these do not, and would write over each other or wait for ever.
+    """
+    if (count := processes()) > 1:
+        raise RequestError(
+            f"{count} processes were launched, and {command} {why}; start it in one process, by "
+            f"`draftsmith {command}`; {instead}"
+        )
+
+
 def check_tree(request: TreeRequest, overrides: Sequence[tuple[str, str]]) -> None:
     """Raise where nothing can be measured as asked, or the tree not be written."""
+    check_alone("tree", "chooses by what each of them measures")
     check_least(request, depth=1, texts=1, temperature=0)
     if request.depth > 1_000:
         raise RequestError(f"--depth is {request.depth}; expected at most 1,000")
@@ -171,9 +188,10 @@ def check_tune(request: TuneRequest, overrides: Sequence[tuple[str, str]]) -> li
     """The pairs that are tuned, the first one with every method, the others with their drafter alone.
 
     Raises:
-        RequestError: nothing named, a number out of its range, a value that tune chooses itself,
-            Skeleton-of-Thought, or other targets.
+        RequestError: several processes, nothing named, a number out of its range, a value that tune chooses
+            itself, Skeleton-of-Thought, or other targets.
     """
+    check_alone("tune", "chooses by clocks, which differ between them")
     check_least(request, batch=1, best=1, temperature=0)
     check_least(request, limit=8 * request.batch)
     if SKELETON in split_methods(request.method):
@@ -227,8 +245,10 @@ def check_chat(request: ChatRequest, overrides: Sequence[tuple[str, str]]) -> Na
     """The pair that answers.
 
     Raises:
-        RequestError: nothing named, several methods or none that decodes, or a number out of its range.
+        RequestError: several processes, nothing named, several methods or none that decodes, or a number out of its
+            range.
     """
+    check_alone("chat", "answers one keyboard")
     check_least(request, max_new_tokens=1, temperature=0)
     names = split_methods(request.method)
     if len(names) > 1 or SKELETON in names:

@@ -2,7 +2,8 @@
 
     accelerate launch --config_file ddp.yaml -m draftsmith.launch.cli eval RUN --target.tensor_parallel 8
 
-Read next: `run.py`, which asks here; `decoding/target/cut.py`, how the target lies over them.
+`tune`, `tree` and `chat` decide by themselves and are refused (`check_alone`). Read next: `run.py`, which asks here;
+`decoding/target/cut.py`, how the target lies over them.
 """
 
 from __future__ import annotations
