@@ -91,6 +91,15 @@ def gain(mine: Sequence[Sums], other: Sequence[Sums], name: str) -> Figure | Non
     return gain_over_seeds([pair(part, name) for part in mine], [pair(part, name) for part in other])
 
 
+def first_gain(mine: Sequence[Sums], other: Sequence[Sums]) -> Figure | None:
+    """How much more often the first draft is accepted, mine less the other's, as `gain`."""
+    firsts = [
+        [tuple(np.array(part[f"{name}_by_depth"], float)[:, 0] for name in ("passed", "tested")) for part in side]
+        for side in (mine, other)
+    ]
+    return gain_over_seeds(*firsts)
+
+
 def n_alpha(parts: Sequence[Sums]) -> list[float]:
     """Accepted by depth, given that all shallower ones were; the mean over seeds."""
     with np.errstate(invalid="ignore"):
