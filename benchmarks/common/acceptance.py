@@ -93,11 +93,11 @@ def gain(mine: Sequence[Sums], other: Sequence[Sums], name: str) -> Figure | Non
 
 def first_gain(mine: Sequence[Sums], other: Sequence[Sums]) -> Figure | None:
     """How much more often the first draft is accepted, mine less the other's, as `gain`."""
-    firsts = [
-        [tuple(np.array(part[f"{name}_by_depth"], float)[:, 0] for name in ("passed", "tested")) for part in side]
-        for side in (mine, other)
-    ]
-    return gain_over_seeds(*firsts)
+
+    def firsts(side: Sequence[Sums]) -> list[Pair]:
+        return [(np.array(part["passed_by_depth"])[:, 0], np.array(part["tested_by_depth"])[:, 0]) for part in side]
+
+    return gain_over_seeds(firsts(mine), firsts(other))
 
 
 def n_alpha(parts: Sequence[Sums]) -> list[float]:

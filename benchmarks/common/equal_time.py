@@ -38,7 +38,5 @@ def steps_within(seconds: float, place: Path, train: Callable[[int], Sequence[Pa
 
 def runs_of(run: Path, *, behind: bool) -> list[Path]:
     """A run and, where it began with another run's drafter, that one in front."""
-    if not behind:
-        return [run]
-    model = load_recipe(str(run / "run.yaml")).recipe.model
-    return [Path(model.start_from).parent, run]
+    began_with = load_recipe(str(run / "run.yaml")).recipe.model.start_from if behind else None
+    return [run] if began_with is None else [Path(began_with).parent, run]
