@@ -6,6 +6,7 @@ temperature per depth stands between. What drafts one token behind the other (EA
 drawn from what it knows of the drafts in front. Every way is audited; tau and acceptance by depth, no seconds.
 
     python benchmarks/draft_policies.py DFlash=runs/dflash/drafter DSpark=runs/dspark/drafter
+    python benchmarks/draft_policies.py PARD=runs/pard-tiny/drafter P-EAGLE=runs/peagle-tiny/drafter
     python benchmarks/draft_policies.py DFlash=runs/dflash/drafter --temperatures 0.5,1 --limit 12
 """
 

@@ -161,10 +161,11 @@ def assembled(rows: list[dict[str, Cell]], prompts: dict[str, int], args: argpar
     """One row per method and kind of text."""
     heads = {"text": "{text}", "method": "{method}"}
     for temperature in TEMPERATURES:
+        at = f"{temperature:g}"
         heads |= {
-            f"tau, T = {temperature:g}": f"{{tau_{temperature:g}}}",
-            f"tokens per call, T = {temperature:g}": f"{{verified_{temperature:g}}}",
-            f"speed-up, T = {temperature:g} (ms of a draft)": f"{{speedup_{temperature:g}}} ({{draft_ms_{temperature:g}}})",
+            f"tau, T = {at}": f"{{tau_{at}}}",
+            f"tokens per call, T = {at}": f"{{verified_{at}}}",
+            f"speed-up, T = {at} (ms of a draft)": f"{{speedup_{at}}} ({{draft_ms_{at}}})",
         }
     many = ", ".join(f"{count} of {kind}" for kind, count in prompts.items())
     return record_of(
