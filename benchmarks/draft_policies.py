@@ -30,12 +30,10 @@ from draftsmith.drafters.registry import load_drafter
 from draftsmith.eval.config import EvalConfig
 from draftsmith.eval.measure.requests import first_turns, make_requests
 
-COLDEST = 0.05
-"""The lowest factor there is: nearly always the likeliest token, and still drawn."""
 WAYS: dict[str, dict[str, Any]] = {
     "drawn": {},
     "the likeliest (argmax)": {"policy": "argmax"},
-    "the first drawn, then nearly the likeliest": {"temperature_factors": [1, COLDEST]},
+    "the first drawn, then the likeliest": {"temperature_factors": [1, 0]},
     "0.3 of the temperature everywhere": {"temperature_factors": [0.3]},
     "the first drawn, then 0.3 of the temperature": {"temperature_factors": [1, 0.3]},
 }
