@@ -42,6 +42,7 @@ from draftsmith.drafters.registry import load_drafter
 from draftsmith.drafters.suffix.hybrid import beside
 from draftsmith.drafters.suffix.index import AnswerMemory
 from draftsmith.drafters.suffix.proposer import SuffixDecoding
+from draftsmith.eval.audit.enumeration import Enumeration
 from draftsmith.eval.measure.rounds import Run, speed_interval
 from draftsmith.launch.measure.methods import TargetTexts
 
@@ -63,7 +64,8 @@ def main() -> None:
     ]
     texts = texts_of(target, stretches, args.max_new_tokens)
     makers = makers_of(target, args)
-    rows = [row for kind, prompts in texts.items() for row in rows_of(target, makers, (kind, prompts), args)]
+    proofs: dict[str, Enumeration | None] = {}
+    rows = [row for text in texts.items() for row in rows_of(target, makers, text, args, proofs)]
     record = assembled(rows, {kind: len(prompts) for kind, prompts in texts.items()}, args)
     print(printed(record))
     finish(record, args.json)
@@ -111,13 +113,22 @@ def makers_of(target: Backbone, args: argparse.Namespace) -> dict[str, Make]:
 
 
 def rows_of(
-    target: Backbone, makers: Mapping[str, Make], text: tuple[str, Prompts], args: argparse.Namespace
+    target: Backbone,
+    makers: Mapping[str, Make],
+    text: tuple[str, Prompts],
+    args: argparse.Namespace,
+    proofs: dict[str, Enumeration | None],
 ) -> list[dict[str, Cell]]:
-    """Of one kind of text, a row per method: its audit, and its figures at every temperature."""
+    """Of one kind of text, a row per method: its audit, and its figures at every temperature.
+
+    Args:
+        proofs: what was enumerated of a method, which knows no text: once for all kinds.
+    """
     kind, prompts = text
     rows: dict[str, dict[str, Cell]] = {}
     for name, make in makers.items():
-        report = audited(target, make(), prompts, args)
+        report = audited(target, make(), prompts, args, enumerated=proofs.get(name))
+        proofs[name] = report.enumeration
         rows[name] = {"text": kind, "method": name, "verdict": report.verdict, "sees": report.rosenblatt.detectable}
     for temperature in TEMPERATURES:
         for name, run in in_turn(target, makers, prompts, temperature, args.max_new_tokens).items():

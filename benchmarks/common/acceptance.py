@@ -20,6 +20,7 @@ from draftsmith.decoding.proposal import Proposer
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.eval.audit.audit import AuditReport, audit
+from draftsmith.eval.audit.enumeration import Enumeration
 from draftsmith.eval.config import AuditConfig
 from draftsmith.eval.measure.metrics import Counts, Floats, Interval, counts_of, ratio
 
@@ -169,10 +170,11 @@ def audited(
     *,
     at_most: int = 24,
     temperature: float | None = None,
+    enumerated: Enumeration | None = None,
 ) -> AuditReport:
-    """The audit with the evidence that a script's arguments ask for."""
+    """The audit with the evidence that a script's arguments ask for; `enumerated` as of `audit`."""
     at = {} if temperature is None else {"temperature": temperature}
     evidence = AuditConfig.model_validate(
         {"tokens": args.audit_tokens, "sequences": args.audit_sequences, "prompts": min(at_most, len(prompts)), **at}
     )
-    return audit(target, drafter, prompts, evidence)
+    return audit(target, drafter, prompts, evidence, enumerated=enumerated)
