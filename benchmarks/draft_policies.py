@@ -6,6 +6,7 @@ temperature per depth stands between. What drafts one token behind the other (EA
 drawn from what it knows of the drafts in front. Every way is audited; tau and acceptance by depth, no seconds.
 
     python benchmarks/draft_policies.py DFlash=runs/dflash/drafter DSpark=runs/dspark/drafter
+    python benchmarks/draft_policies.py PARD=runs/pard-tiny/drafter P-EAGLE=runs/peagle-tiny/drafter
     python benchmarks/draft_policies.py DFlash=runs/dflash/drafter --temperatures 0.5,1 --limit 12
 """
 
@@ -29,12 +30,10 @@ from draftsmith.drafters.registry import load_drafter
 from draftsmith.eval.config import EvalConfig
 from draftsmith.eval.measure.requests import first_turns, make_requests
 
-COLDEST = 0.05
-"""The lowest factor there is: nearly always the likeliest token, and still drawn."""
 WAYS: dict[str, dict[str, Any]] = {
     "drawn": {},
     "the likeliest (argmax)": {"policy": "argmax"},
-    "the first drawn, then nearly the likeliest": {"temperature_factors": [1, COLDEST]},
+    "the first drawn, then the likeliest": {"temperature_factors": [1, 0]},
     "0.3 of the temperature everywhere": {"temperature_factors": [0.3]},
     "the first drawn, then 0.3 of the temperature": {"temperature_factors": [1, 0.3]},
 }

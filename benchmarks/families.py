@@ -6,24 +6,29 @@ draft for held-out prompts, as a chain and as trees of equal numbers of verified
 that was trained is audited; the untrained ones run the same code and say "not audited". Speed is
 measured apart, all shapes of a family and plain decoding in turn on every prompt, unless
 `--no-speed`. What is measured is kept family by family in `--out`, so that a run that was cut goes
-on where it was; other settings than `--families` and `--seeds` need another `--out`.
+on where it was; other settings than `--families`, `--seeds` and `--wall` need another `--out`.
+
+With `--wall` families are trained for equal time instead: as many steps as fit into so many seconds
+by a short timed run of each, which wants the machine for itself. The steps are in the table.
 
     python benchmarks/families.py --out runs/families
     python benchmarks/families.py --out runs/families-100 --families EAGLE-1,Medusa-1 --steps 100
     python benchmarks/families.py --out runs/families-3 --seeds 0,1,2 --no-speed --json families.json
+    python benchmarks/families.py --out runs/families --wall 600
     python benchmarks/families.py --out runs/chat-families --set target.path=runs/target-chat/target
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from draftsmith.benchmarks.common.acceptance import audited, decoded, mean, n_alpha
+from draftsmith.benchmarks.common.acceptance import audited, decoded, first_gain, mean, n_alpha
+from draftsmith.benchmarks.common.equal_time import TIMED, runs_of, steps_within
 from draftsmith.benchmarks.common.kept import file_name, same_settings
 from draftsmith.benchmarks.common.markdown import printed
 from draftsmith.benchmarks.common.provenance import drafter_weights, finish, record_of, target_weights
@@ -40,97 +45,27 @@ from draftsmith.benchmarks.common.runs import (
     settings_of,
     trained,
 )
+from draftsmith.benchmarks.common.shapes import DEPTH, FAMILIES, NODES, Family, with_shapes
 from draftsmith.data.prompts import load_prompts
 from draftsmith.decoding.proposal import Proposer
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.decoding.target.loading import load_target
-from draftsmith.drafters.eagle.loading import load_eagle
-from draftsmith.drafters.heads.hydra import load_hydra
-from draftsmith.drafters.heads.medusa import default_paths, load_medusa
-from draftsmith.drafters.registry import load_drafter
 from draftsmith.eval.config import EvalConfig
 from draftsmith.eval.measure.arms import NOT_AUDITED, Arm
 from draftsmith.eval.measure.evaluate import evaluate
 from draftsmith.eval.measure.requests import Request, first_turns, make_requests
 from draftsmith.launch.recipe.load import load_recipe
 
-DEPTH = 4  # drafted tokens of a chain, depth of every tree
-CHAIN = [[0] * depth for depth in range(1, DEPTH + 1)]
-NODES = (DEPTH + 1, 20)  # of the trees; the first verifies as many tokens as the chain
-
-Load = Callable[[Path, Backbone], Proposer]
-
-
-def paths(nodes: int) -> list[list[int]]:
-    """The default static tree of so many nodes."""
-    return [list(path) for path in default_paths(DEPTH, nodes)]
-
-
-def on_paths(load: Callable[..., Proposer], **settings: Any) -> dict[str, Load]:
-    """A chain and static trees for what fills any static tree."""
-    shapes = {"chain": CHAIN, **{f"tree {nodes}": paths(nodes) for nodes in NODES}}
-    return {name: partial(load, paths=shape, **settings) for name, shape in shapes.items()}
-
-
-def dynamic() -> dict[str, Load]:
-    """A chain, and trees by confidence."""
-    load = partial(load_eagle, draft_length=DEPTH)
-    trees = {f"tree {nodes}": partial(load, tree="dynamic", nodes=nodes, top_k=min(10, nodes)) for nodes in NODES}
-    return {"chain": partial(load, tree="chain"), **trees}
-
-
-def eagle_1() -> dict[str, Load]:
-    """A chain, and static trees with siblings drawn without replacement."""
-    trees = on_paths(load_eagle, tree="static")
-    return {**trees, "chain": dynamic()["chain"]}
-
-
-def chain_alone() -> dict[str, Load]:
-    """What drafts a chain and nothing else."""
-    return {"chain": partial(load_drafter, draft_length=DEPTH)}
-
-
-@dataclass(frozen=True, eq=False)
-class Family:
-    """A row of the table: what is trained, and how it drafts."""
-
-    name: str
-    recipe: str
-    shapes: dict[str, Load]
-    behind: str = ""
-    """A recipe that takes the first half of the steps, whose drafter this one is initialised from."""
-
-
-FAMILIES = [
-    Family("distilled draft", "distill-tiny", chain_alone()),
-    Family("BPD (frozen)", "bpd-tiny", chain_alone()),
-    Family("BPD (fine-tuned)", "bpd-tuned-tiny", chain_alone()),
-    Family("Medusa-1", "medusa-tiny", on_paths(load_medusa)),
-    Family("Medusa-2", "medusa2-tiny", on_paths(load_medusa)),
-    Family("Hydra", "hydra-tiny", on_paths(load_hydra)),
-    Family("Hydra++", "hydra-plus-tiny", on_paths(load_hydra)),
-    Family("EAGLE-1", "eagle-tiny", eagle_1()),
-    Family("EAGLE-2", "eagle-tiny", dynamic()),
-    Family("HASS", "hass-tiny", dynamic()),
-    Family("HASS behind EAGLE-1", "hass-tiny", dynamic(), behind="eagle-tiny"),
-    Family("EAGLE-3", "eagle3-tiny", dynamic()),
-    Family("MTP", "mtp-tiny", chain_alone()),
-    Family("PARD", "pard-tiny", chain_alone()),
-    Family("P-EAGLE", "peagle-tiny", chain_alone()),
-    Family("DFlash", "dflash-tiny", chain_alone()),
-    Family("DFlash 2", "dflash2-tiny", chain_alone()),
-    Family("DSpark", "dspark-tiny", chain_alone()),
-]
-
 
 def main() -> None:
     args = arguments()
-    same_settings(args.out, vars(args), free=("families", "seeds", "json", "train_only"))
+    same_settings(args.out, vars(args), free=("families", "seeds", "json", "train_only", "wall"))
     chosen = [with_shapes(each, args.shapes) for each in FAMILIES if each.name in args.families.split(",")]
     parts = by_seed(args)
     for family in chosen:
+        steps = steps_of(family, parts[0])
         for part in parts:
-            runs = train(family, part, args.steps), train(family, part, 0)
+            runs = train(family, part, steps), train(family, part, 0)
             if not args.train_only:
                 kept(measured_file(family, part), partial(measure, family, *runs, part))
     if not args.train_only:
@@ -139,18 +74,28 @@ def main() -> None:
         finish(record, args.json)
 
 
-def with_shapes(family: Family, shapes: Sequence[str]) -> Family:
-    """A family with the shapes that were asked for; its chain always."""
-    return replace(family, shapes={name: load for name, load in family.shapes.items() if name in ("chain", *shapes)})
-
-
 def measured_file(family: Family, args: argparse.Namespace) -> Path:
     """Where a family's measurements of a seed are kept."""
-    path: Path = args.out / f"{file_name(family.name)}.json"
+    path: Path = args.out / f"{file_name(family.name)}{in_time(args)}.json"
     return path
 
 
+def in_time(args: argparse.Namespace) -> str:
+    """What marks files of runs of equal time."""
+    return f"-wall-{args.wall:g}" if args.wall else ""
+
+
 # ---- training ---------------------------------------------------------------------------------
+
+
+def steps_of(family: Family, args: argparse.Namespace) -> int:
+    """Steps that a family is trained for: those asked for, or as many as fit; one number for all seeds."""
+    if not args.wall:
+        return int(args.steps)
+    place = args.root / f"{file_name(family.name)}{in_time(args)}-steps.json"
+    return steps_within(
+        args.wall, place, lambda steps: runs_of(train(family, args, steps), behind=bool(family.behind))
+    )
 
 
 def train(family: Family, args: argparse.Namespace, steps: int) -> Path:
@@ -197,6 +142,7 @@ def measure(family: Family, run: Path, fresh: Path, args: argparse.Namespace) ->
         "speeds": {
             f"{row['method']} {row['temperature']:g}": [row["speedup"], row["predicted_speedup"]] for row in speeds
         },
+        "passes": {f"{row['method']} {row['temperature']:g}": [row["c"], row["draft_steps"]] for row in speeds},
         "run": str(run),
     }
 
@@ -234,7 +180,9 @@ def eval_config(args: argparse.Namespace) -> EvalConfig:
 
 SHAPES = ("chain", *(f"tree {nodes}" for nodes in NODES))
 WIDEST = SHAPES[-1]
-FORMATS = {"n_alpha": ".2f", "untrained_chain": ".2f", "sees": ".3f", "seconds": ".0f"}
+BESIDE_BLOCKS = "EAGLE-3"
+FORMATS = {"n_alpha": ".2f", "untrained_chain": ".2f", "sees": ".3f", "seconds": ".0f", "steps": ".0f"}
+FORMATS |= {"c_chain": ".2f", "passes_chain": ".1f", "n_alpha_less_eagle3": "+.2f"}
 
 
 def assembled(families: Sequence[Family], parts: Sequence[argparse.Namespace], args: argparse.Namespace) -> Record:
@@ -250,10 +198,10 @@ def assembled(families: Sequence[Family], parts: Sequence[argparse.Namespace], a
     trees = "".join(f", {shape} with {DEPTH} levels" for shape in args.shapes if shape != "chain")
     return record_of(
         args,
-        title="Families of drafters at equal steps",
+        title=f"Families of drafters at equal {'training time' if args.wall else 'steps'}",
         target=target_weights(target),
         drafters=drafter_weights(names),
-        setup=f"{args.steps} steps of {args.batch_rows} rows; {args.limit} prompts of {args.prompts}, "
+        setup=f"{steps_in_words(args)} of {args.batch_rows} rows; {args.limit} prompts of {args.prompts}, "
         f"{args.max_new_tokens} new tokens, fp32; a chain of {DEPTH}{trees}.",
         intervals="95 % bootstrap intervals over prompts",
         audit={
@@ -263,29 +211,45 @@ def assembled(families: Sequence[Family], parts: Sequence[argparse.Namespace], a
         formats=FORMATS
         | {f"{name}_{slug(shape)}": ".2f" for name in ("tau", "speedup", "predicted") for shape in SHAPES},
         rows=[
-            row_of(family.name, of_seeds, at) for at in config.temperatures for family, of_seeds in measured.items()
+            row_of(family, of_seeds, at) | {"steps": steps_of(family, parts[0])} | gate(family, measured, at)
+            for at in config.temperatures
+            for family, of_seeds in measured.items()
         ],
-        tables={f"T{at:g}": table_of(heads(args), {"T": at}) for at in config.temperatures},
+        tables={f"T{at:g}": table_of(heads(args, families), {"T": at}) for at in config.temperatures},
     )
+
+
+def steps_in_words(args: argparse.Namespace) -> str:
+    if not args.wall:
+        return f"{args.steps} steps"
+    return f"as many steps as fit into {args.wall:g} s of training by {TIMED} timed ones of each family, each"
 
 
 def slug(shape: str) -> str:
     return shape.replace(" ", "_")
 
 
-def row_of(name: str, of_seeds: Sequence[dict[str, Any]], temperature: float) -> dict[str, Any]:
+def gate(family: Family, measured: dict[Family, list[dict[str, Any]]], temperature: float) -> dict[str, Figure | None]:
+    """Of a block drafter, how much more often its first draft is accepted than EAGLE-3's: the same inputs."""
+    sums = {each.name: [one["trained"]["chain"][f"{temperature:g}"] for one in of] for each, of in measured.items()}
+    known = family.block and BESIDE_BLOCKS in sums
+    return {"n_alpha_less_eagle3": first_gain(sums[family.name], sums[BESIDE_BLOCKS]) if known else None}
+
+
+def row_of(family: Family, of_seeds: Sequence[dict[str, Any]], temperature: float) -> dict[str, Any]:
     """A family's cells at a temperature; the verdict is the chain's, and that of all seeds."""
     at = f"{temperature:g}"
     chains = [each["trained"]["chain"][at] for each in of_seeds]
     verdicts = sorted({verdict for each in of_seeds for verdict, _ in each["audits"].values()})
     row: dict[str, Any] = {
-        "family": name,
+        "family": family.name,
         "T": temperature,
         "untrained_chain": mean([each["untrained"][at] for each in of_seeds], "tau"),
         "n_alpha": n_alpha(chains),
         "verdict": ", ".join(verdicts),
         "sees": max(each["audits"]["chain"][1] for each in of_seeds),
-        "seconds": sum(seconds_of(Path(each["run"])) for each in of_seeds) / len(of_seeds),
+        "seconds": sum(training_seconds(family, Path(each["run"])) for each in of_seeds) / len(of_seeds),
+        **passes([each.get("passes", {}).get(f"chain {at}") for each in of_seeds]),
     }
     for shape in SHAPES:
         own = [each["trained"][shape][at] for each in of_seeds if shape in each["trained"]]
@@ -293,6 +257,19 @@ def row_of(name: str, of_seeds: Sequence[dict[str, Any]], temperature: float) ->
         speeds = [each["speeds"].get(f"{shape} {at}") for each in of_seeds]
         row |= speed_cells(slug(shape), [each for each in speeds if each])
     return row
+
+
+def training_seconds(family: Family, run: Path) -> float:
+    """What training took, that of the drafter it began with included."""
+    return sum(seconds_of(each) for each in runs_of(run, behind=bool(family.behind)))
+
+
+def passes(of_seeds: Sequence[list[float] | None]) -> dict[str, float | None]:
+    """What a pass of drafting the chain costs and how many a draft takes; None where no speed was measured."""
+    known = [each for each in of_seeds if each]
+    costs, steps = ([each[at] for each in known] for at in (0, 1))
+    names = ("c_chain", "passes_chain")
+    return {name: sum(values) / len(values) if values else None for name, values in zip(names, (costs, steps))}
 
 
 def speed_cells(shape: str, speeds: Sequence[Any]) -> dict[str, Any]:
@@ -306,8 +283,11 @@ def speed_cells(shape: str, speeds: Sequence[Any]) -> dict[str, Any]:
     return {f"speedup_{shape}": several if len(values) > 1 else figure(speeds[0][0]), f"predicted_{shape}": predicted}
 
 
-def heads(args: argparse.Namespace) -> dict[str, str]:
+def heads(args: argparse.Namespace, families: Sequence[Family]) -> dict[str, str]:
     """Headings and cells of a table; those of the speed where it was measured."""
+    gated = any(each.block for each in families) and any(each.name == BESIDE_BLOCKS for each in families)
+    gap = {f"depth 1 less {BESIDE_BLOCKS}'s": "{n_alpha_less_eagle3}"} if gated else {}
+    cost = {"target calls of a draft (c x passes)": "{c_chain} x {passes_chain}"} if args.speed else {}
     shown = [shape for shape in SHAPES if shape in ("chain", *args.shapes)]
     taus = {f"tau {shape}": f"{{tau_{slug(shape)}}}" for shape in shown}
     speeds = {
@@ -320,7 +300,11 @@ def heads(args: argparse.Namespace) -> dict[str, str]:
         **taus,
         "untrained chain": "{untrained_chain}",
         "n-alpha of the chain": "{n_alpha}",
-        **(speeds | {"training": "{seconds} s"} if args.speed else {}),
+        **gap,
+        **(speeds if args.speed else {}),
+        **cost,
+        **({"steps": "{steps}"} if args.wall else {}),
+        "training": "{seconds} s",
         "verdict": "{verdict} (sees {sees})",
     }
 
@@ -328,6 +312,7 @@ def heads(args: argparse.Namespace) -> dict[str, str]:
 def arguments() -> argparse.Namespace:
     parser = parser_of(__doc__, out="runs/families")
     parser.add_argument("--steps", type=int, default=800)
+    parser.add_argument("--wall", type=float, metavar="SECONDS", help="of training, in place of --steps")
     parser.add_argument("--batch-rows", type=int, default=4)
     parser.add_argument("--families", default=",".join(each.name for each in FAMILIES))
     parser.add_argument("--shapes", type=lambda text: text.split(","), default=list(SHAPES), help="the chain always")

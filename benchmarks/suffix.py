@@ -7,23 +7,27 @@ Three kinds of text, each from the same held-out files of the standard library:
 - `agent`: turns of a transcript that grows: the stretch, the target's own answer, the stretch's first
   tokens as the next observation, and so on. All methods get the transcripts of plain greedy decoding.
 
-Counted are tokens per target call and verified tokens per call, no seconds: the figures do not depend on
-what else the machine does. The memory of earlier answers is that of the same kind's prompts before.
-Intervals are bootstraps over prompts.
+Counted are tokens per target call and verified tokens per call, which do not depend on what else the machine
+does. Seconds are those of one round, plain decoding and every method in turn on each prompt; a second round
+would ask the memory of earlier answers, that of the same kind's prompts before, for what it has just seen.
+With `--drafter` a trained drafter is measured too, alone and behind suffix decoding (the hybrid). Every method
+is audited on each kind's prompts. Intervals are bootstraps over prompts.
 
     python benchmarks/suffix.py
+    python benchmarks/suffix.py --drafter runs/eagle-tiny/drafter
     python benchmarks/suffix.py --limit 8 --max-new-tokens 32 --json suffix.json
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-from draftsmith.benchmarks.common.acceptance import Sums, audited, mean, sums_of
+from draftsmith.benchmarks.common.acceptance import Sums, as_figure, audited, mean, sums_of
 from draftsmith.benchmarks.common.markdown import printed
-from draftsmith.benchmarks.common.provenance import finish, record_of, target_weights
+from draftsmith.benchmarks.common.provenance import drafter_weights, finish, record_of, target_weights
 from draftsmith.benchmarks.common.records import Cell, Record, table_of
 from draftsmith.benchmarks.common.runs import add_audit
 from draftsmith.data.prompts import load_prompts, render
@@ -34,15 +38,22 @@ from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.decoding.target.loading import load_target
 from draftsmith.drafters.lookup.ngram import Ngram, NgramTable
 from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
+from draftsmith.drafters.registry import load_drafter
+from draftsmith.drafters.suffix.hybrid import beside
 from draftsmith.drafters.suffix.index import AnswerMemory
 from draftsmith.drafters.suffix.proposer import SuffixDecoding
-from draftsmith.eval.measure.metrics import counts_of
+from draftsmith.eval.audit.enumeration import Enumeration
+from draftsmith.eval.measure.rounds import Run, speed_interval
 from draftsmith.launch.measure.methods import TargetTexts
 
 TEMPERATURES = (0.0, 1.0)
 STRETCH, AGAIN = 160, 16  # tokens of a stretch, and of those that stand a second time
 TURNS = 3
+DRAFTED, WARM_UP = 4, 8  # tokens of a trained drafter's draft, and of the decode that is not timed
+TRAINED, HYBRID = "trained drafter", "suffix before the trained drafter"
+FORMATS = (("tau", ".2f"), ("alpha", ".2f"), ("verified", ".1f"), ("speedup", ".2f"), ("draft_ms", ".1f"))
 Prompts = list[list[int]]
+Make = Callable[[], Proposer]
 
 
 def main() -> None:
@@ -52,20 +63,9 @@ def main() -> None:
         render(prompt, target.tokenizer, limit=STRETCH) for prompt in load_prompts("stdlib", limit=args.limit)
     ]
     texts = texts_of(target, stretches, args.max_new_tokens)
-    makers = makers_of(target, args.ngram_documents)
-    rows: list[dict[str, Cell]] = []
-    for name, make in makers.items():
-        verdict = audited(target, make(), stretches, args).verdict
-        for kind, prompts in texts.items():
-            row: dict[str, Cell] = {"text": kind, "method": name, "verdict": verdict}
-            for temperature in TEMPERATURES:
-                sums = measured(target, make(), prompts, temperature, args.max_new_tokens)
-                row |= {
-                    f"tau_{temperature:g}": mean([sums], "tau"),
-                    f"alpha_{temperature:g}": mean([sums], "alpha"),
-                    f"verified_{temperature:g}": mean([sums], "verified"),
-                }
-            rows.append(row)
+    makers = makers_of(target, args)
+    proofs: dict[str, Enumeration | None] = {}
+    rows = [row for text in texts.items() for row in rows_of(target, makers, text, args, proofs)]
     record = assembled(rows, {kind: len(prompts) for kind, prompts in texts.items()}, args)
     print(printed(record))
     finish(record, args.json)
@@ -92,40 +92,79 @@ def transcript(target: Backbone, stretch: list[int], max_new_tokens: int) -> Pro
     return turns
 
 
-def makers_of(target: Backbone, documents: int) -> dict[str, Callable[[], Proposer]]:
+def makers_of(target: Backbone, args: argparse.Namespace) -> dict[str, Make]:
     """The methods, a fresh drafter for every measurement."""
     table = NgramTable.count(
-        TargetTexts(target.tokenizer).texts("stdlib", documents), order=3, vocabulary=target.vocabulary
+        TargetTexts(target.tokenizer).texts("stdlib", args.ngram_documents), order=3, vocabulary=target.vocabulary
     )
+
+    def trained() -> Proposer:
+        return load_drafter(args.drafter, target, draft_length=DRAFTED)
+
+    behind = {} if args.drafter is None else {TRAINED: trained, HYBRID: lambda: beside(trained(), SuffixDecoding())}
     return {
         "prompt-lookup": PromptLookup,
         "ngram": lambda: Ngram(table),
         "suffix, chain": SuffixDecoding,
         "suffix, tree of 24": lambda: SuffixDecoding(nodes=24),
         "suffix, with earlier answers": lambda: SuffixDecoding(memory=AnswerMemory()),
+        **behind,
     }
 
 
-def measured(
-    target: Backbone, drafter: Proposer, prompts: Sequence[list[int]], temperature: float, max_new_tokens: int
-) -> Sums:
-    """Sums of every prompt, one after another."""
-    done = [
-        generate(
-            target,
-            drafter,
-            [prompt],
-            warper=Warper(temperature),
-            max_new_tokens=max_new_tokens,
-            eos_ids=target.eos_ids,
-            requests=[number],
-        )
-        for number, prompt in enumerate(prompts)
-    ]
+def rows_of(
+    target: Backbone,
+    makers: Mapping[str, Make],
+    text: tuple[str, Prompts],
+    args: argparse.Namespace,
+    proofs: dict[str, Enumeration | None],
+) -> list[dict[str, Cell]]:
+    """Of one kind of text, a row per method: its audit, and its figures at every temperature.
+
+    Args:
+        proofs: what was enumerated of a method, which knows no text: once for all kinds.
+    """
+    kind, prompts = text
+    rows: dict[str, dict[str, Cell]] = {}
+    for name, make in makers.items():
+        report = audited(target, make(), prompts, args, enumerated=proofs.get(name))
+        proofs[name] = report.enumeration
+        rows[name] = {"text": kind, "method": name, "verdict": report.verdict, "sees": report.rosenblatt.detectable}
+    for temperature in TEMPERATURES:
+        for name, run in in_turn(target, makers, prompts, temperature, args.max_new_tokens).items():
+            rows[name] |= {f"{cell}_{temperature:g}": figure for cell, figure in cells(run).items()}
+    return list(rows.values())
+
+
+def in_turn(
+    target: Backbone, makers: Mapping[str, Make], prompts: Prompts, temperature: float, max_new_tokens: int
+) -> dict[str, Run]:
+    """Every prompt by plain decoding and by each method, one prompt after another; the first one warms up."""
+    drafters = {name: make() for name, make in makers.items()}
+    runs = {name: Run() for name in drafters}
+    common: dict[str, Any] = {"warper": Warper(temperature), "eos_ids": target.eos_ids}
+    for make in makers.values():
+        generate(target, make(), prompts[:1], max_new_tokens=WARM_UP, **common)
+    for number, prompt in enumerate(prompts):
+        common |= {"max_new_tokens": max_new_tokens, "requests": [number]}
+        base = autoregressive(target, [prompt], **common)
+        for name, drafter in drafters.items():
+            runs[name].add(base, generate(target, drafter, [prompt], **common), first=True)
+    return runs
+
+
+def cells(run: Run) -> dict[str, Cell]:
+    """Acceptance, what a call verifies, the speed-up, and milliseconds of a draft."""
+    sums: Sums = {
+        **sums_of([[each] for each in run.counts]),
+        "nodes": [each.nodes for each in run.generations],
+        "calls": [each.target_calls for each in run.generations],
+    }
+    speed = speed_interval(run, 0)
     return {
-        **sums_of([counts_of(each.steps) for each in done]),
-        "nodes": [each.nodes for each in done],
-        "calls": [each.target_calls for each in done],
+        **{name: mean([sums], name) for name in ("tau", "alpha", "verified")},
+        "speedup": as_figure([speed]),
+        "draft_ms": 1e3 * run.propose_seconds / max(1, run.target_calls),
     }
 
 
@@ -133,26 +172,26 @@ def assembled(rows: list[dict[str, Cell]], prompts: dict[str, int], args: argpar
     """One row per method and kind of text."""
     heads = {"text": "{text}", "method": "{method}"}
     for temperature in TEMPERATURES:
+        at = f"{temperature:g}"
         heads |= {
-            f"tau, T = {temperature:g}": f"{{tau_{temperature:g}}}",
-            f"tokens per call, T = {temperature:g}": f"{{verified_{temperature:g}}}",
+            f"tau, T = {at}": f"{{tau_{at}}}",
+            f"tokens per call, T = {at}": f"{{verified_{at}}}",
+            f"speed-up, T = {at} (ms of a draft)": f"{{speedup_{at}}} ({{draft_ms_{at}}})",
         }
     many = ", ".join(f"{count} of {kind}" for kind, count in prompts.items())
     return record_of(
         args,
         title="Suffix decoding, prompt lookup and n-grams",
         target=target_weights(args.target),
+        drafters=[] if args.drafter is None else drafter_weights({TRAINED: args.drafter}),
         setup=f"Prompts: {many}; stretches of {STRETCH} tokens, {AGAIN} of them again, {TURNS} turns; "
         f"{args.max_new_tokens} new tokens, one prompt at a time, fp32; n-grams of 3 from {args.ngram_documents} of "
         "the files that the target was trained on.",
         intervals="95 % bootstrap intervals over prompts",
-        formats={
-            f"{name}_{each:g}": form
-            for name, form in (("tau", ".2f"), ("alpha", ".2f"), ("verified", ".1f"))
-            for each in TEMPERATURES
-        },
+        audit={"verdict": "of each row", "sees": "the smallest total variation seen stands behind it"},
+        formats={"sees": ".3f"} | {f"{name}_{each:g}": form for name, form in FORMATS for each in TEMPERATURES},
         rows=rows,
-        tables={"suffix": table_of({**heads, "audit": "{verdict}"})},
+        tables={"suffix": table_of({**heads, "audit": "{verdict} (sees {sees})"})},
     )
 
 
@@ -161,6 +200,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--target", default="tiny")
     parser.add_argument("--limit", type=int, default=24, help="held-out files")
     parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--drafter", type=Path, metavar="FOLDER", help="of a trained drafter, for the hybrid")
     parser.add_argument("--ngram-documents", type=int, default=200)
     add_audit(parser, tokens=6_000, sequences=100_000)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the record of docs/results")

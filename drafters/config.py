@@ -11,6 +11,8 @@ from ..config import Section
 DEFAULT_TREE = "default"
 OPTIMISED_TREE = "optimised"
 CHAIN_TREE = "chain"
+LEAST_FACTOR = 0.05
+"""Of a draft temperature that is not 0."""
 
 
 class DrafterConfig(Section):
@@ -18,10 +20,10 @@ class DrafterConfig(Section):
 
     policy: Literal["sample", "argmax"] = "sample"
     """At temperature > 0: draw from the draft's warped distribution, or take its argmax (a point mass)."""
-    temperature_factors: list[Annotated[float, Field(ge=0.05, le=20)]] = []
+    temperature_factors: list[Annotated[float, Field(ge=0, le=20)]] = []
     """Temperature of drafting over that of decoding: of the first drafted token, the second, ...; deeper ones take
-    the last. Empty: 1. No value changes the output; a draft that is too sure of itself is accepted more when it is
-    hotter. `draftsmith tune` chooses them."""
+    the last. Empty: 1; 0: the likeliest token. No value changes the output; a draft that is too sure of itself is
+    accepted more when it is hotter. `draftsmith tune` chooses them."""
     confidence: float = Field(0.0, ge=0, lt=1)
     """A DSpark drafter ends a draft in front of the first token whose chance to be accepted, as it has learnt to
     say it, is below; 0: never. No value changes the output."""
@@ -106,4 +108,14 @@ class DrafterConfig(Section):
     def _what_is_drawn_has_a_temperature(self) -> Self:
         if self.temperature_factors and self.policy == "argmax":
             raise ValueError("temperature_factors are of drawn tokens, and policy argmax draws none: leave one out")
+        return self
+
+    @model_validator(mode="after")
+    def _factors_are_temperatures(self) -> Self:
+        slivers = [each for each in self.temperature_factors if 0 < each < LEAST_FACTOR]
+        if slivers:
+            raise ValueError(
+                f"temperature_factors has {slivers[0]:g}; expected 0, which takes the likeliest token, or at least "
+                f"{LEAST_FACTOR:g}: logits over less run out of range"
+            )
         return self

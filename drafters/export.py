@@ -24,6 +24,7 @@ from .eagle.net3 import Eagle3Net, Eagle3Shape, fused_layers
 from .families import FAMILIES, Form, function
 from .folder import not_finite
 from .heads.medusa import MedusaHeads
+from .projection import Shaping
 from .weights import net_of
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -47,6 +48,10 @@ class ServedTarget:
     """Its config as it is, of the text alone."""
     embedding_scale: float = 1.0
     """What the target multiplies the rows of its embedding by (Gemma: the root of H)."""
+    logit_scale: float = 1.0
+    """What it multiplies its logits by (Cohere)."""
+    logit_cap: float | None = None
+    """Where it caps them behind that (Gemma 2); None: nowhere."""
 
     @classmethod
     def of(cls, path: str, config: Any, embedding: nn.Module | None = None) -> ServedTarget:
@@ -56,7 +61,7 @@ class ServedTarget:
             RequestError: it is not known what the embedding does to its rows.
         """
         whole, config = config, config.get_text_config(decoder=True)
-        eos = config.eos_token_id
+        eos, shaping = config.eos_token_id, Shaping.named(config)
         return cls(
             path=path,
             # a text model inside a larger one does not name itself
@@ -68,6 +73,8 @@ class ServedTarget:
             eos=eos[0] if isinstance(eos, list) else eos,
             words=config.to_dict(),
             embedding_scale=1.0 if embedding is None else _scale_of(embedding),
+            logit_scale=shaping.scale,
+            logit_cap=shaping.cap,
         )
 
 
@@ -120,7 +127,7 @@ def served_form(family: str, form: str) -> Form:
     if form not in record.exports:
         why = f": {record.elsewhere}" if record.elsewhere else ""
         known = " or ".join(record.exports)
-        raise RequestError(f"--format is {form!r}, in which no {family} drafter is served; expected {known}{why}")
+        raise RequestError(f"--format is {form!r}, in which no {family} drafter is exported; expected {known}{why}")
     return record.exports[form]
 
 

@@ -34,7 +34,7 @@ class Form:
     make: Reference | None = None
     """(net, target, how: Served) -> Export; None: the engine loads the drafter's own folder."""
     parallel: bool = False
-    """Whether the engine has to be told that all drafts come out of one pass."""
+    """Whether the engine has to be told that all drafts come out of one pass, in its own words."""
 
 
 class Corpora(Protocol):
@@ -157,9 +157,6 @@ def _if_static(config: DrafterConfig) -> tuple[str, str] | None:
     return f"its drafter.eagle_tree is {config.eagle_tree}", "add --drafter.eagle_tree static"
 
 
-_READERS = "what other engines make of such a drafter's mask and slots is not known"
-
-
 def _by_policy(name: str) -> Callable[[Any], str]:
     """The toy of drafts that are sampled from q, at temperatures of their own or not, or of their argmax."""
     return lambda drafter: f"{name}{_drawn(drafter)}"
@@ -255,7 +252,8 @@ _ALL = (
         proposer=".model.family:draft_by_pard",
         toy=_by_policy("pard"),
         exports={"vllm": Form("draft_model", parallel=True)},
-        elsewhere="other engines call a draft model once for every token",
+        elsewhere="TensorRT-LLM has PARD too, and how it is started there is not known here; others call a draft "
+        "model once for every token",
         options=frozenset({"temperature_factors"}),
         grids=BY_MODEL,
         samples=True,
@@ -405,9 +403,10 @@ _ALL = (
         whole_blocks=lambda settings: not settings["causal"],
         exports={
             "vllm": Form("dflash", ".block.serving:dflash"),
-            "sglang": Form("DFLASH", ".block.serving:dflash_for_sglang"),
+            "sglang": Form("DFLASH", ".block.serving:dflash_for_sglang", parallel=True),
         },
-        elsewhere=_READERS,
+        elsewhere="TensorRT-LLM and llama.cpp's converter load DFlash too, by the published form that both write, and "
+        "transformers by one of its own (MuseGlimmer); what they make of its mask has not been checked here",
         grids=BY_MODEL,
         samples=True,
     ),
@@ -425,9 +424,10 @@ _ALL = (
         toy=_dspark_toy,
         exports={
             "vllm": Form("dspark", ".block.serving:dspark"),
-            "sglang": Form("DSPARK", ".block.serving:dspark_for_sglang"),
+            "sglang": Form("DSPARK", ".block.serving:dspark_for_sglang", parallel=True),
         },
-        elsewhere=_READERS,
+        elsewhere="TensorRT-LLM and llama.cpp load DSpark too, and what they make of its words has not been checked "
+        "here",
         most_tokens=_drafts_of_a_block,
         whole_blocks=lambda settings: not settings["causal"],
         grids=BY_MODEL,
@@ -446,7 +446,7 @@ _ALL = (
         options=frozenset({"temperature_factors", *_BLOCK_TREE}),
         toy=_dflash2_toy,
         exports={"vllm": Form("dflash", ".block.serving:dflash2")},
-        elsewhere=_READERS,
+        elsewhere="SGLang loads DFlash 2 too, and what it makes of its words has not been checked here",
         most_tokens=_drafts_of_a_block,
         whole_blocks=lambda settings: not settings["causal"],
         grids=BY_MODEL,

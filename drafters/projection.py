@@ -48,7 +48,11 @@ class Shaping:
     @classmethod
     def of(cls, model: Any) -> Shaping:
         """What the config of a causal LM of `transformers` names."""
-        config = model.config.get_text_config(decoder=True)
+        return cls.named(model.config.get_text_config(decoder=True))
+
+    @classmethod
+    def named(cls, config: Any) -> Self:
+        """What the config names, of the text alone."""
         scale = 1.0
         for name in (*_FACTORS, *_DIVISORS):
             value = getattr(config, name, None)

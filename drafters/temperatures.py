@@ -2,7 +2,7 @@
 
 A rule accepts a drawn token with sum min(p, q) on average, and a draft that is surer than its target, or less sure,
 loses some of it. Whoever draws at such a temperature declares the q that it draws from, so the output stays the
-target's.
+target's. At factor 0 that q is all on the likeliest token, and the rule is still that of drawn tokens.
 `draftsmith tune` chooses the factors (`eval/tune/temperatures.py`). Read next: `../decoding/sampling.py`.
 """
 
@@ -28,4 +28,5 @@ def at_depth(warper: Warper, factors: Sequence[float], depth: int) -> Warper:
     """
     if not factors:
         return warper
+    # of factor 0 the transform is the greedy one: nothing is divided by it
     return replace(warper, temperature=warper.temperature * factors[min(depth, len(factors) - 1)])

@@ -46,7 +46,7 @@ class Start:
     sampled: bool
     """Whether drafts are drawn from q at temperatures above 0, where engines take the argmax unasked."""
     parallel: bool = False
-    """Whether all drafts come out of one pass of a method that would otherwise take one pass each."""
+    """Whether the engine has to be told that all drafts come out of one pass."""
     of_target: Mapping[str, Any] = field(default_factory=dict)
     """Words that vLLM has to find in the target's config, and does not."""
     behind_layers: Sequence[int] | None = None
@@ -85,13 +85,9 @@ def _serve(model: str, config: Mapping[str, Any]) -> str:
     return shlex.join(["vllm", "serve", model, *(["--speculative-config", json.dumps(config)] if config else [])])
 
 
-_ONE_PASS = ("DFLASH", "DSPARK")
-"""Methods of SGLang's whose drafter is called once, whatever it drafts."""
-
-
 def _sglang(start: Start) -> list[str]:
     """SGLang counts the root among the draft's tokens, and expands a tree as EAGLE-2 does."""
-    steps = 1 if start.method in _ONE_PASS else start.tokens
+    steps = 1 if start.parallel else start.tokens
     children, nodes = (1, start.tokens + 1) if start.tree is None else (start.tree.children, start.tree.nodes)
     words = ["python", "-m", "sglang.launch_server", "--model-path", start.target]
     words += ["--speculative-algorithm", start.method, "--speculative-draft-model-path", start.folder]

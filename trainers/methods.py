@@ -116,6 +116,11 @@ class Method:
     """Forward passes of what is trained, per row."""
     mask: Share = lambda _recipe: 0.0
     """Numbers of the attention mask that each layer keeps, per token of a row; 0 where none of that size is made."""
+    logit_layers: tuple[str, ...] = ()
+    """Ends of the names of linear layers, beside `lm_head`, whose outputs are as wide as the vocabulary: they go
+    through in chunks too."""
+    kept_inputs: Mapping[str, int] = field(default_factory=dict)
+    """How often more the input of a linear layer is kept, by the end of its name: for what reads it beside it."""
     cuts_rows: bool = False
     """Whether several processes can share a row (`loop.context_parallel`)."""
     compiles: bool = False
@@ -381,6 +386,7 @@ _ALL = (
         name="dspark",
         summary="a DSpark block drafter on the frozen target",
         family="dspark",
+        logit_layers=("markov_w2",),
         module=".block.dspark",
         sections={"block": BlockConfig, "dspark": DSparkConfig},
         reads=_ON_TARGET,
@@ -395,6 +401,8 @@ _ALL = (
         name="dflash2",
         summary="a DFlash 2 block drafter on the frozen target: convolutions and a selector of candidates",
         family="dflash2",
+        # a convolution on both sides of a sublayer keeps what it reads, and its kernel
+        kept_inputs={"kernel_projection": 4},
         module=".block.dflash2",
         sections={"block": BlockConfig, "dflash2": DFlash2Config},
         reads=_ON_TARGET,

@@ -20,6 +20,7 @@ from draftsmith.decoding.proposal import Proposer
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.eval.audit.audit import AuditReport, audit
+from draftsmith.eval.audit.enumeration import Enumeration
 from draftsmith.eval.config import AuditConfig
 from draftsmith.eval.measure.metrics import Counts, Floats, Interval, counts_of, ratio
 
@@ -91,6 +92,15 @@ def gain(mine: Sequence[Sums], other: Sequence[Sums], name: str) -> Figure | Non
     return gain_over_seeds([pair(part, name) for part in mine], [pair(part, name) for part in other])
 
 
+def first_gain(mine: Sequence[Sums], other: Sequence[Sums]) -> Figure | None:
+    """How much more often the first draft is accepted, mine less the other's, as `gain`."""
+
+    def firsts(side: Sequence[Sums]) -> list[Pair]:
+        return [(np.array(part["passed_by_depth"])[:, 0], np.array(part["tested_by_depth"])[:, 0]) for part in side]
+
+    return gain_over_seeds(firsts(mine), firsts(other))
+
+
 def n_alpha(parts: Sequence[Sums]) -> list[float]:
     """Accepted by depth, given that all shallower ones were; the mean over seeds."""
     with np.errstate(invalid="ignore"):
@@ -160,10 +170,11 @@ def audited(
     *,
     at_most: int = 24,
     temperature: float | None = None,
+    enumerated: Enumeration | None = None,
 ) -> AuditReport:
-    """The audit with the evidence that a script's arguments ask for."""
+    """The audit with the evidence that a script's arguments ask for; `enumerated` as of `audit`."""
     at = {} if temperature is None else {"temperature": temperature}
     evidence = AuditConfig.model_validate(
         {"tokens": args.audit_tokens, "sequences": args.audit_sequences, "prompts": min(at_most, len(prompts)), **at}
     )
-    return audit(target, drafter, prompts, evidence)
+    return audit(target, drafter, prompts, evidence, enumerated=enumerated)

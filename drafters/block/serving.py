@@ -82,6 +82,8 @@ def dspark(net: DSparkNet, target: ServedTarget, how: Served) -> Export:
 def dflash2(net: DFlash2Net, target: ServedTarget, how: Served) -> Export:
     """DFlash 2's form: DFlash's words, the convolutions' and the selector's.
 
+    The selector adds to logits behind the target's scale and cap, so the form has words for these.
+
     Raises:
         RequestError: an engine would hand out other hidden states, or read the slots in another way.
     """
@@ -94,6 +96,8 @@ def dflash2(net: DFlash2Net, target: ServedTarget, how: Served) -> Export:
         "conv_group_size": net.config.group,
         "selector_rank": net.config.rank,
         "selector_top_k": net.config.candidates,
+        **({} if target.logit_scale == 1 else {"output_multiplier": target.logit_scale}),
+        **({} if target.logit_cap is None else {"final_logit_softcapping": target.logit_cap}),
     }
     return Export({**_config(net.config, target, "DFlash2DraftModel"), "dflash_config": words | own}, tensors)
 

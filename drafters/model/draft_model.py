@@ -40,6 +40,8 @@ class DraftModel:
     family = "draft_model"
     skips = False
     """Whether steps may be left to another drafter, by `skip`."""
+    steps_of_one = True
+    """Whether a draft step is a call of one token, whose cost a forward pass on its own tells."""
 
     def __init__(
         self,

@@ -34,6 +34,7 @@ class Pard(DraftModel):
     """Drafts `draft_length` tokens in one pass."""
 
     family = "pard"
+    steps_of_one = False  # its one pass is over new tokens and masks
 
     def __init__(
         self,

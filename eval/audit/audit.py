@@ -123,6 +123,7 @@ def audit(
     plant: str | None = None,
     decoder: Decoder = "draftsmith",
     rule: str | None = None,
+    enumerated: Enumeration | None = None,
 ) -> AuditReport:
     """Run all proofs on a pair.
 
@@ -131,11 +132,12 @@ def audit(
         plant: a known bug of `plants.PLANTS` to decode with; the audit then has to fail.
         decoder: `hf` audits transformers' own assisted generation instead of ours.
         rule: an acceptance rule by name; with a lossy one the distance is measured.
+        enumerated: what an audit of the same drafter on other prompts has enumerated, which knows no prompts.
     """
     bug = _plant(plant, decoder, drafter)
     warper = Warper(config.temperature, config.top_k, config.top_p, config.min_p)
-    counted = None
-    if decoder == "draftsmith":
+    counted = enumerated
+    if decoder == "draftsmith" and counted is None:
         counted = _enumerated(target, drafter, bug, rule, config)
     write = _writer(target, drafter, config, bug, decoder, rule)
     asked, sampled = _sampled(prompts, config, write, warper)

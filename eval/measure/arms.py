@@ -49,8 +49,8 @@ class Arm:
 
     @property
     def backbone(self) -> Backbone | None:
-        """The drafting model, None where there is none."""
-        return self.drafter.backbone if isinstance(self.drafter, DraftModel) else None
+        """The model whose call of one token is a draft step; None where a step is something else."""
+        return self.drafter.backbone if isinstance(self.drafter, DraftModel) and self.drafter.steps_of_one else None
 
     @property
     def draft_bytes(self) -> int:

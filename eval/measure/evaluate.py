@@ -145,7 +145,7 @@ def _row(
 
 
 def _step_cost(arm: Arm, run: Run, costs: Costs, steps: float) -> float:
-    """Of what is no causal LM, the time of proposing is shared out over its steps."""
+    """Where a step is no call of one token by a causal LM, the time of proposing is shared out over the steps."""
     if arm.backbone is not None and costs.c is not None:
         return costs.c
     return run.proposing_cost / steps
@@ -180,12 +180,12 @@ def _sweep(
     """Acceptance, cost and speed against the draft length, greedy."""
     some = requests[: config.sweep_prompts]
     runs = decode(target, [(arm, length) for length in config.sweep], some, config, 0.0)
-    arm.at(config.draft_length)
     rows = []
     for length, run in zip(config.sweep, runs, strict=True):
         measured = acceptance(run.counts, seed=config.seed)
-        c = _step_cost(arm, run, costs, length)
-        predicted = replace(costs, c=c).predicted_speedup(measured.tau.value, length)
+        steps = arm.at(length).drafter.draft_steps
+        c = _step_cost(arm, run, costs, steps)
+        predicted = replace(costs, c=c).predicted_speedup(measured.tau.value, length, draft_steps=steps)
         rows.append(
             {
                 "draft_length": length,
@@ -198,6 +198,7 @@ def _sweep(
                 "speedup": speed_fields(run, config.seed)["speedup"],
             }
         )
+    arm.at(config.draft_length)
     return rows
 
 

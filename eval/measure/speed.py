@@ -45,12 +45,13 @@ class Costs:
         measured = {1: 1.0, **{k + 1: cost for k, cost in self.c_v.items()}}
         return float(np.interp(nodes, sorted(measured), [measured[n] for n in sorted(measured)]))
 
-    def predicted_speedup(self, tau: float, draft_length: int) -> float:
-        """Of a chain, whose K tokens take K steps: tau / (c_v + K c).
+    def predicted_speedup(self, tau: float, draft_length: int, *, draft_steps: int | None = None) -> float:
+        """Of a chain of K tokens: tau / (c_v + steps c), with K steps unless told otherwise.
 
         Leviathan et al. 2023, theorem 3.8, with the verify cost measured.
         """
-        return tau / (self.c_v[draft_length] + draft_length * (self.c or 0.0))
+        steps = draft_length if draft_steps is None else draft_steps
+        return tau / (self.c_v[draft_length] + steps * (self.c or 0.0))
 
 
 @torch.inference_mode()

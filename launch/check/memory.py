@@ -19,6 +19,8 @@ from ..recipe.model import Recipe
 if TYPE_CHECKING:
     from torch import nn
 
+    from ...trainers.methods import Method
+
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 _FREE_SHARE = 0.9  # of a described device: kernels, communication and the allocator take the rest
 
@@ -202,7 +204,7 @@ def _activations(recipe: Recipe, student: nn.Module, target: nn.Module | None) -
         width += sum(_widths(target))  # it learns too, so its layers keep what they read
     # the gradient of an own projection is made in the forward pass, in fp32
     width = width / parts + (_of_other_parts(recipe, student) if parts > 1 else 0)
-    return 1.25 * T * width * _number_size(recipe) + 4.0 * _own_projections(student)
+    return 1.25 * T * width * _number_size(recipe) + 4.0 * _own_projections(student, recipe.record)
 
 
 def _of_other_parts(recipe: Recipe, student: nn.Module) -> float:
@@ -219,7 +221,7 @@ def _of_other_parts(recipe: Recipe, student: nn.Module) -> float:
 
 def _kept(recipe: Recipe, student: nn.Module) -> float:
     """Numbers of all passes over a token; of one that is computed again its output, keys and values alone."""
-    passes, whole = recipe.record.passes(recipe), sum(_widths(student))
+    passes, whole = recipe.record.passes(recipe), sum(_widths(student, recipe.record))
     if not recipe.record.recomputes(recipe):
         return whole * passes
     ends = [layer.out_features for name, layer in _linear(student) if name.endswith(("k_proj", "v_proj", "down_proj"))]
@@ -241,24 +243,28 @@ def _hidden(model: Any) -> int:
     return int(model.config.get_text_config(decoder=True).hidden_size)
 
 
-def _widths(model: nn.Module) -> Iterator[int]:
-    """Numbers in and out of every linear layer, per token; projections go through in chunks."""
+def _widths(model: nn.Module, record: Method | None = None) -> Iterator[int]:
+    """Numbers in and out of every linear layer, per token; projections go through in chunks.
+
+    Args:
+        record: of the method, where the model is what it trains.
+    """
     for name, layer in _linear(model):
-        if not _to_a_vocabulary(name):
+        if not _to_a_vocabulary(name, record):
             yield layer.in_features + layer.out_features
-        if name.endswith("kernel_projection"):  # a convolution on both sides keeps what it reads, and its kernel
-            yield 4 * layer.in_features
+        more = {} if record is None else record.kept_inputs
+        yield from (times * layer.in_features for end, times in more.items() if name.endswith(end))
 
 
-def _own_projections(student: nn.Module) -> int:
+def _own_projections(student: nn.Module, record: Method) -> int:
     """Numbers in the projections to a vocabulary that are trained."""
-    heads = {id(layer.weight): layer for name, layer in _linear(student) if _to_a_vocabulary(name)}
+    heads = {id(layer.weight): layer for name, layer in _linear(student) if _to_a_vocabulary(name, record)}
     return sum(layer.weight.numel() for layer in heads.values() if layer.weight.requires_grad)
 
 
-def _to_a_vocabulary(name: str) -> bool:
-    """Whether a linear layer's name is that of a projection, or of what is added to one (DSpark's head)."""
-    return "lm_head" in name or name.endswith("markov_w2")
+def _to_a_vocabulary(name: str, record: Method | None) -> bool:
+    """Whether a linear layer's name is that of a projection, or of what is added to one."""
+    return "lm_head" in name or (record is not None and name.endswith(record.logit_layers))
 
 
 def _linear(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:

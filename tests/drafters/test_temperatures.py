@@ -17,12 +17,14 @@ from draftsmith.drafters.model.ensemble import join, join_adapters
 from draftsmith.drafters.model.pard import Pard
 from draftsmith.drafters.temperatures import at_depth
 from draftsmith.errors import RequestError
+from draftsmith.eval.audit.enumeration import Enumeration, enumerate_decoding
 from draftsmith.eval.audit.toys import TOYS, Toy, toy_of
 from draftsmith.launch.recipe.load import load_recipe
 from pydantic import ValidationError
 from small_heads import make_on_target
 
 FACTORS = (0.5, 2.0)
+TREES = ("chain", "static")
 TEMPERED = [name for name in TOYS if name.endswith("tempered")]
 
 
@@ -35,13 +37,17 @@ def test_deeper_tokens_take_the_last_factor(depth: int, temperature: float) -> N
     assert at_depth(warper, (), depth) is warper
 
 
-def declared(drafter: Any, target: Backbone, temperature: float) -> list[torch.Tensor]:
-    """q of every proposal of a few steps."""
+def declared(
+    drafter: Any, target: Backbone, temperature: float, proposals: list[Proposal] | None = None
+) -> list[torch.Tensor]:
+    """q of every proposal of a few steps; into `proposals` they go whole."""
     seen = []
 
     def rule(logits_BNV: torch.Tensor, proposal: Proposal, warper: Warper, uniforms: Any) -> Outcome:
         assert proposal.q_BNV is not None
         seen.append(proposal.q_BNV)
+        if proposals is not None:
+            proposals.append(proposal)
         accept = accept_chain if proposal.tree.is_chain else accept_tree
         return accept(logits_BNV, proposal, warper, uniforms)
 
@@ -73,6 +79,70 @@ def test_at_temperature_0_they_say_nothing(target: Backbone) -> None:
     )
     assert plain.tokens == tempered.tokens
     assert plain.target_calls == tempered.target_calls
+
+
+@pytest.mark.parametrize("kind", ["draft model", "chain", "static", "dflash", "dflash2", "dspark", "peagle", "pard"])
+def test_at_factor_0_q_is_the_likeliest_token(target: Backbone, kind: str) -> None:
+    """Behind a first draft that is drawn: q is one token, and that one is drafted."""
+    how: dict[str, Any] = {"factors": (1.0, 0.0)}
+    drafters: dict[str, Any] = {
+        "draft model": lambda: make_drafter(target, draft_length=3, **how),
+        "pard": lambda: Pard(make_drafter(target).backbone, target.vocabulary, mask=0, draft_length=3, **how),
+        **{tree: lambda: make_on_target("eagle", target, tree=kind, draft_length=3, **how) for tree in TREES},
+    }
+    made = drafters.get(kind, lambda: make_on_target(kind, target, **how))()
+    seen: list[Proposal] = []
+    for q_BNV in declared(made, target, 0.8, seen):
+        assert torch.isfinite(q_BNV).all()
+        assert q_BNV[0, 0].count_nonzero() > 1, "the first is drawn"
+    for each in seen:
+        assert each.q_BNV is not None
+        present = torch.ones_like(each.tokens_BN) if each.present_BN is None else each.present_BN
+        for node, parent in enumerate(each.tree.parents):
+            if parent > 0 and present[0, node]:
+                assert each.q_BNV[0, parent].tolist() == one_hot(int(each.tokens_BN[0, node]), target.vocabulary)
+
+
+def one_hot(token: int, vocabulary: int) -> list[float]:
+    return [float(each == token) for each in range(vocabulary)]
+
+
+@pytest.mark.parametrize(
+    "name", ["draft-model tempered", "eagle static tempered", "dflash tempered", "dspark tempered"]
+)
+def test_at_factor_0_the_output_stays_the_targets(name: str) -> None:
+    found = enumerated(name, (1.0, 0.0))
+    assert found.p_value > 1e-4
+
+
+def test_a_softmax_declared_at_factor_0_is_caught() -> None:
+    """The likeliest token drafted, and the distribution that it was not drawn from given as q."""
+    found = enumerated("draft-model tempered", (1.0, 0.0), declare=lambda logits, _probs: Warper(1.0)(logits))
+    assert found.p_value < 1e-9
+
+
+def enumerated(name: str, factors: tuple[float, ...], **changed: Any) -> Enumeration:
+    """The joint counts of a toy's sequences, drafted with other factors."""
+    small = Toy.of(name, seed=1)
+
+    def proposer() -> Any:
+        made: Any = small.proposer()
+        made.factors = factors
+        for attribute, value in changed.items():
+            setattr(made, attribute, value)
+        return made
+
+    return enumerate_decoding(
+        small.target,
+        proposer,
+        rule=None,
+        sequences=20_000,
+        warper=Warper(1.0),
+        seed=2,
+        level=1e-4,
+        length=small.kind.length,
+        prompt=small.kind.prompt,
+    )
 
 
 def test_members_of_an_ensemble_draw_alike(target: Backbone) -> None:
@@ -109,7 +179,9 @@ def test_what_draws_nothing_refuses_them(target: Backbone) -> None:
         DrafterConfig(policy="argmax", temperature_factors=[0.9])
     with pytest.raises(RequestError, match="a dynamic tree draws nothing"):
         make_on_target("eagle", target, tree="dynamic", factors=FACTORS)
-    with pytest.raises(RequestError, match="greater than or equal to 0.05"):
-        load_recipe("distill-tiny", [("drafter.temperature_factors", "[0]")])
+    with pytest.raises(RequestError, match="greater than or equal to 0"):
+        load_recipe("distill-tiny", [("drafter.temperature_factors", "[-1]")])
+    with pytest.raises(RequestError, match="has 0.04; expected 0, which takes the likeliest token, or at least 0.05"):
+        load_recipe("distill-tiny", [("drafter.temperature_factors", "[1, 0.04]")])
     made = load_recipe("distill-tiny", [("drafter.temperature_factors", "[0.9, 1.1]")]).recipe
     assert made.drafter.temperature_factors == [0.9, 1.1]

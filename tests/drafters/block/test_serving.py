@@ -12,7 +12,7 @@ import torch
 from draftsmith.drafters.block.dspark import DSparkNet, DSparkShape
 from draftsmith.drafters.block.net import BlockNet, BlockShape
 from draftsmith.drafters.block.selected import DFlash2Net, DFlash2Shape
-from draftsmith.drafters.export import Export, ServedTarget, export_of
+from draftsmith.drafters.export import Export, ServedTarget, export_of, served_form
 from draftsmith.errors import RequestError
 from draftsmith.launch.engines import Start, command
 from safetensors.torch import save_file
@@ -122,11 +122,11 @@ def test_sglang_gets_the_same_folder(tmp_path: Path) -> None:
 
 
 def test_sglang_is_told_of_one_pass() -> None:
-    said = {
-        name: command("sglang", Start("org/target", "/run", name, 7, sampled=False)) for name in ("DSPARK", "EAGLE3")
-    }
-    assert "--speculative-num-steps 1 --speculative-eagle-topk 1 --speculative-num-draft-tokens 8" in said["DSPARK"]
-    assert "--speculative-num-steps 7 --speculative-eagle-topk 1 --speculative-num-draft-tokens 8" in said["EAGLE3"]
+    for family, steps in (("dspark", 1), ("dflash", 1), ("eagle3", 7)):
+        form = served_form(family, "sglang")
+        start = Start("org/target", "/run", form.method, 7, sampled=False, parallel=form.parallel)
+        words = f"--speculative-num-steps {steps} --speculative-eagle-topk 1 --speculative-num-draft-tokens 8"
+        assert words in command("sglang", start)
 
 
 @pytest.mark.parametrize(
@@ -147,9 +147,46 @@ def test_what_sglang_would_read_otherwise_is_refused(net: Any, scale: float, mes
 
 @pytest.mark.parametrize("form", ["tensorrt-llm", "llama.cpp", "speculators"])
 def test_other_engines_are_refused_with_the_reason(form: str, tmp_path: Path) -> None:
-    for net in (block_net(mask_token=7), dspark_net(), dflash2_net()):
-        with pytest.raises(RequestError, match="mask and slots is not known"):
+    """Who else loads the family is said, and that the toolkit has not checked it."""
+    loaders = (
+        (block_net(mask_token=7), "TensorRT-LLM and llama.cpp's converter load DFlash too, .* transformers"),
+        (dspark_net(), "expected vllm or sglang: TensorRT-LLM and llama.cpp load DSpark too"),
+        (dflash2_net(), "expected vllm: SGLang loads DFlash 2 too"),
+    )
+    for net, reason in loaders:
+        with pytest.raises(RequestError, match=f"--format is '{form}', .*{reason}.* not been checked here"):
             exported(net, tmp_path, form=form)
+
+
+def test_dflash_2_and_pard_are_refused_for_engines_that_have_them(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="no dflash2 drafter is exported; expected vllm: SGLang loads"):
+        exported(dflash2_net(), tmp_path, form="sglang")
+    with pytest.raises(RequestError, match="no pard drafter is exported; expected vllm: TensorRT-LLM has PARD"):
+        served_form("pard", "tensorrt-llm")
+
+
+def test_what_a_target_does_to_its_logits_is_written_where_a_selector_adds_behind_it(tmp_path: Path) -> None:
+    plain = exported(dflash2_net(), tmp_path).config["dflash_config"]
+    assert not {"output_multiplier", "final_logit_softcapping"} & set(plain)
+    shaped = ServedTarget(**(asdict(SERVED) | {"logit_scale": 0.25, "logit_cap": 30.0}))
+    words = exported(dflash2_net(), tmp_path, shaped).config["dflash_config"]
+    assert words == plain | {"output_multiplier": 0.25, "final_logit_softcapping": 30.0}
+
+
+@pytest.mark.parametrize(
+    ("family", "words", "shaping"),
+    [
+        ("qwen3", {}, (1.0, None)),
+        ("gemma2", {"final_logit_softcapping": 30.0}, (1.0, 30.0)),
+        ("cohere", {"logit_scale": 0.0625}, (0.0625, None)),
+        ("granite", {"logits_scaling": 8.0}, (0.125, None)),
+    ],
+)
+def test_scale_and_cap_come_from_the_target_s_config(
+    family: str, words: dict[str, float], shaping: tuple[float, float | None]
+) -> None:
+    target = ServedTarget.of("org/target", AutoConfig.for_model(family, **words))
+    assert (target.logit_scale, target.logit_cap) == shaping
 
 
 def test_dspark_s_slots_and_walk_are_made_anew_from_the_file(tmp_path: Path) -> None:

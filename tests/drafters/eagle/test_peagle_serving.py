@@ -111,7 +111,7 @@ def test_the_words_of_the_config(tmp_path: Path) -> None:
 def test_engines_that_draft_token_by_token_are_refused(form: str, tmp_path: Path) -> None:
     with pytest.raises(
         RequestError,
-        match=f"--format is '{form}', in which no peagle drafter is served; expected vllm: other engines call",
+        match=f"--format is '{form}', in which no peagle drafter is exported; expected vllm: other engines call",
     ):
         exported(net(), tmp_path, form)
 

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 from conftest import make_drafter, make_target
 from draftsmith.data.prompts import Prompt
+from draftsmith.data.rows.tokenizer import train_tokenizer
 from draftsmith.decoding.engine import Generation, autoregressive
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.steps import StepLog
 from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
+from draftsmith.drafters.model.pard import Pard
 from draftsmith.errors import RequestError
 from draftsmith.eval.config import EvalConfig
 from draftsmith.eval.measure.arms import Arm, check_answer_length
@@ -45,6 +47,24 @@ def test_the_interval_of_the_speed_covers_whatever_the_repeats(repeats: int) -> 
         _, low, high = speed_fields(simulated(rng, repeats), seed)["speedup"]
         hits += low <= truth <= high
     assert 0.88 <= hits / trials <= 0.99
+
+
+def test_one_pass_is_one_step_at_every_draft_length() -> None:
+    """A PARD draft is a draft model, and what it costs is its pass over masks, not K calls of one token."""
+    target = make_target("qwen3")
+    target.tokenizer = train_tokenizer(["abc def ghi jkl\n"] * 5, 300)
+    drafter = Pard(make_drafter(target).backbone, target.vocabulary, mask=0, draft_length=3)
+    arm = Arm("pard", drafter)
+    config = EvalConfig(max_new_tokens=12, sweep=[1, 4], repeats=1, draft_length=3, temperatures=[0.0])
+    results = evaluate(target, [arm], REQUESTS, config)
+    assert results["costs"]["c"] is None, "a call of one token is no step of it"
+    [row] = results["rows"]
+    assert row["draft_steps"] == 1
+    assert [each["draft_length"] for each in results["sweep"]] == [1, 4]
+    for each in (row, *results["sweep"]):
+        assert each["c"] > 0
+        assert each["predicted_speedup"] == pytest.approx(each["tau"][0] / (each["c_v"] + each["c"]), rel=1e-4)
+    assert drafter.draft_length == 3
 
 
 def test_a_repeat_is_added_to_its_batch() -> None:
