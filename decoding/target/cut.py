@@ -11,6 +11,7 @@ share of each weight from the files. Read next: `loading.py`, which asks here;
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -89,6 +90,7 @@ def _cut_layers(model: Any, mesh: DeviceMesh, *, offload: bool) -> None:
     """Lay each layer over all processes."""
     from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
+    check_layers(model)
     decoder = decoder_of(model)
     policy = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if offload else OffloadPolicy()
     for layer in layers_of(decoder, layer_count(model)):
@@ -96,6 +98,51 @@ def _cut_layers(model: Any, mesh: DeviceMesh, *, offload: bool) -> None:
     # the root of all gathering is the decoder, which training calls alone; what it holds itself stays whole
     outside = {each for each in decoder.parameters() if not _is_cut(each)}
     fully_shard(decoder, mesh=mesh, ignored_params=outside, offload_policy=policy)
+
+
+def check_layers(model: Any) -> None:
+    """Raise RequestError for a model of whose layers `transformers` would read a wrong share.
+
+    Where a weight of a checkpoint is joined to others or split along its rows, it takes the share of each piece by
+    itself, which is no share of the whole: read without a word, and wrong. Experts, merged along a dimension of their
+    own, are read right.
+
+    Args:
+        model: in shapes alone is enough.
+    """
+    odd = next((name for each in _conversions(model) for name in _made_by(each, model)), None)
+    if odd is not None:
+        raise RequestError(
+            f"target.sharding is fully_shard, and {type(model).__name__} makes {odd} of other weights than its "
+            "checkpoint has, of which transformers reads wrong shares. Leave target.sharding, or have an engine "
+            "compute the states (features.source)"
+        )
+
+
+def _conversions(model: Any) -> list[Any]:
+    """Those of the model's conversions of a checkpoint's weights that mix their rows, or are not known not to."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+
+    return [
+        each
+        for each in get_model_conversion_mapping(model)
+        if any(not _keeps_rows(step) for step in getattr(each, "operations", ()))
+    ]
+
+
+def _keeps_rows(step: Any) -> bool:
+    name = type(step).__name__
+    return name == "MergeModulelist" or (name == "Concatenate" and step.dim != 0)
+
+
+def _made_by(conversion: Any, model: Any) -> list[str]:
+    """Weights of the decoder's layers that a conversion makes."""
+    decoder = decoder_of(model)
+    layers = layers_of(decoder, layer_count(model))
+    ends = [re.sub(r"[\\^$]", "", pattern).rpartition("*")[2] for pattern in conversion.target_patterns]
+    return sorted(
+        {name for layer in layers for name, _ in layer.named_parameters() for end in ends if end in f".{name}"}
+    )
 
 
 def _cut_products(model: Any, mesh: DeviceMesh) -> None:

@@ -134,7 +134,7 @@ def _target(recipe: Recipe) -> PreTrainedModel:
     """The target's shapes, for every check that asks; refused where training would refuse it."""
     from ...decoding.target.attention import use_grouped_attention
     from ...decoding.target.backbone import check_rollback
-    from ...decoding.target.cut import check_team
+    from ...decoding.target.cut import check_layers, check_team
     from ...decoding.target.foreign import check_generation_config
     from ...decoding.target.hub import folder_or_name, load_config, load_sizes, loading_errors, skeleton
     from ...decoding.target.quantised import check_can_read
@@ -154,6 +154,8 @@ def _target(recipe: Recipe) -> PreTrainedModel:
             check_can_read(path, model.config, recipe.target.quantization)
     if recipe.target.tensor_parallel > 1:
         check_team(model, recipe.target.tensor_parallel)
+    if recipe.target.sharding != "none":
+        check_layers(model)
     recipe.record.code().check_target(recipe, model)
     check_weight_files(path)
     if not trust and not is_described(recipe.target):
