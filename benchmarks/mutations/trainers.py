@@ -18,8 +18,8 @@ MUTATIONS = (
         "T01a",
         "trainers/heads.py",
         "heads: the teacher's distribution is that of one token later",
-        "            teacher = self._teacher(hidden_RSH[:, k:-1][counts_RX])\n",
-        "            teacher = self._teacher(hidden_RSH[:, k + 1 :][counts_RX])\n",
+        "            teacher = self._teacher(hidden_RSH[:, k:-1][place])\n",
+        "            teacher = self._teacher(hidden_RSH[:, k + 1 :][place])\n",
         (MEDUSA,),
     ),
     Mutation(
