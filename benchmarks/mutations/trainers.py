@@ -26,8 +26,8 @@ MUTATIONS = (
         "T01b",
         "trainers/labels.py",
         "a label several tokens ahead may stand in another document",
-        '    return batch["loss_mask"][:, ahead:] & same_RX\n',
-        '    return batch["loss_mask"][:, ahead:].clone()\n',
+        "    return loss_mask_RS[:, ahead:] & same_RX\n",
+        "    return loss_mask_RS[:, ahead:].clone()\n",
         (EAGLE + "test_loss_and_terms_are_those_of_documents_alone",),
     ),
     Mutation(

@@ -53,12 +53,11 @@ def test_comparisons_of_passes(rows: Batch, batch: Batch) -> None:
     assert len(teacher.host_P) == len(teacher.at_P) == count
 
 
-def test_documents_side_by_side(rows: Batch, batch: Batch) -> None:
-    x_BGND = states(rows)[:, None]
-    packing, known = Packing(batch["documents"]), Packing(rows["documents"])
-    shapes = [each.shape for each in packing.side_by_side(x_BGND)]
-    assert shapes == [each.shape for each in known.side_by_side(states(rows, torch.device("cpu"))[:, None])]
-    assert len(shapes) > 1
+def test_documents_side_by_side() -> None:
+    documents_BS = torch.tensor([[0] * 9 + [1] * 2 + [2], [0] * 5 + [1] * 7])
+    made = Packing(sent(documents_BS, META)).side_by_side(torch.zeros(2, 1, 12, HIDDEN, device=META))
+    assert [tuple(each.shape) for each in made] == [(1, 1, 1, 8), (1, 1, 2, 8), (2, 1, 7, 8), (1, 1, 9, 8)]
+    assert {each.device for each in made} == {META}
 
 
 @pytest.mark.parametrize("pick", [lambda batch: label_places(batch, 1), lambda batch: Packing(batch["documents"])])
