@@ -38,7 +38,7 @@ class Tally:
     until: float
     """No test begins after this reading of the monotonic clock."""
     counts: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-    seconds: Counter[str] = field(default_factory=Counter)  # type: ignore[type-arg]
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     failed: list[str] = field(default_factory=list)
     reasons: Counter[str] = field(default_factory=Counter)
 
@@ -48,7 +48,7 @@ class Tally:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         file = report.nodeid.partition("::")[0]
-        self.seconds[file] += report.duration  # type: ignore[assignment]
+        self.seconds[file] += report.duration
         if report.failed:
             self._fails(file, report.nodeid)
         elif report.skipped:
@@ -75,14 +75,11 @@ class Tally:
         """A row for each file, and one for all."""
         kinds = ("passed", "failed", "skipped", "late")
         rows: list[dict[str, Cell]] = [
-            {"file": f"`{file}`", **{kind: counts[kind] for kind in kinds}, "seconds": float(self.seconds[file])}
+            {"file": f"`{file}`", **{kind: counts[kind] for kind in kinds}, "seconds": self.seconds[file]}
             for file, counts in self.counts.items()
         ]
         whole = sum(self.counts.values(), Counter())
-        return [
-            *rows,
-            {"file": "all", **{kind: whole[kind] for kind in kinds}, "seconds": float(self.seconds.total())},
-        ]
+        return [*rows, {"file": "all", **{kind: whole[kind] for kind in kinds}, "seconds": sum(self.seconds.values())}]
 
     @property
     def outcome(self) -> int:

@@ -15,12 +15,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..decoding.on_host import on_host, sent
 from ..drafters.eagle.row_split import WHOLE, RowSplit
 from .config import ObjectiveConfig
-from .labels import has_label
+from .labels import has_label, label_places
 from .loop.objective import Batch
 from .losses.chunked import ChunkedLoss
-from .losses.pace import anchors_of, geometric, paced
+from .losses.pace import geometric, joined, paced
 from .method_config import Eagle3Config, EagleConfig, MtpConfig
 
 
@@ -47,15 +48,16 @@ def compared(outputs: Sequence[Tensor], batch: Batch, split: RowSplit = WHOLE) -
             positions behind it as there are passes.
     """
     guess, at, label = [], [], []
+    device = batch["input_ids"].device
     S = batch["input_ids"].shape[1]
     own, held = split.own(S), split.held(S, len(outputs))
     for j, out_RLH in enumerate(outputs):
-        counts_RX = has_label(batch, 2 + j)[:, own]
-        guess.append(out_RLH[:, : counts_RX.shape[1]][counts_RX])
-        at.append(anchors_of(counts_RX, held.stop - held.start) + 1 + j)
-        label_P = batch["input_ids"][:, 2 + j :][:, own][counts_RX]
+        place = label_places(batch, 2 + j, own)
+        guess.append(out_RLH[place])
+        at.append(joined((on_host(place[0]), on_host(place[1])), held.stop - held.start) + 1 + j)
+        label_P = batch["input_ids"][:, 2 + j :][:, own][place]
         label.append(torch.stack([label_P, torch.full_like(label_P, j)], 1))
-    return Compared(torch.cat(guess), torch.cat(at), torch.cat(label))
+    return Compared(torch.cat(guess), sent(torch.cat(at), device), torch.cat(label))
 
 
 def told_by_row(at_P: Tensor, place_P: Tensor, batch: Batch) -> Tensor:
@@ -79,9 +81,11 @@ def in_text_order(
     at_P: Tensor, hidden_PH: Tensor, label_P2: Tensor, share_P: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """The same sorted by the target's state: passes at one position come together."""
-    order_P = at_P.argsort(stable=True)
+    known_P = on_host(at_P)  # what the teacher groups by is asked of the host
+    order = known_P.argsort(stable=True)
+    at_P, order_P = sent(known_P[order], at_P.device), sent(order, at_P.device)
     share_P = None if share_P is None else share_P[order_P]
-    return at_P[order_P], hidden_PH[order_P], label_P2[order_P], share_P
+    return at_P, hidden_PH[order_P], label_P2[order_P], share_P
 
 
 def shares(
@@ -103,7 +107,7 @@ def shares(
     R, S = batch["input_ids"].shape
     own = split.own(S)
     L = own.stop - own.start
-    anchors = [anchors_of(has_label(batch, 2 + j)[:, own], L) for j in range(config.passes)]
+    anchors = [joined(label_places(batch, 2 + j, own), L) for j in range(config.passes)]
     q_P, _ = head(hidden_PH, label_P, only_label_q=True)
     q = q_P.split([len(anchor_P) for anchor_P in anchors])
     return torch.cat(paced(q, anchors, R * L, objective.pace_floor))

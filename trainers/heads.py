@@ -20,12 +20,12 @@ from ..drafters.heads.medusa import Heads
 from ..drafters.projection import Shaping
 from ..errors import RequestError
 from .config import ObjectiveConfig
-from .labels import has_label
+from .labels import label_places
 from .loop.objective import Batch
 from .losses.buckets import behind, next_size
 from .losses.chunked import ChunkedLoss, Teacher, cross_entropy
 from .losses.mix import Mix
-from .losses.pace import anchors_of, paced
+from .losses.pace import joined, paced
 from .method_config import MedusaConfig
 
 Reads = Callable[[int], Tensor]
@@ -109,12 +109,12 @@ class HeadsStudent(nn.Module):
             hidden_RSH: the target's last hidden states, from which its own distribution follows.
             share_P: how much every label counts in the loss; None: all alike.
         """
-        counts_RX = has_label(batch, k + 1)
-        label_P = batch["input_ids"][:, k + 1 :][counts_RX]
+        place = label_places(batch, k + 1)
+        label_P = batch["input_ids"][:, k + 1 :][place]
         teacher = None
         if self._loss.distils:
-            teacher = self._teacher(hidden_RSH[:, k:-1][counts_RX])
-        given_PH = self._projected(k, counts_RX, reads)
+            teacher = self._teacher(hidden_RSH[:, k:-1][place])
+        given_PH = self._projected(k, place, reads)
         loss, sums = self._chunked(k)(given_PH, label_P, teacher, share_P, static=self.static)
         # the loop divides by all labels, of which a head lacks the first k of every document; and
         # it adds up the same names on every process, whatever the batch held there
@@ -127,19 +127,20 @@ class HeadsStudent(nn.Module):
         """D-PACE's weights of every head's labels: a first pass, a chunk of logits at a time."""
         label_q, anchors = [], []
         for k in range(1, self.medusa.config.heads + 1):
-            counts_RX = has_label(batch, k + 1)
-            label_P = batch["input_ids"][:, k + 1 :][counts_RX]
-            hidden_PH = self._projected(k, counts_RX, reads)
+            place = label_places(batch, k + 1)
+            label_P = batch["input_ids"][:, k + 1 :][place]
+            hidden_PH = self._projected(k, place, reads)
             label_q.append(self._chunked(k)(hidden_PH, label_P, only_label_q=True)[0])
-            anchors.append(anchors_of(counts_RX, batch["input_ids"].shape[1]))
+            anchors.append(joined(place, batch["input_ids"].shape[1]))
         return paced(label_q, anchors, batch["input_ids"].numel(), floor)
 
-    def _projected(self, k: int, counts_RX: Tensor, reads: Reads) -> Tensor:
+    def _projected(self, k: int, place: tuple[Tensor, Tensor], reads: Reads) -> Tensor:
         """What head k's projection reads where it has a label, [P, H]."""
-        given_PF = reads(k)[counts_RX].to(self.medusa.dtype)
+        read_RXF = reads(k)
+        given_PF = read_RXF[place].to(self.medusa.dtype)
         if self.static is as_it_is:
             return self.medusa.head(k, given_PF)
-        count, (R, X) = len(given_PF), counts_RX.shape
+        count, (R, X) = len(given_PF), read_RXF.shape[:2]
         given_XF = behind(given_PF, next_size(count, R * (X + k + 1)) - count)  # a row's tokens, for all heads alike
         return self.static("a head", head_of)(self.medusa, k, given_XF)[:count]
 

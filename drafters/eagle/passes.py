@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...decoding.on_host import on_host, sent
 from .layers import Projected, attend
 from .row_split import WHOLE, RowSplit
 from .static import Static, as_it_is
@@ -132,7 +133,7 @@ class Packing:
 
     def __init__(self, documents_BS: Tensor, own: slice | None = None) -> None:
         """`own`: the positions of each row that are taken apart; None: all."""
-        numbers_BS = documents_BS.cpu()
+        numbers_BS, device = on_host(documents_BS), documents_BS.device
         B, S = numbers_BS.shape
         own = slice(0, S) if own is None else own
         N = own.stop - own.start
@@ -152,10 +153,10 @@ class Packing:
             key_KT, _ = _placed(start_D[here], length_D[here] + before_D[here])
             slot_X[pair_KL[inside_KL]] = held + inside_KL.flatten().nonzero()[:, 0]
             held += pair_KL.numel()
-            on_device = pair_KL.to(documents_BS.device)
+            on_device = sent(pair_KL, device)
             # of whole rows both are the same
-            self._groups.append((on_device, on_device if N == S else key_KT.to(documents_BS.device)))
-        self._slot_X = slot_X.to(documents_BS.device)
+            self._groups.append((on_device, on_device if N == S else sent(key_KT, device)))
+        self._slot_X = sent(slot_X, device)
 
     def side_by_side(self, x_BGND: Tensor) -> list[Tensor]:
         """The documents of each group in the own part, [K, G, L, D]; garbage after their ends."""

@@ -41,15 +41,15 @@ class Asked(Chains):
         return super().batch(rows)
 
 
-def objective_of(method: str) -> Any:
+def objective_of(method: str, device: Any = "cpu", **sections: Any) -> Any:
     """A small objective: `target` learns the text alone, the others read a frozen target's states."""
     if method == "target":
         sizes = ModelConfig(layers=1, hidden=32, heads=2, kv_heads=1, head_size=16, max_positions=64)
         recipe = Recipe(method="target", objective=ObjectiveConfig(chunk=16))
         return TargetObjective(recipe, fresh_model(sizes, vocabulary=VOCABULARY, eos=0), NoTokenizer())
-    target = make_target("qwen3").model
+    target = make_target("qwen3").model.to(device)
     torch.manual_seed(1)
-    return build(method, target)
+    return build(method, target, **sections)
 
 
 def plan(*, every: int = 5, keep: int = 2, **loop: Any) -> Plan:
@@ -66,7 +66,7 @@ def loop_in(out: Path, method: str = "target", rows: Any = None, **values: Any) 
     out.mkdir(parents=True, exist_ok=True)
     setup.make_deterministic(sections.loop)
     accelerator = setup.make_accelerator(sections.loop, sections.optimizer, out)
-    goal = objective_of(method)
+    goal = objective_of(method, accelerator.device)
     return Loop(
         goal, rows or Asked(), Chains(8, 2), sections, accelerator, out=out, export_to=out / "drafter", probe=None
     )

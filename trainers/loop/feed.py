@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import torch
 
+from ...decoding.on_host import sent
 from ..teacher.features import Featured
 from .objective import Batch, Objective
 
@@ -20,10 +21,8 @@ def labels_in(batches: list[Batch]) -> int:
 
 
 def upload(batch: Batch, device: torch.device) -> Batch:
-    """A batch on a device; for a GPU through pinned memory, as a copy of other memory makes the host wait for it."""
-    if device.type != "cuda":
-        return {name: each.to(device) for name, each in batch.items()}
-    return {name: each.pin_memory().to(device, non_blocking=True) for name, each in batch.items()}
+    """A batch on a device, without waiting; the host still knows what it has sent (`on_host`)."""
+    return {name: sent(each, device) for name, each in batch.items()}
 
 
 class Feed:

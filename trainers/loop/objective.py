@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ...data.rows.packed import documents_by_length
+from ...decoding.on_host import on_host, places, sent
 from ...decoding.target.backbone import context_limits
 from ...decoding.target.cut import passes_of_others
 from ...decoding.target.hidden_states import decoder_of
@@ -178,12 +179,13 @@ def over_rows(decoder: Any, batch: Batch, run: Callable[[dict[str, Any]], Sequen
             "numbers of these, and ZeRO-3 wants equal steps of all: use zero2 or less"
         )
     parts, slots = [], []
-    groups = documents_by_length(documents_RS)
+    groups = documents_by_length(on_host(documents_RS))
     others = passes_of_others(decoder, len(groups))
-    for slots_DL, real_DL in groups:
+    for known_DL, real_DL in groups:
+        slots_DL, real = sent(known_DL, ids_RS.device), places(real_DL, ids_RS.device)
         at_DL = torch.arange(slots_DL.shape[1], device=slots_DL.device).expand_as(slots_DL)
-        parts.append([out_DLH[real_DL] for out_DLH in run(_inputs(ids_RS.flatten()[slots_DL], at_DL, None))])
-        slots.append(slots_DL[real_DL])
+        parts.append([out_DLH[real] for out_DLH in run(_inputs(ids_RS.flatten()[slots_DL], at_DL, None))])
+        slots.append(slots_DL[real])
     for _ in range(others):  # which wait for this process's share of the layers
         run(_inputs(ids_RS[:1, :1], torch.zeros_like(ids_RS[:1, :1]), None))
     return [_put_back(torch.cat(made), torch.cat(slots), ids_RS.shape) for made in zip(*parts, strict=True)]
@@ -261,11 +263,16 @@ def row_masks(config: Any, documents_RS: Tensor, positions_RS: Tensor) -> Masks:
 
 def labelled(hidden_RSH: Tensor, batch: Batch) -> Labelled:
     """Position t with the token at t + 1 as its label, where that token counts in the loss."""
-    counts_RS = batch["loss_mask"][:, 1:]
-    return Labelled(hidden_RSH[:, :-1][counts_RS], batch["input_ids"][:, 1:][counts_RS])
+    place = _labels_of(batch)
+    return Labelled(hidden_RSH[:, :-1][place], batch["input_ids"][:, 1:][place])
 
 
 def label_shares(batch: Batch) -> Tensor | None:
     """The weight of each labelled position, fp32 [P], from the batch's `share`; None: all equal."""
     share_RS = batch.get("share")
-    return None if share_RS is None else share_RS[:, 1:][batch["loss_mask"][:, 1:]]
+    return None if share_RS is None else share_RS[:, 1:][_labels_of(batch)]
+
+
+def _labels_of(batch: Batch) -> tuple[Tensor, ...]:
+    """Rows and positions [P] in front of the tokens that count, found on the host, which need not wait for them."""
+    return places(on_host(batch["loss_mask"])[:, 1:], batch["loss_mask"].device)

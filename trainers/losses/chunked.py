@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...decoding.on_host import distinct, on_host, sent
 from ...decoding.target.stacked import laid_out, product
 from ...drafters.eagle.static import Static, as_it_is
 from ...drafters.projection import PLAIN, Projection, Shaping
@@ -192,8 +193,9 @@ class SharedTeacher(Teacher):
     @classmethod
     def of(cls, states_NH: Tensor, projection: Projection, at_P: Tensor, **more: Any) -> Self:
         """For comparisons with rows `at_P`, ascending, of `states_NH`."""
-        asked_M, at_P = at_P.unique(return_inverse=True)
-        return cls(states_NH[asked_M], projection, at_P, at_P.cpu(), **more)
+        asked_M, host_P = distinct(on_host(at_P))
+        device = states_NH.device
+        return cls(states_NH[sent(asked_M, device)], projection, sent(host_P, device), host_P, **more)
 
     def outputs(self, part: slice, vocabulary: int) -> Any:
         first, last = self.host_P[part.start], self.host_P[part.stop - 1]

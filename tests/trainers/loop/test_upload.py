@@ -19,6 +19,7 @@ def test_pinned_for_a_gpu_alone(kind: str, pins: bool) -> None:
     if pins:
         pinned.to.assert_called_once_with(device, non_blocking=True)
         assert made is pinned.to.return_value
+        assert made.twin_on_host is each
         return
     each.to.assert_called_once_with(device)
     each.pin_memory.assert_not_called()
