@@ -118,7 +118,8 @@ class Run:
         if RequestError.exit_code not in read_codes(self.notes):
             return None
         found = re.search(r"draftsmith: (.*?)(?:\n\S*Error|\nE\d{4}|\nW\d{4}|\Z)", self.said, re.DOTALL)
-        return "refused: " + " ".join((found[1] if found else self.said).split())[:160]
+        whole = " ".join((found[1] if found else self.said).split())
+        return "refused: " + whole.split("; ")[0]  # behind that is what to do
 
     def or_stop(self) -> Run:
         """Itself; SystemExit where it has failed."""

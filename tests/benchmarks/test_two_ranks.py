@@ -79,7 +79,7 @@ def test_rows_are_counted_over_all_processes(tmp_path: Path) -> None:
 
 
 def test_a_refusal_is_told_from_a_failure(tmp_path: Path) -> None:
-    said = "draftsmith: no team\nof two\nE1124 23:00 elastic says more"
+    said = "draftsmith: no team\nof two; launch two\nE1124 23:00 elastic says more"
     refused = run_of(tmp_path / "refused", [], [], said=said, code=2)
     assert refused.refusal() == "refused: no team of two"
     failed = run_of(tmp_path / "failed", [], [], said="a trace", code=1)
