@@ -343,11 +343,11 @@ def assembled(rows: Sequence[dict[str, Cell]], args: argparse.Namespace) -> Reco
         title="Two processes",
         target=target_weights("tiny"),
         setup=f"The shipped `METHOD-tiny` recipes for {STEPS} steps of {SMALL['loop.batch_rows']} rows of "
-        f"{SMALL['data.sequence_length']} tokens in fp32, a row at a time, a thread each, without noise that "
-        f"each process draws by itself. Differences are of every figure of every report but clocks (losses, terms, gradient norms, held-out "
-        f"losses, probes where both decode), relative to the figure or to {LEAST:g} where that is more, with the name "
-        f"of the figure. SIGKILL for the second process in front of step {KILLED_AT + 1}, a checkpoint every {EVERY} "
-        "steps.",
+        f"{SMALL['data.sequence_length']} tokens in fp32, a row at a time, a thread each, without noise that each "
+        "process draws by itself. Differences are of every figure of every report but clocks (losses, terms, gradient "
+        "norms, held-out losses, probes where both decode), relative to the figure or to "
+        f"{LEAST:g} where that is more, with the name of the figure. SIGKILL for the second process in front of step "
+        f"{KILLED_AT + 1}, a checkpoint every {EVERY} steps.",
         rows=list(rows),
         tables={"two-ranks": table_of(heads)},
         notes=[
