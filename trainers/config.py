@@ -253,7 +253,7 @@ class LoopConfig(Section):
     """Rows of one forward pass in one process; accumulation follows from it."""
     context_parallel: int = Field(1, ge=1, le=1_024)
     """Processes that share each row, every one with a part of its positions: the memory that training keeps of a
-    long row is divided by so many. For `eagle` (HASS too) and `eagle3`."""
+    long row is divided by so many. For `eagle` (HASS too), `eagle3` and `mtp`."""
     precision: Literal["fp32", "bf16", "fp16"] | None = None
     """Mixed precision of forward and backward; weights and moments stay fp32. Unset: bf16 on a GPU, fp32 on a
     CPU, where rounding small matrices costs more than it saves."""

@@ -345,6 +345,7 @@ _ALL = (
         positions=lambda recipe: int(recipe.mtp.passes),
         # norms of queries and keys, and of both halves of a pair, keep what they read too
         passes=lambda recipe: 1.2 * recipe.mtp.passes,
+        cuts_rows=True,
         recomputes=lambda recipe: bool(recipe.mtp.recompute),
         compiles=True,
     ),

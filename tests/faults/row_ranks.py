@@ -20,7 +20,7 @@ from draftsmith.drafters.eagle import row_split
 from draftsmith.drafters.eagle.net import PairNet
 from draftsmith.errors import Stopped
 from draftsmith.trainers.config import ObjectiveConfig
-from draftsmith.trainers.method_config import Eagle3Config, EagleConfig
+from draftsmith.trainers.method_config import Eagle3Config, EagleConfig, MtpConfig
 from faults import toy
 from method_objectives import build
 from torch import Tensor
@@ -34,6 +34,8 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "hass, computed again": ("eagle", HASS | {"recompute": True}, {}),
     "eagle3": ("eagle3", {"passes": 4, "layers": (0, 1, 2)}, {"tv": 0.3}),
     "eagle3, d-pace": ("eagle3", {"passes": 3, "layers": (0, 1, 2), "recompute": True}, {"positions": "d-pace"}),
+    "mtp": ("mtp", {"passes": 3}, {"kl": 0.5, "ce": 0.5}),
+    "mtp, before the norm": ("mtp", {"passes": 3, "state": "before", "recompute": True}, {"positions": "d-pace"}),
 }
 # documents of two rows; what is left of a row is padding
 ROWS: dict[str, list[list[int]]] = {
@@ -53,7 +55,7 @@ def goal_of(name: str) -> Any:
     with torch.no_grad():
         target.model.model.norm.weight.mul_(3)
     torch.manual_seed(0)
-    given = {"eagle": EagleConfig, "eagle3": Eagle3Config}[method](**settings)
+    given = {"eagle": EagleConfig, "eagle3": Eagle3Config, "mtp": MtpConfig}[method](**settings)
     ids = WORDS if method == "eagle3" else None
     return build(method, target.model, ids=ids, objective=ObjectiveConfig(chunk=5, **objective), **{method: given})
 

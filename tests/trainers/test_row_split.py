@@ -23,7 +23,7 @@ def check_bug(found: dict[str, float]) -> None:
 
 @pytest.mark.parametrize("case", row_ranks.CASES)
 def test_parts_learn_what_whole_rows_do(case: str) -> None:
-    """EAGLE-1, HASS and EAGLE-3, on packed rows and odd ones, in threads."""
+    """EAGLE-1, HASS, EAGLE-3 and MTP, on packed rows and odd ones, in threads."""
     whole, *parts = (row_ranks.goal_of(case) for _ in range(3))
     for rows in row_ranks.ROWS:
         wanted = row_ranks.learnt(whole, row_ranks.rows_of(rows))
@@ -58,7 +58,10 @@ def test_a_method_without_parts_is_refused() -> None:
     loop = LoopConfig(context_parallel=2)
     check_read(Recipe(method="eagle", loop=loop))
     check_read(Recipe(method="eagle3", loop=loop))
-    with pytest.raises(RequestError, match=r"loop.context_parallel is 2.*`medusa`.*train with `eagle` or `eagle3`"):
+    check_read(Recipe(method="mtp", loop=loop))
+    with pytest.raises(
+        RequestError, match=r"loop.context_parallel is 2.*`medusa`.*train with `eagle` or `eagle3` or `mtp`"
+    ):
         check_read(Recipe(method="medusa", loop=loop))
 
 
@@ -114,4 +117,4 @@ def test_an_objective_without_parts_is_refused(tmp_path: Path) -> None:
     for rank in range(2):
         told = ranks.error(tmp_path, rank)
         assert "loop.context_parallel is 2" in told
-        assert "methods eagle and eagle3 can cut them" in told
+        assert "methods eagle, eagle3, mtp can cut them" in told

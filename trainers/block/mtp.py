@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from ...data.rows.prepare import Prepared
 from ...decoding.target.backbone import Backbone
 from ...decoding.target.hidden_states import LAST, UNNORMED
+from ...drafters.eagle.row_split import WHOLE, RowSplit
 from ...drafters.eagle.static import Static, as_it_is
 from ...drafters.mtp.net import MtpNet
 from ...drafters.mtp.own import own_shape, own_weights
@@ -38,7 +39,7 @@ from ..sections import MakeProbe, Run, Sections
 from ..student.warm_start import warm_started
 from ..teacher.features import FeatureSource, OnlineFeatures
 from ..teacher.frozen import Save, check_teacher, freeze, run_for_target, saver
-from ..teacher.output import TeacherOutput, next_embeds
+from ..teacher.output import Part, TeacherOutput, next_embeds
 from .student import BlockLoss
 
 if TYPE_CHECKING:
@@ -89,6 +90,8 @@ class MtpStudent(nn.Module):
     def __init__(self, draft: MtpNet, target: Any, recipe: Sections) -> None:
         super().__init__()
         self.draft, self._config, self._objective = draft, recipe.mtp, recipe.objective
+        self.split = WHOLE
+        """The part of every row that is learnt from here; what is held of the target goes on behind it by a halo."""
         self.static: Static = as_it_is
         loss = BlockLoss(Mix.of(recipe.objective), recipe.mtp.passes)
         # in a tuple it is no part of this module: the head is the target's, and what wraps,
@@ -100,16 +103,18 @@ class MtpStudent(nn.Module):
         hidden_RSH, embeds_RSH = teacher_output.hidden_RSH, teacher_output.embeds_RSH
         assert embeds_RSH is not None  # `MtpObjective.prepare` makes them
         read_RSH = hidden_RSH if teacher_output.fused_RSF is None else teacher_output.fused_RSF
+        own = self.split.own(batch["input_ids"].shape[1])
         outputs = self.draft.unroll(
-            self.draft.fuse(read_RSH),
+            self.draft.fuse(read_RSH[:, : own.stop - own.start]),
             embeds_RSH,
             batch["positions"],
             batch["documents"],
             self._config.passes,
             recompute=self._config.recompute,
+            split=self.split,
             static=self.static,
         )
-        guess_PH, at_P, label_P2 = compared(outputs, batch)
+        guess_PH, at_P, label_P2 = compared(outputs, batch, self.split)
         guess_PH = self.draft.head_input(guess_PH)
         (head,) = self._frozen
         share_P = self._shares(guess_PH, label_P2, batch)
@@ -123,7 +128,7 @@ class MtpStudent(nn.Module):
     def _shares(self, guess_PH: Tensor, label_P2: Tensor, batch: Batch) -> Tensor | None:
         """How much every position counts, fp32 [P]: a fixed decay adds up to 1 over the passes."""
         (head,) = self._frozen
-        share_P = shares(label_P2, guess_PH, head, batch, self._config, self._objective)
+        share_P = shares(label_P2, guess_PH, head, batch, self._config, self._objective, self.split)
         if self._objective.positions != "geometric":
             return share_P
         whole = sum(self._config.decay**j for j in range(self._config.passes))
@@ -137,6 +142,7 @@ class MtpObjective:
         self.module: nn.Module = MtpStudent(draft, freeze(target), recipe)
         self._before = draft.reads == UNNORMED
         self.features: FeatureSource = OnlineFeatures(target, (UNNORMED, LAST) if self._before else (LAST,))
+        self._ahead = recipe.mtp.passes
         self._draft, self._target, self._save = draft, target, save
 
     @torch.no_grad()
@@ -144,7 +150,12 @@ class MtpObjective:
         """The target's last states, before their norm too where they are read there, and the embeddings of the tokens
         behind them."""
         *before, hidden_RSH = self.features(batch)
-        return TeacherOutput(hidden_RSH, next_embeds(self._target, batch), *before)
+        return TeacherOutput(hidden_RSH, next_embeds(self._target, batch, self.features.part), *before)
+
+    def split_rows(self, split: RowSplit) -> None:
+        """Learn from a part of every row; what the target gives goes on behind it for the later passes."""
+        self.module.split = split  # type: ignore[assignment]
+        self.features.part = Part(split, self._ahead)
 
     def export(self, folder: Path) -> None:
         """Write a drafter folder."""

@@ -384,7 +384,7 @@ def cut_rows(objective: Objective, group: RowGroup, loop: LoopConfig) -> None:
     if not isinstance(objective, CutsRows):
         raise RequestError(
             f"loop.context_parallel is {group.size}, and this method works on whole rows alone; methods "
-            f"{' and '.join(name for name, method in METHODS.items() if method.cuts_rows)} can cut them. Set "
+            f"{', '.join(name for name, method in METHODS.items() if method.cuts_rows)} can cut them. Set "
             "--loop.context_parallel 1"
         )
     objective.split_rows(joined(group.size, timedelta(seconds=loop.stall_seconds)))

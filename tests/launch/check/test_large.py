@@ -268,7 +268,7 @@ def test_passes_that_are_computed_again_keep_less() -> None:
     assert counted_ends < 0.4 * counted_whole
 
 
-@pytest.mark.parametrize("name", ["hass", "eagle3"])
+@pytest.mark.parametrize("name", ["hass", "eagle3", "mtp"])
 def test_processes_that_share_rows_keep_their_parts(name: str) -> None:
     """Own numbers of a quarter; keys, values and square attention of whole rows."""
     _, counted_whole = estimated_and_counted(name)
@@ -286,5 +286,5 @@ def test_the_pre_flight_speaks_of_rows_that_are_shared(tmp_path: Path) -> None:
     assert "1 rows on each of 1 group of 8 processes, which share each row" in message
     with pytest.raises(RequestError, match="context_parallel is 3, and 8 processes are no multiple of it; launch 6 "):
         run("eagle3-8b", tmp_path / "out", loop__context_parallel="3")
-    with pytest.raises(RequestError, match="train with `eagle` or `eagle3`"):
+    with pytest.raises(RequestError, match="train with `eagle` or `eagle3` or `mtp`"):
         run("medusa-8b", tmp_path / "out", loop__context_parallel="8")

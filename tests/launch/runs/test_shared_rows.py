@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.run]
 OWN = {
     "eagle": f"method: eagle\n{RECIPES['eagle']}",
     "eagle3": f"method: eagle3\n{RECIPES['eagle3']}",
+    "mtp": f"method: mtp\n{RECIPES['mtp']}",
     "cached": f"method: eagle3\nfeatures: {{source: cache, dtype: fp32}}\n{RECIPES['eagle3']}",
 }
 SHARED = ["--loop.context_parallel", "2"]
