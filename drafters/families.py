@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 
 from ..errors import RequestError
 from .config import DrafterConfig
-from .grids import BY_EAGLE, BY_HEADS, BY_MODEL, BY_TEXT, LLMA, NGRAM, PROMPT_LOOKUP, SUFFIX, Grid
+from .grids import BY_BLOCK, BY_DSPARK, BY_EAGLE, BY_HEADS, BY_MODEL, BY_TEXT, LLMA, NGRAM, PROMPT_LOOKUP, SUFFIX, Grid
 
 _CHAINS = ("it drafts chains", "leave it out")
 Reference = str
@@ -407,7 +407,7 @@ _ALL = (
         },
         elsewhere="TensorRT-LLM and llama.cpp's converter load DFlash too, by the published form that both write, and "
         "transformers by one of its own (MuseGlimmer); what they make of its mask has not been checked here",
-        grids=BY_MODEL,
+        grids=BY_BLOCK,
         samples=True,
     ),
     Family(
@@ -430,7 +430,7 @@ _ALL = (
         "here",
         most_tokens=_drafts_of_a_block,
         whole_blocks=lambda settings: not settings["causal"],
-        grids=BY_MODEL,
+        grids=BY_DSPARK,
         samples=True,
     ),
     Family(
@@ -449,7 +449,7 @@ _ALL = (
         elsewhere="SGLang loads DFlash 2 too, and what it makes of its words has not been checked here",
         most_tokens=_drafts_of_a_block,
         whole_blocks=lambda settings: not settings["causal"],
-        grids=BY_MODEL,
+        grids=BY_BLOCK,
         samples=True,
     ),
     Family(

@@ -6,8 +6,9 @@ grid and predicts the others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from .temperatures import FACTORS
 
@@ -26,6 +27,8 @@ class Grid:
     """Other recipe values that the settings have in common."""
     sampled: bool = False
     """Whether it differs from the family's first grid at temperatures above 0 alone."""
+    suits: Callable[[Mapping[str, Any]], bool] = lambda _settings: True
+    """Whether a trained drafter of these settings can draft so."""
 
     def values(self, size: int) -> dict[str, str]:
         """The recipe values of one setting, as flags give them."""
@@ -81,6 +84,37 @@ BY_HEADS = (
 )
 _EAGLE_CHAIN = {"drafter.eagle_tree": "chain", "drafter.tree": "default"}
 BY_EAGLE = (*(replace(each, fixed={**each.fixed, **_EAGLE_CHAIN}) for each in BY_MODEL), _by_nodes(3), _by_nodes(5))
+
+
+def _branches(settings: Mapping[str, Any]) -> bool:
+    """Whether a block has two drafts or more, and a slot as many candidates as a node has children."""
+    drafts = int(settings["size"]) - (settings["layout"] == "fill-in")
+    return drafts > 1 and int(settings.get("candidates", _CHILDREN)) >= _CHILDREN
+
+
+_CHILDREN = 4
+_BLOCK_CHAIN = {"drafter.block_tree": "chain"}
+_BLOCK_TREE = Grid(
+    "drafter.block_nodes",
+    (3, 4, 6, 8, 12, 16),
+    chain=False,
+    # as deep as the block, up to eight drafts
+    fixed={
+        "drafter.block_tree": "tree",
+        "drafter.block_children": str(_CHILDREN),
+        "eval.draft_length": "8",
+        FACTORS: NO_FACTORS,
+    },
+    suits=_branches,
+)
+BY_BLOCK = (*(replace(each, fixed={**each.fixed, **_BLOCK_CHAIN}) for each in BY_MODEL), _BLOCK_TREE)
+_UNCUT, _CUT = ({"drafter.confidence": least} for least in ("0.0", "0.4"))
+BY_DSPARK = (
+    *(replace(each, fixed={**each.fixed, **_UNCUT}) for each in BY_BLOCK),
+    replace(
+        _CHAIN, fixed={**_CHAIN.fixed, **_BLOCK_CHAIN, **_CUT}, suits=lambda settings: bool(settings["confidence"])
+    ),
+)
 PROMPT_LOOKUP = (Grid("drafter.lookup_tokens", (1, 2, 3, 4, 6, 8, 10)),)
 NGRAM = (Grid("drafter.ngram_tokens", (1, 2, 3, 4, 5, 6)),)
 LLMA = (Grid("drafter.llma_tokens", (1, 2, 4, 6, 8, 12, 19)),)

@@ -55,7 +55,7 @@ def _contender(name: str, pair: Named, target: Backbone, *, several: bool) -> Co
 
     drafter = load({})
     family = FAMILIES[name if name in FAMILIES else str(getattr(drafter, "family", name))]
-    grids = [_that_fits(grid, family, folder) for grid in family.grids]
+    grids = [each for grid in family.grids if (each := _that_fits(grid, family, folder)) is not None]
     title = f"{family.title} of {_whose(folder)}" if several and folder else family.title
     stands = any(grid.holds(_own_values(pair.recipe, grid)) for grid in grids)
     return Contender(name_of(name, folder), title, grids, not stands, load)
@@ -81,11 +81,14 @@ def _whose(folder: Path) -> str:
     return shown(folder) if is_fetched(folder) else folder.parent.name or folder.name
 
 
-def _that_fits(grid: Grid, family: Family, folder: Path | None) -> Grid:
-    """Without chains that are longer than there are heads."""
-    if folder is None or grid.value != DRAFT_LENGTH or not (folder / "config.json").is_file():
+def _that_fits(grid: Grid, family: Family, folder: Path | None) -> Grid | None:
+    """Without chains that are longer than there are heads; None where the drafter cannot draft so."""
+    if folder is None or not family.build or not (folder / "config.json").is_file():
         return grid
-    most = family.most_tokens(read_entry(folder)["settings"]) if family.build else None
+    settings = read_entry(folder)["settings"]
+    most = family.most_tokens(settings) if grid.value == DRAFT_LENGTH else None
+    if not grid.suits(settings):
+        return None
     return grid if most is None else grid.up_to(most)
 
 
