@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 RECIPE = "eagle-tiny"
 TRAINING = {
-    "data.train_rows": "1000",
+    "data.train_rows": "800",
     "features.source": "cache",
     "loop.steps": "900",
     "loop.validate_every": "900",
@@ -96,7 +96,7 @@ def quickstart(out: Path, console: Console) -> None:
 def _tune(out: Path, console: Console) -> dict[str, str]:
     """Leave `tuned.json` beside the drafter; the setting of prompt lookup, which has no folder."""
     run = (out / RUN,)
-    copying = TuneRequest(runs=run, method=TRAINING_FREE, limit=12, best=2, surfaces=False, out=out / TRAINING_FREE)
+    copying = TuneRequest(runs=run, method=TRAINING_FREE, limit=8, best=2, surfaces=False, out=out / TRAINING_FREE)
     best, *_ = _tuned(copying, console)
     # trees need calls that cost little more with many tokens, which a CPU does not have
     _tuned(TuneRequest(runs=run, method=TRAINED, limit=24, best=3, chains=True, surfaces=False), console)
