@@ -124,7 +124,7 @@ def _row(
         "draft_length": arm.drafter.draft_length,
         "draft_steps": steps,
         "nodes": arm.drafter.nodes,
-        "mean_nodes": run.mean_nodes,
+        "mean_nodes": run.mean_nodes or None,  # no call where every answer ends with its first token
         "rule": config.rule,
         "verdict": arm.verdict,
         "audited": arm.audited,

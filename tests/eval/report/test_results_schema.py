@@ -17,6 +17,7 @@ from draftsmith.errors import RequestError
 from draftsmith.eval.config import EvalConfig
 from draftsmith.eval.measure.arms import Arm
 from draftsmith.eval.measure.evaluate import _sweep as sweep
+from draftsmith.eval.measure.evaluate import evaluate
 from draftsmith.eval.measure.requests import Request
 from draftsmith.eval.measure.speed import measure_costs
 from draftsmith.eval.report.results import SCHEMA_VERSION, VERDICTS, read_results, schema
@@ -97,6 +98,18 @@ def test_the_sweep_of_an_ensemble_has_its_costs(measured: Measured) -> None:
     predicted = row["tau"][0] / (row["c_v"] + 2 * row["c"])
     assert row["c"] > 0
     assert row["predicted_speedup"] == pytest.approx(predicted, rel=1e-4)
+
+
+def test_answers_that_end_at_once_fit(measured: Measured) -> None:
+    """No verify call, no step: nothing is known of them, and nothing is NaN."""
+    target = make_target("qwen3")
+    target.eos_ids = list(range(target.vocabulary))
+    request = Request(Prompt("0", "any", ("",), chat=False), [5, 7, 11], 0)
+    target.tokenizer = train_tokenizer(["abc def ghi jkl\n"] * 5, 300)
+    config = EvalConfig(max_new_tokens=12, sweep=[], repeats=1, limit=None)
+    results = evaluate(target, [Arm("draft model", make_drafter(target))], [request], config)
+    CHECK.validate(measured[0] | {"rows": results["rows"]})
+    assert {row["mean_nodes"] for row in results["rows"]} == {None}
 
 
 def test_settings_are_those_of_the_recipe() -> None:
