@@ -12,6 +12,7 @@ import jsonschema
 import pytest
 from conftest import make_drafter, make_target
 from draftsmith.data.prompts import Prompt
+from draftsmith.data.rows.tokenizer import train_tokenizer
 from draftsmith.drafters.model.ensemble import join
 from draftsmith.errors import RequestError
 from draftsmith.eval.config import EvalConfig
@@ -103,7 +104,7 @@ def test_the_sweep_of_an_ensemble_has_its_costs(measured: Measured) -> None:
 def test_answers_that_end_at_once_fit(measured: Measured) -> None:
     """No verify call, no step: nothing is known of them, and nothing is NaN."""
     target = make_target("qwen3")
-    target.eos_ids = list(range(target.vocabulary))
+    target.model.generation_config.eos_token_id = list(range(target.vocabulary))
     request = Request(Prompt("0", "any", ("",), chat=False), [5, 7, 11], 0)
     target.tokenizer = train_tokenizer(["abc def ghi jkl\n"] * 5, 300)
     config = EvalConfig(max_new_tokens=12, sweep=[], repeats=1, limit=None)

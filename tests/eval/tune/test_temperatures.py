@@ -111,8 +111,8 @@ def test_a_tempered_chain_is_predicted_as_decoding_it_measures(target: Backbone)
     plain = [each for each in both if each.setting.values[FACTORS] == "[]"]
     tempered = [each for each in both if each.setting.values[FACTORS] != "[]"]
     assert [each.setting.values["eval.draft_length"] for each in tempered] == ["1", "2", "3"]
-    assert "temperature_factors" in tempered[-1].setting.label
-    assert "temperature_factors" not in plain[-1].setting.label
+    assert "times the temperature" in tempered[-1].setting.label
+    assert "times the temperature" not in plain[-1].setting.label
     for before, after in zip(plain, tempered, strict=True):
         assert after.tau > before.tau * 1.02
     (measured,) = predicted(lambda _: load(tempered[-1].setting.values), (), own=True)

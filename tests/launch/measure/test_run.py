@@ -97,7 +97,7 @@ def test_a_prompt_is_tokenised_once_however_many_methods(
         Eval(target="tiny", out=tmp_path),
         [],
         Console(file=io.StringIO(), width=80),
-        named=SimpleNamespace(tuned=Tuned({})),  # type: ignore[arg-type]
+        named=SimpleNamespace(tuned=Tuned({}), drafter=None),  # type: ignore[arg-type]
     )
     assert tokenised == {"where": 2, "lazy": 1, "quick": 1, "brown": 1}
     (requests,) = measured
@@ -109,7 +109,9 @@ def test_the_audit_alone_decodes_no_answers(
     pair: run.Loaded, audited: list[Any], tokenised: Counter[str], tmp_path: Path
 ) -> None:
     console = Console(file=io.StringIO(), width=80)
-    assert not run.run_audit(Audit(target="tiny", out=tmp_path), [], console, named=SimpleNamespace(tuned=Tuned({})))  # type: ignore[arg-type]
+    assert not run.run_audit(
+        Audit(target="tiny", out=tmp_path), [], console, named=SimpleNamespace(tuned=Tuned({}), drafter=None)
+    )  # type: ignore[arg-type]
     assert tokenised == {"where": 1, "lazy": 1, "quick": 1, "brown": 1}
     assert [len(ids) for _, ids in audited] == [3, 3]
 

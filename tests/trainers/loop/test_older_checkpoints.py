@@ -29,7 +29,7 @@ SIZES = ModelConfig(layers=1, hidden=8, heads=1, kv_heads=1, head_size=8, interm
 
 
 def tiny_loop(out: Path, monkeypatch: pytest.MonkeyPatch, **values: int) -> Loop:
-    def objective(_method: str) -> TargetObjective:
+    def objective(_method: str, _device: object) -> TargetObjective:
         recipe = Recipe(method="target", objective=ObjectiveConfig(chunk=16))
         return TargetObjective(recipe, fresh_model(SIZES, vocabulary=toy.VOCABULARY, eos=0), NoTokenizer())
 

@@ -78,7 +78,7 @@ def test_what_is_read_ahead_has_the_new_size(tmp_path: Path, monkeypatch: pytest
     online = toy.objective_of("medusa")
     store = FeatureStore(tmp_path / "features", {}, max_bytes=10**7, row_bytes=24 * 32 * 4)
     online.features = CachedFeatures(online.features, store, "fp32")
-    monkeypatch.setattr(toy, "objective_of", lambda _method: online)
+    monkeypatch.setattr(toy, "objective_of", lambda _method, _device: online)
     loop = toy.loop_in(tmp_path, "medusa")
     too_many_rows(loop, 2, "forward")
     now, fetched = [-1], []
