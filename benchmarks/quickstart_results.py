@@ -169,7 +169,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, help="what it took by the clock")
     parser.add_argument("--newcomer", type=Path, metavar="LOG", help="what shared/checks/newcomer printed")
     parser.add_argument(
-        "--on", metavar="avx2", help="a processor beside that of the README's tables, in the file's name"
+        "--on", metavar="avx512", help="a processor beside that of the README's tables, in the file's name"
     )
     parser.add_argument("--results", type=Path, default=FOLDER)
     return parser.parse_args()

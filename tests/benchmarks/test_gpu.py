@@ -71,6 +71,7 @@ def test_every_part_has_a_record_that_a_page_shows() -> None:
     assert shown == [part.name for part in gpu.PARTS]
 
 
+@pytest.mark.slow
 def test_no_part_takes_another_along(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -187,6 +188,7 @@ def some_tests(tmp_path: Path) -> list[str]:
     return [str(path) for path in sorted(tmp_path.glob("test_*.py"))]
 
 
+@pytest.mark.slow
 def test_tests_leave_a_record_of_what_was_run(some_tests: list[str], tmp_path: Path) -> None:
     code, record = record_of_tests(some_tests[:2], tmp_path)
     assert code != 0

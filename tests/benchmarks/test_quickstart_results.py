@@ -90,8 +90,8 @@ def call(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
 def test_another_processor_has_a_record_of_its_own(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    call(monkeypatch, str(finished), "--on", "avx2", "--results", str(tmp_path / "results"))
-    assert [path.name for path in (tmp_path / "results").iterdir()] == ["quickstart-avx2.json"]
+    call(monkeypatch, str(finished), "--on", "avx512", "--results", str(tmp_path / "results"))
+    assert [path.name for path in (tmp_path / "results").iterdir()] == ["quickstart-avx512.json"]
 
 
 def test_a_finished_quickstart_becomes_the_readmes_table(

@@ -33,6 +33,7 @@ def test_tiny_runs_to_its_end(tmp_path: Path) -> None:
         assert row["flashinfer token"] in ("not installed", "needs CUDA")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA GPU")
 def test_without_cuda_it_says_so_in_one_line() -> None:
     done = run()

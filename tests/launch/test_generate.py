@@ -232,6 +232,7 @@ def test_where_tuning_found_nothing_answers_are_decoded_plainly(
     assert manifest(tmp_path / "drafted")["acceptance"]["tau"] > 1
 
 
+@pytest.mark.slow
 def test_a_row_does_not_feel_its_batch(place: Path, tmp_path: Path) -> None:
     for batch in ("1", "5"):
         more = ["--temperature", "1", "--top-p", "0.9", "--batch", batch]

@@ -398,6 +398,7 @@ def on_base(copies_in: Path) -> dict[str, Any]:
     return {"model": ModelConfig(start_from=base), "lora": LoraConfig(rank=8, alpha=16.0)}
 
 
+@pytest.mark.slow
 def test_adapters_on_one_base_are_boosted(target: Backbone, copies_in: Path, tmp_path: Path) -> None:
     """The second learns what the first lacks; the folder holds the base once, as it was."""
     run(target, tmp_path, ADAPTED, **on_base(copies_in))

@@ -93,7 +93,7 @@ def check_next_logits(target: Backbone, texts: list[list[int]], kv_cache: KVCach
     found_BV = target.forward(torch.tensor([[7], [8]]), lengths_B, chain(0), kv_cache)[:, 0]
     for row, probe in enumerate((7, 8)):
         fresh_1V = target.prefill([[*texts[row], probe]], KVCache(1, 80))
-        torch.testing.assert_close(found_BV[row], fresh_1V[0], rtol=1e-4, atol=2e-5)
+        torch.testing.assert_close(found_BV[row], fresh_1V[0], rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("family", EVERY)

@@ -41,7 +41,7 @@ WARPERS = [
     pytest.param(Warper(0.0), marks=pytest.mark.slow),
     pytest.param(Warper(0.7), marks=pytest.mark.slow),
     Warper(1.0, top_k=2),
-    Warper(0.6, top_p=0.8),
+    pytest.param(Warper(0.6, top_p=0.8), marks=pytest.mark.slow),
 ]
 
 

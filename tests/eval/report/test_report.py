@@ -28,7 +28,7 @@ QUIET = [
     "--disable-sync",
     "--no-first-run",
 ]
-SCHEMES = ["light", "dark"]
+SCHEMES = ["light", pytest.param("dark", marks=pytest.mark.slow)]
 PLOTS = [
     "Acceptance by depth",
     "Acceptance against draft length",

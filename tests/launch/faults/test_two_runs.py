@@ -61,6 +61,7 @@ def test_a_second_run_is_refused(folders: int, tmp_path: Path) -> None:
     assert failed == 0
 
 
+@pytest.mark.slow
 def test_the_message_says_who_where_and_since_when(tmp_path: Path, capfd: Captured) -> None:
     recipe = write_recipe(tmp_path)
     (tmp_path / "run").mkdir()

@@ -245,6 +245,7 @@ def test_a_lossy_rule_where_nothing_was_found(
     assert read(tmp_path / "eval-prompt-lookup" / "results.json")["draft"]["loaded"] == []
 
 
+@pytest.mark.slow
 def test_skeleton_of_thought_has_no_acceptance(places: dict[str, str], tmp_path: Path, capfd: Captured) -> None:
     line = f"eval --target tiny --method {SKELETON} --out {tmp_path} --eval.min_p 0.9"
     assert run(line, places) == 0

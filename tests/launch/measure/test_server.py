@@ -117,6 +117,7 @@ def test_eval_needs_no_target(
     assert "has not been audited" in (tmp_path / "eval-small" / "report.md").read_text()
 
 
+@pytest.mark.slow
 def test_audit(
     served: Backbone, own: ServedTarget, served_folder: Path, prompts: Path, tmp_path: Path, capfd: Captured
 ) -> None:

@@ -143,6 +143,7 @@ def test_ssms_without_checkpoints_are_of_their_recipe_still(
     assert "these values differ: optimizer.lr" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.run
 def test_continuations_are_shared_or_refused(alone: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A second run takes what the first one's target said; other wishes are named."""

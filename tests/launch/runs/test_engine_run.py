@@ -140,6 +140,7 @@ def test_the_bits_of_a_run_online(engine: engine_server.Engine, texts: dict[str,
     assert len(engine.asked) == seen + 3
 
 
+@pytest.mark.slow
 def test_another_engine_on_resume(
     engine: engine_server.Engine, texts: dict[str, str], tmp_path: Path, capfd: Captured
 ) -> None:
@@ -242,6 +243,7 @@ def test_answers_and_states_from_one_request(
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
+@pytest.mark.slow
 def test_answers_to_something_else(
     engine: engine_server.Engine, texts: dict[str, str], tmp_path: Path, capfd: Captured
 ) -> None:

@@ -162,6 +162,7 @@ def test_a_checkpoint_of_another_run_is_not_taken_as_its_own(run: Path, capfd: C
     assert not (run.parent / "nowhere").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.run
 def test_a_checkpoint_of_an_earlier_version_goes_on(run: Path, caplog: pytest.LogCaptureFixture) -> None:
     """0.1.0 wrote neither; and a value that a later version has added was what it is by default."""

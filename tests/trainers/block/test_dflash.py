@@ -142,7 +142,7 @@ def test_rows_without_labels_teach_nothing(target: Backbone) -> None:
     assert (float(loss.detach()), terms) == (0.0, {})
 
 
-@pytest.mark.parametrize("layout", ["fill-in", "anchor-first"])
+@pytest.mark.parametrize("layout", ["fill-in", pytest.param("anchor-first", marks=pytest.mark.slow)])
 def test_a_text_learnt_by_heart_is_drafted_whole(layout: str, target: Backbone) -> None:
     """tau goes to K + 1: labels, anchors, positions and decoding all speak of the same tokens."""
     prompts = [[5, 9, 2, 33, 7], [11], [1, 2, 3]]

@@ -31,6 +31,7 @@ print(fresh, pages())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not sys.platform.startswith("linux") or not hasattr(ctypes.CDLL(None), "mallopt"), reason="needs glibc"
 )

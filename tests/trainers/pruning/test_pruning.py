@@ -328,6 +328,7 @@ def test_two_processes_share_the_search_and_find_the_same(tmp_path: Path) -> Non
     assert len(searches[0]["rounds"]) == 2
 
 
+@pytest.mark.slow
 def test_the_pre_flight_knows_the_sizes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     arguments = ["check", "prune-tiny", "--out", str(tmp_path / "out"), "--data.limit_rows", "40"]
     assert main(arguments) == 0
