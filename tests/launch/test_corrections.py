@@ -108,6 +108,7 @@ def corrected_places(target: Any, draft: Any, ids: list[int], start: int) -> lis
     return found
 
 
+@pytest.mark.slow
 def test_labels_are_where_the_target_overruled_the_draft(place: Path, target: Backbone) -> None:
     draft = load_target(str(place / "shaken")).model
     answers, found = (rows(place / "greedy" / "answers.jsonl"), rows(place / "greedy" / "corrections.jsonl"))

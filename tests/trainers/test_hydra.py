@@ -134,6 +134,7 @@ def measured(goal: Objective) -> dict[str, float]:
     return {name: float(value) / float(held_out["loss_mask"].sum()) for name, value in terms.items()}
 
 
+@pytest.mark.slow
 def test_heads_that_see_the_tokens_before_learn_more(small: Backbone) -> None:
     """Where a token was a surprise, Medusa's heads go on from what should have stood there."""
     found = {}

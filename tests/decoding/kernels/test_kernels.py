@@ -554,6 +554,7 @@ for architecture in (80, 90):
 """
 
 
+@pytest.mark.slow
 def test_both_compile_for_gpus_and_widen_the_row_before_use() -> None:
     """The interpreter accepts what the compiler refuses; no GPU is needed to compile for one."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}

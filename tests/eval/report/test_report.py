@@ -365,6 +365,7 @@ def test_a_failed_audit_is_not_hidden(run_folder: Path) -> None:
     assert "**Failed:** enumeration, p = 1e-12" in (run_folder / "report.md").read_text("utf-8")
 
 
+@pytest.mark.slow
 def test_an_audit_of_another_time_is_told(run_folder: Path) -> None:
     audit = read(run_folder, "audit.json")
     for change in ({"decoder": "hf"}, {"verdict": "NOT lossless"}):

@@ -176,6 +176,7 @@ def test_a_hidden_template_is_said(
     assert any("answers are left out: the server's template" in each for each in report.missing)
 
 
+@pytest.mark.slow
 def test_a_coarse_server_is_not_blamed(served: Backbone, requests: list[Request], tmp_path: Path) -> None:
     """In bf16: greedy tokens that are near-ties, and log-probabilities that are off by its rounding."""
     import copy

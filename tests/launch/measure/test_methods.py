@@ -236,6 +236,7 @@ def test_the_table_shows_the_distance_of_a_lossy_rule(measured: Path, capfd: Cap
     assert shown == 2 * len(results["rows"]), "beside tau, and beside acceptance by depth"
 
 
+@pytest.mark.slow
 def test_a_lossy_rule_where_nothing_was_found(
     places: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
