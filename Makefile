@@ -8,7 +8,7 @@ ENGINES := .venv-engines
 LLAMA_CPP := llama-cpp-python==0.3.36
 GPU_PYTHON ?= 3.12
 
-# where it is set, every process compiles what it imports anew, torch and transformers above all: 8 s each time
+# where it is set, every process compiles what it imports anew, torch and transformers above all
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: quickstart test check test-all test-engines gpu gpu-wheels tiny-target clean

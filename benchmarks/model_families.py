@@ -30,9 +30,17 @@ import torch
 from draftsmith.benchmarks.common.acceptance import audited
 from draftsmith.benchmarks.common.markdown import printed
 from draftsmith.benchmarks.common.provenance import finish, record_of
-from draftsmith.benchmarks.common.random_models import DEEPSEEK, EXPERTS, GROUPED, RECURRENT, WINDOWED, random_model
+from draftsmith.benchmarks.common.random_models import (
+    DEEPSEEK,
+    EXPERTS,
+    GROUPED,
+    RECURRENT,
+    WINDOWED,
+    in_int8,
+    random_model,
+)
 from draftsmith.benchmarks.common.records import Cell, Record, table_of
-from draftsmith.benchmarks.common.runs import add_audit, parser_of
+from draftsmith.benchmarks.common.runs import add_audit, names_of, parser_of
 from draftsmith.data.rows.tokenizer import train_tokenizer
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
@@ -43,7 +51,7 @@ from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import DraftsmithError
 from draftsmith.launch.cli import main as command
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase, TorchAoConfig
+from transformers import PreTrainedTokenizerBase
 
 TEXT = "".join(f"def f{n}(x, y):\n    return x * {n} + y  # {n % 7} of {n % 5}\n" for n in range(120))
 NEW_TOKENS, PROMPTS = 24, 4
@@ -165,10 +173,7 @@ def save(name: str, folder: Path, settings: dict[str, Any]) -> None:
     random_model(config_of(name), **settings).save_pretrained(folder)
     if name == config_of(name):
         return
-    from torchao.quantization import Int8WeightOnlyConfig
-
-    how = TorchAoConfig(Int8WeightOnlyConfig(version=2))  # the layout that transformers can write
-    rounded: Any = AutoModelForCausalLM.from_pretrained(folder, quantization_config=how, local_files_only=True)
+    rounded = in_int8(folder)
     for file in folder.glob("*.safetensors"):
         file.unlink()
     rounded.save_pretrained(folder)
@@ -262,19 +267,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--methods", type=names_of(METHODS), default=list(METHODS))
     add_audit(parser, tokens=500, sequences=10_000)
     return parser.parse_args()
-
-
-def names_of(known: dict[str, Any]) -> Any:
-    """A list of names with commas between, each of which is known."""
-
-    def read(text: str) -> list[str]:
-        names = text.split(",")
-        unknown = sorted(set(names) - set(known))
-        if unknown:
-            raise argparse.ArgumentTypeError(f"no {', '.join(unknown)} among {', '.join(known)}")
-        return names
-
-    return read
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from draftsmith.benchmarks.common.markdown import printed
 from draftsmith.benchmarks.common.noted_run import NEVER, read_codes, read_rows
 from draftsmith.benchmarks.common.provenance import finish, record_of, target_weights
 from draftsmith.benchmarks.common.records import Cell, Record, table_of
-from draftsmith.benchmarks.common.runs import as_setting, kept, parser_of
+from draftsmith.benchmarks.common.runs import as_setting, kept, names_of, parser_of
 from draftsmith.errors import RequestError
 from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.trainers.methods import METHODS
@@ -366,19 +366,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--methods", type=names_of(METHODS), default=list(METHODS), metavar="A,B")
     parser.add_argument("--ways", type=names_of(WAYS), default=list(WAYS), metavar="A,B")
     return parser.parse_args()
-
-
-def names_of(known: dict[str, Any]) -> Any:
-    """A list of names with commas between, each of which is known."""
-
-    def read(text: str) -> list[str]:
-        names = text.split(",")
-        unknown = sorted(set(names) - set(known))
-        if unknown:
-            raise argparse.ArgumentTypeError(f"no {', '.join(unknown)} among {', '.join(known)}")
-        return names
-
-    return read
 
 
 if __name__ == "__main__":

@@ -41,7 +41,8 @@ TRAINING = {
 }
 """How long it learns here: the whole takes minutes, not hours.
 
-The target's pass is most of a training step, so a part of the rows is read several times from kept states.
+The target's pass is about half of a training step (docs/results/training.md), so a part of the rows is read several
+times from kept states.
 """
 HALF = {"loop.precision": "bf16", "features.precision": "bf16"}
 """On a CPU that multiplies bf16: a training step takes two thirds of the time. Decoding stays in fp32."""

@@ -113,6 +113,18 @@ def served_folder(tmp_path_factory: pytest.TempPathFactory, chat_tokenizer_folde
 
 
 @pytest.fixture(scope="session")
+def int8_folder(served_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same target quantised by transformers and written by it."""
+    from draftsmith.benchmarks.common.random_models import in_int8
+
+    folder = tmp_path_factory.mktemp("int8") / "target"
+    in_int8(served_folder).save_pretrained(folder)
+    for file in served_folder.glob("*token*"):
+        (folder / file.name).write_bytes(file.read_bytes())
+    return folder
+
+
+@pytest.fixture(scope="session")
 def served(served_folder: Path) -> Backbone:
     from draftsmith.decoding.target.loading import load_target
 

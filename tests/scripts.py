@@ -10,6 +10,15 @@ from types import ModuleType
 import draftsmith
 
 SCRIPTS = Path(draftsmith.__file__).parent / "benchmarks"
+MACHINE = {
+    "devices": [],
+    "processor": "a processor",
+    "cores": 2,
+    "threads": 2,
+    "memory_gb": 25.0,
+    "versions": {"torch": "2.13.0", "deepspeed": None},
+}
+"""As results name one."""
 
 
 def load(name: str) -> ModuleType:

@@ -5,11 +5,12 @@ Read next: `../model_families.py`, which decodes with them and trains for them.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from draftsmith.decoding.target.hub import auto_class
-from transformers import AutoConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, TorchAoConfig
 
 GROUPED = {"num_key_value_heads": 2, "head_dim": 16}
 SIZES = {
@@ -149,3 +150,11 @@ def random_model(family: str, *, spread: float = 0.2, **settings: Any) -> PreTra
         if parameter.ndim > 1:
             parameter.normal_(0, spread)
     return cast(PreTrainedModel, model)
+
+
+def in_int8(folder: Path) -> Any:
+    """The checkpoint of a folder with int8 weights, in the layout of torchao that `transformers` can write."""
+    from torchao.quantization import Int8WeightOnlyConfig
+
+    how = TorchAoConfig(Int8WeightOnlyConfig(version=2))
+    return AutoModelForCausalLM.from_pretrained(folder, quantization_config=how, local_files_only=True)

@@ -102,6 +102,19 @@ def add_audit(parser: argparse.ArgumentParser, *, tokens: int, sequences: int) -
     parser.add_argument("--audit-sequences", type=int, default=sequences)
 
 
+def names_of(known: dict[str, Any]) -> Any:
+    """A list of names with commas between, each of which is known."""
+
+    def read(text: str) -> list[str]:
+        names = text.split(",")
+        unknown = sorted(set(names) - set(known))
+        if unknown:
+            raise argparse.ArgumentTypeError(f"no {', '.join(unknown)} among {', '.join(known)}")
+        return names
+
+    return read
+
+
 def numbers(text: str) -> list[int]:
     """Numbers with commas between."""
     return [int(part) for part in text.split(",") if part.strip()]

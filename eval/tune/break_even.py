@@ -12,7 +12,7 @@ from typing import Any
 from .race import Raced
 from .settings import Prediction, Setting
 
-_AT_LEAST = 1.1
+AT_LEAST = 1.1
 """Predicted and measured differ by some per cent: what was measured to be slower pays no sooner."""
 
 
@@ -70,5 +70,5 @@ def _break_even(predictions: Sequence[Prediction], fastest: Raced, call_seconds:
     factor, setting = min(known, key=lambda each: each[0], default=(None, fastest.prediction.setting))
     slower = fastest.speedup.high < 1
     if factor is not None:
-        factor = max(_AT_LEAST, factor) if slower else min(1.0, factor) if fastest.pays else factor
+        factor = max(AT_LEAST, factor) if slower else min(1.0, factor) if fastest.pays else factor
     return BreakEven(setting, factor, call_seconds, fastest.pays or (False if slower else None))

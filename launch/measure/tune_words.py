@@ -17,7 +17,7 @@ from ...eval.measure.environment import environment
 from ...eval.measure.weight_files import target_hash
 from ...eval.report.pays import in_words
 from ...eval.report.tables import interval, number, off, plain_table
-from ...eval.tune.break_even import BreakEven
+from ...eval.tune.break_even import AT_LEAST, BreakEven
 from ...eval.tune.race import Raced
 from ...eval.tune.settings import Prediction
 from ...eval.tune.surfaces import Surface
@@ -42,8 +42,7 @@ def sentence(done: Sequence[Raced], temperature: float, batch: int) -> str:
     least, label = best.prediction.pays_from, best.prediction.setting.label
     hope = "and would at no cost of a call"
     if least is not None:
-        # predicted and measured differ by some per cent
-        hope = f"and would pay if a call of the target took {max(1.1, least):.1f} times as long"
+        hope = f"and would pay if a call of the target took {max(AT_LEAST, least):.1f} times as long"
     nearest = f"{label} comes nearest with {interval(best.speedup.to_list())} times"
     return f"nothing beats plain decoding {where_}: {nearest}, {hope}"
 

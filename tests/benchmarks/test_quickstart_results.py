@@ -12,7 +12,7 @@ from draftsmith.benchmarks.common.markdown import lines_of
 from draftsmith.benchmarks.common.records import read_record
 from draftsmith.launch.quickstart import HALF, RECIPE, TRAINING, TRAINING_FREE
 from draftsmith.launch.recipe.load import load_recipe
-from scripts import load
+from scripts import MACHINE, load
 
 LOG = """make quickstart: passed in 640 s with its set-up, largest process 1.9 GB; log: somewhere
 make test: FAILED in 812 s with its set-up, largest process 2.4 GB; log: somewhere
@@ -59,14 +59,7 @@ def finished(tmp_path: Path) -> Path:
         ],
         "sweep": [{"draft_length": k, "predicted_speedup": 1 / k, "speedup": [k, k, k]} for k in (1, 2, 4)],
         "settings": {"limit": 24, "max_new_tokens": 64, "draft_length": 4},
-        "environment": {
-            "devices": [],
-            "processor": "a processor",
-            "cores": 2,
-            "threads": 2,
-            "memory_gb": 25.0,
-            "versions": {"torch": "2.13.0", "deepspeed": None},
-        },
+        "environment": MACHINE,
     }
     (folder / "results.json").write_text(json.dumps(results))
     audit = {"rosenblatt": {"detectable": 0.07}, "enumeration": {"detectable": 0.01}}

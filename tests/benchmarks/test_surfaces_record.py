@@ -10,16 +10,8 @@ from typing import Any
 import pytest
 from draftsmith.benchmarks.common.markdown import lines_of
 from draftsmith.benchmarks.common.records import read_record
-from scripts import load
+from scripts import MACHINE, load
 
-MACHINE = {
-    "devices": [],
-    "processor": "a processor",
-    "cores": 2,
-    "threads": 2,
-    "memory_gb": 25.0,
-    "versions": {"torch": "2.13.0", "deepspeed": None},
-}
 BATCH = {
     "method": "runs/one/drafter",
     "label": "eagle, chain of 3",

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import VOCABULARY, make_drafter
-from draftsmith.benchmarks.common.random_models import DEEPSEEK, EXPERTS, GROUPED, RECURRENT, SIZES
+from draftsmith.benchmarks.common.random_models import DEEPSEEK, EXPERTS, GROUPED, RECURRENT, SEEING, SIZES
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target import backbone
@@ -350,14 +350,7 @@ def test_llama_4_s_temperature_in_packed_rows_and_copies(tmp_path: Path) -> None
 
 def test_the_window_of_a_nested_text_config_is_found() -> None:
     """Gemma 3 from 4B on loads as a model of text and images, its sizes one level down."""
-    sight = {
-        "hidden_size": 32,
-        "intermediate_size": 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "image_size": 28,
-        "patch_size": 14,
-    }
+    _, sight = SEEING["gemma3"]
     words = SIZES | FAMILIES["gemma3_text"] | {"sliding_window": WINDOW}
     marks = {"image_token_index": 60, "boi_token_index": 59, "eoi_token_index": 58}
     torch.manual_seed(0)

@@ -25,30 +25,17 @@ from draftsmith.eval.config import AuditConfig
 from draftsmith.trainers.teacher.feature_cache import weights_hash
 from draftsmith.trainers.teacher.features import OnlineFeatures
 from torch import nn
-from transformers import AutoModelForCausalLM, LlamaConfig, TorchAoConfig
+from transformers import LlamaConfig
 
 PROMPTS = [[5, 9, 2, 33, 7, 9, 2], [11, 4], [1, 2, 3]]
 GREEDY = Warper(temperature=0.0)
 EIGHT = {"quant_type": {"default": {"_type": "Int8WeightOnlyConfig", "_data": {}}}, "quant_method": "torchao"}
 
 
-@pytest.fixture(scope="module")
-def checkpoint(served_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same target quantised by transformers and written by it."""
-    from torchao.quantization import Int8WeightOnlyConfig
-
-    folder = tmp_path_factory.mktemp("int8") / "target"
-    asked = TorchAoConfig(Int8WeightOnlyConfig(version=2))
-    AutoModelForCausalLM.from_pretrained(served_folder, quantization_config=asked).save_pretrained(folder)
-    for file in served_folder.glob("*token*"):
-        (folder / file.name).write_bytes(file.read_bytes())
-    return folder
-
-
 @pytest.fixture(scope="module", params=["int8", "int4", "checkpoint"])
 def target(request: pytest.FixtureRequest, served_folder: Path) -> Backbone:
     if request.param == "checkpoint":
-        return load_target(str(request.getfixturevalue("checkpoint")))
+        return load_target(str(request.getfixturevalue("int8_folder")))
     return load_target(str(served_folder), quantization=request.param)
 
 
@@ -118,9 +105,9 @@ def test_groups_of_published_checkpoints_are_recorded(how: dict[str, Any], said:
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4", "checkpoint"])
-def test_states_have_the_precision_of_the_target(kind: str, checkpoint: Path, served_folder: Path) -> None:
+def test_states_have_the_precision_of_the_target(kind: str, int8_folder: Path, served_folder: Path) -> None:
     if kind == "checkpoint":
-        target = load_target(str(checkpoint), dtype="bf16")
+        target = load_target(str(int8_folder), dtype="bf16")
     else:
         target = load_target(str(served_folder), dtype="bf16", quantization=kind)
     states = OnlineFeatures(target.model, (0, 1, LAST))(text())
@@ -188,16 +175,16 @@ def test_what_is_not_here_is_named_before_weights_are_read(
 
 
 def test_asking_twice_and_without_torchao(
-    checkpoint: Path, served_folder: Path, monkeypatch: pytest.MonkeyPatch
+    int8_folder: Path, served_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(RequestError, match="quantised already"):
-        load_target(str(checkpoint), quantization="int8")
+        load_target(str(int8_folder), quantization="int8")
     monkeypatch.setattr(quantised, "find_spec", lambda name: None)
     with pytest.raises(
         EnvironmentFailure, match=r"package torchao, which is not here: pip install 'draftsmith\[quant\]'"
     ):
         load_target(str(served_folder), quantization="int8")
-    assert quantised.quantisation_of(load_config(str(checkpoint))) == "torchao Int8WeightOnlyConfig"
+    assert quantised.quantisation_of(load_config(str(int8_folder))) == "torchao Int8WeightOnlyConfig"
 
 
 def test_a_rounded_projection_is_refused(served_folder: Path) -> None:

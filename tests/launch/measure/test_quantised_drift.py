@@ -14,20 +14,6 @@ from draftsmith.launch.measure.loaded import Loaded, drift_of
 from draftsmith.launch.recipe.load import load_recipe
 from random_models import save_with_tokenizer
 from rich.console import Console
-from transformers import AutoModelForCausalLM, TorchAoConfig
-
-
-@pytest.fixture(scope="module")
-def checkpoint(served_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The served target in int8, as transformers writes it."""
-    from torchao.quantization import Int8WeightOnlyConfig
-
-    folder = tmp_path_factory.mktemp("int8") / "target"
-    asked = TorchAoConfig(Int8WeightOnlyConfig(version=2))
-    AutoModelForCausalLM.from_pretrained(served_folder, quantization_config=asked).save_pretrained(folder)
-    for file in served_folder.glob("*token*"):
-        (folder / file.name).write_bytes(file.read_bytes())
-    return folder
 
 
 def drift(place: Path, path: Path, **target: Any) -> dict[str, Any] | None:
@@ -44,10 +30,10 @@ def drift(place: Path, path: Path, **target: Any) -> dict[str, Any] | None:
 
 
 def test_a_quantised_checkpoint_is_compared_with_its_original(
-    checkpoint: Path, served_folder: Path, tmp_path: Path
+    int8_folder: Path, served_folder: Path, tmp_path: Path
 ) -> None:
-    assert drift(tmp_path, checkpoint) is None  # nobody says what it was made from
-    stated = drift(tmp_path, checkpoint, unquantised=served_folder)
+    assert drift(tmp_path, int8_folder) is None  # nobody says what it was made from
+    stated = drift(tmp_path, int8_folder, unquantised=served_folder)
     rounded = drift(tmp_path, served_folder, quantization="int8")
     assert stated is not None
     assert rounded is not None
@@ -56,13 +42,13 @@ def test_a_quantised_checkpoint_is_compared_with_its_original(
     assert stated["kl"] == pytest.approx(rounded["kl"], rel=1e-3)
 
 
-def test_what_is_no_copy_of_it_is_refused(checkpoint: Path, served_folder: Path, tmp_path: Path) -> None:
+def test_what_is_no_copy_of_it_is_refused(int8_folder: Path, served_folder: Path, tmp_path: Path) -> None:
     other = save_with_tokenizer(tmp_path / "other")
     with pytest.raises(RequestError, match="says of no quantisation; leave target.unquantised out"):
         drift(tmp_path, served_folder, unquantised=served_folder)
     with pytest.raises(RequestError, match=r"whose quantisation is torchao.*expected None"):
-        drift(tmp_path, checkpoint, unquantised=checkpoint)
+        drift(tmp_path, int8_folder, unquantised=int8_folder)
     with pytest.raises(RequestError, match=r"target.unquantised is 'other', whose tokenizer is"):
-        drift(tmp_path, checkpoint, unquantised=other)
+        drift(tmp_path, int8_folder, unquantised=other)
     with pytest.raises(RequestError, match="quantization is int8, so path names the unquantised model itself"):
         drift(tmp_path, served_folder, unquantised=served_folder, quantization="int8")
