@@ -1,10 +1,10 @@
 """Make the embedded target anew: `make tiny-target`.
 
 Trains `recipes/target-tiny.yaml` on the standard library, makes it deeper by `recipes/target-deep.yaml` on that and
-on the sources of packages that are installed with this one, and takes the weights halfway between where the second
-stage began and where it ended: they foretell held-out text better than either end (Wortsman et al. 2022,
-arXiv 2109.01903). Weights, tokenizer, resolved recipe, loss curve and model card go into
-`recipes/assets/tiny-target/`. Read next: `train.py`.
+on the sources of packages that are installed with this one, and has it leave its loops by
+`recipes/target-unlooped.yaml`. Of the last two stages the weights between where each began and where it ended are
+kept: they foretell held-out text better than the ends (Wortsman et al. 2022, arXiv 2109.01903). Weights, tokenizer,
+resolved recipe, loss curve and model card go into `recipes/assets/tiny-target/`. Read next: `train.py`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ _PACKAGES = ("accelerate", "datasets", "fsspec", "huggingface_hub", "networkx", 
 """Whose sources the second stage reads beside the standard library's: a deeper model learns a small text by heart."""
 _PROMPTS, _WRITTEN = 24, 64
 """Prompts, and tokens behind each, of the greedy text that is looked through for loops."""
-_STAGES = ("target-tiny", "target-deep")
+_STAGES = ("target-tiny", "target-deep", "target-unlooped")
+_WAY = {"target-deep": 0.5, "target-unlooped": 0.3}
+"""How far each stage's weights are kept: the last no further than its loops ask for, as it costs held-out loss."""
+_KEPT = "kept"
+"""Folder of a stage's run that holds them."""
 _ASSET = Path(__file__).parent.parent / "recipes" / "assets" / "tiny-target"
 
 
@@ -42,7 +46,8 @@ def main() -> None:
     write_text(runs / f"{_STAGES[1]}.jsonl", "".join(json.dumps({"text": text}) + "\n" for text in texts()))
     for name in _STAGES:
         train(name, out=runs / name)
-    install(runs / _STAGES[1], _ASSET)
+        keep_part(runs / name)
+    install(runs / _STAGES[-1], _ASSET)
 
 
 def texts() -> Iterator[str]:
@@ -57,34 +62,46 @@ def texts() -> Iterator[str]:
                 yield from filter(None, [path.read_text(encoding="utf-8", errors="replace")])
 
 
-def install(run: Path, asset: Path) -> None:
-    """Put the second stage, halfway, into the package and write its card."""
+def keep_part(run: Path) -> None:
+    """Write what is kept of a stage into the run's folder, with its tokenizer; nothing of a stage from scratch."""
     from ..decoding.target.loading import load_model, no_progress_bars
     from ..trainers.student.deeper import deepened
 
     recipe = load_recipe(str(run / "run.yaml")).recipe
-    end = load_model(str(run / "target"))
-    began = deepened(load_model(str(recipe.model.start_from)), int(recipe.model.deepen_to or 0))
-    made = halfway(began, end)
-    shutil.rmtree(asset, ignore_errors=True)
-    shutil.copytree(run / "target", asset)
+    if recipe.model.start_from is None:
+        return
+    began = load_model(recipe.model.start_from)
+    if recipe.model.deepen_to is not None:
+        began = deepened(began, recipe.model.deepen_to)
+    made = between(began, load_model(str(run / "target")), _WAY[recipe.name])
+    shutil.rmtree(run / _KEPT, ignore_errors=True)
+    shutil.copytree(run / "target", run / _KEPT)
     with no_progress_bars():
-        made.save_pretrained(asset)
+        made.save_pretrained(run / _KEPT)
+
+
+def install(run: Path, asset: Path) -> None:
+    """Put what is kept of the last stage into the package and write its card."""
+    from ..decoding.target.loading import load_model
+
+    recipe = load_recipe(str(run / "run.yaml")).recipe
+    shutil.rmtree(asset, ignore_errors=True)
+    shutil.copytree(run / _KEPT, asset)
     for name in ("run.yaml", "metrics.jsonl"):
         shutil.copyfile(run / name, asset / name)
-    loss = held_out_loss(load_model(str(asset)), recipe, asset)
-    looped = loop_share(asset)
-    (asset / "README.md").write_text(card(recipe, made.config, loss, looped), encoding="utf-8")
+    model = load_model(str(asset))
+    loss = held_out_loss(model, recipe, asset)
+    (asset / "README.md").write_text(card(recipe, model.config, loss, loop_share(asset)), encoding="utf-8")
 
 
-def halfway(began: PreTrainedModel, ended: PreTrainedModel) -> PreTrainedModel:
-    """A model of the mean of two models' weights, in bf16."""
+def between(began: PreTrainedModel, ended: PreTrainedModel, way: float) -> PreTrainedModel:
+    """A model of two models' weights, in bf16: `way` 0 has those of the first, 1 those of the second."""
     import torch
 
     made: Any = ended
     with torch.no_grad():
         for mine, other in zip(ended.parameters(), began.parameters(), strict=True):
-            mine.lerp_(other, 0.5)
+            mine.lerp_(other, 1 - way)
     made.to(torch.bfloat16)
     made.config.use_cache = True
     return ended
@@ -155,14 +172,16 @@ A causal LM of the Qwen3 architecture ({config.num_hidden_layers} layers, hidden
 draftsmith can be tried offline. It writes plausible Python and knows nothing else.
 
 - As deep as models that people serve, so that a call of it costs many times what a layer does, and a drafter may pay.
-  Two stages: 8 layers from scratch (`target-tiny`), then {config.num_hidden_layers}, the new ones beginning as
-  identities (`target-deep`: {recipe.loop.steps} steps, {tokens / 1e6:.1f} M tokens); the weights are halfway between
-  the ends of the second.
+  Three stages: 8 layers from scratch (`target-tiny`), then {config.num_hidden_layers}, the new ones beginning as
+  identities (`target-deep`), then away from the loops of its own text, by unlikelihood (`target-unlooped`:
+  {recipe.loop.steps} steps, {tokens / 1e6:.1f} M tokens). The second's weights are halfway between its beginning and
+  its end, the third's {10 * _WAY["target-unlooped"]:.0f} tenths of the way.
 - Held-out loss {loss:.3f} nats per token over held-out library files (split by a hash of the module's path).
 - Of its greedy text, {_WRITTEN} tokens behind each of {_PROMPTS} prompts from held-out library files,
   {100 * looped:.0f} % stands in loops: stretches that repeat a period of up to 16 tokens three times or more.
-- `run.yaml` is the second stage's resolved recipe, `metrics.jsonl` its loss curve; `make tiny-target` makes both
-  anew. The first one alone is the target that the tables of 0.1.0 were measured on.
+- `run.yaml` is the last stage's resolved recipe, `metrics.jsonl` its loss curve; `make tiny-target` makes all three
+  anew. The first one alone is the target that the tables of 0.1.0 were measured on; after the second it was
+  `312fea7be8c3`, which some tables name.
 - Versions: {", ".join(f"{name} {versions[name]}" for name in used)}.
 - The training text is under the licences of Python (PSF) and of those packages (Apache-2.0, BSD, MIT); the weights
   come under Apache-2.0.

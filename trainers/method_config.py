@@ -28,8 +28,8 @@ class LoraConfig(Section):
 
 
 class RolloutsConfig(Section):
-    """Rows that the models continue themselves during training, in place of the data's; for
-    `distill`."""
+    """Rows that the models continue themselves during training, in place of the data's; for `distill`, and
+    for a `target` that is to leave its loops."""
 
     share: float = Field(0.0, ge=0, le=1)
     """Share of a step's rows whose labels are generated; 0 trains on the data alone."""
@@ -47,6 +47,9 @@ class RolloutsConfig(Section):
     every_steps: int = Field(1, ge=1)
     """Steps that train on the same continuations before new ones are generated: cheaper when
     large, closer to the current draft when small."""
+    unlikelihood: float = Field(0.0, ge=0)
+    """For `target`: weight of -log(1 - q(token)) on each token of a continuation that stands in a loop
+    (unlikelihood, Welleck et al. 2020); the rest of a continuation does not count."""
 
 
 class BoostConfig(Section):

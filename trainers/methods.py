@@ -213,8 +213,9 @@ _ALL = (
         name="target",
         summary="a small model from scratch",
         family=None,
+        sections={"rollouts": RolloutsConfig},
         reads=("tokenizer", "model"),
-        ignores=_WHOLE_TEACHER,
+        ignores=(*_WHOLE_TEACHER, "rollouts.by", "rollouts.student_tokens"),
         compiles=True,
     ),
     Method(
@@ -223,7 +224,7 @@ _ALL = (
         family="draft_model",
         sections={"lora": LoraConfig, "rollouts": RolloutsConfig},
         reads=(*_WITH_TARGET, "model"),
-        ignores=_DEEPER,
+        ignores=(*_DEEPER, "rollouts.unlikelihood"),
         compiles=True,
     ),
     Method(

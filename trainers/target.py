@@ -1,5 +1,7 @@
 """Train a small causal LM from scratch, so that everything can be tried without a hub.
 
+With rollouts it learns as well to leave the loops of its own text (`teacher/loops.py`).
+
 Order of the file, as in every trainer: what it requires and what is trained, the loss, the run; there
 is no teacher. Read next: `loop/loop.py`.
 """
@@ -25,18 +27,21 @@ from ..errors import RequestError
 from ..storage import replace_folder
 from .config import ObjectiveConfig
 from .loop.loop import Outcome
-from .loop.objective import Batch, check_compiled_rows, check_start_context, hidden_states, labelled
+from .loop.objective import Batch, RowWriter, check_compiled_rows, check_start_context, hidden_states, labelled
 from .loop.processes import name_the_silent
 from .loop.setup import make_accelerator, make_deterministic, run_loop
 from .loop.sharding import standalone
 from .losses.chunked import ChunkedLoss, cross_entropy
 from .losses.mix import Mix
+from .losses.unlikelihood import cross_entropy_or_unlikelihood, to_avoid
 from .pruning.sizes import check_not_pruned
 from .sections import MakeProbe, Sections
 from .student.architecture import fresh_model
 from .student.deeper import deepened
 from .student.draft import given_model, rows_of, whose
 from .teacher.frozen import check_rows_fit, plan_of
+from .teacher.loops import AVOID, LoopedRows, check_loops
+from .teacher.rollouts import check_rollout_prompts, check_rollout_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -48,6 +53,8 @@ def check_recipe(recipe: Sections) -> None:
     check_only_ce(recipe.objective)
     check_not_pruned(recipe.model)
     check_compiled_rows(recipe.loop, recipe.data.sequence_length)
+    check_loops(recipe.rollouts)
+    check_rollout_rows(recipe.rollouts, recipe.data.sequence_length, recipe.loop.batch_rows)
 
 
 def check_only_ce(objective: ObjectiveConfig) -> None:
@@ -95,25 +102,39 @@ def student(
 
 
 class NextToken(nn.Module):
-    """Cross-entropy of the next token, in chunks over positions."""
+    """Cross-entropy of the next token, in chunks over positions; in rows that it wrote, unlikelihood of its loops."""
 
-    def __init__(self, model: PreTrainedModel, *, chunk: int) -> None:
+    def __init__(self, model: PreTrainedModel, *, chunk: int, unlikelihood: float = 0.0) -> None:
         super().__init__()
         self.model = model
         self.static: Static = as_it_is
+        self.unlikelihood = unlikelihood
         head: Any = model.get_output_embeddings()
         self.head = ChunkedLoss(head, cross_entropy, chunk=chunk, shaping=Shaping.of(model))
 
     def forward(self, batch: Batch, _teacher_output: None = None) -> tuple[Tensor, dict[str, Tensor]]:
-        hidden_PH, label_P = labelled(hidden_states(self.model, batch, self.static), batch)
-        return self.head(hidden_PH, label_P, static=self.static)
+        hidden_RSH = hidden_states(self.model, batch, self.static)
+        hidden_PH, label_P = labelled(hidden_RSH, batch)
+        if AVOID not in batch:
+            return self.head(hidden_PH, label_P, static=self.static)
+        avoid_P = labelled(hidden_RSH, {**batch, "input_ids": batch[AVOID]}).label_P
+        return self.head(
+            hidden_PH,
+            torch.where(avoid_P, to_avoid(label_P), label_P),
+            share_P=torch.where(avoid_P, self.unlikelihood, 1.0),
+            loss=cross_entropy_or_unlikelihood,
+            static=self.static,
+        )
 
 
 class TargetObjective:
     """Trains `model` on the text itself."""
 
     def __init__(self, recipe: Sections, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.module: nn.Module = NextToken(model, chunk=recipe.objective.chunk)
+        rollouts = recipe.rollouts
+        self.module: nn.Module = NextToken(model, chunk=recipe.objective.chunk, unlikelihood=rollouts.unlikelihood)
+        self.rollouts: RowWriter | None = LoopedRows(rollouts, model) if rollouts.share else None
+        """What writes some of the rows, where the recipe asks for it."""
         self._model, self._tokenizer = model, tokenizer
 
     def prepare(self, _batch: Batch) -> None:
@@ -140,6 +161,7 @@ def run(recipe: Sections, out: Path, resume: str = "auto", _make_probe: MakeProb
     with name_the_silent(out, accelerator, bound=recipe.loop.stall_seconds), accelerator.main_process_first():
         tokenizer = tokenizer_for(recipe.data, recipe.tokenizer, out)
         rows = prepare(recipe.data, tokenizer, out=out)
+    check_rollout_prompts(recipe.rollouts, rows.train)
     objective = TargetObjective(recipe, student(recipe, None, tokenizer), tokenizer)
     return run_loop(
         objective,

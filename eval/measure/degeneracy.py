@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-MAX_PERIOD = 16
-MIN_REPEATS = 3
+from ...data.loops import in_loop
+
 LOOP_LIMIT = 0.5
 DISTINCT_LIMIT = 0.25
 
@@ -39,18 +39,3 @@ def degeneracy(texts: Sequence[Sequence[int]]) -> Degeneracy:
         looped += sum(in_loop(text))
         tokens += len(text)
     return Degeneracy(distinct / bigrams if bigrams else 1.0, looped / tokens if tokens else 0.0)
-
-
-def in_loop(text: Sequence[int]) -> list[bool]:
-    """For each token, whether it stands in a stretch of at least three equal periods."""
-    inside = [False] * len(text)
-    for period in range(1, MAX_PERIOD + 1):
-        start = 0
-        for at in range(period, len(text) + 1):
-            if at < len(text) and text[at] == text[at - period]:
-                continue
-            # text[start:at] repeats with this period
-            if at - start >= MIN_REPEATS * period:
-                inside[start:at] = [True] * (at - start)
-            start = at - period + 1
-    return inside

@@ -34,7 +34,7 @@ def sentence(done: Sequence[Raced], temperature: float, batch: int) -> str:
     where_ = f"at T = {temperature:g}, batch {batch}"
     measured = f"{best.prediction.setting.label}: {interval(best.speedup.to_list())} times plain decoding {where_}"
     if best.pays:
-        return measured
+        return measured + _closest(done)
     if isnan(best.speedup.low):
         return f"{measured}; too little was timed to tell"
     if best.speedup.high >= 1:
@@ -47,8 +47,19 @@ def sentence(done: Sequence[Raced], temperature: float, batch: int) -> str:
     return f"nothing beats plain decoding {where_}: {nearest}, {hope}"
 
 
+def _closest(done: Sequence[Raced]) -> str:
+    """Which setting was measured faster than the one that is kept, by less than its interval."""
+    best, method = done[0], done[0].prediction.setting.contender.name
+    faster = [
+        each.prediction.setting.label
+        for each in done[1:]
+        if each.speedup.value > best.speedup.value and each.prediction.setting.contender.name == method
+    ]
+    return f" (measured level with {', '.join(faster)}; the prediction decides)" if faster else ""
+
+
 def table(request: TuneRequest, done: Sequence[Raced]) -> Any:
-    """What was measured, the fastest first, beside what was predicted."""
+    """What was measured, the setting that is kept first, beside what was predicted."""
     columns = (
         ("method", ""),
         ("predicted", "speed-up"),

@@ -1,4 +1,4 @@
-"""The last step of making the embedded target: weights halfway, the asset's files, the card's figures."""
+"""Making the embedded target: weights between, the asset's files, the card's figures."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from draftsmith.data.rows.tokenizer import train_tokenizer
 from draftsmith.decoding.target.hub import embedded_target
 from draftsmith.decoding.target.loading import load_model, load_target
 from draftsmith.launch.recipe.load import load_recipe
-from draftsmith.launch.tiny_target import halfway, held_out_loss, install, loop_share, texts
+from draftsmith.launch.tiny_target import between, held_out_loss, install, keep_part, loop_share, texts
 from draftsmith.launch.train import train
 from draftsmith.trainers.config import ModelConfig
 from draftsmith.trainers.student.architecture import fresh_model
 from draftsmith.trainers.student.deeper import deepened
 
 LAYERS = 3
+LOOPS = 25
+"""Per cent of its greedy text that may stand in loops."""
 HELD_OUT = 2.61
 """Nats per token that the embedded target may lose on held-out text: what the one of 0.1.0 does."""
 TEXTS = [f"def add_{n}(a, b):\n    return a + b + {n}\n" * 4 for n in range(24)]
@@ -30,7 +32,7 @@ TEXTS = [f"def add_{n}(a, b):\n    return a + b + {n}\n" * 4 for n in range(24)]
 
 @pytest.fixture(scope="module")
 def second_stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of `target-deep`, its sizes and texts small: what `make tiny-target` installs."""
+    """A finished run of `target-deep`, its sizes and texts small, with what is kept of it."""
     folder = tmp_path_factory.mktemp("target")
     tokenizer = train_tokenizer(TEXTS, 300)
     tokenizer.save_pretrained(folder / "first")
@@ -54,6 +56,7 @@ def second_stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     resolved = load_recipe("target-deep", [(name, str(value)) for name, value in values.items()])
     train(resolved, out=folder / "run")
+    keep_part(folder / "run")
     return folder / "run"
 
 
@@ -87,7 +90,7 @@ def test_what_is_installed_is_halfway_and_says_its_own_loss(second_stage: Path, 
     assert f"({LAYERS} layers, hidden size 32, vocabulary {made.config.vocab_size})" in card
     assert f"{100 * loop_share(asset):.0f} % stands in loops" in card
     assert "64 tokens behind each of 24 prompts" in card
-    assert re.search(r"`target-deep`: 2 steps, 0\.0 M tokens", card)
+    assert re.search(r"2 steps, 0\.0 M tokens", card)
 
 
 def figure(pattern: str) -> float:
@@ -100,6 +103,7 @@ def figure(pattern: str) -> float:
 def test_the_embedded_target_is_within_its_bounds() -> None:
     assert Path(embedded_target(), "model.safetensors").stat().st_size <= 25_000_000
     assert figure(r"Held-out loss ([\d.]+) nats per token") <= HELD_OUT
+    assert figure(r"([\d.]+) % stands in loops") < LOOPS
 
 
 @pytest.mark.slow
@@ -115,14 +119,14 @@ def test_the_embedded_targets_card_says_what_it_does() -> None:
     assert 100 * loop_share(asset) == pytest.approx(figure(r"([\d.]+) % stands in loops"), abs=5)
 
 
-def test_halfway_is_the_mean_of_two_models() -> None:
+def test_part_of_the_way_is_a_mean_of_two_models() -> None:
     began, ended = make_target("qwen3").model, make_target("qwen3", seed=1).model
-    expected = {name: (w + ended.state_dict()[name]) / 2 for name, w in began.state_dict().items()}
+    expected = {name: 0.75 * w + 0.25 * ended.state_dict()[name] for name, w in began.state_dict().items()}
     before = {name: weight.clone() for name, weight in began.state_dict().items()}
-    made = halfway(began, ended)
+    made = between(began, ended, 0.25)
     assert {weight.dtype for weight in made.state_dict().values()} == {torch.bfloat16}
     for name, weight in made.state_dict().items():
-        assert torch.equal(weight, expected[name].to(torch.bfloat16)), name
+        assert torch.allclose(weight.float(), expected[name], rtol=1e-2, atol=1e-6), name
         assert torch.equal(began.state_dict()[name], before[name]), "the beginning is not written over"
 
 

@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 
 _LOOKED_AT = 1000  # rows, to say how many hold a prompt
 _log = logging.getLogger(__name__)
-_REPLACED = "replaced"
+REPLACED = "replaced"
+"""Of a batch: bool [R], rows that were written anew."""
 NAMES = ("input_ids", "loss_mask", "positions", "documents")
 
 
@@ -66,11 +67,14 @@ class Rollouts:
             self.kept = self._written(gold, indices, seed)
         device = gold["input_ids"].device
         kept = {name: t.to(device) for name, t in self.kept.items()}
-        replaced_R1 = kept[_REPLACED][:, None]
+        replaced_R1 = kept[REPLACED][:, None]
         merged = {name: torch.where(replaced_R1, kept[name], gold[name]) for name in NAMES}
         sizes = [len(each["input_ids"]) for each in batches]
         parts = {name: t.split(sizes) for name, t in merged.items()}
-        return [{**batch, **{name: parts[name][number] for name in NAMES}} for number, batch in enumerate(batches)]
+        parts[REPLACED] = kept[REPLACED].split(sizes)
+        return [
+            {**batch, **{name: each[number] for name, each in parts.items()}} for number, batch in enumerate(batches)
+        ]
 
     def of_all(self, parts: Sequence[Batch]) -> Batch:
         """The rows that all processes keep, in the order of the step, for a checkpoint."""
@@ -95,7 +99,7 @@ class Rollouts:
             "loss_mask": torch.zeros_like(rows["loss_mask"]),
             "positions": torch.zeros_like(rows["positions"]),
             "documents": torch.full_like(rows["documents"], -1),
-            _REPLACED: torch.zeros(len(indices), dtype=torch.bool),
+            REPLACED: torch.zeros(len(indices), dtype=torch.bool),
         }
         if not wanted:
             return empty
@@ -110,7 +114,7 @@ class Rollouts:
         ]
         answers = self._write(prompts, uniforms, gold["input_ids"].device)
         for number, at in enumerate(wanted):
-            empty[_REPLACED][at] = True
+            empty[REPLACED][at] = True
             for piece in range(each):
                 which = number * each + piece
                 _put(empty, at, piece, piece * room, prompts[which], answers[which])

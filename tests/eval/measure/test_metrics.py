@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import torch
 from conftest import make_drafter, make_target
+from draftsmith.data.loops import in_loop
 from draftsmith.decoding.engine import generate
 from draftsmith.decoding.rules.acceptance import Outcome
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.steps import StepLog
-from draftsmith.eval.measure.degeneracy import degeneracy, in_loop
+from draftsmith.eval.measure.degeneracy import degeneracy
 from draftsmith.eval.measure.metrics import Counts, acceptance, counts_of, ratio
 
 

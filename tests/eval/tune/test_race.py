@@ -16,7 +16,7 @@ from draftsmith.eval.measure.arms import Arm
 from draftsmith.eval.measure.metrics import Interval, acceptance
 from draftsmith.eval.measure.requests import Request
 from draftsmith.eval.measure.rounds import decode
-from draftsmith.eval.tune.race import Raced, is_behind, is_decided, looks_at, race
+from draftsmith.eval.tune.race import Raced, best_first, is_behind, is_decided, looks_at, race
 from draftsmith.eval.tune.settings import Contender, Prediction, Setting
 
 
@@ -51,6 +51,18 @@ def test_decided(left: list[Raced], decided: bool) -> None:
 )
 def test_looks_are_few(batches: int, looks: list[int]) -> None:
     assert looks_at(batches) == looks
+
+
+def test_the_prediction_decides_between_settings_of_a_drafter_that_measure_level() -> None:
+    def of(method: str, promised: float, low: float, high: float) -> Raced:
+        setting = Setting(Contender(method, method, (), True, lambda _values: None), {"draft_length": str(promised)})  # type: ignore[arg-type, return-value]
+        prediction = Prediction(setting, 2.0, 5.0, 1.0, promised, None)
+        return Raced(prediction, Interval((low + high) / 2, low, high), Interval(2.0, 1.9, 2.1), 8)
+
+    other = of("lookup", 1.9, 1.4, 1.7)
+    faster, level, behind = of("eagle", 1.6, 1.3, 1.7), of("eagle", 1.7, 1.2, 1.7), of("eagle", 1.8, 1.0, 1.25)
+    assert best_first([behind, other, level, faster]) == [other, level, faster, behind]
+    assert best_first([behind, level]) == [behind, level], "their intervals overlap"
 
 
 class Slow(DraftModel):

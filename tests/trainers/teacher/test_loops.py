@@ -1,0 +1,100 @@
+"""Rows that a model writes, of which its loops alone count: which tokens, and that training on them leaves fewer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from draftsmith.data.loops import in_loop
+from draftsmith.decoding.engine import autoregressive
+from draftsmith.decoding.sampling import Warper
+from draftsmith.decoding.target.loading import load_target
+from draftsmith.errors import RequestError
+from draftsmith.launch.recipe.load import load_recipe
+from draftsmith.launch.recipe.model import Recipe
+from draftsmith.launch.train import train
+from draftsmith.trainers.method_config import RolloutsConfig
+from draftsmith.trainers.target import check_recipe
+from draftsmith.trainers.teacher.loops import AVOID, check_loops, with_loops
+
+PROMPT = "import os\nimport sys\n"
+
+
+def test_loops_of_written_rows_count_and_nothing_else_of_them() -> None:
+    """Two continuations in the first row, the second in a loop behind a prompt that begins it; a row of text."""
+    text = [1, 2, 3, 4, 5, 6, 9, 8, 9, 8, 9, 8, 9, 7]
+    batch = {
+        "input_ids": torch.tensor([text, [9, 8] * 7]),
+        "documents": torch.tensor([[0] * 6 + [1] * 8] * 2),
+        "loss_mask": torch.tensor([[False, True, True, True, True, True] + [False] + [True] * 7, [True] * 14]),
+        "replaced": torch.tensor([True, False]),
+    }
+    new = with_loops(batch)
+    # the prompt's own 9 is not the model's: what it wrote is 8 9 8 9 8 9 7
+    assert new[AVOID].tolist() == [[False] * 7 + [True] * 6 + [False], [False] * 14]
+    assert torch.equal(new["loss_mask"][0], new[AVOID][0])
+    assert torch.equal(new["loss_mask"][1], batch["loss_mask"][1])
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [({"share": 0.5}, "nothing to learn from its own"), ({"unlikelihood": 2.0}, "rollouts.share is 0")],
+)
+def test_one_without_the_other_is_refused(values: dict[str, float], said: str) -> None:
+    config = RolloutsConfig(**values)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match=said):
+        check_loops(config)
+    with pytest.raises(RequestError, match=said):
+        check_recipe(Recipe(method="target", rollouts=config))
+
+
+def looping(folder: Path, text: Path, steps: int, **values: Any) -> Path:
+    """A small target, from the embedded one's tokenizer, trained on `text` for so many steps."""
+    settings = {
+        "data.source": text,
+        "data.validation": text,
+        "data.sequence_length": 64,
+        "tokenizer.path": "tiny",
+        "model.layers": 1,
+        "model.hidden": 64,
+        "loop.steps": steps,
+        "loop.batch_rows": 4,
+        "loop.micro_rows": 2,
+        "loop.validate_rows": 2,
+        "optimizer.warmup_steps": 0,
+        **{name.replace("__", "."): value for name, value in values.items()},
+    }
+    resolved = load_recipe("target-tiny", [(name, str(value)) for name, value in settings.items()])
+    train(resolved, out=folder)
+    return folder / "target"
+
+
+def loops(model: Path) -> float:
+    """Share of a greedy continuation in loops."""
+    target = load_target(str(model))
+    ids = target.tokenizer(PROMPT)["input_ids"]
+    done = autoregressive(target, [ids], warper=Warper(0.0), max_new_tokens=32, eos_ids=())
+    inside = in_loop(done.tokens[0])
+    return sum(inside) / len(inside)
+
+
+def test_training_leaves_the_loops(tmp_path: Path) -> None:
+    text = tmp_path / "text.jsonl"
+    names = ["os", "re", "sys", "json", "math", "time", "string", "random"]
+    texts = ["".join(f"import {name}\n" for name in [*names[at:], *names[:at]]) for at in range(8)] * 8
+    text.write_text("".join(json.dumps({"text": each}) + "\n" for each in texts))
+    stuck = looping(tmp_path / "stuck", text, 10)
+    assert loops(stuck) > 0.9
+    on = {"model__start_from": stuck, "optimizer__lr": 4e-3}
+    away = {
+        "rollouts__share": 0.5,
+        "rollouts__temperature": 0,
+        "rollouts__prompt_tokens": 8,
+        "rollouts__new_tokens": 24,
+        "rollouts__unlikelihood": 20,
+    }
+    assert loops(looping(tmp_path / "freed", text, 10, **on, **away)) < 0.5
+    assert loops(looping(tmp_path / "still", text, 10, **on)) > 0.9, "the same steps on the text alone"
