@@ -103,20 +103,22 @@ def _hope(content: Mapping[str, Any]) -> str:
     if "pays_from" not in content:
         return ""
     factor, call = _positive(content["pays_from"]), _positive(content.get("target_call_seconds"))
-    return f" ({would_pay(factor, call)})"
+    return f" (it would pay {from_call(factor, call)})"
 
 
-def would_pay(factor: float | None, call_seconds: float | None) -> str:
-    """From which cost of a target call a drafter would pay, as the speed model has it, in words.
+def from_call(factor: float | None, call_seconds: float | None = None) -> str:
+    """From which cost of a target call a drafter pays, as the speed model has it: what follows "it would pay".
 
     Args:
         factor: how many times as long as measured a call would have to take; None: at no length.
         call_seconds: what it took; None where that is not known.
     """
     if factor is None:
-        return "it would pay at no cost of a target call"
-    took = "" if call_seconds is None else f", {factor * call_seconds * 1e3:.3g} ms"
-    return f"it would pay from a target call {factor:.1f} times as long{took}"
+        return "at no cost of a target call"
+    if factor == 0:
+        return "at any cost of a target call"
+    took = "" if call_seconds is None else f"of {factor * call_seconds * 1e3:.3g} ms, "
+    return f"from a target call {took}{factor:.2f} times the one measured"
 
 
 def _positive(value: object) -> float | None:

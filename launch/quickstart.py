@@ -100,7 +100,7 @@ def _tune(out: Path, console: Console) -> dict[str, str]:
     copying = TuneRequest(runs=run, method=TRAINING_FREE, limit=8, best=2, surfaces=False, out=out / TRAINING_FREE)
     best, *_ = _tuned(copying, console)
     # trees need calls that cost little more with many tokens, which a CPU does not have
-    _tuned(TuneRequest(runs=run, method=TRAINED, limit=24, best=3, chains=True, surfaces=False), console)
+    _tuned(TuneRequest(runs=run, method=TRAINED, limit=24, best=2, chains=True, surfaces=False), console)
     return dict(best.prediction.setting.values)
 
 

@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ...decoding.engine import generate
+from ...decoding.engine import autoregressive, generate
 from ...decoding.proposal import Proposer
 from ...decoding.sampling import Warper
 from ...decoding.target.backbone import Backbone
@@ -24,10 +24,12 @@ from ...drafters.eagle.proposer import EAGLE_1_TREE, Eagle
 from ...drafters.heads.medusa import HeadsOnTree, default_paths
 from ...errors import DataError
 from .ranks import Ranks, Text
+from .rounds import Run
 from .speed import measure_costs
 
 Search = Literal["greedy", "dp"]
 _SIZES = (1, 2, 3, 5, 8, 12, 16, 24, 32, 48, 64)  # nodes of the verify calls that are timed
+_DRAFTED_FOR = 16  # tokens behind each of two texts, by which the cost of drafting is timed
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Speed:
     curve: dict[int, float]
     """By the nodes of a verify call, the root included."""
     draft_cost: float
-    """Drafting once, on the drafter's default tree."""
+    """Drafting once, on the drafter's default tree, in steps of plain decoding that ran in turn with it."""
 
 
 @dataclass(frozen=True)
@@ -100,9 +102,12 @@ def measure_speed(target: Backbone, drafter: Proposer, texts: Sequence[Text]) ->
     drafted = [n - 1 for n in _SIZES if n > 1]
     read = [each for text in texts for each in text.prompt]
     costs = measure_costs(target, None, drafted, context=context, text=read)
-    done = generate(target, drafter, [each.prompt for each in texts[:2]], warper=Warper(0.0), max_new_tokens=16)
-    draft_cost = done.propose_seconds / max(1, done.target_calls) / costs.target_call_seconds
-    return Speed({n: costs.verify(n) for n in _SIZES}, draft_cost)
+    run, plain = Run(), Warper(0.0)
+    for text in texts[:2]:
+        base = autoregressive(target, [text.prompt], warper=plain, max_new_tokens=_DRAFTED_FOR)
+        own = generate(target, drafter, [text.prompt], warper=plain, max_new_tokens=_DRAFTED_FOR)
+        run.add(base, own, first=True)
+    return Speed({n: costs.verify(n) for n in _SIZES}, run.proposing_cost)
 
 
 def _chosen(

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...drafters.tuned_file import from_call
 from .race import Raced
 from .settings import Prediction, Setting
 
@@ -30,15 +31,10 @@ class BreakEven:
 
     @property
     def words(self) -> str:
-        """`would pay from a target call of 14.3 ms, 1.40 times the one here`."""
+        """`would pay from a target call of 14.3 ms, 1.40 times the one measured`."""
         may = {True: "pays", False: "would pay", None: "is predicted to pay"}[self.pays]
-        if self.factor is None:
-            known = " that the speed model knows" if self.pays else ""
-            return f"{may} at no cost of a target call{known}"
-        if self.factor == 0:
-            return f"{may} at any cost of a target call"
-        call = f"{self.factor * self.call_seconds * 1e3:.3g} ms, {self.factor:.2f} times the one here"
-        return f"{may} from a target call of {call}"
+        known = " that the speed model knows" if self.pays and self.factor is None else ""
+        return f"{may} {from_call(self.factor, self.call_seconds)}{known}"
 
     def to_dict(self) -> dict[str, Any]:
         """For `tune.json`."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...decoding.target.backbone import Backbone
 from ...drafters.identity import shown_name
+from ...drafters.tuned_file import from_call
 from ...eval.config import EvalConfig
 from ...eval.measure.arms import NOT_AUDITED
 from ...eval.measure.environment import environment
@@ -40,11 +41,9 @@ def sentence(done: Sequence[Raced], temperature: float, batch: int) -> str:
     if best.speedup.high >= 1:
         return f"{measured}; not told apart from plain decoding"
     least, label = best.prediction.pays_from, best.prediction.setting.label
-    hope = "and would at no cost of a call"
-    if least is not None:
-        hope = f"and would pay if a call of the target took {max(AT_LEAST, least):.1f} times as long"
+    hope = from_call(None if least is None else max(AT_LEAST, least))
     nearest = f"{label} comes nearest with {interval(best.speedup.to_list())} times"
-    return f"nothing beats plain decoding {where_}: {nearest}, {hope}"
+    return f"nothing beats plain decoding {where_}: {nearest}, and would pay {hope}"
 
 
 def _closest(done: Sequence[Raced]) -> str:

@@ -73,10 +73,10 @@ def test_no_values_do_not_mean_that_nothing_pays(facts: dict[str, bool], plain: 
     [
         ({}, ""),
         ({"pays_from": None}, " (it would pay at no cost of a target call)"),
-        ({"pays_from": 1.5}, " (it would pay from a target call 1.5 times as long)"),
+        ({"pays_from": 1.5}, " (it would pay from a target call 1.50 times the one measured)"),
         (
             {"pays_from": 1.5, "target_call_seconds": 0.02},
-            " (it would pay from a target call 1.5 times as long, 30 ms)",
+            " (it would pay from a target call of 30 ms, 1.50 times the one measured)",
         ),
         ({"pays_from": "a lot", "target_call_seconds": []}, " (it would pay at no cost of a target call)"),
     ],

@@ -26,7 +26,7 @@ def test_the_setting_that_pays_first_stands_for_its_method() -> None:
     done = [raced(ours[0], 0.8, 0.9), raced(theirs[1], 0.5, 0.6)]
     first, second = break_evens([*ours, *theirs], done, 0.01)
     assert (first.setting, first.factor) == (ours[1].setting, 1.4)
-    assert first.words == "would pay from a target call of 14 ms, 1.40 times the one here"
+    assert first.words == "would pay from a target call of 14 ms, 1.40 times the one measured"
     assert (second.setting, second.factor) == (theirs[1].setting, None)
     assert second.words == "would pay at no cost of a target call"
     assert first.to_dict()["label"] == "one, chain of 2"
@@ -35,10 +35,10 @@ def test_the_setting_that_pays_first_stands_for_its_method() -> None:
 @pytest.mark.parametrize(
     ("low", "high", "pays_from", "factor", "words"),
     [
-        (0.8, 0.9, 0.7, 1.1, "would pay from a target call of 22 ms, 1.10 times the one here"),
-        (0.9, 1.1, 0.7, 0.7, "is predicted to pay from a target call of 14 ms, 0.70 times the one here"),
-        (1.2, 1.4, 0.7, 0.7, "pays from a target call of 14 ms, 0.70 times the one here"),
-        (1.2, 1.4, 1.3, 1.0, "pays from a target call of 20 ms, 1.00 times the one here"),
+        (0.8, 0.9, 0.7, 1.1, "would pay from a target call of 22 ms, 1.10 times the one measured"),
+        (0.9, 1.1, 0.7, 0.7, "is predicted to pay from a target call of 14 ms, 0.70 times the one measured"),
+        (1.2, 1.4, 0.7, 0.7, "pays from a target call of 14 ms, 0.70 times the one measured"),
+        (1.2, 1.4, 1.3, 1.0, "pays from a target call of 20 ms, 1.00 times the one measured"),
         (1.2, 1.4, 0.0, 0.0, "pays at any cost of a target call"),
         (1.2, 1.4, None, None, "pays at no cost of a target call that the speed model knows"),
     ],

@@ -146,9 +146,9 @@ def test_every_method_is_measured_with_its_best() -> None:
         ((1.5, 1.4, 1.6), 0.5, "a, size a: 1.50 [1.40, 1.60] times plain decoding at T = 0, batch 1"),
         ((1.0, 0.9, 1.1), 0.9, "not told apart from plain decoding"),
         ((0.8, 0.7, 0.9), 2.0, "nothing beats plain decoding at T = 0, batch 1: a, size a comes nearest"),
-        ((0.8, 0.7, 0.9), 2.0, "would pay if a call of the target took 2.0 times as long"),
-        ((0.8, 0.7, 0.9), None, "would at no cost of a call"),
-        ((0.95, 0.9, 0.99), 0.8, "took 1.1 times as long"),
+        ((0.8, 0.7, 0.9), 2.0, "would pay from a target call 2.00 times the one measured"),
+        ((0.8, 0.7, 0.9), None, "would pay at no cost of a target call"),
+        ((0.95, 0.9, 0.99), 0.8, "from a target call 1.10 times the one measured"),
         ((2.3, math.nan, math.nan), 0.8, "too little was timed to tell"),
     ],
 )
