@@ -170,7 +170,7 @@ def test_answers_are_those_of_plain_decoding(place: Path, greedy: Path, target: 
     assert "the target has room for 2032" in refused[6]["reason"]
     kinds = manifest(greedy)["rows"]["rejected_by_kind"]
     assert (kinds["source"], kinds["prompt"]) == (1, 1)
-    assert min(kinds["cut"], kinds["empty"]) >= 2
+    assert min(kinds["cut"], kinds["empty"]) >= 1
 
 
 def test_rows_keep_the_order_of_the_source(place: Path, greedy: Path) -> None:

@@ -152,7 +152,10 @@ def test_a_divergence_that_would_be_infinite_is_refused() -> None:
 @pytest.mark.parametrize("name", ["rollouts.share", "objective.from_kl_share", "objective.teacher_top_k"])
 def test_what_a_method_does_not_read_is_refused_by_name(name: str) -> None:
     value = "8" if name.endswith("top_k") else "0.5"
-    for method in ("eagle-tiny", "eagle3-tiny", "target-tiny"):
+    others = (
+        ("eagle-tiny", "eagle3-tiny") if name == "rollouts.share" else ("eagle-tiny", "eagle3-tiny", "target-tiny")
+    )
+    for method in others:
         recipe = load_recipe(method, [(name, value)]).recipe
         with pytest.raises(RequestError, match=f"{name} is .* method `{recipe.method}` does not"):
             check_read(recipe)
@@ -172,6 +175,8 @@ def test_what_a_method_does_not_read_is_refused_by_name(name: str) -> None:
         ("eagle-tiny", "model.layers", "3", "train with `target` or `distill` or `pard` or `boost`"),
         ("target-tiny", "probe.every_steps", "5", "train with `distill`"),
         ("target-tiny", "features.source", "cache", "train with `distill`"),
+        ("target-tiny", "rollouts.by", "target", "train with `distill`"),
+        ("distill-tiny", "rollouts.unlikelihood", "2.0", "train with `target`"),
     ],
 )
 def test_values_of_other_methods_are_refused(recipe: str, flag: str, value: str, remedy: str) -> None:
