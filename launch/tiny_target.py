@@ -173,7 +173,7 @@ draftsmith can be tried offline. It writes plausible Python and knows nothing el
 
 - As deep as models that people serve, so that a call of it costs many times what a layer does, and a drafter may pay.
   Three stages: 8 layers from scratch (`target-tiny`), then {config.num_hidden_layers}, the new ones beginning as
-  identities (`target-deep`), then away from the loops of its own text, by unlikelihood (`target-unlooped`:
+  identities (`target-deep`), then away from the loops of its own text, by unlikelihood (`{recipe.name}`:
   {recipe.loop.steps} steps, {tokens / 1e6:.1f} M tokens). The second's weights are halfway between its beginning and
   its end, the third's {10 * _WAY["target-unlooped"]:.0f} tenths of the way.
 - Held-out loss {loss:.3f} nats per token over held-out library files (split by a hash of the module's path).

@@ -27,7 +27,15 @@ from ..errors import RequestError
 from ..storage import replace_folder
 from .config import ObjectiveConfig
 from .loop.loop import Outcome
-from .loop.objective import Batch, RowWriter, check_compiled_rows, check_start_context, hidden_states, labelled
+from .loop.objective import (
+    Batch,
+    RowWriter,
+    at_labels,
+    check_compiled_rows,
+    check_start_context,
+    hidden_states,
+    labelled,
+)
 from .loop.processes import name_the_silent
 from .loop.setup import make_accelerator, make_deterministic, run_loop
 from .loop.sharding import standalone
@@ -40,8 +48,8 @@ from .student.architecture import fresh_model
 from .student.deeper import deepened
 from .student.draft import given_model, rows_of, whose
 from .teacher.frozen import check_rows_fit, plan_of
-from .teacher.loops import AVOID, LoopedRows, check_loops
-from .teacher.rollouts import check_rollout_prompts, check_rollout_rows
+from .teacher.loops import LoopedRows, check_loops
+from .teacher.rollouts import REPLACED, check_rollout_prompts, check_rollout_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -113,11 +121,10 @@ class NextToken(nn.Module):
         self.head = ChunkedLoss(head, cross_entropy, chunk=chunk, shaping=Shaping.of(model))
 
     def forward(self, batch: Batch, _teacher_output: None = None) -> tuple[Tensor, dict[str, Tensor]]:
-        hidden_RSH = hidden_states(self.model, batch, self.static)
-        hidden_PH, label_P = labelled(hidden_RSH, batch)
-        if AVOID not in batch:
+        hidden_PH, label_P = labelled(hidden_states(self.model, batch, self.static), batch)
+        if REPLACED not in batch:
             return self.head(hidden_PH, label_P, static=self.static)
-        avoid_P = labelled(hidden_RSH, {**batch, "input_ids": batch[AVOID]}).label_P
+        avoid_P = at_labels(batch[REPLACED][:, None].expand_as(batch["loss_mask"]), batch)
         return self.head(
             hidden_PH,
             torch.where(avoid_P, to_avoid(label_P), label_P),

@@ -90,7 +90,7 @@ def test_what_is_installed_is_halfway_and_says_its_own_loss(second_stage: Path, 
     assert f"({LAYERS} layers, hidden size 32, vocabulary {made.config.vocab_size})" in card
     assert f"{100 * loop_share(asset):.0f} % stands in loops" in card
     assert "64 tokens behind each of 24 prompts" in card
-    assert re.search(r"2 steps, 0\.0 M tokens", card)
+    assert re.search(r"`target-deep`: 2 steps, 0\.0 M tokens", card)
 
 
 def figure(pattern: str) -> float:
@@ -119,14 +119,15 @@ def test_the_embedded_targets_card_says_what_it_does() -> None:
     assert 100 * loop_share(asset) == pytest.approx(figure(r"([\d.]+) % stands in loops"), abs=5)
 
 
-def test_part_of_the_way_is_a_mean_of_two_models() -> None:
+@pytest.mark.parametrize("way", [0.0, 0.5, 1.0])
+def test_part_of_the_way_is_a_mean_of_two_models(way: float) -> None:
     began, ended = make_target("qwen3").model, make_target("qwen3", seed=1).model
-    expected = {name: 0.75 * w + 0.25 * ended.state_dict()[name] for name, w in began.state_dict().items()}
+    expected = {name: (1 - way) * w + way * ended.state_dict()[name] for name, w in began.state_dict().items()}
     before = {name: weight.clone() for name, weight in began.state_dict().items()}
-    made = between(began, ended, 0.25)
+    made = between(began, ended, way)
     assert {weight.dtype for weight in made.state_dict().values()} == {torch.bfloat16}
     for name, weight in made.state_dict().items():
-        assert torch.allclose(weight.float(), expected[name], rtol=1e-2, atol=1e-6), name
+        assert torch.equal(weight, expected[name].to(torch.bfloat16)), name
         assert torch.equal(began.state_dict()[name], before[name]), "the beginning is not written over"
 
 

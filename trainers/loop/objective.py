@@ -267,10 +267,15 @@ def labelled(hidden_RSH: Tensor, batch: Batch) -> Labelled:
     return Labelled(hidden_RSH[:, :-1][place], batch["input_ids"][:, 1:][place])
 
 
+def at_labels(value_RS: Tensor, batch: Batch) -> Tensor:
+    """What a batch says of each of its tokens, at the labels alone, [P]."""
+    return value_RS[:, 1:][_labels_of(batch)]
+
+
 def label_shares(batch: Batch) -> Tensor | None:
     """The weight of each labelled position, fp32 [P], from the batch's `share`; None: all equal."""
     share_RS = batch.get("share")
-    return None if share_RS is None else share_RS[:, 1:][_labels_of(batch)]
+    return None if share_RS is None else at_labels(share_RS, batch)
 
 
 def _labels_of(batch: Batch) -> tuple[Tensor, ...]:

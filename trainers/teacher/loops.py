@@ -24,9 +24,6 @@ from .rollouts import REPLACED, Rollouts
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-AVOID = "avoid"
-"""Of a batch: bool [R, S], tokens that are to become less likely. They are among those of `loss_mask`."""
-
 
 def check_loops(config: RolloutsConfig) -> None:
     """Raise RequestError where a model would learn its own text, or avoid what it never writes."""
@@ -43,25 +40,22 @@ def check_loops(config: RolloutsConfig) -> None:
 
 
 class LoopedRows(Rollouts):
-    """Rollouts of the model that is trained, as labels to avoid."""
+    """Rollouts of the model that is trained: every label of a row that it wrote is one to avoid."""
 
     def __init__(self, config: RolloutsConfig, model: PreTrainedModel) -> None:
         super().__init__(config, model, model)
 
-    def rewrite(self, batches: Sequence[Batch], indices: Sequence[int], step: int, seed: int) -> list[Batch]:
-        """The micro-batches with a share of their rows replaced; of those, what is `AVOID` alone counts."""
-        return [with_loops(each) for each in super().rewrite(batches, indices, step, seed)]
+    def written(self, gold: Batch, indices: Sequence[int], seed: int) -> Batch:
+        """The rows that are replaced, on the CPU."""
+        return only_loops(super().written(gold, indices, seed))
 
 
-def with_loops(batch: Batch) -> Batch:
-    """The batch with `AVOID`, and its written rows' `loss_mask` cut to that."""
-    rows = {name: batch[name].cpu() for name in ("input_ids", "documents", "loss_mask", REPLACED)}
-    avoid_RS = torch.zeros_like(rows["loss_mask"])
+def only_loops(rows: Batch) -> Batch:
+    """The rows, `loss_mask` of those that were `replaced` cut to what stands in a loop."""
+    counts_RS = rows["loss_mask"].clone()
     for at in rows[REPLACED].nonzero()[:, 0].tolist():
-        avoid_RS[at] = looped(rows["input_ids"][at], rows["documents"][at], rows["loss_mask"][at])
-    counts_RS = torch.where(rows[REPLACED][:, None], avoid_RS, rows["loss_mask"])
-    device = batch["input_ids"].device
-    return {**batch, "loss_mask": counts_RS.to(device), AVOID: avoid_RS.to(device)}
+        counts_RS[at] = looped(rows["input_ids"][at], rows["documents"][at], rows["loss_mask"][at])
+    return {**rows, "loss_mask": counts_RS}
 
 
 def looped(id_S: Tensor, document_S: Tensor, written_S: Tensor) -> Tensor:

@@ -64,7 +64,7 @@ class Rollouts:
         """
         gold = {name: torch.cat([each[name] for each in batches]) for name in NAMES}
         if self.kept is None or step % self.config.every_steps == 0:
-            self.kept = self._written(gold, indices, seed)
+            self.kept = self.written(gold, indices, seed)
         device = gold["input_ids"].device
         kept = {name: t.to(device) for name, t in self.kept.items()}
         replaced_R1 = kept[REPLACED][:, None]
@@ -84,7 +84,7 @@ class Rollouts:
         """Take this process's share of what `of_all` gave, after a resume."""
         self.kept = {name: t[rank::world].clone() for name, t in rows.items()}
 
-    def _written(self, gold: Batch, indices: Sequence[int], seed: int) -> Batch:
+    def written(self, gold: Batch, indices: Sequence[int], seed: int) -> Batch:
         """The rows that are replaced; rows that stay are empty in it."""
         rows = {name: t.cpu() for name, t in gold.items()}
         S = rows["input_ids"].shape[1]
