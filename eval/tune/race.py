@@ -72,17 +72,17 @@ def race(
 
 
 def best_first(done: Iterable[Raced]) -> list[Raced]:
-    """The fastest first; but of a drafter's settings that no interval tells apart, the one predicted fastest leads.
+    """The fastest first; but of a drafter's settings that no interval tells apart, prediction and measurement choose.
 
-    A few prompts measured by the clock are noisier than acceptance by depth and the cost of a call: two draft lengths
-    would win by turns.
+    They are two estimates of one speed-up, from other prompts: their product is less often led astray by a few prompts,
+    or by a moment of a slow machine, than either.
     """
     ranked = sorted(done, key=lambda each: -each.speedup.value)
     for method in dict.fromkeys(each.prediction.setting.contender.name for each in ranked):
         own = [at for at, each in enumerate(ranked) if each.prediction.setting.contender.name == method]
         mine = [ranked[at] for at in own]
         level = [each for each in mine if not is_behind(each, mine)]
-        lead = max(level, key=lambda each: each.prediction.speedup)
+        lead = max(level, key=lambda each: each.prediction.speedup * each.speedup.value)
         for at, each in zip(own, [lead, *(other for other in mine if other is not lead)], strict=True):
             ranked[at] = each
     return ranked

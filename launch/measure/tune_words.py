@@ -54,7 +54,7 @@ def _closest(done: Sequence[Raced]) -> str:
         for each in done[1:]
         if each.speedup.value > best.speedup.value and each.prediction.setting.contender.name == method
     ]
-    return f" (measured level with {', '.join(faster)}; the prediction decides)" if faster else ""
+    return f" (measured level with {', '.join(faster)}; predicted and measured together decide)" if faster else ""
 
 
 def table(request: TuneRequest, done: Sequence[Raced]) -> Any:

@@ -53,7 +53,7 @@ def test_looks_are_few(batches: int, looks: list[int]) -> None:
     assert looks_at(batches) == looks
 
 
-def test_the_prediction_decides_between_settings_of_a_drafter_that_measure_level() -> None:
+def test_prediction_and_measurement_choose_between_settings_that_measure_level() -> None:
     def of(method: str, promised: float, low: float, high: float) -> Raced:
         setting = Setting(Contender(method, method, (), True, lambda _values: None), {"draft_length": str(promised)})  # type: ignore[arg-type, return-value]
         prediction = Prediction(setting, 2.0, 5.0, 1.0, promised, None)
@@ -62,7 +62,9 @@ def test_the_prediction_decides_between_settings_of_a_drafter_that_measure_level
     other = of("lookup", 1.9, 1.4, 1.7)
     faster, level, behind = of("eagle", 1.6, 1.3, 1.7), of("eagle", 1.7, 1.2, 1.7), of("eagle", 1.8, 1.0, 1.25)
     assert best_first([behind, other, level, faster]) == [other, level, faster, behind]
-    assert best_first([behind, level]) == [behind, level], "their intervals overlap"
+    # a measurement that says more than the prediction is not overruled by it
+    shorter, longer = of("eagle", 1.34, 1.26, 1.46), of("eagle", 1.31, 1.40, 1.66)
+    assert best_first([shorter, longer]) == [longer, shorter]
 
 
 class Slow(DraftModel):
