@@ -35,8 +35,8 @@ RECIPE = "eagle-tiny"
 TRAINING = {
     "data.train_rows": "800",
     "features.source": "cache",
-    "loop.steps": "900",
-    "loop.validate_every": "900",
+    "loop.steps": "1100",
+    "loop.validate_every": "1100",
     "probe.every_steps": "",
 }
 """How long it learns here: the whole takes minutes, not hours.

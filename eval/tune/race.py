@@ -74,8 +74,8 @@ def race(
 def best_first(done: Iterable[Raced]) -> list[Raced]:
     """The fastest first; but of a drafter's settings that no interval tells apart, prediction and measurement choose.
 
-    They are two estimates of one speed-up, from other prompts: their product is less often led astray by a few prompts,
-    or by a moment of a slow machine, than either.
+    They are two estimates of one speed-up, from other prompts: their product is less often led astray by a few
+    prompts, or by a moment of a slow machine, than either.
     """
     ranked = sorted(done, key=lambda each: -each.speedup.value)
     for method in dict.fromkeys(each.prediction.setting.contender.name for each in ranked):
