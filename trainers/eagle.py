@@ -27,7 +27,7 @@ from ..drafters.eagle.net import EagleNet
 from ..drafters.eagle.row_split import WHOLE, RowSplit
 from ..drafters.eagle.static import Static, as_it_is
 from ..drafters.projection import Shaping
-from .eagle_common import compared, in_text_order, per_label, shares
+from .eagle_common import compared, in_text_order, shares, told_by_pass
 from .loop.loop import Outcome
 from .loop.objective import Batch
 from .loop.sharding import standalone
@@ -145,29 +145,29 @@ class EagleStudent(nn.Module):
             static=self.static,
         )
         guess_PH, at_P, label_P2 = compared(outputs, batch, self.split)
-        states_NH = features_RSH.flatten(0, 1)
-        true_PH = states_NH[at_P]
-        feature_P = F.smooth_l1_loss(guess_PH.float(), true_PH.float(), reduction="none").mean(-1)
         (head,) = self._frozen
         share_P = shares(label_P2, guess_PH, head, batch, self._config, self._objective, self.split)
-        distributions, terms = head(*self._in_order(guess_PH, label_P2, at_P, share_P, states_NH), static=self.static)
+        if self._config.passes > 1:  # one pass is in order as it is
+            at_P, guess_PH, label_P2, share_P = in_text_order(at_P, guess_PH, label_P2, share_P)
+        told_P = told_by_pass(at_P, label_P2[:, 1], batch, self._config.passes, self.split)
+        states_NH = features_RSH.flatten(0, 1)
+        distributions, terms = head(
+            guess_PH, label_P2, self._teacher(states_NH, at_P), share_P, told_P=told_P, static=self.static
+        )
+        feature_P = F.smooth_l1_loss(guess_PH.float(), states_NH[at_P].float(), reduction="none").mean(-1)
         counted_P = feature_P if share_P is None else feature_P * share_P
         loss = self._config.feature * counted_P.sum() + distributions
         if not terms:
             return loss, {}
-        pass_P = label_P2[:, 1]
-        terms |= {"loss": loss.detach(), "feature": feature_P.detach()[pass_P == 0].sum()}
-        return loss, per_label(terms, batch)
+        first_P = label_P2[:, 1] == 0
+        return loss, terms | {"loss": loss.detach(), "feature": (feature_P.detach() * told_P * first_P).sum()}
 
-    def _in_order(
-        self, guess_PH: Tensor, label_P2: Tensor, at_P: Tensor, share_P: Tensor | None, states_NH: Tensor
-    ) -> tuple[Tensor, Tensor, Teacher, Tensor | None]:
-        """What the head reads, in the order of the text, and a teacher that is asked once."""
+    def _teacher(self, states_NH: Tensor, at_P: Tensor) -> Teacher:
+        """The target's distributions, each asked for once."""
         (head,) = self._frozen
-        if self._config.passes == 1:  # in order as it is
-            return guess_PH, label_P2, Teacher(states_NH[at_P], head.projection), share_P
-        at_P, guess_PH, label_P2, share_P = in_text_order(at_P, guess_PH, label_P2, share_P)
-        return guess_PH, label_P2, SharedTeacher.of(states_NH, head.projection, at_P), share_P
+        if self._config.passes == 1:
+            return Teacher(states_NH[at_P], head.projection)
+        return SharedTeacher.of(states_NH, head.projection, at_P)
 
     def _noisy(self, features_RLH: Tensor) -> Tensor:
         """Features shaken by uniform noise, so that guessed ones are no surprise in decoding."""

@@ -25,7 +25,7 @@ from ..drafters.eagle.net3 import Eagle3Net
 from ..drafters.eagle.row_split import WHOLE, RowSplit
 from ..drafters.eagle.static import Static, as_it_is
 from ..drafters.projection import Projection
-from .eagle_common import compared, in_text_order, per_label, shares
+from .eagle_common import compared, in_text_order, shares, told_by_pass
 from .loop.loop import Outcome
 from .loop.objective import Batch
 from .loop.sharding import standalone
@@ -117,10 +117,11 @@ class Eagle3Student(nn.Module):
         teacher = WholeTeacher.of(
             teacher_output.hidden_RSH.flatten(0, 1), target, at_P, ids_U=self.draft.ids_U, mix=self._mix
         )
-        loss, terms = self.head(hidden_PH, label_P2, teacher, share_P, static=self.static)
+        told_P = told_by_pass(at_P, label_P2[:, 1], batch, self._config.passes, self.split)
+        loss, terms = self.head(hidden_PH, label_P2, teacher, share_P, told_P=told_P, static=self.static)
         if not terms:
             return loss, {}
-        return loss, per_label(terms | {"loss": loss.detach()}, batch)
+        return loss, terms | {"loss": loss.detach()}
 
 
 class Eagle3Objective:

@@ -68,13 +68,27 @@ def told_by_row(at_P: Tensor, place_P: Tensor, batch: Batch) -> Tensor:
 
     Args:
         at_P: the target's state that each is made with, counted through rows.
-        place_P: which draft of its block or pass it is, from 0.
+        place_P: which draft of its block or pass it is, from 0; less than S.
     """
     R, S = batch["input_ids"].shape
     row_P = at_P // S
     cell_P = place_P * R + row_P
-    count_P = cell_P.bincount()[cell_P]
-    return batch["loss_mask"].sum(1)[row_P] / count_P
+    # counted by adding: a `bincount` waits for the device to know how long it gets
+    counts = at_P.new_zeros(R * S).index_add_(0, cell_P, torch.ones_like(cell_P))
+    return batch["loss_mask"].sum(1)[row_P] / counts[cell_P]
+
+
+def told_by_pass(at_P: Tensor, pass_P: Tensor, batch: Batch, passes: int, split: RowSplit = WHOLE) -> Tensor:
+    """The same of `compared`, where those of a row may be a part: what is counted is of whole rows.
+
+    Args:
+        at_P: as `compared` has it, counted through the states that are held of rows.
+        pass_P: from 0.
+    """
+    held = split.held(batch["input_ids"].shape[1], passes)
+    row_P = at_P // (held.stop - held.start)
+    counts_JR = torch.stack([has_label(batch, 2 + j).sum(1) for j in range(passes)])
+    return batch["loss_mask"].sum(1)[row_P] / counts_JR[pass_P, row_P]
 
 
 def in_text_order(
@@ -111,20 +125,3 @@ def shares(
     q_P, _ = head(hidden_PH, label_P, only_label_q=True)
     q = q_P.split([len(anchor_P) for anchor_P in anchors])
     return torch.cat(paced(q, anchors, R * L, objective.pace_floor))
-
-
-def per_label(terms: dict[str, Tensor], batch: Batch) -> dict[str, Tensor]:
-    """Terms of a pass scaled as if it had compared every label, which is what the loop divides by.
-
-    Pass j compares nothing with the first j + 2 tokens of a document. Names ending in _j are of the
-    j-th pass, counted from 1, the others of the first; `loss` is of all passes and stays. Labels and
-    comparisons are those of whole rows, also where the terms are those of a part.
-    """
-    labels = batch["loss_mask"].sum()
-
-    def share(name: str) -> Tensor:
-        number = name.rpartition("_")[2]
-        count = has_label(batch, 1 + (int(number) if number.isdecimal() else 1)).sum()
-        return labels / count.clamp_min(1)
-
-    return {name: term if name == "loss" else term * share(name) for name, term in terms.items()}

@@ -27,7 +27,7 @@ from ...drafters.mtp.net import MtpNet
 from ...drafters.mtp.own import own_shape, own_weights
 from ...drafters.projection import Shaping
 from ...errors import RequestError
-from ..eagle_common import compared, in_text_order, per_label, shares
+from ..eagle_common import compared, in_text_order, shares, told_by_pass
 from ..loop.loop import Outcome
 from ..loop.objective import Batch
 from ..loop.sharding import standalone
@@ -120,10 +120,11 @@ class MtpStudent(nn.Module):
         share_P = self._shares(guess_PH, label_P2, batch)
         at_P, guess_PH, label_P2, share_P = in_text_order(at_P, guess_PH, label_P2, share_P)
         teacher = SharedTeacher.of(hidden_RSH.flatten(0, 1), head.projection, at_P)
-        loss, terms = head(guess_PH, label_P2, teacher, share_P, static=self.static)
+        told_P = told_by_pass(at_P, label_P2[:, 1], batch, self._config.passes, self.split)
+        loss, terms = head(guess_PH, label_P2, teacher, share_P, told_P=told_P, static=self.static)
         if not terms:
             return loss, {}
-        return loss, per_label(terms | {"loss": loss.detach()}, batch)
+        return loss, terms | {"loss": loss.detach()}
 
     def _shares(self, guess_PH: Tensor, label_P2: Tensor, batch: Batch) -> Tensor | None:
         """How much every position counts, fp32 [P]: a fixed decay adds up to 1 over the passes."""
