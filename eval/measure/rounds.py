@@ -21,6 +21,7 @@ from ..live import live
 from .arms import Arm
 from .metrics import Counts, Floats, Interval, counts_of, ratio
 from .requests import Request
+from .timing import nothing_to_collect
 
 
 @dataclass
@@ -103,8 +104,21 @@ def decode(
     warper = Warper(temperature, config.top_k, config.top_p, config.min_p)
     runs = [Run() for _ in arms]
     _warm_up(target, arms, requests, warper)
+    with nothing_to_collect():
+        _decode_in_turn(target, arms, runs, requests, config, warper)
+    return runs
+
+
+def _decode_in_turn(
+    target: Backbone,
+    arms: Sequence[tuple[Arm, int | None]],
+    runs: Sequence[Run],
+    requests: Sequence[Request],
+    config: EvalConfig,
+    warper: Warper,
+) -> None:
     starts = range(0, len(requests), config.batch)
-    line = live(f"measuring, T = {temperature:g}", len(starts), " batches")
+    line = live(f"measuring, T = {warper.temperature:g}", len(starts), " batches")
     for at in starts:
         part = requests[at : at + config.batch]
         common: dict[str, Any] = {
@@ -123,7 +137,6 @@ def decode(
                 run.add(base, own, first=repeat == 0)
         line.update()
     line.close()
-    return runs
 
 
 def _warm_up(

@@ -5,13 +5,30 @@ Read next: `speed.py`.
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
 Call = Callable[[], object]
+
+
+@contextmanager
+def nothing_to_collect() -> Iterator[None]:
+    """Python's garbage is collected before, and what there is by now is not searched for more.
+
+    An audit leaves hundreds of thousands of objects. To search them takes as long as dozens of steps, and whichever
+    arm it happens to would have it counted as its own.
+    """
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def interleaved(arms: dict[str, Call], rounds: int, *, device: torch.device, repeats: int = 1) -> dict[str, float]:
@@ -23,11 +40,12 @@ def interleaved(arms: dict[str, Call], rounds: int, *, device: torch.device, rep
         repeats: calls to a turn, back to back, so that launching one hides behind another.
     """
     seconds: dict[str, list[float]] = {name: [] for name in arms}
-    for number in range(rounds + 1):
-        for name, call in arms.items():
-            elapsed = _seconds(call, repeats, device)
-            if number:
-                seconds[name].append(elapsed / repeats)
+    with nothing_to_collect():
+        for number in range(rounds + 1):
+            for name, call in arms.items():
+                elapsed = _seconds(call, repeats, device)
+                if number:
+                    seconds[name].append(elapsed / repeats)
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 

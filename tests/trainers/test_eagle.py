@@ -73,13 +73,13 @@ def rows() -> dict[str, Tensor]:
     }
 
 
-def share(rows: dict[str, Tensor], j: int) -> float:
-    """Labels for each one of which pass j can speak: terms are means over what is spoken of."""
-    message, labels = 0, int(rows["loss_mask"].sum())
-    for row, lengths in enumerate(LENGTHS):
-        ends = torch.tensor(lengths).cumsum(0).tolist()
-        for end, length in zip(ends, lengths):
-            message += int(rows["loss_mask"][row, min(end, end - length + 2 + j) : end].sum())
+def share(rows: dict[str, Tensor], row: int, j: int) -> float:
+    """Labels of a row for each one of which pass j can speak: terms are means over what is spoken of."""
+    message, labels = 0, int(rows["loss_mask"][row].sum())
+    lengths = LENGTHS[row]
+    ends = torch.tensor(lengths).cumsum(0).tolist()
+    for end, length in zip(ends, lengths):
+        message += int(rows["loss_mask"][row, min(end, end - length + 2 + j) : end].sum())
     assert 0 < message < labels
     return labels / message
 
@@ -107,10 +107,10 @@ def by_hand(goal: EagleObjective, target: Backbone, rows: dict[str, Tensor]) -> 
                 ce = -(p * q.log()).sum()
                 found = {
                     "loss": goal.module._config.feature * feature + goal.module._config.ce * ce,
-                    "feature": feature,
-                    "ce": ce,
-                    "alpha": torch.minimum(p, q).sum(),
-                    "agreement": float(p.argmax() == q.argmax()),
+                    "feature": feature * share(rows, row, 0),
+                    "ce": ce * share(rows, row, 0),
+                    "alpha": torch.minimum(p, q).sum() * share(rows, row, 0),
+                    "agreement": float(p.argmax() == q.argmax()) * share(rows, row, 0),
                 }
                 sums = {name: value + float(torch.as_tensor(found[name]).detach()) for name, value in sums.items()}
     return sums
@@ -124,8 +124,7 @@ def test_loss_and_terms_are_those_of_documents_alone(chunk: int, target: Backbon
     assert list(terms) == NAMES
     assert float(loss.detach()) == pytest.approx(wanted["loss"], rel=1e-5)
     for name, value in terms.items():
-        grown = 1.0 if name == "loss" else share(rows, 0)
-        assert float(value) == pytest.approx(grown * wanted[name], rel=1e-5), name
+        assert float(value) == pytest.approx(wanted[name], rel=1e-5), name
 
 
 def test_hass_trains_on_what_drafting_meets(target: Backbone, rows: dict[str, Tensor]) -> None:
@@ -157,10 +156,9 @@ def test_hass_trains_on_what_drafting_meets(target: Backbone, rows: dict[str, Te
                     best = p.topk(5).indices
                     wanted = wanted + 0.7 * F.smooth_l1_loss(out[0, -1], true)
                     wanted = wanted - 0.4 * (p * q.log()).sum() - 0.3 * (p * q.log())[best].sum()
-                    alphas[j] += float(torch.minimum(p, q).sum().detach())
+                    alphas[j] += float(torch.minimum(p, q).sum().detach()) * share(rows, row, j)
     assert float(loss.detach()) == pytest.approx(float(wanted.detach()), rel=1e-5)
     found = [float(terms[name]) for name in ("alpha", "alpha_2", "alpha_3")]
-    alphas = [alpha * share(rows, j) for j, alpha in enumerate(alphas)]
     assert found == pytest.approx(alphas, rel=1e-4)
     loss.backward()
     own = {name: p.grad.clone() for name, p in net.named_parameters()}
@@ -352,10 +350,10 @@ def by_hand_3(goal: eagle3.Eagle3Objective, target: Backbone, rows: dict[str, Te
                     ce = -(short * q.log()).sum() * (int(p.argmax()) in WORDS)
                     sums["loss"] = sums["loss"] + 0.7**j * ce
                     alpha = torch.minimum(p[WORDS], q).sum()
-                    sums["alpha" if j == 0 else f"alpha_{j + 1}"] += alpha.detach()
+                    sums["alpha" if j == 0 else f"alpha_{j + 1}"] += alpha.detach() * share(rows, row, j)
                     if j == 0:
-                        sums["ce"] += ce.detach()
-                        sums["agreement"] += float(p.argmax() == WORDS[q.argmax()])
+                        sums["ce"] += ce.detach() * share(rows, row, 0)
+                        sums["agreement"] += float(p.argmax() == WORDS[q.argmax()]) * share(rows, row, 0)
     return sums
 
 
@@ -367,9 +365,7 @@ def test_every_pass_is_what_drafting_would_compute(chunk: int, target: Backbone,
     wanted = by_hand_3(goal, target, rows)
     assert list(terms) == NAMES_3
     for name, value in terms.items():
-        of_pass = {"alpha_2": 1, "alpha_3": 2}.get(name, 0)
-        grown = 1.0 if name == "loss" else share(rows, of_pass)
-        assert float(value) == pytest.approx(grown * float(wanted[name].detach()), rel=1e-4), name
+        assert float(value) == pytest.approx(float(wanted[name].detach()), rel=1e-4), name
     loss.backward()
     found = {name: p.grad.clone() for name, p in goal.draft().named_parameters()}
     goal.module.zero_grad()

@@ -31,6 +31,20 @@ def test_parts_learn_what_whole_rows_do(case: str) -> None:
             assert max(found.values()) < CLOSE, (rows, found)
 
 
+@pytest.mark.parametrize("case", row_ranks.CASES)
+def test_what_is_reported_depends_on_no_neighbours(case: str) -> None:
+    """Rows with other numbers of labels at every pass: together they report what they report alone."""
+    goal = row_ranks.goal_of(case)
+    rows = row_ranks.rows_of("packed")
+    together, _ = row_ranks.learnt(goal, rows)
+    apart = []
+    for row in range(2):
+        found, _ = row_ranks.learnt(goal, {name: each[row : row + 1] for name, each in rows.items()})
+        apart.append(found)
+    for name, value in together.items():
+        assert float(value) == pytest.approx(sum(float(each[name]) for each in apart), rel=1e-4), name
+
+
 def test_planted_bugs_are_seen() -> None:
     whole, *parts = (row_ranks.goal_of("eagle3") for _ in range(3))
     wanted = row_ranks.learnt(whole, row_ranks.rows_of("one document"))

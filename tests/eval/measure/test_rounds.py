@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from typing import Any
+
 import numpy as np
 import pytest
 from conftest import make_drafter, make_target
@@ -14,6 +17,7 @@ from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
 from draftsmith.drafters.model.pard import Pard
 from draftsmith.errors import RequestError
 from draftsmith.eval.config import EvalConfig
+from draftsmith.eval.measure import rounds
 from draftsmith.eval.measure.arms import Arm, check_answer_length
 from draftsmith.eval.measure.evaluate import evaluate
 from draftsmith.eval.measure.requests import Request
@@ -139,3 +143,22 @@ def test_answers_too_short_for_a_step_that_counts() -> None:
         RequestError, match=r"is 11, and eval.sweep drafts up to 16 tokens .* --eval.max_new_tokens 18"
     ):
         check_answer_length(arms[:1], config.model_copy(update={"sweep": [2, 16]}))
+
+
+def test_old_objects_are_not_searched_while_arms_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an audit leaves takes half a second to search; a prompt's draft once took ten times as long for it."""
+    target = make_target("qwen3")
+    found: list[int] = []
+
+    def watched(*args: Any, **more: Any) -> Generation:
+        found.append(gc.get_freeze_count())
+        return autoregressive(*args, **more)
+
+    config = EvalConfig(max_new_tokens=4, sweep=[], repeats=2, temperatures=[0.0])
+    monkeypatch.setattr(rounds, "autoregressive", watched)
+    decode(target, [(Arm("lookup", PromptLookup()), None)], REQUESTS[:2], config, 0.0)
+    warmed, *timed_rounds = found
+    assert warmed == 0
+    assert len(timed_rounds) == 4
+    assert min(timed_rounds) > 10_000
+    assert gc.get_freeze_count() == 0

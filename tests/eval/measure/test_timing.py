@@ -1,5 +1,7 @@
 """Calls are timed in turns."""
 
+import gc
+
 import pytest
 import torch
 from draftsmith.eval.measure import timing
@@ -25,3 +27,10 @@ def test_a_turn_is_divided_by_its_calls(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
     assert timing.interleaved({"a": call}, 3, device=CPU, repeats=3) == {"a": 6.0}
+
+
+def test_old_objects_are_not_searched_while_arms_are_timed() -> None:
+    found: list[int] = []
+    timing.interleaved({"a": lambda: found.append(gc.get_freeze_count())}, 1, device=CPU)
+    assert min(found) > 10_000, "what was there before can still be collected in somebody's turn"
+    assert gc.get_freeze_count() == 0
