@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.tracking import get_available_trackers
-from accelerate.utils import InitProcessGroupKwargs
+from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from ...errors import EnvironmentFailure, RequestError
@@ -85,15 +86,27 @@ def _check_no_fsdp() -> None:
 
 def _group_of(loop: LoopConfig, *, on_cpu: bool) -> list[Any]:
     """How several processes are joined, and how long one waits for another."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if world == 1:
         # with a named backend a single process is taken for one of a group that was never started
         return []
     # accelerate takes a time that equals its own default for none given
     bound = timedelta(seconds=loop.stall_seconds, milliseconds=1)
-    if not on_cpu:
-        return [InitProcessGroupKwargs(timeout=bound)]
     # without a named backend DeepSpeed on CPU treats every rank as the only one
-    return [InitProcessGroupKwargs(backend="gloo", timeout=bound)]
+    joined = InitProcessGroupKwargs(backend="gloo" if on_cpu else "nccl", timeout=bound)
+    return [joined, *_buckets_of(world)]
+
+
+def _buckets_of(world: int) -> list[Any]:
+    """DDP's buckets of gradients as its first step has them, where their order decides how sums are rounded.
+
+    Behind its first step it orders them anew, unless it has to look for unused parameters. The sum of three numbers
+    and more is rounded in the order of the buckets: the first step of a resumed run would differ in its last bits.
+    """
+    if world < 3:
+        return []
+    warnings.filterwarnings("ignore", message="find_unused_parameters=True was specified in DDP constructor")
+    return [DistributedDataParallelKwargs(find_unused_parameters=True)]
 
 
 def check_machine(loop: LoopConfig, *, on_cpu: bool) -> None:
