@@ -94,6 +94,13 @@ def test_the_bound_reaches_the_group(seconds: int, on_cpu: bool, monkeypatch: py
     assert _group_of(LoopConfig(), on_cpu=True) == []
 
 
+def test_of_three_processes_buckets_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they are ordered by decides how a sum of three numbers is rounded, and a resumed run begins anew."""
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    _, ddp = _group_of(LoopConfig(), on_cpu=True)
+    assert ddp.to_kwargs() == {"find_unused_parameters": True}
+
+
 def check_skipped(out: Path, world: int, steps: int) -> None:
     """Every poisoned step left every weight as it was, on every process, and the processes agree to the bit."""
     ranks.run(world, poison.run, out, steps)
