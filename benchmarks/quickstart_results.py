@@ -115,7 +115,8 @@ def row_of(row: dict[str, Any]) -> dict[str, Any]:
 
 def notes_of(results: dict[str, Any], seconds: float | None) -> list[str]:
     """Time, loops and the best draft lengths."""
-    loops = max(row["loop_share"] for row in results["rows"] if row["temperature"] == 0)
+    # the first row's prompts are all of them; the control decodes a part
+    loops = next(row["loop_share"] for row in results["rows"] if row["temperature"] == 0)
     notes = [] if seconds is None else [f"The command took {seconds:.0f} s."]
     second = results.get("second")
     if second:
