@@ -20,8 +20,8 @@ Call = Callable[[], object]
 def nothing_to_collect() -> Iterator[None]:
     """Python's garbage is collected before, and what there is by now is not searched for more.
 
-    An audit leaves hundreds of thousands of objects. To search them takes as long as dozens of steps, and whichever
-    arm it happens to would have it counted as its own.
+    An audit leaves hundreds of thousands of objects. To search them takes far longer than a step, and whichever arm it
+    happens to would have it counted as its own.
     """
     gc.collect()
     gc.freeze()

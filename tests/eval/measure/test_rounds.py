@@ -146,7 +146,7 @@ def test_answers_too_short_for_a_step_that_counts() -> None:
 
 
 def test_old_objects_are_not_searched_while_arms_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an audit leaves takes half a second to search; a prompt's draft once took ten times as long for it."""
+    """What an audit leaves takes long to search, and the prompt that is timed would pay for it."""
     target = make_target("qwen3")
     found: list[int] = []
 
