@@ -62,4 +62,4 @@ class TokenizerConfig(Section):
     vocabulary: int = Field(4096, ge=300)
     """Entries of a trained byte-level BPE, special tokens included."""
     chat_template: str | None = None
-    """Stored with a trained tokenizer so that chats can be written: `chatml`, or a Jinja file."""
+    """Stored with the tokenizer, in place of its own, so that chats can be written: `chatml`, or a Jinja file."""

@@ -16,13 +16,14 @@ from typing import Any
 import draftsmith
 import pytest
 from draftsmith.data.rows.templates import named_template
-from draftsmith.decoding.target.hub import embedded_target, load_tokenizer
+from draftsmith.decoding.target.hub import load_tokenizer
 from draftsmith.decoding.target.loading import load_target
 from draftsmith.drafters.families import FAMILIES
 from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
 from draftsmith.launch.cli import main
 from draftsmith.launch.recipe.load import load_recipe
 from served_target import Engine, serving
+from shallow import SHALLOW
 from small_flags import AUDIT
 
 ROOT = Path(draftsmith.__file__).parent
@@ -148,7 +149,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the pages take for granted: a finished run, a chat target, rows, prompts."""
     folder = tmp_path_factory.mktemp("docs")
     assert main(["train", "distill-tiny", "--out", str(folder / "runs" / "distill-tiny"), *SMALL_TRAINING]) == 0
-    chat_target = Path(shutil.copytree(embedded_target(), folder / "path" / "to" / "target"))
+    chat_target = Path(shutil.copytree(SHALLOW, folder / "path" / "to" / "target"))  # anybody's: its depth is nothing
     tokenizer = load_tokenizer(str(chat_target))
     tokenizer.chat_template = named_template("chatml")
     tokenizer.save_pretrained(chat_target)

@@ -1,11 +1,18 @@
 """Sums over all processes: of one number, or of numbers by name.
 
-In one process the values are returned as they are, without a collective call. Read next: `loop.py`.
+In one process the values are returned as they are, without a collective call. Numbers that lie on the host are added
+up there, over gloo: on the device they would have to be read, and with them whatever is queued before. Read next:
+`loop.py`.
 """
 
 from __future__ import annotations
 
+from datetime import timedelta
+from functools import cache
+from typing import Any
+
 import torch
+import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor
@@ -22,11 +29,24 @@ def all_finite(accelerator: Accelerator, sums: dict[str, Tensor]) -> Tensor:
 
 
 def total(accelerator: Accelerator, value: float) -> float:
-    """The sum of a number over all processes."""
+    """The sum of a number over all processes, which call this together."""
     if accelerator.num_processes == 1:
         return float(value)
-    tensor = torch.tensor(float(value), dtype=torch.float64, device=accelerator.device)
-    return float(accelerator.reduce(tensor, reduction="sum"))
+    summed = torch.tensor(float(value), dtype=torch.float64)
+    how = accelerator.init_handler
+    dist.all_reduce(summed, group=hosts(dist.group.WORLD, None if how is None else how.timeout))
+    return float(summed)
+
+
+@cache
+def hosts(world: Any, bound: timedelta | None) -> Any:
+    """A group of all processes that adds up what lies on their hosts: `world` itself where it is one.
+
+    Args:
+        world: the group that all processes are in.
+        bound: how long one process waits for another; None: as long as gloo does by default.
+    """
+    return world if dist.get_backend(world) == "gloo" else dist.new_group(backend="gloo", timeout=bound)
 
 
 def totals(accelerator: Accelerator, sums: dict[str, float]) -> dict[str, float]:

@@ -89,6 +89,7 @@ def test_several_drafts_in_a_tree_have_none(target: Backbone) -> None:
     assert best_temperatures(target, ensemble, REQUESTS[:1], Warper(1.0), **HOW) is None
 
 
+@pytest.mark.slow
 def test_a_tempered_chain_is_predicted_as_decoding_it_measures(target: Backbone) -> None:
     """tau of the best factors, foretold from a chain without them and from decoding with them."""
 

@@ -13,26 +13,22 @@ from small_run import assert_same_weights
 
 
 @pytest.mark.run
+@pytest.mark.slow  # every day the README's commands go this way with a draft model
 @pytest.mark.parametrize(
     "recipe",
     [
         "eagle3-tiny",
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in (
-                "medusa-tiny",
-                "dspark-tiny",
-                "bpd-tiny",
-                "hydra-tiny",
-                "hydra-plus-tiny",
-                "eagle-tiny",
-                "dflash-tiny",
-                "dflash2-tiny",
-                "peagle-tiny",
-                "pard-tiny",
-                "mtp-tiny",
-            )
-        ),
+        "medusa-tiny",
+        "dspark-tiny",
+        "bpd-tiny",
+        "hydra-tiny",
+        "hydra-plus-tiny",
+        "eagle-tiny",
+        "dflash-tiny",
+        "dflash2-tiny",
+        "peagle-tiny",
+        "pard-tiny",
+        "mtp-tiny",
     ],
 )
 def test_from_recipe_to_verdict(recipe: str, tmp_path: Path) -> None:

@@ -182,8 +182,8 @@ def test_a_checkpoint_of_an_earlier_version_goes_on(run: Path, caplog: pytest.Lo
 @pytest.mark.parametrize(
     ("there", "more", "said"),
     [
-        ({"processes": 2}, [], "processes 2 before and 1 now"),
-        ({"threads": 7}, [], "threads 7 before and {threads} now"),
+        pytest.param({"processes": 2}, [], "processes 2 before and 1 now", marks=pytest.mark.slow),
+        pytest.param({"threads": 7}, [], "threads 7 before and {threads} now", marks=pytest.mark.slow),
         ({}, ["--loop.micro_rows", "1"], "micro_rows 2 before and 1 now"),
         ({"processes": 4, "threads": 7}, [], "processes 4 before and 1 now, threads 7 before and {threads} now"),
     ],

@@ -5,19 +5,23 @@ from __future__ import annotations
 import itertools
 import shutil
 import signal
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from draftsmith.errors import EnvironmentFailure
 from draftsmith.trainers.config import LoopConfig
 from draftsmith.trainers.loop import checkpoint, processes
 from draftsmith.trainers.loop.setup import _group_of
+from draftsmith.trainers.loop.sums import hosts, total
 from faults import poison, ranks, stalls, toy
 from safetensors.torch import load_file
 from tally import tally
+from torch.testing._internal.distributed import fake_pg as _fake_pg  # noqa: F401  the backend `fake`
 
 WAYS = [*itertools.product((0, 1), stalls.PLACES, (stalls.STOP, stalls.KILL))]
 
@@ -99,6 +103,23 @@ def test_of_three_processes_buckets_stay_as_they_are(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("WORLD_SIZE", "3")
     _, ddp = _group_of(LoopConfig(), on_cpu=True)
     assert ddp.to_kwargs() == {"find_unused_parameters": True}
+
+
+def test_numbers_of_the_host_are_added_up_on_the_hosts(tmp_path: Path) -> None:
+    """Where processes are joined by their devices, hosts have a group of their own; made once, and none where they are."""
+    bound = timedelta(seconds=7)
+    for backend in ("fake", "gloo"):
+        dist.init_process_group(backend, rank=0, world_size=1, store=dist.FileStore(str(tmp_path / backend)))
+        try:
+            world: Any = dist.group.WORLD
+            group = hosts(world, bound)
+            assert dist.get_backend(group) == "gloo"
+            assert hosts(world, bound) is group
+            assert (group is world) == (backend == "gloo")
+            team: Any = SimpleNamespace(num_processes=2, init_handler=SimpleNamespace(timeout=bound))
+            assert total(team, 3.5) == 3.5
+        finally:
+            dist.destroy_process_group()
 
 
 def check_skipped(out: Path, world: int, steps: int) -> None:
