@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,13 +20,16 @@ from ...decoding.target.kv_cache import KVCache
 from ...decoding.target.quantised import plain_parts
 from ...decoding.tree.tree import chain
 from ...drafters.model.adapters import idle_weights
-from .timing import Call, interleaved
+from .timing import Call, times_as_long, turns
 
 if TYPE_CHECKING:
     from .target.experts import Experts
 
-_IN_A_ROW = 4
+_IN_A_ROW = 2
 """Calls of a turn."""
+_ROUNDS, _AT_LEAST, _SECONDS = 30, 5, 10.0
+"""Turns of every call, as many as fit into so many seconds, but some at the least: where others use the machine's
+memory too, it takes many to know a cost within a few per cent."""
 
 
 @dataclass(frozen=True)
@@ -61,14 +65,14 @@ def measure_costs(
     lengths: Sequence[int],
     *,
     context: int,
-    rounds: int = 7,
+    rounds: int = _ROUNDS,
     rows: int = 1,
     text: Sequence[int] = (1,),
 ) -> Costs:
-    """Median forward times of `rows` rows behind `context` tokens, all variants in turn in every round.
+    """Forward times of `rows` rows behind `context` tokens, all variants in turn in every round.
 
-    Some calls of a variant follow each other, as in decoding: behind a call of other shapes the first one finds
-    other weights in the cache.
+    Calls of a variant follow each other, as in decoding: behind a call of other shapes the first one finds other
+    weights in the cache. Fewer rounds than `rounds` where they would take long.
 
     Args:
         text: ids that the calls read, over and over; with one alone, all nodes reach the same experts of a mixture.
@@ -78,10 +82,12 @@ def measure_costs(
         arms["draft"] = _one_call(draft, 0, context, rows, text)
     for length in lengths:
         arms[f"verify {length}"] = _one_call(target, length, context, rows, text)
-    times = interleaved(arms, rounds, device=target.device, repeats=_IN_A_ROW)
+    times = turns(
+        arms, rounds, device=target.device, repeats=_IN_A_ROW, within=_SECONDS, at_least=min(rounds, _AT_LEAST)
+    )
     base = times["target"]
-    c = None if draft is None else times["draft"] / base
-    return Costs(base, c, {n: times[f"verify {n}"] / base for n in lengths})
+    c = None if draft is None else times_as_long(times["draft"], base)
+    return Costs(median(base), c, {n: times_as_long(times[f"verify {n}"], base) for n in lengths})
 
 
 def _one_call(backbone: Backbone, drafted: int, context: int, rows: int, text: Sequence[int]) -> Call:

@@ -6,6 +6,7 @@ Read next: `speed.py`.
 from __future__ import annotations
 
 import gc
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -32,21 +33,49 @@ def nothing_to_collect() -> Iterator[None]:
 
 
 def interleaved(arms: dict[str, Call], rounds: int, *, device: torch.device, repeats: int = 1) -> dict[str, float]:
-    """Median seconds of a call of each arm; arms take turns, so a slow minute hits all.
+    """Median seconds of a call of each arm; the arguments are as for `turns`."""
+    seconds = turns(arms, rounds, device=device, repeats=repeats)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def turns(
+    arms: dict[str, Call],
+    rounds: int,
+    *,
+    device: torch.device,
+    repeats: int = 1,
+    within: float = math.inf,
+    at_least: int = 1,
+) -> dict[str, list[float]]:
+    """Seconds of a call in every turn of each arm; arms take turns, so a slow minute hits all.
 
     Args:
         rounds: turns of each arm that count; one more before them warms up.
         device: where the calls work.
         repeats: calls to a turn, back to back, so that launching one hides behind another.
+        within: seconds of all turns; once they have passed no further round begins, but for `at_least`.
+        at_least: rounds that are made however long they take.
     """
     seconds: dict[str, list[float]] = {name: [] for name in arms}
+    spent = 0.0
     with nothing_to_collect():
         for number in range(rounds + 1):
+            if number > at_least and spent > within:
+                break
             for name, call in arms.items():
                 elapsed = _seconds(call, repeats, device)
+                spent += elapsed
                 if number:
                     seconds[name].append(elapsed / repeats)
-    return {name: statistics.median(values) for name, values in seconds.items()}
+    return seconds
+
+
+def times_as_long(of: list[float], over: list[float]) -> float:
+    """How many times as long one arm takes as another: the median over rounds, each of which compares neighbours.
+
+    A ratio of two medians would compare turns of other moments, of a machine that is slower in one than in another.
+    """
+    return statistics.median(a / b for a, b in zip(of, over, strict=True))
 
 
 def _seconds(call: Call, repeats: int, device: torch.device) -> float:

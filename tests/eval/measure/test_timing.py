@@ -29,6 +29,26 @@ def test_a_turn_is_divided_by_its_calls(monkeypatch: pytest.MonkeyPatch) -> None
     assert timing.interleaved({"a": call}, 3, device=CPU, repeats=3) == {"a": 6.0}
 
 
+def test_turns_end_once_their_time_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes two seconds by this clock: those that warm up, and as many rounds as begin within the time."""
+    clock = [0.0]
+
+    def call() -> None:
+        clock[0] += 2.0
+
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
+    for within, at_least, rounds in ((9.0, 1, 2), (7.9, 1, 1), (0.0, 3, 3), (1000.0, 1, 30)):
+        found = timing.turns({"a": call, "b": call}, 30, device=CPU, within=within, at_least=at_least)
+        assert found == {name: [2.0] * rounds for name in "ab"}
+
+
+def test_neighbours_are_compared() -> None:
+    """A machine that is three times slower in two rounds of five changes no ratio; that of medians it would."""
+    over = [1.0, 1.0, 1.0, 3.0, 3.0]
+    of = [1.5, 1.5, 4.5, 4.5, 4.5]
+    assert timing.times_as_long(of, over) == 1.5
+
+
 def test_old_objects_are_not_searched_while_arms_are_timed() -> None:
     found: list[int] = []
     timing.interleaved({"a": lambda: found.append(gc.get_freeze_count())}, 1, device=CPU)
