@@ -6,9 +6,8 @@ what is trained, gradients included; divided by the tokens. The models are narro
 bytes grow with the row, not how many there are. `with a mask` is the same target by one pass with a mask of
 rows by rows, as shorter rows are read; it is left out where that mask alone would be larger than `--most-gb`.
 
-Block drafters have as many blocks in every row, and P-EAGLE and PARD mask pairs behind a share of its tokens: theirs
-are masks of mask pairs by text, and of all by all, so their bytes for each token grow with the row. They are left out
-by the same limit.
+Block drafters have as many blocks in every row, whose mask is of slots by text. P-EAGLE and PARD have masks behind a
+share of its tokens.
 
     python benchmarks/row_memory.py
     python benchmarks/row_memory.py --tokens 512,1024
@@ -56,11 +55,7 @@ def measured(tokens: int, documents: int, args: argparse.Namespace) -> dict[str,
     """Bytes for each token of a row, by part."""
     row: dict[str, Cell] = {"tokens": tokens, "documents": documents}
     batch = one_row(tokens, documents, args.device)
-    masks = masks_of(tokens)
     for part, goal in goals(tokens, args).items():
-        row[part] = None
-        if masks.get(part, 0) > args.most_gb * 1e9:
-            continue
         if part == "eagle3":
             row["target"] = bytes_of(partial(goal.prepare, batch), tokens, args.device)
             row["masked"] = None
@@ -70,12 +65,6 @@ def measured(tokens: int, documents: int, args: argparse.Namespace) -> dict[str,
         row[part] = bytes_of(partial(step, goal, batch, goal.prepare(batch)), tokens, args.device)
         gc.collect()
     return row
-
-
-def masks_of(tokens: int) -> dict[str, float]:
-    """Places of the masks that grow faster than the row, a byte each."""
-    behind = sum(max(KEPT**depth, KEPT_LEAST) for depth in range(1, DRAFTS)) * tokens
-    return {"peagle": behind * tokens, "pard": (tokens + behind) ** 2}
 
 
 def bytes_of(work: Any, tokens: int, device: str) -> float:

@@ -13,6 +13,9 @@ from ..config import Section
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
+MASKED = 2048
+"""Tokens of a row up to which it is read by one pass with a mask, and not document by document."""
+
 
 class TargetConfig(Section):
     """The frozen model that a drafter is made for."""

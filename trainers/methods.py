@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..config import Section
+from .config import MASKED
 from .method_config import (
     BlockConfig,
     BoostConfig,
@@ -189,6 +190,18 @@ def _masks_and_text(recipe: Sections) -> float:
     return 1 + -(-masks // step) * step / row
 
 
+def _all_by_all(recipe: Sections) -> float:
+    row = _sequence_length(recipe)
+    # text and masks against text and masks; `student/chain_spans.py` has none
+    return 0.0 if row > MASKED else _masks_and_text(recipe) ** 2 * row
+
+
+def _pairs_by_text(recipe: Sections) -> float:
+    row = _sequence_length(recipe)
+    # mask pairs against the text; in long rows they go block by block
+    return 0.0 if row > MASKED else (_pairs_per_token(recipe) - 1) * row
+
+
 def _slots_per_token(recipe: Sections) -> float:
     row = _sequence_length(recipe)
     return float(min(recipe.block.anchors, row) * recipe.block.size / row)
@@ -237,8 +250,7 @@ _ALL = (
         ignores=(*_DEEPER, *_NOT_MOVING),
         positions=_masks_and_text,
         passes=_masks_and_text,
-        # who sees whom: text and masks against text and masks
-        mask=lambda recipe: _masks_and_text(recipe) ** 2 * _sequence_length(recipe),
+        mask=_all_by_all,
     ),
     Method(
         name="boost",
@@ -366,8 +378,7 @@ _ALL = (
         positions=_pairs_per_token,
         # queries, keys and values of the text are laid out a second time, for the mask pairs
         passes=lambda recipe: 0.25 + _pairs_per_token(recipe),
-        # mask pairs against the text
-        mask=lambda recipe: (_pairs_per_token(recipe) - 1) * _sequence_length(recipe),
+        mask=_pairs_by_text,
     ),
     Method(
         name="dflash",

@@ -10,7 +10,7 @@ Shapes: B rows, N tokens that look, T tokens that are looked at.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -42,6 +42,10 @@ class Window(NamedTuple):
             query_BN, key_BT = query_BN // self.size, key_BT // self.size
             return query_BN[:, None, :, None] == key_BT[:, None, None]
         return (query_BN - self.size)[:, None, :, None] < key_BT[:, None, None]
+
+    def earliest(self, position: Tensor) -> Tensor:
+        """The first position in the text that a token at each one looks at; below 0 where it looks at all."""
+        return position - position % self.size if self.in_chunks else position - self.size + 1
 
 
 @dataclass(frozen=True)
@@ -77,10 +81,11 @@ class Windows:
             query_BN: int64, positions of the tokens that look.
             key_BT: int64, positions of those that are looked at, where the mask lets them.
         """
-        seen = {
-            kind: mask if window is None else mask & window.near(query_BN, key_BT)
-            for kind, window in self.kinds.items()
-        }
+        return self.each(lambda window: mask if window is None else mask & window.near(query_BN, key_BT))
+
+    def each(self, make: Callable[[Window | None], Tensor]) -> Masks:
+        """What is made for the window of every kind of layer, in the form in which the decoder takes masks."""
+        seen = {kind: make(window) for kind, window in self.kinds.items()}
         if not self.by_kind:
             return next(iter(seen.values()))
         return {kind: each if kind in _ATTENTION else None for kind, each in seen.items()}

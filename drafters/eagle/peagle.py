@@ -123,6 +123,8 @@ class PeagleNet(Eagle3Net):
         documents_BS: Tensor,
         at_BA: Tensor,
         counts: Sequence[int],
+        *,
+        masked: bool = True,
     ) -> list[Tensor]:
         """The outputs of many drafts along packed rows, as training needs them: of depth 0, 1, ...
 
@@ -136,6 +138,7 @@ class PeagleNet(Eagle3Net):
             documents_BS: number of the document that a pair belongs to; it sees no other.
             at_BA: which true pairs are anchors, those of the longest branches first.
             counts: how many of them have a mask pair of depth 1, 2, ...
+            masked: make a mask of mask pairs by text, which is faster where it is small.
         """
         (B, S), M = documents_BS.shape, sum(counts)
         hidden_BNH, embeds_BNH, positions_BN = hidden_BSH, embeds_BSH, positions_BS
@@ -146,7 +149,7 @@ class PeagleNet(Eagle3Net):
             hidden_BNH = torch.cat((hidden_BSH, own_BMH), 1)
             embeds_BNH = torch.cat((embeds_BSH.to(mask_BMH.dtype), mask_BMH), 1)
             positions_BN = torch.cat((positions_BS, *places), 1)
-        branches = Branches(documents_BS, at_BA, counts, self.attention.group)
+        branches = Branches(documents_BS, at_BA, counts, self.attention.group, masked=masked)
         turn = self.rotary(positions_BN)
         residual_BNH, read_BNX = self.enter(hidden_BNH, embeds_BNH)
         attended = branches.attend(self.attention.project(read_BNX, turn))

@@ -22,13 +22,14 @@ from ...drafters.folder import save_draft_model
 from ...drafters.model.pard import mark, mask_of
 from ...drafters.projection import Projection
 from ...errors import RequestError
-from ..config import FROM_TARGET
+from ..config import FROM_TARGET, MASKED
 from ..loop.loop import Outcome
 from ..loop.objective import Batch, check_start_context
 from ..loop.sharding import standalone
 from ..losses.terms import check_terms
 from ..method_config import LoraConfig
 from ..sections import MakeProbe, Run, Sections
+from ..student.chain_spans import check_spans
 from ..student.draft import cut_from_target, make_draft, whose
 from ..student.masked_chains import drawn
 from ..student.pard import PardStudent, PardTeacher
@@ -62,7 +63,8 @@ def student(
     """The draft, with a mask; on the meta device its shapes alone.
 
     Raises:
-        RequestError: as for `make_draft`; the mask has no embedding; or layers fold the text into a state.
+        RequestError: as for `make_draft`; the mask has no embedding; layers fold the text into a state, or
+            attend by what cannot go without a mask in long rows.
     """
     draft = make_draft(recipe, recipe.model, LoraConfig(), target, tokenizer, pruned=pruned)
     if is_recurrent(draft):
@@ -70,6 +72,8 @@ def student(
             f"{whose(recipe.model)} has recurrent layers, whose state would keep the masks of a PARD draft; take a "
             "draft whose layers all attend, or method distill"
         )
+    if recipe.pard.drafts > 1 and recipe.row_tokens > MASKED:
+        check_spans(draft)
     mark(draft, _mask(draft, recipe.pard.mask_token, tokenizer))
     return draft
 

@@ -26,7 +26,7 @@ from ...drafters.projection import Projection
 from ..eagle_common import in_text_order, told_by_row
 from ..labels import has_label
 from ..loop.loop import Outcome
-from ..loop.objective import Batch
+from ..loop.objective import Batch, are_long
 from ..loop.sharding import standalone
 from ..losses.chunked import ChunkedLoss
 from ..losses.draft_vocabulary import DraftVocabularyLoss, WholeTeacher, drafted
@@ -122,6 +122,7 @@ class PeagleStudent(nn.Module):
             batch["documents"],
             branches.at_RA,
             branches.counts,
+            masked=not are_long(batch["input_ids"].shape[1]),
         )
         guess_PH, at_P, label_P2, anchors = _compared(outputs, batch, branches)
         label_P, depth_P = label_P2.unbind(-1)

@@ -30,15 +30,13 @@ from ...drafters.eagle.static import Static, as_it_is
 from ...drafters.folder import check_trainable_model
 from ...errors import RequestError
 from ..config import FROM_TARGET, LoopConfig, ModelConfig
+from ..config import MASKED as MASKED
 from .sharding import is_sharded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Batch = dict[str, Tensor]
-
-MASKED = 2048
-"""Tokens of a row up to which it is read by one pass with a mask, and not document by document."""
 
 
 class Objective(Protocol):
@@ -197,7 +195,12 @@ def goes_without_mask(decoder: Any, tokens: int) -> bool:
     Shorter rows take one pass with a mask, and so do all rows of a model that ZeRO-3 has cut into pieces: processes
     make their passes together there, and would not have equally many.
     """
-    return tokens > MASKED and not is_sharded(decoder)
+    return are_long(tokens) and not is_sharded(decoder)
+
+
+def are_long(tokens: int) -> bool:
+    """Whether no mask of rows by rows is made for rows of so many tokens, where one pass reads them without one."""
+    return tokens > MASKED
 
 
 def _inputs(ids: Tensor, positions: Tensor, mask: Masks | None) -> dict[str, Any]:

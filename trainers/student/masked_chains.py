@@ -4,7 +4,8 @@ An et al. 2025 (arXiv 2504.18583). A chain hangs on its anchor, the last true to
 depth i stands i tokens behind and predicts the token after that place. The paper's copy i of the text is the
 masks of depth i. Deeper masks are dropped at random (conditional drop, COD), so that the work grows with what
 is kept: a mask at depth i is kept only where the one in front of it is. Read next: `pard.py`, the loss;
-`drafters/model/pard.py`, which decodes; `../block/anchors.py`, which tokens have a label.
+`chain_spans.py`, the same for long rows; `drafters/model/pard.py`, which decodes; `../block/anchors.py`, which
+tokens have a label.
 
 Shapes: R rows, S tokens of a row, K drafts, M masks of a row, H hidden size.
 """
@@ -18,12 +19,14 @@ import torch
 from torch import Tensor
 
 from ...data.features.store import row_keys
+from ...decoding.on_host import on_host, sent
 from ...decoding.target.hidden_states import decoder_of
 from ...decoding.target.recurrence.scan import is_recurrent
 from ...decoding.target.windows import Masks, Windows
 from ...errors import RequestError
 from ..block.anchors import of, scores
-from ..loop.objective import Batch, document_mask, hidden_states
+from ..loop.objective import Batch, are_long, document_mask, hidden_states
+from .chain_spans import attending_by_spans, chain_spans
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -61,13 +64,14 @@ def drawn(batch: Batch, drafts: int, seed: int, *, keep: float, least: float) ->
     Args:
         drafts: K, the depth of the deepest mask and 1.
     """
-    R, S = batch["input_ids"].shape
-    every_RS = torch.arange(S, device=batch["input_ids"].device).expand(R, S)
-    known_RSK = of(batch, every_RS, drafts).known_RAK
-    score_RS = torch.from_numpy(np.stack([scores(f"{seed}/{key}", S) for key in row_keys(batch)])).to(known_RSK.device)
-    share_K = torch.tensor([max(keep**depth, least) for depth in range(drafts)], device=known_RSK.device)
-    kept_RSK = known_RSK & (score_RS[..., None] < share_K)
-    return listed(kept_RSK[..., 1:])
+    (R, S), device = batch["input_ids"].shape, batch["input_ids"].device
+    # on the host, which has to know how many there are and what each sees
+    known = {name: on_host(batch[name]) for name in ("input_ids", "documents", "loss_mask")}
+    known_RSK = of(known, torch.arange(S).expand(R, S), drafts).known_RAK
+    score_RS = torch.from_numpy(np.stack([scores(f"{seed}/{key}", S) for key in row_keys(batch)]))
+    share_K = torch.tensor([max(keep**depth, least) for depth in range(drafts)])
+    chains = listed((known_RSK & (score_RS[..., None] < share_K))[..., 1:])
+    return Chains(sent(chains.anchor_RM, device), sent(chains.depth_RM, device))
 
 
 def listed(kept_RSD: Tensor) -> Chains:
@@ -103,7 +107,8 @@ def chain_mask(documents_RS: Tensor, chains: Chains) -> Tensor:
 def chain_states(model: PreTrainedModel, batch: Batch, chains: Chains, mask_id: int) -> tuple[Tensor, Tensor]:
     """Last hidden states of the row's tokens [R, S, H] and of its masks [R, M, H], in one pass.
 
-    Without any mask it is the pass of an ordinary language model.
+    Without any mask it is the pass of an ordinary language model. Rows that go without a mask of rows by rows
+    (`are_long`) have none of text and masks either.
 
     Raises:
         RequestError: as for `hidden_states`; or the model has recurrent layers, which no mask keeps apart.
@@ -121,8 +126,14 @@ def chain_states(model: PreTrainedModel, batch: Batch, chains: Chains, mask_id: 
     ids_RS, positions_RS = batch["input_ids"], batch["positions"]
     ids = torch.cat((ids_RS, torch.full_like(chains.anchor_RM, mask_id)), 1)
     positions = torch.cat((positions_RS, positions_RS.gather(1, chains.anchor_RM) + chains.depth_RM), 1)
-    masks = _windowed(decoder.config, chain_mask(batch["documents"], chains), positions)
-    out = decoder(input_ids=ids, attention_mask=masks, position_ids=positions, use_cache=False).last_hidden_state
+    inputs = {"input_ids": ids, "position_ids": positions, "use_cache": False}
+    if are_long(ids_RS.shape[1]):
+        spans = chain_spans(decoder.config, batch["documents"], chains)
+        with attending_by_spans(model):
+            out = decoder(attention_mask=spans, **inputs).last_hidden_state
+    else:
+        masks = _windowed(decoder.config, chain_mask(batch["documents"], chains), positions)
+        out = decoder(attention_mask=masks, **inputs).last_hidden_state
     return out[:, : ids_RS.shape[1]], out[:, ids_RS.shape[1] :]
 
 

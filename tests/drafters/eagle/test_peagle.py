@@ -220,12 +220,15 @@ def test_pairs_behind_an_anchor_change_nothing(target: Backbone) -> None:
     assert not torch.equal(one[0], other[0])
 
 
-def attended(documents: list[int], at: list[int], counts: list[int], sees: Any) -> tuple[Tensor, Tensor]:
+def attended(
+    documents: list[int], at: list[int], counts: list[int], sees: Any, *, masked: bool = True
+) -> tuple[Tensor, Tensor]:
     """Attention by `Branches`, and by a mask over all pairs that is a plain function of two pairs."""
     S, M, D = len(documents), sum(counts), 8
     torch.manual_seed(3)
     query, key, value = torch.randn(1, 4, S + M, D), torch.randn(1, 2, S + M, D), torch.randn(1, 2, S + M, D)
-    ours = Branches(torch.tensor([documents]), torch.tensor([at]), counts, 2).attend(Projected(query, key, value))
+    branches = Branches(torch.tensor([documents]), torch.tensor([at]), counts, 2, masked=masked)
+    ours = branches.attend(Projected(query, key, value))
     pairs = [(t, 0) for t in range(S)] + [(t, d) for d, count in enumerate(counts, 1) for t in at[:count]]
     mask = torch.tensor([[sees(documents, q, kv) for kv in pairs] for q in pairs])
     both = (x.repeat_interleave(2, 1) for x in (key, value))
@@ -249,14 +252,17 @@ LATER = {
 @pytest.mark.parametrize(
     ("at", "counts"), [([6, 1, 3, 2], [4, 3, 1]), ([0], [1]), ([4, 7, 2], [3]), ([2, 0], [2, 2, 2, 1])]
 )
-def test_attention_is_that_of_a_mask(at: list[int], counts: list[int]) -> None:
+@pytest.mark.parametrize("masked", [True, False], ids=["with a mask", "without"])
+def test_attention_is_that_of_a_mask(at: list[int], counts: list[int], masked: bool) -> None:
     documents = [0, 0, 0, 0, 1, 1, 1, 1, 1]
-    torch.testing.assert_close(*attended(documents, at, counts, seen_by), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(*attended(documents, at, counts, seen_by, masked=masked), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("masked", [True, False], ids=["with a mask", "without"])
 @pytest.mark.parametrize("wrong", LATER)
-def test_another_mask_would_be_seen(wrong: str) -> None:
-    ours, other = attended([0, 0, 0, 0, 1, 1, 1, 1, 1], [6, 1, 3, 2], [4, 3, 1], LATER[wrong])
+def test_another_mask_would_be_seen(wrong: str, masked: bool) -> None:
+    documents = [0, 0, 0, 0, 1, 1, 1, 1, 1]
+    ours, other = attended(documents, [6, 1, 3, 2], [4, 3, 1], LATER[wrong], masked=masked)
     assert float((ours - other).abs().max()) > 1e-2
 
 

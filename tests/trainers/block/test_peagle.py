@@ -8,8 +8,10 @@ import pytest
 import torch
 from conftest import VOCABULARY, make_target
 from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.drafters.eagle import branches, spans
 from draftsmith.trainers.block.branches import sampled
 from draftsmith.trainers.config import ObjectiveConfig
+from draftsmith.trainers.loop import objective
 from draftsmith.trainers.method_config import Eagle3Config, PeagleConfig
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -155,3 +157,21 @@ def test_other_pairs_in_every_step_and_the_same_ones_when_held_out(target: Backb
     held_out = anchors()
     goal.begin_step(3, 3)
     assert held_out == anchors()
+
+
+def test_long_rows_have_the_numbers_of_a_mask(target: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without one of mask pairs by text: loss, terms and gradients."""
+    goal, batch = goal_for(target), rows((8, 12, 23))
+    monkeypatch.setattr(spans, "BLOCK", 16)
+    teacher = goal.prepare(batch)
+    found = []
+    for masked in (43, 42):
+        monkeypatch.setattr(objective, "MASKED", masked)
+        goal.module.zero_grad()
+        loss, terms = goal.module(batch, teacher)
+        loss.backward()
+        gradients = {name: each.grad.clone() for name, each in goal.module.named_parameters() if each.grad is not None}
+        found.append((loss.detach(), terms, gradients))
+        monkeypatch.setattr(branches, "seen", None)  # nothing asks for a mask
+    assert len(found[0][2]) > 10
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from conftest import make_target
+from draftsmith.trainers.loop import objective
 from draftsmith.trainers.loop.objective import document_mask, hidden_states
 from draftsmith.trainers.student.masked_chains import Chains, chain_mask, chain_states, drawn, listed
 from hypothesis import given
@@ -84,9 +85,13 @@ def test_one_draft_is_the_plain_language_model_to_the_bit() -> None:
     assert torch.equal(text, hidden_states(model, batch))
 
 
+@pytest.mark.parametrize("masked", [True, False], ids=["with a mask", "without"])
 @pytest.mark.parametrize("architecture", ["qwen3", "llama"])
 @torch.no_grad()
-def test_a_mask_in_training_is_the_mask_of_a_pass_behind_the_text(architecture: str) -> None:
+def test_a_mask_in_training_is_the_mask_of_a_pass_behind_the_text(
+    architecture: str, masked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objective, "MASKED", 24 if masked else 23)
     model = make_target(architecture).model
     batch = packed([6, 13, 5])
     chains = drawn(batch, 4, 1, keep=0.9, least=0.2)

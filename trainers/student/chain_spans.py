@@ -1,0 +1,147 @@
+"""Masked chains of long rows without a mask of all by all: who sees whom as spans of keys.
+
+A row is its tokens and, behind them, its masks, chain by chain. A token sees those of its document up to itself: one
+span. A mask sees the text up to its anchor, and its own chain up to itself: two spans, of which a layer's window takes
+a part. So four numbers say of each token what it sees. They go where a model takes its mask, and its layers attend by
+a function that reads them (`transformers`' own way to bring one). Read next: `masked_chains.py`, the chains;
+`drafters/eagle/spans.py`, the attention.
+
+Shapes: R rows, S tokens of a row, M masks of a row, N = S + M, Q query heads, G key-value heads, D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from ...decoding.on_host import on_host, sent
+from ...decoding.target.attention import NAME, OWN, grouped_attention, own_attention
+from ...decoding.target.hidden_states import decoder_of
+from ...decoding.target.windows import Masks, Window, Windows
+from ...drafters.eagle.spans import Spans, starts
+from ...errors import RequestError
+from ..config import MASKED
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from .masked_chains import Chains
+
+_FUNCTIONS: dict[str, Callable[..., tuple[Tensor, Tensor | None]]] = {
+    "draftsmith_spans": grouped_attention,
+    "draftsmith_spans_eager": own_attention,
+}
+"""What attends by spans -> what it asks for each block."""
+_BY_SPANS = {"sdpa": "draftsmith_spans", NAME: "draftsmith_spans", OWN: "draftsmith_spans_eager"}
+"""What a model attends by -> the same by spans."""
+
+
+def chain_spans(config: Any, documents_RS: Tensor, chains: Chains) -> Masks:
+    """What `Spans` takes, for each kind of layer of a model: what `chain_mask` says, [R, 1, N, 4].
+
+    Padding sees itself alone, as filling does.
+
+    Args:
+        config: the model's.
+        chains: nested, each mask behind the shallower ones of its chain.
+    """
+    host_RS, S, device = on_host(documents_RS), documents_RS.shape[1], documents_RS.device
+    masks = chains._replace(anchor_RM=on_host(chains.anchor_RM), depth_RM=on_host(chains.depth_RM))
+    index_RS = torch.arange(S).expand_as(host_RS)
+    anchor_RN = torch.cat((index_RS, masks.anchor_RM), 1)
+    depth_RN = torch.cat((torch.zeros_like(index_RS), masks.depth_RM), 1)
+    # padding is document -1
+    start_RN = starts(host_RS).where(host_RS >= 0, index_RS).gather(1, anchor_RN)
+    is_filling_RN = torch.cat((torch.zeros_like(host_RS, dtype=torch.bool), ~masks.real_RM), 1)
+
+    def through(window: Window | None) -> Tensor:
+        seen_RN4 = _seen(start_RN, anchor_RN, depth_RN, is_filling_RN, window)
+        return sent(seen_RN4[:, None], device)
+
+    windows = Windows.of(config.get_text_config(decoder=True))
+    return through(None) if windows is None else windows.each(through)
+
+
+def _seen(
+    start_RN: Tensor, anchor_RN: Tensor, depth_RN: Tensor, is_filling_RN: Tensor, window: Window | None
+) -> Tensor:
+    """int64 [R, N, 4]: first and last token of the text, and of the own chain, that each one sees."""
+    index_RN = torch.arange(anchor_RN.shape[1]).expand_as(anchor_RN)
+    place_RN = anchor_RN + depth_RN
+    near_RN = start_RN
+    if window is not None:
+        near_RN = start_RN + window.earliest(place_RN - start_RN).clamp_min(0)
+    # the mask at depth 1 is the first of a chain; of the text, which has none, this lies behind itself
+    chain_RN = index_RN - depth_RN + (near_RN - anchor_RN).clamp_min(1)
+    return torch.stack(
+        (
+            near_RN.where(~is_filling_RN, 1),
+            anchor_RN.where(~is_filling_RN, 0),
+            chain_RN.where(~is_filling_RN, index_RN),
+            index_RN,
+        ),
+        -1,
+    )
+
+
+def check_spans(model: PreTrainedModel) -> None:
+    """Raise RequestError for a model whose layers attend by what cannot go by spans."""
+    config: Any = decoder_of(model).config
+    found = config._attn_implementation
+    if model._supports_attention_backend and found in _BY_SPANS:
+        return
+    why = f"attends by {found!r}" if model._supports_attention_backend else "attends by code of its own"
+    raise RequestError(
+        f"{type(model).__name__} {why}, and rows of more than {MASKED:,} tokens of a PARD draft are read without a "
+        f"mask, by a model that attends by one of {', '.join(_BY_SPANS)}; lower --data.sequence_length to {MASKED} or "
+        "less, or take another model.start_from"
+    )
+
+
+@contextmanager
+def attending_by_spans(model: Any) -> Iterator[None]:
+    """Let a model's layers take what `chain_spans` says in place of a mask, as long as this lasts.
+
+    Raises:
+        RequestError: as for `check_spans`.
+    """
+    check_spans(model)
+    config: Any = decoder_of(model).config
+    before = config._attn_implementation
+    config._attn_implementation = _BY_SPANS[before]
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
+def _registered(name: str) -> None:
+    """Let models attend by `name`, a block at a time."""
+    of_block = _FUNCTIONS[name]
+
+    def attention(
+        module: nn.Module,
+        query_RQND: Tensor,
+        key_RGND: Tensor,
+        value_RGND: Tensor,
+        attention_mask: Tensor,
+        dropout: float = 0.0,
+        **more: Any,
+    ) -> tuple[Tensor, None]:
+        def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+            return of_block(module, query, key, value, mask, dropout=dropout, **more)[0]
+
+        # some families name the mask when they call, so its name is theirs
+        spans = Spans(attention_mask)
+        return spans.attend(query_RQND, key_RGND, value_RGND, attend, draws=dropout > 0), None
+
+    AttentionInterface.register(name, attention)
+
+
+for each in _FUNCTIONS:
+    _registered(each)
