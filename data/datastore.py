@@ -262,7 +262,8 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     if not path.is_file():
         raise RequestError(
-            f"datastore: {folder} is no datastore: it has no {MANIFEST}; name a folder that build_datastore wrote"
+            f"datastore: {folder} is no datastore: it has no {MANIFEST}; "
+            "name a folder that `draftsmith datastore build` wrote"
         )
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))

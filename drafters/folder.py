@@ -141,7 +141,8 @@ def read_entry(folder: Path) -> dict[str, Any]:
             raise TypeError("its family is no word, or its settings are no table")
     except (FileNotFoundError, NotADirectoryError):
         raise RequestError(
-            f"{folder} holds no drafter: {path.name} is missing; expected the `drafter` folder of a training run"
+            f"{folder} holds no drafter: {path.name} is missing; "
+            "expected the `drafter` folder of a finished training run"
         ) from None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise RequestError(

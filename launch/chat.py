@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .requests import ChatRequest
 
 # as on the report's page: what the drafter has guessed, and what the target had to say itself
-_COLOURS = {"draft": "green", "correction": "red", "bonus": "blue", "prefill": "dim"}
+_COLOURS = {"draft": "blue", "correction": "yellow", "bonus": "green", "prefill": "dim"}
 
 
 class _Screen:

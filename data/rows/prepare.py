@@ -28,7 +28,7 @@ from .encode import Encoder
 from .packed import Document, PackedRows, pack
 from .raw import Rejected
 from .records import Placed, RecordReader, held_out
-from .report import DataReport, Tally, check_tally, token_counts, write_rejected
+from .report import DataReport, Tally, check_tally, left_out, token_counts, write_rejected
 from .shapes import BadRow, Chat, Text, digest
 from .sources import Source, open_sources
 
@@ -88,9 +88,20 @@ def training_texts(config: DataConfig) -> Iterator[str]:
 
 
 def all_texts(config: DataConfig, limit: int | None = None) -> Iterator[str]:
-    """The texts of a source, as many rows as `limit`: what tables and datastores are made of."""
-    for placed in islice(_placed(config, open_sources(config)[0]), limit):
+    """The texts of a source, as many rows as `limit`: what tables and datastores are made of.
+
+    Rows that cannot be used are left out, and said once behind the last text.
+
+    Raises:
+        DataError: none can be used.
+    """
+    source, tally = open_sources(config)[0], Tally()
+    for placed in islice(_counted(config, source, tally), limit):
         yield from _texts(placed)
+    if tally.rejected and not tally.usable:
+        raise DataError(left_out(tally, source.name))
+    if tally.rejected:
+        _log.warning("left out: %s", left_out(tally, source.name))
 
 
 @dataclass
@@ -228,8 +239,17 @@ def _record(prepared: Prepared, out: Path | None) -> None:
 
 def _placed(config: DataConfig, source: Source) -> Iterator[Placed]:
     """The usable rows of a source; the rejected ones are reported when the rows are tokenised."""
-    records = RecordReader(config).read(source)
-    return (each for each in records if isinstance(each, Placed))
+    return _counted(config, source, Tally())
+
+
+def _counted(config: DataConfig, source: Source, tally: Tally) -> Iterator[Placed]:
+    """The usable rows of a source; `tally` counts them, and has the others."""
+    for each in RecordReader(config).read(source, tally.extents):
+        if isinstance(each, Placed):
+            tally.usable += 1
+            yield each
+        else:
+            tally.rejected.append(each)
 
 
 def _texts(placed: Placed) -> Iterator[str]:

@@ -198,6 +198,14 @@ def check_tally(tally: Tally, source: str, allowed: float, rejected_file: Path |
         )
 
 
+def left_out(tally: Tally, source: str) -> str:
+    """How many rows of a source were left out, and the first of them with their reasons."""
+    count = len(tally.rejected)
+    return "\n".join(
+        [f"{source}: {count:,} of {count + tally.usable:,} rows cannot be used", *_examples(tally.rejected)]
+    )
+
+
 def write_rejected(rejected: Sequence[Rejected], folder: Path) -> Path:
     """`rejected.jsonl`: file, line and reason of each row left out; no file when there are none."""
     path = folder / "rejected.jsonl"
@@ -220,14 +228,17 @@ def token_counts(rows: PackedRows) -> tuple[int, int, int]:
 def _too_many(tally: Tally, source: str, allowed: float, rejected_file: Path | None) -> str:
     count = len(tally.rejected)
     share = count / (count + tally.usable)
-    shown = [f"  {each.file}:{each.line}: {each.reason}" for each in tally.rejected[:3]]
-    more = [f"  ... and {count - 3:,} more"] if count > 3 else []
     listed = "" if rejected_file is None else f" All are listed in {rejected_file}."
     return "\n".join(
         [
             f"{source}: {count:,} of {count + tally.usable:,} rows ({share:.1%}) are unusable; "
             f"data.max_rejected_share allows {allowed:.1%}.{listed}",
-            *shown,
-            *more,
+            *_examples(tally.rejected),
         ]
     )
+
+
+def _examples(rejected: Sequence[Rejected]) -> list[str]:
+    """The first three with their reasons, and how many more there are."""
+    shown = [f"  {each.file}:{each.line}: {each.reason}" for each in rejected[:3]]
+    return shown + [f"  ... and {len(rejected) - 3:,} more"] * (len(rejected) > 3)

@@ -89,7 +89,7 @@ def named_target(pair: RunPair, values: Sequence[tuple[str, str]], given: Collec
     if pair.target is not None:
         return load_recipe("distill-tiny", values).recipe, Path(), pair.target
     raise RequestError(
-        "nothing to measure: name a run folder, or --target and --drafter, or --target and a "
+        "no target is named: name a run folder, or --target and --drafter, or --target and a "
         "--method that needs no drafter"
     )
 
@@ -215,9 +215,16 @@ def check_tune(request: TuneRequest, overrides: Sequence[tuple[str, str]]) -> li
         raise RequestError(
             "without a run nothing says which rows were held out from the drafter; name prompts by --prompts"
         )
+    twice = {folder for folder in others if [*request.runs].count(folder) > 1} | {run} & {*others}
+    if twice:
+        raise RequestError(f"{min(map(str, twice))} is named twice; expected each run once")
     for folder in (pair.drafter for pair in pairs if pair.drafter is not None):
         if not folder.is_dir():
-            raise RequestError(f"there is no folder {folder}, beside whose weights the setting would be kept")
+            raise RequestError(
+                f"there is no folder {folder}, beside whose weights the setting would be kept: the run has not "
+                "finished, or trains no drafter. `draftsmith train RECIPE --out RUN` goes on with a run; a target is "
+                "named by --target"
+            )
         if not is_fetched(folder):
             writable_folder(folder)
     return pairs

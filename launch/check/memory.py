@@ -47,7 +47,9 @@ def devices_of(recipe: Recipe) -> Devices:
     if machine.processes is None:
         return Devices(processes(), device_memory(), "none", described=False, on_cpu=on_cpu())
     memory = machine.device_gb * 1e9
-    return Devices(machine.processes, memory, machine.sharding, described=True)
+    # one process has nothing to spread, unless the recipe itself asks for DeepSpeed there
+    alone = machine.processes == 1 and "sharding" not in machine.model_fields_set
+    return Devices(machine.processes, memory, "none" if alone else machine.sharding, described=True)
 
 
 def check_sharding(recipe: Recipe) -> None:
@@ -59,7 +61,7 @@ def check_sharding(recipe: Recipe) -> None:
 
     sharding = devices_of(recipe).sharding
     if sharding != "none":
-        check_optimizer(recipe.optimizer)
+        check_optimizer(recipe.optimizer, where=f", and machine.sharding is {sharding}")
         check_no_deepspeed(recipe.loop)
     if sharding == "zero3":
         check_no_average(recipe.loop.ema)

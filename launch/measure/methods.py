@@ -40,7 +40,8 @@ def split_methods(text: str) -> list[str]:
     known = [*need_draft(), *training_free(), SKELETON]
     for name in names:
         if name not in known:
-            raise RequestError(f"no method is called {name!r}; known: {', '.join(known)}")
+            between = "" if name else " (nothing stands between two commas)"
+            raise RequestError(f"no method is called {name!r}{between}; known: {', '.join(known)}")
         if names.count(name) > 1:
             raise RequestError(f"--method names {name!r} twice")
     if SKELETON in names and len(names) > 1:

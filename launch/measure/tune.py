@@ -7,6 +7,7 @@ predictions; `eval/tune/race.py`, the measurements; `tune_words.py`, what is sai
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from math import isnan
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...data.prompts import Prompt
 from ...decoding.target.backbone import Backbone
+from ...drafters.families import training_free
 from ...drafters.hub import is_fetched, shown
 from ...drafters.tuned_file import write_tuned
 from ...errors import RequestError
@@ -71,7 +73,7 @@ def run_tune(request: TuneRequest, pairs: Sequence[Named], console: Console) -> 
     console.print(off, markup=False, soft_wrap=True)
     for path in _keep(pairs, content, done):
         console.print(f"kept: {path}", markup=False, soft_wrap=True)
-    for line in _not_kept(pairs, done):
+    for line in (*_not_kept(pairs, done), *_without_a_drafter(done)):
         console.print(line, markup=False, soft_wrap=True)
     surfaces = by_size(predictions, request.temperature)
     if request.surfaces:
@@ -118,8 +120,9 @@ def _split(requests: Sequence[Request], batch: int) -> tuple[list[Request], list
     least = 2 * _PROFILED * batch
     if len(requests) < least:
         raise RequestError(
-            f"there are {len(requests)} prompts to tune on; expected {least} or more at batch {batch}: {FEWEST} "
-            "batches are the fewest that decide; name a longer file by --prompts, or lower --batch"
+            f"the prompts to tune on are {len(requests)}; expected {least} or more at batch {batch}, a quarter to "
+            f"predict with and {FEWEST} batches, the fewest that decide, to measure with; name a longer file by "
+            "--prompts" + (", or lower --batch" if batch > 1 else "")
         )
     raced = [each for at, each in enumerate(requests) if at % _PROFILED]
     return list(requests[::_PROFILED]), raced
@@ -170,8 +173,21 @@ def _not_kept(pairs: Sequence[Named], done: Sequence[Raced]) -> Iterator[str]:
     for pair in pairs:
         if pair.drafter is None or not is_fetched(pair.drafter) or not (mine := _of(pair, done)):
             continue
-        flags = " ".join(f"--{name} {value}" for name, value in mine[0].prediction.setting.values.items())
+        flags = _flags(mine[0])
         setting = f"give its best setting by flags: {flags}" if flags else "its best setting is the recipe's"
         if mine[0].speedup.high < 1:
             setting = "nothing of it is faster than plain decoding here"
         yield f"not kept, as {shown(pair.drafter)} is of the hub; {setting}"
+
+
+def _without_a_drafter(done: Sequence[Raced]) -> Iterator[str]:
+    """The best setting of each method without training that pays, as flags: it has no folder to be kept in."""
+    free = training_free()
+    best = {each.prediction.setting.contender.name: each for each in reversed(done)}
+    for name, each in best.items():
+        if name in free and each.pays:
+            yield " ".join(f"{name} is used as it was tuned by: --method {name} {_flags(each)}".split())
+
+
+def _flags(raced: Raced) -> str:
+    return " ".join(f"--{name} {shlex.quote(value)}" for name, value in raced.prediction.setting.values.items())

@@ -17,4 +17,4 @@ class MachineConfig(Section):
     device_gb: float = Field(80.0, gt=0)
     """Memory of each device in GB (10^9 bytes)."""
     sharding: Literal["none", "zero2", "zero3"] = "zero2"
-    """What the launch configuration spreads over the processes: none is `ddp.yaml`."""
+    """What the launch configuration spreads over the processes: none is `ddp.yaml`. Of one process none by default."""

@@ -159,9 +159,9 @@ def test_the_process_exits_with_the_code(tmp_path: Path) -> None:
 
 # what was typed, and why it is refused; FILE is one, RUN a run folder of an EAGLE drafter
 REFUSED = [
-    ("eval", "nothing to measure: name a run folder"),
-    ("audit", "nothing to measure: name a run folder"),
-    ("tree", "nothing to measure: name a run folder"),
+    ("eval", "no target is named: name a run folder"),
+    ("audit", "no target is named: name a run folder"),
+    ("tree", "no target is named: name a run folder"),
     ("eval nowhere", "nowhere is no run folder"),
     ("tree nowhere", "nowhere is no run folder"),
     ("export nowhere", "nowhere is no run folder"),

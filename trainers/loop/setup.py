@@ -127,10 +127,12 @@ def check_machine(loop: LoopConfig, *, on_cpu: bool) -> None:
         )
 
 
-def check_optimizer(optimizer: OptimizerConfig) -> None:
-    """Raise RequestError for an optimiser that DeepSpeed does not support."""
+def check_optimizer(optimizer: OptimizerConfig, *, where: str = "") -> None:
+    """Raise RequestError for an optimiser that DeepSpeed does not support; `where` says what asks for DeepSpeed."""
     if optimizer.name != "adamw":
-        raise RequestError(f"optimizer.name is {optimizer.name!r}; DeepSpeed takes one optimiser: use adamw")
+        raise RequestError(
+            f"optimizer.name is {optimizer.name!r}{where}; DeepSpeed takes one optimiser: use adamw, or no DeepSpeed"
+        )
 
 
 def _set_deepspeed(accelerator: Accelerator, loop: LoopConfig, optimizer: OptimizerConfig, micro_batches: int) -> int:

@@ -319,7 +319,7 @@ REFUSED = [
     (TINY + "prompt-lookup --samples 2 --eval.temperatures [0]", "a temperature above 0"),
     (TINY + "prompt-lookup --samples -2", "--samples is -2"),
     (TINY + SKELETON + " --samples 2", "--samples measures a speculative method"),
-    ("eval --method prompt-lookup", "nothing to measure"),
+    ("eval --method prompt-lookup", "no target is named"),
     ("eval {run} --drafter nowhere", "nowhere holds no drafter"),
     ("audit --target tiny --method " + SKELETON, "is not lossless: there is nothing to audit"),
     ("audit --target tiny --method ngram --plant raw-q", "--plant takes the trained drafter"),
@@ -373,6 +373,35 @@ def test_datastores_that_are_not_built(
     assert "Traceback" not in message.err
     assert list(tmp_path.iterdir()) == []
     assert sorted(Path(places["store"]).iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "said"),
+    [
+        (
+            [json.dumps({"text": TEXT}), "not json", '{"text": 5}'],
+            0,
+            "left out: rows.jsonl: 2 of 3 rows cannot be used",
+        ),
+        (["not json", '{"text": 5}'], 3, "rows.jsonl: 2 of 2 rows cannot be used"),
+    ],
+)
+def test_rows_that_a_datastore_cannot_take_are_said(
+    lines: list[str],
+    code: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: Captured,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").write_text("\n".join(lines))
+    assert main(["datastore", "build", "--source", "rows.jsonl", "--out", "store"]) == code
+    message = "".join((*capfd.readouterr(), *caplog.messages))
+    assert said in message
+    assert "rows.jsonl:2: text is a number" in message or "rows.jsonl:3: text is a number" in message
+    assert Path("store").exists() is (code == 0)
 
 
 def test_help_and_typing_errors_do_not_wait_for_torch() -> None:

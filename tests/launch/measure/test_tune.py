@@ -51,6 +51,9 @@ def test_a_drafter_and_a_method_without_one(run: Path, capfd: pytest.CaptureFixt
     assert "not audited" in printed
     assert re.search(r"predicted within 10% of measured: \d of 2 rows; off by ", " ".join(printed.split()))
     assert {each["axis"] for each in content["surfaces"]} == {"draft length", "nodes"}
+    free = next(each for each in content["measured"] if each["method"] == "prompt-lookup")
+    flags = [f"--method {free['method']}", *(f"--{name} {value}" for name, value in free["settings"].items())]
+    assert (f"prompt-lookup is used as it was tuned by: {' '.join(flags)}" in printed) is (free["measured"][1] > 1)
     for each in content["measured"]:
         assert each["predicted_over_measured"] == pytest.approx(each["speedup"] / each["measured"][0])
     evens = {each["method"]: each for each in content["pays_from"]}
@@ -117,12 +120,13 @@ def test_the_second_set_is_not_tuned_on(run: Path, capfd: pytest.CaptureFixture[
         (["--temperature", "-1"], "--temperature is -1"),
         (["--method", "skeleton-of-thought"], "no setting of it to tune"),
         (["--method", "nope"], "no method is called 'nope'"),
+        (["RUN"], "is named twice; expected each run once"),
     ],
 )
 def test_what_cannot_be_tuned_is_refused(
     flags: list[str], message: str, run: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["tune", str(run), *flags]) == 2
+    assert main(["tune", str(run), *(str(run) if each == "RUN" else each for each in flags)]) == 2
     assert message in capfd.readouterr().err
 
 
