@@ -157,6 +157,9 @@ class ModelConfig(Section):
     """With `start_from`: layers that the model gets before it is trained on; its output is at first the same."""
     sizes: str | None = None
     """As `target.sizes`, for the model that `start_from` names."""
+    recompute: bool = False
+    """Keep of each layer its input alone, and compute the layer again for its gradient: less memory for activations,
+    the time of a second forward pass, and the same bits."""
 
     @model_validator(mode="after")
     def _a_model_is_deepened(self) -> Self:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..drafters.eagle.recomputed import again
 from ..drafters.eagle.static import Static, as_it_is
 from ..drafters.heads.medusa import Heads
 from ..drafters.projection import Shaping
@@ -72,9 +73,16 @@ class HeadsStudent(nn.Module):
     A method's student adds `forward`: what its heads read, and how their losses add up.
     """
 
-    def __init__(self, heads: Heads, target: Any, objective: ObjectiveConfig) -> None:
-        """`target`: the causal LM that the heads ride on."""
+    def __init__(self, heads: Heads, target: Any, objective: ObjectiveConfig, *, recompute: bool = False) -> None:
+        """What the heads ride on, and how much they keep.
+
+        Args:
+            target: the causal LM.
+            recompute: keep nothing of a head but the states that all of them read, and compute it again for its
+                gradient; no bit of any number differs.
+        """
         super().__init__()
+        self._recompute = recompute
         self.static: Static = as_it_is
         self.medusa = heads  # checkpoints name its parameters by this attribute
         self._loss = HeadLoss(objective)
@@ -114,7 +122,7 @@ class HeadsStudent(nn.Module):
         teacher = None
         if self._loss.distils:
             teacher = self._teacher(hidden_RSH[:, k:-1][place])
-        given_PH = self._projected(k, place, reads)
+        given_PH = again(self._projected, self._recompute)(k, place, reads)
         loss, sums = self._chunked(k)(given_PH, label_P, teacher, share_P, static=self.static)
         # the loop divides by all labels, of which a head lacks the first k of every document; and
         # it adds up the same names on every process, whatever the batch held there

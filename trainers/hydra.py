@@ -63,7 +63,7 @@ class HydraStudent(HeadsStudent):
     """
 
     def __init__(self, heads: HydraHeads, target: PreTrainedModel, recipe: Sections) -> None:
-        super().__init__(heads, target, recipe.objective)
+        super().__init__(heads, target, recipe.objective, recompute=recipe.medusa.recompute)
         self._decay = recipe.medusa.decay
 
     def forward(self, batch: Batch, teacher_output: TeacherOutput) -> tuple[Tensor, dict[str, Tensor]]:

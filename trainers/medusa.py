@@ -59,7 +59,7 @@ class MedusaStudent(HeadsStudent):
     """The loss of heads that read the target's last hidden states alone: sum_k decay^k loss_k."""
 
     def __init__(self, heads: MedusaHeads, target: PreTrainedModel, recipe: Sections) -> None:
-        super().__init__(heads, target, recipe.objective)
+        super().__init__(heads, target, recipe.objective, recompute=recipe.medusa.recompute)
         self._decay = recipe.medusa.decay
 
     def forward(self, batch: Batch, teacher_output: TeacherOutput) -> tuple[Tensor, dict[str, Tensor]]:

@@ -108,6 +108,9 @@ class MedusaConfig(Section):
     """All heads share the target's own output projection: less memory, less accurate."""
     prefix: bool = False
     """Hydra++: a decoder layer over the target's states in front of the heads; for `hydra` only."""
+    recompute: bool = False
+    """Keep nothing of a head but the states that all heads read, and compute it again for its gradient: less memory,
+    the same bits. It pays where heads are deep (`layers`) or read the tokens in front, as Hydra's."""
 
 
 class TuneConfig(Section):
@@ -127,6 +130,9 @@ class TuneConfig(Section):
     """The drafter's learning rate is this many times the target's, which is optimizer.lr."""
     rest_steps: int = Field(0, ge=0)
     """First steps in which the target is frozen and the drafter trained alone."""
+    recompute: bool = False
+    """Keep of each layer of the target its input alone, and compute the layer again for its gradient: less memory for
+    activations, the time of a second forward pass, and the same bits."""
 
 
 class Medusa2Config(Section):
@@ -173,7 +179,7 @@ class EagleConfig(Section):
     """Weight of pass j in the loss is decay^j; 1 as in HASS."""
     recompute: bool = False
     """Keep of each pass its output, keys and values alone, and compute it again for its gradient: a third of the
-    memory, a tenth more time, and the same bits."""
+    memory, a fifth more time, and the same bits."""
 
 
 class Eagle3Config(Section):
@@ -188,7 +194,7 @@ class Eagle3Config(Section):
     """Weight of pass j in the loss is decay^j."""
     recompute: bool = False
     """Keep of each pass its output, keys and values alone, and compute it again for its gradient: a third of the
-    memory, a tenth more time, and the same bits."""
+    memory, a fifth more time, and the same bits."""
     vocabulary: int = Field(32000, ge=2)
     """Number of tokens that can be drafted, the most frequent labels; at most the target's."""
     layers: tuple[int, int, int] | None = None
@@ -213,7 +219,7 @@ class MtpConfig(Section):
     `model.start_from` the sizes alone are the checkpoint's."""
     recompute: bool = False
     """Keep of each pass its output, keys and values alone, and compute it again for its gradient: a third of the
-    memory, a tenth more time, and the same bits."""
+    memory, a fifth more time, and the same bits."""
 
 
 class PeagleConfig(Section):
@@ -235,6 +241,9 @@ class PeagleConfig(Section):
     """Number of tokens that can be drafted, the most frequent labels; at most the target's."""
     layers: tuple[int, int, int] | None = None
     """Hidden states that are fused (0: the embedding); default: 2, half, and the third last."""
+    recompute: bool = False
+    """Keep of each layer its input alone, and compute the layer again for its gradient, with its mask: less memory,
+    the time of a second forward pass, and the same bits."""
 
 
 class PardConfig(Section):
@@ -275,6 +284,9 @@ class BlockConfig(Section):
     mask_token: int | None = Field(None, ge=0)
     """An unused id whose embedding stands for what is not known yet; empty: the drafter learns a vector of
     its own."""
+    recompute: bool = False
+    """Keep of each layer the slots that it reads alone, and compute the layer again for its gradient, with its mask:
+    less memory, the time of a second forward pass, and the same bits."""
 
 
 class DSparkConfig(Section):

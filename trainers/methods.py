@@ -9,7 +9,7 @@ records of what is trained; `medusa.py`, a method from top to bottom.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from types import ModuleType
@@ -128,6 +128,12 @@ class Method:
     """Whether torch.compile can take parts of it (`loop.compile`)."""
     recomputes: Callable[[Sections], bool] = lambda _recipe: False
     """Whether these keep their ends alone, and are computed again for the gradient."""
+    recomputed_layers: Callable[[Any], Sequence[Any]] | None = None
+    """Where not a whole pass is computed again but layer by layer: which layers what is trained has."""
+    keeps_inputs: bool = True
+    """Whether these layers keep what they read; heads find it in the target's states again."""
+    beside: float = 0.0
+    """Share of `passes` in which layers make but keys and values of the text, which are kept in any case."""
     probe_depth: Count = _draft_length
     """Most tokens that a probe drafts per target call."""
     origins: Callable[[Sections], list[str]] = _start_from
@@ -175,8 +181,22 @@ _WHOLE_TEACHER = (*_NOT_MOVING, "objective.teacher_top_k")
 _HEADS = {"heads": "medusa.heads", "layers": "medusa.layers", "shared_head": "medusa.shared_head"}
 
 
+def _model_recomputes(recipe: Sections) -> bool:
+    return recipe.model.recompute
+
+
+def _model_layers(model: Any) -> Sequence[Any]:
+    from .student.recomputed import recomputed_layers
+
+    return recomputed_layers(model)
+
+
 def _heads(recipe: Sections) -> int:
     return int(recipe.medusa.heads)
+
+
+def _heads_of(drafter: Any) -> Sequence[Any]:
+    return list(getattr(drafter, "blocks", None) or drafter[0].blocks)  # a tuned target's part stands beside
 
 
 def _bpd_tunes(recipe: Sections) -> bool:
@@ -207,6 +227,14 @@ def _slots_per_token(recipe: Sections) -> float:
     return float(min(recipe.block.anchors, row) * recipe.block.size / row)
 
 
+def _block_recomputes(recipe: Sections) -> bool:
+    return bool(recipe.block.recompute)
+
+
+def _block_layers(net: Any) -> Sequence[Any]:
+    return list(net.layers)
+
+
 def _slots_and_text(recipe: Sections) -> float:
     # every slot has a place for every token, whether it sees it or not
     return _slots_per_token(recipe) * _sequence_length(recipe)
@@ -229,6 +257,8 @@ _ALL = (
         sections={"rollouts": RolloutsConfig},
         reads=("tokenizer", "model"),
         ignores=(*_WHOLE_TEACHER, "rollouts.by", "rollouts.student_tokens"),
+        recomputes=_model_recomputes,
+        recomputed_layers=_model_layers,
         compiles=True,
     ),
     Method(
@@ -238,6 +268,8 @@ _ALL = (
         sections={"lora": LoraConfig, "rollouts": RolloutsConfig},
         reads=(*_WITH_TARGET, "model"),
         ignores=(*_DEEPER, "rollouts.unlikelihood"),
+        recomputes=_model_recomputes,
+        recomputed_layers=_model_layers,
         compiles=True,
     ),
     Method(
@@ -251,6 +283,8 @@ _ALL = (
         positions=_masks_and_text,
         passes=_masks_and_text,
         mask=_all_by_all,
+        recomputes=_model_recomputes,
+        recomputed_layers=_model_layers,
     ),
     Method(
         name="boost",
@@ -259,6 +293,8 @@ _ALL = (
         sections={"lora": LoraConfig, "boost": BoostConfig},
         reads=(*_WITH_TARGET, "model"),
         ignores=_DEEPER,
+        recomputes=_model_recomputes,
+        recomputed_layers=_model_layers,
         origins=lambda recipe: [*_start_from(recipe), *(each for each in recipe.boost.start_from if each)],
         runs=lambda recipe: int(recipe.boost.members) if recipe.boost.order == "in_turn" else 1,
         samples=lambda recipe: Samples(recipe.boost.samples, recipe.boost.held_out, recipe.boost.members),
@@ -274,6 +310,9 @@ _ALL = (
         ignores=_NOT_MOVING,
         sizes=_HEADS,
         positions=_heads,
+        recomputes=lambda recipe: bool(recipe.medusa.recompute),
+        recomputed_layers=_heads_of,
+        keeps_inputs=False,
         probe_depth=_heads,
         compiles=True,
     ),
@@ -286,6 +325,9 @@ _ALL = (
         ignores=_NOT_MOVING,
         sizes=_HEADS,
         positions=_heads,
+        recomputes=lambda recipe: bool(recipe.medusa.recompute),
+        recomputed_layers=_heads_of,
+        keeps_inputs=False,
         probe_depth=_heads,
         tunes_target=lambda _recipe: True,
     ),
@@ -299,6 +341,9 @@ _ALL = (
         ignores=_NOT_MOVING,
         sizes=_HEADS,
         positions=_heads,
+        recomputes=lambda recipe: bool(recipe.medusa.recompute),
+        recomputed_layers=_heads_of,
+        keeps_inputs=False,
         probe_depth=_heads,
         compiles=True,
     ),
@@ -379,6 +424,8 @@ _ALL = (
         # queries, keys and values of the text are laid out a second time, for the mask pairs
         passes=lambda recipe: 0.25 + _pairs_per_token(recipe),
         mask=_pairs_by_text,
+        recomputes=lambda recipe: bool(recipe.peagle.recompute),
+        recomputed_layers=lambda net: [net.midlayer, *net.deeper],
     ),
     Method(
         name="dflash",
@@ -393,6 +440,9 @@ _ALL = (
         # the text itself goes through a few of the projections alone
         passes=lambda recipe: 0.5 + _slots_per_token(recipe),
         mask=_slots_and_text,
+        recomputes=_block_recomputes,
+        recomputed_layers=_block_layers,
+        beside=0.5,
         probe_depth=lambda recipe: int(recipe.block.size) - (recipe.block.layout != "anchor-first"),
     ),
     Method(
@@ -408,6 +458,9 @@ _ALL = (
         positions=_slots_per_token,
         passes=lambda recipe: 0.5 + _slots_per_token(recipe),
         mask=_slots_and_text,
+        recomputes=_block_recomputes,
+        recomputed_layers=_block_layers,
+        beside=0.5,
         probe_depth=lambda recipe: int(recipe.block.size) - (recipe.block.layout == "fill-in"),
     ),
     Method(
@@ -424,6 +477,9 @@ _ALL = (
         positions=_slots_per_token,
         passes=lambda recipe: 0.5 + _slots_per_token(recipe),
         mask=_slots_and_text,
+        recomputes=_block_recomputes,
+        recomputed_layers=_block_layers,
+        beside=0.5,
         probe_depth=lambda recipe: int(recipe.block.size) - (recipe.block.layout != "anchor-first"),
     ),
 )

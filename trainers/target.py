@@ -47,6 +47,7 @@ from .sections import MakeProbe, Sections
 from .student.architecture import fresh_model
 from .student.deeper import deepened
 from .student.draft import given_model, rows_of, whose
+from .student.recomputed import recompute_layers
 from .teacher.frozen import check_rows_fit, plan_of
 from .teacher.loops import LoopedRows, check_loops
 from .teacher.rollouts import REPLACED, check_rollout_prompts, check_rollout_rows
@@ -106,6 +107,8 @@ def student(
         if model.deepen_to is not None:
             made = deepened(made, model.deepen_to)
     check_rows_fit(recipe, made.config, whose(model))
+    if model.recompute:
+        recompute_layers(made, whose(model))
     return made
 
 

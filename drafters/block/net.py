@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from ...decoding.target.kv_cache import KVCache
 from ..eagle.layers import EagleShape, FeedForward, Norm, Projected, Rotary, sizes_like, turned
+from ..eagle.recomputed import again
 from ..sizes import check_parts, check_sizes
 from .attention import Context, Packed, View
 
@@ -200,21 +201,30 @@ class BlockNet(nn.Module):
         shape = (*roots.shape[:-1], count - 1, roots.shape[-1])
         return torch.cat((roots.to(mask_H.dtype)[..., None, :], mask_H.expand(shape)), -2)
 
-    def forward(self, x_RNH: Tensor, positions_RN: Tensor, view: View) -> Tensor:
+    def forward(self, x_RNH: Tensor, positions_RN: Tensor, view: View, *, recompute: bool = False) -> Tensor:
         """What the target's projection reads of every slot, [R, N, H].
 
         Args:
             x_RNH: what the slots hold.
             positions_RN: counted from the first token of the document; the anchor's is slot 0's.
             view: what they see.
+            recompute: keep of each layer what it reads alone, and compute it again for its gradient; no bit of any
+                number differs.
         """
         turn = self.rotary(positions_RN)
         for number, layer in enumerate(self._layers):
-            x_RNH = layer(x_RNH, turn, view, number)
+            x_RNH = again(layer, recompute)(x_RNH, turn, view, number)
         return self.norm(x_RNH)
 
     def blocks(
-        self, features_RSF: Tensor, positions_RS: Tensor, documents_RS: Tensor, roots_RAH: Tensor, anchor_RA: Tensor
+        self,
+        features_RSF: Tensor,
+        positions_RS: Tensor,
+        documents_RS: Tensor,
+        roots_RAH: Tensor,
+        anchor_RA: Tensor,
+        *,
+        recompute: bool = False,
     ) -> Tensor:
         """Many blocks of packed rows at once, as training needs them: [R, A, K, H].
 
@@ -226,6 +236,7 @@ class BlockNet(nn.Module):
             documents_RS: number of the document that a token belongs to.
             roots_RAH: embeddings of the anchors' tokens.
             anchor_RA: where they stand in the row.
+            recompute: as of `forward`.
         """
         B, (R, A) = self.config.size, anchor_RA.shape
         index_S = torch.arange(documents_RS.shape[1], device=anchor_RA.device)
@@ -236,7 +247,8 @@ class BlockNet(nn.Module):
         view = Packed(contexts, seen_RAS, B, causal=self.config.causal)
         slot_B = torch.arange(B, device=anchor_RA.device)
         positions_RAB = positions_RS.gather(1, anchor_RA)[..., None] + slot_B
-        out_RNH = self(self.slots(roots_RAH, B).flatten(1, 2), positions_RAB.flatten(1), view)
+        slots_RNH = self.slots(roots_RAH, B).flatten(1, 2)
+        out_RNH = self(slots_RNH, positions_RAB.flatten(1), view, recompute=recompute)
         return out_RNH.view(R, A, B, -1)[:, :, self.config.first :]
 
     def behind(self, _token_P: Tensor) -> tuple[Tensor, Tensor] | None:

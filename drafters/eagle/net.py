@@ -18,12 +18,12 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from ...decoding.target.kv_cache import KVCache
 from ...decoding.target.stacked import Together
 from .layers import Attention, EagleShape, FeedForward, Norm, Projected, Rotary
 from .passes import Keys, Passes, Sunk
+from .recomputed import again
 from .row_split import WHOLE, RowSplit
 from .static import Static, as_it_is
 
@@ -124,8 +124,7 @@ class PairNet(nn.Module, ABC):
         for j in range(passes):
             # with what there is now: the backward pass comes later
             run = partial(self._pass, attention, j, tuple(between), static)
-            given = (hidden_BNH, embeds_BNH, positions_BN, sunk)
-            out_BNH, *kept = checkpoint(run, *given, use_reentrant=False) if recompute else run(*given)
+            out_BNH, *kept = again(run, recompute)(hidden_BNH, embeds_BNH, positions_BN, sunk)
             if j == 0 and passes > 1:
                 sunk = attention.sunk(Keys(*kept))
             elif j > 0:

@@ -27,6 +27,7 @@ from ..sizes import check_parts, check_sizes
 from .branches import Branches
 from .layers import Attention, EagleShape, FeedForward, Norm, sizes_like
 from .net3 import Eagle3Net, Eagle3Shape
+from .recomputed import again
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,7 @@ class PeagleNet(Eagle3Net):
         counts: Sequence[int],
         *,
         masked: bool = True,
+        recompute: bool = False,
     ) -> list[Tensor]:
         """The outputs of many drafts along packed rows, as training needs them: of depth 0, 1, ...
 
@@ -139,6 +141,8 @@ class PeagleNet(Eagle3Net):
             at_BA: which true pairs are anchors, those of the longest branches first.
             counts: how many of them have a mask pair of depth 1, 2, ...
             masked: make a mask of mask pairs by text, which is faster where it is small.
+            recompute: keep of each layer what it reads alone, and compute it again for its gradient; no bit of any
+                number differs.
         """
         (B, S), M = documents_BS.shape, sum(counts)
         hidden_BNH, embeds_BNH, positions_BN = hidden_BSH, embeds_BSH, positions_BS
@@ -151,17 +155,28 @@ class PeagleNet(Eagle3Net):
             positions_BN = torch.cat((positions_BS, *places), 1)
         branches = Branches(documents_BS, at_BA, counts, self.attention.group, masked=masked)
         turn = self.rotary(positions_BN)
+        out_BNH = again(self._first, recompute)(hidden_BNH, embeds_BNH, turn, branches)
+        for layer in self._deeper:
+            out_BNH = again(_next, recompute)(layer, out_BNH, turn, branches)
+        return list(out_BNH.split((S, *counts), 1))
+
+    def _first(
+        self, hidden_BNH: Tensor, embeds_BNH: Tensor, turn: tuple[Tensor, Tensor], branches: Branches
+    ) -> Tensor:
+        """The first layer over pairs, [B, N, H]."""
         residual_BNH, read_BNX = self.enter(hidden_BNH, embeds_BNH)
         attended = branches.attend(self.attention.project(read_BNX, turn))
-        out_BNH = self.finish(residual_BNH, self.attention.joined(attended))
-        for layer in self._deeper:
-            attended = branches.attend(layer.self_attn.project(layer.input_layernorm(out_BNH), turn))
-            out_BNH = _ended(layer, out_BNH + layer.self_attn.joined(attended))
-        return list(out_BNH.split((S, *counts), 1))
+        return self.finish(residual_BNH, self.attention.joined(attended))
 
     @property
     def _deeper(self) -> Sequence[Any]:
         return list(self.deeper)
+
+
+def _next(layer: Any, out_BNH: Tensor, turn: tuple[Tensor, Tensor], branches: Branches) -> Tensor:
+    """A layer behind the first over pairs, [B, N, H]."""
+    attended = branches.attend(layer.self_attn.project(layer.input_layernorm(out_BNH), turn))
+    return _ended(layer, out_BNH + layer.self_attn.joined(attended))
 
 
 def _ended(layer: Any, hidden_BNH: Tensor) -> Tensor:

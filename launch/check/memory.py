@@ -9,8 +9,9 @@ Letters: P trained numbers, N processes, T tokens of a forward pass in one proce
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ...errors import EnvironmentFailure, RequestError
@@ -195,15 +196,19 @@ def _activations(recipe: Recipe, student: nn.Module, target: nn.Module | None) -
     Every linear layer counts what it reads and what it makes, and a quarter more for the norms,
     gates and products around them: so much was counted in real passes (tests/launch).
     """
+    from ...trainers.student.recomputed import decoder_layers
+
     T = recipe.loop.micro_rows * recipe.row_tokens
     parts = recipe.loop.context_parallel if recipe.record.cuts_rows else 1  # others refuse it
     speaks: Any = student if target is None else target
     # of each position that is spoken of: what its loss reads, where it counts, and the gradient
     width = _kept(recipe, student) + 3 * _hidden(speaks) * recipe.record.positions(recipe)
-    # a mask of truth values becomes numbers in every layer anew
-    width += recipe.record.mask(recipe) * sum(name.endswith("k_proj") for name, _ in _linear(student))
-    if recipe.tunes_target and target is not None:
-        width += sum(_widths(target))  # it learns too, so its layers keep what they read
+    # a mask of truth values becomes numbers in every layer anew, as long as the layer's pass is kept
+    masks = sum(name.endswith("k_proj") for name, _ in _linear(student))
+    width += recipe.record.mask(recipe) * (min(masks, 1) if _by_layers(recipe) else masks)
+    if recipe.tunes_target and target is not None:  # it learns too, so its layers keep what they read
+        again = decoder_layers(target) if recipe.tune.recompute else []
+        width += _held(recipe, target, again, lambda part: _tuned_width(recipe, part))
     # the gradient of an own projection is made in the forward pass, in fp32
     width = width / parts + (_of_other_parts(recipe, student) if parts > 1 else 0)
     return 1.25 * T * width * _number_size(recipe) + 4.0 * _own_projections(student, recipe.record)
@@ -222,12 +227,58 @@ def _of_other_parts(recipe: Recipe, student: nn.Module) -> float:
 
 
 def _kept(recipe: Recipe, student: nn.Module) -> float:
-    """Numbers of all passes over a token; of one that is computed again its output, keys and values alone."""
-    passes, whole = recipe.record.passes(recipe), sum(_widths(student, recipe.record))
-    if not recipe.record.recomputes(recipe):
+    """Numbers of all passes over a token; of one that is computed again its output, keys and values alone, or what its
+    layers read."""
+    record = recipe.record
+    passes, whole = record.passes(recipe), sum(_widths(student, record))
+    if not record.recomputes(recipe):
         return whole * passes
+    if record.recomputed_layers is not None:
+        again = record.recomputed_layers(student)
+        held = _held(recipe, student, again, lambda part: sum(_widths(part, record)), inputs=record.keeps_inputs)
+        # as they come, behind their norm, and turned to their positions
+        return held * (passes - record.beside) + 3 * sum(_keys_and_values(student)) * (record.beside > 0)
     ends = [layer.out_features for name, layer in _linear(student) if name.endswith(("k_proj", "v_proj", "down_proj"))]
     return whole + sum(ends) * passes
+
+
+def _by_layers(recipe: Recipe) -> bool:
+    return recipe.record.recomputed_layers is not None and recipe.record.recomputes(recipe)
+
+
+def _held(
+    recipe: Recipe,
+    model: nn.Module,
+    again: Sequence[nn.Module],
+    width: Callable[[nn.Module], float],
+    *,
+    inputs: bool = True,
+) -> float:
+    """Numbers of a pass over a token whose layers `again` are computed again one at a time.
+
+    What each of these reads is kept, in fp32 under a lower precision too, and of one of them all.
+
+    Args:
+        width: numbers that a part keeps otherwise.
+        inputs: off, nothing that they read is kept.
+    """
+    inside = [width(layer) for layer in again]
+    read = sum(layer.in_features for each in again for _, layer in islice(_linear(each), 1)) if inputs else 0
+    return width(model) - sum(inside) + max(inside, default=0) + read * BYTES["fp32"] / _number_size(recipe)
+
+
+def _keys_and_values(model: nn.Module) -> Iterator[int]:
+    yield from (layer.out_features for name, layer in _linear(model) if name.endswith(("k_proj", "v_proj")))
+
+
+def _tuned_width(recipe: Recipe, part: nn.Module) -> float:
+    """Numbers over a token of a target's part that learns; a low-rank change reads what dropout has left of it."""
+    tune, widths = recipe.tune, sum(_widths(part))
+    if tune.how == "full" or not tune.dropout:
+        return widths
+    named = tuple(tune.layers) or ""  # none: every layer
+    changed = [layer for name, layer in _linear(part) if name.endswith(named) and not _to_a_vocabulary(name, None)]
+    return widths + sum(layer.in_features + 2 * tune.rank for layer in changed)
 
 
 def _reading(recipe: Recipe, target: Any) -> float:

@@ -41,6 +41,8 @@ _FREE = (
     "boost.continuations",
     "drafter.",
 )
+_SAME_BITS = ".recompute"
+"""The end of what changes memory and time alone, in whatever section."""
 # what the probes decode, which says which draft is the best
 _PROBED = ("eval.prompts", "eval.seed", "eval.prompt_tokens")
 
@@ -58,4 +60,4 @@ def compared(values: Mapping[str, Any], reader: Recipe) -> dict[str, Any]:
 def _is_read(path: str, reader: Recipe) -> bool:
     if path in _PROBED:
         return reader.record.reads_value("probe", reader)
-    return not path.startswith(_FREE) and reader.record.reads_value(path, reader)
+    return not path.startswith(_FREE) and not path.endswith(_SAME_BITS) and reader.record.reads_value(path, reader)

@@ -60,13 +60,15 @@ def plan(*, every: int = 5, keep: int = 2, **loop: Any) -> Plan:
     return Plan(LoopConfig(**values), optimizer, CheckpointConfig(every_steps=every, keep=keep), ProbeConfig())
 
 
-def loop_in(out: Path, method: str = "target", rows: Any = None, **values: Any) -> Loop:
-    """The real loop in a run's folder."""
+def loop_in(
+    out: Path, method: str = "target", rows: Any = None, *, given: dict[str, Any] | None = None, **values: Any
+) -> Loop:
+    """The real loop in a run's folder; `given`: sections of what is trained."""
     sections = plan(**values)
     out.mkdir(parents=True, exist_ok=True)
     setup.make_deterministic(sections.loop)
     accelerator = setup.make_accelerator(sections.loop, sections.optimizer, out)
-    goal = objective_of(method, accelerator.device)
+    goal = objective_of(method, accelerator.device, **(given or {}))
     return Loop(
         goal, rows or Asked(), Chains(8, 2), sections, accelerator, out=out, export_to=out / "drafter", probe=None
     )

@@ -123,6 +123,7 @@ class PeagleStudent(nn.Module):
             branches.at_RA,
             branches.counts,
             masked=not are_long(batch["input_ids"].shape[1]),
+            recompute=self._config.recompute,
         )
         guess_PH, at_P, label_P2, anchors = _compared(outputs, batch, branches)
         label_P, depth_P = label_P2.unbind(-1)

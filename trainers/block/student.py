@@ -98,7 +98,7 @@ class BlockStudent(nn.Module):
 
     def __init__(self, draft: BlockNet, target: Any, recipe: Sections, *, sure: float) -> None:
         super().__init__()
-        self.draft, self._decay, self._objective, self._sure = draft, recipe.block.decay, recipe.objective, sure
+        self.draft, self._config, self._objective, self._sure = draft, recipe.block, recipe.objective, sure
         loss = BlockLoss(Mix.of(recipe.objective), draft.config.most, keeps_overlap=sure > 0)
         # in a tuple it is no part of this module: the projection is the target's, and what wraps,
         # shards or saves this module must not touch it
@@ -108,7 +108,12 @@ class BlockStudent(nn.Module):
     def forward(self, batch: Batch, teacher_output: BlockTeacher) -> tuple[Tensor, dict[str, Tensor]]:
         anchors, (head,) = teacher_output.anchors, self._frozen
         out_RAKH = self.draft.blocks(
-            teacher_output.fused_RSF, batch["positions"], batch["documents"], teacher_output.roots_RAH, anchors.at_RA
+            teacher_output.fused_RSF,
+            batch["positions"],
+            batch["documents"],
+            teacher_output.roots_RAH,
+            anchors.at_RA,
+            recompute=self._config.recompute,
         )
         known_RAK = anchors.known_RAK
         guess_PH, at_P, label_P2 = out_RAKH[known_RAK], *compared(batch, anchors)
@@ -162,7 +167,7 @@ class BlockStudent(nn.Module):
             weight_RAK = weight_RAK.view_as(known_RAK)
         else:
             place_K = torch.arange(known_RAK.shape[-1], device=known_RAK.device)
-            decay_K = geometric(place_K, self._decay)
+            decay_K = geometric(place_K, self._config.decay)
             weight_RAK = weight_RAK if decay_K is None else weight_RAK * decay_K
         labels_R = batch["loss_mask"].sum(1)
         mean_R = labels_R / weight_RAK.sum((1, 2)).clamp_min(torch.finfo(torch.float32).tiny)

@@ -4,7 +4,7 @@ A row is its tokens and, behind them, its masks, chain by chain. A token sees th
 span. A mask sees the text up to its anchor, and its own chain up to itself: two spans, of which a layer's window takes
 a part. So four numbers say of each token what it sees. They go where a model takes its mask, and its layers attend by
 a function that reads them (`transformers`' own way to bring one). Read next: `masked_chains.py`, the chains;
-`drafters/eagle/spans.py`, the attention.
+`drafters/block/spans.py`, the attention.
 
 Shapes: R rows, S tokens of a row, M masks of a row, N = S + M, Q query heads, G key-value heads, D head size.
 """
@@ -12,7 +12,7 @@ Shapes: R rows, S tokens of a row, M masks of a row, N = S + M, Q query heads, G
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +23,7 @@ from ...decoding.on_host import on_host, sent
 from ...decoding.target.attention import NAME, OWN, grouped_attention, own_attention
 from ...decoding.target.hidden_states import decoder_of
 from ...decoding.target.windows import Masks, Window, Windows
-from ...drafters.eagle.spans import Spans, starts
+from ...drafters.block.spans import Spans, starts
 from ...errors import RequestError
 from ..config import MASKED
 
@@ -112,8 +112,20 @@ def attending_by_spans(model: Any) -> Iterator[None]:
     """
     check_spans(model)
     config: Any = decoder_of(model).config
+    with _attending_by(config, _BY_SPANS[config._attn_implementation]):
+        yield
+
+
+def attending_as_now(model: Any) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """What a layer runs in, and what it runs in once more for its gradient, when `attending_by_spans` has ended."""
+    config: Any = decoder_of(model).config
+    return nullcontext(), _attending_by(config, config._attn_implementation)
+
+
+@contextmanager
+def _attending_by(config: Any, name: str) -> Iterator[None]:
     before = config._attn_implementation
-    config._attn_implementation = _BY_SPANS[before]
+    config._attn_implementation = name
     try:
         yield
     finally:

@@ -32,6 +32,7 @@ from ..sections import Sections
 from ..teacher.frozen import check_rows_fit
 from .architecture import fresh_model
 from .lora import adapt, adapt_shapes, save_adapted
+from .recomputed import recompute_layers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -59,10 +60,12 @@ def make_draft(
         pruned: the draft, where it was cut from the target.
 
     Raises:
-        RequestError: as for `draft_model` and `adapt`, or rows do not fit the draft's context.
+        RequestError: as for `draft_model`, `recompute_layers` and `adapt`, or rows do not fit the draft's context.
     """
     draft = pruned or draft_model(model, target, tokenizer)
     check_rows_fit(recipe, draft.config, whose(model))
+    if model.recompute:
+        recompute_layers(draft, whose(model))
     if in_shapes():
         return adapt_shapes(draft, lora, model)
     adapt(draft, lora, model)

@@ -40,6 +40,7 @@ from ..losses.mix import Mix
 from ..method_config import TuneConfig
 from ..sections import Run, Sections
 from ..student.lora import TUNED_NAME, add_adapter, without_adapters
+from ..student.recomputed import recompute_layers
 from .frozen import CheckTarget, Save, run_for_target
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class TunedTarget:
             remember: `original` will be asked for; a fully tuned target needs a copy for it.
 
         Raises:
-            RequestError: no layer has a name of `config.layers`.
+            RequestError: no layer has a name of `config.layers`, or layers cannot be computed again.
         """
         self.backbone, self.config = target, config
         model: Any = target.model
@@ -64,6 +65,8 @@ class TunedTarget:
         self._copy: PreTrainedModel | None = None
         model.requires_grad_(False)
         model.zero_grad()  # what somebody left there would enter the first step
+        if config.recompute:
+            recompute_layers(model, f"the target {target.name!r}", "tune.recompute")
         if config.how == "lora":
             add_adapter(
                 model,

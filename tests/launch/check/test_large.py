@@ -11,6 +11,7 @@ from unittest import mock
 import pytest
 import torch
 from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.decoding.target.hidden_states import layer_count
 from draftsmith.decoding.target.loading import load_target
 from draftsmith.drafters.eagle.row_split import RowSplit
 from draftsmith.errors import DraftsmithError, EnvironmentFailure, RequestError
@@ -226,7 +227,7 @@ def estimated_and_counted(name: str, more: dict[str, str] | None = None, tokens:
     sizes["data.sequence_length"] = str(tokens)
     recipe = load_recipe(f"{name}-tiny", list((sizes | (more or {})).items())).recipe
     target = load_target("tiny")
-    goal = objective_of(recipe, target.model)
+    goal = objective_of(recipe, TunedTarget(target, recipe.tune) if recipe.tunes_target else target.model)
     rows = {
         "input_ids": torch.randint(0, target.vocabulary, (2, tokens)),
         "positions": torch.arange(tokens).repeat(2, 1),
@@ -266,6 +267,42 @@ def test_passes_that_are_computed_again_keep_less() -> None:
     ends, counted_ends = estimated_and_counted("eagle3", {"eagle3.recompute": "true"})
     assert counted_ends < ends < 0.65 * whole
     assert counted_ends < 0.4 * counted_whole
+
+
+# where the switch is, what says how many layers it is about (of a tuned target that is the target), and the
+# share that is kept with it at most
+BY_LAYERS = {
+    "distill": ("model.recompute", "model.layers", 0.3),
+    "pard": ("model.recompute", "model.layers", 0.3),
+    "dflash": ("block.recompute", "block.decoder_layers", 0.3),
+    "dflash2": ("block.recompute", "block.decoder_layers", 0.3),
+    "peagle": ("peagle.recompute", "peagle.decoder_layers", 0.3),
+    "medusa2": ("tune.recompute", None, 0.3),
+    # what their losses read is kept, and a layer in front of Hydra's
+    "medusa": ("medusa.recompute", "medusa.heads", 0.85),
+    "hydra-plus": ("medusa.recompute", "medusa.heads", 0.6),
+}
+DAILY = {"distill", "dflash2", "hydra-plus"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in DAILY else [pytest.mark.slow]) for name in BY_LAYERS]
+)
+def test_layers_that_are_computed_again_keep_less(name: str) -> None:
+    """What they read, and one of them whole while its gradient is made."""
+    switch, count, most = BY_LAYERS[name]
+    layers = layer_count(load_target("tiny").model) if count is None else 4
+    flags = {} if count is None else {count: str(layers)}
+    whole, counted_whole = estimated_and_counted(name, flags)
+    estimate, counted = estimated_and_counted(name, flags | {switch: "true"})
+    peak = counted + (counted_whole - counted) / layers
+    print(
+        f"{name}: {counted / counted_whole:.3f} kept, estimated {estimate / peak:.2f} times, "
+        f"without {whole / counted_whole:.2f} times"
+    )
+    assert counted < most * counted_whole
+    assert estimate < (0.3 + 0.7 * most) * whole
+    assert 1 <= estimate / peak < 1.6, (estimate, peak)
 
 
 @pytest.mark.parametrize("name", ["hass", "eagle3", "mtp"])

@@ -49,6 +49,28 @@ def test_heads_train_the_same_in_two_processes(config: str, methods: list[str], 
         assert_same_run(tmp_path / method, alone / method)
 
 
+AGAIN = {"medusa2": "tune: {", "hydra": "medusa: {", "peagle": "peagle: {", "dflash": "block: {", "pard": "model: {"}
+
+
+@pytest.mark.slow
+@pytest.mark.run
+@pytest.mark.parametrize(
+    ("config", "methods"), [("multi_cpu", list(AGAIN)), ("zero2", list(AGAIN)), ("zero3", ["pard"])]
+)
+def test_what_is_computed_again_is_the_same(config: str, methods: list[str], alone: Path, tmp_path: Path) -> None:
+    """`recompute`, beside runs of one process that keep everything."""
+    if config.startswith("zero"):
+        pytest.importorskip("deepspeed", reason="DeepSpeed is not installed here")
+    recipes = write_recipes(tmp_path, methods)
+    for recipe, method in zip(map(Path, recipes), methods, strict=True):
+        text = recipe.read_text()
+        assert text.count(AGAIN[method]) == 1
+        recipe.write_text(text.replace(AGAIN[method], f"{AGAIN[method]}recompute: true, "))
+    launched(config, LAUNCHING, str(tmp_path), *recipes)
+    for method in methods:
+        assert_same_run(tmp_path / method, alone / method)
+
+
 @pytest.mark.slow
 @pytest.mark.run
 def test_two_machines_of_one_process_each(alone: Path, tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ import pytest
 import torch
 from conftest import VOCABULARY, make_target
 from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.drafters.eagle import branches, spans
+from draftsmith.drafters.block import spans
+from draftsmith.drafters.eagle import branches
 from draftsmith.trainers.block.branches import sampled
 from draftsmith.trainers.config import ObjectiveConfig
 from draftsmith.trainers.loop import objective

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from draftsmith.benchmarks.common.random_models import GROUPED, WINDOWED
 from draftsmith.data.config import DataConfig
 from draftsmith.decoding.target.attention import NAME, OWN, use_grouped_attention, use_own_attention
 from draftsmith.decoding.target.windows import Masks
-from draftsmith.drafters.eagle import spans
+from draftsmith.drafters.block import spans
 from draftsmith.errors import RequestError
 from draftsmith.trainers.block import pard
 from draftsmith.trainers.config import MASKED, ModelConfig
@@ -19,8 +20,9 @@ from draftsmith.trainers.loop import objective
 from draftsmith.trainers.loop.objective import Batch
 from draftsmith.trainers.method_config import PardConfig
 from draftsmith.trainers.student import masked_chains
-from draftsmith.trainers.student.chain_spans import attending_by_spans, chain_spans, check_spans
+from draftsmith.trainers.student.chain_spans import attending_as_now, attending_by_spans, chain_spans, check_spans
 from draftsmith.trainers.student.masked_chains import Chains, chain_mask, chain_states, drawn
+from draftsmith.trainers.student.recomputed import recompute_layers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from masked_rows import MASK, packed
@@ -137,6 +139,21 @@ def test_the_numbers_of_a_mask(family: str, monkeypatch: pytest.MonkeyPatch) -> 
     torch.testing.assert_close(without, with_mask, rtol=1e-5, atol=1e-5)
     assert len(without[2]) > 10
     assert model.config._attn_implementation == before
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gpt_oss", "mistral"])
+@pytest.mark.usefixtures("small_blocks")
+def test_layers_that_are_computed_again_attend_as_they_did(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their second pass comes in the backward pass, when the model attends by its masks again."""
+    model, batch = draft_of(family).train(), two_rows()
+    chains = drawn(batch, 5, 1, keep=0.8, least=0.2)
+    monkeypatch.setattr(objective, "MASKED", 43)
+    once = trained_on(model, batch, chains)
+    recompute_layers(model, "the draft", within=partial(attending_as_now, model))
+    torch.testing.assert_close(trained_on(model, batch, chains), once, rtol=0, atol=0)
+    recompute_layers(model, "the draft")  # without it the second pass is another one
+    with pytest.raises(Exception, match=r"."):
+        torch.testing.assert_close(trained_on(model, batch, chains), once, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(("attends_by", "masks"), [("sdpa", True), (NAME, True), ("eager", False)])

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from draftsmith.drafters.eagle import spans
-from draftsmith.drafters.eagle.spans import Spans, starts
+from draftsmith.drafters.block import spans
+from draftsmith.drafters.block.spans import Spans, starts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor

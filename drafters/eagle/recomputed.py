@@ -1,0 +1,26 @@
+"""A part of a network that keeps its inputs alone, and is computed again when its gradient is.
+
+No bit of any number differs, dropout's random numbers included. Read next: `net.py`, `peagle.py` and
+`../block/net.py`, which have such parts; `trainers/student/recomputed.py`, layers of `transformers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch.utils.checkpoint import checkpoint
+
+T = TypeVar("T")
+
+
+def again(part: Callable[..., T], recompute: bool) -> Callable[..., T]:
+    """`part`, or with `recompute` what keeps nothing but its inputs until the backward pass."""
+    if not recompute:
+        return part
+
+    def run(*given: Any) -> T:
+        made: T = checkpoint(part, *given, use_reentrant=False)
+        return made
+
+    return run

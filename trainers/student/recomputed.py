@@ -1,0 +1,68 @@
+"""`model.recompute` and `tune.recompute`: layers of a `transformers` model are computed again for their gradient.
+
+Each keeps what it reads alone, by the library's own switch (gradient checkpointing, Chen et al. 2016, arXiv
+1604.06174), in the graph that there is and not by a second one (`use_reentrant=False`): so frozen layers in front
+of an adapter, several processes and dropout need nothing more. It acts on a module in training alone; decoding,
+folders and configs never see it. Read next: `draft.py`, which asks for it; `drafters/eagle/recomputed.py`, networks
+of our own.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from torch import nn
+
+from ...decoding.target.hidden_states import decoder_of, layer_count, layers_of
+from ...errors import RequestError
+
+Within = Callable[[], tuple[AbstractContextManager[None], AbstractContextManager[None]]]
+
+
+def recompute_layers(model: Any, whose: str, field: str = "model.recompute", *, within: Within | None = None) -> None:
+    """Have every decoder layer of `model` keep its input alone.
+
+    Args:
+        whose: what the message calls the model.
+        field: the recipe's value that asks for it.
+        within: called at each pass of a layer for what it runs in, and what it runs in once more for its gradient.
+
+    Raises:
+        RequestError: the model's layers do not know how.
+    """
+    unable = [layer for layer in decoder_layers(model) if not _is_able(layer)]
+    if unable or not model.supports_gradient_checkpointing:
+        what = f"its {type(unable[0]).__name__}" if unable else "it"
+        raise RequestError(
+            f"{field} is on, and {whose} is a {type(model).__name__}: {what} does not support gradient checkpointing "
+            f"in transformers, so nothing would be computed again. Leave {field} out, and lower loop.micro_rows for "
+            "memory; or take another model"
+        )
+    with warnings.catch_warnings():  # of the two names of the switch the older one is known to all versions
+        warnings.simplefilter("ignore", FutureWarning)
+        model.gradient_checkpointing_enable(
+            {"use_reentrant": False} | ({} if within is None else {"context_fn": within})
+        )
+    # asked for by reentrant checkpoints alone: it would compute a gradient of frozen embeddings
+    model.disable_input_require_grads()
+
+
+def recomputed_layers(model: nn.Module) -> list[nn.Module]:
+    """The layers of all models within `model` that keep their inputs alone, none inside of another."""
+    if _is_able(model) and model.gradient_checkpointing:
+        return [model]
+    return [layer for each in model.children() for layer in recomputed_layers(each)]
+
+
+def decoder_layers(model: Any) -> list[nn.Module]:
+    """What is computed again piece by piece."""
+    return list(layers_of(decoder_of(model), layer_count(model)))
+
+
+def _is_able(layer: nn.Module) -> bool:
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    return isinstance(layer, GradientCheckpointingLayer)
