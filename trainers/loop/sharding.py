@@ -192,7 +192,7 @@ def standalone(model: nn.Module) -> nn.Module:
     source: Any = model
     with torch.device("meta"):
         copy = type(source)(source.config)
-    copy.to_empty(device=source.device)
+    copy.to_empty(device=next(source.parameters()).device)
     if hasattr(copy, "tie_weights"):  # what was one weight has become two
         copy.tie_weights()
     copy.load_state_dict({name: t.detach().clone() for name, t in source.state_dict().items()})
