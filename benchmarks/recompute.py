@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,14 +21,13 @@ import torch
 from draftsmith.benchmarks.common.markdown import printed
 from draftsmith.benchmarks.common.peak import peak_bytes
 from draftsmith.benchmarks.common.provenance import finish, record_of
+from draftsmith.benchmarks.common.random_models import narrow_target
 from draftsmith.benchmarks.common.records import Cell, Record, figure, table_of
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.eval.measure.metrics import ratio
 from draftsmith.launch.recipe.model import Recipe
 from draftsmith.trainers import distill, eagle3, hydra, medusa, medusa2
 from draftsmith.trainers.block import dflash, dflash2, mtp, pard, peagle
-from draftsmith.trainers.config import ModelConfig
-from draftsmith.trainers.student.architecture import fresh_model
 from draftsmith.trainers.teacher.tuned import TunedTarget
 from torch import Tensor
 
@@ -152,17 +152,8 @@ def now(args: argparse.Namespace) -> float:
 
 
 def target_of(args: argparse.Namespace) -> Any:
-    """Makes a random target of four layers, the same at every call: one that is tuned moves."""
-    sizes = ModelConfig(
-        architecture="llama",
-        layers=4,
-        hidden=args.hidden,
-        heads=2,
-        kv_heads=1,
-        head_size=args.hidden // 2,
-        max_positions=args.tokens,
-    )
-    return lambda: fresh_model(sizes, vocabulary=VOCABULARY, eos=None).eval().to(args.device)
+    """Makes a random target, the same at every call: one that is tuned moves."""
+    return partial(narrow_target, args.hidden, args.tokens, VOCABULARY, args.device)
 
 
 def one_row(args: argparse.Namespace) -> dict[str, Tensor]:

@@ -27,13 +27,12 @@ import torch
 from draftsmith.benchmarks.common.markdown import printed
 from draftsmith.benchmarks.common.peak import peak_bytes
 from draftsmith.benchmarks.common.provenance import finish, record_of
+from draftsmith.benchmarks.common.random_models import narrow_target
 from draftsmith.benchmarks.common.records import Cell, Record, table_of
 from draftsmith.launch.recipe.model import Recipe
 from draftsmith.trainers import distill, eagle3, medusa
 from draftsmith.trainers.block import dflash, dflash2, dspark, mtp, pard, peagle
-from draftsmith.trainers.config import ModelConfig
 from draftsmith.trainers.loop import objective
-from draftsmith.trainers.student.architecture import fresh_model
 from torch import Tensor
 
 DOCUMENTS = (1, 8)
@@ -91,16 +90,7 @@ def limit_of_masks(tokens: int) -> Iterator[None]:
 def goals(tokens: int, args: argparse.Namespace) -> dict[str, Any]:
     """An objective of each kind, on one random target."""
     torch.manual_seed(0)
-    sizes = ModelConfig(
-        architecture="llama",
-        layers=4,
-        hidden=args.hidden,
-        heads=2,
-        kv_heads=1,
-        head_size=args.hidden // 2,
-        max_positions=max(tokens, 16),
-    )
-    target = fresh_model(sizes, vocabulary=VOCABULARY, eos=None).eval().to(args.device)
+    target = narrow_target(args.hidden, tokens, VOCABULARY, args.device)
     draft = {"layers": 2, "hidden": args.hidden, "heads": 2, "kv_heads": 1, "head_size": args.hidden // 2}
     data = {"sequence_length": tokens}
     distilled = Recipe.model_validate({"method": "distill", "data": data, "model": draft})

@@ -27,6 +27,19 @@ class Numbers(TorchDispatchMode):
         return out
 
 
+class Largest(TorchDispatchMode):
+    """Numbers of the largest tensor that was made."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, call: Callable[..., Any], _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = call(*args, **(kwargs or {}))
+        for each in made if isinstance(made, tuple | list) else (made,):
+            if isinstance(each, torch.Tensor):
+                self.numbers = max(self.numbers, each.numel())
+        return made
+
+
 def calls_of(action: Callable[[], object]) -> int:
     """Calls of functions, of Python and C, that an action makes."""
     count = 0

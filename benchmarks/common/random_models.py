@@ -10,6 +10,8 @@ from typing import Any, cast
 
 import torch
 from draftsmith.decoding.target.hub import auto_class
+from draftsmith.trainers.config import ModelConfig
+from draftsmith.trainers.student.architecture import fresh_model
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, TorchAoConfig
 
 GROUPED = {"num_key_value_heads": 2, "head_dim": 16}
@@ -158,3 +160,18 @@ def in_int8(folder: Path) -> Any:
 
     how = TorchAoConfig(Int8WeightOnlyConfig(version=2))
     return AutoModelForCausalLM.from_pretrained(folder, quantization_config=how, local_files_only=True)
+
+
+def narrow_target(hidden: int, tokens: int, vocabulary: int, device: str) -> PreTrainedModel:
+    """Four layers with random weights, whose context holds `tokens`; in evaluation mode."""
+    sizes = ModelConfig(
+        architecture="llama",
+        layers=4,
+        hidden=hidden,
+        heads=2,
+        kv_heads=1,
+        head_size=hidden // 2,
+        max_positions=max(tokens, 16),
+    )
+    made: PreTrainedModel = fresh_model(sizes, vocabulary=vocabulary, eos=None).eval().to(device)
+    return made

@@ -4,7 +4,8 @@ A mask pair (t, d) stands d places behind the anchor t. It sees the true pairs o
 of the mask pairs those of its own branch up to itself; true pairs see no mask pair. So the text is attended
 as ever (`passes.py`), and what a mask pair makes of its own branch joins its softmax over the text as one
 more key, a sink: exactly a softmax over both. Over short rows it is one kernel with a mask of mask pairs by text;
-over long ones, where that would be large, block after block (`../block/spans.py`), and what is kept grows with the row alone.
+over long ones, where that would be large, block after block (`../block/spans.py`), and what is kept grows with the
+row alone.
 Read next: `peagle.py`, the network.
 
 Shapes: B rows, S true pairs of a row, A anchors of a row, M mask pairs of a row (those of depth 1 first), Q

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 import torch
 import torch.nn.functional as F
+from counted import Largest
 from draftsmith.drafters.block import spans
 from draftsmith.drafters.block.spans import Spans, starts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 B, Q, G, D = 2, 4, 2, 8
 
@@ -123,19 +122,6 @@ def test_what_is_drawn_is_the_same_for_the_gradient() -> None:
 def test_documents_begin_where_numbers_change() -> None:
     numbers = torch.tensor([[0, 0, 1, 1, 1, -1], [3, 3, 3, 3, 0, 0]])
     assert starts(numbers).tolist() == [[0, 0, 2, 2, 2, 5], [0, 0, 0, 0, 4, 4]]
-
-
-class Largest(TorchDispatchMode):
-    """Numbers of the largest tensor that was made."""
-
-    numbers = 0
-
-    def __torch_dispatch__(self, call: Callable[..., Any], _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = call(*args, **(kwargs or {}))
-        for each in made if isinstance(made, tuple | list) else (made,):
-            if isinstance(each, Tensor):
-                self.numbers = max(self.numbers, each.numel())
-        return made
 
 
 def test_nothing_grows_with_the_square() -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from conftest import VOCABULARY
+from counted import Largest
 from draftsmith.benchmarks.common.random_models import GROUPED
 from draftsmith.data.rows.packed import Document, PackedRows, pack
 from draftsmith.decoding.target.attention import use_grouped_attention
@@ -15,7 +15,6 @@ from draftsmith.trainers.loop import objective
 from draftsmith.trainers.loop.objective import Batch, hidden_states
 from random_models import random_model
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 S = 96
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -58,19 +57,6 @@ def test_the_numbers_of_a_mask(family: str, lengths: tuple[int, ...], monkeypatc
     monkeypatch.setattr(objective, "row_masks", None)  # nothing asks for one
     without = trained_on(model, batch)
     torch.testing.assert_close(without, with_mask, rtol=2e-4, atol=2e-5)
-
-
-class Largest(TorchDispatchMode):
-    """Numbers of the largest tensor that was made."""
-
-    numbers = 0
-
-    def __torch_dispatch__(self, call: Callable[..., Any], _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = call(*args, **(kwargs or {}))
-        for each in made if isinstance(made, tuple | list) else (made,):
-            if isinstance(each, Tensor):
-                self.numbers = max(self.numbers, each.numel())
-        return made
 
 
 def largest(model: Any, batch: Batch) -> int:
