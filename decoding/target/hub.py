@@ -151,7 +151,8 @@ def loading_errors(what: str, path: str, files_expected: str) -> Iterator[None]:
         EnvironmentFailure: the model needs a package that is not here, or the machine has no room or gives no right.
     """
     try:
-        yield
+        with _hub_without_its_log():
+            yield
     except (RequestError, EnvironmentFailure):
         raise
     except ImportError as error:
@@ -166,9 +167,29 @@ def loading_errors(what: str, path: str, files_expected: str) -> Iterator[None]:
         if not _is_fault(error):
             raise
         raise RequestError(
-            f"cannot load the {what} {path!r}: {_reason(error)}; expected a folder with {files_expected}, a hub name, "
-            "or 'tiny'"
+            f"cannot load the {what} {path!r}: {_of_a_run(Path(path)) or _reason(error)}; expected a folder with "
+            f"{files_expected}, a hub name, or 'tiny'"
         ) from error
+
+
+@contextmanager
+def _hub_without_its_log() -> Iterator[None]:
+    """A hub that cannot be reached is said by the error, and not by a line for every time that it was asked."""
+    log = logging.getLogger("huggingface_hub")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+
+
+def _of_a_run(folder: Path) -> str:
+    """That a folder is a training run's, and which of its folders may be meant; nothing where it is none."""
+    if not (folder / "run.yaml").is_file() or (folder / "config.json").is_file():
+        return ""
+    made = [str(folder / name) for name in ("drafter", "target") if (folder / name / "config.json").is_file()]
+    return f"it is the folder of a run; name {' or '.join(made)}" if made else "it is the folder of an unfinished run"
 
 
 def _reason(error: BaseException) -> str:

@@ -118,7 +118,9 @@ def check_model(recipe: Recipe, models: Models) -> str:
     )
     listed = ", ".join(f"{in_units(count)} for {what}" for what, count in need.items())
     total = f"about {in_units(sum(need.values()))} on each of {devices}"
-    return f"{trained(model) / 1e6:,.2f} M parameters; {listed}: {total}"
+    slow = recipe.record.has_target and parameters(model) >= parameters(models.target())
+    warned = "; it is as large as its target, and drafting with it takes as long as the target's own calls" * slow
+    return f"{trained(model) / 1e6:,.2f} M parameters; {listed}: {total}{warned}"
 
 
 def check_recipe(recipe: Recipe) -> None:

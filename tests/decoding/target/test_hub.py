@@ -6,6 +6,7 @@ import builtins
 import errno
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -85,3 +86,20 @@ def test_quantised_weights_are_no_reason_to_trust(how: dict[str, str], tmp_path:
     with pytest.raises(RequestError, match=r"quantised.*take the unquantised model \(bf16\)") as no:
         load_config(str(tmp_path))
     assert "trust" not in str(no.value)
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        ([], "it is the folder of an unfinished run"),
+        (["drafter"], "it is the folder of a run; name {run}/drafter;"),
+        (["drafter", "target"], "it is the folder of a run; name {run}/drafter or {run}/target;"),
+    ],
+)
+def test_a_runs_folder_is_taken_for_no_model(made: list[str], said: str, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("method: eagle")
+    for name in made:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    with pytest.raises(RequestError, match=re.escape(said.format(run=tmp_path))):
+        load_config(str(tmp_path))

@@ -144,6 +144,7 @@ def test_a_draft_to_go_on_from(tmp_path: Path, rows: Path, chat_tokenizer_folder
     out, source = tmp_path / "out", str(rows)
     message = run("distill-tiny", out, data__source=source, model__start_from=str(mine))
     assert "12.05 M parameters" in message
+    assert "it is as large as its target" in message
     for path in chat_tokenizer_folder.iterdir():
         shutil.copy(path, mine / path.name)
     with pytest.raises(RequestError, match="has another tokenizer than the target: token"):

@@ -199,6 +199,17 @@ def test_all_errors_at_once(tmp_path: Path) -> None:
     assert any("loop.micro_rows (--loop.micro_rows)" in line for line in lines)
 
 
+def test_errors_of_flags_alone_blame_no_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "distill-tiny", "--drafter.suffix_least", "2"]) == 2
+    first, second = capfd.readouterr().err.splitlines()
+    assert first == "draftsmith: 1 error in the flags"
+    assert second.startswith("  - drafter.suffix_least (--drafter.suffix_least): found 2")
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text("loop: {stepz: 1}")
+    assert main(["show", str(wrong), "--loop.steps", "none"]) == 2
+    assert capfd.readouterr().err.startswith(f"draftsmith: {wrong}: 2 errors in the recipe\n")
+
+
 def test_as_many_errors_as_fit_on_a_screen(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "many.yaml"
     path.write_text("method: distill\n" + "".join(f"stepz_{n}: 1\n" for n in range(2_000)))
