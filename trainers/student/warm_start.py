@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from ...decoding.target.backbone import Backbone
+from ...drafters.families import FAMILIES
 from ...drafters.folder import read_entry
 from ...drafters.identity import TargetIdentity
 from ...drafters.weights import load_weights
@@ -60,11 +61,8 @@ def check_warm_start(module: nn.Module, recipe: Sections, target: TargetIdentity
         target: None where it is not known yet.
     """
     check_not_pruned(recipe.model)
-    folder, family = Path(recipe.model.start_from or ""), str(module.family)
-    try:
-        entry = read_entry(folder)
-    except RequestError as error:
-        raise RequestError(f"model.start_from: {error}") from error
+    folder = Path(recipe.model.start_from or "")
+    entry, family = _entry(folder), str(module.family)
     if entry["family"] != family:
         raise RequestError(
             f"model.start_from names {folder}, a drafter of family {entry['family']!r}; this run "
@@ -74,6 +72,22 @@ def check_warm_start(module: nn.Module, recipe: Sections, target: TargetIdentity
     if target is not None:
         entry["identity"].check_same(target, f"{folder} (model.start_from)")
     _check_sizes(module, recipe, entry["settings"], folder)
+
+
+def check_start_folder(recipe: Sections) -> None:
+    """Raise RequestError for a `start_from` that holds no drafter, where one is expected; reads no weights."""
+    family = METHODS[recipe.method].family
+    if recipe.model.start_from is not None and family in FAMILIES and FAMILIES[family].build is not None:
+        check_not_pruned(recipe.model)
+        _entry(Path(recipe.model.start_from))
+
+
+def _entry(folder: Path) -> dict[str, Any]:
+    """What `read_entry` says of a folder that the recipe names."""
+    try:
+        return read_entry(folder)
+    except RequestError as error:
+        raise RequestError(f"model.start_from: {error}") from error
 
 
 def _check_sizes(module: Any, recipe: Sections, settings: dict[str, Any], folder: Path) -> None:

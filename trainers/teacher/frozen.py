@@ -30,6 +30,7 @@ from ..loop.processes import name_the_silent
 from ..loop.setup import make_accelerator, make_deterministic, run_loop
 from ..methods import METHODS
 from ..sections import Run, Sections
+from ..student.warm_start import check_start_folder
 from .engine_answers import answered_rows
 from .feature_cache import feature_source
 from .features import Featured
@@ -90,6 +91,7 @@ def run_for_target(
         check_rows: called as soon as the rows are there.
     """
     recipe, plan = run.recipe, plan_of(run.recipe)
+    check_start_folder(recipe)
     accelerator, teacher = load_teacher(run, check_target)
     cut = recipe.target.sharding != "none"
     # prompts that have no room are refused here too

@@ -46,6 +46,11 @@ def test_hass_behind_eagle(tmp_path: Path, capfd: pytest.CaptureFixture[str]) ->
         "another family": ("medusa-tiny", drafter, "this run trains one of family 'medusa'"),
         "another target": ("hass-tiny", str(other), "(model.start_from) was made for target"),
     }
+    assert (
+        main(["train", "hass-tiny", *STILL, "--model.start_from", str(first), "--out", str(tmp_path / "early")]) == 2
+    )
+    assert not (tmp_path / "early" / "data.json").exists(), "rows were read, which may take hours"
+    capfd.readouterr()
     for recipe, folder, reason in refused.values():
         named = ["--model.start_from", folder, "--out", str(tmp_path / "refused")]
         assert main(["train", recipe, *TRAINING, *STILL, *named]) == 2
