@@ -205,7 +205,7 @@ def test_errors_of_flags_alone_blame_no_file(tmp_path: Path, capfd: pytest.Captu
     assert first == "draftsmith: 1 error in the flags"
     assert second.startswith("  - drafter.suffix_least (--drafter.suffix_least): found 2")
     wrong = tmp_path / "wrong.yaml"
-    wrong.write_text("loop: {stepz: 1}")
+    wrong.write_text("method: distill\nloop: {stepz: 1}\n")
     assert main(["show", str(wrong), "--loop.steps", "none"]) == 2
     assert capfd.readouterr().err.startswith(f"draftsmith: {wrong}: 2 errors in the recipe\n")
 
