@@ -52,10 +52,7 @@ def accept_greedy(logits_BNV: Tensor, proposal: Proposal, _warper: Warper, _unif
     Lossless at temperature 0 however the tokens were drawn: the emitted tokens are the target's own.
     `alpha_hat` is 0 or 1, as a greedy target's distribution is a point mass.
     """
-    wanted_BN = logits_BNV.argmax(-1)
-    if proposal.tree.is_chain:
-        return _walk_chain(wanted_BN, proposal, None)
-    return _walk_matching(lambda at_B: (_at(wanted_BN, at_B), None), proposal)
+    return _walk_matching(logits_BNV.argmax(-1), proposal)
 
 
 def accept_chain(logits_BNV: Tensor, proposal: Proposal, warper: Warper, uniforms: Uniforms) -> Outcome:
@@ -83,20 +80,9 @@ def accept_sampled(logits_BNV: Tensor, proposal: Proposal, warper: Warper, unifo
     target's own, and which of them were drafted does not change them. A candidate is accepted with
     the target's mass on the children.
     """
-    coins_BN = proposal.take_coins(uniforms)
-    if not proposal.tree.is_chain and logits_BNV.device.type == "cpu":
-        return _walk_matching(lambda at_B: _drawn_at(at_B, logits_BNV, warper, coins_BN), proposal)
     p_BNV = warper(logits_BNV)
-    drawn_BN = draw(p_BNV, coins_BN)
-    if proposal.tree.is_chain:
-        return _walk_chain(drawn_BN, proposal, p_BNV)
-    return _walk_matching(lambda at_B: (_at(drawn_BN, at_B), row_of(p_BNV, at_B)), proposal)
-
-
-def _drawn_at(at_B: Tensor, logits_BNV: Tensor, warper: Warper, coins_BN: Tensor) -> tuple[Tensor, Tensor]:
-    """What one node of each row draws, and p there: on a CPU a walk warps the nodes that it comes to alone."""
-    p_BV = warper(row_of(logits_BNV, at_B))
-    return draw(p_BV, _at(coins_BN, at_B)), p_BV
+    drawn_BN = draw(p_BNV, proposal.take_coins(uniforms))
+    return _walk_matching(drawn_BN, proposal, p_BNV)
 
 
 def accept_tree(logits_BNV: Tensor, proposal: Proposal, warper: Warper, uniforms: Uniforms) -> Outcome:
@@ -326,41 +312,37 @@ def _normalised(x_BV: Tensor) -> Tensor:
     return x_BV / x_BV.sum(-1, keepdim=True).clamp_min(1e-30)
 
 
-# the node that each row has come to [B] -> the token wanted there [B], and p there [B, V] where tokens are drawn
-_Wanted = Callable[[Tensor], tuple[Tensor, Tensor | None]]
-
-
-def _walk_matching(wanted: _Wanted, proposal: Proposal) -> Outcome:
+def _walk_matching(wanted_BN: Tensor, proposal: Proposal, p_BNV: Tensor | None = None) -> Outcome:
     """Follow from the root the child that equals the token wanted at its parent."""
+    if proposal.tree.is_chain:
+        return _walk_chain(wanted_BN, proposal, p_BNV)
     tokens_BN = proposal.tokens_BN
-    parents_BN = proposal.tree.on(tokens_BN.device).parents_BN
+    nodes = proposal.tree.on(tokens_BN.device)
+    parents_BN = nodes.parents_BN
     if proposal.present_BN is not None:
         parents_BN = torch.where(proposal.present_BN, parents_BN, -1)
     at_B = torch.zeros_like(tokens_BN[:, 0])
     alive_B = torch.ones_like(at_B, dtype=torch.bool)
     path, tested, alpha = [], [], []
     for _ in range(proposal.tree.depth):
-        wanted_B, p_BV = wanted(at_B)
         child_BN = parents_BN == at_B[:, None]
-        hit_BN = child_BN & (tokens_BN == wanted_B[:, None])
+        hit_BN = child_BN & (tokens_BN == wanted_BN.gather(1, at_B[:, None]))
         tested.append(alive_B & child_BN.any(1))
-        alpha.append(_mass_of_children(child_BN, hit_BN, tokens_BN, p_BV))
+        alpha.append(_mass_of_children(child_BN, hit_BN, tokens_BN, at_B, p_BNV))
         alive_B = alive_B & hit_BN.any(1)
         at_B = torch.where(alive_B, hit_BN.to(torch.uint8).argmax(1), at_B)
         path.append(torch.where(alive_B, at_B, -1))
-    extra_B, _ = wanted(at_B)
+    extra_B = wanted_BN.gather(1, at_B[:, None]).squeeze(1)
     return _outcome(stack_depths(path, at_B), extra_B, tested, alpha)
 
 
-def _at(x_BN: Tensor, at_B: Tensor) -> Tensor:
-    """The entry of one node of each row, [B]."""
-    return x_BN.gather(1, at_B[:, None]).squeeze(1)
-
-
-def _mass_of_children(child_BN: Tensor, hit_BN: Tensor, tokens_BN: Tensor, p_BV: Tensor | None) -> Tensor:
+def _mass_of_children(
+    child_BN: Tensor, hit_BN: Tensor, tokens_BN: Tensor, at_B: Tensor, p_BNV: Tensor | None
+) -> Tensor:
     """The target's mass on the children of a node; equal siblings count once. [B], fp32."""
-    if p_BV is None:
+    if p_BNV is None:
         return hit_BN.any(1).float()
+    p_BV = row_of(p_BNV, at_B)
     # added up rather than set: another node of the tree may carry the same token
     covered_BV = torch.zeros_like(p_BV).scatter_add(1, tokens_BN, child_BN.float())
     return (p_BV * (covered_BV > 0)).sum(-1)
