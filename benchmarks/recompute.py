@@ -11,7 +11,6 @@ out. Last the most memory that torch held beyond weights, gradients and what was
 from __future__ import annotations
 
 import argparse
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +24,7 @@ from draftsmith.benchmarks.common.random_models import narrow_target
 from draftsmith.benchmarks.common.records import Cell, Record, figure, table_of
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.eval.measure.metrics import ratio
+from draftsmith.eval.measure.timing import turns
 from draftsmith.launch.recipe.model import Recipe
 from draftsmith.trainers import distill, eagle3, hydra, medusa, medusa2
 from draftsmith.trainers.block import dflash, dflash2, mtp, pard, peagle
@@ -121,31 +121,16 @@ def row_of(
     for one, other in zip(arms[False].learnt(), arms[True].learnt(), strict=True):
         if not torch.equal(one, other):
             raise AssertionError(f"{name}: numbers differ with the switch")
-    seconds: dict[bool, list[float]] = {False: [], True: []}
-    for _ in range(args.rounds):
-        for on, arm in arms.items():
-            began = now(args)
-            arm.step()
-            seconds[on].append(now(args) - began)
-    held = {on: peak_bytes(lambda arm=arm: void(arm), args.device) / args.tokens for on, arm in arms.items()}  # type: ignore[misc]
+    steps = {"without": arms[False].step, "with": arms[True].step}
+    seconds = turns(dict(steps), args.rounds, device=torch.device(args.device))
+    held = {name: peak_bytes(step, args.device) / args.tokens for name, step in steps.items()}
     return {
         "trained": name,
         "switch": f"`{method.switch}`",
-        "without": held[False],
-        "with": held[True],
-        "memory": held[True] / held[False],
-        "time": figure(ratio(np.array(seconds[True]), np.array(seconds[False])).to_list()),
+        **held,
+        "memory": held["with"] / held["without"],
+        "time": figure(ratio(np.array(seconds["with"]), np.array(seconds["without"])).to_list()),
     }
-
-
-def void(arm: Arm) -> None:
-    arm.step()
-
-
-def now(args: argparse.Namespace) -> float:
-    if args.device != "cpu":
-        torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 # ---- what both are given -----------------------------------------------------------------

@@ -67,8 +67,8 @@ class Medusa2Student(TunedStudent):
 
     def __init__(self, heads: MedusaHeads, tuned: TunedTarget, recipe: Sections) -> None:
         medusa2 = recipe.medusa2
-        again = recipe.medusa.recompute
-        heads_student = HeadsStudent(heads, tuned.model, recipe.objective, recompute=again)
+        recompute = recipe.medusa.recompute
+        heads_student = HeadsStudent(heads, tuned.model, recipe.objective, recompute=recompute)
         super().__init__(heads_student, tuned, distils=medusa2.self_distillation, chunk=recipe.objective.chunk)
         self._medusa2, self._decay = medusa2, recipe.medusa.decay
         self._grown = 1.0

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from operator import attrgetter
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -126,8 +127,8 @@ class Method:
     """Whether several processes can share a row (`loop.context_parallel`)."""
     compiles: bool = False
     """Whether torch.compile can take parts of it (`loop.compile`)."""
-    recomputes: Callable[[Sections], bool] = lambda _recipe: False
-    """Whether these keep their ends alone, and are computed again for the gradient."""
+    recompute: str = ""
+    """The value by which these keep their ends alone, and are computed again for the gradient; empty: none does."""
     recomputed_layers: Callable[[Any], Sequence[Any]] | None = None
     """Where not a whole pass is computed again but layer by layer: which layers what is trained has."""
     keeps_inputs: bool = True
@@ -154,6 +155,10 @@ class Method:
         """Whether it trains for a target."""
         return "target" in self.reads
 
+    def recomputes(self, recipe: Sections) -> bool:
+        """Whether passes, or layers, are computed again for the gradient."""
+        return bool(self.recompute) and bool(attrgetter(self.recompute)(recipe))
+
     def hook(self, name: str) -> Callable[..., Any] | None:
         """What its module adds to a check that others do not need; `sections.py` lists them."""
         return getattr(self.code(), name, None)
@@ -179,10 +184,6 @@ _DEEPER = ("model.deepen_to",)
 _NOT_MOVING = ("objective.from_kl_share",)
 _WHOLE_TEACHER = (*_NOT_MOVING, "objective.teacher_top_k")
 _HEADS = {"heads": "medusa.heads", "layers": "medusa.layers", "shared_head": "medusa.shared_head"}
-
-
-def _model_recomputes(recipe: Sections) -> bool:
-    return recipe.model.recompute
 
 
 def _model_layers(model: Any) -> Sequence[Any]:
@@ -227,10 +228,6 @@ def _slots_per_token(recipe: Sections) -> float:
     return float(min(recipe.block.anchors, row) * recipe.block.size / row)
 
 
-def _block_recomputes(recipe: Sections) -> bool:
-    return bool(recipe.block.recompute)
-
-
 def _block_layers(net: Any) -> Sequence[Any]:
     return list(net.layers)
 
@@ -257,7 +254,7 @@ _ALL = (
         sections={"rollouts": RolloutsConfig},
         reads=("tokenizer", "model"),
         ignores=(*_WHOLE_TEACHER, "rollouts.by", "rollouts.student_tokens"),
-        recomputes=_model_recomputes,
+        recompute="model.recompute",
         recomputed_layers=_model_layers,
         compiles=True,
     ),
@@ -268,7 +265,7 @@ _ALL = (
         sections={"lora": LoraConfig, "rollouts": RolloutsConfig},
         reads=(*_WITH_TARGET, "model"),
         ignores=(*_DEEPER, "rollouts.unlikelihood"),
-        recomputes=_model_recomputes,
+        recompute="model.recompute",
         recomputed_layers=_model_layers,
         compiles=True,
     ),
@@ -283,7 +280,7 @@ _ALL = (
         positions=_masks_and_text,
         passes=_masks_and_text,
         mask=_all_by_all,
-        recomputes=_model_recomputes,
+        recompute="model.recompute",
         recomputed_layers=_model_layers,
     ),
     Method(
@@ -293,7 +290,7 @@ _ALL = (
         sections={"lora": LoraConfig, "boost": BoostConfig},
         reads=(*_WITH_TARGET, "model"),
         ignores=_DEEPER,
-        recomputes=_model_recomputes,
+        recompute="model.recompute",
         recomputed_layers=_model_layers,
         origins=lambda recipe: [*_start_from(recipe), *(each for each in recipe.boost.start_from if each)],
         runs=lambda recipe: int(recipe.boost.members) if recipe.boost.order == "in_turn" else 1,
@@ -310,7 +307,7 @@ _ALL = (
         ignores=_NOT_MOVING,
         sizes=_HEADS,
         positions=_heads,
-        recomputes=lambda recipe: bool(recipe.medusa.recompute),
+        recompute="medusa.recompute",
         recomputed_layers=_heads_of,
         keeps_inputs=False,
         probe_depth=_heads,
@@ -325,7 +322,7 @@ _ALL = (
         ignores=_NOT_MOVING,
         sizes=_HEADS,
         positions=_heads,
-        recomputes=lambda recipe: bool(recipe.medusa.recompute),
+        recompute="medusa.recompute",
         recomputed_layers=_heads_of,
         keeps_inputs=False,
         probe_depth=_heads,
@@ -341,7 +338,7 @@ _ALL = (
         ignores=_NOT_MOVING,
         sizes=_HEADS,
         positions=_heads,
-        recomputes=lambda recipe: bool(recipe.medusa.recompute),
+        recompute="medusa.recompute",
         recomputed_layers=_heads_of,
         keeps_inputs=False,
         probe_depth=_heads,
@@ -370,7 +367,7 @@ _ALL = (
         positions=lambda recipe: int(recipe.eagle.passes),
         passes=lambda recipe: int(recipe.eagle.passes),
         cuts_rows=True,
-        recomputes=lambda recipe: bool(recipe.eagle.recompute),
+        recompute="eagle.recompute",
         compiles=True,
     ),
     Method(
@@ -388,7 +385,7 @@ _ALL = (
         positions=lambda recipe: int(recipe.eagle3.passes),
         passes=lambda recipe: int(recipe.eagle3.passes),
         cuts_rows=True,
-        recomputes=lambda recipe: bool(recipe.eagle3.recompute),
+        recompute="eagle3.recompute",
         compiles=True,
     ),
     Method(
@@ -404,7 +401,7 @@ _ALL = (
         # norms of queries and keys, and of both halves of a pair, keep what they read too
         passes=lambda recipe: 1.2 * recipe.mtp.passes,
         cuts_rows=True,
-        recomputes=lambda recipe: bool(recipe.mtp.recompute),
+        recompute="mtp.recompute",
         compiles=True,
     ),
     Method(
@@ -424,7 +421,7 @@ _ALL = (
         # queries, keys and values of the text are laid out a second time, for the mask pairs
         passes=lambda recipe: 0.25 + _pairs_per_token(recipe),
         mask=_pairs_by_text,
-        recomputes=lambda recipe: bool(recipe.peagle.recompute),
+        recompute="peagle.recompute",
         recomputed_layers=lambda net: [net.midlayer, *net.deeper],
     ),
     Method(
@@ -440,7 +437,7 @@ _ALL = (
         # the text itself goes through a few of the projections alone
         passes=lambda recipe: 0.5 + _slots_per_token(recipe),
         mask=_slots_and_text,
-        recomputes=_block_recomputes,
+        recompute="block.recompute",
         recomputed_layers=_block_layers,
         beside=0.5,
         probe_depth=lambda recipe: int(recipe.block.size) - (recipe.block.layout != "anchor-first"),
@@ -458,7 +455,7 @@ _ALL = (
         positions=_slots_per_token,
         passes=lambda recipe: 0.5 + _slots_per_token(recipe),
         mask=_slots_and_text,
-        recomputes=_block_recomputes,
+        recompute="block.recompute",
         recomputed_layers=_block_layers,
         beside=0.5,
         probe_depth=lambda recipe: int(recipe.block.size) - (recipe.block.layout == "fill-in"),
@@ -477,7 +474,7 @@ _ALL = (
         positions=_slots_per_token,
         passes=lambda recipe: 0.5 + _slots_per_token(recipe),
         mask=_slots_and_text,
-        recomputes=_block_recomputes,
+        recompute="block.recompute",
         recomputed_layers=_block_layers,
         beside=0.5,
         probe_depth=lambda recipe: int(recipe.block.size) - (recipe.block.layout != "anchor-first"),

@@ -188,15 +188,15 @@ def run(recipe: Sections, out: Path, resume: str = "auto", _make_probe: MakeProb
 
 def tokenizer_for(data: DataConfig, config: TokenizerConfig, out: Path) -> PreTrainedTokenizerBase:
     """The named tokenizer, or one trained once per run folder, so that a resume finds the same."""
-    name = config.chat_template
-    template = None if name is None else named_template(name)
     if config.path is not None:
         named = load_tokenizer(config.path)
-        if template is not None:
-            named.chat_template = template
+        if config.chat_template is not None:
+            named.chat_template = named_template(config.chat_template)
         return named
     folder = out / "tokenizer"
     if not folder.is_dir():
+        name = config.chat_template
+        template = None if name is None else named_template(name)
         made = train_tokenizer(training_texts(data), config.vocabulary, chat_template=template)
         replace_folder(folder, lambda staging: _save_tokenizer(made, staging))
     return load_tokenizer(str(folder))

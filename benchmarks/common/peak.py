@@ -8,7 +8,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 
-def peak_bytes(work: Callable[[], None], device: str) -> int:
+def peak_bytes(work: Callable[[], object], device: str) -> int:
     """The most bytes that torch held at once while at work, beyond what it held before."""
     if device != "cpu":
         before = torch.cuda.memory_allocated()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _IN_A_ROW = 2
 """Calls of a turn."""
-_ROUNDS, _AT_LEAST, _SECONDS = 30, 5, 10.0
+_ROUNDS = {"rounds": 30, "within": 10.0, "at_least": 5}
 """Turns of every call, as many as fit into so many seconds, but some at the least: where others use the machine's
 memory too, it takes many to know a cost within a few per cent."""
 
@@ -65,16 +65,17 @@ def measure_costs(
     lengths: Sequence[int],
     *,
     context: int,
-    rounds: int = _ROUNDS,
+    rounds: int | None = None,
     rows: int = 1,
     text: Sequence[int] = (1,),
 ) -> Costs:
     """Forward times of `rows` rows behind `context` tokens, all variants in turn in every round.
 
     Calls of a variant follow each other, as in decoding: behind a call of other shapes the first one finds other
-    weights in the cache. Fewer rounds than `rounds` where they would take long.
+    weights in the cache.
 
     Args:
+        rounds: None for as many as are worth their time.
         text: ids that the calls read, over and over; with one alone, all nodes reach the same experts of a mixture.
     """
     arms = {"target": _one_call(target, 0, context, rows, text)}
@@ -82,9 +83,8 @@ def measure_costs(
         arms["draft"] = _one_call(draft, 0, context, rows, text)
     for length in lengths:
         arms[f"verify {length}"] = _one_call(target, length, context, rows, text)
-    times = turns(
-        arms, rounds, device=target.device, repeats=_IN_A_ROW, within=_SECONDS, at_least=min(rounds, _AT_LEAST)
-    )
+    how: dict[str, Any] = _ROUNDS if rounds is None else {"rounds": rounds}
+    times = turns(arms, **how, device=target.device, repeats=_IN_A_ROW)
     base = times["target"]
     c = None if draft is None else times_as_long(times["draft"], base)
     return Costs(median(base), c, {n: times_as_long(times[f"verify {n}"], base) for n in lengths})

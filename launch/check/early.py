@@ -215,9 +215,9 @@ def check_tune(request: TuneRequest, overrides: Sequence[tuple[str, str]]) -> li
         raise RequestError(
             "without a run nothing says which rows were held out from the drafter; name prompts by --prompts"
         )
-    twice = {folder for folder in others if [*request.runs].count(folder) > 1} | {run} & {*others}
-    if twice:
-        raise RequestError(f"{min(map(str, twice))} is named twice; expected each run once")
+    for folder in others:
+        if request.runs.count(folder) > 1:
+            raise RequestError(f"{folder} is named twice; expected each run once")
     for folder in (pair.drafter for pair in pairs if pair.drafter is not None):
         if not folder.is_dir():
             raise RequestError(

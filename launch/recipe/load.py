@@ -90,8 +90,7 @@ def load_recipe(name: str, overrides: Sequence[tuple[str, str]] = ()) -> Resolve
     except ValidationError as error:
         collected.errors += [_explain(each, collected, file) for each in error.errors()]
     if collected.errors:
-        place = "the flags" if overrides and _is_right(file) else "the recipe"
-        raise RequestError(_all_errors(file if place == "the recipe" else None, place, collected.errors))
+        raise RequestError(_all_errors(None if overrides and _is_right(file) else file, collected.errors))
     origin = {".".join(path): where for path, where in collected.origin.items()}
     return Resolved(recipe, {path: origin.get(path, "default") for path in field_paths()}, collected.sections)
 
@@ -105,14 +104,15 @@ def _is_right(file: Path) -> bool:
     return True
 
 
-def _all_errors(file: Path | None, place: str, errors: Sequence[Reason]) -> str:
-    """One screen: how many, the first of them, each on its line; `file` where they are in it."""
+def _all_errors(file: Path | None, errors: Sequence[Reason]) -> str:
+    """One screen: how many, the first of them, each on its line; without a file they are those of flags."""
     count = len(errors)
     lines = [each if isinstance(each, str) else each() for each in errors[:_SHOWN]]
     short = [line if len(line) <= _LONGEST else f"{line[: _LONGEST - 3]}..." for line in lines]
     if count > _SHOWN:
         short.append(f"and {count - _SHOWN:,} more")
-    head = f"{'' if file is None else f'{file}: '}{count:,} error{'s' * (count > 1)} in {place}"
+    found = f"{count:,} error{'s' * (count > 1)}"
+    head = f"{found} in the flags" if file is None else f"{file}: {found} in the recipe"
     return "\n".join([head, *(f"  - {line}" for line in short)])
 
 

@@ -75,7 +75,7 @@ def student(
         )
     if recipe.pard.drafts > 1 and recipe.row_tokens > MASKED:
         check_spans(draft)
-        if recipe.model.recompute:
+        if recipe.model.recompute:  # as `make_draft` has asked for, and what each layer attends by with it
             recompute_layers(draft, whose(recipe.model), within=partial(attending_as_now, draft))
     mark(draft, _mask(draft, recipe.pard.mask_token, tokenizer))
     return draft
