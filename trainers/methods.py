@@ -187,9 +187,9 @@ _HEADS = {"heads": "medusa.heads", "layers": "medusa.layers", "shared_head": "me
 
 
 def _model_layers(model: Any) -> Sequence[Any]:
-    from .student.recomputed import recomputed_layers
+    from .student.recomputed import layers_within
 
-    return recomputed_layers(model)
+    return layers_within(model)
 
 
 def _heads(recipe: Sections) -> int:

@@ -313,39 +313,44 @@ def _normalised(x_BV: Tensor) -> Tensor:
 
 
 def _walk_matching(wanted_BN: Tensor, proposal: Proposal, p_BNV: Tensor | None = None) -> Outcome:
-    """Follow from the root the child that equals the token wanted at its parent."""
+    """Follow from the root the child that equals the token wanted at its parent, all depths at once."""
     if proposal.tree.is_chain:
         return _walk_chain(wanted_BN, proposal, p_BNV)
-    tokens_BN = proposal.tokens_BN
+    tokens_BN, depth = proposal.tokens_BN, proposal.tree.depth
     nodes = proposal.tree.on(tokens_BN.device)
-    parents_BN = nodes.parents_BN
+    parents_BN = nodes.parents_BN.expand_as(tokens_BN)
     if proposal.present_BN is not None:
         parents_BN = torch.where(proposal.present_BN, parents_BN, -1)
-    at_B = torch.zeros_like(tokens_BN[:, 0])
-    alive_B = torch.ones_like(at_B, dtype=torch.bool)
-    path, tested, alpha = [], [], []
-    for _ in range(proposal.tree.depth):
-        child_BN = parents_BN == at_B[:, None]
-        hit_BN = child_BN & (tokens_BN == wanted_BN.gather(1, at_B[:, None]))
-        tested.append(alive_B & child_BN.any(1))
-        alpha.append(_mass_of_children(child_BN, hit_BN, tokens_BN, at_B, p_BNV))
-        alive_B = alive_B & hit_BN.any(1)
-        at_B = torch.where(alive_B, hit_BN.to(torch.uint8).argmax(1), at_B)
-        path.append(torch.where(alive_B, at_B, -1))
-    extra_B = wanted_BN.gather(1, at_B[:, None]).squeeze(1)
-    return _outcome(stack_depths(path, at_B), extra_B, tested, alpha)
-
-
-def _mass_of_children(
-    child_BN: Tensor, hit_BN: Tensor, tokens_BN: Tensor, at_B: Tensor, p_BNV: Tensor | None
-) -> Tensor:
-    """The target's mass on the children of a node; equal siblings count once. [B], fp32."""
+    above_BN = parents_BN.clamp_min(0)
+    first_BN = (parents_BN >= 0) & ~_repeated(tokens_BN, parents_BN)
+    hit_BN = first_BN & (tokens_BN == wanted_BN.gather(1, above_BN))
+    hit_BN[:, 0] = True
+    kept_BN = (hit_BN[:, None] | ~nodes.ancestors_BNN).all(2)
+    # slot d holds the kept node of depth d, slot 0 the root; the others are written to a slot that is cut off
+    slot_BN = torch.where(kept_BN & (nodes.depths_BN <= depth), nodes.depths_BN, depth + 1)
+    node_BN = torch.arange(tokens_BN.shape[1], device=tokens_BN.device).expand_as(tokens_BN)
+    at_BX = slot_BN.new_full((len(tokens_BN), depth + 2), -1).scatter(1, slot_BN, node_BN)[:, :-1]
+    path_BD = at_BX[:, 1:]
+    accepted_B = (path_BD >= 0).sum(1)
+    extra_B = wanted_BN.gather(1, at_BX.gather(1, accepted_B[:, None])).squeeze(1)
+    # behind the end of the path no node has children: -2 is nobody's parent
+    reached_BD1 = torch.where(at_BX < 0, -2, at_BX)[:, :-1, None]
+    child_BDN = parents_BN[:, None] == reached_BD1
     if p_BNV is None:
-        return hit_BN.any(1).float()
-    p_BV = row_of(p_BNV, at_B)
-    # added up rather than set: another node of the tree may carry the same token
-    covered_BV = torch.zeros_like(p_BV).scatter_add(1, tokens_BN, child_BN.float())
-    return (p_BV * (covered_BV > 0)).sum(-1)
+        alpha_BD = (path_BD >= 0).float()
+    else:
+        row_B1 = torch.arange(len(tokens_BN), device=tokens_BN.device)[:, None]
+        mass_BN = p_BNV[row_B1, above_BN, tokens_BN] * first_BN  # equal siblings count once
+        alpha_BD = (mass_BN[:, None] * child_BDN).sum(2)
+    return Outcome(accepted_B, path_BD, extra_B, child_BDN.any(2), alpha_BD)
+
+
+def _repeated(tokens_BN: Tensor, parents_BN: Tensor) -> Tensor:
+    """Whether an earlier child of the same parent carries the same token. bool [B, N]."""
+    node_N = torch.arange(tokens_BN.shape[1], device=tokens_BN.device)
+    # not `tril`, which wakes all threads for however little
+    twin_BNN = (tokens_BN[:, :, None] == tokens_BN[:, None]) & (parents_BN[:, :, None] == parents_BN[:, None])
+    return (twin_BNN & (node_N < node_N[:, None])).any(2)
 
 
 def _walk_chain(wanted_BN: Tensor, proposal: Proposal, p_BNV: Tensor | None) -> Outcome:

@@ -1,6 +1,7 @@
 """What a recipe that does not fit a described machine would have to change: the fewest values, then more devices.
 
-Each change keeps what is learnt: it spreads or divides work, and rounds no weight. Read next: `memory.py`, the sum.
+Each change keeps what is learnt: it spreads, divides or repeats work, and rounds no weight. Read next: `memory.py`,
+the sum.
 """
 
 from __future__ import annotations
@@ -65,12 +66,14 @@ def _with_an_engine(recipe: Recipe, student: nn.Module, target: PreTrainedModel)
 
 def _changes(recipe: Recipe, processes: int) -> Iterator[dict[str, Any]]:
     """Sets of values by dotted path, the smaller first; only those whose batch can be divided."""
-    loop, machine = recipe.loop, recipe.machine
+    loop, machine, again = recipe.loop, recipe.machine, recipe.record.recompute
     single: dict[str, Any] = {}
     if machine.sharding == "none" and recipe.optimizer.name == "adamw":
         single["machine.sharding"] = "zero2"
     if loop.micro_rows > 1:
         single["loop.micro_rows"] = 1
+    if again and not recipe.record.recomputes(recipe):
+        single[again] = True
     more = {"machine.processes": processes} if processes != machine.processes else {}
     sets = [
         more | {path: single[path] for path in paths} | cut

@@ -50,11 +50,11 @@ def recompute_layers(model: Any, whose: str, field: str = "model.recompute", *, 
     model.disable_input_require_grads()
 
 
-def recomputed_layers(model: nn.Module) -> list[nn.Module]:
-    """The layers of all models within `model` that keep their inputs alone, none inside of another."""
-    if _is_able(model) and model.gradient_checkpointing:
+def layers_within(model: nn.Module) -> list[nn.Module]:
+    """The layers of all models within `model` that would keep their inputs alone, none inside of another."""
+    if _is_able(model):
         return [model]
-    return [layer for each in model.children() for layer in recomputed_layers(each)]
+    return [layer for each in model.children() for layer in layers_within(each)]
 
 
 def decoder_layers(model: Any) -> list[nn.Module]:

@@ -30,16 +30,16 @@ SIZES = Path(draftsmith.__file__).parent / "recipes" / "assets" / "sizes"
 P_DENSE, P_EXPERTS = 70_553_706_496, 235_093_634_560
 
 
-def run(out: Path, *values: dict[str, str]) -> str:
+def run(out: Path, *values: dict[str, str], recipe: str = "eagle3-8b") -> str:
     told = io.StringIO()
     overrides = [pair for each in values for pair in each.items()]
-    check(load_recipe("eagle3-8b", overrides), Console(file=told, width=1200), out)
+    check(load_recipe(recipe, overrides), Console(file=told, width=1200), out)
     return " ".join(told.getvalue().split())
 
 
-def refused(out: Path, *values: dict[str, str]) -> str:
+def refused(out: Path, *values: dict[str, str], recipe: str = "eagle3-8b") -> str:
     with pytest.raises(EnvironmentFailure, match="the pre-flight fails") as raised:
-        run(out, *values)
+        run(out, *values, recipe=recipe)
     return str(raised.value)
 
 
@@ -99,9 +99,24 @@ def test_one_device_is_offered_its_host(tmp_path: Path) -> None:
 
 def test_what_cannot_be_spread_takes_more_devices(tmp_path: Path) -> None:
     """The layers are with the host already; two gathered ones and the activations are on every device."""
-    offloaded = CUT | {"target.offload": "true", "machine.device_gb": "27", "loop.micro_rows": "1"}
+    offloaded = CUT | {"target.offload": "true", "machine.device_gb": "19", "loop.micro_rows": "1"}
+    offloaded |= {"eagle3.recompute": "true"}
     message = refused(tmp_path / "out", DENSE, offloaded)
     assert "The nearest change that fits is --machine.processes 16: about" in message
+
+
+LONG = {"data.sequence_length": "8192", "loop.micro_rows": "1", "loop.batch_rows": "8"}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "value", "device_gb"), [("pard-8b", "model.recompute", "48"), ("eagle3-8b", "eagle3.recompute", "24")]
+)
+def test_long_rows_are_offered_to_be_computed_again(recipe: str, value: str, device_gb: str, tmp_path: Path) -> None:
+    """No other single change helps: the target is cut already, or activations alone are more than a device has left."""
+    machine = LONG | {"machine.device_gb": device_gb} | (CUT if recipe == "eagle3-8b" else {})
+    message = refused(tmp_path / "out", machine, recipe=recipe)
+    assert f"The nearest change that fits is --{value} true: about" in message
+    assert "FAILS" not in run(tmp_path / "out", machine, {value: "true"}, recipe=recipe)
 
 
 @pytest.mark.slow

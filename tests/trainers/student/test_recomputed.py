@@ -25,7 +25,7 @@ from draftsmith.trainers.method_config import BlockConfig, MedusaConfig, PardCon
 from draftsmith.trainers.student.compiled import Compiled
 from draftsmith.trainers.student.distillation import DraftStudent, teacher_of
 from draftsmith.trainers.student.lora import add_adapter
-from draftsmith.trainers.student.recomputed import decoder_layers, recompute_layers, recomputed_layers
+from draftsmith.trainers.student.recomputed import decoder_layers, layers_within, recompute_layers
 from draftsmith.trainers.teacher.tuned import TunedTarget
 from faults import ranks, recomputed_ranks, toy
 from faults.recomputed_ranks import draft
@@ -103,6 +103,11 @@ def student(model: Any) -> tuple[DraftStudent, Any]:
     with torch.no_grad():
         batch = packed()
         return made, teacher_of(target, hidden_states(target, batch), batch)
+
+
+def recomputed_layers(model: Any) -> list[nn.Module]:
+    """Those that keep their inputs alone."""
+    return [layer for layer in layers_within(model) if layer.gradient_checkpointing]
 
 
 def check_model(model: Any, share: float) -> None:
