@@ -54,6 +54,7 @@ def check(resolved: Resolved, console: Console, out: Path | None = None) -> None
         check_name(out)
     table = Table("check", "found", "verdict")
     failures: list[DraftsmithError] = []
+    found_by: dict[str, str] = {}  # what fails, by its words: what several checks need fails in each of them
     waiting: list[str] = []
     for name, run in _checks(recipe, out).items():
         try:
@@ -65,7 +66,8 @@ def check(resolved: Resolved, console: Console, out: Path | None = None) -> None
             table.add_row(name, Text(text), "waits" if isinstance(result, Waits) else "ok")
         except DraftsmithError as error:
             failures.append(error)
-            table.add_row(name, Text(str(error).splitlines()[0]), "FAILS")
+            first = found_by.setdefault(str(error), name)
+            table.add_row(name, Text(str(error).splitlines()[0] if first == name else f"as {first}"), "FAILS")
     console.print(table)
     for line in foreign_sections(resolved):
         console.print(Text(line))
@@ -282,7 +284,6 @@ def _lengths(prompts: Sequence[Prompt], models: Models, config: EvalConfig) -> t
 
 
 def _together(failures: list[DraftsmithError]) -> DraftsmithError:
-    # what several checks need fails in each of them, and is said once
     reasons = dict.fromkeys(str(failure) for failure in failures)
     message = "\n".join(["the pre-flight fails:", *(f"  - {reason}" for reason in reasons)])
     kinds = {type(failure) for failure in failures}

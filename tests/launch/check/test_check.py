@@ -236,6 +236,14 @@ def test_the_verb(tmp_path: Path, rows: Path, capfd: pytest.CaptureFixture[str])
     assert "ready to train" not in message.out
 
 
+def test_what_fails_for_one_reason_is_said_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Model, data and others need the target; where it is not, their rows name its row."""
+    assert main(["check", "distill-tiny", "--target.path", str(tmp_path / "nowhere"), "--out", str(tmp_path)]) == 2
+    table = capfd.readouterr().out
+    fails = [line.split("\u2502")[2].strip() for line in table.splitlines() if "FAILS" in line]
+    assert fails.count("as target") == len(fails) - 1 > 1
+
+
 def test_a_failure_is_looked_up_once() -> None:
     tries = []
 
