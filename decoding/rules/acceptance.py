@@ -22,6 +22,7 @@ from .. import kernels
 from ..proposal import DraftSampling, Proposal, Trials
 from ..random import Uniforms
 from ..sampling import Warper, draw
+from ..tree.tree import Nodes
 
 
 class Outcome(NamedTuple):
@@ -221,12 +222,6 @@ def stack_depths(per_depth: list[Tensor], like_B: Tensor) -> Tensor:
     return torch.stack(per_depth, 1) if per_depth else like_B[:, None][:, :0]
 
 
-def _outcome(path_BD: Tensor, extra_B: Tensor, tested: list[Tensor], alpha: list[Tensor]) -> Outcome:
-    accepted_B = (path_BD >= 0).sum(1)
-    tested_BD = stack_depths(tested, extra_B).bool()
-    return Outcome(accepted_B, path_BD, extra_B, tested_BD, stack_depths(alpha, extra_B).float())
-
-
 def _candidates(child_BNC: Tensor, proposal: Proposal) -> Tensor:
     """Children that may be accepted, per row; -1 elsewhere. int64 [B, N, C]."""
     child_BNC = child_BNC.expand(len(proposal.tokens_BN), -1, -1)
@@ -262,7 +257,8 @@ def _descend(
     for rest, nothing in ((path, -1), (tested, False), (alpha, 0.0)) if missing else ():
         rest += [torch.full_like(rest[0], nothing)] * missing
     extra_B = draw(P_BV, extra_coin_B)
-    return _outcome(stack_depths(path, at_B), extra_B, tested, alpha)
+    path_BD, tested_BD, alpha_BD = (stack_depths(each, extra_B) for each in (path, tested, alpha))
+    return Outcome((path_BD >= 0).sum(1), path_BD, extra_B, tested_BD.bool(), alpha_BD.float())
 
 
 class _Trial(NamedTuple):
@@ -316,7 +312,7 @@ def _walk_matching(wanted_BN: Tensor, proposal: Proposal, p_BNV: Tensor | None =
     """Follow from the root the child that equals the token wanted at its parent, all depths at once."""
     if proposal.tree.is_chain:
         return _walk_chain(wanted_BN, proposal, p_BNV)
-    tokens_BN, depth = proposal.tokens_BN, proposal.tree.depth
+    tokens_BN = proposal.tokens_BN
     nodes = proposal.tree.on(tokens_BN.device)
     parents_BN = nodes.parents_BN.expand_as(tokens_BN)
     if proposal.present_BN is not None:
@@ -325,17 +321,12 @@ def _walk_matching(wanted_BN: Tensor, proposal: Proposal, p_BNV: Tensor | None =
     first_BN = (parents_BN >= 0) & ~_repeated(tokens_BN, parents_BN)
     hit_BN = first_BN & (tokens_BN == wanted_BN.gather(1, above_BN))
     hit_BN[:, 0] = True
-    kept_BN = (hit_BN[:, None] | ~nodes.ancestors_BNN).all(2)
-    # slot d holds the kept node of depth d, slot 0 the root; the others are written to a slot that is cut off
-    slot_BN = torch.where(kept_BN & (nodes.depths_BN <= depth), nodes.depths_BN, depth + 1)
-    node_BN = torch.arange(tokens_BN.shape[1], device=tokens_BN.device).expand_as(tokens_BN)
-    at_BX = slot_BN.new_full((len(tokens_BN), depth + 2), -1).scatter(1, slot_BN, node_BN)[:, :-1]
+    at_BX = _reached(hit_BN, nodes, proposal.tree.depth)
     path_BD = at_BX[:, 1:]
     accepted_B = (path_BD >= 0).sum(1)
     extra_B = wanted_BN.gather(1, at_BX.gather(1, accepted_B[:, None])).squeeze(1)
     # behind the end of the path no node has children: -2 is nobody's parent
-    reached_BD1 = torch.where(at_BX < 0, -2, at_BX)[:, :-1, None]
-    child_BDN = parents_BN[:, None] == reached_BD1
+    child_BDN = parents_BN[:, None] == torch.where(at_BX < 0, -2, at_BX)[:, :-1, None]
     if p_BNV is None:
         alpha_BD = (path_BD >= 0).float()
     else:
@@ -347,14 +338,24 @@ def _walk_matching(wanted_BN: Tensor, proposal: Proposal, p_BNV: Tensor | None =
 
 def _repeated(tokens_BN: Tensor, parents_BN: Tensor) -> Tensor:
     """Whether an earlier child of the same parent carries the same token. bool [B, N]."""
-    node_N = torch.arange(tokens_BN.shape[1], device=tokens_BN.device)
-    # not `tril`, which wakes all threads for however little
-    twin_BNN = (tokens_BN[:, :, None] == tokens_BN[:, None]) & (parents_BN[:, :, None] == parents_BN[:, None])
-    return (twin_BNN & (node_N < node_N[:, None])).any(2)
+    siblings_BNN = parents_BN[:, :, None] == parents_BN[:, None]
+    return (siblings_BNN & (tokens_BN[:, :, None] == tokens_BN[:, None])).tril(-1).any(2)
+
+
+def _reached(hit_BN: Tensor, nodes: Nodes, depth: int) -> Tensor:
+    """The node of each depth that is a hit as all its ancestors are, the root first; -1 behind the last.
+
+    int64 [B, 1 + D]. Of siblings one is a hit at the most, the root always.
+    """
+    kept_BN = (hit_BN[:, None] | ~nodes.ancestors_BNN).all(2)
+    # the others are written to a slot that is cut off
+    slot_BN = torch.where(kept_BN & (nodes.depths_BN <= depth), nodes.depths_BN, depth + 1)
+    node_BN = torch.arange(hit_BN.shape[1], device=hit_BN.device).expand_as(hit_BN)
+    return slot_BN.new_full((len(hit_BN), depth + 2), -1).scatter(1, slot_BN, node_BN)[:, :-1]
 
 
 def _walk_chain(wanted_BN: Tensor, proposal: Proposal, p_BNV: Tensor | None) -> Outcome:
-    """The same on a chain, without the loop over depths."""
+    """The same on a chain, where the node of depth d is d."""
     drafted_BK = proposal.tokens_BN[:, 1:]
     hit_BK = drafted_BK == wanted_BN[:, :-1]
     if proposal.present_BN is not None:

@@ -59,6 +59,40 @@ def test_greedy_walk_is_the_plain_walk(tree: Tree, seed: int) -> None:
         assert found.extra_B[row] == wanted
 
 
+@settings(deadline=None, max_examples=60)
+@given(trees(), st.integers(0, 10_000))
+def test_a_sampled_walk_counts_the_children_that_are_there(tree: Tree, seed: int) -> None:
+    """Each distinct token of a reached node's children with its mass; the walk ends where none is the token drawn."""
+    g = torch.Generator().manual_seed(seed)
+    B, V = 5, 3
+    tokens = torch.randint(0, V, (B, len(tree)), generator=g)
+    present = torch.rand(B, len(tree), generator=g) < 0.7
+    present[:, 0] = True
+    logits, warper = torch.randn(B, len(tree), V, generator=g), Warper(0.9)
+    candidates = Proposal(tokens, tree, DraftSampling.POINT_MASS, present_BN=present)
+    found = accept_sampled(logits, candidates, warper, Uniforms(seed, range(B), "cpu"))
+    p = warper(logits)
+    for row in range(B):
+        at = 0
+        for depth in range(tree.depth):
+            children = [node for node in tree.children[at] if present[row, node]]
+            mass = sum(float(p[row, at, token]) for token in {int(tokens[row, node]) for node in children})
+            assert found.tested_BD[row, depth] == bool(children)
+            if children:  # where nothing is tested the chance counts nowhere
+                assert float(found.alpha_hat_BD[row, depth]) == pytest.approx(mass, abs=1e-6)
+            following = int(found.path_BD[row, depth])
+            if following < 0:
+                assert found.accepted_B[row] == depth
+                assert not found.tested_BD[row, depth + 1 :].any()
+                break
+            twins = [node for node in children if tokens[row, node] == tokens[row, following]]
+            assert following == twins[0]
+            at = following
+        assert int(found.extra_B[row]) not in [
+            int(tokens[row, node]) for node in tree.children[at] if present[row, node]
+        ]
+
+
 @pytest.mark.parametrize("parents", [(-1, 0), (-1, 0, 0, 1, 1, 2), (-1, 0, 1, 2)])
 def test_sample_and_match_keeps_the_target_distribution_and_knows_its_chance(parents: tuple) -> None:
     tree, B, V = Tree(parents), 60_000, 4
