@@ -119,9 +119,9 @@ MUTATIONS = (
         "D06b",
         "decoding/rules/acceptance.py",
         "walk on a tree: after a full path the extra token is the one wanted at the parent",
-        "    extra_B = wanted_BN.gather(1, at_B[:, None]).squeeze(1)\n",
-        "    above_B1 = nodes.parents_BN.expand_as(tokens_BN).gather(1, at_B[:, None]).clamp_min(0)\n"
-        "    extra_B = wanted_BN.gather(1, torch.where(alive_B[:, None], above_B1, at_B[:, None])).squeeze(1)\n",
+        "    extra_B = wanted_BN.gather(1, at_BX.gather(1, accepted_B[:, None])).squeeze(1)\n",
+        "    last_B = accepted_B - (accepted_B == proposal.tree.depth).long()\n"
+        "    extra_B = wanted_BN.gather(1, at_BX.gather(1, last_B[:, None])).squeeze(1)\n",
         ("tests/decoding/rules/test_acceptance.py::test_greedy_walk_is_the_plain_walk",),
     ),
     Mutation(
