@@ -39,6 +39,11 @@ class Raced:
         """Whether it is faster than plain decoding, beyond its interval."""
         return self.speedup.low > 1
 
+    @property
+    def predicted_at_tau(self) -> float:
+        """The prediction, had it known the tau of these prompts: how far it is off then is the costs' share."""
+        return self.prediction.speedup * self.tau.value / self.prediction.tau
+
 
 def race(
     target: Backbone,

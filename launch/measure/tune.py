@@ -21,7 +21,6 @@ from ...drafters.tuned_file import write_tuned
 from ...errors import RequestError
 from ...eval.config import EvalConfig
 from ...eval.measure.requests import Request, make_requests
-from ...eval.report.tables import accuracy
 from ...eval.tune.break_even import break_evens
 from ...eval.tune.profile import costs_of, predict
 from ...eval.tune.race import FEWEST, Raced, race
@@ -35,7 +34,7 @@ from .held_out import held_out_prompts
 from .loaded import load_named_target
 from .methods import TRAINED
 from .run import prompts_of, write_json
-from .tune_words import break_even_lines, content_of, sentence, surface_lines, table
+from .tune_words import accuracy_lines, break_even_lines, content_of, sentence, surface_lines, table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -69,8 +68,8 @@ def run_tune(request: TuneRequest, pairs: Sequence[Named], console: Console) -> 
     }
     write_json(out / "tune.json", content)
     console.print(table(request, done), crop=False)
-    off = accuracy([(each.prediction.speedup, each.speedup.value) for each in done])
-    console.print(off, markup=False, soft_wrap=True)
+    for line in accuracy_lines(done):
+        console.print(line, markup=False, soft_wrap=True)
     for path in _keep(pairs, content, done):
         console.print(f"kept: {path}", markup=False, soft_wrap=True)
     for line in (*_not_kept(pairs, done), *_without_a_drafter(done)):

@@ -17,7 +17,7 @@ from ...eval.measure.arms import NOT_AUDITED
 from ...eval.measure.environment import environment
 from ...eval.measure.weight_files import target_hash
 from ...eval.report.pays import in_words
-from ...eval.report.tables import interval, number, off, plain_table
+from ...eval.report.tables import accuracy, interval, number, off, plain_table
 from ...eval.tune.break_even import AT_LEAST, BreakEven
 from ...eval.tune.race import Raced
 from ...eval.tune.settings import Prediction
@@ -64,6 +64,7 @@ def table(request: TuneRequest, done: Sequence[Raced]) -> Any:
         ("predicted", "speed-up"),
         ("measured", "speed-up"),
         ("off", "%"),
+        ("by cost", "%"),
         ("tau", "tokens/call"),
         ("audit", ""),
     )
@@ -73,6 +74,7 @@ def table(request: TuneRequest, done: Sequence[Raced]) -> Any:
             number(each.prediction.speedup),
             interval(each.speedup.to_list()),
             off(each.prediction.speedup, each.speedup.value),
+            off(each.predicted_at_tau, each.speedup.value),
             interval(each.tau.to_list()),
             NOT_AUDITED,
         )
@@ -81,6 +83,15 @@ def table(request: TuneRequest, done: Sequence[Raced]) -> Any:
     at = f"T = {request.temperature:g}, batch {request.batch}"
     title = f"Speed-up over plain decoding at {at} [95 % intervals, over all looks and settings together]"
     return plain_table(title, columns, cells)
+
+
+def accuracy_lines(done: Sequence[Raced]) -> list[str]:
+    """How far predictions were off; then what is left of it once the prompts' own tau is known, which is the costs'."""
+    return [
+        accuracy([(each.prediction.speedup, each.speedup.value) for each in done]),
+        "by cost, at the tau of the measured prompts: "
+        + accuracy([(each.predicted_at_tau, each.speedup.value) for each in done]),
+    ]
 
 
 def content_of(
@@ -111,6 +122,7 @@ def _raced(each: Raced) -> dict[str, Any]:
     """A row of the table: what was predicted, measured, and how far off that was."""
     return _prediction(each.prediction) | {
         "label": each.prediction.setting.label,
+        "predicted_at_tau": each.predicted_at_tau,
         "measured": each.speedup.to_list(),
         "predicted_over_measured": None if isnan(each.speedup.value) else each.prediction.speedup / each.speedup.value,
         "measured_tau": each.tau.to_list(),

@@ -264,7 +264,7 @@ def tuned(name: str) -> dict[str, Any]:
             "prompts": name,
             "verdict": "not audited",
         },
-        "measured": [{"label": name, "speedup": 1.5, "measured": [1.4, 1.3, 1.5]}],
+        "measured": [{"label": name, "speedup": 1.5, "predicted_at_tau": 1.33, "measured": [1.4, 1.3, 1.5]}],
         "pays_from": [{"title": name, "label": name, "words": f"{name} would pay from a target call of 14 ms"}],
         "surfaces": [{**surface, "axis": axis} for axis in ("draft length", "batch", "temperature")],
     }
@@ -283,7 +283,7 @@ def test_it_shows_where_settings_pay(run_folder: Path) -> None:
         assert "not audited" in text
     assert page.count("<svg") == plain.count("<svg") + 3
     assert 'aria-label="Speed-up against batch"' in page
-    assert "| medusa, nodes 8 | not audited | 1.50 | 1.40 [1.30, 1.50] | +7 |" in markdown
+    assert "| medusa, nodes 8 | not audited | 1.50 | 1.40 [1.30, 1.50] | +7 | -5 |" in markdown
     (run_folder / "eval" / "tune.json").write_text("{")
     with pytest.raises(RequestError, match=r"tune.json is not JSON"):
         write_report(run_folder)

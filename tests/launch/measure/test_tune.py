@@ -50,12 +50,15 @@ def test_a_drafter_and_a_method_without_one(run: Path, capfd: pytest.CaptureFixt
     assert content["sentence"] in " ".join(printed.split())
     assert "not audited" in printed
     assert re.search(r"predicted within 10% of measured: \d of 2 rows; off by ", " ".join(printed.split()))
+    assert "by cost, at the tau of the measured prompts: predicted within 10% of" in " ".join(printed.split())
     assert {each["axis"] for each in content["surfaces"]} == {"draft length", "nodes"}
     free = next(each for each in content["measured"] if each["method"] == "prompt-lookup")
     flags = [f"--method {free['method']}", *(f"--{name} {value}" for name, value in free["settings"].items())]
     assert (f"prompt-lookup is used as it was tuned by: {' '.join(flags)}" in printed) is (free["measured"][1] > 1)
     for each in content["measured"]:
         assert each["predicted_over_measured"] == pytest.approx(each["speedup"] / each["measured"][0])
+        tau = each["measured_tau"][0] / each["tau"]
+        assert each["predicted_at_tau"] == pytest.approx(each["speedup"] * tau)
     evens = {each["method"]: each for each in content["pays_from"]}
     assert evens.keys() == {each["method"] for each in content["measured"]}
     for each in evens.values():
