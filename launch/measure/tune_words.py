@@ -86,7 +86,7 @@ def table(request: TuneRequest, done: Sequence[Raced]) -> Any:
 
 
 def accuracy_lines(done: Sequence[Raced]) -> list[str]:
-    """How far predictions were off; then what is left of it once the prompts' own tau is known, which is the costs'."""
+    """How far predictions were off; then what is left of it, which is the costs', once the prompts' tau is known."""
     return [
         accuracy([(each.prediction.speedup, each.speedup.value) for each in done]),
         "by cost, at the tau of the measured prompts: "

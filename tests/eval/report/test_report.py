@@ -298,7 +298,7 @@ def test_hostile_settings_stay_text(run_folder: Path) -> None:
     assert "<script" not in page
     assert "<b onclick" not in page
     rows = [line for line in (run_folder / "report.md").read_text("utf-8").splitlines() if "1.40 [1.30, 1.50]" in line]
-    assert [len(re.findall(r"(?<!\\)\|", line)) for line in rows] == [6]
+    assert [len(re.findall(r"(?<!\\)\|", line)) for line in rows] == [7]
     assert "pays_from" in tuned("x")  # the words of which are cells too
 
 
