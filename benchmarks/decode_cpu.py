@@ -274,19 +274,24 @@ def assembled(rows: list[dict[str, Cell]], notes: list[str], args: argparse.Name
         needs=["the drafters, trained by their recipes"],
         target=target_weights(args.target),
         drafters=drafter_weights({each.parent.name: each for each in (args.drafter, *args.also)}),
-        setup=(
-            f"fp32, batch 1, {args.prompts} prompts of at most {args.prompt_tokens} tokens, {args.max_new_tokens} new "
-            f"tokens, draft length {args.draft_length}, the short one {args.short}, {args.rounds} interleaved rounds. "
-            "Ratios at T = 0, prefill "
-            "included. The ledger leaves the prefill out; its floor is the time in which memory hands over the "
-            "weights that a step reads, which a cache may beat."
-        ),
+        setup=setup_of(args),
         intervals="95 % bootstrap intervals over prompts",
         formats={"tokens_per_second": ".1f", "ratio": ".2f", "T": ".0f", "outside": ".1f"}
         | {name: ".2f" for row in rows for name in row if name.endswith("_ms")},
         rows=rows,
         tables=tables | {"decode-ledger": table_of(parts, where={"kind": "ledger"})},
         notes=notes,
+    )
+
+
+def setup_of(args: argparse.Namespace) -> str:
+    """What was decoded and how; of the ratios only where they are measured."""
+    ratios = f", the short one {args.short}. Ratios at T = 0, prefill included; rounds are interleaved"
+    return (
+        f"fp32, batch 1, {args.prompts} prompts of at most {args.prompt_tokens} tokens, {args.max_new_tokens} new "
+        f"tokens, {args.rounds} rounds, draft length {args.draft_length}{'' if args.ledger else ratios}. The ledger "
+        "leaves the prefill out; its floor is the time in which memory hands over the weights that a step reads, "
+        "which a cache may beat."
     )
 
 
