@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -46,6 +46,8 @@ def vetted_config(path: str, *, revision: str | None, trust_remote_code: bool) -
     from transformers import AutoConfig, PretrainedConfig
 
     source = folder_or_name(path)
+    if not Path(source).exists() and not is_here(path, revision=revision):
+        _say_asked(path)
     if trust_remote_code:
         return AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code)
     check_config(path, PretrainedConfig.get_config_dict(source, revision=revision)[0])
@@ -62,6 +64,19 @@ def _say_not_run(path: str) -> None:
     _log.info(
         "%s names code of its own (auto_map in its config.json), which is not run: transformers has its class", path
     )
+
+
+@cache
+def _say_asked(path: str) -> None:
+    """In front of a wait: where there is no network, the library tries for half a minute."""
+    from huggingface_hub.constants import HF_HUB_OFFLINE
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+    with suppress(HFValidationError):
+        validate_repo_id(path)  # others are refused at once
+        if not HF_HUB_OFFLINE:
+            _log.warning("no folder is called %r, and it was not fetched before: the hub is asked for it", path)
 
 
 def is_here(path: str, *, revision: str | None = None) -> bool:
