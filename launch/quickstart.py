@@ -72,26 +72,41 @@ def quickstart(out: Path, console: Console) -> None:
 
     instead = "on several, train and evaluate by `draftsmith train` and `draftsmith eval`"
     check_alone("quickstart", "tunes by clocks, which differ between them", instead)
-    start = time.perf_counter()
+    stages = _Stages(console)
     half = multiplies_bf16()
     resolved = load_recipe(RECIPE, list((TRAINING | (HALF if half else {})).items()))
-    console.print(f"1/5 training{', in bf16' if half else ''}: {resolved.recipe.summary} ...")
+    stages.begin(f"training{', in bf16' if half else ''}: {resolved.recipe.summary}")
     train(resolved, out=out / RUN)
-    console.print("2/5 tuning: which setting of each is fastest on this machine? ...")
+    stages.begin("tuning: which setting of each is fastest on this machine?")
     lookup = _tune(out, console)
-    console.print("3/5 auditing: is the output the target's own? ...")
-    results = _measure(out, lookup, console)
-    console.print("5/5 reporting ...")
+    results = _measure(out, lookup, console, stages)
+    stages.begin("reporting")
     from ..eval.report.report import write_report
     from ..eval.report.tables import show
 
     run = out / RUN
     show(results, console)
     page = write_report(run)
-    console.print(f"done in {time.perf_counter() - start:.0f} s; report: {page}")
+    console.print(f"done in {stages.seconds:.0f} s; report: {page}")
     console.print(f"next: draftsmith chat {run}                       (watch it draft)")
     console.print(f"      draftsmith audit {run} --plant fresh-draw   (an audit that must fail)")
     console.print("      draftsmith copy distill-tiny my.yaml        (then train your own)")
+
+
+class _Stages:
+    """Says which of five begins, and how long all before it took."""
+
+    def __init__(self, console: Console) -> None:
+        self._console, self._start, self._begun = console, time.perf_counter(), 0
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self._start
+
+    def begin(self, words: str) -> None:
+        self._begun += 1
+        behind = f" ({self.seconds:.0f} s so far)" if self._begun > 1 else ""
+        self._console.print(f"{self._begun}/5 {words} ...{behind}")
 
 
 def _tune(out: Path, console: Console) -> dict[str, str]:
@@ -111,18 +126,19 @@ def _tuned(request: TuneRequest, console: Console) -> list[Raced]:
     return run_tune(request, check_tune(request, []), console)
 
 
-def _measure(out: Path, lookup: dict[str, str], console: Console) -> dict[str, Any]:
+def _measure(out: Path, lookup: dict[str, str], console: Console, stages: _Stages) -> dict[str, Any]:
     """Audit and measure what was trained, as it was tuned; measure the untrained draft beside it."""
     from ..eval.measure.evaluate import evaluate
     from ..eval.measure.requests import first_turns, make_requests
     from .measure.run import arms_of, audited, left_out, prompts_of, second_of, write_json
 
+    stages.begin("auditing: is the output the target's own?")
     pair = _load(out, lookup)
     config, folder = pair.recipe.eval, pair.folder / "eval"
     prompts = prompts_of(config)
     requests = make_requests(pair.target, prompts, config)
     arms = list(audited(pair, arms_of(pair), first_turns(requests), folder, console).values())
-    console.print("4/5 measuring acceptance and speed ...")
+    stages.begin("measuring acceptance and speed")
     results = evaluate(pair.target, arms, requests, config, left_out=left_out(prompts, requests))
     results["draft"]["settings"] = pair.recipe.drafter.model_dump(mode="json")
     results["repeat"] = [shlex.join(["draftsmith", "quickstart", "--out", str(out)])]
