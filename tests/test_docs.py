@@ -55,7 +55,12 @@ EXTRA = {
 BENCHMARKS = {
     "benchmarks/over_training.py": "--rows 20 --steps 2 --every 1 --batch-rows 2 --prompts 1",
     "benchmarks/families.py": (
-        "--families 'BPD (frozen)' --steps 1 --limit 1 --max-new-tokens 12 --repeats 1 "
+        "--families 'BPD (frozen)' --steps 1 --wall 0 --limit 1 --max-new-tokens 12 --repeats 1 "
+        "--audit-tokens 500 --audit-sequences 10000 --set data.limit_rows=40 "
+        "--set data.sequence_length=64"
+    ),
+    "benchmarks/curves.py": (
+        "--families 'BPD (frozen)' --lengths 1,2 --limit 1 --max-new-tokens 12 "
         "--audit-tokens 500 --audit-sequences 10000 --set data.limit_rows=40 "
         "--set data.sequence_length=64"
     ),
