@@ -46,8 +46,7 @@ def vetted_config(path: str, *, revision: str | None, trust_remote_code: bool) -
     from transformers import AutoConfig, PretrainedConfig
 
     source = folder_or_name(path)
-    if not Path(source).exists() and not is_here(path, revision=revision):
-        _say_asked(path)
+    _say_asked(path, revision)
     if trust_remote_code:
         return AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code)
     check_config(path, PretrainedConfig.get_config_dict(source, revision=revision)[0])
@@ -67,16 +66,17 @@ def _say_not_run(path: str) -> None:
 
 
 @cache
-def _say_asked(path: str) -> None:
+def _say_asked(path: str, revision: str | None) -> None:
     """In front of a wait: where there is no network, the library tries for half a minute."""
     from huggingface_hub.constants import HF_HUB_OFFLINE
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
-    with suppress(HFValidationError):
-        validate_repo_id(path)  # others are refused at once
-        if not HF_HUB_OFFLINE:
-            _log.warning("no folder is called %r, and it was not fetched before: the hub is asked for it", path)
+    if HF_HUB_OFFLINE or Path(path).exists() or is_here(path, revision=revision):
+        return
+    with suppress(HFValidationError):  # no name that a hub knows, and refused at once
+        validate_repo_id(path)
+        _log.warning("no folder is called %r, and it was not fetched before: the hub is asked for it", path)
 
 
 def is_here(path: str, *, revision: str | None = None) -> bool:
@@ -119,6 +119,7 @@ def load_tokenizer(
     with loading_errors("tokenizer of", path, "tokenizer.json"):
         source = folder_or_name(path)
         here = Path(source).is_dir()
+        _say_asked(path, revision)
         if here and not trust_remote_code:
             check_tokenizer_config(path, source, revision)
         tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code)

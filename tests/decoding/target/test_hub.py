@@ -105,15 +105,22 @@ def test_a_runs_folder_is_taken_for_no_model(made: list[str], said: str, tmp_pat
         load_config(str(tmp_path))
 
 
+@pytest.mark.parametrize("load", [load_config, load_tokenizer, load_model])
 @pytest.mark.parametrize(
     ("name", "offline", "said"), [("asked/for", False, 1), ("not/asked", True, 0), ("/x/y", False, 0)]
 )
 def test_the_hub_is_named_before_it_is_waited_for(
-    name: str, offline: bool, said: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    name: str,
+    offline: bool,
+    said: int,
+    load: Callable[[str], Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    name = f"{name}-{load.__name__}"  # each is said once
     monkeypatch.setattr("transformers.utils.hub.hf_hub_download", failing(errno.ENETUNREACH))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
     for _ in range(2):
         with pytest.raises((RequestError, EnvironmentFailure)):
-            load_config(name)
+            load(name)
     assert caplog.text.count(f"no folder is called {name!r}") == said
