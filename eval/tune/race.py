@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import isnan
 
 from ...decoding.target.backbone import Backbone
 from ..config import EvalConfig
@@ -40,9 +41,13 @@ class Raced:
         return self.speedup.low > 1
 
     @property
-    def predicted_at_tau(self) -> float:
-        """The prediction, had it known the tau of these prompts: how far it is off then is the costs' share."""
-        return self.prediction.speedup * self.tau.value / self.prediction.tau
+    def predicted_at_tau(self) -> float | None:
+        """The prediction, had it known the tau of these prompts: how far it is off then is the costs' share.
+
+        None where no step of them counts.
+        """
+        tau = self.tau.value
+        return None if isnan(tau) else self.prediction.speedup * tau / self.prediction.tau
 
 
 def race(

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from draftsmith.launch.check.early import named
 from draftsmith.launch.cli import main
 from draftsmith.launch.measure.contenders import contenders_of
 from draftsmith.launch.measure.tune import best_of
-from draftsmith.launch.measure.tune_words import sentence
+from draftsmith.launch.measure.tune_words import accuracy_lines, sentence
 from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.launch.requests import Pair
 from draftsmith.trainers.teacher.frozen import saver
@@ -162,6 +163,19 @@ def test_every_method_is_measured_with_its_best() -> None:
 def test_one_sentence(interval: tuple[float, float, float], pays_from: float | None, expected: str) -> None:
     done = [Raced(prediction("a", 1.0, pays_from), Interval(*interval), Interval(2.0, 1.9, 2.1), 24)]
     assert expected in sentence(done, 0.0, 1)
+
+
+def test_what_is_left_by_cost() -> None:
+    """Of a prediction of 1.5 at tau 2 where 2.4 was met and 1.7 measured: 1.8 was to be expected of the costs."""
+    foreseen = replace(prediction("a", 1.5), tau=2.0)
+    met, unknown = (Interval(*[tau] * 3) for tau in (2.4, math.nan))
+    found, nothing = (Raced(foreseen, Interval(1.7, 1.6, 1.8), tau, 24) for tau in (met, unknown))
+    assert found.predicted_at_tau == pytest.approx(1.8)
+    assert nothing.predicted_at_tau is None
+    whole, by_cost = accuracy_lines([found, nothing])
+    assert "off by -12, -12 %" in whole
+    assert by_cost.startswith("by cost")
+    assert "1 of 1 rows; off by +6, - %" in by_cost
 
 
 def test_two_drafters_of_a_family_are_told_apart(run: Path, tmp_path: Path) -> None:
