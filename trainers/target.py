@@ -108,7 +108,7 @@ def student(
             made = deepened(made, model.deepen_to)
     check_rows_fit(recipe, made.config, whose(model))
     if model.recompute:
-        recompute_layers(made, whose(model))
+        recompute_layers(made, whose(model), row_tokens=recipe.row_tokens)
     return made
 
 

@@ -64,7 +64,7 @@ def frozen(sizes: BpdConfig, objective: ObjectiveConfig) -> BpdObjective:
 
 def tuned(sizes: BpdConfig, objective: ObjectiveConfig, tune: TuneConfig) -> tuple[TunedBpdObjective, TunedTarget]:
     torch.manual_seed(0)
-    target = TunedTarget(make_target("qwen3"), tune, remember=tune.how == "full")
+    target = TunedTarget(make_target("qwen3"), tune, row_tokens=64, remember=tune.how == "full")
     goal = build("bpd", target, bpd=sizes, objective=objective)
     shaken(goal)
     return goal, target
@@ -268,7 +268,9 @@ def fresh(tune: TuneConfig | None, objective: ObjectiveConfig = GOLD, *, steps: 
     if tune is None:
         return build("bpd", backbone.model, save, bpd=SIZES, objective=objective)
     remembers = objective is KL
-    return build("bpd", TunedTarget(backbone, tune, remember=remembers), save, bpd=SIZES, objective=objective)
+    return build(
+        "bpd", TunedTarget(backbone, tune, row_tokens=64, remember=remembers), save, bpd=SIZES, objective=objective
+    )
 
 
 REGIMES = [(None, GOLD), (FULL, KL), (LORA.model_copy(update={"dropout": 0.2, "rest_steps": 3}), GOLD)]

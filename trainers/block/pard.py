@@ -29,11 +29,10 @@ from ..loop.sharding import standalone
 from ..losses.terms import check_terms
 from ..method_config import LoraConfig
 from ..sections import MakeProbe, Run, Sections
-from ..student.chain_spans import attending_as_now, check_spans
+from ..student.chain_spans import check_spans
 from ..student.draft import cut_from_target, make_draft, whose
 from ..student.masked_chains import drawn
 from ..student.pard import PardStudent, PardTeacher
-from ..student.recomputed import recompute_layers
 from ..teacher.features import FeatureSource, OnlineFeatures
 from ..teacher.frozen import Save, check_teacher, freeze, run_for_target
 
@@ -75,8 +74,6 @@ def student(
         )
     if recipe.pard.drafts > 1 and recipe.row_tokens > MASKED:
         check_spans(draft)
-        if recipe.model.recompute:  # as `make_draft` has asked for, and what each layer attends by with it
-            recompute_layers(draft, whose(recipe.model), within=partial(attending_as_now, draft))
     mark(draft, _mask(draft, recipe.pard.mask_token, tokenizer))
     return draft
 

@@ -19,12 +19,15 @@ from torch import Tensor, nn
 
 from ...data.rows.packed import documents_by_length
 from ...decoding.on_host import on_host, places, sent
+from ...decoding.target.attention import OWN
 from ...decoding.target.backbone import context_limits
 from ...decoding.target.cut import passes_of_others
 from ...decoding.target.hidden_states import decoder_of
 from ...decoding.target.hub import load_config
 from ...decoding.target.recurrence.scan import is_recurrent
-from ...decoding.target.windows import Masks, Windows
+from ...decoding.target.windows import Masks, Window, Windows
+from ...drafters.block.model_spans import attending_by_spans, why_not_by_spans
+from ...drafters.block.spans import starts
 from ...drafters.eagle.row_split import RowSplit
 from ...drafters.eagle.static import Static, as_it_is
 from ...drafters.folder import check_trainable_model
@@ -158,8 +161,9 @@ def over_rows(decoder: Any, batch: Batch, run: Callable[[dict[str, Any]], Sequen
 
     Args:
         run: called with the inputs of `decoder`, whatever it takes of its forward pass; once with all rows and a
-            mask, or, where a mask would be large (`goes_without_mask`) or keeps nothing from a recurrent layer, with
-            documents of like length, each from its start. Then padding gets zeros.
+            mask. Where that would be large (`goes_without_mask`), once with spans for a mask, or with documents of
+            like length, each from its start, as also where a mask keeps nothing from a recurrent layer. Then padding
+            gets zeros.
 
     Raises:
         RequestError: the rows are longer than the decoder's context, or documents would have to run apart in
@@ -171,6 +175,9 @@ def over_rows(decoder: Any, batch: Batch, run: Callable[[dict[str, Any]], Sequen
     if not is_recurrent(decoder) and not goes_without_mask(decoder, ids_RS.shape[1]):
         masks = row_masks(decoder.config, documents_RS, batch["positions"])
         return list(run(_inputs(ids_RS, batch["positions"], masks)))
+    if not is_recurrent(decoder) and _goes_by_spans(decoder, ids_RS.shape[1]):
+        with attending_by_spans(decoder):
+            return list(run(_inputs(ids_RS, batch["positions"], row_spans(decoder.config, documents_RS))))
     if is_sharded(decoder):  # one that could take a mask has taken it
         raise RequestError(
             f"{type(decoder).__name__} has recurrent layers, which run document by document; processes have different "
@@ -190,12 +197,25 @@ def over_rows(decoder: Any, batch: Batch, run: Callable[[dict[str, Any]], Sequen
 
 
 def goes_without_mask(decoder: Any, tokens: int) -> bool:
-    """Whether rows of so many tokens run document by document, by the causal kernel, which needs no S x S mask.
+    """Whether no S x S mask is made for rows of so many tokens; shorter rows take one pass with a mask.
 
-    Shorter rows take one pass with a mask, and so do all rows of a model that ZeRO-3 has cut into pieces: processes
-    make their passes together there, and would not have equally many.
+    They run document by document, by the causal kernel, or in one pass by spans (`_goes_by_spans`). One that ZeRO-3
+    has cut into pieces and that takes no spans keeps its mask: processes make their passes together there, and would
+    not have equally many.
     """
-    return are_long(tokens) and not is_sharded(decoder)
+    return are_long(tokens) and not (is_sharded(decoder) and why_not_by_spans(decoder))
+
+
+def _goes_by_spans(decoder: Any, tokens: int) -> bool:
+    """Whether long rows go by spans: where the causal kernel would not do.
+
+    Given no mask, `transformers` makes one of S x S for windows and for scores that SDPA cannot compute (caps,
+    sinks); and what ZeRO-3 has cut takes one pass.
+    """
+    windows = Windows.of(decoder.config.get_text_config(decoder=True))
+    has_windows = windows is not None and windows.shortest < tokens
+    only_own = decoder.config._attn_implementation == OWN
+    return (has_windows or only_own or is_sharded(decoder)) and not why_not_by_spans(decoder)
 
 
 def are_long(tokens: int) -> bool:
@@ -262,6 +282,24 @@ def row_masks(config: Any, documents_RS: Tensor, positions_RS: Tensor) -> Masks:
     if windows is None or documents_RS.shape[1] <= windows.shortest:
         return mask
     return windows.masks(mask, positions_RS, positions_RS)
+
+
+def row_spans(config: Any, documents_RS: Tensor) -> Masks:
+    """What `row_masks` says as spans, int64 [R, 1, S, 4] for each kind of layer; padding sees itself alone."""
+    host_RS = on_host(documents_RS)
+    index_RS = torch.arange(host_RS.shape[1]).expand_as(host_RS)
+    start_RS = starts(host_RS).where(host_RS >= 0, index_RS)  # padding is document -1
+    empty_RS2 = torch.tensor([1, 0]).expand(*host_RS.shape, 2)
+
+    def through(window: Window | None) -> Tensor:
+        near_RS = start_RS
+        if window is not None:
+            near_RS = start_RS + window.earliest(index_RS - start_RS).clamp_min(0)
+        seen_RS4 = torch.cat((near_RS[..., None], index_RS[..., None], empty_RS2), -1)
+        return sent(seen_RS4[:, None], documents_RS.device)
+
+    windows = Windows.of(config.get_text_config(decoder=True))
+    return through(None) if windows is None else windows.each(through)
 
 
 def labelled(hidden_RSH: Tensor, batch: Batch) -> Labelled:

@@ -2,28 +2,24 @@
 
 A row is its tokens and, behind them, its masks, chain by chain. A token sees those of its document up to itself: one
 span. A mask sees the text up to its anchor, and its own chain up to itself: two spans, of which a layer's window takes
-a part. So four numbers say of each token what it sees. They go where a model takes its mask, and its layers attend by
-a function that reads them (`transformers`' own way to bring one). Read next: `masked_chains.py`, the chains;
-`drafters/block/spans.py`, the attention.
+a part. So four numbers say of each token what it sees. Read next: `masked_chains.py`, the chains;
+`drafters/block/model_spans.py`, what they are to a model's layers.
 
-Shapes: R rows, S tokens of a row, M masks of a row, N = S + M, Q query heads, G key-value heads, D head size.
+Shapes: R rows, S tokens of a row, M masks of a row, N = S + M.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
-from transformers import AttentionInterface
+from torch import Tensor
 
 from ...decoding.on_host import on_host, sent
-from ...decoding.target.attention import NAME, OWN, grouped_attention, own_attention
 from ...decoding.target.hidden_states import decoder_of
 from ...decoding.target.windows import Masks, Window, Windows
-from ...drafters.block.spans import Spans, starts
+from ...drafters.block.model_spans import BY_SPANS, why_not_by_spans
+from ...drafters.block.spans import starts
 from ...errors import RequestError
 from ..config import MASKED
 
@@ -31,14 +27,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from .masked_chains import Chains
-
-_FUNCTIONS: dict[str, Callable[..., tuple[Tensor, Tensor | None]]] = {
-    "draftsmith_spans": grouped_attention,
-    "draftsmith_spans_eager": own_attention,
-}
-"""What attends by spans -> what it asks for each block."""
-_BY_SPANS = {"sdpa": "draftsmith_spans", NAME: "draftsmith_spans", OWN: "draftsmith_spans_eager"}
-"""What a model attends by -> the same by spans."""
 
 
 def chain_spans(config: Any, documents_RS: Tensor, chains: Chains) -> Masks:
@@ -91,69 +79,9 @@ def _seen(
 
 def check_spans(model: PreTrainedModel) -> None:
     """Raise RequestError for a model whose layers attend by what cannot go by spans."""
-    config: Any = decoder_of(model).config
-    found = config._attn_implementation
-    if model._supports_attention_backend and found in _BY_SPANS:
-        return
-    why = f"attends by {found!r}" if model._supports_attention_backend else "attends by code of its own"
-    raise RequestError(
-        f"{type(model).__name__} {why}, and rows of more than {MASKED:,} tokens of a PARD draft are read without a "
-        f"mask, by a model that attends by one of {', '.join(_BY_SPANS)}; lower --data.sequence_length to {MASKED} or "
-        "less, or take another model.start_from"
-    )
-
-
-@contextmanager
-def attending_by_spans(model: Any) -> Iterator[None]:
-    """Let a model's layers take what `chain_spans` says in place of a mask, as long as this lasts.
-
-    Raises:
-        RequestError: as for `check_spans`.
-    """
-    check_spans(model)
-    config: Any = decoder_of(model).config
-    with _attending_by(config, _BY_SPANS[config._attn_implementation]):
-        yield
-
-
-def attending_as_now(model: Any) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """What a layer runs in, and what it runs in once more for its gradient, when `attending_by_spans` has ended."""
-    config: Any = decoder_of(model).config
-    return nullcontext(), _attending_by(config, config._attn_implementation)
-
-
-@contextmanager
-def _attending_by(config: Any, name: str) -> Iterator[None]:
-    before = config._attn_implementation
-    config._attn_implementation = name
-    try:
-        yield
-    finally:
-        config._attn_implementation = before
-
-
-def _registered(name: str) -> None:
-    """Let models attend by `name`, a block at a time."""
-    of_block = _FUNCTIONS[name]
-
-    def attention(
-        module: nn.Module,
-        query_RQND: Tensor,
-        key_RGND: Tensor,
-        value_RGND: Tensor,
-        attention_mask: Tensor,
-        dropout: float = 0.0,
-        **more: Any,
-    ) -> tuple[Tensor, None]:
-        def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
-            return of_block(module, query, key, value, mask, dropout=dropout, **more)[0]
-
-        # some families name the mask when they call, so its name is theirs
-        spans = Spans(attention_mask)
-        return spans.attend(query_RQND, key_RGND, value_RGND, attend, draws=dropout > 0), None
-
-    AttentionInterface.register(name, attention)
-
-
-for each in _FUNCTIONS:
-    _registered(each)
+    if why := why_not_by_spans(decoder_of(model)):
+        raise RequestError(
+            f"{type(model).__name__} {why}, and rows of more than {MASKED:,} tokens of a PARD draft are read without "
+            f"a mask, by a model that attends by one of {', '.join(BY_SPANS)}; lower --data.sequence_length to "
+            f"{MASKED} or less, or take another model.start_from"
+        )

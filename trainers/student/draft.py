@@ -65,7 +65,7 @@ def make_draft(
     draft = pruned or draft_model(model, target, tokenizer)
     check_rows_fit(recipe, draft.config, whose(model))
     if model.recompute:
-        recompute_layers(draft, whose(model))
+        recompute_layers(draft, whose(model), row_tokens=recipe.row_tokens)
     if in_shapes():
         return adapt_shapes(draft, lora, model)
     adapt(draft, lora, model)

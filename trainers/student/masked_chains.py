@@ -23,10 +23,11 @@ from ...decoding.on_host import on_host, sent
 from ...decoding.target.hidden_states import decoder_of
 from ...decoding.target.recurrence.scan import is_recurrent
 from ...decoding.target.windows import Masks, Windows
+from ...drafters.block.model_spans import attending_by_spans
 from ...errors import RequestError
 from ..block.anchors import of, scores
 from ..loop.objective import Batch, are_long, document_mask, hidden_states
-from .chain_spans import attending_by_spans, chain_spans
+from .chain_spans import chain_spans
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -129,7 +130,7 @@ def chain_states(model: PreTrainedModel, batch: Batch, chains: Chains, mask_id: 
     inputs = {"input_ids": ids, "position_ids": positions, "use_cache": False}
     if are_long(ids_RS.shape[1]):
         spans = chain_spans(decoder.config, batch["documents"], chains)
-        with attending_by_spans(model):
+        with attending_by_spans(decoder):
             out = decoder(attention_mask=spans, **inputs).last_hidden_state
     else:
         masks = _windowed(decoder.config, chain_mask(batch["documents"], chains), positions)

@@ -12,23 +12,27 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 from torch import nn
 
 from ...decoding.target.hidden_states import decoder_of, layer_count, layers_of
+from ...drafters.block.model_spans import attending_as_now
 from ...errors import RequestError
+from ..config import MASKED
 
 Within = Callable[[], tuple[AbstractContextManager[None], AbstractContextManager[None]]]
 
 
-def recompute_layers(model: Any, whose: str, field: str = "model.recompute", *, within: Within | None = None) -> None:
+def recompute_layers(model: Any, whose: str, field: str = "model.recompute", *, row_tokens: int) -> None:
     """Have every decoder layer of `model` keep its input alone.
 
     Args:
         whose: what the message calls the model.
         field: the recipe's value that asks for it.
-        within: called at each pass of a layer for what it runs in, and what it runs in once more for its gradient.
+        row_tokens: the length of its rows. What long rows are read by in place of a mask is handed over to the second
+            pass, which comes when the model attends by masks again.
 
     Raises:
         RequestError: the model's layers do not know how.
@@ -41,6 +45,7 @@ def recompute_layers(model: Any, whose: str, field: str = "model.recompute", *, 
             f"in transformers, so nothing would be computed again. Leave {field} out, and lower loop.micro_rows for "
             "memory; or take another model"
         )
+    within: Within | None = partial(attending_as_now, decoder_of(model)) if row_tokens > MASKED else None
     with warnings.catch_warnings():  # of the two names of the switch the older one is known to all versions
         warnings.simplefilter("ignore", FutureWarning)
         model.gradient_checkpointing_enable(

@@ -50,10 +50,11 @@ if TYPE_CHECKING:
 class TunedTarget:
     """A target whose weights move, and the distribution that it had before."""
 
-    def __init__(self, target: Backbone, config: TuneConfig, *, remember: bool = False) -> None:
+    def __init__(self, target: Backbone, config: TuneConfig, *, row_tokens: int, remember: bool = False) -> None:
         """Free the target's weights, or put adapters into its layers.
 
         Args:
+            row_tokens: the length of the rows that it is trained on.
             remember: `original` will be asked for; a fully tuned target needs a copy for it.
 
         Raises:
@@ -66,7 +67,7 @@ class TunedTarget:
         model.requires_grad_(False)
         model.zero_grad()  # what somebody left there would enter the first step
         if config.recompute:
-            recompute_layers(model, f"the target {target.name!r}", "tune.recompute")
+            recompute_layers(model, f"the target {target.name!r}", "tune.recompute", row_tokens=row_tokens)
         if config.how == "lora":
             add_adapter(
                 model,
@@ -217,7 +218,7 @@ def run_tuned(
 
     def make(target: Backbone, rows: Prepared) -> Objective:
         _check_not_sharded()
-        tuned = TunedTarget(target, run.recipe.tune, remember=remember)
+        tuned = TunedTarget(target, run.recipe.tune, row_tokens=run.recipe.row_tokens, remember=remember)
         check_logits(tuned.model)  # an adapter on the projection would change what heads are taught
         return build(tuned, rows)
 

@@ -8,9 +8,10 @@ import pytest
 import torch
 from conftest import VOCABULARY
 from counted import Largest
-from draftsmith.benchmarks.common.random_models import GROUPED
+from draftsmith.benchmarks.common.random_models import GROUPED, WINDOWED
 from draftsmith.data.rows.packed import Document, PackedRows, pack
 from draftsmith.decoding.target.attention import use_grouped_attention
+from draftsmith.drafters.block import spans
 from draftsmith.trainers.loop import objective
 from draftsmith.trainers.loop.objective import Batch, hidden_states
 from random_models import random_model
@@ -19,9 +20,16 @@ from torch import Tensor
 S = 96
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": GROUPED,
-    "gemma3_text": GROUPED | {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
     "gpt2": {},
+    # windows shorter than the documents; caps on the scores, sinks
+    **{family: GROUPED | more for family, more in WINDOWED.items()},
 }
+FAMILIES["gemma2"] |= {"attn_logit_softcapping": 0.5, "query_pre_attn_scalar": 16}
+WITHOUT_WINDOWS = {
+    "gemma2": {"layer_types": ["full_attention"] * 2},
+    "gpt_oss": {"layer_types": ["full_attention"] * 2},
+}
+"""Families whose scores SDPA cannot compute, seeing all of the text."""
 
 
 def packed(*lengths: int, row: int = S) -> PackedRows:
@@ -65,26 +73,42 @@ def largest(model: Any, batch: Batch) -> int:
     return seen.numbers
 
 
-def test_nothing_grows_with_the_square(monkeypatch: pytest.MonkeyPatch) -> None:
+SMALL = {
+    "hidden_size": 8,
+    "intermediate_size": 16,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "max_position_embeddings": 2048,
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "sharded"),
+    [(family, False) for family in ("qwen3", *WINDOWED, "gemma2 in full", "gpt_oss in full")] + [("qwen3", True)],
+    ids=lambda value: {True: "ZeRO-3", False: "whole"}.get(value, value),
+)
+def test_nothing_grows_with_the_square(family: str, sharded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Per token the largest tensor of a row stays what it is, but with a mask, when the row is four times as long."""
-    small = {
-        "hidden_size": 8,
-        "intermediate_size": 16,
-        "num_attention_heads": 1,
-        "num_key_value_heads": 1,
-        "head_dim": 8,
-    }
-    model = random_model("qwen3", **small, max_position_embeddings=2048)
+    name = family.split()[0]
+    more = WINDOWED.get(name, {}) | (WITHOUT_WINDOWS[name] if " " in family else {})
+    if name == "llama4_text":
+        more |= {"intermediate_size_mlp": 16}
+    model = random_model(name, **SMALL | more)
     use_grouped_attention(model)
     weights = max(each.numel() for each in model.parameters())
+    monkeypatch.setattr(objective, "is_sharded", lambda _model: sharded)
+    monkeypatch.setattr(spans, "BLOCK", 32)
     found = {}
     for masked in (0, 4096):
         monkeypatch.setattr(objective, "MASKED", masked)
-        for length in (512, 2048):
+        for length in (256, 1024):
             found[masked, length] = largest(model, packed(length, row=length).batch([0]))
-    assert weights < found[0, 512]
-    assert found[0, 2048] == 4 * found[0, 512]
-    assert found[4096, 2048] == 16 * found[4096, 512] == 2048**2
+    assert weights < found[0, 256]
+    # by spans a block of queries sees all of the text in front of it
+    assert found[0, 1024] <= 4 * found[0, 256]
+    assert found[4096, 1024] >= 1024**2
+    assert found[4096, 1024] > 15 * found[4096, 256]
 
 
 def test_pieces_keep_their_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,4 +118,9 @@ def test_pieces_keep_their_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     assert objective.goes_without_mask(model, 9)
     assert not objective.goes_without_mask(model, 8)
     monkeypatch.setattr(objective, "is_sharded", lambda _model: True)
-    assert not objective.goes_without_mask(model, 9)
+    passes: list[Any] = []
+    batch = packed(50, 33, 9).batch([0])
+    objective.over_rows(model.get_decoder(), batch, lambda inputs: passes.append(inputs) or [batch["positions"]])
+    assert [each["attention_mask"].shape for each in passes] == [(1, 1, S, 4)]
+    model.set_attn_implementation("eager")
+    assert not objective.goes_without_mask(model.get_decoder(), 9)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pytest
@@ -11,8 +10,10 @@ from conftest import make_target
 from draftsmith.benchmarks.common.random_models import GROUPED, WINDOWED
 from draftsmith.data.config import DataConfig
 from draftsmith.decoding.target.attention import NAME, OWN, use_grouped_attention, use_own_attention
+from draftsmith.decoding.target.hidden_states import decoder_of
 from draftsmith.decoding.target.windows import Masks
 from draftsmith.drafters.block import spans
+from draftsmith.drafters.block.model_spans import attending_by_spans
 from draftsmith.errors import RequestError
 from draftsmith.trainers.block import pard
 from draftsmith.trainers.config import MASKED, ModelConfig
@@ -20,7 +21,7 @@ from draftsmith.trainers.loop import objective
 from draftsmith.trainers.loop.objective import Batch
 from draftsmith.trainers.method_config import PardConfig
 from draftsmith.trainers.student import masked_chains
-from draftsmith.trainers.student.chain_spans import attending_as_now, attending_by_spans, chain_spans, check_spans
+from draftsmith.trainers.student.chain_spans import chain_spans, check_spans
 from draftsmith.trainers.student.masked_chains import Chains, chain_mask, chain_states, drawn
 from draftsmith.trainers.student.recomputed import recompute_layers
 from hypothesis import given, settings
@@ -149,9 +150,9 @@ def test_layers_that_are_computed_again_attend_as_they_did(family: str, monkeypa
     chains = drawn(batch, 5, 1, keep=0.8, least=0.2)
     monkeypatch.setattr(objective, "MASKED", 43)
     once = trained_on(model, batch, chains)
-    recompute_layers(model, "the draft", within=partial(attending_as_now, model))
+    recompute_layers(model, "the draft", row_tokens=MASKED + 1)
     torch.testing.assert_close(trained_on(model, batch, chains), once, rtol=0, atol=0)
-    recompute_layers(model, "the draft")  # without it the second pass takes the spans for a mask
+    recompute_layers(model, "the draft", row_tokens=MASKED)  # without it the second pass takes the spans for a mask
     with pytest.raises(
         RuntimeError, match=r"attn_mask.dtype: long|The size of tensor a \(172\) must match .* b \(4\)"
     ):
@@ -179,7 +180,7 @@ def test_a_draft_that_attends_by_its_own_code_is_refused_before_training() -> No
 def test_models_that_only_have_their_own_function_go_by_it() -> None:
     model = draft_of("gpt_oss")
     assert model.config._attn_implementation == OWN
-    with attending_by_spans(model):
+    with attending_by_spans(decoder_of(model)):
         assert model.config._attn_implementation == "draftsmith_spans_eager"
     assert model.config._attn_implementation == OWN
 

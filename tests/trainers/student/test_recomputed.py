@@ -113,7 +113,7 @@ def recomputed_layers(model: Any) -> list[nn.Module]:
 def check_model(model: Any, share: float) -> None:
     """With and without, on equal weights; `share` of the bytes at most."""
     again = copy.deepcopy(model)
-    recompute_layers(again, "it")
+    recompute_layers(again, "it", row_tokens=64)
     assert recomputed_layers(model) == []
     assert not again.get_input_embeddings()._forward_hooks, "no gradient is asked of what may be frozen"
     assert len(recomputed_layers(again)) == len(decoder_layers(again))
@@ -222,7 +222,7 @@ def test_a_compiled_pass(dropout: float) -> None:
     for name in ("plain", "compiled", "again"):
         mine = copy.deepcopy(model)
         if name == "again":
-            recompute_layers(mine, "it")
+            recompute_layers(mine, "it", row_tokens=64)
         goal, teacher = student(mine)
         if name != "plain":
             torch._dynamo.reset()
@@ -292,7 +292,7 @@ def test_no_bit_of_a_tuned_target_differs(method: str, how: str) -> None:
     for recompute in (False, True):
         tune = TuneConfig(how=how, rank=2, dropout=0.2, recompute=recompute)
         torch.manual_seed(0)
-        tuned = TunedTarget(Backbone(make_target("qwen3").model, name="t"), tune)
+        tuned = TunedTarget(Backbone(make_target("qwen3").model, name="t"), tune, row_tokens=64)
         assert bool(recomputed_layers(tuned.model)) == recompute
         goal = build(method, tuned, objective=ObjectiveConfig(kl=0, ce=1, chunk=16), tune=tune, **more)
         if hasattr(goal, "begin_step"):
@@ -338,7 +338,7 @@ def test_layers_that_would_be_kept_are_refused() -> None:
     model: Any = make_target("qwen3").model
     model.model.layers[1] = Own(model.model.layers[1])
     with pytest.raises(RequestError, match="tune.recompute is on, and the target 't' .*: its Own does not support"):
-        TunedTarget(Backbone(model, name="t"), TuneConfig(recompute=True))
+        TunedTarget(Backbone(model, name="t"), TuneConfig(recompute=True), row_tokens=64)
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,12 @@ def starter(patch: pytest.MonkeyPatch, place: Path) -> Start:
             found.append(build(target, counted(first)))
 
         def tuned(build: Any, run: Any, *, remember: bool = False, **_checks: Any) -> None:
-            found.append(build(TunedTarget(target, run.recipe.tune, remember=remember), counted(first)))
+            found.append(
+                build(
+                    TunedTarget(target, run.recipe.tune, row_tokens=run.recipe.row_tokens, remember=remember),
+                    counted(first),
+                )
+            )
 
         for name, instead in {"run_for_target": frozen, "run_tuned": tuned}.items():
             if hasattr(method, name):

@@ -88,7 +88,7 @@ def nothing(_module: nn.Module, _folder: Path) -> None:
 
 
 def tuned(model: PreTrainedModel) -> TunedTarget:
-    return TunedTarget(Backbone(copy.deepcopy(model), name="own"), TuneConfig(rank=2))
+    return TunedTarget(Backbone(copy.deepcopy(model), name="own"), TuneConfig(rank=2), row_tokens=64)
 
 
 class Words:
