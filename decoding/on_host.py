@@ -8,27 +8,48 @@ twin, and the host waits for a copy. Read next: `trainers/loop/feed.py`, which s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 _TWIN = "twin_on_host"
+_HOSTS = frozenset({"cpu"})
+"""Kinds of devices that are no other machine than the host; tests leave out a CPU, which stands in for a GPU then."""
+
+
+def is_host(device: torch.device) -> bool:
+    """Whether the host reads what lies there without waiting."""
+    return device.type in _HOSTS
 
 
 def sent(twin: Tensor, device: torch.device) -> Tensor:
     """A tensor of the host on a device, its twin kept; for a GPU by pinned memory, as other copies are waited for."""
-    if device.type == "cpu":
+    if is_host(device):
         return twin.to(device)
-    on_device = twin.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else twin.to(device)
+    is_cuda = device.type == "cuda"
+    on_device = twin.pin_memory().to(device, non_blocking=True) if is_cuda else twin.to(device, copy=True)
     setattr(on_device, _TWIN, twin)
     return on_device
 
 
 def on_host(tensor: Tensor) -> Tensor:
     """The same numbers where the host reads them: the tensor itself, its twin, or a copy that is waited for."""
-    if tensor.device.type == "cpu":
-        return tensor
     twin: Tensor | None = getattr(tensor, _TWIN, None)
-    return tensor.cpu() if twin is None else twin
+    return tensor.cpu() if twin is None else twin  # of one that lies on the host `cpu` is the tensor itself
+
+
+def all_on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`on_host` of each."""
+    return {name: on_host(each) for name, each in tensors.items()}
+
+
+def rows_of(tensor: Tensor, rows: slice) -> Tensor:
+    """Some rows of a tensor, whose numbers the host knows where it knows those of all."""
+    part, twin = tensor[rows], getattr(tensor, _TWIN, None)
+    if twin is not None:
+        setattr(part, _TWIN, twin[rows])
+    return part
 
 
 def places(mask: Tensor, device: torch.device) -> tuple[Tensor, ...]:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 _PACKAGE = str(Path(__file__).parents[2])
 
@@ -83,9 +84,16 @@ class Watch(TorchDispatchMode):
         name = func.overloadpacket.__name__
         if self.cuda:
             return self._run_on_cuda(name, lambda: func(*args, **kwargs))
-        if name in self.NAMES or (name in ("index", "index_put_") and _has_mask(args[1])):
+        if self._is_known(name, args) and any(map(self.holds, _tensors(args))):
             self.note(name)
         return func(*args, **kwargs)
+
+    def holds(self, _tensor: Tensor) -> bool:
+        """Whether a tensor lies where reading it waits; where nothing tells them apart, every one does."""
+        return True
+
+    def _is_known(self, name: str, args: tuple[Any, ...]) -> bool:
+        return name in self.NAMES or (name in ("index", "index_put_") and _has_mask(args[1]))
 
     def _run_on_cuda(self, name: str, call: Call) -> object:
         try:
@@ -109,9 +117,14 @@ class WatchCopies(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict | None = None) -> Any:
         name = getattr(func, "__name__", "")
-        if self._watch.open and not self._watch.cuda and name in self.NAMES:
-            self._watch.note(name)
+        watch = self._watch
+        if watch.open and not watch.cuda and name in self.NAMES and any(map(watch.holds, _tensors(args))):
+            watch.note(name)
         return func(*args, **(kwargs or {}))
+
+
+def _tensors(args: Any) -> list[Tensor]:
+    return [each for each in tree_leaves(args) if isinstance(each, Tensor)]
 
 
 def _has_mask(indices: Any) -> bool:

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...decoding.on_host import on_host
 from ...errors import EnvironmentFailure, RequestError
 from ...storage import check_identity_file, try_lock, write_text, writing
 from ...storage.formats import FEATURES
@@ -36,8 +37,8 @@ _PARTS = 16  # a bound is cut into at least so many shards, or evicting one woul
 
 def row_keys(batch: Mapping[str, Tensor]) -> list[str]:
     """A hash of each row of a batch, over all that its hidden states depend on."""
-    parts = [batch[name].long() for name in ("input_ids", "positions", "documents")]
-    rows_R3S = torch.stack(parts, 1).cpu().numpy()
+    parts = [on_host(batch[name]).long() for name in ("input_ids", "positions", "documents")]
+    rows_R3S = torch.stack(parts, 1).numpy()
     return [hashlib.blake2b(np.ascontiguousarray(row).tobytes(), digest_size=16).hexdigest() for row in rows_R3S]
 
 

@@ -40,10 +40,9 @@ class Branches:
             masked: make the mask of mask pairs by text; else they attend block after block.
         """
         self._text, self._counts, self._group = Passes(documents_BS, group), tuple(counts), group
-        anchor_BM = torch.cat([at_BA[:, :count] for count in self._counts], 1) if self._counts else at_BA[:, :0]
-        self._spans = None if masked else Spans(spans_of(documents_BS, anchor_BM))
+        self._spans = None if masked else Spans(spans_of(documents_BS, _of_masks(on_host(at_BA), self._counts)))
         if masked:
-            seen_BMS = seen(documents_BS, anchor_BM)
+            seen_BMS = seen(documents_BS, _of_masks(at_BA, self._counts))
             sink_BM1 = torch.ones_like(seen_BMS[..., :1])
             self._mask_B1MX = torch.cat((sink_BM1, seen_BMS), -1)[:, None]
 
@@ -93,9 +92,18 @@ def seen(documents_BS: Tensor, anchor_BM: Tensor) -> Tensor:
 
 
 def spans_of(documents_BS: Tensor, anchor_BM: Tensor) -> Tensor:
-    """int64 [B, 1, M, 4]: the same as `Spans` takes it, where the sink is the first key of all."""
-    anchors = on_host(anchor_BM)
-    start_BM = starts(on_host(documents_BS)).gather(1, anchors)
-    none = torch.zeros_like(anchors)
-    seen_BM4 = torch.stack((none, none, start_BM + 1, anchors + 1), -1)
-    return sent(seen_BM4[:, None], anchor_BM.device)
+    """int64 [B, 1, M, 4], where documents are: the same as `Spans` takes it, where the sink is the first key of all.
+
+    Args:
+        documents_BS: number of every true pair's document.
+        anchor_BM: on the host.
+    """
+    start_BM = starts(on_host(documents_BS)).gather(1, anchor_BM)
+    none = torch.zeros_like(anchor_BM)
+    seen_BM4 = torch.stack((none, none, start_BM + 1, anchor_BM + 1), -1)
+    return sent(seen_BM4[:, None], documents_BS.device)
+
+
+def _of_masks(at_BA: Tensor, counts: Sequence[int]) -> Tensor:
+    """The anchor of every mask pair, those of depth 1 first, [B, M]."""
+    return torch.cat([at_BA[:, :count] for count in counts], 1) if counts else at_BA[:, :0]

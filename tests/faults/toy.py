@@ -6,7 +6,7 @@ import json
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from chains import Batch, Chains, stop_behind
@@ -22,8 +22,10 @@ from draftsmith.trainers.config import (
 )
 from draftsmith.trainers.loop import setup
 from draftsmith.trainers.loop.loop import Loop, Plan
+from draftsmith.trainers.method_config import TuneConfig
 from draftsmith.trainers.student.architecture import fresh_model
 from draftsmith.trainers.target import TargetObjective
+from draftsmith.trainers.teacher.tuned import TunedTarget
 from method_objectives import NoTokenizer, build
 
 ROWS, BATCH, STEPS = 40, 8, 12
@@ -47,17 +49,20 @@ def objective_of(method: str, device: Any = "cpu", **sections: Any) -> Any:
         sizes = ModelConfig(layers=1, hidden=32, heads=2, kv_heads=1, head_size=16, max_positions=64)
         recipe = Recipe(method="target", objective=ObjectiveConfig(chunk=16))
         return TargetObjective(recipe, fresh_model(sizes, vocabulary=VOCABULARY, eos=0), NoTokenizer())
-    target = make_target("qwen3").model.to(device)
+    target = make_target("qwen3")
+    target.model.to(device)
     torch.manual_seed(1)
-    return build(method, target, **sections)
+    if method == "medusa2":
+        return build(method, TunedTarget(target, TuneConfig()), **sections)
+    return build(method, target.model, **sections)
 
 
-def plan(*, every: int = 5, keep: int = 2, **loop: Any) -> Plan:
+def plan(*, every: int = 5, keep: int = 2, optimizer: Literal["adamw", "muon"] = "adamw", **loop: Any) -> Plan:
     """Sections of a short run; `every` and `keep` are those of its checkpoints."""
     values = {"steps": STEPS, "batch_rows": BATCH, "micro_rows": 4, "precision": "fp32", "log_every": 1}
     values |= {"validate_every": 6, "validate_rows": 4} | loop
-    optimizer = OptimizerConfig(lr=3e-3, warmup_steps=2)
-    return Plan(LoopConfig(**values), optimizer, CheckpointConfig(every_steps=every, keep=keep), ProbeConfig())
+    chosen = OptimizerConfig(name=optimizer, lr=3e-3, warmup_steps=2)
+    return Plan(LoopConfig(**values), chosen, CheckpointConfig(every_steps=every, keep=keep), ProbeConfig())
 
 
 def loop_in(

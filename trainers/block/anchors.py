@@ -2,8 +2,9 @@
 
 An anchor is a token whose successor is a label of the same document: any token that an answer could be
 drafted behind. Blocks are drawn anew in every step, by the step's seed and the row's content alone, so
-that a resumed run, other micro-batches and other processes train on the same ones. Read next:
-`student.py`, the loss; `drafters/block/net.py`, the blocks.
+that a resumed run, other micro-batches and other processes train on the same ones; and on the host, which need not
+wait for a device to know how many drafts have a label. Read next: `student.py`, the loss;
+`drafters/block/net.py`, the blocks.
 
 Shapes: R rows, S tokens of a row, A anchors of a row, K drafts of a block.
 """
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ...data.features.store import row_keys
+from ...decoding.on_host import all_on_host, sent
 from ..loop.objective import Batch
 from ..loop.order import seed_of
 
@@ -34,13 +36,14 @@ class Anchors(NamedTuple):
 
 def drawn(batch: Batch, count: int, depth: int, seed: int) -> Anchors:
     """At most `count` anchors of every row, all alike likely; `depth`: drafts of a block."""
-    can_RS = can_begin(batch)
-    R, S = can_RS.shape
-    score_RS = np.stack([scores(f"{seed}/{key}", S) for key in row_keys(batch)])
+    known, device = all_on_host(batch), batch["input_ids"].device
+    can_RS = can_begin(known)
+    S = can_RS.shape[1]
+    score_RS = np.stack([scores(f"{seed}/{key}", S) for key in row_keys(known)])
     # those that cannot begin a block come last
-    order_RS = (torch.from_numpy(score_RS).to(can_RS.device) + 2.0 * ~can_RS).argsort(-1)
+    order_RS = (torch.from_numpy(score_RS) + 2.0 * ~can_RS).argsort(-1)
     chosen_RA = order_RS[:, :count].sort(-1).values
-    return of(batch, chosen_RA, depth)
+    return Anchors(*(sent(each, device) for each in of(known, chosen_RA, depth)))
 
 
 def of(batch: Batch, at_RA: Tensor, depth: int) -> Anchors:

@@ -4,7 +4,8 @@ Of the pairs that have a label, depth d keeps the share max(kept^d, kept_least) 
 Depth d + 1 chooses among those that depth d has kept, so that every mask pair has the shallower ones of its own
 branch, and a branch ends in front of the first token that is no label or of another document. What is kept is a
 function of the step's seed and the row's content, so that a resumed run, other micro-batches and other processes
-train on the same pairs. Read next: `peagle.py`, the trainer; `drafters/eagle/branches.py`, who sees whom.
+train on the same pairs; the host works it out, and waits for no device. Read next: `peagle.py`, the trainer;
+`drafters/eagle/branches.py`, who sees whom.
 
 Shapes: R rows, S tokens of a row, A anchors of a row.
 """
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ...data.features.store import row_keys
+from ...decoding.on_host import all_on_host, sent
 from ..labels import has_label
 from ..loop.objective import Batch
 from .anchors import scores
@@ -47,15 +49,14 @@ def share(kept: float, least: float, depth: int) -> float:
 
 def sampled(batch: Batch, depths: int, kept: float, least: float, seed: int) -> Sampled:
     """Branches of every row, for `depths` drafts: mask pairs of depth 1 to `depths` - 1."""
-    R, S = batch["input_ids"].shape
-    device = batch["input_ids"].device
-    order_RS = torch.from_numpy(np.stack([scores(f"{seed}/{key}", S) for key in row_keys(batch)])).argsort(-1)
-    order_RS = order_RS.to(device)
-    chosen_RS = _labelled(batch, 0)
+    known, device = all_on_host(batch), batch["input_ids"].device
+    S = known["input_ids"].shape[1]
+    order_RS = torch.from_numpy(np.stack([scores(f"{seed}/{key}", S) for key in row_keys(known)])).argsort(-1)
+    chosen_RS = _labelled(known, 0)
     total_R1 = chosen_RS.sum(1, keepdim=True)
     depth_RS = torch.zeros_like(order_RS)
     for d in range(1, depths):
-        can_RS = chosen_RS & _labelled(batch, d)
+        can_RS = chosen_RS & _labelled(known, d)
         most_R1 = (total_R1 * share(kept, least, d)).ceil()
         # in the order of the draw, the first ones that can
         ordered_RS = can_RS.gather(1, order_RS)
@@ -65,9 +66,11 @@ def sampled(batch: Batch, depths: int, kept: float, least: float, seed: int) -> 
     longest_RS = depth_RS.sort(dim=1, descending=True, stable=True)
     counts_Rd = torch.stack([(depth_RS >= d).sum(1) for d in range(1, depths)], 1)
     sizes = [_rounded(int(count), S) for count in counts_Rd.amax(0)]
-    index_S = torch.arange(S, device=device)
-    known = tuple(index_S[:size] < counts_Rd[:, d, None] for d, size in enumerate(sizes))
-    return Sampled(longest_RS.indices[:, : sizes[0]], known)
+    index_S = torch.arange(S)
+    counted = (index_S[:size] < counts_Rd[:, d, None] for d, size in enumerate(sizes))
+    return Sampled(
+        sent(longest_RS.indices[:, : sizes[0]], device), tuple(sent(known_RA, device) for known_RA in counted)
+    )
 
 
 def _labelled(batch: Batch, depth: int) -> Tensor:

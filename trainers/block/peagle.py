@@ -19,19 +19,20 @@ import torch
 from torch import Tensor, nn
 
 from ...data.rows.prepare import Prepared
+from ...decoding.on_host import on_host, places, sent
 from ...decoding.target.backbone import Backbone
 from ...decoding.target.hidden_states import LAST
 from ...drafters.eagle.peagle import PeagleNet
 from ...drafters.projection import Projection
 from ..eagle_common import in_text_order, told_by_row
-from ..labels import has_label
+from ..labels import label_places
 from ..loop.loop import Outcome
 from ..loop.objective import Batch, are_long
 from ..loop.sharding import standalone
 from ..losses.chunked import ChunkedLoss
 from ..losses.draft_vocabulary import DraftVocabularyLoss, WholeTeacher, drafted
 from ..losses.mix import Mix
-from ..losses.pace import anchors_of, geometric, paced
+from ..losses.pace import geometric, joined, paced
 from ..losses.terms import check_terms
 from ..pruning.sizes import check_not_pruned
 from ..sections import MakeProbe, Run, Sections
@@ -150,17 +151,18 @@ class PeagleStudent(nn.Module):
 
 def _compared(outputs: Sequence[Tensor], batch: Batch, branches: Sampled) -> _Compared:
     """Pair the outputs of `PeagleNet.drafts` with their labels: depth d at t has x_{t+2+d}."""
-    S = batch["input_ids"].shape[1]
-    counts_RX = has_label(batch, 2)
-    guess, anchors = [outputs[0][:, :-2][counts_RX]], [anchors_of(counts_RX, S)]
-    row_R1 = torch.arange(len(branches.at_RA), device=branches.at_RA.device)[:, None] * S
-    for out_RAH, known_RA in zip(outputs[1:], branches.known, strict=True):
-        guess.append(out_RAH[known_RA])
-        anchors.append((row_R1 + branches.at_RA[:, : known_RA.shape[1]])[known_RA])
+    (R, S), device = batch["input_ids"].shape, batch["input_ids"].device
+    row_P, true_P = label_places(batch, 2)
+    guess, anchors = [outputs[0][row_P, true_P]], [joined((on_host(row_P), on_host(true_P)), S)]
+    pair_RA = torch.arange(R)[:, None] * S + on_host(branches.at_RA)
+    for out_RAH, known_RA in zip(outputs[1:], map(on_host, branches.known), strict=True):
+        guess.append(out_RAH[places(known_RA, device)])
+        anchors.append(pair_RA[:, : known_RA.shape[1]][known_RA])
     at_P = torch.cat([anchor_P + 1 + d for d, anchor_P in enumerate(anchors)])
     depth_P = torch.cat([torch.full_like(anchor_P, d) for d, anchor_P in enumerate(anchors)])
-    label_P = batch["input_ids"].flatten()[at_P + 1]
-    return _Compared(torch.cat(guess), at_P, torch.stack([label_P, depth_P], 1), anchors)
+    label_P2 = torch.stack([on_host(batch["input_ids"]).flatten()[at_P + 1], depth_P], 1)
+    sent_anchors = [sent(anchor_P, device) for anchor_P in anchors]
+    return _Compared(torch.cat(guess), sent(at_P, device), sent(label_P2, device), sent_anchors)
 
 
 class PeagleObjective:

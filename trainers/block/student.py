@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...decoding.on_host import on_host, places, sent
 from ...drafters.block.net import BlockNet
 from ...drafters.projection import Shaping
 from ..eagle_common import in_text_order, told_by_row
@@ -115,9 +116,12 @@ class BlockStudent(nn.Module):
             anchors.at_RA,
             recompute=self._config.recompute,
         )
-        known_RAK = anchors.known_RAK
-        guess_PH, at_P, label_P2 = out_RAKH[known_RAK], *compared(batch, anchors)
-        share_P = self._weights(guess_PH, label_P2[:, 0], self._behind(at_P, batch), known_RAK, batch)
+        place = places(on_host(anchors.known_RAK), out_RAKH.device)
+        guess_PH, at_P, label_P2 = out_RAKH[place], *compared(batch, anchors)
+        weight_RAK = self._weights(guess_PH, label_P2[:, 0], self._behind(at_P, batch), anchors.known_RAK, place)
+        labels_R = batch["loss_mask"].sum(1)
+        mean_R = labels_R / weight_RAK.sum((1, 2)).clamp_min(torch.finfo(torch.float32).tiny)
+        share_P = (weight_RAK * mean_R[:, None, None])[place]
         states_NH = teacher_output.hidden_RSH.flatten(0, 1)
         at_P, guess_PH, label_P2, sorted_P = in_text_order(at_P, guess_PH, label_P2, share_P)
         assert sorted_P is not None
@@ -155,23 +159,23 @@ class BlockStudent(nn.Module):
         return None if parts is None else Added(*parts)
 
     def _weights(
-        self, guess_PH: Tensor, label_P: Tensor, added: Added | None, known_RAK: Tensor, batch: Batch
+        self, guess_PH: Tensor, label_P: Tensor, added: Added | None, known_RAK: Tensor, place: tuple[Tensor, ...]
     ) -> Tensor:
-        """How much every draft that has a label counts, fp32 [P]; of a row as much as it has labels."""
+        """How much every draft counts beside the others of its row, fp32 [R, A, K]; 0 where it has no label.
+
+        Args:
+            place: where `known_RAK` is true.
+        """
         weight_RAK = known_RAK.float()
         if self._objective.positions == "d-pace":
             (head,) = self._frozen
             q_P, _ = head(guess_PH, label_P, added=added, only_label_q=True)
-            q_RAK = torch.zeros_like(weight_RAK).masked_scatter(known_RAK, q_P)
+            q_RAK = torch.zeros_like(weight_RAK).index_put(place, q_P)
             weight_RAK = d_pace(q_RAK.flatten(0, 1), known_RAK.flatten(0, 1), self._objective.pace_floor)
-            weight_RAK = weight_RAK.view_as(known_RAK)
-        else:
-            place_K = torch.arange(known_RAK.shape[-1], device=known_RAK.device)
-            decay_K = geometric(place_K, self._config.decay)
-            weight_RAK = weight_RAK if decay_K is None else weight_RAK * decay_K
-        labels_R = batch["loss_mask"].sum(1)
-        mean_R = labels_R / weight_RAK.sum((1, 2)).clamp_min(torch.finfo(torch.float32).tiny)
-        return (weight_RAK * mean_R[:, None, None])[known_RAK]
+            return weight_RAK.view_as(known_RAK)
+        place_K = torch.arange(known_RAK.shape[-1], device=known_RAK.device)
+        decay_K = geometric(place_K, self._config.decay)
+        return weight_RAK if decay_K is None else weight_RAK * decay_K
 
 
 def compared(batch: Batch, anchors: Anchors) -> tuple[Tensor, Tensor]:
@@ -181,8 +185,11 @@ def compared(batch: Batch, anchors: Anchors) -> tuple[Tensor, Tensor]:
         int64 [P], numbers of states counted through rows: the one in front of the label. And int64 [P, 2]:
         label, and which draft of its block it is, from 0.
     """
-    known_RAK, label_RAK = anchors.known_RAK, anchors.label_RAK
-    row_P, _, place_P = known_RAK.nonzero(as_tuple=True)
-    label_P = label_RAK[known_RAK]
-    at_P = row_P * batch["input_ids"].shape[1] + label_P - 1
-    return at_P, torch.stack([batch["input_ids"][row_P, label_P], place_P], 1)
+    ids_RS, label_RAK = on_host(batch["input_ids"]), on_host(anchors.label_RAK)
+    place = on_host(anchors.known_RAK).nonzero(as_tuple=True)
+    row_P, _, place_P = place
+    label_P = label_RAK[place]
+    at_P = row_P * ids_RS.shape[1] + label_P - 1
+    label_P2 = torch.stack([ids_RS[row_P, label_P], place_P], 1)
+    device = batch["input_ids"].device
+    return sent(at_P, device), sent(label_P2, device)

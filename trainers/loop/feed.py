@@ -10,14 +10,14 @@ from collections.abc import Callable
 
 import torch
 
-from ...decoding.on_host import sent
+from ...decoding.on_host import on_host, sent
 from ..teacher.features import Featured
 from .objective import Batch, Objective
 
 
 def labels_in(batches: list[Batch]) -> int:
-    """Tokens that count in the loss."""
-    return sum(int(batch["loss_mask"].sum()) for batch in batches)
+    """Tokens that count in the loss, which the host knows of the rows that it has sent."""
+    return sum(int(on_host(batch["loss_mask"]).sum()) for batch in batches)
 
 
 def upload(batch: Batch, device: torch.device) -> Batch:

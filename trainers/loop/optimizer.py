@@ -2,7 +2,8 @@
 
 Read at once, whether a step was finite would make the host wait for the whole step, and the next one could not be
 launched meanwhile. AdamW's fused form takes a flag that lies on the device, and changes neither weight nor moment
-where it is set. So the flags are kept there, and read together with the next report. Read next: `step.py`.
+where it is set; Muon is given one here. So the flags are kept there, and read together with the next report. Read
+next: `step.py`.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def build(module: nn.Module, config: OptimizerConfig, *, fused: bool = False) ->
     if not groups:
         return [adamw]
     emulated = groups[0]["params"][0].device.type == "cpu" and not multiplies_bf16()
-    muon = MuonInFp32 if emulated else torch.optim.Muon
+    muon = MuonInFp32 if emulated else MuonByFlag
     return [adamw, muon(groups, lr=config.lr, adjust_lr_fn="match_rms_adamw")]
 
 
@@ -79,8 +80,40 @@ def fuses(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-class MuonInFp32(torch.optim.Muon):
-    """Torch's own, which rounds an update to bf16 before it makes it orthogonal, without that rounding.
+class MuonByFlag(torch.optim.Muon):
+    """Torch's own, which leaves out a step by a flag on the device too, as AdamW's fused form does.
+
+    Then it goes matrix by matrix: what one was and what its momentum was are kept meanwhile, and put back by the flag.
+    """
+
+    found_inf: Tensor | None = None
+    """Torch's name for the flag: above 0, the step changes nothing. None: it is taken in any case."""
+
+    def step(self, closure: Any = None) -> Any:
+        if self.found_inf is None:
+            return super().step(closure)
+        groups = self.param_groups
+        try:
+            for group in groups:
+                for parameter in group["params"]:
+                    self.param_groups = [{**group, "params": [parameter]}]
+                    self._step_by_flag(parameter, self.found_inf > 0)
+        finally:
+            self.param_groups = groups
+
+    @torch.no_grad()
+    def _step_by_flag(self, parameter: Tensor, left_out: Tensor) -> None:
+        if parameter.grad is None:
+            return
+        momentum = self.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter.grad))
+        held = [(each, each.clone()) for each in (parameter, momentum)]
+        super().step()
+        for each, before in held:
+            each.copy_(torch.where(left_out, before, each))
+
+
+class MuonInFp32(MuonByFlag):
+    """The same without a rounding: torch's own has an update in bf16 before it makes it orthogonal.
 
     A CPU without instructions for bf16 takes far longer for its products than for those of fp32, and most of a small
     drafter's step.
@@ -182,10 +215,6 @@ class Unread:
 
 
 def leaves_out_by_itself(optimizers: Sequence[Any], device: torch.device) -> bool:
-    """Whether reading a device costs something, and every optimiser leaves a step out without the host.
-
-    Muon does not: a run with it reads each step.
-    """
+    """Whether reading a device costs something, and every optimiser leaves a step out without the host."""
     own = [each.optimizer for each in optimizers]
-    fused = all(isinstance(each, torch.optim.AdamW) and each.defaults.get("fused") for each in own)
-    return device.type != "cpu" and fused
+    return device.type != "cpu" and all(isinstance(each, MuonByFlag) or each.defaults.get("fused") for each in own)

@@ -20,6 +20,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from ...decoding.on_host import rows_of
 from ...errors import TrainingFailed
 from ..config import LoopConfig, OptimizerConfig
 from . import optimizer
@@ -245,4 +246,4 @@ def cut(batch: Batch, rows: int) -> Iterator[Batch]:
         yield batch
         return
     for at in range(0, count, rows):
-        yield {name: tensor[at : at + rows] for name, tensor in batch.items()}
+        yield {name: rows_of(tensor, slice(at, at + rows)) for name, tensor in batch.items()}

@@ -44,12 +44,6 @@ def d_pace(q_AJ: Tensor, known_AJ: Tensor, floor: float) -> Tensor:
     return torch.stack(values[:0:-1], 1) * known_AJ
 
 
-def anchors_of(counts_RX: Tensor, length: int) -> Tensor:
-    """Indices [P] of the positions that are True, in rows of `length` tokens joined end to end."""
-    row_P, at_P = counts_RX.nonzero(as_tuple=True)
-    return joined((row_P, at_P), length)
-
-
 def joined(place: tuple[Tensor, Tensor], length: int) -> Tensor:
     """Rows and positions [P] as indices, in rows of `length` tokens joined end to end."""
     row_P, at_P = place

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ...decoding.on_host import is_host
 from .divergences import RULED_OUT
 
 
@@ -75,7 +76,7 @@ def _expected(p_CV: Tensor, logits_CV: Tensor) -> Tensor:
     """sum_v p x, where x of -inf counts as -10000. [C]."""
     if torch.compiler.is_compiling():
         return (p_CV * logits_CV.clamp_min(RULED_OUT)).sum(-1)
-    if logits_CV.device.type == "cpu":  # on a CPU reading a value is free, and going through all once more is not
+    if is_host(logits_CV.device):  # on a CPU reading a value is free, and going through all once more is not
         sum_C = torch.linalg.vecdot(p_CV, logits_CV)
         if bool(sum_C.isfinite().all()):
             return sum_C

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ...data.features.store import row_keys
-from ...decoding.on_host import on_host, sent
+from ...decoding.on_host import all_on_host, sent
 from ...decoding.target.hidden_states import decoder_of
 from ...decoding.target.recurrence.scan import is_recurrent
 from ...decoding.target.windows import Masks, Windows
@@ -67,9 +67,9 @@ def drawn(batch: Batch, drafts: int, seed: int, *, keep: float, least: float) ->
     """
     (R, S), device = batch["input_ids"].shape, batch["input_ids"].device
     # on the host, which has to know how many there are and what each sees
-    known = {name: on_host(batch[name]) for name in ("input_ids", "documents", "loss_mask")}
+    known = all_on_host(batch)
     known_RSK = of(known, torch.arange(S).expand(R, S), drafts).known_RAK
-    score_RS = torch.from_numpy(np.stack([scores(f"{seed}/{key}", S) for key in row_keys(batch)]))
+    score_RS = torch.from_numpy(np.stack([scores(f"{seed}/{key}", S) for key in row_keys(known)]))
     share_K = torch.tensor([max(keep**depth, least) for depth in range(drafts)])
     chains = listed((known_RSK & (score_RS[..., None] < share_K))[..., 1:])
     return Chains(sent(chains.anchor_RM, device), sent(chains.depth_RM, device))

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ...decoding.on_host import on_host, places, sent
 from ...drafters.projection import Projection, Shaping
 from ..block.student import BlockLoss
 from ..config import ObjectiveConfig
 from ..eagle_common import in_text_order, told_by_row
-from ..loop.objective import Batch
+from ..loop.objective import Batch, labelled
 from ..losses.chunked import ChunkedLoss, SharedTeacher
 from ..losses.mix import Mix
 from .draft import rows_of
@@ -58,7 +59,8 @@ class PardStudent(nn.Module):
         chains = teacher.chains
         text_RSH, masks_RMH = chain_states(self.draft, batch, chains, self._mask_id)
         at_P, label_P2, row_P = compared(batch, chains)
-        guess_PH = torch.cat((text_RSH[:, :-1][batch["loss_mask"][:, 1:]], masks_RMH[chains.real_RM]))
+        masks_PH = masks_RMH[places(on_host(chains.depth_RM) > 0, masks_RMH.device)]
+        guess_PH = torch.cat((labelled(text_RSH, batch).hidden_PH, masks_PH))
         share_P = None if self._drafts == 1 else row_means(row_P, batch)
         at_P, guess_PH, label_P2, share_P = in_text_order(at_P, guess_PH, label_P2, share_P)
         states_NH = teacher.hidden_RSH.flatten(0, 1)
@@ -74,17 +76,19 @@ def compared(batch: Batch, chains: Chains) -> tuple[Tensor, Tensor, Tensor]:
     Returns:
         int64 [P], numbers of states counted through rows; int64 [P, 2]; int64 [P]. The text's tokens come first.
     """
-    S = batch["input_ids"].shape[1]
-    row_X, before_X = batch["loss_mask"][:, 1:].nonzero(as_tuple=True)
-    row_Y, _ = chains.real_RM.nonzero(as_tuple=True)
-    row_P = torch.cat((row_X, row_Y))
-    place_P = torch.cat((before_X, chains.place_RM[chains.real_RM]))
-    depth_P = torch.cat((torch.zeros_like(row_X), chains.depth_RM[chains.real_RM]))
-    return row_P * S + place_P, torch.stack((batch["input_ids"][row_P, place_P + 1], depth_P), 1), row_P
+    ids_RS, known = on_host(batch["input_ids"]), Chains(on_host(chains.anchor_RM), on_host(chains.depth_RM))
+    row_X, before_X = on_host(batch["loss_mask"])[:, 1:].nonzero(as_tuple=True)
+    real = known.real_RM.nonzero(as_tuple=True)
+    row_P = torch.cat((row_X, real[0]))
+    place_P = torch.cat((before_X, known.place_RM[real]))
+    depth_P = torch.cat((torch.zeros_like(row_X), known.depth_RM[real]))
+    label_P2 = torch.stack((ids_RS[row_P, place_P + 1], depth_P), 1)
+    device = batch["input_ids"].device
+    return sent(row_P * ids_RS.shape[1] + place_P, device), sent(label_P2, device), sent(row_P, device)
 
 
 def row_means(row_P: Tensor, batch: Batch) -> Tensor:
     """What each comparison counts, fp32 [P]: alike in a row, and together as much as it has labels."""
     labels_R = batch["loss_mask"][:, 1:].sum(1)
-    count_R = torch.bincount(row_P, minlength=len(labels_R))
-    return (labels_R / count_R.clamp_min(1))[row_P]
+    count_R = torch.bincount(on_host(row_P), minlength=len(labels_R))  # of a device's it would be waited for
+    return (labels_R / sent(count_R.clamp_min(1), labels_R.device))[row_P]

@@ -45,9 +45,9 @@ class LoopedRows(Rollouts):
     def __init__(self, config: RolloutsConfig, model: PreTrainedModel) -> None:
         super().__init__(config, model, model)
 
-    def written(self, gold: Batch, indices: Sequence[int], seed: int) -> Batch:
+    def written(self, rows: Batch, indices: Sequence[int], seed: int, device: torch.device) -> Batch:
         """The rows that are replaced, on the CPU."""
-        return only_loops(super().written(gold, indices, seed))
+        return only_loops(super().written(rows, indices, seed, device))
 
 
 def only_loops(rows: Batch) -> Batch:

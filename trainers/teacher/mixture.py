@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ...decoding.on_host import is_host
 from ...decoding.random import Uniforms
 from ...decoding.rows import Rows
 from ...decoding.sampling import Warper, draw
@@ -74,7 +75,7 @@ def write(
         rows.emit(token_B[:, None], one_B * running_B)
         rows.last_B.copy_(torch.where(running_B, token_B, rows.last_B))
         # only where looking is free
-        if device.type == "cpu" and bool(rows.done_B.all()):
+        if is_host(device) and bool(rows.done_B.all()):
             break
     return rows.answers()
 

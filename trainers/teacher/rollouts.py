@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from ...data.rows.packed import PackedRows
+from ...decoding.on_host import on_host, sent
 from ...decoding.random import Uniforms
 from ...decoding.sampling import Warper
 from ...decoding.target.attention import use_grouped_attention
@@ -62,18 +63,20 @@ class Rollouts:
             indices: of all their rows in the whole step, over all processes.
             seed: the step's own, the same on every process.
         """
-        gold = {name: torch.cat([each[name] for each in batches]) for name in NAMES}
+        # on the host, which then knows the new rows as it knew the old ones
+        gold = {name: torch.cat([on_host(each[name]) for each in batches]) for name in NAMES}
+        device = batches[0]["input_ids"].device
         if self.kept is None or step % self.config.every_steps == 0:
-            self.kept = self.written(gold, indices, seed)
-        device = gold["input_ids"].device
-        kept = {name: t.to(device) for name, t in self.kept.items()}
+            self.kept = self.written(gold, indices, seed, device)
+        kept = self.kept
         replaced_R1 = kept[REPLACED][:, None]
         merged = {name: torch.where(replaced_R1, kept[name], gold[name]) for name in NAMES}
         sizes = [len(each["input_ids"]) for each in batches]
         parts = {name: t.split(sizes) for name, t in merged.items()}
         parts[REPLACED] = kept[REPLACED].split(sizes)
         return [
-            {**batch, **{name: each[number] for name, each in parts.items()}} for number, batch in enumerate(batches)
+            {**batch, **{name: sent(each[number], device) for name, each in parts.items()}}
+            for number, batch in enumerate(batches)
         ]
 
     def of_all(self, parts: Sequence[Batch]) -> Batch:
@@ -84,9 +87,15 @@ class Rollouts:
         """Take this process's share of what `of_all` gave, after a resume."""
         self.kept = {name: t[rank::world].clone() for name, t in rows.items()}
 
-    def written(self, gold: Batch, indices: Sequence[int], seed: int) -> Batch:
-        """The rows that are replaced; rows that stay are empty in it."""
-        rows = {name: t.cpu() for name, t in gold.items()}
+    def written(self, rows: Batch, indices: Sequence[int], seed: int, device: torch.device) -> Batch:
+        """The rows that are replaced; rows that stay are empty in it.
+
+        Args:
+            rows: all of them as they were, on the host.
+            indices: as of `rewrite`.
+            seed: the step's own.
+            device: where the models write.
+        """
         S = rows["input_ids"].shape[1]
         room = _room(self.config, S)
         wanted = [
@@ -105,14 +114,14 @@ class Rollouts:
             return empty
         each = S // room
         streams = [indices[at] * each + piece for at in wanted for piece in range(each)]
-        uniforms = Uniforms(seed, streams, gold["input_ids"].device)
+        uniforms = Uniforms(seed, streams, device)
         chances = uniforms.take(1)[:, 0].tolist()
         prompts = [
             cut_prompt(rows, at, chances[number * each + piece], self.config.prompt_tokens)
             for number, at in enumerate(wanted)
             for piece in range(each)
         ]
-        answers = self._write(prompts, uniforms, gold["input_ids"].device)
+        answers = self._write(prompts, uniforms, device)
         for number, at in enumerate(wanted):
             empty[REPLACED][at] = True
             for piece in range(each):

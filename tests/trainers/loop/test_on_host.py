@@ -12,6 +12,7 @@ from draftsmith.trainers.eagle_common import compared, in_text_order
 from draftsmith.trainers.labels import has_label, label_places
 from draftsmith.trainers.loop.feed import upload
 from draftsmith.trainers.loop.objective import Batch, labelled
+from draftsmith.trainers.loop.step import cut
 from draftsmith.trainers.losses.chunked import SharedTeacher
 
 META = torch.device("meta")
@@ -64,6 +65,12 @@ def test_documents_side_by_side() -> None:
 def test_without_twins_they_would_have_to_ask(pick, rows: Batch) -> None:
     with pytest.raises(NotImplementedError, match="meta"):
         pick({name: each.to(META) for name, each in rows.items()})
+
+
+def test_parts_of_a_micro_batch_have_theirs(rows: Batch, batch: Batch) -> None:
+    parts = list(cut(batch, 3))
+    for name, each in rows.items():
+        assert all(torch.equal(on_host(part[name]), own) for part, own in zip(parts, each.split(3), strict=True))
 
 
 def test_a_twin_is_what_was_sent() -> None:

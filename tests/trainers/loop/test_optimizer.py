@@ -8,7 +8,7 @@ import pytest
 import torch
 from draftsmith.trainers.config import OptimizerConfig
 from draftsmith.trainers.loop import optimizer
-from draftsmith.trainers.loop.optimizer import MuonInFp32, build, rate
+from draftsmith.trainers.loop.optimizer import MuonByFlag, MuonInFp32, build, rate
 from torch import nn
 
 STEPS = 104  # 4 of warm-up and 100
@@ -78,6 +78,32 @@ def test_muon_without_rounding_is_its_definition(shape: tuple[int, int], nestero
     assert not torch.equal(ends[0], ends[1])
 
 
+@pytest.mark.parametrize("left_out", [{1}, {0, 2}])
+def test_muon_leaves_out_what_a_flag_says(left_out: set[int]) -> None:
+    """To the bit what torch's own does without those steps, in every group and whatever their gradients hold."""
+    g = torch.Generator().manual_seed(0)
+    weights = [torch.randn(4, 6, generator=g), torch.randn(5, 3, generator=g)]
+    ends = []
+    for kind in (MuonByFlag, torch.optim.Muon):
+        parameters = [nn.Parameter(each.clone()) for each in weights]
+        idle = nn.Parameter(torch.ones(2, 2))  # without a gradient
+        muon = kind([{"params": [parameters[0], idle]}, {"params": [parameters[1]], "lr": 0.3}], lr=0.1)
+        drawn = torch.Generator().manual_seed(1)
+        for step in range(4):
+            for each in parameters:
+                gradient = torch.randn(each.shape, generator=drawn)
+                each.grad = gradient * torch.nan if step in left_out else gradient
+            if isinstance(muon, MuonByFlag):
+                muon.found_inf = torch.tensor(float(step in left_out))
+                muon.step()
+            elif step not in left_out:
+                muon.step()
+        momenta = [muon.state[each]["momentum_buffer"] for each in parameters]
+        ends.append([*parameters, idle, *momenta])
+        assert [len(group["params"]) for group in muon.param_groups] == [2, 1]
+    assert all(torch.equal(mine, its) for mine, its in zip(*ends, strict=True))
+
+
 def orthogonal(x: torch.Tensor) -> torch.Tensor:
     """Five steps of Newton-Schulz with Muon's coefficients (Jordan 2024)."""
     wide = x if len(x) <= x.shape[1] else x.T
@@ -89,7 +115,7 @@ def orthogonal(x: torch.Tensor) -> torch.Tensor:
 
 
 def test_muon_is_not_rounded_where_a_cpu_would_emulate_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    for multiplies, kind in ((True, torch.optim.Muon), (False, MuonInFp32)):
+    for multiplies, kind in ((True, MuonByFlag), (False, MuonInFp32)):
         monkeypatch.setattr(optimizer, "multiplies_bf16", lambda has=multiplies: has)
         _, muon = build(nn.Sequential(nn.Linear(4, 4)), OptimizerConfig(name="muon"))
         assert type(muon) is kind

@@ -5,7 +5,6 @@ A CPU stands in for the device: its fused AdamW takes the same flag.
 
 from __future__ import annotations
 
-import inspect
 import json
 import logging
 from pathlib import Path
@@ -13,18 +12,48 @@ from typing import Any
 
 import pytest
 import torch
-from draftsmith.benchmarks.common.waits import Watch, WatchCopies
+from draftsmith.decoding.on_host import on_host
 from draftsmith.errors import TrainingFailed
-from draftsmith.trainers.loop import optimizer, step
-from draftsmith.trainers.loop.feed import labels_in
-from draftsmith.trainers.loop.optimizer import LeftOut, Unread, leaves_out_by_itself
+from draftsmith.trainers import eagle
+from draftsmith.trainers.config import ObjectiveConfig
+from draftsmith.trainers.loop import objective, optimizer, step
+from draftsmith.trainers.loop.optimizer import LeftOut, MuonByFlag, Unread, leaves_out_by_itself
+from draftsmith.trainers.method_config import (
+    BlockConfig,
+    BpdConfig,
+    Eagle3Config,
+    EagleConfig,
+    MedusaConfig,
+    MtpConfig,
+    PardConfig,
+    PeagleConfig,
+    RolloutsConfig,
+)
 from faults import poison, toy
+from method_objectives import OBJECTIVES
+from pretended_device import Place, watched
 from safetensors.torch import load_file
 
-# the loop, and what picks labels and what is compared: by what the host knows of the rows that it made (`on_host.py`)
-PICKS = {"labels.py", "heads.py", "medusa.py", "distillation.py", "eagle_common.py", "eagle3.py", "pace.py"}
-FREE = {path.name for path in Path(step.__file__).parent.glob("*.py")} | PICKS
-METHODS = ("target", "medusa", "distill", "eagle3")
+PACED = ObjectiveConfig(chunk=16, positions="d-pace")
+BLOCKS = BlockConfig(size=4, decoder_layers=1, anchors=5)
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "target": ("target", {}),
+    "distill": ("distill", {}),
+    "medusa": ("medusa", {"medusa": MedusaConfig(heads=2), "objective": PACED}),
+    "medusa2": ("medusa2", {"medusa": MedusaConfig(heads=2)}),
+    "hydra": ("hydra", {"medusa": MedusaConfig(heads=2)}),
+    "hydra++": ("hydra", {"medusa": MedusaConfig(heads=2, prefix=True), "objective": ObjectiveConfig(kl=1, ce=0)}),
+    "bpd": ("bpd", {"bpd": BpdConfig(every_head=True)}),
+    "eagle": ("eagle", {}),
+    "hass": ("eagle", {"eagle": EagleConfig(passes=2, top_k=1.0, top_k_tokens=4)}),
+    "eagle3": ("eagle3", {"eagle3": Eagle3Config(passes=2)}),
+    "mtp": ("mtp", {"mtp": MtpConfig(passes=2)}),
+    "dflash": ("dflash", {"block": BLOCKS, "objective": PACED}),
+    "dflash2": ("dflash2", {"block": BLOCKS}),
+    "dspark": ("dspark", {"block": BLOCKS}),
+    "peagle": ("peagle", {"peagle": PeagleConfig(depths=3), "objective": PACED}),
+    "pard": ("pard", {"pard": PardConfig(drafts=3)}),
+}
 
 
 @pytest.fixture
@@ -50,11 +79,15 @@ def test_a_run_is_that_of_a_loop_that_reads_each_step(tmp_path: Path, request: p
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)
 
 
+@pytest.mark.parametrize(("method", "chosen"), [("medusa", "adamw"), ("eagle", "muon")])
 @pytest.mark.usefixtures("device")
-def test_steps_that_are_not_finite_leave_no_trace(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_steps_that_are_not_finite_leave_no_trace(
+    method: str, chosen: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """No weight moves in them, and every weight in the others; the average stays as well, and moments are finite."""
-    loop = toy.loop_in(tmp_path, "medusa", log_every=6, ema=0.9)
+    loop = toy.loop_in(tmp_path, method, log_every=6, ema=0.9, optimizer=chosen)
     assert loop.average is not None
+    assert len(loop.optimizers) == (2 if chosen == "muon" else 1)
     averages: list[dict[str, torch.Tensor]] = []
     take = loop.train_step
 
@@ -88,31 +121,80 @@ def test_too_many_in_a_row_end_the_run_at_the_next_report(tmp_path: Path) -> Non
     assert all(torch.equal(start[name], each) for name, each in poison.weights(loop).items())
 
 
-def waits_of(loop: Any) -> set[str]:
-    """Lines of the loop, and of what it picks, that make the host wait in a step of the middle."""
-    watch, take = Watch(cuda=False), loop.train_step
-    code, first = inspect.getsourcelines(labels_in)  # of rows that lie on the host; here nothing tells them apart
-    counting = {f"feed.py:{first + line}" for line in range(len(code))}
-
-    def train_step(number: int, *rest: Any) -> None:
-        watch.open = 2 < number < 6
-        take(number, *rest)
-        watch.open = False
-
-    loop.train_step = train_step
-    with watch, WatchCopies(watch):
+def read_in(loop: Any, monkeypatch: pytest.MonkeyPatch) -> dict[Place, set[str]]:
+    """What a step in the middle of a short run reads of the device: by which function, and by what."""
+    with watched(loop, range(1, 2), monkeypatch) as watch:
         toy.run(loop)
-    places = {place.split(" at ")[1] for place in watch.waits}
-    return {place for place in places - counting if place.split(":")[0] in FREE}
+    return watch.read
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_nothing_is_read_between_reports(method: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """Not by the loop itself, nor where labels are picked; what reads each step does, so the watch sees it."""
-    if method == "target":
-        assert any(place.startswith("step.py") for place in waits_of(toy.loop_in(tmp_path / "read", log_every=12)))
-    request.getfixturevalue("device")
-    assert waits_of(toy.loop_in(tmp_path / "unread", method, log_every=12)) == set()
+def loop_of(case: str, out: Path, *, given: dict[str, Any] | None = None, **values: Any) -> Any:
+    method, sections = CASES[case]
+    given = sections | (given or {})
+    small = {"steps": 3, "log_every": 3, "validate_every": 3, "validate_rows": 1, "batch_rows": 4, "micro_rows": 2}
+    return toy.loop_in(out, method, given=given, **(small | values))
+
+
+def test_every_method_is_watched() -> None:
+    assert {method for method, _ in CASES.values()} == {"target", *OBJECTIVES}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.usefixtures("device")
+def test_nothing_is_read_between_reports(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read_in(loop_of(case, tmp_path), monkeypatch) == {}
+
+
+@pytest.mark.parametrize("case", ["distill", "peagle", "pard"])
+@pytest.mark.usefixtures("device")
+def test_nor_of_rows_without_a_mask(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objective, "MASKED", 8)
+    assert read_in(loop_of(case, tmp_path), monkeypatch) == {}
+
+
+@pytest.mark.usefixtures("device")
+def test_nor_with_muon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = loop_of("eagle", tmp_path, optimizer="muon")
+    assert len(loop.optimizers) == 2
+    assert read_in(loop, monkeypatch) == {}
+
+
+@pytest.mark.usefixtures("device")
+def test_nor_of_rows_that_models_wrote_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Written in the first step, and trained on in the second."""
+    given = RolloutsConfig(share=0.5, every_steps=3, prompt_tokens=4, new_tokens=4)
+    loop = loop_of("distill", tmp_path, given={"rollouts": given})
+    assert read_in(loop, monkeypatch) == {}
+    assert bool(loop.rollouts.kept["replaced"].any())
+
+
+def test_what_reads_each_step_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the fixture the loop does, and nothing else."""
+    found = read_in(loop_of("eagle", tmp_path), monkeypatch)
+    assert found == {Place("trainers/loop/step.py", "Steps.update_at_once"): {"_local_scalar_dense"}}
+
+
+@pytest.mark.usefixtures("device")
+def test_every_kind_of_read_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted into what is made of the rows on the device; the host's own numbers may be read."""
+    real = eagle.told_by_pass
+
+    def told_by_pass(at_P: torch.Tensor, *rest: Any) -> torch.Tensor:
+        told_P = real(at_P, *rest)
+        float(told_P.sum())
+        told_P.nonzero()
+        told_P[told_P > 0]
+        told_P.detach().cpu()
+        told_P.tolist()
+        on_host(at_P).tolist()
+        on_host(at_P).nonzero()
+        return told_P
+
+    monkeypatch.setattr(eagle, "told_by_pass", told_by_pass)
+    reads = {"_local_scalar_dense", "nonzero", "index", "cpu", "tolist"}
+    assert read_in(loop_of("eagle", tmp_path), monkeypatch) == {
+        Place("trainers/eagle.py", "EagleStudent.forward"): reads
+    }
 
 
 def test_flags_are_counted_across_readings() -> None:
@@ -128,15 +210,17 @@ def test_flags_are_counted_across_readings() -> None:
         assert unread.read(row) == found
 
 
-def test_muon_and_a_cpu_are_read_at_once() -> None:
+def test_what_takes_no_flag_and_a_cpu_are_read_at_once() -> None:
     class Wrapped:
         def __init__(self, **words: Any) -> None:
             self.optimizer = torch.optim.AdamW([torch.zeros(1)], **words)
 
-    plain, fused, muon = Wrapped(), Wrapped(fused=True), Wrapped()
-    muon.optimizer = torch.optim.Muon([torch.zeros(2, 2)])  # type: ignore[assignment]
+    plain, fused, muon, torchs = Wrapped(), Wrapped(fused=True), Wrapped(), Wrapped()
+    muon.optimizer = MuonByFlag([torch.zeros(2, 2)])  # type: ignore[assignment]
+    torchs.optimizer = torch.optim.Muon([torch.zeros(2, 2)])  # type: ignore[assignment]
     cuda = torch.device("cuda")
     assert leaves_out_by_itself([fused], cuda)
     assert not leaves_out_by_itself([fused], torch.device("cpu"))
     assert not leaves_out_by_itself([plain], cuda)
-    assert not leaves_out_by_itself([fused, muon], cuda)
+    assert leaves_out_by_itself([fused, muon], cuda)
+    assert not leaves_out_by_itself([fused, torchs], cuda)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from draftsmith.trainers.losses.pace import anchors_of, d_pace, geometric, paced
+from draftsmith.trainers.losses.pace import d_pace, geometric, joined, paced
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -73,8 +73,8 @@ def test_anchors_are_the_same_number_at_every_place() -> None:
     """Places reach different lengths into a row, the position of the anchor does not change."""
     near = torch.tensor([[True, False, True, True], [False, False, True, False]])
     far = near[:, :2]
-    assert anchors_of(near, 5).tolist() == [0, 2, 3, 7]
-    assert anchors_of(far, 5).tolist() == [0]
+    assert joined(near.nonzero(as_tuple=True), 5).tolist() == [0, 2, 3, 7]
+    assert joined(far.nonzero(as_tuple=True), 5).tolist() == [0]
 
 
 def test_fixed_weights() -> None:
