@@ -12,22 +12,22 @@ import draftsmith
 CONFIGS = Path(draftsmith.__file__).parent / "launch" / "configs"
 
 
-def launched(config: str, *words: str) -> str:
-    """What `accelerate launch` said; two processes, or one with `cpu`."""
-    done = ended(config, *words)
+def launched(config: str, *words: str, processes: int = 2) -> str:
+    """What `accelerate launch` said; so many processes, or one with `cpu`."""
+    done = ended(config, *words, processes=processes)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
 
-def ended(config: str, *words: str) -> subprocess.CompletedProcess[str]:
+def ended(config: str, *words: str, processes: int = 2) -> subprocess.CompletedProcess[str]:
     """`launched`, however it ends."""
-    process = launching(config, *words, to=subprocess.PIPE)
+    process = launching(config, *words, processes=processes, to=subprocess.PIPE)
     said, warned = process.communicate()
     return subprocess.CompletedProcess(process.args, process.returncode, said, warned)
 
 
 def launching(
-    config: str, *words: str, port: int | None = None, to: int = subprocess.DEVNULL
+    config: str, *words: str, processes: int = 2, port: int | None = None, to: int = subprocess.DEVNULL
 ) -> subprocess.Popen[str]:
     """`accelerate launch` that has begun; what it says goes `to` pipes, which somebody has to read, or nowhere."""
     command = [
@@ -36,7 +36,7 @@ def launching(
         "accelerate.commands.launch",
         "--config_file",
         str(CONFIGS / f"{config}.yaml"),
-        *(["--num_processes", "2"] if config != "cpu" else []),
+        *(["--num_processes", str(processes)] if config != "cpu" else []),
         *(["--main_process_port", str(port)] if port is not None else []),
         *words,
     ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import shutil
 from pathlib import Path
@@ -42,7 +44,9 @@ def cut_behind(run: Path, out: Path, step: int) -> None:
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-def test_every_kind_of_group_goes_on_to_the_same_bits(config: str, tmp_path: Path) -> None:
+def test_every_kind_of_group_goes_on_to_the_same_bits(
+    config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     needs_deepspeed(config)
     recipes = [write_recipe(tmp_path).rename(tmp_path / "whole.yaml")]
     text = RECIPE.replace("every_steps: 3}", "every_steps: 3, keep: 20}")
@@ -63,37 +67,68 @@ def test_every_kind_of_group_goes_on_to_the_same_bits(config: str, tmp_path: Pat
         assert all(bool((mine[key] == theirs[key]).all()) for key in theirs), step
         assert losses(out) == losses(tmp_path / "whole")
     if config == "zero3":
-        check_other_groups_are_refused(tmp_path)
+        check_other_groups_are_refused(tmp_path, capsys)
     tally("resume of several processes", tried=len(CUTS))
 
 
-def check_other_groups_are_refused(folder: Path) -> None:
-    """DeepSpeed's pieces are for as many processes under DeepSpeed, and one process says so."""
+def check_other_groups_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """DeepSpeed's pieces are for as many processes under DeepSpeed: others are told what is there and how to go on."""
     cut_behind(folder / "whole", folder / "alone", 3)
+    saved = folder / "alone" / "checkpoints" / "step-00000003"
     assert main(["train", str(folder / "whole.yaml"), "--out", str(folder / "alone")]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"{saved} was written under DeepSpeed (2 processes), and this run is without it" in said
+    assert "launch with the same configuration (launch/configs/zero2.yaml or zero3.yaml) to go on" in said
+    cut_behind(folder / "whole", folder / "more" / "whole", 3)
+    saved = folder / "more" / "whole" / "checkpoints" / "step-00000003"
+    done = ended("zero3", launching.__file__, str(folder / "more"), str(folder / "whole.yaml"), processes=4)
+    assert json.loads((folder / "more" / "whole" / "status.json").read_text())["exit_code"] == 2
+    said = " ".join(done.stderr.split())
+    assert f"{saved} holds DeepSpeed's state in 2 pieces, and this run has 4 processes" in said
+    assert "launch with --num_processes 2 to go on" in said
+    assert saved.is_dir()
+
+
+def losses_of_stages(folder: Path, stages: list[tuple[str, int]], step: int = 3) -> list[dict[int, float]]:
+    """Losses of one run that goes on under each configuration and number of processes, `step` steps after the last.
+
+    Each stage runs to the end; the next one goes on from a checkpoint in the middle, as after a kill.
+    """
+    text = RECIPE.replace("steps: 24", f"steps: {step * len(stages)}")
+    text = text.replace("every_steps: 3}", f"every_steps: {step}, keep: 9}}")
+    recipe = folder / "whole.yaml"
+    recipe.write_text(text)
+    found = []
+    for number, (config, processes) in enumerate(stages):
+        out = folder / f"stage-{number}"
+        if number:
+            cut_behind(folder / f"stage-{number - 1}" / "whole", out / "whole", number * step)
+            assert not [*(out / "whole" / "checkpoints").glob("*/deepspeed")], "it is whole"
+        launched(config, launching.__file__, str(out), str(recipe), processes=processes)
+        found.append(losses(out / "whole"))
+    return found
+
+
+def check_stages(found: list[dict[int, float]], step: int = 3) -> None:
+    """A stage keeps what was before it to the bit; its own losses are those of the first one's processes."""
+    first, *others = found
+    far = [max(abs(value / first[at] - 1) for at, value in each.items()) for each in others]
+    print([f"{value:.1e}" for value in far])
+    assert all(each.keys() == set(range(1, step * len(found) + 1)) for each in found)
+    for number, (before, each) in enumerate(itertools.pairwise(found), start=1):
+        assert all(each[at] == before[at] for at in range(1, number * step + 1))
+        assert each[number * step + 1] == pytest.approx(before[number * step + 1], rel=1e-6)
+    assert max(far) < 1e-5
+
+
+def test_two_one_and_four_processes(tmp_path: Path) -> None:
+    check_stages(losses_of_stages(tmp_path, [("multi_cpu", 2), ("cpu", 1), ("multi_cpu", 4)]))
 
 
 def test_zero2_goes_on_in_another_number_of_processes(tmp_path: Path) -> None:
-    """Its checkpoints are whole: one process without DeepSpeed reads them, two under ZeRO-2 read that one's."""
+    """Its checkpoints are whole: more processes read them, one without DeepSpeed too, and two those of that one."""
     needs_deepspeed("zero2")
-    (tmp_path / "whole.yaml").write_text(
-        RECIPE.replace("steps: 24", "steps: 9").replace("every_steps: 3}", "every_steps: 3, keep: 9}")
-    )
-    recipe = str(tmp_path / "whole.yaml")
-    launched("zero2", launching.__file__, str(tmp_path), recipe)
-    cut_behind(tmp_path / "whole", tmp_path / "alone", 3)
-    assert not (tmp_path / "alone" / "checkpoints" / "step-00000003" / "deepspeed").exists()
-    assert main(["train", recipe, "--out", str(tmp_path / "alone")]) == 0
-    cut_behind(tmp_path / "alone", tmp_path / "back" / "whole", 6)
-    launched("zero2", launching.__file__, str(tmp_path / "back"), recipe)
-    expected = losses(tmp_path / "whole")
-    far = {
-        out.name: max(abs(value / expected[step] - 1) for step, value in losses(out).items())
-        for out in (tmp_path / "alone", tmp_path / "back" / "whole")
-    }
-    print(far)
-    assert max(far.values()) < 1e-5
-    tally("resume of several processes", tried=2)
+    check_stages(losses_of_stages(tmp_path, [("zero2", 2), ("zero2", 4), ("cpu", 1), ("zero2", 2)]))
 
 
 @pytest.mark.parametrize("config", ["zero2", "zero3"])

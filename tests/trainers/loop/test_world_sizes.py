@@ -12,11 +12,13 @@ from draftsmith.trainers.loop.order import RowOrder
 from faults import ranks, spread, toy
 from tally import tally
 
-# processes, and the step behind which they end
-STAGES = [(1, 5), (2, 10), (4, 15), (1, None)]
+Stages = list[tuple[int, int | None]]
+"""Processes, and the step behind which they end."""
+STAGES: Stages = [(1, 5), (2, 10), (4, 15), (1, None)]
+FEWER_AND_MORE: Stages = [(2, 7), (1, 14), (4, None)]
 
 
-def stages(out: Path, method: str, plan: list[tuple[int, int | None]], first: int = 0) -> None:
+def stages(out: Path, method: str, plan: Stages, first: int = 0) -> None:
     for world, stop_at in plan:
         ranks.run(world, spread.stage, out, first, stop_at, method)
         first = stop_at or spread.STEPS
@@ -28,7 +30,7 @@ def rows_of(out: Path, first: int, world: int) -> list[list[int]]:
     return [sorted(sum(step, [])) for step in zip(*parts, strict=True)]
 
 
-def check_rows(out: Path, plan: list[tuple[int, int | None]]) -> None:
+def check_rows(out: Path, plan: Stages) -> None:
     """Every step has the rows of its place in the order, and an epoch has each row once."""
     order, first = RowOrder(toy.ROWS, toy.BATCH, 0), 0
     seen: Counter[int] = Counter()
@@ -44,22 +46,34 @@ def check_rows(out: Path, plan: list[tuple[int, int | None]]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["target", "medusa"])
 def test_one_two_four_and_one_process(method: str, tmp_path: Path) -> None:
-    mine, control = tmp_path / "mine", tmp_path / "control"
-    stages(mine, method, STAGES)
-    check_rows(mine, STAGES)
+    far = distances(method, STAGES, tmp_path)
+    assert all(far[step] == 0 for step in range(1, 6)), "one process up to there"
+    tally("world sizes", tried=len(STAGES))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["target", "medusa"])
+def test_two_one_and_four_processes(method: str, tmp_path: Path) -> None:
+    distances(method, FEWER_AND_MORE, tmp_path)
+
+
+def distances(method: str, plan: Stages, folder: Path) -> dict[int, float]:
+    """How far each step's loss is from that of one process; rows and every stage's first loss are checked."""
+    mine, control = folder / "mine", folder / "control"
+    stages(mine, method, plan)
+    check_rows(mine, plan)
     stages(control, method, [(1, None)])
     got, expected = toy.losses(mine), toy.losses(control)
     assert got.keys() == expected.keys() == set(range(1, spread.STEPS + 1))
     far = {step: abs(got[step] / expected[step] - 1) for step in got}
     print({step: f"{value:.1e}" for step, value in far.items()})
-    assert all(far[step] == 0 for step in range(1, 6)), "one process up to there"
     # each stage from the very checkpoint that it began with, in one process
     first = 0
-    for _, stop_at in STAGES:
+    for _, stop_at in plan:
         if first:
             check_stage(mine, control.with_name(f"from-{first}"), first, method)
         first = stop_at or spread.STEPS
-    tally("world sizes", tried=len(STAGES))
+    return far
 
 
 def check_stage(mine: Path, alone: Path, first: int, method: str) -> None:
