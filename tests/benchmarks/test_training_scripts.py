@@ -290,6 +290,27 @@ def test_curves_and_draft_policies_from_recipes_to_tables(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+def test_states_of_mtp_modules_from_recipes_to_a_table(tmp_path: Path) -> None:
+    """Each module is trained once a state and drafts with both; with the other one it drafts something else."""
+    values = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
+    measured = ["--limit", "2", "--max-new-tokens", "12", "--audit-tokens", "500", "--audit-sequences", "10000"]
+    record = tmp_path / "record.json"
+    run("mtp_state.py", "--out", str(tmp_path), "--json", str(record), "--steps", "2", *measured, *values)
+    rows = read_record(record).rows
+    pairs = [(trained, drafts) for trained in ("behind", "before") for drafts in ("behind", "before")]
+    assert [(row["trained"], row["drafts"]) for row in rows] == pairs * 2
+    assert {row["verdict"] for row in rows} == {"lossless"}
+    assert [row["tau_less_default"] is None for row in rows[:4]] == [True, True, True, False]
+    assert [row["tau_less_own"] is None for row in rows[:4]] == [True, False, False, True]
+    for state in ("behind", "before"):
+        recipe = load_recipe(str(tmp_path / state / "runs" / "mtp-tiny-2" / "run.yaml")).recipe
+        assert recipe.mtp.state == state
+    own, other = (json.loads((tmp_path / f"before-{drafts}.json").read_text()) for drafts in ("before", "behind"))
+    assert own["run"] == other["run"]
+    assert own["sums"]["1"]["alpha_hat"] != other["sums"]["1"]["alpha_hat"]
+
+
+@pytest.mark.slow
 @pytest.mark.run
 def test_processes_from_launches_to_tables(tmp_path: Path) -> None:
     values = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
