@@ -88,6 +88,7 @@ def assembled(rows: list[dict[str, Any]], args: argparse.Namespace) -> Record:
     return record_of(
         args,
         title="How a chain is drawn above temperature 0",
+        needs=["the drafters, each trained by its recipe"],
         target=target_weights(args.target),
         drafters=drafter_weights(args.drafters),
         setup=f"A chain of {DEPTH}; {args.limit} prompts of {args.prompts}, {args.draws} draws of each, "

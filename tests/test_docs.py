@@ -64,6 +64,10 @@ BENCHMARKS = {
         "--audit-tokens 500 --audit-sequences 10000 --set data.limit_rows=40 "
         "--set data.sequence_length=64"
     ),
+    "benchmarks/mtp_state.py": (
+        "--seeds 0 --steps 1 --limit 1 --max-new-tokens 12 --audit-tokens 500 --audit-sequences 10000 "
+        "--set data.limit_rows=40 --set data.sequence_length=64"
+    ),
     "benchmarks/origins.py": (
         "--rows 'layers evenly,early exit 2' --steps 1 --limit 1 --max-new-tokens 12 "
         "--audit-tokens 500 --audit-sequences 10000 --set data.limit_rows=40 "

@@ -78,7 +78,7 @@ def measure_ranks(target: Backbone, drafter: TeacherForced, texts: Sequence[Text
     drafted = 0
     for text in texts:
         tokens_S = torch.tensor([*text.prompt, *text.answer], device=target.device)
-        features_SF = _features(target, drafter, tokens_S)
+        features_SF = states_along(target, drafter.layers, tokens_S)
         # position t stands for the draft whose root is token t + 1
         alive_X = torch.arange(len(tokens_S), device=target.device) >= len(text.prompt) - 1
         for d, logits_XV in enumerate(drafter.teacher_forced(features_SF, tokens_S, depth)):
@@ -91,11 +91,11 @@ def measure_ranks(target: Backbone, drafter: TeacherForced, texts: Sequence[Text
     return Ranks(hits_DR[:drafted], trials_D[:drafted])
 
 
-def _features(target: Backbone, drafter: TeacherForced, tokens_S: Tensor) -> Tensor:
-    """What the target sees along a text, [S, F]."""
+def states_along(target: Backbone, layers: Sequence[int], tokens_S: Tensor) -> Tensor:
+    """The target's hidden states of some layers along a text, [S, F]."""
     features: list[Tensor] = []
     kv_cache = KVCache(1, len(tokens_S))
-    target.prefill([tokens_S.tolist()], kv_cache, layers=drafter.layers, features=features)
+    target.prefill([tokens_S.tolist()], kv_cache, layers=layers, features=features)
     return features[0]
 
 

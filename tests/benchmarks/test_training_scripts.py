@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,11 @@ from draftsmith.benchmarks.common.records import Figure, read_record
 from draftsmith.decoding.target.loading import load_target
 from draftsmith.drafters.folder import read_entry
 from draftsmith.drafters.model.early_exit import save_early_exit
+from draftsmith.launch.cli import main
 from draftsmith.launch.recipe.load import load_recipe
 from scripts import SCRIPTS
 
+RUNS = {"eagle3-tiny": "EAGLE-3", "dspark-tiny": "DSpark"}
 SMALL = {"data.limit_rows": "40", "data.sequence_length": "64"}
 
 
@@ -308,6 +311,27 @@ def test_states_of_mtp_modules_from_recipes_to_a_table(tmp_path: Path) -> None:
     own, other = (json.loads((tmp_path / f"before-{drafts}.json").read_text()) for drafts in ("before", "behind"))
     assert own["run"] == other["run"]
     assert own["sums"]["1"]["alpha_hat"] != other["sums"]["1"]["alpha_hat"]
+
+
+@pytest.mark.slow
+def test_first_drafts_of_runs_of_two_seeds(tmp_path: Path) -> None:
+    """From trained drafters to a table, the second less the first."""
+    values = [word for key, value in SMALL.items() for word in (f"--{key}", value)]
+    for recipe, seed in product(RUNS, (0, 1)):
+        out = tmp_path / f"{recipe}-{seed}"
+        words = ["train", recipe, "--out", str(out), "--loop.steps", "2", "--loop.seed", str(seed)]
+        assert main([*words, *values, "--loop.validate_rows", "2", "--probe.prompts", "1"]) == 0
+    folders = {recipe: ",".join(str(tmp_path / f"{recipe}-{n}" / "drafter") for n in (0, 1)) for recipe in RUNS}
+    record = tmp_path / "record.json"
+    run("first_draft.py", *(f"{name}={folders[recipe]}" for recipe, name in RUNS.items()), "--json", str(record))
+    made = read_record(record)
+    assert [row["drafter"] for row in made.rows] == ["EAGLE-3", "DSpark"]
+    assert [row["steps"] for row in made.rows] == ["2", "2"]
+    assert made.seed_values == [0, 1]
+    for at in ("T0", "T1"):
+        mine, other = (row[f"alpha_{at}"] for row in made.rows)
+        assert made.rows[1][f"less_{at}"].value == pytest.approx(other.value - mine.value)
+        assert len(other.seeds) == 2
 
 
 @pytest.mark.slow

@@ -14,12 +14,18 @@ import time
 from pathlib import Path
 
 import pytest
+from head_runs import COMMON, RECIPES
+from shallow import SHALLOW
 from small_run import STEPS, assert_same_weights, losses, train, write_recipe
 from tally import tally
 
 # a server that has torch imported already: each run is a process of its own, started at once
 _SPAWN = multiprocessing.get_context("forkserver")
 _SPAWN.set_forkserver_preload(["draftsmith.trainers.distill", "draftsmith.eval.measure.probe"])
+
+# drafters of many tokens a pass, and MTP modules: each with random numbers or weights of its own kind to keep
+PARALLEL = ("pard", "mtp", "peagle", "dflash", "dspark", "dflash2")
+EVERY, LAST = 4, 12  # steps between checkpoints, and of the run
 
 
 def start(recipe: Path, out: Path) -> multiprocessing.process.BaseProcess:
@@ -76,6 +82,43 @@ def test_a_kill(undisturbed: tuple[Path, Path, float], tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_five_hundred_kills(undisturbed: tuple[Path, Path, float], tmp_path: Path) -> None:
     kill_often(500, undisturbed, tmp_path)
+
+
+def steps_logged(run: Path) -> list[int]:
+    """Of whole lines, in the order in which they were written."""
+    path = run / "metrics.jsonl"
+    lines = path.read_text().split("\n")[:-1] if path.is_file() else []
+    return [line["step"] for line in map(json.loads, lines) if line["kind"] == "train"]
+
+
+@pytest.mark.slow
+@pytest.mark.fault
+@pytest.mark.parametrize("method", PARALLEL)
+def test_a_kill_between_checkpoints(method: str, tmp_path: Path) -> None:
+    """Every family of these: what was learnt behind the last checkpoint is learnt again, to the bit."""
+    common = COMMON.replace("steps: 6", f"steps: {LAST}").replace("every_steps: 6", f"every_steps: {EVERY}")
+    recipe = tmp_path / f"{method}.yaml"
+    recipe.write_text(f"method: {method}\nname: {method}\ntarget: {{path: {SHALLOW}}}\n{RECIPES[method]}{common}")
+    whole, out = tmp_path / "whole", tmp_path / "run"
+    process = start(recipe, whole)
+    process.join()
+    assert process.exitcode == 0
+    process = start(recipe, out)
+    while process.is_alive() and max(steps_logged(out), default=0) <= EVERY:
+        time.sleep(0.002)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    kept = max(int(path.name.removeprefix("step-")) for path in (out / "checkpoints").glob("step-*"))
+    logged = max(steps_logged(out))
+    assert EVERY <= kept < logged < LAST, "killed on a checkpoint: nothing has to be learnt again"
+    process = start(recipe, out)
+    process.join()
+    assert process.exitcode == 0
+    assert steps_logged(out) == [*range(1, logged + 1), *range(kept + 1, LAST + 1)], "it did not go on from there"
+    assert losses(out) == losses(whole)
+    assert_same_weights(out, whole, LAST)
+    tally("kills", tried=1)
 
 
 @pytest.mark.slow
