@@ -73,7 +73,7 @@ def test_each_draft_knows_the_one_in_front_of_it(warper: Warper, target: Backbon
         logits_BKV = trained_logits(drafter, target, out_BKH, proposal.tokens_BN)
         for k, logits_BV in enumerate(logits_BKV.unbind(1)):
             q_BV = at_depth(warper, drafter.factors, k)(logits_BV)
-            torch.testing.assert_close(proposal.q_BNV[:, k], q_BV, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(proposal.q_BNV[:, k], q_BV, rtol=0.0, atol=1e-5)
 
 
 @torch.inference_mode()
@@ -111,7 +111,7 @@ def test_greedy_output_is_the_targets(target: Backbone) -> None:
 
 @torch.inference_mode()
 def test_teacher_forced_logits_stand_behind_the_texts_own_tokens(target: Backbone) -> None:
-    """Greedy drafts, read back as a text: its forced logits have them as their argmax, draft by draft."""
+    """Of every depth the slots' product, and what the Markov head adds behind the token in front, to the bit."""
     net = net_for(target)
     text = [5, 9, 2, 33, 7, 1, 0, 60, 12]
     states = target.model(torch.tensor([text]), output_hidden_states=True).hidden_states
@@ -122,7 +122,28 @@ def test_teacher_forced_logits_stand_behind_the_texts_own_tokens(target: Backbon
     head: Any = target.model.get_output_embeddings()
     for d, (logits_XV, out_XH) in enumerate(zip(rows, slots, strict=True)):
         in_front = torch.tensor(text[1 + d : 1 + d + len(out_XH)])
-        torch.testing.assert_close(logits_XV, head(out_XH) + net.markov_head(in_front), rtol=1e-4, atol=1e-4)
+        assert torch.equal(logits_XV, head(out_XH) + net.markov_head(in_front))
+
+
+@torch.inference_mode()
+def test_teacher_forced_logits_are_those_of_the_walk(target: Backbone) -> None:
+    """A drafted chain, read back as a text: its forced distributions are the walk's own, draft by draft."""
+    net, prompt = net_for(target), PROMPTS[0]
+    drafter = DSpark(net, target)
+    states = target.model(torch.tensor([prompt]), output_hidden_states=True).hidden_states
+    features_SF = torch.cat([states[layer] for layer in net.config.layers], -1)[0]
+    drafter.reset([prompt], 8)
+    drafter.begin([features_SF])
+    proposal = drafter.propose(torch.tensor([8]), Warper(1.0), SharedStream(3, 1))
+    assert proposal.q_BNV is not None
+    text = [*prompt, 8, *proposal.tokens_BN[0, 1:].tolist(), 0]
+    # no block reads a state at its anchor or behind it
+    longer = torch.cat((features_SF, torch.zeros(len(text) - len(prompt), features_SF.shape[1])))
+    forced = list(DSpark(net, target).teacher_forced(longer, torch.tensor(text), net.config.most))
+    assert len(forced) == drafter.draft_length
+    for k, logits_XV in enumerate(forced):
+        q_V = logits_XV[len(prompt) - 1].softmax(-1)  # anchors begin at the second token
+        torch.testing.assert_close(q_V, proposal.q_BNV[0, k], rtol=0.0, atol=1e-5)
 
 
 def test_an_untrained_head_leaves_the_slots_as_they_are(target: Backbone) -> None:

@@ -10,11 +10,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import make_target
+from counted import Largest
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.block.net import BlockNet, BlockShape, spread_layers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_heads import small_block_net
+from small_heads import small_block_net, small_dflash2_net, small_dspark_net
 from torch import Tensor
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
@@ -153,6 +154,25 @@ def test_half_precision_is_as_exact_as_half_precision(layout: str, causal: bool,
     features, embeds = given_rows(net)
     exact, rough = packed(net, features, embeds), packed(net.bfloat16(), features, embeds)
     assert (rough.float() - exact).norm() < 0.05 * exact.norm()
+
+
+@pytest.mark.parametrize("made", [small_block_net, small_dspark_net, small_dflash2_net])
+@pytest.mark.parametrize("causal", [False, True])
+def test_nothing_grows_with_the_square_of_all_slots(causal: bool, made: Any, target: Backbone) -> None:
+    """More slots than tokens: no tensor, forward or backward, has a number for every pair of slots."""
+    net = made(target.model, causal=causal).requires_grad_(True)
+    S, B, H = 16, net.config.size, net.config.hidden
+    features = torch.randn(1, S, H * len(net.config.layers), requires_grad=True)
+    at_1S = torch.arange(S)[None]
+    found = {}
+    for A in (64, 128):
+        assert A * B > S
+        anchors = torch.arange(A)[None] % S
+        with Largest() as seen:
+            net.blocks(features, at_1S, torch.zeros_like(at_1S), torch.randn(1, A, H), anchors).sum().backward()
+        found[A] = seen.numbers
+        assert seen.numbers < (A * B) ** 2
+    assert found[128] == 2 * found[64]
 
 
 def test_gradients_reach_everything_that_is_trained(target: Backbone) -> None:

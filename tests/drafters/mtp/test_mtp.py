@@ -176,7 +176,7 @@ def forced_error(target: Backbone, drafter: Watched, net: MtpNet) -> float:
 @pytest.mark.parametrize("chosen", KINDS, ids=[str(kind) for kind in KINDS])
 def test_what_is_trained_is_what_decodes(target: Backbone, chosen: dict[str, Any]) -> None:
     net = net_for(target, **chosen)
-    assert forced_error(target, decoded(target, net), net) < 1e-5 * 40  # logits of size 40
+    assert forced_error(target, decoded(target, net), net) < 1e-5
 
 
 def test_a_plain_causal_mask_in_training_is_found(target: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:

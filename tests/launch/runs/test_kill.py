@@ -25,7 +25,7 @@ _SPAWN.set_forkserver_preload(["draftsmith.trainers.distill", "draftsmith.eval.m
 
 # drafters of many tokens a pass, and MTP modules: each with random numbers or weights of its own kind to keep
 PARALLEL = ("pard", "mtp", "peagle", "dflash", "dspark", "dflash2")
-EVERY, LAST = 4, 12  # steps between checkpoints, and of the run
+EVERY, LAST = 6, 12  # steps between checkpoints, as `COMMON` has them, and of the run
 
 
 def start(recipe: Path, out: Path) -> multiprocessing.process.BaseProcess:
@@ -96,7 +96,7 @@ def steps_logged(run: Path) -> list[int]:
 @pytest.mark.parametrize("method", PARALLEL)
 def test_a_kill_between_checkpoints(method: str, tmp_path: Path) -> None:
     """Every family of these: what was learnt behind the last checkpoint is learnt again, to the bit."""
-    common = COMMON.replace("steps: 6", f"steps: {LAST}").replace("every_steps: 6", f"every_steps: {EVERY}")
+    common = COMMON.replace("loop: {steps: 6,", f"loop: {{steps: {LAST},")
     recipe = tmp_path / f"{method}.yaml"
     recipe.write_text(f"method: {method}\nname: {method}\ntarget: {{path: {SHALLOW}}}\n{RECIPES[method]}{common}")
     whole, out = tmp_path / "whole", tmp_path / "run"
@@ -111,7 +111,7 @@ def test_a_kill_between_checkpoints(method: str, tmp_path: Path) -> None:
     assert process.exitcode == -signal.SIGKILL
     kept = max(int(path.name.removeprefix("step-")) for path in (out / "checkpoints").glob("step-*"))
     logged = max(steps_logged(out))
-    assert EVERY <= kept < logged < LAST, "killed on a checkpoint: nothing has to be learnt again"
+    assert EVERY <= kept < logged < LAST, "killed at a checkpoint, behind which nothing was learnt"
     process = start(recipe, out)
     process.join()
     assert process.exitcode == 0
