@@ -233,8 +233,9 @@ def _block_layers(net: Any) -> Sequence[Any]:
 
 
 def _slots_and_text(recipe: Sections) -> float:
-    # every slot has a place for every token, whether it sees it or not
-    return _slots_per_token(recipe) * _sequence_length(recipe)
+    row = _sequence_length(recipe)
+    # every slot has a place for every token, whether it sees it or not; in long rows there is no such mask
+    return 0.0 if row > MASKED else _slots_per_token(recipe) * row
 
 
 def _pairs_per_token(recipe: Sections) -> float:

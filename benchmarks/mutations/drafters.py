@@ -128,10 +128,10 @@ MUTATIONS = (
     ),
     Mutation(
         "B01",
-        "drafters/block/net.py",
+        "drafters/block/attention.py",
         "block drafters: in training a block sees the state of its own anchor",
-        "        seen_RAS = same_RAS & (index_S < anchor_RA[..., None])\n",
-        "        seen_RAS = same_RAS & (index_S <= anchor_RA[..., None])\n",
+        "    return same_RAS & (index_S < anchor_RA[..., None])\n",
+        "    return same_RAS & (index_S <= anchor_RA[..., None])\n",
         (BLOCK + "test_net.py::test_nothing_at_or_behind_the_anchor_and_no_other_document_is_seen",),
     ),
     Mutation(

@@ -224,6 +224,7 @@ class BlockNet(nn.Module):
         roots_RAH: Tensor,
         anchor_RA: Tensor,
         *,
+        masked: bool = True,
         recompute: bool = False,
     ) -> Tensor:
         """Many blocks of packed rows at once, as training needs them: [R, A, K, H].
@@ -236,15 +237,12 @@ class BlockNet(nn.Module):
             documents_RS: number of the document that a token belongs to.
             roots_RAH: embeddings of the anchors' tokens.
             anchor_RA: where they stand in the row.
+            masked: make a mask of slots by states, which is faster where it is small.
             recompute: as of `forward`.
         """
         B, (R, A) = self.config.size, anchor_RA.shape
-        index_S = torch.arange(documents_RS.shape[1], device=anchor_RA.device)
-        same_RAS = documents_RS.gather(1, anchor_RA)[..., None] == documents_RS[:, None]
-        # strictly below: the target has not read the anchor's token when a block is drafted
-        seen_RAS = same_RAS & (index_S < anchor_RA[..., None])
         contexts = self.contexts(self.fuse(features_RSF), positions_RS)
-        view = Packed(contexts, seen_RAS, B, causal=self.config.causal)
+        view = Packed(contexts, documents_RS, anchor_RA, B, causal=self.config.causal, masked=masked)
         slot_B = torch.arange(B, device=anchor_RA.device)
         positions_RAB = positions_RS.gather(1, anchor_RA)[..., None] + slot_B
         slots_RNH = self.slots(roots_RAH, B).flatten(1, 2)

@@ -198,7 +198,7 @@ def _activations(recipe: Recipe, student: nn.Module, target: nn.Module | None) -
     """
     from ...trainers.student.recomputed import decoder_layers
 
-    T = recipe.loop.micro_rows * recipe.row_tokens
+    T = micro_tokens(recipe)
     parts = recipe.loop.context_parallel if recipe.record.cuts_rows else 1  # others refuse it
     speaks: Any = student if target is None else target
     # of each position that is spoken of: what its loss reads, where it counts, and the gradient
@@ -285,11 +285,16 @@ def _reading(recipe: Recipe, target: Any) -> float:
     """The frozen target's forward pass: of a layer that is done nothing but its states is kept."""
     from ...decoding.target.experts import expert_widths
 
-    T = recipe.loop.micro_rows * recipe.row_tokens
+    T = micro_tokens(recipe)
     # three fused states, the last and an embedding are handed over at most; the widest part of a
     # layer is there four times, or rows for each of a token's experts once
     widest = max(4 * max(_widths(target)), *expert_widths(target), 0)
     return float(T * (5 * _hidden(target) + widest) * BYTES[recipe.target.dtype])
+
+
+def micro_tokens(recipe: Recipe) -> int:
+    """Tokens of the rows that go through at once, T."""
+    return recipe.loop.micro_rows * recipe.row_tokens
 
 
 def _hidden(model: Any) -> int:

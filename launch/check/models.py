@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from ...drafters.families import FAMILIES
 from ...errors import DraftsmithError
 from ..recipe.model import Recipe
-from .memory import check_fits, devices_of, ends_bytes, held_bytes, in_units, needs, parameters, trained
+from .memory import check_fits, devices_of, ends_bytes, held_bytes, in_units, micro_tokens, needs, parameters, trained
 from .nearest import nearest_change
 from .spread import spread_line
 from .unread import check_read
@@ -116,7 +116,8 @@ def check_model(recipe: Recipe, models: Models) -> str:
     check_fits(
         need, devices, lambda: nearest_change(recipe, model, models.target() if recipe.record.has_target else None)
     )
-    listed = ", ".join(f"{in_units(count)} for {what}" for what, count in need.items())
+    each = {"activations": f" ({in_units(need['activations'] / micro_tokens(recipe))} a token)"}
+    listed = ", ".join(f"{in_units(count)} for {what}{each.get(what, '')}" for what, count in need.items())
     total = f"about {in_units(sum(need.values()))} on each of {devices}"
     slow = recipe.record.has_target and parameters(model) >= parameters(models.target())
     warned = "; it is as large as its target, and drafting with it takes as long as the target's own calls" * slow

@@ -23,7 +23,7 @@ from ...decoding.on_host import on_host, places, sent
 from ...drafters.block.net import BlockNet
 from ...drafters.projection import Shaping
 from ..eagle_common import in_text_order, told_by_row
-from ..loop.objective import Batch
+from ..loop.objective import Batch, are_long
 from ..losses.chunked import Added, ChunkedLoss, Kept, SharedTeacher
 from ..losses.mix import Mix
 from ..losses.pace import d_pace, geometric
@@ -114,6 +114,7 @@ class BlockStudent(nn.Module):
             batch["documents"],
             teacher_output.roots_RAH,
             anchors.at_RA,
+            masked=not are_long(batch["input_ids"].shape[1]),
             recompute=self._config.recompute,
         )
         place = places(on_host(anchors.known_RAK), out_RAKH.device)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from conftest import make_target
 from counted import Largest
 from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.drafters.block import spans
 from draftsmith.drafters.block.net import BlockNet, BlockShape, spread_layers
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -45,8 +46,10 @@ def roots_of(embeds_RSH: Tensor, anchor_RA: Tensor) -> Tensor:
     return embeds_RSH.gather(1, anchor_RA[..., None].expand(-1, -1, embeds_RSH.shape[2]))
 
 
-def packed(net: BlockNet, features: Tensor, embeds: Tensor, anchors: Tensor = ANCHORS) -> Tensor:
-    return net.blocks(features, POSITIONS, DOCUMENTS, roots_of(embeds, anchors), anchors)
+def packed(
+    net: BlockNet, features: Tensor, embeds: Tensor, anchors: Tensor = ANCHORS, *, masked: bool = True
+) -> Tensor:
+    return net.blocks(features, POSITIONS, DOCUMENTS, roots_of(embeds, anchors), anchors, masked=masked)
 
 
 def turned(x_GND: Tensor, position_N: Tensor, theta: float) -> Tensor:
@@ -94,11 +97,15 @@ def one_block(net: BlockNet, features_TF: Tensor, root_H: Tensor) -> Tensor:
     return normed(x_BH, net.norm)[shape.first :]
 
 
+@pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize(("layout", "causal"), KINDS)
-def test_packed_blocks_are_each_block_alone(layout: str, causal: bool, target: Backbone) -> None:
+def test_packed_blocks_are_each_block_alone(
+    layout: str, causal: bool, masked: bool, target: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spans, "BLOCK", 8)  # several of them, each with slots of two blocks
     net = net_for(target, layout, causal)
     features, embeds = given_rows(net)
-    out_RAKH = packed(net, features, embeds)
+    out_RAKH = packed(net, features, embeds, masked=masked)
     assert out_RAKH.shape == (2, 4, 4 if layout == "fill-in" else 5, net.config.hidden)
     for row, anchors in enumerate(ANCHORS.tolist()):
         for number, anchor in enumerate(anchors):
@@ -107,22 +114,23 @@ def test_packed_blocks_are_each_block_alone(layout: str, causal: bool, target: B
             torch.testing.assert_close(out_RAKH[row, number], alone, **CLOSE)
 
 
+@pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize(("layout", "causal"), KINDS)
 def test_nothing_at_or_behind_the_anchor_and_no_other_document_is_seen(
-    layout: str, causal: bool, target: Backbone
+    layout: str, causal: bool, masked: bool, target: Backbone
 ) -> None:
     net = net_for(target, layout, causal)
     features, embeds = given_rows(net)
-    before = packed(net, features, embeds)
+    before = packed(net, features, embeds, masked=masked)
     for number in range(ANCHORS.shape[1]):
         anchor_R1 = ANCHORS[:, number, None]
         same_RS = DOCUMENTS.gather(1, anchor_R1) == DOCUMENTS
         hidden_RS = ~same_RS | (torch.arange(DOCUMENTS.shape[1]) >= anchor_R1)
         changed = torch.where(hidden_RS[..., None], 7.0, features)
-        assert torch.equal(packed(net, changed, embeds)[:, number], before[:, number])
+        assert torch.equal(packed(net, changed, embeds, masked=masked)[:, number], before[:, number])
         seen_RS = ~hidden_RS
         if seen_RS.any():
-            moved = packed(net, torch.where(seen_RS[..., None], 7.0, features), embeds)[:, number]
+            moved = packed(net, torch.where(seen_RS[..., None], 7.0, features), embeds, masked=masked)[:, number]
             assert not torch.allclose(moved[1 if number > 0 else 0], before[1 if number > 0 else 0, number])
 
 
@@ -173,6 +181,22 @@ def test_nothing_grows_with_the_square_of_all_slots(causal: bool, made: Any, tar
         found[A] = seen.numbers
         assert seen.numbers < (A * B) ** 2
     assert found[128] == 2 * found[64]
+
+
+def test_without_a_mask_nothing_grows_with_slots_times_states(
+    target: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows with a block for every two tokens: four times the row, four times the largest tensor."""
+    monkeypatch.setattr(spans, "BLOCK", 8)
+    net, found = small_block_net(target.model).requires_grad_(True), []
+    for length in (128, 512):
+        at_1A, one = torch.arange(0, length, 2)[None], torch.zeros(1, length, dtype=torch.long)
+        features = torch.randn(1, length, net.config.hidden * len(net.config.layers))
+        roots = torch.randn(1, at_1A.shape[1], net.config.hidden)
+        with Largest() as largest:
+            net.blocks(features, torch.arange(length)[None], one, roots, at_1A, masked=False).sum().backward()
+        found.append(largest.numbers)
+    assert found[1] <= 4 * found[0]
 
 
 def test_gradients_reach_everything_that_is_trained(target: Backbone) -> None:

@@ -18,7 +18,7 @@ from draftsmith.decoding.proposal import Committed, DraftSampling, Proposal
 from draftsmith.decoding.random import SharedStream, Uniforms
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.drafters.block import net as net_module
+from draftsmith.drafters.block import attention
 from draftsmith.drafters.block.family import draft_by_block, load_block_folder
 from draftsmith.drafters.block.net import BlockNet
 from draftsmith.drafters.block.proposer import DFlash
@@ -81,27 +81,27 @@ def features_of(net: BlockNet, target: Backbone, text: list[int]) -> Tensor:
     return torch.cat([states[layer] for layer in net.config.layers], -1)
 
 
-def forced(net: BlockNet, target: Backbone, text: list[int], blocks: Any = None) -> Tensor:
+def forced(net: BlockNet, target: Backbone, text: list[int], *, masked: bool = True) -> Tensor:
     """The logits of the block whose anchor is the text's last token, as training makes them. [K, V].
 
     The row goes on behind the anchor, as rows in training do.
     """
-    blocks = blocks or type(net).blocks
     row, anchor = [*text, 3, 1], len(text) - 1
     embed: Any = target.model.get_input_embeddings()
     at_1S = torch.arange(len(row))[None]
     root_11H, anchor_11 = embed(torch.tensor([[text[-1]]])), torch.tensor([[anchor]])
-    out = blocks(net, features_of(net, target, row), at_1S, torch.zeros_like(at_1S), root_11H, anchor_11)
+    features = features_of(net, target, row)
+    out = net.blocks(features, at_1S, torch.zeros_like(at_1S), root_11H, anchor_11, masked=masked)
     return target.model.get_output_embeddings()(out[0, 0])
 
 
-def distances(drafter: Watched, target: Backbone, warper: Warper, blocks: Any = None) -> list[float]:
+def distances(drafter: Watched, target: Backbone, warper: Warper, *, masked: bool = True) -> list[float]:
     """How far each declared distribution is from the one that training's forward pass has there."""
     found = []
     for texts, proposal in drafter.seen:
         assert proposal.q_BNV is not None
         for row, text in enumerate(texts):
-            for k, logits_V in enumerate(forced(drafter.net, target, text, blocks)[: drafter.draft_length]):
+            for k, logits_V in enumerate(forced(drafter.net, target, text, masked=masked)[: drafter.draft_length]):
                 q_V = at_depth(warper, drafter.factors, k)(logits_V)
                 found.append(float((proposal.q_BNV[row, k] - q_V).abs().max()))
     return found
@@ -120,18 +120,28 @@ def test_training_and_decoding_see_the_same_distributions(
     assert max(distances(drafter, target, warper)) < 1e-5
 
 
+ONE_TOO_FAR = {
+    "seen": ("index_S < anchor_RA", "index_S <= anchor_RA"),
+    "spans_of": ("start_RA + 1, anchors)", "start_RA + 1, anchors + 1)"),
+}
+
+
+@pytest.mark.parametrize("function", ONE_TOO_FAR)
 @torch.inference_mode()
-def test_a_context_up_to_the_anchor_itself_is_seen(target: Backbone) -> None:
+def test_a_context_up_to_the_anchor_itself_is_seen(
+    function: str, target: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The most frequent bug of others: in training a block sees the state of its own anchor."""
-    source = inspect.getsource(BlockNet.blocks)
-    right, wrong = "index_S < anchor_RA", "index_S <= anchor_RA"
+    right, wrong = ONE_TOO_FAR[function]
+    source = inspect.getsource(getattr(attention, function))
     assert source.count(right) == 1
-    names = dict(vars(net_module))
-    exec("class Planted:\n" + source.replace(right, wrong), names)
-    drafter = Watched(net_for(target), target)
+    names = dict(vars(attention))
+    exec(source.replace(right, wrong), names)
+    drafter, masked = Watched(net_for(target), target), function == "seen"
     generate(target, drafter, PROMPTS, warper=WARPERS[0], max_new_tokens=12)
-    assert max(distances(drafter, target, WARPERS[0])) < 1e-5
-    assert max(distances(drafter, target, WARPERS[0], names["Planted"].blocks)) > 1e-3
+    assert max(distances(drafter, target, WARPERS[0], masked=masked)) < 1e-5
+    monkeypatch.setattr(attention, function, names[function])
+    assert max(distances(drafter, target, WARPERS[0], masked=masked)) > 1e-3
 
 
 @torch.inference_mode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from draftsmith.launch.check.memory import Devices, devices_of, needs, parameter
 from draftsmith.launch.check.models import Models
 from draftsmith.launch.recipe.load import load_recipe, shipped_recipes
 from draftsmith.launch.recipe.model import Recipe
+from draftsmith.trainers import methods
+from draftsmith.trainers.loop import objective
 from draftsmith.trainers.methods import METHODS
 from draftsmith.trainers.teacher.tuned import TunedTarget
 from method_objectives import objective_of
@@ -45,6 +48,19 @@ def trained_by(recipe: Recipe, target: Any) -> Any:
     """What the recipe's trainer would train, made by that trainer itself."""
     frozen = TunedTarget(Backbone(target, name="t"), recipe.tune) if recipe.tunes_target else target
     return objective_of(recipe, frozen, save).module
+
+
+def test_activations_are_told_for_each_token_too(tmp_path: Path) -> None:
+    """Rows twice as long hold twice as much, and as much for each token."""
+    told = []
+    for length in ("4096", "8192"):
+        message = run("eagle-8b", tmp_path / "out", data__sequence_length=length, loop__micro_rows="1")
+        found = re.search(r"([\d.]+) GB for activations \(([\d.]+) kB a token\)", message)
+        assert found is not None, message
+        total, each = map(float, found.groups())
+        assert total * 1e6 == pytest.approx(each * int(length), rel=0.01)
+        told.append(each)
+    assert told[1] == pytest.approx(told[0], rel=0.05)
 
 
 def test_there_is_one_for_every_method() -> None:
@@ -254,10 +270,20 @@ def test_activations_are_what_a_forward_pass_keeps(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "more"), [("peagle", {}), ("pard", {"model.layers": "3"})])
+@pytest.mark.parametrize(
+    ("name", "more"), [("peagle", {}), ("pard", {"model.layers": "3"}), ("dflash", {"block.anchors": "192"})]
+)
 def test_masks_that_grow_with_the_row_are_counted(name: str, more: dict[str, str]) -> None:
-    """In every layer: mask pairs against the text, PARD's masks against themselves too."""
+    """In every layer: mask pairs and slots against the text, PARD's masks against themselves too."""
     estimate, counted = estimated_and_counted(name, more, tokens=1536)
+    assert 1 <= estimate / counted < 1.6, (estimate, counted)
+
+
+@pytest.mark.parametrize("name", ["dflash", "dspark", "dflash2"])
+def test_slots_of_long_rows_have_no_mask(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objective, "MASKED", 511)
+    monkeypatch.setattr(methods, "MASKED", 511)
+    estimate, counted = estimated_and_counted(name, {"block.anchors": "64"}, tokens=512)
     assert 1 <= estimate / counted < 1.6, (estimate, counted)
 
 

@@ -10,10 +10,12 @@ from conftest import VOCABULARY, make_target
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.drafters.block import attention, spans
 from draftsmith.drafters.block.proposer import DFlash
 from draftsmith.errors import RequestError
 from draftsmith.trainers.block.dflash import DFlashObjective
 from draftsmith.trainers.config import ObjectiveConfig
+from draftsmith.trainers.loop import objective
 from draftsmith.trainers.losses.mix import Mix
 from draftsmith.trainers.method_config import BlockConfig
 from method_objectives import build
@@ -183,3 +185,23 @@ def test_what_cannot_be_trained_is_refused(case: str, target: Backbone) -> None:
     block, objective, message = REFUSED[case]
     with pytest.raises(RequestError, match=message):
         goal_for(target, objective, **block)
+
+
+@pytest.mark.parametrize("method", ["dflash", "dspark", "dflash2"])
+def test_long_rows_have_the_numbers_of_a_mask(method: str, target: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a mask of slots by states: loss, terms and gradients; computed again, the same bits."""
+    batch, found = rows(), []
+    monkeypatch.setattr(spans, "BLOCK", 8)
+    for masked, recompute in ((12, False), (11, False), (11, True)):
+        monkeypatch.setattr(objective, "MASKED", masked)
+        torch.manual_seed(0)
+        config = BlockConfig(**SMALL, recompute=recompute)
+        goal = build(method, target.model, block=config, objective=ObjectiveConfig(chunk=4))
+        loss, terms = goal.module(batch, goal.prepare(batch))
+        loss.backward()
+        gradients = {name: each.grad for name, each in goal.module.named_parameters() if each.grad is not None}
+        found.append((loss.detach(), terms, gradients))
+        monkeypatch.setattr(attention, "seen", None)  # nothing asks for a mask
+    assert len(found[0][2]) > 10
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found[2], found[1], rtol=0, atol=0)
