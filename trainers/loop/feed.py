@@ -1,6 +1,11 @@
-"""The micro-batches of each step, and a hint to the source of features about the next one.
+"""The micro-batches of each step, made while the one before it is computed, and a hint to the source of features.
 
-Read next: `loop.py`, which trains on them; `features.py`, where features come from.
+The host makes the rows of the next step, and sends them, as soon as it has launched the last gradient of this one, or
+earlier where features are fetched ahead. That holds for every method and every target, as rows depend on the seed and
+the step alone. On a CPU nothing is computed meanwhile, so it neither gains nor costs anything there. What cannot be
+made ahead are rows that the models write anew (`../teacher/rollouts.py`): they depend on the weights that this step
+leaves. What they are written from is. Read next: `loop.py`, which trains on them; `features.py`, where features come
+from.
 """
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ def upload(batch: Batch, device: torch.device) -> Batch:
 
 
 class Feed:
-    """Yields batches in order, and tells the source of features which batch comes next."""
+    """Yields batches in order, makes a step's ahead, and tells the source of features which batch comes next."""
 
     def __init__(self, batches: Callable[[int], list[Batch]], objective: Objective, *, steps: int) -> None:
         """`batches` makes the micro-batches of a step, on the device; there are `steps`."""
@@ -42,15 +47,20 @@ class Feed:
         return upcoming[1] if upcoming is not None and upcoming[0] == step else self._make(step)
 
     def look_ahead(self, step: int, batches: list[Batch], number: int) -> None:
-        """Call it once the teacher output of batch `number` of `step` has been prepared."""
+        """Have the next batch's features fetched, once the teacher output of batch `number` of `step` is prepared."""
         if self._features is None or not self._features.looks_ahead:
             return
-        if number + 1 < len(batches):
-            self._features.expect(batches[number + 1])
-        elif step + 1 < self._steps:
-            upcoming = self._make(step + 1)
-            self._next = (step + 1, upcoming)
+        last = number + 1 == len(batches)
+        if last:
+            self.make_next(step)
+        upcoming = batches[number + 1 :] if not last else [] if self._next is None else self._next[1]
+        if upcoming:
             self._features.expect(upcoming[0])
+
+    def make_next(self, step: int) -> None:
+        """Make the micro-batches of the step behind `step`, if there is one and they are not there yet."""
+        if self._next is None and step + 1 < self._steps:
+            self._next = (step + 1, self._make(step + 1))
 
     def forget(self) -> None:
         """Drop what was made and fetched ahead: the micro-batches will be others."""

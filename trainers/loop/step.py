@@ -118,6 +118,7 @@ class Steps:
             for name, value in terms.items():
                 part = torch.as_tensor(value).detach().double()
                 sums[name] = sums[name] + part if name in sums else part
+        self.feed.make_next(step)  # before the update, where a device that is read is waited for
         return sums
 
     def backward(self, batch: Batch, teacher_output: Any, labels: float, count: int) -> dict[str, Tensor]:
