@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,6 +36,9 @@ class Cut:
     """Processes that compute each product together (`target.tensor_parallel`); 1: layers are cut over all."""
     offload: bool = False
     """Of layers that are cut over all: the share is kept in the host's memory (`target.offload`)."""
+    bound: timedelta | None = None
+    """How long one process of a team waits for another (`loop.stall_seconds`); None: as long as torch does by default.
+    Layers that are cut over all are waited for as long as their group, that of all processes, says."""
 
     def mesh(self, device: str) -> DeviceMesh:
         """The processes that hold the target together: this one's team, or all of them.
@@ -42,12 +46,15 @@ class Cut:
         Raises:
             RequestError: they are no whole number of teams.
         """
-        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
         kind, world = torch.device(device).type, torch.distributed.get_world_size()
         if self.team == 1:
             return init_device_mesh(kind, (world,))
-        return init_device_mesh(kind, (teams(world, self.team), self.team), mesh_dim_names=("team", "part"))["part"]
+        teams(world, self.team)  # of which none may be left over
+        # neighbours by rank; the groups that a mesh makes by itself know no bound
+        group, _ = torch.distributed.new_subgroups(self.team, timeout=self.bound)
+        return DeviceMesh.from_group(group, kind, mesh_dim_names=("part",))
 
     def apply(self, model: Any, mesh: DeviceMesh) -> None:
         """Cut the weights of every decoder layer, in place.

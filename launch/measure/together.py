@@ -43,7 +43,7 @@ def joined(recipe: Recipe) -> tuple[Cut | None, str | None]:
     on_cpu = not torch.cuda.is_available()
     bound = timedelta(seconds=recipe.loop.stall_seconds)
     state = PartialState(cpu=on_cpu, timeout=bound, **({"backend": "gloo"} if on_cpu else {}))
-    return Cut(team), str(state.device)
+    return Cut(team, bound=bound), str(state.device)
 
 
 def speaks() -> bool:

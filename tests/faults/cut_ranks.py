@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import time
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -18,14 +23,17 @@ from draftsmith.decoding.target.loading import load_target
 from draftsmith.drafters.projection import check_logits
 from draftsmith.errors import RequestError
 from draftsmith.eval.measure.speed import bytes_of
+from draftsmith.trainers.config import LoopConfig, OptimizerConfig
 from draftsmith.trainers.loop import objective
 from draftsmith.trainers.loop.objective import Batch
 from draftsmith.trainers.loop.processes import name_the_silent
+from draftsmith.trainers.loop.setup import make_accelerator
 from draftsmith.trainers.teacher.feature_cache import weights_hash
 from draftsmith.trainers.teacher.features import CachedFeatures, OnlineFeatures, states_of
 
 LAYERS = (0, 1, LAST)
 ROWS, TOKENS = 4, 12
+BOUND = 5  # seconds that one process may wait for another
 
 
 def rows(rank: int, count: int = ROWS) -> Batch:
@@ -42,8 +50,8 @@ def rows(rank: int, count: int = ROWS) -> Batch:
 
 def families(out: Path, folders: list[str], dtype: str, cut: Cut) -> None:
     """Each target in turn, cut: its states on rows of this process, its hash, and how much of it is here."""
-    rank = Accelerator(cpu=True).process_index
-    said = {}
+    accelerator = Accelerator(cpu=True)
+    rank, said = accelerator.process_index, {}
     for folder in folders:
         name = Path(folder).name
         target = load_target(folder, dtype=dtype, cut=cut)
@@ -57,6 +65,7 @@ def families(out: Path, folders: list[str], dtype: str, cut: Cut) -> None:
         except RequestError as error:
             said[name]["refused"] = str(error)
     (out / f"said-{rank}.json").write_text(json.dumps(said))
+    accelerator.wait_for_everyone()  # the first process has what the others meet by, and teams are not alike fast
 
 
 def apart(rank: int) -> Batch:
@@ -115,11 +124,22 @@ def unequal_misses(out: Path, folder: str) -> None:
     torch.save([each.clone() for each in states], out / f"cached-{rank}.pt")
 
 
-def one_raises(out: Path, folder: str) -> None:
-    """The second process fails in front of its forward pass; the first one waits in its own."""
-    accelerator = Accelerator(cpu=True)
-    target = load_target(folder, cut=Cut())
-    with name_the_silent(out, accelerator, bound=20.0):
-        if accelerator.process_index == 1:
-            raise ValueError("planted")
-        states_of(decoder_of(target.model), rows(0), LAYERS)
+def one_ends(out: Path, folder: str, cut: Cut, how: str) -> None:
+    """The second process raises or is stopped in front of its forward pass; the first one waits in its own, and those
+    of other teams behind theirs."""
+    loop = LoopConfig(stall_seconds=BOUND, precision="fp32", micro_rows=1)
+    accelerator = make_accelerator(loop, OptimizerConfig(), out)
+    rank = accelerator.process_index
+    target = load_target(folder, cut=replace(cut, bound=timedelta(seconds=BOUND)))
+    states_of(decoder_of(target.model), rows(rank), LAYERS)  # all groups are joined
+    (out / f"last-{rank}").write_text(str(time.monotonic()))
+    try:
+        with name_the_silent(out, accelerator, bound=BOUND):
+            if rank == 1 and how == "raises":
+                raise ValueError("planted")
+            if rank == 1:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            states_of(decoder_of(target.model), rows(rank), LAYERS)
+            accelerator.wait_for_everyone()
+    finally:
+        (out / f"end-{rank}").write_text(str(time.monotonic()))

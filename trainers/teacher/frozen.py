@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import asdict
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -146,7 +147,7 @@ def load_teacher(run: Run, check_target: CheckTarget) -> tuple[Accelerator, Back
     plan, target = plan_of(run.recipe), run.recipe.target
     make_deterministic(plan.loop)
     accelerator = make_accelerator(plan.loop, plan.optimizer, run.out)
-    cut = _cut(target, accelerator.num_processes)
+    cut = _cut(target, accelerator.num_processes, bound=timedelta(seconds=plan.loop.stall_seconds))
     with name_the_silent(run.out, accelerator, bound=plan.loop.stall_seconds):
         teacher = load_target(
             target.path,
@@ -164,8 +165,13 @@ def load_teacher(run: Run, check_target: CheckTarget) -> tuple[Accelerator, Back
     return accelerator, teacher
 
 
-def _cut(target: TargetConfig, processes: int) -> Cut | None:
+def _cut(target: TargetConfig, processes: int, *, bound: timedelta) -> Cut | None:
     """How the target is cut in a run of so many processes.
+
+    Args:
+        target: what the recipe says of it.
+        processes: of the run.
+        bound: how long one waits for another.
 
     Raises:
         RequestError: the processes are no whole number of teams.
@@ -174,7 +180,7 @@ def _cut(target: TargetConfig, processes: int) -> Cut | None:
         if processes == 1:
             return None  # it goes on with the whole target
         teams(processes, target.tensor_parallel)  # of which none may be left over
-        return Cut(target.tensor_parallel)
+        return Cut(target.tensor_parallel, bound=bound)
     # a share of everything is worth it for its place alone
     alone = processes == 1 and not target.offload
     return None if target.sharding == "none" or alone else Cut(offload=target.offload)

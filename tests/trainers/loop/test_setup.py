@@ -40,8 +40,21 @@ def test_where_a_run_goes_on(tmp_path: Path) -> None:
         resume_from(tmp_path, str(tmp_path / "elsewhere"))
 
 
-def test_fsdp_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("value", ["true", "True", "1", "yes"])
+@pytest.mark.parametrize(
+    ("variable", "what"),
+    [("ACCELERATE_USE_FSDP", "FSDP"), ("ACCELERATE_USE_PARALLELISM_CONFIG", "a parallelism config")],
+)
+def test_what_accelerate_would_shard_is_refused_by_name(
+    variable: str, what: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its pieces would be saved as if they were the weights."""
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(RequestError, match=r"zero2\.yaml or zero3\.yaml"):
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(RequestError, match=rf"asks for {what} \({variable}\).*zero2\.yaml or zero3\.yaml"):
         make_accelerator(LoopConfig(precision="fp32"), OptimizerConfig(), tmp_path)
+
+
+@pytest.mark.parametrize("variable", ["ACCELERATE_USE_FSDP", "ACCELERATE_USE_PARALLELISM_CONFIG"])
+def test_what_is_switched_off_is_not(variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, "false")
+    assert make_accelerator(LoopConfig(precision="fp32"), OptimizerConfig(), tmp_path).num_processes == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,12 @@ from draftsmith.benchmarks.common.random_models import EXPERTS, GROUPED, RECURRE
 from draftsmith.decoding.target.cut import Cut, check_layers, check_team
 from draftsmith.decoding.target.hidden_states import decoder_of
 from draftsmith.decoding.target.loading import load_target
-from draftsmith.errors import RequestError
+from draftsmith.errors import EnvironmentFailure, RequestError
 from draftsmith.eval.measure.speed import bytes_of
 from draftsmith.trainers.loop import objective
 from draftsmith.trainers.teacher.feature_cache import weights_hash
 from draftsmith.trainers.teacher.features import states_of
-from faults import cut_ranks, ranks
+from faults import cut_ranks, ranks, stalls
 from random_models import random_model
 
 FAMILIES = {
@@ -187,12 +186,19 @@ def test_processes_agree_on_what_the_cache_lacks(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_process_that_fails_ends_the_others(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["raises", "stops"])
+@pytest.mark.parametrize(("world", "cut"), [(2, Cut()), (2, Cut(team=2)), (4, Cut(team=2))])
+def test_a_process_that_fails_ends_the_others(world: int, cut: Cut, how: str, tmp_path: Path) -> None:
+    """Within `loop.stall_seconds` and the time that it takes to see which one is silent."""
     (folder,) = saved(tmp_path / "targets", ["llama"])
-    began = time.monotonic()
-    team = ranks.start(2, cut_ranks.one_raises, tmp_path, folder)
-    for process in team:
-        process.join(120)
-    print(f"{time.monotonic() - began:.0f} s")
-    assert "planted" in ranks.error(tmp_path, 1)
-    assert "process 1 of 2" in ranks.error(tmp_path, 0)
+    processes = ranks.start(world, cut_ranks.one_ends, tmp_path, folder, cut, how)
+    failing = processes.pop(1)
+    for each in processes:
+        each.join(120)
+    told = [ranks.error(tmp_path, rank) for rank in range(world)]
+    failing.kill()  # a launcher does it
+    failing.join()
+    assert [each.exitcode for each in processes] == [EnvironmentFailure.exit_code] * (world - 1), told
+    assert f"process 1 of {world}" in told[0]
+    assert ("planted" in told[1]) == (how == "raises")
+    assert all(stalls.waited(tmp_path, rank) < cut_ranks.BOUND + 10 for rank in range(world) if rank != 1)
