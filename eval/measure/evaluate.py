@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 
 from ...decoding.target.backbone import Backbone
+from ...decoding.target.hidden_states import layer_count
+from ...decoding.target.recurrence.scan import recurrent_layers
 from ...drafters.identity import shown_name
 from ..config import EvalConfig
 from ..report.pieces import pieces_of
@@ -69,8 +71,7 @@ def evaluate(
             "context": context,
         },
         "settings": config.model_dump(),
-        "target": {"name": shown_name(target), "sha256": target_hash(target), "bytes": bytes_of(target.model)}
-        | ({} if costs.experts is None else {"experts": costs.experts.to_dict()}),
+        "target": _described(target, costs),
         "draft": {
             "bytes": max(arm.draft_bytes for arm in arms),
             "loaded": [
@@ -81,6 +82,17 @@ def evaluate(
         "repeat": [],
         "environment": environment(),
     }
+
+
+def _described(target: Backbone, costs: Costs) -> dict[str, Any]:
+    """The target, and what makes its verify calls dearer than those of a dense model that attends in every layer."""
+    made = {"name": shown_name(target), "sha256": target_hash(target), "bytes": bytes_of(target.model)}
+    if costs.experts is not None:
+        made["experts"] = costs.experts.to_dict()
+    recurrent = recurrent_layers(target.model)
+    if recurrent:
+        made["recurrent"] = {"layers": recurrent, "of": layer_count(target.model)}
+    return made
 
 
 def _rows(

@@ -44,8 +44,8 @@ def show(results: dict[str, Any], console: Console) -> None:
     console.print()
     console.print(speed_table(results["rows"]), crop=False)
     console.print(Text(accuracy([(row["predicted_speedup"], row["speedup"][0]) for row in results["rows"]])))
-    if "experts" in results["target"]:
-        console.print(Text(experts_line(results["target"]["experts"])))
+    for line in cost_lines(results["target"]):
+        console.print(Text(line))
     console.print()
     second = results.get("second")
     if second:
@@ -210,6 +210,20 @@ def degenerate(row: dict[str, Any]) -> str:
     return (
         f"{row['method']}, T = {row['temperature']:g}: the target's own text is degenerate "
         f"(distinct-2 {row['distinct_2']:.2f}, {row['loop_share']:.0%} in loops): {DEGENERATE}"
+    )
+
+
+def cost_lines(target: dict[str, Any]) -> list[str]:
+    """What makes a verify call dearer than that of a dense model that attends in every layer, a sentence for each."""
+    lines = [experts_line(target["experts"])] if "experts" in target else []
+    return [*lines, recurrent_line(target["recurrent"])] if "recurrent" in target else lines
+
+
+def recurrent_line(recurrent: dict[str, int]) -> str:
+    """What a verify call does in layers that fold the text into a state, in one sentence."""
+    return (
+        f"recurrent layers: {recurrent['layers']} of {recurrent['of']} fold the text into a state; a verify call goes "
+        "node by node there, which c_v counts, and keeps the state behind each, so no accepted token is run again"
     )
 
 

@@ -264,7 +264,12 @@ def check_recurrent(model: nn.Module, name: str, types: set[str]) -> None:
 
 def is_recurrent(model: nn.Module) -> bool:
     """Whether layers fold the text into a state, which no mask keeps from other texts in the same row."""
-    return bool(_mixers(model))
+    return recurrent_layers(model) > 0
+
+
+def recurrent_layers(model: nn.Module) -> int:
+    """In how many layers that is so."""
+    return len(_mixers(model))
 
 
 def _mixers(model: nn.Module) -> list[nn.Module]:
