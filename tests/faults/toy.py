@@ -53,15 +53,17 @@ def objective_of(method: str, device: Any = "cpu", **sections: Any) -> Any:
     target.model.to(device)
     torch.manual_seed(1)
     if method == "medusa2":
-        return build(method, TunedTarget(target, TuneConfig()), **sections)
+        return build(method, TunedTarget(target, TuneConfig(), row_tokens=64), **sections)
     return build(method, target.model, **sections)
 
 
-def plan(*, every: int = 5, keep: int = 2, optimizer: Literal["adamw", "muon"] = "adamw", **loop: Any) -> Plan:
+def plan(
+    *, every: int = 5, keep: int = 2, optimizer: Literal["adamw", "muon"] = "adamw", lr: float = 3e-3, **loop: Any
+) -> Plan:
     """Sections of a short run; `every` and `keep` are those of its checkpoints."""
     values = {"steps": STEPS, "batch_rows": BATCH, "micro_rows": 4, "precision": "fp32", "log_every": 1}
     values |= {"validate_every": 6, "validate_rows": 4} | loop
-    chosen = OptimizerConfig(name=optimizer, lr=3e-3, warmup_steps=2)
+    chosen = OptimizerConfig(name=optimizer, lr=lr, warmup_steps=2)
     return Plan(LoopConfig(**values), chosen, CheckpointConfig(every_steps=every, keep=keep), ProbeConfig())
 
 

@@ -1,4 +1,7 @@
-"""`loop.compile`: which shapes parts have, what they compute, and what is said where they cannot be compiled."""
+"""`loop.compile`: which shapes parts have, what they compute, and what is said where they cannot be compiled.
+
+Read next: `../loop/test_golden_curves.py`, longer runs.
+"""
 
 from __future__ import annotations
 
@@ -247,17 +250,6 @@ def test_half_precision(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     for name in ("plain", "mine"):
         run(tmp_path / name, method, compile=name == "mine", precision="bf16", **SHORT)
     assert far(toy.losses(tmp_path / "mine"), toy.losses(tmp_path / "plain")) < 2e-3
-
-
-@pytest.mark.slow
-def test_the_curve_of_a_longer_run(tmp_path: Path) -> None:
-    """20 steps, each on what the one before has made: the loss falls, and stays where it is without."""
-    given = {"steps": 20, "every": 20, "validate_every": 20}
-    for name in ("plain", "mine"):
-        run(tmp_path / name, "target", compile=name == "mine", **given)
-    found, wanted = toy.losses(tmp_path / "mine"), toy.losses(tmp_path / "plain")
-    assert wanted[20] < 0.9 * wanted[1]
-    assert far(found, wanted) < 1e-4
 
 
 @pytest.mark.slow
