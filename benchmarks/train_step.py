@@ -17,6 +17,8 @@ With `--deep N` EAGLE-1 is also run on a random target of the same widths with N
     python benchmarks/train_step.py
     python benchmarks/train_step.py --recipes eagle-tiny,eagle3-tiny --rounds 20 --deep 32
     python benchmarks/train_step.py --tiny          # checks the script, measures nothing
+
+Read next: `compiled_step.py`, a step with `loop.compile` beside the same without.
 """
 
 from __future__ import annotations
@@ -36,14 +38,13 @@ import torch
 from draftsmith.benchmarks.common.markdown import printed
 from draftsmith.benchmarks.common.provenance import finish, record_of, target_weights
 from draftsmith.benchmarks.common.records import Record, figure, table_of
+from draftsmith.benchmarks.common.unstarted import loop_of
 from draftsmith.decoding.target.loading import load_target
 from draftsmith.eval.measure.environment import environment
 from draftsmith.eval.measure.metrics import Interval, ratio
 from draftsmith.launch.recipe.load import load_recipe, shipped_recipes
-from draftsmith.launch.train import train
 from draftsmith.storage import write_text
 from draftsmith.trainers.config import ModelConfig
-from draftsmith.trainers.loop.loop import Loop, Outcome
 from draftsmith.trainers.loop.progress import Meter
 from draftsmith.trainers.losses.chunked import Teacher
 from draftsmith.trainers.student.architecture import fresh_model
@@ -172,24 +173,6 @@ class Arm:
             "median_seconds": float(np.median(step_S)),
             "steps": len(step_S),
         }
-
-
-def loop_of(recipe: str, parent: Path, values: dict[str, str]) -> Loop:
-    """The loop that `draftsmith train` would run, made by it and kept in place of being run."""
-    kept: list[Loop] = []
-
-    def keep(loop: Loop, _resume: Path | None) -> Outcome:
-        kept.append(loop)
-        return Outcome(0, float("nan"), None)
-
-    folder = Path(tempfile.mkdtemp(dir=parent))
-    real, Loop.run = Loop.run, keep  # type: ignore[method-assign, assignment]
-    try:
-        train(load_recipe(recipe, list(values.items())), out=folder)
-    finally:
-        Loop.run = real  # type: ignore[method-assign]
-    (loop,) = kept
-    return loop
 
 
 def deep_target(folder: Path, args: argparse.Namespace) -> Path:
