@@ -21,7 +21,7 @@ from statistics import median
 
 import torch
 from draftsmith.benchmarks.common.markdown import printed
-from draftsmith.benchmarks.common.neighbours import times_as_long
+from draftsmith.benchmarks.common.neighbours import beside, times_as_long
 from draftsmith.benchmarks.common.provenance import finish, record_of, target_weights
 from draftsmith.benchmarks.common.records import Cell, Record, table_of
 from draftsmith.benchmarks.common.unstarted import loop_of
@@ -101,7 +101,7 @@ def assembled(rows: list[dict[str, Cell]], args: argparse.Namespace) -> Record:
         title="A compiled step",
         target=target_weights(str(load_recipe(args.recipes[0], list(args.set.items())).recipe.target.path)),
         setup=f"The recipes as they are shipped{set_by_hand}; {args.threads} thread(s). {args.warm} steps of each way "
-        f"before {args.rounds} rounds that are timed, a step of each in turn.",
+        f"before {args.rounds} rounds that are timed, a step of each in turn.{beside(args.threads)}",
         intervals="medians over rounds, with 95 % bootstrap intervals",
         formats={"time": ".2f", "plain_s": ".2f", "compiling_s": ".0f", "differ": ".0e"}
         | dict.fromkeys(("graphs", "left_out"), ".0f"),

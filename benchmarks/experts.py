@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from draftsmith.benchmarks.common.markdown import printed
-from draftsmith.benchmarks.common.neighbours import times_as_long
+from draftsmith.benchmarks.common.neighbours import beside, times_as_long
 from draftsmith.benchmarks.common.provenance import finish, record_of
 from draftsmith.benchmarks.common.random_models import random_model
 from draftsmith.benchmarks.common.records import Cell, Record, table_of
@@ -267,7 +267,7 @@ def assembled(rows: list[dict[str, Cell]], model: Backbone, args: argparse.Names
         f"{args.width} in each, {args.chosen} to a token (Qwen3 MoE, `{config._experts_implementation}` of "
         f"transformers); the dense model has a feed-forward part of {args.chosen * args.width}. {args.places} places "
         f"of held-out stdlib text behind {args.context} tokens, {args.rounds} interleaved rounds. Routers are random "
-        "too: a trained one may choose more alike for neighbouring tokens, or less.",
+        f"too: a trained one may choose more alike for neighbouring tokens, or less.{beside(args.threads)}",
         intervals="c_v: medians over rounds of neighbouring calls, with 95 % bootstrap intervals",
         formats={"N": ".0f", "read": ".1f", "share": ".0f", "mb": ",.1f"}
         | dict.fromkeys(("bytes_calls", "model_calls", "experts_calls", "dense_calls"), ".2f"),
