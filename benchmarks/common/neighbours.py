@@ -31,4 +31,4 @@ def beside(threads: int) -> str:
     load = os.getloadavg()[0]
     if load < threads + 0.5:
         return ""
-    return f" Other jobs ran beside it (load average {load:.0f}), so ratios of neighbours alone are shown."
+    return f" Other jobs ran beside it (load average {load:.0f}), so ratios of neighbours alone mean something."
