@@ -27,6 +27,7 @@ from draftsmith.launch.cli import main
 from draftsmith.launch.engines import COMMANDS, Start, command
 from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.storage import replace_folder
+from draftsmith.trainers.block.pard import student as pard_student
 from draftsmith.trainers.teacher.frozen import saver
 from safetensors.torch import load_file
 
@@ -262,6 +263,35 @@ def test_a_draft_model_is_told_how_it_is_loaded(draft_model: Path, capfd: pytest
     assert serve[:2] == ["trtllm-serve", target]
     assert (convert[2], "--target-model-dir" in convert) == (folder, False)
     assert (value(run, "-md"), value(run, "--spec-type")) == (value(convert, "--outfile"), "draft-simple")
+
+
+@pytest.mark.parametrize("mask", [None, 77])
+def test_a_pard_draft_carries_its_mask_and_is_served_in_one_pass(
+    mask: int | None, target: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """vLLM reads the mask's id off the draft's own config, and drafts token by token where it is not told otherwise."""
+    run = tmp_path / "run"
+    resolved = load_recipe("pard-tiny", [] if mask is None else [("pard.mask_token", str(mask))])
+    draft = pard_student(resolved.recipe, target.model, target.tokenizer)
+    save_draft_model(draft, run / "drafter", target, family="pard")
+    (run / "run.yaml").write_text(resolved.yaml())
+    config = json.loads((run / "drafter" / "config.json").read_text())
+    assert config["spd_type"] == "pard"
+    assert config["pard_token"] == (target.tokenizer.pad_token_id if mask is None else mask)
+    assert config["vocab_size"] == target.vocabulary
+    assert main(["export", str(run), "--format", "vllm"]) == 2
+    message = capfd.readouterr().err
+    assert "ordinary transformers model" in message
+    ((*serve, told),) = started(message)
+    assert serve == ["vllm", "serve", str(Path(embedded_target()).resolve()), "--speculative-config"]
+    assert json.loads(told) == {
+        "method": "draft_model",
+        "model": str((run / "drafter").resolve()),
+        "num_speculative_tokens": 4,
+        "parallel_drafting": True,
+        "draft_sample_method": "probabilistic",
+    }
+    assert not (run / "vllm").exists()
 
 
 @pytest.fixture

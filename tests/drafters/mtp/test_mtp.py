@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import make_target
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.proposal import Proposal
@@ -100,7 +101,7 @@ def own_forward(net: MtpNet, state_NH: Tensor, embed_NH: Tensor) -> Tensor:
         out = out * own.gate_proj(read).sigmoid()
     x = x + out @ own.o_proj.weight.T
     mlp, inner = layer.mlp, norm(x, layer.post_attention_layernorm.weight)
-    x = x + mlp.down_proj(torch.nn.functional.silu(mlp.gate_proj(inner)) * mlp.up_proj(inner))
+    x = x + mlp.down_proj(F.silu(mlp.gate_proj(inner)) * mlp.up_proj(inner))
     return x if shape.state == "before" else norm(x, net.norm.weight)
 
 
@@ -113,14 +114,59 @@ def test_the_module_is_its_formulas(target: Backbone, chosen: dict[str, Any]) ->
     torch.testing.assert_close(found, own_forward(net, state, embed), **CLOSE)
 
 
-@torch.no_grad()
-def test_one_application_is_the_plain_module_to_the_bit(target: Backbone) -> None:
-    """What training unrolls once is one causal pass over the pairs, as a module trained for one token makes it."""
-    net, g = net_for(target), torch.Generator().manual_seed(3)
-    state, embed = torch.randn(2, 1, 9, 32, generator=g)
-    positions = torch.arange(9)[None]
-    (ours,) = net.unroll(net.fuse(state), embed, positions, torch.zeros_like(positions), 1)
-    assert torch.equal(ours, net(net.fuse(state), embed, positions, None))
+def plain_logits(net: MtpNet, target: Backbone, state_NH: Tensor, tokens_N: Tensor) -> Tensor:
+    """A module for one token, written out of torch's own parts: logits [N, V] behind every pair.
+
+    Embedding, norms of both halves, the embedding's in front, projection, one decoder layer, norm, the target's head.
+    """
+    shape, layer, N = net.config, net.layer, len(state_NH)
+    model: Any = target.model
+
+    def norm(x: Tensor, of: Any) -> Tensor:
+        return F.rms_norm(x, of.weight.shape, of.weight, shape.eps)
+
+    def heads(x: Tensor, of: Any = None) -> Tensor:
+        x = x.view(1, N, -1, shape.head_size)
+        return (x if of is None else norm(x, of)).transpose(1, 2)
+
+    def turn(x: Tensor) -> Tensor:
+        angle = torch.arange(N)[:, None] * (1.0 / shape.rope_theta ** (torch.arange(0, D, 2) / D)).repeat(2)
+        left, right = x.chunk(2, -1)
+        return x * angle.cos() + torch.cat((-right, left), -1) * angle.sin()
+
+    own, mlp, D = layer.self_attn, layer.mlp, shape.head_size
+    embed_NH = model.get_input_embeddings()(tokens_N)
+    pair = torch.cat((norm(embed_NH, net.pre_fc_norm_embedding), norm(state_NH, net.pre_fc_norm_hidden)), -1)
+    x = F.linear(pair[None], net.fc.weight)
+    read = norm(x, layer.input_layernorm)
+    query, key = turn(heads(own.q_proj(read), own.q_norm)), turn(heads(own.k_proj(read), own.k_norm))
+    out = F.scaled_dot_product_attention(query, key, heads(own.v_proj(read)), is_causal=N > 1, enable_gqa=True)
+    x = x + own.o_proj(out.transpose(1, 2).flatten(2))
+    inner = norm(x, layer.post_attention_layernorm)
+    x = x + mlp.down_proj(F.silu(mlp.gate_proj(inner)) * mlp.up_proj(inner))
+    logits: Tensor = model.get_output_embeddings()(norm(x, net.norm))[0]
+    return logits
+
+
+@pytest.mark.parametrize("state", ["behind", "before"])
+def test_one_application_is_the_plain_module_to_the_bit(target: Backbone, state: str) -> None:
+    """What training unrolls once, in training's own products (with gradients), is a module for one token."""
+    net, tokens = net_for(target, state=state), torch.tensor([5, 9, 2, 33, 7, 1, 60, 12, 12])
+    states = states_of(target, tokens.tolist(), net.reads)
+    (ours,) = Mtp(net, target, tree="chain", draft_length=1).teacher_forced(states, tokens, 1)
+    plain = plain_logits(net, target, states[:-1], tokens[1:])[:-1]
+    assert torch.equal(ours, plain)
+
+
+@pytest.mark.parametrize("state", ["behind", "before"])
+def test_a_draft_of_one_token_is_the_plain_modules(target: Backbone, state: str) -> None:
+    """Decoding one draft a step, whatever was accepted before: the plain module over the whole text."""
+    net = net_for(target, state=state)
+    drafter = decoded(target, net, depth=1)
+    for texts, _, (drafted_BV,) in drafter.met:
+        for row, text in enumerate(texts):
+            plain = plain_logits(net, target, states_of(target, text, net.reads)[:-1], torch.tensor(text[1:]))
+            torch.testing.assert_close(drafted_BV[row], plain[-1], rtol=0.0, atol=1e-5)
 
 
 class Watched(Mtp):
@@ -151,8 +197,8 @@ class Watched(Mtp):
                 self.texts[row] += [self.last[row], *committed.tokens_BE[row, : count - 1].tolist()]
 
 
-def decoded(target: Backbone, net: MtpNet) -> Watched:
-    drafter = Watched(net, target, tree="chain", draft_length=DEPTH)
+def decoded(target: Backbone, net: MtpNet, depth: int = DEPTH) -> Watched:
+    drafter = Watched(net, target, tree="chain", draft_length=depth)
     generate(target, drafter, PROMPTS, warper=Warper(1.0), max_new_tokens=14, seed=3)
     assert any(len(set(map(len, texts))) > 1 for texts, _, _ in drafter.met[1:])  # rows that accepted unlike counts
     return drafter
