@@ -98,7 +98,9 @@ def loaded(folder: Path, target: Backbone) -> TeacherForced:
     """
     drafter = load_drafter(folder, target, draft_length=1)
     if not isinstance(drafter, TeacherForced):
-        raise SystemExit(f"{folder}: a drafter of the family {drafter.family} gives no logits along a known text")
+        raise SystemExit(
+            f"{folder}: this drafter gives no logits along a known text; name one that reads hidden states"
+        )
     return drafter
 
 

@@ -28,6 +28,7 @@ from draftsmith.benchmarks.common.shapes import DEPTH, FAMILIES
 from draftsmith.benchmarks.families import at_temperatures, eval_config, prompts_of, target_of, train
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.mtp.layers import STATES
+from draftsmith.drafters.mtp.net import MtpNet
 from draftsmith.drafters.mtp.proposer import Mtp
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.eval.measure.requests import first_turns
@@ -79,10 +80,10 @@ def trained_with(state: str, args: argparse.Namespace) -> argparse.Namespace:
 
 def drafting_with(state: str, folder: Path, target: Backbone) -> Mtp:
     """A trained module, on a chain, taken for one of `state`."""
-    loaded = load_drafter(folder, target, draft_length=DEPTH)
-    assert isinstance(loaded, Mtp)
-    loaded.module.config = replace(loaded.module.config, state=state)
-    return Mtp(loaded.module, target, tree="chain", draft_length=DEPTH)
+    loaded: Any = load_drafter(folder, target, draft_length=DEPTH)
+    net: MtpNet = loaded.module
+    net.config = replace(net.config, state=state)
+    return Mtp(net, target, tree="chain", draft_length=DEPTH)
 
 
 # ---- the record -------------------------------------------------------------------------------
