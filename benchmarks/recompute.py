@@ -27,7 +27,7 @@ from draftsmith.eval.measure.metrics import ratio
 from draftsmith.eval.measure.timing import turns
 from draftsmith.launch.recipe.model import Recipe
 from draftsmith.trainers import distill, eagle3, hydra, medusa, medusa2
-from draftsmith.trainers.block import dflash, dflash2, mtp, pard, peagle
+from draftsmith.trainers.block import dflash, dflash2, dspark, mtp, pard, peagle
 from draftsmith.trainers.teacher.tuned import TunedTarget
 from torch import Tensor
 
@@ -64,6 +64,7 @@ def methods(args: argparse.Namespace) -> dict[str, Method]:
             {"peagle": {"depths": DRAFTS, "decoder_layers": args.layers, **fused}},
         ),
         "DFlash": Method(dflash, dflash.DFlashObjective, "block.recompute", block),
+        "DSpark": Method(dspark, dspark.DSparkObjective, "block.recompute", block | {"dspark": {"rank": 16}}),
         "DFlash 2": Method(dflash2, dflash2.DFlash2Objective, "block.recompute", block | {"dflash2": {"rank": 16}}),
         "Medusa": Method(medusa, medusa.MedusaObjective, "medusa.recompute", heads),
         "Hydra++": Method(hydra, hydra.HydraObjective, "medusa.recompute", deep),

@@ -6,8 +6,8 @@ what is trained, gradients included; divided by the tokens. The models are narro
 bytes grow with the row, not how many there are. `with a mask` is the same target by one pass with a mask of
 rows by rows, as shorter rows are read; it is left out where that mask alone would be larger than `--most-gb`.
 
-Block drafters have as many blocks in every row, whose mask is of slots by text. P-EAGLE and PARD have masks behind a
-share of its tokens.
+Block drafters are shown twice: with as many blocks in every row, and `dense`, with a block for every 8 tokens, which
+covers each token once. P-EAGLE and PARD have masks behind a share of its tokens.
 
     python benchmarks/row_memory.py
     python benchmarks/row_memory.py --tokens 512,1024
@@ -37,7 +37,10 @@ from torch import Tensor
 
 DOCUMENTS = (1, 8)
 VOCABULARY, DRAFTED = 512, 256
-PARTS = ("target", "masked", "distill", "medusa", "eagle3", "mtp", "dflash", "dspark", "dflash2", "peagle", "pard")
+BLOCK_DRAFTERS = ("dflash", "dspark", "dflash2")
+DENSE = "_dense"
+BY_BLOCK = (*BLOCK_DRAFTERS, *(f"{name}{DENSE}" for name in BLOCK_DRAFTERS))
+PARTS = ("target", "masked", "distill", "medusa", "eagle3", "mtp", *BY_BLOCK, "peagle", "pard")
 BLOCKS, SLOTS, DRAFTS = 32, 8, 4
 KEPT, KEPT_LEAST = 0.7, 0.2
 
@@ -111,23 +114,31 @@ def goals(tokens: int, args: argparse.Namespace) -> dict[str, Any]:
 
 def at_once(target: Any, given: dict[str, Any], chosen: range) -> dict[str, Any]:
     """Those of families that draft several tokens in a pass, and of MTP modules."""
-    block: dict[str, Any] = {"block": {"size": SLOTS, "anchors": BLOCKS, "decoder_layers": 2, "layers": [1, 2, 3]}}
     shares = {"kept": KEPT, "kept_least": KEPT_LEAST}
     pairs = {"depths": DRAFTS, "decoder_layers": 2, "layers": [1, 2, 3], **shares}
     sections: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         "mtp": (mtp, mtp.MtpObjective, {"mtp": {"passes": DRAFTS}}),
-        "dflash": (dflash, dflash.DFlashObjective, block),
-        "dspark": (dspark, dspark.DSparkObjective, block | {"dspark": {"rank": 16}}),
-        "dflash2": (dflash2, dflash2.DFlash2Objective, block | {"dflash2": {"rank": 16}}),
+        **blocks_of(BLOCKS, ""),
+        **blocks_of(given["data"]["sequence_length"] // SLOTS, DENSE),
         "peagle": (peagle, peagle.PeagleObjective, {"peagle": pairs}),
         "pard": (pard, pard.PardObjective, {"model": given["model"], "pard": {"drafts": DRAFTS, **shares}}),
     }
     made = {}
     for name, (module, objective_of, words) in sections.items():
-        recipe = Recipe.model_validate({"method": name, "data": given["data"]} | words)
+        recipe = Recipe.model_validate({"method": name.removesuffix(DENSE), "data": given["data"]} | words)
         student = module.student(recipe, target, *([chosen] if name == "peagle" else []))
         made[name] = objective_of(recipe, student, target, nowhere)
     return made
+
+
+def blocks_of(anchors: int, which: str) -> dict[str, tuple[Any, Any, dict[str, Any]]]:
+    """The block drafters with so many blocks in a row; `which`: behind their names."""
+    block: dict[str, Any] = {"block": {"size": SLOTS, "anchors": anchors, "decoder_layers": 2, "layers": [1, 2, 3]}}
+    return {
+        f"dflash{which}": (dflash, dflash.DFlashObjective, block),
+        f"dspark{which}": (dspark, dspark.DSparkObjective, block | {"dspark": {"rank": 16}}),
+        f"dflash2{which}": (dflash2, dflash2.DFlash2Objective, block | {"dflash2": {"rank": 16}}),
+    }
 
 
 def nowhere(_module: object, _folder: object) -> None:
@@ -161,6 +172,9 @@ def assembled(rows: list[dict[str, Cell]], args: argparse.Namespace) -> Record:
         "DFlash": "{dflash}",
         "DSpark": "{dspark}",
         "DFlash 2": "{dflash2}",
+        "DFlash, dense": "{dflash_dense}",
+        "DSpark, dense": "{dspark_dense}",
+        "DFlash 2, dense": "{dflash2_dense}",
         "P-EAGLE": "{peagle}",
         "PARD": "{pard}",
     }
@@ -170,7 +184,8 @@ def assembled(rows: list[dict[str, Cell]], args: argparse.Namespace) -> Record:
         target=None,
         setup=f"Bytes for each token, fp32, a random target of 4 layers of {args.hidden} numbers, vocabulary "
         f"{VOCABULARY}; the drafts have 2 layers, Medusa 3 heads, EAGLE-3 and MTP {DRAFTS} passes, block "
-        f"drafters {BLOCKS} blocks of {SLOTS} slots in a row, P-EAGLE and PARD {DRAFTS} drafts. Rows of up to "
+        f"drafters {BLOCKS} blocks of {SLOTS} slots in a row, `dense` one for every {SLOTS} tokens, P-EAGLE and PARD "
+        f"{DRAFTS} drafts. Rows of up to "
         f"{objective.MASKED:,} tokens are read with a mask in any case. On {args.device}.",
         formats={"tokens": ",.0f", "documents": ".0f", **dict.fromkeys(PARTS, ",.0f")},
         rows=rows,

@@ -21,17 +21,17 @@ is audited on each kind's prompts. Intervals are bootstraps over prompts.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from draftsmith.benchmarks.common.acceptance import Sums, as_figure, audited, mean, sums_of
+from draftsmith.benchmarks.common.acceptance import audited
+from draftsmith.benchmarks.common.in_turn import FORMATS, Make, Prompts, cells, in_turn
 from draftsmith.benchmarks.common.markdown import printed
 from draftsmith.benchmarks.common.provenance import drafter_weights, finish, record_of, target_weights
 from draftsmith.benchmarks.common.records import Cell, Record, table_of
 from draftsmith.benchmarks.common.runs import add_audit
 from draftsmith.data.prompts import load_prompts, render
-from draftsmith.decoding.engine import autoregressive, generate
+from draftsmith.decoding.engine import autoregressive
 from draftsmith.decoding.proposal import Proposer
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
@@ -43,17 +43,13 @@ from draftsmith.drafters.suffix.hybrid import beside
 from draftsmith.drafters.suffix.index import AnswerMemory
 from draftsmith.drafters.suffix.proposer import SuffixDecoding
 from draftsmith.eval.audit.enumeration import Enumeration
-from draftsmith.eval.measure.rounds import Run, speed_interval
 from draftsmith.launch.measure.methods import TargetTexts
 
 TEMPERATURES = (0.0, 1.0)
 STRETCH, AGAIN = 160, 16  # tokens of a stretch, and of those that stand a second time
 TURNS = 3
-DRAFTED, WARM_UP = 4, 8  # tokens of a trained drafter's draft, and of the decode that is not timed
+DRAFTED = 4  # tokens of a trained drafter's draft
 TRAINED, HYBRID = "trained drafter", "suffix before the trained drafter"
-FORMATS = (("tau", ".2f"), ("alpha", ".2f"), ("verified", ".1f"), ("speedup", ".2f"), ("draft_ms", ".1f"))
-Prompts = list[list[int]]
-Make = Callable[[], Proposer]
 
 
 def main() -> None:
@@ -81,7 +77,7 @@ def texts_of(target: Backbone, stretches: Prompts, max_new_tokens: int) -> dict[
     }
 
 
-def transcript(target: Backbone, stretch: list[int], max_new_tokens: int) -> Prompts:
+def transcript(target: Backbone, stretch: list[int], max_new_tokens: int) -> list[list[int]]:
     """The prompts of all turns: each holds the turns before it, and their answers."""
     turns = [stretch]
     while len(turns) < TURNS:
@@ -136,38 +132,6 @@ def rows_of(
     return list(rows.values())
 
 
-def in_turn(
-    target: Backbone, makers: Mapping[str, Make], prompts: Prompts, temperature: float, max_new_tokens: int
-) -> dict[str, Run]:
-    """Every prompt by plain decoding and by each method, one prompt after another; the first one warms up."""
-    drafters = {name: make() for name, make in makers.items()}
-    runs = {name: Run() for name in drafters}
-    common: dict[str, Any] = {"warper": Warper(temperature), "eos_ids": target.eos_ids}
-    for make in makers.values():
-        generate(target, make(), prompts[:1], max_new_tokens=WARM_UP, **common)
-    for number, prompt in enumerate(prompts):
-        common |= {"max_new_tokens": max_new_tokens, "requests": [number]}
-        base = autoregressive(target, [prompt], **common)
-        for name, drafter in drafters.items():
-            runs[name].add(base, generate(target, drafter, [prompt], **common), first=True)
-    return runs
-
-
-def cells(run: Run) -> dict[str, Cell]:
-    """Acceptance, what a call verifies, the speed-up, and milliseconds of a draft."""
-    sums: Sums = {
-        **sums_of([[each] for each in run.counts]),
-        "nodes": [each.nodes for each in run.generations],
-        "calls": [each.target_calls for each in run.generations],
-    }
-    speed = speed_interval(run, 0)
-    return {
-        **{name: mean([sums], name) for name in ("tau", "alpha", "verified")},
-        "speedup": as_figure([speed]),
-        "draft_ms": 1e3 * run.propose_seconds / max(1, run.target_calls),
-    }
-
-
 def assembled(rows: list[dict[str, Cell]], prompts: dict[str, int], args: argparse.Namespace) -> Record:
     """One row per method and kind of text."""
     heads = {"text": "{text}", "method": "{method}"}
@@ -189,7 +153,8 @@ def assembled(rows: list[dict[str, Cell]], prompts: dict[str, int], args: argpar
         "the files that the target was trained on.",
         intervals="95 % bootstrap intervals over prompts",
         audit={"verdict": "of each row", "sees": "the smallest total variation seen stands behind it"},
-        formats={"sees": ".3f"} | {f"{name}_{each:g}": form for name, form in FORMATS for each in TEMPERATURES},
+        formats={"sees": ".3f"}
+        | {f"{name}_{each:g}": form for name, form in FORMATS.items() for each in TEMPERATURES},
         rows=rows,
         tables={"suffix": table_of({**heads, "audit": "{verdict} (sees {sees})"})},
     )

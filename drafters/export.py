@@ -116,7 +116,8 @@ def served_form(family: str, form: str) -> Form:
     """How a family is served in a form.
 
     Raises:
-        RequestError: no engine loads the family, or not in this form.
+        RequestError: no engine loads the family, or not in this form, or one does and it was not checked here; the
+            message says which.
     """
     record = FAMILIES.get(family)
     if record is None or not record.exports:
@@ -125,8 +126,10 @@ def served_form(family: str, form: str) -> Form:
             f"no serving engine loads drafters of family {family!r}; exported can be {', '.join(served)}"
         )
     if form not in record.exports:
-        why = f": {record.elsewhere}" if record.elsewhere else ""
         known = " or ".join(record.exports)
+        why = f". It cannot be loaded: {record.elsewhere}" if record.elsewhere else ""
+        if form in record.unchecked:
+            why = f". It might be loaded: {record.unchecked[form]}, and what comes of it has not been checked here"
         raise RequestError(f"--format is {form!r}, in which no {family} drafter is exported; expected {known}{why}")
     return record.exports[form]
 

@@ -83,8 +83,10 @@ class Family:
     """Toys that the audit does not make itself: name -> (target, drafts) -> Proposer, all of them tables."""
     exports: Mapping[str, Form] = field(default_factory=dict)
     """Serving formats, by the name that `--format` has for them."""
+    unchecked: Mapping[str, str] = field(default_factory=dict)
+    """Formats that somebody loads the family in, and that were not checked here -> who, for the refusal."""
     elsewhere: str = ""
-    """Why there are no other ones, for the refusal."""
+    """Why it cannot be loaded in all others, for the refusal."""
     most_tokens: Callable[[Mapping[str, Any]], int | None] = lambda _settings: None
     """Most tokens of a chain that it drafts, from its settings; None: any."""
     whole_blocks: Callable[[Mapping[str, Any]], bool] = lambda _settings: False
@@ -252,8 +254,8 @@ _ALL = (
         proposer=".model.family:draft_by_pard",
         toy=_by_policy("pard"),
         exports={"vllm": Form("draft_model", parallel=True)},
-        elsewhere="TensorRT-LLM has PARD too, and how it is started there is not known here; others call a draft "
-        "model once for every token",
+        unchecked={"tensorrt-llm": "TensorRT-LLM has PARD"},
+        elsewhere="other engines call a draft model once for every token",
         options=frozenset({"temperature_factors"}),
         grids=BY_MODEL,
         samples=True,
@@ -383,6 +385,7 @@ _ALL = (
         options=frozenset({"temperature_factors"}),
         toy=_by_policy("peagle"),
         exports={"vllm": Form("eagle3", ".eagle.serving:peagle", parallel=True)},
+        unchecked={"speculators": "vLLM loads P-EAGLE in this form too"},
         elsewhere="other engines call EAGLE-3's network once for every token",
         grids=BY_MODEL,
         samples=True,
@@ -405,8 +408,11 @@ _ALL = (
             "vllm": Form("dflash", ".block.serving:dflash"),
             "sglang": Form("DFLASH", ".block.serving:dflash_for_sglang", parallel=True),
         },
-        elsewhere="TensorRT-LLM and llama.cpp's converter load DFlash too, by the published form that both write, and "
-        "transformers by one of its own (MuseGlimmer); what they make of its mask has not been checked here",
+        unchecked={
+            "tensorrt-llm": "TensorRT-LLM loads DFlash in its published form",
+            "llama.cpp": "llama.cpp's converter reads DFlash in its published form",
+            "speculators": "vLLM loads DFlash in this form too",
+        },
         grids=BY_BLOCK,
         samples=True,
     ),
@@ -426,8 +432,11 @@ _ALL = (
             "vllm": Form("dspark", ".block.serving:dspark"),
             "sglang": Form("DSPARK", ".block.serving:dspark_for_sglang", parallel=True),
         },
-        elsewhere="TensorRT-LLM and llama.cpp load DSpark too, and what they make of its words has not been checked "
-        "here",
+        unchecked={
+            "tensorrt-llm": "TensorRT-LLM loads DSpark",
+            "llama.cpp": "llama.cpp loads DSpark",
+            "speculators": "vLLM loads DSpark in this form too",
+        },
         most_tokens=_drafts_of_a_block,
         whole_blocks=lambda settings: not settings["causal"],
         grids=BY_DSPARK,
@@ -446,7 +455,8 @@ _ALL = (
         options=frozenset({"temperature_factors", *_BLOCK_TREE}),
         toy=_dflash2_toy,
         exports={"vllm": Form("dflash", ".block.serving:dflash2")},
-        elsewhere="SGLang loads DFlash 2 too, and what it makes of its words has not been checked here",
+        unchecked={"sglang": "SGLang loads DFlash 2", "speculators": "vLLM loads DFlash 2 in this form too"},
+        elsewhere="neither TensorRT-LLM nor llama.cpp has DFlash 2's convolutions and selector",
         most_tokens=_drafts_of_a_block,
         whole_blocks=lambda settings: not settings["causal"],
         grids=BY_BLOCK,

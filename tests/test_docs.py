@@ -106,6 +106,9 @@ BENCHMARKS = {
     "benchmarks/suffix.py": (
         "--limit 1 --max-new-tokens 20 --ngram-documents 5 --audit-tokens 500 --audit-sequences 10000"
     ),
+    "benchmarks/references.py": (
+        "--megabytes 0.1 --limit 1 --max-new-tokens 20 --audit-tokens 500 --audit-sequences 10000"
+    ),
     "benchmarks/decode_cpu.py": "--prompts 1 --max-new-tokens 12 --rounds 1",
     "benchmarks/loss_memory.py": "--vocabulary 500 --positions 64 --hidden 16 --rounds 1",
     "benchmarks/model_families.py": "--families llama --methods medusa",

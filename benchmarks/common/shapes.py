@@ -13,6 +13,7 @@ from typing import Any
 
 from draftsmith.decoding.proposal import Proposer
 from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.drafters.config import DrafterConfig
 from draftsmith.drafters.eagle.loading import load_eagle
 from draftsmith.drafters.heads.hydra import load_hydra
 from draftsmith.drafters.heads.medusa import default_paths, load_medusa
@@ -21,6 +22,8 @@ from draftsmith.drafters.registry import load_drafter
 DEPTH = 4  # drafted tokens of a chain, depth of every tree
 CHAIN = [[0] * depth for depth in range(1, DEPTH + 1)]
 NODES = (DEPTH + 1, 20)  # of the trees; the first verifies as many tokens as the chain
+
+CHILDREN = 10  # of a node at most, in trees by confidence
 
 Load = Callable[[Path, Backbone], Proposer]
 
@@ -39,7 +42,9 @@ def on_paths(load: Callable[..., Proposer], **settings: Any) -> dict[str, Load]:
 def dynamic() -> dict[str, Load]:
     """A chain, and trees by confidence."""
     load = partial(load_eagle, draft_length=DEPTH)
-    trees = {f"tree {nodes}": partial(load, tree="dynamic", nodes=nodes, top_k=min(10, nodes)) for nodes in NODES}
+    trees = {
+        f"tree {nodes}": partial(load, tree="dynamic", nodes=nodes, top_k=min(CHILDREN, nodes)) for nodes in NODES
+    }
     return {"chain": partial(load, tree="chain"), **trees}
 
 
@@ -52,6 +57,16 @@ def eagle_1() -> dict[str, Load]:
 def chain_alone() -> dict[str, Load]:
     """What drafts a chain and nothing else."""
     return {"chain": partial(load_drafter, draft_length=DEPTH)}
+
+
+def blocks() -> dict[str, Load]:
+    """A chain, and trees of a block's likeliest tokens: side leaves (DFlash), or children behind their parent."""
+    trees = {
+        f"tree {nodes}": DrafterConfig(block_tree="tree", block_nodes=nodes, block_children=min(CHILDREN, nodes))
+        for nodes in NODES
+    }
+    load = partial(load_drafter, draft_length=DEPTH)
+    return chain_alone() | {name: partial(load, config=config) for name, config in trees.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,9 +98,9 @@ FAMILIES = [
     Family("MTP", "mtp-tiny", chain_alone()),
     Family("PARD", "pard-tiny", chain_alone()),
     Family("P-EAGLE", "peagle-tiny", chain_alone()),
-    Family("DFlash", "dflash-tiny", chain_alone(), block=True),
-    Family("DFlash 2", "dflash2-tiny", chain_alone(), block=True),
-    Family("DSpark", "dspark-tiny", chain_alone(), block=True),
+    Family("DFlash", "dflash-tiny", blocks(), block=True),
+    Family("DFlash 2", "dflash2-tiny", blocks(), block=True),
+    Family("DSpark", "dspark-tiny", blocks(), block=True),
 ]
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
 from conftest import make_drafter, make_target
 from counted import Numbers, calls_of
+from draftsmith.data.datastore import Datastore
+from draftsmith.data.datastore_build import build_datastore
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.proposal import Committed
 from draftsmith.decoding.random import Uniforms
@@ -18,6 +21,7 @@ from draftsmith.drafters.lookup.lookahead import Lookahead
 from draftsmith.drafters.lookup.ngram import Ngram, NgramTable
 from draftsmith.drafters.lookup.own_grams import OwnGrams
 from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
+from draftsmith.drafters.lookup.rest import Rest
 from draftsmith.drafters.model.adaptive import AdaptiveDraft
 from draftsmith.errors import RequestError
 from hypothesis import given, settings
@@ -124,6 +128,24 @@ def test_llma_s_draft_takes_no_more_work_for_more_references() -> None:
         assert chains(proposal) == [[62, 63]]
         work.append(numbers.written)
     assert work[0] == work[1] > 0
+
+
+def test_rest_s_draft_takes_no_more_work_for_a_larger_datastore(tmp_path: Path) -> None:
+    """A search by halves: 400 times the text, and calls on the host grow by the logarithm of it alone."""
+    work = []
+    for size in (500, 200_000):
+        noise = torch.randint(0, 50, (size,), generator=torch.Generator().manual_seed(0)).tolist()
+        documents = [noise, *[[60, 61, 62, 63]] * 5, noise]
+        build_datastore(documents, tmp_path / str(size), vocabulary=64, tokenizer="t")
+        drafter = Rest(Datastore(tmp_path / str(size)), nodes=8, draft_length=3)
+        drafter.reset([[1, 2, 60]], 8)
+
+        def draft():  # noqa: ANN202
+            return drafter.propose(torch.tensor([61]), GREEDY, Uniforms(0, [0], "cpu"))  # noqa: B023
+
+        assert draft().tokens_BN.tolist() == [[61, 62, 63]]
+        work.append(calls_of(draft))
+    assert work[1] < 1.8 * work[0], work
 
 
 def test_llma_takes_ids_beyond_those_of_its_references_for_unknown() -> None:

@@ -1,0 +1,170 @@
+"""What a draft costs by how much text is searched: references of LLMA, datastores of REST and suffix decoding.
+
+The texts are sources of the standard library, as many as fit into each of `--megabytes`; the prompts are beginnings of
+held-out files, which are in none of them. Prompt lookup, which searches the prompt and the answer alone, stands beside
+them. Plain decoding and all of them take turns on every prompt, at T = 0. A draft's cost is its time over that of a
+one-token call of plain decoding. Every row is audited on the same prompts. Intervals are bootstraps over prompts.
+
+    python benchmarks/references.py
+    python benchmarks/references.py --megabytes 0.1,1 --limit 4 --max-new-tokens 16
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from draftsmith.benchmarks.common.acceptance import audited
+from draftsmith.benchmarks.common.in_turn import FORMATS, Make, cells, in_turn
+from draftsmith.benchmarks.common.markdown import printed
+from draftsmith.benchmarks.common.provenance import finish, record_of, target_weights
+from draftsmith.benchmarks.common.records import Cell, Record, table_of
+from draftsmith.benchmarks.common.runs import add_audit
+from draftsmith.data.config import DataConfig
+from draftsmith.data.datastore import Datastore
+from draftsmith.data.datastore_build import build_datastore
+from draftsmith.data.prompts import load_prompts, render
+from draftsmith.data.rows.prepare import all_texts
+from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.decoding.target.loading import load_target
+from draftsmith.drafters.identity import fingerprint
+from draftsmith.drafters.lookup.llma import Llma
+from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
+from draftsmith.drafters.lookup.rest import Rest
+from draftsmith.drafters.suffix.proposer import SuffixDecoding
+from draftsmith.eval.audit.enumeration import Enumeration
+
+OWN = "prompt-lookup"
+
+
+class Searched(NamedTuple):
+    """Texts of one size, as each method searches them."""
+
+    megabytes: float
+    tokens: int
+    makers: dict[str, Make]
+
+
+def main() -> None:
+    args = arguments()
+    target = load_target(args.target)
+    prompts = [
+        render(prompt, target.tokenizer, limit=args.prompt_tokens)
+        for prompt in load_prompts("stdlib", limit=args.limit)
+    ]
+    with TemporaryDirectory() as folder:
+        searched = [searched_of(target, size, Path(folder) / f"{size:g}") for size in args.megabytes]
+        rows = rows_of(target, searched, prompts, args)
+    record = assembled(rows, len(prompts), args)
+    print(printed(record))
+    finish(record, args.json)
+
+
+def searched_of(target: Backbone, megabytes: float, folder: Path) -> Searched:
+    """LLMA's index, and a datastore of the same texts."""
+    documents = documents_of(target, megabytes)
+    tokenizer = fingerprint(target.tokenizer)
+    build_datastore(documents, folder, vocabulary=target.vocabulary, tokenizer=tokenizer)
+    store, llma = Datastore(folder, tokenizer=tokenizer), Llma(documents)
+    makers: dict[str, Make] = {
+        "llma": lambda: llma,
+        "rest": partial(Rest, store),
+        "suffix with a datastore": partial(SuffixDecoding, store=store),
+    }
+    return Searched(megabytes, sum(map(len, documents)), makers)
+
+
+def documents_of(target: Backbone, megabytes: float) -> list[list[int]]:
+    """The first files whose sizes add up to so many megabytes; the last one is cut.
+
+    Raises:
+        SystemExit: there are not as many.
+    """
+    documents: list[list[int]] = []
+    left = round(1e6 * megabytes)
+    for text in all_texts(DataConfig(source="stdlib")):
+        part = text.encode()[:left]
+        documents.append(target.tokenizer(part.decode(errors="ignore"), add_special_tokens=False)["input_ids"])
+        left -= len(part)
+        if not left:
+            return documents
+    raise SystemExit(f"--megabytes: {megabytes:g} is asked for, and the standard library ends {left / 1e6:.1f} before")
+
+
+def rows_of(
+    target: Backbone, searched: Sequence[Searched], prompts: Sequence[list[int]], args: argparse.Namespace
+) -> list[dict[str, Cell]]:
+    """A row for each method and size: its audit, and its figures of one run in turn."""
+    makers: dict[tuple[str, float, int], Make] = {(OWN, 0.0, 0): PromptLookup}
+    makers |= {(name, each.megabytes, each.tokens): make for each in searched for name, make in each.makers.items()}
+    named = {f"{name} {megabytes}": make for (name, megabytes, _), make in makers.items()}
+    runs = in_turn(target, named, prompts, 0.0, args.max_new_tokens)
+    proofs: dict[str, Enumeration | None] = {}
+    rows: list[dict[str, Cell]] = []
+    for (name, megabytes, tokens), make in makers.items():
+        # what is enumerated knows no text: once for all sizes
+        report = audited(target, make(), prompts, args, enumerated=proofs.get(name))
+        proofs[name] = report.enumeration
+        rows.append(
+            {
+                "method": name,
+                "megabytes": megabytes or None,
+                "tokens": tokens or None,
+                **cells(runs[f"{name} {megabytes}"]),
+                "verdict": report.verdict,
+                "sees": report.rosenblatt.detectable,
+            }
+        )
+    return sorted(rows, key=lambda row: str(row["method"]))
+
+
+def assembled(rows: list[dict[str, Cell]], prompts: int, args: argparse.Namespace) -> Record:
+    """One row per method and size."""
+    heads = {
+        "method": "{method}",
+        "MB searched": "{megabytes}",
+        "tokens searched": "{tokens}",
+        "target calls of a draft": "{draft_calls}",
+        "tau": "{tau}",
+        "tokens per call": "{verified}",
+        "speed-up": "{speedup}",
+        "audit": "{verdict} (sees {sees})",
+    }
+    return record_of(
+        args,
+        title="The cost of a draft by how much text is searched",
+        target=target_weights(args.target),
+        setup=f"{prompts} beginnings of held-out files, {args.prompt_tokens} tokens each; {args.max_new_tokens} new "
+        "tokens, one prompt at a time, T = 0, fp32; searched are sources of the standard library; one interleaved "
+        "round. Prompt lookup searches prompt and answer alone.",
+        intervals="95 % bootstrap intervals over prompts",
+        audit={"verdict": "of each row", "sees": "the smallest total variation seen stands behind it"},
+        formats={"megabytes": "g", "tokens": ",.0f", "sees": ".3f", **FORMATS},
+        rows=rows,
+        tables={"references": table_of(heads)},
+    )
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", default="tiny")
+    parser.add_argument(
+        "--megabytes",
+        type=lambda text: [float(each) for each in text.split(",")],
+        default=[0.1, 1.0, 11.0],
+        help="sizes of what is searched",
+    )
+    parser.add_argument("--limit", type=int, default=24, help="prompts")
+    parser.add_argument("--prompt-tokens", type=int, default=160)
+    parser.add_argument("--max-new-tokens", type=int, default=64)
+    add_audit(parser, tokens=6_000, sequences=100_000)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the record of docs/results")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
