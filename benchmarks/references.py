@@ -3,7 +3,8 @@
 The texts are sources of the standard library, as many as fit into each of `--megabytes`; the prompts are beginnings of
 held-out files, which are in none of them. Prompt lookup, which searches the prompt and the answer alone, stands beside
 them. Plain decoding and all of them take turns on every prompt, at T = 0. A draft's cost is its time over that of a
-one-token call of plain decoding. Every row is audited on the same prompts. Intervals are bootstraps over prompts.
+one-token call of plain decoding. Every method is audited on the same prompts, with the last of the sizes. Intervals are
+bootstraps over prompts.
 
     python benchmarks/references.py
     python benchmarks/references.py --megabytes 0.1,1 --limit 4 --max-new-tokens 16
@@ -36,7 +37,6 @@ from draftsmith.drafters.lookup.llma import Llma
 from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
 from draftsmith.drafters.lookup.rest import Rest
 from draftsmith.drafters.suffix.proposer import SuffixDecoding
-from draftsmith.eval.audit.enumeration import Enumeration
 
 OWN = "prompt-lookup"
 
@@ -98,27 +98,25 @@ def documents_of(target: Backbone, megabytes: float) -> list[list[int]]:
 def rows_of(
     target: Backbone, searched: Sequence[Searched], prompts: Sequence[list[int]], args: argparse.Namespace
 ) -> list[dict[str, Cell]]:
-    """A row for each method and size: its audit, and its figures of one run in turn."""
+    """A row for each method and size: its figures of one run in turn, and the method's audit."""
     makers: dict[tuple[str, float, int], Make] = {(OWN, 0.0, 0): PromptLookup}
     makers |= {(name, each.megabytes, each.tokens): make for each in searched for name, make in each.makers.items()}
     named = {f"{name} {megabytes}": make for (name, megabytes, _), make in makers.items()}
     runs = in_turn(target, named, prompts, 0.0, args.max_new_tokens)
-    proofs: dict[str, Enumeration | None] = {}
-    rows: list[dict[str, Cell]] = []
-    for (name, megabytes, tokens), make in makers.items():
-        # what is enumerated knows no text: once for all sizes
-        report = audited(target, make(), prompts, args, enumerated=proofs.get(name))
-        proofs[name] = report.enumeration
-        rows.append(
-            {
-                "method": name,
-                "megabytes": megabytes or None,
-                "tokens": tokens or None,
-                **cells(runs[f"{name} {megabytes}"]),
-                "verdict": report.verdict,
-                "sees": report.rosenblatt.detectable,
-            }
-        )
+    # a later size takes the place of an earlier one: a method is audited where it finds the most
+    largest = {name: make for (name, _, _), make in makers.items()}
+    reports = {name: audited(target, make(), prompts, args) for name, make in largest.items()}
+    rows: list[dict[str, Cell]] = [
+        {
+            "method": name,
+            "megabytes": megabytes or None,
+            "tokens": tokens or None,
+            **cells(runs[f"{name} {megabytes}"]),
+            "verdict": reports[name].verdict,
+            "sees": reports[name].rosenblatt.detectable,
+        }
+        for name, megabytes, tokens in makers
+    ]
     return sorted(rows, key=lambda row: str(row["method"]))
 
 
@@ -142,7 +140,10 @@ def assembled(rows: list[dict[str, Cell]], prompts: int, args: argparse.Namespac
         "tokens, one prompt at a time, T = 0, fp32; searched are sources of the standard library; one interleaved "
         "round. Prompt lookup searches prompt and answer alone.",
         intervals="95 % bootstrap intervals over prompts",
-        audit={"verdict": "of each row", "sees": "the smallest total variation seen stands behind it"},
+        audit={
+            "verdict": "of each method, with the most text",
+            "sees": "the smallest total variation seen stands behind it",
+        },
         formats={"megabytes": "g", "tokens": ",.0f", "sees": ".3f", **FORMATS},
         rows=rows,
         tables={"references": table_of(heads)},
@@ -156,7 +157,7 @@ def arguments() -> argparse.Namespace:
         "--megabytes",
         type=lambda text: [float(each) for each in text.split(",")],
         default=[0.1, 1.0, 11.0],
-        help="sizes of what is searched",
+        help="sizes of what is searched, ascending",
     )
     parser.add_argument("--limit", type=int, default=24, help="prompts")
     parser.add_argument("--prompt-tokens", type=int, default=160)
