@@ -5,6 +5,7 @@ weights and inputs, in the frozen target's forward pass (three hidden states kep
 what is trained, gradients included; divided by the tokens. The models are narrow and random: what is shown is how
 bytes grow with the row, not how many there are. `with a mask` is the same target by one pass with a mask of
 rows by rows, as shorter rows are read; it is left out where that mask alone would be larger than `--most-gb`.
+Targets whose layers have windows, caps or sinks stand in a table of their own.
 
 Block drafters are shown twice: with as many blocks in every row, and `dense`, with a block for every 8 tokens, which
 covers each token once. P-EAGLE and PARD have masks behind a share of its tokens.
@@ -27,12 +28,15 @@ import torch
 from draftsmith.benchmarks.common.markdown import printed
 from draftsmith.benchmarks.common.peak import peak_bytes
 from draftsmith.benchmarks.common.provenance import finish, record_of
-from draftsmith.benchmarks.common.random_models import narrow_target
+from draftsmith.benchmarks.common.random_models import WINDOWED, narrow_target, random_model
 from draftsmith.benchmarks.common.records import Cell, Record, table_of
+from draftsmith.decoding.target.attention import use_grouped_attention
+from draftsmith.decoding.target.hidden_states import LAST, decoder_of
 from draftsmith.launch.recipe.model import Recipe
 from draftsmith.trainers import distill, eagle3, medusa
 from draftsmith.trainers.block import dflash, dflash2, dspark, mtp, pard, peagle
 from draftsmith.trainers.loop import objective
+from draftsmith.trainers.teacher.features import states_of
 from torch import Tensor
 
 DOCUMENTS = (1, 8)
@@ -42,6 +46,13 @@ DENSE = "_dense"
 BY_BLOCK = (*BLOCK_DRAFTERS, *(f"{name}{DENSE}" for name in BLOCK_DRAFTERS))
 PARTS = ("target", "masked", "distill", "medusa", "eagle3", "mtp", *BY_BLOCK, "peagle", "pard")
 BLOCKS, SLOTS, DRAFTS = 32, 8, 4
+WINDOW, WINDOW_ENTRIES = 512, {"sliding_window", "attention_chunk_size"}
+TARGETS = {
+    "gemma3_text": "windows (Gemma 3)",
+    "gemma2": "windows, capped scores (Gemma 2)",
+    "gpt_oss": "windows, sinks (gpt-oss)",
+    "llama4_text": "chunks (Llama 4)",
+}
 KEPT, KEPT_LEAST = 0.7, 0.2
 
 
@@ -65,6 +76,10 @@ def measured(tokens: int, documents: int, args: argparse.Namespace) -> dict[str,
                 with limit_of_masks(tokens):
                     row["masked"] = bytes_of(partial(goal.prepare, batch), tokens, args.device)
         row[part] = bytes_of(partial(step, goal, batch, goal.prepare(batch)), tokens, args.device)
+        gc.collect()
+    for family in TARGETS:
+        decoder = decoder_of(windowed(family, tokens, args))
+        row[family] = bytes_of(partial(states_of, decoder, batch, (0, 1, LAST)), tokens, args.device)
         gc.collect()
     return row
 
@@ -141,6 +156,16 @@ def blocks_of(anchors: int, which: str) -> dict[str, tuple[Any, Any, dict[str, A
     }
 
 
+def windowed(family: str, tokens: int, args: argparse.Namespace) -> Any:
+    """A narrow random target of two layers, which see no more than so many tokens, all of them or every other one."""
+    sizes = {"hidden_size": args.hidden, "intermediate_size": args.hidden, "intermediate_size_mlp": args.hidden}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": args.hidden // 2}
+    more = WINDOWED[family] | dict.fromkeys(WINDOW_ENTRIES & WINDOWED[family].keys(), WINDOW)
+    made = random_model(family, **more | sizes | heads, max_position_embeddings=tokens)
+    use_grouped_attention(made)
+    return made.to(args.device)
+
+
 def nowhere(_module: object, _folder: object) -> None:
     """Nothing is saved."""
 
@@ -178,6 +203,8 @@ def assembled(rows: list[dict[str, Cell]], args: argparse.Namespace) -> Record:
         "P-EAGLE": "{peagle}",
         "PARD": "{pard}",
     }
+    targets = {"tokens of the row": "{tokens}", "documents": "{documents}", "as above": "{target}"}
+    targets |= {head: f"{{{family}}}" for family, head in TARGETS.items()}
     return record_of(
         args,
         title="Memory of a training step for each token of its row",
@@ -185,11 +212,11 @@ def assembled(rows: list[dict[str, Cell]], args: argparse.Namespace) -> Record:
         setup=f"Bytes for each token, fp32, a random target of 4 layers of {args.hidden} numbers, vocabulary "
         f"{VOCABULARY}; the drafts have 2 layers, Medusa 3 heads, EAGLE-3 and MTP {DRAFTS} passes, block "
         f"drafters {BLOCKS} blocks of {SLOTS} slots in a row, `dense` one for every {SLOTS} tokens, P-EAGLE and PARD "
-        f"{DRAFTS} drafts. Rows of up to "
+        f"{DRAFTS} drafts. Targets with windows of {WINDOW} tokens have 2 layers. Rows of up to "
         f"{objective.MASKED:,} tokens are read with a mask in any case. On {args.device}.",
-        formats={"tokens": ",.0f", "documents": ".0f", **dict.fromkeys(PARTS, ",.0f")},
+        formats={"tokens": ",.0f", "documents": ".0f", **dict.fromkeys((*PARTS, *TARGETS), ",.0f")},
         rows=rows,
-        tables={"row-memory": table_of(heads)},
+        tables={"row-memory": table_of(heads), "row-memory-targets": table_of(targets)},
     )
 
 
