@@ -9,9 +9,11 @@ import time
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import Accelerator
+from counted_reads import counted_reads
 from draftsmith.data.features.store import FeatureStore
 from draftsmith.decoding.engine import autoregressive
 from draftsmith.decoding.sampling import Warper
@@ -66,6 +68,24 @@ def families(out: Path, folders: list[str], dtype: str, cut: Cut) -> None:
             said[name]["refused"] = str(error)
     (out / f"said-{rank}.json").write_text(json.dumps(said))
     accelerator.wait_for_everyone()  # the first process has what the others meet by, and teams are not alike fast
+
+
+def loaded(out: Path, folder: str) -> None:
+    """The target whole, and cut in each way: bytes read of its files, numbers held, and those that there were before."""
+    rank = Accelerator(cpu=True).process_index
+    said, made = {}, []
+    apply = Cut.apply
+
+    def noted(self: Cut, model: Any, mesh: Any) -> None:
+        made.append(sum(each.numel() for each in model.parameters() if not each.is_meta))
+        apply(self, model, mesh)
+
+    Cut.apply = noted
+    for name, cut in {"whole": None, "layers": Cut(), "offloaded": Cut(offload=True), "products": Cut(team=2)}.items():
+        with counted_reads() as reads:
+            held = held_numbers(load_target(folder, cut=cut).model)
+        said[name] = {"read": reads.bytes, "held": held}
+    (out / f"loaded-{rank}.json").write_text(json.dumps(said | {"made": made}))
 
 
 def apart(rank: int) -> Batch:

@@ -79,6 +79,25 @@ def test_a_cut_target_has_the_states_of_the_whole_one(cut: Cut, tmp_path: Path) 
     check_families(tmp_path, saved(tmp_path / "targets", ["llama"]), "fp32", cut)
 
 
+def test_no_process_ever_holds_the_whole(tmp_path: Path) -> None:
+    """Of the files each reads its share alone, part by part, into a model that was cut before it had any weight."""
+    model = random_model("llama", **FAMILIES["llama"] | {"num_hidden_layers": 6, "hidden_size": 64})
+    model.save_pretrained(tmp_path / "target")
+    ranks.run(2, cut_ranks.loaded, tmp_path, str(tmp_path / "target"))
+    numbers = sum(each.numel() for each in model.parameters())
+    layers = sum(each.numel() for name, each in model.named_parameters() if ".layers." in name)
+    norms = sum(each.numel() for name, each in model.named_parameters() if ".layers." in name and each.ndim == 1)
+    assert layers > 0.9 * numbers
+    share = {"layers": layers / 2, "offloaded": layers / 2, "products": (layers - norms) / 2 + norms}
+    for rank in (0, 1):
+        said = json.loads((tmp_path / f"loaded-{rank}.json").read_text())
+        assert said["made"] == [0, 0, 0]
+        assert said["whole"]["read"] == 4 * numbers
+        for how, own in share.items():
+            assert said[how]["held"] == numbers - layers + own, how
+            assert said[how]["read"] == 4 * said[how]["held"], how
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("cut", [Cut(), Cut(offload=True), Cut(team=2)], ids=["layers", "offloaded", "products"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
