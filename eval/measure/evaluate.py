@@ -86,7 +86,7 @@ def evaluate(
 
 def _described(target: Backbone, costs: Costs) -> dict[str, Any]:
     """The target, and what makes its verify calls dearer than those of a dense model that attends in every layer."""
-    made = {"name": shown_name(target), "sha256": target_hash(target), "bytes": bytes_of(target.model)}
+    made: dict[str, Any] = {"name": shown_name(target), "sha256": target_hash(target), "bytes": bytes_of(target.model)}
     if costs.experts is not None:
         made["experts"] = costs.experts.to_dict()
     recurrent = recurrent_layers(target.model)
