@@ -1,10 +1,10 @@
 """What a draft costs by how much text is searched: references of LLMA, datastores of REST and suffix decoding.
 
-The texts are sources of the standard library, as many as fit into each of `--megabytes`; the prompts are beginnings of
-held-out files, which are in none of them. Prompt lookup, which searches the prompt and the answer alone, stands beside
-them. Plain decoding and all of them take turns on every prompt, at T = 0. A draft's cost is its time over that of a
-one-token call of plain decoding. Every method is audited on the same prompts, with the last of the sizes. Intervals are
-bootstraps over prompts.
+The texts are sources of the standard library, as many as fit into each of `--megabytes`, or all; the prompts are
+beginnings of held-out files, which are in none of them. Prompt lookup, which searches the prompt and the answer alone,
+stands beside them. Plain decoding and all of them take turns on every prompt, at T = 0. A draft costs its time over
+that of a one-token call of plain decoding. Every method is audited on the same prompts, with the last of the sizes.
+Intervals are bootstraps over prompts.
 
     python benchmarks/references.py
     python benchmarks/references.py --megabytes 0.1,1 --limit 4 --max-new-tokens 16
@@ -66,7 +66,8 @@ def main() -> None:
 
 def searched_of(target: Backbone, megabytes: float, folder: Path) -> Searched:
     """LLMA's index, and a datastore of the same texts."""
-    documents = documents_of(target, megabytes)
+    texts = texts_of(megabytes)
+    documents = [target.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
     tokenizer = fingerprint(target.tokenizer)
     build_datastore(documents, folder, vocabulary=target.vocabulary, tokenizer=tokenizer)
     store, llma = Datastore(folder, tokenizer=tokenizer), Llma(documents)
@@ -75,24 +76,19 @@ def searched_of(target: Backbone, megabytes: float, folder: Path) -> Searched:
         "rest": partial(Rest, store),
         "suffix with a datastore": partial(SuffixDecoding, store=store),
     }
-    return Searched(megabytes, sum(map(len, documents)), makers)
+    return Searched(sum(len(text.encode()) for text in texts) / 1e6, sum(map(len, documents)), makers)
 
 
-def documents_of(target: Backbone, megabytes: float) -> list[list[int]]:
-    """The first files whose sizes add up to so many megabytes; the last one is cut.
-
-    Raises:
-        SystemExit: there are not as many.
-    """
-    documents: list[list[int]] = []
+def texts_of(megabytes: float) -> list[str]:
+    """The first files whose sizes add up to so many megabytes, the last one cut; all where there are not as many."""
+    texts: list[str] = []
     left = round(1e6 * megabytes)
     for text in all_texts(DataConfig(source="stdlib")):
-        part = text.encode()[:left]
-        documents.append(target.tokenizer(part.decode(errors="ignore"), add_special_tokens=False)["input_ids"])
-        left -= len(part)
-        if not left:
-            return documents
-    raise SystemExit(f"--megabytes: {megabytes:g} is asked for, and the standard library ends {left / 1e6:.1f} before")
+        texts.append(text.encode()[:left].decode(errors="ignore"))
+        left -= len(text.encode())
+        if left <= 0:
+            break
+    return texts
 
 
 def rows_of(
@@ -144,7 +140,7 @@ def assembled(rows: list[dict[str, Cell]], prompts: int, args: argparse.Namespac
             "verdict": "of each method, with the most text",
             "sees": "the smallest total variation seen stands behind it",
         },
-        formats={"megabytes": "g", "tokens": ",.0f", "sees": ".3f", **FORMATS},
+        formats={"megabytes": ".1f", "tokens": ",.0f", "sees": ".3f", **FORMATS},
         rows=rows,
         tables={"references": table_of(heads)},
     )
