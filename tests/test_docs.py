@@ -115,6 +115,7 @@ BENCHMARKS = {
     "benchmarks/rounded_states.py": "--rows 2",
     "benchmarks/large_targets.py": "--sizes llama3-70b",
     "benchmarks/row_memory.py": "--tokens 64,2100 --hidden 16 --most-gb 0",
+    "benchmarks/two_ranks.py": "--methods medusa --ways DDP",
     "benchmarks/recompute.py": "--tokens 64 --hidden 16 --layers 2 --rounds 2",
     "benchmarks/train_step.py": "--tiny --recipes eagle-tiny",
     "benchmarks/mutations": "--only T06,T22",
