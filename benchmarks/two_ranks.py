@@ -328,7 +328,8 @@ def exported(run: Path) -> dict[str, Any]:
 
 def assembled(rows: Sequence[dict[str, Cell]], args: argparse.Namespace) -> Record:
     """Every row that is kept."""
-    missing = [f"{method}, {way}" for method in METHODS for way in WAYS if not cell_of(method, way, args).is_file()]
+    missing = {way: [method for method in METHODS if not cell_of(method, way, args).is_file()] for way in WAYS}
+    left = [f"{way} of {', '.join(methods)}" for way, methods in missing.items() if methods]
     heads = {
         "method": "`{method}`",
         "two processes": "{way}",
@@ -356,7 +357,7 @@ def assembled(rows: Sequence[dict[str, Cell]], args: argparse.Namespace) -> Reco
             "Processes add sums up in another order than one does. AdamW makes a whole step of a gradient that is "
             "such rounding alone, so that later steps may differ by more than the first one.",
         ],
-        not_measured=[f"{'; '.join(missing)} (a later call goes on)"] if missing else [],
+        not_measured=[f"{'; '.join(left)} (a later call goes on)"] if left else [],
     )
 
 
