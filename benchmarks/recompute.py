@@ -95,7 +95,11 @@ class Arm:
         frozen = target()
         drafted = [range(0, VOCABULARY, VOCABULARY // DRAFTED)] if words["method"] in ("eagle3", "peagle") else []
         student = method.module.student(recipe, frozen, *drafted)
-        given: Any = TunedTarget(Backbone(frozen, name="random"), recipe.tune) if recipe.tunes_target else frozen
+        given: Any = (
+            TunedTarget(Backbone(frozen, name="random"), recipe.tune, row_tokens=recipe.row_tokens)
+            if recipe.tunes_target
+            else frozen
+        )
         goal = method.objective(recipe, student, given, nowhere)
         self.module, self.teacher_output = goal.module, goal.prepare(batch)
         self.learnt()  # gradients are there from now on, and filled again

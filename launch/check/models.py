@@ -230,6 +230,6 @@ def _with_tuned(drafter: nn.Module, recipe: Recipe, target: PreTrainedModel) -> 
 
     with torch.device("meta"):
         own: Any = copy.deepcopy(target)
-        tuned = TunedTarget(Backbone(own, name=recipe.target.path), recipe.tune)
+        tuned = TunedTarget(Backbone(own, name=recipe.target.path), recipe.tune, row_tokens=recipe.row_tokens)
     moving = torch.nn.ParameterList(tuned.trained().values())
     return torch.nn.ModuleList([drafter, moving])

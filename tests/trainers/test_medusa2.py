@@ -51,7 +51,7 @@ def joint(
     tune: TuneConfig, medusa2: Medusa2Config | None = None, target: Backbone | None = None
 ) -> tuple[Medusa2Objective, TunedTarget]:
     config = medusa2 or Medusa2Config()
-    tuned = TunedTarget(target or decoding_target(), tune, remember=config.self_distillation)
+    tuned = TunedTarget(target or decoding_target(), tune, row_tokens=64, remember=config.self_distillation)
     return build("medusa2", tuned, medusa=HEADS, medusa2=config, objective=PAPER), tuned
 
 
@@ -178,7 +178,7 @@ def test_lora_moves_adapters_alone_and_saves_nothing_else() -> None:
     numbers = sum(t.numel() for t in state.trainable(goal.module).values())
     heads = sum(p.numel() for p in goal.draft().parameters())
     assert numbers == heads + sum(p.numel() for p in tuned.trained().values())
-    few = TunedTarget(decoding_target(), LORA.model_copy(update={"layers": ["q_proj"]}))
+    few = TunedTarget(decoding_target(), LORA.model_copy(update={"layers": ["q_proj"]}), row_tokens=64)
     assert len(few.trained()) == 4
 
 
@@ -192,7 +192,7 @@ def test_full_saves_every_weight_once() -> None:
 @pytest.mark.parametrize("layers", [["lm_head"], ["embed_tokens"], ["q_proj", "k_porj"]])
 def test_layers_that_cannot_be_adapted_are_refused(layers: list[str]) -> None:
     with pytest.raises(RequestError, match=f"{layers[-1]}.*it has down_proj, gate_proj"):
-        TunedTarget(decoding_target(), LORA.model_copy(update={"layers": layers}))
+        TunedTarget(decoding_target(), LORA.model_copy(update={"layers": layers}), row_tokens=64)
 
 
 def test_coarse_weights_are_not_trained() -> None:
@@ -278,7 +278,7 @@ def train(
     def make() -> Medusa2Objective:
         target = decoding_target()
         torch.manual_seed(0)
-        tuned = TunedTarget(target, tune, remember=config.self_distillation)
+        tuned = TunedTarget(target, tune, row_tokens=64, remember=config.self_distillation)
         made.append(tuned)
         return build(
             "medusa2", tuned, tuned_saver(tuned, "medusa", out), medusa=HEADS, medusa2=config, objective=PAPER

@@ -46,7 +46,11 @@ def save(_module: nn.Module, _folder: Path) -> None:
 
 def trained_by(recipe: Recipe, target: Any) -> Any:
     """What the recipe's trainer would train, made by that trainer itself."""
-    frozen = TunedTarget(Backbone(target, name="t"), recipe.tune) if recipe.tunes_target else target
+    frozen = (
+        TunedTarget(Backbone(target, name="t"), recipe.tune, row_tokens=recipe.row_tokens)
+        if recipe.tunes_target
+        else target
+    )
     return objective_of(recipe, frozen, save).module
 
 
@@ -243,7 +247,9 @@ def estimated_and_counted(name: str, more: dict[str, str] | None = None, tokens:
     sizes["data.sequence_length"] = str(tokens)
     recipe = load_recipe(f"{name}-tiny", list((sizes | (more or {})).items())).recipe
     target = load_target("tiny")
-    goal = objective_of(recipe, TunedTarget(target, recipe.tune) if recipe.tunes_target else target.model)
+    goal = objective_of(
+        recipe, TunedTarget(target, recipe.tune, row_tokens=recipe.row_tokens) if recipe.tunes_target else target.model
+    )
     rows = {
         "input_ids": torch.randint(0, target.vocabulary, (2, tokens)),
         "positions": torch.arange(tokens).repeat(2, 1),
