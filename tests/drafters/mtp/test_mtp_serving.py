@@ -121,7 +121,8 @@ def test_what_the_targets_config_lacks_is_said_where_vllm_is_started(tmp_path: P
 
 
 def test_other_formats_are_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(
-        RequestError, match="in which no mtp drafter is exported; expected vllm: other engines take a module out of"
-    ):
+    named = (
+        "in which no mtp drafter is exported; expected vllm. It cannot be loaded: other engines take a module out of"
+    )
+    with pytest.raises(RequestError, match=named):
         export_of(tmp_path, "mtp", {}, served(), "sglang")
