@@ -24,6 +24,7 @@ from draftsmith.benchmarks.common.markdown import printed
 from draftsmith.benchmarks.common.neighbours import beside, times_as_long
 from draftsmith.benchmarks.common.provenance import finish, record_of, target_weights
 from draftsmith.benchmarks.common.records import Cell, Record, table_of
+from draftsmith.benchmarks.common.runs import parser_of
 from draftsmith.benchmarks.common.unstarted import loop_of
 from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.trainers.loop.progress import Meter
@@ -112,21 +113,12 @@ def assembled(rows: list[dict[str, Cell]], args: argparse.Namespace) -> Record:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = parser_of((__doc__ or "").splitlines()[0])
     parser.add_argument("--recipes", type=lambda text: text.split(","), default=RECIPES)
     parser.add_argument("--warm", type=int, default=12, help="steps of each before those that are timed")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the record of docs/results")
-    parser.add_argument(
-        "--set",
-        type=lambda word: tuple(word.split("=", 1)),
-        action="append",
-        default=[],
-        metavar="SECTION.FIELD=VALUE",
-        help="a value for every recipe",
-    )
     args = parser.parse_args()
     args.set = {"data.limit_rows": "400", "probe.prompts": "1", **(TINY if args.tiny else {}), **dict(args.set)}
     if args.tiny:

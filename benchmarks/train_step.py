@@ -38,6 +38,7 @@ import torch
 from draftsmith.benchmarks.common.markdown import printed
 from draftsmith.benchmarks.common.provenance import finish, record_of, target_weights
 from draftsmith.benchmarks.common.records import Record, figure, table_of
+from draftsmith.benchmarks.common.runs import parser_of
 from draftsmith.benchmarks.common.unstarted import loop_of
 from draftsmith.decoding.target.loading import load_target
 from draftsmith.eval.measure.environment import environment
@@ -312,22 +313,13 @@ def families() -> list[str]:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = parser_of((__doc__ or "").splitlines()[0])
     parser.add_argument("--recipes", type=lambda text: text.split(","), default=families())
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--deep", type=int, default=32, help="layers of a second target; 0: none")
     parser.add_argument("--peak-size", type=int, default=2048)
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--out", type=Path, help="write operations and intervals as they are")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the record of docs/results")
-    parser.add_argument(
-        "--set",
-        type=lambda word: tuple(word.split("=", 1)),
-        action="append",
-        default=[],
-        metavar="SECTION.FIELD=VALUE",
-        help="a value for every recipe",
-    )
     args = parser.parse_args()
     values = {"data.limit_rows": "400", "probe.prompts": "1", **(TINY if args.tiny else {})}
     args.set = {**values, **dict(args.set)}

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ...decoding.on_host import on_host
+from ...decoding.target.windows import Window
 
 BLOCK = 256
 """Queries that go together: their mask is the largest that there is, so many places for each key."""
@@ -132,3 +133,16 @@ def starts(documents_BS: Tensor) -> Tensor:
     is_first_BS = torch.zeros_like(documents_BS, dtype=torch.bool)
     is_first_BS[:, 1:] = documents_BS[:, 1:] != documents_BS[:, :-1]
     return (torch.arange(documents_BS.shape[1], device=documents_BS.device) * is_first_BS).cummax(1).values
+
+
+def first_seen(start_BN: Tensor, place_BN: Tensor, window: Window | None) -> Tensor:
+    """int64 [B, N]: the first key of its document that a query sees, through the window of a layer if it has one.
+
+    Args:
+        start_BN: where its document begins.
+        place_BN: where it stands in the row.
+        window: the layer's.
+    """
+    if window is None:
+        return start_BN
+    return start_BN + window.earliest(place_BN - start_BN).clamp_min(0)

@@ -27,7 +27,7 @@ from ...decoding.target.hub import load_config
 from ...decoding.target.recurrence.scan import is_recurrent
 from ...decoding.target.windows import Masks, Window, Windows
 from ...drafters.block.model_spans import attending_by_spans, why_not_by_spans
-from ...drafters.block.spans import starts
+from ...drafters.block.spans import first_seen, starts
 from ...drafters.eagle.row_split import RowSplit
 from ...drafters.eagle.static import Static, as_it_is
 from ...drafters.folder import check_trainable_model
@@ -292,9 +292,7 @@ def row_spans(config: Any, documents_RS: Tensor) -> Masks:
     empty_RS2 = torch.tensor([1, 0]).expand(*host_RS.shape, 2)
 
     def through(window: Window | None) -> Tensor:
-        near_RS = start_RS
-        if window is not None:
-            near_RS = start_RS + window.earliest(index_RS - start_RS).clamp_min(0)
+        near_RS = first_seen(start_RS, index_RS, window)
         seen_RS4 = torch.cat((near_RS[..., None], index_RS[..., None], empty_RS2), -1)
         return sent(seen_RS4[:, None], documents_RS.device)
 

@@ -19,7 +19,7 @@ from ...decoding.on_host import on_host, sent
 from ...decoding.target.hidden_states import decoder_of
 from ...decoding.target.windows import Masks, Window, Windows
 from ...drafters.block.model_spans import BY_SPANS, why_not_by_spans
-from ...drafters.block.spans import starts
+from ...drafters.block.spans import first_seen, starts
 from ...errors import RequestError
 from ..config import MASKED
 
@@ -60,10 +60,7 @@ def _seen(
 ) -> Tensor:
     """int64 [R, N, 4]: first and last token of the text, and of the own chain, that each one sees."""
     index_RN = torch.arange(anchor_RN.shape[1]).expand_as(anchor_RN)
-    place_RN = anchor_RN + depth_RN
-    near_RN = start_RN
-    if window is not None:
-        near_RN = start_RN + window.earliest(place_RN - start_RN).clamp_min(0)
+    near_RN = first_seen(start_RN, anchor_RN + depth_RN, window)
     # the mask at depth 1 is the first of a chain; of the text, which has none, this lies behind itself
     chain_RN = index_RN - depth_RN + (near_RN - anchor_RN).clamp_min(1)
     return torch.stack(
