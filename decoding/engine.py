@@ -19,8 +19,8 @@ from torch import Tensor
 
 from ..errors import RequestError
 from .graphs import Held, Replayed
-from .proposal import Committed, FeatureProposer, Proposal, Proposer
-from .random import Uniforms
+from .proposal import Committed, FeatureProposer, Proposal, Proposer, Remembering
+from .random import Uniforms, salted
 from .rows import Late, Rows, overwrite
 from .rules.acceptance import Outcome, Rule
 from .rules.choice import rule_for
@@ -82,7 +82,8 @@ def generate(
         prompts: token ids of every row, at least one each.
         warper: the distribution that is decoded, for target and draft alike.
         eos_ids: ids that end a row; none by default.
-        seed, requests: row b draws from stream (seed, requests[b]), b itself by default.
+        seed, requests: row b draws from stream (seed, requests[b]), b itself by default; behind a drafter that
+            remembers earlier calls, from one of this call alone (`proposal.Remembering`).
         rule: None for the rule that is lossless for the proposal's `sampling`; a rule's name to insist on
             it; or a function, with which the audit injects a bug.
         uniforms: the random numbers themselves, in place of `seed` and `requests`.
@@ -98,7 +99,8 @@ def generate(
     _check(target, prompts, max_new_tokens, drafter.draft_length)
     static = target.device.type == "cuda" if static is None else static
     numbers = range(len(prompts)) if requests is None else requests
-    uniforms = uniforms or Uniforms(seed, list(numbers), target.device)
+    salt = drafter.salt() if isinstance(drafter, Remembering) else 0
+    uniforms = uniforms or Uniforms(salted(seed, salt), list(numbers), target.device)
     kv_cache = KVCache(
         len(prompts), _room(prompts, max_new_tokens, drafter.nodes), static=static, rollback=drafter.nodes
     )
@@ -243,10 +245,13 @@ def _advance(rows: Rows, proposal: Proposal, outcome: Outcome, seen: Seen) -> Co
     """Emit the accepted tokens and the extra one; a row that has ended does not change."""
     tokens_BE = _emitted(proposal, outcome)
     running_B = ~rows.done_B
-    count_B = (outcome.accepted_B + 1) * running_B
-    rows.emit(tokens_BE, count_B)
+    rows.emit(tokens_BE, (outcome.accepted_B + 1) * running_B)
+    # what is accepted behind a row's end belongs to no answer: no drafter learns it, and the row, which is verified
+    # again while others run, stays within the positions that its request asks for
+    count_B = rows.kept_B
     rows.lengths_B += count_B
-    overwrite(rows.last_B, running_B, outcome.extra_B)
+    last_B1 = tokens_BE.gather(1, (count_B - 1).clamp_min(0)[:, None])
+    overwrite(rows.last_B, running_B, last_B1[:, 0])
     return Committed(
         tokens_BE, count_B, outcome.path_BD, seen.logits_BNV, seen.features_BNF, is_chain=proposal.tree.is_chain
     )

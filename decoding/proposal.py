@@ -165,6 +165,18 @@ class FeatureProposer(Proposer, Protocol):
 
 
 @runtime_checkable
+class Remembering(Protocol):
+    """A drafter that drafts from what earlier calls have written.
+
+    Those texts were drawn with random numbers, and a call that took the same ones again would judge drafts by coins
+    that the drafts depend on: its answers would not have the target's distribution.
+    """
+
+    def salt(self) -> int:
+        """Asked once for every call: a number that no call before has had which this one may draft from."""
+
+
+@runtime_checkable
 class TeacherForced(FeatureProposer, Protocol):
     """A drafter that gives its logits along a known text; `draftsmith tree` measures acceptance with it."""
 

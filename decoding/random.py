@@ -10,12 +10,20 @@ Shapes: B rows, R numbers of a block.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import blake2b
 
 import numpy as np
 import torch
 from torch import Tensor
 
 _BLOCK = 512
+
+
+def salted(seed: int, salt: int) -> int:
+    """A seed whose streams have nothing in common with those of `seed`; `seed` itself where `salt` is 0."""
+    if not salt:
+        return seed
+    return int.from_bytes(blake2b(f"{seed}/{salt}".encode(), digest_size=8).digest(), "big")
 
 
 class Uniforms:

@@ -37,7 +37,7 @@ class Lookahead:
     ) -> None:
         """`pool`: steps whose n-grams are remembered; a row has a pool of its own."""
         self.window, self.ngram, self.guesses = window, ngram, guesses
-        self._pool, self._device = pool * window, device
+        self._pool, self._device = max(pool * window, guesses), device
 
     @property
     def draft_length(self) -> int:

@@ -55,6 +55,8 @@ class DraftModel:
         """`vocabulary`: rows of the target's output projection, the width of q; `factors` as of `at_depth`."""
         self.backbone, self.vocabulary = backbone, vocabulary
         self.draft_length, self.policy, self.factors = draft_length, policy, tuple(factors)
+        table: Any = backbone.model.get_input_embeddings()
+        self._rows = len(table.weight)
 
     @property
     def module(self) -> nn.Module:
@@ -177,9 +179,13 @@ class DraftModel:
         # that begins at its start, and what it computes after its last token is not used
         start_B = (lengths_B - (width - 1)).clamp_min(0)
         slots_BW = start_B[:, None] + places(width, start_B.device)
-        tokens_BW = self._history.tokens_BL.gather(1, slots_BW)
+        tokens_BW = self._known(self._history.tokens_BL.gather(1, slots_BW))
         at_B = lengths_B - start_B if width > self._shortest + 1 else None
         return self._logits(tokens_BW, start_B, at_B)
+
+    def _known(self, tokens_BW: Tensor) -> Tensor:
+        """Emitted tokens as the draft may read them: one that it has no row for, a wider target's padding, as id 0."""
+        return tokens_BW if self._rows >= self.vocabulary else torch.where(tokens_BW < self._rows, tokens_BW, 0)
 
     def _logits(self, tokens_BW: Tensor, start_B: Tensor, at_B: Tensor | None = None) -> Tensor:
         """Logits [B, V] after token `at_B` of W, the last by default, as wide as the target's."""

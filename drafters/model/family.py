@@ -161,9 +161,11 @@ def adaptive(config: DrafterConfig, draft: Proposer, _corpora: Corpora) -> Adapt
     Raises:
         RequestError: the drafter is no draft model of the target's tokenizer.
     """
-    if not isinstance(draft, DraftModel):
+    if not isinstance(draft, DraftModel) or isinstance(draft, Pard):
+        found = "a PARD draft, which drafts all in one pass" if isinstance(draft, Pard) else "none"
         raise RequestError(
-            "adaptive-draft needs a draft model of the target's tokenizer, and this is none; use --method trained"
+            "adaptive-draft needs a draft model of the target's tokenizer that drafts token by token, and this is "
+            f"{found}; use --method trained"
         )
     return AdaptiveDraft(
         draft.backbone,

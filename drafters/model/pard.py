@@ -108,7 +108,7 @@ class Pard(DraftModel):
         slots_BW = start_B[:, None] + torch.arange(gap + length - 1, device=start_B.device)
         last_slot = self._history.tokens_BL.shape[1] - 1
         tokens_BW = self._history.tokens_BL.gather(1, slots_BW.clamp_max(last_slot))
-        tokens_BW = torch.where(slots_BW <= lengths_B[:, None], tokens_BW, self.mask)
+        tokens_BW = torch.where(slots_BW <= lengths_B[:, None], self._known(tokens_BW), self.mask)
         # by a clamped start drafts stand earlier than in the last places
         keep = length if gap <= self._shortest + 1 else 0
         logits_BXV = self.backbone.forward(tokens_BW, start_B, chain(gap + length - 2), self._kv_cache, keep=keep)

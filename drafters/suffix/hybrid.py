@@ -136,6 +136,10 @@ class SuffixHybrid:
         read: list[nn.Module] | None = getattr(self.draft, "weights_read", None)
         return [self.module] * self.draft_steps if read is None else read
 
+    def salt(self) -> int:
+        """As of the suffix index, whose memory holds what earlier calls have written."""
+        return self.suffix.salt()
+
     def reset(self, prompts: Sequence[Sequence[int]], room: int, *, static: bool = False) -> None:
         """Start new rows. `room`: tokens that may follow the longest prompt."""
         self.draft.reset(prompts, room, static=static)

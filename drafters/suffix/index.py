@@ -8,9 +8,11 @@ Read next: `proposer.py`, which drafts.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
+from heapq import merge
 from threading import RLock
 from typing import Protocol
 
@@ -35,13 +37,25 @@ class Match:
     text: Sequence[int] = ()
     ends: tuple[int, ...] = ()
 
-    def followers(self) -> dict[int, int]:
-        """The tokens that followed, and how often each."""
-        counts = {} if self.place is None else self.place.followers()
-        for at in self.ends:
-            if at < len(self.text):
-                counts[self.text[at]] = counts.get(self.text[at], 0) + 1
-        return counts
+    @property
+    def total(self) -> int:
+        """How often a token followed."""
+        return (0 if self.place is None else self.place.total) + sum(self._growing().values())
+
+    def followers(self) -> Iterator[tuple[int, int]]:
+        """The tokens that followed and how often each, the most frequent first, the lowest id of equals.
+
+        Whoever takes the first few pays for no more, however many have followed.
+        """
+        growing, place = self._growing(), self.place
+        ranking = () if place is None else place.ranking()
+        indexed = (each for each in ranking if each[1] not in growing)
+        both = sorted((-count - (place.count(token) if place else 0), token) for token, count in growing.items())
+        return ((token, -less) for less, token in merge(indexed, both))
+
+    def _growing(self) -> dict[int, int]:
+        """What followed in the windows that still grow, of which there are fewer than `depth`."""
+        return Counter(self.text[at] for at in self.ends if at < len(self.text))
 
     def after(self, token: int) -> Match:
         """The same string with one of its followers behind it."""
@@ -102,6 +116,7 @@ class AnswerMemory:
         self.limit, self.depth = tokens, depth
         self._tree, self._size = WindowTree(), 0
         self._answers: deque[list[int]] = deque()
+        self._calls, self._trace = 0, b""
         self.lock = RLock()
 
     def __len__(self) -> int:
@@ -112,6 +127,18 @@ class AnswerMemory:
         """What it holds, the oldest first: the documents that `build_datastore` writes."""
         with self.lock:
             return list(self._answers)
+
+    def salt(self) -> int:
+        """A number of its own for every call that drafts from this memory; 0 for the first one of an empty memory.
+
+        It depends on all that was ever taken in, so that answers which come from elsewhere, as from a datastore that
+        an earlier process has saved, are not met by the numbers that they were drawn with.
+        """
+        with self.lock:
+            number, self._calls = self._calls, self._calls + 1
+            if not (number or self._trace):
+                return 0
+            return int.from_bytes(blake2b(self._trace + number.to_bytes(8, "big"), digest_size=8).digest(), "big") | 1
 
     def add(self, answer: Sequence[int]) -> None:
         """Take an answer in, its last tokens where it is too long; older ones make room."""
@@ -125,13 +152,14 @@ class AnswerMemory:
                 self._tree.add(window)
             self._answers.append(kept)
             self._size += len(kept)
+            self._trace = blake2b(self._trace + np.array(kept, np.int64).tobytes(), digest_size=16).digest()
 
     def matches(self, text: Sequence[int]) -> Iterator[tuple[int, Match]]:
         """Ends of `text` that stand in an answer."""
         for size in range(min(self.depth - 1, len(text)), 0, -1):
             place = self._tree.find(text[-size:])
             # the end of an answer is no match: a token has to follow
-            if place and place.followers():
+            if place and place.total:
                 yield size, Match(place)
 
     def _forget(self, answer: Sequence[int]) -> None:

@@ -85,6 +85,10 @@ class SuffixDecoding:
             self._shared.append(StoredTexts(store, depth=depth))
         self._begun = False
 
+    def salt(self) -> int:
+        """As of `decoding.proposal.Remembering`; 0 without a memory."""
+        return 0 if self.memory is None else self.memory.salt()
+
     def reset(self, prompts: Sequence[Sequence[int]], room: int, *, static: bool = False) -> None:
         """Start new rows. `room`: tokens that may follow the longest prompt."""
         self.remember()
@@ -166,11 +170,11 @@ def likeliest_chain(match: Match, most: int, least: float) -> Draft:
     tokens: list[int] = []
     probability, score = 1.0, 0.0
     while len(tokens) < most:
-        followers = match.followers()
-        if not followers:
+        best = next(match.followers(), None)
+        if best is None:
             break
-        token = min(followers, key=lambda each: (-followers[each], each))
-        probability *= followers[token] / sum(followers.values())
+        token, count = best
+        probability *= count / match.total
         if probability < least:
             break
         tokens.append(token)
@@ -190,12 +194,11 @@ def likeliest_tree(match: Match, most: int, deepest: int, least: float) -> Draft
     waiting: list[tuple[float, int, tuple[int, ...], int, Match]] = []
 
     def open_up(probability: float, path: tuple[int, ...], node: int, match: Match) -> None:
-        followers = match.followers()
-        total = sum(followers.values())
-        for token, count in followers.items():
-            likely = probability * (count / total)
-            if likely >= least:
-                heappush(waiting, (-likely, len(path), (*path, token), node, match))
+        for token, count in match.followers():
+            likely = probability * (count / match.total)
+            if likely < least:
+                break
+            heappush(waiting, (-likely, len(path), (*path, token), node, match))
 
     open_up(1.0, (), -1, match)
     while waiting and len(tokens) < most:

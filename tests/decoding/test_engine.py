@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import make_drafter, make_target
+from conftest import VOCABULARY, make_drafter, make_target
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.graphs import Held
 from draftsmith.decoding.random import Uniforms
@@ -15,10 +15,15 @@ from draftsmith.decoding.target.kv_cache import KVCache
 from draftsmith.decoding.tree.tree import Tree, chain
 from draftsmith.drafters.lookup.lookahead import Lookahead
 from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
+from draftsmith.drafters.model.draft_model import DraftModel
+from draftsmith.drafters.model.pard import Pard
 from draftsmith.errors import RequestError
+from draftsmith.trainers.config import ModelConfig
+from draftsmith.trainers.student.architecture import fresh_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import GPT2Config, GPT2LMHeadModel
 
 make_target_once = cache(lambda: make_target("qwen3"))
 make_drafter_once = cache(lambda length: make_drafter(make_target_once(), noise=0.01, draft_length=length))
@@ -204,6 +209,58 @@ def test_state_that_cannot_be_rolled_back_is_refused_by_name() -> None:
     mamba = MambaForCausalLM(MambaConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1))
     with pytest.raises(RequestError, match="Mamba"):
         Backbone(mamba, name="s")
+
+
+@cache
+def learned_positions() -> Backbone:
+    """A target that has an embedding of each of 48 positions, and of no other."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 61, "n_positions": 48, "n_embd": 32, "n_layer": 2, "n_head": 2}
+    config = GPT2Config(**sizes, bos_token_id=None, eos_token_id=None)
+    return Backbone(GPT2LMHeadModel(config).eval(), name="learned positions")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("kind", ["copies", "drafts", "drafts in one pass"])
+def test_a_row_that_has_ended_asks_for_no_position_beyond_its_request(
+    kind: str, static: bool, temperature: float
+) -> None:
+    """It is verified again while others run; prompt, answer and draft together fill the context."""
+    target, K = learned_positions(), 8
+    own = make_drafter(target, noise=0.0).backbone
+    drafter = {
+        "copies": lambda: PromptLookup(draft_length=K),
+        "drafts": lambda: DraftModel(own, target.vocabulary, draft_length=K),
+        "drafts in one pass": lambda: Pard(own, target.vocabulary, mask=60, draft_length=K),
+    }[kind]()
+    prompts = [[1, 2, 3, 1, 2, 3, 1], [9, 4, 9, 4, 9], [4, 5]]
+    common = {"warper": Warper(temperature), "max_new_tokens": target.context - K - 7}
+    together = generate(target, drafter, prompts, static=static, **common)
+    assert [len(each) for each in together.tokens] == 3 * [common["max_new_tokens"]]
+    if not temperature:
+        assert together.tokens == autoregressive(target, prompts, **common).tokens
+
+
+@pytest.mark.parametrize("kind", [DraftModel, Pard])
+def test_a_token_that_the_draft_has_no_row_for_is_read_as_another(kind: Any) -> None:
+    """A wider target emits padding rows of its head now and then, by chance, above temperature 0."""
+    target, more = make_wide(), {"mask": VOCABULARY - 1} if kind is Pard else {}
+    drafter = kind(make_drafter(make_target("qwen3")).backbone, target.vocabulary, **more)
+    done = generate(target, drafter, [[1, 2, 3], [4]], warper=Warper(1.0), max_new_tokens=60, seed=1)
+    assert max(map(max, done.tokens)) >= VOCABULARY  # or the test would show nothing
+    assert not any(token >= VOCABULARY - len(more) and at == "draft" for token, at in pairs_of(done))
+
+
+def make_wide() -> Backbone:
+    """A target whose output projection has rows that are no token's."""
+    torch.manual_seed(0)
+    sizes = ModelConfig(architecture="llama", layers=1, hidden=48, heads=2, kv_heads=1, max_positions=256)
+    return Backbone(fresh_model(sizes, vocabulary=VOCABULARY + 3, eos=None).eval(), name="wide")
+
+
+def pairs_of(done: Any) -> list[tuple[int, str]]:
+    return [pair for tokens, origin in zip(done.tokens, done.origin) for pair in zip(tokens, origin)]
 
 
 @pytest.mark.parametrize("extra", [-3, 5])

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +23,10 @@ from draftsmith.drafters.suffix.index import AnswerMemory, Match, OwnText
 from draftsmith.drafters.suffix.proposer import SuffixDecoding
 from draftsmith.drafters.suffix.windows import Node, WindowTree
 from draftsmith.errors import RequestError
+from draftsmith.eval.audit.toy_models.table import tables
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import chisquare
 
 GREEDY = Warper(0.0)
 texts = st.lists(st.integers(0, 2), min_size=1, max_size=24)
@@ -130,13 +133,15 @@ def test_a_text_that_grows_counts_as_the_whole_text(text: list[int], cut: int, d
         grown.extend([token])
     followers = counts_in([text], depth)
     for index in (grown, whole):
-        found = {size: match.followers() for size, match in index.matches(index.tokens)}
+        found = {size: dict(match.followers()) for size, match in index.matches(index.tokens)}
         expected = {size: followers(text[-size:]) for size in range(1, min(depth, len(text)))}
         assert found == {size: counts for size, counts in expected.items() if counts}
 
 
 def shape(node: Node) -> tuple:
-    return node.label, node.count, sorted(map(shape, node.children.values()))
+    assert list(node.ranking()) == sorted((-child.count, token) for token, child in node.children.items())
+    assert node.count - node.ends == sum(child.count for child in node.children.values())
+    return node.label, node.count, node.ends, sorted(map(shape, node.children.values()))
 
 
 @settings(deadline=None, max_examples=50)
@@ -155,7 +160,7 @@ def test_what_is_forgotten_leaves_no_trace(answers: list[list[int]], limit: int,
     for answer in kept:
         for at in range(len(answer)):
             fresh.add(tuple(answer[at : at + depth]))
-    assert shape(memory._tree.root)[2] == shape(fresh.root)[2]
+    assert shape(memory._tree.root) == shape(fresh.root)
 
 
 @pytest.mark.parametrize("window", [(1, 2, 4), (1, 2), (5,)])
@@ -180,7 +185,103 @@ def test_the_same_text_again_is_drafted_whole() -> None:
     assert again.target_calls < first.target_calls
     # a match of one token drafts one, and so on: 2 + 3 + 5 + 9 tokens, then 13 a call
     assert again.target_calls <= 8
-    assert [len(answer) >= 60 for answer in drafter.memory.answers] == [True, True]
+    drafter.remember()
+    assert drafter.memory.answers == 2 * base.tokens
+
+
+def test_what_stands_behind_the_end_of_an_answer_is_not_remembered() -> None:
+    """Tokens that a step accepted behind EOS or the limit were never written."""
+    target = make_target("qwen3")
+    drafter = SuffixDecoding(draft_length=12, memory=AnswerMemory(depth=24))
+    prompts, whole = [[1, 2, 3], [7, 8]], {"warper": GREEDY, "max_new_tokens": 60}
+    generate(target, drafter, prompts, **whole)
+    (text, _) = autoregressive(target, prompts, **whole).tokens
+    ends = {"warper": GREEDY, "max_new_tokens": 40, "eos_ids": [text[20]]}
+    for static in (False, True):
+        done = generate(target, drafter, prompts, static=static, **ends)
+        assert len(done.tokens[0]) < len(done.tokens[1])  # the first ends, and its neighbour goes on
+        drafter.remember()
+        assert drafter.memory.answers[-2:] == done.tokens
+
+
+def pairs_of_calls(seeds: range) -> list[tuple[list[int], list[int]]]:
+    """Two answers of four tokens with one memory and the same seed, for every seed."""
+    target, _ = tables(1, vocabulary=3, device="cpu")
+    found = []
+    for seed in seeds:
+        memory = AnswerMemory(depth=5)
+        drafter = SuffixDecoding(draft_length=3, depth=5, factor=4.0, least=0.0, memory=memory)
+        first, second = (
+            generate(target.as_backbone(), drafter, [[0]], warper=Warper(1.0), max_new_tokens=4, seed=seed).tokens[0]
+            for _ in range(2)
+        )
+        found.append((first, second))
+    return found
+
+
+def p_of_second_answers(seeds: range) -> float:
+    """How likely second answers are that differ at least so much from the target's exact distribution."""
+    target, _ = tables(1, vocabulary=3, device="cpu")
+    law_VV = Warper(1.0)(target.logits_VV).double().numpy()
+    exact = np.array([law_VV[0, a] * law_VV[a, b] * law_VV[b, c] * law_VV[c, d] for a, b, c, d in STRINGS])
+    seen = Counter(tuple(second) for _, second in pairs_of_calls(seeds))
+    counts = np.array([seen[each] for each in STRINGS])
+    order = exact.argsort()[::-1]
+    expected, counts = exact[order] * len(seeds), counts[order]
+    tail = int((expected >= 5).sum())  # rare ones together, as chi-square asks
+    expected, counts = (np.append(each[:tail], each[tail:].sum()) for each in (expected, counts))
+    return float(chisquare(counts, expected * counts.sum() / expected.sum()).pvalue)
+
+
+STRINGS = list(product(range(3), repeat=4))
+
+
+def test_a_call_does_not_take_the_numbers_that_its_memory_was_drawn_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts out of an answer that the same coins have drawn would be judged by coins that they depend on."""
+    assert p_of_second_answers(range(500)) > 1e-4
+    monkeypatch.setattr(AnswerMemory, "salt", lambda _self: 0)  # the planted bug
+    assert p_of_second_answers(range(500)) < 1e-5
+
+
+def test_every_call_of_a_memory_has_a_number_of_its_own() -> None:
+    memory, other = AnswerMemory(), AnswerMemory()
+    first = memory.salt()
+    assert first == 0  # nothing is known: a call as of any drafter
+    other.add([1, 2])
+    salts = [memory.salt(), memory.salt(), other.salt(), other.salt()]
+    other.add([1, 2])
+    salts.append(other.salt())
+    assert len({first, *salts}) == 6
+    saved = AnswerMemory()
+    for answer in other.answers:
+        saved.add(answer)
+    assert saved.salt() not in {0, *salts}
+    assert SuffixDecoding().salt() == 0
+
+
+def test_a_draft_costs_no_more_where_many_tokens_have_followed() -> None:
+    """Work for a one-token match by how many different tokens stood behind it."""
+
+    def work(followers: int) -> int:
+        memory = AnswerMemory(tokens=10**6, depth=4)
+        for token in range(followers):
+            memory.add([0, 1 + token, 0, 1 + token])
+        memory.add([0, 7, 0, 7])
+        drafter = SuffixDecoding(draft_length=2, depth=4, memory=memory)
+        drafter.reset([[followers + 9]], 8)
+        assert drafter.look_up(torch.tensor([0]))[0].tokens == []  # no follower is likely
+        drafter._rows[0].tokens.append(0)
+        match = next(match for _, match in memory.matches([0]))
+        taken: list[int] = []
+        assert next(match.followers())[0] == 7
+        place = match.place
+        assert place is not None
+        ranking = place.ranking()
+        assert ranking is place.ranking()  # kept, not made anew
+        taken.append(len(ranking))
+        return calls_of(lambda: next(match.followers()))
+
+    assert work(4_000) == work(100)
 
 
 @pytest.mark.parametrize("nodes", [None, 6])
