@@ -25,8 +25,9 @@ class DrafterConfig(Section):
     the last. Empty: 1; 0: the likeliest token. No value changes the output; a draft that is too sure of itself is
     accepted more when it is hotter. `draftsmith tune` chooses them."""
     confidence: float = Field(0.0, ge=0, lt=1)
-    """A DSpark drafter ends a draft in front of the first token whose chance to be accepted, as it has learnt to
-    say it, is below; 0: never. No value changes the output."""
+    """A block drafter ends a draft in front of the first slot that it doubts: DSpark by the chance to be accepted that
+    it has learnt to say, DFlash and DFlash 2 where the likeliest token has a lower probability; 0: never. No value
+    changes the output."""
     adapter: str | None = None
     """Adapter of a draft model by name, or `base` for none; empty: the one that its run trained."""
     vocabulary: Literal["same", "auto", "intersection", "retokenise"] = "same"
@@ -107,7 +108,10 @@ class DrafterConfig(Section):
     @model_validator(mode="after")
     def _what_is_drawn_has_a_temperature(self) -> Self:
         if self.temperature_factors and self.policy == "argmax":
-            raise ValueError("temperature_factors are of drawn tokens, and policy argmax draws none: leave one out")
+            raise ValueError(
+                "temperature_factors are of drawn tokens, and policy argmax draws none: leave one out; "
+                "--drafter.temperature_factors '[]' does away with a recipe's own"
+            )
         return self
 
     @model_validator(mode="after")

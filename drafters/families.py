@@ -98,7 +98,7 @@ class Family:
     grids: tuple[Grid, ...] = ()
     """Settings that `draftsmith tune` tries; none: it drafts in one way."""
     options: frozenset[str] = frozenset()
-    """Of `drafter.adapter`, `drafter.members` and `drafter.temperature_factors`, those that it can follow."""
+    """Of the fields of `drafter` that not every family can follow, those that it can."""
     tree_unused: Callable[[DrafterConfig], tuple[str, str] | None] = lambda _config: _CHAINS
     """Why a static tree that `drafter.tree` names would not be used, and what to do; None: it is."""
 
@@ -168,21 +168,13 @@ def _drawn(drafter: Any) -> str:
     return " argmax" if drafter.policy == "argmax" else " tempered" if drafter.factors else ""
 
 
-_BLOCK_TREE = ("block_tree", "block_nodes", "block_children")
+_OF_BLOCKS = frozenset({"temperature_factors", "confidence", "block_tree", "block_nodes", "block_children"})
 
 
-def _dflash_toy(drafter: Any) -> str:
-    return "dflash tree" if drafter.kind == "dynamic" else f"dflash{_drawn(drafter)}"
-
-
-def _dspark_toy(drafter: Any) -> str:
+def _block_toy(drafter: Any) -> str:
     if drafter.kind == "dynamic":
-        return "dspark tree"
-    return f"dspark{' cut' * bool(drafter.least)}{_drawn(drafter)}"
-
-
-def _dflash2_toy(drafter: Any) -> str:
-    return "dflash2 tree" if drafter.kind == "dynamic" else f"dflash2{_drawn(drafter)}"
+        return f"{drafter.family} tree"
+    return f"{drafter.family}{' cut' * bool(drafter.least)}{_drawn(drafter)}"
 
 
 def _drafts_of_a_block(settings: Mapping[str, Any]) -> int:
@@ -400,8 +392,8 @@ _ALL = (
         load=".block.family:load_block_folder",
         proposer=".block.family:draft_by_block",
         hidden_states=lambda settings: len(settings["layers"]) + 1,
-        options=frozenset({"temperature_factors", *_BLOCK_TREE}),
-        toy=_dflash_toy,
+        options=_OF_BLOCKS,
+        toy=_block_toy,
         most_tokens=_drafts_of_a_block,
         whole_blocks=lambda settings: not settings["causal"],
         exports={
@@ -426,8 +418,8 @@ _ALL = (
         load=".block.family:load_block_folder",
         proposer=".block.family:draft_by_block",
         hidden_states=lambda settings: len(settings["layers"]) + 1,
-        options=frozenset({"temperature_factors", "confidence", *_BLOCK_TREE}),
-        toy=_dspark_toy,
+        options=_OF_BLOCKS,
+        toy=_block_toy,
         exports={
             "vllm": Form("dspark", ".block.serving:dspark"),
             "sglang": Form("DSPARK", ".block.serving:dspark_for_sglang", parallel=True),
@@ -452,8 +444,8 @@ _ALL = (
         load=".block.family:load_block_folder",
         proposer=".block.family:draft_by_block",
         hidden_states=lambda settings: len(settings["layers"]) + 1,
-        options=frozenset({"temperature_factors", *_BLOCK_TREE}),
-        toy=_dflash2_toy,
+        options=_OF_BLOCKS,
+        toy=_block_toy,
         exports={"vllm": Form("dflash", ".block.serving:dflash2")},
         unchecked={"sglang": "SGLang loads DFlash 2", "speculators": "vLLM loads DFlash 2 in this form too"},
         elsewhere="neither TensorRT-LLM nor llama.cpp has DFlash 2's convolutions and selector",

@@ -62,6 +62,16 @@ def _check_options(family: Family, folder: Path, config: DrafterConfig) -> None:
             f"drafter.temperature_factors are {config.temperature_factors}, and {folder} is a drafter of family "
             f"{family.name!r}, which draws nothing; leave them out"
         )
+    if config.confidence and "confidence" not in family.options:
+        raise RequestError(
+            f"drafter.confidence is {config.confidence:g}, and {folder} is a drafter of family {family.name!r}, which "
+            "ends no draft by doubt; leave it out"
+        )
+    if config.block_tree != "chain" and "block_tree" not in family.options:
+        raise RequestError(
+            f"drafter.block_tree is {config.block_tree!r}, and {folder} is a drafter of family {family.name!r}, no "
+            "block drafter; leave it out"
+        )
     unused = family.tree_unused(config) if config.tree != DEFAULT_TREE else None
     if unused is not None:
         reason, remedy = unused

@@ -19,7 +19,7 @@ Shapes: B rows, K drafted tokens, R rank, V vocabulary, P drafts that count in a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -29,14 +29,13 @@ from ...decoding.proposal import Proposal
 from ...decoding.random import Uniforms
 from ...decoding.sampling import Warper, draw
 from ...decoding.target.backbone import Backbone
-from ...decoding.tree.tree import chain
 from ...errors import RequestError
 from ..model.draft_model import Policy
 from ..sizes import check_sizes
 from ..temperatures import at_depth
 from .net import BlockNet, BlockShape
 from .proposer import DFlash, said
-from .slots import chain_of
+from .slots import chain_of, cut_short
 from .trees import TreeShape, grown
 
 
@@ -126,22 +125,19 @@ class DSpark(DFlash):
         tree: TreeShape | None = None,
         least: float = 0.0,
     ) -> None:
-        """As of `DFlash`; `least`: the confidence below which a slot ends the draft, 0 for none.
+        """As of `DFlash`; `least` is of what the drafter has learnt to say.
 
         Raises:
             RequestError: the drafter has learnt no confidence, or a tree is to be cut by it.
         """
-        super().__init__(net, target, draft_length=draft_length, policy=policy, factors=factors, tree=tree)
-        if least and tree is not None:
-            raise RequestError(
-                f"drafter.confidence is {least:g}, which ends chains, and drafter.block_tree is tree; leave one out"
-            )
+        super().__init__(
+            net, target, draft_length=draft_length, policy=policy, factors=factors, tree=tree, least=least
+        )
         if least and net.confidence_head is None:
             raise RequestError(
                 f"drafter.confidence is {least:g}, and the drafter has learnt no confidence; train one with "
                 "dspark.confidence above 0, or leave it out"
             )
-        self.least = least
 
     @property
     def weights_read(self) -> list[nn.Module]:
@@ -162,7 +158,7 @@ class DSpark(DFlash):
         tokens, q, sure = [last_B], [], []
         for k, product_BV in enumerate(product_BKV.unbind(1)):
             if self.least:
-                sure.append(self._is_sure(out_BKH[:, k], tokens[-1]))
+                sure.append(self._trusted(out_BKH[:, k], tokens[-1]))
             logits_BV = self._with(product_BV, tokens[-1])
             if random_BK is None:
                 tokens.append(logits_BV.argmax(-1))
@@ -172,7 +168,7 @@ class DSpark(DFlash):
         proposal = chain_of(last_B, torch.stack(tokens[1:], 1), self.tree, torch.stack(q, 1) if q else None)
         return cut_short(proposal, torch.stack(sure, 1)) if sure else proposal
 
-    def _is_sure(self, slot_BH: Tensor, token_B: Tensor) -> Tensor:
+    def _trusted(self, slot_BH: Tensor, token_B: Tensor) -> Tensor:
         """Whether a slot behind a token may be drafted. bool [B]."""
         logit_B = self.net.confidence(slot_BH, token_B)
         assert logit_B is not None  # or `__init__` has refused
@@ -183,21 +179,3 @@ class DSpark(DFlash):
 
     def _with(self, product: Tensor, token: Tensor) -> Tensor:
         return self._shaping(product + self.net.markov_head(token).float())
-
-
-def cut_short(proposal: Proposal, sure_BK: Tensor) -> Proposal:
-    """A chain without what stands behind the first slot that is in doubt, that slot included.
-
-    Args:
-        sure_BK: bool; a slot's must not depend on its own token or on later ones.
-    """
-    present_BK = sure_BK.long().cumprod(1).bool()
-    present_BN = torch.cat((torch.ones_like(present_BK[:, :1]), present_BK), 1)
-    nodes = present_BN.shape[1]  # of the coins too: a row's numbers must not depend on its neighbours
-    if present_BN.device.type != "cpu":
-        return replace(proposal, present_BN=present_BN, coins=nodes)
-    # on a CPU reading a value is free, and verifying what no row has is not
-    longest = max(1, int(present_BK.sum(1).max()))
-    q_BNV = None if proposal.q_BNV is None else proposal.q_BNV[:, : longest + 1]
-    tokens_BN, present_BN = proposal.tokens_BN[:, : longest + 1], present_BN[:, : longest + 1]
-    return Proposal(tokens_BN, chain(longest), proposal.sampling, q_BNV, present_BN=present_BN, coins=nodes)

@@ -55,11 +55,10 @@ def draft_by_block(module: nn.Module, target: Backbone, draft_length: int) -> DF
 def _drafting(net: BlockNet, target: Backbone, draft_length: int, config: DrafterConfig) -> DFlash:
     longest = min(draft_length, net.config.most)
     make = _DRAFTERS[net.family][1]
-    how: dict[str, Any] = {"policy": config.policy, "factors": config.temperature_factors}
+    how: dict[str, Any] = {"policy": config.policy, "factors": config.temperature_factors, "least": config.confidence}
     if config.block_tree == "tree":
-        how["tree"] = TreeShape(config.block_nodes, config.block_children)
+        shape = TreeShape(config.block_nodes, config.block_children)
+        how["tree"] = shape.of_leaves(longest) if make is DFlash else shape
         if isinstance(net, DFlash2Net):
             check_tree(config.block_children, net.config.candidates)
-    if isinstance(net, DSparkNet):
-        how["least"] = config.confidence
     return make(net, target, draft_length=longest, **how)

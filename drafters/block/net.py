@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from ...decoding.target.kv_cache import KVCache
-from ..eagle.layers import EagleShape, FeedForward, Norm, Projected, Rotary, sizes_like, turned
+from ..eagle.layers import EagleShape, FeedForward, Norm, Projected, Rotary, embedding_spread, sizes_like, turned
 from ..eagle.recomputed import again
 from ..sizes import check_parts, check_sizes
 from .attention import Context, Packed, View
@@ -91,7 +91,7 @@ def spread_layers(count: int) -> tuple[int, ...]:
     eight layers these are not five different ones: the quarter, the half and the last but one then.
     """
     if count >= 8:
-        return tuple(2 + round(i * (count - 4) / 4) for i in range(5))
+        return tuple(1 + round(1 + i * (count - 4) / 4) for i in range(5))
     return tuple(sorted({count // 4, count // 2, count - 1}))
 
 
@@ -173,12 +173,13 @@ class BlockNet(nn.Module):
         """
         model: Any = target
         made = cls(cls.Shape.of(model.config, **chosen))
-        table_VH = model.get_input_embeddings().weight
+        embedding = model.get_input_embeddings()
         with torch.no_grad():
-            if made.config.mask_token is None:  # as loud as a token's embedding
-                made.mask_embedding.weight.mul_(table_VH.float().std())
-            else:
-                made.mask_embedding.weight.copy_(table_VH[made.config.mask_token])
+            if made.config.mask_token is None:
+                made.mask_embedding.weight.mul_(embedding_spread(model))
+            else:  # what the target's layers read of that id, which for Gemma is not the table's row
+                id_1 = torch.tensor([made.config.mask_token], device=embedding.weight.device)
+                made.mask_embedding.weight.copy_(embedding(id_1))
         return made
 
     def fuse(self, features_RSF: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ from ..projection import Shaping
 from ..true_states import TrueStates
 from .attention import Cached
 from .net import BlockNet
-from .slots import off_slots
+from .slots import cut_short, off_slots
 from .trees import TreeShape, leaves
 
 _ANCHORS = 256
@@ -57,10 +57,12 @@ class DFlash:
         policy: Policy = "sample",
         factors: Sequence[float] = (),
         tree: TreeShape | None = None,
+        least: float = 0.0,
     ) -> None:
         """`draft_length`: at most, and by default, as many as a block has; `factors` as of `at_depth`.
 
-        `tree`: draft a tree of the likeliest tokens of so many nodes; None: a chain.
+        `tree`: draft a tree of the likeliest tokens of so many nodes; None: a chain. `least`: a slot whose likeliest
+        token has a lower probability ends the draft; 0 for none.
 
         A shorter draft is the beginning of a whole block: slots see each other, and a block of
         another size than the trained one would have other distributions in all of them.
@@ -80,12 +82,18 @@ class DFlash:
         self.shape = tree
         self.kind = "chain" if tree is None else "dynamic"
         self.nodes = len(self.tree) if tree is None else tree.nodes
+        self.least = least
         if tree is not None:
             tree.check(self.draft_length)
+            if least:
+                raise RequestError(
+                    f"drafter.confidence is {least:g}, which ends chains, and drafter.block_tree is tree; "
+                    "leave one out"
+                )
             if self.factors:
                 raise RequestError(
                     f"drafter.temperature_factors are {list(self.factors)}, and a tree of the likeliest tokens draws "
-                    "nothing; leave them out, or set --drafter.block_tree chain"
+                    "nothing; leave them out (--drafter.temperature_factors '[]'), or set --drafter.block_tree chain"
                 )
         self._embed: Any = target.model.get_input_embeddings()
         self._shaping = Shaping.of(target.model)
@@ -140,7 +148,12 @@ class DFlash:
         if self.shape is not None:
             return leaves(last_B, lambda k, at_Bk: said(logits_BKV, k, at_Bk), self.draft_length, self.shape)
         source = None if self._argmax(warper) else uniforms
-        return off_slots(logits_BKV, last_B, self.tree, warper, self.factors, source)
+        proposal = off_slots(logits_BKV, last_B, self.tree, warper, self.factors, source)
+        return cut_short(proposal, self._is_sure(logits_BKV)) if self.least else proposal
+
+    def _is_sure(self, logits: Tensor) -> Tensor:
+        """Whether slots [..., V] may be drafted, by how likely the likeliest token is, whatever is drawn."""
+        return logits.softmax(-1).amax(-1) >= self.least
 
     def _argmax(self, warper: Warper) -> bool:
         """Whether the likeliest tokens are drafted."""

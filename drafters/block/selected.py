@@ -10,7 +10,7 @@ the softmax of S over those C tokens: q has zeros everywhere else, and knows the
 Given as q, the softmax of U alone would be another distribution than the one that drafts. Bc begins at zero, so a new
 selector changes no order.
 
-Read next: `proposer.py`, the slots; `dspark.py`, a walk over all tokens; `trainers/block/selected.py`, the loss.
+Read next: `proposer.py`, the slots; `dspark.py`, a walk over all tokens; `trainers/block/dflash2.py`, the loss.
 
 Shapes: B rows, K drafted tokens, k nodes, C candidates of a slot, r rank, H hidden size, V vocabulary.
 """
@@ -33,7 +33,7 @@ from .attention import View
 from .conv import GroupedConv
 from .net import BlockLayer, BlockNet, BlockShape
 from .proposer import DFlash
-from .slots import chain_of
+from .slots import chain_of, cut_short
 from .trees import grown
 
 
@@ -145,15 +145,18 @@ class DFlash2(DFlash):
 
             return grown(last_B, behind, self.draft_length, self.shape)
         random_BK = None if self._argmax(warper) else uniforms.take(self.draft_length)
-        tokens, q = [last_B], []
+        tokens, q, sure = [last_B], [], []
         for k, (logits_BV, out_BH) in enumerate(zip(logits_BKV.unbind(1), out_BKH.unbind(1), strict=True)):
             chosen_BV = self._selected(logits_BV, out_BH, tokens[-1])
+            if self.least:
+                sure.append(self._is_sure(chosen_BV))
             if random_BK is None:
                 tokens.append(chosen_BV.argmax(-1))
                 continue
             q.append(at_depth(warper, self.factors, k)(chosen_BV))
             tokens.append(draw(q[-1], random_BK[:, k]))
-        return chain_of(last_B, torch.stack(tokens[1:], 1), self.tree, torch.stack(q, 1) if q else None)
+        proposal = chain_of(last_B, torch.stack(tokens[1:], 1), self.tree, torch.stack(q, 1) if q else None)
+        return cut_short(proposal, torch.stack(sure, 1)) if sure else proposal
 
     def _behind(self, out: Tensor, product: Tensor, token: Tensor) -> Tensor:
         """As in `DFlash`."""

@@ -11,6 +11,7 @@ Shapes: B rows, K drafted tokens, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from torch import Tensor
 from ...decoding.proposal import DraftSampling, Proposal
 from ...decoding.random import Uniforms
 from ...decoding.sampling import Warper, draw
-from ...decoding.tree.tree import Tree
+from ...decoding.tree.tree import Tree, chain
 from ..temperatures import at_depth
 
 
@@ -48,3 +49,21 @@ def chain_of(last_B: Tensor, drafted_BK: Tensor, tree: Tree, q_BKV: Tensor | Non
         return Proposal(tokens_BN, tree, DraftSampling.POINT_MASS)
     leaf_B1V = torch.zeros_like(q_BKV[:, :1])  # its row is never read
     return Proposal(tokens_BN, tree, DraftSampling.IID, torch.cat((q_BKV, leaf_B1V), 1))
+
+
+def cut_short(proposal: Proposal, sure_BK: Tensor) -> Proposal:
+    """A chain without what stands behind the first slot that is in doubt, that slot included.
+
+    Args:
+        sure_BK: bool; a slot's must not depend on its own token or on later ones.
+    """
+    present_BK = sure_BK.long().cumprod(1).bool()
+    present_BN = torch.cat((torch.ones_like(present_BK[:, :1]), present_BK), 1)
+    nodes = present_BN.shape[1]  # of the coins too: a row's numbers must not depend on its neighbours
+    if present_BN.device.type != "cpu":
+        return replace(proposal, present_BN=present_BN, coins=nodes)
+    # on a CPU reading a value is free, and verifying what no row has is not
+    longest = max(1, int(present_BK.sum(1).max()))
+    q_BNV = None if proposal.q_BNV is None else proposal.q_BNV[:, : longest + 1]
+    tokens_BN, present_BN = proposal.tokens_BN[:, : longest + 1], present_BN[:, : longest + 1]
+    return Proposal(tokens_BN, chain(longest), proposal.sampling, q_BNV, present_BN=present_BN, coins=nodes)

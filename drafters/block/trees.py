@@ -17,7 +17,7 @@ Shapes: B rows, K depths, k nodes that are expanded at once, C children of a nod
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -48,6 +48,10 @@ class TreeShape:
                 f"node (drafter.block_children) has 2 to {most} nodes, the root included; lower the one or raise the "
                 "other"
             )
+
+    def of_leaves(self, depth: int) -> TreeShape:
+        """The same with no more nodes than a chain with side leaves has: others would be verified for nothing."""
+        return replace(self, nodes=min(self.nodes, 1 + depth * self.children))
 
 
 def grown(last_B: Tensor, behind: Behind, depth: int, shape: TreeShape) -> Proposal:

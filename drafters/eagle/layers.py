@@ -74,6 +74,14 @@ def sizes_like(config: Any) -> dict[str, Any]:
     }
 
 
+def embedding_spread(target: nn.Module) -> Tensor:
+    """How loud a token's embedding is, as the target's layers read it: the standard deviation of its numbers, fp32."""
+    model: Any = target
+    embedding = model.get_input_embeddings()
+    # Gemma's embedding multiplies its rows
+    return embedding.weight.float().std() * getattr(embedding, "scalar_embed_scale", 1.0)
+
+
 class Projected(NamedTuple):
     """Queries, keys and values of some pairs, turned to their positions."""
 

@@ -25,7 +25,7 @@ from ...decoding.target.kv_cache import KVCache
 from ..projection import scaled_weight
 from ..sizes import check_parts, check_sizes
 from .branches import Branches
-from .layers import Attention, EagleShape, FeedForward, Norm, sizes_like
+from .layers import Attention, EagleShape, FeedForward, Norm, embedding_spread, sizes_like
 from .net3 import Eagle3Net, Eagle3Shape
 from .recomputed import again
 
@@ -90,8 +90,7 @@ class PeagleNet(Eagle3Net):
         made = cls(PeagleShape(**sizes_like(model.config), **sizes, **chosen), ids)
         with torch.no_grad():
             made.lm_head.weight.copy_(weight_VH[torch.tensor(list(ids), device=weight_VH.device)])
-            # as loud as a token's embedding
-            made.mask_embedding.weight.mul_(model.get_input_embeddings().weight.float().std())
+            made.mask_embedding.weight.mul_(embedding_spread(model))
         return made
 
     def mask(self) -> tuple[Tensor, Tensor]:

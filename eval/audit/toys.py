@@ -113,6 +113,17 @@ def _eagles(family: str, make: Callable[..., Proposer]) -> dict[str, ToyKind]:
     }
 
 
+def _blocks(family: str, make: Callable[..., Proposer], tree: TreeShape) -> dict[str, ToyKind]:
+    drawn: dict[str, dict[str, Any]] = {"": {}, " argmax": {"policy": "argmax"}, " tempered": {"factors": _FACTORS}}
+    cuts: dict[str, dict[str, Any]] = {"": {}, " cut": {"least": 0.5}}
+    chains = {
+        f"{family}{cut}{name}": _of_target(make, **by, **how)
+        for cut, by in cuts.items()
+        for name, how in drawn.items()
+    }
+    return chains | {f"{family} tree": _of_target(make, tree=tree)}
+
+
 TOYS: dict[str, ToyKind] = {
     "draft-model": _of_drafts(partial(_draft, DraftModel, draft_length=2)),
     "draft-model argmax": _of_drafts(partial(_draft, DraftModel, draft_length=2, policy="argmax")),
@@ -136,21 +147,9 @@ TOYS: dict[str, ToyKind] = {
     "peagle": _of_target(peagle),
     "peagle argmax": _of_target(peagle, policy="argmax"),
     "peagle tempered": _of_target(peagle, factors=_FACTORS),
-    "dflash": _of_target(dflash),
-    "dflash argmax": _of_target(dflash, policy="argmax"),
-    "dflash tempered": _of_target(dflash, factors=_FACTORS),
-    "dflash tree": _of_target(dflash, tree=TreeShape(4, 2)),
-    "dflash2": _of_target(dflash2),
-    "dflash2 argmax": _of_target(dflash2, policy="argmax"),
-    "dflash2 tempered": _of_target(dflash2, factors=_FACTORS),
-    "dflash2 tree": _of_target(dflash2, tree=TreeShape(6, 2)),
-    "dspark": _of_target(dspark),
-    "dspark argmax": _of_target(dspark, policy="argmax"),
-    "dspark tempered": _of_target(dspark, factors=_FACTORS),
-    "dspark tree": _of_target(dspark, tree=TreeShape(6, 2)),
-    "dspark cut": _of_target(dspark, least=0.5),
-    "dspark cut argmax": _of_target(dspark, least=0.5, policy="argmax"),
-    "dspark cut tempered": _of_target(dspark, least=0.5, factors=_FACTORS),
+    **_blocks("dflash", dflash, TreeShape(4, 2)),
+    **_blocks("dflash2", dflash2, TreeShape(6, 2)),
+    **_blocks("dspark", dspark, TreeShape(6, 2)),
     "eagle static, three siblings": _of_target(eagle, vocabulary=4, tree="static", paths=SIBLINGS),
     "tree, without replacement": _of_drafts(lambda d: SampledTree(d[0], _FORK, DraftSampling.WITHOUT_REPLACEMENT)),
     "tree, three siblings": _of_drafts(

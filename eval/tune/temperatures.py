@@ -27,7 +27,7 @@ from ...decoding.sampling import Warper
 from ...decoding.target.backbone import Backbone
 from ..measure.requests import Request
 
-TRIED = (0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)
+TRIED = (0.3, 0.45, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)
 _FEWEST = 30  # judged tokens of a depth; with fewer its factor is that of the depth above
 _MOST = 8  # prompts
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,13 @@ from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.decoding.tree.tree import chain
-from draftsmith.drafters.block.dspark import DSpark, cut_short
+from draftsmith.drafters.block.dspark import DSpark
+from draftsmith.drafters.block.proposer import DFlash
+from draftsmith.drafters.block.selected import DFlash2
+from draftsmith.drafters.block.slots import cut_short
+from draftsmith.drafters.config import DrafterConfig
+from draftsmith.drafters.families import FAMILIES
+from draftsmith.drafters.registry import _check_options
 from draftsmith.errors import RequestError
 from draftsmith.eval.audit.enumeration import Enumeration, enumerate_decoding
 from draftsmith.eval.audit.toys import Toy
@@ -94,14 +101,17 @@ def test_rows_draft_as_they_do_alone(target: Backbone) -> None:
         assert alone.tokens[0] == together.tokens[row]
 
 
-class ByWhatWasDrawn(DSpark):
+def by_what_was_drawn(kind: type[DFlash]) -> type[DFlash]:
     """The planted bug: a draft ends in front of the first token that was not likely itself."""
 
-    def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
-        proposal = super().propose(last_B, warper, uniforms)
-        assert proposal.q_BNV is not None
-        drawn_BK = proposal.q_BNV[:, :-1].gather(-1, proposal.tokens_BN[:, 1:, None])[..., 0]
-        return cut_short(proposal, drawn_BK >= 0.4)
+    class ByWhatWasDrawn(kind):  # type: ignore[misc, valid-type]
+        def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
+            proposal = super().propose(last_B, warper, uniforms)
+            assert proposal.q_BNV is not None
+            drawn_BK = proposal.q_BNV[:, :-1].gather(-1, proposal.tokens_BN[:, 1:, None])[..., 0]
+            return cut_short(proposal, drawn_BK >= 0.4)
+
+    return ByWhatWasDrawn
 
 
 class SlotsOwn(DSpark):
@@ -117,7 +127,7 @@ class SlotsOwn(DSpark):
         return replace(proposal, q_BNV=torch.cat((own_BKV, torch.zeros_like(own_BKV[:, :1])), 1))
 
 
-def enumerated(name: str, kind: type[DSpark] | None = None) -> Enumeration:
+def enumerated(name: str, kind: type[DFlash] | None = None) -> Enumeration:
     toy = Toy.of(name, seed=1)
 
     def proposer() -> Any:
@@ -137,9 +147,24 @@ def enumerated(name: str, kind: type[DSpark] | None = None) -> Enumeration:
     )
 
 
-def test_a_cut_by_the_drawn_tokens_own_probability_is_seen() -> None:
-    assert enumerated("dspark cut").p_value > 1e-3
-    assert enumerated("dspark", ByWhatWasDrawn).p_value < 1e-6
+@pytest.mark.parametrize(("name", "kind"), [("dflash", DFlash), ("dflash2", DFlash2), ("dspark", DSpark)])
+def test_a_cut_by_the_drawn_tokens_own_probability_is_seen(name: str, kind: type[DFlash]) -> None:
+    assert enumerated(f"{name} cut").p_value > 1e-3
+    assert enumerated(name, by_what_was_drawn(kind)).p_value < 1e-6
+
+
+@pytest.mark.parametrize(("family", "middle"), [("dflash", 0.033), ("dflash2", 0.25)])
+def test_slots_without_a_likely_token_end_a_draft(family: str, middle: float, target: Backbone) -> None:
+    """By what slots say behind the tokens in front, whatever is drawn then."""
+    plain = autoregressive(target, PROMPTS, warper=Warper(0.0), max_new_tokens=40)
+    found = {}
+    for least in (0.0, middle, 0.999):
+        drafter = make_on_target(family, target, noise=0.02, least=least)
+        assert generate(target, drafter, PROMPTS, warper=Warper(0.0), max_new_tokens=40).tokens == plain.tokens
+        done = generate(target, drafter, PROMPTS, warper=Warper(1.0), max_new_tokens=40)
+        found[least] = done.nodes / done.target_calls
+    assert found[0.999] == 2.0  # it is never as sure as that: a root, and a node that no row has
+    assert found[0.999] < found[middle] < found[0.0]
 
 
 def test_marginals_that_are_judged_as_conditionals_are_seen() -> None:
@@ -164,3 +189,20 @@ def test_without_a_confidence_there_is_nothing_to_cut_by(target: Backbone) -> No
     net = make_on_target("dspark", target).net
     with pytest.raises(RequestError, match=r"drafter.confidence is 0.5, and the drafter has learnt no confidence"):
         DSpark(net, target, least=0.5)
+
+
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [
+        ({"confidence": 0.5}, "drafter.confidence is 0.5, .* ends no draft by doubt"),
+        ({"block_tree": "tree"}, "drafter.block_tree is 'tree', .* no block drafter"),
+    ],
+)
+def test_families_without_slots_refuse_what_is_of_slots(option: dict[str, Any], reason: str) -> None:
+    config = DrafterConfig(**option)
+    for family in FAMILIES.values():
+        if "confidence" in family.options:
+            _check_options(family, Path("folder"), config)
+        else:
+            with pytest.raises(RequestError, match=reason):
+                _check_options(family, Path("folder"), config)

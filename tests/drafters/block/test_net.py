@@ -16,6 +16,7 @@ from draftsmith.drafters.block import spans
 from draftsmith.drafters.block.net import BlockNet, BlockShape, spread_layers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shaped import shaped
 from small_heads import small_block_net, small_dflash2_net, small_dspark_net
 from torch import Tensor
 
@@ -216,8 +217,20 @@ def test_a_mask_is_learnt_or_is_the_embedding_of_an_unused_id(target: Backbone) 
     assert torch.equal(slots, table.weight[[3, 5, 5]])
 
 
+def test_a_mask_is_as_loud_as_what_the_target_reads_of_a_token() -> None:
+    """Gemma's embedding multiplies its rows: the mask is one of what comes out, or as loud."""
+    model: Any = shaped("gemma2")
+    embedding = model.get_input_embeddings()
+    read_VH = embedding(torch.arange(len(embedding.weight))).detach()
+    assert read_VH.std() > 2 * embedding.weight.std()
+    assert torch.equal(small_block_net(model, mask_token=5).mask_embedding.weight[0], read_VH[5])
+    own = [small_block_net(model).mask_embedding.weight.std() / read_VH.std() for _ in range(20)]
+    assert 0.7 < torch.stack(own).mean() < 1.3
+
+
 @pytest.mark.parametrize(
-    ("count", "layers"), [(36, (2, 10, 18, 26, 34)), (20, (2, 6, 10, 14, 18)), (2, (0, 1)), (1, (0,))]
+    ("count", "layers"),
+    [(36, (2, 10, 18, 26, 34)), (26, (2, 7, 13, 19, 24)), (20, (2, 6, 10, 14, 18)), (2, (0, 1)), (1, (0,))],
 )
 def test_layers_by_default(count: int, layers: tuple[int, ...]) -> None:
     assert spread_layers(count) == layers
