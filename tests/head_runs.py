@@ -31,7 +31,7 @@ RECIPES = {
         "objective: {positions: d-pace, chunk: 64}\n"
     ),
     "dspark": (
-        "block: {size: 3, decoder_layers: 1, anchors: 12}\ndspark: {rank: 8, confidence: 0.5}\n"
+        "block: {size: 3, decoder_layers: 1, anchors: 12}\ndspark: {rank: 32, confidence: 0.5}\n"
         "objective: {kl: 0.0, ce: 0.1, tv: 0.9, chunk: 64}\n"
     ),
     "pard": (

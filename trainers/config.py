@@ -177,13 +177,13 @@ class ModelConfig(Section):
 class ObjectiveConfig(Section):
     """What is minimised: a weighted sum of terms, the same ones for every method.
 
-    `trainers/losses/divergences.py` has their equations and sources. EAGLE, HASS and EAGLE-3 have terms of
-    their own in `eagle` and `eagle3`; those given here are added to them.
+    `trainers/losses/divergences.py` has their equations and sources. EAGLE, HASS, EAGLE-3 and P-EAGLE have terms of
+    their own in `eagle`, `eagle3` and `peagle`; those given here are added to them.
     """
 
     kl: float | None = Field(None, ge=0)
     """Weight of the forward KL divergence from the target's distribution p to the draft's q; empty: 1, and
-    0 for `eagle` and `eagle3`."""
+    0 for `eagle`, `eagle3` and `peagle`."""
     reverse_kl: float = Field(0.0, ge=0)
     """Weight of the KL from q to p: a small draft keeps to what the target is likely to say."""
     jsd: float = Field(0.0, ge=0)
@@ -209,8 +209,8 @@ class ObjectiveConfig(Section):
     """Softens both distributions inside every term but `ce`."""
     teacher_top_k: int | None = Field(None, ge=1)
     """Keep only this many of the target's likeliest tokens, renormalised, as a stored teacher
-    would; the mass that is lost is reported as `cut_mass`. Not for `eagle` and `eagle3`, which have
-    terms of their own."""
+    would; the mass that is lost is reported as `cut_mass`. Not for `eagle`, `eagle3` and `peagle`, which
+    have terms of their own."""
     from_kl_share: float | None = Field(None, ge=0, le=1)
     """Share of the steps in which the weights move linearly from forward KL alone to those above;
     empty: 0.3 with `tv` and neither `kl` nor `ce`, else 0. For `distill` and `boost`."""

@@ -27,7 +27,7 @@ from ..drafters.eagle.net import EagleNet
 from ..drafters.eagle.row_split import WHOLE, RowSplit
 from ..drafters.eagle.static import Static, as_it_is
 from ..drafters.projection import Shaping
-from .eagle_common import compared, in_text_order, shares, told_by_pass
+from .eagle_common import compared, in_text_order, shares, told_by_pass, with_counts
 from .loop.loop import Outcome
 from .loop.objective import Batch
 from .loop.sharding import standalone
@@ -52,7 +52,7 @@ def check_recipe(recipe: Sections) -> None:
     """Raise RequestError where `eagle` and `objective` together teach nothing."""
     config = recipe.eagle
     own = {"eagle.feature": config.feature, "eagle.ce": config.ce, "eagle.top_k": config.top_k}
-    check_terms(recipe.objective, own=own, positions=config.passes)
+    check_terms(recipe.objective, own=own, positions=config.passes, counted_by="eagle.passes")
     check_not_pruned(recipe.model)
 
 
@@ -160,7 +160,8 @@ class EagleStudent(nn.Module):
         if not terms:
             return loss, {}
         first_P = label_P2[:, 1] == 0
-        return loss, terms | {"loss": loss.detach(), "feature": (feature_P.detach() * told_P * first_P).sum()}
+        terms |= {"loss": loss.detach(), "feature": (feature_P.detach() * told_P * first_P).sum()}
+        return loss, with_counts(terms, told_P, label_P2[:, 1], self._config.passes)
 
     def _teacher(self, states_NH: Tensor, at_P: Tensor) -> Teacher:
         """The target's distributions, each asked for once."""

@@ -25,7 +25,7 @@ from ..drafters.eagle.net3 import Eagle3Net
 from ..drafters.eagle.row_split import WHOLE, RowSplit
 from ..drafters.eagle.static import Static, as_it_is
 from ..drafters.projection import Projection
-from .eagle_common import compared, in_text_order, shares, told_by_pass
+from .eagle_common import compared, in_text_order, shares, told_by_pass, with_counts
 from .loop.loop import Outcome
 from .loop.objective import Batch
 from .loop.sharding import standalone
@@ -48,7 +48,8 @@ if TYPE_CHECKING:
 def check_recipe(recipe: Sections) -> None:
     """Raise RequestError where `eagle3` and `objective` together teach nothing."""
     config = recipe.eagle3
-    check_terms(recipe.objective, own={"eagle3.ce": config.ce}, positions=config.passes)
+    own = {"eagle3.ce": config.ce}
+    check_terms(recipe.objective, own=own, positions=config.passes, counted_by="eagle3.passes")
     check_not_pruned(recipe.model)
 
 
@@ -121,7 +122,7 @@ class Eagle3Student(nn.Module):
         loss, terms = self.head(hidden_PH, label_P2, teacher, share_P, told_P=told_P, static=self.static)
         if not terms:
             return loss, {}
-        return loss, terms | {"loss": loss.detach()}
+        return loss, with_counts(terms | {"loss": loss.detach()}, told_P, label_P2[:, 1], self._config.passes)
 
 
 class Eagle3Objective:

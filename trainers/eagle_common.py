@@ -20,6 +20,7 @@ from ..drafters.eagle.row_split import WHOLE, RowSplit
 from .config import ObjectiveConfig
 from .labels import has_label, label_places
 from .loop.objective import Batch
+from .loop.sums import COUNT
 from .losses.chunked import ChunkedLoss
 from .losses.pace import geometric, joined, paced
 from .method_config import Eagle3Config, EagleConfig, MtpConfig
@@ -63,8 +64,8 @@ def compared(outputs: Sequence[Tensor], batch: Batch, split: RowSplit = WHOLE) -
 def told_by_row(at_P: Tensor, place_P: Tensor, batch: Batch) -> Tensor:
     """How much every comparison counts in what is reported of its place, fp32 [P].
 
-    Those of a place in a row add up to the row's labels, which the loop divides by: so what is reported does not
-    depend on which rows share a micro-batch.
+    Those of a place in a row add up to the row's labels, and what is reported is divided by the labels of the rows
+    that have the place (`with_counts`): so it does not depend on which rows share a micro-batch.
 
     Args:
         at_P: the target's state that each is made with, counted through rows.
@@ -89,6 +90,22 @@ def told_by_pass(at_P: Tensor, pass_P: Tensor, batch: Batch, passes: int, split:
     row_P = at_P // (held.stop - held.start)
     counts_JR = torch.stack([has_label(batch, 2 + j).sum(1) for j in range(passes)])
     return batch["loss_mask"].sum(1)[row_P] / counts_JR[pass_P, row_P]
+
+
+def with_counts(terms: dict[str, Tensor], told_P: Tensor, place_P: Tensor, places: int) -> dict[str, Tensor]:
+    """Sums of terms, and of each but the loss over how many labels it is: those of rows that have its place.
+
+    A row that is too short for the last drafts says nothing of them, and would count as one that rejects them all.
+
+    Args:
+        terms: `alpha_j` of the j-th draft, everything else of the first.
+        told_P: as of `told_by_row`.
+        place_P: which draft of its block or pass each comparison is, from 0.
+        places: how many there are.
+    """
+    counts_J = told_P.new_zeros(places).index_add_(0, place_P, told_P)
+    of_term = {name: int(name[len("alpha_") :]) - 1 if name.startswith("alpha_") else 0 for name in terms}
+    return terms | {f"{COUNT}{name}": counts_J[place] for name, place in of_term.items() if name != "loss"}
 
 
 def in_text_order(

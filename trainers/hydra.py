@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 def check_recipe(recipe: Sections) -> None:
     """Raise RequestError where nothing would be learnt."""
-    check_terms(recipe.objective, positions=recipe.medusa.heads)
+    check_terms(recipe.objective, positions=recipe.medusa.heads, counted_by="medusa.heads")
     check_not_pruned(recipe.model)
 
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 def check_recipe(recipe: Sections) -> None:
     """Raise RequestError where nothing would be learnt, or heads are asked for that Medusa does not have."""
     medusa = recipe.medusa
-    check_terms(recipe.objective, positions=medusa.heads)
+    check_terms(recipe.objective, positions=medusa.heads, counted_by="medusa.heads")
     check_no_prefix(medusa)
     check_not_pruned(recipe.model)
 

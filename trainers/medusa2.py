@@ -42,7 +42,7 @@ def check_recipe(recipe: Sections) -> None:
     """Raise RequestError where nothing would be learnt, heads are asked for that Medusa does not
     have, or the target cannot move as the recipe says."""
     medusa = recipe.medusa
-    check_terms(recipe.objective, positions=medusa.heads)
+    check_terms(recipe.objective, positions=medusa.heads, counted_by="medusa.heads")
     check_no_prefix(medusa)
     check_not_pruned(recipe.model)
     check_tuned(recipe)

@@ -37,7 +37,8 @@ HELD_OUT_SEED = 0
 
 def check_blocks(recipe: Sections, layout: Layout) -> None:
     """Raise RequestError where nothing would be learnt."""
-    check_terms(recipe.objective, positions=recipe.block.size - (layout == "fill-in"))
+    positions = recipe.block.size - (layout == "fill-in")
+    check_terms(recipe.objective, positions=positions, counted_by="block.size")
     check_not_pruned(recipe.model)
 
 

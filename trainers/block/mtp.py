@@ -27,7 +27,7 @@ from ...drafters.mtp.net import MtpNet
 from ...drafters.mtp.own import own_shape, own_weights
 from ...drafters.projection import Shaping
 from ...errors import RequestError
-from ..eagle_common import compared, in_text_order, shares, told_by_pass
+from ..eagle_common import compared, in_text_order, shares, told_by_pass, with_counts
 from ..loop.loop import Outcome
 from ..loop.objective import Batch
 from ..loop.sharding import standalone
@@ -50,7 +50,7 @@ _log = logging.getLogger(__name__)
 
 def check_recipe(recipe: Sections) -> None:
     """Raise RequestError where nothing would be learnt, or an engine would be asked for a state that it has not."""
-    check_terms(recipe.objective, positions=recipe.mtp.passes)
+    check_terms(recipe.objective, positions=recipe.mtp.passes, counted_by="mtp.passes")
     check_not_pruned(recipe.model)
     if recipe.mtp.state == "before" and recipe.features.source == "engine":
         raise RequestError(
@@ -124,7 +124,7 @@ class MtpStudent(nn.Module):
         loss, terms = head(guess_PH, label_P2, teacher, share_P, told_P=told_P, static=self.static)
         if not terms:
             return loss, {}
-        return loss, terms | {"loss": loss.detach()}
+        return loss, with_counts(terms | {"loss": loss.detach()}, told_P, label_P2[:, 1], self._config.passes)
 
     def _shares(self, guess_PH: Tensor, label_P2: Tensor, batch: Batch) -> Tensor | None:
         """How much every position counts, fp32 [P]: a fixed decay adds up to 1 over the passes."""

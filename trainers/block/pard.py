@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ...data.rows.prepare import Prepared
-from ...decoding.target.backbone import Backbone, check_token_ids
+from ...decoding.target.backbone import Backbone
 from ...decoding.target.recurrence.scan import is_recurrent
 from ...drafters.folder import save_draft_model
 from ...drafters.model.pard import mark, mask_of
@@ -80,18 +80,24 @@ def student(
 
 def _mask(draft: Any, asked: int | None, tokenizer: PreTrainedTokenizerBase | None) -> int:
     """The mask's id: as asked for, the draft's own, a row that is no token's, padding, or one more row."""
+    rows = int(draft.get_input_embeddings().weight.shape[0])
     if asked is not None:
-        check_token_ids(Backbone(draft, name="the draft"), asked, "pard.mask_token")
+        if asked >= rows:
+            raise RequestError(
+                f"pard.mask_token is {asked}; the draft has embeddings of ids 0 to {rows - 1}: name one that its "
+                "texts never use, or leave it out"
+            )
         return asked
     own = mask_of(draft)
     if own is not None:
         return own
-    rows = int(draft.get_input_embeddings().weight.shape[0])
     if tokenizer is not None:
-        if len(tokenizer) < rows:
-            return len(tokenizer)
+        known = set(tokenizer.get_vocab().values())
+        free = next((row for row in range(rows) if row not in known), None)  # ids may have gaps
+        if free is not None:
+            return free
         pad: Any = tokenizer.pad_token_id
-        if pad not in (None, tokenizer.eos_token_id):
+        if pad not in (None, tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.unk_token_id):
             return int(pad)  # no text has it
     draft.resize_token_embeddings(rows + 1, mean_resizing=False)
     return rows

@@ -24,7 +24,7 @@ from ...decoding.target.backbone import Backbone
 from ...decoding.target.hidden_states import LAST
 from ...drafters.eagle.peagle import PeagleNet
 from ...drafters.projection import Projection
-from ..eagle_common import in_text_order, told_by_row
+from ..eagle_common import in_text_order, told_by_row, with_counts
 from ..labels import label_places
 from ..loop.loop import Outcome
 from ..loop.objective import Batch, are_long
@@ -53,7 +53,8 @@ HELD_OUT_SEED = 0
 def check_recipe(recipe: Sections) -> None:
     """Raise RequestError where `peagle` and `objective` together teach nothing."""
     config = recipe.peagle
-    check_terms(recipe.objective, own={"peagle.ce": config.ce}, positions=config.depths)
+    own = {"peagle.ce": config.ce}
+    check_terms(recipe.objective, own=own, positions=config.depths, counted_by="peagle.depths")
     check_not_pruned(recipe.model)
 
 
@@ -137,7 +138,9 @@ class PeagleStudent(nn.Module):
         teacher = WholeTeacher.of(states_NH, target, at_P, ids_U=self.draft.ids_U, mix=self._mix)
         told_P = told_by_row(at_P, label_P2[:, 1], batch)
         loss, terms = self.head(hidden_PH, label_P2, teacher, share_P, told_P=told_P)
-        return loss, terms | {"loss": loss.detach()} if terms else {}
+        if not terms:
+            return loss, {}
+        return loss, with_counts(terms | {"loss": loss.detach()}, told_P, label_P2[:, 1], self._config.depths)
 
     def _shares(self, label_P2: Tensor, hidden_PH: Tensor, anchors: list[Tensor], batch: Batch) -> Tensor | None:
         """How much every pair counts, fp32 [P]; None where all count alike."""

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ...decoding.on_host import on_host, places, sent
 from ...drafters.block.net import BlockNet
 from ...drafters.projection import Shaping
-from ..eagle_common import in_text_order, told_by_row
+from ..eagle_common import in_text_order, told_by_row, with_counts
 from ..loop.objective import Batch, are_long
 from ..losses.chunked import Added, ChunkedLoss, Kept, SharedTeacher
 from ..losses.mix import Mix
@@ -141,7 +141,7 @@ class BlockStudent(nn.Module):
         loss, terms = loss + more, terms | own if terms else {}
         if not terms:
             return loss, {}
-        return loss, terms | {"loss": loss.detach()}
+        return loss, with_counts(terms | {"loss": loss.detach()}, told_P, label_P2[:, 1], self.draft.config.most)
 
     def beside(self, _compared: Compared, _batch: Batch) -> tuple[Tensor | float, dict[str, Tensor]]:
         """A loss beside the slots' own, summed over drafts, and sums that are reported: here none."""

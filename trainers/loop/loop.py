@@ -39,7 +39,7 @@ from .sharding import check_no_average, fit_buckets, gathered, is_sharded, stand
 from .signals import StopFlag, stop_on_signal
 from .snapshot import Counters, Snapshots
 from .step import Steps
-from .sums import total, totals
+from .sums import means, total, totals
 
 Probe = Callable[[nn.Module], dict[str, float]]
 _log = logging.getLogger(__name__)
@@ -258,7 +258,7 @@ class Loop:
                 for name, value in terms.items():
                     sums[name] = sums.get(name, 0.0) + float(value)
         labels, sums = self.in_all(labels), totals(self.accelerator, sums)
-        values = {f"validation_{name}": value / max(1.0, labels) for name, value in sums.items()}
+        values = {f"validation_{name}": value for name, value in means(sums, labels).items()}
         record.write("validation", done, values)
         screen.report(done, values)
         copy_to_trackers(self.accelerator, values, done)

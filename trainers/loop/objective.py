@@ -46,7 +46,8 @@ class Objective(Protocol):
     """What a method supplies; everything else is the loop's."""
 
     module: nn.Module
-    """Its forward takes (batch, teacher output) and returns the loss summed over labels, and all terms."""
+    """Its forward takes (batch, teacher output) and returns the loss summed over labels, and the sums of all terms,
+    each reported as a mean over all labels unless its own number of them is beside it (`sums.COUNT`)."""
 
     def prepare(self, batch: Batch) -> Any:
         """The frozen target's outputs for the batch (the teacher output); None without a target."""

@@ -20,7 +20,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ...storage import write_text
-from .sums import totals
+from .sums import means, totals
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -93,7 +93,7 @@ class Meter:
     def means(self, accelerator: Accelerator) -> dict[str, float]:
         """Mean of each term over the labelled tokens of all processes since the last restart."""
         sums = totals(accelerator, {name: float(value) for name, value in self._sums.items()})
-        return {name: value / max(1.0, self._labels) for name, value in sums.items()}
+        return means(sums, self._labels)
 
     def clock(self) -> dict[str, float]:
         """Tokens per second, shares of the time spent waiting for data and generating rows, and memory

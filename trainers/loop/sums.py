@@ -7,6 +7,7 @@ up there, over gloo: on the device they would have to be read, and with them wha
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from functools import cache
 from typing import Any
@@ -16,6 +17,15 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor
+
+COUNT = "labels of "
+"""In front of a term's name: how many labels its sum is over, where they are not all."""
+
+
+def means(sums: Mapping[str, float], labels: float) -> dict[str, float]:
+    """The mean of every term, over `labels` unless it has a count of its own (`COUNT`)."""
+    terms = {name: value for name, value in sums.items() if not name.startswith(COUNT)}
+    return {name: value / max(1.0, sums.get(COUNT + name, labels)) for name, value in terms.items()}
 
 
 def all_finite(accelerator: Accelerator, sums: dict[str, Tensor]) -> Tensor:

@@ -12,13 +12,16 @@ from ..config import ObjectiveConfig
 from .mix import TERMS, Mix
 
 
-def check_terms(objective: ObjectiveConfig, *, own: Mapping[str, float] | None = None, positions: int = 1) -> None:
+def check_terms(
+    objective: ObjectiveConfig, *, own: Mapping[str, float] | None = None, positions: int = 1, counted_by: str = ""
+) -> None:
     """Raise RequestError when an objective teaches nothing, or weighs positions that there are not.
 
     Args:
         own: weights of the method's own terms by the names that recipes give them; where there are
             such terms the KL is off unless the recipe sets it.
-        positions: how many tokens ahead a step learns together.
+        positions: how many tokens ahead a step learns together, each with a weight.
+        counted_by: the field that says how many; empty: there is none, and the method weighs no positions.
     """
     mix = Mix.of(objective, kl=1.0 if own is None else 0.0)
     if not (mix.asked or any((own or {}).values())):
@@ -30,8 +33,9 @@ def check_terms(objective: ObjectiveConfig, *, own: Mapping[str, float] | None =
             "nothing and the draft has something; leave one of them out, or take objective.jsd"
         )
     if objective.positions == "d-pace" and positions < 2:
+        found = "weighs all that it learns alike: leave it out"
+        if counted_by:
+            found = f"learns one, by {counted_by}: raise that, or leave objective.positions out"
         raise RequestError(
-            "objective.positions is d-pace, which weighs the positions ahead that a step learns "
-            "together, and here it learns one; leave it out, or train with method `medusa` or "
-            "`hydra` with several heads, or `eagle` or `eagle3` with several passes"
+            f"objective.positions is d-pace, which weighs the drafts that a step learns together, and this run {found}"
         )

@@ -20,7 +20,7 @@ from ...decoding.on_host import on_host, places, sent
 from ...drafters.projection import Projection, Shaping
 from ..block.student import BlockLoss
 from ..config import ObjectiveConfig
-from ..eagle_common import in_text_order, told_by_row
+from ..eagle_common import in_text_order, told_by_row, with_counts
 from ..loop.objective import Batch, labelled
 from ..losses.chunked import ChunkedLoss, SharedTeacher
 from ..losses.mix import Mix
@@ -67,7 +67,9 @@ class PardStudent(nn.Module):
         given = SharedTeacher.of(states_NH, teacher.projection, at_P) if len(at_P) else None
         told_P = told_by_row(at_P, label_P2[:, 1], batch)
         loss, terms = self.head(guess_PH, label_P2, given, share_P, told_P=told_P)
-        return loss, terms | {"loss": loss.detach()} if terms else {}
+        if not terms:
+            return loss, {}
+        return loss, with_counts(terms | {"loss": loss.detach()}, told_P, label_P2[:, 1], self._drafts)
 
 
 def compared(batch: Batch, chains: Chains) -> tuple[Tensor, Tensor, Tensor]:

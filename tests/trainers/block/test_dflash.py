@@ -16,6 +16,7 @@ from draftsmith.errors import RequestError
 from draftsmith.trainers.block.dflash import DFlashObjective
 from draftsmith.trainers.config import ObjectiveConfig
 from draftsmith.trainers.loop import objective
+from draftsmith.trainers.loop.sums import means
 from draftsmith.trainers.losses.mix import Mix
 from draftsmith.trainers.method_config import BlockConfig
 from method_objectives import build
@@ -124,6 +125,26 @@ def test_terms_are_means_over_the_drafts_of_a_place(target: Backbone) -> None:
         torch.testing.assert_close(terms[name], wanted, rtol=1e-4, atol=1e-4)
 
 
+def test_a_row_without_the_last_drafts_says_nothing_of_them(target: Backbone) -> None:
+    """Its documents of three tokens have two drafts, and not a third that is always rejected."""
+    goal, long = goal_for(target, anchors=9), rows()
+    short = {
+        "input_ids": long["input_ids"][:1],
+        "documents": torch.arange(4).repeat_interleave(3)[None],
+        "positions": torch.arange(3).repeat(4)[None],
+        "loss_mask": (torch.arange(3) > 0).repeat(4)[None],
+    }
+    alone = {name: each[1:] for name, each in long.items()}
+    both = {name: torch.cat((short[name], each)) for name, each in alone.items()}
+    (_, of_one), (_, of_both) = (goal.module(batch, goal.prepare(batch)) for batch in (alone, both))
+    of_one, of_both = (
+        means({k: float(v) for k, v in terms.items()}, labels) for terms, labels in ((of_one, 7), (of_both, 15))
+    )
+    assert of_one["alpha_3"] > 0
+    assert of_both["alpha_3"] == pytest.approx(of_one["alpha_3"], rel=1e-5)
+    assert of_both["alpha"] != pytest.approx(of_one["alpha"], rel=1e-3)
+
+
 def test_steps_draw_anew_and_held_out_rows_do_not(target: Backbone) -> None:
     goal, batch = goal_for(target, anchors=3), rows()
     goal.begin_step(0, 1)
@@ -176,7 +197,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "layers out of order": ({"layers": (1, 0)}, {}, "low to high"),
     "a mask that has no embedding": ({"mask_token": 61}, {}, "block.mask_token is 61; .* ids 0 to 60"),
     "nothing to learn": ({}, {"kl": 0.0}, "nothing would be learnt"),
-    "one draft to pace": ({"size": 2}, {"positions": "d-pace"}, "here it learns one"),
+    "one draft to pace": ({"size": 2}, {"positions": "d-pace"}, "learns one, by block.size"),
 }
 
 

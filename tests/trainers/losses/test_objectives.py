@@ -441,11 +441,18 @@ def test_what_the_draft_says_of_labels() -> None:
 @pytest.mark.parametrize(
     ("recipe", "reason"),
     [
-        ({"method": "distill", "objective": {"positions": "d-pace"}}, "here it learns one"),
-        ({"method": "bpd", "objective": {"positions": "d-pace"}}, "here it learns one"),
-        ({"method": "eagle", "objective": {"positions": "d-pace"}}, "here it learns one"),
-        ({"method": "eagle3", "eagle3": {"passes": 1}, "objective": {"positions": "d-pace"}}, "here it learns one"),
-        ({"method": "medusa", "medusa": {"heads": 1}, "objective": {"positions": "d-pace"}}, "here it learns one"),
+        ({"method": "distill", "objective": {"positions": "d-pace"}}, "weighs all that it learns alike: leave it out"),
+        ({"method": "bpd", "objective": {"positions": "d-pace"}}, "weighs all that it learns alike: leave it out"),
+        ({"method": "eagle", "objective": {"positions": "d-pace"}}, "learns one, by eagle.passes"),
+        (
+            {"method": "eagle3", "eagle3": {"passes": 1}, "objective": {"positions": "d-pace"}},
+            "learns one, by eagle3.passes",
+        ),
+        ({"method": "pard", "objective": {"positions": "d-pace"}}, "weighs all that it learns alike"),
+        (
+            {"method": "medusa", "medusa": {"heads": 1}, "objective": {"positions": "d-pace"}},
+            "learns one, by medusa.heads",
+        ),
         ({"method": "distill", "objective": {"kl": 0}}, "nothing would be learnt"),
         ({"method": "hydra", "objective": {"kl": 0}}, "nothing would be learnt"),
         ({"method": "eagle", "eagle": {"feature": 0, "ce": 0}}, "nothing would be learnt"),
