@@ -63,9 +63,9 @@ def export(request: ExportRequest) -> str:
     start = replace(start, parallel=form.parallel)
     if form.make is None:
         own = replace(start, folder=str(folder.resolve()))
-        raise RequestError(
-            f"{folder} is an ordinary transformers model, and {request.format} needs no other: load it as it is, "
-            f"with\n{command(request.format, own)}"
+        return (
+            f"{folder} is an ordinary transformers model, and {request.format} needs no other, so nothing was "
+            f"written: load it as it is, with\n{command(request.format, own)}"
         )
     revision, trust = recipe.target.revision, request.trust_remote_code
     config = load_config(path, revision=revision, trust_remote_code=trust)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ...drafters.families import FAMILIES
-from ...errors import DraftsmithError
+from ...errors import DraftsmithError, RequestError
 from ..recipe.model import Recipe
 from .memory import check_fits, devices_of, ends_bytes, held_bytes, in_units, micro_tokens, needs, parameters, trained
 from .nearest import nearest_change
@@ -77,7 +78,7 @@ def check_target(recipe: Recipe, models: Models) -> str:
     how = recipe.target.quantization or quantisation_of(model.config)
     rounded = "" if how is None else f", linear layers in {how}"
     away = _where(recipe, model)
-    away += f"; not here, sizes from {recipe.target.sizes}" if models.described else ""
+    away += f"; not here, taken to be like {recipe.target.sizes} (target.sizes)" if models.described else ""
     away += "; its own code runs (target.trust_remote_code)" if recipe.target.trust_remote_code else ""
     return (
         f"{model.config.model_type}, {parameters(model) / 1e6:,.1f} M parameters{_read(model)}, "
@@ -172,7 +173,14 @@ def is_described(target: TargetConfig) -> bool:
     """Whether a target has to be taken from `sizes`."""
     from ...decoding.target.hub import is_here
 
-    return target.sizes is not None and not is_here(target.path, revision=target.revision)
+    if target.sizes is None or is_here(target.path, revision=target.revision):
+        return False
+    if Path(target.path).is_absolute():
+        raise RequestError(
+            f"target.path is {target.path}, and there is no such folder; name one, or a model of the hub, which "
+            f"target.sizes ({target.sizes}) describes until it is fetched"
+        )
+    return True
 
 
 def _tokenizer(recipe: Recipe, models: Models) -> PreTrainedTokenizerBase:

@@ -237,12 +237,12 @@ def value(words: list[str], flag: str) -> str:
 
 
 def test_a_draft_model_is_told_how_it_is_loaded(draft_model: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Nothing needs to be written for it, in no format; the refusal ends with the command."""
+    """Nothing needs to be written for it, in no format: what is said ends with the command."""
     folder, target = str(draft_model / "drafter"), embedded_target()
     said = {}
     for form in FAMILIES["draft_model"].exports:
-        assert main(["export", str(draft_model), "--format", form]) == 2
-        message = capfd.readouterr().err
+        assert main(["export", str(draft_model), "--format", form]) == 0
+        message = capfd.readouterr().out
         assert "ordinary transformers model" in message
         said[form] = started(message)
     assert not any((draft_model / form).exists() for form in said)
@@ -279,8 +279,8 @@ def test_a_pard_draft_carries_its_mask_and_is_served_in_one_pass(
     assert config["spd_type"] == "pard"
     assert config["pard_token"] == (target.tokenizer.pad_token_id if mask is None else mask)
     assert config["vocab_size"] == target.vocabulary
-    assert main(["export", str(run), "--format", "vllm"]) == 2
-    message = capfd.readouterr().err
+    assert main(["export", str(run), "--format", "vllm"]) == 0
+    message = capfd.readouterr().out
     assert "ordinary transformers model" in message
     ((*serve, told),) = started(message)
     assert serve == ["vllm", "serve", str(Path(embedded_target()).resolve()), "--speculative-config"]

@@ -80,11 +80,17 @@ def test_the_pre_flight_passes_without_the_weights(name: str, tmp_path: Path) ->
     assert message.count(" ok ") == 8
     assert message.count(" waits ") == 2
     assert "8,190.7 M parameters, 16.4 GB in bf16, vocabulary 151,936" in message
-    assert "not here, sizes from qwen3-8b" in message
+    assert "not here, taken to be like qwen3-8b (target.sizes)" in message
     assert "8 devices, 80 GB each, sharding zero2" in message
     assert "data and disk could not be looked at" in message
     assert "ready to train" not in message
     assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_is_not_there_is_no_described_target(tmp_path: Path) -> None:
+    """A recipe's own `sizes` speak of a model of the hub, not of a path that was mistyped."""
+    with pytest.raises(RequestError, match="no-such-model, and there is no such folder"):
+        run("dflash-8b", tmp_path / "out", target__path=str(tmp_path / "no-such-model"))
 
 
 # a draft model's are counted below
