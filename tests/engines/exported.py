@@ -34,12 +34,12 @@ class Command:
 
 
 def exported(run: Path, form: str, out: Path) -> Command:
-    """Export in fp32 to `out`; of a draft model nothing is written, and the refusal has the command."""
+    """Export in fp32 to `out`; of a draft model nothing is written, and the command names the drafter itself."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         code = main(["export", str(run), "--format", form, "--out", str(out), "--dtype", "fp32"])
     line = said.getvalue().strip().splitlines()[-1]
-    assert (code, out.exists()) in {(0, True), (2, False)}, said.getvalue()
+    assert code == 0, said.getvalue()
     program, verb, model, flag, config, *told = shlex.split(line)
     assert (program, verb, flag) == ("vllm", "serve", "--speculative-config"), line
     assert told[:1] in ([], ["--hf-overrides"]), line
