@@ -162,7 +162,7 @@ def test_the_audit_enumerates_tempered_drafters(target: Backbone) -> None:
             for tree in ("chain", "static")
         ),
         *(make_on_target(name, target, factors=FACTORS) for name in ("dflash", "dflash2", "dspark", "peagle")),
-        make_on_target("dspark", target, factors=FACTORS, least=0.5),
+        *(make_on_target(name, target, factors=FACTORS, least=0.5) for name in ("dflash", "dflash2", "dspark")),
         Pard(make_drafter(target).backbone, target.vocabulary, mask=0, factors=FACTORS),
     ]
     names = {toy_of(each) for each in drafters}
