@@ -281,7 +281,7 @@ def test_documents_are_asked_for_alone(serving: engine_server.Engine, whole: Any
     real = batch["documents"] >= 0
     for mine, theirs in zip(found, expected, strict=True):
         # a few roundings of states that reach 69, of which processors make different ones
-        torch.testing.assert_close(mine[real], theirs[real], rtol=2e-5, atol=1e-6 * float(theirs[real].abs().max()))
+        torch.testing.assert_close(mine[real], theirs[real], rtol=2e-5, atol=5e-6 * float(theirs[real].abs().max()))
         assert not mine[~real].any()
     assert sorted(map(len, serving.asked)) == [9, 9, 9, 17, 17, 17]
     assert serving.busiest > 1
