@@ -146,6 +146,7 @@ def assembled(rows: list[dict[str, Cell]], prompts: dict[str, int], args: argpar
     return record_of(
         args,
         title="Suffix decoding, prompt lookup and n-grams",
+        needs=[] if args.drafter is None else ["the drafter, trained by its recipe"],
         target=target_weights(args.target),
         drafters=[] if args.drafter is None else drafter_weights({TRAINED: args.drafter}),
         setup=f"Prompts: {many}; stretches of {STRETCH} tokens, {AGAIN} of them again, {TURNS} turns; "
