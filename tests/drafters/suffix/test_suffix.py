@@ -270,15 +270,12 @@ def test_a_draft_costs_no_more_where_many_tokens_have_followed() -> None:
         drafter = SuffixDecoding(draft_length=2, depth=4, memory=memory)
         drafter.reset([[followers + 9]], 8)
         assert drafter.look_up(torch.tensor([0]))[0].tokens == []  # no follower is likely
-        drafter._rows[0].tokens.append(0)
         match = next(match for _, match in memory.matches([0]))
-        taken: list[int] = []
         assert next(match.followers())[0] == 7
         place = match.place
         assert place is not None
         ranking = place.ranking()
         assert ranking is place.ranking()  # kept, not made anew
-        taken.append(len(ranking))
         return calls_of(lambda: next(match.followers()))
 
     assert work(4_000) == work(100)
