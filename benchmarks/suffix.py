@@ -11,25 +11,29 @@ Counted are tokens per target call and verified tokens per call, which do not de
 does. Seconds are those of one round, plain decoding and every method in turn on each prompt; a second round
 would ask the memory of earlier answers, that of the same kind's prompts before, for what it has just seen.
 With `--drafter` a trained drafter is measured too, alone and behind suffix decoding (the hybrid). Every method
-is audited on each kind's prompts. Intervals are bootstraps over prompts.
+is audited on each kind's prompts. Intervals are bootstraps over prompts. What is measured is kept in `--out`, so
+that a call that was cut goes on where it was; other settings need another `--out`.
 
     python benchmarks/suffix.py
-    python benchmarks/suffix.py --drafter runs/eagle-tiny/drafter
-    python benchmarks/suffix.py --limit 8 --max-new-tokens 32 --json suffix.json
+    python benchmarks/suffix.py --out runs/suffix-8 --limit 8 --max-new-tokens 32 --json suffix.json
+    python benchmarks/suffix.py --out runs/suffix-hybrid --drafter runs/eagle-tiny/drafter
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from draftsmith.benchmarks.common.acceptance import audited
 from draftsmith.benchmarks.common.in_turn import FORMATS, Make, Prompts, cells, in_turn
+from draftsmith.benchmarks.common.kept import file_name, same_settings
 from draftsmith.benchmarks.common.markdown import printed
 from draftsmith.benchmarks.common.provenance import drafter_weights, finish, record_of, target_weights
-from draftsmith.benchmarks.common.records import Cell, Record, table_of
-from draftsmith.benchmarks.common.runs import add_audit
+from draftsmith.benchmarks.common.records import Cell, Figure, Record, table_of
+from draftsmith.benchmarks.common.runs import add_audit, kept
 from draftsmith.data.prompts import load_prompts, render
 from draftsmith.decoding.engine import autoregressive
 from draftsmith.decoding.proposal import Proposer
@@ -54,14 +58,18 @@ TRAINED, HYBRID = "trained drafter", "suffix before the trained drafter"
 
 def main() -> None:
     args = arguments()
+    same_settings(args.out, vars(args), free=("json",))
     target = load_target(args.target)
     stretches = [
         render(prompt, target.tokenizer, limit=STRETCH) for prompt in load_prompts("stdlib", limit=args.limit)
     ]
-    texts = texts_of(target, stretches, args.max_new_tokens)
+    texts = kept(args.out / "texts.json", partial(texts_of, target, stretches, args.max_new_tokens))
     makers = makers_of(target, args)
-    proofs: dict[str, Enumeration | None] = {}
-    rows = [row for text in texts.items() for row in rows_of(target, makers, text, args, proofs)]
+    audits = {
+        name: kept(args.out / f"{file_name(name)}-audits.json", partial(audits_of, target, make, texts, args))
+        for name, make in makers.items()
+    }
+    rows = [row for kind, prompts in texts.items() for row in rows_of(target, makers, kind, prompts, audits, args)]
     record = assembled(rows, {kind: len(prompts) for kind, prompts in texts.items()}, args)
     print(printed(record))
     finish(record, args.json)
@@ -108,28 +116,48 @@ def makers_of(target: Backbone, args: argparse.Namespace) -> dict[str, Make]:
     }
 
 
+def audits_of(
+    target: Backbone, make: Make, texts: Mapping[str, Prompts], args: argparse.Namespace
+) -> dict[str, dict[str, Any]]:
+    """A method's verdict on every kind of text; what is enumerated of it knows no text: once for all."""
+    enumerated: Enumeration | None = None
+    verdicts = {}
+    for kind, prompts in texts.items():
+        report = audited(target, make(), prompts, args, enumerated=enumerated)
+        enumerated = report.enumeration
+        verdicts[kind] = {"verdict": report.verdict, "sees": report.rosenblatt.detectable}
+    return verdicts
+
+
 def rows_of(
     target: Backbone,
     makers: Mapping[str, Make],
-    text: tuple[str, Prompts],
+    kind: str,
+    prompts: Prompts,
+    audits: Mapping[str, dict[str, Any]],
     args: argparse.Namespace,
-    proofs: dict[str, Enumeration | None],
 ) -> list[dict[str, Cell]]:
-    """Of one kind of text, a row per method: its audit, and its figures at every temperature.
-
-    Args:
-        proofs: what was enumerated of a method, which knows no text: once for all kinds.
-    """
-    kind, prompts = text
-    rows: dict[str, dict[str, Cell]] = {}
-    for name, make in makers.items():
-        report = audited(target, make(), prompts, args, enumerated=proofs.get(name))
-        proofs[name] = report.enumeration
-        rows[name] = {"text": kind, "method": name, "verdict": report.verdict, "sees": report.rosenblatt.detectable}
+    """Of one kind of text, a row per method: its audit, and its figures at every temperature."""
+    rows: dict[str, dict[str, Cell]] = {name: {"text": kind, "method": name, **audits[name][kind]} for name in makers}
     for temperature in TEMPERATURES:
-        for name, run in in_turn(target, makers, prompts, temperature, args.max_new_tokens).items():
-            rows[name] |= {f"{cell}_{temperature:g}": figure for cell, figure in cells(run).items()}
+        place = args.out / f"{kind}-{temperature:g}.json"
+        figures = kept(place, partial(figures_of, target, makers, prompts, temperature, args.max_new_tokens))
+        for name, of_method in figures.items():
+            rows[name] |= of_method
     return list(rows.values())
+
+
+def figures_of(
+    target: Backbone, makers: Mapping[str, Make], prompts: Prompts, temperature: float, max_new_tokens: int
+) -> dict[str, dict[str, Any]]:
+    """Every method's cells at a temperature, as they are written in files."""
+    return {
+        name: {
+            f"{cell}_{temperature:g}": value.model_dump() if isinstance(value, Figure) else value
+            for cell, value in cells(run).items()
+        }
+        for name, run in in_turn(target, makers, prompts, temperature, max_new_tokens).items()
+    }
 
 
 def assembled(rows: list[dict[str, Cell]], prompts: dict[str, int], args: argparse.Namespace) -> Record:
@@ -163,6 +191,7 @@ def assembled(rows: list[dict[str, Cell]], prompts: dict[str, int], args: argpar
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/suffix"), help="where measurements are kept")
     parser.add_argument("--target", default="tiny")
     parser.add_argument("--limit", type=int, default=24, help="held-out files")
     parser.add_argument("--max-new-tokens", type=int, default=64)
