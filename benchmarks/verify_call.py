@@ -1,6 +1,6 @@
-"""What a target call of N tokens costs, with products laid out as for AVX-512 and as for processors without it.
+"""What a target call of N tokens costs, with products laid out as for each kind of processor.
 
-Both in turn, call by call, on the embedded target; the one that this processor would choose is marked.
+All in turn, call by call, on the embedded target; the one that this processor would choose is named.
 
     python benchmarks/verify_call.py
 """
@@ -19,18 +19,19 @@ from draftsmith.benchmarks.common.markdown import printed
 from draftsmith.benchmarks.common.provenance import finish, record_of, target_weights
 from draftsmith.benchmarks.common.records import Record, table_of
 from draftsmith.data.prompts import load_prompts, render
-from draftsmith.decoding.processor import has_avx512
+from draftsmith.decoding.processor import Kind, kind
 from draftsmith.decoding.target import stacked
 from draftsmith.decoding.target.kv_cache import KVCache
 from draftsmith.decoding.target.loading import load_target
 from draftsmith.decoding.tree.tree import chain
 
 TARGET = "tiny"
+KINDS: dict[Kind, str] = {"amx": "AMX", "avx512": "AVX-512 alone", "narrower": "neither"}
 
 
 def main() -> None:
     args = arguments()
-    layouts = {name: caller(name == "avx512", max(args.tokens), args.context) for name in ("avx512", "other")}
+    layouts = {name: caller(name, max(args.tokens), args.context) for name in KINDS}
     seconds: dict[tuple[str, int], list[float]] = {(name, n): [] for name in layouts for n in args.tokens}
     for _ in range(args.rounds):
         for n in args.tokens:
@@ -44,14 +45,14 @@ def main() -> None:
     finish(record, args.json)
 
 
-def caller(avx512: bool, most: int, context: int) -> Callable[[int], None]:
+def caller(processor: Kind, most: int, context: int) -> Callable[[int], None]:
     """A target whose products are laid out that way, behind a prompt; it takes how many tokens a call is of."""
     target = load_target(TARGET)
     ids = [each for prompt in load_prompts("stdlib") for each in render(prompt, target.tokenizer, limit=context)]
     cache = KVCache(1, context + most)
     trees = {n: chain(n - 1) for n in range(1, most + 1)}
     length_1 = torch.tensor([context])
-    with mock.patch.object(stacked, "has_avx512", return_value=avx512), torch.inference_mode():
+    with mock.patch.object(stacked, "kind", return_value=processor), torch.inference_mode():
         target.prefill([ids[:context]], cache)  # the products are laid out here
 
     def call(n: int) -> None:
@@ -66,24 +67,19 @@ def assembled(ms: dict[tuple[str, int], float], args: argparse.Namespace) -> Rec
     first = args.tokens[0]
     rows = [
         {"N": n}
-        | {f"{name}_ms": ms[name, n] for name in ("avx512", "other")}
-        | {f"{name}_calls": ms[name, n] / ms[name, first] for name in ("avx512", "other")}
+        | {f"{name}_ms": ms[name, n] for name in KINDS}
+        | {f"{name}_calls": ms[name, n] / ms[name, first] for name in KINDS}
         for n in args.tokens
     ]
-    own = "with AVX-512" if has_avx512() else "without AVX-512"
-    heads = {
-        "tokens": "{N}",
-        "as with AVX-512, ms": "{avx512_ms}",
-        "in calls of one, as with": "{avx512_calls}",
-        "as without, ms": "{other_ms}",
-        "in calls of one, as without": "{other_calls}",
-    }
+    heads = {"tokens": "{N}"}
+    for name, words in KINDS.items():
+        heads[f"laid out for {words}, ms (calls of one)"] = f"{{{name}_ms}} ({{{name}_calls}})"
     return record_of(
         args,
         title="A target call, by how its products are laid out",
         target=target_weights(TARGET),
-        setup=f"A text of {args.context} tokens, {args.rounds} interleaved rounds, medians. This processor is one "
-        f"{own}.",
+        setup=f"A text of {args.context} tokens, {args.rounds} interleaved rounds, medians. This processor has "
+        f"{KINDS[kind()]}.",
         formats={key: ".2f" for key in rows[0] if key != "N"},
         rows=rows,
         tables={"verify-call": table_of(heads)},

@@ -6,14 +6,21 @@ Nothing here reads a clock, so that equal runs on one machine choose alike.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+Kind = Literal["amx", "avx512", "narrower"]
+"""As products of fp32 with few rows differ: Intel's processors that have tiles, which such products do not use; others
+with registers of 512 bits; those with narrower ones."""
 
-def has_avx512() -> bool:
-    """Whether there are registers of 512 bits; yes where torch does not say."""
-    return bool(_capabilities().get("avx512_f", True))
+
+def kind() -> Kind:
+    """The kind of this machine's processor; `avx512` where torch does not say."""
+    found = _capabilities()
+    if found.get("amx_tile"):
+        return "amx"
+    return "avx512" if found.get("avx512_f", True) else "narrower"
 
 
 def multiplies_bf16() -> bool:

@@ -2,7 +2,7 @@
 
 Query, key and value are one product then, gate and up another: a small model's call is mostly the way to its
 products, and there are three fewer of them in a layer. How a weight lies for one token, for the few of a verify call
-and for more decides up to half of a product's time, and differently on processors with AVX-512 and without (`Joined`).
+and for more decides up to half of a product's time, and differently from one kind of processor to another (`Joined`).
 The stack is copies of the weights, so it is made for small frozen models alone, and made anew where a weight has
 changed.
 `Together` is the same for a module of our own, such as a drafter's layer. Read next: `lean.py`, which runs the stack.
@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..processor import has_avx512
+from ..processor import Kind, kind
 
 _MOST = 100_000_000
 """Numbers of a model that is stacked: in a larger one the products themselves take the time."""
@@ -34,17 +34,20 @@ It keeps a compiled kernel per number of rows, which prompts have any of.
 """
 _MOST_TURNED = 5
 """Rows up to which W x^T is faster than x W^T without AVX-512."""
+_LEAST_ROWS: dict[Kind, int] = {"amx": 4, "avx512": 3, "narrower": 2}
+"""Rows from which oneDNN's layout is taken, where it is."""
 _LARGE = 2**19
-"""Numbers of a weight from which oneDNN is the faster one there as well: an output projection's."""
+"""Numbers of a weight from which oneDNN is the faster one on every processor: an output projection's."""
 
 
 class Joined(NamedTuple):
     """Several linear layers as one, each number of rows by the kernel that is fastest for it.
 
-    With AVX-512: column by column for a token or two, by oneDNN for more. Without it: by W x^T for two to five
-    tokens, a verify call's, which is faster there than x W^T; output projections by oneDNN from two tokens on.
-    Measured by `benchmarks/verify_call.py`. The kernel depends on the processor and the shapes alone, never on a
-    clock, so that equal calls give equal bits.
+    With AVX-512: column by column for a token or two, by oneDNN for more. Where there are tiles too (AMX), the way to
+    oneDNN's kernel costs more than it saves, but for output projections from four tokens on. Without AVX-512: by W x^T
+    for two to five tokens, a verify call's, which is faster there than x W^T; output projections by oneDNN from two
+    tokens on. Measured by `benchmarks/verify_call.py`. The kernel depends on the processor and the shapes alone, never
+    on a clock, so that equal calls give equal bits.
     """
 
     weight: Tensor
@@ -64,11 +67,11 @@ class Joined(NamedTuple):
         bias = torch.cat(biases) if biases else None
         weight = torch.cat([layer.weight for layer in layers])
         columns = weight.t().contiguous().t()
-        packed = laid_out(weight, _ROWS)
-        if has_avx512() or weight.device.type != "cpu" or weight.numel() < _LEAST_PACKED:
-            return Joined(columns, bias, packed, 3, None)
-        if weight.numel() >= _LARGE:
-            return Joined(columns, bias, packed, 2, None)
+        processor, large = kind(), weight.numel() >= _LARGE
+        packed = laid_out(weight, _ROWS) if large or processor != "amx" else None
+        turned = processor == "narrower" and weight.device.type == "cpu" and _LEAST_PACKED <= weight.numel() < _LARGE
+        if not turned:
+            return Joined(columns, bias, packed, _LEAST_ROWS[processor], None)
         wide = weight.shape[1] > weight.shape[0]
         return Joined(weight if wide else columns, bias, packed, _MOST_TURNED + 1, weight)
 

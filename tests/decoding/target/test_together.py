@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from draftsmith.decoding import processor
 from draftsmith.decoding.target import stacked
 from draftsmith.decoding.target.stacked import Joined, Together
 from torch import Tensor, nn
@@ -129,14 +130,15 @@ def wide(outputs: int, *, bias: bool, inputs: int = 208) -> nn.Linear:
 @pytest.mark.parametrize("rows", [1, 2, 5, 6, 32, 80])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("outputs", [40, 333, 2600])
-@pytest.mark.parametrize("avx512", [True, False])
+@pytest.mark.parametrize("processor", ["amx", "avx512", "narrower"])
 def test_products_in_another_layout_are_the_same(
-    avx512: bool, outputs: int, bias: bool, rows: int, monkeypatch: pytest.MonkeyPatch
+    processor: str, outputs: int, bias: bool, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stacked, "has_avx512", lambda: avx512)
+    monkeypatch.setattr(stacked, "kind", lambda: processor)
     layers = [wide(outputs, bias=bias), wide(333, bias=bias)]
     joined = Joined.of(layers)
-    assert (joined.packed is not None) == torch.backends.mkldnn.is_available()
+    packs = processor != "amx" or outputs == 2600
+    assert (joined.packed is not None) == (packs and torch.backends.mkldnn.is_available())
     x = torch.randn(2, rows + 3, 208, generator=torch.Generator().manual_seed(rows))
     with torch.inference_mode():
         for given_x in (x[:1, :rows], x[:, -rows:], x.transpose(0, 1)[:rows]):
@@ -145,14 +147,15 @@ def test_products_in_another_layout_are_the_same(
     assert Joined.of([nn.Linear(16, 12)]).packed is None
 
 
-@pytest.mark.parametrize("avx512", [True, False])
+@pytest.mark.parametrize("processor", ["amx", "avx512", "narrower"])
 @pytest.mark.parametrize("rows", [1, 2, 5, 6, 80])
-def test_a_layer_that_reads_more_than_it_writes(rows: int, avx512: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stacked, "has_avx512", lambda: avx512)
+def test_a_layer_that_reads_more_than_it_writes(rows: int, processor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacked, "kind", lambda: processor)
     layer = wide(208, bias=True, inputs=640)
     joined = Joined.of([layer])
-    assert joined.weight.is_contiguous() != avx512  # for one token
-    assert (joined.rowwise is None) == avx512
+    narrower = processor == "narrower"
+    assert joined.weight.is_contiguous() == narrower  # for one token
+    assert (joined.rowwise is not None) == narrower
     x = torch.randn(1, rows, 640, generator=torch.Generator().manual_seed(rows))
     with torch.inference_mode():
         torch.testing.assert_close(joined(x), layer(x))
@@ -161,5 +164,19 @@ def test_a_layer_that_reads_more_than_it_writes(rows: int, avx512: bool, monkeyp
 @pytest.mark.parametrize(("outputs", "turned"), [(40, False), (400, True), (2600, False)])
 def test_few_rows_are_turned_without_avx512(outputs: int, turned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """But for what is small, and for an output projection."""
-    monkeypatch.setattr(stacked, "has_avx512", lambda: False)
+    monkeypatch.setattr(stacked, "kind", lambda: "narrower")
     assert (Joined.of([wide(outputs, bias=False)]).rowwise is not None) == turned
+
+
+@pytest.mark.parametrize(
+    ("found", "known"),
+    [
+        ({"amx_tile": True, "avx512_f": True}, "amx"),
+        ({"amx_tile": False, "avx512_f": True}, "avx512"),
+        ({"avx512_f": False}, "narrower"),
+        ({}, "avx512"),
+    ],
+)
+def test_the_kind_of_a_processor(found: dict[str, bool], known: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processor, "_capabilities", lambda: found)
+    assert processor.kind() == known
