@@ -35,7 +35,7 @@ from draftsmith.decoding.target.hidden_states import LAST, decoder_of
 from draftsmith.launch.recipe.model import Recipe
 from draftsmith.trainers import distill, eagle3, medusa
 from draftsmith.trainers.block import dflash, dflash2, dspark, mtp, pard, peagle
-from draftsmith.trainers.loop import objective
+from draftsmith.trainers.packed import passes
 from draftsmith.trainers.teacher.features import states_of
 from torch import Tensor
 
@@ -97,12 +97,12 @@ def step(goal: Any, batch: dict[str, Tensor], teacher_output: Any) -> None:
 @contextmanager
 def limit_of_masks(tokens: int) -> Iterator[None]:
     """Rows of so many tokens are read by one pass with a mask."""
-    before = objective.MASKED
-    objective.MASKED = tokens
+    before = passes.MASKED
+    passes.MASKED = tokens
     try:
         yield
     finally:
-        objective.MASKED = before
+        passes.MASKED = before
 
 
 def goals(tokens: int, args: argparse.Namespace) -> dict[str, Any]:
@@ -213,7 +213,7 @@ def assembled(rows: list[dict[str, Cell]], args: argparse.Namespace) -> Record:
         f"{VOCABULARY}; the drafts have 2 layers, Medusa 3 heads, EAGLE-3 and MTP {DRAFTS} passes, block "
         f"drafters {BLOCKS} blocks of {SLOTS} slots in a row, `dense` one for every {SLOTS} tokens, P-EAGLE and PARD "
         f"{DRAFTS} drafts. Targets with windows of {WINDOW} tokens have 2 layers. Rows of up to "
-        f"{objective.MASKED:,} tokens are read with a mask in any case. On {args.device}.",
+        f"{passes.MASKED:,} tokens are read with a mask in any case. On {args.device}.",
         formats={"tokens": ",.0f", "documents": ".0f", **dict.fromkeys((*PARTS, *TARGETS), ",.0f")},
         rows=rows,
         tables={"row-memory": table_of(heads), "row-memory-targets": table_of(targets)},

@@ -19,6 +19,15 @@ if TYPE_CHECKING:
     from ..decoding.proposal import Proposer
     from ..decoding.target.backbone import Backbone
 
+# options of some families alone, and what a drafter of the others is or lacks
+_LACKS = {
+    "adapter": "which has no adapters",
+    "members": "not an ensemble",
+    "temperature_factors": "which draws nothing",
+    "confidence": "which ends no draft by doubt",
+    "block_tree": "no block drafter",
+}
+
 
 def load_drafter(
     path: str | Path, target: Backbone, *, draft_length: int = 4, config: DrafterConfig | None = None
@@ -47,31 +56,14 @@ def load_drafter(
 
 def _check_options(family: Family, folder: Path, config: DrafterConfig) -> None:
     """Raise RequestError for an option that a drafter of this family would ignore."""
-    if config.adapter is not None and "adapter" not in family.options:
-        raise RequestError(
-            f"drafter.adapter is {config.adapter!r}, and {folder} is a drafter of family "
-            f"{family.name!r}, which has no adapters; leave it out"
-        )
-    if config.members is not None and "members" not in family.options:
-        raise RequestError(
-            f"drafter.members is {config.members}, and {folder} is a drafter of family {family.name!r}, "
-            "not an ensemble; leave it out"
-        )
-    if config.temperature_factors and "temperature_factors" not in family.options:
-        raise RequestError(
-            f"drafter.temperature_factors are {config.temperature_factors}, and {folder} is a drafter of family "
-            f"{family.name!r}, which draws nothing; leave them out"
-        )
-    if config.confidence and "confidence" not in family.options:
-        raise RequestError(
-            f"drafter.confidence is {config.confidence:g}, and {folder} is a drafter of family {family.name!r}, which "
-            "ends no draft by doubt; leave it out"
-        )
-    if config.block_tree != "chain" and "block_tree" not in family.options:
-        raise RequestError(
-            f"drafter.block_tree is {config.block_tree!r}, and {folder} is a drafter of family {family.name!r}, no "
-            "block drafter; leave it out"
-        )
+    defaults = DrafterConfig()
+    for option, lack in _LACKS.items():
+        value = getattr(config, option)
+        if value != getattr(defaults, option) and option not in family.options:
+            raise RequestError(
+                f"drafter.{option} is {value!r}, and {folder} is a drafter of family {family.name!r}, {lack}; leave "
+                "it out"
+            )
     unused = family.tree_unused(config) if config.tree != DEFAULT_TREE else None
     if unused is not None:
         reason, remedy = unused

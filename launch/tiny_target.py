@@ -113,8 +113,9 @@ def held_out_loss(model: PreTrainedModel, recipe: Recipe, tokenizer: Path) -> fl
 
     from ..data.rows.prepare import prepare
     from ..decoding.target.hub import load_tokenizer
-    from ..trainers.loop.objective import hidden_states, labelled
+    from ..trainers.labels import labelled
     from ..trainers.loop.order import RowOrder
+    from ..trainers.packed.passes import hidden_states
 
     rows = prepare(recipe.data, load_tokenizer(str(tokenizer)), out=None).validation
     loop, head = recipe.loop, model.get_output_embeddings()

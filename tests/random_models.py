@@ -14,7 +14,8 @@ from draftsmith.data.rows.tokenizer import train_tokenizer
 from draftsmith.decoding.target.attention import use_grouped_attention
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.decoding.target.recurrence.recurrent import RecurrentStates
-from draftsmith.trainers.loop.objective import Batch, document_mask
+from draftsmith.trainers.loop.objective import Batch
+from draftsmith.trainers.packed.masks import document_mask
 from torch import Tensor
 from transformers import PreTrainedModel
 

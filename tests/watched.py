@@ -7,7 +7,7 @@ from draftsmith.decoding.proposal import Proposal
 from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
 from draftsmith.drafters.model.draft_model import DraftModel
-from draftsmith.trainers.loop.objective import hidden_states
+from draftsmith.trainers.packed.passes import hidden_states
 from torch import Tensor
 
 

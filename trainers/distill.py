@@ -19,10 +19,12 @@ from ..data.rows.prepare import Prepared
 from ..decoding.target.backbone import Backbone
 from .config import FROM_TARGET
 from .loop.loop import Outcome
-from .loop.objective import Batch, check_compiled_rows, check_start_context
+from .loop.objective import Batch
 from .loop.sharding import standalone
 from .losses.chunked import Teacher
 from .losses.terms import check_terms
+from .packed.lengths import check_start_context
+from .packed.passes import check_compiled_rows
 from .sections import MakeProbe, Run, Sections
 from .student.distillation import DraftStudent, check_compiled_mix, teacher_of
 from .student.draft import cut_from_target, make_draft, save_draft

@@ -1,12 +1,13 @@
-"""Which positions have a label several tokens ahead, shared by heads and EAGLE drafters.
+"""Which positions have a label, one token ahead or several, shared by all methods.
 
-Read next: `heads.py` and `eagle_common.py`; `loop/objective.py`, the labels one token ahead.
+Read next: `distill.py`, one token ahead; `heads.py` and `eagle_common.py`, several.
 
-Shapes: R rows, S tokens of a row, X positions that have a token so far ahead,
-P of them with a label.
+Shapes: R rows, S tokens of a row, X positions that have a token so far ahead, P of them with a label, H hidden size.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -37,3 +38,32 @@ def label_places(batch: Batch, ahead: int, own: slice = slice(None)) -> tuple[Te
 def _has_label(documents_RS: Tensor, loss_mask_RS: Tensor, ahead: int) -> Tensor:
     same_RX = documents_RS[:, ahead:] == documents_RS[:, :-ahead]
     return loss_mask_RS[:, ahead:] & same_RX
+
+
+class Labelled(NamedTuple):
+    """The hidden states that predict a label, and the labels."""
+
+    hidden_PH: Tensor
+    label_P: Tensor
+
+
+def labelled(hidden_RSH: Tensor, batch: Batch) -> Labelled:
+    """Position t with the token at t + 1 as its label, where that token counts in the loss."""
+    place = _labels_of(batch)
+    return Labelled(hidden_RSH[:, :-1][place], batch["input_ids"][:, 1:][place])
+
+
+def at_labels(value_RS: Tensor, batch: Batch) -> Tensor:
+    """What a batch says of each of its tokens, at the labels alone, [P]."""
+    return value_RS[:, 1:][_labels_of(batch)]
+
+
+def label_shares(batch: Batch) -> Tensor | None:
+    """The weight of each labelled position, fp32 [P], from the batch's `share`; None: all equal."""
+    share_RS = batch.get("share")
+    return None if share_RS is None else at_labels(share_RS, batch)
+
+
+def _labels_of(batch: Batch) -> tuple[Tensor, ...]:
+    """Rows and positions [P] in front of the tokens that count, found on the host, which need not wait for them."""
+    return places(on_host(batch["loss_mask"])[:, 1:], batch["loss_mask"].device)

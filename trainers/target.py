@@ -26,22 +26,17 @@ from ..drafters.projection import Shaping
 from ..errors import RequestError
 from ..storage import replace_folder
 from .config import ObjectiveConfig
+from .labels import at_labels, labelled
 from .loop.loop import Outcome
-from .loop.objective import (
-    Batch,
-    RowWriter,
-    at_labels,
-    check_compiled_rows,
-    check_start_context,
-    hidden_states,
-    labelled,
-)
+from .loop.objective import Batch, RowWriter
 from .loop.processes import name_the_silent
 from .loop.setup import make_accelerator, make_deterministic, run_loop
 from .loop.sharding import standalone
 from .losses.chunked import ChunkedLoss, cross_entropy
 from .losses.mix import Mix
 from .losses.unlikelihood import cross_entropy_or_unlikelihood, to_avoid
+from .packed.lengths import check_start_context
+from .packed.passes import check_compiled_rows, hidden_states
 from .pruning.sizes import check_not_pruned
 from .sections import MakeProbe, Sections
 from .student.architecture import fresh_model

@@ -19,7 +19,9 @@ from draftsmith.decoding.engine import autoregressive
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.projection import Projection
-from draftsmith.trainers.loop.objective import Batch, hidden_states, labelled
+from draftsmith.trainers.labels import labelled
+from draftsmith.trainers.loop.objective import Batch
+from draftsmith.trainers.packed.passes import hidden_states
 
 _BATCH = 16
 

@@ -217,7 +217,7 @@ MUTATIONS = (
     ),
     Mutation(
         "A02a",
-        "trainers/loop/objective.py",
+        "trainers/packed/masks.py",
         "attention crosses packed documents in training",
         "    return (same_RSS & causal_SS)[:, None]\n",
         "    return causal_SS.expand_as(same_RSS)[:, None]\n",

@@ -3,7 +3,7 @@
 A mask says which tokens are a node's past, or of its document. A layer with a window looks at the near ones of them
 alone: the last W (Mistral, Gemma, gpt-oss), or those of the same chunk of C positions (Llama 4). Kinds of layers are
 counted by `layer_types`, and a model that has them takes a mask for each kind. Read next: `backbone.py`, which
-decodes; `trainers/loop/objective.py`, which trains.
+decodes; `trainers/packed/passes.py`, which trains.
 
 Shapes: B rows, N tokens that look, T tokens that are looked at.
 """

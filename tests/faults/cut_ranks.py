@@ -26,10 +26,10 @@ from draftsmith.drafters.projection import check_logits
 from draftsmith.errors import RequestError
 from draftsmith.eval.measure.speed import bytes_of
 from draftsmith.trainers.config import LoopConfig, OptimizerConfig
-from draftsmith.trainers.loop import objective
 from draftsmith.trainers.loop.objective import Batch
 from draftsmith.trainers.loop.processes import name_the_silent
 from draftsmith.trainers.loop.setup import make_accelerator
+from draftsmith.trainers.packed import passes
 from draftsmith.trainers.teacher.feature_cache import weights_hash
 from draftsmith.trainers.teacher.features import CachedFeatures, OnlineFeatures, states_of
 
@@ -100,7 +100,7 @@ def apart(rank: int) -> Batch:
 def long_rows(out: Path, folders: list[str], check: bool = True) -> None:
     """Rows behind the length up to which a mask is made: passes for the documents of each; what is held of a target."""
     rank = Accelerator(cpu=True).process_index
-    objective.MASKED = TOKENS - 1
+    passes.MASKED = TOKENS - 1
     if not check:
         cutting.check_layers = lambda _: None
     for folder in folders:

@@ -13,8 +13,9 @@ from bigram import BigramNet, BigramShape
 from draftsmith.data.rows.prepare import Prepared
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.errors import RequestError
+from draftsmith.trainers.labels import labelled
 from draftsmith.trainers.loop.loop import Outcome
-from draftsmith.trainers.loop.objective import Batch, labelled
+from draftsmith.trainers.loop.objective import Batch
 from draftsmith.trainers.losses.chunked import ChunkedLoss, cross_entropy
 from draftsmith.trainers.sections import MakeProbe, Run, Sections
 from draftsmith.trainers.student.warm_start import warm_started

@@ -32,8 +32,8 @@ from draftsmith.eval.audit.toys import Toy
 from draftsmith.eval.config import AuditConfig
 from draftsmith.launch.train import train
 from draftsmith.trainers.config import ModelConfig, ObjectiveConfig
-from draftsmith.trainers.loop.objective import hidden_states
 from draftsmith.trainers.method_config import BpdConfig, Eagle3Config, EagleConfig, MedusaConfig
+from draftsmith.trainers.packed.passes import hidden_states
 from draftsmith.trainers.student.distillation import DraftStudent, teacher_of
 from draftsmith.trainers.student.draft import given_model
 from draftsmith.trainers.target import NextToken

@@ -24,10 +24,11 @@ from ...drafters.projection import Projection
 from ...errors import RequestError
 from ..config import FROM_TARGET, MASKED
 from ..loop.loop import Outcome
-from ..loop.objective import Batch, check_start_context
+from ..loop.objective import Batch
 from ..loop.sharding import standalone
 from ..losses.terms import check_terms
 from ..method_config import LoraConfig
+from ..packed.lengths import check_start_context
 from ..sections import MakeProbe, Run, Sections
 from ..student.chain_spans import check_spans
 from ..student.draft import cut_from_target, make_draft, whose

@@ -27,13 +27,14 @@ from ...drafters.projection import Projection
 from ..eagle_common import in_text_order, told_by_row, with_counts
 from ..labels import label_places
 from ..loop.loop import Outcome
-from ..loop.objective import Batch, are_long
+from ..loop.objective import Batch
 from ..loop.sharding import standalone
 from ..losses.chunked import ChunkedLoss
 from ..losses.draft_vocabulary import DraftVocabularyLoss, WholeTeacher, drafted
 from ..losses.mix import Mix
 from ..losses.pace import geometric, joined, paced
 from ..losses.terms import check_terms
+from ..packed.passes import are_long
 from ..pruning.sizes import check_not_pruned
 from ..sections import MakeProbe, Run, Sections
 from ..student.fused import chosen_layers, draft_vocabulary, frequent_tokens

@@ -23,10 +23,11 @@ from ...decoding.on_host import on_host, places, sent
 from ...drafters.block.net import BlockNet
 from ...drafters.projection import Shaping
 from ..eagle_common import in_text_order, told_by_row, with_counts
-from ..loop.objective import Batch, are_long
+from ..loop.objective import Batch
 from ..losses.chunked import Added, ChunkedLoss, Kept, SharedTeacher
 from ..losses.mix import Mix
 from ..losses.pace import d_pace, geometric
+from ..packed.passes import are_long
 from ..sections import Sections
 from .anchors import Anchors
 

@@ -21,9 +21,10 @@ from ...data.generate.continuations import Continuations
 from ...data.rows.packed import PackedRows
 from ...drafters.projection import Projection
 from ...storage import derived_tensors, write_tensors, write_text
-from ..loop.objective import hidden_states, labelled
+from ..labels import labelled
 from ..loop.progress import records
 from ..method_config import BoostConfig
+from ..packed.passes import hidden_states
 from .coverage import acceptance, left_share, matched, union_length
 
 COVERAGE = "coverage.safetensors"

@@ -20,9 +20,11 @@ from torch import Tensor, nn
 from ...decoding.target.backbone import Backbone
 from ...drafters.folder import save_draft_model
 from ...drafters.model.ensemble import save_ensemble
-from ..loop.objective import Batch, hidden_states, labelled
+from ..labels import labelled
+from ..loop.objective import Batch
 from ..losses.chunked import Teacher
 from ..method_config import BoostConfig
+from ..packed.passes import hidden_states
 from ..student.distillation import DraftStudent, teacher_of
 from ..teacher.features import FeatureSource, OnlineFeatures
 from ..teacher.frozen import freeze

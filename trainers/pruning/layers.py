@@ -28,8 +28,10 @@ from ...decoding.target.layers import with_layers
 from ...errors import DataError
 from ...storage import write_text
 from ..config import ModelConfig
-from ..loop.objective import Batch, hidden_states, labelled
+from ..labels import labelled
+from ..loop.objective import Batch
 from ..loop.order import RowOrder
+from ..packed.passes import hidden_states
 from ..teacher.feature_cache import model_hash
 from .sizes import layers_kept, pruned_config
 from .width import cut_width

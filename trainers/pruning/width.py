@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from ...decoding.target.layers import with_layers
-from ..loop.objective import Batch, hidden_states
+from ..loop.objective import Batch
+from ..packed.passes import hidden_states
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel

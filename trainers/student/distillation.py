@@ -16,9 +16,11 @@ from ...drafters.eagle.static import Static, as_it_is
 from ...drafters.projection import Projection, Shaping
 from ...errors import RequestError
 from ..config import LoopConfig, ObjectiveConfig
-from ..loop.objective import Batch, hidden_states, label_shares, labelled
+from ..labels import label_shares, labelled
+from ..loop.objective import Batch
 from ..losses.chunked import ChunkedLoss, Teacher
 from ..losses.ramp import Ramp
+from ..packed.passes import hidden_states
 from .draft import rows_of
 
 if TYPE_CHECKING:

@@ -26,7 +26,9 @@ from ...decoding.target.windows import Masks, Windows
 from ...drafters.block.model_spans import attending_by_spans
 from ...errors import RequestError
 from ..block.anchors import of, scores
-from ..loop.objective import Batch, are_long, document_mask, hidden_states
+from ..loop.objective import Batch
+from ..packed.masks import document_mask
+from ..packed.passes import are_long, hidden_states
 from .chain_spans import chain_spans
 
 if TYPE_CHECKING:

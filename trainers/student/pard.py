@@ -21,7 +21,8 @@ from ...drafters.projection import Projection, Shaping
 from ..block.student import BlockLoss
 from ..config import ObjectiveConfig
 from ..eagle_common import in_text_order, told_by_row, with_counts
-from ..loop.objective import Batch, labelled
+from ..labels import labelled
+from ..loop.objective import Batch
 from ..losses.chunked import ChunkedLoss, SharedTeacher
 from ..losses.mix import Mix
 from .draft import rows_of

@@ -31,7 +31,8 @@ from ...data.features.codec import Encoded, FeatureDtype, decode, encode
 from ...data.features.store import FeatureStore, row_keys
 from ...decoding.target.cut import is_cut, team_of
 from ...decoding.target.hidden_states import LAST, HiddenStates, decoder_of, layer_count
-from ..loop.objective import Batch, over_rows
+from ..loop.objective import Batch
+from ..packed.passes import over_rows
 from .output import ALL, Part
 
 if TYPE_CHECKING:

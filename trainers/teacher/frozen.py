@@ -26,10 +26,11 @@ from ...drafters.projection import check_logits
 from ...errors import RequestError
 from ..config import FROM_TARGET, TargetConfig
 from ..loop.loop import Outcome, Plan
-from ..loop.objective import Objective, check_row_length
+from ..loop.objective import Objective
 from ..loop.processes import name_the_silent
 from ..loop.setup import make_accelerator, make_deterministic, run_loop
 from ..methods import METHODS
+from ..packed.lengths import check_row_length
 from ..sections import Run, Sections
 from ..student.warm_start import check_start_folder
 from .engine_answers import answered_rows

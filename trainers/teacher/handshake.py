@@ -21,7 +21,7 @@ from ...data.features.engine import Engine, States
 from ...decoding.target.hidden_states import decoder_of, last_norm
 from ...drafters.projection import Projection
 from ...errors import RequestError
-from ..loop.objective import row_masks
+from ..packed.masks import row_masks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

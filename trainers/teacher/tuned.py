@@ -32,12 +32,14 @@ from ...drafters.projection import Projection, Shaping, check_logits
 from ...errors import RequestError
 from ...storage import replace_folder
 from ..config import TargetConfig
+from ..labels import labelled
 from ..loop.loop import Outcome, Probe
-from ..loop.objective import Batch, Objective, hidden_states, labelled
+from ..loop.objective import Batch, Objective
 from ..loop.optimizer import Pace
 from ..losses.chunked import ChunkedLoss, Teacher, TokenLoss, cross_entropy
 from ..losses.mix import Mix
 from ..method_config import TuneConfig
+from ..packed.passes import hidden_states
 from ..sections import Run, Sections
 from ..student.lora import TUNED_NAME, add_adapter, without_adapters
 from ..student.recomputed import recompute_layers

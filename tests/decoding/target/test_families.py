@@ -28,7 +28,7 @@ from draftsmith.decoding.target.stacked import can_stack
 from draftsmith.decoding.target.windows import Window, Windows
 from draftsmith.decoding.tree.tree import Tree, chain
 from draftsmith.errors import RequestError
-from draftsmith.trainers.loop.objective import hidden_states
+from draftsmith.trainers.packed.passes import hidden_states
 from random_models import own_text, random_model, ready
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel

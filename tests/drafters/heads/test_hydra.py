@@ -21,8 +21,8 @@ from draftsmith.drafters.projection import Projection
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import RequestError
 from draftsmith.trainers.config import ObjectiveConfig
-from draftsmith.trainers.loop.objective import document_mask
 from draftsmith.trainers.method_config import MedusaConfig
+from draftsmith.trainers.packed.masks import document_mask
 from draftsmith.trainers.teacher.frozen import saver
 from method_objectives import build
 from torch import Tensor

@@ -22,8 +22,8 @@ from draftsmith.launch.check.models import Models
 from draftsmith.launch.recipe.load import load_recipe, shipped_recipes
 from draftsmith.launch.recipe.model import Recipe
 from draftsmith.trainers import methods
-from draftsmith.trainers.loop import objective
 from draftsmith.trainers.methods import METHODS
+from draftsmith.trainers.packed import passes
 from draftsmith.trainers.teacher.tuned import TunedTarget
 from method_objectives import objective_of
 from rich.console import Console
@@ -293,7 +293,7 @@ def test_masks_that_grow_with_the_row_are_counted(name: str, more: dict[str, str
 
 @pytest.mark.parametrize("name", ["dflash", "dspark", "dflash2"])
 def test_slots_of_long_rows_have_no_mask(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(objective, "MASKED", 511)
+    monkeypatch.setattr(passes, "MASKED", 511)
     monkeypatch.setattr(methods, "MASKED", 511)
     estimate, counted = estimated_and_counted(name, {"block.anchors": "64"}, tokens=512)
     assert 1 <= estimate / counted < 1.6, (estimate, counted)

@@ -15,10 +15,10 @@ from draftsmith.drafters.block.proposer import DFlash
 from draftsmith.errors import RequestError
 from draftsmith.trainers.block.dflash import DFlashObjective
 from draftsmith.trainers.config import ObjectiveConfig
-from draftsmith.trainers.loop import objective
 from draftsmith.trainers.loop.sums import means
 from draftsmith.trainers.losses.mix import Mix
 from draftsmith.trainers.method_config import BlockConfig
+from draftsmith.trainers.packed import passes
 from method_objectives import build
 from torch import Tensor
 
@@ -214,7 +214,7 @@ def test_long_rows_have_the_numbers_of_a_mask(method: str, target: Backbone, mon
     batch, found = rows(), []
     monkeypatch.setattr(spans, "BLOCK", 8)
     for masked, recompute in ((12, False), (11, False), (11, True)):
-        monkeypatch.setattr(objective, "MASKED", masked)
+        monkeypatch.setattr(passes, "MASKED", masked)
         torch.manual_seed(0)
         config = BlockConfig(**SMALL, recompute=recompute)
         goal = build(method, target.model, block=config, objective=ObjectiveConfig(chunk=4))

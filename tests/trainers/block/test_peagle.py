@@ -12,8 +12,8 @@ from draftsmith.drafters.block import spans
 from draftsmith.drafters.eagle import branches
 from draftsmith.trainers.block.branches import sampled
 from draftsmith.trainers.config import ObjectiveConfig
-from draftsmith.trainers.loop import objective
 from draftsmith.trainers.method_config import Eagle3Config, PeagleConfig
+from draftsmith.trainers.packed import passes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from method_objectives import build
@@ -167,7 +167,7 @@ def test_long_rows_have_the_numbers_of_a_mask(target: Backbone, monkeypatch: pyt
     teacher = goal.prepare(batch)
     found = []
     for masked in (43, 42):
-        monkeypatch.setattr(objective, "MASKED", masked)
+        monkeypatch.setattr(passes, "MASKED", masked)
         goal.module.zero_grad()
         loss, terms = goal.module(batch, teacher)
         loss.backward()

@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from conftest import VOCABULARY
 from draftsmith.drafters.projection import Projection, Shaping
-from draftsmith.trainers.loop.objective import hidden_states
 from draftsmith.trainers.method_config import BlockConfig, DFlash2Config, DSparkConfig, MtpConfig, PeagleConfig
+from draftsmith.trainers.packed.passes import hidden_states
 from draftsmith.trainers.student.masked_chains import drawn
 from draftsmith.trainers.student.pard import PardStudent, PardTeacher
 from method_objectives import build

@@ -21,9 +21,10 @@ from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.projection import Projection
 from draftsmith.trainers.boosting import coverage
 from draftsmith.trainers.boosting.coverage_pass import COVERAGE, measure_matches, record_coverage, stored_matches
-from draftsmith.trainers.loop.objective import hidden_states, labelled
+from draftsmith.trainers.labels import labelled
 from draftsmith.trainers.losses.weighted_rows import WeightedRows
 from draftsmith.trainers.method_config import BoostConfig
+from draftsmith.trainers.packed.passes import hidden_states
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file

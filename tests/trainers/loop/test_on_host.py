@@ -9,9 +9,9 @@ from draftsmith.decoding.on_host import on_host, sent
 from draftsmith.drafters.eagle.passes import Packing
 from draftsmith.drafters.projection import Projection
 from draftsmith.trainers.eagle_common import compared, in_text_order
-from draftsmith.trainers.labels import has_label, label_places
+from draftsmith.trainers.labels import has_label, label_places, labelled
 from draftsmith.trainers.loop.feed import upload
-from draftsmith.trainers.loop.objective import Batch, labelled
+from draftsmith.trainers.loop.objective import Batch
 from draftsmith.trainers.loop.step import cut
 from draftsmith.trainers.losses.chunked import SharedTeacher
 

@@ -12,8 +12,9 @@ from draftsmith.benchmarks.common.random_models import GROUPED, WINDOWED
 from draftsmith.data.rows.packed import Document, PackedRows, pack
 from draftsmith.decoding.target.attention import use_grouped_attention
 from draftsmith.drafters.block import spans
-from draftsmith.trainers.loop import objective
-from draftsmith.trainers.loop.objective import Batch, hidden_states
+from draftsmith.trainers.loop.objective import Batch
+from draftsmith.trainers.packed import passes
+from draftsmith.trainers.packed.passes import hidden_states
 from random_models import random_model
 from torch import Tensor
 
@@ -61,8 +62,8 @@ def test_the_numbers_of_a_mask(family: str, lengths: tuple[int, ...], monkeypatc
     model, rows = of(family), packed(*lengths)
     batch = rows.batch(range(len(rows)))
     with_mask = trained_on(model, batch)
-    monkeypatch.setattr(objective, "MASKED", S - 1)
-    monkeypatch.setattr(objective, "row_masks", None)  # nothing asks for one
+    monkeypatch.setattr(passes, "MASKED", S - 1)
+    monkeypatch.setattr(passes, "row_masks", None)  # nothing asks for one
     without = trained_on(model, batch)
     torch.testing.assert_close(without, with_mask, rtol=2e-4, atol=2e-5)
 
@@ -97,11 +98,11 @@ def test_nothing_grows_with_the_square(family: str, sharded: bool, monkeypatch: 
     model = random_model(name, **SMALL | more)
     use_grouped_attention(model)
     weights = max(each.numel() for each in model.parameters())
-    monkeypatch.setattr(objective, "is_sharded", lambda _model: sharded)
+    monkeypatch.setattr(passes, "is_sharded", lambda _model: sharded)
     monkeypatch.setattr(spans, "BLOCK", 32)
     found = {}
     for masked in (0, 4096):
-        monkeypatch.setattr(objective, "MASKED", masked)
+        monkeypatch.setattr(passes, "MASKED", masked)
         for length in (256, 1024):
             found[masked, length] = largest(model, packed(length, row=length).batch([0]))
     assert weights < found[0, 256]
@@ -114,13 +115,13 @@ def test_nothing_grows_with_the_square(family: str, sharded: bool, monkeypatch: 
 def test_pieces_keep_their_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes that hold a model together need equally many passes."""
     model = of("qwen3")
-    monkeypatch.setattr(objective, "MASKED", 8)
-    assert objective.goes_without_mask(model, 9)
-    assert not objective.goes_without_mask(model, 8)
-    monkeypatch.setattr(objective, "is_sharded", lambda _model: True)
-    passes: list[Any] = []
+    monkeypatch.setattr(passes, "MASKED", 8)
+    assert passes.goes_without_mask(model, 9)
+    assert not passes.goes_without_mask(model, 8)
+    monkeypatch.setattr(passes, "is_sharded", lambda _model: True)
+    made: list[Any] = []
     batch = packed(50, 33, 9).batch([0])
-    objective.over_rows(model.get_decoder(), batch, lambda inputs: passes.append(inputs) or [batch["positions"]])
-    assert [each["attention_mask"].shape for each in passes] == [(1, 1, S, 4)]
+    passes.over_rows(model.get_decoder(), batch, lambda inputs: made.append(inputs) or [batch["positions"]])
+    assert [each["attention_mask"].shape for each in made] == [(1, 1, S, 4)]
     model.set_attn_implementation("eager")
-    assert not objective.goes_without_mask(model.get_decoder(), 9)
+    assert not passes.goes_without_mask(model.get_decoder(), 9)

@@ -16,7 +16,7 @@ from draftsmith.decoding.on_host import on_host
 from draftsmith.errors import TrainingFailed
 from draftsmith.trainers import eagle
 from draftsmith.trainers.config import ObjectiveConfig
-from draftsmith.trainers.loop import objective, optimizer, step
+from draftsmith.trainers.loop import optimizer, step
 from draftsmith.trainers.loop.optimizer import LeftOut, MuonByFlag, Unread, leaves_out_by_itself
 from draftsmith.trainers.method_config import (
     BlockConfig,
@@ -29,6 +29,7 @@ from draftsmith.trainers.method_config import (
     PeagleConfig,
     RolloutsConfig,
 )
+from draftsmith.trainers.packed import passes
 from faults import poison, toy
 from method_objectives import OBJECTIVES
 from pretended_device import Place, watched
@@ -148,7 +149,7 @@ def test_nothing_is_read_between_reports(case: str, tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize("case", ["distill", "peagle", "pard"])
 @pytest.mark.usefixtures("device")
 def test_nor_of_rows_without_a_mask(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(objective, "MASKED", 8)
+    monkeypatch.setattr(passes, "MASKED", 8)
     assert read_in(loop_of(case, tmp_path), monkeypatch) == {}
 
 

@@ -17,9 +17,9 @@ from draftsmith.drafters.block.model_spans import attending_by_spans
 from draftsmith.errors import RequestError
 from draftsmith.trainers.block import pard
 from draftsmith.trainers.config import MASKED, ModelConfig
-from draftsmith.trainers.loop import objective
 from draftsmith.trainers.loop.objective import Batch
 from draftsmith.trainers.method_config import PardConfig
+from draftsmith.trainers.packed import passes
 from draftsmith.trainers.student import masked_chains
 from draftsmith.trainers.student.chain_spans import chain_spans, check_spans
 from draftsmith.trainers.student.masked_chains import Chains, chain_mask, chain_states, drawn
@@ -134,7 +134,7 @@ def test_the_numbers_of_a_mask(family: str, monkeypatch: pytest.MonkeyPatch) -> 
     chains = drawn(batch, 5, 1, keep=0.8, least=0.2)
     assert set(chains.depth_RM.unique().tolist()) == {0, 1, 2, 3, 4}
     with_mask = trained_on(model, batch, chains)
-    monkeypatch.setattr(objective, "MASKED", 43)
+    monkeypatch.setattr(passes, "MASKED", 43)
     monkeypatch.setattr(masked_chains, "chain_mask", None)  # nothing asks for one
     without = trained_on(model, batch, chains)
     torch.testing.assert_close(without, with_mask, rtol=1e-5, atol=1e-5)
@@ -148,7 +148,7 @@ def test_layers_that_are_computed_again_attend_as_they_did(family: str, monkeypa
     """Their second pass comes in the backward pass, when the model attends by its masks again."""
     model, batch = draft_of(family).train(), two_rows()
     chains = drawn(batch, 5, 1, keep=0.8, least=0.2)
-    monkeypatch.setattr(objective, "MASKED", 43)
+    monkeypatch.setattr(passes, "MASKED", 43)
     once = trained_on(model, batch, chains)
     recompute_layers(model, "the draft", row_tokens=MASKED + 1)
     torch.testing.assert_close(trained_on(model, batch, chains), once, rtol=0, atol=0)
@@ -203,7 +203,7 @@ def test_a_row_longer_than_masked_trains(monkeypatch: pytest.MonkeyPatch) -> Non
     teacher = made.prepare(batch)
     found = []
     for masked in (MASKED, tokens):
-        monkeypatch.setattr(objective, "MASKED", masked)
+        monkeypatch.setattr(passes, "MASKED", masked)
         if masked == MASKED:
             monkeypatch.setattr(masked_chains, "chain_mask", None)
         made.module.zero_grad()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from conftest import make_target
-from draftsmith.trainers.loop import objective
-from draftsmith.trainers.loop.objective import document_mask, hidden_states
+from draftsmith.trainers.packed import passes
+from draftsmith.trainers.packed.masks import document_mask
+from draftsmith.trainers.packed.passes import hidden_states
 from draftsmith.trainers.student.masked_chains import Chains, chain_mask, chain_states, drawn, listed
 from hypothesis import given
 from hypothesis import strategies as st
@@ -91,7 +92,7 @@ def test_one_draft_is_the_plain_language_model_to_the_bit() -> None:
 def test_a_mask_in_training_is_the_mask_of_a_pass_behind_the_text(
     architecture: str, masked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(objective, "MASKED", 24 if masked else 23)
+    monkeypatch.setattr(passes, "MASKED", 24 if masked else 23)
     model = make_target(architecture).model
     batch = packed([6, 13, 5])
     chains = drawn(batch, 4, 1, keep=0.9, least=0.2)

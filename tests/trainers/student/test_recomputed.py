@@ -20,8 +20,9 @@ from draftsmith.launch.check.unread import check_read
 from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.launch.recipe.model import Recipe
 from draftsmith.trainers.config import ObjectiveConfig
-from draftsmith.trainers.loop.objective import Batch, hidden_states
+from draftsmith.trainers.loop.objective import Batch
 from draftsmith.trainers.method_config import BlockConfig, MedusaConfig, PardConfig, PeagleConfig, TuneConfig
+from draftsmith.trainers.packed.passes import hidden_states
 from draftsmith.trainers.student.compiled import Compiled
 from draftsmith.trainers.student.distillation import DraftStudent, teacher_of
 from draftsmith.trainers.student.lora import add_adapter
@@ -169,7 +170,7 @@ def test_no_bit_of_pard_differs() -> None:
 
 def test_documents_of_long_rows_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Document by document, without a mask."""
-    monkeypatch.setattr("draftsmith.trainers.loop.objective.MASKED", 8)
+    monkeypatch.setattr("draftsmith.trainers.packed.passes.MASKED", 8)
     check_model(trainable("qwen3", GROUPED), 0.8)
 
 

@@ -14,7 +14,7 @@ from draftsmith.decoding.target.hidden_states import decoder_of
 from draftsmith.decoding.target.loading import load_target
 from draftsmith.errors import EnvironmentFailure, RequestError
 from draftsmith.eval.measure.speed import bytes_of
-from draftsmith.trainers.loop import objective
+from draftsmith.trainers.packed import passes
 from draftsmith.trainers.teacher.feature_cache import weights_hash
 from draftsmith.trainers.teacher.features import states_of
 from faults import cut_ranks, ranks, stalls
@@ -111,7 +111,7 @@ def test_processes_make_equal_passes_for_unequal_documents(tmp_path: Path, monke
     """Long rows are read document by document, without a mask, layers with a window too."""
     folders = saved(tmp_path / "targets", ["gemma3_text", "qwen3"])
     ranks.run(2, cut_ranks.long_rows, tmp_path, folders)
-    monkeypatch.setattr(objective, "MASKED", cut_ranks.TOKENS - 1)
+    monkeypatch.setattr(passes, "MASKED", cut_ranks.TOKENS - 1)
     for folder in folders:
         decoder = decoder_of(load_target(folder).model)
         for rank in (0, 1):

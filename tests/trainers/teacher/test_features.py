@@ -40,8 +40,10 @@ from draftsmith.trainers.config import (
 from draftsmith.trainers.loop import setup, state
 from draftsmith.trainers.loop.feed import Feed
 from draftsmith.trainers.loop.loop import Loop, Outcome, Plan
-from draftsmith.trainers.loop.objective import Batch, Objective, document_mask, hidden_states
+from draftsmith.trainers.loop.objective import Batch, Objective
 from draftsmith.trainers.method_config import BoostConfig, Eagle3Config, MedusaConfig
+from draftsmith.trainers.packed.masks import document_mask
+from draftsmith.trainers.packed.passes import hidden_states
 from draftsmith.trainers.teacher import feature_cache
 from draftsmith.trainers.teacher.features import CachedFeatures, OnlineFeatures, states_of
 from method_objectives import build
@@ -142,7 +144,7 @@ def test_packed_rows_of_four_windows(family: str) -> None:
 
 def test_one_mask_for_all_layers_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "draftsmith.trainers.loop.objective.row_masks", lambda _config, documents, _positions: document_mask(documents)
+        "draftsmith.trainers.packed.passes.row_masks", lambda _config, documents, _positions: document_mask(documents)
     )
     for family in WINDOWED:
         with pytest.raises(AssertionError, match="not close"):

@@ -17,8 +17,8 @@ from draftsmith.decoding.sampling import Warper
 from draftsmith.errors import RequestError
 from draftsmith.launch.recipe.model import Recipe
 from draftsmith.trainers.distill import DistillObjective
-from draftsmith.trainers.loop.objective import hidden_states
 from draftsmith.trainers.method_config import Eagle3Config, EagleConfig
+from draftsmith.trainers.packed.passes import hidden_states
 from draftsmith.trainers.teacher.features import states_of
 from draftsmith.trainers.teacher.mixture import write
 from hypothesis import given, settings
