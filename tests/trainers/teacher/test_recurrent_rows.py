@@ -80,7 +80,7 @@ def test_why_a_mask_is_not_enough(family: str, monkeypatch: pytest.MonkeyPatch) 
     rows, _ = packed(LENGTHS)
     batch = rows.batch(range(len(rows)))
     right_RSH = hidden_states(model, batch)
-    monkeypatch.setattr("draftsmith.trainers.loop.objective.is_recurrent", lambda _: False)
+    monkeypatch.setattr("draftsmith.trainers.packed.passes.is_recurrent", lambda _: False)
     masked_RSH = hidden_states(model, batch)
     first, later = batch["documents"] == 0, batch["documents"] > 0
     torch.testing.assert_close(masked_RSH[first], right_RSH[first], rtol=1e-4, atol=1e-5)
