@@ -24,7 +24,8 @@ from ...decoding.target.windows import Masks, Windows
 from ...drafters.block.model_spans import attending_by_spans, why_not_by_spans
 from ...drafters.eagle.static import Static, as_it_is
 from ...errors import RequestError
-from ..config import MASKED, LoopConfig
+from ..config import MASKED as MASKED
+from ..config import LoopConfig
 from ..loop.objective import Batch
 from ..loop.sharding import is_sharded
 from .lengths import check_row_length
