@@ -43,8 +43,8 @@ _LARGE = 2**19
 class Joined(NamedTuple):
     """Several linear layers as one, each number of rows by the kernel that is fastest for it.
 
-    With AVX-512: column by column for a token or two, by oneDNN for more. Where there are tiles too (AMX), the way to
-    oneDNN's kernel costs more than it saves, but for output projections from four tokens on. Without AVX-512: by W x^T
+    With AVX-512: column by column for a token or two, by oneDNN for more. Where there are tiles too (AMX), column
+    by column throughout, but for output projections, which go by oneDNN from four tokens on. Without AVX-512: by W x^T
     for two to five tokens, a verify call's, which is faster there than x W^T; output projections by oneDNN from two
     tokens on. Measured by `benchmarks/verify_call.py`. The kernel depends on the processor and the shapes alone, never
     on a clock, so that equal calls give equal bits.
