@@ -107,14 +107,20 @@ _BLOCK_TREE = Grid(
     },
     suits=_branches,
 )
-BY_BLOCK = (*(replace(each, fixed={**each.fixed, **_BLOCK_CHAIN}) for each in BY_MODEL), _BLOCK_TREE)
 _UNCUT, _CUT = ({"drafter.confidence": least} for least in ("0.0", "0.4"))
-BY_DSPARK = (
-    *(replace(each, fixed={**each.fixed, **_UNCUT}) for each in BY_BLOCK),
-    replace(
-        _CHAIN, fixed={**_CHAIN.fixed, **_BLOCK_CHAIN, **_CUT}, suits=lambda settings: bool(settings["confidence"])
-    ),
+
+
+def _cut(suits: Callable[[Mapping[str, Any]], bool]) -> Grid:
+    """A block's chain that ends in front of the first slot in doubt."""
+    return replace(_CHAIN, fixed={**_CHAIN.fixed, **_BLOCK_CHAIN, **_CUT}, suits=suits)
+
+
+_BLOCK = tuple(
+    replace(each, fixed={**each.fixed, **_UNCUT})
+    for each in (*(replace(each, fixed={**each.fixed, **_BLOCK_CHAIN}) for each in BY_MODEL), _BLOCK_TREE)
 )
+BY_BLOCK = (*_BLOCK, _cut(lambda _settings: True))
+BY_DSPARK = (*_BLOCK, _cut(lambda settings: bool(settings["confidence"])))
 PROMPT_LOOKUP = (Grid("drafter.lookup_tokens", (1, 2, 3, 4, 6, 8, 10)),)
 NGRAM = (Grid("drafter.ngram_tokens", (1, 2, 3, 4, 5, 6)),)
 LLMA = (Grid("drafter.llma_tokens", (1, 2, 4, 6, 8, 12, 19)),)

@@ -11,6 +11,8 @@ from draftsmith.drafters.temperatures import FACTORS
 from draftsmith.eval.tune.words import in_words
 
 CHAIN = {"drafter.eagle_tree": "chain", "drafter.tree": "default"}
+BLOCK = {"drafter.block_tree": "chain", "drafter.policy": "sample", "eval.draft_length": "4"}
+BLOCK_TREE = {"drafter.block_tree": "tree", "drafter.block_children": "4", "eval.draft_length": "8"}
 DYNAMIC = {"drafter.eagle_tree": "dynamic", "drafter.tree": "default", FACTORS: "[]"}
 
 
@@ -25,6 +27,9 @@ DYNAMIC = {"drafter.eagle_tree": "dynamic", "drafter.tree": "default", FACTORS: 
         ({**DYNAMIC, "eval.draft_length": "5", "drafter.eagle_nodes": "16"}, "tree of 16 nodes, 5 deep"),
         ({"drafter.tree": "default", "drafter.medusa_nodes": "8"}, "tree of 8 nodes"),
         ({"drafter.tree": "chain", "eval.draft_length": "2"}, "chain of 2"),
+        ({**BLOCK, "drafter.confidence": "0.0"}, "chain of 4"),
+        ({**BLOCK, "drafter.confidence": "0.4"}, "chain of 4, cut below confidence 0.4"),
+        ({**BLOCK_TREE, "drafter.block_nodes": "6"}, "tree of 6 nodes, 8 deep, 4 children a node"),
         ({"drafter.lookup_tokens": "1"}, "copies at most 1 token"),
         ({"drafter.lookup_tokens": "6"}, "copies at most 6 tokens"),
         ({"drafter.rest_nodes": "6"}, "rest nodes 6"),  # nobody has found words for it
