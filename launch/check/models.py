@@ -67,7 +67,7 @@ class Models:
 
 
 def check_target(recipe: Recipe, models: Models) -> str:
-    """Size of the target; it can be decoded with, and training rows fit its context."""
+    """Size of the target, which can be decoded with."""
     from ...decoding.target.backbone import context_limits
     from ...decoding.target.quantised import quantisation_of
 
@@ -135,7 +135,7 @@ def check_recipe(recipe: Recipe) -> None:
 
 
 def _target(recipe: Recipe) -> PreTrainedModel:
-    """The target's shapes, for every check that asks; refused where training would refuse it."""
+    """The target's shapes, for every check that asks; refused where no method could train for it."""
     from ...decoding.target.attention import use_grouped_attention
     from ...decoding.target.backbone import check_rollback
     from ...decoding.target.cut import check_layers, check_team
@@ -160,7 +160,6 @@ def _target(recipe: Recipe) -> PreTrainedModel:
         check_team(model, recipe.target.tensor_parallel)
     if recipe.target.sharding != "none":
         check_layers(model)
-    recipe.record.code().check_target(recipe, model)
     check_weight_files(path)
     if not trust and not is_described(recipe.target):
         with loading_errors("generation settings of", path, "generation_config.json"):
@@ -194,12 +193,14 @@ def _tokenizer(recipe: Recipe, models: Models) -> PreTrainedTokenizerBase:
 
 
 def _student(recipe: Recipe, models: Models) -> nn.Module:
-    """What is trained, made by its trainer in shapes alone."""
+    """What is trained, made by its trainer in shapes alone; for a target that suits the method."""
     import torch
 
     record = recipe.record
     make = record.code().student
     target = models.target() if record.has_target else None
+    if target is not None:
+        record.code().check_target(recipe, target)
     if record.family is None or FAMILIES[record.family].build is None:  # models of `transformers`
         tokenizer = models.to_compare()
         with torch.device("meta"):

@@ -244,6 +244,16 @@ def test_what_fails_for_one_reason_is_said_once(tmp_path: Path, capfd: pytest.Ca
     assert fails.count("as target") == len(fails) - 1 > 1
 
 
+def test_a_drafter_s_own_failure_is_no_other_row_s(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    words = ["check", "dflash-tiny", "--block.mask_token", "999999", "--out", str(tmp_path / "out")]
+    assert main(words) == 2
+    table = capfd.readouterr().out
+    failing = [line.split("\u2502")[1].strip() for line in table.splitlines() if "FAILS" in line]
+    assert failing == ["model", "disk", "features"], (
+        table
+    )  # the target, the data and the prompts are as they should be
+
+
 def test_a_failure_is_looked_up_once() -> None:
     tries = []
 
