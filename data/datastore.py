@@ -18,12 +18,14 @@ import json
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..decoding.random import salt_of
 from ..errors import RequestError
 from ..storage import MANIFEST, sha256
 from ..storage.formats import DATASTORE
@@ -39,12 +41,22 @@ class Shard:
     def window(self, at: int, size: int) -> list[int]:
         """The first `size` entries of the suffix at index `at` of the suffix array."""
         start = int(self.suffixes[at])
-        if start >= len(self.tokens):
-            raise RequestError(
-                f"datastore: a shard has a suffix at {start:,}, and {len(self.tokens):,} tokens; "
-                "build the datastore again"
-            )
+        if not 0 <= start < len(self.tokens):
+            raise self._damaged(start)
         return self.tokens[start : start + size].tolist()
+
+    def starts(self, index_M: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where the suffixes at these indices of the suffix array begin, [M]."""
+        starts_M = np.asarray(self.suffixes[index_M], dtype=np.int64)
+        wrong_X = starts_M[(starts_M < 0) | (starts_M >= len(self.tokens))]
+        if wrong_X.size:
+            raise self._damaged(int(wrong_X[0]))
+        return starts_M
+
+    def _damaged(self, start: int) -> RequestError:
+        return RequestError(
+            f"datastore: a shard has a suffix at {start:,}, and {len(self.tokens):,} tokens; build the datastore again"
+        )
 
     def first(self, sequence: Sequence[int], low: int = 0) -> int:
         """Index of the first suffix that is not smaller than `sequence`, looked for from `low`.
@@ -63,25 +75,32 @@ class Datastore:
     Args:
         folder: what `build_datastore` wrote.
         tokenizer: fingerprint that the corpus must have been made with; None accepts any.
+        ids: a look-up that finds a token of this id or a larger one is refused; None for the datastore's own number.
 
     Raises:
         RequestError: the folder is no datastore, or of another format, or of another tokenizer,
             or its files do not have the sizes that the manifest names.
     """
 
-    def __init__(self, folder: Path, *, tokenizer: str | None = None) -> None:
+    def __init__(self, folder: Path, *, tokenizer: str | None = None, ids: int | None = None) -> None:
         self.folder = folder
-        self.manifest = _read_manifest(folder)
+        self.manifest = read_manifest(folder)
         if tokenizer is not None and self.manifest["tokenizer"] != tokenizer:
             raise RequestError(
                 f"datastore: {folder}: tokenizer is {self.manifest['tokenizer']!r}, expected "
                 f"{tokenizer!r}; its ids mean other text: build it again with this tokenizer"
             )
         self.vocabulary: int = self.manifest["vocabulary"]
+        self._ids = self.vocabulary if ids is None else min(ids, self.vocabulary)
         self.shards = [
             _open_shard(folder, number, record, separator=self.vocabulary)
             for number, record in enumerate(self.manifest["shards"])
         ]
+
+    @cached_property
+    def salt(self) -> int:
+        """As of `decoding.proposal.Remembering`: of the checksums of all that it holds."""
+        return salt_of(json.dumps(self.manifest, sort_keys=True).encode())
 
     def verify(self) -> None:
         """Read every file and compare its checksum.
@@ -133,10 +152,7 @@ class Datastore:
         query = _ids(context[-size:])
         picked = self._pick(self._spans(query, self.vocabulary), limit)
         return np.concatenate(
-            [
-                _following(shard, starts + len(query), length, separator=self.vocabulary)
-                for shard, starts in zip(self.shards, picked)
-            ]
+            [self._following(shard, starts + len(query), length) for shard, starts in zip(self.shards, picked)]
         )
 
     def longest_end(self, context: Sequence[int], *, longest: int, shortest: int) -> int:
@@ -204,27 +220,27 @@ class Datastore:
         chosen = np.arange(total) if total <= limit else np.arange(limit) * total // limit
         parts = np.split(chosen, np.searchsorted(chosen, behind[:-1]))
         return [
-            np.asarray(shard.suffixes[part + (high - end)], dtype=np.int64)
+            shard.starts(part + (high - end))
             for shard, part, high, end in zip(self.shards, parts, low_high[:, 1], behind)
         ]
+
+    def _following(self, shard: Shard, starts_M: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+        """The `length` tokens from each start on, -1 behind the end of the document. [M, L]."""
+        # the last entry of a shard is a separator: clipping to it ends the row
+        index_ML = np.minimum(starts_M[:, None] + np.arange(length), len(shard.tokens) - 1)
+        tokens_ML = np.asarray(shard.tokens[index_ML], dtype=np.int64)
+        foreign_X = tokens_ML[(tokens_ML >= self._ids) & (tokens_ML != self.vocabulary)]
+        if foreign_X.size:
+            raise RequestError(
+                f"datastore: {self.folder} holds the token {foreign_X[0]}; expected ids below {self._ids}; build the "
+                "datastore again"
+            )
+        tokens_ML[np.logical_or.accumulate(tokens_ML == self.vocabulary, axis=1)] = -1
+        return tokens_ML
 
 
 def _ids(tokens: Sequence[int]) -> list[int]:
     return [int(token) for token in tokens]
-
-
-def _following(shard: Shard, starts: NDArray[np.int64], length: int, *, separator: int) -> NDArray[np.int64]:
-    """The `length` tokens from each start on, -1 behind the end of the document. [M, L]."""
-    # the last entry of a shard is a separator: clipping to it ends the row
-    index_ML = np.minimum(starts[:, None] + np.arange(length), len(shard.tokens) - 1)
-    tokens_ML = np.asarray(shard.tokens[index_ML], dtype=np.int64)
-    if tokens_ML.max(initial=0) > separator:
-        raise RequestError(
-            f"datastore: a shard holds the token {tokens_ML.max()}, and its vocabulary has {separator}; build the "
-            "datastore again"
-        )
-    tokens_ML[np.logical_or.accumulate(tokens_ML == separator, axis=1)] = -1
-    return tokens_ML
 
 
 def _prefixes(rows_ML: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
@@ -258,7 +274,8 @@ def shard_files(number: int) -> tuple[str, str]:
     return f"tokens-{number:05d}.npy", f"suffixes-{number:05d}.npy"
 
 
-def _read_manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a datastore; RequestError where the folder is none."""
     path = folder / MANIFEST
     if not path.is_file():
         raise RequestError(
@@ -288,11 +305,13 @@ def _open_shard(folder: Path, number: int, record: dict[str, Any], *, separator:
     try:
         if not all((folder / name).is_file() for name in names):
             raise OSError("one of them is missing, or no file")
-        tokens, suffixes = (np.load(folder / name, mmap_mode="r", allow_pickle=False) for name in names)
+        tokens, suffixes = (_mapped(folder / name) for name in names)
         sizes = (record["tokens"] + record["documents"],), (record["tokens"],)
-        if (tokens.shape, suffixes.shape) != sizes or tokens.dtype != token_dtype(separator):
+        if (tokens.shape, suffixes.shape) != sizes:
             raise ValueError("the arrays have other sizes than the manifest names")
-        if set(record["sha256"]) != set(names):
+        if tokens.dtype != token_dtype(separator) or suffixes.dtype not in (np.int32, np.int64):
+            raise ValueError(f"the arrays are of {tokens.dtype} and {suffixes.dtype}")
+        if not isinstance(record["sha256"], dict) or set(record["sha256"]) != set(names):
             raise ValueError("the manifest lacks its checksums")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RequestError(
@@ -300,3 +319,15 @@ def _open_shard(folder: Path, number: int, record: dict[str, Any], *, separator:
             "build the datastore again"
         ) from error
     return Shard(tokens, suffixes)
+
+
+def _mapped(path: Path) -> np.memmap:
+    """The one array of a file; ValueError where it is no such file."""
+    try:
+        # not `load`, which opens archives too
+        return np.lib.format.open_memmap(path, mode="r")
+    except OSError:
+        raise
+    except Exception as error:  # what a damaged header makes numpy's parser raise is any kind of error
+        (reason, *_) = str(error).splitlines() or [type(error).__name__]  # what follows speaks of numpy's own options
+        raise ValueError(f"{path.name} is no array ({reason})") from error

@@ -5,8 +5,10 @@ Read next: `datastore.py` for what a shard holds.
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from numpy.typing import NDArray
 from ..errors import EnvironmentFailure, RequestError
 from ..storage import MANIFEST, flush, sha256, staged_folder, write_text
 from ..storage.formats import DATASTORE
-from .datastore import shard_files, token_dtype
+from .datastore import read_manifest, shard_files, token_dtype
 
 
 def build_datastore(
@@ -26,8 +28,9 @@ def build_datastore(
     vocabulary: int,
     tokenizer: str,
     shard_tokens: int = 16_000_000,
+    replace: bool = False,
 ) -> dict[str, Any]:
-    """Write a datastore into a new folder, which appears whole or not at all.
+    """Write a datastore into a folder, which appears whole or not at all.
 
     Needs memory for one shard (about 40 bytes per token of it), however large the corpus is.
     Documents are kept in their order; empty ones are skipped; one that does not fit into a shard
@@ -35,10 +38,11 @@ def build_datastore(
 
     Args:
         documents: token ids of each document, read once.
-        folder: where to; must not exist yet.
+        folder: where to; must not exist yet, unless it is to be replaced.
         vocabulary: number of token ids; all ids are smaller.
         tokenizer: fingerprint of the tokenizer, compared again when the datastore is opened.
-        shard_tokens: most tokens of a shard, separators included.
+        shard_tokens: most tokens of a shard, separators included. A look-up searches one after another.
+        replace: a datastore that is there stays until the new one is whole.
 
     Returns:
         The manifest, as in `manifest.json`: `format`, `vocabulary`, `tokenizer`, `documents`,
@@ -49,10 +53,10 @@ def build_datastore(
         RequestError: the folder exists, the corpus is empty, or an id is outside the vocabulary.
         EnvironmentFailure: the package `pydivsufsort` is missing.
     """
-    _check_request(folder, vocabulary, shard_tokens)
+    _check_request(folder, vocabulary, shard_tokens, replace=replace)
     sort = _suffix_sorter()  # before hours may go into reading the corpus
     pieces = _pieces(documents, vocabulary, longest=shard_tokens - 1)
-    with staged_folder(folder) as staging:
+    with _not_there_yet(folder), staged_folder(folder, replace=replace) as staging:
         shards = [
             _write_shard(staging, number, tokens, sort, separator=vocabulary)
             for number, tokens in enumerate(_fill(pieces, shard_tokens, separator=vocabulary))
@@ -73,13 +77,30 @@ def build_datastore(
     return manifest
 
 
-def _check_request(folder: Path, vocabulary: int, shard_tokens: int) -> None:
-    if folder.exists():
-        raise RequestError(f"datastore: {folder} exists already; name a new folder, or remove this one first")
+def _check_request(folder: Path, vocabulary: int, shard_tokens: int, *, replace: bool) -> None:
+    if replace and (folder / MANIFEST).is_file():
+        read_manifest(folder)  # nothing but a datastore is replaced by one
+    elif folder.exists() or folder.is_symlink():
+        raise _exists(folder)
     if not 1 <= vocabulary < 2**32:
         raise RequestError(f"datastore: vocabulary is {vocabulary}, expected 1 to {2**32 - 1} ids")
     if shard_tokens < 2:
         raise RequestError(f"datastore: shard_tokens is {shard_tokens}, expected at least 2: a token and a separator")
+
+
+@contextmanager
+def _not_there_yet(folder: Path) -> Iterator[None]:
+    """RequestError where somebody else has written the folder meanwhile."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST) and folder.exists():
+            raise _exists(folder) from error
+        raise
+
+
+def _exists(folder: Path) -> RequestError:
+    return RequestError(f"datastore: {folder} exists already; name a new folder, or remove this one first")
 
 
 def _suffix_sorter() -> Callable[[NDArray[Any]], NDArray[Any]]:

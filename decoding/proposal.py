@@ -166,10 +166,11 @@ class FeatureProposer(Proposer, Protocol):
 
 @runtime_checkable
 class Remembering(Protocol):
-    """A drafter that drafts from what earlier calls have written.
+    """A drafter that drafts from what earlier calls have written: its own, or those that its texts are from.
 
     Those texts were drawn with random numbers, and a call that took the same ones again would judge drafts by coins
-    that the drafts depend on: its answers would not have the target's distribution.
+    that the drafts depend on: its answers would not have the target's distribution. Of given texts nobody knows
+    how they were made, so a hash of them (`random.salt_of`) makes the numbers others than any that they hang on.
     """
 
     def salt(self) -> int:

@@ -26,6 +26,18 @@ def salted(seed: int, salt: int) -> int:
     return int.from_bytes(blake2b(f"{seed}/{salt}".encode(), digest_size=8).digest(), "big")
 
 
+FOR_TRAINING = 1
+"""The salt of texts that drafters learn: who decodes with the same seed must not meet the numbers behind them."""
+
+
+def salt_of(*parts: bytes) -> int:
+    """A salt that differs where one of the parts does; never 0."""
+    digest = blake2b(digest_size=8)
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "big") + part)
+    return int.from_bytes(digest.digest(), "big") | 1
+
+
 class Uniforms:
     """Uniform numbers in [0, 1), fp64, one independent stream per row."""
 

@@ -82,16 +82,17 @@ class DrafterConfig(Section):
     """Folder that `draftsmith datastore build` wrote, for `rest`."""
     rest_nodes: int = Field(65, ge=2, le=4_096)
     """Nodes of `rest`'s tree, the root included."""
-    rest_longest: int = Field(16, ge=1, le=1_000)
-    """Tokens that `rest` tries to match, at most."""
+    rest_longest: int = Field(16, ge=2, le=1_000)
+    """Tokens that `rest` tries to match, at most; at least two have to."""
     rest_tokens: int = Field(10, ge=1, le=1_000)
     """Longest continuation that `rest` drafts."""
     suffix_tokens: int = Field(16, ge=1, le=1_000)
-    """Longest draft of `suffix`; less than `suffix_depth`."""
+    """Longest draft of `suffix`, or as long as `suffix_factor` and `suffix_depth` allow where that is less."""
     suffix_nodes: int | None = Field(None, ge=2, le=4_096)
     """Nodes of `suffix`'s tree, the root included; empty: it drafts a chain."""
     suffix_depth: int = Field(24, ge=2, le=256)
-    """Tokens of the longest string that `suffix` counts: a match and what followed it. Memory grows with it."""
+    """Tokens of the longest string that `suffix` counts: a match and what followed it, so that a match of m tokens
+    drafts no more than the rest. Memory grows with it, and the time of a tree faster."""
     suffix_factor: float = Field(1.0, gt=0, le=100)
     """Tokens that `suffix` drafts at most, per token of the match."""
     suffix_least: float = Field(0.1, ge=0, le=1)

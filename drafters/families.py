@@ -89,6 +89,8 @@ class Family:
     """Why it cannot be loaded in all others, for the refusal."""
     most_tokens: Callable[[Mapping[str, Any]], int | None] = lambda _settings: None
     """Most tokens of a chain that it drafts, from its settings; None: any."""
+    longest: Callable[[DrafterConfig], int | None] = lambda _config: None
+    """Most tokens that it drafts by what a recipe says, if it is not trained; None: any."""
     whole_blocks: Callable[[Mapping[str, Any]], bool] = lambda _settings: False
     """Whether the first drafts of a chain depend on how many follow, so that engines have to draft the most."""
     samples: bool = False
@@ -200,6 +202,11 @@ def _hybrid_toy(drafter: Any) -> str:
 
 def _own_toy(name: str) -> Callable[[Any], str]:
     return lambda _drafter: name
+
+
+def _longest_of_suffix(config: DrafterConfig) -> int:
+    stored = config.suffix_datastore is not None
+    return int(function(".suffix.windows:longest_draft")(config.suffix_depth, config.suffix_factor, stored=stored))
 
 
 def _lookup(name: str, title: str, summary: str, make: str, grids: tuple[Grid, ...] = ()) -> Family:
@@ -535,6 +542,7 @@ _ALL = (
         page="suffix.md",
         make=".suffix.family:suffix",
         toy=lambda drafter: "suffix tree" if getattr(drafter, "branching", False) else "suffix",
+        longest=_longest_of_suffix,
         grids=SUFFIX,
     ),
     Family(

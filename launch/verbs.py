@@ -203,7 +203,7 @@ class Chat(ChatRequest):
 
 @dataclass
 class Datastore(DatastoreRequest):
-    """Build the datastore that the method `rest` retrieves from."""
+    """Build the datastore that the methods `rest` and `suffix` retrieve from."""
 
     def run(self) -> None:
         from .datastore import build

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from ...decoding.engine import autoregressive
+from ...decoding.random import FOR_TRAINING, salted
 from ...decoding.sampling import Warper
 from ...decoding.target.backbone import Backbone
 from ...drafters.identity import TargetIdentity
@@ -151,7 +152,7 @@ def by_decoding(target: Backbone, wanted: Wanted) -> Write:
             warper=Warper(wanted.temperature),
             max_new_tokens=wanted.tokens,
             eos_ids=target.eos_ids,
-            seed=wanted.seed,
+            seed=salted(wanted.seed, FOR_TRAINING),
             requests=numbers,
         )
         return made.tokens

@@ -13,6 +13,7 @@ from itertools import islice
 
 from ...decoding.engine import Generation, autoregressive, generate
 from ...decoding.proposal import Proposer
+from ...decoding.random import FOR_TRAINING, salted
 from ...decoding.sampling import Warper
 from ...decoding.target.backbone import Backbone
 from ..rows.raw import Rejected
@@ -50,7 +51,7 @@ class Answerer:
                 warper=self.warper,
                 max_new_tokens=self.max_new_tokens,
                 eos_ids=eos_ids,
-                seed=self.seed,
+                seed=salted(self.seed, FOR_TRAINING),
                 requests=streams,
             )
             return [self._reply(ids) for ids in generation.tokens]
@@ -61,7 +62,7 @@ class Answerer:
             warper=self.warper,
             max_new_tokens=self.max_new_tokens,
             eos_ids=eos_ids,
-            seed=self.seed,
+            seed=salted(self.seed, FOR_TRAINING),
             requests=streams,
         )
         return [

@@ -195,7 +195,7 @@ def tree_of_tries(
 ) -> tuple[Tensor, RowTrees]:
     """One trie per row, found on the host, as trees of one size (REST, arXiv 2311.08252).
 
-    `POINT_MASS`: what a datastore holds does not depend on a random number.
+    `POINT_MASS`: what a datastore holds does not depend on a random number of this call (`proposal.Remembering`).
 
     Args:
         root_B: int64, the last emitted token; the trees are built on its device.

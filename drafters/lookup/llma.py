@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from ...decoding.random import salt_of
 from .gram_index import SEPARATOR, GramIndex
 from .lookup import ChainLookup, copy_after
 
@@ -38,6 +40,11 @@ class Llma(ChainLookup):
         flat = [token for document in references for token in (*document, SEPARATOR)] or [SEPARATOR]
         self._index = GramIndex(flat, longest, device)
         self._source_1L = torch.tensor([flat], dtype=torch.long, device=device)
+        self._salt = salt_of(np.array(flat, dtype=np.int64).tobytes())
+
+    def salt(self) -> int:
+        """As of `decoding.proposal.Remembering`: the target may have written the references."""
+        return self._salt
 
     def find(self) -> tuple[Tensor, Tensor]:
         """What follows the longest match in the references: tokens [B, K], how many [B]."""

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ...decoding.random import salt_of
 from ...errors import RequestError
 from .lookup import ChainLookup
 
@@ -27,6 +28,7 @@ class NgramTable:
     def __init__(self, tables: Sequence[tuple[Ints, Ints]], vocabulary: int) -> None:
         """`tables[m - 1]`: keys and next tokens, int64 [U] each, of contexts of m tokens."""
         self.tables, self.vocabulary = tables, vocabulary
+        self.salt = salt_of(*(each.tobytes() for table in tables for each in table))
 
     @classmethod
     def count(cls, documents: Iterable[Sequence[int]], *, order: int, vocabulary: int) -> NgramTable:
@@ -83,6 +85,10 @@ class Ngram(ChainLookup):
             for keys, following in table.tables
             if len(keys)  # a corpus of short texts has no long contexts
         ]
+
+    def salt(self) -> int:
+        """As of `decoding.proposal.Remembering`: the target may have written the corpus."""
+        return self.table.salt
 
     def find(self) -> tuple[Tensor, Tensor]:
         """The table's chain after the history: tokens [B, K], how many [B]."""

@@ -26,6 +26,10 @@ from .tries import propose_tries
 class Store(Protocol):
     """The part of a datastore that REST uses."""
 
+    @property
+    def salt(self) -> int:
+        """As of `decoding.proposal.Remembering`, of its texts."""
+
     def continuations(
         self, context: Sequence[int], *, longest: int, shortest: int, length: int, limit: int
     ) -> NDArray[np.int64]:
@@ -58,6 +62,10 @@ class Rest:
         self._store, self.nodes, self.draft_length = store, nodes, draft_length
         self.longest, self.shortest, self.matches = longest, shortest, matches
         self._device = device
+
+    def salt(self) -> int:
+        """As of `decoding.proposal.Remembering`: the target may have written what is stored."""
+        return self._store.salt
 
     def reset(self, prompts: Sequence[Sequence[int]], room: int, *, static: bool = False) -> None:
         """Start new rows. `room`: tokens that may follow the longest prompt."""

@@ -1,8 +1,9 @@
 """Suffix decoding beside a trained drafter: every row's next draft comes from the one that promises more tokens.
 
 The promises are the score of the suffix draft and the mean number of tokens of the trained drafter that were
-accepted in this row so far. Both are known before the drafter draws, so the choice depends on what is emitted
-alone, and the output stays the target's own. To choose between two finished drafts by what they drew would bias it.
+accepted in this row so far. Both are known before the drafter draws: the choice depends on what is emitted and on
+where earlier steps ended, and the output stays the target's own. To choose between two finished drafts by what
+they drew would bias it.
 A suffix draft is a point mass: beside tokens that are drawn from q it declares a q of one token, so that one rule
 judges every row, and a row writes the same alone. Where no row wants the trained drafter, it does not run; what it
 then has to know of the longer text it is told in steps of its own size (`pieces.py`).

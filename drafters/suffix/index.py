@@ -19,6 +19,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ...decoding.random import salt_of
 from ...errors import RequestError
 from .windows import Place, WindowTree
 
@@ -138,7 +139,7 @@ class AnswerMemory:
             number, self._calls = self._calls, self._calls + 1
             if not (number or self._trace):
                 return 0
-            return int.from_bytes(blake2b(self._trace + number.to_bytes(8, "big"), digest_size=8).digest(), "big") | 1
+            return salt_of(self._trace, number.to_bytes(8, "big"))
 
     def add(self, answer: Sequence[int]) -> None:
         """Take an answer in, its last tokens where it is too long; older ones make room."""
@@ -174,6 +175,10 @@ class AnswerMemory:
 class Store(Protocol):
     """The part of a datastore that suffix decoding uses."""
 
+    @property
+    def salt(self) -> int:
+        """As of `decoding.proposal.Remembering`, of its texts."""
+
     def longest_end(self, context: Sequence[int], *, longest: int, shortest: int) -> int:
         """Tokens of the longest end of the context that occurs with a token behind it; 0 if none does."""
 
@@ -186,18 +191,18 @@ class Store(Protocol):
 class StoredTexts:
     """A datastore as a source: of the longest end that it has, a bounded number of continuations."""
 
-    def __init__(self, store: Store, *, depth: int, limit: int = 100) -> None:
-        """`limit`: occurrences that are looked at, evenly spaced where there are more."""
-        self._store, self._depth, self._limit = store, depth, limit
+    def __init__(self, store: Store, *, longest: int, length: int, limit: int = 100) -> None:
+        """`longest`: tokens of a match; `length`: of what follows; `limit`: places that are looked at."""
+        self._store, self._longest, self._length, self._limit = store, longest, length, limit
 
     def matches(self, text: Sequence[int]) -> Iterator[tuple[int, Match]]:
         """The longest end of `text` alone: each one costs a search in the datastore."""
-        recent = text[-(self._depth - 1) :]
-        size = self._store.longest_end(recent, longest=self._depth - 1, shortest=1)
+        recent = text[-self._longest :]
+        size = self._store.longest_end(recent, longest=self._longest, shortest=1)
         if size:
             tree = WindowTree()
-            length = self._depth - size
-            found = self._store.continuations(recent, longest=size, shortest=size, length=length, limit=self._limit)
+            how = {"longest": size, "shortest": size, "length": self._length, "limit": self._limit}
+            found = self._store.continuations(recent, **how)
             for row in found.tolist():
                 tree.add(tuple(row[: row.index(-1)] if -1 in row else row))
             yield size, Match(Place(tree.root, 0))

@@ -15,18 +15,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from heapq import heappop, heappush
+from itertools import islice
 from typing import NamedTuple
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from ...decoding.proposal import Committed, Proposal
-from ...decoding.random import Uniforms
+from ...decoding.random import Uniforms, salted
 from ...decoding.sampling import Warper
 from ...errors import RequestError
+from ..config import DrafterConfig
 from ..history import History
 from ..lookup.tries import propose_chains, propose_tries
 from .index import AnswerMemory, Match, OwnText, Source, Store, StoredTexts
+from .windows import longest_draft
 
 
 class Draft(NamedTuple):
@@ -38,6 +42,16 @@ class Draft(NamedTuple):
 
 
 NOTHING = Draft([], [], 0.0)
+
+
+def _check(**values: float | None) -> None:
+    """Hold what Python code gives to the bounds of the recipe's values."""
+    names = {"draft_length": "suffix_tokens"}
+    try:
+        DrafterConfig.model_validate({names.get(name, f"suffix_{name}"): value for name, value in values.items()})
+    except ValidationError as error:
+        (first, *_) = error.errors()
+        raise RequestError(f"{first['loc'][0]} is {first['input']!r}: {first['msg'].lower()}") from None
 
 
 class SuffixDecoding:
@@ -61,19 +75,23 @@ class SuffixDecoding:
     ) -> None:
         """`nodes`: of a tree, the root included; None drafts a chain.
 
-        `depth`: tokens of a match and what follows it, together; `factor`: drafted tokens at most,
-        per token of the match; `least`: probability of the least likely string that is drafted.
-        `memory` takes in the answers of earlier calls, when the next one begins, and may be shared by drafters of
-        several threads; `store` is a datastore of this tokenizer.
+        `depth`: tokens of a match and what follows it, together, in a text or a memory, of a match in a datastore;
+        `factor`: drafted tokens at most, per token of the match; `least`: probability of the least likely string
+        that is drafted. `draft_length` comes down to the longest that these allow. `memory` takes in the answers of
+        earlier calls, when the next one begins, and may be shared by drafters of several threads; `store` is a
+        datastore of this tokenizer.
 
         Raises:
-            RequestError: `draft_length` does not fit into `depth`, or a memory has another depth.
+            RequestError: a value that no recipe may have, no token that can be drafted, or a memory of another depth.
         """
-        if not 1 <= draft_length < depth:
+        _check(draft_length=draft_length, nodes=nodes, depth=depth, factor=factor, least=least)
+        longest = longest_draft(depth, factor, stored=store is not None)
+        if min(draft_length, longest) < 1:
             raise RequestError(
-                f"suffix decoding drafts up to {draft_length} tokens by strings of {depth}; expected at least 1, and "
-                "fewer than the depth: lower drafter.suffix_tokens or raise drafter.suffix_depth"
+                f"suffix decoding is to draft up to {draft_length} tokens, {factor:g} for each of a match, by strings "
+                f"of {depth}, which drafts none; expected at least 1: raise drafter.suffix_factor"
             )
+        draft_length = min(draft_length, longest)
         if memory is not None and memory.depth != depth:
             raise RequestError(f"the memory holds strings of {memory.depth} tokens; expected {depth}, as the drafter")
         self.draft_length, self.depth, self.factor, self.least = draft_length, depth, factor, least
@@ -82,12 +100,14 @@ class SuffixDecoding:
         self.memory, self._device = memory, device
         self._shared: list[Source] = [] if memory is None else [memory]
         if store is not None:
-            self._shared.append(StoredTexts(store, depth=depth))
+            self._shared.append(StoredTexts(store, longest=depth - 1, length=draft_length))
+        self._salt = 0 if store is None else store.salt
         self._begun = False
 
     def salt(self) -> int:
-        """As of `decoding.proposal.Remembering`; 0 without a memory."""
-        return 0 if self.memory is None else self.memory.salt()
+        """As of `decoding.proposal.Remembering`; 0 where the request's own text alone is searched."""
+        own = 0 if self.memory is None else self.memory.salt()
+        return salted(own, self._salt)
 
     def reset(self, prompts: Sequence[Sequence[int]], room: int, *, static: bool = False) -> None:
         """Start new rows. `room`: tokens that may follow the longest prompt."""
@@ -125,13 +145,12 @@ class SuffixDecoding:
         """The draft of every row after its last emitted token, and its score."""
         self._history.write_last(last_B)
         self._begun = True
-        # a row without a new token has ended: it would draft the same again
         self.new = self._read()
         # all rows of a step see the same answers, whatever other threads finish meanwhile
         with nullcontext() if self.memory is None else self.memory.lock:
             for number, new in enumerate(self.new):
-                if new:
-                    self._drafts[number] = self._draft(self._rows[number])
+                # a row without a new token has ended, and must not widen the others' calls
+                self._drafts[number] = self._draft(self._rows[number]) if new else NOTHING
         return self._drafts
 
     def observe(self, committed: Committed) -> None:
@@ -154,15 +173,15 @@ class SuffixDecoding:
                 # no draft scores more than it has tokens, and shorter matches draft fewer
                 if most <= best.score:
                     break
-                draft = self._grow(match, most, min(self.draft_length, self.depth - size))
+                draft = self._grow(match, most)
                 if draft.score > best.score:
                     best = draft
         return best
 
-    def _grow(self, match: Match, most: int, deepest: int) -> Draft:
+    def _grow(self, match: Match, most: int) -> Draft:
         if self.branching:
-            return likeliest_tree(match, most, deepest, self.least)
-        return likeliest_chain(match, min(most, deepest), self.least)
+            return likeliest_tree(match, most, self.draft_length, self.least)
+        return likeliest_chain(match, most, self.least)
 
 
 def likeliest_chain(match: Match, most: int, least: float) -> Draft:
@@ -194,7 +213,8 @@ def likeliest_tree(match: Match, most: int, deepest: int, least: float) -> Draft
     waiting: list[tuple[float, int, tuple[int, ...], int, Match]] = []
 
     def open_up(probability: float, path: tuple[int, ...], node: int, match: Match) -> None:
-        for token, count in match.followers():
+        # siblings behind those that there is room for are never taken
+        for token, count in islice(match.followers(), most - len(tokens)):
             likely = probability * (count / match.total)
             if likely < least:
                 break

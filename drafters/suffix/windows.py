@@ -86,6 +86,16 @@ class Place(NamedTuple):
         return None if child is None else Place(child, 1)
 
 
+def longest_draft(depth: int, factor: float, *, stored: bool = False) -> int:
+    """Tokens of the longest draft from strings of `depth` tokens, match included, `factor` per token of the match.
+
+    `stored`: from a datastore too, where what follows a match has no bound.
+    """
+    if stored:
+        return int(factor * (depth - 1))
+    return max(min(int(factor * match), depth - match) for match in range(1, depth))
+
+
 class WindowTree:
     """A multiset of windows. A node stands only where windows part or where one ends."""
 

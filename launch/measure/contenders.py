@@ -55,7 +55,9 @@ def _contender(name: str, pair: Named, target: Backbone, *, several: bool) -> Co
 
     drafter = load({})
     family = FAMILIES[name if name in FAMILIES else str(getattr(drafter, "family", name))]
-    grids = [each for grid in family.grids if (each := _that_fits(grid, family, folder)) is not None]
+    grids = [
+        each for grid in family.grids if (each := _that_fits(grid, family, folder, pair.recipe.drafter)) is not None
+    ]
     title = f"{family.title} of {_whose(folder)}" if several and folder else family.title
     stands = any(grid.holds(_own_values(pair.recipe, grid)) for grid in grids)
     return Contender(name_of(name, folder), title, grids, not stands, load)
@@ -81,10 +83,11 @@ def _whose(folder: Path) -> str:
     return shown(folder) if is_fetched(folder) else folder.parent.name or folder.name
 
 
-def _that_fits(grid: Grid, family: Family, folder: Path | None) -> Grid | None:
-    """Without chains that are longer than there are heads; None where the drafter cannot draft so."""
+def _that_fits(grid: Grid, family: Family, folder: Path | None, config: DrafterConfig) -> Grid | None:
+    """Without chains that are longer than there are heads, or than it ever copies; None if it cannot draft so."""
     if folder is None or not family.build or not (folder / "config.json").is_file():
-        return grid
+        longest = family.longest(config)
+        return grid if longest is None else grid.up_to(longest)
     settings = read_entry(folder)["settings"]
     most = family.most_tokens(settings) if grid.value == DRAFT_LENGTH else None
     if not grid.suits(settings):

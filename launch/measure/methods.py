@@ -57,7 +57,7 @@ def make_method(name: str, recipe: Recipe, target: Backbone, trained: Callable[[
     if name == TRAINED:
         return trained()
     family = FAMILIES[name]
-    texts = TargetTexts(target.tokenizer)
+    texts = TargetTexts(target.tokenizer, target.vocabulary)
     if family.wrap is not None:
         return cast("Proposer", function(family.wrap)(recipe.drafter, trained(), texts))
     return cast("Proposer", function(family.make or "")(recipe.drafter, target, texts))
@@ -66,8 +66,9 @@ def make_method(name: str, recipe: Recipe, target: Backbone, trained: Callable[[
 class TargetTexts:
     """The corpora of drafters without training, in the tokens of a target."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, vocabulary: int | None = None) -> None:
+        """`vocabulary`: ids that the target has, for datastores."""
+        self._tokenizer, self._vocabulary = tokenizer, vocabulary
 
     def texts(self, source: str, limit: int | None = None) -> Iterator[list[int]]:
         """The texts of a source as token ids."""
@@ -82,4 +83,4 @@ class TargetTexts:
         from ...data.datastore import Datastore
         from ...drafters.identity import fingerprint
 
-        return Datastore(Path(folder), tokenizer=fingerprint(self._tokenizer))
+        return Datastore(Path(folder), tokenizer=fingerprint(self._tokenizer), ids=self._vocabulary)

@@ -13,12 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....data.datastore import Datastore
+from ....decoding.random import salt_of
 
 DOCUMENTS = [[0, 1, 0, 2, 2, 1], [2, 0, 0, 1, 2, 1, 1], [1, 0, 2, 0]]
 
 
 class MemoryStore:
     """The look-up of a datastore, over documents in memory."""
+
+    salt = salt_of(*map(bytes, DOCUMENTS))
 
     @staticmethod
     def trie(continuations: NDArray[np.int64], nodes: int) -> tuple[list[int], list[int]]:

@@ -6,7 +6,6 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -23,10 +22,9 @@ from draftsmith.drafters.suffix.index import AnswerMemory, Match, OwnText
 from draftsmith.drafters.suffix.proposer import SuffixDecoding
 from draftsmith.drafters.suffix.windows import Node, WindowTree
 from draftsmith.errors import RequestError
-from draftsmith.eval.audit.toy_models.table import tables
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import chisquare
+from toy_answers import answer_of, p_of_answers
 
 GREEDY = Warper(0.0)
 texts = st.lists(st.integers(0, 2), min_size=1, max_size=24)
@@ -205,42 +203,20 @@ def test_what_stands_behind_the_end_of_an_answer_is_not_remembered() -> None:
 
 
 def pairs_of_calls(seeds: range) -> list[tuple[list[int], list[int]]]:
-    """Two answers of four tokens with one memory and the same seed, for every seed."""
-    target, _ = tables(1, vocabulary=3, device="cpu")
+    """Two answers with one memory and the same seed, for every seed."""
     found = []
     for seed in seeds:
-        memory = AnswerMemory(depth=5)
-        drafter = SuffixDecoding(draft_length=3, depth=5, factor=4.0, least=0.0, memory=memory)
-        first, second = (
-            generate(target.as_backbone(), drafter, [[0]], warper=Warper(1.0), max_new_tokens=4, seed=seed).tokens[0]
-            for _ in range(2)
-        )
+        drafter = SuffixDecoding(draft_length=3, depth=5, factor=4.0, least=0.0, memory=AnswerMemory(depth=5))
+        first, second = (answer_of(drafter, seed) for _ in range(2))
         found.append((first, second))
     return found
 
 
-def p_of_second_answers(seeds: range) -> float:
-    """How likely second answers are that differ at least so much from the target's exact distribution."""
-    target, _ = tables(1, vocabulary=3, device="cpu")
-    law_VV = Warper(1.0)(target.logits_VV).double().numpy()
-    exact = np.array([law_VV[0, a] * law_VV[a, b] * law_VV[b, c] * law_VV[c, d] for a, b, c, d in STRINGS])
-    seen = Counter(tuple(second) for _, second in pairs_of_calls(seeds))
-    counts = np.array([seen[each] for each in STRINGS])
-    order = exact.argsort()[::-1]
-    expected, counts = exact[order] * len(seeds), counts[order]
-    tail = int((expected >= 5).sum())  # rare ones together, as chi-square asks
-    expected, counts = (np.append(each[:tail], each[tail:].sum()) for each in (expected, counts))
-    return float(chisquare(counts, expected * counts.sum() / expected.sum()).pvalue)
-
-
-STRINGS = list(product(range(3), repeat=4))
-
-
 def test_a_call_does_not_take_the_numbers_that_its_memory_was_drawn_with(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts out of an answer that the same coins have drawn would be judged by coins that they depend on."""
-    assert p_of_second_answers(range(500)) > 1e-4
+    assert p_of_answers(second for _, second in pairs_of_calls(range(500))) > 1e-4
     monkeypatch.setattr(AnswerMemory, "salt", lambda _self: 0)  # the planted bug
-    assert p_of_second_answers(range(500)) < 1e-5
+    assert p_of_answers(second for _, second in pairs_of_calls(range(500))) < 1e-5
 
 
 def test_every_call_of_a_memory_has_a_number_of_its_own() -> None:
@@ -407,7 +383,11 @@ def test_a_draft_takes_no_more_work_in_a_longer_text() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"draft_length": 24}, "drafts up to 24 tokens by strings of 24"),
+        ({"draft_length": 0}, "suffix_tokens is 0: input should be greater than or equal to 1"),
+        ({"nodes": -3}, "suffix_nodes is -3: input should be greater than or equal to 2"),
+        ({"factor": float("nan")}, "suffix_factor is nan: input should be"),
+        ({"least": 2}, "suffix_least is 2: input should be less than or equal to 1"),
+        ({"factor": 0.01}, "draft up to 16 tokens, 0.01 for each of a match, by strings of 24, which drafts none"),
         ({"memory": AnswerMemory(depth=9)}, "strings of 9 tokens; expected 24"),
     ],
 )

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from draftsmith.decoding.target.loading import load_target
+from draftsmith.drafters.config import DrafterConfig
+from draftsmith.drafters.families import FAMILIES
 from draftsmith.drafters.heads.medusa import MedusaHeads
 from draftsmith.drafters.tuned_file import read_tuned, write_tuned
 from draftsmith.eval.measure.metrics import Interval
@@ -19,7 +21,7 @@ from draftsmith.eval.tune.race import Raced
 from draftsmith.eval.tune.settings import Contender, Prediction, Setting
 from draftsmith.launch.check.early import named
 from draftsmith.launch.cli import main
-from draftsmith.launch.measure.contenders import contenders_of
+from draftsmith.launch.measure.contenders import _that_fits, contenders_of
 from draftsmith.launch.measure.tune import best_of
 from draftsmith.launch.measure.tune_words import accuracy_lines, sentence
 from draftsmith.launch.recipe.load import load_recipe
@@ -176,6 +178,18 @@ def test_what_is_left_by_cost() -> None:
     assert "off by -12, -12 %" in whole
     assert by_cost.startswith("by cost")
     assert "1 of 1 rows; off by +6, - %" in by_cost
+
+
+def test_no_draft_is_tried_that_strings_do_not_allow() -> None:
+    (suffix,) = FAMILIES["suffix"].grids
+    for values, sizes in (
+        ({}, (1, 2, 4, 6, 8, 12)),
+        ({"suffix_depth": 8}, (1, 2, 4)),
+        ({"suffix_datastore": "store"}, suffix.sizes),
+    ):
+        grid = _that_fits(suffix, FAMILIES["suffix"], None, DrafterConfig.model_validate(values))
+        assert grid is not None
+        assert grid.sizes == sizes
 
 
 def test_two_drafters_of_a_family_are_told_apart(run: Path, tmp_path: Path) -> None:
