@@ -116,6 +116,22 @@ class DrafterConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _a_tree_of_the_likeliest_draws_nothing(self) -> Self:
+        trees = {"block_tree": "tree", "eagle_tree": "dynamic"}
+        for name, value in trees.items():
+            if self.temperature_factors and getattr(self, name) == value:
+                raise ValueError(
+                    f"temperature_factors are of drawn tokens, and {name} {value} draws none: leave one out; "
+                    "--drafter.temperature_factors '[]' does away with a recipe's own"
+                )
+        if self.confidence and self.block_tree == "tree":
+            raise ValueError(
+                "confidence ends chains, and block_tree is tree: leave one out; --drafter.confidence 0 does away with "
+                "a recipe's own"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _factors_are_temperatures(self) -> Self:
         slivers = [each for each in self.temperature_factors if 0 < each < LEAST_FACTOR]
         if slivers:

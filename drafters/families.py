@@ -170,6 +170,8 @@ def _drawn(drafter: Any) -> str:
     return " argmax" if drafter.policy == "argmax" else " tempered" if drafter.factors else ""
 
 
+_OF_EAGLE = frozenset({"temperature_factors", "eagle_tree", "eagle_nodes", "eagle_top_k"})
+_OF_HEADS = frozenset({"medusa_nodes"})
 _OF_BLOCKS = frozenset({"temperature_factors", "confidence", "block_tree", "block_nodes", "block_children"})
 
 
@@ -272,6 +274,7 @@ _ALL = (
         exports={"vllm": Form("medusa", ".export:medusa")},
         most_tokens=lambda settings: int(settings["heads"]),
         tree_unused=_always_a_tree,
+        options=_OF_HEADS,
         grids=BY_HEADS,
     ),
     Family(
@@ -285,6 +288,7 @@ _ALL = (
         proposer=".heads.family:draft_by_hydra",
         toy=_own_toy("hydra"),
         tree_unused=_always_a_tree,
+        options=_OF_HEADS,
         grids=BY_HEADS,
         most_tokens=lambda settings: int(settings["heads"]),
     ),
@@ -299,6 +303,7 @@ _ALL = (
         proposer=".heads.family:draft_by_hydra",
         toy=_own_toy("hydra++"),
         tree_unused=_always_a_tree,
+        options=_OF_HEADS,
         grids=BY_HEADS,
         most_tokens=lambda settings: int(settings["heads"]),
     ),
@@ -323,7 +328,7 @@ _ALL = (
         build=".eagle.net:EagleNet.from_settings",
         load=".eagle.family:load_eagle_folder",
         proposer=".eagle.family:draft_by_eagle",
-        options=frozenset({"temperature_factors"}),
+        options=_OF_EAGLE,
         toy=_eagle_toy,
         exports={"vllm": Form("eagle", ".export:eagle_for_vllm"), "sglang": Form("EAGLE", ".export:eagle_for_sglang")},
         tree_unused=_if_static,
@@ -340,7 +345,7 @@ _ALL = (
         load=".eagle.family:load_eagle_folder",
         proposer=".eagle.family:draft_by_eagle3",
         hidden_states=lambda settings: len(settings["layers"]) + 1,
-        options=frozenset({"temperature_factors"}),
+        options=_OF_EAGLE,
         toy=_eagle_toy,
         exports={
             "vllm": Form("eagle3", ".export:eagle3"),
@@ -363,7 +368,7 @@ _ALL = (
         load=".mtp.family:load_mtp_folder",
         proposer=".mtp.family:draft_by_mtp",
         hidden_states=lambda settings: 2 if settings["state"] == "before" else 1,
-        options=frozenset({"temperature_factors"}),
+        options=_OF_EAGLE,
         toy=_eagle_toy,
         exports={"vllm": Form("mtp", ".mtp.serving:vllm")},
         elsewhere="other engines take a module out of the target's own checkpoint alone",

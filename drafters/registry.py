@@ -9,24 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from ..errors import RequestError
-from .config import DEFAULT_TREE, DrafterConfig
-from .families import Family, family_of, function
+from .config import DrafterConfig
+from .families import family_of, function
 from .folder import read_entry
 from .hub import drafter_folder
+from .options import check_options
 from .vocabulary.across import load_across, says_the_same
 
 if TYPE_CHECKING:
     from ..decoding.proposal import Proposer
     from ..decoding.target.backbone import Backbone
-
-# options of some families alone, and what a drafter of the others is or lacks
-_LACKS = {
-    "adapter": "which has no adapters",
-    "members": "not an ensemble",
-    "temperature_factors": "which draws nothing",
-    "confidence": "which ends no draft by doubt",
-    "block_tree": "no block drafter",
-}
 
 
 def load_drafter(
@@ -50,24 +42,5 @@ def load_drafter(
     family = family_of(read_entry(folder)["family"], str(folder))
     if family.load is None:
         raise RequestError(f"{folder} names family {family.name!r}, of which there are no folders")
-    _check_options(family, folder, config)
+    check_options(family, config, str(folder))
     return cast("Proposer", function(family.load)(folder, target, draft_length=draft_length, config=config))
-
-
-def _check_options(family: Family, folder: Path, config: DrafterConfig) -> None:
-    """Raise RequestError for an option that a drafter of this family would ignore."""
-    defaults = DrafterConfig()
-    for option, lack in _LACKS.items():
-        value = getattr(config, option)
-        if value != getattr(defaults, option) and option not in family.options:
-            raise RequestError(
-                f"drafter.{option} is {value!r}, and {folder} is a drafter of family {family.name!r}, {lack}; leave "
-                "it out"
-            )
-    unused = family.tree_unused(config) if config.tree != DEFAULT_TREE else None
-    if unused is not None:
-        reason, remedy = unused
-        raise RequestError(
-            f"drafter.tree is {config.tree!r}, a static tree, which this drafter of family {family.name!r} "
-            f"does not use ({reason}); {remedy}"
-        )

@@ -5,11 +5,12 @@ Read next: `weights.py`, which holds them to the weights.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 MOST_PARTS = 4_096
 """Of what is built one by one."""
+MOST_NUMBER = 1e15
+"""Of an angle or an epsilon: a larger one is no number that tensors compute with."""
 
 
 def check_sizes(**sizes: Any) -> None:
@@ -25,8 +26,16 @@ def check_parts(count: int, what: str) -> None:
         raise ValueError(f"{what} make {count:,} parts; expected at most {MOST_PARTS:,}")
 
 
+def check_layers(layers: Any) -> None:
+    """Raise ValueError for what are no numbers of hidden states, low to high."""
+    if not layers or not all(type(layer) is int for layer in layers) or list(layers) != sorted(set(layers)):
+        raise ValueError(
+            f"layers are {layers!r:.60}; expected the numbers of hidden states, different ones, low to high"
+        )
+
+
 def check_number(least: float, **numbers: Any) -> None:
-    """Raise ValueError for what is no finite number from `least` on."""
+    """Raise ValueError for what is no number from `least` to `MOST_NUMBER`."""
     for name, number in numbers.items():
-        if type(number) not in (int, float) or not math.isfinite(number) or number < least:
-            raise ValueError(f"{name} is {number!r:.40}; expected a number from {least:g} on")
+        if type(number) not in (int, float) or not least <= number <= MOST_NUMBER:
+            raise ValueError(f"{name} is {number!r:.40}; expected a number from {least:g} to {MOST_NUMBER:g}")

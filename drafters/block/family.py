@@ -8,9 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from torch import nn
 
 from ...decoding.target.hidden_states import check_states
+from ...errors import RequestError
 from ..config import DrafterConfig
 from ..folder import read_settings
 from ..projection import check_logits
@@ -44,7 +46,27 @@ def load_block_folder(folder: Path, target: Backbone, *, draft_length: int, conf
     check_logits(target.model)  # whose projection it drafts by
     net = net_for(folder, target, lambda: _DRAFTERS[family][0].from_settings(sizes), "a block drafter")
     check_states(net.config.layers, target.model, folder / "config.json")
+    _check_mask(net, target, folder)
     return _drafting(net, target, draft_length, config)
+
+
+def _check_mask(net: BlockNet, target: Backbone, folder: Path) -> None:
+    """Raise RequestError where the mask is not the embedding of its token, which engines take for it."""
+    token = net.config.mask_token
+    if token is None:
+        return
+    table: Any = target.model.get_input_embeddings()
+    known = len(table.weight)
+    if token < known:
+        row_H, mask_H = table(torch.tensor(token, device=target.device)), net.mask_embedding.weight[0]
+        # either may have been rounded to half precision
+        if torch.allclose(row_H.float(), mask_H.float(), rtol=0.02, atol=1e-3):
+            return
+    what = "weights whose mask is another vector" if token < known else f"a target with ids 0 to {known - 1}"
+    raise RequestError(
+        f"{folder / 'config.json'}: mask_token is {token}, beside {what}; the folder is damaged, or the drafter is of "
+        "another target"
+    )
 
 
 def draft_by_block(module: nn.Module, target: Backbone, draft_length: int) -> DFlash:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from ...decoding.target.kv_cache import KVCache
 from ..eagle.layers import EagleShape, FeedForward, Norm, Projected, Rotary, embedding_spread, sizes_like, turned
 from ..eagle.recomputed import again
-from ..sizes import check_parts, check_sizes
+from ..sizes import check_layers, check_parts, check_sizes
 from .attention import Context, Packed, View
 
 Layout = Literal["fill-in", "anchor-first"]
@@ -53,8 +53,8 @@ class BlockShape(EagleShape):
         super().__post_init__()
         check_sizes(decoder_layers=self.decoder_layers, size=self.size)
         check_parts(len(self.layers) + self.decoder_layers, f"{len(self.layers)} states and layers")
-        if not self.layers or not all(type(layer) is int for layer in self.layers):
-            raise ValueError(f"layers are {self.layers!r:.60}; expected the numbers of hidden states")
+        check_parts(self.size, "slots")
+        check_layers(self.layers)
         if self.layout not in get_args(Layout) or type(self.causal) is not bool or self.most < 1:
             raise ValueError(
                 f"layout {self.layout!r:.20}, causal {self.causal!r:.20}, size {self.size}; expected "

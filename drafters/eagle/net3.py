@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from ...errors import RequestError
 from ..projection import scaled_weight
-from ..sizes import check_parts, check_sizes
+from ..sizes import check_layers, check_parts, check_sizes
 from .layers import Attention, EagleShape, FeedForward, Norm, Rotary, sizes_like
 from .net import PairNet
 
@@ -45,8 +45,7 @@ class Eagle3Shape(EagleShape):
         super().__post_init__()
         check_sizes(vocabulary=self.vocabulary, draft_vocabulary=self.draft_vocabulary)
         check_parts(len(self.layers), f"{len(self.layers)} fused states")
-        if not self.layers or not all(type(layer) is int for layer in self.layers):
-            raise ValueError(f"layers are {self.layers!r:.60}; expected the numbers of hidden states")
+        check_layers(self.layers)
         if self.draft_vocabulary > self.vocabulary or type(self.feature_norms) is not bool:
             raise ValueError(
                 f"draft_vocabulary {self.draft_vocabulary} of vocabulary {self.vocabulary}, feature_norms "

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ...drafters.families import FAMILIES
+from ...drafters.options import check_options
 from ...errors import DraftsmithError, RequestError
 from ..recipe.model import Recipe
 from .memory import check_fits, devices_of, ends_bytes, held_bytes, in_units, micro_tokens, needs, parameters, trained
@@ -126,11 +127,13 @@ def check_model(recipe: Recipe, models: Models) -> str:
 
 
 def check_recipe(recipe: Recipe) -> None:
-    """Raise RequestError for values that the method ignores, or sections that do not fit each other."""
+    """Raise RequestError for values that the method or its drafter ignores, or sections that do not fit each other."""
     from ...trainers.student.lora import check_adapter
 
     check_adapter(recipe.lora, recipe.model, recipe.method)
     check_read(recipe)
+    if recipe.record.family is not None:
+        check_options(FAMILIES[recipe.record.family], recipe.drafter, f"what method `{recipe.method}` trains")
     recipe.record.code().check_recipe(recipe)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,9 +18,6 @@ from draftsmith.drafters.block.dspark import DSpark
 from draftsmith.drafters.block.proposer import DFlash
 from draftsmith.drafters.block.selected import DFlash2
 from draftsmith.drafters.block.slots import cut_short
-from draftsmith.drafters.config import DrafterConfig
-from draftsmith.drafters.families import FAMILIES
-from draftsmith.drafters.registry import _check_options
 from draftsmith.errors import RequestError
 from draftsmith.eval.audit.enumeration import Enumeration, enumerate_decoding
 from draftsmith.eval.audit.toys import Toy
@@ -189,20 +185,3 @@ def test_without_a_confidence_there_is_nothing_to_cut_by(target: Backbone) -> No
     net = make_on_target("dspark", target).net
     with pytest.raises(RequestError, match=r"drafter.confidence is 0.5, and the drafter has learnt no confidence"):
         DSpark(net, target, least=0.5)
-
-
-@pytest.mark.parametrize(
-    ("option", "reason"),
-    [
-        ({"confidence": 0.5}, "drafter.confidence is 0.5, .* ends no draft by doubt"),
-        ({"block_tree": "tree"}, "drafter.block_tree is 'tree', .* no block drafter"),
-    ],
-)
-def test_families_without_slots_refuse_what_is_of_slots(option: dict[str, Any], reason: str) -> None:
-    config = DrafterConfig(**option)
-    for family in FAMILIES.values():
-        if "confidence" in family.options:
-            _check_options(family, Path("folder"), config)
-        else:
-            with pytest.raises(RequestError, match=reason):
-                _check_options(family, Path("folder"), config)

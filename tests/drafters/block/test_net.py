@@ -248,7 +248,10 @@ def test_layers_by_default_are_different_and_leave_the_last_out() -> None:
     [
         ({"size": 1}, "a slot that speaks of a token"),
         ({"layout": "other"}, "fill-in or anchor-first"),
-        ({"layers": ()}, "the numbers of hidden states"),
+        ({"layers": ()}, "expected the numbers of hidden states"),
+        ({"layers": (0, 0)}, "expected the numbers of hidden states, different ones, low to high"),
+        ({"layers": (1, 0)}, "expected the numbers of hidden states, different ones, low to high"),
+        ({"size": 10**9}, "slots make 1,000,000,000 parts"),
         ({"causal": 1}, "true or false"),
         ({"mask_token": -1}, "the id of a token"),
         ({"decoder_layers": 0}, "decoder_layers is 0"),
@@ -259,3 +262,10 @@ def test_sizes_that_no_network_has_are_refused(wrong: dict[str, Any], message: s
     chosen: dict[str, Any] = {"layers": (0, 1), "decoder_layers": 1, "size": 4, "layout": "fill-in", "causal": False}
     with pytest.raises(ValueError, match=message):
         BlockShape.of(target.model.config, **(chosen | wrong))
+
+
+@pytest.mark.parametrize("theta", [2**70, float("inf"), float("nan"), -1, "1", True])
+def test_angles_that_no_tensor_has_are_refused(theta: Any, target: Backbone) -> None:
+    shape = BlockShape.of(target.model.config, layers=(0, 1), decoder_layers=1, size=4, layout="fill-in", causal=False)
+    with pytest.raises(ValueError, match=r"rope_theta is .*; expected a number from 0 to 1e\+15"):
+        BlockShape.from_settings(dataclasses.asdict(shape) | {"rope_theta": theta})

@@ -48,8 +48,9 @@ def net_for(target: Backbone, layout: str = "fill-in", causal: bool = False, **c
     torch.manual_seed(0)
     net = small_block_net(target.model, layout=layout, causal=causal, **chosen)
     with torch.no_grad():
-        for weight in net.parameters():
-            weight.add_(0.1 * torch.randn_like(weight))
+        for name, weight in net.named_parameters():
+            if net.config.mask_token is None or name != "mask_embedding.weight":  # which is a row of the target's then
+                weight.add_(0.1 * torch.randn_like(weight))
     return net.requires_grad_(False).eval()
 
 
@@ -252,6 +253,19 @@ def test_a_saved_drafter_drafts_the_same(saved: tuple[Backbone, BlockNet, Path])
     one = generate(target, DFlash(net, target, draft_length=3, factors=(1.0, 0.3)), PROMPTS, **how)
     two = generate(target, drafter, PROMPTS, **how)
     assert (one.tokens, one.origin) == (two.tokens, two.origin)
+
+
+@pytest.mark.parametrize(("token", "found"), [(8, "weights whose mask is another vector"), (10**9, "ids 0 to")])
+def test_a_mask_that_is_not_its_token_s_is_refused(
+    token: int, found: str, saved: tuple[Backbone, BlockNet, Path]
+) -> None:
+    """Engines embed the token that is named, and the learnt mask would be lost."""
+    target, _, folder = saved
+    config = json.loads((folder / "config.json").read_text())
+    config["draftsmith"]["settings"]["mask_token"] = token
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(RequestError, match=f"mask_token is {token}, beside .*{found}"):
+        loaded(folder, target)
 
 
 def test_another_target_is_refused(saved: tuple[Backbone, BlockNet, Path]) -> None:
