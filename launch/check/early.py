@@ -15,11 +15,14 @@ from ...drafters.hub import drafter_folder, is_fetched, shown
 from ...drafters.tuned_file import Tuned, read_tuned
 from ...errors import RequestError
 from ...storage import writable_folder
+from ...trainers.methods import own_sections
 from ..measure.methods import SKELETON, TRAINED, need_draft, split_methods
 from ..recipe.load import load_recipe
 from ..recipe.model import Recipe
 from ..requests import AuditRequest, ChatRequest, Pair, RunPair, TreeRequest, TuneRequest
 from .memory import processes
+
+_OF_TRAINING = ("method", "features", "machine", "model", "objective", "optimizer", "checkpoint", "probe")
 
 
 @dataclass(frozen=True)
@@ -48,9 +51,11 @@ def named(pair: RunPair, overrides: Sequence[tuple[str, str]], *, tuned: bool = 
         tuned: take the setting of the drafter's `tuned.json`, unless `overrides` sets a value of its kind.
 
     Raises:
-        RequestError: no such run, nothing named, a method without its drafter, a wrong override.
+        RequestError: no such run, nothing named, a method without its drafter, a wrong override, or one of what only
+            training reads.
         EnvironmentFailure: a drafter of the hub cannot be fetched.
     """
+    _check_settled(overrides)
     method = pair.method if isinstance(pair, Pair) else TRAINED
     names = split_methods(method)
     drafter: Path | None = None if pair.drafter is None else drafter_folder(pair.drafter)
@@ -64,6 +69,16 @@ def named(pair: RunPair, overrides: Sequence[tuple[str, str]], *, tuned: bool = 
     if drafter is None and set(names) & set(need_draft()):
         raise RequestError(f"--method {method} needs a drafter: name its folder by --drafter, or a run")
     return Named(names, recipe, target, drafter, folder, kept)
+
+
+def _check_settled(overrides: Sequence[tuple[str, str]]) -> None:
+    """Raise RequestError for a flag of what was settled by training: nothing that decodes would follow it."""
+    for name, value in overrides:
+        if name.partition(".")[0] in {*_OF_TRAINING, *own_sections()}:
+            raise RequestError(
+                f"--{name} is {value}, and only training reads it, which of this drafter is over; leave it out, or "
+                "train one with it"
+            )
 
 
 def named_target(pair: RunPair, values: Sequence[tuple[str, str]], given: Collection[str]) -> tuple[Recipe, Path, str]:

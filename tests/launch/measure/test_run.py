@@ -151,3 +151,15 @@ def test_the_untrained_draft_says_whose_audit_its_verdict_is(pair: run.Loaded) -
     trained = Arm("draft model", pair.drafters["first"], "lossless")
     row = quickstart._control(pair, pair.drafters["second"], requests, trained)
     assert (row["method"], row["verdict"], row["audited"]) == ("untrained draft model", "lossless", "draft model")
+
+
+@pytest.mark.parametrize("verb", ["eval", "audit", "tune", "tree", "chat"])
+@pytest.mark.parametrize("flag", ["block.size", "optimizer.lr", "model.layers", "probe.draft_length"])
+def test_what_training_has_settled_is_refused(
+    verb: str, flag: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A flag that nothing would follow: the drafter is as it was trained."""
+    (tmp_path / "run.yaml").write_text(load_recipe("dflash-tiny").yaml())
+    (tmp_path / "drafter").mkdir()
+    assert main([verb, str(tmp_path), f"--{flag}", "7", *(["--prompt", "x"] if verb == "chat" else [])]) == 2
+    assert f"--{flag} is 7, and only training reads it" in capfd.readouterr().err
