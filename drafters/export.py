@@ -4,7 +4,7 @@ Weights are ours, renamed; what differs is what an engine has to be told, and ea
 missing word for another default: so every one is written out. docs/serving.md says what has been
 checked. Read next: `folder.py`, our own folder; `launch/export.py`, which writes this one.
 
-Shapes: H hidden size, V target vocabulary, U draft vocabulary, K heads.
+Shapes: H hidden size, V target vocabulary.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from .eagle.net import EagleNet
 from .eagle.net3 import Eagle3Net, Eagle3Shape, fused_layers
 from .families import FAMILIES, Form, function
 from .folder import not_finite
-from .heads.medusa import MedusaHeads
 from .projection import Shaping
 from .weights import net_of
 
@@ -173,34 +172,6 @@ def export_of(
     name = str(DTYPES[dtype]).removeprefix("torch.")
     # transformers 5 reads `dtype`, older readers `torch_dtype`
     return replace(made, config={**made.config, "dtype": name, "torch_dtype": name}, tensors=tensors)
-
-
-def medusa(heads: MedusaHeads, _target: ServedTarget, how: Served) -> Export:
-    """The reference's names, {head}.{layer}.linear, and the words that vLLM asks for."""
-    shape, own = heads.config, heads.state_dict()
-    tensors = {
-        f"{k}.{layer}.linear.{part}": own[f"blocks.{k}.layers.{layer}.{part}"]
-        for k in range(shape.heads)
-        for layer in range(shape.layers)
-        for part in ("weight", "bias")
-    }
-    for k in range(0 if shape.shared_head else shape.heads):
-        tensors[f"{k}.{shape.layers}.weight"] = own[f"lm_heads.{k}.weight"]
-    config = {
-        "architectures": ["MedusaModel"],
-        "model_type": "medusa",
-        "hidden_size": shape.hidden,
-        "vocab_size": shape.vocabulary,
-        "num_heads": shape.heads,
-        "num_hidden_layers": shape.layers,
-        "medusa_fc_bias": True,  # without the word biases are dropped
-    }
-    if shape.shared_head:
-        if how.head_VH is None:
-            raise ValueError("shared heads are exported with the target's projection")
-        config["original_lm_head"] = True
-        tensors["lm_head.weight"] = how.head_VH
-    return Export(config, tensors)
 
 
 def eagle_for_vllm(net: EagleNet, target: ServedTarget, _how: Served) -> Export:
