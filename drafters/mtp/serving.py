@@ -34,11 +34,28 @@ def vllm(net: MtpNet, target: ServedTarget, _how: Served) -> Export:
         return Export(words | _MIMO, _as_mimo(net), {"num_nextn_predict_layers": 1})
     tensors = {f"mtp.{name}": tensor for name, tensor in net.state_dict().items()}
     # a window is asked for as a number, and of no layer
-    return Export(words | _EXAONE | _LAYER | {"sliding_window": target.positions}, tensors, _LAYER)
+    return Export(words | _EXAONE | _LAYER | {"sliding_window": target.positions}, tensors, _of_target(target))
 
 
 _LAYER: dict[str, Any] = {"mlp_layer_types": ["dense"], "mtp_layer_types": ["full_attention"]}
 """A module's layer is dense and attends to everything: words that the class looks for in the target's config."""
+
+
+def _of_target(target: ServedTarget) -> dict[str, Any]:
+    """Those that the target's config lacks: what it says of its own layers is read for these too, and stays.
+
+    The class looks for the kinds of the target's layers, whatever the module's own layer is.
+    """
+    words = target.words
+    windows = words.get("sliding_window") and words.get("use_sliding_window", True)
+    kind = "sliding_attention" if windows else "full_attention"
+    needed = _LAYER | {"layer_types": [kind] * target.layers}
+    missing = {name: value for name, value in needed.items() if not words.get(name)}
+    own = words.get("mtp_layer_types") or _LAYER["mtp_layer_types"]
+    # of the module alone: a checkpoint's own one may have a window, which this one has not
+    return missing if own[0] == "full_attention" else missing | {"mtp_layer_types": _LAYER["mtp_layer_types"]}
+
+
 _EXAONE: dict[str, Any] = {
     "architectures": ["ExaoneMoEForCausalLM"],
     "model_type": "exaone_moe",

@@ -38,6 +38,7 @@ CONFIG: dict[str, Any] = {
     "rms_norm_eps": 1e-6,
     "hidden_act": "silu",
     "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+    "layer_types": ["full_attention"] * 2,
 }
 MIMO: dict[str, Any] = {"query_norm": False, "bias": True, "blank_first": True, "head_size": 8, "rotary": 8}
 
@@ -118,6 +119,30 @@ def test_what_the_targets_config_lacks_is_said_where_vllm_is_started(tmp_path: P
     *_, flag, told = shlex.split(command("vllm", start))
     assert flag == "--hf-overrides"
     assert json.loads(told) == {"mlp_layer_types": ["dense"], "mtp_layer_types": ["full_attention"]}
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ({"layer_types": None}, {"layer_types": ["full_attention"] * 2}),  # Llama, Granite
+        ({"layer_types": None, "sliding_window": 64}, {"layer_types": ["sliding_attention"] * 2}),  # Mistral
+        (
+            {"layer_types": None, "sliding_window": 64, "use_sliding_window": False},
+            {"layer_types": ["full_attention"] * 2},
+        ),
+        ({"layer_types": ["sliding_attention", "full_attention"]}, {}),
+        ({"mlp_layer_types": ["dense", "sparse"]}, {"mlp_layer_types": None}),  # EXAONE-MoE's own
+        ({"mtp_layer_types": ["full_attention"]}, {"mtp_layer_types": None}),
+        ({"mtp_layer_types": ["sliding_attention"]}, {}),
+    ],
+)
+def test_what_the_targets_config_says_of_its_layers_stays(
+    words: dict[str, Any], told: dict[str, Any], tmp_path: Path
+) -> None:
+    """vLLM's class reads the kinds of the target's layers, which many a config has no word for; others mean theirs."""
+    always = {"mlp_layer_types": ["dense"], "mtp_layer_types": ["full_attention"]}
+    made, _ = exported(tmp_path, served(**words))
+    assert made.of_target == {name: value for name, value in (always | told).items() if value is not None}
 
 
 def test_other_formats_are_refused_by_name(tmp_path: Path) -> None:
