@@ -97,6 +97,8 @@ class Export:
     tensors: dict[str, Tensor]
     of_target: Mapping[str, Any] = field(default_factory=dict)
     """Words that the engine has to find in the target's own config, and does not."""
+    uncapped: float | None = None
+    """Where the target caps its logits, and the engine, which has no word for it, not those of drafts."""
 
 
 @dataclass(frozen=True)
@@ -190,13 +192,14 @@ def _eagle(net: EagleNet, target: ServedTarget, architecture: str) -> Export:
     Engines hand out the rows of the target's embedding as they are, and scale them elsewhere: so
     the scale goes into what reads them, the first half of `fc`.
     """
-    config = {**llama_words(net.config, target), "architectures": [architecture], "bias": False}
+    own = {"architectures": [architecture], "bias": False, "logit_scale": target.logit_scale}
+    config = {**llama_words(net.config, target), **own}
     # SGLang always has this bias and would leave it as it came; vLLM never has it
     tensors = {**net.state_dict(), "fc.bias": torch.zeros(net.config.hidden)}
     scale_2H = torch.ones(2 * net.config.hidden)
     scale_2H[: net.config.hidden] = target.embedding_scale
     tensors["fc.weight"] = tensors["fc.weight"] * scale_2H
-    return Export(config, tensors)
+    return Export(config, tensors, uncapped=target.logit_cap)
 
 
 def eagle3(net: Eagle3Net, target: ServedTarget, _how: Served) -> Export:

@@ -29,6 +29,8 @@ class Tree:
 
 TAKES_TREES = ("sglang",)
 """The formats whose engine is told of a tree; the others draft chains."""
+DRAWS = ("vllm", "speculators")
+"""The formats whose engine draws drafts from q where it is told so; the others take the likeliest tokens."""
 
 
 @dataclass(frozen=True)

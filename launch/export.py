@@ -21,7 +21,7 @@ from ..errors import RequestError
 from ..eval.tune.words import in_words
 from ..storage import replace_folder, writable_folder
 from .check.early import check_trust, tuned_target
-from .engines import TAKES_TREES, Start, Tree, command
+from .engines import DRAWS, TAKES_TREES, Start, Tree, command
 from .recipe.load import load_recipe
 from .recipe.model import Recipe
 
@@ -86,6 +86,13 @@ def export(request: ExportRequest) -> str:
     made = export_of(folder, family, settings, target, request.format, **words)
     behind = made.config.get("eagle_config", {}).get("eagle_aux_hidden_state_layer_ids")
     start = replace(start, behind_layers=behind, of_target=made.of_target)
+    if made.uncapped is not None and start.sampled and request.format in DRAWS:
+        _log.info(
+            "the target caps its logits at %g, for which %s has no word: above T = 0 it draws drafts from logits "
+            "without the cap, and fewer are accepted",
+            made.uncapped,
+            request.format,
+        )
     lines = command(request.format, start)  # refused before anything is written
     replace_folder(out, lambda folder: _fill(folder, made))
     return f"{out}: load it with\n{lines}"

@@ -31,7 +31,8 @@ def dflash(net: BlockNet, target: ServedTarget, how: Served) -> Export:
     """
     _check_slots(net.config)
     tensors, words = _of_network(net, target, how)
-    return Export({**_config(net.config, target, "DFlashDraftModel"), "dflash_config": words}, tensors)
+    config = {**_config(net.config, target, "DFlashDraftModel"), "dflash_config": words}
+    return Export(config | {"logit_scale": target.logit_scale}, tensors, uncapped=target.logit_cap)
 
 
 def dflash_for_sglang(net: BlockNet, target: ServedTarget, how: Served) -> Export:
@@ -75,8 +76,9 @@ def dspark(net: DSparkNet, target: ServedTarget, how: Served) -> Export:
         "enable_confidence_head": net.config.confidence,
         "confidence_head_with_markov": net.config.confidence,
         "sample_from_anchor": net.config.layout == "anchor-first",
+        "logit_scale": target.logit_scale,
     }
-    return Export(config | {"is_causal": config.pop("causal")}, tensors)
+    return Export(config | {"is_causal": config.pop("causal")}, tensors, uncapped=target.logit_cap)
 
 
 def dflash2(net: DFlash2Net, target: ServedTarget, how: Served) -> Export:

@@ -30,11 +30,22 @@ def vllm(net: MtpNet, target: ServedTarget, _how: Served) -> Export:
     _check_served(shape)
     _check_same(shape, target)
     words: dict[str, Any] = llama_words(shape, target) | {"num_nextn_predict_layers": 1}
+    weights, cap = _scaled(net, target.logit_scale), target.logit_cap
     if not shape.query_norm:
-        return Export(words | _MIMO, _as_mimo(net), {"num_nextn_predict_layers": 1})
-    tensors = {f"mtp.{name}": tensor for name, tensor in net.state_dict().items()}
+        return Export(words | _MIMO, _as_mimo(weights, shape), {"num_nextn_predict_layers": 1}, cap)
+    tensors = {f"mtp.{name}": tensor for name, tensor in weights.items()}
     # a window is asked for as a number, and of no layer
-    return Export(words | _EXAONE | _LAYER | {"sliding_window": target.positions}, tensors, _of_target(target))
+    return Export(words | _EXAONE | _LAYER | {"sliding_window": target.positions}, tensors, _of_target(target), cap)
+
+
+def _scaled(net: MtpNet, scale: float) -> dict[str, Tensor]:
+    """The weights, the last norm's times what the target multiplies its logits by, for which the classes have no word.
+
+    The state that is fed back is as many times as long, and goes through a norm first, which takes that out again but
+    for its epsilon.
+    """
+    weights = net.state_dict()
+    return weights | {"norm.weight": weights["norm.weight"] * scale}
 
 
 _LAYER: dict[str, Any] = {"mlp_layer_types": ["dense"], "mtp_layer_types": ["full_attention"]}
@@ -74,14 +85,14 @@ _MIMO_NAMES = {
 }
 
 
-def _as_mimo(net: MtpNet) -> dict[str, Tensor]:
+def _as_mimo(weights: dict[str, Tensor], shape: MtpShape) -> dict[str, Tensor]:
     """MiMo's names; its projection reads the hidden state in front of the embedding."""
     tensors = {}
-    for name, tensor in net.state_dict().items():
+    for name, tensor in weights.items():
         ours = next(each for each in _MIMO_NAMES if name.startswith(each))
         tensors[f"model.mtp_layers.0.{_MIMO_NAMES[ours]}{name.removeprefix(ours)}"] = tensor
     projection = "model.mtp_layers.0.input_proj.weight"
-    return tensors | {projection: tensors[projection].roll(net.config.hidden, 1)}
+    return tensors | {projection: tensors[projection].roll(shape.hidden, 1)}
 
 
 _REMEDY = "; `draftsmith eval` decodes with this module as it is, and an EAGLE-3 drafter is served beside any target"

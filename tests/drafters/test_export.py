@@ -142,6 +142,23 @@ def test_engines_hand_out_the_rows_of_the_embedding(architecture: str, tmp_path:
     torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("form", ["vllm", "sglang"])
+def test_what_the_target_does_to_its_logits_is_said_of_those_that_eagle_drafts_by(form: str, tmp_path: Path) -> None:
+    """Its scale in a word; for a cap there is none, which whoever starts the engine is told."""
+    settings = saved(shaken(EagleNet(EagleShape(**SIZES))), tmp_path)
+    plain = export_of(tmp_path, "eagle", settings, SERVED, form)
+    assert (plain.config["logit_scale"], plain.uncapped) == (1.0, None)
+    shaped = export_of(tmp_path, "eagle", settings, replace(SERVED, logit_scale=0.125, logit_cap=30.0), form)
+    assert (shaped.config["logit_scale"], shaped.uncapped) == (0.125, 30.0)
+
+
+def test_a_projection_of_its_own_is_not_scaled_again(tmp_path: Path) -> None:
+    """EAGLE-3's own is trained on the target's distribution, its scale within."""
+    settings = saved(eagle3_net(), tmp_path)
+    made = export_of(tmp_path, "eagle3", settings, replace(SERVED, logit_scale=0.125, logit_cap=30.0), "vllm")
+    assert ("logit_scale" in made.config, made.uncapped) == (False, None)
+
+
 def test_an_unknown_embedding_is_refused() -> None:
     class Other(nn.Embedding):
         pass

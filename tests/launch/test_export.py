@@ -219,6 +219,18 @@ def test_a_tuned_tree_of_heads_is_not_dropped_in_silence(
     assert "vllm is started with a chain of 2, which is not tuned; left out is the tree" in caplog.text
 
 
+@pytest.mark.parametrize(("form", "policy"), [("vllm", "sample"), ("vllm", "argmax"), ("sglang", "sample")])
+def test_a_cap_of_the_targets_logits_is_said_where_drafts_are_drawn(
+    form: str, policy: str, eagle: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It moves the likeliest token nowhere."""
+    write_tuned(eagle / "drafter", {"drafter.policy": policy, "eval.draft_length": "3"}, {})
+    capped = other_target(tmp_path / "capped", final_logit_softcapping=30.0)
+    assert main(["export", str(eagle), "--format", form, "--target", str(capped)]) == 0
+    said = "caps its logits at 30, for which vllm has no word: above T = 0" in caplog.text
+    assert said == ((form, policy) == ("vllm", "sample"))
+
+
 @pytest.fixture
 def draft_model(target: Any, tmp_path: Path) -> Path:
     run = tmp_path / "run"

@@ -192,6 +192,18 @@ def test_what_a_target_does_to_its_logits_is_written_where_a_selector_adds_behin
     assert words == plain | {"output_multiplier": 0.25, "final_logit_softcapping": 30.0}
 
 
+def test_the_scale_of_a_target_s_logits_is_a_word_of_its_own_elsewhere(tmp_path: Path) -> None:
+    """Engines multiply what the target's projection gives by it, and take 1 where the word is missing."""
+    shaped = ServedTarget(**(asdict(SERVED) | {"logit_scale": 0.25, "logit_cap": 30.0}))
+    for net in (block_net(mask_token=7), dspark_net()):
+        plain, made = exported(net, tmp_path), exported(net, tmp_path, shaped)
+        assert (plain.config["logit_scale"], plain.uncapped) == (1.0, None)
+        assert made.config == plain.config | {"logit_scale": 0.25}
+        assert made.uncapped == 30.0
+    made = exported(dflash2_net(), tmp_path, shaped)
+    assert ("logit_scale" in made.config, made.uncapped) == (False, None)  # its own words say both
+
+
 @pytest.mark.parametrize(
     ("family", "words", "shaping"),
     [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,27 @@ def test_what_is_written_is_the_module_that_is_read_back(
     assert config.rope_parameters["rope_theta"] == 10_000.0
     if not chosen:
         assert (config.layer_types, config.mlp_layer_types) == (["full_attention"], ["dense"])
+
+
+@pytest.mark.parametrize("chosen", [{}, MIMO], ids=["plain", "mimo"])
+def test_a_scale_of_the_targets_logits_stands_in_the_last_norm(chosen: dict[str, Any], tmp_path: Path) -> None:
+    """No class has a word for it. What is fed back is scaled too, and normed before anything reads it."""
+    scaled = replace(served(head_dim=8 if chosen else 16), logit_scale=0.125)
+    made, net = exported(tmp_path / "drafter", scaled, **chosen)
+    back = tmp_path / "back"
+    back.mkdir()
+    save_file(made.tensors, back / "model.safetensors")
+    config = AutoConfig.for_model(**made.config)
+    config.num_hidden_layers = 2
+    theirs = MtpNet(own_shape(str(back), config))
+    theirs.load_state_dict(own_weights(str(back), config))
+    state, embeds = torch.randn(2, 1, 9, 32)
+    positions = torch.arange(9)[None]
+    with torch.no_grad():
+        mine, there = (each(state, embeds, positions, None) for each in (net, theirs))
+        torch.testing.assert_close(there, mine / 8)
+        again, fed_back = net(mine, embeds, positions, None), theirs(there, embeds, positions, None)
+    torch.testing.assert_close(fed_back, again / 8, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(
