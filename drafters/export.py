@@ -40,7 +40,7 @@ class ServedTarget:
     """Rows of its output projection."""
     layers: int
     positions: int
-    """Longest context in tokens."""
+    """Longest context in tokens, as engines serve it."""
     bos: int | None
     eos: int | None
     words: Mapping[str, Any] = field(default_factory=dict)
@@ -60,21 +60,38 @@ class ServedTarget:
             RequestError: it is not known what the embedding does to its rows.
         """
         whole, config = config, config.get_text_config(decoder=True)
-        eos, shaping = config.eos_token_id, Shaping.named(config)
+        bos, eos = (getattr(config, f"{end}_token_id", None) for end in ("bos", "eos"))
+        shaping = Shaping.named(config)
         return cls(
             path=path,
             # a text model inside a larger one does not name itself
             architectures=list(config.architectures or whole.architectures or []),
             vocabulary=int(config.vocab_size),
             layers=int(config.num_hidden_layers),
-            positions=int(config.max_position_embeddings),
-            bos=config.bos_token_id,
+            positions=_positions(config),
+            bos=bos,
             eos=eos[0] if isinstance(eos, list) else eos,
             words=config.to_dict(),
             embedding_scale=1.0 if embedding is None else _scale_of(embedding),
             logit_scale=shaping.scale,
             logit_cap=shaping.cap,
         )
+
+
+_COUNTED = ("llama3", "yarn", "su", "longrope", "deepseek_yarn", "deepseek_llama_scaling")
+"""Kinds of scaled rotary positions whose configs have counted the factor in `max_position_embeddings`."""
+
+
+def _positions(config: Any) -> int:
+    """The longest context that engines serve a target with: of other kinds they multiply it by the factor.
+
+    A drafter's own positions are not scaled, so its config has to say the product, or drafts end before the text.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [rope, *(each for each in rope.values() if isinstance(each, dict))]  # of all layers, or of each kind
+    known = "gemma3" in config.model_type  # engines take its number as it is
+    factors = [each.get("factor") for each in kinds if each.get("rope_type", "default") not in _COUNTED and not known]
+    return int(config.max_position_embeddings * max((factor for factor in factors if factor), default=1))
 
 
 def _scale_of(embedding: nn.Module) -> float:

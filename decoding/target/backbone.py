@@ -139,7 +139,7 @@ class Backbone:
         """
         eos = self.model.generation_config.eos_token_id
         if eos is None:
-            eos = self.model.config.get_text_config(decoder=True).eos_token_id
+            eos = getattr(self.model.config.get_text_config(decoder=True), "eos_token_id", None)
         return end_ids(self.name, eos)
 
     def prefill(

@@ -1,0 +1,47 @@
+"""What a serving config says of a target, from the target's own config: positions, and the ends of a text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from draftsmith.drafters.eagle.layers import EagleShape
+from draftsmith.drafters.export import ServedTarget, llama_words
+from random_models import random_model, ready
+from transformers import AutoConfig
+
+
+@pytest.mark.parametrize(
+    ("family", "rope", "positions"),
+    [
+        ("llama", {"rope_type": "default"}, 128),
+        ("llama", {"rope_type": "linear", "factor": 4.0}, 512),
+        ("llama", {"rope_type": "dynamic", "factor": 2.0}, 256),
+        ("llama", {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}, 128),
+        ("gemma3_text", {"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e4}}, 128),
+    ],
+)
+def test_positions_are_as_many_as_engines_serve_the_target_with(
+    family: str, rope: dict[str, Any], positions: int
+) -> None:
+    """Some kinds of scaled positions are counted in the config's number, some are not; a drafter's are never scaled."""
+    config = AutoConfig.for_model(family, vocab_size=61, max_position_embeddings=128, num_hidden_layers=8)
+    config.rope_parameters = {"rope_theta": 1e4} | rope
+    words = llama_words(EagleShape.like(config), ServedTarget.of("org/target", config))
+    assert words["max_position_embeddings"] == positions
+    assert words["rope_parameters"]["rope_type"] == "default"
+
+
+def test_a_target_that_names_no_ends_of_a_text() -> None:
+    """As the text part of a model that reads images too may."""
+    config = AutoConfig.for_model("qwen3_vl_text", vocab_size=61)
+    assert not hasattr(config, "eos_token_id")
+    served = ServedTarget.of("org/target", config)
+    assert (served.bos, served.eos) == (None, None)
+
+
+def test_such_a_target_is_decoded_to_the_length_limit() -> None:
+    target = ready(random_model("llama"))
+    target.model.generation_config.eos_token_id = None
+    target.model.config = AutoConfig.for_model("qwen3_vl_text", vocab_size=61)
+    assert target.eos_ids == ()
