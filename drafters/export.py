@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..decoding.target.quantised import quantisation_of
 from ..errors import RequestError
 from .eagle.layers import EagleShape
 from .eagle.net import EagleNet
@@ -51,6 +52,10 @@ class ServedTarget:
     """What it multiplies its logits by (Cohere)."""
     logit_cap: float | None = None
     """Where it caps them behind that (Gemma 2); None: nowhere."""
+    quantisation: str | None = None
+    """How its weights are quantised; None where they are not."""
+    whole: str | None = None
+    """The larger model whose text part it is (`model_type`); None where it is all there is."""
 
     @classmethod
     def of(cls, path: str, config: Any, embedding: nn.Module | None = None) -> ServedTarget:
@@ -75,6 +80,8 @@ class ServedTarget:
             embedding_scale=1.0 if embedding is None else _scale_of(embedding),
             logit_scale=shaping.scale,
             logit_cap=shaping.cap,
+            quantisation=quantisation_of(whole),
+            whole=None if config is whole else whole.model_type,
         )
 
 

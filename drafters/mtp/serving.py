@@ -24,10 +24,11 @@ def vllm(net: MtpNet, target: ServedTarget, _how: Served) -> Export:
     """The form whose class in vLLM computes the same.
 
     Raises:
-        RequestError: there is none, or it would take other sizes from the target's config.
+        RequestError: there is none, or it would take other sizes from the target's config, or cannot read that.
     """
     shape = net.config
     _check_served(shape)
+    _check_read(target)
     _check_same(shape, target)
     words: dict[str, Any] = llama_words(shape, target) | {"num_nextn_predict_layers": 1}
     weights, cap = _scaled(net, target.logit_scale), target.logit_cap
@@ -116,6 +117,23 @@ def _check_served(shape: MtpShape) -> None:
             f"the MTP module {why}; nothing is written that would draft otherwise there. Train a fresh one with "
             f"mtp.from_target false and mtp.state behind{_REMEDY}"
         )
+
+
+def _check_read(target: ServedTarget) -> None:
+    """Raise RequestError for a target whose config says something else to vLLM's classes than it does to us."""
+    why = None
+    if target.quantisation is not None:
+        why = (
+            f"is quantised ({target.quantisation}), and vLLM builds a module's layers like the target's, for weights "
+            "that are quantised in the same way; these are not"
+        )
+    elif target.whole is not None:
+        why = (
+            f"is the text part of a larger model ({target.whole}), and vLLM reads a module's sizes off the whole "
+            "model's config, which has none"
+        )
+    if why is not None:
+        raise RequestError(f"the target {target.path!r} {why}: the MTP module cannot be loaded there{_REMEDY}")
 
 
 def _check_same(shape: MtpShape, target: ServedTarget) -> None:

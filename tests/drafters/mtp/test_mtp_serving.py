@@ -134,6 +134,28 @@ def test_sizes_that_vllm_would_take_from_the_target_are_the_modules(
         exported(tmp_path, served(**words))
 
 
+def test_a_quantised_target_is_refused(tmp_path: Path) -> None:
+    """vLLM would wait for weights of fewer bits; one that reads images too says so in front of its text part."""
+    config = AutoConfig.for_model("qwen3", num_hidden_layers=2, **CONFIG)
+    config.quantization_config = {"quant_method": "fp8"}
+    target = ServedTarget.of("org/target", config)
+    message = "'org/target' is quantised .fp8.*builds a module's layers like the target's.*EAGLE-3 drafter is served"
+    with pytest.raises(RequestError, match=message):
+        exported(tmp_path, target)
+
+
+def test_the_text_part_of_a_larger_model_is_refused(tmp_path: Path) -> None:
+    text = {"model_type": "llama", "num_hidden_layers": 2, **CONFIG}
+    config = AutoConfig.for_model("llava", text_config=text)
+    assert config.get_text_config(decoder=True).hidden_size == CONFIG["hidden_size"]
+    with pytest.raises(RequestError, match="is the text part of a larger model .llava., and vLLM reads"):
+        exported(tmp_path, ServedTarget.of("org/target", config))
+    whole = AutoConfig.for_model("llava", text_config=text)
+    whole.quantization_config = {"quant_method": "awq", "bits": 4}
+    with pytest.raises(RequestError, match="is quantised .awq 4 bits"):
+        exported(tmp_path, ServedTarget.of("org/target", whole))
+
+
 def test_what_the_targets_config_lacks_is_said_where_vllm_is_started(tmp_path: Path) -> None:
     made, _ = exported(tmp_path, served())
     start = Start("TARGET", "FOLDER", "mtp", 3, sampled=True, of_target=made.of_target)
