@@ -63,6 +63,8 @@ def _of_target(target: ServedTarget) -> dict[str, Any]:
     kind = "sliding_attention" if windows else "full_attention"
     needed = _LAYER | {"layer_types": [kind] * target.layers}
     missing = {name: value for name, value in needed.items() if not words.get(name)}
+    if "layer_types" in missing and words.get("model_type") == "granite":
+        missing["attention_sinks"] = False  # Granite's own class takes layer_types to mean that there are some
     own = words.get("mtp_layer_types") or _LAYER["mtp_layer_types"]
     # of the module alone: a checkpoint's own one may have a window, which this one has not
     return missing if own[0] == "full_attention" else missing | {"mtp_layer_types": _LAYER["mtp_layer_types"]}

@@ -168,6 +168,10 @@ def test_what_the_targets_config_lacks_is_said_where_vllm_is_started(tmp_path: P
     ("words", "told"),
     [
         ({"layer_types": None}, {"layer_types": ["full_attention"] * 2}),  # Llama, Granite
+        (
+            {"layer_types": None, "model_type": "granite"},
+            {"layer_types": ["full_attention"] * 2, "attention_sinks": False},
+        ),
         ({"layer_types": None, "sliding_window": 64}, {"layer_types": ["sliding_attention"] * 2}),  # Mistral
         (
             {"layer_types": None, "sliding_window": 64, "use_sliding_window": False},
