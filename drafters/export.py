@@ -23,7 +23,7 @@ from .eagle.layers import EagleShape
 from .eagle.net import EagleNet
 from .eagle.net3 import Eagle3Net, Eagle3Shape, fused_layers
 from .families import FAMILIES, Form, function
-from .folder import not_finite
+from .folder import built_from, not_finite
 from .projection import Shaping
 from .weights import net_of
 
@@ -56,10 +56,12 @@ class ServedTarget:
     """How its weights are quantised; None where they are not."""
     whole: str | None = None
     """The larger model whose text part it is (`model_type`); None where it is all there is."""
+    biased: bool = False
+    """Whether its output projection adds a bias."""
 
     @classmethod
-    def of(cls, path: str, config: Any, embedding: nn.Module | None = None) -> ServedTarget:
-        """From a target's `transformers` config, and its input embedding.
+    def of(cls, path: str, config: Any, model: Any = None) -> ServedTarget:
+        """From a target's `transformers` config, and the causal LM of it, whose shapes are enough.
 
         Raises:
             RequestError: it is not known what the embedding does to its rows.
@@ -77,11 +79,12 @@ class ServedTarget:
             bos=bos,
             eos=eos[0] if isinstance(eos, list) else eos,
             words=config.to_dict(),
-            embedding_scale=1.0 if embedding is None else _scale_of(embedding),
+            embedding_scale=1.0 if model is None else _scale_of(model.get_input_embeddings()),
             logit_scale=shaping.scale,
             logit_cap=shaping.cap,
             quantisation=quantisation_of(whole),
             whole=None if config is whole else whole.model_type,
+            biased=model is not None and getattr(model.get_output_embeddings(), "bias", None) is not None,
         )
 
 
@@ -183,12 +186,10 @@ def export_of(
     Raises:
         RequestError: nobody loads that, or the folder's weights are not those of its config.
     """
-    make, build = served_form(family, form).make, FAMILIES[family].build
-    if make is None or build is None:
-        raise ValueError(f"a drafter of family {family!r} is served as it is")
+    make, build = _functions(family, form)
     # strictly: engines are silent about what is missing
-    net = net_of(folder, lambda: function(build)(settings), f"a drafter of family {family!r}")
-    made = function(make)(net, target, Served(head_VH, tokens, table))
+    net = net_of(folder, lambda: build(settings), f"a drafter of family {family!r}")
+    made = make(net, target, Served(head_VH, tokens, table))
     tensors = {
         name: (t.to(DTYPES[dtype]) if t.is_floating_point() else t).contiguous() for name, t in made.tensors.items()
     }
@@ -198,6 +199,28 @@ def export_of(
     name = str(DTYPES[dtype]).removeprefix("torch.")
     # transformers 5 reads `dtype`, older readers `torch_dtype`
     return replace(made, config={**made.config, "dtype": name, "torch_dtype": name}, tensors=tensors)
+
+
+def shapes_of(folder: Path, family: str, settings: dict[str, Any], target: ServedTarget, form: str) -> Export:
+    """As `export_of`, of tensors that are shapes alone: what an engine has to be told, and no weight is read.
+
+    Raises:
+        RequestError: as for `export_of`, the weights apart.
+    """
+    make, build = _functions(family, form)
+    with built_from(folder / "config.json", f"a drafter of family {family!r}"), torch.device("meta"):
+        net = build(settings)
+    with torch.device("meta"):
+        table_VH = torch.empty(target.vocabulary, net.config.hidden)
+        return make(net, target, Served(table_VH, tokens=1, table=lambda: table_VH))
+
+
+def _functions(family: str, form: str) -> tuple[Callable[..., Export], Callable[..., Any]]:
+    """What makes the form of a network, and what builds the network."""
+    make, build = served_form(family, form).make, FAMILIES[family].build
+    if make is None or build is None:
+        raise ValueError(f"a drafter of family {family!r} is served as it is")
+    return function(make), function(build)
 
 
 def eagle_for_vllm(net: EagleNet, target: ServedTarget, _how: Served) -> Export:

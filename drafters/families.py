@@ -35,6 +35,8 @@ class Form:
     """(net, target, how: Served) -> Export; None: the engine loads the drafter's own folder."""
     parallel: bool = False
     """Whether the engine has to be told that all drafts come out of one pass, in its own words."""
+    same_rows: bool = False
+    """Whether the engine loads a draft model only if its vocabulary has as many rows as the target's."""
 
 
 class Corpora(Protocol):
@@ -95,6 +97,8 @@ class Family:
     """Whether the first drafts of a chain depend on how many follow, so that engines have to draft the most."""
     samples: bool = False
     """Whether `drafter.policy` says how its drafts are drawn above temperature 0."""
+    any_states: bool = False
+    """Whether it drafts from the text alone, for every target of its tokenizer."""
     copies_target: bool = False
     """Whether loading it makes another copy of the target's layers, in fewer bits."""
     grids: tuple[Grid, ...] = ()
@@ -236,7 +240,7 @@ _ALL = (
         proposer=".model.family:draft_by_model",
         toy=_by_policy("draft-model"),
         exports={
-            "vllm": Form("draft_model"),
+            "vllm": Form("draft_model", same_rows=True),
             "sglang": Form("STANDALONE"),
             "tensorrt-llm": Form("DraftTarget"),
             "llama.cpp": Form("draft-simple"),
@@ -254,7 +258,8 @@ _ALL = (
         load=".model.family:load_pard",
         proposer=".model.family:draft_by_pard",
         toy=_by_policy("pard"),
-        exports={"vllm": Form("draft_model", parallel=True)},
+        any_states=True,
+        exports={"vllm": Form("draft_model", parallel=True, same_rows=True)},
         unchecked={"tensorrt-llm": "TensorRT-LLM has PARD"},
         elsewhere="other engines call a draft model once for every token",
         options=frozenset({"temperature_factors"}),

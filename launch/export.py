@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..drafters.export import Export as Exported
+    from ..drafters.export import ServedTarget
     from .requests import ExportRequest
 
 
@@ -48,52 +49,39 @@ def export(request: ExportRequest) -> str:
         raise RequestError(f"{out} exists; name a new folder by --out")
     writable_folder(out.parent)
 
-    from ..decoding.target.hub import load_config, load_tokenizer, skeleton
+    from ..decoding.target.hub import load_config, load_tokenizer
     from ..decoding.target.loading import load_model
-    from ..drafters.export import ServedTarget, export_of, served_form
+    from ..drafters.export import export_of, served_form
     from ..drafters.folder import read_entry
     from ..drafters.identity import TargetIdentity
     from ..drafters.projection import scaled_weight
 
     entry = read_entry(folder)
     family, settings = entry["family"], entry["settings"]
-    family_of(family, str(folder))
-    path, form = _where_it_lies(source.target), served_form(family, request.format)
-    start = start_of(folder, recipe, settings, (family, request.format), target=path, out=str(out.resolve()))
-    start = replace(start, parallel=form.parallel)
-    if form.make is None:
-        own = replace(start, folder=str(folder.resolve()))
-        return (
-            f"{folder} is an ordinary transformers model, and {request.format} needs no other, so nothing was "
-            f"written: load it as it is, with\n{command(request.format, own)}"
-        )
+    any_states = family_of(family, str(folder)).any_states
+    path, as_it_is = _where_it_lies(source.target), served_form(family, request.format).make is None
     revision, trust = recipe.target.revision, request.trust_remote_code
     config = load_config(path, revision=revision, trust_remote_code=trust)
-    target = ServedTarget.of(path, config, skeleton(config, trust).get_input_embeddings())
     tokenizer = load_tokenizer(path, revision=revision, trust_remote_code=trust)
     identity = TargetIdentity.of_parts(config, tokenizer, name=path, revision=revision)
-    entry["identity"].check_same(identity, str(folder))
+    entry["identity"].check_same(identity, str(folder), any_states=any_states)
+    target, place = served_target(path, config, trust=trust), str((folder if as_it_is else out).resolve())
+    start = start_of(folder, recipe, settings, (family, request.format), target=target, out=place)
+    lines = command(request.format, start)  # refused before anything is written
+    if as_it_is:
+        return (
+            f"{folder} is an ordinary transformers model, and {request.format} needs no other, so nothing was "
+            f"written: load it as it is, with\n{lines}"
+        )
     head = None
     if settings.get("shared_head"):
-        model = load_model(path, revision=revision, trust_remote_code=trust)
-        _check_no_bias(model, request.format)
-        head = scaled_weight(model).detach()
+        head = scaled_weight(load_model(path, revision=revision, trust_remote_code=trust)).detach()
 
     def table() -> Tensor:
         return load_model(path, revision=revision, trust_remote_code=trust).get_input_embeddings().weight
 
     words: dict[str, Any] = {"dtype": request.dtype, "head_VH": head, "tokens": start.tokens, "table": table}
     made = export_of(folder, family, settings, target, request.format, **words)
-    behind = made.config.get("eagle_config", {}).get("eagle_aux_hidden_state_layer_ids")
-    start = replace(start, behind_layers=behind, of_target=made.of_target)
-    if made.uncapped is not None and start.sampled and request.format in DRAWS:
-        _log.info(
-            "the target caps its logits at %g, for which %s has no word: above T = 0 it draws drafts from logits "
-            "without the cap, and fewer are accepted",
-            made.uncapped,
-            request.format,
-        )
-    lines = command(request.format, start)  # refused before anything is written
     replace_folder(out, lambda folder: _fill(folder, made))
     return f"{out}: load it with\n{lines}"
 
@@ -136,15 +124,68 @@ def run_recipe(run: Path) -> Recipe:
     return load_recipe(str(run / "run.yaml")).recipe
 
 
+def served_target(name: str, config: Any, *, trust: bool = False) -> ServedTarget:
+    """What engines are told of the target, by the name that they are started with.
+
+    Raises:
+        RequestError: the config is of no causal LM, or of one that a drafter's form cannot follow.
+    """
+    from ..decoding.target.hub import skeleton
+    from ..drafters.export import ServedTarget
+
+    return ServedTarget.of(name, config, skeleton(config, trust))
+
+
 def start_of(
-    folder: Path, recipe: Recipe, settings: Mapping[str, Any], served: tuple[str, str], *, target: str, out: str
+    folder: Path, recipe: Recipe, settings: dict[str, Any], served: tuple[str, str], *, target: ServedTarget, out: str
 ) -> Start:
-    """How an engine is started on `out`, made of the drafter in `folder`: as in the recipe, or as it was tuned.
+    """How an engine is started on `out`, made of the drafter in `folder`; no weight is read for it.
 
     Args:
         settings: the drafter's own.
         served: its family, and the serving format.
+
+    Raises:
+        RequestError: the format cannot hold the drafter, or its engine not draft with it for this target.
     """
+    from ..drafters.export import shapes_of
+
+    family, form = served
+    record = FAMILIES[family].exports[form]
+    start = replace(_drafts(folder, recipe, settings, served, target=target.path, out=out), parallel=record.parallel)
+    if record.make is None:
+        if record.same_rows:
+            _check_rows(folder, form, target)
+        return start
+    made = shapes_of(folder, family, settings, target, form)
+    if made.uncapped is not None and start.sampled and form in DRAWS:
+        _log.info(
+            "the target caps its logits at %g, for which %s has no word: above T = 0 it draws drafts from logits "
+            "without the cap, and fewer are accepted",
+            made.uncapped,
+            form,
+        )
+    behind = made.config.get("eagle_config", {}).get("eagle_aux_hidden_state_layer_ids")
+    return replace(start, behind_layers=behind, of_target=made.of_target)
+
+
+def _check_rows(folder: Path, form: str, target: ServedTarget) -> None:
+    """Raise RequestError for a draft model of more rows or fewer than the target's, which the engine would refuse."""
+    from ..decoding.target.hub import load_config
+
+    rows = load_config(str(folder)).get_text_config(decoder=True).vocab_size
+    if rows != target.vocabulary:
+        raise RequestError(
+            f"the draft model's vocabulary has {rows} rows, that of the target {target.path!r} {target.vocabulary}, "
+            f"and {form} drafts with as many rows as the target's alone: train one with as many. A PARD draft has a "
+            "row more where pard.mask_token names no id that texts never use. `draftsmith eval` decodes with this one"
+        )
+
+
+def _drafts(
+    folder: Path, recipe: Recipe, settings: Mapping[str, Any], served: tuple[str, str], *, target: str, out: str
+) -> Start:
+    """What is drafted per call, and how: as in the recipe, or as it was tuned."""
     (family, form), tuned = served, read_tuned(folder)
     method = FAMILIES[family].exports[form].method
     tree = _tree_of(recipe, family, tuned.values)
@@ -188,15 +229,6 @@ def _tree_of(recipe: Recipe, family: str, chosen: Mapping[str, str]) -> Tree | N
 
 def _whose(tuned: Tuned) -> str:
     return f"tuned for {tuned.measured}: {in_words(tuned.values)}" if tuned.values else "the recipe has it"
-
-
-def _check_no_bias(model: Any, form: str) -> None:
-    """Raise RequestError where shared heads read a projection with a bias, which no format holds."""
-    if getattr(model.get_output_embeddings(), "bias", None) is not None:
-        raise RequestError(
-            f"the output projection of {type(model).__name__} has a bias, and {form} holds the weight alone of a head "
-            "that is shared: train heads with projections of their own (medusa.shared_head: false)"
-        )
 
 
 def _where_it_lies(target: str) -> str:

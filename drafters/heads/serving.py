@@ -5,13 +5,23 @@ Read next: `../export.py`, what all forms share; `medusa.py`, the heads.
 
 from __future__ import annotations
 
+from ...errors import RequestError
 from ..export import Export, Served, ServedTarget
 from .medusa import MedusaHeads
 
 
-def medusa(heads: MedusaHeads, _target: ServedTarget, how: Served) -> Export:
-    """The reference's names, {head}.{layer}.linear, and the words that vLLM asks for."""
+def medusa(heads: MedusaHeads, target: ServedTarget, how: Served) -> Export:
+    """The reference's names, {head}.{layer}.linear, and the words that vLLM asks for.
+
+    Raises:
+        RequestError: the heads share a projection with a bias, for which the form has no room.
+    """
     shape, own = heads.config, heads.state_dict()
+    if shape.shared_head and target.biased:
+        raise RequestError(
+            f"the output projection of {target.path!r} has a bias, and the form holds the weight alone of a head that "
+            "is shared: train heads with projections of their own (medusa.shared_head: false)"
+        )
     tensors = {
         f"{k}.{layer}.linear.{part}": own[f"blocks.{k}.layers.{layer}.{part}"]
         for k in range(shape.heads)

@@ -14,7 +14,7 @@ from ...decoding.target.backbone import Backbone
 from ...decoding.target.loading import load_target
 from ...errors import RequestError
 from ..config import DrafterConfig
-from ..families import Corpora
+from ..families import FAMILIES, Corpora
 from ..folder import REMEDY, is_drafter, kind_of, names_in, read_entry, read_settings
 from ..identity import TargetIdentity
 from ..registry import load_drafter
@@ -55,7 +55,8 @@ def load_pard(folder: Path, target: Backbone, *, draft_length: int = 4, config: 
     Raises:
         RequestError: as for `load_drafter`, sizes apart; or its mask has no id.
     """
-    read_entry(folder)["identity"].check_same(TargetIdentity.of(target), str(folder), any_states=True)
+    any_states = FAMILIES[Pard.family].any_states
+    read_entry(folder)["identity"].check_same(TargetIdentity.of(target), str(folder), any_states=any_states)
     backbone = load_target(str(folder), device=str(target.device))
     mask = mask_of(backbone.model)
     if mask is None:

@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ... import __version__
 from ...drafters.families import FAMILIES
@@ -21,11 +21,16 @@ from ...errors import RequestError
 from ...eval.measure.weight_files import drafter_hash
 from ..check.early import tuned_target
 from ..engines import command
-from ..export import start_of
+from ..export import served_target, start_of
 from ..recipe.model import Recipe
 from .folder import without_folders
 
+if TYPE_CHECKING:
+    from ...drafters.export import ServedTarget
+
 UNKNOWN = "unknown"
+TARGET = "TARGET"
+"""Stands for a target that has no name on the hub."""
 _LICENSE = re.compile("[a-z0-9][a-z0-9.-]{0,60}")
 
 
@@ -42,6 +47,8 @@ class Subject:
     license: str
     license_of_target: bool
     """Whether nobody named it, and the target's own card did."""
+    target: ServedTarget | None
+    """As engines are told of it, by its name on the hub; None where its config cannot be read here."""
 
     @property
     def folder(self) -> Path:
@@ -75,7 +82,7 @@ def _content(subject: Subject) -> dict[str, Any]:
     entry = read_entry(subject.folder)
     family, identity = entry["family"], entry["identity"]
     results = results_of(subject.run)
-    model = subject.base_model or "TARGET"
+    commands, refused = _commands(subject, family, entry["settings"])
     return {
         "head": _head(subject, family),
         "name": subject.name,
@@ -85,8 +92,10 @@ def _content(subject: Subject) -> dict[str, Any]:
         "target": identity,
         "base_model": subject.base_model,
         "license": subject.license,
-        "model": model,
-        "commands": _commands(subject, family, model, entry["settings"]),
+        "model": subject.base_model or TARGET,
+        "commands": commands,
+        "refused": refused,
+        "formats": list(FAMILIES[family].exports),
         "rows": [] if results is None else _rows(results),
         "settings": {} if results is None else results["settings"],
         "machine": "" if results is None else _machine(results["environment"]),
@@ -143,20 +152,28 @@ def _machine(environment: Mapping[str, Any]) -> str:
     return f"{devices}, torch {environment['versions'].get('torch')}"
 
 
-def _commands(subject: Subject, family: str, model: str, settings: Mapping[str, Any]) -> list[str]:
-    """The commands for each engine that takes its models from the hub, as `draftsmith export` prints them."""
-    commands = []
-    for form, record in FAMILIES[family].exports.items():
+def _commands(subject: Subject, family: str, settings: dict[str, Any]) -> tuple[list[str], dict[str, str]]:
+    """What `draftsmith export` prints for each engine that takes its models from the hub; refused formats, and why."""
+    commands: list[str] = []
+    refused: dict[str, str] = {}
+    forms = {} if subject.target is None else FAMILIES[family].exports
+    for form, record in forms.items():
+        assert subject.target is not None
         as_it_is = record.make is None
         out = subject.name if as_it_is else f"{subject.name.rpartition('/')[2]}-{form}"
-        start = start_of(subject.folder, subject.recipe, settings, (family, form), target=model, out=out)
+        model = subject.target.path
+        try:
+            start = start_of(subject.folder, subject.recipe, settings, (family, form), target=subject.target, out=out)
+        except RequestError as error:
+            refused[form] = str(error)
+            continue
         try:
             started = textwrap.dedent(command(form, start))
         except RequestError:  # it reads the target from a folder
             continue
         export = f"draftsmith export --drafter hub:{subject.name} --target {model} --format {form} --out {out}\n"
         commands.append(started if as_it_is else export + started)
-    return commands
+    return commands, refused
 
 
 def subject_of(run: Path, name: str, recipe: Recipe, base_model: str | None, license_: str | None) -> Subject:
@@ -172,11 +189,26 @@ def subject_of(run: Path, name: str, recipe: Recipe, base_model: str | None, lic
         base_model = _hub_name(recipe.target.path)
     elif base_model is not None:
         base_model = parsed(base_model)[0]
-    own = None if license_ is not None else _license_of(tuned_target(run, recipe) or recipe.target.path)
+    path = tuned_target(run, recipe) or recipe.target.path
+    own = None if license_ is not None else _license_of(path)
     license_ = license_ or own or UNKNOWN
     if not _LICENSE.fullmatch(license_):
         raise RequestError(f"--license is {license_!r:.80}; expected an id of the hub, such as apache-2.0 or other")
-    return Subject(name, run, recipe, base_model, license_, own is not None)
+    target = _target_of(path, recipe.target.revision, base_model or TARGET)
+    return Subject(name, run, recipe, base_model, license_, own is not None, target)
+
+
+def _target_of(path: str, revision: str | None, name: str) -> ServedTarget | None:
+    """The target as engines are told of it; None where no config is here, or one that code of its own would read."""
+    from ...decoding.target.hub import load_config
+
+    config = _file_here(path, "config.json", revision)
+    if config is None:
+        return None
+    try:
+        return served_target(name, load_config(str(config.parent)))
+    except RequestError:  # a drafter goes up all the same, and its card says that it names no engine's command
+        return None
 
 
 def _hub_name(path: str) -> str | None:
@@ -188,19 +220,27 @@ def _hub_name(path: str) -> str | None:
 
 def _license_of(target: str) -> str | None:
     """What the card of a target that is here says; None where there is no card, or it says nothing."""
-    from huggingface_hub import ModelCard, try_to_load_from_cache
+    from huggingface_hub import ModelCard
 
-    from ...decoding.target.hub import folder_or_name
-
-    place = Path(folder_or_name(target))
-    found = place / "README.md" if place.is_dir() else None
-    if found is None and _hub_name(target):
-        cached = try_to_load_from_cache(target, "README.md")
-        found = Path(cached) if isinstance(cached, str) else None
-    if found is None or not found.is_file():
+    found = _file_here(target, "README.md")
+    if found is None:
         return None
     try:
         said = ModelCard.load(found).data.to_dict().get("license")
     except (ValueError, OSError, TypeError):  # no card, or one that the library cannot read: it says nothing
         return None
     return said if isinstance(said, str) and _LICENSE.fullmatch(said) else None
+
+
+def _file_here(target: str, name: str, revision: str | None = None) -> Path | None:
+    """A file of a target, in its folder or fetched before; no hub is asked."""
+    from huggingface_hub import try_to_load_from_cache
+
+    from ...decoding.target.hub import folder_or_name
+
+    place = Path(folder_or_name(target))
+    found = place / name if place.is_dir() else None
+    if found is None and _hub_name(target):
+        cached = try_to_load_from_cache(target, name, revision=revision)
+        found = Path(cached) if isinstance(cached, str) else None
+    return found if found is not None and found.is_file() else None

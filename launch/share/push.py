@@ -60,6 +60,8 @@ def _notes(subject: Subject, upload: Upload) -> Iterator[str]:
         yield f"note: left out are {', '.join(upload.left_out)}: neither JSON nor safetensors"
     if subject.base_model is None:
         yield "note: the card names no base model, as the target has no name on the hub; --base-model gives it"
+    if subject.target is None:
+        yield "note: the card has no commands for engines: the target's config is not here, or needs code of its own"
     if subject.license == UNKNOWN:
         yield "note: the card says that the licence is unknown; --license gives it"
     if subject.license_of_target:

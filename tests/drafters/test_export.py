@@ -21,6 +21,7 @@ from draftsmith.drafters.families import FAMILIES
 from draftsmith.drafters.heads.medusa import MedusaHeads, MedusaShape
 from draftsmith.drafters.projection import Projection
 from draftsmith.errors import RequestError
+from random_models import random_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -130,7 +131,7 @@ def test_engines_hand_out_the_rows_of_the_embedding(architecture: str, tmp_path:
     }
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(architecture, **sizes))
     embedding = model.get_input_embeddings()
-    served = ServedTarget.of("org/target", model.config, embedding)
+    served = ServedTarget.of("org/target", model.config, model)
     assert served.embedding_scale == pytest.approx(H**0.5 if "gemma" in architecture else 1.0)
     net = shaken(EagleNet(EagleShape(**SIZES)))
     exported(net, "eagle", "vllm", tmp_path, served, dtype="fp32")
@@ -163,9 +164,10 @@ def test_an_unknown_embedding_is_refused() -> None:
     class Other(nn.Embedding):
         pass
 
-    config = AutoConfig.for_model("qwen3", vocab_size=V, hidden_size=H, num_hidden_layers=1)
+    model = random_model("qwen3")
+    model.set_input_embeddings(Other(V, H))
     with pytest.raises(RequestError, match="embedding is a Other"):
-        ServedTarget.of("org/target", config, Other(V, H))
+        ServedTarget.of("org/target", model.config, model)
 
 
 def eagle_of_transformers(folder: Path, features: Tensor, embeds: Tensor, positions: Tensor) -> Tensor:
@@ -361,6 +363,16 @@ def test_medusa(shared: bool, tmp_path: Path) -> None:
                 x = x + F.silu(F.linear(x, tensors[f"{name}.weight"], tensors[f"{name}.bias"]))
             projection = tensors["lm_head.weight" if shared else f"{k}.2.weight"]
             torch.testing.assert_close(mine[:, k], F.linear(x, projection), rtol=1e-5, atol=1e-5)
+
+
+def test_shared_heads_of_a_projection_with_a_bias_are_refused(tmp_path: Path) -> None:
+    """The form holds a weight alone; heads of their own were trained without the bias."""
+    phi = random_model("phi")
+    served = replace(ServedTarget.of("org/phi", phi.config, phi), vocabulary=V)
+    assert served.biased
+    settings = saved(shaken(MedusaHeads(MedusaShape(2, 1, H, V, True))), tmp_path)
+    with pytest.raises(RequestError, match="projection of 'org/phi' has a bias"):
+        export_of(tmp_path, "medusa", settings, served, "vllm", head_VH=torch.randn(V, H))
 
 
 # ---- words of all, and refusals -----------------------------------------------------------

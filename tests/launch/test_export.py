@@ -306,6 +306,48 @@ def test_a_pard_draft_carries_its_mask_and_is_served_in_one_pass(
     assert not (run / "vllm").exists()
 
 
+@pytest.mark.parametrize("family", ["draft_model", "pard"])
+@pytest.mark.parametrize(
+    ("changes", "reason"), [({"words": True}, "this target 'other' has tokenizer"), ({"vocab_size": 4095}, None)]
+)
+def test_a_draft_model_is_held_to_its_target_too(
+    family: str,
+    changes: dict[str, Any],
+    reason: str | None,
+    target: Any,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Nothing is written for it, and an engine would draft from other tokens, or refuse the pair."""
+    run = tmp_path / "run"
+    save_draft_model(target.model, run / "drafter", target, family=family)
+    (run / "run.yaml").write_text(load_recipe("distill-tiny").yaml())
+    other = other_target(tmp_path / "other", **{k: v for k, v in changes.items() if k != "words"})
+    if "words" in changes:
+        train_tokenizer(["abc def ghi jkl mno pqr\n"] * 5, 300).save_pretrained(other)
+    assert main(["export", str(run), "--target", str(other)]) == 2
+    said = capfd.readouterr()
+    own = "with vocabulary 4096; this target" if family == "draft_model" else "vocabulary has 4096 rows, that of"
+    assert (reason or own) in said.err
+    assert (reason is not None or family != "pard") or "where pard.mask_token names no id" in said.err
+    assert "vllm serve" not in said.out
+
+
+@pytest.mark.parametrize("form", FAMILIES["draft_model"].exports)
+def test_a_draft_of_more_rows_than_the_target_is_refused_where_the_engine_does(
+    form: str, target: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Padding of another size: vLLM compares the numbers of rows, others the tokens."""
+    draft = load_target("tiny").model
+    draft.resize_token_embeddings(4160, mean_resizing=False)
+    save_draft_model(draft, tmp_path / "run" / "drafter", target)
+    (tmp_path / "run" / "run.yaml").write_text(load_recipe("distill-tiny").yaml())
+    refused = main(["export", str(tmp_path / "run"), "--format", form]) == 2
+    assert refused == (form == "vllm")
+    said = "the draft model's vocabulary has 4160 rows, that of the target"
+    assert (said in capfd.readouterr().err) == refused
+
+
 @pytest.fixture
 def eagle3(target: Any, tmp_path: Path) -> Path:
     """Of hidden states that are no engine's default."""
