@@ -50,9 +50,7 @@ def saved(place: Path, architecture: str) -> Backbone:
     return load_target(str(place))
 
 
-@pytest.mark.parametrize(
-    ("architecture", "family"), [("llama", "mtp"), ("granite", "mtp"), ("granite", "dflash")], ids="-".join
-)
+@pytest.mark.parametrize(("architecture", "family"), [("llama", "mtp"), ("granite", "mtp"), ("granite", "dflash")])
 def test_beside_another_target(architecture: str, family: str, vllm: Vllm, prompts: Prompts, tmp_path: Path) -> None:
     target = saved(tmp_path / "target", architecture)
     run = tmp_path / "run"
