@@ -12,18 +12,26 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...errors import EnvironmentFailure, RequestError
 from ..recipe.model import Recipe
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from ...trainers.methods import Method
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 _FREE_SHARE = 0.9  # of a described device: kernels, communication and the allocator take the rest
+
+
+class _Linear(NamedTuple):
+    """A layer that multiplies by a matrix."""
+
+    weight: Tensor
+    in_features: int
+    out_features: int
 
 
 @dataclass(frozen=True)
@@ -288,7 +296,7 @@ def _reading(recipe: Recipe, target: Any) -> float:
     T = micro_tokens(recipe)
     # three fused states, the last and an embedding are handed over at most; the widest part of a
     # layer is there four times, or rows for each of a token's experts once
-    widest = max(4 * max(_widths(target)), *expert_widths(target), 0)
+    widest = max(4 * max(_widths(target), default=0), *expert_widths(target), 0)
     return float(T * (5 * _hidden(target) + widest) * BYTES[recipe.target.dtype])
 
 
@@ -325,12 +333,15 @@ def _to_a_vocabulary(name: str, record: Method | None) -> bool:
     return "lm_head" in name or (record is not None and name.endswith(record.logit_layers))
 
 
-def _linear(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
+def _linear(model: nn.Module) -> Iterator[tuple[str, _Linear]]:
     from torch import nn
+    from transformers.pytorch_utils import Conv1D
 
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
-            yield name, module
+            yield name, _Linear(module.weight, module.in_features, module.out_features)
+        elif isinstance(module, Conv1D):  # GPT-2's, its weight the other way round
+            yield name, _Linear(module.weight, module.nx, module.nf)
 
 
 def parameters(model: nn.Module) -> int:

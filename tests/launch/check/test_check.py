@@ -20,7 +20,7 @@ from draftsmith.launch.check.models import Models, Once, check_model, check_targ
 from draftsmith.launch.cli import main
 from draftsmith.launch.recipe.load import load_recipe
 from rich.console import Console
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 
 def run(recipe: str, out: Path, **flags: str) -> str:
@@ -167,6 +167,20 @@ def test_a_target_of_another_kind_is_named_and_nothing_else(tmp_path: Path, rows
     AutoConfig.for_model("mamba", **sizes).save_pretrained(odd)
     with pytest.raises(RequestError, match=r"the pre-flight fails:\n  - Mamba.*\Z"):
         run("eagle-tiny", tmp_path / "out", data__source=str(rows), target__path=str(odd))
+
+
+@pytest.mark.parametrize("method", ["dflash", "dflash2", "mtp", "pard", "distill"])
+def test_a_target_of_gpt_2_s_layers(method: str, tmp_path: Path, rows: Path) -> None:
+    """They multiply without being `nn.Linear`; the widest of one reads and makes 5 x 32 numbers a token."""
+    folder = Path(shutil.copytree(embedded_target(), tmp_path / "gpt2", ignore=lambda *_: ["model.safetensors"]))
+    sizes = {"vocab_size": 4096, "n_embd": 32, "n_head": 4, "n_layer": 4, "bos_token_id": 0, "eos_token_id": 0}
+    AutoModelForCausalLM.from_config(AutoConfig.for_model("gpt2", **sizes)).save_pretrained(folder)
+    words = {"target__path": str(folder), "data__source": str(rows)}
+    assert "ready to train" in run(f"{method}-tiny", tmp_path / "out", **words)
+    recipe = load_recipe(f"{method}-tiny", [("target.path", str(folder))]).recipe
+    models, tokens = Models(recipe), recipe.loop.micro_rows * recipe.data.sequence_length
+    need = check_memory.needs(recipe, models.student(), models.target())
+    assert need["its pass"] == tokens * (5 * 32 + 4 * 5 * 32) * check_memory.BYTES["fp32"]
 
 
 def test_what_training_would_refuse_at_once(tmp_path: Path, rows: Path) -> None:
