@@ -55,10 +55,6 @@ def _one(_recipe: Sections) -> int:
     return 1
 
 
-def _draft_length(recipe: Sections) -> int:
-    return int(recipe.probe.draft_length)
-
-
 def _sequence_length(recipe: Sections) -> int:
     return int(recipe.data.sequence_length)
 
@@ -135,8 +131,10 @@ class Method:
     """Whether these layers keep what they read; heads find it in the target's states again."""
     beside: float = 0.0
     """Share of `passes` in which layers make but keys and values of the text, which are kept in any case."""
-    probe_depth: Count = _draft_length
-    """Most tokens that a probe drafts per target call."""
+    most_drafts: Callable[[Sections], int | None] = lambda _recipe: None
+    """Most tokens that what is trained drafts one behind another per target call; None: any number."""
+    probes_deepest: bool = False
+    """Whether a probe drafts as many, whatever `probe.draft_length` says."""
     origins: Callable[[Sections], list[str]] = _start_from
     """Folders and names that what is trained is initialised from."""
     runs: Count = _one
@@ -154,6 +152,16 @@ class Method:
     def has_target(self) -> bool:
         """Whether it trains for a target."""
         return "target" in self.reads
+
+    def drafts_of(self, recipe: Sections, asked: int) -> int:
+        """Tokens that are drafted per target call where so many are asked for."""
+        most = self.most_drafts(recipe)
+        return asked if most is None else min(asked, most)
+
+    def probe_depth(self, recipe: Sections) -> int:
+        """Most tokens that a probe drafts per target call."""
+        most = self.most_drafts(recipe) if self.probes_deepest else None
+        return self.drafts_of(recipe, int(recipe.probe.draft_length)) if most is None else most
 
     def recomputes(self, recipe: Sections) -> bool:
         """Whether passes, or layers, are computed again for the gradient."""
@@ -226,6 +234,11 @@ def _pairs_by_text(recipe: Sections) -> float:
 def _slots_per_token(recipe: Sections) -> float:
     row = _sequence_length(recipe)
     return float(min(recipe.block.anchors, row) * recipe.block.size / row)
+
+
+def _in_a_block(recipe: Sections, layout: str) -> int:
+    """Drafts of a block; `layout`: where the recipe leaves the choice to the method."""
+    return int(recipe.block.size) - ((recipe.block.layout or layout) == "fill-in")
 
 
 def _block_layers(net: Any) -> Sequence[Any]:
@@ -311,7 +324,8 @@ _ALL = (
         recompute="medusa.recompute",
         recomputed_layers=_heads_of,
         keeps_inputs=False,
-        probe_depth=_heads,
+        most_drafts=_heads,
+        probes_deepest=True,
         compiles=True,
     ),
     Method(
@@ -326,7 +340,8 @@ _ALL = (
         recompute="medusa.recompute",
         recomputed_layers=_heads_of,
         keeps_inputs=False,
-        probe_depth=_heads,
+        most_drafts=_heads,
+        probes_deepest=True,
         tunes_target=lambda _recipe: True,
     ),
     Method(
@@ -342,7 +357,8 @@ _ALL = (
         recompute="medusa.recompute",
         recomputed_layers=_heads_of,
         keeps_inputs=False,
-        probe_depth=_heads,
+        most_drafts=_heads,
+        probes_deepest=True,
         compiles=True,
     ),
     Method(
@@ -355,7 +371,8 @@ _ALL = (
         unread=lambda recipe: {} if _bpd_tunes(recipe) else {"tune": "set bpd.backbone to tuned"},
         sizes={"block": "bpd.block", "inner": "bpd.inner"},
         positions=lambda recipe: int(recipe.bpd.block),
-        probe_depth=lambda recipe: int(recipe.bpd.block) - 1,
+        most_drafts=lambda recipe: int(recipe.bpd.block) - 1,
+        probes_deepest=True,
         tunes_target=_bpd_tunes,
     ),
     Method(
@@ -441,7 +458,7 @@ _ALL = (
         recompute="block.recompute",
         recomputed_layers=_block_layers,
         beside=0.5,
-        probe_depth=lambda recipe: int(recipe.block.size) - (recipe.block.layout != "anchor-first"),
+        most_drafts=lambda recipe: _in_a_block(recipe, "fill-in"),
     ),
     Method(
         name="dspark",
@@ -459,7 +476,7 @@ _ALL = (
         recompute="block.recompute",
         recomputed_layers=_block_layers,
         beside=0.5,
-        probe_depth=lambda recipe: int(recipe.block.size) - (recipe.block.layout == "fill-in"),
+        most_drafts=lambda recipe: _in_a_block(recipe, "anchor-first"),
     ),
     Method(
         name="dflash2",
@@ -478,7 +495,7 @@ _ALL = (
         recompute="block.recompute",
         recomputed_layers=_block_layers,
         beside=0.5,
-        probe_depth=lambda recipe: int(recipe.block.size) - (recipe.block.layout != "anchor-first"),
+        most_drafts=lambda recipe: _in_a_block(recipe, "fill-in"),
     ),
 )
 METHODS: dict[str, Method] = {method.name: method for method in _ALL}

@@ -250,7 +250,8 @@ def _prompts(recipe: Recipe, models: Models) -> str:
     if not models.described:
         longest, note = _lengths(prompts, models, config)
     answer = max(config.max_new_tokens, audit.max_new_tokens, recipe.probe.max_new_tokens)
-    depth = max(config.draft_length, audit.draft_length, recipe.record.probe_depth(recipe), *config.sweep)
+    depth = recipe.record.drafts_of(recipe, max(config.draft_length, audit.draft_length, *config.sweep))
+    depth = max(depth, recipe.record.probe_depth(recipe))
     check_room(recipe, models.target().config, longest, answer=answer, depth=depth)
     check_probe_length(recipe)
     categories = sorted({prompt.category for prompt in prompts})

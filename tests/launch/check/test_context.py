@@ -13,6 +13,7 @@ import torch
 from draftsmith.decoding.target.hub import embedded_target
 from draftsmith.decoding.target.loading import load_target
 from draftsmith.errors import RequestError
+from draftsmith.eval.measure.probe import as_proposer
 from draftsmith.launch import generate
 from draftsmith.launch.check.check import _prompts
 from draftsmith.launch.check.models import Models, check_model, check_target
@@ -222,6 +223,43 @@ def test_probes_too_short_for_a_step_that_counts(place: Path, tmp_path: Path) ->
     changed |= {"data__source": str(tmp_path / "none.jsonl"), "probe__max_new_tokens": "3"}
     with pytest.raises(RequestError, match=message):
         train("eagle-tiny", out=tmp_path / "out", **changed)
+
+
+OF_ONE_SIZE = ["medusa", "hydra", "bpd", "dflash", "dspark", "dflash2"]
+
+
+@pytest.mark.parametrize("length", [1, 4, 40])
+@pytest.mark.parametrize("method", [*OF_ONE_SIZE, "eagle"])
+def test_a_probe_s_depth_is_what_its_drafter_drafts(method: str, length: int, place: Path) -> None:
+    """A block drafts as many as are asked for and it has; heads draft their tree."""
+    recipe = recipe_of(method, target__path=place / "mistral", probe__draft_length=length)
+    target = load_target(str(place / "mistral"))
+    module = recipe.record.code().student(recipe, target.model)
+    drafter = as_proposer(recipe.record.family or "", target, recipe.probe.draft_length)(module)
+    assert recipe.record.probe_depth(recipe) == drafter.draft_length
+    assert recipe.record.drafts_of(recipe, 40) == (40 if method == "eagle" else recipe.record.most_drafts(recipe))
+
+
+@pytest.mark.parametrize("method", ["dflash", "dspark", "dflash2"])
+def test_a_probe_of_few_drafts_of_a_large_block(method: str, place: Path) -> None:
+    """What the block could draft besides needs no room, and no longer answer."""
+    flags = {"target__path": place / "gpt2", "eval__prompts": place / "prompts.jsonl", **short(method)}
+    flags |= {"block__size": 64, "eval__prompt_tokens": 110, "audit__max_new_tokens": 8, "probe__max_new_tokens": 4}
+    recipe = recipe_of(method, **flags)
+    assert "the longest has 110 tokens" in _prompts(recipe, Models(recipe))
+
+
+@pytest.mark.parametrize("method", [*OF_ONE_SIZE, "eagle"])
+@pytest.mark.parametrize("flag", ["eval__draft_length", "audit__draft_length", "eval__sweep"])
+def test_more_drafts_than_a_drafter_has(method: str, flag: str, place: Path) -> None:
+    """`eval` and `audit` draft what there is of them, and so much room is asked for."""
+    flags = {"target__path": place / "mistral", "eval__prompts": place / "prompts.jsonl", **short(method)}
+    recipe = recipe_of(method, **flags | {flag: [1000] if flag == "eval__sweep" else 1000})
+    if method == "eagle":
+        with pytest.raises(RequestError, match="a draft of 1000 do not fit"):
+            _prompts(recipe, Models(recipe))
+    else:
+        assert "the longest has 6 tokens" in _prompts(recipe, Models(recipe))
 
 
 def test_rows_with_tokens_that_the_target_lacks(place: Path, tmp_path: Path) -> None:
