@@ -20,7 +20,7 @@ from ..drafters.eagle.row_split import WHOLE, RowSplit
 from .config import ObjectiveConfig
 from .labels import has_label, label_places
 from .loop.objective import Batch
-from .loop.sums import COUNT
+from .loop.sums import COMPARED, COUNT
 from .losses.chunked import ChunkedLoss
 from .losses.pace import geometric, joined, paced
 from .method_config import Eagle3Config, EagleConfig, MtpConfig
@@ -103,9 +103,10 @@ def with_counts(terms: dict[str, Tensor], told_P: Tensor, place_P: Tensor, place
         place_P: which draft of its block or pass each comparison is, from 0.
         places: how many there are.
     """
+    own = [name for name in terms if name != "loss" and not name.startswith(COMPARED)]
     counts_J = told_P.new_zeros(places).index_add_(0, place_P, told_P)
-    of_term = {name: int(name[len("alpha_") :]) - 1 if name.startswith("alpha_") else 0 for name in terms}
-    return terms | {f"{COUNT}{name}": counts_J[place] for name, place in of_term.items() if name != "loss"}
+    of_term = {name: int(name[len("alpha_") :]) - 1 if name.startswith("alpha_") else 0 for name in own}
+    return terms | {f"{COUNT}{name}": counts_J[place] for name, place in of_term.items()}
 
 
 def in_text_order(

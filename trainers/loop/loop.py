@@ -262,6 +262,7 @@ class Loop:
         record.write("validation", done, values)
         screen.report(done, values)
         copy_to_trackers(self.accelerator, values, done)
+        screen.warn_of_no_loss(done, values, count)
         return values.get("validation_loss", float("nan"))
 
     def probe_and_export(self, done: int, record: Record, screen: Screen) -> None:
@@ -286,10 +287,9 @@ class Loop:
     def export_lowest(self, done: int, loss: float) -> None:
         """Export where the held-out loss, the same on every process, is the lowest so far; without one, at the end."""
         last = done == self.plan.loop.steps
-        if self.best is None or loss < self.best["validation_loss"]:
-            if math.isnan(loss) and not last:
-                return
-            self.best = {"validation_loss": loss, "step": float(done)}
+        lowest = math.inf if self.best is None else self.best["validation_loss"]
+        if loss < lowest or (last and self.best is None):
+            self.best = None if math.isnan(loss) else {"validation_loss": loss, "step": float(done)}
             self.export()
             self.accelerator.wait_for_everyone()
 

@@ -120,6 +120,7 @@ class Screen:
     def __init__(self, steps: int, *, first: int, active: bool) -> None:
         self._steps, self._active = steps, active
         self._began, self._first = time.perf_counter(), first
+        self._warned = not active
         bar = active and sys.stderr.isatty()
         self._bar = tqdm(total=steps, initial=first, disable=not bar, unit="step", leave=False)
 
@@ -135,6 +136,20 @@ class Screen:
             _log.info("step=%d/%d %s eta=%s", step, self._steps, line, self._eta(step))
         else:
             self._bar.set_postfix(shown)
+
+    def warn_of_no_loss(self, step: int, values: dict[str, float], rows: int) -> None:
+        """Say, once in a run, where held-out rows had nothing to compare."""
+        if "validation_loss" in values:
+            return
+        if not self._warned:
+            _log.warning(
+                "step %d: in none of the %d held-out rows was a token compared, so there is no held-out loss, and no "
+                "step is the best by it; expected rows that are longer than what is drafted, and tokens that the "
+                "draft vocabulary has: see data.validation, loop.validate_rows and data.sequence_length",
+                step,
+                rows,
+            )
+        self._warned = True
 
     def close(self) -> None:
         self._bar.close()

@@ -20,12 +20,19 @@ from torch import Tensor
 
 COUNT = "labels of "
 """In front of a term's name: how many labels its sum is over, where they are not all."""
+COMPARED = "comparisons of "
+"""In front of a term's name: a number that is 0 where its sum is over nothing, though there are labels."""
 
 
 def means(sums: Mapping[str, float], labels: float) -> dict[str, float]:
-    """The mean of every term, over `labels` unless it has a count of its own (`COUNT`)."""
-    terms = {name: value for name, value in sums.items() if not name.startswith(COUNT)}
-    return {name: value / max(1.0, sums.get(COUNT + name, labels)) for name, value in terms.items()}
+    """The mean of every term, over `labels` unless it has a count of its own (`COUNT`); none where that is 0, or
+    where nothing was compared (`COMPARED`)."""
+    found = {}
+    for name, value in sums.items():
+        count = sums.get(COUNT + name, labels)
+        if not name.startswith((COUNT, COMPARED)) and count and sums.get(COMPARED + name, count):
+            found[name] = value / max(1.0, count)
+    return found
 
 
 def all_finite(accelerator: Accelerator, sums: dict[str, Tensor]) -> Tensor:

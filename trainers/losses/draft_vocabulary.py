@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ...drafters.eagle.net3 import Eagle3Net
+from ..loop.sums import COMPARED
 from .chunked import SharedTeacher
 from .mix import RENORMALISED, UNKNOWN, Mix
 from .soft_cross_entropy import soft_cross_entropy
@@ -107,7 +108,17 @@ class DraftVocabularyLoss:
             "agreement": agreement_C.float(),
             **alphas,
             **of_first(added, pass_C == 0),
+            **self._compared(added, drafted_C, label_C != UNKNOWN),
         }
+
+    def _compared(self, added: Mapping[str, Tensor], drafted_C: Tensor, known_C: Tensor) -> dict[str, Tensor]:
+        """Where the loss and its own cross-entropy compare something."""
+        parts = [known_C if name == "ce" else drafted_C for name in added if name in RENORMALISED or name == "ce"]
+        if self.ce:
+            parts.append(drafted_C)
+        anywhere = len(parts) < len(added) + bool(self.ce)  # a term that takes p as it is
+        loss_C = torch.ones_like(drafted_C) if anywhere else torch.stack(parts).any(0)
+        return {f"{COMPARED}loss": loss_C.float(), f"{COMPARED}ce": drafted_C.float()}
 
 
 def drafted(label_P: Tensor, ids_U: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from draftsmith.drafters.block import spans
 from draftsmith.drafters.eagle import branches
 from draftsmith.trainers.block.branches import sampled
 from draftsmith.trainers.config import ObjectiveConfig
+from draftsmith.trainers.loop.sums import means
 from draftsmith.trainers.method_config import Eagle3Config, PeagleConfig
 from draftsmith.trainers.packed import passes
 from hypothesis import given, settings
@@ -176,3 +177,18 @@ def test_long_rows_have_the_numbers_of_a_mask(target: Backbone, monkeypatch: pyt
         monkeypatch.setattr(branches, "seen", None)  # nothing asks for a mask
     assert len(found[0][2]) > 10
     torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)
+
+
+def test_a_vocabulary_without_what_the_target_says_is_compared_with_nothing(target: Backbone) -> None:
+    """Of the draft's distribution there is an overlap; of the loss and its own cross-entropy nothing."""
+    batch = rows((20,))  # one document, which the target reads as it stands
+    with torch.no_grad():
+        said = set(target.model(batch["input_ids"]).logits.argmax(-1).flatten().tolist())
+    ids = [word for word in range(VOCABULARY) if word not in said][:2]
+    config = PeagleConfig(layers=(0, 1, 2), depths=3, decoder_layers=1, vocabulary=2)
+    for words, measured in ((ids, False), (sorted(said), True)):
+        goal = build("peagle", target.model, ids=words, peagle=config, objective=ObjectiveConfig(chunk=5))
+        _, terms = goal.module(batch, goal.prepare(batch))
+        found = means({name: float(each) for name, each in terms.items()}, float(batch["loss_mask"].sum()))
+        assert ({"loss", "ce"} <= found.keys()) is measured
+        assert {"alpha", "agreement"} <= found.keys()
