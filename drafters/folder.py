@@ -124,8 +124,11 @@ def read_settings(folder: str | Path, target: Backbone, *families: str) -> tuple
     return entry["family"], entry["settings"]
 
 
-def read_entry(folder: Path) -> dict[str, Any]:
+def read_entry(folder: Path, hint: str = "") -> dict[str, Any]:
     """The draftsmith part of a drafter's config.
+
+    Args:
+        hint: what else would help where there is none, the end of the message.
 
     Raises:
         RequestError: not a drafter folder, or of a format that this version does not read.
@@ -147,8 +150,7 @@ def read_entry(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise RequestError(
             f"{path} does not describe a drafter ({error}); expected an entry {ENTRY!r} with "
-            "family and target, as training writes it. A causal LM as it is may draft by "
-            "--drafter.vocabulary auto"
+            f"family and target, as training writes it{hint}"
         ) from error
     DRAFTER.check(entry.get("format"), path, remedy="train the drafter anew with this version")
     return {"family": family, "identity": identity, "settings": settings}

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from ..decoding.proposal import Proposer
     from ..decoding.target.backbone import Backbone
 
+_AS_IT_IS = ". A causal LM as it is may draft by --drafter.vocabulary auto"
+
 
 def load_drafter(
     path: str | Path, target: Backbone, *, draft_length: int = 4, config: DrafterConfig | None = None
@@ -39,7 +41,7 @@ def load_drafter(
     folder = drafter_folder(path)
     if config.vocabulary != "same" and not says_the_same(folder, config):
         return load_across(folder, target, draft_length=draft_length, config=config)
-    family = family_of(read_entry(folder)["family"], str(folder))
+    family = family_of(read_entry(folder, _AS_IT_IS)["family"], str(folder))
     if family.load is None:
         raise RequestError(f"{folder} names family {family.name!r}, of which there are no folders")
     check_options(family, config, str(folder))

@@ -31,7 +31,6 @@ Path_ = tuple[str, ...]
 Reason = str | Callable[[], str]
 """An error, or what looks for its words: a nearest name takes milliseconds, and there may be thousands."""
 _SHOWN = 10  # errors, so that they fit a screen
-_LONGEST = 200  # letters of each
 _MOST_BYTES = 100_000  # of a recipe; a whole one has 6,000
 
 
@@ -88,7 +87,7 @@ def load_recipe(name: str, overrides: Sequence[tuple[str, str]] = ()) -> Resolve
         # strictly, or `true` would be a count of 1; as JSON, or a list would be no pair of numbers
         recipe = Recipe.model_validate_json(json.dumps(collected.nested(), default=str), strict=True)
     except ValidationError as error:
-        collected.errors += [_explain(each, collected, file) for each in error.errors()]
+        collected.errors += [_explain(each, collected, file) for each in _own(error.errors())]
     if collected.errors:
         raise RequestError(_all_errors(None if overrides and _is_right(file) else file, collected.errors))
     origin = {".".join(path): where for path, where in collected.origin.items()}
@@ -108,12 +107,11 @@ def _all_errors(file: Path | None, errors: Sequence[Reason]) -> str:
     """One screen: how many, the first of them, each on its line; without a file they are those of flags."""
     count = len(errors)
     lines = [each if isinstance(each, str) else each() for each in errors[:_SHOWN]]
-    short = [line if len(line) <= _LONGEST else f"{line[: _LONGEST - 3]}..." for line in lines]
     if count > _SHOWN:
-        short.append(f"and {count - _SHOWN:,} more")
+        lines.append(f"and {count - _SHOWN:,} more")
     found = f"{count:,} error{'s' * (count > 1)}"
     head = f"{found} in the flags" if file is None else f"{file}: {found} in the recipe"
-    return "\n".join([head, *(f"  - {line}" for line in short)])
+    return "\n".join([head, *(f"  - {line}" for line in lines)])
 
 
 def shipped_recipes() -> list[Path]:
@@ -347,6 +345,16 @@ def _flag_value(text: str, annotation: Any, flag: str) -> Any:
     return text if str in either and value is not None else value
 
 
+def _own(errors: Sequence[Any]) -> list[Any]:
+    """Without those that follow from others: a list counted without its wrong items, and each missing item but the
+    last."""
+    places = [each["loc"] for each in errors]
+    inside = {place[:n] for place in places for n in range(len(place))}
+    following = {(*place[:-1], place[-1] - 1) for place in places if isinstance(place[-1], int)}
+    dropped = {"too_short": inside, "missing": following}
+    return [each for each in errors if each["loc"] not in dropped.get(each["type"], ())]
+
+
 def _explain(error: Any, collected: _Values, file: Path) -> str:
     path, value = tuple(str(part) for part in error["loc"]), error["input"]
     reason = error["msg"].removeprefix("Value error, ")
@@ -355,8 +363,10 @@ def _explain(error: Any, collected: _Values, file: Path) -> str:
         path, value = (*path, field), value[field]
     origin = collected.origin
     where = next((origin[path[:n]] for n in range(len(path), 0, -1) if path[:n] in origin), file.name)
+    if error["type"] == "missing" and isinstance(error["loc"][-1], int):  # the last item of a tuple
+        return f"{'.'.join(path[:-1])} ({where}): found {_shown(value)}; expected {error['loc'][-1] + 1} numbers"
     if error["type"] == "missing":
-        return f"{'.'.join(path)} ({where}): missing; {Recipe.model_fields[path[0]].description}"
+        return f"{'.'.join(path)} ({where}): missing; {_cut(str(Recipe.model_fields[path[0]].description), 150)}"
     return f"{'.'.join(path)} ({where}): found {_shown(value)}; {reason[0].lower()}{reason[1:]}"
 
 
@@ -365,5 +375,5 @@ def _shown(value: object) -> str:
     return _cut(repr(value))
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= 80 else f"{text[:77]}..."
+def _cut(text: str, most: int = 80) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."
