@@ -12,7 +12,25 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ..decoding.on_host import on_host, places
+from ..errors import RequestError
 from .loop.objective import Batch
+from .sections import Sections
+
+
+def check_in_rows(recipe: Sections, drafts: int, counted_by: str, *, first: int = 2) -> None:
+    """Raise RequestError for more drafts than a row has labels for.
+
+    Args:
+        counted_by: the field that says how many drafts are learnt behind one place.
+        first: the token of a row that its first draft speaks of; behind a state of the target it is the third.
+    """
+    most = recipe.row_tokens - first
+    if drafts > most:
+        raise RequestError(
+            f"{counted_by} asks for {drafts} drafts behind a place of the text, and a row of {recipe.row_tokens} "
+            f"tokens has labels for {most} at most: the last ones would never be trained; lower it, or take longer "
+            "rows (data.sequence_length)"
+        )
 
 
 def has_label(batch: Batch, ahead: int) -> Tensor:

@@ -131,6 +131,8 @@ class Method:
     """Whether these layers keep what they read; heads find it in the target's states again."""
     beside: float = 0.0
     """Share of `passes` in which layers make but keys and values of the text, which are kept in any case."""
+    mask_field: str = ""
+    """The field that may name a token as its mask, which texts may not have; empty: there is none."""
     most_drafts: Callable[[Sections], int | None] = lambda _recipe: None
     """Most tokens that what is trained drafts one behind another per target call; None: any number."""
     probes_deepest: bool = False
@@ -287,6 +289,7 @@ _ALL = (
         name="pard",
         summary="a draft for a target that drafts in one pass",
         family="pard",
+        mask_field="pard.mask_token",
         module=".block.pard",
         sections={"pard": PardConfig},
         reads=(*_WITH_TARGET, "model"),
@@ -446,6 +449,7 @@ _ALL = (
         name="dflash",
         summary="a DFlash block drafter on the frozen target",
         family="dflash",
+        mask_field="block.mask_token",
         module=".block.dflash",
         sections={"block": BlockConfig},
         reads=_ON_TARGET,
@@ -464,6 +468,7 @@ _ALL = (
         name="dspark",
         summary="a DSpark block drafter on the frozen target",
         family="dspark",
+        mask_field="block.mask_token",
         logit_layers=("markov_w2",),
         module=".block.dspark",
         sections={"block": BlockConfig, "dspark": DSparkConfig},
@@ -482,6 +487,7 @@ _ALL = (
         name="dflash2",
         summary="a DFlash 2 block drafter on the frozen target: convolutions and a selector of candidates",
         family="dflash2",
+        mask_field="block.mask_token",
         # a convolution on both sides of a sublayer keeps what it reads, and its kernel
         kept_inputs={"kernel_projection": 4},
         module=".block.dflash2",

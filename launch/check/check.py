@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ...data.prompts import Prompt
+    from ...data.rows.packed import Ids
     from ...eval.config import EvalConfig
 
 
@@ -183,11 +184,14 @@ def _data(recipe: Recipe, models: Models) -> str | Waits:
     rows = list(islice(reader.read(source), SAMPLE))
     placed = [row for row in rows if isinstance(row, Placed)]
     tally.rejected += [row for row in rows if not isinstance(row, Placed)]
+    texts = []
     for row, encoded in zip(placed, encoder([row.record for row in placed]), strict=True):
         if isinstance(encoded, Encoded):
             tally.add(encoded)
+            texts.append(encoded.document.ids)
         else:
             tally.reject(row, encoded)
+    _check_mask(recipe, texts)
     # a few bad rows among the first ones prove nothing about the share in all
     allowed = data.max_rejected_share
     check_tally(tally, source.name, allowed if len(rows) < SAMPLE else max(allowed, 0.5), None)
@@ -197,6 +201,15 @@ def _data(recipe: Recipe, models: Models) -> str | Waits:
         f"({', '.join(sorted(set(reader.shapes.values())))}), {tally.cut} longer than "
         f"{data.sequence_length} tokens; held out: {held}"
     )
+
+
+def _check_mask(recipe: Recipe, texts: Sequence[Ids]) -> None:
+    """Raise RequestError where texts have the token that the recipe names as the mask."""
+    from ...trainers.block.unused import check_unused
+
+    section, _, name = recipe.record.mask_field.partition(".")
+    if section:
+        check_unused(recipe.record.mask_field, getattr(getattr(recipe, section), name), texts)
 
 
 def _rows(recipe: Recipe) -> Waits:

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import nn
 
+from ...data.rows.cache import Prepared
 from ...decoding.target.hidden_states import LAST, layer_count
 from ...drafters.block.net import BlockNet, Layout, spread_layers
 from ...errors import RequestError
+from ..labels import check_in_rows
 from ..loop.objective import Batch
 from ..loop.sharding import standalone
 from ..losses.terms import check_terms
@@ -27,6 +29,7 @@ from ..teacher.features import FeatureSource, OnlineFeatures
 from ..teacher.frozen import Save, check_teacher, freeze
 from .anchors import drawn
 from .student import BlockStudent, BlockTeacher
+from .unused import check_unused, texts_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -36,9 +39,10 @@ HELD_OUT_SEED = 0
 
 
 def check_blocks(recipe: Sections, layout: Layout) -> None:
-    """Raise RequestError where nothing would be learnt."""
+    """Raise RequestError where nothing would be learnt, or blocks are longer than rows."""
     positions = recipe.block.size - (layout == "fill-in")
     check_terms(recipe.objective, positions=positions, counted_by="block.size")
+    check_in_rows(recipe, positions, "block.size")
     check_not_pruned(recipe.model)
 
 
@@ -54,6 +58,11 @@ def check_target(recipe: Sections, target: PreTrainedModel) -> None:
             f"block.mask_token is {mask}; the target has embeddings of ids 0 to {known - 1}: name one that its "
             "texts never use, or leave it out for a vector that is learnt"
         )
+
+
+def check_rows(recipe: Sections, rows: Prepared) -> None:
+    """Raise RequestError where rows have the token that is to be the mask."""
+    check_unused("block.mask_token", recipe.block.mask_token, texts_of(rows))
 
 
 def sizes_of(recipe: Sections, target: PreTrainedModel, layout: Layout) -> dict[str, Any]:

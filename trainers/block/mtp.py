@@ -28,6 +28,7 @@ from ...drafters.mtp.own import own_shape, own_weights
 from ...drafters.projection import Shaping
 from ...errors import RequestError
 from ..eagle_common import compared, in_text_order, shares, told_by_pass, with_counts
+from ..labels import check_in_rows
 from ..loop.loop import Outcome
 from ..loop.objective import Batch
 from ..loop.sharding import standalone
@@ -51,6 +52,7 @@ _log = logging.getLogger(__name__)
 def check_recipe(recipe: Sections) -> None:
     """Raise RequestError where nothing would be learnt, or an engine would be asked for a state that it has not."""
     check_terms(recipe.objective, positions=recipe.mtp.passes, counted_by="mtp.passes")
+    check_in_rows(recipe, recipe.mtp.passes, "mtp.passes")
     check_not_pruned(recipe.model)
     if recipe.mtp.state == "before" and recipe.features.source == "engine":
         raise RequestError(

@@ -25,7 +25,7 @@ from ...decoding.target.hidden_states import LAST
 from ...drafters.eagle.peagle import PeagleNet
 from ...drafters.projection import Projection
 from ..eagle_common import in_text_order, told_by_row, with_counts
-from ..labels import label_places
+from ..labels import check_in_rows, label_places
 from ..loop.loop import Outcome
 from ..loop.objective import Batch
 from ..loop.sharding import standalone
@@ -56,6 +56,7 @@ def check_recipe(recipe: Sections) -> None:
     config = recipe.peagle
     own = {"peagle.ce": config.ce}
     check_terms(recipe.objective, own=own, positions=config.depths, counted_by="peagle.depths")
+    check_in_rows(recipe, config.depths, "peagle.depths")
     check_not_pruned(recipe.model)
 
 
