@@ -5,6 +5,7 @@ Read next: `load.py`, which puts them over the recipe's.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from dataclasses import fields
 
@@ -30,7 +31,7 @@ def split_overrides(words: Sequence[str], *, of: type | None = None) -> tuple[li
         of: the verb, whose own flags are left among the words.
 
     Raises:
-        RequestError: a value is missing, or a whole section is named.
+        RequestError: a value is missing, a whole section is named, or a flag is neither the recipe's nor the verb's.
     """
     own = {each.name for each in fields(of)} if of is not None else set()
     rest: list[str] = []
@@ -41,6 +42,8 @@ def split_overrides(words: Sequence[str], *, of: type | None = None) -> tuple[li
         name, equals, value = word.removeprefix("--").partition("=")
         path = name.replace("-", "_")
         if not word.startswith("--") or not _is_value(path, own):
+            if of is not None and len(name) > 1 and word.startswith("--"):
+                _check_own(name, path, own)
             rest.append(word)
             continue
         if not equals:
@@ -66,3 +69,13 @@ def _is_value(path: str, own: set[str]) -> bool:
         return True
     some = ", ".join(f"--{path}.{name}" for name in list(section.model_fields)[:3])
     raise RequestError(f"--{path} names a section of the recipe; expected one of its values, as in {some}")
+
+
+def _check_own(name: str, path: str, own: set[str]) -> None:
+    """Raise RequestError for a flag that the verb does not have."""
+    known = {*own, "help"}
+    if path in known or path.removeprefix("no_") in known:
+        return
+    near = difflib.get_close_matches(path, {*known, *Recipe.model_fields}, n=1, cutoff=0.6)
+    hint = f"did you mean --{near[0].replace('_', '-')}? " if near else ""
+    raise RequestError(f"--{name}: no such flag, and no value of the recipe; {hint}--help lists what there is")

@@ -287,3 +287,16 @@ runpy.run_module("draftsmith.launch.cli", run_name="__main__")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["show", "eagle-tiny", "--namo=x"], "--namo: no such flag, and no value of the recipe; did you mean --name?"),
+        (["eval", "--targt", "tiny"], "--targt: no such flag, and no value of the recipe; did you mean --target?"),
+        (["tune", "--zzzz"], "--zzzz: no such flag, and no value of the recipe; --help lists what there is"),
+    ],
+)
+def test_a_flag_that_nobody_knows(words: list[str], says: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    assert capfd.readouterr().err.startswith(f"draftsmith: {says}")
