@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from ..errors import RequestError
-from .config import DrafterConfig
+from .config import DrafterConfig, check_options
 from .families import family_of, function
 from .folder import read_entry
 from .hub import drafter_folder
-from .options import check_options
 from .vocabulary.across import load_across, says_the_same
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from ...drafters.config import check_options
 from ...drafters.families import FAMILIES
-from ...drafters.options import check_options
 from ...errors import DraftsmithError, RequestError
 from ..recipe.model import Recipe
 from .memory import check_fits, devices_of, ends_bytes, held_bytes, in_units, micro_tokens, needs, parameters, trained

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from draftsmith.drafters.config import DrafterConfig
+from draftsmith.drafters.config import DrafterConfig, check_options
 from draftsmith.drafters.families import FAMILIES
-from draftsmith.drafters.options import check_options
 from draftsmith.errors import RequestError
 from draftsmith.launch.check.models import check_recipe
 from draftsmith.launch.recipe.load import load_recipe
