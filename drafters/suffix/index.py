@@ -127,7 +127,9 @@ class AnswerMemory:
     def answers(self) -> list[list[int]]:
         """What it holds, the oldest first: the documents that `build_datastore` writes."""
         with self.lock:
-            return list(self._answers)
+            return [
+                list(each) for each in self._answers
+            ]  # a caller's change would be forgotten as what was never there
 
     def salt(self) -> int:
         """A number of its own for every call that drafts from this memory; 0 for the first one of an empty memory.
@@ -146,6 +148,7 @@ class AnswerMemory:
         kept = list(answer[-self.limit :])
         if not kept:
             return
+        made = np.array(kept, np.int64).tobytes()  # first, as it refuses what is no token
         with self.lock:
             while self._size + len(kept) > self.limit:
                 self._forget(self._answers.popleft())
@@ -153,7 +156,7 @@ class AnswerMemory:
                 self._tree.add(window)
             self._answers.append(kept)
             self._size += len(kept)
-            self._trace = blake2b(self._trace + np.array(kept, np.int64).tobytes(), digest_size=16).digest()
+            self._trace = blake2b(self._trace + made, digest_size=16).digest()
 
     def matches(self, text: Sequence[int]) -> Iterator[tuple[int, Match]]:
         """Ends of `text` that stand in an answer."""

@@ -396,6 +396,17 @@ def test_what_does_not_fit_is_refused(settings: dict, message: str) -> None:
         SuffixDecoding(**settings)
 
 
+def test_a_memory_is_not_changed_from_outside_or_by_half() -> None:
+    memory = AnswerMemory(tokens=4)
+    memory.add([1, 2])
+    memory.answers[0].append(3)
+    with pytest.raises(OverflowError):
+        memory.add([2**70])
+    assert (memory.answers, len(memory)) == ([[1, 2]], 2)
+    memory.add([4, 5, 6])  # for which the first one makes room
+    assert memory.answers == [[4, 5, 6]]
+
+
 def test_a_memory_of_nothing_is_refused() -> None:
     with pytest.raises(RequestError, match="a memory of 0 tokens"):
         AnswerMemory(tokens=0)
