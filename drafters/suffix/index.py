@@ -127,9 +127,7 @@ class AnswerMemory:
     def answers(self) -> list[list[int]]:
         """What it holds, the oldest first: the documents that `build_datastore` writes."""
         with self.lock:
-            return [
-                list(each) for each in self._answers
-            ]  # a caller's change would be forgotten as what was never there
+            return [list(each) for each in self._answers]  # what a caller changes would not be found to forget
 
     def salt(self) -> int:
         """A number of its own for every call that drafts from this memory; 0 for the first one of an empty memory.
