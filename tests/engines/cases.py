@@ -36,7 +36,7 @@ RUNS: dict[str, tuple[str, dict[str, object]]] = {
     "eagle3-layers": ("eagle3-tiny", {"eagle3.layers": "[1,9,15]"}),
     "eagle3-norms": ("eagle3-tiny", {"eagle3.feature_norms": "true"}),
     "dflash": ("dflash-tiny", {"drafter.temperature_factors": "[]"}),  # engines draft at the request's temperature
-    "dflash-mask": ("dflash-tiny", {"drafter.temperature_factors": "[]", "block.mask_token": "4095"}),
+    "dflash-mask": ("dflash-tiny", {"drafter.temperature_factors": "[]", "block.mask_token": "150"}),
     "peagle": ("peagle-tiny", {"drafter.temperature_factors": "[]"}),
     "pard": ("pard-tiny", {"drafter.temperature_factors": "[]"}),
     "mtp": ("mtp-tiny", {}),
