@@ -26,12 +26,12 @@ def check_parts(count: int, what: str) -> None:
         raise ValueError(f"{what} make {count:,} parts; expected at most {MOST_PARTS:,}")
 
 
-def check_layers(layers: Any) -> None:
-    """Raise ValueError for what are no numbers of hidden states, low to high."""
-    if not layers or not all(type(layer) is int for layer in layers) or list(layers) != sorted(set(layers)):
-        raise ValueError(
-            f"layers are {layers!r:.60}; expected the numbers of hidden states, different ones, low to high"
-        )
+def check_layers(layers: Any, *, ordered: bool = False) -> None:
+    """Raise ValueError for what are no numbers of hidden states; `ordered`: different ones, low to high."""
+    if not layers or not all(type(layer) is int for layer in layers):
+        raise ValueError(f"layers are {layers!r:.60}; expected the numbers of hidden states")
+    if ordered and list(layers) != sorted(set(layers)):
+        raise ValueError(f"layers are {layers!r:.60}; expected the numbers of different hidden states, low to high")
 
 
 def check_number(least: float, **numbers: Any) -> None:

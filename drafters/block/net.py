@@ -54,7 +54,7 @@ class BlockShape(EagleShape):
         check_sizes(decoder_layers=self.decoder_layers, size=self.size)
         check_parts(len(self.layers) + self.decoder_layers, f"{len(self.layers)} states and layers")
         check_parts(self.size, "slots")
-        check_layers(self.layers)
+        check_layers(self.layers, ordered=True)
         if self.layout not in get_args(Layout) or type(self.causal) is not bool or self.most < 1:
             raise ValueError(
                 f"layout {self.layout!r:.20}, causal {self.causal!r:.20}, size {self.size}; expected "
