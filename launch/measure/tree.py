@@ -15,6 +15,8 @@ from ...decoding.engine import autoregressive
 from ...decoding.proposal import TeacherForced
 from ...decoding.sampling import Warper
 from ...decoding.target.backbone import Backbone
+from ...drafters.families import family_of
+from ...drafters.folder import read_entry
 from ...drafters.sizes import MOST_PARTS
 from ...drafters.tree_file import NAME, write_tree
 from ...errors import RequestError
@@ -23,7 +25,7 @@ from ...eval.measure.environment import processor
 from ...eval.measure.ranks import Ranks, Text, measure_ranks
 from ...eval.measure.tree_choice import Chosen, Speed, best_of_size, fastest, measure_speed
 from ...eval.report.tables import number, plain_table
-from ..check.early import named
+from ..check.early import Named, named
 from .held_out import held_out_prompts, where
 from .loaded import Loaded, load_pair
 
@@ -45,9 +47,7 @@ def run_tree(request: TreeRequest, overrides: Sequence[tuple[str, str]], console
             held out, or no candidate was ever right.
     """
     nodes = _nodes(request.nodes)
-    # as it drafts on its default tree, whatever the recipe says
-    shape = [("drafter.tree", "default"), ("drafter.eagle_tree", "static")]
-    loaded = load_pair(named(request, [*overrides, *shape]))
+    loaded = load_pair(_on_its_default_tree(request, overrides))
     drafter = loaded.drafter
     if not isinstance(drafter, TeacherForced):
         raise RequestError(
@@ -66,6 +66,16 @@ def run_tree(request: TreeRequest, overrides: Sequence[tuple[str, str]], console
     write_tree(out, chosen.paths, _facts(request, loaded, texts, measured, chosen, speed))
     _show(loaded, measured, chosen, console)
     return out
+
+
+def _on_its_default_tree(request: TreeRequest, overrides: Sequence[tuple[str, str]]) -> Named:
+    """The pair, drafting so whatever the recipe says."""
+    pair = named(request, [*overrides, ("drafter.tree", "default")])
+    assert pair.drafter is not None  # or `named` has said so
+    family = family_of(read_entry(pair.drafter)["family"], str(pair.drafter))
+    if "eagle_tree" in family.options:
+        pair = named(request, [*overrides, ("drafter.tree", "default"), ("drafter.eagle_tree", "static")])
+    return pair
 
 
 def _nodes(given: str | None) -> int | None:

@@ -21,7 +21,7 @@ from draftsmith.trainers import eagle3
 from draftsmith.trainers.config import ObjectiveConfig
 from draftsmith.trainers.eagle import EagleObjective
 from draftsmith.trainers.labels import has_label
-from draftsmith.trainers.loop.sums import COUNT
+from draftsmith.trainers.loop.sums import COMPARED, COUNT
 from draftsmith.trainers.losses.chunked import SharedTeacher
 from draftsmith.trainers.method_config import Eagle3Config, EagleConfig
 from draftsmith.trainers.student import fused
@@ -119,8 +119,9 @@ def by_hand(goal: EagleObjective, target: Backbone, rows: dict[str, Tensor]) -> 
 
 def less_counts(terms: dict[str, Tensor]) -> dict[str, Tensor]:
     """The sums alone, each of which but the loss has a count beside it."""
-    sums = {name: value for name, value in terms.items() if not name.startswith(COUNT)}
-    assert terms.keys() - sums.keys() == {COUNT + name for name in sums if name != "loss"}
+    sums = {name: value for name, value in terms.items() if not name.startswith((COUNT, COMPARED))}
+    counts = {name for name in terms if name.startswith(COUNT)}
+    assert counts == {COUNT + name for name in sums if name != "loss"}
     return sums
 
 

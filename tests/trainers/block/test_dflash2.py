@@ -130,4 +130,4 @@ def test_rows_of_the_projection_give_the_logits_of_all(target: Backbone) -> None
 @pytest.mark.parametrize(("own", "message"), [({"group": 7}, "dflash2.group is 7"), ({"candidates": 500}, "lower it")])
 def test_sizes_that_do_not_fit_the_target_are_refused(own: dict[str, int], message: str, target: Backbone) -> None:
     with pytest.raises(RequestError, match=message):
-        build("dflash2", target.model, dflash2=DFlash2Config(**own))
+        build("dflash2", target.model, block=BlockConfig(size=4), dflash2=DFlash2Config(**own))
