@@ -86,7 +86,7 @@ class SuffixDecoding:
         """
         _check(draft_length=draft_length, nodes=nodes, depth=depth, factor=factor, least=least)
         longest = longest_draft(depth, factor, stored=store is not None)
-        if min(draft_length, longest) < 1:
+        if longest < 1:
             raise RequestError(
                 f"suffix decoding is to draft up to {draft_length} tokens, {factor:g} for each of a match, by strings "
                 f"of {depth}, which drafts none; expected at least 1: raise drafter.suffix_factor"

@@ -14,12 +14,11 @@ from ...drafters.temperatures import FACTORS
 _LENGTH = "eval.draft_length"
 _COPIED = ("drafter.lookup_tokens", "drafter.llma_tokens", "drafter.suffix_tokens")
 _NODES = ("drafter.medusa_nodes", "drafter.eagle_nodes", "drafter.block_nodes")
-# what goes without saying: chain or tree, by the words for its size, and that no doubt ends a draft
+# what the words for a size say already: whether it is a chain's or a tree's
 _SHAPES = {
     "drafter.tree": ("default", "chain"),
     "drafter.eagle_tree": ("chain", "dynamic"),
     "drafter.block_tree": ("chain", "tree"),
-    "drafter.confidence": ("0.0",),
 }
 
 
@@ -51,8 +50,8 @@ def _phrase(name: str, value: str, *, is_tree: bool) -> str:
         return "likeliest tokens" if value == "argmax" else ""
     if name == "drafter.block_children":
         return f"{value} children a node"
-    if name == "drafter.confidence" and float(value):
-        return f"cut below confidence {value}"
+    if name == "drafter.confidence":
+        return f"cut below confidence {value}" if float(value) else ""
     if name == FACTORS:
         return "" if value == NO_FACTORS else f"drawn at {_factors(value)} times the temperature"
     return "" if value in _SHAPES.get(name, ()) else f"{name.split('.', 1)[-1].replace('_', ' ')} {value}"

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ...data.prompts import Prompt
-    from ...data.rows.packed import Ids
     from ...eval.config import EvalConfig
 
 
@@ -176,6 +175,7 @@ def _data(recipe: Recipe, models: Models) -> str | Waits:
     from ...data.rows.records import Placed, RecordReader
     from ...data.rows.report import Tally, check_tally
     from ...data.rows.sources import open_sources
+    from ...trainers.teacher.unused import check_unused
 
     data = recipe.data
     source, validation = open_sources(data)
@@ -191,7 +191,7 @@ def _data(recipe: Recipe, models: Models) -> str | Waits:
             texts.append(encoded.document.ids)
         else:
             tally.reject(row, encoded)
-    _check_mask(recipe, texts)
+    check_unused(recipe, texts)
     # a few bad rows among the first ones prove nothing about the share in all
     allowed = data.max_rejected_share
     check_tally(tally, source.name, allowed if len(rows) < SAMPLE else max(allowed, 0.5), None)
@@ -201,15 +201,6 @@ def _data(recipe: Recipe, models: Models) -> str | Waits:
         f"({', '.join(sorted(set(reader.shapes.values())))}), {tally.cut} longer than "
         f"{data.sequence_length} tokens; held out: {held}"
     )
-
-
-def _check_mask(recipe: Recipe, texts: Sequence[Ids]) -> None:
-    """Raise RequestError where texts have the token that the recipe names as the mask."""
-    from ...trainers.block.unused import check_unused
-
-    section, _, name = recipe.record.mask_field.partition(".")
-    if section:
-        check_unused(recipe.record.mask_field, getattr(getattr(recipe, section), name), texts)
 
 
 def _rows(recipe: Recipe) -> Waits:

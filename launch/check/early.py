@@ -76,8 +76,8 @@ def _check_settled(overrides: Sequence[tuple[str, str]]) -> None:
     for name, value in overrides:
         if name.partition(".")[0] in {*_OF_TRAINING, *own_sections()}:
             raise RequestError(
-                f"--{name} is {value}, and only training reads it, which of this drafter is over; leave it out, or "
-                "train one with it"
+                f"--{name} is {value}, and only training reads it: nothing is trained here; leave it out, or train a "
+                "drafter with it"
             )
 
 

@@ -156,14 +156,14 @@ def _commands(subject: Subject, family: str, settings: dict[str, Any]) -> tuple[
     """What `draftsmith export` prints for each engine that takes its models from the hub; refused formats, and why."""
     commands: list[str] = []
     refused: dict[str, str] = {}
-    forms = {} if subject.target is None else FAMILIES[family].exports
-    for form, record in forms.items():
-        assert subject.target is not None
+    target = subject.target
+    if target is None:
+        return commands, refused
+    for form, record in FAMILIES[family].exports.items():
         as_it_is = record.make is None
         out = subject.name if as_it_is else f"{subject.name.rpartition('/')[2]}-{form}"
-        model = subject.target.path
         try:
-            start = start_of(subject.folder, subject.recipe, settings, (family, form), target=subject.target, out=out)
+            start = start_of(subject.folder, subject.recipe, settings, (family, form), target=target, out=out)
         except RequestError as error:
             refused[form] = str(error)
             continue
@@ -171,7 +171,7 @@ def _commands(subject: Subject, family: str, settings: dict[str, Any]) -> tuple[
             started = textwrap.dedent(command(form, start))
         except RequestError:  # it reads the target from a folder
             continue
-        export = f"draftsmith export --drafter hub:{subject.name} --target {model} --format {form} --out {out}\n"
+        export = f"draftsmith export --drafter hub:{subject.name} --target {target.path} --format {form} --out {out}\n"
         commands.append(started if as_it_is else export + started)
     return commands, refused
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import nn
 
-from ...data.rows.cache import Prepared
 from ...decoding.target.hidden_states import LAST, layer_count
 from ...drafters.block.net import BlockNet, Layout, spread_layers
 from ...errors import RequestError
@@ -29,7 +28,6 @@ from ..teacher.features import FeatureSource, OnlineFeatures
 from ..teacher.frozen import Save, check_teacher, freeze
 from .anchors import drawn
 from .student import BlockStudent, BlockTeacher
-from .unused import check_unused, texts_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -58,11 +56,6 @@ def check_target(recipe: Sections, target: PreTrainedModel) -> None:
             f"block.mask_token is {mask}; the target has embeddings of ids 0 to {known - 1}: name one that its "
             "texts never use, or leave it out for a vector that is learnt"
         )
-
-
-def check_rows(recipe: Sections, rows: Prepared) -> None:
-    """Raise RequestError where rows have the token that is to be the mask."""
-    check_unused("block.mask_token", recipe.block.mask_token, texts_of(rows))
 
 
 def sizes_of(recipe: Sections, target: PreTrainedModel, layout: Layout) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from ..loop.loop import Outcome
 from ..sections import MakeProbe, Run, Sections
 from ..student.warm_start import warm_started
 from ..teacher.frozen import run_for_target, saver
-from .common import BlockObjective, check_blocks, check_rows, check_target, sizes_of
+from .common import BlockObjective, check_blocks, check_target, sizes_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -46,6 +46,4 @@ def run(recipe: Sections, out: Path, resume: str = "auto", make_probe: MakeProbe
         net = student(recipe, target.model)
         return warm_started(BlockObjective(recipe, net, target.model, saver(target, "dflash")), recipe, target)
 
-    return run_for_target(
-        build, Run(recipe, out, resume, make_probe), check_target=check_target, check_rows=check_rows
-    )
+    return run_for_target(build, Run(recipe, out, resume, make_probe), check_target=check_target)

@@ -29,7 +29,7 @@ from ..losses.candidates import likeliest, logits_of
 from ..sections import MakeProbe, Run, Sections
 from ..student.warm_start import warm_started
 from ..teacher.frozen import run_for_target, saver
-from .common import BlockObjective, check_blocks, check_rows, sizes_of
+from .common import BlockObjective, check_blocks, sizes_of
 from .common import check_target as check_block_target
 from .student import BlockStudent, Compared
 
@@ -111,6 +111,4 @@ def run(recipe: Sections, out: Path, resume: str = "auto", make_probe: MakeProbe
         net = student(recipe, target.model)
         return warm_started(DFlash2Objective(recipe, net, target.model, saver(target, "dflash2")), recipe, target)
 
-    return run_for_target(
-        build, Run(recipe, out, resume, make_probe), check_target=check_target, check_rows=check_rows
-    )
+    return run_for_target(build, Run(recipe, out, resume, make_probe), check_target=check_target)

@@ -37,7 +37,6 @@ from ..student.masked_chains import drawn
 from ..student.pard import PardStudent, PardTeacher
 from ..teacher.features import FeatureSource, OnlineFeatures
 from ..teacher.frozen import Save, check_teacher, freeze, run_for_target
-from .unused import check_unused, texts_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -50,11 +49,6 @@ def check_recipe(recipe: Sections) -> None:
     """Raise RequestError where nothing would be learnt."""
     check_terms(recipe.objective)
     check_in_rows(recipe, recipe.pard.drafts, "pard.drafts", first=1)
-
-
-def check_rows(recipe: Sections, rows: Prepared) -> None:
-    """Raise RequestError where rows have the token that is to be the mask."""
-    check_unused("pard.mask_token", recipe.pard.mask_token, texts_of(rows))
 
 
 def check_target(recipe: Sections, target: PreTrainedModel) -> None:
@@ -160,6 +154,4 @@ def run(recipe: Sections, out: Path, resume: str = "auto", make_probe: MakeProbe
         draft = student(recipe, target.model, target.tokenizer, pruned=pruned)
         return PardObjective(recipe, draft, target.model, partial(save_draft_model, target=target, family="pard"))
 
-    return run_for_target(
-        build, Run(recipe, out, resume, make_probe), check_target=check_target, check_rows=check_rows
-    )
+    return run_for_target(build, Run(recipe, out, resume, make_probe), check_target=check_target)

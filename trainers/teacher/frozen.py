@@ -37,6 +37,7 @@ from .engine_answers import answered_rows
 from .feature_cache import feature_source
 from .features import Featured
 from .handshake import KEPT_LAYERS
+from .unused import check_unused, texts_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -100,6 +101,7 @@ def run_for_target(
     decodes = recipe.features.source != "engine" and not cut  # a process's share of the layers decodes nothing
     probe = run.make_probe(teacher) if run.make_probe and decodes else None
     rows = prepare_rows(run, accelerator, teacher)
+    check_unused(recipe, texts_of(rows))
     if check_rows is not None:
         check_rows(recipe, rows)
     if recipe.features.answers is not None:

@@ -1,28 +1,29 @@
 """Whether the id that stands for what is not known is one that texts have.
 
-Read next: `common.py` and `pard.py`, whose masks it is.
+Read next: `../methods.py`, whose records say which field names it; `frozen.py`, which asks once rows are there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from operator import attrgetter
 
 import numpy as np
 
 from ...data.rows.cache import Prepared
 from ...data.rows.packed import Ids
 from ...errors import RequestError
+from ..methods import METHODS
+from ..sections import Sections
 
 _LOOKED_AT = 1000
 """Rows: an id that is in none of the first thousand is a rare one, and costs little."""
 
 
-def check_unused(field: str, token: int | None, texts: Iterable[Ids]) -> None:
-    """Raise RequestError where a mask that is named stands in texts, as what ends them does.
-
-    Args:
-        field: where it is named; `token`: None where it is not.
-    """
+def check_unused(recipe: Sections, texts: Iterable[Ids]) -> None:
+    """Raise RequestError where a mask that the recipe names stands in texts, as what ends them does."""
+    field = METHODS[recipe.method].mask_field
+    token = attrgetter(field)(recipe) if field else None
     if token is None:
         return
     seen, found = 0, 0
