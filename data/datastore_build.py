@@ -20,6 +20,12 @@ from ..storage import MANIFEST, flush, sha256, staged_folder, write_text
 from ..storage.formats import DATASTORE
 from .datastore import read_manifest, shard_files, token_dtype
 
+_PER_TOKEN = 48
+"""Bytes of memory that sorting takes for a token of an id beyond 65,535; half of it for others."""
+_LEAST = 16_000_000
+_MOST = 2**29 - 1
+"""Tokens whose bytes int32 still counts: sorting more takes twice the memory for each."""
+
 
 def build_datastore(
     documents: Iterable[Sequence[int]],
@@ -27,12 +33,13 @@ def build_datastore(
     *,
     vocabulary: int,
     tokenizer: str,
-    shard_tokens: int = 16_000_000,
+    shard_tokens: int | None = None,
     replace: bool = False,
 ) -> dict[str, Any]:
     """Write a datastore into a folder, which appears whole or not at all.
 
-    Needs memory for one shard (about 40 bytes per token of it), however large the corpus is.
+    Needs memory for one shard (up to 48 bytes per token of it), however large the corpus is. A look-up searches
+    one shard after the other, so there should be one where memory allows.
     Documents are kept in their order; empty ones are skipped; one that does not fit into a shard
     is cut, and its pieces are documents of their own.
 
@@ -41,7 +48,7 @@ def build_datastore(
         folder: where to; must not exist yet, unless it is to be replaced.
         vocabulary: number of token ids; all ids are smaller.
         tokenizer: fingerprint of the tokenizer, compared again when the datastore is opened.
-        shard_tokens: most tokens of a shard, separators included. A look-up searches one after another.
+        shard_tokens: most tokens of a shard, separators included; None: what half of the free memory sorts.
         replace: a datastore that is there stays until the new one is whole.
 
     Returns:
@@ -53,6 +60,7 @@ def build_datastore(
         RequestError: the folder exists, the corpus is empty, or an id is outside the vocabulary.
         EnvironmentFailure: the package `pydivsufsort` is missing.
     """
+    shard_tokens = sortable() if shard_tokens is None else shard_tokens
     _check_request(folder, vocabulary, shard_tokens, replace=replace)
     sort = _suffix_sorter()  # before hours may go into reading the corpus
     pieces = _pieces(documents, vocabulary, longest=shard_tokens - 1)
@@ -75,6 +83,13 @@ def build_datastore(
         }
         write_text(staging / MANIFEST, json.dumps(manifest, indent=2) + "\n")
     return manifest
+
+
+def sortable() -> int:
+    """Tokens of a shard that is sorted in half of the memory that is free now, from 16 to 537 million."""
+    import psutil
+
+    return min(max(_LEAST, int(psutil.virtual_memory().available) // (2 * _PER_TOKEN)), _MOST)
 
 
 def _check_request(folder: Path, vocabulary: int, shard_tokens: int, *, replace: bool) -> None:

@@ -179,8 +179,9 @@ class DatastoreRequest:
     """Folder or hub name of the target, whose tokenizer is used."""
     limit: int | None = None
     """Use only the first rows."""
-    shard_tokens: int = 16_000_000
-    """Tokens per shard; building takes memory for one at a time."""
+    shard_tokens: int | None = None
+    """Most tokens of a shard, of which building takes up to 48 bytes of memory each; default: what half of the free
+    memory sorts."""
 
 
 @dataclass

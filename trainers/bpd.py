@@ -92,7 +92,7 @@ class BpdStudent(HeadsStudent):
         for k in range(1, self.medusa.config.block):
             head_loss, head_terms = self.head(k, batch, hidden_RSH, reads)
             loss = loss + head_loss / self.medusa.config.heads
-            terms |= {f"head{k}_{name}": value for name, value in head_terms.items()}
+            terms |= head_terms
         return loss, {"loss": loss.detach(), **terms}
 
 

@@ -23,6 +23,7 @@ from ..errors import RequestError
 from .config import ObjectiveConfig
 from .labels import label_places
 from .loop.objective import Batch
+from .loop.sums import COUNT
 from .losses.buckets import behind, next_size
 from .losses.chunked import ChunkedLoss, Teacher, cross_entropy
 from .losses.mix import Mix
@@ -105,13 +106,15 @@ class HeadsStudent(nn.Module):
             share_P = None if paces is None else paces[k - 1]
             head_loss, head_terms = self.head(k, batch, hidden_RSH, reads, share_P)
             loss = loss + (decay**k * head_loss if paces is None else head_loss)
-            terms |= {f"head{k}_{name}": value for name, value in head_terms.items()}
+            terms |= head_terms
         return loss, {"loss": loss.detach(), **terms}
 
     def head(
         self, k: int, batch: Batch, hidden_RSH: Tensor, reads: Reads, share_P: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss of head k summed over its labels, and its terms, where all labels count alike.
+        """Loss of head k summed over its labels, and its terms, `head{k}_...`, with the number of those labels.
+
+        The loop divides by all labels, of which a head lacks the first k of every document.
 
         Args:
             hidden_RSH: the target's last hidden states, from which its own distribution follows.
@@ -124,11 +127,10 @@ class HeadsStudent(nn.Module):
             teacher = self._teacher(hidden_RSH[:, k:-1][place])
         given_PH = again(self._projected, self._recompute)(k, place, reads)
         loss, sums = self._chunked(k)(given_PH, label_P, teacher, share_P, static=self.static)
-        # the loop divides by all labels, of which a head lacks the first k of every document; and
-        # it adds up the same names on every process, whatever the batch held there
-        share = batch["loss_mask"].sum() / max(1, len(label_P))
-        zero = loss.detach() * 0
-        return loss, {name: sums.get(name, zero) * share for name in self._loss.names}
+        # the loop adds up the same names on every process, whatever the batch held there
+        terms = {f"head{k}_{name}": sums.get(name, loss.detach() * 0) for name in self._loss.names}
+        counted = torch.full_like(loss.detach(), len(label_P))
+        return loss, terms | {f"{COUNT}{name}": counted for name in terms}
 
     @torch.no_grad()
     def _paces(self, batch: Batch, reads: Reads, floor: float) -> list[Tensor]:

@@ -7,10 +7,11 @@ import sys
 from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from draftsmith.data import datastore
+from draftsmith.data import datastore, datastore_build
 from draftsmith.data.datastore import Datastore
 from draftsmith.data.datastore_build import build_datastore
 from draftsmith.errors import EnvironmentFailure, RequestError
@@ -191,6 +192,19 @@ def test_one_shard_or_many_give_the_same(tmp_path: Path) -> None:
     for document in documents[:40]:
         few, more = (sorted(s.continuations(document[:9]).tolist()) for s in (one, many))
         assert few == more != []
+
+
+@pytest.mark.parametrize(("free", "shards"), [(96 * 1_000, 1), (96 * 100, 10)])
+def test_a_shard_is_what_half_of_the_free_memory_sorts(
+    free: int, shards: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=free))
+    monkeypatch.setattr(datastore_build, "_LEAST", 50)
+    assert len(build(tmp_path, [[1] * 49] * 20).shards) == shards  # 50 tokens with the separator, 1,000 in all
+    monkeypatch.setattr(datastore_build, "_LEAST", 1_000)
+    assert datastore_build.sortable() == 1_000  # however little is free
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=10**12))
+    assert datastore_build.sortable() == 2**29 - 1  # however much is
 
 
 def test_a_look_up_reads_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

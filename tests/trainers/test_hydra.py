@@ -15,7 +15,9 @@ from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.heads.hydra import Hydra
 from draftsmith.errors import RequestError
 from draftsmith.trainers.config import ObjectiveConfig
+from draftsmith.trainers.labels import label_places
 from draftsmith.trainers.loop.objective import Objective
+from draftsmith.trainers.loop.sums import means
 from draftsmith.trainers.method_config import MedusaConfig
 from method_objectives import build
 
@@ -101,7 +103,13 @@ def test_rows_shorter_than_a_head_reaches(length: int, prefix: bool) -> None:
     loss, terms = goal.module(batch, goal.prepare(batch))
     loss.backward()
     assert torch.isfinite(loss)
-    assert [name for name in terms if name.endswith("top1")] == [f"head{k}_top1" for k in range(1, 5)]
+    assert [name for name in terms if name.startswith("head") and name.endswith("top1")] == [
+        f"head{k}_top1" for k in range(1, 5)
+    ]
+    told = means({name: float(each) for name, each in terms.items()}, float(batch["loss_mask"].sum()))
+    assert {name for name in told if name.endswith("top1")} == {
+        f"head{k}_top1" for k in range(1, 5) if len(label_places(batch, k + 1)[0])
+    }
     assert all(p.grad is not None for p in goal.draft().parameters())
 
 

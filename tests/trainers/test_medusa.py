@@ -20,6 +20,7 @@ from draftsmith.trainers.config import ObjectiveConfig
 from draftsmith.trainers.labels import has_label
 from draftsmith.trainers.loop import setup, state
 from draftsmith.trainers.loop.loop import Outcome
+from draftsmith.trainers.loop.sums import COUNT
 from draftsmith.trainers.medusa import MedusaObjective
 from draftsmith.trainers.method_config import MedusaConfig
 from method_objectives import build
@@ -115,10 +116,10 @@ def test_the_loss_is_the_plain_formula(objective: ObjectiveConfig, shared: bool,
             total = total + objective.ce * F.cross_entropy(logits, torch.tensor(label))
             hits += int(logits.argmax() == label)
         expected = expected + 0.8**k * total
-        # the loop divides by all labels; what it then reports is the mean over the head's own
-        share = float(batch["loss_mask"].sum()) / len(places)
-        torch.testing.assert_close(terms[f"head{k}_loss"], total.detach() * share)
-        assert float(terms[f"head{k}_top1"]) == pytest.approx(hits * share)
+        # the loop divides by all labels, and each head's own terms by those that it has
+        torch.testing.assert_close(terms[f"head{k}_loss"], total.detach())
+        assert float(terms[f"head{k}_top1"]) == hits
+        assert float(terms[f"{COUNT}head{k}_top1"]) == float(terms[f"{COUNT}head{k}_loss"]) == len(places)
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(terms["loss"], loss.detach())
 
