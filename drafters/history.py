@@ -1,6 +1,6 @@
 """The text of every row so far, on the device, for drafters that copy from it or read it later.
 
-Read next: `draft_model.py`, `lookup.py`.
+Read next: `model/draft_model.py`, `lookup/lookup.py`.
 
 Shapes: B rows, L slots of history, E tokens that a step can emit.
 """

@@ -2,7 +2,7 @@
 
 Drafters with a layer of their own (EAGLE, Hydra++) keep its keys and values. After every
 verification they are computed from the target's true states of what was accepted; what was written
-while drafting is garbage after them. Read next: `eagle/proposer.py`, `hydra.py`.
+while drafting is garbage after them. Read next: `eagle/proposer.py`, `heads/hydra.py`.
 
 Shapes: B rows, E tokens that a step can emit, F numbers of the target's features, T slots in view.
 """

@@ -1,6 +1,6 @@
 """The command line: words in, exit code out.
 
-Read next: `verbs.py` for what there is, `recipe/load.py` for recipes and overrides, `train.py`.
+Read next: `verbs.py` for what there is, `recipe/load.py` for recipes and overrides, `train/run.py`.
 """
 
 from __future__ import annotations

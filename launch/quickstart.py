@@ -2,7 +2,7 @@
 
 The embedded target, an EAGLE-1 drafter for it, prompt lookup, which needs no training, and the untrained
 drafter as the control: tuning, audit, evaluation, report.
-Read next: `train.py`, `measure/tune.py`, `measure/run.py`.
+Read next: `train/run.py`, `measure/tune.py`, `measure/run.py`.
 """
 
 from __future__ import annotations

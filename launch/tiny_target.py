@@ -4,7 +4,7 @@ Trains `recipes/target-tiny.yaml` on the standard library, makes it deeper by `r
 on the sources of packages that are installed with this one, and has it leave its loops by
 `recipes/target-unlooped.yaml`. Of the last two stages the weights between where each began and where it ended are
 kept: they foretell held-out text better than the ends (Wortsman et al. 2022, arXiv 2109.01903). Weights, tokenizer,
-resolved recipe, loss curve and model card go into `recipes/assets/tiny-target/`. Read next: `train.py`.
+resolved recipe, loss curve and model card go into `recipes/assets/tiny-target/`. Read next: `train/run.py`.
 """
 
 from __future__ import annotations

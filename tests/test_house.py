@@ -140,6 +140,15 @@ def test_docstrings(path: Path) -> None:
     assert not missing
 
 
+@pytest.mark.parametrize("path", EVERY, ids=name_of)
+def test_files_that_a_docstring_names_are_there(path: Path) -> None:
+    """By their path from the file's own folder, from its room or from the root: "read next" leads somewhere."""
+    named = re.findall(r"`([\w./-]+\.py)`", ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "")
+    room = ROOT / path.relative_to(ROOT).parts[0]
+    lost = [each for each in named if not any((base / each).is_file() for base in (path.parent, room, ROOT))]
+    assert lost == []
+
+
 @pytest.mark.parametrize("path", ALL, ids=name_of)
 def test_nothing_unsafe(path: Path) -> None:
     """No pickle, no YAML or code from data, no remote code by default."""

@@ -2,7 +2,7 @@
 
 SpecInfer's collective boost-tuning (Miao et al. 2023, arXiv 2305.09781, section 3). The target
 continues prompts of a corpus once; SSM k is distilled on those continuations, less what SSMs 1 to
-k - 1 cover, or with less weight on it (`coverage.py`). Each round is an ordinary run in
+k - 1 cover, or with less weight on it (`boosting/coverage.py`). Each round is an ordinary run in
 `out/ssm-k` with checkpoints of its own, then one pass that measures what the SSM covers. Stages that
 are complete are not done again, so a killed run continues where it was. Order of the file, as in
 every trainer: what it requires and what is trained, the teacher's side, the run. Read next:

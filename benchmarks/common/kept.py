@@ -1,7 +1,7 @@
 """Folders of kept results: what names mean in them, and that no later call mixes others in.
 
 The scripts of `benchmarks/` that go on where they were cut find their results by name alone. Read
-next: `environment.py`, what else a number hangs on.
+next: `eval/measure/environment.py`, what else a number hangs on.
 """
 
 from __future__ import annotations

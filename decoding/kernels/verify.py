@@ -1,6 +1,6 @@
 """The accept walk down a candidate tree, the residual and the extra token, in one launch.
 
-Recursive rejection sampling, as the rules of `../acceptance.py` state it: at a node with target
+Recursive rejection sampling, as the rules of `../rules/acceptance.py` state it: at a node with target
 distribution P and proposal distribution Q, child x is accepted if coin * Q(x) < P(x); otherwise P becomes
 norm(max(0, P - Q)) and the next child is tried. Each trial is one exact step of speculative
 sampling (Leviathan et al. 2023; Chen et al. 2023, theorem 1), and the residual is the distribution of the

@@ -1,7 +1,8 @@
 """A causal LM as the decoder calls it: tokens of a tree in, logits of every node out.
 
 Any causal LM of `transformers` with full attention, with a sliding window or in chunks, and with recurrent layers
-that `scan.py` knows; others are refused by name. Read next: `windows.py`; `loading.py`, which loads one; `engine.py`.
+that `recurrence/scan.py` knows; others are refused by name. Read next: `windows.py`; `loading.py`, which loads one;
+`engine.py`.
 
 Shapes: B rows, N nodes, F numbers of the features, V rows of the output projection, S prompt
 tokens, T slots in view.

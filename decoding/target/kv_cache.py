@@ -3,7 +3,7 @@
 Tree rows are written after each row's own length; after acceptance the kept ones are gathered
 forward. The KV cache is a `transformers` Cache, so any causal LM reads and writes it unchanged.
 States of recurrent layers are kept beside keys and values, for the last tokens alone.
-Read next: `recurrent.py`, those states; `backbone.py`.
+Read next: `recurrence/recurrent.py`, those states; `backbone.py`.
 
 Shapes: B rows, G key-value heads, L capacity in tokens, D head size, N new tokens per row.
 """

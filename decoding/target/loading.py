@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ...errors import RequestError
+from ..devices import runs_on_cpu
 from .attention import use_grouped_attention
 from .backbone import Backbone
 from .cut import Cut, cut_class, move_whole_parts
@@ -50,7 +51,7 @@ def load_target(
         RequestError: there is no such model, its state cannot be rolled back, it cannot be cut, or not quantised.
         EnvironmentFailure: it is quantised, and a package or a device for that is missing.
     """
-    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    chosen = device or ("cpu" if runs_on_cpu() else "cuda")
     model = load_model(
         path,
         revision=revision,

@@ -324,7 +324,7 @@ def default_paths(heads: int, nodes: int, *, ranks: int = 8) -> tuple[IndexPath,
     Assumed: the likeliest token of head 1 is right 6 times in 10 and one of its five likeliest
     more than 8 times, as the Medusa authors report; each further rank is right 0.3 times as often,
     and each further depth 0.8 times. For a tree measured on your own heads take
-    `tree_search.acceptance_of`, `best_tree_greedy` or `best_budget`.
+    `acceptance_of` and `best_budget` of `decoding/tree/search.py`.
     """
     depth_D1, rank_R = np.arange(heads)[:, None], np.arange(ranks)
     return tuple(best_tree_greedy(0.6 * 0.8**depth_D1 * 0.3**rank_R, nodes))

@@ -3,7 +3,7 @@
 The share that agrees is a measure of confidence, and the majority vote is an answer of its own
 (self-consistency, Wang et al. 2023). The samples of a prompt are rows of one batch, each with its
 own random numbers; speculation changes their speed and not their distribution.
-Read next: `evaluate.py`, `tables.py`.
+Read next: `evaluate.py`, `report/tables.py`.
 
 Shapes: R prompts.
 """

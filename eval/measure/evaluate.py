@@ -2,7 +2,7 @@
 
 `evaluate` returns what `results.json` holds (schema: `results.schema.json`). Acceptance is never
 reported without the audit's verdict beside it; "not audited" is one. Read next: `requests.py`, what
-is decoded; `metrics.py`, `speed.py`, `tables.py`.
+is decoded; `metrics.py`, `speed.py`, `report/tables.py`.
 """
 
 from __future__ import annotations

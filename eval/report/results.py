@@ -1,7 +1,7 @@
 """`results.json`: the version of its layout, its published schema, and reading it again.
 
 The schema, `results.schema.json`, defines every field and its unit; it demands an
-audit verdict in every row that shows acceptance. Read next: `evaluate.py`, which makes the
+audit verdict in every row that shows acceptance. Read next: `measure/evaluate.py`, which makes the
 results, and `report.py`, which shows them.
 """
 

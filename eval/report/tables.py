@@ -1,6 +1,6 @@
 """Results as tables for the terminal, 80 columns wide.
 
-Acceptance never stands without the audit's verdict. Read next: `evaluate.py`, which makes the
+Acceptance never stands without the audit's verdict. Read next: `measure/evaluate.py`, which makes the
 results; `report.py` shows the same as a page.
 """
 

@@ -3,7 +3,7 @@
 The control draws other tokens for the same contexts from the target with noise on its logits, as large as
 the server's rounding was measured to be, and is judged by the same tests. If it fails, rounding alone
 would fail an honest server, and the tests say nothing at this precision.
-Read next: `eval/audit/rosenblatt.py` and `scores.py`, the tests; `audit.py`.
+Read next: `eval/audit/rosenblatt.py` and `audit/scores.py`, the tests; `audit.py`.
 
 Shapes: M tokens of an answer, V vocabulary.
 """

@@ -1,7 +1,7 @@
 """`draftsmith check`: everything that can fail, before hours are spent. Nothing is trained.
 
 Each check is one function that returns what it found; all of them run, and every failure is
-reported at once. Read next: `check/models.py`, `train.py`.
+reported at once. Read next: `check/models.py`, `train/run.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Checks of requests that need no torch: importing it takes seconds.
 
-Read next: `measure/run.py` and `tree.py`, which do what is asked; `methods.py`, the names of methods.
+Read next: `measure/run.py` and `measure/tree.py`, which do what is asked; `measure/methods.py`, the names of methods.
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ class _Plan:
 def _memory(recipe: Recipe, models: Models, token: int) -> str:
     """The states of a micro-batch, twice where the next one's are fetched, and the pass itself."""
     held = token * recipe.loop.micro_rows * recipe.row_tokens
-    if recipe.features.prefetch and (_on_gpu(recipe) or recipe.features.source != "online"):
+    if recipe.features.prefetch and (not devices_of(recipe).on_cpu or recipe.features.source != "online"):
         held *= 2
     if recipe.features.source == "engine":
         return f"{in_units(held)} of them held at peak"
@@ -195,12 +195,6 @@ class _Pace:
         return f"{seconds:.2g} s ({self.how})"
 
 
-def _on_gpu(recipe: Recipe) -> bool:
-    import torch
-
-    return devices_of(recipe).described or torch.cuda.is_available()
-
-
 def _pace(recipe: Recipe, target: Any) -> _Pace:
     """Seconds of the target's pass per token, all processes together."""
     import torch
@@ -211,7 +205,8 @@ def _pace(recipe: Recipe, target: Any) -> _Pace:
     config = target.config.get_text_config(decoder=True)
     count = int(config.num_hidden_layers)
     layers = parameters(decoder_of(target)) - parameters(target.get_input_embeddings())
-    devices, on_gpu = devices_of(recipe), _on_gpu(recipe)
+    devices = devices_of(recipe)
+    on_gpu = not devices.on_cpu
     tried = min(_TRIED_LAYERS, count)
     tokens = min(recipe.row_tokens, _TRIED_TOKENS)
     share = layers * tried / count
@@ -221,7 +216,7 @@ def _pace(recipe: Recipe, target: Any) -> _Pace:
         at = f"{rate / 1e12:g} T" if on_gpu else f"{rate / 1e9:g} G"
         how = f"2 operations per weight that a token reads, at an assumed {at} per second of each device"
         return _Pace(2 * (layers - unread_by_a_token(target)) / rate / devices.processes, how)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device("cuda" if on_gpu else "cpu")
     seconds = _trial(config, tried, tokens, recipe.target.dtype, device)
     how = f"measured on {tried} of {count} layers and {tokens} tokens"
     return _Pace(seconds * count / tried / tokens / devices.processes, how)

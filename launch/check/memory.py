@@ -52,9 +52,11 @@ class Devices:
 
 def devices_of(recipe: Recipe) -> Devices:
     """The devices of the recipe's `machine`, or those here."""
+    from ...decoding.devices import runs_on_cpu
+
     machine = recipe.machine
     if machine.processes is None:
-        return Devices(processes(), device_memory(), "none", described=False, on_cpu=on_cpu())
+        return Devices(processes(), device_memory(), "none", described=False, on_cpu=runs_on_cpu())
     memory = machine.device_gb * 1e9
     # one process has nothing to spread, unless the recipe itself asks for DeepSpeed there
     alone = machine.processes == 1 and "sharding" not in machine.model_fields_set
@@ -360,20 +362,15 @@ def processes() -> int:
 
 
 def device_memory() -> int:
-    """Bytes of the first GPU, or of the machine where there is none."""
+    """Bytes of the first GPU, or of the machine where a run computes on its CPU."""
     import psutil
     import torch
 
-    if on_cpu():
+    from ...decoding.devices import runs_on_cpu
+
+    if runs_on_cpu():
         return int(psutil.virtual_memory().total)
     return int(torch.cuda.get_device_properties(0).total_memory)
-
-
-def on_cpu() -> bool:
-    """Whether a run here has no GPU."""
-    import torch
-
-    return not torch.cuda.is_available()
 
 
 def _number_size(recipe: Recipe) -> int:

@@ -1,6 +1,6 @@
 """Room for prompts, answers and drafts in the target's context.
 
-`train.py` asks for its probes, before rows are made, and `check.py` for all that is decoded.
+`train/run.py` asks for its probes, before rows are made, and `check.py` for all that is decoded.
 Read next: `decoding/engine.py`, which refuses what has none.
 """
 

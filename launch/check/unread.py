@@ -1,6 +1,6 @@
 """Refuses recipe values that the chosen method ignores, by the method's record.
 
-Read next: `trainers/methods.py`, the records; `train.py` and `check.py`, which both ask here.
+Read next: `trainers/methods.py`, the records; `train/run.py` and `check.py`, which both ask here.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import os
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from ...decoding.devices import runs_on_cpu
 from ...decoding.target.cut import Cut
 from ...errors import RequestError
 from ...storage import is_first
@@ -37,10 +38,9 @@ def joined(recipe: Recipe) -> tuple[Cut | None, str | None]:
             f"{count} processes were launched, and target.tensor_parallel is {team}: each would decode everything by "
             f"itself; set --target.tensor_parallel {count}, so that they hold the target together, or start one"
         )
-    import torch
     from accelerate import PartialState
 
-    on_cpu = not torch.cuda.is_available()
+    on_cpu = runs_on_cpu()
     bound = timedelta(seconds=recipe.loop.stall_seconds)
     state = PartialState(cpu=on_cpu, timeout=bound, **({"backend": "gloo"} if on_cpu else {}))
     return Cut(team, bound=bound), str(state.device)

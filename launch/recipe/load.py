@@ -1,7 +1,7 @@
 """Recipes: one strict schema, YAML read safely, every error at once with its path and line.
 
 Values come from the defaults, a `base:` recipe, the recipe, and flags, in rising precedence; where
-each came from is remembered for `show`. No torch here. Read next: `model.py`, the schema; `train.py`.
+each came from is remembered for `show`. No torch here. Read next: `model.py`, the schema; `train/run.py`.
 """
 
 from __future__ import annotations

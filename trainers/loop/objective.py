@@ -1,6 +1,6 @@
 """The interface of a method for the loop.
 
-An objective is an `nn.Module` around what is trained: its forward pass is the loss, so that
+An objective holds the `nn.Module` that is trained (`module`). The forward pass of that module is the loss, so that
 wrappers (DDP, DeepSpeed) see one ordinary forward and backward.
 Read next: `target.py` and `distill.py`, the objectives; `packed/passes.py`, what most of them begin with; `loop.py`,
 which drives them.

@@ -20,7 +20,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ...storage import write_text
-from .sums import means, totals
+from .sums import add_terms, means, totals
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -80,8 +80,7 @@ class Meter:
 
     def add(self, sums: dict[str, Tensor], labels: float, tokens: int, waited: float) -> None:
         """Add a step; `sums` of the terms in this process, scalars where they were made."""
-        for name, value in sums.items():
-            self._sums[name] = self._sums[name] + value if name in self._sums else value
+        add_terms(self._sums, sums)
         self._labels += labels
         self._tokens += tokens
         self._waited += waited
@@ -92,8 +91,7 @@ class Meter:
 
     def means(self, accelerator: Accelerator) -> dict[str, float]:
         """Mean of each term over the labelled tokens of all processes since the last restart."""
-        sums = totals(accelerator, {name: float(value) for name, value in self._sums.items()})
-        return means(sums, self._labels)
+        return means(totals(accelerator, self._sums), self._labels)
 
     def clock(self) -> dict[str, float]:
         """Tokens per second, shares of the time spent waiting for data and generating rows, and memory

@@ -19,6 +19,7 @@ from accelerate.tracking import get_available_trackers
 from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
+from ...decoding.devices import runs_on_cpu
 from ...errors import EnvironmentFailure, RequestError
 from ...storage import fault
 from ..config import LoopConfig, OptimizerConfig
@@ -35,8 +36,7 @@ _log = logging.getLogger(__name__)
 
 def make_accelerator(loop: LoopConfig, optimizer: OptimizerConfig, out: Path) -> Accelerator:
     """The accelerator of this run, checked against the recipe's batch."""
-    on_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in {"1", "true", "yes"}
-    on_cpu = on_cpu or not torch.cuda.is_available()
+    on_cpu = runs_on_cpu()
     if on_cpu:
         keep_freed_memory()
         # otherwise DeepSpeed, where it is installed, guesses and warns

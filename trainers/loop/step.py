@@ -31,7 +31,7 @@ from .optimizer import Unread, leaves_out_by_itself
 from .order import seed_of
 from .sharding import has_stepped, uses_deepspeed, visible_to_deepspeed
 from .state import Average
-from .sums import all_finite
+from .sums import add_terms, all_finite
 
 _log = logging.getLogger(__name__)
 
@@ -115,9 +115,7 @@ class Steps:
             self.feed.look_ahead(step, batches, number)
             with self.last_synchronises(number, len(batches)):
                 terms = self.backward(batch, teacher_output, labels, len(batches))
-            for name, value in terms.items():
-                part = torch.as_tensor(value).detach().double()
-                sums[name] = sums[name] + part if name in sums else part
+            add_terms(sums, terms)
         self.feed.make_next(step)  # before the update, where a device that is read is waited for
         return sums
 

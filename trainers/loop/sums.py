@@ -66,12 +66,20 @@ def hosts(world: Any, bound: timedelta | None) -> Any:
     return world if dist.get_backend(world) == "gloo" else dist.new_group(backend="gloo", timeout=bound)
 
 
-def totals(accelerator: Accelerator, sums: dict[str, float]) -> dict[str, float]:
-    """Sums over all processes by name; a process whose rows have no labels may lack some names."""
+def add_terms(sums: dict[str, Tensor], terms: Mapping[str, Any]) -> None:
+    """Add scalars to those of their names, in float64 and where they were made; the host reads nothing."""
+    for name, value in terms.items():
+        part = torch.as_tensor(value).detach().double()
+        sums[name] = sums[name] + part if name in sums else part
+
+
+def totals(accelerator: Accelerator, sums: Mapping[str, Tensor]) -> dict[str, float]:
+    """Sums over all processes by name, read; a process whose rows have no labels may lack some names."""
+    own = {name: float(value) for name, value in sums.items()}
     if accelerator.num_processes == 1:
-        return sums
+        return own
     merged: dict[str, float] = {}
-    for part in gather_object([sums]):
+    for part in gather_object([own]):
         for name, value in part.items():
             merged[name] = merged.get(name, 0.0) + value
     return merged

@@ -1,6 +1,6 @@
 """Training rows with a weight per label; labels of weight 0 are left out.
 
-Read next: `boost.py`, whose weights follow from what earlier SSMs cover; `loop.py`, which trains on them.
+Read next: `boost.py`, whose weights follow from what earlier SSMs cover; `loop/loop.py`, which trains on them.
 
 Shapes: R rows, S tokens of a row.
 """

@@ -1,6 +1,6 @@
 """Low-rank changes to a model's linear layers (LoRA, Hu et al. 2021), inserted by `peft`.
 
-Shared by a target that is tuned (`tuned.py`) and a draft with an adapter (`distill.py`): which
+Shared by a target that is tuned (`teacher/tuned.py`) and a draft with an adapter (`distill.py`): which
 layers get a change, and the model without them. Read next: `drafters/model/adapters.py`, which
 switches, saves and loads a draft's adapters.
 """

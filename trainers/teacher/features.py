@@ -3,7 +3,7 @@
 Every `prepare` asks one of these sources. A source can be told what it will be asked next
 (`expect`): the cache then reads and uploads in a thread, a GPU runs the target on a stream of its
 own, both while the drafter steps; a CPU that computes them itself would gain nothing. What is
-returned is the same with and without. Read next: `feed.py`, how the loop looks ahead;
+returned is the same with and without. Read next: `loop/feed.py`, how the loop looks ahead;
 `data/features/store.py`, the cache.
 
 Where a row is cut over processes, each has the states of its part alone (`FeatureSource.part`): a pass goes

@@ -5,7 +5,7 @@ On-policy distillation (DistillSpec, Zhou et al. 2023, arXiv 2310.08461; GKD, Ag
 of a step's rows is written anew: prompts are cut from the row's own text, each in front of a token
 that counts in the loss, and continued by the student as it is now, by the target, or by both token
 by token. Only the continuations count in the loss. Read next: `trainers/teacher/mixture.py`, which writes;
-`loop.py`, which asks for it before every step and keeps it in checkpoints.
+`loop/loop.py`, which asks for it before every step and keeps it in checkpoints.
 
 What is written for a row depends on the weights, the step's seed and the row's index in the step, not
 on how rows are spread over processes (but for rounding).

@@ -1,7 +1,7 @@
 """A language model that is a table, with hidden states that a drafter can read.
 
 The distribution behind a token is a row of the table, so that whole sequences can be counted
-against their exact distribution (`enumeration.py`). Hidden states and projection are made so that their
+against their exact distribution (`audit/enumeration.py`). Hidden states and projection are made so that their
 product is that row: what rides on a target rides on a table as it is. Read next: `nets.py`, `trees.py`.
 
 Shapes: B rows, N nodes, V vocabulary, H hidden size, S tokens of a prompt.

@@ -1,7 +1,7 @@
 """vLLM at work, run by the Python of its own environment: a job a line in, a line out when it is done.
 
 A line names two files: the job to read and the result to write (JSON). No module of draftsmith is
-imported here: the engine sees exported folders and nothing else. Read next: `engine.py`, the other end.
+imported here: the engine sees exported folders and nothing else. Read next: `engines/engine.py`, the other end.
 
 What is done to vLLM, and why:
 

@@ -1,0 +1,16 @@
+"""Where this process computes, asked by loading, training and the pre-flight alike.
+
+Read next: `target/loading.py`.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+
+def runs_on_cpu() -> bool:
+    """Whether models go to the CPU: there is no GPU, or the launch leaves it out as accelerate's launches do."""
+    asked = os.environ.get("ACCELERATE_USE_CPU", "").lower() in {"1", "true", "t", "yes", "y", "on"}
+    return asked or not torch.cuda.is_available()
