@@ -9,6 +9,9 @@ import os
 
 import torch
 
+# cuBLAS reads it once, before its first product: a run that is to be repeated bit for bit would be refused later on
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
 
 def runs_on_cpu() -> bool:
     """Whether models go to the CPU: there is no GPU, or the launch leaves it out as accelerate's launches do."""

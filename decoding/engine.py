@@ -94,9 +94,14 @@ def generate(
 
     Raises:
         RequestError: an empty prompt, too long a request, a rule that is not lossless here, or
-            graphs where there is no CUDA.
+            graphs where there is no CUDA or a drafter decides on the host.
     """
     _check(target, prompts, max_new_tokens, drafter.draft_length)
+    if graphs and not drafter.replayable:
+        raise RequestError(
+            f"graphs were asked for, and {type(drafter).__name__} decides on the host what it drafts, which no CUDA "
+            "graph holds: leave graphs out"
+        )
     static = target.device.type == "cuda" if static is None else static
     numbers = range(len(prompts)) if requests is None else requests
     salt = drafter.salt() if isinstance(drafter, Remembering) else 0
@@ -117,7 +122,7 @@ def generate(
         step.replay()
     done_prefill = time.perf_counter()
     watched = _Watched(watch, lambda _: step.log.origins())
-    calls = _until_done(rows, step, Late(target.device, wait_a_step=static), watched)
+    calls = _until_done(rows, step, Late(static), watched)
     log, answers = step.log.cut(calls), rows.answers()
     target.check_alike(answers)
     return Generation(
@@ -176,7 +181,7 @@ def autoregressive(
     step: Callable[[], object] = Replayed(verify, held, target.device) if graphs else verify
     done_prefill = time.perf_counter()
     watched = _Watched(watch, _undrafted)
-    calls = _until_done(rows, step, Late(target.device, wait_a_step=static), watched)
+    calls = _until_done(rows, step, Late(static), watched)
     seconds = time.perf_counter() - done_prefill - watched.seconds
     tokens, log = rows.answers(), StepLog(len(prompts), 0, max_new_tokens)
     target.check_alike(tokens)
@@ -214,8 +219,7 @@ class _Speculation:
         """Record both halves, and replay them from then on."""
         device = self._target.device
         self.log.replayed = True
-        if self._drafter.replayable:
-            self.propose = Replayed(self._propose, self._draws, device)
+        self.propose = Replayed(self._propose, self._draws, device)
         self.verify = Replayed(self._verify, self._coins, device)
 
     def __call__(self) -> None:
@@ -322,8 +326,11 @@ def _room(prompts: Sequence[Sequence[int]], max_new_tokens: int, nodes: int) -> 
 
 
 def _check(target: Backbone, prompts: Sequence[Sequence[int]], max_new_tokens: int, depth: int) -> None:
-    if not prompts or not all(len(prompt) for prompt in prompts):
-        raise RequestError("a prompt is empty; every prompt needs at least one token")
+    if not prompts:
+        raise RequestError("there is no prompt; expected at least one")
+    for number, prompt in enumerate(prompts, 1):
+        if not len(prompt):
+            raise RequestError(f"a prompt is empty, number {number} of {len(prompts)}; expected at least one token")
     if max_new_tokens < 1:
         raise RequestError(f"max_new_tokens is {max_new_tokens}; expected at least 1")
     longest = max(map(len, prompts)) + max_new_tokens + depth

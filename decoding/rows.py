@@ -75,15 +75,13 @@ def overwrite(old: Tensor, where_B: Tensor, new: Tensor) -> None:
 
 
 class Late:
-    """A value on the device, read by the host one step late on CUDA, at once elsewhere.
+    """A value on the device, read by the host at once or one step late.
 
-    `read` starts the copy of this step's value and returns that of the step before, which has
+    Where it is late, `read` starts the copy of this step's value and returns that of the step before, which has
     arrived by then: the host does not wait, and the device has the next step to work on.
     """
 
-    def __init__(self, device: torch.device, *, wait_a_step: bool | None = None) -> None:
-        """`wait_a_step`: by default only on CUDA."""
-        late = device.type == "cuda" if wait_a_step is None else wait_a_step
+    def __init__(self, late: bool) -> None:
         self.delay = int(late)
         self._pending: tuple[Tensor, torch.cuda.Event | None] | None = None
 

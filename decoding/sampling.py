@@ -10,11 +10,25 @@ Shapes: `...` any leading dimensions, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from . import kernels
+
+
+class Filters(Protocol):
+    """What a recipe section says of the distribution beside its temperature."""
+
+    @property
+    def top_k(self) -> int: ...
+
+    @property
+    def top_p(self) -> float: ...
+
+    @property
+    def min_p(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -32,9 +46,17 @@ class Warper:
 
     def __post_init__(self) -> None:
         if self.temperature < 0 or self.top_k < 0:
-            raise ValueError("temperature and top_k are not negative")
+            raise ValueError(f"temperature is {self.temperature} and top_k {self.top_k}; expected 0 or more of both")
         if not (0 < self.top_p <= 1 and 0 <= self.min_p < 1):
-            raise ValueError("top_p is in (0, 1] and min_p in [0, 1)")
+            raise ValueError(
+                f"top_p is {self.top_p} and min_p {self.min_p}; expected top_p above 0 and at most 1, and min_p of at "
+                "least 0 and below 1"
+            )
+
+    @classmethod
+    def of(cls, filters: Filters, temperature: float) -> Warper:
+        """With the filters of a recipe section."""
+        return cls(temperature, filters.top_k, filters.top_p, filters.min_p)
 
     @property
     def greedy(self) -> bool:

@@ -99,7 +99,7 @@ def _turn(request: ChatRequest, pair: Loaded, console: Console, turns: list[str]
     config, tokenizer = pair.recipe.eval, pair.target.tokenizer
     ids = render(Prompt("chat", "chat", tuple(turns), chat=True), tokenizer, answers=answers)
     how: dict[str, Any] = {
-        "warper": Warper(request.temperature, config.top_k, config.top_p, config.min_p),
+        "warper": Warper.of(config, request.temperature),
         "max_new_tokens": request.max_new_tokens,
         "eos_ids": pair.target.eos_ids,
         "seed": config.seed + len(answers),

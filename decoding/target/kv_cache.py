@@ -56,7 +56,7 @@ class KVCache(Cache):
             longest = max(lengths)
             self._start, self._end, self.ragged = longest, longest + count, min(lengths) != longest
         if self._end > self.capacity or self._start < 0:
-            raise ValueError(f"{self._end} tokens in a KV cache of {self.capacity}")
+            raise ValueError(f"{self._end} tokens in a KV cache of {self.capacity} slots")
         self._slots_BN = None
         if self.ragged:
             steps_N = torch.arange(count, device=lengths_B.device)
@@ -70,7 +70,7 @@ class KVCache(Cache):
         self._states.aim_at_row(row, count)
         self.ragged, self._slots_BN = False, None
         if count > self.capacity:
-            raise ValueError(f"{count} tokens in a KV cache of {self.capacity}")
+            raise ValueError(f"{count} tokens in a KV cache of {self.capacity} slots")
         return count
 
     @property

@@ -46,13 +46,14 @@ class CallableDrafter:
     def reset(self, prompts: Sequence[Sequence[int]], room: int, *, static: bool = False) -> None:
         """Start new rows. `room`: tokens that may follow the longest prompt."""
         self._history = History(prompts, room + self.draft_length + 2, self._device)
+        self._texts = [list(prompt) for prompt in prompts]
 
     def propose(self, last_B: Tensor, _warper: Warper, _uniforms: Uniforms) -> Proposal:
         """The function's guess for each row; a chain is cut at `draft_length`."""
         self._history.write_last(last_B)
-        lengths = self._history.lengths_B.tolist()
-        rows = self._history.tokens_BL.tolist()
-        guesses = [self._ask(row[: length + 1]) for row, length in zip(rows, lengths)]
+        for text, new in zip(self._texts, self._history.unread([len(text) for text in self._texts])):
+            text.extend(new)
+        guesses = [self._ask(list(text)) for text in self._texts]
         return propose_tries(last_B, guesses, nodes=self.nodes, depth=self.draft_length)
 
     def observe(self, committed: Committed) -> None:

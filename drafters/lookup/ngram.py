@@ -39,13 +39,16 @@ class NgramTable:
         """
         if order < 2 or (order - 1) * np.log2(vocabulary) >= 63:
             raise RequestError(
-                f"an n-gram table of order {order} over {vocabulary} tokens: expected at least 2, "
-                "and contexts of at most 63 bits"
+                f"an n-gram table of order {order} over {vocabulary} tokens (drafter.ngram_order): expected at least "
+                "2, and contexts of order - 1 tokens that fit 63 bits"
             )
         texts = [np.asarray(document, dtype=np.int64) for document in documents]
         tables = [_count_contexts(texts, length, vocabulary) for length in range(1, order)]
         if not len(tables[0][0]):
-            raise RequestError("the corpus of the n-gram table has no two tokens in a row")
+            raise RequestError(
+                "drafter.ngram_corpus has no two tokens in a row, and an n-gram table counts what follows what; name "
+                "longer texts"
+            )
         return cls(tables, vocabulary)
 
 

@@ -228,7 +228,7 @@ def _read_config(folder: Path) -> LoraConfig:
 
     # peft would ask a hub for a folder that is not there
     if not (folder / "adapter_config.json").is_file():
-        raise RequestError(f"{folder} holds no adapter: adapter_config.json is missing")
+        raise RequestError(f"{folder} holds no adapter: adapter_config.json is missing; copy the whole folder again")
     try:
         config = PeftConfig.from_pretrained(str(folder))
     except (ValueError, TypeError, KeyError, AttributeError, ImportError, RecursionError) as error:

@@ -50,7 +50,7 @@ class AdaptiveDraft(DraftModel):
         device = self.backbone.device
         self._passed_B = torch.ones(len(prompts), device=device)
         self._tested_B = torch.full((len(prompts),), 2.0, device=device)
-        self._late = Late(device, wait_a_step=static)
+        self._late = Late(static)
         self._length_B = self._earlier_B = self.plan()
 
     def plan(self) -> Tensor:

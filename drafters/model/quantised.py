@@ -58,7 +58,10 @@ def quantised_copy(target: Backbone, *, bits: int, group_size: int | None) -> Ba
     quantize_(made, config)
     left = [name for name, each in linear(made) if type(each.weight) is nn.Parameter]
     if left:  # torchao passes over what it cannot do
-        raise RequestError(f"torchao cannot quantise the layer {left[0]} to {bits} bits")
+        raise RequestError(
+            f"torchao cannot quantise the layer {left[0]} to {bits} bits; take other bits, an early exit "
+            "(`draftsmith derive early-exit`), or train a draft model"
+        )
     return Backbone(made, name=target.name)
 
 

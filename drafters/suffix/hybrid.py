@@ -165,15 +165,7 @@ class SuffixHybrid:
         return self._merged(last_B, own, chains, chosen_B)
 
     def observe(self, committed: Committed) -> None:
-        """Continue after what was committed.
-
-        Raises:
-            RequestError: the step is being recorded as a CUDA graph, which cannot hold a choice.
-        """
-        if committed.count_B.is_cuda and torch.cuda.is_current_stream_capturing():
-            raise RequestError(
-                "suffix-hybrid chooses on the host what drafts, which no CUDA graph holds: leave it out"
-            )
+        """Continue after what was committed."""
         self.suffix.observe(committed)
         steps = pieces(
             committed,

@@ -135,7 +135,7 @@ def audit(
         enumerated: what an audit of the same drafter on other prompts has enumerated, which knows no prompts.
     """
     bug = _plant(plant, decoder, drafter)
-    warper = Warper(config.temperature, config.top_k, config.top_p, config.min_p)
+    warper = Warper.of(config, config.temperature)
     counted = enumerated
     if decoder == "draftsmith" and counted is None:
         counted = _enumerated(target, drafter, bug, rule, config)

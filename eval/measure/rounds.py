@@ -101,7 +101,7 @@ def decode(
 
     Acceptance comes from the first of `repeats` rounds: the later ones draw the same numbers again.
     """
-    warper = Warper(temperature, config.top_k, config.top_p, config.min_p)
+    warper = Warper.of(config, temperature)
     runs = [Run() for _ in arms]
     _warm_up(target, arms, requests, warper)
     with nothing_to_collect():

@@ -68,7 +68,7 @@ def _decoded(
     target: Backbone, arm: Arm, requests: Sequence[Request], config: EvalConfig, temperature: float
 ) -> list[Counts]:
     """What the steps of every request accepted; nothing is timed, and nothing decoded plainly."""
-    warper = Warper(temperature, config.top_k, config.top_p, config.min_p)
+    warper = Warper.of(config, temperature)
     counts: list[Counts] = []
     for at in range(0, len(requests), config.batch):
         part = requests[at : at + config.batch]

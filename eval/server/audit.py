@@ -106,7 +106,7 @@ def audit_server(
     replayed = _replayed(target, greedy, rounding, config)
     judged = None
     if sampled:
-        warper = Warper(config.temperature, config.top_k, config.top_p, config.min_p)
+        warper = Warper.of(config, config.temperature)
         largest = max(map(abs, rounding), default=0.0)
         sigma = precision.sigma if precision.is_rounding else precision.rounding_rms
         judged = judge_sampled(target, sampled, warper, sigma=sigma, largest=largest, seed=config.seed)

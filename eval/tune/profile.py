@@ -140,7 +140,7 @@ def _heated(
 ) -> list[Prediction]:
     """The chains of a grid at the draft temperatures that are accepted most; none where those are the target's own."""
     longest = contender.load(grid.values(grid.sizes[-1]))
-    warper = Warper(temperature, config.top_k, config.top_p, config.min_p)
+    warper = Warper.of(config, temperature)
     how = {"max_new_tokens": config.max_new_tokens, "seed": config.seed}
     heat = best_temperatures(target, longest, requests, warper, **how)
     predicted = []

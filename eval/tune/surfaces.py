@@ -124,7 +124,7 @@ class _Steps:
         self._target, self._drafter, self._config, self._temperature = target, drafter, config, temperature
 
     def _warper(self, temperature: float) -> Warper:
-        return Warper(temperature, self._config.top_k, self._config.top_p, self._config.min_p)
+        return Warper.of(self._config, temperature)
 
     def ratio(self, ids: Sequence[Sequence[int]]) -> float:
         """Time of a step of plain decoding / time of a step of the setting."""

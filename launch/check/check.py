@@ -216,7 +216,10 @@ def _rows(recipe: Recipe) -> Waits:
     rows = list(islice(reader.read(source), SAMPLE))
     known = sum(isinstance(row, Placed) for row in rows)
     if not known:
-        raise DataError(f"{source.name}: none of the first {len(rows)} rows has a known shape")
+        raise DataError(
+            f"{source.name}: none of the first {len(rows)} rows has a known shape; expected a column of texts, "
+            "messages, or questions and answers (docs/data.md lists them), or their names in data.columns"
+        )
     return Waits(
         f"{source.name}: {known} of the first {len(rows)} rows have a known shape "
         f"({', '.join(sorted(set(reader.shapes.values())))}); rendered and masked where the "

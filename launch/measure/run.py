@@ -166,7 +166,7 @@ def _skeleton(pair: Loaded, prompts: Sequence[Prompt], out: Path, console: Conso
         evaluate_skeleton(
             pair.target,
             prompts,
-            warper=Warper(temperature, config.top_k, config.top_p, config.min_p),
+            warper=Warper.of(config, temperature),
             max_new_tokens=config.max_new_tokens,
             seed=config.seed,
         )
@@ -191,7 +191,7 @@ def _agreement(pair: Loaded, prompts: Sequence[Sequence[int]], samples: int, out
         pair.drafter,
         prompts,
         samples=samples,
-        warper=Warper(warm, config.top_k, config.top_p, config.min_p),
+        warper=Warper.of(config, warm),
         max_new_tokens=config.max_new_tokens,
         eos_ids=pair.target.eos_ids,
         seed=config.seed,

@@ -104,7 +104,7 @@ def held_out_texts(loaded: Loaded, count: int, temperature: float) -> list[Text]
 
 def _answered(target: Backbone, prompts: Sequence[list[int]], loaded: Loaded, temperature: float) -> Iterator[Text]:
     config = loaded.recipe.eval
-    warper = Warper(temperature, config.top_k, config.top_p, config.min_p)
+    warper = Warper.of(config, temperature)
     for at in range(0, len(prompts), _BATCH):
         part = prompts[at : at + _BATCH]
         done = autoregressive(

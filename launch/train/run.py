@@ -61,7 +61,10 @@ def _dispatch(recipe: Recipe, out: Path, resume: str) -> Outcome:
 
 
 def _train_method(recipe: Recipe, out: Path, resume: str) -> Outcome:
-    return recipe.record.code().run(recipe, out, resume, lambda target: _probe(target, recipe))
+    from ...trainers.loop.setup import own_determinism
+
+    with own_determinism():
+        return recipe.record.code().run(recipe, out, resume, lambda target: _probe(target, recipe))
 
 
 def _probe(target: Backbone, recipe: Recipe) -> Probe:

@@ -13,6 +13,7 @@ from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.decoding.target.kv_cache import KVCache
 from draftsmith.decoding.tree.tree import Tree, chain
+from draftsmith.drafters.lookup.function import CallableDrafter
 from draftsmith.drafters.lookup.lookahead import Lookahead
 from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
 from draftsmith.drafters.model.draft_model import DraftModel
@@ -348,6 +349,13 @@ def test_graphs_need_cuda(target, drafter) -> None:
     if target.device.type == "cuda":
         pytest.skip("there is a GPU")
     with pytest.raises(RequestError, match="CUDA graphs were asked for, and the target is on cpu"):
+        generate(target, drafter, PROMPTS, warper=GREEDY, max_new_tokens=4, graphs=True)
+
+
+def test_graphs_hold_no_choice_of_the_host(target) -> None:
+    """A step that is replayed would verify the draft that it was recorded with."""
+    drafter = CallableDrafter(lambda tokens: tokens[-2:], draft_length=2)
+    with pytest.raises(RequestError, match="CallableDrafter decides on the host"):
         generate(target, drafter, PROMPTS, warper=GREEDY, max_new_tokens=4, graphs=True)
 
 

@@ -25,3 +25,11 @@ def exact() -> Iterator[None]:
     torch.backends.cudnn.allow_tf32 = False
     yield
     torch.backends.cudnn.allow_tf32 = before
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    """A test that trains leaves the choice of kernels as it was."""
+    before = torch.are_deterministic_algorithms_enabled()
+    yield
+    torch.use_deterministic_algorithms(before)

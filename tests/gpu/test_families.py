@@ -56,5 +56,5 @@ def test_greedy_text_of_fewer_bits_is_that_of_transformers(
     prompts = [[5, 9, 2, 33, 7, 9, 2], [11, 4], [1, 2, 3]]
     own = [own_text(plain, prompt, NEW) for prompt in prompts]
     assert [list(row) for row in autoregressive(target, prompts, warper=GREEDY, max_new_tokens=NEW).tokens] == own
-    done = generate(target, PromptLookup(), prompts, warper=GREEDY, max_new_tokens=NEW, static=True)
+    done = generate(target, PromptLookup(device=device), prompts, warper=GREEDY, max_new_tokens=NEW, static=True)
     assert [list(row) for row in done.tokens] == own

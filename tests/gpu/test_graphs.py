@@ -64,9 +64,9 @@ def drafter_of(name: str, target: Backbone) -> Proposer:
         family, settings = ON_TARGET[name]
         return make_on_target(family, target, **settings)
     if name == "prompt lookup":
-        return PromptLookup(draft_length=3)
+        return PromptLookup(draft_length=3, device=target.device)
     if name == "lookahead":
-        return Lookahead(window=2, ngram=3, guesses=2, pool=4)
+        return Lookahead(window=2, ngram=3, guesses=2, pool=4, device=target.device)
     return make_drafter(target)
 
 

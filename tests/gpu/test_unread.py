@@ -9,16 +9,17 @@ import pytest
 import torch
 from draftsmith.benchmarks.common.waits import Watch
 from faults import toy
-from method_objectives import OBJECTIVES
+from unread_cases import CASES
 
 
-@pytest.mark.parametrize("method", ["target", *OBJECTIVES, "eagle with muon"])
-def test_steps_wait_for_nothing(method: str, tmp_path: Path, device: torch.device) -> None:
+@pytest.mark.parametrize("case", [*CASES, "eagle with muon"])
+def test_steps_wait_for_nothing(case: str, tmp_path: Path, device: torch.device) -> None:
     """In the middle of a run, behind what is made once; what waits is named with its line."""
     if device.type != "cuda":
         pytest.skip("torch says what waits on CUDA alone")
-    name, _, chosen = method.partition(" with ")
-    loop = toy.loop_in(tmp_path, name, log_every=12, optimizer=chosen or "adamw")
+    name, _, chosen = case.partition(" with ")
+    method, sections = CASES[name]
+    loop = toy.loop_in(tmp_path, method, given=sections, log_every=12, optimizer=chosen or "adamw")
     watch, take, watched = Watch(cuda=True), loop.train_step, []
 
     def train_step(number: int, *rest: Any) -> None:

@@ -4,8 +4,8 @@ The host makes the rows of the next step, and sends them, as soon as it has laun
 earlier where features are fetched ahead. That holds for every method and every target, as rows depend on the seed and
 the step alone. On a CPU nothing is computed meanwhile, so it neither gains nor costs anything there. What cannot be
 made ahead are rows that the models write anew (`../teacher/rollouts.py`): they depend on the weights that this step
-leaves. What they are written from is. Read next: `loop.py`, which trains on them; `teacher/features.py`, where features
-come from.
+leaves. What they are written from is. Read next: `loop.py`, which trains on them; `teacher/features.py`,
+where features come from.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def build(module: nn.Module, config: OptimizerConfig, *, fused: bool = False) ->
     groups = hidden.listed(weight_decay=decay)
     if not groups:
         return [adamw]
-    emulated = groups[0]["params"][0].device.type == "cpu" and not multiplies_bf16()
+    emulated = not fused and not multiplies_bf16()  # the parameters may still lie on the host that they leave
     muon = MuonInFp32 if emulated else MuonByFlag
     return [adamw, muon(groups, lr=config.lr, adjust_lr_fn="match_rms_adamw")]
 

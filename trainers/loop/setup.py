@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -168,11 +170,23 @@ def accumulation(loop: LoopConfig, processes: int) -> int:
 
 
 def make_deterministic(loop: LoopConfig) -> None:
-    """Seed the initial weights and, if the recipe says so, forbid kernels that depend on timing."""
+    """Seed the initial weights and, if the recipe says so, forbid kernels that depend on timing.
+
+    cuBLAS has read what it needs for that when `decoding/devices.py` was imported.
+    """
     torch.manual_seed(loop.seed)
     if loop.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
+
+
+@contextmanager
+def own_determinism() -> Iterator[None]:
+    """A context of one run, behind which kernels are chosen as before: decoding would pay for nothing."""
+    before = torch.are_deterministic_algorithms_enabled()
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
 
 
 def resume_from(out: Path, resume: str) -> Path | None:

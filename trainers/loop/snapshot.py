@@ -156,7 +156,7 @@ class Snapshots:
                 take_apart(self._zero, self.module, tensors, state.read_optimizer(folder))
         self._compare_rounding(folder)
         if self.average is not None:
-            self.average.tensors = load_file(folder / "average.safetensors")
+            self.average.load(load_file(folder / "average.safetensors"))
         if self.rollouts is not None and (rows := folder / "rollouts.safetensors").is_file():
             team = self.accelerator
             self.rollouts.recall(load_file(rows), team.process_index, team.num_processes)

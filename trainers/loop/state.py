@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -104,6 +104,11 @@ class Average:
     def __init__(self, module: nn.Module, decay: float) -> None:
         self.decay = decay
         self.tensors = {name: t.float().clone() for name, t in trainable(module).items()}
+
+    def load(self, saved: Mapping[str, Tensor]) -> None:
+        """Go on from a saved average, on the device where the weights lie."""
+        for name, mine in self.tensors.items():
+            mine.copy_(saved[name])
 
     @torch.no_grad()
     def update(self, module: nn.Module, where: Tensor | None = None) -> None:

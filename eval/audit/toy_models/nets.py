@@ -97,7 +97,10 @@ def dflash(target: TableModel, **settings: Any) -> Proposer:
 
 
 def dspark(target: TableModel, **settings: Any) -> Proposer:
-    """Two slots that both draft, a head that says something of every token, and doubts if drafts are cut."""
+    """Two slots that both draft, a head that says something of every token, and doubts if drafts are cut.
+
+    It doubts the second draft more than the first, so that drafts of every length are kept.
+    """
     sizes: dict[str, Any] = {
         "layers": (0, 2),
         "decoder_layers": 2,
@@ -106,7 +109,10 @@ def dspark(target: TableModel, **settings: Any) -> Proposer:
         "causal": False,
     }
     shape = DSparkShape(**_LAYER, **sizes, vocabulary=target.vocabulary, rank=2, confidence="least" in settings)
-    return DSpark(_shaken(DSparkNet(shape), target), target.as_backbone(), **settings)
+    net = _shaken(DSparkNet(shape), target)
+    if net.confidence_head is not None:
+        net.confidence_head.proj.weight.neg_()
+    return DSpark(net, target.as_backbone(), **settings)
 
 
 def dflash2(target: TableModel, **settings: Any) -> Proposer:

@@ -123,7 +123,7 @@ class SlotsOwn(DSpark):
         return replace(proposal, q_BNV=torch.cat((own_BKV, torch.zeros_like(own_BKV[:, :1])), 1))
 
 
-def enumerated(name: str, kind: type[DFlash] | None = None) -> Enumeration:
+def enumerated(name: str, kind: type[DFlash] | None = None, *, sequences: int = 40_000) -> Enumeration:
     toy = Toy.of(name, seed=1)
 
     def proposer() -> Any:
@@ -134,7 +134,7 @@ def enumerated(name: str, kind: type[DFlash] | None = None) -> Enumeration:
         toy.target,
         proposer,
         rule=None,
-        sequences=40_000,
+        sequences=sequences,
         warper=Warper(0.7),
         seed=1,
         level=2.5e-4,
@@ -147,6 +147,24 @@ def enumerated(name: str, kind: type[DFlash] | None = None) -> Enumeration:
 def test_a_cut_by_the_drawn_tokens_own_probability_is_seen(name: str, kind: type[DFlash]) -> None:
     assert enumerated(f"{name} cut").p_value > 1e-3
     assert enumerated(name, by_what_was_drawn(kind)).p_value < 1e-6
+
+
+@pytest.mark.parametrize("how", ["", " argmax", " tempered"])
+@pytest.mark.parametrize("family", ["dflash", "dflash2", "dspark"])
+def test_the_audits_toys_keep_drafts_of_every_length(family: str, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is never cut, or always, would pass the audit with a cut that is wrong."""
+    kept: set[int] = set()
+
+    def noted(proposal: Proposal, sure_BK: Tensor) -> Proposal:
+        cut = cut_short(proposal, sure_BK)
+        assert cut.present_BN is not None
+        kept.update((cut.present_BN.sum(1) - 1).tolist())
+        return cut
+
+    for module in ("proposer", "dspark", "selected"):
+        monkeypatch.setattr(f"draftsmith.drafters.block.{module}.cut_short", noted, raising=False)
+    enumerated(f"{family} cut{how}", sequences=2_500)
+    assert kept == {0, 1, 2}
 
 
 @pytest.mark.parametrize(("family", "middle"), [("dflash", 0.033), ("dflash2", 0.25)])

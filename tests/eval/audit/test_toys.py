@@ -36,7 +36,7 @@ DRAFTERS: list[tuple[str, dict[str, Any]]] = [
     ("dflash2", {"policy": "argmax"}),
     ("dspark", {}),
     ("dspark", {"policy": "argmax"}),
-    ("dspark", {"least": 0.5}),
+    *((family, {"least": least}) for family, least in (("dflash", 0.38), ("dflash2", 0.55), ("dspark", 0.45))),
     *((family, {"tree": TreeShape(6, 2)}) for family in ("dflash", "dflash2", "dspark")),
     *(("mtp", {"tree": tree}) for tree in ("chain", "static")),
     ("mtp", {"tree": "dynamic", "top_k": 4, "nodes": 12}),
