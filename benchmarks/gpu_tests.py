@@ -91,7 +91,7 @@ class Tally:
 def main(argv: list[str] | None = None) -> int:
     args = arguments(argv)
     tally = Tally(time.monotonic() + args.seconds)
-    code = pytest.main(["-q", "-p", "no:cacheprovider", *args.tests], plugins=[tally])
+    code = pytest.main(["-q", "-p", "no:cacheprovider", "-m", "not slow", *args.tests], plugins=[tally])
     record = assembled(tally, args)
     print(printed(record))
     finish(record, args.json)

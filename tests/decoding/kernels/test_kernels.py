@@ -37,8 +37,8 @@ inf = torch.inf
 
 
 def small_blocks(module, tokens: int = 16):
-    """Several blocks also for a small vocabulary; large ones make the interpreter bearable."""
-    return mock.patch.object(module, "BLOCK", tokens)
+    """Several blocks also for a small vocabulary; large ones make the interpreter bearable, and a compiler slow."""
+    return mock.patch.object(module, "BLOCK", tokens if DEVICE == "cpu" else min(tokens, module.BLOCK))
 
 
 def untouched(elements: int, dtype: torch.dtype) -> Tensor:
