@@ -6,7 +6,27 @@ This module must not import torch: `--help`, `ls` and `show` go through it.
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from math import inf
+
+from pydantic import AfterValidator, BaseModel, ConfigDict
+
+LEAST_TEMPERATURE = 1e-4
+"""Above 0: so far below it that the smallest factor of a draft's temperature fits, logits leave the range of fp32."""
+
+
+def is_temperature(value: float) -> bool:
+    """Whether it is 0, the argmax, or one that logits can be divided by."""
+    return value == 0 or LEAST_TEMPERATURE <= value < inf
+
+
+def _temperature(value: float) -> float:
+    if not is_temperature(value):
+        raise ValueError(f"expected 0, or at least {LEAST_TEMPERATURE:g}")
+    return value
+
+
+DIVIDES = AfterValidator(_temperature)
+"""On a field of a temperature, behind its bounds."""
 
 
 class Section(BaseModel):

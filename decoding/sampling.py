@@ -9,6 +9,7 @@ Shapes: `...` any leading dimensions, V vocabulary.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,6 +17,9 @@ import torch
 from torch import Tensor
 
 from . import kernels
+
+LEAST = 1e-6
+"""Of temperatures above 0: over less than that logits leave the range of fp32."""
 
 
 class Filters(Protocol):
@@ -45,8 +49,10 @@ class Warper:
     min_p: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.temperature < 0 or self.top_k < 0:
-            raise ValueError(f"temperature is {self.temperature} and top_k {self.top_k}; expected 0 or more of both")
+        if self.temperature != 0 and not LEAST <= self.temperature < math.inf:
+            raise ValueError(f"temperature is {self.temperature}; expected 0, or at least {LEAST:g}")
+        if self.top_k < 0:
+            raise ValueError(f"top_k is {self.top_k}; expected 0 or more")
         if not (0 < self.top_p <= 1 and 0 <= self.min_p < 1):
             raise ValueError(
                 f"top_p is {self.top_p} and min_p {self.min_p}; expected top_p above 0 and at most 1, and min_p of at "

@@ -22,7 +22,7 @@ from .grids import NO_FACTORS
 
 NAME = "tuned.json"
 DRAFT_LENGTH = "eval.draft_length"
-_PLAIN = re.compile(r"[a-z0-9_-]{1,20}|\[[0-9., ]{0,160}\]")
+_PLAIN = re.compile(r"[a-z0-9._-]{1,20}|\[[0-9., ]{0,160}\]")
 _AGAIN = "delete it, or run `draftsmith tune` again"
 
 
@@ -87,8 +87,14 @@ def read_tuned(folder: Path) -> Tuned:
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise RequestError(f"{path} is damaged ({type(error).__name__}: {error}); {_AGAIN}") from error
     TUNED.check(number, path, remedy=_AGAIN)
-    if not isinstance(settings, dict) or not all(map(_is_setting, settings.items())):
-        raise RequestError(f"{path} sets {settings!r:.120}; expected values of drafter.* and {DRAFT_LENGTH}; {_AGAIN}")
+    wrong = (
+        [settings] if not isinstance(settings, dict) else [each for each in settings.items() if not _is_setting(each)]
+    )
+    if wrong:
+        raise RequestError(
+            f"{path} sets {wrong[0]!r:.120}; expected values of drafter.* and {DRAFT_LENGTH}, each a number, a word "
+            f"or a list of numbers; {_AGAIN}"
+        )
     facts = [f"T = {content.get('temperature')!s:.8}", f"batch {content.get('batch')!s:.8}"]
     measured = ", ".join([*facts, f"{content.get('processor')!s:.60}"])
     # before `plain` was written, nothing else said that no setting pays

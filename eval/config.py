@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ..config import Section
+from ..config import DIVIDES, Section
 
 # the keys of decoding/rules/choice.py, which imports torch; a test compares them
 RuleName = Literal[
@@ -37,7 +37,7 @@ class EvalConfig(Section):
     """Longest prompt; a longer text keeps its end, a longer chat is left out and counted."""
     max_new_tokens: int = Field(96, ge=2)
     """Tokens written per prompt at most."""
-    temperatures: list[Annotated[float, Field(ge=0)]] = Field([0.0, 1.0], min_length=1)
+    temperatures: list[Annotated[float, Field(ge=0), DIVIDES]] = Field([0.0, 1.0], min_length=1)
     """One row of results per temperature; 0 is greedy."""
     top_k: int = Field(0, ge=0)
     """Keep the k likeliest tokens; 0 keeps all."""
@@ -68,7 +68,7 @@ class AuditConfig(Section):
     """Tokens judged on the real pair; 42,000 see a bias along p - q of 0.02 (total variation)."""
     sequences: int = Field(2_000_000, ge=10_000)
     """Sampled sequences of the enumeration proof on a tiny vocabulary."""
-    temperature: float = Field(0.8, gt=0)
+    temperature: Annotated[float, Field(gt=0), DIVIDES] = 0.8
     """Temperature of the sampling proofs; at 1 an un-warped bonus token could not be seen."""
     top_k: int = Field(0, ge=0)
     """Top-k of the sampling proofs on the real pair."""

@@ -1,18 +1,20 @@
 """Any function of yours as a drafter: tokens so far in, a guess out.
 
 A guess is a point mass: sample-and-match needs no distribution of it, only that it does not depend on
-the random numbers of the acceptance. Read next: `tries.py`.
+the random numbers of the acceptance. Texts that the target has written do, for the seed that they were drawn with, so
+a function that may know some draws from streams that no call has had. Read next: `tries.py`.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from ...decoding.proposal import Committed, Proposal
-from ...decoding.random import Uniforms
+from ...decoding.random import Uniforms, salt_of
 from ...decoding.sampling import Warper
 from ...errors import RequestError
 from ..history import History
@@ -36,12 +38,23 @@ class CallableDrafter:
         draft_length: int = 8,
         nodes: int = 0,
         vocabulary: int | None = None,
+        remembers: bool = True,
         device: torch.device | str = "cpu",
     ) -> None:
-        """`draft_length`: deepest candidate; `nodes`: of a tree, by default those of a chain."""
+        """`draft_length`: deepest candidate; `nodes`: of a tree, by default those of a chain.
+
+        `remembers`: whether the function may know texts that the target has written, as a cache of answers does. Above
+        temperature 0 such calls write other text every time, whatever their seed. False: it guesses from the tokens
+        that it is given alone, and the same seed writes the same text.
+        """
+        self._remembers = remembers
         self._function, self.draft_length = function, draft_length
         self.nodes = nodes or draft_length + 1
         self._vocabulary, self._device = vocabulary, device
+
+    def salt(self) -> int:
+        """As of `decoding.proposal.Remembering`: nobody knows with which numbers the function's texts were drawn."""
+        return salt_of(secrets.token_bytes(16)) if self._remembers else 0
 
     def reset(self, prompts: Sequence[Sequence[int]], room: int, *, static: bool = False) -> None:
         """Start new rows. `room`: tokens that may follow the longest prompt."""

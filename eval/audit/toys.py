@@ -189,7 +189,9 @@ TOYS: dict[str, ToyKind] = {
     "suffix-hybrid likeliest": _of_target(lambda t: _hybrid(medusa(t), t.device)),
     "lookahead": _of_drafts(lambda d: Lookahead(window=2, ngram=3, guesses=2, pool=4, device=d[0].device)),
     "function": _of_drafts(
-        lambda d: CallableDrafter(lambda text: [text[-1], text[0]], draft_length=2, device=d[0].device)
+        lambda d: CallableDrafter(
+            lambda text: [text[-1], text[0]], draft_length=2, remembers=False, device=d[0].device
+        )
     ),
 }
 

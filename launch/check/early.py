@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 
+from ...config import LEAST_TEMPERATURE, is_temperature
 from ...drafters.families import FAMILIES
 from ...drafters.hub import drafter_folder, is_fetched, shown
 from ...drafters.tuned_file import Tuned, read_tuned
@@ -137,6 +138,8 @@ def check_least(request: object, **least: float) -> None:
         value = getattr(request, name)
         if value is not None and not smallest <= value < inf:
             raise RequestError(f"--{name.replace('_', '-')} is {value}; expected {smallest} or more")
+        if name == "temperature" and not is_temperature(value):
+            raise RequestError(f"--temperature is {value}; expected 0, or at least {LEAST_TEMPERATURE:g}")
 
 
 def check_audit(request: AuditRequest, overrides: Sequence[tuple[str, str]]) -> Named | None:

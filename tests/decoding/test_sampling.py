@@ -70,7 +70,18 @@ def test_greedy_takes_the_lowest_id_among_equals(logits: list[float]) -> None:
     assert got.tolist() == [float(i == logits.index(max(logits))) for i in range(len(logits))]
 
 
-@pytest.mark.parametrize("bad", [{"temperature": -1}, {"top_p": 0}, {"min_p": 1}, {"top_k": -2}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"temperature": -1},
+        {"temperature": 1e-40},
+        {"temperature": math.inf},
+        {"temperature": math.nan},
+        {"top_p": 0},
+        {"min_p": 1},
+        {"top_k": -2},
+    ],
+)
 def test_impossible_settings_are_refused(bad: dict) -> None:
     with pytest.raises(ValueError, match="top|temperature"):
         Warper(**bad)

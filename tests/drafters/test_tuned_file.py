@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from draftsmith.drafters.families import FAMILIES
 from draftsmith.drafters.tuned_file import read_tuned, write_tuned
 from draftsmith.errors import RequestError
 
@@ -15,6 +16,14 @@ def test_there_and_back(tmp_path: Path) -> None:
     assert read_tuned(tmp_path).values == {}
     write_tuned(tmp_path, VALUES, {"pays": True})
     assert read_tuned(tmp_path).values == VALUES
+
+
+@pytest.mark.parametrize("family", [name for name, record in FAMILIES.items() if record.grids])
+def test_whatever_tuning_may_choose_is_read_again(family: str, tmp_path: Path) -> None:
+    for grid in FAMILIES[family].grids:
+        for size in grid.sizes:
+            write_tuned(tmp_path, grid.values(size), {})
+            assert read_tuned(tmp_path).values == grid.values(size)
 
 
 def test_a_flag_of_its_kind_turns_all_of_it_off(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from draftsmith.drafters.model.adaptive import AdaptiveDraft
 from draftsmith.errors import RequestError
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toy_answers import answer_of, p_of_answers
 
 PROMPTS = [[1, 2, 3, 1, 2], [4, 5, 6, 7, 8, 9, 10], [11], [12, 13, 12, 13, 12]]
 GREEDY = Warper(0.0)
@@ -203,8 +205,8 @@ def make(family: str, target):  # noqa: ANN001, ANN201
         "llma": lambda: Llma(own, draft_length=6),
         "ngram": lambda: Ngram(NgramTable.count(own, order=3, vocabulary=61)),
         "lookahead": lambda: Lookahead(window=4, ngram=3, guesses=3),
-        "function": lambda: CallableDrafter(echo, draft_length=3),
-        "function-tree": lambda: CallableDrafter(fork, draft_length=2, nodes=4),
+        "function": lambda: CallableDrafter(echo, draft_length=3, remembers=False),
+        "function-tree": lambda: CallableDrafter(fork, draft_length=2, nodes=4, remembers=False),
         "adaptive-draft": lambda: AdaptiveDraft(make_drafter(target).backbone, target.vocabulary, longest=5),
     }[family]()
 
@@ -238,6 +240,27 @@ def test_a_row_alone_writes_what_it_writes_in_a_batch(family: str, warper: Warpe
         alone = generate(target, drafter, [prompt], requests=[row], **common)
         assert alone.tokens[0] == together.tokens[row]
         assert alone.origin[0] == together.origin[row]
+
+
+def second_answers(*, remembers: bool) -> Iterator[list[int]]:
+    """Each drafted, by a function that knows it, from an answer that was drawn with the same seed."""
+    for seed in range(1000):
+        known: list[int] = []
+
+        def cached(text: list[int], known: list[int] = known) -> list[int]:
+            return known[len(text) - 1 :]
+
+        drafter = CallableDrafter(cached, draft_length=3, remembers=remembers)
+        known += answer_of(drafter, seed)
+        yield answer_of(drafter, seed)
+
+
+def test_a_function_may_know_what_the_target_has_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = torch.Generator().manual_seed(0)
+    drawn = lambda count: bytes(torch.randint(0, 256, (count,), generator=numbers).tolist())  # noqa: E731
+    monkeypatch.setattr("draftsmith.drafters.lookup.function.secrets.token_bytes", drawn)
+    assert p_of_answers(second_answers(remembers=True)) > 1e-4
+    assert p_of_answers(second_answers(remembers=False)) < 1e-5  # what `remembers` is for
 
 
 def test_lookahead_guesses_what_the_target_said_before() -> None:
