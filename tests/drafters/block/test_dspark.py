@@ -14,6 +14,7 @@ from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters.block.dspark import DSpark, DSparkNet
 from draftsmith.drafters.block.net import BlockNet, BlockShape
+from draftsmith.drafters.block.proposer import DFlash
 from draftsmith.drafters.temperatures import at_depth
 from draftsmith.trainers.losses.chunked import Added
 from small_heads import small_dspark_net
@@ -155,6 +156,27 @@ def test_an_untrained_head_leaves_the_slots_as_they_are(target: Backbone) -> Non
         "markov_head.markov_w1.weight",
         "markov_head.markov_w2.weight",
     }
+    plain.load_state_dict({name: net.state_dict()[name] for name in plain.state_dict()})
+    made = {kind: caught(kind(each.eval(), target)) for kind, each in ((DFlash, plain), (Watched, net))}
+    for one, other in zip(made[DFlash], made[Watched], strict=True):
+        assert torch.equal(one.tokens_BN, other.tokens_BN)
+        assert one.q_BNV is not None
+        assert torch.equal(one.q_BNV, other.q_BNV)  # to the bit
+
+
+def caught(drafter: DFlash) -> list[Proposal]:
+    """What it drafts at temperature 1, step by step."""
+    found: list[Proposal] = []
+    propose = drafter.propose
+
+    def noted(*given: Any) -> Proposal:
+        found.append(propose(*given))
+        return found[-1]
+
+    drafter.propose = noted  # type: ignore[method-assign]
+    with torch.no_grad():
+        generate(drafter._target, drafter, PROMPTS, warper=Warper(1.0), max_new_tokens=12)
+    return found
 
 
 def test_sizes_without_a_head_are_refused(target: Backbone) -> None:
