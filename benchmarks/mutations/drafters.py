@@ -146,10 +146,10 @@ MUTATIONS = (
     ),
     Mutation(
         "B03",
-        "drafters/block/slots.py",
+        "drafters/model/chains.py",
         "DFlash: the likeliest tokens are drafted and called draws",
-        "    return chain_of(last_B, draw(q_BKV, random_BK), tree, q_BKV)\n",
-        "    return chain_of(last_B, q_BKV.argmax(-1), tree, q_BKV)\n",
+        "    drawn_BK = draw(q_BKV, random_BK)\n",
+        "    drawn_BK = q_BKV.argmax(-1)\n",
         (BLOCK + "test_proposer.py::test_tokens_are_drawn_independently_from_what_is_declared",),
     ),
     Mutation(

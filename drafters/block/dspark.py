@@ -30,12 +30,11 @@ from ...decoding.random import Uniforms
 from ...decoding.sampling import Warper, draw
 from ...decoding.target.backbone import Backbone
 from ...errors import RequestError
-from ..model.draft_model import Policy
+from ..model.chains import chain_of, cut_short
 from ..sizes import check_sizes
-from ..temperatures import at_depth
+from ..temperatures import Policy, at_depth, samples
 from .net import BlockNet, BlockShape
 from .proposer import DFlash, said
-from .slots import chain_of, cut_short
 from .trees import TreeShape, grown
 
 
@@ -154,7 +153,7 @@ class DSpark(DFlash):
             return grown(
                 last_B, lambda k, at_Bk: self._with(said(product_BKV, k, at_Bk), at_Bk), self.draft_length, self.shape
             )
-        random_BK = None if self._argmax(warper) else uniforms.take(self.draft_length)
+        random_BK = uniforms.take(self.draft_length) if samples(warper, self.policy) else None
         tokens, q, sure = [last_B], [], []
         for k, product_BV in enumerate(product_BKV.unbind(1)):
             if self.least:
@@ -165,7 +164,7 @@ class DSpark(DFlash):
                 continue
             q.append(at_depth(warper, self.factors, k)(logits_BV))
             tokens.append(draw(q[-1], random_BK[:, k]))
-        proposal = chain_of(last_B, torch.stack(tokens[1:], 1), self.tree, torch.stack(q, 1) if q else None)
+        proposal = chain_of(tokens, q)
         return cut_short(proposal, torch.stack(sure, 1)) if sure else proposal
 
     def _trusted(self, slot_BH: Tensor, token_B: Tensor) -> Tensor:

@@ -27,13 +27,13 @@ from ...decoding.proposal import Proposal
 from ...decoding.random import Uniforms
 from ...decoding.sampling import Warper, draw
 from ...errors import RequestError
+from ..model.chains import chain_of, cut_short
 from ..sizes import check_sizes
-from ..temperatures import at_depth
+from ..temperatures import at_depth, samples
 from .attention import View
 from .conv import GroupedConv
 from .net import BlockLayer, BlockNet, BlockShape
 from .proposer import DFlash
-from .slots import chain_of, cut_short
 from .trees import grown
 
 
@@ -144,7 +144,7 @@ class DFlash2(DFlash):
                 return self._selected(logits_BKV[:, k, None].expand(wide), out_BKH[:, k, None].expand(wide), at_Bk)
 
             return grown(last_B, behind, self.draft_length, self.shape)
-        random_BK = None if self._argmax(warper) else uniforms.take(self.draft_length)
+        random_BK = uniforms.take(self.draft_length) if samples(warper, self.policy) else None
         tokens, q, sure = [last_B], [], []
         for k, (logits_BV, out_BH) in enumerate(zip(logits_BKV.unbind(1), out_BKH.unbind(1), strict=True)):
             chosen_BV = self._selected(logits_BV, out_BH, tokens[-1])
@@ -155,7 +155,7 @@ class DFlash2(DFlash):
                 continue
             q.append(at_depth(warper, self.factors, k)(chosen_BV))
             tokens.append(draw(q[-1], random_BK[:, k]))
-        proposal = chain_of(last_B, torch.stack(tokens[1:], 1), self.tree, torch.stack(q, 1) if q else None)
+        proposal = chain_of(tokens, q)
         return cut_short(proposal, torch.stack(sure, 1)) if sure else proposal
 
     def _behind(self, out: Tensor, product: Tensor, token: Tensor) -> Tensor:
