@@ -12,6 +12,14 @@ LOOKUPS = "tests/drafters/lookup/test_lookups.py::"
 SHARED = "tests/drafters/vocabulary/test_shared_tokens.py::"
 BLOCK = "tests/drafters/block/"
 UNROLLED = "tests/drafters/eagle/test_proposer.py::test_every_declared_distribution_is_that_of_an_unrolled_network"
+_DRAWN = (
+    "            q.append(at_depth(warper, self.factors, k)(logits_BV))\n"
+    "            tokens.append(draw(q[-1], random_BK[:, k]))\n"
+)
+_SLOTS_OWN = (
+    "            q.append(at_depth(warper, self.factors, k)(self._shaping(product_BV)))\n"
+    "            tokens.append(draw(at_depth(warper, self.factors, k)(logits_BV), random_BK[:, k]))\n"
+)
 
 MUTATIONS = (
     Mutation(
@@ -136,12 +144,10 @@ MUTATIONS = (
     ),
     Mutation(
         "B02",
-        "drafters/block/dspark.py",
+        "drafters/block/walked.py",
         "DSpark: the declared q is the slot's own, without the token in front of the draft",
-        "            q.append(at_depth(warper, self.factors, k)(logits_BV))\n"
-        "            tokens.append(draw(q[-1], random_BK[:, k]))\n",
-        "            q.append(at_depth(warper, self.factors, k)(self._shaping(product_BV)))\n"
-        "            tokens.append(draw(at_depth(warper, self.factors, k)(logits_BV), random_BK[:, k]))\n",
+        _DRAWN,
+        _SLOTS_OWN,
         ("tests/eval/audit/test_audit.py::test_every_method_passes_enumeration[dspark-warper2]",),
     ),
     Mutation(
@@ -165,12 +171,10 @@ MUTATIONS = (
     ),
     Mutation(
         "B05",
-        "drafters/block/selected.py",
+        "drafters/block/walked.py",
         "DFlash 2: the declared q is the slot's own, without the selector",
-        "            q.append(at_depth(warper, self.factors, k)(chosen_BV))\n"
-        "            tokens.append(draw(q[-1], random_BK[:, k]))\n",
-        "            q.append(at_depth(warper, self.factors, k)(logits_BV))\n"
-        "            tokens.append(draw(at_depth(warper, self.factors, k)(chosen_BV), random_BK[:, k]))\n",
+        _DRAWN,
+        _SLOTS_OWN,
         ("tests/eval/audit/test_audit.py::test_every_method_passes_enumeration[dflash2-warper2]",),
     ),
     Mutation(

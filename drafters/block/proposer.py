@@ -7,7 +7,7 @@ the rule that the declared sampling asks for. Read next: `net.py`, the network; 
 the target's states; `../model/chains.py`, how the tokens are drawn.
 
 Shapes: R and B rows, E tokens that a step can emit, S tokens of a prompt or text, A anchors, K drafted
-tokens, N slots, F numbers of the target's features, H hidden size, V vocabulary.
+tokens, k nodes, N slots, F numbers of the target's features, H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -78,10 +78,9 @@ class DFlash:
             )
         # without later slots a causal block is the same
         self._slots = net.config.first + self.draft_length if net.config.causal else net.config.size
-        self.tree = chain(self.draft_length)
-        self.shape = tree
+        self.tree_shape = tree
         self.kind = "chain" if tree is None else "dynamic"
-        self.nodes = len(self.tree) if tree is None else tree.nodes
+        self.nodes = self.draft_length + 1 if tree is None else tree.nodes
         self.least = least
         if tree is not None:
             tree.check(self.draft_length)
@@ -145,8 +144,8 @@ class DFlash:
     def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
         """Draft after `last_B`, each row's anchor."""
         logits_BKV = self._shaping(self._product(self._block(last_B)))
-        if self.shape is not None:
-            return leaves(last_B, lambda k, at_Bk: said(logits_BKV, k, at_Bk), self.draft_length, self.shape)
+        if self.tree_shape is not None:
+            return leaves(last_B, lambda k, at_Bk: said(logits_BKV, k, at_Bk), self.draft_length, self.tree_shape)
         source = uniforms if samples(warper, self.policy) else None
         proposal = off_slots(logits_BKV, last_B, warper, self.factors, source)
         return cut_short(proposal, self._is_sure(logits_BKV)) if self.least else proposal
@@ -206,9 +205,9 @@ class DFlash:
             yield torch.cat([part_AKH[:, d] for part_AKH in parts])[: X - d]
 
 
-def said(product_BKV: Tensor, k: int, at_Bk: Tensor) -> Tensor:
-    """What slot `k` of a block says behind each of some nodes, [B, k, V], before anything is added."""
-    return product_BKV[:, k, None].expand(-1, at_Bk.shape[1], -1)
+def said(x_BKY: Tensor, k: int, at_Bk: Tensor) -> Tensor:
+    """What slot `k` of a block says, the same behind each of some nodes, [B, k, Y]."""
+    return x_BKY[:, k, None].expand(-1, at_Bk.shape[1], -1)
 
 
 @lru_cache(maxsize=64)
