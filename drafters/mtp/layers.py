@@ -21,7 +21,7 @@ from ..eagle.layers import Attention, EagleShape, FeedForward, Norm, Projected, 
 from ..sizes import check_sizes
 
 STATES = ("behind", "before")
-"""Where the states that a module reads are taken, and its own are fed back: of the last norm."""
+"""Whether states are read, and fed back, before or behind the last norm."""
 
 
 @dataclass(frozen=True)
