@@ -42,8 +42,8 @@ MUTATIONS = (
         "R02",
         "drafters/eagle/proposer.py",
         "EAGLE-3: while decoding every drafted id is one too large",
-        "        self._net3, self._ids_U = net, net.ids_U\n",
-        "        self._net3, self._ids_U = net, (net.ids_U + 1) % target.vocabulary\n",
+        "        self._ids_U = net.ids_U\n",
+        "        self._ids_U = (net.ids_U + 1) % target.vocabulary\n",
         (UNROLLED,),
     ),
     Mutation(

@@ -34,6 +34,7 @@ class Peagle(Eagle3):
     """
 
     family = "peagle"
+    net: PeagleNet
 
     def __init__(
         self,
@@ -46,7 +47,6 @@ class Peagle(Eagle3):
     ) -> None:
         """`factors`: as of `at_depth`."""
         super().__init__(net, target, tree="chain", draft_length=draft_length, policy=policy, factors=factors)
-        self._parallel = net
 
     @property
     def draft_steps(self) -> int:
@@ -56,7 +56,7 @@ class Peagle(Eagle3):
     @property
     def weights_read(self) -> list[nn.Module]:
         """What a proposal reads: the network, once."""
-        return [self._parallel]
+        return [self.net]
 
     @property
     def _most_written(self) -> int:
@@ -71,7 +71,7 @@ class Peagle(Eagle3):
 
     def _ahead(self, last_B: Tensor) -> Tensor:
         """Write the new true pairs, and mask pairs behind each row's last; the K outputs from there on, [B, K, H]."""
-        net, masks = self._parallel, self.draft_length - 1
+        net, masks = self.net, self.draft_length - 1
         new = self._states.waiting(last_B, masks)
         features_BNF, embeds_BNH = new.features_BEF, self._embed(new.tokens_BE)
         if masks:
@@ -91,8 +91,8 @@ class Peagle(Eagle3):
             return
         positions_1X = torch.arange(X, device=tokens_S.device)[None]
         embed: Any = self._embed
-        outputs = self._parallel.drafts(
-            self._parallel.fuse(features_SF[None, :-1]),
+        outputs = self.net.drafts(
+            self.net.fuse(features_SF[None, :-1]),
             embed(tokens_S[None, 1:]),
             positions_1X,
             torch.zeros_like(positions_1X),

@@ -80,6 +80,7 @@ class Eagle:
     """
 
     family = "eagle"
+    net: PairNet
     replayable = True
     skips = False
     """Whether steps may be left to another drafter, by `skip`."""
@@ -340,17 +341,18 @@ class Eagle3(Eagle):
     """
 
     family = "eagle3"
+    net: Eagle3Net
 
     def __init__(self, net: Eagle3Net, target: Backbone, **settings: Any) -> None:
         """`settings`: those of `Eagle`."""
-        self._net3, self._ids_U = net, net.ids_U
+        self._ids_U = net.ids_U
         super().__init__(net, target, **settings)
         self.layers = net.config.layers
 
     @property
     def weights_read(self) -> list[nn.Module]:
         """What a proposal reads: states are fused once, layer and own projection go K times."""
-        net = self._net3
+        net = self.net
         return [net.fc, *[net.midlayer, net.norm, net.lm_head] * self.draft_length]
 
     @property
@@ -358,7 +360,7 @@ class Eagle3(Eagle):
         return len(self._ids_U)
 
     def _logits(self, hidden_BNH: Tensor) -> Tensor:
-        logits_BNU = self._net3.head(hidden_BNH).float()
+        logits_BNU = self.net.head(hidden_BNH).float()
         shape = (*logits_BNU.shape[:2], self._target.vocabulary)
         return logits_BNU.new_full(shape, -torch.inf).index_copy(2, self._ids_U, logits_BNU)
 

@@ -110,7 +110,7 @@ def distances(drafter: Watched, target: Backbone, warper: Warper) -> list[float]
     for texts, proposal in drafter.seen:
         assert proposal.q_BNV is not None
         for row, text in enumerate(texts):
-            for k, logits_V in enumerate(forced(drafter._parallel, target, text, drafter.draft_length)):
+            for k, logits_V in enumerate(forced(drafter.net, target, text, drafter.draft_length)):
                 q_V = at_depth(warper, drafter.factors, k)(logits_V)
                 found.append(float((proposal.q_BNV[row, k] - q_V).abs().max()))
     return found
@@ -191,7 +191,7 @@ def test_argmax_is_a_point_mass(target: Backbone) -> None:
     for texts, proposal in drafter.seen:
         assert (proposal.sampling, proposal.q_BNV) == (DraftSampling.POINT_MASS, None)
         for row, text in enumerate(texts):
-            best = forced(drafter._parallel, target, text, 4).argmax(-1)
+            best = forced(drafter.net, target, text, 4).argmax(-1)
             assert proposal.tokens_BN[row, 1:].tolist() == best.tolist()
 
 
