@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from ...decoding.target.kv_cache import KVCache
-from ..eagle.layers import EagleShape, FeedForward, Norm, Projected, Rotary, embedding_spread, sizes_like, turned
+from ..eagle.layers import EagleShape, FeedForward, Norm, Projected, Rotary, embedding_spread, turned
 from ..eagle.recomputed import again
 from ..sizes import check_layers, check_parts, check_sizes
 from .attention import Context, Packed, View
@@ -77,11 +77,6 @@ class BlockShape(EagleShape):
     def from_settings(cls, settings: dict[str, Any]) -> Self:
         """The sizes that a drafter folder's `config.json` holds."""
         return cls(**(settings | {"layers": tuple(settings["layers"])}))  # JSON knows lists alone
-
-    @classmethod
-    def of(cls, config: Any, **chosen: Any) -> Self:
-        """The sizes of a target's `transformers` config, and what is chosen."""
-        return cls(**sizes_like(config), **chosen)
 
 
 def spread_layers(count: int) -> tuple[int, ...]:
