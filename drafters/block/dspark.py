@@ -94,7 +94,12 @@ class DSparkNet(BlockNet):
         self.confidence_head = ConfidenceHead(config.hidden, config.rank) if config.confidence else None
 
     def confidence(self, slot: Tensor, token: Tensor) -> Tensor | None:
-        """As in `BlockNet`."""
+        """The logit of the chance that a slot's draft is accepted behind a token, [...]; None: it has learnt none.
+
+        Args:
+            slot: [..., H], what the projection reads.
+            token: [...], in front of the draft.
+        """
         if self.confidence_head is None:
             return None
         return self.confidence_head(slot, self.markov_head.markov_w1(token))

@@ -252,15 +252,6 @@ class BlockNet(nn.Module):
         """
         return None
 
-    def confidence(self, _slot: Tensor, _token: Tensor) -> Tensor | None:
-        """The logit of the chance that a slot's draft is accepted behind a token, [...]; None: it has learnt none.
-
-        Args:
-            _slot: [..., H], what the projection reads.
-            _token: [...], in front of the draft.
-        """
-        return None
-
     @property
     def _layers(self) -> Sequence[Any]:
         return list(self.layers)
