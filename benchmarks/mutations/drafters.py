@@ -138,8 +138,8 @@ MUTATIONS = (
         "B01",
         "drafters/block/attention.py",
         "block drafters: in training a block sees the state of its own anchor",
-        "    return same_RAS & (index_S < anchor_RA[..., None])\n",
-        "    return same_RAS & (index_S <= anchor_RA[..., None])\n",
+        "anchor_RA, behind=0, ",
+        "anchor_RA, behind=1, ",
         (BLOCK + "test_net.py::test_nothing_at_or_behind_the_anchor_and_no_other_document_is_seen",),
     ),
     Mutation(
@@ -162,8 +162,8 @@ MUTATIONS = (
         "B04",
         "drafters/eagle/branches.py",
         "P-EAGLE: in training a mask pair sees the true pair behind its anchor",
-        "    return same_BMS & (index_S <= anchor_BM[..., None])\n",
-        "    return same_BMS & (index_S <= anchor_BM[..., None] + 1)\n",
+        "anchor_BM, behind=1, ",
+        "anchor_BM, behind=2, ",
         (
             "tests/drafters/eagle/test_peagle.py::test_pairs_behind_an_anchor_change_nothing",
             "tests/drafters/eagle/test_peagle.py::test_attention_is_that_of_a_mask",
