@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from ..config import Section
 from ..errors import RequestError
+from .temperatures import Policy
 
 if TYPE_CHECKING:
     from .families import Family
@@ -25,7 +26,7 @@ LEAST_FACTOR = 0.05
 class DrafterConfig(Section):
     """How drafters propose: a draft model, and those that need no training."""
 
-    policy: Literal["sample", "argmax"] = "sample"
+    policy: Policy = "sample"
     """At temperature > 0: draw from the draft's warped distribution, or take its argmax (a point mass)."""
     temperature_factors: list[Annotated[float, Field(ge=0, le=20)]] = []
     """Temperature of drafting over that of decoding: of the first drafted token, the second, ...; deeper ones take

@@ -1,4 +1,4 @@
-"""Draft temperatures by depth: how much cooler or hotter a drafted token is drawn than the target's own.
+"""Whether a draft is drawn, and draft temperatures by depth: how much cooler or hotter than the target's own.
 
 A rule accepts a drawn token with sum min(p, q) on average, and a draft that is surer than its target, or less sure,
 loses some of it. Whoever draws at such a temperature declares the q that it draws from, so the output stays the
@@ -10,13 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from ..decoding.sampling import Warper
 
 FACTORS = "drafter.temperature_factors"
 """The recipe value."""
+Policy = Literal["sample", "argmax"]
+"""Above temperature 0: draw drafted tokens, or take the likeliest ones."""
+
+
+def samples(warper: Warper, policy: Policy) -> bool:
+    """Whether drafted tokens are drawn; else they are the likeliest ones."""
+    return not warper.greedy and policy == "sample"
 
 
 def at_depth(warper: Warper, factors: Sequence[float], depth: int) -> Warper:

@@ -62,7 +62,7 @@ def make_on_target(family: str, target: Backbone, *, noise: float = 0.05, **sett
     if family == "mtp":
         return Mtp(shaken(_passing_on(MtpNet.for_target(model))), target, **settings)
     if family == "eagle":
-        net = _passing_on(EagleNet(EagleShape.like(model.config)))
+        net = _passing_on(EagleNet(EagleShape.of(model.config)))
         return Eagle(shaken(net), target, **settings)
     shape = Eagle3Shape.of(model.config, layers=(0, 1, 2), vocabulary=VOCABULARY, draft_vocabulary=len(WORDS))
     net3 = _passing_on(Eagle3Net(shape, WORDS))
@@ -79,7 +79,7 @@ def small_block_net(model: Any, **chosen: Any) -> BlockNet:
 
 def small_peagle_net(model: Any, **chosen: Any) -> PeagleNet:
     """Two layers over three states, which draft the tokens of `WORDS`."""
-    return PeagleNet.of_target(model, **({"ids": WORDS, "layers": (0, 1, 2), "decoder_layers": 2} | chosen))
+    return PeagleNet.for_target(model, **({"ids": WORDS, "layers": (0, 1, 2), "decoder_layers": 2} | chosen))
 
 
 def small_dflash2_net(model: Any, **chosen: Any) -> DFlash2Net:

@@ -12,6 +12,14 @@ LOOKUPS = "tests/drafters/lookup/test_lookups.py::"
 SHARED = "tests/drafters/vocabulary/test_shared_tokens.py::"
 BLOCK = "tests/drafters/block/"
 UNROLLED = "tests/drafters/eagle/test_proposer.py::test_every_declared_distribution_is_that_of_an_unrolled_network"
+_DRAWN = (
+    "            q.append(at_depth(warper, self.factors, k)(logits_BV))\n"
+    "            tokens.append(draw(q[-1], random_BK[:, k]))\n"
+)
+_SLOTS_OWN = (
+    "            q.append(at_depth(warper, self.factors, k)(self._shaping(product_BV)))\n"
+    "            tokens.append(draw(at_depth(warper, self.factors, k)(logits_BV), random_BK[:, k]))\n"
+)
 
 MUTATIONS = (
     Mutation(
@@ -34,8 +42,8 @@ MUTATIONS = (
         "R02",
         "drafters/eagle/proposer.py",
         "EAGLE-3: while decoding every drafted id is one too large",
-        "        self._net3, self._ids_U = net, net.ids_U\n",
-        "        self._net3, self._ids_U = net, (net.ids_U + 1) % target.vocabulary\n",
+        "        self._ids_U = net.ids_U\n",
+        "        self._ids_U = (net.ids_U + 1) % target.vocabulary\n",
         (UNROLLED,),
     ),
     Mutation(
@@ -130,34 +138,32 @@ MUTATIONS = (
         "B01",
         "drafters/block/attention.py",
         "block drafters: in training a block sees the state of its own anchor",
-        "    return same_RAS & (index_S < anchor_RA[..., None])\n",
-        "    return same_RAS & (index_S <= anchor_RA[..., None])\n",
+        "anchor_RA, behind=0, ",
+        "anchor_RA, behind=1, ",
         (BLOCK + "test_net.py::test_nothing_at_or_behind_the_anchor_and_no_other_document_is_seen",),
     ),
     Mutation(
         "B02",
-        "drafters/block/dspark.py",
+        "drafters/block/walked.py",
         "DSpark: the declared q is the slot's own, without the token in front of the draft",
-        "            q.append(at_depth(warper, self.factors, k)(logits_BV))\n"
-        "            tokens.append(draw(q[-1], random_BK[:, k]))\n",
-        "            q.append(at_depth(warper, self.factors, k)(self._shaping(product_BV)))\n"
-        "            tokens.append(draw(at_depth(warper, self.factors, k)(logits_BV), random_BK[:, k]))\n",
+        _DRAWN,
+        _SLOTS_OWN,
         ("tests/eval/audit/test_audit.py::test_every_method_passes_enumeration[dspark-warper2]",),
     ),
     Mutation(
         "B03",
-        "drafters/block/slots.py",
+        "drafters/model/chains.py",
         "DFlash: the likeliest tokens are drafted and called draws",
-        "    return chain_of(last_B, draw(q_BKV, random_BK), tree, q_BKV)\n",
-        "    return chain_of(last_B, q_BKV.argmax(-1), tree, q_BKV)\n",
+        "    drawn_BK = draw(q_BKV, random_BK)\n",
+        "    drawn_BK = q_BKV.argmax(-1)\n",
         (BLOCK + "test_proposer.py::test_tokens_are_drawn_independently_from_what_is_declared",),
     ),
     Mutation(
         "B04",
         "drafters/eagle/branches.py",
         "P-EAGLE: in training a mask pair sees the true pair behind its anchor",
-        "    return same_BMS & (index_S <= anchor_BM[..., None])\n",
-        "    return same_BMS & (index_S <= anchor_BM[..., None] + 1)\n",
+        "anchor_BM, behind=1, ",
+        "anchor_BM, behind=2, ",
         (
             "tests/drafters/eagle/test_peagle.py::test_pairs_behind_an_anchor_change_nothing",
             "tests/drafters/eagle/test_peagle.py::test_attention_is_that_of_a_mask",
@@ -165,12 +171,10 @@ MUTATIONS = (
     ),
     Mutation(
         "B05",
-        "drafters/block/selected.py",
+        "drafters/block/walked.py",
         "DFlash 2: the declared q is the slot's own, without the selector",
-        "            q.append(at_depth(warper, self.factors, k)(chosen_BV))\n"
-        "            tokens.append(draw(q[-1], random_BK[:, k]))\n",
-        "            q.append(at_depth(warper, self.factors, k)(logits_BV))\n"
-        "            tokens.append(draw(at_depth(warper, self.factors, k)(chosen_BV), random_BK[:, k]))\n",
+        _DRAWN,
+        _SLOTS_OWN,
         ("tests/eval/audit/test_audit.py::test_every_method_passes_enumeration[dflash2-warper2]",),
     ),
     Mutation(

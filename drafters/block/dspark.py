@@ -11,7 +11,8 @@ the first slot that it doubts. It is asked before the slot's token is drawn, of 
 what is dropped depends on nothing that the drawing has settled, and no output changes. Cut by the drawn token's own
 probability, drafts that are kept would be the likely ones of q, and q not what they are drawn from.
 
-Read next: `proposer.py`, the slots; `trainers/block/student.py`, where the text's own tokens stand in front.
+Read next: `proposer.py`, the slots; `walked.py`, the walk; `trainers/block/student.py`, where the text's own
+tokens stand in front.
 
 Shapes: B rows, K drafted tokens, R rank, V vocabulary, P drafts that count in a loss.
 """
@@ -25,18 +26,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from ...decoding.proposal import Proposal
-from ...decoding.random import Uniforms
-from ...decoding.sampling import Warper, draw
 from ...decoding.target.backbone import Backbone
 from ...errors import RequestError
-from ..model.draft_model import Policy
 from ..sizes import check_sizes
-from ..temperatures import at_depth
+from ..temperatures import Policy
 from .net import BlockNet, BlockShape
-from .proposer import DFlash, said
-from .slots import chain_of, cut_short
-from .trees import TreeShape, grown
+from .trees import TreeShape
+from .walked import WalkedBlock
 
 
 @dataclass(frozen=True)
@@ -98,7 +94,12 @@ class DSparkNet(BlockNet):
         self.confidence_head = ConfidenceHead(config.hidden, config.rank) if config.confidence else None
 
     def confidence(self, slot: Tensor, token: Tensor) -> Tensor | None:
-        """As in `BlockNet`."""
+        """The logit of the chance that a slot's draft is accepted behind a token, [...]; None: it has learnt none.
+
+        Args:
+            slot: [..., H], what the projection reads.
+            token: [...], in front of the draft.
+        """
         if self.confidence_head is None:
             return None
         return self.confidence_head(slot, self.markov_head.markov_w1(token))
@@ -108,7 +109,7 @@ class DSparkNet(BlockNet):
         return self.markov_head.markov_w1(token_P), self.markov_head.markov_w2.weight
 
 
-class DSpark(DFlash):
+class DSpark(WalkedBlock):
     """Drafts a chain in one pass of the network and a walk."""
 
     family = "dspark"
@@ -146,36 +147,11 @@ class DSpark(DFlash):
         head = self._target.model.get_output_embeddings()
         return [*parts, *self._of_states, *[self.net.markov_head.markov_w2] * self.draft_length, head]
 
-    def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
-        """Draft after `last_B`, each row's anchor."""
-        out_BKH = self._block(last_B)
-        product_BKV = self._product(out_BKH)
-        if self.shape is not None:
-            return grown(
-                last_B, lambda k, at_Bk: self._with(said(product_BKV, k, at_Bk), at_Bk), self.draft_length, self.shape
-            )
-        random_BK = None if self._argmax(warper) else uniforms.take(self.draft_length)
-        tokens, q, sure = [last_B], [], []
-        for k, product_BV in enumerate(product_BKV.unbind(1)):
-            if self.least:
-                sure.append(self._trusted(out_BKH[:, k], tokens[-1]))
-            logits_BV = self._with(product_BV, tokens[-1])
-            if random_BK is None:
-                tokens.append(logits_BV.argmax(-1))
-                continue
-            q.append(at_depth(warper, self.factors, k)(logits_BV))
-            tokens.append(draw(q[-1], random_BK[:, k]))
-        proposal = chain_of(last_B, torch.stack(tokens[1:], 1), self.tree, torch.stack(q, 1) if q else None)
-        return cut_short(proposal, torch.stack(sure, 1)) if sure else proposal
-
-    def _trusted(self, slot_BH: Tensor, token_B: Tensor) -> Tensor:
-        """Whether a slot behind a token may be drafted. bool [B]."""
-        logit_B = self.net.confidence(slot_BH, token_B)
+    def _trusted(self, _logits_BV: Tensor, out_BH: Tensor, token_B: Tensor) -> Tensor:
+        """As in `WalkedBlock`, by what the network has learnt to say."""
+        logit_B = self.net.confidence(out_BH, token_B)
         assert logit_B is not None  # or `__init__` has refused
         return logit_B.sigmoid() >= self.least
 
     def _behind(self, _out: Tensor, product: Tensor, token: Tensor) -> Tensor:
-        return self._with(product, token)
-
-    def _with(self, product: Tensor, token: Tensor) -> Tensor:
         return self._shaping(product + self.net.markov_head(token).float())

@@ -24,10 +24,11 @@ import torch
 from torch import Tensor, nn
 
 from ...decoding.target.kv_cache import KVCache
-from ..eagle.layers import EagleShape, FeedForward, Norm, Projected, Rotary, embedding_spread, sizes_like, turned
+from ..eagle.layers import EagleShape, FeedForward, Norm, Projected, Rotary, embedding_spread, turned
+from ..eagle.passes import Keys
 from ..eagle.recomputed import again
 from ..sizes import check_layers, check_parts, check_sizes
-from .attention import Context, Packed, View
+from .attention import Packed, View
 
 Layout = Literal["fill-in", "anchor-first"]
 
@@ -78,11 +79,6 @@ class BlockShape(EagleShape):
         """The sizes that a drafter folder's `config.json` holds."""
         return cls(**(settings | {"layers": tuple(settings["layers"])}))  # JSON knows lists alone
 
-    @classmethod
-    def of(cls, config: Any, **chosen: Any) -> Self:
-        """The sizes of a target's `transformers` config, and what is chosen."""
-        return cls(**sizes_like(config), **chosen)
-
 
 def spread_layers(count: int) -> tuple[int, ...]:
     """The hidden states that a drafter for a target of `count` layers reads by default.
@@ -108,10 +104,10 @@ class BlockAttention(nn.Module):
         self.q_norm = Norm(shape.head_size, shape.eps)
         self.k_norm = Norm(shape.head_size, shape.eps)
 
-    def context(self, x_RSH: Tensor, turn: tuple[Tensor, Tensor]) -> Context:
+    def context(self, x_RSH: Tensor, turn: tuple[Tensor, Tensor]) -> Keys:
         """Keys and values; `turn` is what `Rotary` gives for the positions."""
         key, value = self._heads(self.k_proj(x_RSH)), self._heads(self.v_proj(x_RSH))
-        return Context(turned(self.k_norm(key), turn), value)
+        return Keys(turned(self.k_norm(key), turn), value)
 
     def forward(self, x_RNH: Tensor, turn: tuple[Tensor, Tensor], view: View, layer: int) -> Tensor:
         """Attention output [R, N, H] of slots."""
@@ -186,7 +182,7 @@ class BlockNet(nn.Module):
         """The target's states side by side as what every layer makes keys and values of, [R, S, H]."""
         return self.hidden_norm(self.fc(features_RSF.to(self.fc.weight.dtype)))
 
-    def contexts(self, fused_RSH: Tensor, positions_RS: Tensor) -> list[Context]:
+    def contexts(self, fused_RSH: Tensor, positions_RS: Tensor) -> list[Keys]:
         """Keys and values of every layer."""
         turn = self.rotary(positions_RS)
         return [each.self_attn.context(fused_RSH, turn) for each in self._layers]
@@ -254,15 +250,6 @@ class BlockNet(nn.Module):
         """What the tokens in front of drafts add to the projection's product: what is given, and its weight.
 
         None: nothing, slots alone speak. `dspark.py` has more.
-        """
-        return None
-
-    def confidence(self, _slot: Tensor, _token: Tensor) -> Tensor | None:
-        """The logit of the chance that a slot's draft is accepted behind a token, [...]; None: it has learnt none.
-
-        Args:
-            _slot: [..., H], what the projection reads.
-            _token: [...], in front of the draft.
         """
         return None
 

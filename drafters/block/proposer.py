@@ -4,10 +4,10 @@ Every draft is read off its own slot without seeing the others, so a block is a 
 comes from a distribution that does not depend on the drafted ones before it: drawn from it, the
 distributions are the proposal's q (`IID`); the likeliest of each are a point mass. Both are lossless by
 the rule that the declared sampling asks for. Read next: `net.py`, the network; `../true_states.py`,
-the target's states; `slots.py`, how the tokens are drawn.
+the target's states; `../model/chains.py`, how the tokens are drawn.
 
 Shapes: R and B rows, E tokens that a step can emit, S tokens of a prompt or text, A anchors, K drafted
-tokens, N slots, F numbers of the target's features, H hidden size, V vocabulary.
+tokens, k nodes, N slots, F numbers of the target's features, H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from ...decoding.sampling import Warper
 from ...decoding.target.backbone import Backbone
 from ...decoding.tree.tree import Nodes, chain, tree_mask
 from ...errors import RequestError
-from ..model.draft_model import Policy
+from ..model.chains import cut_short, off_slots
 from ..projection import Shaping
+from ..temperatures import Policy, samples
 from ..true_states import TrueStates
 from .attention import Cached
 from .net import BlockNet
-from .slots import cut_short, off_slots
 from .trees import TreeShape, leaves
 
 _ANCHORS = 256
@@ -78,10 +78,9 @@ class DFlash:
             )
         # without later slots a causal block is the same
         self._slots = net.config.first + self.draft_length if net.config.causal else net.config.size
-        self.tree = chain(self.draft_length)
-        self.shape = tree
+        self.tree_shape = tree
         self.kind = "chain" if tree is None else "dynamic"
-        self.nodes = len(self.tree) if tree is None else tree.nodes
+        self.nodes = self.draft_length + 1 if tree is None else tree.nodes
         self.least = least
         if tree is not None:
             tree.check(self.draft_length)
@@ -145,19 +144,15 @@ class DFlash:
     def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
         """Draft after `last_B`, each row's anchor."""
         logits_BKV = self._shaping(self._product(self._block(last_B)))
-        if self.shape is not None:
-            return leaves(last_B, lambda k, at_Bk: said(logits_BKV, k, at_Bk), self.draft_length, self.shape)
-        source = None if self._argmax(warper) else uniforms
-        proposal = off_slots(logits_BKV, last_B, self.tree, warper, self.factors, source)
+        if self.tree_shape is not None:
+            return leaves(last_B, lambda k, at_Bk: said(logits_BKV, k, at_Bk), self.draft_length, self.tree_shape)
+        source = uniforms if samples(warper, self.policy) else None
+        proposal = off_slots(logits_BKV, last_B, warper, self.factors, source)
         return cut_short(proposal, self._is_sure(logits_BKV)) if self.least else proposal
 
     def _is_sure(self, logits: Tensor) -> Tensor:
         """Whether slots [..., V] may be drafted, by how likely the likeliest token is, whatever is drawn."""
         return logits.softmax(-1).amax(-1) >= self.least
-
-    def _argmax(self, warper: Warper) -> bool:
-        """Whether the likeliest tokens are drafted."""
-        return warper.greedy or self.policy == "argmax"
 
     def _block(self, last_B: Tensor) -> Tensor:
         """What the target's projection reads of the drafting slots, [B, K, H]."""
@@ -210,9 +205,9 @@ class DFlash:
             yield torch.cat([part_AKH[:, d] for part_AKH in parts])[: X - d]
 
 
-def said(product_BKV: Tensor, k: int, at_Bk: Tensor) -> Tensor:
-    """What slot `k` of a block says behind each of some nodes, [B, k, V], before anything is added."""
-    return product_BKV[:, k, None].expand(-1, at_Bk.shape[1], -1)
+def said(x_BKY: Tensor, k: int, at_Bk: Tensor) -> Tensor:
+    """What slot `k` of a block says, the same behind each of some nodes, [B, k, Y]."""
+    return x_BKY[:, k, None].expand(-1, at_Bk.shape[1], -1)
 
 
 @lru_cache(maxsize=64)

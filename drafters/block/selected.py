@@ -10,7 +10,8 @@ the softmax of S over those C tokens: q has zeros everywhere else, and knows the
 Given as q, the softmax of U alone would be another distribution than the one that drafts. Bc begins at zero, so a new
 selector changes no order.
 
-Read next: `proposer.py`, the slots; `dspark.py`, a walk over all tokens; `trainers/block/dflash2.py`, the loss.
+Read next: `proposer.py`, the slots; `walked.py`, the walk; `dspark.py`, one over all tokens;
+`trainers/block/dflash2.py`, the loss.
 
 Shapes: B rows, K drafted tokens, k nodes, C candidates of a slot, r rank, H hidden size, V vocabulary.
 """
@@ -23,18 +24,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from ...decoding.proposal import Proposal
-from ...decoding.random import Uniforms
-from ...decoding.sampling import Warper, draw
 from ...errors import RequestError
 from ..sizes import check_sizes
-from ..temperatures import at_depth
 from .attention import View
 from .conv import GroupedConv
 from .net import BlockLayer, BlockNet, BlockShape
-from .proposer import DFlash
-from .slots import chain_of, cut_short
-from .trees import grown
+from .walked import WalkedBlock
 
 
 @dataclass(frozen=True)
@@ -119,7 +114,7 @@ class DFlash2Net(BlockNet):
         self.candidate_selector = CandidateSelector(config.hidden, config.vocabulary, config.rank)
 
 
-class DFlash2(DFlash):
+class DFlash2(WalkedBlock):
     """Drafts a chain in one pass of the network and a walk over candidates."""
 
     family = "dflash2"
@@ -133,37 +128,9 @@ class DFlash2(DFlash):
         projections = [selector.hidden_projection] * self.draft_length
         return [*parts, *self._of_states, *projections, self._target.model.get_output_embeddings()]
 
-    def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
-        """Draft after `last_B`, each row's anchor."""
-        out_BKH = self._block(last_B)
-        logits_BKV = self._shaping(self._product(out_BKH))
-        if self.shape is not None:
-
-            def behind(k: int, at_Bk: Tensor) -> Tensor:
-                wide = (-1, at_Bk.shape[1], -1)
-                return self._selected(logits_BKV[:, k, None].expand(wide), out_BKH[:, k, None].expand(wide), at_Bk)
-
-            return grown(last_B, behind, self.draft_length, self.shape)
-        random_BK = None if self._argmax(warper) else uniforms.take(self.draft_length)
-        tokens, q, sure = [last_B], [], []
-        for k, (logits_BV, out_BH) in enumerate(zip(logits_BKV.unbind(1), out_BKH.unbind(1), strict=True)):
-            chosen_BV = self._selected(logits_BV, out_BH, tokens[-1])
-            if self.least:
-                sure.append(self._is_sure(chosen_BV))
-            if random_BK is None:
-                tokens.append(chosen_BV.argmax(-1))
-                continue
-            q.append(at_depth(warper, self.factors, k)(chosen_BV))
-            tokens.append(draw(q[-1], random_BK[:, k]))
-        proposal = chain_of(last_B, torch.stack(tokens[1:], 1), self.tree, torch.stack(q, 1) if q else None)
-        return cut_short(proposal, torch.stack(sure, 1)) if sure else proposal
-
     def _behind(self, out: Tensor, product: Tensor, token: Tensor) -> Tensor:
-        """As in `DFlash`."""
-        return self._selected(self._shaping(product), out, token)
-
-    def _selected(self, logits: Tensor, out: Tensor, token: Tensor) -> Tensor:
-        """S of the best candidates behind `token` [...], -inf elsewhere: [..., V]."""
+        """As in `DFlash`: S of the best candidates, -inf elsewhere."""
+        logits = self._shaping(product)
         top = logits.topk(self.net.config.candidates)
         score = top.values + self.net.candidate_selector(token, out, top.indices).float()
         return torch.full_like(logits, -torch.inf).scatter(-1, top.indices, score)

@@ -36,21 +36,21 @@ def dflash(net: BlockNet, target: ServedTarget, how: Served) -> Export:
 
 
 def dflash_for_sglang(net: BlockNet, target: ServedTarget, how: Served) -> Export:
-    """The same folder, of what SGLang reads of it.
+    """As `dflash`, refused where SGLang would read it differently.
 
     Raises:
-        RequestError: as for `dflash`; or SGLang would draft by another mask, or with slots that see others.
+        RequestError: as for `dflash`; or SGLang would draft by another mask, or with another attention between slots.
     """
     _check_sglang(net.config, target)
     return dflash(net, target, how)
 
 
 def dspark_for_sglang(net: DSparkNet, target: ServedTarget, how: Served) -> Export:
-    """The same folder, of what SGLang reads of it.
+    """As `dspark`, refused where SGLang would read it differently.
 
     Raises:
-        RequestError: as for `dspark`; or SGLang would draft by another mask, with slots that see others, or read
-            drafts off other slots.
+        RequestError: as for `dspark`; or SGLang would draft by another mask, with another attention between slots, or
+            read drafts off other slots.
     """
     _check_sglang(net.config, target)
     if net.config.layout != "anchor-first":
@@ -78,7 +78,8 @@ def dspark(net: DSparkNet, target: ServedTarget, how: Served) -> Export:
         "sample_from_anchor": net.config.layout == "anchor-first",
         "logit_scale": target.logit_scale,
     }
-    return Export(config | {"is_causal": config.pop("causal")}, tensors, uncapped=target.logit_cap)
+    config["is_causal"] = config.pop("causal")
+    return Export(config, tensors, uncapped=target.logit_cap)
 
 
 def dflash2(net: DFlash2Net, target: ServedTarget, how: Served) -> Export:

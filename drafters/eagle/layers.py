@@ -52,9 +52,9 @@ class EagleShape:
         return cls(**settings)
 
     @classmethod
-    def like(cls, config: Any) -> EagleShape:
-        """The sizes of a target's `transformers` config."""
-        return cls(**sizes_like(config))
+    def of(cls, config: Any, **chosen: Any) -> Self:
+        """The sizes of a target's `transformers` config, and what is chosen: the fields that a subclass adds."""
+        return cls(**sizes_like(config), **chosen)
 
 
 def sizes_like(config: Any) -> dict[str, Any]:

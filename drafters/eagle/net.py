@@ -201,7 +201,7 @@ class EagleNet(PairNet):
     def for_target(cls, target: nn.Module) -> Self:
         """An untrained network of the sizes of a causal LM of `transformers`, fp32."""
         model: Any = target
-        return cls(EagleShape.like(model.config))
+        return cls(EagleShape.of(model.config))
 
     @property
     def layer(self) -> EagleLayer:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from ...errors import RequestError
 from ..projection import scaled_weight
 from ..sizes import check_layers, check_parts, check_sizes
-from .layers import Attention, EagleShape, FeedForward, Norm, Rotary, sizes_like
+from .layers import Attention, EagleShape, FeedForward, Norm, Rotary
 from .net import PairNet
 
 
@@ -56,19 +56,6 @@ class Eagle3Shape(EagleShape):
     def from_settings(cls, settings: dict[str, Any]) -> Self:
         """The sizes that a drafter folder's `config.json` holds."""
         return cls(**(settings | {"layers": tuple(settings["layers"])}))  # JSON knows lists alone
-
-    @classmethod
-    def of(
-        cls, config: Any, *, layers: Sequence[int], vocabulary: int, draft_vocabulary: int, feature_norms: bool = False
-    ) -> Eagle3Shape:
-        """The sizes of a target's `transformers` config, and what is chosen."""
-        return cls(
-            **sizes_like(config),
-            layers=tuple(layers),
-            vocabulary=vocabulary,
-            draft_vocabulary=draft_vocabulary,
-            feature_norms=feature_norms,
-        )
 
 
 def fused_layers(count: int) -> tuple[int, int, int]:
@@ -106,6 +93,7 @@ class Eagle3Net(PairNet):
     """The drafter of EAGLE-3; `head` makes logits over the draft vocabulary of its output."""
 
     family = "eagle3"
+    Shape: ClassVar[type[Eagle3Shape]] = Eagle3Shape
     d2t: Tensor
     t2d: Tensor
 
@@ -130,32 +118,22 @@ class Eagle3Net(PairNet):
     @classmethod
     def from_settings(cls, settings: dict[str, Any]) -> Self:
         """A network of a drafter folder's sizes, without its weights and its draft vocabulary."""
-        return cls(Eagle3Shape.from_settings(settings))
+        return cls(cls.Shape.from_settings(settings))
 
     @classmethod
-    def for_target(
-        cls, target: nn.Module, *, layers: Sequence[int], ids: Sequence[int], feature_norms: bool = False
-    ) -> Self:
+    def for_target(cls, target: nn.Module, *, ids: Sequence[int], **chosen: Any) -> Self:
         """An untrained network for a causal LM of `transformers`, fp32.
 
         Its head begins as the target's rows of the draft vocabulary.
 
         Args:
-            layers: hidden states of the target that are fused, low to high.
             ids: target ids of the draft vocabulary, ascending.
+            chosen: the fields of `Shape` beside those of `EagleShape` and the vocabularies.
         """
         model: Any = target
         weight_VH = scaled_weight(model)
-        made = cls(
-            Eagle3Shape.of(
-                model.config,
-                layers=layers,
-                vocabulary=len(weight_VH),
-                draft_vocabulary=len(ids),
-                feature_norms=feature_norms,
-            ),
-            ids,
-        )
+        sizes = {"vocabulary": len(weight_VH), "draft_vocabulary": len(ids)}
+        made = cls(cls.Shape.of(model.config, **sizes, **chosen), ids)
         with torch.no_grad():
             made.lm_head.weight.copy_(weight_VH[torch.tensor(list(ids), device=weight_VH.device)])
         return made

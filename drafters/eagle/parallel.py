@@ -2,7 +2,7 @@
 
 The true pairs' keys and values stay, those of the mask pairs are overwritten by the true pairs that come in
 their place. Every draft is read off its own pair without seeing the others. Read next: `peagle.py`, the network;
-`../block/slots.py`, how the tokens are drawn; `../true_states.py`, the target's states.
+`../model/chains.py`, how the tokens are drawn; `../true_states.py`, the target's states.
 
 Shapes: B rows, E tokens that a step can emit, K drafted tokens, N = E + K - 1 pairs of a pass, S tokens of a text,
 F numbers of the target's features, H hidden size, V vocabulary.
@@ -21,8 +21,8 @@ from ...decoding.proposal import Proposal, pick
 from ...decoding.random import Uniforms
 from ...decoding.sampling import Warper
 from ...decoding.target.backbone import Backbone
-from ..block.slots import off_slots
-from ..model.draft_model import Policy
+from ..model.chains import off_slots
+from ..temperatures import Policy, samples
 from .peagle import PeagleNet
 from .proposer import Eagle3
 
@@ -34,6 +34,7 @@ class Peagle(Eagle3):
     """
 
     family = "peagle"
+    net: PeagleNet
 
     def __init__(
         self,
@@ -46,7 +47,6 @@ class Peagle(Eagle3):
     ) -> None:
         """`factors`: as of `at_depth`."""
         super().__init__(net, target, tree="chain", draft_length=draft_length, policy=policy, factors=factors)
-        self._parallel = net
 
     @property
     def draft_steps(self) -> int:
@@ -56,7 +56,7 @@ class Peagle(Eagle3):
     @property
     def weights_read(self) -> list[nn.Module]:
         """What a proposal reads: the network, once."""
-        return [self._parallel]
+        return [self.net]
 
     @property
     def _most_written(self) -> int:
@@ -66,12 +66,12 @@ class Peagle(Eagle3):
     def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
         """Draft after `last_B`."""
         logits_BKV = self._logits(self._ahead(last_B))
-        drawn = not warper.greedy and self.policy == "sample"
-        return off_slots(logits_BKV, last_B, self.tree, warper, self.factors, uniforms if drawn else None)
+        source = uniforms if samples(warper, self.policy) else None
+        return off_slots(logits_BKV, last_B, warper, self.factors, source)
 
     def _ahead(self, last_B: Tensor) -> Tensor:
         """Write the new true pairs, and mask pairs behind each row's last; the K outputs from there on, [B, K, H]."""
-        net, masks = self._parallel, self.draft_length - 1
+        net, masks = self.net, self.draft_length - 1
         new = self._states.waiting(last_B, masks)
         features_BNF, embeds_BNH = new.features_BEF, self._embed(new.tokens_BE)
         if masks:
@@ -91,8 +91,8 @@ class Peagle(Eagle3):
             return
         positions_1X = torch.arange(X, device=tokens_S.device)[None]
         embed: Any = self._embed
-        outputs = self._parallel.drafts(
-            self._parallel.fuse(features_SF[None, :-1]),
+        outputs = self.net.drafts(
+            self.net.fuse(features_SF[None, :-1]),
             embed(tokens_S[None, 1:]),
             positions_1X,
             torch.zeros_like(positions_1X),

@@ -31,7 +31,7 @@ EXTRA = 8
 
 
 class Keys(NamedTuple):
-    """What later passes see of a pass."""
+    """Keys and values, turned to their positions."""
 
     key_BGND: Tensor
     value_BGND: Tensor
@@ -95,12 +95,11 @@ class Passes:
         Returns:
             [B, Q, N, D].
         """
-        query_BQND, D = pairs.query_BQND, pairs.query_BQND.shape[-1]
+        query_BQND = pairs.query_BQND
         looked = self._static("attention over a pair's own keys", by_own_keys)
         own_BQND, scored_BQND = looked(query_BQND, [*between, Keys(pairs.key_BGND, pairs.value_BGND)], self._group)
         queries = self._packing.side_by_side(scored_BQND)
-        out = self._causal(queries, *sunk, scale=D**-0.5)
-        return out[..., :D] + out[..., D : D + 1] * own_BQND
+        return with_own(self._causal(queries, *sunk, scale=query_BQND.shape[-1] ** -0.5), own_BQND)
 
     def _causal(
         self,
@@ -257,3 +256,9 @@ def with_sink(x_KGLD: Tensor, ones: int) -> Tensor:
     wide = F.pad(x_KGLD, (0, EXTRA, 1, 0))
     wide[:, :, 0, D : D + ones] = 1
     return wide
+
+
+def with_own(out: Tensor, own_BQND: Tensor) -> Tensor:
+    """Attention over sunk keys with what the sink stands for, by the weight that came out of it. [B, Q, N, D]."""
+    D = own_BQND.shape[-1]
+    return out[..., :D] + out[..., D : D + 1] * own_BQND

@@ -16,16 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from ...decoding.target.kv_cache import KVCache
-from ..projection import scaled_weight
 from ..sizes import check_parts, check_sizes
 from .branches import Branches
-from .layers import Attention, EagleShape, FeedForward, Norm, embedding_spread, sizes_like
+from .layers import Attention, EagleShape, FeedForward, Norm, embedding_spread
 from .net3 import Eagle3Net, Eagle3Shape
 from .recomputed import again
 
@@ -61,6 +60,7 @@ class PeagleNet(Eagle3Net):
     """The drafter of P-EAGLE; without mask pairs and with one layer it is EAGLE-3's, to the bit."""
 
     family = "peagle"
+    Shape: ClassVar[type[Eagle3Shape]] = PeagleShape
     config: PeagleShape
 
     def __init__(self, config: PeagleShape, ids: Sequence[int] | None = None) -> None:
@@ -72,25 +72,11 @@ class PeagleNet(Eagle3Net):
         self.mask_embedding = nn.Embedding(1, config.hidden)
 
     @classmethod
-    def from_settings(cls, settings: dict[str, Any]) -> Self:
-        """A network of a drafter folder's sizes, without its weights and its draft vocabulary."""
-        return cls(PeagleShape.from_settings(settings))
-
-    @classmethod
-    def of_target(cls, target: nn.Module, *, ids: Sequence[int], **chosen: Any) -> Self:
-        """An untrained network for a causal LM of `transformers`, fp32; its head begins as the target's rows.
-
-        Args:
-            ids: target ids of the draft vocabulary, ascending.
-            chosen: the fields `layers` and `decoder_layers` of `PeagleShape`.
-        """
-        model: Any = target
-        weight_VH = scaled_weight(model)
-        sizes: dict[str, Any] = {"vocabulary": len(weight_VH), "draft_vocabulary": len(ids)}
-        made = cls(PeagleShape(**sizes_like(model.config), **sizes, **chosen), ids)
+    def for_target(cls, target: nn.Module, *, ids: Sequence[int], **chosen: Any) -> Self:
+        """As of `Eagle3Net`; the mask's embedding begins as loud as a token's."""
+        made = super().for_target(target, ids=ids, **chosen)
         with torch.no_grad():
-            made.lm_head.weight.copy_(weight_VH[torch.tensor(list(ids), device=weight_VH.device)])
-            made.mask_embedding.weight.mul_(embedding_spread(model).to(made.mask_embedding.weight.device))
+            made.mask_embedding.weight.mul_(embedding_spread(target).to(made.mask_embedding.weight.device))
         return made
 
     def mask(self) -> tuple[Tensor, Tensor]:

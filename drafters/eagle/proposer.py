@@ -28,9 +28,9 @@ from ...decoding.target.hidden_states import LAST
 from ...decoding.tree.build import dynamic_tree, most_nodes, tree_of_paths
 from ...decoding.tree.tree import chain, tree_mask
 from ...errors import RequestError
-from ..model.draft_model import Policy
+from ..model.chains import chain_of
 from ..projection import Shaping
-from ..temperatures import at_depth
+from ..temperatures import Policy, at_depth, samples
 from ..true_states import TrueStates
 from .levels import draw_level, levels_of
 from .net import PairNet
@@ -80,6 +80,7 @@ class Eagle:
     """
 
     family = "eagle"
+    net: PairNet
     replayable = True
     skips = False
     """Whether steps may be left to another drafter, by `skip`."""
@@ -220,14 +221,13 @@ class Eagle:
         frontier = _Frontier(self, self._catch_up(last_B), self._states.length_B)
         if self.kind == "dynamic":
             return self._dynamic(last_B, frontier)
-        sampled = not warper.greedy and self.policy == "sample"
-        random_BX = uniforms.take(len(self.tree) - 1) if sampled else None
+        random_BX = uniforms.take(len(self.tree) - 1) if samples(warper, self.policy) else None
         if self.kind == "chain":
             return self._chain(last_B, frontier, warper, random_BX)
         return self._static(last_B, frontier, warper, random_BX)
 
     def _chain(self, last_B: Tensor, frontier: _Frontier, warper: Warper, random_BX: Tensor | None) -> Proposal:
-        tokens, distributions = [last_B], []
+        tokens, q = [last_B], []
         random = () if random_BX is None else random_BX.unbind(1)
         for k in range(self.draft_length):
             if k:
@@ -236,13 +236,9 @@ class Eagle:
             if random_BX is None:
                 tokens.append(logits_BV.argmax(-1))
                 continue
-            distributions.append(at_depth(warper, self.factors, k)(logits_BV))
-            tokens.append(draw(distributions[-1], random[k]))
-        tokens_BN = torch.stack(tokens, 1)
-        if random_BX is None:
-            return Proposal(tokens_BN, self.tree, DraftSampling.POINT_MASS)
-        distributions.append(torch.zeros_like(distributions[0]))  # the last node is a leaf: its row is never read
-        return Proposal(tokens_BN, self.tree, DraftSampling.IID, torch.stack(distributions, 1))
+            q.append(at_depth(warper, self.factors, k)(logits_BV))
+            tokens.append(draw(q[-1], random[k]))
+        return chain_of(tokens, q)
 
     def _static(self, last_B: Tensor, frontier: _Frontier, warper: Warper, random_BX: Tensor | None) -> Proposal:
         B, N = len(last_B), len(self.tree)
@@ -345,17 +341,18 @@ class Eagle3(Eagle):
     """
 
     family = "eagle3"
+    net: Eagle3Net
 
     def __init__(self, net: Eagle3Net, target: Backbone, **settings: Any) -> None:
         """`settings`: those of `Eagle`."""
-        self._net3, self._ids_U = net, net.ids_U
+        self._ids_U = net.ids_U
         super().__init__(net, target, **settings)
         self.layers = net.config.layers
 
     @property
     def weights_read(self) -> list[nn.Module]:
         """What a proposal reads: states are fused once, layer and own projection go K times."""
-        net = self._net3
+        net = self.net
         return [net.fc, *[net.midlayer, net.norm, net.lm_head] * self.draft_length]
 
     @property
@@ -363,7 +360,7 @@ class Eagle3(Eagle):
         return len(self._ids_U)
 
     def _logits(self, hidden_BNH: Tensor) -> Tensor:
-        logits_BNU = self._net3.head(hidden_BNH).float()
+        logits_BNU = self.net.head(hidden_BNH).float()
         shape = (*logits_BNU.shape[:2], self._target.vocabulary)
         return logits_BNU.new_full(shape, -torch.inf).index_copy(2, self._ids_U, logits_BNU)
 

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def again(part: Callable[..., T], recompute: bool) -> Callable[..., T]:
-    """`part`, or with `recompute` what keeps nothing but its inputs until the backward pass."""
+    """`part`; with `recompute`, wrapped so that only its inputs are kept until the backward pass."""
     if not recompute:
         return part
 

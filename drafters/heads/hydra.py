@@ -100,7 +100,7 @@ class HydraHeads(MedusaHeads):
         model: Any = target
         weight_VH = scaled_weight(target)
         V, H = weight_VH.shape
-        layer = EagleShape.like(model.config) if prefix else None
+        layer = EagleShape.of(model.config) if prefix else None
         made = cls(HydraShape(heads, layers, H, V, shared_head, layer))
         copy_projection(made.lm_heads, weight_VH)
         return made

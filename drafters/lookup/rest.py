@@ -9,35 +9,16 @@ Read next: `data/datastore.py`, which builds and searches; `tries.py`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ...decoding.proposal import Committed, Proposal
 from ...decoding.random import Uniforms
 from ...decoding.sampling import Warper
 from ..history import History
+from .store import Store
 from .tries import propose_tries
-
-
-class Store(Protocol):
-    """The part of a datastore that REST uses."""
-
-    @property
-    def salt(self) -> int:
-        """As of `decoding.proposal.Remembering`, of its texts."""
-
-    def continuations(
-        self, context: Sequence[int], *, longest: int, shortest: int, length: int, limit: int
-    ) -> NDArray[np.int64]:
-        """What follows the longest suffix of the context that occurs, [M, length], -1 padded."""
-
-    @staticmethod
-    def trie(continuations: NDArray[np.int64], nodes: int) -> tuple[list[int], list[int]]:
-        """Tokens and parents of the most frequent prefixes."""
 
 
 class Rest:

@@ -20,7 +20,8 @@ from ...decoding.random import Uniforms
 from ...decoding.rows import Late
 from ...decoding.sampling import Warper
 from ...decoding.target.backbone import Backbone
-from .draft_model import DraftModel, Policy
+from ..temperatures import Policy
+from .draft_model import DraftModel
 
 
 class AdaptiveDraft(DraftModel):

@@ -10,12 +10,12 @@ Shapes: B rows, K drafted tokens, V target vocabulary, W tokens fed at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ...decoding.proposal import Committed, DraftSampling, Proposal
+from ...decoding.proposal import Committed, Proposal
 from ...decoding.random import Uniforms
 from ...decoding.rows import places
 from ...decoding.rules.acceptance import row_of
@@ -24,10 +24,9 @@ from ...decoding.target.backbone import Backbone
 from ...decoding.target.kv_cache import KVCache
 from ...decoding.tree.tree import chain
 from ..history import History
-from ..temperatures import at_depth
+from ..temperatures import Policy, at_depth, samples
 from .adapters import RowBackbone, active_adapter, adapter_names, use
-
-Policy = Literal["sample", "argmax"]
+from .chains import chain_of
 
 
 class DraftModel:
@@ -120,11 +119,10 @@ class DraftModel:
         self, last_B: Tensor, warper: Warper, uniforms: Uniforms, *, length: int, wanted_B: Tensor | None = None
     ) -> Proposal:
         """A chain of `length` tokens, of which row b has only the first `wanted_B[b]`."""
-        sampled = not warper.greedy and self.policy == "sample"
         self._history.write_last(last_B)
         # always as many numbers: a row's stream must not depend on how far the others draft
-        random = uniforms.take(self.draft_length).unbind(1) if sampled else None
-        tokens, distributions = [last_B], []
+        random = uniforms.take(self.draft_length).unbind(1) if samples(warper, self.policy) else None
+        tokens, q = [last_B], []
         logits_BV = self._catch_up()
         for k in range(length):
             if k:
@@ -133,18 +131,13 @@ class DraftModel:
                 tokens.append(logits_BV.argmax(-1))
                 continue
             probs_BV = at_depth(warper, self.factors, k)(logits_BV)
-            distributions.append(self.declare(logits_BV, probs_BV))
+            q.append(self.declare(logits_BV, probs_BV))
             tokens.append(self.choose(probs_BV, random[k]))
         self._drafted = length
         present_BN = None
         if wanted_B is not None:
             present_BN = places(length + 1, last_B.device) <= wanted_B[:, None]
-        common: dict[str, Any] = {"present_BN": present_BN, "coins": self.nodes}
-        if random is None:
-            return Proposal(torch.stack(tokens, 1), chain(length), DraftSampling.POINT_MASS, **common)
-        distributions.append(torch.zeros_like(distributions[0]))  # the last node is a leaf: its row is never read
-        q_BNV = torch.stack(distributions, 1)
-        return Proposal(torch.stack(tokens, 1), chain(length), DraftSampling.IID, q_BNV, **common)
+        return chain_of(tokens, q, present_BN=present_BN, coins=self.nodes)
 
     def skip(self, last_B: Tensor) -> None:
         """In place of `propose`: read what is new up to `last_B`, and draft nothing."""

@@ -24,8 +24,9 @@ from ...decoding.random import Uniforms
 from ...decoding.sampling import Warper
 from ...decoding.tree.merge import compact, merge
 from ..folder import write_entry
+from ..temperatures import Policy
 from .adapters import RowBackbone
-from .draft_model import DraftModel, Policy
+from .draft_model import DraftModel
 
 if TYPE_CHECKING:
     from ...decoding.target.backbone import Backbone

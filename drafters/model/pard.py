@@ -18,14 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...decoding.proposal import DraftSampling, Proposal
+from ...decoding.proposal import Proposal
 from ...decoding.random import Uniforms
-from ...decoding.sampling import Warper, draw
+from ...decoding.sampling import Warper
 from ...decoding.target.backbone import Backbone, check_token_ids
 from ...decoding.tree.tree import chain
 from ...errors import RequestError
-from ..temperatures import at_depth
-from .draft_model import DraftModel, Policy, fit_vocabulary
+from ..temperatures import Policy, samples
+from .chains import off_slots
+from .draft_model import DraftModel, fit_vocabulary
 
 SERVED_AS = "pard"
 
@@ -75,28 +76,13 @@ class Pard(DraftModel):
         # in a row shorter than a gap, masks run on to the width of the pass
         super().reset(prompts, room + self.draft_length, static=static)
 
-    def draft(
-        self, last_B: Tensor, warper: Warper, uniforms: Uniforms, *, length: int, wanted_B: Tensor | None = None
-    ) -> Proposal:
-        """A chain of `length` tokens, of which row b has only the first `wanted_B[b]`."""
-        sampled = not warper.greedy and self.policy == "sample"
+    def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
+        """A chain after `last_B`: argmax at temperature 0, else by `policy`."""
         self._history.write_last(last_B)
-        logits_BKV = self._slots(length)
+        logits_BKV = self._slots(self.draft_length)
         self._drafted = 1  # of what the pass has written, the tokens up to the root are true
-        common: dict[str, Any] = {"coins": self.nodes}
-        if wanted_B is not None:
-            common["present_BN"] = torch.arange(length + 1, device=last_B.device) <= wanted_B[:, None]
-        if not sampled:
-            tokens_BN = torch.cat((last_B[:, None], logits_BKV.argmax(-1)), 1)
-            return Proposal(tokens_BN, chain(length), DraftSampling.POINT_MASS, **common)
-        # always as many numbers: a row's stream must not depend on how far the others draft
-        random_BK = uniforms.take(self.draft_length)[:, :length]
-        q_BKV = torch.stack(
-            [at_depth(warper, self.factors, k)(logits_BV) for k, logits_BV in enumerate(logits_BKV.unbind(1))], 1
-        )
-        tokens_BN = torch.cat((last_B[:, None], draw(q_BKV, random_BK)), 1)
-        leaf_B1V = torch.zeros_like(q_BKV[:, :1])  # its row is never read
-        return Proposal(tokens_BN, chain(length), DraftSampling.IID, torch.cat((q_BKV, leaf_B1V), 1), **common)
+        source = uniforms if samples(warper, self.policy) else None
+        return off_slots(logits_BKV, last_B, warper, self.factors, source, coins=self.nodes)
 
     def _slots(self, length: int) -> Tensor:
         """Logits [B, K, V] of the drafts: one pass over what the KV cache lacks, then masks."""

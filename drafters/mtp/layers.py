@@ -11,7 +11,7 @@ size.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from ..eagle.layers import Attention, EagleShape, FeedForward, Norm, Projected, 
 from ..sizes import check_sizes
 
 STATES = ("behind", "before")
-"""Where the states that a module reads are taken, and its own are fed back: of the last norm."""
+"""Whether states are read, and fed back, before or behind the last norm."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,9 @@ class MtpShape(EagleShape):
             raise ValueError(f"{what}; expected of state {' or '.join(STATES)}, of the others true or false")
 
     @classmethod
-    def fresh(cls, config: Any, *, state: str = "behind") -> MtpShape:
-        """The sizes of a target's `transformers` config, every number of a head turned."""
-        sizes = sizes_like(config)
-        return cls(**sizes, rotary=sizes["head_size"], state=state)
+    def of(cls, config: Any, **chosen: Any) -> Self:
+        """As of `EagleShape`; by default every number of a head is turned."""
+        return super().of(config, **{"rotary": sizes_like(config)["head_size"]} | chosen)
 
     @property
     def layers(self) -> tuple[int, ...]:

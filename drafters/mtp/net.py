@@ -52,7 +52,7 @@ class MtpNet(PairNet):
     def for_target(cls, target: nn.Module, *, state: str = "behind") -> Self:
         """An untrained network of the sizes of a causal LM of `transformers`, fp32."""
         model: Any = target
-        return cls(MtpShape.fresh(model.config, state=state))
+        return cls(MtpShape.of(model.config, state=state))
 
     @property
     def reads(self) -> int:

@@ -64,7 +64,7 @@ _QWEN = Naming(
     own={name: name for name in ("fc", "norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")},
     layer="layers.0.",
 )
-_MIMO = Naming(
+MIMO_NAMING = Naming(
     example="MiMo",
     prefix="model.mtp_layers.",
     own={
@@ -86,7 +86,7 @@ _DEEPSEEK = Naming(
     copies=("embed_tokens.weight", "shared_head.head.weight"),
 )
 _FROM_ONE = ("qwen3_next", "qwen3_5")
-"""How the model types begin whose norms hold weights less one."""
+"""Prefixes of model types that store norm weights minus 1."""
 
 
 def own_shape(path: str, config: Any, *, revision: str | None = None, state: str = "behind") -> MtpShape:
@@ -167,10 +167,10 @@ def _naming(path: str, config: Any, names: Iterable[str]) -> Naming:
     last = int(config.get_text_config(decoder=True).num_hidden_layers)
     behind = replace(_DEEPSEEK, prefix=f"{_DEEPSEEK.prefix}{last}.")
     there = list(names)
-    for naming in (_QWEN, _MIMO, behind):
+    for naming in (_QWEN, MIMO_NAMING, behind):
         if any(name.startswith(naming.prefix) for name in there):
             return naming
-    shown = ", ".join(f"{each.prefix}* ({each.example})" for each in (_QWEN, _MIMO, behind))
+    shown = ", ".join(f"{each.prefix}* ({each.example})" for each in (_QWEN, MIMO_NAMING, behind))
     raise RequestError(
         f"mtp.from_target is true, and the weights of {path!r} hold no MTP module: looked for {shown}. Set it to "
         "false for a fresh module, or name the checkpoint as it was published: what transformers has written anew "

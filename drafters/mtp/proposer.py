@@ -20,13 +20,13 @@ class Mtp(Eagle):
     """Drafts with an MTP module."""
 
     family = "mtp"
+    net: MtpNet
 
     def __init__(self, net: MtpNet, target: Backbone, **settings: Any) -> None:
         """`settings`: those of `Eagle`."""
-        self._mtp = net
         super().__init__(net, target, **settings)
         self.layers = (net.reads,)
 
     def _logits(self, hidden_BNH: Tensor) -> Tensor:
         """Logits [B, N, V], fp32, of what the module puts out."""
-        return super()._logits(self._mtp.head_input(hidden_BNH))
+        return super()._logits(self.net.head_input(hidden_BNH))

@@ -5,7 +5,7 @@ weights from the folder that the speculative config names and its sizes from the
 classes compute what `net.py` does: EXAONE-MoE's, whose layer has norms of query and key, as a fresh module has; and
 MiMo's, whose layer has biases instead. So a module can be served whose sizes are what the target's config says;
 where one differs, vLLM would compute something else, and the export is refused. Embedding and projection are the
-target's. Read next: `net.py`; `../export.py`, what all forms share.
+target's. Read next: `own.py`, the names; `net.py`; `../export.py`, what all forms share.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from ...errors import RequestError
 from ..export import Export, Served, ServedTarget, llama_words
 from .layers import MtpShape
 from .net import MtpNet
+from .own import MIMO_NAMING
 
 
 def vllm(net: MtpNet, target: ServedTarget, _how: Served) -> Export:
@@ -79,23 +80,12 @@ _EXAONE: dict[str, Any] = {
 }
 # MiMo's layer is Qwen2's, and `transformers` has no config of the name mimo
 _MIMO: dict[str, Any] = {"architectures": ["MiMoForCausalLM"], "model_type": "qwen2", "use_sliding_window": False}
-_MIMO_NAMES = {
-    "fc.": "input_proj.",
-    "norm.": "final_layernorm.",
-    "pre_fc_norm_embedding.": "token_layernorm.",
-    "pre_fc_norm_hidden.": "hidden_layernorm.",
-    "layers.0.": "",
-}
 
 
 def _as_mimo(weights: dict[str, Tensor], shape: MtpShape) -> dict[str, Tensor]:
     """MiMo's names; its projection reads the hidden state in front of the embedding."""
-    tensors = {}
-    for name, tensor in weights.items():
-        ours = next(each for each in _MIMO_NAMES if name.startswith(each))
-        tensors[f"model.mtp_layers.0.{_MIMO_NAMES[ours]}{name.removeprefix(ours)}"] = tensor
-    projection = "model.mtp_layers.0.input_proj.weight"
-    return tensors | {projection: tensors[projection].roll(shape.hidden, 1)}
+    swapped = weights | {"fc.weight": weights["fc.weight"].roll(shape.hidden, 1)}
+    return {MIMO_NAMING.theirs(name): tensor for name, tensor in swapped.items()}
 
 
 _REMEDY = "; `draftsmith eval` decodes with this module as it is, and an EAGLE-3 drafter is served beside any target"

@@ -17,10 +17,10 @@ from threading import RLock
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...decoding.random import salt_of
 from ...errors import RequestError
+from ..lookup.store import Store
 from .windows import Place, WindowTree
 
 
@@ -171,22 +171,6 @@ class AnswerMemory:
 
     def _windows(self, text: Sequence[int]) -> Iterator[tuple[int, ...]]:
         return (tuple(text[at : at + self.depth]) for at in range(len(text)))
-
-
-class Store(Protocol):
-    """The part of a datastore that suffix decoding uses."""
-
-    @property
-    def salt(self) -> int:
-        """As of `decoding.proposal.Remembering`, of its texts."""
-
-    def longest_end(self, context: Sequence[int], *, longest: int, shortest: int) -> int:
-        """Tokens of the longest end of the context that occurs with a token behind it; 0 if none does."""
-
-    def continuations(
-        self, context: Sequence[int], *, longest: int, shortest: int, length: int, limit: int
-    ) -> NDArray[np.int64]:
-        """What follows the longest suffix of the context that occurs, [M, length], -1 padded."""
 
 
 class StoredTexts:

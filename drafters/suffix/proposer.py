@@ -28,8 +28,9 @@ from ...decoding.sampling import Warper
 from ...errors import RequestError
 from ..config import DrafterConfig
 from ..history import History
+from ..lookup.store import Store
 from ..lookup.tries import propose_chains, propose_tries
-from .index import AnswerMemory, Match, OwnText, Source, Store, StoredTexts
+from .index import AnswerMemory, Match, OwnText, Source, StoredTexts
 from .windows import longest_draft
 
 
@@ -213,9 +214,10 @@ def likeliest_tree(match: Match, most: int, deepest: int, least: float) -> Draft
     waiting: list[tuple[float, int, tuple[int, ...], int, Match]] = []
 
     def open_up(probability: float, path: tuple[int, ...], node: int, match: Match) -> None:
+        total = match.total
         # siblings behind those that there is room for are never taken
         for token, count in islice(match.followers(), most - len(tokens)):
-            likely = probability * (count / match.total)
+            likely = probability * (count / total)
             if likely < least:
                 break
             heappush(waiting, (-likely, len(path), (*path, token), node, match))

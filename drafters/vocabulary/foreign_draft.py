@@ -28,8 +28,8 @@ from ...decoding.sampling import Warper, draw
 from ...decoding.target.backbone import Backbone
 from ...decoding.tree.tree import chain
 from ...errors import RequestError
-from ..model.draft_model import Policy
-from ..temperatures import at_depth
+from ..model.chains import chain_of
+from ..temperatures import Policy, at_depth, samples
 from .shared_tokens import VocabularyPair
 from .translated_rows import TranslatedRows
 
@@ -123,9 +123,8 @@ class IntersectionDraft(ForeignDraft):
 
     def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
         """A chain after `last_B`: argmax at temperature 0, else by `policy`."""
-        sampled = not warper.greedy and self.policy == "sample"
-        random_BK = uniforms.take(self.draft_length) if sampled else None
-        tokens, distributions = [last_B], []
+        random_BK = uniforms.take(self.draft_length) if samples(warper, self.policy) else None
+        tokens, q = [last_B], []
         logits_BD = self.rows.read(last_B)
         for k in range(self.draft_length):
             if k:
@@ -135,13 +134,9 @@ class IntersectionDraft(ForeignDraft):
                 tokens.append(logits_BV.argmax(-1))
                 continue
             probs_BV = at_depth(warper, self.factors, k)(logits_BV)
-            distributions.append(self.declare(logits_BD, probs_BV))
+            q.append(self.declare(logits_BD, probs_BV))
             tokens.append(draw(probs_BV, random_BK[:, k]))
-        tokens_BN, tree = torch.stack(tokens, 1), chain(self.draft_length)
-        if random_BK is None:
-            return Proposal(tokens_BN, tree, DraftSampling.POINT_MASS, coins=self.nodes)
-        distributions.append(torch.zeros_like(distributions[0]))  # the last node is a leaf: its row is never read
-        return Proposal(tokens_BN, tree, DraftSampling.IID, torch.stack(distributions, 1), coins=self.nodes)
+        return chain_of(tokens, q, coins=self.nodes)
 
     def restricted(self, logits_BD: Tensor) -> Tensor:
         """Logits over the target's vocabulary; tokens that the draft does not have get probability zero."""

@@ -27,7 +27,7 @@ def test_positions_are_as_many_as_engines_serve_the_target_with(
     """Some kinds of scaled positions are counted in the config's number, some are not; a drafter's are never scaled."""
     config = AutoConfig.for_model(family, vocab_size=61, max_position_embeddings=128, num_hidden_layers=8)
     config.rope_parameters = {"rope_theta": 1e4} | rope
-    words = llama_words(EagleShape.like(config), ServedTarget.of("org/target", config))
+    words = llama_words(EagleShape.of(config), ServedTarget.of("org/target", config))
     assert words["max_position_embeddings"] == positions
     assert words["rope_parameters"]["rope_type"] == "default"
 

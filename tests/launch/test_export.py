@@ -50,7 +50,7 @@ def run_folder(place: Path, recipe: str, net: Any, target: Any) -> Path:
 
 @pytest.fixture
 def eagle(target: Any, tmp_path: Path) -> Path:
-    return run_folder(tmp_path, "eagle-tiny", EagleNet(EagleShape.like(target.model.config)), target)
+    return run_folder(tmp_path, "eagle-tiny", EagleNet(EagleShape.of(target.model.config)), target)
 
 
 def test_a_run_becomes_a_folder_for_each_engine(eagle: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -88,11 +88,8 @@ class BlockObjective:
 
     Student: ClassVar[type[BlockStudent]] = BlockStudent
 
-    def __init__(
-        self, recipe: Sections, draft: BlockNet, target: PreTrainedModel, save: Save, *, sure: float = 0.0
-    ) -> None:
-        """`sure`: weight of the loss of the draft's confidence."""
-        self.module: nn.Module = self.Student(draft, freeze(target), recipe, sure=sure)
+    def __init__(self, recipe: Sections, draft: BlockNet, target: PreTrainedModel, save: Save) -> None:
+        self.module: nn.Module = self.Student(draft, freeze(target), recipe)
         self.features: FeatureSource = OnlineFeatures(target, (*draft.config.layers, LAST))
         self._embed: Any = target.get_input_embeddings()
         self._draft, self._save, self._anchors = draft, save, recipe.block.anchors

@@ -76,8 +76,8 @@ class SelectingStudent(BlockStudent):
 
     draft: DFlash2Net
 
-    def __init__(self, draft: DFlash2Net, target: Any, recipe: Sections, *, sure: float) -> None:
-        super().__init__(draft, target, recipe, sure=sure)
+    def __init__(self, draft: DFlash2Net, target: Any, recipe: Sections) -> None:
+        super().__init__(draft, target, recipe)
         self._weight = recipe.dflash2.weight
 
     def beside(self, compared: Compared, batch: Batch) -> tuple[Tensor | float, dict[str, Tensor]]:
@@ -91,8 +91,7 @@ class SelectingStudent(BlockStudent):
         is_label_PC = best_PC == label_P[:, None]
         found_P = is_label_PC.any(-1)
         ce_P = (score_PC.logsumexp(-1) - (score_PC * is_label_PC).sum(-1)) * found_P
-        first_P = (compared.label_P2[:, 1] == 0).float()
-        told_P = first_P if compared.told_P is None else first_P * compared.told_P
+        told_P = compared.told_first_P
         reported = {"selector": (ce_P.detach() * told_P).sum(), "candidate_recall": (found_P * told_P).sum()}
         return self._weight * (ce_P * compared.share_P).sum(), reported
 

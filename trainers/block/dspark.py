@@ -2,23 +2,30 @@
 
 DeepSeek-AI 2026. In training that token is the text's own, as a draft that is tested behind accepted ones is.
 Order of the file, as in every trainer: what it requires and what is trained, the run; the teacher's side is in
-`common.py`, the loss in `student.py`. Read next: `common.py`; `drafters/block/dspark.py`, the head.
+`common.py`, the slots' loss in `student.py`. Read next: `common.py`; `drafters/block/dspark.py`, the head.
+
+Shapes: P drafts that count.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor
 
 from ...data.rows.prepare import Prepared
 from ...decoding.target.backbone import Backbone
 from ...drafters.block.dspark import DSparkNet
 from ...drafters.block.net import Layout
 from ..loop.loop import Outcome
+from ..loop.objective import Batch
 from ..sections import MakeProbe, Run, Sections
 from ..student.warm_start import warm_started
-from ..teacher.frozen import Save, run_for_target, saver
+from ..teacher.frozen import run_for_target, saver
 from .common import BlockObjective, check_blocks, check_target, sizes_of
+from .student import BlockStudent, Compared
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -40,11 +47,30 @@ def student(recipe: Sections, target: PreTrainedModel) -> DSparkNet:
     return DSparkNet.for_target(target, **sizes, vocabulary=len(table.weight), **head)
 
 
+class DSparkStudent(BlockStudent):
+    """The slots' loss with the head behind them, and that of how sure it is of each."""
+
+    draft: DSparkNet
+
+    def __init__(self, draft: DSparkNet, target: Any, recipe: Sections) -> None:
+        super().__init__(draft, target, recipe, keeps_overlap=recipe.dspark.confidence > 0)
+        self._weight = recipe.dspark.confidence
+
+    def beside(self, compared: Compared, batch: Batch) -> tuple[Tensor | float, dict[str, Tensor]]:
+        """As in `BlockStudent`: the cross-entropy of each draft's confidence against the share that is accepted."""
+        if compared.overlap_P is None:
+            return super().beside(compared, batch)
+        logit_P = self.draft.confidence(compared.guess_PH, batch["input_ids"].flatten()[compared.at_P])
+        assert logit_P is not None  # its weight is above 0
+        bce_P = F.binary_cross_entropy_with_logits(logit_P, compared.overlap_P.clamp(0, 1), reduction="none")
+        reported = {"confidence": (bce_P.detach() * compared.told_first_P).sum()}
+        return self._weight * (bce_P * compared.share_P).sum(), reported
+
+
 class DSparkObjective(BlockObjective):
     """Trains slots, the head behind them, and how sure it is of each."""
 
-    def __init__(self, recipe: Sections, draft: DSparkNet, target: PreTrainedModel, save: Save) -> None:
-        super().__init__(recipe, draft, target, save, sure=recipe.dspark.confidence)
+    Student: ClassVar[type[BlockStudent]] = DSparkStudent
 
 
 def run(recipe: Sections, out: Path, resume: str = "auto", make_probe: MakeProbe | None = None) -> Outcome:

@@ -74,7 +74,7 @@ def student(recipe: Sections, target: PreTrainedModel, ids: Sequence[int] | None
         ids: the draft vocabulary, ascending target ids; None where its size alone matters.
     """
     config = recipe.peagle
-    return PeagleNet.of_target(
+    return PeagleNet.for_target(
         target,
         ids=range(draft_vocabulary(config.vocabulary, target)) if ids is None else ids,
         layers=chosen_layers(config.layers, target, "peagle.layers"),

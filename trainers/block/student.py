@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...decoding.on_host import on_host, places, sent
@@ -55,7 +54,7 @@ class BlockLoss:
     mix: Mix
     drafts: int
     keeps_overlap: bool = False
-    """Whether the overlap of every draft is a term, for the head that learns it."""
+    """Whether the overlap of every draft is a term."""
 
     def __call__(self, draft_CV: Tensor, target_CV: Tensor | None, label_C2: Tensor) -> dict[str, Tensor]:
         """`label_C2`: label, and which draft of its block it is, from 0."""
@@ -91,17 +90,26 @@ class Compared(NamedTuple):
     """Number of the token in front, counted through rows."""
     share_P: Tensor
     """How much each counts in the loss."""
-    told_P: Tensor | None
+    told_P: Tensor
     """How much each counts in what is reported."""
+    overlap_P: Tensor | None
+    """Of a student that keeps it, the share of each draft's distribution that is accepted, without a gradient."""
+
+    @property
+    def told_first_P(self) -> Tensor:
+        """The same of what is reported of first drafts alone."""
+        return self.told_P * (self.label_P2[:, 1] == 0)
 
 
 class BlockStudent(nn.Module):
     """The network over the blocks of a batch, and the loss of their drafts."""
 
-    def __init__(self, draft: BlockNet, target: Any, recipe: Sections, *, sure: float) -> None:
+    def __init__(self, draft: BlockNet, target: Any, recipe: Sections, *, keeps_overlap: bool = False) -> None:
+        """`keeps_overlap`: `beside` is told how much of every draft's distribution is accepted."""
         super().__init__()
-        self.draft, self._config, self._objective, self._sure = draft, recipe.block, recipe.objective, sure
-        loss = BlockLoss(Mix.of(recipe.objective), draft.config.most, keeps_overlap=sure > 0)
+        self.draft, self._config, self._objective = draft, recipe.block, recipe.objective
+        self._keeps_overlap = keeps_overlap
+        loss = BlockLoss(Mix.of(recipe.objective), draft.config.most, keeps_overlap)
         # in a tuple it is no part of this module: the projection is the target's, and what wraps,
         # shards or saves this module must not touch it
         head, shaping = target.get_output_embeddings(), Shaping.of(target)
@@ -120,7 +128,7 @@ class BlockStudent(nn.Module):
         )
         place = places(on_host(anchors.known_RAK), out_RAKH.device)
         guess_PH, at_P, label_P2 = out_RAKH[place], *compared(batch, anchors)
-        weight_RAK = self._weights(guess_PH, label_P2[:, 0], self._behind(at_P, batch), anchors.known_RAK, place)
+        weight_RAK = self._weights(guess_PH, label_P2[:, 0], at_P, batch, anchors.known_RAK, place)
         labels_R = batch["loss_mask"].sum(1)
         mean_R = labels_R / weight_RAK.sum((1, 2)).clamp_min(torch.finfo(torch.float32).tiny)
         share_P = (weight_RAK * mean_R[:, None, None])[place]
@@ -129,16 +137,14 @@ class BlockStudent(nn.Module):
         assert sorted_P is not None
         told_P = told_by_row(at_P, label_P2[:, 1], batch)
         teacher = SharedTeacher.of(states_NH, head.projection, at_P) if len(at_P) else None
-        keep = Kept("overlap", []) if self._sure else None
+        keep = Kept("overlap", []) if self._keeps_overlap else None
         loss, terms = head(
             guess_PH, label_P2, teacher, sorted_P, added=self._behind(at_P, batch), keep=keep, told_P=told_P
         )
-        if keep is not None:
-            bce_P = self._doubt(guess_PH, batch["input_ids"].flatten()[at_P], keep.parts)
-            loss = loss + self._sure * (bce_P * sorted_P).sum()
-            terms |= {"confidence": (bce_P.detach() * told_P * (label_P2[:, 1] == 0)).sum()} if terms else {}
-            terms.pop("overlap", None)
-        more, own = self.beside(Compared(guess_PH, label_P2, at_P, sorted_P, told_P), batch)
+        terms.pop("overlap", None)
+        # without drafts there are no parts
+        overlap_P = None if keep is None else torch.cat([sorted_P[:0], *keep.parts])
+        more, own = self.beside(Compared(guess_PH, label_P2, at_P, sorted_P, told_P, overlap_P), batch)
         loss, terms = loss + more, terms | own if terms else {}
         if not terms:
             return loss, {}
@@ -148,20 +154,19 @@ class BlockStudent(nn.Module):
         """A loss beside the slots' own, summed over drafts, and sums that are reported: here none."""
         return 0.0, {}
 
-    def _doubt(self, guess_PH: Tensor, before_P: Tensor, overlaps: list[Tensor]) -> Tensor:
-        """The cross-entropy of each draft's confidence against the share of its distribution that is accepted. [P]."""
-        logit_P = self.draft.confidence(guess_PH, before_P)
-        assert logit_P is not None  # its weight is above 0
-        overlap_P = torch.cat(overlaps) if overlaps else logit_P.detach()
-        return F.binary_cross_entropy_with_logits(logit_P, overlap_P.clamp(0, 1), reduction="none")
-
     def _behind(self, at_P: Tensor, batch: Batch) -> Added | None:
         """What the text's token in front of each draft adds, which is where the target's state speaks of it."""
         parts = self.draft.behind(batch["input_ids"].flatten()[at_P])
         return None if parts is None else Added(*parts)
 
     def _weights(
-        self, guess_PH: Tensor, label_P: Tensor, added: Added | None, known_RAK: Tensor, place: tuple[Tensor, ...]
+        self,
+        guess_PH: Tensor,
+        label_P: Tensor,
+        at_P: Tensor,
+        batch: Batch,
+        known_RAK: Tensor,
+        place: tuple[Tensor, ...],
     ) -> Tensor:
         """How much every draft counts beside the others of its row, fp32 [R, A, K]; 0 where it has no label.
 
@@ -171,7 +176,7 @@ class BlockStudent(nn.Module):
         weight_RAK = known_RAK.float()
         if self._objective.positions == "d-pace":
             (head,) = self._frozen
-            q_P, _ = head(guess_PH, label_P, added=added, only_label_q=True)
+            q_P, _ = head(guess_PH, label_P, added=self._behind(at_P, batch), only_label_q=True)
             q_RAK = torch.zeros_like(weight_RAK).index_put(place, q_P)
             weight_RAK = d_pace(q_RAK.flatten(0, 1), known_RAK.flatten(0, 1), self._objective.pace_floor)
             return weight_RAK.view_as(known_RAK)

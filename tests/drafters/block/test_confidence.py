@@ -17,7 +17,7 @@ from draftsmith.decoding.tree.tree import chain
 from draftsmith.drafters.block.dspark import DSpark
 from draftsmith.drafters.block.proposer import DFlash
 from draftsmith.drafters.block.selected import DFlash2
-from draftsmith.drafters.block.slots import cut_short
+from draftsmith.drafters.model.chains import cut_short
 from draftsmith.errors import RequestError
 from draftsmith.eval.audit.enumeration import Enumeration, enumerate_decoding
 from draftsmith.eval.audit.toys import Toy

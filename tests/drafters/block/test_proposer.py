@@ -18,7 +18,7 @@ from draftsmith.decoding.proposal import Committed, DraftSampling, Proposal
 from draftsmith.decoding.random import SharedStream, Uniforms
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.drafters.block import attention
+from draftsmith.drafters.block import sunk
 from draftsmith.drafters.block.family import draft_by_block, load_block_folder
 from draftsmith.drafters.block.net import BlockNet
 from draftsmith.drafters.block.proposer import DFlash
@@ -122,8 +122,8 @@ def test_training_and_decoding_see_the_same_distributions(
 
 
 ONE_TOO_FAR = {
-    "seen": ("index_S < anchor_RA", "index_S <= anchor_RA"),
-    "spans_of": ("start_RA + 1, anchors)", "start_RA + 1, anchors + 1)"),
+    "seen": ("index_S < anchor_BA", "index_S <= anchor_BA"),
+    "spans_of": ("start_BA + 1, anchors + behind)", "start_BA + 1, anchors + behind + 1)"),
 }
 
 
@@ -134,14 +134,14 @@ def test_a_context_up_to_the_anchor_itself_is_seen(
 ) -> None:
     """The most frequent bug of others: in training a block sees the state of its own anchor."""
     right, wrong = ONE_TOO_FAR[function]
-    source = inspect.getsource(getattr(attention, function))
+    source = inspect.getsource(getattr(sunk, function))
     assert source.count(right) == 1
-    names = dict(vars(attention))
+    names = dict(vars(sunk))
     exec(source.replace(right, wrong), names)
     drafter, masked = Watched(net_for(target), target), function == "seen"
     generate(target, drafter, PROMPTS, warper=WARPERS[0], max_new_tokens=12)
     assert max(distances(drafter, target, WARPERS[0], masked=masked)) < 1e-5
-    monkeypatch.setattr(attention, function, names[function])
+    monkeypatch.setattr(sunk, function, names[function])
     assert max(distances(drafter, target, WARPERS[0], masked=masked)) > 1e-3
 
 

@@ -14,7 +14,6 @@ from draftsmith.decoding.random import SharedStream, Uniforms
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters import true_states
-from draftsmith.drafters.block.slots import chain_of, off_slots
 from draftsmith.drafters.eagle import parallel
 from draftsmith.drafters.eagle.branches import Branches
 from draftsmith.drafters.eagle.layers import Projected
@@ -22,6 +21,7 @@ from draftsmith.drafters.eagle.net3 import Eagle3Net
 from draftsmith.drafters.eagle.parallel import Peagle
 from draftsmith.drafters.eagle.peagle import PeagleNet
 from draftsmith.drafters.eagle.proposer import Eagle3
+from draftsmith.drafters.model.chains import chain_of, off_slots
 from draftsmith.drafters.temperatures import at_depth
 from draftsmith.drafters.true_states import TrueStates
 from draftsmith.eval.audit.enumeration import enumerate_decoding
@@ -110,7 +110,7 @@ def distances(drafter: Watched, target: Backbone, warper: Warper) -> list[float]
     for texts, proposal in drafter.seen:
         assert proposal.q_BNV is not None
         for row, text in enumerate(texts):
-            for k, logits_V in enumerate(forced(drafter._parallel, target, text, drafter.draft_length)):
+            for k, logits_V in enumerate(forced(drafter.net, target, text, drafter.draft_length)):
                 q_V = at_depth(warper, drafter.factors, k)(logits_V)
                 found.append(float((proposal.q_BNV[row, k] - q_V).abs().max()))
     return found
@@ -191,7 +191,7 @@ def test_argmax_is_a_point_mass(target: Backbone) -> None:
     for texts, proposal in drafter.seen:
         assert (proposal.sampling, proposal.q_BNV) == (DraftSampling.POINT_MASS, None)
         for row, text in enumerate(texts):
-            best = forced(drafter._parallel, target, text, 4).argmax(-1)
+            best = forced(drafter.net, target, text, 4).argmax(-1)
             assert proposal.tokens_BN[row, 1:].tolist() == best.tolist()
 
 
@@ -277,10 +277,10 @@ def test_tokens_outside_the_draft_vocabulary_are_never_drafted(target: Backbone)
 
 @pytest.mark.slow
 def test_the_audit_sees_likeliest_tokens_that_are_called_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    def planted(logits_BKV: Tensor, last_B: Tensor, tree: Any, *how: Any) -> Proposal:
-        q_BNV = off_slots(logits_BKV, last_B, tree, *how).q_BNV
+    def planted(logits_BKV: Tensor, last_B: Tensor, *how: Any) -> Proposal:
+        q_BNV = off_slots(logits_BKV, last_B, *how).q_BNV
         assert q_BNV is not None
-        return chain_of(last_B, logits_BKV.argmax(-1), tree, q_BNV[:, :-1])
+        return chain_of([last_B, *logits_BKV.argmax(-1).unbind(1)], q_BNV[:, :-1].unbind(1))
 
     def p_value() -> float:
         small = Toy.of("peagle", seed=1)

@@ -47,8 +47,8 @@ class Watched(Pard):
 class KeepsMasks(Watched):
     """A planted bug: entries of masks count as those of accepted tokens."""
 
-    def draft(self, *args: Any, **more: Any) -> Proposal:
-        proposal = super().draft(*args, **more)
+    def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
+        proposal = super().propose(last_B, warper, uniforms)
         self._drafted = self.draft_length
         return proposal
 

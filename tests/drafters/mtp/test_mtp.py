@@ -43,7 +43,7 @@ def target() -> Backbone:
 def net_for(target: Backbone, **chosen: Any) -> MtpNet:
     """A module whose guesses are right now and then: the state that it was given, shaken."""
     torch.manual_seed(0)
-    shape = MtpShape(**({**vars(MtpShape.fresh(target.model.config))} | chosen))
+    shape = MtpShape(**({**vars(MtpShape.of(target.model.config))} | chosen))
     net = MtpNet(shape)
     with torch.no_grad():
         for weight in net.parameters():

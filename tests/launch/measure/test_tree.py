@@ -32,7 +32,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run folders of drafters for the embedded target, which say what it said one token before."""
     place = tmp_path_factory.mktemp("runs")
     target = load_target("tiny")
-    eagle = EagleNet(EagleShape.like(target.model.config))
+    eagle = EagleNet(EagleShape.of(target.model.config))
     with torch.no_grad():
         for name, weight in eagle.named_parameters():
             if name.startswith("fc") or name.endswith(("o_proj.weight", "down_proj.weight")):

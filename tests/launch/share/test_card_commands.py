@@ -55,7 +55,7 @@ DRAFTERS: dict[str, list[Callable[[Any], Any]]] = {
         lambda model: Eagle3Net.for_target(model, ids=list(range(64)), layers=(0, 9, 16)),
     ],
     "mtp": [MtpNet.for_target, lambda model: MtpNet.for_target(model, state="before")],
-    "peagle": [lambda model: PeagleNet.of_target(model, ids=list(range(64)), decoder_layers=2, **LAYERS)],
+    "peagle": [lambda model: PeagleNet.for_target(model, ids=list(range(64)), decoder_layers=2, **LAYERS)],
     "dflash": [
         lambda model: BlockNet.for_target(model, layout="fill-in", mask_token=7, **BLOCK),
         lambda model: BlockNet.for_target(model, layout="fill-in", mask_token=None, **BLOCK),
