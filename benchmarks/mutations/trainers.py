@@ -91,7 +91,7 @@ MUTATIONS = (
         "T08",
         "trainers/loop/snapshot.py",
         "a resumed run begins its moving average anew",
-        '            self.average.tensors = load_file(folder / "average.safetensors")\n',
+        '            self.average.load(load_file(folder / "average.safetensors"))\n',
         '            load_file(folder / "average.safetensors")\n',
         (RESUME + "test_every_cut_resumes_to_the_same_bits[{'ema': 0.9}]",),
     ),

@@ -130,17 +130,21 @@ def test_sglang_is_told_of_one_pass() -> None:
 
 
 @pytest.mark.parametrize(
-    ("net", "scale", "message"),
+    ("net", "of_target", "message"),
     [
-        (lambda: block_net(), 1.0, "a mask of its own, and SGLang embeds the mask by the target's table alone"),
-        (lambda: dspark_net(mask_token=None), 1.0, "a mask of its own"),
-        (lambda: block_net(mask_token=7), 5.5, "a target that scales its embedding"),
-        (lambda: block_net(mask_token=7, causal=True), 1.0, "in SGLang they see all"),
-        (lambda: dspark_net(layout="fill-in"), 1.0, "SGLang reads DSpark's first draft there"),
+        (lambda: block_net(), {}, "a mask of its own, and SGLang embeds the mask by the target's table alone"),
+        (lambda: dspark_net(mask_token=None), {}, "a mask of its own"),
+        (lambda: block_net(mask_token=7), {"embedding_scale": 5.5}, "a target that scales its embedding"),
+        (lambda: block_net(mask_token=7, causal=True), {}, "in SGLang they see all"),
+        (lambda: dspark_net(layout="fill-in"), {}, "SGLang reads DSpark's first draft there"),
+        (lambda: dspark_net(), {"logit_scale": 0.125}, "a target that scales or caps its logits"),
+        (lambda: dspark_net(), {"logit_cap": 30.0}, "a target that scales or caps its logits"),
     ],
 )
-def test_what_sglang_would_read_otherwise_is_refused(net: Any, scale: float, message: str, tmp_path: Path) -> None:
-    served = ServedTarget(**(asdict(SERVED) | {"embedding_scale": scale}))
+def test_what_sglang_would_read_otherwise_is_refused(
+    net: Any, of_target: dict[str, float], message: str, tmp_path: Path
+) -> None:
+    served = ServedTarget(**(asdict(SERVED) | of_target))
     with pytest.raises(RequestError, match=message):
         exported(net(), tmp_path, served, "sglang", table=lambda: torch.randn(V, H))
 
