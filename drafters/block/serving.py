@@ -56,8 +56,8 @@ def dspark_for_sglang(net: DSparkNet, target: ServedTarget, how: Served) -> Expo
     if target.logit_scale != 1.0 or target.logit_cap is not None:
         raise RequestError(
             "the drafter is of a target that scales or caps its logits, and SGLang adds what DSpark says of the token "
-            "in front to the projection's product as it is: another token would be the likeliest; take another target, "
-            "or export it with --format vllm"
+            "in front to the projection's product as it is: another token would be the likeliest; take another "
+            "target, or export it with --format vllm"
         )
     if net.config.layout != "anchor-first":
         raise RequestError(
