@@ -1,7 +1,7 @@
 """What is trained, exported and served: one case per form of drafter that vLLM loads.
 
 Trained for some dozen steps: enough that drafts are accepted now and then, which is all that counts
-need. Read next: `conftest.py`, which trains; `test_vllm.py`.
+need. Drafters of one pass train for longer: what stands behind their first draft is seldom accepted before. Read next: `conftest.py`, which trains; `test_vllm.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-STEPS = 40
+STEPS, OF_ONE_PASS = 40, 240
 Trained = Callable[[str], Path]
 TRAINING = {
     "loop.steps": STEPS,
@@ -27,6 +27,10 @@ TRAINING = {
     "probe.max_new_tokens": 8,
 }
 TUNED = {"tune.rest_steps": 10}
+LONGER = {
+    **dict.fromkeys(("loop.steps", "loop.validate_every", "checkpoint.every_steps", "probe.every_steps"), OF_ONE_PASS),
+    "drafter.temperature_factors": "[]",  # engines draft at the request's temperature
+}
 # run -> its recipe, and what differs from it
 RUNS: dict[str, tuple[str, dict[str, object]]] = {
     "distill": ("distill-tiny", {"loop.batch_rows": 8, "loop.micro_rows": 8}),
@@ -35,10 +39,10 @@ RUNS: dict[str, tuple[str, dict[str, object]]] = {
     "eagle3": ("eagle3-tiny", {}),
     "eagle3-layers": ("eagle3-tiny", {"eagle3.layers": "[1,9,15]"}),
     "eagle3-norms": ("eagle3-tiny", {"eagle3.feature_norms": "true"}),
-    "dflash": ("dflash-tiny", {"drafter.temperature_factors": "[]"}),  # engines draft at the request's temperature
-    "dflash-mask": ("dflash-tiny", {"drafter.temperature_factors": "[]", "block.mask_token": "150"}),
-    "peagle": ("peagle-tiny", {"drafter.temperature_factors": "[]"}),
-    "pard": ("pard-tiny", {"drafter.temperature_factors": "[]"}),
+    "dflash": ("dflash-tiny", LONGER),
+    "dflash-mask": ("dflash-tiny", {**LONGER, "block.mask_token": "150"}),
+    "peagle": ("peagle-tiny", LONGER),
+    "pard": ("pard-tiny", LONGER),
     "mtp": ("mtp-tiny", {}),
     "medusa": ("medusa-tiny", {}),
     "medusa-shared": ("medusa-tiny", {"medusa.shared_head": "true"}),

@@ -16,7 +16,7 @@ from draftsmith.benchmarks.common.provenance import commit, hardware
 from draftsmith.benchmarks.common.records import Audit, Cell, Figure, Record, Table, Weights, table_of, write_record
 from draftsmith.eval.measure.environment import environment
 from draftsmith.eval.measure.weight_files import drafter_hash
-from engines.cases import CASES, STEPS
+from engines.cases import CASES, OF_ONE_PASS, STEPS
 from engines.engine import MOST_TOKENS, PLACE
 from engines.measured import LEVEL
 
@@ -78,7 +78,7 @@ RECORDS = {
     ),
 }
 SETUP = (
-    "The embedded target in fp32 and drafters that were trained for {steps} steps, K = 4, 16 prompts of the standard "
+    "The embedded target in fp32 and drafters that were trained for {steps} steps, those of one pass for {longer}, K = 4, 16 prompts of the standard "
     "library, at most {tokens} new tokens; exported with `--dtype fp32` and started as `draftsmith export` prints."
 )
 
@@ -126,7 +126,7 @@ class Findings:
             hardware=hardware(machine),
             target=Weights(name=self._target.name, sha256=drafter_hash(self._target)),
             drafters=[Weights(name=name, sha256=drafter_hash(path)) for name, path in self._drafters.items()],
-            setup=SETUP.format(steps=STEPS, tokens=MOST_TOKENS),
+            setup=SETUP.format(steps=STEPS, longer=OF_ONE_PASS, tokens=MOST_TOKENS),
             intervals=f"{LEVEL:.1%}, for the engine's share of as many requests as it answered; 95 % for a server's tau",
             seeds=1,
             seed_values=[0],
