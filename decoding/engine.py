@@ -2,8 +2,8 @@
 
 Guarantees: no token after EOS, never more than `max_new_tokens`, a row does not depend on the
 other rows, and the KV cache after a step equals a fresh prefill of the same tokens. A step never
-waits for the device. Read next: `rules/choice.py` for the rules, `rows.py` for what ends a row, `steps.py`
-for what is recorded, `graphs.py` for replaying steps on CUDA.
+waits for the device. Read next: `rules/choice.py` for the rules, `request.py` for what is refused, `rows.py` for
+what ends a row, `steps.py` for what is recorded, `graphs.py` for replaying steps on CUDA.
 
 Shapes: B rows, N nodes of the tree, D depths, V vocabulary, E tokens that a step can emit.
 """
@@ -19,8 +19,9 @@ from torch import Tensor
 
 from ..errors import RequestError
 from .graphs import Held, Replayed
-from .proposal import Committed, FeatureProposer, Proposal, Proposer, Remembering
+from .proposal import Bounded, Committed, FeatureProposer, Proposal, Proposer, Remembering
 from .random import Uniforms, salted
+from .request import Asked, asked_for, check_drafter
 from .rows import Late, Rows, overwrite
 from .rules.acceptance import Outcome, Rule
 from .rules.choice import rule_for
@@ -79,11 +80,12 @@ def generate(
     """Speculative decoding of a batch of prompts.
 
     Args:
-        prompts: token ids of every row, at least one each.
+        prompts: token ids of every row, at least one each: a list of lists, as tokenizer(texts).input_ids gives them.
+            A tensor is refused, for the padding that its rows may have would be read as text.
         warper: the distribution that is decoded, for target and draft alike.
         eos_ids: ids that end a row; none by default.
         seed, requests: row b draws from stream (seed, requests[b]), b itself by default; behind a drafter that
-            remembers earlier calls, from one of this call alone (`proposal.Remembering`).
+            remembers earlier calls, from one of this call alone (`proposal.Remembering`). One number for each prompt.
         rule: None for the rule that is lossless for the proposal's `sampling`; a rule's name to insist on
             it; or a function, with which the audit injects a bug.
         uniforms: the random numbers themselves, in place of `seed` and `requests`.
@@ -93,28 +95,36 @@ def generate(
             then waits for the device at every step.
 
     Raises:
-        RequestError: an empty prompt, too long a request, a rule that is not lossless here, or
-            graphs where there is no CUDA or a drafter decides on the host.
+        RequestError: a prompt, a number or a drafter that is none (`request.py`), too long a request, a rule that
+            is not lossless here, or graphs where there is no CUDA or a drafter decides on the host.
     """
-    _check(target, prompts, max_new_tokens, drafter.draft_length)
+    check_drafter(drafter)
+    asked = asked_for(
+        target,
+        prompts,
+        max_new_tokens=max_new_tokens,
+        eos_ids=eos_ids,
+        seed=seed,
+        requests=requests,
+        draft_length=drafter.draft_length,
+    )
     if graphs and not drafter.replayable:
         raise RequestError(
             f"graphs were asked for, and {type(drafter).__name__} decides on the host what it drafts, which no CUDA "
             "graph holds: leave graphs out"
         )
     static = target.device.type == "cuda" if static is None else static
-    numbers = range(len(prompts)) if requests is None else requests
+    if isinstance(drafter, Bounded):
+        drafter.hold_to(target.vocabulary)
     salt = drafter.salt() if isinstance(drafter, Remembering) else 0
-    uniforms = uniforms or Uniforms(salted(seed, salt), list(numbers), target.device)
-    kv_cache = KVCache(
-        len(prompts), _room(prompts, max_new_tokens, drafter.nodes), static=static, rollback=drafter.nodes
-    )
+    uniforms = uniforms or Uniforms(salted(asked.seed, salt), asked.requests, target.device)
+    kv_cache = _kv_cache(asked, drafter.nodes, static=static)
     start = time.perf_counter()
     layers = drafter.layers if isinstance(drafter, FeatureProposer) else ()
     features: list[Tensor] = []
-    first_BV = target.prefill(prompts, kv_cache, layers=layers, features=features)
-    rows = _begin(first_BV, prompts, warper, uniforms, max_new_tokens, eos_ids)
-    drafter.reset(prompts, max_new_tokens + drafter.draft_length + 1, static=static)
+    first_BV = target.prefill(asked.prompts, kv_cache, layers=layers, features=features)
+    rows = _begin(first_BV, asked, warper, uniforms)
+    drafter.reset(asked.prompts, asked.max_new_tokens + drafter.draft_length + 1, static=static)
     if isinstance(drafter, FeatureProposer):
         drafter.begin(features)
     step = _Speculation(target, drafter, kv_cache, rows, warper, uniforms, rule)
@@ -158,14 +168,13 @@ def autoregressive(
     `pad_to` > 1 computes that many nodes in every call and uses the first: the shapes are then
     those of a verify call, and so is every rounding. `watch` is as for `generate`.
     """
-    _check(target, prompts, max_new_tokens, 0)
+    asked = asked_for(target, prompts, max_new_tokens=max_new_tokens, eos_ids=eos_ids, seed=seed, requests=requests)
     static = target.device.type == "cuda" if static is None else static
-    numbers = range(len(prompts)) if requests is None else requests
-    uniforms = Uniforms(seed, list(numbers), target.device)
-    kv_cache = KVCache(len(prompts), _room(prompts, max_new_tokens, pad_to), static=static, rollback=pad_to)
+    uniforms = Uniforms(asked.seed, asked.requests, target.device)
+    kv_cache = _kv_cache(asked, pad_to, static=static)
     start = time.perf_counter()
-    first_BV = target.prefill(prompts, kv_cache)
-    rows = _begin(first_BV, prompts, warper, uniforms, max_new_tokens, eos_ids)
+    first_BV = target.prefill(asked.prompts, kv_cache)
+    rows = _begin(first_BV, asked, warper, uniforms)
     one_B = torch.ones_like(rows.last_B)
     held = Held(uniforms)
 
@@ -183,7 +192,7 @@ def autoregressive(
     watched = _Watched(watch, _undrafted)
     calls = _until_done(rows, step, Late(static), watched)
     seconds = time.perf_counter() - done_prefill - watched.seconds
-    tokens, log = rows.answers(), StepLog(len(prompts), 0, max_new_tokens)
+    tokens, log = rows.answers(), StepLog(len(asked.prompts), 0, asked.max_new_tokens)
     target.check_alike(tokens)
     return Generation(tokens, _undrafted(tokens), log, done_prefill - start, seconds, calls)
 
@@ -299,17 +308,11 @@ def _until_done(rows: Rows, step: Callable[[], object], late: Late, watched: _Wa
         calls += 1
 
 
-def _begin(
-    logits_BV: Tensor,
-    prompts: Sequence[Sequence[int]],
-    warper: Warper,
-    uniforms: Uniforms,
-    limit: int,
-    eos_ids: Sequence[int],
-) -> Rows:
+def _begin(logits_BV: Tensor, asked: Asked, warper: Warper, uniforms: Uniforms) -> Rows:
     """The rows after their prefill, each with its first token."""
     first_B = _sample(logits_BV, warper, uniforms)
-    rows = Rows([len(prompt) for prompt in prompts], limit, eos_ids, logits_BV.device)
+    lengths = [len(prompt) for prompt in asked.prompts]
+    rows = Rows(lengths, asked.max_new_tokens, asked.eos_ids, logits_BV.device)
     rows.begin(first_B)
     return rows
 
@@ -320,24 +323,7 @@ def _sample(logits_BV: Tensor, warper: Warper, uniforms: Uniforms) -> Tensor:
     return draw(warper(logits_BV), uniforms.take(1)[:, 0])
 
 
-def _room(prompts: Sequence[Sequence[int]], max_new_tokens: int, nodes: int) -> int:
-    """Slots of the KV cache: the longest request, and a tree that may be written after its end."""
-    return max(map(len, prompts)) + max_new_tokens + 2 * nodes
-
-
-def _check(target: Backbone, prompts: Sequence[Sequence[int]], max_new_tokens: int, depth: int) -> None:
-    if not prompts:
-        raise RequestError("there is no prompt; expected at least one")
-    for number, prompt in enumerate(prompts, 1):
-        if not len(prompt):
-            raise RequestError(f"a prompt is empty, number {number} of {len(prompts)}; expected at least one token")
-    if max_new_tokens < 1:
-        raise RequestError(f"max_new_tokens is {max_new_tokens}; expected at least 1")
-    longest = max(map(len, prompts)) + max_new_tokens + depth
-    if longest > target.context:
-        raise RequestError(
-            f"the longest prompt ({max(map(len, prompts))} tokens), max_new_tokens "
-            f"({max_new_tokens}) and the draft length ({depth}) need {longest} positions; the "
-            f"target {target.name} has {target.context}{target.context_reason}. Shorten the prompt "
-            "or the answer"
-        )
+def _kv_cache(asked: Asked, nodes: int, *, static: bool) -> KVCache:
+    """Slots for the longest request, and a tree that may be written after its end."""
+    room = max(map(len, asked.prompts)) + asked.max_new_tokens + 2 * nodes
+    return KVCache(len(asked.prompts), room, static=static, rollback=nodes)

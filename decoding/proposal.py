@@ -178,6 +178,14 @@ class Remembering(Protocol):
 
 
 @runtime_checkable
+class Bounded(Protocol):
+    """A drafter of ids that a caller gave, by a function or as texts, which nobody has held to the target's yet."""
+
+    def hold_to(self, vocabulary: int) -> None:
+        """Called before `reset`. A draft of an id from `vocabulary` on is a RequestError, which says whose it is."""
+
+
+@runtime_checkable
 class TeacherForced(FeatureProposer, Protocol):
     """A drafter that gives its logits along a known text; `draftsmith tree` measures acceptance with it."""
 

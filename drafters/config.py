@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from ..config import Section
 from ..errors import RequestError
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 DEFAULT_TREE = "default"
 OPTIMISED_TREE = "optimised"
 CHAIN_TREE = "chain"
+BY_AUTO = "config=DrafterConfig(vocabulary='auto') in Python, on the command line by --drafter.vocabulary auto"
+"""How a draft model of another tokenizer is allowed."""
 LEAST_FACTOR = 0.05
 """Of a draft temperature that is not 0."""
 
@@ -148,6 +150,29 @@ class DrafterConfig(Section):
                 f"{LEAST_FACTOR:g}: logits over less run out of range"
             )
         return self
+
+
+def check_values(section: str, **values: object) -> None:
+    """Hold what Python code gives to the bounds of a recipe's values, those of `drafter` that begin with `section`.
+
+    Raises:
+        RequestError: a value that no recipe may have.
+    """
+    fields = {f"{section}_{'tokens' if name == 'draft_length' else name}": name for name in values}
+    try:
+        DrafterConfig.model_validate({field: values[name] for field, name in fields.items()}, strict=True)
+    except ValidationError as error:
+        (first, *_) = error.errors()
+        field = str(first["loc"][0])
+        raise RequestError(
+            f"{fields[field]} is {first['input']!r:.80}: {first['msg'].lower()}, as drafter.{field} of a recipe"
+        ) from None
+
+
+def check_shortest(shortest: object, longest: int) -> None:
+    """Raise RequestError where a match of `longest` tokens at most cannot have `shortest` at least."""
+    if not isinstance(shortest, int) or not 1 <= shortest <= longest:
+        raise RequestError(f"shortest is {shortest!r:.80}; expected a whole number from 1 to {longest}, the longest")
 
 
 _NO_EAGLE_TREE = "which drafts no tree of EAGLE's"

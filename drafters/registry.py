@@ -8,8 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from ..decoding.request import whole
 from ..errors import RequestError
-from .config import DrafterConfig, check_options
+from .config import BY_AUTO, DrafterConfig, check_options
 from .families import family_of, function
 from .folder import read_entry
 from .hub import drafter_folder
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from ..decoding.proposal import Proposer
     from ..decoding.target.backbone import Backbone
 
-_AS_IT_IS = ". A causal LM as it is may draft by --drafter.vocabulary auto"
+_AS_IT_IS = f". A causal LM as it is may draft by {BY_AUTO}"
 
 
 def load_drafter(
@@ -35,7 +36,9 @@ def load_drafter(
     Raises:
         RequestError: the folder is no drafter, its family is unknown, or it was made for another
             target; the message names the field that differs. Of a hub's also as for `drafter_folder`.
+            Or `draft_length` is no whole number from 1.
     """
+    draft_length = whole(draft_length, "draft_length (eval.draft_length of a recipe)", least=1)
     config = config or DrafterConfig()
     folder = drafter_folder(path)
     if config.vocabulary != "same" and not says_the_same(folder, config):

@@ -48,7 +48,8 @@ def load_target(
         cut: each process reads its share of the layers alone; the run's group is joined already.
 
     Raises:
-        RequestError: there is no such model, its state cannot be rolled back, it cannot be cut, or not quantised.
+        RequestError: there is no such model or dtype, its state cannot be rolled back, it cannot be cut, or not
+            quantised.
         EnvironmentFailure: it is quantised, and a package or a device for that is missing.
     """
     chosen = device or ("cpu" if runs_on_cpu() else "cuda")
@@ -88,9 +89,14 @@ def load_model(
         cut: how the layers are cut over processes.
 
     Raises:
-        RequestError: there is no such model, its weights are damaged, or it cannot be cut or quantised.
+        RequestError: there is no such model or dtype, its weights are damaged, or it cannot be cut or quantised.
         EnvironmentFailure: as for `load_target`.
     """
+    if dtype not in _DTYPES:
+        raise RequestError(
+            f"the dtype of {path!r} is {dtype!r}; expected one of {', '.join(map(repr, _DTYPES))}; `quantization` "
+            "rounds weights further"
+        )
     source = folder_or_name(path)
     # a bar is for what takes long: a download, not a folder that is here
     quiet = no_progress_bars() if Path(source).is_dir() else nullcontext()

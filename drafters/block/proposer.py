@@ -74,7 +74,8 @@ class DFlash:
         if not 1 <= self.draft_length <= most:
             raise RequestError(
                 f"a draft of {self.draft_length} tokens is asked for; expected 1 to {most}, what a block of "
-                f"{net.config.size} slots holds: lower eval.draft_length, or train with a larger block.size"
+                f"{net.config.size} slots holds: set draft_length (eval.draft_length of a recipe) to that, or train "
+                "with a larger block.size"
             )
         # without later slots a causal block is the same
         self._slots = net.config.first + self.draft_length if net.config.causal else net.config.size

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ...decoding.proposal import Committed, Proposal
 from ...decoding.random import Uniforms, salt_of
+from ...decoding.request import whole, whole_numbers
 from ...decoding.sampling import Warper
 from ...errors import RequestError
 from ..history import History
@@ -22,6 +23,7 @@ from .tries import propose_tries
 
 Guess = Sequence[int] | tuple[Sequence[int], Sequence[int]]
 """A chain of tokens, or tokens and parents of a tree (-1: after the last token)."""
+_EXPECTED = "a list of token ids, [] for no draft, or a tuple of two lists, the tokens of a tree and their parents"
 
 
 class CallableDrafter:
@@ -43,14 +45,25 @@ class CallableDrafter:
     ) -> None:
         """`draft_length`: deepest candidate; `nodes`: of a tree, by default those of a chain.
 
+        `vocabulary`: ids that the function may give; by default, and at most, those of the target.
+
         `remembers`: whether the function may know texts that the target has written, as a cache of answers does. Above
         temperature 0 such calls write other text every time, whatever their seed. False: it guesses from the tokens
         that it is given alone, and the same seed writes the same text.
+
+        Raises:
+            RequestError: a number that is none, or too small for a draft.
         """
-        self._remembers = remembers
-        self._function, self.draft_length = function, draft_length
-        self.nodes = nodes or draft_length + 1
-        self._vocabulary, self._device = vocabulary, device
+        if not callable(function):
+            raise RequestError(f"the drafting function is {function!r:.80}; expected one that takes a list of tokens")
+        self._function, self.draft_length = function, whole(draft_length, "draft_length", least=1)
+        self.nodes = whole(nodes, "nodes", least=0) or self.draft_length + 1
+        self._own = None if vocabulary is None else whole(vocabulary, "vocabulary", least=1)
+        self._vocabulary, self._device, self._remembers = self._own, device, remembers
+
+    def hold_to(self, vocabulary: int) -> None:
+        """As of `decoding.proposal.Bounded`."""
+        self._vocabulary = vocabulary if self._own is None else min(self._own, vocabulary)
 
     def salt(self) -> int:
         """As of `decoding.proposal.Remembering`: nobody knows with which numbers the function's texts were drawn."""
@@ -76,9 +89,11 @@ class CallableDrafter:
     def _ask(self, text: list[int]) -> tuple[list[int], list[int]]:
         guess = self._function(text)
         if isinstance(guess, tuple):
-            tokens, parents = list(guess[0]), list(guess[1])
+            if len(guess) != 2:
+                raise RequestError(f"the drafting function gave a tuple of {len(guess)}; expected {_EXPECTED}")
+            tokens, parents = _numbers(guess[0]), _numbers(guess[1])
         else:
-            tokens = list(guess)[: self.draft_length]
+            tokens = _numbers(guess)[: self.draft_length]
             parents = list(range(-1, len(tokens) - 1))
         self._check(tokens, parents)
         return tokens, parents
@@ -101,7 +116,15 @@ class CallableDrafter:
             raise RequestError(
                 f"the drafting function went {max(depths)} deep; expected at most draft_length, {self.draft_length}"
             )
-        top = self._vocabulary if self._vocabulary is not None else 2**31
-        wrong = [token for token in tokens if not 0 <= token < top]
+        below = self._vocabulary
+        wrong = [token for token in tokens if token < 0 or (below is not None and token >= below)]
         if wrong:
-            raise RequestError(f"the drafting function gave token id {wrong[0]}; expected 0 to {top - 1}")
+            last = "" if below is None else f" to {below - 1}"
+            raise RequestError(
+                f"the drafting function gave token id {wrong[0]}; expected 0{last}, ids of the target's vocabulary, "
+                "and [] for no draft"
+            )
+
+
+def _numbers(given: object) -> list[int]:
+    return whole_numbers(given, "what the drafting function gave", _EXPECTED)

@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from ...decoding.random import salt_of
+from ..config import check_shortest, check_values
 from .gram_index import SEPARATOR, GramIndex
 from .lookup import ChainLookup, copy_after
+from .tries import check_ids
 
 
 class Llma(ChainLookup):
@@ -34,13 +36,24 @@ class Llma(ChainLookup):
         shortest: int = 1,
         device: torch.device | str = "cpu",
     ) -> None:
-        """`references`: token ids of the documents; `longest`, `shortest`: tokens that match."""
+        """`references`: token ids of the documents; `longest`, `shortest`: tokens that match.
+
+        Raises:
+            RequestError: a value that no recipe may have, or no match may be.
+        """
+        check_values("llma", draft_length=draft_length, longest=longest)
+        check_shortest(shortest, longest)
         super().__init__(draft_length, device)
         self.longest, self.shortest = longest, shortest
         flat = [token for document in references for token in (*document, SEPARATOR)] or [SEPARATOR]
         self._index = GramIndex(flat, longest, device)
         self._source_1L = torch.tensor([flat], dtype=torch.long, device=device)
+        self._highest = max(flat)
         self._salt = salt_of(np.array(flat, dtype=np.int64).tobytes())
+
+    def hold_to(self, vocabulary: int) -> None:
+        """As of `decoding.proposal.Bounded`."""
+        check_ids([self._highest], vocabulary, "a reference of llma")
 
     def salt(self) -> int:
         """As of `decoding.proposal.Remembering`: the target may have written the references."""

@@ -23,6 +23,7 @@ from ...decoding.proposal import Committed, DraftSampling, Proposal
 from ...decoding.random import Uniforms
 from ...decoding.sampling import Warper
 from ...decoding.tree.tree import RowTrees
+from ..config import check_values
 
 
 class Lookahead:
@@ -35,7 +36,12 @@ class Lookahead:
     def __init__(
         self, *, window: int = 7, ngram: int = 5, guesses: int = 7, pool: int = 64, device: torch.device | str = "cpu"
     ) -> None:
-        """`pool`: steps whose n-grams are remembered; a row has a pool of its own."""
+        """`pool`: steps whose n-grams are remembered; a row has a pool of its own.
+
+        Raises:
+            RequestError: a value that no recipe may have.
+        """
+        check_values("lookahead", window=window, ngram=ngram, guesses=guesses)
         self.window, self.ngram, self.guesses = window, ngram, guesses
         self._pool, self._device = max(pool * window, guesses), device
 

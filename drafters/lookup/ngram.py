@@ -17,7 +17,9 @@ from torch import Tensor
 
 from ...decoding.random import salt_of
 from ...errors import RequestError
+from ..config import check_values
 from .lookup import ChainLookup
+from .tries import check_ids
 
 Ints = NDArray[np.int64]
 
@@ -81,6 +83,8 @@ class Ngram(ChainLookup):
     family = "ngram"
 
     def __init__(self, table: NgramTable, *, draft_length: int = 4, device: torch.device | str = "cpu") -> None:
+        """Raises RequestError for a `draft_length` that no recipe may have."""
+        check_values("ngram", draft_length=draft_length)
         super().__init__(draft_length, device)
         self.table = table
         self._tables = [
@@ -88,6 +92,11 @@ class Ngram(ChainLookup):
             for keys, following in table.tables
             if len(keys)  # a corpus of short texts has no long contexts
         ]
+        self._highest = max(int(following.max(initial=-1)) for _, following in table.tables)
+
+    def hold_to(self, vocabulary: int) -> None:
+        """As of `decoding.proposal.Bounded`."""
+        check_ids([self._highest], vocabulary, "the corpus of an n-gram table")
 
     def salt(self) -> int:
         """As of `decoding.proposal.Remembering`: the target may have written the corpus."""

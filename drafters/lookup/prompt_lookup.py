@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..config import check_shortest, check_values
 from .lookup import ChainLookup, best_match, copy_after, suffix_run
 from .own_grams import OwnGrams
 
@@ -35,7 +36,13 @@ class PromptLookup(ChainLookup):
         latest: bool = False,
         device: torch.device | str = "cpu",
     ) -> None:
-        """`longest`, `shortest`: tokens that have to match; `latest`: of equal matches the last."""
+        """`longest`, `shortest`: tokens that have to match; `latest`: of equal matches the last.
+
+        Raises:
+            RequestError: a value that no recipe may have, or no match may be.
+        """
+        check_values("lookup", draft_length=draft_length, longest=longest, latest=latest)
+        check_shortest(shortest, longest)
         super().__init__(draft_length, device)
         self.longest, self.shortest, self.latest = longest, shortest, latest
 

@@ -16,9 +16,10 @@ from torch import Tensor
 from ...decoding.proposal import Committed, Proposal
 from ...decoding.random import Uniforms
 from ...decoding.sampling import Warper
+from ..config import check_shortest, check_values
 from ..history import History
 from .store import Store
-from .tries import propose_tries
+from .tries import check_ids, propose_tries
 
 
 class Rest:
@@ -39,10 +40,21 @@ class Rest:
         matches: int = 5000,
         device: torch.device | str = "cpu",
     ) -> None:
-        """`nodes`: the root included; `matches`: continuations looked at, at most."""
+        """`nodes`: the root included; `matches`: continuations looked at, at most.
+
+        Raises:
+            RequestError: a value that no recipe may have, or no match may be.
+        """
+        check_values("rest", draft_length=draft_length, nodes=nodes, longest=longest)
+        check_shortest(shortest, longest)
         self._store, self.nodes, self.draft_length = store, nodes, draft_length
         self.longest, self.shortest, self.matches = longest, shortest, matches
         self._device = device
+        self._vocabulary: int | None = None
+
+    def hold_to(self, vocabulary: int) -> None:
+        """As of `decoding.proposal.Bounded`."""
+        self._vocabulary = vocabulary
 
     def salt(self) -> int:
         """As of `decoding.proposal.Remembering`: the target may have written what is stored."""
@@ -67,4 +79,9 @@ class Rest:
         matches = self._store.continuations(
             context, longest=self.longest, shortest=self.shortest, length=self.draft_length, limit=self.matches
         )
-        return self._store.trie(matches, self.nodes - 1) if len(matches) else ([], [])
+        if not len(matches):
+            return [], []
+        tokens, parents = self._store.trie(matches, self.nodes - 1)
+        if self._vocabulary is not None:
+            check_ids(tokens, self._vocabulary, "rest's datastore")
+        return tokens, parents

@@ -15,9 +15,20 @@ from torch import Tensor
 from ...decoding.proposal import DraftSampling, Proposal
 from ...decoding.tree.build import tree_of_tries
 from ...decoding.tree.tree import chain
+from ...errors import RequestError
 
 Trie = tuple[Sequence[int], Sequence[int]]
 """Tokens and parents of one row's nodes, the root left out; parent -1 is the root."""
+
+
+def check_ids(tokens: Sequence[int], vocabulary: int, source: str) -> None:
+    """Raise RequestError where tokens from `source` are not all below `vocabulary`."""
+    highest = max(tokens, default=-1)
+    if highest >= vocabulary:
+        raise RequestError(
+            f"{source} has the token id {highest}; expected 0 to {vocabulary - 1}, the target's vocabulary: give "
+            "texts of the target's own tokenizer"
+        )
 
 
 def propose_tries(last_B: Tensor, tries: Sequence[Trie], *, nodes: int, depth: int) -> Proposal:
@@ -30,7 +41,8 @@ def propose_tries(last_B: Tensor, tries: Sequence[Trie], *, nodes: int, depth: i
     if needed == 1:
         return Proposal(last_B[:, None], chain(0), DraftSampling.POINT_MASS, coins=nodes)
     tokens, parents = [each[0] for each in tries], [each[1] for each in tries]
-    tokens_BN, tree = tree_of_tries(last_B, tokens, parents, needed, depth)
+    # deeper than it has nodes no tree is, nor has the KV cache slots for a longer path
+    tokens_BN, tree = tree_of_tries(last_B, tokens, parents, needed, min(depth, needed - 1))
     return Proposal(tokens_BN, tree, DraftSampling.POINT_MASS, coins=nodes)
 
 

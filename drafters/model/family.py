@@ -13,7 +13,7 @@ from torch import nn
 from ...decoding.target.backbone import Backbone
 from ...decoding.target.loading import load_target
 from ...errors import RequestError
-from ..config import DrafterConfig
+from ..config import BY_AUTO, DrafterConfig
 from ..families import FAMILIES, Corpora
 from ..folder import REMEDY, is_drafter, kind_of, names_in, read_entry, read_settings
 from ..identity import TargetIdentity
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from ...decoding.proposal import Proposer
 
-_ACROSS = ", or let it draft across vocabularies by --drafter.vocabulary auto"
+_ACROSS = f", or let it draft across vocabularies by {BY_AUTO}"
 
 
 def load_draft_model(

@@ -137,6 +137,10 @@ class SuffixHybrid:
         read: list[nn.Module] | None = getattr(self.draft, "weights_read", None)
         return [self.module] * self.draft_steps if read is None else read
 
+    def hold_to(self, vocabulary: int) -> None:
+        """As of the suffix index; the trained drafter's ids are the target's."""
+        self.suffix.hold_to(vocabulary)
+
     def salt(self) -> int:
         """As of the suffix index, whose memory holds what earlier calls have written."""
         return self.suffix.salt()

@@ -19,9 +19,12 @@ from typing import Protocol
 import numpy as np
 
 from ...decoding.random import salt_of
+from ...decoding.request import whole, whole_numbers
 from ...errors import RequestError
 from ..lookup.store import Store
 from .windows import Place, WindowTree
+
+_ANSWER = "a list of token ids, whole numbers from 0"
 
 
 @dataclass(frozen=True)
@@ -110,11 +113,10 @@ class AnswerMemory:
         """`tokens`: most tokens of all answers together; the first answer goes first.
 
         Raises:
-            RequestError: `tokens` below 1, or `depth` below 2.
+            RequestError: `tokens` is no whole number from 1, or `depth` none from 2.
         """
-        if tokens < 1 or depth < 2:
-            raise RequestError(f"a memory of {tokens} tokens with strings of {depth}; expected at least 1 and 2")
-        self.limit, self.depth = tokens, depth
+        self.limit = whole(tokens, "tokens of an AnswerMemory", least=1)
+        self.depth = whole(depth, "depth of an AnswerMemory", least=2)
         self._tree, self._size = WindowTree(), 0
         self._answers: deque[list[int]] = deque()
         self._calls, self._trace = 0, b""
@@ -142,11 +144,18 @@ class AnswerMemory:
             return salt_of(self._trace, number.to_bytes(8, "big"))
 
     def add(self, answer: Sequence[int]) -> None:
-        """Take an answer in, its last tokens where it is too long; older ones make room."""
-        kept = list(answer[-self.limit :])
+        """Take an answer in, its last tokens where it is too long; older ones make room.
+
+        Raises:
+            RequestError: it holds what is no token. Whose vocabulary its ids are from shows where they are drafted.
+        """
+        kept = whole_numbers(answer, "an answer for an AnswerMemory", _ANSWER)[-self.limit :]
         if not kept:
             return
-        made = np.array(kept, np.int64).tobytes()  # first, as it refuses what is no token
+        wrong = [token for token in (min(kept), max(kept)) if not 0 <= token < 2**63]
+        if wrong:
+            raise RequestError(f"an answer for an AnswerMemory holds {wrong[0]}; expected {_ANSWER}")
+        made = np.array(kept, np.int64).tobytes()
         with self.lock:
             while self._size + len(kept) > self.limit:
                 self._forget(self._answers.popleft())

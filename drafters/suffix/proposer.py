@@ -19,17 +19,16 @@ from itertools import islice
 from typing import NamedTuple
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
 from ...decoding.proposal import Committed, Proposal
 from ...decoding.random import Uniforms, salted
 from ...decoding.sampling import Warper
 from ...errors import RequestError
-from ..config import DrafterConfig
+from ..config import check_values
 from ..history import History
 from ..lookup.store import Store
-from ..lookup.tries import propose_chains, propose_tries
+from ..lookup.tries import check_ids, propose_chains, propose_tries
 from .index import AnswerMemory, Match, OwnText, Source, StoredTexts
 from .windows import longest_draft
 
@@ -43,16 +42,6 @@ class Draft(NamedTuple):
 
 
 NOTHING = Draft([], [], 0.0)
-
-
-def _check(**values: float | None) -> None:
-    """Hold what Python code gives to the bounds of the recipe's values."""
-    names = {"draft_length": "suffix_tokens"}
-    try:
-        DrafterConfig.model_validate({names.get(name, f"suffix_{name}"): value for name, value in values.items()})
-    except ValidationError as error:
-        (first, *_) = error.errors()
-        raise RequestError(f"{first['loc'][0]} is {first['input']!r}: {first['msg'].lower()}") from None
 
 
 class SuffixDecoding:
@@ -85,7 +74,7 @@ class SuffixDecoding:
         Raises:
             RequestError: a value that no recipe may have, no token that can be drafted, or a memory of another depth.
         """
-        _check(draft_length=draft_length, nodes=nodes, depth=depth, factor=factor, least=least)
+        check_values("suffix", draft_length=draft_length, nodes=nodes, depth=depth, factor=factor, least=least)
         longest = longest_draft(depth, factor, stored=store is not None)
         if longest < 1:
             raise RequestError(
@@ -104,6 +93,11 @@ class SuffixDecoding:
             self._shared.append(StoredTexts(store, longest=depth - 1, length=draft_length))
         self._salt = 0 if store is None else store.salt
         self._begun = False
+        self._vocabulary: int | None = None
+
+    def hold_to(self, vocabulary: int) -> None:
+        """As of `decoding.proposal.Bounded`."""
+        self._vocabulary = vocabulary
 
     def salt(self) -> int:
         """As of `decoding.proposal.Remembering`; 0 where the request's own text alone is searched."""
@@ -177,6 +171,8 @@ class SuffixDecoding:
                 draft = self._grow(match, most)
                 if draft.score > best.score:
                     best = draft
+        if self._shared and self._vocabulary is not None:
+            check_ids(best.tokens, self._vocabulary, "suffix decoding's memory or datastore")
         return best
 
     def _grow(self, match: Match, most: int) -> Draft:

@@ -114,7 +114,7 @@ class IntersectionDraft(ForeignDraft):
         """As a `ForeignDraft`; raises RequestError where there is nothing that both have."""
         super().__init__(backbone, pair, vocabulary, draft_length=draft_length, policy=policy, factors=factors)
         if not pair.shared:
-            raise RequestError("draft and target have no token in common; expected --drafter.vocabulary retokenise")
+            raise RequestError("draft and target have no token in common; expected drafter.vocabulary: retokenise")
         device = backbone.device
         own_I, theirs_I = torch.tensor(pair.shared, device=device).unbind(1)
         self._own_I, self._theirs_I = own_I, theirs_I

@@ -3,6 +3,7 @@
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conftest import VOCABULARY, make_drafter, make_target
@@ -202,6 +203,58 @@ def test_bad_requests_are_named(target, drafter) -> None:
         generate(target, drafter, [[1, 61]], warper=GREEDY, max_new_tokens=4)
     with pytest.raises(RequestError, match="the lossless rule is 'greedy-match'"):
         generate(target, drafter, [[1]], warper=GREEDY, max_new_tokens=4, rule="rejection")
+
+
+P = [5, 6, 7, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"requests": [0]}, "requests holds 1 numbers; expected one number of at least 0 for each of the 2 prompts"),
+        ({"requests": [0, 1, 2]}, "requests holds 3 numbers"),
+        ({"requests": [0, -1]}, "requests holds -1"),
+        ({"requests": [0, 2**64]}, "requests holds 18446744073709551616"),
+        ({"requests": 5}, "requests is 5; expected one number"),
+        ({"prompts": P}, r"prompts is \[5, 6, 7, 5, 6\].*put a single prompt into a list"),
+        ({"prompts": "abc"}, "prompts is 'abc'; expected a list of prompts"),
+        ({"prompts": torch.tensor([P])}, r"prompts is a Tensor of shape \[1, 5\]; .*without padding"),
+        ({"prompts": np.array([P])}, r"prompts is a ndarray of shape \[1, 5\]"),
+        ({"prompts": []}, "there is no prompt"),
+        ({"prompts": [P, "abc"]}, "prompt number 2 of 2 is 'abc'; expected token ids"),
+        ({"prompts": ["abc", P]}, "prompt number 1 of 2 is 'abc'; expected token ids"),
+        ({"prompts": [[5, -3]]}, "prompt number 1 of 1 holds -3; expected token ids"),
+        ({"prompts": [[5.5]]}, "prompt number 1 of 1 holds 5.5; expected token ids"),
+        ({"prompts": [[P]]}, r"prompt number 1 of 1 holds \[5, 6, 7, 5, 6\]; expected token ids"),
+        ({"prompts": [torch.tensor([0.5])]}, "prompt number 1 of 1 holds 0.5"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0; expected a whole number of at least 1"),
+        ({"max_new_tokens": 2.5}, "max_new_tokens is 2.5; expected a whole number"),
+        ({"max_new_tokens": "8"}, "max_new_tokens is '8'; expected a whole number"),
+        ({"seed": 1.5}, "seed is 1.5; expected a whole number"),
+        ({"eos_ids": 5}, "eos_ids is 5; expected a list"),
+        ({"eos_ids": None}, r"eos_ids is None; expected a list .* \[\] for none"),
+        ({"eos_ids": ["</s>"]}, "eos_ids holds '</s>'; expected a list"),
+    ],
+)
+def test_what_is_no_request_is_named(target: Backbone, change: dict, message: str) -> None:
+    asked: dict[str, Any] = {"prompts": [P, P], "warper": Warper(1.0), "max_new_tokens": 4} | change
+    with pytest.raises(RequestError, match=message):
+        generate(target, PromptLookup(), **asked)
+    with pytest.raises(RequestError, match=message):
+        autoregressive(target, **asked)
+
+
+@pytest.mark.parametrize("rows", [tuple, torch.tensor, np.array])
+def test_rows_of_ids_may_be_any_sequence(target: Backbone, rows: Any) -> None:
+    asked = {"warper": GREEDY, "max_new_tokens": np.int64(20)}
+    told = generate(target, PromptLookup(), [rows([9]), rows(P)], eos_ids=torch.tensor([3]), **asked)
+    assert told.tokens == autoregressive(target, [[9], P], eos_ids=[3], **asked).tokens
+
+
+@pytest.mark.parametrize("drafter", [None, "runs/x/drafter", PromptLookup])
+def test_what_is_no_drafter_is_named(target: Backbone, drafter: Any) -> None:
+    with pytest.raises(RequestError, match=r"the drafter is .*; expected one that is made: load_drafter"):
+        generate(target, drafter, [P], warper=GREEDY, max_new_tokens=4)
 
 
 def test_state_that_cannot_be_rolled_back_is_refused_by_name() -> None:

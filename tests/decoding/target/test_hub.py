@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from draftsmith.decoding.target.hub import load_config, load_tokenizer
-from draftsmith.decoding.target.loading import load_model
+from draftsmith.decoding.target.loading import load_model, load_target
 from draftsmith.errors import EnvironmentFailure, RequestError
 from draftsmith.launch.cli import main
 
@@ -124,3 +124,9 @@ def test_the_hub_is_named_before_it_is_waited_for(
         with pytest.raises((RequestError, EnvironmentFailure)):
             load(name)
     assert caplog.text.count(f"no folder is called {name!r}") == said
+
+
+@pytest.mark.parametrize("dtype", ["float8", None])
+def test_a_dtype_that_nothing_is_loaded_in_is_refused_by_name(served_folder: Path, dtype: Any) -> None:
+    with pytest.raises(RequestError, match=f"the dtype .* is {dtype!r}; expected one of 'fp32', 'bf16', 'fp16'"):
+        load_target(str(served_folder), dtype=dtype)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from conftest import make_drafter, make_target
@@ -298,12 +299,97 @@ def test_the_adaptive_length_follows_acceptance() -> None:
         (([1, 2], [0, -1]), "node 0 the parent 0"),
         (([1] * 9, [-1] * 9), "9 tokens and 9 parents"),
         (([1, 2, 3], [-1, 0, 1]), "went 3 deep"),
+        ([-1], "token id -1; expected 0 to 60"),
+        (None, r"gave is None; expected a list of token ids, \[\] for no draft"),
+        ("ab", "gave is 'ab'; expected a list of token ids"),
+        (["a"], "gave holds 'a'; expected a list of token ids"),
+        ([3.7], "gave holds 3.7; expected a list of token ids"),
+        (torch.tensor([3.7, 1.0]), "expected a list of token ids"),
+        ((1, 2, 3), "a tuple of 3; expected a list of token ids"),
+        ((1, 2), "gave is 1; expected a list of token ids"),
     ],
 )
 def test_a_function_that_guesses_nonsense_is_named(guess: object, message: str) -> None:
     drafter = CallableDrafter(lambda _: guess, draft_length=2, nodes=5, vocabulary=61)
     with pytest.raises(RequestError, match=message):
         propose(drafter, [[1, 2]])
+    told = CallableDrafter(lambda _: guess, draft_length=2, nodes=5)  # the engine knows the target's vocabulary
+    with pytest.raises(RequestError, match=message):
+        generate(make_target("qwen3"), told, PROMPTS, warper=GREEDY, max_new_tokens=4)
+
+
+def test_a_function_may_give_any_sequence_of_ids() -> None:
+    guesses = [[3, 4], range(3, 5), torch.tensor([3, 4]), np.array([3, 4]), (np.array([3, 4]), [-1, 0])]
+    drafted = [propose(CallableDrafter(lambda _, each=each: each), [[1, 2]]).tokens_BN.tolist() for each in guesses]
+    assert drafted == [[[2, 3, 4]]] * 5
+
+
+def test_a_vocabulary_of_the_functions_own_stands_below_the_targets() -> None:
+    drafter = CallableDrafter(lambda _: [40], vocabulary=20)
+    drafter.hold_to(61)
+    with pytest.raises(RequestError, match="token id 40; expected 0 to 19"):
+        propose(drafter, [[1, 2]])
+
+
+def test_a_tree_of_fewer_nodes_than_a_draft_may_be_long_fits_a_short_request(target) -> None:  # noqa: ANN001
+    drafter = CallableDrafter(lambda _: ([1], [-1]), draft_length=20, nodes=2)
+    told = generate(target, drafter, [[5]], warper=GREEDY, max_new_tokens=3)
+    assert told.tokens == autoregressive(target, [[5]], warper=GREEDY, max_new_tokens=3).tokens
+
+
+class Foreign:
+    """A datastore without a bound of its own, which knows one continuation."""
+
+    salt = 1
+    trie = staticmethod(Datastore.trie)
+
+    def continuations(self, _context: object, **_how: int) -> np.ndarray:
+        return np.array([[5, 61]])
+
+
+@pytest.mark.parametrize(
+    ("make", "source"),
+    [
+        (lambda: Llma([[1, 2, 61]]), "a reference of llma"),
+        (lambda: Ngram(NgramTable.count([[1, 2, 61]], order=3, vocabulary=70)), "the corpus of an n-gram table"),
+        (lambda: Rest(Foreign()), "rest's datastore"),
+    ],
+)
+def test_texts_of_another_vocabulary_are_refused(target, make, source: str) -> None:  # noqa: ANN001
+    with pytest.raises(RequestError, match=f"{source} has the token id 61; expected 0 to 60, the target's"):
+        generate(target, make(), [[1, 2, 3]], warper=GREEDY, max_new_tokens=4)
+
+
+TABLE = NgramTable.count([[1, 2]], order=2, vocabulary=5)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: PromptLookup(draft_length=0), "draft_length is 0: .* 1, as drafter.lookup_tokens of a recipe"),
+        (lambda: PromptLookup(draft_length=2.5), "draft_length is 2.5: .*, as drafter.lookup_tokens"),
+        (lambda: PromptLookup(draft_length="8"), "draft_length is '8': .*, as drafter.lookup_tokens"),
+        (lambda: PromptLookup(longest=0), "longest is 0: .*, as drafter.lookup_longest"),
+        (lambda: PromptLookup(longest=2, shortest=3), "shortest is 3; .* from 1 to 2, the longest"),
+        (lambda: PromptLookup(shortest=0), "shortest is 0; expected a whole number from 1"),
+        (lambda: Llma([[1, 2]], draft_length=-1), "draft_length is -1: .*, as drafter.llma_tokens"),
+        (lambda: Llma([[1, 2]], longest=0), "longest is 0: .*, as drafter.llma_longest"),
+        (lambda: Llma([[1, 2]], shortest=9), "shortest is 9"),
+        (lambda: Ngram(TABLE, draft_length=0), "draft_length is 0: .*, as drafter.ngram_tokens"),
+        (lambda: Rest(Foreign(), draft_length=0), "draft_length is 0: .*, as drafter.rest_tokens"),
+        (lambda: Rest(Foreign(), nodes=1), "nodes is 1: .*, as drafter.rest_nodes"),
+        (lambda: Rest(Foreign(), longest=3, shortest=4), "shortest is 4"),
+        (lambda: Lookahead(window=0), "window is 0: .*, as drafter.lookahead_window"),
+        (lambda: Lookahead(ngram=1), "ngram is 1: .*, as drafter.lookahead_ngram"),
+        (lambda: CallableDrafter(list, draft_length=-1), "draft_length is -1; expected a whole number of at least 1"),
+        (lambda: CallableDrafter(list, nodes=2.5), "nodes is 2.5; expected a whole number"),
+        (lambda: CallableDrafter(list, vocabulary=0), "vocabulary is 0; expected a whole number"),
+        (lambda: CallableDrafter([1, 2]), r"the drafting function is \[1, 2\]; expected one that takes"),
+    ],
+)
+def test_what_drafts_nothing_is_refused_where_it_is_made(make, message: str) -> None:  # noqa: ANN001
+    with pytest.raises(RequestError, match=message):
+        make()
 
 
 def test_history_is_what_was_committed() -> None:

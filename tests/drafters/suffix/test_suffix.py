@@ -11,13 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import make_target
+from conftest import VOCABULARY, make_drafter, make_target
 from counted import calls_of
 from draftsmith.data.datastore import Datastore
 from draftsmith.data.datastore_build import build_datastore
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
+from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.drafters.suffix.hybrid import beside
 from draftsmith.drafters.suffix.index import AnswerMemory, Match, OwnText
 from draftsmith.drafters.suffix.proposer import SuffixDecoding
 from draftsmith.drafters.suffix.windows import Node, WindowTree
@@ -383,10 +385,14 @@ def test_a_draft_takes_no_more_work_in_a_longer_text() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"draft_length": 0}, "suffix_tokens is 0: input should be greater than or equal to 1"),
-        ({"nodes": -3}, "suffix_nodes is -3: input should be greater than or equal to 2"),
-        ({"factor": float("nan")}, "suffix_factor is nan: input should be"),
-        ({"least": 2}, "suffix_least is 2: input should be less than or equal to 1"),
+        (
+            {"draft_length": 0},
+            "draft_length is 0: input should be greater than or equal to 1, as drafter.suffix_tokens",
+        ),
+        ({"nodes": -3}, "nodes is -3: input should be greater than or equal to 2"),
+        ({"factor": float("nan")}, "factor is nan: input should be"),
+        ({"least": 2}, "least is 2: input should be less than or equal to 1"),
+        ({"draft_length": 2.0}, "draft_length is 2.0: input should be a valid integer"),
         ({"factor": 0.01}, "draft up to 16 tokens, 0.01 for each of a match, by strings of 24, which drafts none"),
         ({"memory": AnswerMemory(depth=9)}, "strings of 9 tokens; expected 24"),
     ],
@@ -400,13 +406,34 @@ def test_a_memory_is_not_changed_from_outside_or_by_half() -> None:
     memory = AnswerMemory(tokens=4)
     memory.add([1, 2])
     memory.answers[0].append(3)
-    with pytest.raises(OverflowError):
-        memory.add([2**70])
+    for wrong in ([2**70], [1, -1], [1, 1.5], [[1, 2]], "ab", 5, torch.tensor([0.5])):
+        with pytest.raises(RequestError, match="an answer for an AnswerMemory .*; expected a list of token ids"):
+            memory.add(wrong)
     assert (memory.answers, len(memory)) == ([[1, 2]], 2)
     memory.add([4, 5, 6])  # for which the first one makes room
     assert memory.answers == [[4, 5, 6]]
 
 
-def test_a_memory_of_nothing_is_refused() -> None:
-    with pytest.raises(RequestError, match="a memory of 0 tokens"):
-        AnswerMemory(tokens=0)
+@pytest.mark.parametrize("tokens", [0, 1.5, "x"])
+def test_a_memory_of_nothing_is_refused(tokens: object) -> None:
+    with pytest.raises(RequestError, match=f"tokens of an AnswerMemory is {tokens!r}; expected a whole number"):
+        AnswerMemory(tokens=tokens)
+    with pytest.raises(RequestError, match="depth of an AnswerMemory is 1; expected a whole number of at least 2"):
+        AnswerMemory(depth=1)
+
+
+@pytest.mark.parametrize("branching", [False, True])
+def test_a_memory_of_another_vocabulary_is_refused_where_it_drafts(target: Backbone, branching: bool) -> None:
+    """A memory knows no target: what it drafts is held to that of the call."""
+    (first,) = autoregressive(target, [[5, 6, 7]], warper=GREEDY, max_new_tokens=1).tokens[0]
+    memory = AnswerMemory()
+    memory.add([7, first, VOCABULARY - 1])
+    drafter = SuffixDecoding(memory=memory, nodes=4 if branching else None)
+    generate(target, drafter, [[5, 6, 7]], warper=GREEDY, max_new_tokens=4)
+    memory.add([6, 7, first, VOCABULARY])
+    message = f"memory or datastore has the token id {VOCABULARY}; expected 0 to {VOCABULARY - 1}, the target's"
+    with pytest.raises(RequestError, match=message):
+        generate(target, drafter, [[5, 6, 7]], warper=GREEDY, max_new_tokens=4)
+    hybrid = beside(make_drafter(target), SuffixDecoding(memory=memory))
+    with pytest.raises(RequestError, match=message):
+        generate(target, hybrid, [[5, 6, 7]], warper=GREEDY, max_new_tokens=4)

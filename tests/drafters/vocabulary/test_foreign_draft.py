@@ -311,10 +311,17 @@ def folders(draft: Backbone, target: Backbone, tmp_path: Path) -> dict[str, Path
 
 
 def test_other_tokens_need_permission(folders: dict[str, Path], target: Backbone) -> None:
-    with pytest.raises(RequestError, match="with tokenizer .* by --drafter.vocabulary auto"):
+    how = r"by config=DrafterConfig\(vocabulary='auto'\) in Python, on the command line by --drafter.vocabulary auto$"
+    with pytest.raises(RequestError, match=f"with tokenizer .* {how}"):
         load_drafter(folders["foreign"], target)
-    with pytest.raises(RequestError, match="does not describe a drafter.*vocabulary auto"):
+    with pytest.raises(RequestError, match=f"does not describe a drafter.* {how}"):
         load_drafter(folders["plain"], target)
+
+
+@pytest.mark.parametrize("length", [0, -3, 2.5, "4"])
+def test_a_draft_of_no_length_is_refused(folders: dict[str, Path], target: Backbone, length: Any) -> None:
+    with pytest.raises(RequestError, match=rf"draft_length .* is {length!r}; expected a whole number of at least 1"):
+        load_drafter(folders["own"], target, draft_length=length)
 
 
 @pytest.mark.parametrize(
