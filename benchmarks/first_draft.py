@@ -6,6 +6,8 @@ so to a tenth; here every token of held-out rows is asked (`eval/measure/ranks.p
 logits along a known text): at T = 0 whether both argmaxes agree, at T = 1 sum_v min(p, q), which is the acceptance of
 a draft from q in the mean. Differences are paired token by token. Rows are added until the interval of every
 difference is narrow. Several runs of one drafter, of other training seeds, stand behind each other with commas.
+With `--slots-alone` drafters whose slots are corrected by the token in front are asked without that too: what a selector
+cannot choose, or a head gets wrong, is then told from what the slots do not know.
 
     python benchmarks/first_draft.py EAGLE-3=runs/eagle3-tiny/drafter DFlash=runs/dflash-tiny/drafter
     python benchmarks/first_draft.py EAGLE-3=runs/a/drafter,runs/b/drafter DSpark=runs/c/drafter,runs/d/drafter
@@ -33,6 +35,8 @@ from draftsmith.decoding.proposal import TeacherForced
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.decoding.target.hidden_states import LAST
 from draftsmith.decoding.target.loading import load_target
+from draftsmith.drafters.block.proposer import DFlash
+from draftsmith.drafters.block.walked import WalkedBlock
 from draftsmith.drafters.projection import Projection
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.eval.measure.arms import NOT_AUDITED
@@ -42,6 +46,7 @@ from torch import Tensor
 
 TEMPERATURES = ("T0", "T1")
 ONE_RUN = "what another seed changes, which several runs of every drafter measure"
+ALONE = ", slots alone"
 Measured = dict[str, list[Sums]]
 """By drafter, sums over the tokens of every row, one a training seed."""
 
@@ -52,6 +57,10 @@ def main() -> None:
     first = check_alike(recipes)
     target = load_target(first.target.path)
     drafters = {name: [loaded(each, target) for each in folders] for name, folders in args.drafters.items()}
+    if args.slots_alone:
+        added = slots_alone(drafters, target)
+        drafters |= added
+        recipes |= {name: recipes[name.removesuffix(ALONE)] for name in added}
     rows = prepare(first.data, target.tokenizer, out=None).validation
     record = assembled(measured_on(rows, target, drafters, args), recipes, args)
     print(printed(record))
@@ -96,6 +105,15 @@ def loaded(folder: Path, target: Backbone) -> TeacherForced:
             f"{folder}: this drafter gives no logits along a known text; name one that reads hidden states"
         )
     return drafter
+
+
+def slots_alone(drafters: Mapping[str, Sequence[TeacherForced]], target: Backbone) -> dict[str, list[TeacherForced]]:
+    """Those of them that correct their slots by the token in front, drafting by the slots as they are."""
+    return {
+        f"{name}{ALONE}": [DFlash(each.net, target, draft_length=1) for each in own if isinstance(each, WalkedBlock)]
+        for name, own in drafters.items()
+        if isinstance(own[0], WalkedBlock)
+    }
 
 
 # ---- measuring --------------------------------------------------------------------------------
@@ -238,6 +256,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=64, help="rows that are added at once")
     parser.add_argument("--half-width", type=float, default=0.02, help="of an interval that is narrow enough")
     parser.add_argument("--gate", type=float, default=0.03, help="a difference that is none")
+    parser.add_argument("--slots-alone", action="store_true", help="ask block drafters without the token in front too")
     args = parser.parse_args()
     args.drafters = dict(args.drafters)
     if len({len(folders) for folders in args.drafters.values()}) > 1:

@@ -106,3 +106,15 @@ def test_the_gate_asks_the_whole_interval() -> None:
     for said, (low, high) in ends.items():
         assert first_draft.passed(Figure(value=(low + high) / 2, low=low, high=high), 0.03) == said
     assert first_draft.passed(None, 0.03) is None
+
+
+def test_slots_alone_are_asked_without_the_token_in_front(target: Backbone, rows: PackedRows) -> None:
+    """DFlash 2's selector leaves its candidates alone with a probability; its slots speak of every token."""
+    drafters = {name: [make(name, target)] for name in ("eagle", "dflash", "dflash2")}
+    added = first_draft.slots_alone(drafters, target)
+    assert list(added) == ["dflash2, slots alone"]
+    sums = {name: [first_draft.empty()] for name in drafters | added}
+    first_draft.add_row(sums, rows, 0, target, drafters | added)
+    assert sums["dflash2, slots alone"][0]["T1 above"] != sums["dflash2"][0]["T1 above"]
+    slots, selected = added["dflash2, slots alone"][0], drafters["dflash2"][0]
+    assert slots.net is selected.net
