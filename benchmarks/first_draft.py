@@ -6,8 +6,8 @@ so to a tenth; here every token of held-out rows is asked (`eval/measure/ranks.p
 logits along a known text): at T = 0 whether both argmaxes agree, at T = 1 sum_v min(p, q), which is the acceptance of
 a draft from q in the mean. Differences are paired token by token. Rows are added until the interval of every
 difference is narrow. Several runs of one drafter, of other training seeds, stand behind each other with commas.
-With `--slots-alone` drafters whose slots are corrected by the token in front are asked without that too: what a selector
-cannot choose, or a head gets wrong, is then told from what the slots do not know.
+With `--slots-alone` drafters whose slots are corrected by the token in front are asked without that too: what a
+selector cannot choose, or a head gets wrong, is then told from what the slots do not know.
 
     python benchmarks/first_draft.py EAGLE-3=runs/eagle3-tiny/drafter DFlash=runs/dflash-tiny/drafter
     python benchmarks/first_draft.py EAGLE-3=runs/a/drafter,runs/b/drafter DSpark=runs/c/drafter,runs/d/drafter
