@@ -294,12 +294,11 @@ class _Watched:
             self.seconds += time.perf_counter() - start
 
 
-def _until_done(rows: Rows, step: Callable[[], object], late: Late, watched: _Watched | None = None) -> int:
+def _until_done(rows: Rows, step: Callable[[], object], late: Late, watched: _Watched) -> int:
     """Step until all rows have ended; returns how many steps had a row that was still running."""
     calls = 0
     while True:
-        if watched is not None:
-            watched(rows)
+        watched(rows)
         ended = late.read(rows.done_B.all())
         if ended is not None and bool(ended):
             # a host that sees this late has stepped once more, with no row running

@@ -157,9 +157,9 @@ def _is_file(file: Path) -> bool:
         return False
 
 
-def field_paths(model: type[BaseModel] = Recipe, prefix: Path_ = ()) -> list[str]:
-    """Dotted paths of all fields, sections opened."""
-    return [".".join(path) for path, _ in _fields(model, prefix)]
+def field_paths() -> list[str]:
+    """Dotted paths of all fields of a recipe, sections opened."""
+    return [".".join(path) for path, _ in _fields(Recipe)]
 
 
 def _fields(model: type[BaseModel], prefix: Path_ = ()) -> Iterator[tuple[Path_, Any]]:

@@ -18,6 +18,7 @@ from ... import __version__
 from ...storage import MANIFEST, MANIFEST_LIST, delete_folder, delete_leftovers, fault, staged_folder, writing
 
 _log = logging.getLogger(__name__)
+_PREFIX = "step-"
 
 
 def write(parent: Path, name: str, fill: Callable[[Path], None], *, manifest: Mapping[str, Any] | None = None) -> Path:
@@ -46,13 +47,18 @@ def written_by() -> dict[str, Any]:
     return {"draftsmith": __version__}
 
 
-def newest(parent: Path, prefix: str = "step-") -> Path | None:
+def name_of(step: int) -> str:
+    """The folder of the checkpoint behind so many steps."""
+    return f"{_PREFIX}{step:08d}"
+
+
+def newest(parent: Path) -> Path | None:
     """The newest complete checkpoint; damaged ones are named in the log and passed over.
 
     Raises:
         RequestError: one is of another format, which another version wrote. To pass over it would begin anew.
     """
-    for folder in reversed(list(_published(parent, prefix))):
+    for folder in reversed(list(_published(parent))):
         _check_format(folder)
         reason = fault(folder)
         if reason is None:
@@ -72,14 +78,14 @@ def _check_format(folder: Path) -> None:
         MANIFEST_LIST.check(manifest["format"], folder / MANIFEST, remedy=remedy)
 
 
-def delete_older(parent: Path, keep: int, prefix: str = "step-", *, than: str | None = None) -> None:
+def delete_older(parent: Path, keep: int, *, than: str | None = None) -> None:
     """Delete all but the newest `keep` complete checkpoints, and what earlier kills have left.
 
     Args:
         than: name of the newest to count, the one just written. A run that passed over a damaged
             checkpoint writes older names than that one's, which must not push them out.
     """
-    published = [folder for folder in _published(parent, prefix) if than is None or folder.name <= than]
+    published = [folder for folder in _published(parent) if than is None or folder.name <= than]
     complete = [folder for folder in published if (folder / MANIFEST).is_file()]
     for folder in published:
         # without a manifest it is a deletion that was cut short
@@ -88,14 +94,14 @@ def delete_older(parent: Path, keep: int, prefix: str = "step-", *, than: str | 
     delete_leftovers(parent)
 
 
-def delete_halves(parent: Path, prefix: str = "step-", *, alone: bool) -> None:
+def delete_halves(parent: Path, *, alone: bool) -> None:
     """Delete what a kill has left half written or half deleted; see `delete_leftovers` for `alone`."""
     delete_leftovers(parent, alone=alone)
-    for folder in _published(parent, prefix):
+    for folder in _published(parent):
         if not (folder / MANIFEST).is_file():
             delete_folder(folder)
 
 
-def _published(parent: Path, prefix: str) -> Iterator[Path]:
+def _published(parent: Path) -> Iterator[Path]:
     if parent.is_dir():
-        yield from sorted(folder for folder in parent.glob(f"{prefix}*") if folder.is_dir())
+        yield from sorted(folder for folder in parent.glob(f"{_PREFIX}*") if folder.is_dir())

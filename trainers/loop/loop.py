@@ -28,7 +28,7 @@ from ...storage import fault, replace_folder, restore_folder
 from ..config import CheckpointConfig, LoopConfig, OptimizerConfig, ProbeConfig
 from ..methods import METHODS
 from ..student.compiled import compile_parts
-from . import optimizer, state
+from . import checkpoint, optimizer, state
 from .feed import Feed, labels_in, upload
 from .memory import explain_out_of_memory
 from .objective import Batch, CutsRows, Objective, OnPolicy, Scheduled
@@ -327,7 +327,7 @@ class Loop:
             self.export()
             return
         step = int(self.best["step"])
-        source = saved.with_name(f"step-{step:08d}")
+        source = saved.with_name(checkpoint.name_of(step))
         if fault(source) is None:
             self.snapshots.load(source)
             self.export()

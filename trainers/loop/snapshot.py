@@ -118,7 +118,7 @@ class Snapshots:
             TrainingFailed: a weight is not finite; older checkpoints stay. EnvironmentFailure: the disk is
                 full, or memory ran out twice.
         """
-        name, rows = f"step-{counters.step:08d}", self._rows()
+        name, rows = checkpoint.name_of(counters.step), self._rows()
         if uses_deepspeed(self.accelerator):
             bad = _not_finite(held_weights(self.module))
             if total(self.accelerator, len(bad)):  # all leave together
