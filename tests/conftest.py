@@ -67,7 +67,7 @@ def make_drafter(target: Backbone, *, noise: float = 0.02, seed: int = 1, **sett
     model = copy.deepcopy(target.model)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(noise * torch.randn(parameter.shape, generator=g))
+            parameter.add_(noise * torch.randn(parameter.shape, generator=g).to(parameter.device))
     return DraftModel(Backbone(model, name="draft"), target.vocabulary, **settings)
 
 

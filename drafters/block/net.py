@@ -176,7 +176,7 @@ class BlockNet(nn.Module):
         embedding = model.get_input_embeddings()
         with torch.no_grad():
             if made.config.mask_token is None:
-                made.mask_embedding.weight.mul_(embedding_spread(model))
+                made.mask_embedding.weight.mul_(embedding_spread(model).to(made.mask_embedding.weight.device))
             else:  # what the target's layers read of that id, which for Gemma is not the table's row
                 id_1 = torch.tensor([made.config.mask_token], device=embedding.weight.device)
                 made.mask_embedding.weight.copy_(embedding(id_1))

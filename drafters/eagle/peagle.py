@@ -90,7 +90,7 @@ class PeagleNet(Eagle3Net):
         made = cls(PeagleShape(**sizes_like(model.config), **sizes, **chosen), ids)
         with torch.no_grad():
             made.lm_head.weight.copy_(weight_VH[torch.tensor(list(ids), device=weight_VH.device)])
-            made.mask_embedding.weight.mul_(embedding_spread(model))
+            made.mask_embedding.weight.mul_(embedding_spread(model).to(made.mask_embedding.weight.device))
         return made
 
     def mask(self) -> tuple[Tensor, Tensor]:

@@ -147,7 +147,7 @@ def _coins_per_path(logits_BNV: Tensor, proposal: Proposal, warper: Warper, unif
     accepted_B = torch.maximum(left_B, right_B)
     leaf_B = torch.where(right_B > left_B, 3, 2)
     path_BD = torch.stack([torch.ones_like(leaf_B), leaf_B], 1)
-    path_BD = torch.where(torch.arange(2) < accepted_B[:, None], path_BD, -1)
+    path_BD = torch.where(torch.arange(2, device=accepted_B.device) < accepted_B[:, None], path_BD, -1)
     at_B = torch.where(accepted_B == 2, leaf_B, accepted_B)
     extra_B = draw(row_of(p_BNV, at_B), uniforms.take(1)[:, 0])
     return Outcome(accepted_B, path_BD, extra_B, path_BD >= 0, (path_BD >= 0).float())

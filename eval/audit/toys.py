@@ -69,13 +69,14 @@ def _foreign(kind: type[ForeignDraft], drafts: Sequence[TableModel], **how: Any)
     return kind(drafts[0].as_backbone(), _LETTERS, drafts[0].vocabulary, draft_length=2, **how)
 
 
-def _suffix(**settings: Any) -> Proposer:
-    return SuffixDecoding(draft_length=2, depth=4, least=0.2, store=MemoryStore(), **settings)
+def _suffix(drafts: Sequence[TableModel], **settings: Any) -> Proposer:
+    return SuffixDecoding(draft_length=2, depth=4, least=0.2, store=MemoryStore(), device=drafts[0].device, **settings)
 
 
-def _hybrid(draft: Proposer) -> Proposer:
+def _hybrid(draft: Proposer, device: torch.device) -> Proposer:
     """The suffix index drafts deeper than the other, and is chosen now and then."""
-    return beside(draft, SuffixDecoding(draft_length=3, depth=5, factor=2.0, least=0.2, store=MemoryStore()))
+    index = SuffixDecoding(draft_length=3, depth=5, factor=2.0, least=0.2, store=MemoryStore(), device=device)
+    return beside(draft, index)
 
 
 @dataclass(frozen=True)
@@ -162,21 +163,33 @@ TOYS: dict[str, ToyKind] = {
     "ensemble argmax": _of_drafts(partial(_ensemble, draft_length=2, policy="argmax")),
     "ensemble tempered": _of_drafts(partial(_ensemble, draft_length=2, factors=_FACTORS)),
     "several drafts, merged": _of_drafts(lambda d: SeveralDrafts(d, [_PAIR, _FORK])),
-    "prompt-lookup": _of_drafts(lambda _: PromptLookup(draft_length=2)),
-    "ngram": _of_drafts(lambda _: Ngram(NgramTable.count(DOCUMENTS, order=3, vocabulary=3), draft_length=2)),
-    "llma": _of_drafts(lambda _: Llma(DOCUMENTS, draft_length=2)),
-    "rest": _of_drafts(lambda _: Rest(MemoryStore(), nodes=6, longest=2, shortest=1, draft_length=2)),
-    "suffix": _of_drafts(lambda _: _suffix()),
-    "suffix tree": _of_drafts(lambda _: _suffix(nodes=5, factor=2.0)),
-    "suffix-hybrid": _of_drafts(lambda d: _hybrid(_draft(DraftModel, d, draft_length=2))),
-    "suffix-hybrid argmax": _of_drafts(lambda d: _hybrid(_draft(DraftModel, d, draft_length=2, policy="argmax"))),
-    "suffix-hybrid tempered": _of_drafts(lambda d: _hybrid(_draft(DraftModel, d, draft_length=2, factors=_FACTORS))),
-    "suffix-hybrid static": _of_target(lambda t: _hybrid(eagle(t, tree="static"))),
-    "suffix-hybrid static argmax": _of_target(lambda t: _hybrid(eagle(t, tree="static", policy="argmax"))),
-    "suffix-hybrid static tempered": _of_target(lambda t: _hybrid(eagle(t, tree="static", factors=_FACTORS))),
-    "suffix-hybrid likeliest": _of_target(lambda t: _hybrid(medusa(t))),
-    "lookahead": _of_drafts(lambda _: Lookahead(window=2, ngram=3, guesses=2, pool=4)),
-    "function": _of_drafts(lambda _: CallableDrafter(lambda text: [text[-1], text[0]], draft_length=2)),
+    "prompt-lookup": _of_drafts(lambda d: PromptLookup(draft_length=2, device=d[0].device)),
+    "ngram": _of_drafts(
+        lambda d: Ngram(NgramTable.count(DOCUMENTS, order=3, vocabulary=3), draft_length=2, device=d[0].device)
+    ),
+    "llma": _of_drafts(lambda d: Llma(DOCUMENTS, draft_length=2, device=d[0].device)),
+    "rest": _of_drafts(
+        lambda d: Rest(MemoryStore(), nodes=6, longest=2, shortest=1, draft_length=2, device=d[0].device)
+    ),
+    "suffix": _of_drafts(_suffix),
+    "suffix tree": _of_drafts(lambda d: _suffix(d, nodes=5, factor=2.0)),
+    "suffix-hybrid": _of_drafts(lambda d: _hybrid(_draft(DraftModel, d, draft_length=2), d[0].device)),
+    "suffix-hybrid argmax": _of_drafts(
+        lambda d: _hybrid(_draft(DraftModel, d, draft_length=2, policy="argmax"), d[0].device)
+    ),
+    "suffix-hybrid tempered": _of_drafts(
+        lambda d: _hybrid(_draft(DraftModel, d, draft_length=2, factors=_FACTORS), d[0].device)
+    ),
+    "suffix-hybrid static": _of_target(lambda t: _hybrid(eagle(t, tree="static"), t.device)),
+    "suffix-hybrid static argmax": _of_target(lambda t: _hybrid(eagle(t, tree="static", policy="argmax"), t.device)),
+    "suffix-hybrid static tempered": _of_target(
+        lambda t: _hybrid(eagle(t, tree="static", factors=_FACTORS), t.device)
+    ),
+    "suffix-hybrid likeliest": _of_target(lambda t: _hybrid(medusa(t), t.device)),
+    "lookahead": _of_drafts(lambda d: Lookahead(window=2, ngram=3, guesses=2, pool=4, device=d[0].device)),
+    "function": _of_drafts(
+        lambda d: CallableDrafter(lambda text: [text[-1], text[0]], draft_length=2, device=d[0].device)
+    ),
 }
 
 
