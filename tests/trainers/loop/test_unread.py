@@ -15,46 +15,15 @@ import torch
 from draftsmith.decoding.on_host import on_host
 from draftsmith.errors import TrainingFailed
 from draftsmith.trainers import eagle
-from draftsmith.trainers.config import ObjectiveConfig
 from draftsmith.trainers.loop import optimizer, step
 from draftsmith.trainers.loop.optimizer import LeftOut, MuonByFlag, Unread, leaves_out_by_itself
-from draftsmith.trainers.method_config import (
-    BlockConfig,
-    BpdConfig,
-    Eagle3Config,
-    EagleConfig,
-    MedusaConfig,
-    MtpConfig,
-    PardConfig,
-    PeagleConfig,
-    RolloutsConfig,
-)
+from draftsmith.trainers.method_config import RolloutsConfig
 from draftsmith.trainers.packed import passes
 from faults import poison, toy
+from method_cases import CASES
 from method_objectives import OBJECTIVES
 from pretended_device import Place, watched
 from safetensors.torch import load_file
-
-PACED = ObjectiveConfig(chunk=16, positions="d-pace")
-BLOCKS = BlockConfig(size=4, decoder_layers=1, anchors=5)
-CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "target": ("target", {}),
-    "distill": ("distill", {}),
-    "medusa": ("medusa", {"medusa": MedusaConfig(heads=2), "objective": PACED}),
-    "medusa2": ("medusa2", {"medusa": MedusaConfig(heads=2)}),
-    "hydra": ("hydra", {"medusa": MedusaConfig(heads=2)}),
-    "hydra++": ("hydra", {"medusa": MedusaConfig(heads=2, prefix=True), "objective": ObjectiveConfig(kl=1, ce=0)}),
-    "bpd": ("bpd", {"bpd": BpdConfig(every_head=True)}),
-    "eagle": ("eagle", {}),
-    "hass": ("eagle", {"eagle": EagleConfig(passes=2, top_k=1.0, top_k_tokens=4)}),
-    "eagle3": ("eagle3", {"eagle3": Eagle3Config(passes=2)}),
-    "mtp": ("mtp", {"mtp": MtpConfig(passes=2)}),
-    "dflash": ("dflash", {"block": BLOCKS, "objective": PACED}),
-    "dflash2": ("dflash2", {"block": BLOCKS}),
-    "dspark": ("dspark", {"block": BLOCKS}),
-    "peagle": ("peagle", {"peagle": PeagleConfig(depths=3), "objective": PACED}),
-    "pard": ("pard", {"pard": PardConfig(drafts=3)}),
-}
 
 
 @pytest.fixture
