@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from draftsmith.decoding.target.backbone import Backbone
     from draftsmith.drafters.model.draft_model import DraftModel
+    from pretended_cuda.device import PretendedCuda
 
 VOCABULARY = 61
 
@@ -69,6 +71,15 @@ def make_drafter(target: Backbone, *, noise: float = 0.02, seed: int = 1, **sett
         for parameter in model.parameters():
             parameter.add_(noise * torch.randn(parameter.shape, generator=g).to(parameter.device))
     return DraftModel(Backbone(model, name="draft"), target.vocabulary, **settings)
+
+
+@pytest.fixture
+def cuda() -> Iterator[PretendedCuda]:
+    """A GPU where there is none: tensors that say they lie on cuda:0."""
+    from pretended_cuda.patches import pretended_cuda
+
+    with pretended_cuda() as device:
+        yield device
 
 
 @pytest.fixture

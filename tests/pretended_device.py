@@ -50,7 +50,7 @@ class PretendedDevice(Watch):
         return hasattr(tensor, "twin_on_host") or tensor.untyped_storage()._cdata in self._held
 
     def note(self, name: str) -> None:
-        self.read.setdefault(_nearest(), set()).add(name)
+        self.read.setdefault(nearest(), set()).add(name)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict | None = None) -> Any:
         made = super().__torch_dispatch__(func, types, args, kwargs)
@@ -68,7 +68,7 @@ def _tensors(values: Any) -> list[Tensor]:
     return [each for each in tree_leaves(values) if isinstance(each, Tensor)]
 
 
-def _nearest() -> Place:
+def nearest() -> Place:
     """The innermost function of the package, and not of its tests, that is running."""
     for frame, _ in traceback.walk_stack(None):
         file = Path(frame.f_code.co_filename).resolve()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from draftsmith.benchmarks.common.waits import Watch
 from faults import toy
-from unread_cases import CASES
+from method_cases import CASES
 
 
 @pytest.mark.parametrize("case", [*CASES, "eagle with muon"])

@@ -1,4 +1,7 @@
-"""Runs of every method whose steps are to read nothing of the device, on a CPU that stands in for one and on a GPU."""
+"""Every method of training as a small case: its name, and the sections of its recipe.
+
+Read next: `faults/toy.py`, which makes objectives and whole runs of them.
+"""
 
 from __future__ import annotations
 
@@ -36,4 +39,3 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "peagle": ("peagle", {"peagle": PeagleConfig(depths=3), "objective": PACED}),
     "pard": ("pard", {"pard": PardConfig(drafts=3)}),
 }
-"""Method and sections of each."""

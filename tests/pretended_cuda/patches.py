@@ -1,0 +1,38 @@
+"""Opens the pretended device, and tells torch what it has to be told meanwhile; afterwards all is as before.
+
+Not pretended: CUDA graphs, streams, generators of the device, Triton's kernels, several devices, and what a GPU rounds
+otherwise. Read next: `tests/test_pretended_cuda.py`, what it refuses and what waits; `tests/drafters/test_on_cuda.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from draftsmith.decoding import kernels
+from pretended_cuda.device import PretendedCuda
+from pretended_cuda.names import Names
+
+
+class Event:
+    """A point in the work of the device, which is always done."""
+
+    def record(self) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+@contextmanager
+def pretended_cuda() -> Iterator[PretendedCuda]:
+    """Let tensors lie on `cuda` as long as this lasts. Not where CUDA is: `tests/gpu` asks it itself."""
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU, which tests/gpu asks itself")
+    with pytest.MonkeyPatch.context() as patch, Names(), PretendedCuda() as device:
+        patch.setattr(torch.cuda, "Event", Event)
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+        # weights stay the same objects when they move, as those on CUDA do, tied ones together
+        patch.setattr(torch.__future__, "_swap_module_params_on_conversion", True)
+        patch.setattr(kernels, "available", lambda: False)
+        yield device
