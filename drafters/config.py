@@ -5,6 +5,7 @@ Read next: `families.py`, whose records name what they read.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
@@ -21,6 +22,8 @@ OPTIMISED_TREE = "optimised"
 CHAIN_TREE = "chain"
 BY_AUTO = "config=DrafterConfig(vocabulary='auto') in Python, on the command line by --drafter.vocabulary auto"
 """How a draft model of another tokenizer is allowed."""
+BRANCHING = {"eagle_tree": "dynamic", "block_tree": "tree"}
+"""Shapes of a draft that are trees of the likeliest tokens, by the option that chooses them."""
 LEAST_FACTOR = 0.05
 """Of a draft temperature that is not 0."""
 
@@ -127,8 +130,7 @@ class DrafterConfig(Section):
 
     @model_validator(mode="after")
     def _a_tree_of_the_likeliest_draws_nothing(self) -> Self:
-        trees = {"block_tree": "tree", "eagle_tree": "dynamic"}
-        for name, value in trees.items():
+        for name, value in BRANCHING.items():
             if self.temperature_factors and getattr(self, name) == value:
                 raise ValueError(
                     f"temperature_factors are of drawn tokens, and {name} {value} draws none: leave one out; "
@@ -178,6 +180,7 @@ def check_shortest(shortest: object, longest: int) -> None:
 _NO_EAGLE_TREE = "which drafts no tree of EAGLE's"
 # options of some families alone, and what a drafter of the others is or lacks
 _LACKS = {
+    "policy": "which always takes its likeliest tokens",
     "adapter": "which has no adapters",
     "members": "not an ensemble",
     "temperature_factors": "which draws nothing",
@@ -190,6 +193,20 @@ _LACKS = {
     "eagle_top_k": _NO_EAGLE_TREE,
     "medusa_nodes": "which has no tree of heads",
 }
+# sizes of a tree, and the option whose value has them read
+_SIZES = {
+    "block_nodes": ("block_tree", BRANCHING["block_tree"]),
+    "block_children": ("block_tree", BRANCHING["block_tree"]),
+    "eagle_nodes": ("eagle_tree", BRANCHING["eagle_tree"]),
+    "eagle_top_k": ("eagle_tree", BRANCHING["eagle_tree"]),
+    "medusa_nodes": ("tree", DEFAULT_TREE),
+}
+
+
+def turned_off(given: Mapping[str, str]) -> list[str]:
+    """The sizes of trees that options, as flags give them, turn off without setting them: a recipe's own say nothing
+    any more."""
+    return [size for size, (tree, shape) in _SIZES.items() if given.get(tree, shape) != shape and size not in given]
 
 
 def check_options(family: Family, config: DrafterConfig, whose: str) -> None:
@@ -201,6 +218,13 @@ def check_options(family: Family, config: DrafterConfig, whose: str) -> None:
             raise RequestError(
                 f"drafter.{option} is {value!r}, and {whose} is a drafter of family {family.name!r}, {lack}; leave "
                 "it out"
+            )
+    for size, (tree, shape) in _SIZES.items():
+        value, asked = getattr(config, size), getattr(config, tree)
+        if value != getattr(defaults, size) and asked != shape:
+            raise RequestError(
+                f"drafter.{size} is {value!r}, read only with drafter.{tree} {shape}, and that is {asked!r}; "
+                f"add --drafter.{tree} {shape}, or leave it out"
             )
     unused = family.tree_unused(config) if config.tree != DEFAULT_TREE else None
     if unused is not None:

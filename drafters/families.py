@@ -20,6 +20,7 @@ from .config import DrafterConfig
 from .grids import BY_BLOCK, BY_DSPARK, BY_EAGLE, BY_HEADS, BY_MODEL, BY_TEXT, LLMA, NGRAM, PROMPT_LOOKUP, SUFFIX, Grid
 
 _CHAINS = ("it drafts chains", "leave it out")
+_POLICY = "policy"
 Reference = str
 """A function as "module:name"."""
 Kind = Literal["model", "on target", "from target", "several models", "no training"]
@@ -95,8 +96,6 @@ class Family:
     """Most tokens that it drafts by what a recipe says, if it is not trained; None: any."""
     whole_blocks: Callable[[Mapping[str, Any]], bool] = lambda _settings: False
     """Whether the first drafts of a chain depend on how many follow, so that engines have to draft the most."""
-    samples: bool = False
-    """Whether `drafter.policy` says how its drafts are drawn above temperature 0."""
     any_states: bool = False
     """Whether it drafts from the text alone, for every target of its tokenizer."""
     copies_target: bool = False
@@ -104,9 +103,14 @@ class Family:
     grids: tuple[Grid, ...] = ()
     """Settings that `draftsmith tune` tries; none: it drafts in one way."""
     options: frozenset[str] = frozenset()
-    """Of the fields of `drafter` that not every family can follow, those that it can."""
+    """Of the fields of `drafter`, those that it reads, `tree` and `vocabulary` apart."""
     tree_unused: Callable[[DrafterConfig], tuple[str, str] | None] = lambda _config: _CHAINS
     """Why a static tree that `drafter.tree` names would not be used, and what to do; None: it is."""
+
+    @property
+    def samples(self) -> bool:
+        """Whether `drafter.policy` says how its drafts are drawn above temperature 0."""
+        return _POLICY in self.options
 
 
 def function(reference: Reference) -> Callable[..., Any]:
@@ -174,9 +178,10 @@ def _drawn(drafter: Any) -> str:
     return " argmax" if drafter.policy == "argmax" else " tempered" if drafter.factors else ""
 
 
-_OF_EAGLE = frozenset({"temperature_factors", "eagle_tree", "eagle_nodes", "eagle_top_k"})
+_DRAWN = frozenset({_POLICY, "temperature_factors"})
+_OF_EAGLE = _DRAWN | {"eagle_tree", "eagle_nodes", "eagle_top_k"}
 _OF_HEADS = frozenset({"medusa_nodes"})
-_OF_BLOCKS = frozenset({"temperature_factors", "confidence", "block_tree", "block_nodes", "block_children"})
+_OF_BLOCKS = _DRAWN | {"confidence", "block_tree", "block_nodes", "block_children"}
 
 
 def _block_toy(drafter: Any) -> str:
@@ -215,8 +220,15 @@ def _longest_of_suffix(config: DrafterConfig) -> int:
     return int(function(".suffix.windows:longest_draft")(config.suffix_depth, config.suffix_factor, stored=stored))
 
 
-def _lookup(name: str, title: str, summary: str, make: str, grids: tuple[Grid, ...] = ()) -> Family:
-    """A family that drafts without training."""
+def _named(prefix: str) -> frozenset[str]:
+    """The fields of `drafter` whose names begin so."""
+    return frozenset(name for name in DrafterConfig.model_fields if name.startswith(prefix))
+
+
+def _lookup(
+    name: str, title: str, summary: str, make: str, grids: tuple[Grid, ...] = (), *, prefix: str = ""
+) -> Family:
+    """A family that drafts without training, by the fields of `drafter` that its name, or `prefix`, begins."""
     return Family(
         name=name,
         title=title,
@@ -224,6 +236,7 @@ def _lookup(name: str, title: str, summary: str, make: str, grids: tuple[Grid, .
         summary=summary,
         page="methods.md",
         make=f".lookup.family:{make}",
+        options=_named(prefix or f"{name}_"),
         grids=grids,
         toy=_own_toy(name),
     )
@@ -245,9 +258,8 @@ _ALL = (
             "tensorrt-llm": Form("DraftTarget"),
             "llama.cpp": Form("draft-simple"),
         },
-        options=frozenset({"adapter", "temperature_factors"}),
+        options=_DRAWN | {"adapter"},
         grids=BY_MODEL,
-        samples=True,
     ),
     Family(
         name="pard",
@@ -262,9 +274,8 @@ _ALL = (
         exports={"vllm": Form("draft_model", parallel=True, same_rows=True)},
         unchecked={"tensorrt-llm": "TensorRT-LLM has PARD"},
         elsewhere="other engines call a draft model once for every token",
-        options=frozenset({"temperature_factors"}),
+        options=_DRAWN,
         grids=BY_MODEL,
-        samples=True,
     ),
     Family(
         name="medusa",
@@ -338,7 +349,6 @@ _ALL = (
         exports={"vllm": Form("eagle", ".export:eagle_for_vllm"), "sglang": Form("EAGLE", ".export:eagle_for_sglang")},
         tree_unused=_if_static,
         grids=BY_EAGLE,
-        samples=True,
     ),
     Family(
         name="eagle3",
@@ -361,7 +371,6 @@ _ALL = (
         },
         tree_unused=_if_static,
         grids=BY_EAGLE,
-        samples=True,
     ),
     Family(
         name="mtp",
@@ -379,7 +388,6 @@ _ALL = (
         elsewhere="other engines take a module out of the target's own checkpoint alone",
         tree_unused=_if_static,
         grids=BY_EAGLE,
-        samples=True,
     ),
     Family(
         name="peagle",
@@ -391,13 +399,12 @@ _ALL = (
         load=".eagle.family:load_peagle_folder",
         proposer=".eagle.family:draft_by_peagle",
         hidden_states=lambda settings: len(settings["layers"]) + 1,
-        options=frozenset({"temperature_factors"}),
+        options=_DRAWN,
         toy=_by_policy("peagle"),
         exports={"vllm": Form("eagle3", ".eagle.serving:peagle", parallel=True)},
         unchecked={"speculators": "vLLM loads P-EAGLE in this form too"},
         elsewhere="other engines call EAGLE-3's network once for every token",
         grids=BY_MODEL,
-        samples=True,
     ),
     Family(
         name="dflash",
@@ -423,7 +430,6 @@ _ALL = (
             "speculators": "vLLM loads DFlash in this form too",
         },
         grids=BY_BLOCK,
-        samples=True,
     ),
     Family(
         name="dspark",
@@ -449,7 +455,6 @@ _ALL = (
         most_tokens=_drafts_of_a_block,
         whole_blocks=lambda settings: not settings["causal"],
         grids=BY_DSPARK,
-        samples=True,
     ),
     Family(
         name="dflash2",
@@ -469,7 +474,6 @@ _ALL = (
         most_tokens=_drafts_of_a_block,
         whole_blocks=lambda settings: not settings["causal"],
         grids=BY_BLOCK,
-        samples=True,
     ),
     Family(
         name="ensemble",
@@ -481,7 +485,7 @@ _ALL = (
         proposer=".model.family:draft_together",
         toy=_ensemble_toy,
         # its members' adapters are refused when it is loaded
-        options=frozenset({"members", "adapter", "temperature_factors"}),
+        options=_DRAWN | {"members", "adapter"},
         grids=BY_MODEL,
     ),
     Family(
@@ -492,7 +496,7 @@ _ALL = (
         page="origins.md",
         load=".model.family:load_quantised_folder",
         copies_target=True,
-        options=frozenset({"temperature_factors"}),
+        options=_DRAWN,
         toy=_by_policy("draft-model"),
         grids=BY_MODEL,
     ),
@@ -503,7 +507,7 @@ _ALL = (
         summary="the target's first layers, its own last norm and projection",
         page="origins.md",
         load=".model.family:load_early_exit_folder",
-        options=frozenset({"temperature_factors"}),
+        options=_DRAWN,
         toy=_by_policy("draft-model"),
         grids=BY_MODEL,
     ),
@@ -532,6 +536,7 @@ _ALL = (
         summary="a draft model whose draft length follows the acceptance of each row",
         page="methods.md",
         wrap=".model.family:adaptive",
+        options=_named("adaptive_"),
         toy=_own_toy("adaptive-draft"),
     ),
     _lookup(
@@ -540,6 +545,7 @@ _ALL = (
         "copies what followed the last tokens earlier in the same text",
         "prompt_lookup",
         PROMPT_LOOKUP,
+        prefix="lookup_",
     ),
     _lookup("ngram", "ngram", "the likeliest next token after the last few, counted from a corpus", "ngram", NGRAM),
     _lookup("llma", "llma", "copies from reference documents where the last tokens stand in one", "llma", LLMA),
@@ -551,6 +557,7 @@ _ALL = (
         summary="what most often followed the end of the text: there, in earlier answers, in a datastore",
         page="suffix.md",
         make=".suffix.family:suffix",
+        options=_named("suffix_"),
         toy=lambda drafter: "suffix tree" if getattr(drafter, "branching", False) else "suffix",
         longest=_longest_of_suffix,
         grids=SUFFIX,
@@ -562,6 +569,7 @@ _ALL = (
         summary="suffix decoding where it promises more than a trained drafter keeps, and that drafter elsewhere",
         page="suffix.md",
         wrap=".suffix.family:hybrid",
+        options=_named("suffix_"),
         toy=_hybrid_toy,
     ),
     _lookup(

@@ -22,7 +22,7 @@ from .grids import NO_FACTORS
 
 NAME = "tuned.json"
 DRAFT_LENGTH = "eval.draft_length"
-_PLAIN = re.compile(r"[a-z0-9._-]{1,20}|\[[0-9., ]{0,160}\]")
+_PLAIN = re.compile(r"[a-z0-9_-]{1,20}|[0-9]{1,9}\.[0-9]{1,9}|\[[0-9., ]{0,160}\]")
 _AGAIN = "delete it, or run `draftsmith tune` again"
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..drafters.config import BRANCHING, CHAIN_TREE
 from ..drafters.families import FAMILIES, family_of
 from ..drafters.grids import BY_EAGLE, NO_FACTORS
 from ..drafters.hub import drafter_folder
@@ -204,13 +205,23 @@ def _drafts(
         _log.info("engines draft at the temperature of the request: %s are left out", FACTORS)
     if most is not None:
         tokens = most if FAMILIES[family].whole_blocks(settings) else min(most, tokens)
-    if tree is not None or not tuned.is_chain:
+    if not tuned.is_chain or _branches(recipe, family, chosen):
         _log.info(
             "%s is started with a chain of %d, which is not tuned; left out is the tree that the drafter has as %s; "
             "`draftsmith tune --chains` tunes a chain",
             form,
             tokens,
-            _whose(tuned),
+            "the recipe has it" if tuned.is_chain else _whose(tuned),
+        )
+    cut = _said(recipe, "confidence", chosen)
+    if "confidence" in FAMILIES[family].options and float(cut) and tuned.is_chain:
+        _log.info(
+            "%s drafts all %d tokens: left out is drafter.confidence %s, which ends drafts in front of a slot in "
+            "doubt, as %s",
+            form,
+            tokens,
+            cut,
+            _whose(tuned) if "drafter.confidence" in chosen else "the recipe has it",
         )
     return Start(target, out, method, tokens, sampled=FAMILIES[family].samples and policy == "sample")
 
@@ -225,6 +236,20 @@ def _tree_of(recipe: Recipe, family: str, chosen: Mapping[str, str]) -> Tree | N
     depth = int(chosen.get(DRAFT_LENGTH, recipe.eval.draft_length))
     nodes = int(chosen.get("drafter.eagle_nodes", config.eagle_nodes))
     return Tree(depth, config.eagle_top_k, min(nodes, most_nodes(depth, config.eagle_top_k)))
+
+
+def _branches(recipe: Recipe, family: str, chosen: Mapping[str, str]) -> bool:
+    """Whether the drafter has a tree of its own, of whatever kind, where the recipe or what is chosen says so."""
+    record = FAMILIES[family]
+    if any(name in record.options and _said(recipe, name, chosen) == shape for name, shape in BRANCHING.items()):
+        return True
+    static = record.tree_unused(recipe.drafter) is None and "drafter.eagle_tree" not in chosen
+    return static and _said(recipe, "tree", chosen) != CHAIN_TREE
+
+
+def _said(recipe: Recipe, option: str, chosen: Mapping[str, str]) -> str:
+    """A value of the drafter section, as a flag gives it."""
+    return chosen.get(f"drafter.{option}", str(getattr(recipe.drafter, option)))
 
 
 def _whose(tuned: Tuned) -> str:

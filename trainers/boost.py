@@ -50,6 +50,7 @@ from .boosting.members import (
     member_lora,
     member_model,
     member_plan,
+    trained_models,
 )
 from .boosting.shapes import kept_for_probes as kept_for_probes  # what the pre-flight asks for
 from .boosting.shapes import size_of, students
@@ -63,6 +64,7 @@ from .losses.chunked import Teacher
 from .losses.terms import check_terms
 from .losses.weighted_rows import WeightedRows
 from .method_config import BoostConfig, LoraConfig
+from .pruning.sizes import check_cut
 from .sections import MakeProbe, Run, Sections
 from .student.distillation import DraftStudent, teacher_of
 from .student.draft import cut_from_target, make_draft, save_draft
@@ -85,8 +87,10 @@ def check_recipe(recipe: Sections) -> None:
 
 
 def check_target(recipe: Sections, target: PreTrainedModel) -> None:
-    """Raise RequestError for logits that training cannot make, or samples beyond the context."""
+    """Raise RequestError for logits that training cannot make, samples beyond the context, or sizes of no cut."""
     check_teacher(recipe, target)
+    for model in trained_models(recipe.boost, recipe.model):
+        check_cut(model, target)
 
 
 def student(recipe: Sections, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> nn.Module:

@@ -25,6 +25,7 @@ from .losses.chunked import Teacher
 from .losses.terms import check_terms
 from .packed.lengths import check_start_context
 from .packed.passes import check_compiled_rows
+from .pruning.sizes import check_cut
 from .sections import MakeProbe, Run, Sections
 from .student.distillation import DraftStudent, check_compiled_mix, teacher_of
 from .student.draft import cut_from_target, make_draft, save_draft
@@ -48,8 +49,9 @@ def check_recipe(recipe: Sections) -> None:
 
 
 def check_target(recipe: Sections, target: PreTrainedModel) -> None:
-    """Raise RequestError for logits that training cannot make, or rows beyond the context."""
+    """Raise RequestError for logits that training cannot make, rows beyond the context, or sizes of no cut."""
     check_teacher(recipe, target)
+    check_cut(recipe.model, target)
 
 
 def check_rows(recipe: Sections, rows: Prepared) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import RequestError
-from ..config import DrafterConfig
+from ..config import DrafterConfig, check_options
+from ..families import FAMILIES
 from ..folder import is_drafter, kind_of, read_entry
 from ..identity import fingerprint
 from ..model.adapters import take_up
@@ -48,6 +49,7 @@ def load_across(
         )
     if config.tree != DrafterConfig().tree:
         raise RequestError(f"drafter.tree is {config.tree!r}, and {path} drafts chains; leave it out")
+    check_options(FAMILIES[DraftModel.family], config, str(path))
     backbone = load_target(str(path), device=str(target.device))
     take_up(backbone.model, path, {} if entry is None else entry["settings"], config.adapter)
     check_finite(backbone.model, path)

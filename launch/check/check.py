@@ -24,7 +24,7 @@ from .features import check_features
 from .memory import check_sharding, devices_of, in_units, trained
 from .models import SAMPLE, Models, check_model, check_recipe, check_target
 from .room import check_probe_length, check_room
-from .unread import foreign_sections
+from .unread import foreign_sections, shorter_drafts
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -64,12 +64,14 @@ def check(resolved: Resolved, console: Console, out: Path | None = None) -> None
             text = result.finding if isinstance(result, Waits) else result
             # as Text: brackets in a name are no markup
             table.add_row(name, Text(text), "waits" if isinstance(result, Waits) else "ok")
-        except DraftsmithError as error:
+        except DraftsmithError as found:
+            error = _placed(found, resolved)
             failures.append(error)
             first = found_by.setdefault(str(error), name)
             table.add_row(name, Text(str(error).splitlines()[0] if first == name else f"as {first}"), "FAILS")
     console.print(table)
-    for line in foreign_sections(resolved):
+    failing = [str(failure) for failure in failures]
+    for line in [*foreign_sections(resolved, failing), *shorter_drafts(resolved)]:
         console.print(Text(line))
     if failures:
         raise _together(failures)
@@ -289,6 +291,16 @@ def _lengths(prompts: Sequence[Prompt], models: Models, config: EvalConfig) -> t
     listed = ", ".join(f"{count} {what}" for what, count in longer.items() if count)
     note = f"; longer than eval.prompt_tokens = {most}: {listed}" if listed else ""
     return min(most, max(map(last_turn, kept))), note
+
+
+def _placed(error: DraftsmithError, resolved: Resolved) -> DraftsmithError:
+    """An error of a value that may be a recipe's own, with the line that has it: nobody typed it."""
+    message = str(error)
+    path = message.split(maxsplit=1)[0]
+    where = resolved.origin.get(path, "default")
+    if "a recipe's own" not in message or where == "default" or where.startswith("--"):
+        return error
+    return type(error)(f"{path} ({where}){message.removeprefix(path)}")
 
 
 def _together(failures: list[DraftsmithError]) -> DraftsmithError:

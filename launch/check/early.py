@@ -11,6 +11,7 @@ from math import inf
 from pathlib import Path
 
 from ...config import LEAST_TEMPERATURE, is_temperature
+from ...drafters.config import DrafterConfig
 from ...drafters.families import FAMILIES
 from ...drafters.hub import drafter_folder, is_fetched, shown
 from ...drafters.tuned_file import Tuned, read_tuned
@@ -45,20 +46,24 @@ class Named:
         return self.tuned.plain and self.methods == [TRAINED]
 
 
-def named(pair: RunPair, overrides: Sequence[tuple[str, str]], *, tuned: bool = False) -> Named:
+def named(
+    pair: RunPair, overrides: Sequence[tuple[str, str]], *, tuned: bool = False, beside: Sequence[str] = ()
+) -> Named:
     """The target and drafter of a run folder, or those that --target and --drafter name.
 
     Args:
         tuned: take the setting of the drafter's `tuned.json`, unless `overrides` sets a value of its kind.
+        beside: methods of other pairs, for which the overrides are too.
 
     Raises:
         RequestError: no such run, nothing named, a method without its drafter, a wrong override, or one of what only
-            training reads.
+            training, or no method that is named, reads.
         EnvironmentFailure: a drafter of the hub cannot be fetched.
     """
     _check_settled(overrides)
     method = pair.method if isinstance(pair, Pair) else TRAINED
     names = split_methods(method)
+    _check_read(overrides, [*names, *beside], method)
     drafter: Path | None = None if pair.drafter is None else drafter_folder(pair.drafter)
     if drafter is None and pair.run_folder is not None:
         drafter = pair.run_folder / "drafter"
@@ -80,6 +85,24 @@ def _check_settled(overrides: Sequence[tuple[str, str]]) -> None:
                 f"--{name} is {value}, and only training reads it: nothing is trained here; leave it out, or train a "
                 "drafter with it"
             )
+
+
+def _check_read(overrides: Sequence[tuple[str, str]], names: Sequence[str], method: str) -> None:
+    """Raise RequestError for a flag of the drafter section that none of the methods asked for reads."""
+    by_method = [family for family in FAMILIES.values() if family.make or family.wrap]
+    for flag, value in overrides:
+        section, _, option = flag.partition(".")
+        readers = [family.name for family in by_method if option in family.options]
+        if section != "drafter" or set(names) & {*readers, *([] if readers else need_draft())}:
+            continue
+        found = f"--{flag} is {value}, and --method is {method}"
+        if readers:
+            raise RequestError(
+                f"{found}: {' and '.join(readers)} alone read{'s' * (len(readers) == 1)} it; name "
+                f"{'one of them' if len(readers) > 1 else readers[0]} by --method, or leave it out"
+            )
+        if option in DrafterConfig.model_fields:
+            raise RequestError(f"{found}, which loads no drafter to follow it; leave it out, or name {TRAINED} too")
 
 
 def named_target(pair: RunPair, values: Sequence[tuple[str, str]], given: Collection[str]) -> tuple[Recipe, Path, str]:
@@ -216,13 +239,14 @@ def check_tune(request: TuneRequest, overrides: Sequence[tuple[str, str]]) -> li
         raise RequestError(f"{SKELETON} writes other answers: there is no setting of it to tune; leave it out")
     _check_not_chosen(overrides)
     run, *others = request.runs or (None,)
-    first = named(Pair(run, request.target, request.drafter, request.method), overrides)
+    beside = [*split_methods(request.method), *([TRAINED] if others else [])]
+    first = named(Pair(run, request.target, request.drafter, request.method), overrides, beside=beside)
     if request.prompts is not None and request.prompts == first.recipe.eval.second_prompts:
         raise RequestError(
             f"--prompts {request.prompts} are eval.second_prompts, which tell whether a setting holds on prompts that "
             "nothing was chosen on; name others"
         )
-    pairs = [first, *(named(Pair(each, request.target), overrides) for each in others)]
+    pairs = [first, *(named(Pair(each, request.target), overrides, beside=beside) for each in others)]
     for other, folder in zip(pairs[1:], others, strict=True):
         if _target_of(other) != _target_of(first):
             raise RequestError(

@@ -5,7 +5,11 @@ Read next: `trainers/methods.py`, the records; `train/run.py` and `check.py`, wh
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from ...drafters.tuned_file import DRAFT_LENGTH
 from ...errors import RequestError
+from ...eval.config import EvalConfig
 from ...storage.identity import flat
 from ...trainers.method_config import LoraConfig
 from ...trainers.methods import METHODS, own_sections
@@ -36,8 +40,8 @@ def check_read(recipe: Recipe) -> None:
         )
 
 
-def foreign_sections(resolved: Resolved) -> list[str]:
-    """A line for each section that the recipe names and its method does not have.
+def foreign_sections(resolved: Resolved, failures: Sequence[str] = ()) -> list[str]:
+    """A line for each section that the recipe names and its method does not have; none where a failure tells of it.
 
     Values other than the defaults are refused by `check_read`; these change nothing. A recipe that
     names all sections was written by a run.
@@ -48,7 +52,21 @@ def foreign_sections(resolved: Resolved) -> list[str]:
     return [
         f"note: `{name}` ({resolved.sections[name]}) is no section of method `{method.name}`, and nothing reads it"
         for name in sorted(own & resolved.sections.keys() - method.sections.keys())
+        if not any(failure.startswith(f"{name}.") for failure in failures)
     ]
+
+
+def shorter_drafts(resolved: Resolved) -> list[str]:
+    """A line where the recipe or a flag asks for longer drafts than what is trained makes."""
+    recipe, where = resolved.recipe, resolved.origin.get(DRAFT_LENGTH, "default")
+    asked = recipe.eval.draft_length
+    most = recipe.record.drafts_of(recipe, asked)
+    # a run's recipe has the default written out
+    told = where.startswith("--") or (where != "default" and asked != EvalConfig().draft_length)
+    if most >= asked or not told:
+        return []
+    drafts = f"{most} token{'s' * (most > 1)}"
+    return [f"note: {DRAFT_LENGTH} is {asked} ({where}), and what is trained drafts at most {drafts} a call"]
 
 
 def _remedy(path: str, recipe: Recipe) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...decoding.proposal import Proposer
 from ...decoding.target.backbone import Backbone
-from ...drafters.config import DrafterConfig
+from ...drafters.config import DrafterConfig, turned_off
 from ...drafters.families import FAMILIES, Family
 from ...drafters.folder import read_entry
 from ...drafters.grids import Grid
@@ -104,6 +104,8 @@ def _own_values(recipe: Recipe, grid: Grid) -> dict[str, str]:
 def _with(recipe: Recipe, values: Mapping[str, str]) -> Recipe:
     """The recipe with values of `drafter.*` and `eval.*`, given as flags give them."""
     own: dict[str, dict[str, Any]] = {"drafter": recipe.drafter.model_dump(), "eval": recipe.eval.model_dump()}
+    for name in turned_off({path.removeprefix("drafter."): value for path, value in values.items()}):
+        del own["drafter"][name]  # sizes of the recipe's tree, where a chain is tried
     for path, value in values.items():
         section, name = path.split(".")
         own[section][name] = json.loads(value) if value.startswith("[") else value

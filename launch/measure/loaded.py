@@ -5,6 +5,7 @@ Read next: `run.py`, which measures them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +17,10 @@ from ...decoding.target.quantised import quantisation_of
 from ...drafters.hub import shown
 from ...drafters.identity import TargetIdentity
 from ...drafters.registry import load_drafter
+from ...drafters.tuned_file import DRAFT_LENGTH
 from ...drafters.tuned_file import NAME as TUNED
 from ...errors import RequestError
+from ...eval.config import EvalConfig
 from ..check.early import Named, tuned_target
 from ..recipe.load import load_recipe
 from ..recipe.model import Recipe
@@ -110,6 +113,21 @@ def say_tuned(pair: Named, console: Console, *, none_pays: str = MEASURED_ANYWAY
         console.print(f"tuned for {pair.tuned.measured}: {pair.tuned.shown} {where}", markup=False, soft_wrap=True)
     elif pair.tuned.plain and TRAINED in pair.methods:
         console.print(f"{pair.tuned.none_pays(none_pays)} {where}", markup=False, soft_wrap=True)
+
+
+def say_length(named: Named, pair: Loaded, overrides: Sequence[tuple[str, str]], console: Console) -> None:
+    """That the run's drafter drafts more or fewer tokens than were asked for, by flag or recipe, if it does."""
+    asked, drafter = pair.recipe.eval.draft_length, pair.drafters.get(TRAINED)
+    typed = any(name == DRAFT_LENGTH for name, _ in overrides)
+    told = typed or (asked != EvalConfig().draft_length and DRAFT_LENGTH not in named.tuned.values)
+    if drafter is None or not told or drafter.draft_length == asked:
+        return
+    console.print(
+        f"{DRAFT_LENGTH} is {asked}, and the drafter drafts {drafter.draft_length} a call, "
+        f"{'all that it can' if drafter.draft_length < asked else 'as deep as its tree is'}",
+        markup=False,
+        soft_wrap=True,
+    )
 
 
 def drift_of(pair: Loaded, console: Console) -> dict[str, Any] | None:

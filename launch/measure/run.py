@@ -28,7 +28,7 @@ from ...eval.report.tables import show
 from ...storage import writable_folder, write_text
 from ..check.early import Named
 from ..recipe.load import load_recipe
-from .loaded import Loaded, drift_of, load_pair, say_changed_target, say_tuned
+from .loaded import Loaded, drift_of, load_pair, say_changed_target, say_length, say_tuned
 from .methods import SKELETON
 from .together import of_first, speaks
 
@@ -43,6 +43,7 @@ def run_eval(request: EvalRequest, overrides: Sequence[tuple[str, str]], console
     out, console = results_folder(request), of_first(console)
     say_tuned(named, console)
     pair = load_pair(named)
+    say_length(named, pair, overrides, console)
     config = pair.recipe.eval
     if request.prompts is not None:
         config = config.model_copy(update={"prompts": request.prompts})
@@ -221,6 +222,7 @@ def run_audit(
     say_tuned(named, console)
     pair = load_pair(named)
     say_changed_target(pair, console)
+    say_length(named, pair, overrides, console)
     config = pair.recipe.eval
     if request.prompts is not None:
         config = config.model_copy(update={"prompts": request.prompts})

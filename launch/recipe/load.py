@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import io
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -23,6 +24,7 @@ from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent, ScalarEvent
 
+from ...drafters.config import turned_off
 from ...errors import RequestError
 from ..screen import printable
 from .model import Recipe
@@ -30,6 +32,7 @@ from .model import Recipe
 Path_ = tuple[str, ...]
 Reason = str | Callable[[], str]
 """An error, or what looks for its words: a nearest name takes milliseconds, and there may be thousands."""
+_IN_A_FILE = re.compile(r"\S+ \((?!--)")  # an error's path, and a place that is no flag
 _SHOWN = 10  # errors, so that they fit a screen
 _MOST_BYTES = 100_000  # of a recipe; a whole one has 6,000
 
@@ -83,13 +86,17 @@ def load_recipe(name: str, overrides: Sequence[tuple[str, str]] = ()) -> Resolve
     _read_with_base(file, collected)
     for flag, text in overrides:
         _override(flag, text, collected)
+    # sizes of a tree that the recipe has and a flag turns off
+    for size in turned_off({flag.removeprefix("drafter."): text for flag, text in overrides}):
+        collected.values.pop(("drafter", size), None)
+        collected.origin.pop(("drafter", size), None)
     try:
         # strictly, or `true` would be a count of 1; as JSON, or a list would be no pair of numbers
         recipe = Recipe.model_validate_json(json.dumps(collected.nested(), default=str), strict=True)
     except ValidationError as error:
         collected.errors += [_explain(each, collected, file) for each in _own(error.errors())]
     if collected.errors:
-        raise RequestError(_all_errors(None if overrides and _is_right(file) else file, collected.errors))
+        raise RequestError(_all_errors(file, collected.errors, with_flags=bool(overrides) and _is_right(file)))
     origin = {".".join(path): where for path, where in collected.origin.items()}
     return Resolved(recipe, {path: origin.get(path, "default") for path in field_paths()}, collected.sections)
 
@@ -103,14 +110,21 @@ def _is_right(file: Path) -> bool:
     return True
 
 
-def _all_errors(file: Path | None, errors: Sequence[Reason]) -> str:
-    """One screen: how many, the first of them, each on its line; without a file they are those of flags."""
+def _all_errors(file: Path, errors: Sequence[Reason], *, with_flags: bool) -> str:
+    """One screen: how many, the first of them, each on its line.
+
+    Args:
+        with_flags: the recipe is right by itself, so that flags are wrong, or do not fit it.
+    """
     count = len(errors)
     lines = [each if isinstance(each, str) else each() for each in errors[:_SHOWN]]
     if count > _SHOWN:
         lines.append(f"and {count - _SHOWN:,} more")
     found = f"{count:,} error{'s' * (count > 1)}"
-    head = f"{found} in the flags" if file is None else f"{file}: {found} in the recipe"
+    head = f"{file}: {found} in the recipe"
+    if with_flags:
+        placed = any(_IN_A_FILE.match(line) for line in lines)
+        head = f"{file}: {found} in the recipe with these flags" if placed else f"{found} in the flags"
     return "\n".join([head, *(f"  - {line}" for line in lines)])
 
 
@@ -137,6 +151,10 @@ def find_recipe(name: str) -> Path:
     if name.endswith((".yaml", ".yml")) or "/" in name:
         if _is_file(Path(name)):
             return Path(name)
+        if _is_file(Path(name), Path.is_dir):
+            own = Path(name) / "run.yaml"
+            inside = f"the recipe of a run is {_cut(str(own))}" if _is_file(own) else "name a file in it"
+            raise RequestError(f"{_cut(name)} is a folder; expected a recipe file: {inside}")
         raise RequestError(f"there is no recipe file {_cut(name)}; `draftsmith ls` lists shipped ones")
     shipped = {path.stem: path for path in shipped_recipes()}
     if name in shipped:
@@ -149,10 +167,10 @@ def find_recipe(name: str) -> Path:
     )
 
 
-def _is_file(file: Path) -> bool:
-    """Whether there is such a file; of a name that no file can have, there is none."""
+def _is_file(file: Path, kind: Callable[[Path], bool] = Path.is_file) -> bool:
+    """Whether there is such a file, or a folder by `Path.is_dir`; of a name that none can have, there is none."""
     try:
-        return file.is_file()
+        return kind(file)
     except (OSError, ValueError):
         return False
 

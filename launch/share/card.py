@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,6 +82,7 @@ def _content(subject: Subject) -> dict[str, Any]:
     entry = read_entry(subject.folder)
     family, identity = entry["family"], entry["identity"]
     results = results_of(subject.run)
+    rows = [] if results is None else _rows(results)
     commands, refused = _commands(subject, family, entry["settings"])
     return {
         "head": _head(subject, family),
@@ -96,7 +97,8 @@ def _content(subject: Subject) -> dict[str, Any]:
         "commands": commands,
         "refused": refused,
         "formats": list(FAMILIES[family].exports),
-        "rows": [] if results is None else _rows(results),
+        "rows": rows,
+        "claim": _claim(rows),
         "settings": {} if results is None else results["settings"],
         "machine": "" if results is None else _machine(results["environment"]),
     }
@@ -145,6 +147,20 @@ def _rows(results: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The rows of the drafter that goes up, each prompts' source without its folders."""
     own = {each["method"] for each in results["draft"]["loaded"]}
     return [row | {"source": without_folders(row["prompts"])} for row in results["rows"] if row["method"] in own]
+
+
+def _claim(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What the rows show of the drafter; nothing of what none of them does, or not all of them do."""
+    if not rows:
+        return ""
+    from ...eval.report.tables import stand_in
+
+    fewer = all(row["tau"][0] is not None and row["tau"][0] > 1 and not row["flagged"] for row in rows)
+    claims = ["With it the target decoded in fewer calls"] if fewer else []
+    if all(row["verdict"] == "lossless" and stand_in(row) is None for row in rows):
+        claims.append("the audit found the text to be the target's own")
+    said = "; ".join(claims)
+    return f"{said[0].upper()}{said[1:]}." if said else ""
 
 
 def _machine(environment: Mapping[str, Any]) -> str:

@@ -119,3 +119,11 @@ def test_what_is_none_is_refused(text: str, message: str, tmp_path: Path) -> Non
         read_tuned(tmp_path)
     assert "tuned.json" in str(refused.value)
     assert "draftsmith tune" in str(refused.value)
+
+
+@pytest.mark.parametrize("family", [each.name for each in FAMILIES.values() if each.grids])
+def test_whatever_tune_chooses_is_read_again(family: str, tmp_path: Path) -> None:
+    for grid in FAMILIES[family].grids:
+        values = grid.values(grid.sizes[-1])
+        write_tuned(tmp_path, values, {})
+        assert read_tuned(tmp_path).values == values

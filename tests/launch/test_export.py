@@ -27,6 +27,7 @@ from draftsmith.launch.cli import main
 from draftsmith.launch.engines import COMMANDS, Start, command
 from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.storage import replace_folder
+from draftsmith.trainers.block.dflash import student as dflash_student
 from draftsmith.trainers.block.pard import student as pard_student
 from draftsmith.trainers.teacher.frozen import saver
 from safetensors.torch import load_file
@@ -217,6 +218,55 @@ def test_a_tuned_tree_of_heads_is_not_dropped_in_silence(
     assert main(["export", str(run)]) == 0
     assert '"num_speculative_tokens": 2' in capfd.readouterr().out
     assert "vllm is started with a chain of 2, which is not tuned; left out is the tree" in caplog.text
+
+
+BLOCK = {"drafter.block_tree": "tree", "drafter.block_nodes": "6", "drafter.temperature_factors": "[]"}
+CUT = {"drafter.block_tree": "chain", "drafter.confidence": "0.4", "eval.draft_length": "2"}
+
+
+@pytest.mark.parametrize("tuned", [True, False])
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (BLOCK, ["vllm is started with a chain of 3, which is not tuned; left out is the tree that the drafter has"]),
+        (CUT, ["vllm drafts all 3 tokens: left out is drafter.confidence 0.4, which ends drafts in front of a slot"]),
+        ({"drafter.block_tree": "chain", "drafter.confidence": "0.0"}, []),
+    ],
+)
+def test_a_block_s_tree_and_its_doubt_are_not_dropped_in_silence(
+    values: dict[str, str], said: list[str], tuned: bool, target: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whether they are of `tuned.json` or of the recipe."""
+    recipe = load_recipe("dflash-tiny", [("block.size", "4")]).recipe
+    run = run_folder(tmp_path, "dflash-tiny", dflash_student(recipe, target.model), target)
+    if tuned:
+        write_tuned(run / "drafter", values, MEASURED)
+    else:
+        (run / "run.yaml").write_text(load_recipe("dflash-tiny", list(values.items())).yaml())
+    assert main(["export", str(run)]) == 0
+    named = [line for line in caplog.messages if "left out is" in line]
+    assert len(named) == len(said)
+    for line, words in zip(named, said, strict=True):
+        assert line.startswith(words)
+        assert ("as tuned for T = 0.0, batch 1, here" if tuned else "as the recipe has it") in line
+
+
+@pytest.mark.parametrize(
+    ("recipe", "flags"), [("eagle-tiny", {"drafter.eagle_tree": "static"}), ("medusa-tiny", {}), ("eagle-tiny", {})]
+)
+def test_a_static_tree_is_named_too(
+    recipe: str, flags: dict[str, str], target: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Heads always have one, unless a chain is asked for."""
+    heads = MedusaHeads.for_target(target.model, heads=2, shared_head=True)
+    net = heads if recipe == "medusa-tiny" else EagleNet(EagleShape.of(target.model.config))
+    run = run_folder(tmp_path, recipe, net, target)
+    for chain, more in ((False, flags), (True, {**flags, "drafter.tree": "chain"} if flags or net is heads else {})):
+        caplog.clear()
+        (run / "run.yaml").write_text(load_recipe(recipe, list(more.items())).yaml())
+        assert main(["export", str(run), "--out", str(tmp_path / f"out-{chain}")]) == 0
+        told = "left out is the tree that the drafter has as the recipe has it" in caplog.text
+        assert told == (not chain and bool(flags or net is heads))
 
 
 @pytest.mark.parametrize(("form", "policy"), [("vllm", "sample"), ("vllm", "argmax"), ("sglang", "sample")])

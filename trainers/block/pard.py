@@ -30,6 +30,7 @@ from ..loop.sharding import standalone
 from ..losses.terms import check_terms
 from ..method_config import LoraConfig
 from ..packed.lengths import check_start_context
+from ..pruning.sizes import check_cut
 from ..sections import MakeProbe, Run, Sections
 from ..student.chain_spans import check_spans
 from ..student.draft import cut_from_target, make_draft, whose
@@ -52,8 +53,9 @@ def check_recipe(recipe: Sections) -> None:
 
 
 def check_target(recipe: Sections, target: PreTrainedModel) -> None:
-    """Raise RequestError for logits that training cannot make, or rows beyond the context."""
+    """Raise RequestError for logits that training cannot make, rows beyond the context, or sizes of no cut."""
     check_teacher(recipe, target)
+    check_cut(recipe.model, target)
 
 
 def student(

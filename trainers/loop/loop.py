@@ -264,7 +264,7 @@ class Loop:
         return values.get("validation_loss", float("nan"))
 
     def probe_and_export(self, done: int, record: Record, screen: Screen) -> None:
-        """Decode held-out prompts, and export when tau is the best so far; without a probe, at the end."""
+        """Decode held-out prompts, and export when no tau so far is better; without a probe, at the end."""
         draft = self.objective.draft()
         if self.probe is None or draft is None:
             if done == self.plan.loop.steps and not self.by_validation:
@@ -292,7 +292,8 @@ class Loop:
             self.accelerator.wait_for_everyone()
 
     def beats_best(self, values: dict[str, float]) -> bool:
-        return self.best is None or values["tau"] > self.best["tau"]
+        # of equal ones the later: it has learnt longer
+        return self.best is None or values["tau"] >= self.best["tau"]
 
     def export(self) -> None:
         with self.averaged(), gathered(self.objective.module):

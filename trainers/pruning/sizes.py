@@ -16,6 +16,9 @@ from ..config import FROM_TARGET, ModelConfig
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
+EMPTY = "''"
+"""A flag's value that does away with a recipe's own."""
+
 
 def pruned_config(
     model: ModelConfig, target: PretrainedConfig, name: str, layers: Sequence[int] | None = None
@@ -44,6 +47,12 @@ def pruned_config(
     config.num_attention_heads, config.num_key_value_heads = heads, kv_heads
     config.head_dim = head_size(target)
     return config
+
+
+def check_cut(model: ModelConfig, target: Any) -> None:
+    """Raise RequestError for sizes that a draft cut from the target cannot have, where one is to be cut."""
+    if model.start_from == FROM_TARGET:
+        pruned_config(model, target.config, type(target).__name__)
 
 
 def check_not_pruned(model: ModelConfig) -> None:
@@ -115,5 +124,6 @@ def _check_unchanged(model: ModelConfig, target: Any) -> None:
     for name, (wanted, own) in fixed.items():
         if wanted is not None and wanted != own:
             raise RequestError(
-                f"model.{name} is {wanted}, and a draft cut from the target keeps its {own}; leave it out"
+                f"model.{name} is {wanted}, and a draft cut from the target keeps its {own}; leave it out, or do away "
+                f"with a recipe's own by --model.{name} {'true' if name == 'tied' else EMPTY}"
             )

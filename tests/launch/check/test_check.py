@@ -17,6 +17,7 @@ from draftsmith.launch.check import memory as check_memory
 from draftsmith.launch.check.check import check
 from draftsmith.launch.check.memory import in_units
 from draftsmith.launch.check.models import Models, Once, check_model, check_target
+from draftsmith.launch.check.unread import shorter_drafts
 from draftsmith.launch.cli import main
 from draftsmith.launch.recipe.load import load_recipe
 from rich.console import Console
@@ -297,3 +298,41 @@ def test_memory_is_the_devices(tmp_path: Path, rows: Path, monkeypatch: pytest.M
     monkeypatch.setattr(check_memory, "device_memory", lambda: 265_000_000)
     with pytest.raises(EnvironmentFailure, match="the device has 265 MB"):
         run("distill-tiny", tmp_path / "out", **flags)
+
+
+def test_drafts_that_are_shorter_than_asked_for_are_told(tmp_path: Path, rows: Path) -> None:
+    """The default length is no wish."""
+    own = {"data__source": str(rows), "block__size": "4"}
+    told = run("dflash-tiny", tmp_path / "out", eval__draft_length="6", **own)
+    assert "note: eval.draft_length is 6 (--eval.draft_length), and what is trained drafts at most 3 tokens" in told
+    assert "ready to train" in told
+    for recipe, flags in (
+        ("dflash-tiny", {"block.size": "4"}),
+        ("eagle-tiny", {"eval.draft_length": "40"}),
+        ("medusa-tiny", {"eval.draft_length": "4"}),
+    ):
+        assert shorter_drafts(load_recipe(recipe, list(flags.items()))) == []
+    assert len(shorter_drafts(load_recipe("medusa-tiny", [("eval.draft_length", "9")]))) == 1
+
+
+def test_a_cut_draft_s_size_is_traced_to_the_recipe_that_has_it(tmp_path: Path, rows: Path) -> None:
+    cut = {"model__start_from": "target", "data__source": str(rows)}
+    (tmp_path / "own.yaml").write_text("base: pard-tiny\nmodel:\n  head_size: 32\n")
+    own = str(tmp_path / "own.yaml")
+    with pytest.raises(RequestError) as raised:
+        run(own, tmp_path / "out", **cut)
+    assert "model.head_size (own.yaml:3) is 32, and a draft cut from the target keeps its 64" in str(raised.value)
+    assert "a recipe's own by --model.head_size ''" in str(raised.value)
+    recipe = load_recipe(own, [("model.start_from", "target")]).recipe
+    with pytest.raises(RequestError, match="model.head_size is 32"):  # as training asks, before any row is made
+        recipe.record.code().check_target(recipe, Models(recipe).target())
+    assert "ready to train" in run(own, tmp_path / "out", **cut, model__head_size="")
+
+
+def test_one_fault_is_told_once_behind_the_table(tmp_path: Path, rows: Path) -> None:
+    told, flags = io.StringIO(), [("eagle3.vocabulary", "100"), ("data.source", str(rows))]
+    with pytest.raises(RequestError) as raised:
+        check(load_recipe("dflash-tiny", flags), Console(file=told, width=400), tmp_path / "out")
+    assert str(raised.value).count("eagle3.vocabulary is 100") == 1
+    assert told.getvalue().count("eagle3.vocabulary") == 1
+    assert "no section of method" not in told.getvalue()

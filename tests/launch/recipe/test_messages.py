@@ -10,7 +10,7 @@ from draftsmith.decoding.target.hub import embedded_target
 from draftsmith.decoding.target.loading import load_target
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import RequestError
-from draftsmith.launch.recipe.load import load_recipe
+from draftsmith.launch.recipe.load import find_recipe, load_recipe
 from draftsmith.trainers.student.warm_start import check_start_folder
 
 
@@ -48,3 +48,21 @@ def test_a_causal_lm_as_it_is_drafts_and_starts_nothing() -> None:
     recipe = load_recipe("dflash-tiny", [("model.start_from", str(folder))]).recipe
     with pytest.raises(RequestError, match="model.start_from: .* as training writes it$"):
         check_start_folder(recipe)
+
+
+def test_a_flag_that_does_not_fit_a_recipe_is_no_fault_of_the_flags_alone(tmp_path: Path) -> None:
+    """The value that it contradicts stands in the file, with its line."""
+    file = tmp_path / "own.yaml"
+    file.write_text(Path(find_recipe("dflash-tiny")).read_text().replace("factors: []", "factors: [1, 0.3]"))
+    line_of = next(n for n, line in enumerate(file.read_text().splitlines(), 1) if "factors: [1, 0.3]" in line)
+    head, line = said(str(file), ("drafter.block_tree", "tree"))
+    assert head == f"{file}: 1 error in the recipe with these flags"
+    assert line.startswith(f"  - drafter.temperature_factors (own.yaml:{line_of}): found [1, 0.3]")
+
+
+def test_a_folder_is_no_recipe(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=f"^{tmp_path} is a folder; expected a recipe file: name a file in it$"):
+        load_recipe(str(tmp_path))
+    (tmp_path / "run.yaml").write_text("")
+    with pytest.raises(RequestError, match=f"is a folder.*: the recipe of a run is {tmp_path}/run.yaml$"):
+        load_recipe(f"{tmp_path}/")

@@ -110,6 +110,9 @@ def test_the_card(measured: Path, place: Path, hub: Hub) -> None:
         assert line.endswith(f"| {row['verdict']} |")
         assert "2 of prompts.jsonl" in line
     assert row["verdict"] == "lossless"
+    fewer = all(row["tau"][0] > 1 and not row["flagged"] for row in results["rows"])
+    claim = "With it the target decoded in fewer calls; the" if fewer else "The"
+    assert f"method `distill`. {claim} audit found the text to be the target's own.\n" in text, text[:600]
     served = '\'{"method": "draft_model", "model": "somebody/a-drafter", "num_speculative_tokens": 3'
     assert f"vllm serve somebody/the-target --speculative-config {served}" in text
     assert f"--drafter hub:{NAME}" in text
@@ -135,6 +138,9 @@ def test_a_drafter_that_was_not_measured_has_no_tau(place: Path, hub: Hub) -> No
     text = hub.files(NAME)["README.md"].decode()
     assert "Nothing has been measured, and nothing audited" in text
     assert "tau" not in text
+    assert "method `distill`.\n" in text
+    assert "fewer calls" not in text
+    assert "target's own" not in text
 
 
 def test_a_verdict_that_failed_is_on_the_card(place: Path, hub: Hub) -> None:
@@ -142,9 +148,14 @@ def test_a_verdict_that_failed_is_on_the_card(place: Path, hub: Hub) -> None:
     results = json.loads(path.read_text())
     results["rows"][0] |= {"verdict": "not audited", "audited": None}
     results["rows"][1] |= {"verdict": "NOT lossless"}
+    for row in results["rows"]:
+        row["tau"] = [1.0, 1.0, 1.0]
     path.write_text(json.dumps(results))
     assert main(["push", str(place / "run"), NAME]) == 0
-    rows = [line for line in hub.files(NAME)["README.md"].decode().splitlines() if line.startswith("| draft model |")]
+    text = hub.files(NAME)["README.md"].decode()
+    assert "fewer calls" not in text
+    assert "found the text to be" not in text
+    rows = [line for line in text.splitlines() if line.startswith("| draft model |")]
     assert [line.rsplit("| ", 1)[1] for line in rows] == ["not audited |", "NOT lossless |"]
 
 

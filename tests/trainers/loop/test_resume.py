@@ -331,8 +331,11 @@ def test_a_checkpoint_of_another_run_brings_its_best_along(tmp_path: Path) -> No
         assert again == best
     went_on = tmp_path / "middle" / "checkpoints" / last.name / "model.safetensors"
     assert went_on.read_bytes() == (last / "model.safetensors").read_bytes()
-    _, tied = going_on(tmp_path / "tied", [2.0, 2.0])
-    assert tied == best, "the first of equal ones stays"
+    latest, tied = going_on(tmp_path / "tied", [2.0, 2.0])
+    assert tied == {"tau": 2.0, "step": 4.0}, "of equal ones the later, which has learnt longer"
+    resumed, again = going_on(tmp_path / "tied-middle", [2.0], middle)
+    assert again == tied
+    assert resumed.read_bytes() == latest.read_bytes() != first.read_bytes()
     exported, again = going_on(tmp_path / "better", [3.0], middle)
     assert again == {"tau": 3.0, "step": 4.0}
     assert exported.read_bytes() != first.read_bytes()
