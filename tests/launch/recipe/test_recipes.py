@@ -224,7 +224,7 @@ def test_as_many_errors_as_fit_on_a_screen(tmp_path: Path, capfd: pytest.Capture
 def test_a_path_that_no_file_can_have(letters: int, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["show", f"./{'a' * letters}.yaml"]) == 2
     message = capfd.readouterr().err
-    assert "base: ./ is a foldera" in message
+    assert "there is no recipe file ./a" in message
     assert len(message) < 400
 
 
