@@ -80,7 +80,7 @@ RECIPES: list[tuple[str, str | bytes, str]] = [
     ("base_missing", "base: nowhere\n", "no recipe is called 'nowhere'"),
     ("base_is_number", "base: 5\n", "base is 5"),
     ("base_of_base", "base: target-chat\n", "only one level"),
-    ("base_is_a_folder", "base: ./\n", "base: ./ is a folder"),
+    ("base_is_a_folder", "base: ./\n", "./ is a folder; expected a recipe file"),
     ("base_is_itself", "base: base_is_itself.yaml\n", "only one level"),
     ("number_as_key", "method: distill\n5: a\n", "5 (number_as_key.yaml:2): unknown key"),
     ("list_as_key", "method: distill\n? [a, b]\n: 4\n", "unknown key"),
