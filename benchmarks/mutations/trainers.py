@@ -202,9 +202,9 @@ MUTATIONS = (
     Mutation(
         "T21",
         "trainers/loop/loop.py",
-        "a later probe that is as good replaces the best",
-        '        return self.best is None or values["tau"] > self.best["tau"]\n',
+        "of equal probes the earlier is kept, which has learnt less",
         '        return self.best is None or values["tau"] >= self.best["tau"]\n',
+        '        return self.best is None or values["tau"] > self.best["tau"]\n',
         (RESUME + "test_a_checkpoint_of_another_run_brings_its_best_along",),
     ),
     Mutation(
