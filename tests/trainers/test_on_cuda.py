@@ -10,6 +10,7 @@ from chains import Chains
 from draftsmith.trainers import eagle
 from draftsmith.trainers.loop.feed import upload
 from draftsmith.trainers.loop.objective import Objective, Stepwise
+from draftsmith.trainers.loop.state import Average
 from faults import toy
 from method_cases import CASES
 from pretended_cuda.device import PretendedCuda
@@ -56,6 +57,15 @@ def test_steps_are_those_of_a_cpu_and_wait_for_nothing(case: str, cuda: Pretende
     assert mine
     assert all(isinstance(each, OnCuda) for each in mine.values())
     torch.testing.assert_close({name: each.cpu() for name, each in mine.items()}, gradients(here))
+
+
+def test_a_resumed_average_lies_where_the_weights_do(cuda: PretendedCuda) -> None:
+    """A checkpoint is read on the host."""
+    module = nn.Linear(3, 2).to("cuda")
+    average = Average(module, 0.5)
+    average.load({"weight": torch.zeros(2, 3), "bias": torch.zeros(2)})
+    average.update(module, torch.ones((), dtype=torch.bool, device="cuda:0"))
+    torch.testing.assert_close(average.tensors["weight"].cpu(), module.weight.detach().cpu() / 2)
 
 
 def planted(monkeypatch: pytest.MonkeyPatch, bug: Any) -> None:
