@@ -108,11 +108,6 @@ def generate(
         requests=requests,
         draft_length=drafter.draft_length,
     )
-    if graphs and not drafter.replayable:
-        raise RequestError(
-            f"graphs were asked for, and {type(drafter).__name__} decides on the host what it drafts, which no CUDA "
-            "graph holds: leave graphs out"
-        )
     static = target.device.type == "cuda" if static is None else static
     if isinstance(drafter, Bounded):
         drafter.hold_to(target.vocabulary)
@@ -225,7 +220,12 @@ class _Speculation:
         self.verify: Callable[[Proposal], Outcome] = self._verify
 
     def replay(self) -> None:
-        """Record both halves, and replay them from then on."""
+        """Record both halves, and replay them from then on; RequestError where the drafter decides on the host."""
+        if not self._drafter.replayable:
+            raise RequestError(
+                f"graphs were asked for, and {type(self._drafter).__name__} decides on the host what it drafts, which "
+                "no CUDA graph holds: leave graphs out"
+            )
         device = self._target.device
         self.log.replayed = True
         self.propose = Replayed(self._propose, self._draws, device)

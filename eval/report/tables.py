@@ -7,7 +7,7 @@ results; `report.py` shows the same as a page.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -266,7 +266,7 @@ def verdict_of(row: dict[str, Any]) -> str:
     return f"as {row['audited']}" if row["verdict"] == "lossless" and stand_in(row) else str(row["verdict"])
 
 
-def stand_in(row: dict[str, Any]) -> str | None:
+def stand_in(row: Mapping[str, Any]) -> str | None:
     """The drafter that was audited in place of the row's own; None where that one was, or none."""
     audited: str | None = row["audited"]
     return None if audited == row["method"] else audited

@@ -35,7 +35,7 @@ class Names(TorchFunctionMode):
             return func(args[0], _listed(args[1]), *args[2:])
         made = func(*map(_in_c, args), **{name: _in_c(each) for name, each in kwargs.items()})
         if isinstance(made, Tensor) and not isinstance(made, OnCuda) and made.is_meta:
-            raise NotImplementedError(f"{func}: C++ gave no numbers to what it takes for a tensor on meta")
+            raise RuntimeError(f"{func}: C++ gave no numbers to what it takes for a tensor on meta")
         return made
 
 
