@@ -53,7 +53,7 @@ class Served:
     """A loaded pair of target and drafter."""
 
     version: str
-    fault: bool
+    faults: list[str]
     engine_class: str
     untouched: list[str]
     runs: list[Answered]
@@ -81,18 +81,27 @@ class Vllm:
         speculative_config: dict[str, Any] | None,
         asked: Sequence[Asked],
         of_target: dict[str, Any] | None = None,
+        *,
+        as_it_comes: bool = False,
     ) -> Served:
         """Load `model` with that draft, answer, and unload; what goes wrong there is raised here.
 
         Args:
             of_target: words that are put into the model's config.
+            as_it_comes: with the build's own key norms of DFlash (`in_vllm/mended.py`).
         """
         self._count += 1
         job, result = (self._folder / f"{kind}-{self._count}.json" for kind in ("job", "result"))
         runs = [each.job for each in asked]
         job.write_text(
             json.dumps(
-                {"model": model, "speculative_config": speculative_config, "of_target": of_target or {}, "runs": runs}
+                {
+                    "model": model,
+                    "speculative_config": speculative_config,
+                    "of_target": of_target or {},
+                    "as_it_comes": as_it_comes,
+                    "runs": runs,
+                }
             )
         )
         assert self._process.stdin is not None
@@ -104,7 +113,7 @@ class Vllm:
         if "error" in found:
             raise RuntimeError(f"vLLM refused the job; {self._log.name}\n{found['error']}")
         runs = [Answered(**run) for run in found["runs"]]
-        return Served(found["version"], found["fault"], found["class"], found["untouched"], runs)
+        return Served(found["version"], found["faults"], found["class"], found["untouched"], runs)
 
     def close(self) -> None:
         """End the process."""

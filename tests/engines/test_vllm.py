@@ -31,14 +31,14 @@ def own_target(run: Path, target: Backbone) -> Backbone:
 def test_plain_decoding(vllm: Vllm, target: Backbone, prompts: Prompts, findings: Findings) -> None:
     """Without a drafter the two write the same: what differs below is the drafter's doing.
 
-    And once the CPU build spreads temperatures over drafted tokens by itself, `in_vllm/mended.py` goes.
+    And what the CPU build has mended by itself goes from `in_vllm/mended.py`.
     """
     served = vllm.serve(target.name, None, [Asked(prompts, 0.0)])
     findings.versions["vllm"] = served.version
     assert served.untouched == []
     assert served.runs[0].tokens == plain(target, prompts, MOST_TOKENS)
     assert served.runs[0].drafts == 0
-    assert served.fault
+    assert served.faults == ["expand_batch_to_tokens", "rms_norm"]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.title)
@@ -112,6 +112,27 @@ def test_layers_shifted_by_one_are_seen(
     )
     assert served.untouched == []
     assert cold.tokens == ours.tokens  # wrong drafts are rejected, so no text shows the fault
+    assert (cold.drafts, cold.accepted) != (ours.steps, ours.accepted)
+
+
+def test_one_norm_for_all_layers_is_seen(
+    vllm: Vllm, target: Backbone, prompts: Prompts, trained: Trained, findings: Findings, tmp_path: Path
+) -> None:
+    """The control of one pass: the CPU build's own norm of DFlash's keys costs no text, and changes counts."""
+    run = trained("dflash")
+    command = exported(run, "vllm", tmp_path / "export")
+    served = vllm.serve(command.model, command.greedy, [Asked(prompts, 0.0)], as_it_comes=True)
+    ours = greedy(target, load_drafter(run / "drafter", target, draft_length=K), prompts, MOST_TOKENS)
+    cold = served.runs[0]
+    findings.add(
+        "vLLM",
+        "control: DFlash, the CPU build as it comes",
+        untouched=len(served.untouched),
+        text=f"{sum(a == b for a, b in zip(cold.tokens, ours.tokens, strict=True))} of {len(ours.tokens)}",
+        ours=counted(ours.steps, ours.accepted),
+        theirs=counted(cold.drafts, cold.accepted),
+    )
+    assert cold.tokens == ours.tokens
     assert (cold.drafts, cold.accepted) != (ours.steps, ours.accepted)
 
 

@@ -7,7 +7,8 @@ What is done to vLLM, and why:
 
 - Every parameter is NaN (integers: a number that no vocabulary has) before its loader runs, so that a
   weight which the loader leaves alone shows.
-- `expand_batch_to_tokens` is replaced (`mended.py`). `fault` says whether the build at hand still needs that.
+- Two functions are replaced (`mended.py`). `faults` says whether the build at hand still needs that. A job that is
+  `as_it_comes` has DFlash's own again.
 """
 
 from __future__ import annotations
@@ -29,23 +30,16 @@ os.environ |= {
     "HF_HUB_OFFLINE": "1",
 }
 
-import mended  # noqa: F401 - replaces what is faulty
+import mended  # replaces what is faulty
 import torch
 import vllm
 from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
-from vllm.utils.cpu_triton_utils import _expand_kernel_impl
+from vllm.model_executor.models.qwen3_dflash import DFlashQwen3Model
 
 NEVER = -(2**40)
 COUNTERS = {"vllm:spec_decode_num_drafts": "drafts", "vllm:spec_decode_num_accepted_tokens_per_pos": "accepted"}
-
-
-def expand_is_faulty() -> bool:
-    """Whether the CPU build leaves its output as it was for numbers that are not int64."""
-    out = torch.full((5,), -99.0)
-    _expand_kernel_impl(out, torch.tensor([0.7, 1.0]), torch.tensor([2, 5], dtype=torch.int32), 0, 1)
-    return bool((out == -99.0).any())
 
 
 def poisoned(load: Any) -> Any:
@@ -97,6 +91,7 @@ def answered(engine: LLM, run: dict[str, Any]) -> dict[str, Any]:
 
 def done(job: dict[str, Any]) -> dict[str, Any]:
     """Load what the job names, and answer each of its runs."""
+    DFlashQwen3Model._normalize_context_k = mended.AS_IT_COMES if job["as_it_comes"] else mended.normed
     engine = LLM(
         model=job["model"],
         dtype="float32",
@@ -114,7 +109,7 @@ def done(job: dict[str, Any]) -> dict[str, Any]:
     models = {"target": runner.model} | ({} if drafter is None else {"drafter": drafter})
     return {
         "version": vllm.__version__,
-        "fault": expand_is_faulty(),
+        "faults": mended.faults(),
         "class": type(drafter).__name__,
         "untouched": [f"{whose}: {name}" for whose, model in models.items() for name in untouched(model)],
         "runs": [answered(engine, run) for run in job["runs"]],
