@@ -19,6 +19,19 @@ class RequestError(DraftsmithError):
     exit_code = 2
 
 
+class FieldError(RequestError):
+    """A value of one of a recipe's fields that cannot work; the pre-flight adds the line that has it.
+
+    Args:
+        field: its path in the recipe, such as `model.head_size`.
+        reason: how a sentence goes on that begins with it.
+    """
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(f"{field} {reason}")
+        self.field, self.reason = field, reason
+
+
 class DataError(DraftsmithError):
     """The data cannot be trained or evaluated on."""
 

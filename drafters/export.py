@@ -19,11 +19,11 @@ from torch import Tensor, nn
 
 from ..decoding.target.quantised import quantisation_of
 from ..errors import RequestError
-from .eagle.layers import EagleShape
 from .eagle.net import EagleNet
 from .eagle.net3 import Eagle3Net, Eagle3Shape, fused_layers
 from .families import FAMILIES, Form, function
 from .folder import built_from, not_finite
+from .layers.llama import LayerShape
 from .projection import Shaping
 from .weights import net_of
 
@@ -372,7 +372,7 @@ def _eagle3_words(shape: Eagle3Shape) -> dict[str, Any]:
     }
 
 
-def llama_words(shape: EagleShape, target: ServedTarget) -> dict[str, Any]:
+def llama_words(shape: LayerShape, target: ServedTarget) -> dict[str, Any]:
     """A Llama config of one layer, as `transformers` reads it, and serving engines after it."""
     return {
         "model_type": "llama",
@@ -397,3 +397,16 @@ def llama_words(shape: EagleShape, target: ServedTarget) -> dict[str, Any]:
         "eos_token_id": target.eos,
         "pad_token_id": None,
     }
+
+
+def with_mask(how: Served, target: ServedTarget, mask: int, mask_H: Tensor) -> Tensor:
+    """The rows that the drafter reads, [V, H]: those of the target as its own layers read them, and the mask's.
+
+    Where the target writes that very token, the drafts behind it are made from the mask: fewer are accepted, the text
+    stays the target's.
+    """
+    if how.table is None:
+        raise ValueError("a mask of the drafter's own is exported with the target's embedding")
+    table_VH = how.table().detach().float() * target.embedding_scale
+    table_VH[mask] = mask_H.float()
+    return table_VH

@@ -80,6 +80,18 @@ def test_no_circle_of_files() -> None:
     assert [sorted(map(name_of, circle)) for circle in circles(import_graph(ROOT, TREES))] == []
 
 
+def test_no_circle_of_families() -> None:
+    """What two families need of each other stands in a room of its own (`drafters/layers`)."""
+    graph = import_graph(ROOT, TREES)
+    rooms: dict[Path, set[Path]] = {}
+    for path, others in graph.items():
+        if path.parent.parent == ROOT / "drafters":
+            needed = {other.parent for other in others if other.parent.parent == ROOT / "drafters"}
+            rooms.setdefault(path.parent, set()).update(needed - {path.parent})
+    assert ROOT / "drafters/layers" in rooms[ROOT / "drafters/block"]
+    assert circles(rooms) == []
+
+
 def test_a_circle_is_seen() -> None:
     """Two files that import each other, one of them inside a function; a type's import is no arrow."""
     sources = {

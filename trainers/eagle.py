@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from ..data.rows.prepare import Prepared
 from ..decoding.target.backbone import Backbone
 from ..drafters.eagle.net import EagleNet
-from ..drafters.eagle.row_split import WHOLE, RowSplit
-from ..drafters.eagle.static import Static, as_it_is
+from ..drafters.layers.row_split import WHOLE, RowSplit
+from ..drafters.layers.static import Static, as_it_is
 from ..drafters.projection import Shaping
 from .eagle_common import compared, in_text_order, shares, told_by_pass, with_counts
 from .loop.loop import Outcome

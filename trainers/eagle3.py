@@ -22,8 +22,8 @@ from ..data.rows.prepare import Prepared
 from ..decoding.target.backbone import Backbone
 from ..decoding.target.hidden_states import LAST
 from ..drafters.eagle.net3 import Eagle3Net
-from ..drafters.eagle.row_split import WHOLE, RowSplit
-from ..drafters.eagle.static import Static, as_it_is
+from ..drafters.layers.row_split import WHOLE, RowSplit
+from ..drafters.layers.static import Static, as_it_is
 from ..drafters.projection import Projection
 from .eagle_common import compared, in_text_order, shares, told_by_pass, with_counts
 from .loop.loop import Outcome

@@ -1,7 +1,7 @@
 """What the trainers of EAGLE drafters share: which outputs are compared with what, and how much each counts.
 
 Read next: `eagle.py` and `eagle3.py`; `drafters/eagle/net.py`, `PairNet.unroll`; `losses/pace.py`;
-`drafters/eagle/row_split.py`, rows that several processes share.
+`drafters/layers/row_split.py`, rows that several processes share.
 
 Shapes: R rows, S tokens of a row, L of them in this process's part, X anchors, P positions that count over all passes,
 C positions of a chunk, H hidden size.
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..decoding.on_host import on_host, sent
-from ..drafters.eagle.row_split import WHOLE, RowSplit
+from ..drafters.layers.row_split import WHOLE, RowSplit
 from .config import ObjectiveConfig
 from .labels import has_label, label_places
 from .loop.objective import Batch

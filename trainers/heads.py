@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..drafters.eagle.recomputed import again
-from ..drafters.eagle.static import Static, as_it_is
 from ..drafters.heads.medusa import Heads
+from ..drafters.layers.recomputed import again
+from ..drafters.layers.static import Static, as_it_is
 from ..drafters.projection import Shaping
 from ..errors import RequestError
 from .config import ObjectiveConfig

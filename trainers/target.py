@@ -21,7 +21,7 @@ from ..data.rows.templates import named_template
 from ..data.rows.tokenizer import train_tokenizer
 from ..decoding.target.hub import load_tokenizer
 from ..decoding.target.loading import no_progress_bars
-from ..drafters.eagle.static import Static, as_it_is
+from ..drafters.layers.static import Static, as_it_is
 from ..drafters.projection import Shaping
 from ..errors import RequestError
 from ..storage import replace_folder

@@ -233,6 +233,6 @@ MUTATIONS = (
         "EAGLE: in training rotary positions do not move on with the passes",
         "enter(self, hidden_BNH, embeds_BNH, self.rotary(positions_BN + j))\n",
         "enter(self, hidden_BNH, embeds_BNH, self.rotary(positions_BN))\n",
-        ("tests/drafters/eagle/test_passes.py::test_outputs_and_gradients_are_those_of_a_dense_mask",),
+        ("tests/drafters/layers/test_passes.py::test_outputs_and_gradients_are_those_of_a_dense_mask",),
     ),
 )

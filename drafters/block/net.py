@@ -24,9 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from ...decoding.target.kv_cache import KVCache
-from ..eagle.layers import EagleShape, FeedForward, Norm, Projected, Rotary, embedding_spread, turned
-from ..eagle.passes import Keys
-from ..eagle.recomputed import again
+from ..layers.llama import FeedForward, LayerShape, Norm, Projected, Rotary, embedding_spread, turned
+from ..layers.recomputed import again
+from ..layers.sinks import Keys
 from ..sizes import check_layers, check_parts, check_sizes
 from .attention import Packed, View
 
@@ -34,7 +34,7 @@ Layout = Literal["fill-in", "anchor-first"]
 
 
 @dataclass(frozen=True)
-class BlockShape(EagleShape):
+class BlockShape(LayerShape):
     """Sizes of a network: what `config.json` of a drafter folder holds as its settings."""
 
     layers: tuple[int, ...]
@@ -165,7 +165,7 @@ class BlockNet(nn.Module):
         """An untrained network for a causal LM of `transformers`, fp32.
 
         Args:
-            chosen: the fields of `Shape` beside those of `EagleShape`.
+            chosen: the fields of `Shape` beside those of `LayerShape`.
         """
         model: Any = target
         made = cls(cls.Shape.of(model.config, **chosen))

@@ -2,10 +2,9 @@
 
 The names of the weights are ours. What an engine would have to guess is written out: which hidden states,
 which id stands for the mask, whether a slot sees the later ones. Engines embed the mask as a row of a table:
-a vector that the drafter has learnt takes the row of the last id in a copy of the target's embedding. Where
-the target writes that very token, the drafts behind it are made from the mask: fewer are accepted, the text
-stays the target's. (The published form has a pickle for such a vector, which this project does not write.)
-Read next: `../export.py`, the other families; `net.py`, the network.
+a vector that the drafter has learnt takes the row of the last id in a copy of the target's embedding. (The
+published form has a pickle for such a vector, which this project does not write.) Read next: `../export.py`, the
+other families; `net.py`, the network.
 
 Shapes: H hidden size, V target vocabulary.
 """
@@ -17,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from ...errors import RequestError
-from ..export import Export, Served, ServedTarget, check_layers, llama_words
+from ..export import Export, Served, ServedTarget, check_layers, llama_words, with_mask
 from .dspark import DSparkNet
 from .net import BlockNet, BlockShape
 from .selected import DFlash2Net
@@ -163,12 +162,3 @@ def _config(shape: BlockShape, target: ServedTarget, architecture: str) -> dict[
         "num_target_layers": target.layers,
         "block_size": shape.size,
     }
-
-
-def with_mask(how: Served, target: ServedTarget, mask: int, mask_H: Tensor) -> Tensor:
-    """The rows that the drafter reads, [V, H]: those of the target as its own layers read them, and the mask's."""
-    if how.table is None:
-        raise ValueError("a mask of the drafter's own is exported with the target's embedding")
-    table_VH = how.table().detach().float() * target.embedding_scale
-    table_VH[mask] = mask_H.float()
-    return table_VH

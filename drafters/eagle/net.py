@@ -2,7 +2,7 @@
 
 What is trained is what decodes: training calls `unroll`, decoding `forward` with a KV cache, and both
 run the same parts. Embedding and output projection are the target's, passed in and never saved.
-Read next: `eagle/passes.py`, attention in training; `eagle/net3.py`, EAGLE-3's network; `eagle/proposer.py`,
+Read next: `../layers/passes.py`, attention in training; `net3.py`, EAGLE-3's network; `proposer.py`,
 which decodes; `trainers/eagle.py`, which trains.
 
 Shapes: B rows, N pairs (a hidden state and the embedding of the token after it), H hidden size,
@@ -21,11 +21,12 @@ from torch import Tensor, nn
 
 from ...decoding.target.kv_cache import KVCache
 from ...decoding.target.stacked import Together
-from .layers import Attention, EagleShape, FeedForward, Norm, Projected, Rotary
-from .passes import Keys, Passes, Sunk
-from .recomputed import again
-from .row_split import WHOLE, RowSplit
-from .static import Static, as_it_is
+from ..layers.llama import Attention, FeedForward, LayerShape, Norm, Projected, Rotary
+from ..layers.passes import Passes, Sunk
+from ..layers.recomputed import again
+from ..layers.row_split import WHOLE, RowSplit
+from ..layers.sinks import Keys
+from ..layers.static import Static, as_it_is
 
 
 class PairNet(nn.Module, ABC):
@@ -168,7 +169,7 @@ class PairNet(nn.Module, ABC):
 class EagleLayer(nn.Module):
     """A Llama layer without the norm before attention, as EAGLE-1's first layer is."""
 
-    def __init__(self, shape: EagleShape) -> None:
+    def __init__(self, shape: LayerShape) -> None:
         super().__init__()
         self.self_attn = Attention(shape, shape.hidden)
         self.post_attention_layernorm = Norm(shape.hidden, shape.eps)
@@ -184,7 +185,7 @@ class EagleNet(PairNet):
 
     family = "eagle"
 
-    def __init__(self, config: EagleShape) -> None:
+    def __init__(self, config: LayerShape) -> None:
         super().__init__()
         self.config = config
         self.fc = nn.Linear(2 * config.hidden, config.hidden, bias=False)
@@ -195,13 +196,13 @@ class EagleNet(PairNet):
     @classmethod
     def from_settings(cls, settings: dict[str, Any]) -> Self:
         """A network of a drafter folder's sizes, without its weights."""
-        return cls(EagleShape.from_settings(settings))
+        return cls(LayerShape.from_settings(settings))
 
     @classmethod
     def for_target(cls, target: nn.Module) -> Self:
         """An untrained network of the sizes of a causal LM of `transformers`, fp32."""
         model: Any = target
-        return cls(EagleShape.of(model.config))
+        return cls(LayerShape.of(model.config))
 
     @property
     def layer(self) -> EagleLayer:

@@ -21,14 +21,14 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import RequestError
+from ..layers.llama import Attention, FeedForward, LayerShape, Norm, Rotary
 from ..projection import scaled_weight
 from ..sizes import check_layers, check_parts, check_sizes
-from .layers import Attention, EagleShape, FeedForward, Norm, Rotary
 from .net import PairNet
 
 
 @dataclass(frozen=True)
-class Eagle3Shape(EagleShape):
+class Eagle3Shape(LayerShape):
     """Sizes of a network with a vocabulary of its own."""
 
     layers: tuple[int, ...]
@@ -80,7 +80,7 @@ def fused_layers(count: int) -> tuple[int, int, int]:
 class Eagle3Layer(nn.Module):
     """A Llama layer whose attention reads [norm(embedding), norm(hidden)], twice as wide."""
 
-    def __init__(self, shape: EagleShape) -> None:
+    def __init__(self, shape: LayerShape) -> None:
         super().__init__()
         self.input_layernorm = Norm(shape.hidden, shape.eps)
         self.hidden_norm = Norm(shape.hidden, shape.eps)
@@ -128,7 +128,7 @@ class Eagle3Net(PairNet):
 
         Args:
             ids: target ids of the draft vocabulary, ascending.
-            chosen: the fields of `Shape` beside those of `EagleShape` and the vocabularies.
+            chosen: the fields of `Shape` beside those of `LayerShape` and the vocabularies.
         """
         model: Any = target
         weight_VH = scaled_weight(model)

@@ -22,11 +22,11 @@ import torch
 from torch import Tensor, nn
 
 from ...decoding.target.kv_cache import KVCache
+from ..layers.llama import Attention, FeedForward, LayerShape, Norm, embedding_spread
+from ..layers.recomputed import again
 from ..sizes import check_parts, check_sizes
 from .branches import Branches
-from .layers import Attention, EagleShape, FeedForward, Norm, embedding_spread
 from .net3 import Eagle3Net, Eagle3Shape
-from .recomputed import again
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class PeagleShape(Eagle3Shape):
 class DeeperLayer(nn.Module):
     """A Llama layer behind the first one."""
 
-    def __init__(self, shape: EagleShape) -> None:
+    def __init__(self, shape: LayerShape) -> None:
         super().__init__()
         self.input_layernorm = Norm(shape.hidden, shape.eps)
         self.self_attn = Attention(shape, shape.hidden)

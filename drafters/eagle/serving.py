@@ -1,14 +1,13 @@
 """P-EAGLE in the shape that vLLM loads: EAGLE-3's native form with several layers and the masks.
 
 vLLM embeds the mask as a row of a table, so the learnt vector takes the row of the last id in a copy of the target's
-embedding (`../block/serving.py` says what that costs where the target writes that very token). Read next:
+embedding (`../export.py` says what that costs where the target writes that very token). Read next:
 `../export.py`, EAGLE-3's form; `peagle.py`, the network.
 """
 
 from __future__ import annotations
 
-from ..block.serving import with_mask
-from ..export import Export, Served, ServedTarget, eagle3
+from ..export import Export, Served, ServedTarget, eagle3, with_mask
 from .peagle import PeagleNet
 
 

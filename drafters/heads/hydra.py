@@ -27,8 +27,8 @@ from ...decoding.random import Uniforms
 from ...decoding.sampling import Warper
 from ...decoding.target.backbone import Backbone
 from ...decoding.tree.build import Choices
-from ..eagle.layers import EagleShape
 from ..folder import read_settings
+from ..layers.llama import LayerShape
 from ..projection import check_logits, scaled_weight
 from ..true_states import TrueStates
 from ..weights import net_for
@@ -40,7 +40,7 @@ from .medusa import HeadsOnTree, MedusaHeads, MedusaShape, Paths, ResidualBlock,
 class HydraShape(MedusaShape):
     """Sizes of the heads, and of the layer before them, where there is one."""
 
-    prefix: EagleShape | None = None
+    prefix: LayerShape | None = None
 
     def __post_init__(self) -> None:
         """Raises ValueError for sizes that no heads can have, or a layer of other states than the heads'."""
@@ -52,7 +52,7 @@ class HydraShape(MedusaShape):
     def from_settings(cls, settings: dict[str, Any]) -> Self:
         """The sizes that a drafter folder's `config.json` holds."""
         prefix = settings.get("prefix")
-        return cls(**(settings | {"prefix": prefix and EagleShape(**prefix)}))
+        return cls(**(settings | {"prefix": prefix and LayerShape(**prefix)}))
 
 
 class HydraBlock(nn.Module):
@@ -100,7 +100,7 @@ class HydraHeads(MedusaHeads):
         model: Any = target
         weight_VH = scaled_weight(target)
         V, H = weight_VH.shape
-        layer = EagleShape.of(model.config) if prefix else None
+        layer = LayerShape.of(model.config) if prefix else None
         made = cls(HydraShape(heads, layers, H, V, shared_head, layer))
         copy_projection(made.lm_heads, weight_VH)
         return made

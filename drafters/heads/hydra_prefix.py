@@ -4,7 +4,7 @@ was trained to predict one token.
 Ankner et al. 2024, arXiv 2402.05109, section 4 ("prefix attention"). One decoder layer over the
 target's last hidden states, causal, with keys and values of its own; it runs once per target call.
 What is trained is what decodes: training passes the documents of whole rows, decoding a KV cache.
-Read next: `hydra.py`, the heads and the decoding; `eagle/layers.py`, the parts.
+Read next: `hydra.py`, the heads and the decoding; `../layers/llama.py`, the parts.
 
 Shapes: B rows, N positions, H hidden size, T keys in view.
 """
@@ -14,9 +14,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from ...decoding.target.kv_cache import KVCache
-from ..eagle.layers import EagleShape, Norm, Rotary
 from ..eagle.net import EagleLayer
-from ..eagle.passes import Passes
+from ..layers.llama import LayerShape, Norm, Rotary
+from ..layers.passes import Passes
 
 
 class PrefixLayer(EagleLayer):
@@ -26,7 +26,7 @@ class PrefixLayer(EagleLayer):
     target's projection would have to unlearn.
     """
 
-    def __init__(self, shape: EagleShape) -> None:
+    def __init__(self, shape: LayerShape) -> None:
         super().__init__(shape)
         self.input_layernorm = Norm(shape.hidden, shape.eps)
         self.rotary = Rotary(shape)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ...decoding.target.hidden_states import UNNORMED
-from ..eagle.layers import Attention, EagleShape, FeedForward, Norm, Projected, Rotary, sizes_like, turned
+from ..layers.llama import Attention, FeedForward, LayerShape, Norm, Projected, Rotary, sizes_like, turned
 from ..sizes import check_sizes
 
 STATES = ("behind", "before")
@@ -25,7 +25,7 @@ STATES = ("behind", "before")
 
 
 @dataclass(frozen=True)
-class MtpShape(EagleShape):
+class MtpShape(LayerShape):
     """Sizes of a module, and which parts its layer has."""
 
     rotary: int
@@ -55,7 +55,7 @@ class MtpShape(EagleShape):
 
     @classmethod
     def of(cls, config: Any, **chosen: Any) -> Self:
-        """As of `EagleShape`; by default every number of a head is turned."""
+        """As of `LayerShape`; by default every number of a head is turned."""
         return super().of(config, **{"rotary": sizes_like(config)["head_size"]} | chosen)
 
     @property

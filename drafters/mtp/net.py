@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from ...decoding.target.hidden_states import LAST, UNNORMED
 from ...decoding.target.kv_cache import KVCache
 from ...decoding.target.stacked import Together
-from ..eagle.layers import Norm
 from ..eagle.net import PairNet
-from ..eagle.row_split import WHOLE, RowSplit
-from ..eagle.static import Static, as_it_is
+from ..layers.llama import Norm
+from ..layers.row_split import WHOLE, RowSplit
+from ..layers.static import Static, as_it_is
 from .layers import MtpAttention, MtpLayer, MtpShape, rotary_of
 
 

@@ -22,7 +22,7 @@ from ...decoding.target.hub import folder_or_name
 from ...decoding.target.weights import weight_files
 from ...errors import RequestError
 from ...storage import read_tensors, tensor_heads
-from ..eagle.layers import sizes_like
+from ..layers.llama import sizes_like
 from .layers import MtpShape
 from .net import MtpNet
 

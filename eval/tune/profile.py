@@ -85,70 +85,56 @@ def costs_of(target: Backbone, requests: Sequence[Request], config: EvalConfig) 
     return measure_costs(target, None, _VERIFIED, context=min(middle, longest), rows=config.batch, text=text)
 
 
-def predict(
-    target: Backbone,
-    contender: Contender,
-    requests: Sequence[Request],
-    config: EvalConfig,
-    temperature: float,
-    costs: Costs,
-) -> list[Prediction]:
-    """Every setting of a method at a temperature, what it is loaded with among them.
+@dataclass(frozen=True)
+class Bench:
+    """What every setting is predicted on."""
+
+    target: Backbone
+    requests: Sequence[Request]
+    config: EvalConfig
+    temperature: float
+    costs: Costs
+    """Of the target's calls, as `costs_of` times them."""
+
+
+def predict(bench: Bench, contender: Contender) -> list[Prediction]:
+    """Every setting of a method at the bench's temperature, what it is loaded with among them.
 
     Raises:
-        RequestError: a draft is so long that `config.max_new_tokens` may cut every step.
+        RequestError: a draft is so long that `eval.max_new_tokens` may cut every step.
     """
     own = []
     if contender.own:
-        (measured,) = _decoded(target, contender, [{}], [1], requests, config, temperature)
-        own = [_prediction(Setting(contender, {}), measured, costs)]
+        (measured,) = _decoded(bench, contender, [{}], [1])
+        own = [_prediction(Setting(contender, {}), measured, bench.costs)]
     return own + [
-        each
-        for grid in contender.grids_at(temperature)
-        for each in _predicted(target, contender, grid, requests, config, temperature, costs)
+        each for grid in contender.grids_at(bench.temperature) for each in _predicted(bench, contender, grid)
     ]
 
 
-def _predicted(
-    target: Backbone,
-    contender: Contender,
-    grid: Grid,
-    requests: Sequence[Request],
-    config: EvalConfig,
-    temperature: float,
-    costs: Costs,
-) -> list[Prediction]:
+def _predicted(bench: Bench, contender: Contender, grid: Grid) -> list[Prediction]:
     sizes = sorted({grid.sizes[0], grid.sizes[len(grid.sizes) // 2], grid.sizes[-1]})
     values = [grid.values(size) for size in sizes]
-    points = _decoded(target, contender, values, sizes, requests, config, temperature)
-    made = {size: between(points, size, grid.chain, costs) for size in grid.sizes}
-    predicted = [_prediction(Setting(contender, grid.values(size)), each, costs) for size, each in made.items()]
-    if temperature > 0 and grid.drawn:
-        predicted += _heated(target, contender, grid, made, requests, config, temperature, costs)
+    points = _decoded(bench, contender, values, sizes)
+    made = {size: between(points, size, grid.chain, bench.costs) for size in grid.sizes}
+    predicted = [_prediction(Setting(contender, grid.values(size)), each, bench.costs) for size, each in made.items()]
+    if bench.temperature > 0 and grid.drawn:
+        predicted += _heated(bench, contender, grid, made)
     return predicted
 
 
-def _heated(
-    target: Backbone,
-    contender: Contender,
-    grid: Grid,
-    made: Mapping[int, Measured],
-    requests: Sequence[Request],
-    config: EvalConfig,
-    temperature: float,
-    costs: Costs,
-) -> list[Prediction]:
+def _heated(bench: Bench, contender: Contender, grid: Grid, made: Mapping[int, Measured]) -> list[Prediction]:
     """The chains of a grid at the draft temperatures that are accepted most; none where those are the target's own."""
     longest = contender.load(grid.values(grid.sizes[-1]))
-    warper = Warper.of(config, temperature)
-    how = {"max_new_tokens": config.max_new_tokens, "seed": config.seed}
-    heat = best_temperatures(target, longest, requests, warper, **how)
+    warper = Warper.of(bench.config, bench.temperature)
+    how = {"max_new_tokens": bench.config.max_new_tokens, "seed": bench.config.seed}
+    heat = best_temperatures(bench.target, longest, bench.requests, warper, **how)
     predicted = []
     for size, each in made.items():
         factors = heat.up_to(size) if heat else ()
         if heat and factors:
             values = {**grid.values(size), FACTORS: json.dumps(factors)}
-            predicted.append(_prediction(Setting(contender, values), heated(each, heat), costs))
+            predicted.append(_prediction(Setting(contender, values), heated(each, heat), bench.costs))
     return predicted
 
 
@@ -162,19 +148,13 @@ def heated(measured: Measured, heat: Heat) -> Measured:
 
 
 def _decoded(
-    target: Backbone,
-    contender: Contender,
-    values: Sequence[dict[str, str]],
-    sizes: Sequence[int],
-    requests: Sequence[Request],
-    config: EvalConfig,
-    temperature: float,
+    bench: Bench, contender: Contender, values: Sequence[dict[str, str]], sizes: Sequence[int]
 ) -> list[Measured]:
     """Settings decoded in turn with plain decoding; `sizes` are theirs."""
     arms = [(Arm(contender.title, contender.load(each)), None) for each in values]
     for arm, _ in arms:
-        check_longest(arm.name, arm.drafter.draft_length, config.max_new_tokens)
-    runs = decode(target, arms, requests, config, temperature)
+        check_longest(arm.name, arm.drafter.draft_length, bench.config.max_new_tokens)
+    runs = decode(bench.target, arms, bench.requests, bench.config, bench.temperature)
     return [Measured.of(size, run) for size, run in zip(sizes, runs, strict=True)]
 
 

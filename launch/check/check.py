@@ -14,14 +14,15 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...errors import DataError, DraftsmithError, EnvironmentFailure, RequestError
+from ...errors import DataError, DraftsmithError, EnvironmentFailure, FieldError, RequestError
 from ...storage import check_free, check_name
 from ..recipe.load import Resolved
 from ..recipe.model import Recipe
 from ..train.folder import check_places
 from ..train.resume import check_resume, has_begun
+from .devices import check_sharding, devices_of, in_units
 from .features import check_features
-from .memory import check_sharding, devices_of, in_units, trained
+from .memory import trained
 from .models import SAMPLE, Models, check_model, check_recipe, check_target
 from .room import check_probe_length, check_room
 from .unread import foreign_sections, shorter_drafts
@@ -294,13 +295,13 @@ def _lengths(prompts: Sequence[Prompt], models: Models, config: EvalConfig) -> t
 
 
 def _placed(error: DraftsmithError, resolved: Resolved) -> DraftsmithError:
-    """An error of a value that may be a recipe's own, with the line that has it: nobody typed it."""
-    message = str(error)
-    path = message.split(maxsplit=1)[0]
-    where = resolved.origin.get(path, "default")
-    if "a recipe's own" not in message or where == "default" or where.startswith("--"):
+    """An error of a field's value with the line that has it, where nobody typed it."""
+    if not isinstance(error, FieldError):
         return error
-    return type(error)(f"{path} ({where}){message.removeprefix(path)}")
+    where = resolved.origin.get(error.field, "default")
+    if where == "default" or where.startswith("--"):
+        return error
+    return RequestError(f"{error.field} ({where}) {error.reason}")
 
 
 def _together(failures: list[DraftsmithError]) -> DraftsmithError:

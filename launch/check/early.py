@@ -22,7 +22,7 @@ from ..measure.methods import SKELETON, TRAINED, need_draft, split_methods
 from ..recipe.load import load_recipe
 from ..recipe.model import Recipe
 from ..requests import AuditRequest, ChatRequest, Pair, RunPair, TreeRequest, TuneRequest
-from .memory import processes
+from .devices import processes
 
 _OF_TRAINING = ("method", "features", "machine", "model", "objective", "optimizer", "checkpoint", "probe")
 

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any
 from ...drafters.families import FAMILIES
 from ...errors import EnvironmentFailure, RequestError
 from ..recipe.model import Recipe
+from .activations import BYTES
+from .devices import device_memory, devices_of, in_units
 from .engine import engine_line
-from .memory import BYTES, device_memory, devices_of, in_units, needs, parameters
+from .memory import needs, parameters
 
 if TYPE_CHECKING:
     import torch

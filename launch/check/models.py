@@ -14,7 +14,9 @@ from ...drafters.config import check_options
 from ...drafters.families import FAMILIES
 from ...errors import DraftsmithError, RequestError
 from ..recipe.model import Recipe
-from .memory import check_fits, devices_of, ends_bytes, held_bytes, in_units, micro_tokens, needs, parameters, trained
+from .activations import micro_tokens
+from .devices import devices_of, in_units
+from .memory import check_fits, ends_bytes, held_bytes, needs, parameters, trained
 from .nearest import nearest_change
 from .spread import spread_line
 from .unread import check_read

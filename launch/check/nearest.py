@@ -11,8 +11,9 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from ..recipe.model import Recipe
+from .devices import devices_of, in_units
 from .engine import needs_whole
-from .memory import devices_of, fits, held_bytes, in_units, needs
+from .memory import fits, held_bytes, needs
 from .spread import by_host
 
 if TYPE_CHECKING:

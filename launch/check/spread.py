@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..recipe.model import Recipe
-from .memory import BYTES, Devices, devices_of, in_units, layer_sizes
+from .activations import BYTES
+from .devices import Devices, devices_of, in_units
+from .memory import layer_sizes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -16,7 +16,7 @@ from ...decoding.devices import runs_on_cpu
 from ...decoding.target.cut import Cut
 from ...errors import RequestError
 from ...storage import is_first
-from ..check.memory import processes
+from ..check.devices import processes
 
 if TYPE_CHECKING:
     from rich.console import Console

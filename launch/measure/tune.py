@@ -22,7 +22,7 @@ from ...errors import RequestError
 from ...eval.config import EvalConfig
 from ...eval.measure.requests import Request, make_requests
 from ...eval.tune.break_even import break_evens
-from ...eval.tune.profile import costs_of, predict
+from ...eval.tune.profile import Bench, costs_of, predict
 from ...eval.tune.race import FEWEST, Raced, race
 from ...eval.tune.settings import Prediction
 from ...eval.tune.surfaces import Surface, by_size, measured_surfaces
@@ -53,17 +53,17 @@ def run_tune(request: TuneRequest, pairs: Sequence[Named], console: Console) -> 
     config = _config(request, first.recipe)
     check_chains(contenders, config, request.temperature)
     profiled, raced = _split(_requests(request, first.recipe, target, config), config.batch)
-    costs = costs_of(target, profiled, config)
+    bench = Bench(target, profiled, config, request.temperature, costs_of(target, profiled, config))
     predictions: list[Prediction] = []
     for contender in contenders:
         console.print(f"predicting {contender.title} ({contender.name}) ...", markup=False, soft_wrap=True)
-        predictions += predict(target, contender, profiled, config, request.temperature, costs)
+        predictions += predict(bench, contender)
     chosen = best_of(predictions, request.best)
     console.print(f"measuring {len(chosen)} settings beside plain decoding ...")
     done = race(target, chosen, raced, config, request.temperature)
-    evens = break_evens(predictions, done, costs.target_call_seconds)
+    evens = break_evens(predictions, done, bench.costs.target_call_seconds)
     content = content_of(request, first, target, config, predictions, done) | {
-        "target_call_seconds": costs.target_call_seconds,
+        "target_call_seconds": bench.costs.target_call_seconds,
         "pays_from": [each.to_dict() for each in evens],
     }
     write_json(out / "tune.json", content)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from draftsmith.decoding.devices import runs_on_cpu
-from draftsmith.launch.check.memory import devices_of
+from draftsmith.launch.check.devices import devices_of
 from draftsmith.launch.recipe.load import load_recipe
 
 

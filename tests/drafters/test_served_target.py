@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from draftsmith.drafters.eagle.layers import EagleShape
 from draftsmith.drafters.export import ServedTarget, llama_words
+from draftsmith.drafters.layers.llama import LayerShape
 from random_models import random_model, ready
 from transformers import AutoConfig
 
@@ -27,7 +27,7 @@ def test_positions_are_as_many_as_engines_serve_the_target_with(
     """Some kinds of scaled positions are counted in the config's number, some are not; a drafter's are never scaled."""
     config = AutoConfig.for_model(family, vocab_size=61, max_position_embeddings=128, num_hidden_layers=8)
     config.rope_parameters = {"rope_theta": 1e4} | rope
-    words = llama_words(EagleShape.of(config), ServedTarget.of("org/target", config))
+    words = llama_words(LayerShape.of(config), ServedTarget.of("org/target", config))
     assert words["max_position_embeddings"] == positions
     assert words["rope_parameters"]["rope_type"] == "default"
 

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from conftest import make_target
-from draftsmith.drafters.eagle import row_split
 from draftsmith.drafters.eagle.net import PairNet
+from draftsmith.drafters.layers import row_split
 from draftsmith.errors import Stopped
 from draftsmith.trainers.config import ObjectiveConfig
 from draftsmith.trainers.method_config import Eagle3Config, EagleConfig, MtpConfig

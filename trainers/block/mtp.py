@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from ...data.rows.prepare import Prepared
 from ...decoding.target.backbone import Backbone
 from ...decoding.target.hidden_states import LAST, UNNORMED
-from ...drafters.eagle.row_split import WHOLE, RowSplit
-from ...drafters.eagle.static import Static, as_it_is
+from ...drafters.layers.row_split import WHOLE, RowSplit
+from ...drafters.layers.static import Static, as_it_is
 from ...drafters.mtp.net import MtpNet
 from ...drafters.mtp.own import own_shape, own_weights
 from ...drafters.projection import Shaping

@@ -22,7 +22,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from ...drafters.eagle.row_split import joined
+from ...drafters.layers.row_split import joined
 from ...errors import RequestError, Stopped, TrainingFailed
 from ...storage import fault, replace_folder, restore_folder
 from ..config import CheckpointConfig, LoopConfig, OptimizerConfig, ProbeConfig

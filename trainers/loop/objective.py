@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-from ...drafters.eagle.row_split import RowSplit
+from ...drafters.layers.row_split import RowSplit
 
 Batch = dict[str, Tensor]
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from ...decoding.on_host import distinct, on_host, sent
 from ...decoding.target.stacked import laid_out, product
-from ...drafters.eagle.static import Static, as_it_is
+from ...drafters.layers.static import Static, as_it_is
 from ...drafters.projection import PLAIN, Projection, Shaping
 from .buckets import behind, lengthened
 from .mix import cross_entropy as label_entropy

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...decoding.on_host import on_host, sent
 from ...decoding.target.windows import Masks, Window, Windows
-from ...drafters.block.spans import first_seen, starts
+from ...drafters.layers.spans import first_seen, starts
 
 
 def document_mask(documents_RS: Tensor) -> Tensor:

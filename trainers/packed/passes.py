@@ -9,6 +9,7 @@ of any.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,8 +22,8 @@ from ...decoding.target.cut import passes_of_others
 from ...decoding.target.hidden_states import decoder_of
 from ...decoding.target.recurrence.scan import is_recurrent
 from ...decoding.target.windows import Masks, Windows
-from ...drafters.block.model_spans import attending_by_spans, why_not_by_spans
-from ...drafters.eagle.static import Static, as_it_is
+from ...drafters.layers.model_spans import attending_by_spans, why_not_by_spans
+from ...drafters.layers.static import Static, as_it_is
 from ...errors import RequestError
 from ..config import MASKED as MASKED
 from ..config import LoopConfig
@@ -61,7 +62,7 @@ def check_one_pass(decoder: Any, tokens: int) -> None:
     """Raise RequestError where a model that is to be compiled reads rows document by document."""
     if is_recurrent(decoder):
         raise RequestError(_no_fixed_shape(f"{type(decoder).__name__} has recurrent layers"))
-    if goes_without_mask(decoder, tokens):
+    if way_through(decoder, tokens) is not Way.MASK:
         raise RequestError(_no_fixed_shape(f"rows have {tokens} tokens, more than {MASKED}"))
 
 
@@ -82,10 +83,8 @@ def over_rows(decoder: Any, batch: Batch, run: Callable[[dict[str, Any]], Sequen
     """What `run` gives for packed rows, [R, S, H] each, no document seeing another.
 
     Args:
-        run: called with the inputs of `decoder`, whatever it takes of its forward pass; once with all rows and a
-            mask. Where that would be large (`goes_without_mask`), once with spans for a mask, or with documents of
-            like length, each from its start, as also where a mask keeps nothing from a recurrent layer. Then padding
-            gets zeros.
+        run: called with the inputs of `decoder`, whatever it takes of its forward pass: once with all rows, or with
+            documents of like length at a time (`way_through`). Then padding gets zeros.
 
     Raises:
         RequestError: the rows are longer than the decoder's context, or documents would have to run apart in
@@ -94,13 +93,14 @@ def over_rows(decoder: Any, batch: Batch, run: Callable[[dict[str, Any]], Sequen
     ids_RS, documents_RS = batch["input_ids"], batch["documents"]
     named = "the length of a row (--data.sequence_length)"
     check_row_length(decoder.config, ids_RS.shape[1], type(decoder).__name__, named=named)
-    if not is_recurrent(decoder) and not goes_without_mask(decoder, ids_RS.shape[1]):
+    way = way_through(decoder, ids_RS.shape[1])
+    if way is Way.MASK:
         masks = row_masks(decoder.config, documents_RS, batch["positions"])
         return list(run(_inputs(ids_RS, batch["positions"], masks)))
-    if not is_recurrent(decoder) and _goes_by_spans(decoder, ids_RS.shape[1]):
+    if way is Way.SPANS:
         with attending_by_spans(decoder):
             return list(run(_inputs(ids_RS, batch["positions"], row_spans(decoder.config, documents_RS))))
-    if is_sharded(decoder):  # one that could take a mask has taken it
+    if is_sharded(decoder):  # others take one pass
         raise RequestError(
             f"{type(decoder).__name__} has recurrent layers, which run document by document; processes have different "
             "numbers of these, and ZeRO-3 wants equal steps of all: use zero2 or less"
@@ -118,26 +118,37 @@ def over_rows(decoder: Any, batch: Batch, run: Callable[[dict[str, Any]], Sequen
     return [_put_back(torch.cat(made), torch.cat(slots), ids_RS.shape) for made in zip(*parts, strict=True)]
 
 
-def goes_without_mask(decoder: Any, tokens: int) -> bool:
-    """Whether no S x S mask is made for rows of so many tokens; shorter rows take one pass with a mask.
+class Way(Enum):
+    """How a model reads packed rows."""
 
-    They run document by document, by the causal kernel, or in one pass by spans (`_goes_by_spans`). One that ZeRO-3
-    has cut into pieces and that takes no spans keeps its mask: processes make their passes together there, and would
-    not have equally many.
+    MASK = "one pass with a mask of rows by rows"
+    SPANS = "one pass with spans for a mask"
+    APART = "document by document"
+
+
+def way_through(decoder: Any, tokens: int) -> Way:
+    """How rows of so many tokens go through a model.
+
+    Long rows would need a large mask, so their documents go by the causal kernel, each from its start; by spans where
+    that kernel would not do. A mask keeps nothing from a recurrent layer, whose documents always go apart. Processes
+    make the passes of what ZeRO-3 has cut together, and would not have equally many documents: it takes one pass.
     """
-    return are_long(tokens) and not (is_sharded(decoder) and why_not_by_spans(decoder))
+    if is_recurrent(decoder):
+        return Way.APART
+    if not are_long(tokens):
+        return Way.MASK
+    spans = not why_not_by_spans(decoder)
+    if is_sharded(decoder):
+        return Way.SPANS if spans else Way.MASK
+    return Way.SPANS if spans and not _causal_alone(decoder, tokens) else Way.APART
 
 
-def _goes_by_spans(decoder: Any, tokens: int) -> bool:
-    """Whether long rows go by spans: where the causal kernel would not do.
-
-    Given no mask, `transformers` makes one of S x S for windows and for scores that SDPA cannot compute (caps,
-    sinks); and what ZeRO-3 has cut takes one pass.
-    """
+def _causal_alone(decoder: Any, tokens: int) -> bool:
+    """Whether a document needs no mask: given none, `transformers` makes one of S x S for windows, and for scores that
+    SDPA cannot compute (caps, sinks)."""
     windows = Windows.of(decoder.config.get_text_config(decoder=True))
     has_windows = windows is not None and windows.shortest < tokens
-    only_own = decoder.config._attn_implementation == OWN
-    return (has_windows or only_own or is_sharded(decoder)) and not why_not_by_spans(decoder)
+    return not has_windows and decoder.config._attn_implementation != OWN
 
 
 def are_long(tokens: int) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...decoding.target.layers import check_layer_family, config_with_layers
 from ...drafters.identity import TUNED
-from ...errors import RequestError
+from ...errors import FieldError, RequestError
 from ..config import FROM_TARGET, ModelConfig
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def _heads(model: ModelConfig, own: Any) -> tuple[int, int]:
 
 def _within(name: str, wanted: int | None, own: int) -> int:
     if wanted is not None and wanted > own:
-        raise RequestError(f"model.{name} is {wanted}, and the target has {own}: a draft cut from it is no larger")
+        raise FieldError(f"model.{name}", f"is {wanted}, and the target has {own}: a draft cut from it is no larger")
     return own if wanted is None else wanted
 
 
@@ -123,7 +123,8 @@ def _check_unchanged(model: ModelConfig, target: Any) -> None:
     }
     for name, (wanted, own) in fixed.items():
         if wanted is not None and wanted != own:
-            raise RequestError(
-                f"model.{name} is {wanted}, and a draft cut from the target keeps its {own}; leave it out, or do away "
-                f"with a recipe's own by --model.{name} {'true' if name == 'tied' else EMPTY}"
+            raise FieldError(
+                f"model.{name}",
+                f"is {wanted}, and a draft cut from the target keeps its {own}; leave it out, or do away with a "
+                f"recipe's own by --model.{name} {'true' if name == 'tied' else EMPTY}",
             )

@@ -3,7 +3,7 @@
 A row is its tokens and, behind them, its masks, chain by chain. A token sees those of its document up to itself: one
 span. A mask sees the text up to its anchor, and its own chain up to itself: two spans, of which a layer's window takes
 a part. So four numbers say of each token what it sees. Read next: `masked_chains.py`, the chains;
-`drafters/block/model_spans.py`, what they are to a model's layers.
+`drafters/layers/model_spans.py`, what they are to a model's layers.
 
 Shapes: R rows, S tokens of a row, M masks of a row, N = S + M.
 """
@@ -18,8 +18,8 @@ from torch import Tensor
 from ...decoding.on_host import on_host, sent
 from ...decoding.target.hidden_states import decoder_of
 from ...decoding.target.windows import Masks, Window, Windows
-from ...drafters.block.model_spans import BY_SPANS, why_not_by_spans
-from ...drafters.block.spans import first_seen, starts
+from ...drafters.layers.model_spans import BY_SPANS, why_not_by_spans
+from ...drafters.layers.spans import first_seen, starts
 from ...errors import RequestError
 from ..config import MASKED
 

@@ -1,6 +1,6 @@
 """`loop.compile`: the parts of an objective whose shapes stay the same, through torch.compile.
 
-What is compiled is what an objective's module calls through its `static` (`drafters/eagle/static.py`): functions, not
+What is compiled is what an objective's module calls through its `static` (`drafters/layers/static.py`): functions, not
 modules, so that weights, their names, checkpoints and decoding stay what they are. Each part is taken whole
 or not at all: torch never falls back to Python without a word. Shapes are static; where the number of labels
 differs from batch to batch, few sizes are made of it (`../losses/buckets.py`). Read next: `../loop/loop.py`, which
@@ -19,7 +19,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import nn
 
-from ...drafters.eagle.static import Static
+from ...drafters.layers.static import Static
 from ...errors import RequestError
 from ..config import LoopConfig
 from ..methods import METHODS

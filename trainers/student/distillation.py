@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from ...drafters.eagle.static import Static, as_it_is
+from ...drafters.layers.static import Static, as_it_is
 from ...drafters.projection import Projection, Shaping
 from ...errors import RequestError
 from ..config import LoopConfig, ObjectiveConfig

@@ -23,7 +23,7 @@ from ...decoding.on_host import all_on_host, sent
 from ...decoding.target.hidden_states import decoder_of
 from ...decoding.target.recurrence.scan import is_recurrent
 from ...decoding.target.windows import Masks, Windows
-from ...drafters.block.model_spans import attending_by_spans
+from ...drafters.layers.model_spans import attending_by_spans
 from ...errors import RequestError
 from ..block.anchors import of, scores
 from ..loop.objective import Batch

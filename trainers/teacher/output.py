@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
-from ...drafters.eagle.row_split import WHOLE, RowSplit
+from ...drafters.layers.row_split import WHOLE, RowSplit
 from ..loop.objective import Batch
 
 if TYPE_CHECKING:

@@ -16,7 +16,6 @@ from ....drafters.block.dspark import DSpark, DSparkNet, DSparkShape
 from ....drafters.block.net import BlockNet, BlockShape
 from ....drafters.block.proposer import DFlash
 from ....drafters.block.selected import DFlash2, DFlash2Net, DFlash2Shape
-from ....drafters.eagle.layers import EagleShape
 from ....drafters.eagle.net import EagleNet
 from ....drafters.eagle.net3 import Eagle3Net, Eagle3Shape
 from ....drafters.eagle.parallel import Peagle
@@ -25,6 +24,7 @@ from ....drafters.eagle.proposer import Eagle, Eagle3
 from ....drafters.heads.bpd import Bpd, BpdHeads, BpdShape
 from ....drafters.heads.hydra import HydraHeads, HydraShape, hydra_on
 from ....drafters.heads.medusa import Medusa, MedusaHeads, MedusaShape
+from ....drafters.layers.llama import LayerShape
 from ....drafters.mtp.layers import MtpShape
 from ....drafters.mtp.net import MtpNet
 from ....drafters.mtp.proposer import Mtp
@@ -57,14 +57,14 @@ def bpd(target: TableModel) -> Proposer:
 
 def hydra(target: TableModel, *, prefix: bool = False) -> Proposer:
     """Hydra's heads on a static tree, or Hydra++'s with its layer in front."""
-    layer = EagleShape(**_LAYER) if prefix else None
+    layer = LayerShape(**_LAYER) if prefix else None
     heads = HydraHeads(HydraShape(2, 2, HIDDEN, target.vocabulary, False, layer))
     return hydra_on(_shaken(heads, target), target.as_backbone(), paths=PATHS)
 
 
 def eagle(target: TableModel, **settings: Any) -> Proposer:
     """EAGLE-1's or EAGLE-2's network, which reads the last state and drafts by the target's projection."""
-    net = EagleNet(EagleShape(**_LAYER))
+    net = EagleNet(LayerShape(**_LAYER))
     return Eagle(_shaken(net, target), target.as_backbone(), **(_TREE | settings))
 
 

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from conftest import make_target
 from counted import Largest
 from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.drafters.block import spans
 from draftsmith.drafters.block.net import BlockNet, BlockShape, spread_layers
+from draftsmith.drafters.layers import spans
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shaped import shaped

@@ -18,12 +18,12 @@ from draftsmith.decoding.proposal import Committed, DraftSampling, Proposal
 from draftsmith.decoding.random import SharedStream, Uniforms
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.drafters.block import sunk
 from draftsmith.drafters.block.family import draft_by_block, load_block_folder
 from draftsmith.drafters.block.net import BlockNet
 from draftsmith.drafters.block.proposer import DFlash
 from draftsmith.drafters.config import DrafterConfig
 from draftsmith.drafters.folder import save_heads
+from draftsmith.drafters.layers import sunk
 from draftsmith.drafters.temperatures import at_depth
 from draftsmith.errors import RequestError
 from small_heads import change_target_of, small_block_net

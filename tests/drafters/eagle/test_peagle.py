@@ -16,11 +16,11 @@ from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.drafters import true_states
 from draftsmith.drafters.eagle import parallel
 from draftsmith.drafters.eagle.branches import Branches
-from draftsmith.drafters.eagle.layers import Projected
 from draftsmith.drafters.eagle.net3 import Eagle3Net
 from draftsmith.drafters.eagle.parallel import Peagle
 from draftsmith.drafters.eagle.peagle import PeagleNet
 from draftsmith.drafters.eagle.proposer import Eagle3
+from draftsmith.drafters.layers.llama import Projected
 from draftsmith.drafters.model.chains import chain_of, off_slots
 from draftsmith.drafters.temperatures import at_depth
 from draftsmith.drafters.true_states import TrueStates

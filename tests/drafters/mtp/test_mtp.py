@@ -16,7 +16,7 @@ from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.decoding.target.hidden_states import LAST, UNNORMED, HiddenStates, decoder_of
 from draftsmith.decoding.target.kv_cache import KVCache
-from draftsmith.drafters.eagle.passes import Passes
+from draftsmith.drafters.layers.passes import Passes
 from draftsmith.drafters.mtp.layers import MtpShape
 from draftsmith.drafters.mtp.net import MtpNet
 from draftsmith.drafters.mtp.proposer import Mtp

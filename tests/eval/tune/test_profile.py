@@ -11,7 +11,7 @@ from draftsmith.drafters.grids import Grid
 from draftsmith.eval.config import EvalConfig
 from draftsmith.eval.measure.requests import Request
 from draftsmith.eval.measure.speed import Costs
-from draftsmith.eval.tune.profile import Measured, between, costs_of, pays_from, predict
+from draftsmith.eval.tune.profile import Bench, Measured, between, costs_of, pays_from, predict
 from draftsmith.eval.tune.settings import Contender
 
 COSTS = Costs(0.010, None, {k: 1 + 0.1 * k for k in range(1, 9)})
@@ -73,17 +73,12 @@ def test_the_chains_of_one_grid_accept_what_decoding_them_does(target: Backbone,
     )
     config = EvalConfig(max_new_tokens=48, repeats=1)
     requests = [Request(Prompt(str(n), "all", (), chat=False), [n + 1, n + 2, n + 3], n) for n in range(12)]
-    costs = costs_of(target, requests, config)
-    predicted = predict(target, contender, requests, config, temperature, costs)
+    bench = Bench(target, requests, config, temperature, costs_of(target, requests, config))
+    predicted = predict(bench, contender)
     assert [int(each.setting.values["eval.draft_length"]) for each in predicted] == list(grid.sizes)
     exact = {
         size: predict(
-            target,
-            Contender("draft", "draft", (), True, lambda _, size=size: make_drafter(target, draft_length=size)),
-            requests,
-            config,
-            temperature,
-            costs,
+            bench, Contender("draft", "draft", (), True, lambda _, size=size: make_drafter(target, draft_length=size))
         )[0]
         for size in (2, 4)
     }

@@ -22,7 +22,7 @@ from draftsmith.eval.config import EvalConfig
 from draftsmith.eval.measure.metrics import acceptance, counts_of
 from draftsmith.eval.measure.requests import Request
 from draftsmith.eval.measure.speed import Costs
-from draftsmith.eval.tune.profile import predict
+from draftsmith.eval.tune.profile import Bench, predict
 from draftsmith.eval.tune.settings import Contender
 from draftsmith.eval.tune.temperatures import TRIED, Heat, Overlaps, best_temperatures
 
@@ -106,7 +106,7 @@ def test_a_tempered_chain_is_predicted_as_decoding_it_measures(target: Backbone)
 
     def predicted(loader: Any, grids: tuple[Grid, ...], *, own: bool) -> list[Any]:
         contender = Contender("draft", "draft", grids, own, loader)
-        return predict(target, contender, REQUESTS, config, 1.0, costs)
+        return predict(Bench(target, REQUESTS, config, 1.0, costs), contender)
 
     both = predicted(load, (grid,), own=False)
     plain = [each for each in both if each.setting.values[FACTORS] == "[]"]
@@ -121,6 +121,6 @@ def test_a_tempered_chain_is_predicted_as_decoding_it_measures(target: Backbone)
     assert all(
         each.setting.values.get(FACTORS, "[]") == "[]"
         for each in predict(
-            target, Contender("draft", "draft", (grid,), False, load), REQUESTS[:2], config, 0.0, costs
+            Bench(target, REQUESTS[:2], config, 0.0, costs), Contender("draft", "draft", (grid,), False, load)
         )
     )

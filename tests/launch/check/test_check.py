@@ -13,9 +13,11 @@ from draftsmith.decoding.target.loading import load_target
 from draftsmith.drafters.model.early_exit import save_early_exit
 from draftsmith.drafters.model.quantised import save_quantised
 from draftsmith.errors import DataError, DraftsmithError, EnvironmentFailure, RequestError
-from draftsmith.launch.check import memory as check_memory
+from draftsmith.launch.check import devices
+from draftsmith.launch.check.activations import BYTES
 from draftsmith.launch.check.check import check
-from draftsmith.launch.check.memory import in_units
+from draftsmith.launch.check.devices import in_units
+from draftsmith.launch.check.memory import needs
 from draftsmith.launch.check.models import Models, Once, check_model, check_target
 from draftsmith.launch.check.unread import shorter_drafts
 from draftsmith.launch.cli import main
@@ -180,8 +182,8 @@ def test_a_target_of_gpt_2_s_layers(method: str, tmp_path: Path, rows: Path) -> 
     assert "ready to train" in run(f"{method}-tiny", tmp_path / "out", **words)
     recipe = load_recipe(f"{method}-tiny", [("target.path", str(folder))]).recipe
     models, tokens = Models(recipe), recipe.loop.micro_rows * recipe.data.sequence_length
-    need = check_memory.needs(recipe, models.student(), models.target())
-    assert need["its pass"] == tokens * (5 * 32 + 4 * 5 * 32) * check_memory.BYTES["fp32"]
+    need = needs(recipe, models.student(), models.target())
+    assert need["its pass"] == tokens * (5 * 32 + 4 * 5 * 32) * BYTES["fp32"]
 
 
 def test_what_training_would_refuse_at_once(tmp_path: Path, rows: Path) -> None:
@@ -293,9 +295,9 @@ def test_units(count: float, text: str) -> None:
 def test_memory_is_the_devices(tmp_path: Path, rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """State, a chunk of logits, the target and what both passes keep: 267 MB for this recipe."""
     flags = {"data__source": str(rows)}
-    monkeypatch.setattr(check_memory, "device_memory", lambda: 269_000_000)
+    monkeypatch.setattr(devices, "device_memory", lambda: 269_000_000)
     assert "ready" in run("distill-tiny", tmp_path / "out", **flags)
-    monkeypatch.setattr(check_memory, "device_memory", lambda: 265_000_000)
+    monkeypatch.setattr(devices, "device_memory", lambda: 265_000_000)
     with pytest.raises(EnvironmentFailure, match="the device has 265 MB"):
         run("distill-tiny", tmp_path / "out", **flags)
 

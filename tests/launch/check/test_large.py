@@ -14,10 +14,11 @@ import torch
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.decoding.target.hidden_states import layer_count
 from draftsmith.decoding.target.loading import load_target
-from draftsmith.drafters.eagle.row_split import RowSplit
+from draftsmith.drafters.layers.row_split import RowSplit
 from draftsmith.errors import DraftsmithError, EnvironmentFailure, RequestError
 from draftsmith.launch.check.check import check
-from draftsmith.launch.check.memory import Devices, devices_of, needs, parameters
+from draftsmith.launch.check.devices import Devices, devices_of
+from draftsmith.launch.check.memory import needs, parameters
 from draftsmith.launch.check.models import Models
 from draftsmith.launch.recipe.load import load_recipe, shipped_recipes
 from draftsmith.launch.recipe.model import Recipe

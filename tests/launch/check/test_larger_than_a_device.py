@@ -11,7 +11,8 @@ import draftsmith
 import pytest
 from draftsmith.errors import EnvironmentFailure
 from draftsmith.launch.check.check import check
-from draftsmith.launch.check.memory import devices_of, parameters
+from draftsmith.launch.check.devices import devices_of
+from draftsmith.launch.check.memory import parameters
 from draftsmith.launch.check.models import Models
 from draftsmith.launch.check.spread import by_host, exchanged
 from draftsmith.launch.recipe.load import load_recipe

@@ -10,8 +10,8 @@ from conftest import VOCABULARY, make_target
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.drafters.block import spans, sunk
 from draftsmith.drafters.block.proposer import DFlash
+from draftsmith.drafters.layers import spans, sunk
 from draftsmith.errors import RequestError
 from draftsmith.trainers.block.dflash import DFlashObjective
 from draftsmith.trainers.config import ObjectiveConfig

@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import VOCABULARY, make_target
 from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.drafters.block import spans, sunk
+from draftsmith.drafters.layers import spans, sunk
 from draftsmith.trainers.block.branches import sampled
 from draftsmith.trainers.config import ObjectiveConfig
 from draftsmith.trainers.loop.sums import means

@@ -11,7 +11,7 @@ from counted import Largest
 from draftsmith.benchmarks.common.random_models import GROUPED, WINDOWED
 from draftsmith.data.rows.packed import Document, PackedRows, pack
 from draftsmith.decoding.target.attention import use_grouped_attention
-from draftsmith.drafters.block import spans
+from draftsmith.drafters.layers import spans
 from draftsmith.trainers.loop.objective import Batch
 from draftsmith.trainers.packed import passes
 from draftsmith.trainers.packed.passes import hidden_states
@@ -116,12 +116,12 @@ def test_pieces_keep_their_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes that hold a model together need equally many passes."""
     model = of("qwen3")
     monkeypatch.setattr(passes, "MASKED", 8)
-    assert passes.goes_without_mask(model, 9)
-    assert not passes.goes_without_mask(model, 8)
+    assert passes.way_through(model, 9) is passes.Way.APART
+    assert passes.way_through(model, 8) is passes.Way.MASK
     monkeypatch.setattr(passes, "is_sharded", lambda _model: True)
     made: list[Any] = []
     batch = packed(50, 33, 9).batch([0])
     passes.over_rows(model.get_decoder(), batch, lambda inputs: made.append(inputs) or [batch["positions"]])
     assert [each["attention_mask"].shape for each in made] == [(1, 1, S, 4)]
     model.set_attn_implementation("eager")
-    assert not passes.goes_without_mask(model.get_decoder(), 9)
+    assert passes.way_through(model.get_decoder(), 9) is passes.Way.MASK

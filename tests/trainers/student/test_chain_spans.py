@@ -12,8 +12,8 @@ from draftsmith.data.config import DataConfig
 from draftsmith.decoding.target.attention import NAME, OWN, use_grouped_attention, use_own_attention
 from draftsmith.decoding.target.hidden_states import decoder_of
 from draftsmith.decoding.target.windows import Masks
-from draftsmith.drafters.block import spans
-from draftsmith.drafters.block.model_spans import attending_by_spans
+from draftsmith.drafters.layers import spans
+from draftsmith.drafters.layers.model_spans import attending_by_spans
 from draftsmith.errors import RequestError
 from draftsmith.trainers.block import pard
 from draftsmith.trainers.config import MASKED, ModelConfig

@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch._inductor.config
 from conftest import make_target
-from draftsmith.drafters.eagle.static import as_it_is
+from draftsmith.drafters.layers.static import as_it_is
 from draftsmith.errors import RequestError, Stopped
 from draftsmith.launch.check.check import _device
 from draftsmith.launch.check.unread import check_read

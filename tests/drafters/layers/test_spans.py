@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from counted import Largest
-from draftsmith.drafters.block import spans
-from draftsmith.drafters.block.spans import Spans, starts
+from draftsmith.drafters.layers import spans
+from draftsmith.drafters.layers.spans import Spans, starts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor

@@ -7,10 +7,12 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from draftsmith.drafters.eagle.layers import EagleShape, Projected
 from draftsmith.drafters.eagle.net import EagleNet, PairNet
 from draftsmith.drafters.eagle.net3 import Eagle3Net, Eagle3Shape
-from draftsmith.drafters.eagle.passes import Keys, Packing, Passes
+from draftsmith.drafters.layers.llama import LayerShape, Projected
+from draftsmith.drafters.layers.packing import Packing
+from draftsmith.drafters.layers.passes import Passes
+from draftsmith.drafters.layers.sinks import Keys
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
@@ -93,7 +95,7 @@ def test_a_document_is_what_it_is_alone() -> None:
 def net_of(family: str, **more: bool) -> PairNet:
     torch.manual_seed(3)
     if family == "eagle":
-        return EagleNet(EagleShape(**SIZES))
+        return EagleNet(LayerShape(**SIZES))
     sizes = {"layers": (0, 1, 2), "vocabulary": 30, "draft_vocabulary": 20}
     return Eagle3Net(Eagle3Shape(**SIZES, **sizes, **more))
 

@@ -4,7 +4,7 @@ What a query makes of keys of its own kind (the slots of its block, the mask pai
 key of the text, a sink whose score is the log-sum-exp of their scores: exactly a softmax over both, and no block or
 branch ever meets another one. Over short rows it is one kernel with a mask of queries by text; over long ones, where
 that would be large, some queries after others (`spans.py`), and what is kept grows with queries and text alone, never
-with their product. Read next: `attention.py` and `../eagle/branches.py`, whose text it is; `../eagle/passes.py`, where
+with their product. Read next: `../block/attention.py` and `../eagle/branches.py`, whose text it is; `sinks.py`, where
 the sink is from.
 
 Shapes: B rows, S tokens of a row, A anchors of a row, M queries of a row (as many for each anchor), Q query heads, G
@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from ...decoding.on_host import on_host, sent
-from ..eagle.layers import attend
-from ..eagle.passes import Keys, scored, with_own, with_sink
+from .llama import attend
+from .sinks import Keys, scored, with_own, with_sink
 from .spans import Spans, starts
 
 

@@ -1,6 +1,6 @@
 """A part of a network that keeps its inputs alone, and is computed again when its gradient is.
 
-No bit of any number differs, dropout's random numbers included. Read next: `net.py`, `peagle.py` and
+No bit of any number differs, dropout's random numbers included. Read next: `../eagle/net.py`, `../eagle/peagle.py` and
 `../block/net.py`, which have such parts; `trainers/student/recomputed.py`, layers of `transformers`.
 """
 

@@ -1,7 +1,8 @@
-"""What the networks of the EAGLE family are made of: Llama's parts, with a KV cache or without.
+"""What the networks of several families are made of: Llama's parts, with a KV cache or without.
 
 Written out here, because attention reads twice the width in one of them and looks at keys of its
-own in training. Tensors have the names that serving engines load. Read next: `eagle/net.py`.
+own in training. Tensors have the names that serving engines load. Read next: `../eagle/net.py`, the smallest of them;
+`../block/net.py` and `../mtp/layers.py`, others.
 
 Shapes: B rows, N pairs (a hidden state and the embedding of the token after it), H hidden size,
 X width of what attention reads, Q query heads, G key-value heads, T keys in view, D head size.
@@ -24,7 +25,7 @@ from ..sizes import check_number, check_sizes
 
 
 @dataclass(frozen=True)
-class EagleShape:
+class LayerShape:
     """Sizes of a network: what `config.json` of a drafter folder holds as its settings."""
 
     hidden: int
@@ -58,7 +59,7 @@ class EagleShape:
 
 
 def sizes_like(config: Any) -> dict[str, Any]:
-    """The fields of `EagleShape`, read from a target's `transformers` config."""
+    """The fields of `LayerShape`, read from a target's `transformers` config."""
     config = config.get_text_config(decoder=True)
     hidden, heads = int(config.hidden_size), int(config.num_attention_heads)
     rope = getattr(config, "rope_parameters", None) or {}
@@ -93,7 +94,7 @@ class Projected(NamedTuple):
 class Attention(nn.Module):
     """Llama's grouped attention without biases; what it reads may be wider than what it writes."""
 
-    def __init__(self, shape: EagleShape, width: int) -> None:
+    def __init__(self, shape: LayerShape, width: int) -> None:
         super().__init__()
         self.head_size, self.group = shape.head_size, shape.heads // shape.kv_heads
         self.q_proj = nn.Linear(width, shape.heads * shape.head_size, bias=False)
@@ -162,7 +163,7 @@ class Rotary(nn.Module):
     position of some hundreds.
     """
 
-    def __init__(self, shape: EagleShape) -> None:
+    def __init__(self, shape: LayerShape) -> None:
         super().__init__()
         self.head_size, self.theta = shape.head_size, shape.rope_theta
 
@@ -203,7 +204,7 @@ class Norm(nn.Module):
 class FeedForward(nn.Module):
     """Llama's gated feed-forward part."""
 
-    def __init__(self, shape: EagleShape) -> None:
+    def __init__(self, shape: LayerShape) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(shape.hidden, shape.intermediate, bias=False)
         self.up_proj = nn.Linear(shape.hidden, shape.intermediate, bias=False)

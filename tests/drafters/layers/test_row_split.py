@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from draftsmith.drafters.eagle.layers import Projected
-from draftsmith.drafters.eagle.passes import Keys, Packing, Passes
-from draftsmith.drafters.eagle.row_split import RowSplit
+from draftsmith.drafters.layers.llama import Projected
+from draftsmith.drafters.layers.packing import Packing
+from draftsmith.drafters.layers.passes import Passes
+from draftsmith.drafters.layers.row_split import RowSplit
+from draftsmith.drafters.layers.sinks import Keys
 from draftsmith.errors import RequestError
 from hypothesis import given, settings
 from hypothesis import strategies as st
