@@ -2,7 +2,7 @@
 
 A mask pair (t, d) stands d places behind the anchor t. It sees the true pairs of its document up to t, and
 of the mask pairs those of its own branch up to itself; true pairs see no mask pair. So the text is attended
-as ever (`passes.py`), and what a mask pair makes of its own branch joins its softmax over the text as one
+as ever (`../layers/passes.py`), and what a mask pair makes of its own branch joins its softmax over the text as one
 more key, a sink (`../layers/sunk.py`). Read next: `peagle.py`, the network.
 
 Shapes: B rows, S true pairs of a row, A anchors of a row, M mask pairs of a row (those of depth 1 first), Q
