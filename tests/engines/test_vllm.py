@@ -52,7 +52,8 @@ def test_drafter(
     findings.trained(case.title, run / "drafter")
     shares = {}
     for policy in ["argmax", "sample"] if command.samples else ["argmax"]:
-        config = DrafterConfig(policy=policy, tree=tree_of(case))
+        drawn = {"policy": policy} if command.samples else {}  # heads take their likeliest tokens, and no word for it
+        config = DrafterConfig(**drawn, tree=tree_of(case))
         drafter = load_drafter(run / "drafter", mine, draft_length=K, config=config)
         ours = greedy(mine, drafter, prompts, MOST_TOKENS)
         shares[policy] = first_drafts(mine, drafter, prompts, MOST_TOKENS, repeats=OURS)
