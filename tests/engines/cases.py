@@ -64,7 +64,7 @@ class Case:
     """Parameters that vLLM has for another kind of file, and reads in no other case."""
 
 
-_MASK = ("drafter: model.mask_embedding",)
+MASK = ("drafter: model.mask_embedding",)
 CASES = (
     Case("draft model", "distill", engine_class="Qwen3ForCausalLM"),
     Case("EAGLE-1", "eagle", engine_class="EagleLlamaForCausalLM"),
@@ -73,8 +73,8 @@ CASES = (
     Case("EAGLE-3, speculators' form", "eagle3", "speculators", "Eagle3LlamaForCausalLM"),
     Case("EAGLE-3, other layers", "eagle3-layers", engine_class="Eagle3LlamaForCausalLM"),
     Case("EAGLE-3.1's norms", "eagle3-norms", engine_class="Eagle3LlamaForCausalLM"),
-    Case("DFlash", "dflash", engine_class="DFlashQwen3ForCausalLM", spare=_MASK),
-    Case("DFlash, an id as its mask", "dflash-mask", engine_class="DFlashQwen3ForCausalLM", spare=_MASK),
+    Case("DFlash", "dflash", engine_class="DFlashQwen3ForCausalLM", spare=MASK),
+    Case("DFlash, an id as its mask", "dflash-mask", engine_class="DFlashQwen3ForCausalLM", spare=MASK),
     Case("P-EAGLE", "peagle", engine_class="Eagle3LlamaForCausalLM"),
     Case("PARD", "pard", engine_class="Qwen3ForCausalLM"),
     Case("MTP", "mtp", engine_class="ExaoneMoeMTP"),
