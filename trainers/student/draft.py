@@ -26,10 +26,10 @@ from ...drafters.weights import check_finite
 from ...errors import RequestError
 from ..config import FROM_TARGET, ModelConfig
 from ..method_config import LoraConfig
+from ..packed.lengths import check_rows_fit
 from ..pruning.layers import prune
 from ..pruning.sizes import pruned_config
 from ..sections import Sections
-from ..teacher.frozen import check_rows_fit
 from .architecture import fresh_model
 from .lora import adapt, adapt_shapes, save_adapted
 from .recomputed import recompute_layers
