@@ -22,6 +22,9 @@ from ...decoding.on_host import all_on_host, sent
 from ..loop.objective import Batch
 from ..loop.order import seed_of
 
+HELD_OUT_SEED = 0
+"""What is drawn for held-out rows (blocks, masks, mask pairs) is the same at every measurement."""
+
 
 class Anchors(NamedTuple):
     """Where the blocks of some rows begin, and what counts of them."""

@@ -30,7 +30,7 @@ from ...drafters.model.pard import mark, mask_of
 from ...drafters.projection import Projection, Shaping
 from ...errors import RequestError
 from ..config import FROM_TARGET, MASKED, ObjectiveConfig
-from ..eagle_common import in_text_order, told_by_row, with_counts
+from ..eagle_common import in_text_order, reported, told_by_row
 from ..labels import check_in_rows, labelled
 from ..loop.loop import Outcome
 from ..loop.objective import Batch
@@ -45,15 +45,13 @@ from ..sections import MakeProbe, Run, Sections
 from ..student.draft import cut_from_target, make_draft, rows_of, whose
 from ..teacher.features import FeatureSource, OnlineFeatures
 from ..teacher.frozen import Save, check_teacher, freeze, run_for_target
+from .anchors import HELD_OUT_SEED
 from .chain_spans import check_spans
 from .masked_chains import Chains, chain_states, drawn
 from .student import BlockLoss
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-HELD_OUT_SEED = 0
-"""Masks of held-out rows are the same at every measurement."""
 
 
 def check_recipe(recipe: Sections) -> None:
@@ -154,9 +152,7 @@ class PardStudent(nn.Module):
         given = SharedTeacher.of(states_NH, teacher.projection, at_P) if len(at_P) else None
         told_P = told_by_row(at_P, label_P2[:, 1], batch)
         loss, terms = self.head(guess_PH, label_P2, given, share_P, told_P=told_P)
-        if not terms:
-            return loss, {}
-        return loss, with_counts(terms | {"loss": loss.detach()}, told_P, label_P2[:, 1], self._drafts)
+        return loss, reported(loss, terms, told_P, label_P2[:, 1], self._drafts)
 
 
 def compared(batch: Batch, chains: Chains) -> tuple[Tensor, Tensor, Tensor]:
