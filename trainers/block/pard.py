@@ -29,7 +29,7 @@ from ...drafters.folder import save_draft_model
 from ...drafters.model.pard import mark, mask_of
 from ...drafters.projection import Projection, Shaping
 from ...errors import RequestError
-from ..config import FROM_TARGET, MASKED, ObjectiveConfig
+from ..config import MASKED, ObjectiveConfig
 from ..eagle_common import in_text_order, reported, told_by_row
 from ..labels import check_in_rows, labelled
 from ..loop.loop import Outcome
@@ -219,11 +219,7 @@ def run(recipe: Sections, out: Path, resume: str = "auto", make_probe: MakeProbe
     check_start_context(recipe.model, recipe.row_tokens)
 
     def build(target: Backbone, rows: Prepared) -> PardObjective:
-        pruned = None
-        if recipe.model.start_from == FROM_TARGET:
-            pruned = cut_from_target(
-                recipe, recipe.model, target.model, rows.validation, out=out, seed=recipe.loop.seed
-            )
+        pruned = cut_from_target(recipe, recipe.model, target.model, rows.validation, out=out, seed=recipe.loop.seed)
         draft = student(recipe, target.model, target.tokenizer, pruned=pruned)
         return PardObjective(recipe, draft, target.model, partial(save_draft_model, target=target, family="pard"))
 
