@@ -2,7 +2,8 @@
 
 Weights are ours, renamed; what differs is what an engine has to be told, and each of them takes a
 missing word for another default: so every one is written out. docs/serving.md says what has been
-checked. Read next: `folder.py`, our own folder; `launch/export.py`, which writes this one.
+checked. Here is what the forms of all families share; those of one are in its own folder. Read next:
+`eagle/serving.py`, one family; `folder.py`, our own folder; `launch/export.py`, which writes the serving one.
 
 Shapes: H hidden size, V target vocabulary.
 """
@@ -19,8 +20,6 @@ from torch import Tensor, nn
 
 from ..decoding.target.quantised import quantisation_of
 from ..errors import RequestError
-from .eagle.net import EagleNet
-from .eagle.net3 import Eagle3Net, Eagle3Shape, fused_layers
 from .families import FAMILIES, Form, function
 from .folder import built_from, not_finite
 from .layers.llama import LayerShape
@@ -223,90 +222,6 @@ def _functions(family: str, form: str) -> tuple[Callable[..., Export], Callable[
     return function(make), function(build)
 
 
-def eagle_for_vllm(net: EagleNet, target: ServedTarget, _how: Served) -> Export:
-    """EAGLE-1 and EAGLE-2, whose weights are the same, for vLLM."""
-    return _eagle(net, target, "LlamaForCausalLM")
-
-
-def eagle_for_sglang(net: EagleNet, target: ServedTarget, _how: Served) -> Export:
-    """EAGLE-1 and EAGLE-2, whose weights are the same, for SGLang."""
-    return _eagle(net, target, "LlamaForCausalLMEagle")
-
-
-def _eagle(net: EagleNet, target: ServedTarget, architecture: str) -> Export:
-    """Embedding and head are the target's.
-
-    Engines hand out the rows of the target's embedding as they are, and scale them elsewhere: so
-    the scale goes into what reads them, the first half of `fc`.
-    """
-    own = {"architectures": [architecture], "bias": False, "logit_scale": target.logit_scale}
-    config = {**llama_words(net.config, target), **own}
-    # SGLang always has this bias and would leave it as it came; vLLM never has it
-    tensors = {**net.state_dict(), "fc.bias": torch.zeros(net.config.hidden)}
-    scale_2H = torch.ones(2 * net.config.hidden)
-    scale_2H[: net.config.hidden] = target.embedding_scale
-    tensors["fc.weight"] = tensors["fc.weight"] * scale_2H
-    return Export(config, tensors, uncapped=target.logit_cap)
-
-
-def eagle3(net: Eagle3Net, target: ServedTarget, _how: Served) -> Export:
-    """The native form, which both engines load; layers are named only where they are not the default.
-
-    Raises:
-        RequestError: an engine would hand out other hidden states.
-    """
-    check_layers(net.config.layers, target.layers, "eagle3.layers")
-    config = {
-        **llama_words(net.config, target),
-        **_eagle3_words(net.config),
-        "architectures": ["LlamaForCausalLMEagle3"],
-    }
-    layers = list(net.config.layers)
-    if target.layers < 7 or tuple(layers) != fused_layers(target.layers):
-        # two readers, two ways to count: the state in front of layer k, and that behind it
-        config["eagle_aux_hidden_state_layer_ids"] = layers
-        config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [k - 1 for k in layers]}
-    return Export(config, net.state_dict())
-
-
-def eagle3_for_tensorrt_llm(net: Eagle3Net, target: ServedTarget, how: Served) -> Export:
-    """The native form; the states that it reads are named where the engine is started, not here.
-
-    Raises:
-        RequestError: the engine would hand out other hidden states.
-    """
-    if 0 in net.config.layers:
-        raise RequestError(
-            "the drafter fuses the embedding (hidden state 0), which TensorRT-LLM does not hand out; "
-            "train one with eagle3.layers from 1 on"
-        )
-    return eagle3(net, target, how)
-
-
-LLAMA_CPP_TARGETS = ("LlamaForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "GptOssForCausalLM")
-"""Whose graphs in llama.cpp hand out what goes into a layer, and whose configs its converter reads."""
-
-
-def eagle3_for_llama_cpp(net: Eagle3Net, target: ServedTarget, how: Served) -> Export:
-    """The native form, for llama.cpp's own converter to GGUF.
-
-    Raises:
-        RequestError: llama.cpp knows no such drafter, or no hidden states of such a target.
-    """
-    if net.config.feature_norms:
-        raise RequestError(
-            "the drafter has eagle3.feature_norms, which llama.cpp would leave out without a word; train one without"
-        )
-    if len(net.config.layers) != 3:
-        raise RequestError(f"the drafter fuses {len(net.config.layers)} hidden states, and llama.cpp hands out three")
-    if not set(target.architectures) & set(LLAMA_CPP_TARGETS):
-        raise RequestError(
-            f"the target is a {' or '.join(target.architectures)}, whose hidden states llama.cpp does not hand out; "
-            f"expected {' or '.join(LLAMA_CPP_TARGETS)}"
-        )
-    return eagle3(net, target, how)
-
-
 def check_layers(layers: Sequence[int], count: int, option: str, *, first: int = 0) -> None:
     """Raise RequestError where an engine would hand out other hidden states than `layers`.
 
@@ -323,53 +238,6 @@ def check_layers(layers: Sequence[int], count: int, option: str, *, first: int =
             f"ones, low to high, from {first} to {count - 1} for this target ({count} is behind its last "
             f"norm); train one with such {option}. `draftsmith eval` decodes with it as it is"
         )
-
-
-def speculators(net: Eagle3Net, target: ServedTarget, how: Served) -> Export:
-    """The form that names its target: `vllm serve DIR` finds it. No `model_type` on top.
-
-    Raises:
-        RequestError: an engine would hand out other hidden states.
-    """
-    check_layers(net.config.layers, target.layers, "eagle3.layers")
-    llama = llama_words(net.config, target)
-    config = {
-        **_eagle3_words(net.config),
-        "architectures": ["Eagle3DraftModel"],
-        "speculators_model_type": "eagle3",
-        "speculators_version": "0.9.0",
-        "target_hidden_size": None,
-        "embed_requires_grad": False,
-        "tie_word_embeddings": False,
-        "eagle_aux_hidden_state_layer_ids": list(net.config.layers),
-        "transformer_layer_config": llama,
-        "speculators_config": {
-            "algorithm": "eagle3",
-            "default_proposal_method": "greedy",
-            "proposal_methods": [
-                {
-                    "proposal_type": "greedy",
-                    "speculative_tokens": how.tokens,
-                    "verifier_accept_k": 1,
-                    "accept_tolerance": 0.0,
-                }
-            ],
-            "verifier": {"name_or_path": target.path, "architectures": target.architectures},
-        },
-    }
-    tensors = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in net.state_dict().items()}
-    return Export(config, tensors)
-
-
-def _eagle3_words(shape: Eagle3Shape) -> dict[str, Any]:
-    """What readers would otherwise take different defaults for."""
-    return {
-        "draft_vocab_size": shape.draft_vocabulary,
-        "norm_before_residual": False,
-        "norm_before_fc": False,
-        "fc_norm": shape.feature_norms,
-        "norm_output": shape.feature_norms,
-    }
 
 
 def llama_words(shape: LayerShape, target: ServedTarget) -> dict[str, Any]:

@@ -55,7 +55,7 @@ from .boosting.members import (
 from .boosting.shapes import kept_for_probes as kept_for_probes  # what the pre-flight asks for
 from .boosting.shapes import size_of, students
 from .boosting.side_by_side import SideBySide
-from .config import FROM_TARGET, ModelConfig
+from .config import ModelConfig
 from .loop.loop import Outcome, Plan, Probe
 from .loop.objective import Batch, Objective
 from .loop.setup import make_accelerator, run_loop
@@ -286,11 +286,10 @@ class Boosting:
 
     def student_in_turn(self, number: int, own: Path, plan: Plan) -> DraftStudent:
         """SSM `number` of a round, an adapter on it if the recipe asks for one."""
-        model, pruned = self.initial_model(number), None
-        if model.start_from == FROM_TARGET:
-            pruned = cut_from_target(
-                self.recipe, model, self.target.model, self.samples.validation, out=own, seed=plan.loop.seed
-            )
+        model = self.initial_model(number)
+        pruned = cut_from_target(
+            self.recipe, model, self.target.model, self.samples.validation, out=own, seed=plan.loop.seed
+        )
         return self.student(model, member_lora(self.recipe.lora, number), pruned)
 
     def student_of(self, number: int) -> DraftStudent:
@@ -362,13 +361,13 @@ def _samples(
     named = boost.continuations
     folder = out / "continuations" if named is None else Path(named).expanduser()
     wanted = Wanted(
-        boost.samples,
-        boost.held_out,
-        boost.prompt_tokens,
-        boost.continuation,
-        boost.temperature,
-        boost.seed,
-        model_hash(target.model),
+        samples=boost.samples,
+        held_out=boost.held_out,
+        prompt_tokens=boost.prompt_tokens,
+        tokens=boost.continuation,
+        temperature=boost.temperature,
+        seed=boost.seed,
+        weights=model_hash(target.model),
     )
     team = Team(accelerator.process_index, accelerator.num_processes, accelerator.wait_for_everyone)
     return continuations(target, rows, wanted, folder, team)

@@ -17,7 +17,6 @@ from torch import nn
 
 from ..data.rows.prepare import Prepared
 from ..decoding.target.backbone import Backbone
-from .config import FROM_TARGET
 from .loop.loop import Outcome
 from .loop.objective import Batch
 from .loop.sharding import standalone
@@ -115,11 +114,7 @@ def run(recipe: Sections, out: Path, resume: str = "auto", make_probe: MakeProbe
     check_start_context(recipe.model, recipe.row_tokens)
 
     def build(target: Backbone, rows: Prepared) -> DistillObjective:
-        pruned = None
-        if recipe.model.start_from == FROM_TARGET:
-            pruned = cut_from_target(
-                recipe, recipe.model, target.model, rows.validation, out=out, seed=recipe.loop.seed
-            )
+        pruned = cut_from_target(recipe, recipe.model, target.model, rows.validation, out=out, seed=recipe.loop.seed)
         draft = student(recipe, target.model, target.tokenizer, pruned=pruned)
         save = partial(save_draft, target=target, lora=recipe.lora)
         return DistillObjective(recipe, draft, target.model, save)

@@ -27,7 +27,7 @@ from ..drafters.eagle.net import EagleNet
 from ..drafters.layers.row_split import WHOLE, RowSplit
 from ..drafters.layers.static import Static, as_it_is
 from ..drafters.projection import Shaping
-from .eagle_common import compared, in_text_order, shares, told_by_pass, with_counts
+from .eagle_common import compared, in_text_order, reported, shares, told_by_pass
 from .loop.loop import Outcome
 from .loop.objective import Batch
 from .loop.sharding import standalone
@@ -157,11 +157,9 @@ class EagleStudent(nn.Module):
         feature_P = F.smooth_l1_loss(guess_PH.float(), states_NH[at_P].float(), reduction="none").mean(-1)
         counted_P = feature_P if share_P is None else feature_P * share_P
         loss = self._config.feature * counted_P.sum() + distributions
-        if not terms:
-            return loss, {}
-        first_P = label_P2[:, 1] == 0
-        terms |= {"loss": loss.detach(), "feature": (feature_P.detach() * told_P * first_P).sum()}
-        return loss, with_counts(terms, told_P, label_P2[:, 1], self._config.passes)
+        if terms:
+            terms["feature"] = (feature_P.detach() * told_P * (label_P2[:, 1] == 0)).sum()
+        return loss, reported(loss, terms, told_P, label_P2[:, 1], self._config.passes)
 
     def _teacher(self, states_NH: Tensor, at_P: Tensor) -> Teacher:
         """The target's distributions, each asked for once."""

@@ -25,7 +25,7 @@ from ..drafters.eagle.net3 import Eagle3Net
 from ..drafters.layers.row_split import WHOLE, RowSplit
 from ..drafters.layers.static import Static, as_it_is
 from ..drafters.projection import Projection
-from .eagle_common import compared, in_text_order, shares, told_by_pass, with_counts
+from .eagle_common import compared, in_text_order, reported, shares, told_by_pass
 from .loop.loop import Outcome
 from .loop.objective import Batch
 from .loop.sharding import standalone
@@ -120,9 +120,7 @@ class Eagle3Student(nn.Module):
         )
         told_P = told_by_pass(at_P, label_P2[:, 1], batch, self._config.passes, self.split)
         loss, terms = self.head(hidden_PH, label_P2, teacher, share_P, told_P=told_P, static=self.static)
-        if not terms:
-            return loss, {}
-        return loss, with_counts(terms | {"loss": loss.detach()}, told_P, label_P2[:, 1], self._config.passes)
+        return loss, reported(loss, terms, told_P, label_P2[:, 1], self._config.passes)
 
 
 class Eagle3Objective:

@@ -65,7 +65,7 @@ def told_by_row(at_P: Tensor, place_P: Tensor, batch: Batch) -> Tensor:
     """How much every comparison counts in what is reported of its place, fp32 [P].
 
     Those of a place in a row add up to the row's labels, and what is reported is divided by the labels of the rows
-    that have the place (`with_counts`): so it does not depend on which rows share a micro-batch.
+    that have the place (`reported`): so it does not depend on which rows share a micro-batch.
 
     Args:
         at_P: the target's state that each is made with, counted through rows.
@@ -92,21 +92,28 @@ def told_by_pass(at_P: Tensor, pass_P: Tensor, batch: Batch, passes: int, split:
     return batch["loss_mask"].sum(1)[row_P] / counts_JR[pass_P, row_P]
 
 
-def with_counts(terms: dict[str, Tensor], told_P: Tensor, place_P: Tensor, places: int) -> dict[str, Tensor]:
-    """Sums of terms, and of each but the loss over how many labels it is: those of rows that have its place.
+def reported(
+    loss: Tensor, terms: dict[str, Tensor], told_P: Tensor, place_P: Tensor, places: int
+) -> dict[str, Tensor]:
+    """The loss, the sums of terms, and of each term the labels that it is over: those of rows that have its place.
 
     A row that is too short for the last drafts says nothing of them, and would count as one that rejects them all.
+    Nothing is reported where nothing was compared.
 
     Args:
+        loss: what is minimised, which every label counts for.
         terms: `alpha_j` of the j-th draft, everything else of the first.
         told_P: as of `told_by_row`.
         place_P: which draft of its block or pass each comparison is, from 0.
         places: how many there are.
     """
+    if not terms:
+        return {}
     own = [name for name in terms if name != "loss" and not name.startswith(COMPARED)]
     counts_J = told_P.new_zeros(places).index_add_(0, place_P, told_P)
     of_term = {name: int(name[len("alpha_") :]) - 1 if name.startswith("alpha_") else 0 for name in own}
-    return terms | {f"{COUNT}{name}": counts_J[place] for name, place in of_term.items()}
+    counts = {f"{COUNT}{name}": counts_J[place] for name, place in of_term.items()}
+    return terms | {"loss": loss.detach()} | counts
 
 
 def in_text_order(

@@ -217,13 +217,13 @@ def _bpd_tunes(recipe: Sections) -> bool:
 def _masks_and_text(recipe: Sections) -> float:
     config, row = recipe.pard, _sequence_length(recipe)
     masks = sum(max(config.kept**d, config.kept_least) for d in range(1, config.drafts)) * row
-    step = 64  # `student/masked_chains.py` fills up to a multiple of it
+    step = 64  # `block/masked_chains.py` fills up to a multiple of it
     return 1 + -(-masks // step) * step / row
 
 
 def _all_by_all(recipe: Sections) -> float:
     row = _sequence_length(recipe)
-    # text and masks against text and masks; `student/chain_spans.py` has none
+    # text and masks against text and masks; `block/chain_spans.py` has none
     return 0.0 if row > MASKED else _masks_and_text(recipe) ** 2 * row
 
 

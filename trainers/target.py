@@ -35,7 +35,7 @@ from .loop.sharding import standalone
 from .losses.chunked import ChunkedLoss, cross_entropy
 from .losses.mix import Mix
 from .losses.unlikelihood import cross_entropy_or_unlikelihood, to_avoid
-from .packed.lengths import check_start_context
+from .packed.lengths import check_rows_fit, check_start_context
 from .packed.passes import check_compiled_rows, hidden_states
 from .pruning.sizes import check_not_pruned
 from .sections import MakeProbe, Sections
@@ -43,7 +43,7 @@ from .student.architecture import fresh_model
 from .student.deeper import deepened
 from .student.draft import given_model, rows_of, whose
 from .student.recomputed import recompute_layers
-from .teacher.frozen import check_rows_fit, plan_of
+from .teacher.frozen import plan_of
 from .teacher.loops import LoopedRows, check_loops
 from .teacher.rollouts import REPLACED, check_rollout_prompts, check_rollout_rows
 

@@ -208,14 +208,14 @@ MUTATIONS = (
     ),
     Mutation(
         "B09",
-        "trainers/student/masked_chains.py",
+        "trainers/block/masked_chains.py",
         "PARD: in training a mask sees those of other chains",
         "    own_RMM = both_RMM & (anchor_RM[:, :, None] == anchor_RM[:, None]) & "
         "(depth_RM[:, :, None] >= depth_RM[:, None])\n",
         "    own_RMM = both_RMM & (depth_RM[:, :, None] >= depth_RM[:, None])\n",
         (
-            "tests/trainers/student/test_masked_chains.py::test_kept_masks_see_what_rows_of_the_whole_copies_see",
-            "tests/trainers/student/test_masked_chains.py::"
+            "tests/trainers/block/test_masked_chains.py::test_kept_masks_see_what_rows_of_the_whole_copies_see",
+            "tests/trainers/block/test_masked_chains.py::"
             "test_a_mask_in_training_is_the_mask_of_a_pass_behind_the_text",
         ),
     ),

@@ -19,9 +19,8 @@ Shapes: B rows, K drafted tokens, R rank, V vocabulary, P drafts that count in a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -29,9 +28,7 @@ from torch import Tensor, nn
 from ...decoding.target.backbone import Backbone
 from ...errors import RequestError
 from ..sizes import check_sizes
-from ..temperatures import Policy
 from .net import BlockNet, BlockShape
-from .trees import TreeShape
 from .walked import WalkedBlock
 
 
@@ -115,28 +112,16 @@ class DSpark(WalkedBlock):
     family = "dspark"
     net: DSparkNet
 
-    def __init__(
-        self,
-        net: DSparkNet,
-        target: Backbone,
-        *,
-        draft_length: int | None = None,
-        policy: Policy = "sample",
-        factors: Sequence[float] = (),
-        tree: TreeShape | None = None,
-        least: float = 0.0,
-    ) -> None:
-        """As of `DFlash`; `least` is of what the drafter has learnt to say.
+    def __init__(self, net: DSparkNet, target: Backbone, **settings: Any) -> None:
+        """`settings` are those of `DFlash`; `least` is of what the drafter has learnt to say.
 
         Raises:
-            RequestError: the drafter has learnt no confidence, or a tree is to be cut by it.
+            RequestError: as for `DFlash`, or the drafter has learnt no confidence.
         """
-        super().__init__(
-            net, target, draft_length=draft_length, policy=policy, factors=factors, tree=tree, least=least
-        )
-        if least and net.confidence_head is None:
+        super().__init__(net, target, **settings)
+        if self.least and net.confidence_head is None:
             raise RequestError(
-                f"drafter.confidence is {least:g}, and the drafter has learnt no confidence; train one with "
+                f"drafter.confidence is {self.least:g}, and the drafter has learnt no confidence; train one with "
                 "dspark.confidence above 0, or leave it out"
             )
 

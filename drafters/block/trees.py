@@ -5,8 +5,8 @@ Whatever is in the tree, a pass has been made once: a node costs a place in the 
 - `leaves` (DFlash): the slots do not see each other, so what a slot says fits behind the likeliest tokens in front of
   it, and seldom behind others. So only the chain of likeliest tokens branches: each of its tokens has the next
   candidates of its depth beside it, which end there.
-- `grown` (DSpark): the head says how well a token fits behind its parent, so each node's children are ranked behind
-  that node, and the tree grows where its paths are likely, as EAGLE-2's does.
+- `grown` (DSpark, DFlash 2): head or selector says how well a token fits behind its parent, so each node's children
+  are ranked behind that node, and the tree grows where its paths are likely, as EAGLE-2's does.
 
 Candidates are the likeliest ones, a point mass at every temperature, and nothing of what is drawn shapes the tree.
 Read next: `decoding/tree/build.py`, which grows trees.

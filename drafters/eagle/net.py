@@ -54,6 +54,10 @@ class PairNet(nn.Module, ABC):
     def fuse(self, features_BNF: Tensor) -> Tensor:
         """What the layer takes of the target's hidden states, [B, N, H]."""
 
+    def shown(self, embeds_BNH: Tensor, _positions_BN: Tensor) -> Tensor:
+        """The embeddings that pairs are made of, [B, N, H]: as given, where a network leaves none out."""
+        return embeds_BNH
+
     @abstractmethod
     def enter(self, hidden_BNH: Tensor, embeds_BNH: Tensor) -> tuple[Tensor, Tensor]:
         """The residual [B, N, H], and the input of attention [B, N, X]."""
@@ -79,7 +83,7 @@ class PairNet(nn.Module, ABC):
             mask: bool, broadcastable to [B, 1, N, T]; None is causal.
             kv_cache: where keys and values are kept, aimed by the caller; None in training.
         """
-        residual_BNH, read_BNX = self.enter(hidden_BNH, embeds_BNH)
+        residual_BNH, read_BNX = self.enter(hidden_BNH, self.shown(embeds_BNH, positions_BN))
         return self.finish(residual_BNH, self.attention(read_BNX, self.rotary(positions_BN), mask, kv_cache))
 
     def unroll(
@@ -118,6 +122,7 @@ class PairNet(nn.Module, ABC):
         outputs: list[Tensor] = []
         if passes < 1:
             return outputs
+        embeds_BNH = self.shown(embeds_BNH, positions_BS[:, split.held(positions_BS.shape[1], passes)])
         attention = Passes(documents_BS, self.attention.group, split, static)
         positions_BN = positions_BS[:, split.own(positions_BS.shape[1])]
         sunk: Sunk | None = None

@@ -3,7 +3,7 @@
 Spans go where a model takes its mask, and its layers attend by a function that reads them (`transformers`' own way to
 bring one), block by block. What attends to a block is what the model attends by anyway: windows are in the spans, and
 caps, sinks and scales are the model's own. Read next: `spans.py`, the attention; `trainers/packed/passes.py`, which
-reads packed rows so; `trainers/student/chain_spans.py`, text and masks of PARD.
+reads packed rows so; `trainers/block/chain_spans.py`, text and masks of PARD.
 
 Shapes: R rows, N queries of a row, Q query heads, G key-value heads, D head size.
 """

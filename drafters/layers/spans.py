@@ -4,7 +4,7 @@ Queries go in blocks over those keys alone that one of the block sees, with a ma
 the gradient a block is computed again from what it has read, so that of its scores and its mask nothing stays:
 what a query takes is the same however long its row is, and keys that no query of a block sees cost no time. The
 attention itself is whatever a model brings, so that caps, sinks and scales are the model's own. Read next:
-`../eagle/branches.py` and `trainers/student/chain_spans.py`, which say what is seen.
+`../eagle/branches.py` and `trainers/block/chain_spans.py`, which say what is seen.
 
 Shapes: B rows, N queries of a row, L of a block, S keys of a row, T keys of a block, Q query heads, G key-value
 heads, D head size.

@@ -4,7 +4,7 @@ An et al. 2025 (arXiv 2504.18583). The model reads the new true tokens and K - 1
 last K outputs are the drafts. Masks stand for tokens that nobody has chosen yet, so a draft does not see
 the others: the k-th token comes from a distribution that is fixed before any is drawn, a chain with `IID`.
 The KV cache keeps true tokens alone. It reads no states of the target: one draft serves every target of its
-tokenizer. Read next: `draft_model.py`, which drafts token by token; `trainers/student/masked_chains.py`, the
+tokenizer. Read next: `draft_model.py`, which drafts token by token; `trainers/block/masked_chains.py`, the
 same passes over a known text.
 
 Shapes: B rows, K drafted tokens, V target vocabulary, W tokens fed at once.

@@ -18,12 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from ...decoding.target.hidden_states import LAST, UNNORMED
-from ...decoding.target.kv_cache import KVCache
 from ...decoding.target.stacked import Together
 from ..eagle.net import PairNet
 from ..layers.llama import Norm
-from ..layers.row_split import WHOLE, RowSplit
-from ..layers.static import Static, as_it_is
 from .layers import MtpAttention, MtpLayer, MtpShape, rotary_of
 
 
@@ -71,38 +68,8 @@ class MtpNet(PairNet):
         """The layer's attention."""
         return self.layer.self_attn
 
-    def forward(
-        self,
-        hidden_BNH: Tensor,
-        embeds_BNH: Tensor,
-        positions_BN: Tensor,
-        mask: Tensor | None,
-        kv_cache: KVCache | None = None,
-    ) -> Tensor:
-        """As of `PairNet`."""
-        return super().forward(hidden_BNH, self._told(embeds_BNH, positions_BN), positions_BN, mask, kv_cache)
-
-    def unroll(
-        self,
-        hidden_BNH: Tensor,
-        embeds_BNH: Tensor,
-        positions_BS: Tensor,
-        documents_BS: Tensor,
-        passes: int,
-        *,
-        detach: bool = False,
-        recompute: bool = False,
-        split: RowSplit = WHOLE,
-        static: Static = as_it_is,
-    ) -> list[Tensor]:
-        """As of `PairNet`."""
-        held = split.held(positions_BS.shape[1], passes)
-        # a later pass reads no embedding of position 0
-        told_BNH = self._told(embeds_BNH, positions_BS[:, held])
-        given = (hidden_BNH, told_BNH, positions_BS, documents_BS, passes)
-        return super().unroll(*given, detach=detach, recompute=recompute, split=split, static=static)
-
-    def _told(self, embeds_BNH: Tensor, positions_BN: Tensor) -> Tensor:
+    def shown(self, embeds_BNH: Tensor, positions_BN: Tensor) -> Tensor:
+        """As of `PairNet`: none at position 0 where the module was trained so. Later passes read none of it anyway."""
         if not self.config.blank_first:
             return embeds_BNH
         return embeds_BNH.masked_fill((positions_BN == 0)[..., None], 0.0)

@@ -3,7 +3,7 @@
 import torch
 from draftsmith.decoding.proposal import Committed
 from draftsmith.decoding.rows import Rows, overwrite
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 steps = st.lists(
@@ -14,6 +14,7 @@ steps = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(steps, st.integers(1, 9), st.sampled_from([(), (5,), (4, 5)]))
 def test_rows_hold_what_was_emitted_up_to_eos_and_the_limit(
     steps: list[list[tuple[int, list[int]]]], limit: int, eos: tuple[int, ...]

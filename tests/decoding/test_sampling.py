@@ -64,6 +64,7 @@ def test_a_mass_of_exactly_top_p_is_enough(top_p: float, kept: int) -> None:
     assert got.tolist() == ([1, 0, 0] if kept == 1 else [0.5, 0.25, 0.25])
 
 
+@settings(deadline=None)
 @given(LOGITS)
 def test_greedy_takes_the_lowest_id_among_equals(logits: list[float]) -> None:
     got = Warper(0.0)(torch.tensor(logits))

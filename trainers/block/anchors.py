@@ -22,6 +22,9 @@ from ...decoding.on_host import all_on_host, sent
 from ..loop.objective import Batch
 from ..loop.order import seed_of
 
+HELD_OUT_SEED = 0
+"""What is drawn for held-out rows (blocks, masks, mask pairs) is the same at every measurement."""
+
 
 class Anchors(NamedTuple):
     """Where the blocks of some rows begin, and what counts of them."""
@@ -43,10 +46,10 @@ def drawn(batch: Batch, count: int, depth: int, seed: int) -> Anchors:
     # those that cannot begin a block come last
     order_RS = (torch.from_numpy(score_RS) + 2.0 * ~can_RS).argsort(-1)
     chosen_RA = order_RS[:, :count].sort(-1).values
-    return Anchors(*(sent(each, device) for each in of(known, chosen_RA, depth)))
+    return Anchors(*(sent(each, device) for each in anchors_at(known, chosen_RA, depth)))
 
 
-def of(batch: Batch, at_RA: Tensor, depth: int) -> Anchors:
+def anchors_at(batch: Batch, at_RA: Tensor, depth: int) -> Anchors:
     """Labels of the blocks that begin at some tokens.
 
     A block ends in front of the first token that is no label or of another document, as a text that is

@@ -26,14 +26,11 @@ from ..pruning.sizes import check_not_pruned
 from ..sections import Sections
 from ..teacher.features import FeatureSource, OnlineFeatures
 from ..teacher.frozen import Save, check_teacher, freeze
-from .anchors import drawn
+from .anchors import HELD_OUT_SEED, drawn
 from .student import BlockStudent, BlockTeacher
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-HELD_OUT_SEED = 0
-"""Blocks of held-out rows are the same at every measurement."""
 
 
 def check_blocks(recipe: Sections, layout: Layout) -> None:

@@ -27,7 +27,7 @@ from ...drafters.mtp.net import MtpNet
 from ...drafters.mtp.own import own_shape, own_weights
 from ...drafters.projection import Shaping
 from ...errors import RequestError
-from ..eagle_common import compared, in_text_order, shares, told_by_pass, with_counts
+from ..eagle_common import compared, in_text_order, reported, shares, told_by_pass
 from ..labels import check_in_rows
 from ..loop.loop import Outcome
 from ..loop.objective import Batch
@@ -124,9 +124,7 @@ class MtpStudent(nn.Module):
         teacher = SharedTeacher.of(hidden_RSH.flatten(0, 1), head.projection, at_P)
         told_P = told_by_pass(at_P, label_P2[:, 1], batch, self._config.passes, self.split)
         loss, terms = head(guess_PH, label_P2, teacher, share_P, told_P=told_P, static=self.static)
-        if not terms:
-            return loss, {}
-        return loss, with_counts(terms | {"loss": loss.detach()}, told_P, label_P2[:, 1], self._config.passes)
+        return loss, reported(loss, terms, told_P, label_P2[:, 1], self._config.passes)
 
     def _shares(self, guess_PH: Tensor, label_P2: Tensor, batch: Batch) -> Tensor | None:
         """How much every position counts, fp32 [P]: a fixed decay adds up to 1 over the passes."""

@@ -1,49 +1,57 @@
 """Train a PARD draft: a small causal LM that drafts a chain in one pass, by mask tokens behind the text.
 
 An et al. 2025 (arXiv 2504.18583). A draft model as `distill` has it, from scratch, given or cut from the target,
-whose rows have masks behind some of their tokens (`../student/masked_chains.py`). Order of the file, as in every
-trainer: what it requires and what is trained (its loss is `../student/pard.py`), the teacher's side, the run. Read
-next: `../distill.py`; `drafters/model/pard.py`, which decodes.
+whose rows have masks behind some of their tokens (`masked_chains.py`). Every kept mask, and every token of the text,
+is held to the target's distribution: a mask at depth i in the place of token t is compared with what the target says
+behind token t, as the text's own token is. All comparisons of a row count alike, and together as much as it has
+labels. With one draft it is the loss of an ordinary draft.
+
+Order of the file, as in every trainer: what it requires and what is trained, the loss, the teacher's side, the run.
+Read next: `../distill.py`, drafts that go token by token; `drafters/model/pard.py`, which decodes.
+
+Shapes: R rows, S tokens of a row, M masks of a row, P comparisons, H hidden size.
 """
 
 from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ...data.rows.prepare import Prepared
+from ...decoding.on_host import on_host, places, sent
 from ...decoding.target.backbone import Backbone
 from ...decoding.target.recurrence.scan import is_recurrent
 from ...drafters.folder import save_draft_model
 from ...drafters.model.pard import mark, mask_of
-from ...drafters.projection import Projection
+from ...drafters.projection import Projection, Shaping
 from ...errors import RequestError
-from ..config import FROM_TARGET, MASKED
-from ..labels import check_in_rows
+from ..config import MASKED, ObjectiveConfig
+from ..eagle_common import in_text_order, reported, told_by_row
+from ..labels import check_in_rows, labelled
 from ..loop.loop import Outcome
 from ..loop.objective import Batch
 from ..loop.sharding import standalone
+from ..losses.chunked import ChunkedLoss, SharedTeacher
+from ..losses.mix import Mix
 from ..losses.terms import check_terms
 from ..method_config import LoraConfig
 from ..packed.lengths import check_start_context
 from ..pruning.sizes import check_cut
 from ..sections import MakeProbe, Run, Sections
-from ..student.chain_spans import check_spans
-from ..student.draft import cut_from_target, make_draft, whose
-from ..student.masked_chains import drawn
-from ..student.pard import PardStudent, PardTeacher
+from ..student.draft import cut_from_target, make_draft, rows_of, whose
 from ..teacher.features import FeatureSource, OnlineFeatures
 from ..teacher.frozen import Save, check_teacher, freeze, run_for_target
+from .anchors import HELD_OUT_SEED
+from .chain_spans import check_spans
+from .masked_chains import Chains, chain_states, drawn
+from .student import BlockLoss
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-HELD_OUT_SEED = 0
-"""Masks of held-out rows are the same at every measurement."""
 
 
 def check_recipe(recipe: Sections) -> None:
@@ -108,6 +116,69 @@ def _mask(draft: Any, asked: int | None, tokenizer: PreTrainedTokenizerBase | No
     return rows
 
 
+class PardTeacher(NamedTuple):
+    """What the frozen target provides for a batch, and the masks of the step."""
+
+    hidden_RSH: Tensor
+    """The last hidden states, which its output projection reads."""
+    projection: Projection
+    chains: Chains
+
+
+class PardStudent(nn.Module):
+    """The draft over text and masks, and its loss, in chunks over positions."""
+
+    def __init__(
+        self, draft: PreTrainedModel, target: PreTrainedModel, objective: ObjectiveConfig, *, drafts: int, mask_id: int
+    ) -> None:
+        """`drafts`: K, the most that it drafts; `mask_id`: the id that stands for tokens not chosen yet."""
+        super().__init__()
+        self.draft, self._mask_id, self._drafts = draft, mask_id, drafts
+        rows = min(rows_of(draft), rows_of(target))
+        head: Any = draft.get_output_embeddings()
+        loss = BlockLoss(Mix.of(objective), drafts)
+        self.head = ChunkedLoss(head, loss, chunk=objective.chunk, rows=rows, shaping=Shaping.of(draft))
+        self.train()  # a loaded draft comes without dropout
+
+    def forward(self, batch: Batch, teacher: PardTeacher) -> tuple[Tensor, dict[str, Tensor]]:
+        chains = teacher.chains
+        text_RSH, masks_RMH = chain_states(self.draft, batch, chains, self._mask_id)
+        at_P, label_P2, row_P = compared(batch, chains)
+        masks_PH = masks_RMH[places(on_host(chains.depth_RM) > 0, masks_RMH.device)]
+        guess_PH = torch.cat((labelled(text_RSH, batch).hidden_PH, masks_PH))
+        share_P = None if self._drafts == 1 else row_means(row_P, batch)
+        at_P, guess_PH, label_P2, share_P = in_text_order(at_P, guess_PH, label_P2, share_P)
+        states_NH = teacher.hidden_RSH.flatten(0, 1)
+        given = SharedTeacher.of(states_NH, teacher.projection, at_P) if len(at_P) else None
+        told_P = told_by_row(at_P, label_P2[:, 1], batch)
+        loss, terms = self.head(guess_PH, label_P2, given, share_P, told_P=told_P)
+        return loss, reported(loss, terms, told_P, label_P2[:, 1], self._drafts)
+
+
+def compared(batch: Batch, chains: Chains) -> tuple[Tensor, Tensor, Tensor]:
+    """Of every comparison: the target's state that speaks of it, label and depth, and its row.
+
+    Returns:
+        int64 [P], numbers of states counted through rows; int64 [P, 2]; int64 [P]. The text's tokens come first.
+    """
+    ids_RS, known = on_host(batch["input_ids"]), Chains(on_host(chains.anchor_RM), on_host(chains.depth_RM))
+    row_X, before_X = on_host(batch["loss_mask"])[:, 1:].nonzero(as_tuple=True)
+    real = known.real_RM.nonzero(as_tuple=True)
+    row_P = torch.cat((row_X, real[0]))
+    place_P = torch.cat((before_X, known.place_RM[real]))
+    depth_P = torch.cat((torch.zeros_like(row_X), known.depth_RM[real]))
+    label_P2 = torch.stack((ids_RS[row_P, place_P + 1], depth_P), 1)
+    device = batch["input_ids"].device
+    return sent(row_P * ids_RS.shape[1] + place_P, device), sent(label_P2, device), sent(row_P, device)
+
+
+def row_means(row_P: Tensor, batch: Batch) -> Tensor:
+    """What each comparison counts, fp32 [P]: alike in a row, and together as much as it has labels."""
+    labels_R = batch["loss_mask"][:, 1:].sum(1)
+    count_R = torch.bincount(on_host(row_P), minlength=len(labels_R))  # of a device's it would be waited for
+    return (labels_R / sent(count_R.clamp_min(1), labels_R.device))[row_P]
+
+
 class PardObjective:
     """Trains `draft` to have the distributions of the frozen `target` behind the text and behind its masks."""
 
@@ -148,11 +219,7 @@ def run(recipe: Sections, out: Path, resume: str = "auto", make_probe: MakeProbe
     check_start_context(recipe.model, recipe.row_tokens)
 
     def build(target: Backbone, rows: Prepared) -> PardObjective:
-        pruned = None
-        if recipe.model.start_from == FROM_TARGET:
-            pruned = cut_from_target(
-                recipe, recipe.model, target.model, rows.validation, out=out, seed=recipe.loop.seed
-            )
+        pruned = cut_from_target(recipe, recipe.model, target.model, rows.validation, out=out, seed=recipe.loop.seed)
         draft = student(recipe, target.model, target.tokenizer, pruned=pruned)
         return PardObjective(recipe, draft, target.model, partial(save_draft_model, target=target, family="pard"))
 

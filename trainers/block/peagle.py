@@ -24,7 +24,7 @@ from ...decoding.target.backbone import Backbone
 from ...decoding.target.hidden_states import LAST
 from ...drafters.eagle.peagle import PeagleNet
 from ...drafters.projection import Projection
-from ..eagle_common import in_text_order, told_by_row, with_counts
+from ..eagle_common import in_text_order, reported, told_by_row
 from ..labels import check_in_rows, label_places
 from ..loop.loop import Outcome
 from ..loop.objective import Batch
@@ -42,13 +42,11 @@ from ..student.warm_start import warm_started
 from ..teacher.features import FeatureSource, OnlineFeatures
 from ..teacher.frozen import Save, check_teacher, freeze, run_for_target, saver
 from ..teacher.output import next_embeds
+from .anchors import HELD_OUT_SEED
 from .branches import Sampled, sampled
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-HELD_OUT_SEED = 0
-"""Mask pairs of held-out rows are the same at every measurement."""
 
 
 def check_recipe(recipe: Sections) -> None:
@@ -140,9 +138,7 @@ class PeagleStudent(nn.Module):
         teacher = WholeTeacher.of(states_NH, target, at_P, ids_U=self.draft.ids_U, mix=self._mix)
         told_P = told_by_row(at_P, label_P2[:, 1], batch)
         loss, terms = self.head(hidden_PH, label_P2, teacher, share_P, told_P=told_P)
-        if not terms:
-            return loss, {}
-        return loss, with_counts(terms | {"loss": loss.detach()}, told_P, label_P2[:, 1], self._config.depths)
+        return loss, reported(loss, terms, told_P, label_P2[:, 1], self._config.depths)
 
     def _shares(self, label_P2: Tensor, hidden_PH: Tensor, anchors: list[Tensor], batch: Batch) -> Tensor | None:
         """How much every pair counts, fp32 [P]; None where all count alike."""

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ...decoding.on_host import on_host, places, sent
 from ...drafters.block.net import BlockNet
 from ...drafters.projection import Shaping
-from ..eagle_common import in_text_order, told_by_row, with_counts
+from ..eagle_common import in_text_order, reported, told_by_row
 from ..loop.objective import Batch
 from ..losses.chunked import Added, ChunkedLoss, Kept, SharedTeacher
 from ..losses.mix import Mix
@@ -146,9 +146,7 @@ class BlockStudent(nn.Module):
         overlap_P = None if keep is None else torch.cat([sorted_P[:0], *keep.parts])
         more, own = self.beside(Compared(guess_PH, label_P2, at_P, sorted_P, told_P, overlap_P), batch)
         loss, terms = loss + more, terms | own if terms else {}
-        if not terms:
-            return loss, {}
-        return loss, with_counts(terms | {"loss": loss.detach()}, told_P, label_P2[:, 1], self.draft.config.most)
+        return loss, reported(loss, terms, told_P, label_P2[:, 1], self.draft.config.most)
 
     def beside(self, _compared: Compared, _batch: Batch) -> tuple[Tensor | float, dict[str, Tensor]]:
         """A loss beside the slots' own, summed over drafts, and sums that are reported: here none."""

@@ -16,8 +16,7 @@ from collections.abc import Callable
 import torch
 
 from ...decoding.on_host import on_host, sent
-from ..teacher.features import Featured
-from .objective import Batch, Objective
+from .objective import Batch, Featured, Objective
 
 
 def labels_in(batches: list[Batch]) -> int:

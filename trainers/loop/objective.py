@@ -60,6 +60,34 @@ class CutsRows(Protocol):
         """Called once, before the first batch, where several processes share each row."""
 
 
+class LooksAhead(Protocol):
+    """Where hidden states of the frozen target come from, as the loop sees it (`teacher/features.py`)."""
+
+    layers: tuple[int, ...]
+    """Which hidden states these are."""
+    looks_ahead: bool
+    """Whether it gains by being told what it will be asked."""
+
+    def expect(self, batch: Batch) -> None:
+        """Begin to fetch a batch, whose states will be asked for by the same object."""
+
+    def take_waited(self) -> float:
+        """Seconds spent waiting for data, not for the target itself, since the last call."""
+
+    def forget(self) -> None:
+        """Let go of what is expected: it will not be asked for."""
+
+    def close(self) -> None:
+        """Forget what is expected, and leave no thread behind."""
+
+
+@runtime_checkable
+class Featured(Protocol):
+    """An objective whose `prepare` asks a source of hidden states."""
+
+    features: LooksAhead
+
+
 class RowWriter(Protocol):
     """Replaces a share of the rows by text that the models generate (`teacher/rollouts.py`)."""
 

@@ -9,6 +9,17 @@ from ...decoding.target.hub import load_config
 from ...drafters.folder import check_trainable_model
 from ...errors import RequestError
 from ..config import FROM_TARGET, ModelConfig
+from ..methods import METHODS
+from ..sections import Sections
+
+
+def check_rows_fit(recipe: Sections, config: Any, whose: str) -> None:
+    """Raise RequestError where a training row is longer than the context of a model's `config`.
+
+    Args:
+        whose: what the message calls the model, and where the recipe names it.
+    """
+    check_row_length(config, recipe.row_tokens, whose, named=METHODS[recipe.method].row_flags)
 
 
 def check_row_length(config: Any, tokens: int, whose: str, *, named: str = "--data.sequence_length") -> None:

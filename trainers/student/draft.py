@@ -26,10 +26,10 @@ from ...drafters.weights import check_finite
 from ...errors import RequestError
 from ..config import FROM_TARGET, ModelConfig
 from ..method_config import LoraConfig
+from ..packed.lengths import check_rows_fit
 from ..pruning.layers import prune
 from ..pruning.sizes import pruned_config
 from ..sections import Sections
-from ..teacher.frozen import check_rows_fit
 from .architecture import fresh_model
 from .lora import adapt, adapt_shapes, save_adapted
 from .recomputed import recompute_layers
@@ -154,8 +154,11 @@ def check_same_tokens(start_from: str, tokenizer: PreTrainedTokenizerBase) -> No
 
 def cut_from_target(
     recipe: Sections, model: ModelConfig, target: PreTrainedModel, held_out: PackedRows, *, out: Path, seed: int
-) -> PreTrainedModel:
-    """A draft cut from the target as `model` says; the search is kept in `out`, see `pruning/layers.py`."""
+) -> PreTrainedModel | None:
+    """A draft cut from the target as `model` says, None where it begins otherwise; `out` keeps the search for the cut
+    (`pruning/layers.py`)."""
+    if model.start_from != FROM_TARGET:
+        return None
     return prune(
         model, target, held_out, out=out, seed=seed, micro_rows=recipe.loop.micro_rows, chunk=recipe.objective.chunk
     )

@@ -55,13 +55,13 @@ def answered_rows(
     """
     assert config.answers is not None
     wanted = Wanted(
-        None,
-        None,
-        data.sequence_length - config.answers,
-        config.answers,
-        config.answer_temperature,
-        seed,
-        model_hash(target.model),
+        samples=None,
+        held_out=None,
+        prompt_tokens=data.sequence_length - config.answers,
+        tokens=config.answers,
+        temperature=config.answer_temperature,
+        seed=seed,
+        weights=model_hash(target.model),
     )
     named = Named("--out", "features.answers")
     together = _Together(accelerator)

@@ -29,9 +29,9 @@ from ...decoding.target.quantised import plain_parts
 from ...drafters.identity import TargetIdentity
 from ...errors import RequestError
 from ..config import FeaturesConfig
-from ..loop.objective import Objective
+from ..loop.objective import Featured, Objective
 from .engine import EngineFeatures, identity_of_engine, proved_engine, request_of
-from .features import CachedFeatures, Featured, FeatureSource, OnlineFeatures, is_trained
+from .features import CachedFeatures, FeatureSource, OnlineFeatures, is_trained
 from .handshake import drop_layers
 
 _CHUNK = 1 << 18  # numbers of a weight that are summed at once; its int64 copy stays in a cache

@@ -21,7 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from accelerate.utils import gather_object
@@ -89,13 +89,6 @@ class FeatureSource(ABC):
     @abstractmethod
     def start(self, batch: Batch) -> Callable[[], Features] | None:
         """Begin to fetch, and return what waits for the end; None where nothing is gained."""
-
-
-@runtime_checkable
-class Featured(Protocol):
-    """An objective whose `prepare` asks a source."""
-
-    features: FeatureSource
 
 
 class OnlineFeatures(FeatureSource):

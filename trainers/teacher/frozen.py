@@ -26,16 +26,14 @@ from ...drafters.projection import check_logits
 from ...errors import RequestError
 from ..config import FROM_TARGET, TargetConfig
 from ..loop.loop import Outcome, Plan
-from ..loop.objective import Objective
+from ..loop.objective import Featured, Objective
 from ..loop.processes import name_the_silent
 from ..loop.setup import make_accelerator, make_deterministic, run_loop
-from ..methods import METHODS
-from ..packed.lengths import check_row_length
+from ..packed.lengths import check_rows_fit
 from ..sections import Run, Sections
 from ..student.warm_start import check_start_folder
 from .engine_answers import answered_rows
 from .feature_cache import feature_source
-from .features import Featured
 from .handshake import KEPT_LAYERS
 from .unused import check_unused, texts_of
 
@@ -73,15 +71,6 @@ def _check_not_moved(recipe: Sections, config: Any) -> None:
             f"the recipe {what}, and target.path {recipe.target.path!r} is quantised ({how}): rounded weights can "
             "be neither moved nor cut; take the unquantised model"
         )
-
-
-def check_rows_fit(recipe: Sections, config: Any, whose: str) -> None:
-    """Raise RequestError where a training row is longer than the context of a model's `config`.
-
-    Args:
-        whose: what the message calls the model, and where the recipe names it.
-    """
-    check_row_length(config, recipe.row_tokens, whose, named=METHODS[recipe.method].row_flags)
 
 
 def run_for_target(

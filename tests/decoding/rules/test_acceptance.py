@@ -19,6 +19,7 @@ def trees(draw: st.DrawFn) -> Tree:
     return Tree((-1, *(draw(st.integers(0, node)) for node in range(size))))
 
 
+@settings(deadline=None)
 @given(trees())
 def test_a_node_sees_exactly_its_ancestors(tree: Tree) -> None:
     for node in range(len(tree)):

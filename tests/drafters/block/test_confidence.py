@@ -22,7 +22,7 @@ from draftsmith.errors import RequestError
 from draftsmith.eval.audit.enumeration import Enumeration, enumerate_decoding
 from draftsmith.eval.audit.toys import Toy
 from draftsmith.eval.measure.metrics import counts_of
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_heads import make_on_target
 from torch import Tensor
@@ -185,6 +185,7 @@ def test_marginals_that_are_judged_as_conditionals_are_seen() -> None:
     assert enumerated("dspark", SlotsOwn).p_value < 1e-6
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.booleans(), min_size=3, max_size=3), min_size=1, max_size=4))
 def test_a_draft_ends_at_the_first_doubt(sure: list[list[bool]]) -> None:
     B, K = len(sure), 3

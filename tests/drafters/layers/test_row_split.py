@@ -43,7 +43,7 @@ def attended(passes: list[Projected], documents_BS: Tensor, split: RowSplit) -> 
     return [attention.first(first), *later]
 
 
-@settings(max_examples=40)
+@settings(deadline=None, max_examples=40)
 @given(ROWS, st.integers(1, 5))
 def test_parts_are_cut_out_of_the_whole(rows: list[list[int]], parts: int) -> None:
     documents = documents_of(rows)
@@ -56,6 +56,7 @@ def test_parts_are_cut_out_of_the_whole(rows: list[list[int]], parts: int) -> No
         torch.testing.assert_close(torch.cat([each[j] for each in found], 2), wanted, rtol=1e-6, atol=1e-6)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 9), st.integers(1, 60), st.integers(0, 8))
 def test_parts_are_a_row_without_overlap(parts: int, length: int, ahead: int) -> None:
     if length < parts:

@@ -73,7 +73,7 @@ def any_spans(draw: st.DrawFn) -> tuple[Tensor, int]:
     return torch.tensor(rows).view(B, 1, queries, 4), front + back
 
 
-@settings(max_examples=40)
+@settings(deadline=None, max_examples=40)
 @given(any_spans())
 def test_it_is_attention_with_a_mask(drawn: tuple[Tensor, int]) -> None:
     check(*drawn)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from draftsmith.trainers.block.anchors import can_begin, drawn, of
+from draftsmith.trainers.block.anchors import anchors_at, can_begin, drawn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -101,4 +101,4 @@ def test_blocks_begin_elsewhere_in_every_step() -> None:
 def test_a_block_ends_at_a_gap() -> None:
     row = long_row(8)
     row["loss_mask"][0, 4] = False
-    assert of(row, torch.tensor([[2]]), 4).known_RAK.tolist() == [[[True, False, False, False]]]
+    assert anchors_at(row, torch.tensor([[2]]), 4).known_RAK.tolist() == [[[True, False, False, False]]]

@@ -18,10 +18,10 @@ import torch
 import torch.nn.functional as F
 from conftest import VOCABULARY
 from draftsmith.drafters.projection import Projection, Shaping
+from draftsmith.trainers.block.masked_chains import drawn
+from draftsmith.trainers.block.pard import PardStudent, PardTeacher
 from draftsmith.trainers.method_config import BlockConfig, DFlash2Config, DSparkConfig, MtpConfig, PeagleConfig
 from draftsmith.trainers.packed.passes import hidden_states
-from draftsmith.trainers.student.masked_chains import drawn
-from draftsmith.trainers.student.pard import PardStudent, PardTeacher
 from method_objectives import build
 from shaped import FAMILIES, OBJECTIVE, S, assert_same_gradients, divergence, shake, shaped, text
 from torch import Tensor

@@ -3,10 +3,11 @@
 import pytest
 from draftsmith.errors import RequestError
 from draftsmith.trainers.loop.order import RowGroup, RowOrder, share_of_group
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 
+@settings(deadline=None)
 @given(st.integers(1, 50), st.integers(1, 17), st.integers(0, 2**63), st.integers(1, 6))
 def test_every_epoch_sees_every_row_once(rows: int, batch: int, seed: int, epochs: int) -> None:
     order = RowOrder(rows, batch, seed)
@@ -16,6 +17,7 @@ def test_every_epoch_sees_every_row_once(rows: int, batch: int, seed: int, epoch
         assert sorted(seen[epoch * rows : (epoch + 1) * rows]) == list(range(rows))
 
 
+@settings(deadline=None)
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3), st.integers(1, 3))
 def test_ranks_share_a_batch_without_overlap(groups: int, size: int, micro: int, accumulation: int) -> None:
     """Every row is once in a group, and all processes of a group have the same ones."""

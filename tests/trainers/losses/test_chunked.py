@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from draftsmith.drafters.projection import Projection, Shaping
 from draftsmith.trainers.losses.chunked import Added, ChunkedLoss, Teacher, _parts, cross_entropy
 from draftsmith.trainers.losses.mix import Mix
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -97,6 +97,7 @@ def test_full_logits_never_exist_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
     assert sum(sizes) == P
 
 
+@settings(deadline=None)
 @given(st.integers(0, 5000), st.integers(1, 1100))
 def test_parts_cover_everything_in_few_sizes(count: int, chunk: int) -> None:
     """Each size that occurs is a compiled kernel in memory on a CPU."""
@@ -107,6 +108,7 @@ def test_parts_cover_everything_in_few_sizes(count: int, chunk: int) -> None:
 
 
 @pytest.mark.parametrize("frozen", [(), ("bias",), ("weight", "hidden")])
+@settings(deadline=None)
 @given(scale=st.sampled_from([1.0, 0.0625, 3.0]), cap=st.sampled_from([None, 2.0, 30.0]), biased=st.booleans())
 def test_a_bias_a_scale_and_a_cap(frozen: tuple[str, ...], scale: float, cap: float | None, biased: bool) -> None:
     """Loss and gradients of head, bias and states, the teacher's logits made alike."""

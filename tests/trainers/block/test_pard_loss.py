@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from conftest import make_drafter, make_target
 from draftsmith.drafters.projection import Projection
+from draftsmith.trainers.block.masked_chains import chain_states, drawn
+from draftsmith.trainers.block.pard import PardStudent, PardTeacher
 from draftsmith.trainers.config import ObjectiveConfig
 from draftsmith.trainers.packed.passes import hidden_states
 from draftsmith.trainers.student.distillation import DraftStudent, teacher_of
-from draftsmith.trainers.student.masked_chains import chain_states, drawn
-from draftsmith.trainers.student.pard import PardStudent, PardTeacher
 from masked_rows import MASK, packed
 
 BATCH = packed([7, 12])

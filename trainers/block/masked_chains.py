@@ -4,7 +4,7 @@ An et al. 2025 (arXiv 2504.18583). A chain hangs on its anchor, the last true to
 depth i stands i tokens behind and predicts the token after that place. The paper's copy i of the text is the
 masks of depth i. Deeper masks are dropped at random (conditional drop, COD), so that the work grows with what
 is kept: a mask at depth i is kept only where the one in front of it is. Read next: `pard.py`, the loss;
-`chain_spans.py`, the same for long rows; `drafters/model/pard.py`, which decodes; `../block/anchors.py`, which
+`chain_spans.py`, the same for long rows; `drafters/model/pard.py`, which decodes; `anchors.py`, which
 tokens have a label.
 
 Shapes: R rows, S tokens of a row, K drafts, M masks of a row, H hidden size.
@@ -25,10 +25,10 @@ from ...decoding.target.recurrence.scan import is_recurrent
 from ...decoding.target.windows import Masks, Windows
 from ...drafters.layers.model_spans import attending_by_spans
 from ...errors import RequestError
-from ..block.anchors import of, scores
 from ..loop.objective import Batch
 from ..packed.masks import document_mask
 from ..packed.passes import are_long, hidden_states
+from .anchors import anchors_at, scores
 from .chain_spans import chain_spans
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def drawn(batch: Batch, drafts: int, seed: int, *, keep: float, least: float) ->
     (R, S), device = batch["input_ids"].shape, batch["input_ids"].device
     # on the host, which has to know how many there are and what each sees
     known = all_on_host(batch)
-    known_RSK = of(known, torch.arange(S).expand(R, S), drafts).known_RAK
+    known_RSK = anchors_at(known, torch.arange(S).expand(R, S), drafts).known_RAK
     score_RS = torch.from_numpy(np.stack([scores(f"{seed}/{key}", S) for key in row_keys(known)]))
     share_K = torch.tensor([max(keep**depth, least) for depth in range(drafts)])
     chains = listed((known_RSK & (score_RS[..., None] < share_K))[..., 1:])

@@ -15,14 +15,13 @@ from draftsmith.decoding.target.windows import Masks
 from draftsmith.drafters.layers import spans
 from draftsmith.drafters.layers.model_spans import attending_by_spans
 from draftsmith.errors import RequestError
-from draftsmith.trainers.block import pard
+from draftsmith.trainers.block import masked_chains, pard
+from draftsmith.trainers.block.chain_spans import chain_spans, check_spans
+from draftsmith.trainers.block.masked_chains import Chains, chain_mask, chain_states, drawn
 from draftsmith.trainers.config import MASKED, ModelConfig
 from draftsmith.trainers.loop.objective import Batch
 from draftsmith.trainers.method_config import PardConfig
 from draftsmith.trainers.packed import passes
-from draftsmith.trainers.student import masked_chains
-from draftsmith.trainers.student.chain_spans import chain_spans, check_spans
-from draftsmith.trainers.student.masked_chains import Chains, chain_mask, chain_states, drawn
 from draftsmith.trainers.student.recomputed import recompute_layers
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -71,7 +70,7 @@ def by_kind(masks: Masks) -> dict[str, Tensor | None]:
     return masks if isinstance(masks, dict) else {"": masks}
 
 
-@settings(max_examples=40)
+@settings(deadline=None, max_examples=40)
 @given(
     lengths=st.lists(st.integers(1, 12), min_size=1, max_size=4),
     drafts=st.integers(2, 6),

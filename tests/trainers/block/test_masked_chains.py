@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from conftest import make_target
+from draftsmith.trainers.block.masked_chains import Chains, chain_mask, chain_states, drawn, listed
 from draftsmith.trainers.packed import passes
 from draftsmith.trainers.packed.masks import document_mask
 from draftsmith.trainers.packed.passes import hidden_states
-from draftsmith.trainers.student.masked_chains import Chains, chain_mask, chain_states, drawn, listed
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from masked_rows import MASK, packed
 from torch import Tensor
@@ -50,6 +50,7 @@ def test_kept_masks_see_what_rows_of_the_whole_copies_see() -> None:
         assert torch.equal(whole[rows].sum(1), whole[rows][:, rows].sum(1))
 
 
+@settings(deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 12), min_size=1, max_size=4),
     drafts=st.integers(1, 6),
