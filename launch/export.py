@@ -153,12 +153,15 @@ def start_of(
 
     family, form = served
     record = FAMILIES[family].exports[form]
+    # first, as it holds the settings to what a network can be built from
+    made = None if record.make is None else shapes_of(folder, family, settings, target, form)
     start = replace(_drafts(folder, recipe, settings, served, target=target.path, out=out), parallel=record.parallel)
-    if record.make is None:
+    if made is None:
         if record.same_rows:
             _check_rows(folder, form, target)
+        if record.parallel:
+            _check_mask(folder)
         return start
-    made = shapes_of(folder, family, settings, target, form)
     if made.uncapped is not None and start.sampled and form in DRAWS:
         _log.info(
             "the target caps its logits at %g, for which %s has no word: above T = 0 it draws drafts from logits "
@@ -181,6 +184,14 @@ def _check_rows(folder: Path, form: str, target: ServedTarget) -> None:
             f"and {form} drafts with as many rows as the target's alone: train one with as many. A PARD draft has a "
             "row more where pard.mask_token names no id that texts never use. `draftsmith eval` decodes with this one"
         )
+
+
+def _check_mask(folder: Path) -> None:
+    """Raise RequestError for a draft of one pass whose config does not name its mask: no engine would load it."""
+    from ..decoding.target.hub import load_config
+    from ..drafters.model.pard import need_mask
+
+    need_mask(load_config(str(folder)), folder)
 
 
 def _drafts(

@@ -24,7 +24,7 @@ from .adaptive import AdaptiveDraft
 from .draft_model import DraftModel
 from .early_exit import EarlyExit, load_early_exit
 from .ensemble import Ensemble, join, join_adapters
-from .pard import Pard, mask_of
+from .pard import Pard, mask_of, need_mask
 from .quantised import Quantised, load_quantised
 
 if TYPE_CHECKING:
@@ -58,12 +58,7 @@ def load_pard(folder: Path, target: Backbone, *, draft_length: int = 4, config: 
     any_states = FAMILIES[Pard.family].any_states
     read_entry(folder)["identity"].check_same(TargetIdentity.of(target), str(folder), any_states=any_states)
     backbone = load_target(str(folder), device=str(target.device))
-    mask = mask_of(backbone.model)
-    if mask is None:
-        raise RequestError(
-            f"{folder / 'config.json'} has no pard_token; expected the id of the mask that a PARD draft is trained "
-            f"with: {REMEDY}"
-        )
+    mask = need_mask(backbone.model.config, folder)
     drafter = Pard(backbone, target.vocabulary, mask=mask, **_how(draft_length, config or DrafterConfig()))
     check_finite(drafter.module, folder)
     return drafter

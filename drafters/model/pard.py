@@ -13,6 +13,7 @@ Shapes: B rows, K drafted tokens, V target vocabulary, W tokens fed at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from ...decoding.sampling import Warper
 from ...decoding.target.backbone import Backbone, check_token_ids
 from ...decoding.tree.tree import chain
 from ...errors import RequestError
+from ..folder import REMEDY
 from ..temperatures import Policy, samples
 from .chains import off_slots
 from .draft_model import DraftModel, fit_vocabulary
@@ -111,8 +113,23 @@ def mark(model: Any, mask: int) -> None:
 
 def mask_of(model: Any) -> int | None:
     """The mask's id that `mark` has written; None for an ordinary model."""
-    mask = getattr(model.config, "pard_token", None)
+    return _mask_in(model.config)
+
+
+def _mask_in(config: Any) -> int | None:
+    mask = getattr(config, "pard_token", None)
     return mask if type(mask) is int and mask >= 0 else None
+
+
+def need_mask(config: Any, folder: Path) -> int:
+    """The mask's id in the model config of a drafter folder; RequestError where it names none."""
+    mask = _mask_in(config)
+    if mask is None:
+        raise RequestError(
+            f"{folder / 'config.json'} has no pard_token; expected the id of the mask that a PARD draft is trained "
+            f"with: {REMEDY}"
+        )
+    return mask
 
 
 def fit_slots(logits_BKV: Tensor, vocabulary: int) -> Tensor:

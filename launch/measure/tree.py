@@ -49,11 +49,7 @@ def run_tree(request: TreeRequest, overrides: Sequence[tuple[str, str]], console
     nodes = _nodes(request.nodes)
     loaded = load_pair(_on_its_default_tree(request, overrides))
     drafter = loaded.drafter
-    if not isinstance(drafter, TeacherForced):
-        raise RequestError(
-            f"a drafter of family {getattr(drafter, 'family', '?')!r} drafts no static tree; "
-            "expected Medusa, Hydra, BPD or EAGLE"
-        )
+    assert isinstance(drafter, TeacherForced)  # as all that draft a static tree are
     texts = held_out_texts(loaded, request.texts, request.temperature)
     measured = measure_ranks(loaded.target, drafter, texts, depth=request.depth, ranks=_RANKS)
     speed = None
@@ -69,12 +65,21 @@ def run_tree(request: TreeRequest, overrides: Sequence[tuple[str, str]], console
 
 
 def _on_its_default_tree(request: TreeRequest, overrides: Sequence[tuple[str, str]]) -> Named:
-    """The pair, drafting so whatever the recipe says."""
+    """The pair, drafting so whatever the recipe says.
+
+    Raises:
+        RequestError: the drafter's family has no static tree, and would never read what is measured.
+    """
     pair = named(request, [*overrides, ("drafter.tree", "default")])
     assert pair.drafter is not None  # or `named` has said so
     family = family_of(read_entry(pair.drafter)["family"], str(pair.drafter))
     if "eagle_tree" in family.options:
         pair = named(request, [*overrides, ("drafter.tree", "default"), ("drafter.eagle_tree", "static")])
+    if family.tree_unused(pair.recipe.drafter) is not None:
+        raise RequestError(
+            f"{pair.drafter} is a drafter of family {family.name!r}, which drafts no static tree; expected Medusa, "
+            "Hydra, BPD, EAGLE or an MTP module"
+        )
     return pair
 
 

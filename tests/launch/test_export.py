@@ -224,6 +224,21 @@ BLOCK = {"drafter.block_tree": "tree", "drafter.block_nodes": "6", "drafter.temp
 CUT = {"drafter.block_tree": "chain", "drafter.confidence": "0.4", "eval.draft_length": "2"}
 
 
+def test_a_setting_that_is_gone_is_one_message(target: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Some are read for the command that starts the engine, before any network is built."""
+    run = run_folder(tmp_path, "dflash-tiny", dflash_student(load_recipe("dflash-tiny").recipe, target.model), target)
+    config = json.loads((run / "drafter" / "config.json").read_text())
+    for name in ("layout", "causal", "size"):
+        kept = {key: each for key, each in config["draftsmith"]["settings"].items() if key != name}
+        damaged = {"draftsmith": config["draftsmith"] | {"settings": kept}}
+        (run / "drafter" / "config.json").write_text(json.dumps(damaged))
+        assert main(["export", str(run)]) == 2
+        said = capfd.readouterr().err
+        assert f"{run / 'drafter' / 'config.json'} does not hold the sizes of" in said
+        assert name in said
+        assert "copy the drafter's folder again" in said
+
+
 @pytest.mark.parametrize("tuned", [True, False])
 @pytest.mark.parametrize(
     ("values", "said"),
@@ -354,6 +369,18 @@ def test_a_pard_draft_carries_its_mask_and_is_served_in_one_pass(
         "draft_sample_method": "probabilistic",
     }
     assert not (run / "vllm").exists()
+
+
+def test_a_pard_draft_that_does_not_name_its_mask_is_not_served(
+    target: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    save_draft_model(target.model, run / "drafter", target, family="pard")
+    (run / "run.yaml").write_text(load_recipe("pard-tiny").yaml())
+    assert main(["export", str(run)]) == 2
+    said = capfd.readouterr()
+    assert f"{run / 'drafter' / 'config.json'} has no pard_token; expected the id of the mask" in said.err
+    assert "vllm serve" not in said.out
 
 
 @pytest.mark.parametrize("family", ["draft_model", "pard"])

@@ -19,7 +19,7 @@ from torch import nn
 
 from ...decoding.target.backbone import Backbone
 from ...drafters.families import FAMILIES
-from ...drafters.folder import read_entry
+from ...drafters.folder import REMEDY, read_entry
 from ...drafters.identity import TargetIdentity
 from ...drafters.weights import load_weights
 from ...errors import RequestError
@@ -96,6 +96,8 @@ def _check_sizes(module: Any, recipe: Sections, settings: dict[str, Any], folder
     older = {each.name: each.default for each in fields(module.config)}
     known = {name: default for name, default in older.items() if default is not MISSING}
     there = known | settings
+    if lost := sorted(own.keys() - there.keys()):
+        raise RequestError(f"model.start_from: {folder / 'config.json'} does not say its {', '.join(lost)}: {REMEDY}")
     wrong = sorted(key for key in own.keys() | there.keys() if own.get(key) != there.get(key))
     if not wrong:
         return

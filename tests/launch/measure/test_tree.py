@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from draftsmith.drafters.config import DrafterConfig
 from draftsmith.drafters.eagle.net import EagleNet
 from draftsmith.drafters.heads.hydra import HydraHeads
 from draftsmith.drafters.heads.medusa import default_paths
+from draftsmith.drafters.identity import TargetIdentity
 from draftsmith.drafters.layers.llama import LayerShape
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.drafters.tree_file import read_tree, write_tree
@@ -127,6 +129,24 @@ def test_what_cannot_be_is_said(
 ) -> None:
     assert main(["tree", str(runs / "hydra"), *words]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("family", ["dflash", "dspark", "dflash2", "peagle"])
+def test_a_drafter_that_has_no_static_tree_gets_none(
+    family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It could be measured, and would never read the tree."""
+    folder = tmp_path / "drafter"
+    folder.mkdir()
+    identity = asdict(TargetIdentity.of(load_target("tiny")))
+    entry = {"format": 1, "family": family, "target": identity, "settings": {}}
+    (folder / "config.json").write_text(json.dumps({"draftsmith": entry}))
+    (tmp_path / "run.yaml").write_text(load_recipe(f"{family}-tiny").yaml())
+    assert main(["tree", str(tmp_path)]) == 2
+    assert (
+        f"is a drafter of family {family!r}, which drafts no static tree; expected Medusa" in capsys.readouterr().err
+    )
+    assert not (folder / "tree.json").exists()
 
 
 def test_what_is_no_tree_file_is_refused(runs: Path, tmp_path: Path) -> None:

@@ -354,6 +354,17 @@ def test_a_folder_older_than_a_size_has_its_default(
         start(method, sections | changed, target, folder)
 
 
+def test_a_size_that_the_folder_does_not_say_is_no_advice(
+    start: Start, finished: dict[str, Path], target: Backbone, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(finished["eagle3"], tmp_path / "damaged"))
+    config = json.loads((folder / "config.json").read_text())
+    del config["draftsmith"]["settings"]["layers"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(RequestError, match=r"model\.start_from: .*config\.json does not say its layers: copy"):
+        start(*RUNS["eagle3"], target, folder)
+
+
 def test_every_family_that_is_built_from_settings_is_here() -> None:
     assert set(RUNS) == {name for name, family in FAMILIES.items() if family.build}
 
