@@ -86,14 +86,14 @@ class Peagle(Eagle3):
 
     def teacher_forced(self, features_SF: Tensor, tokens_S: Tensor, depth: int) -> Iterator[Tensor]:
         """The network's logits along a known text, made as training makes them: `decoding.proposal.TeacherForced`."""
-        X = len(tokens_S) - 1  # pairs of a state and the token after it
+        X = len(tokens_S) - 2  # pairs of a state and the token after it that have a token to draft behind them
         if X < 1:
             return
         positions_1X = torch.arange(X, device=tokens_S.device)[None]
         embed: Any = self._embed
         outputs = self.net.drafts(
-            self.net.fuse(features_SF[None, :-1]),
-            embed(tokens_S[None, 1:]),
+            self.net.fuse(features_SF[None, :X]),
+            embed(tokens_S[None, 1:-1]),
             positions_1X,
             torch.zeros_like(positions_1X),
             positions_1X,  # ascending: the first ones have the longest branches

@@ -22,6 +22,7 @@ from draftsmith.launch.cli import main
 from draftsmith.launch.recipe.load import load_recipe
 from draftsmith.trainers.teacher.frozen import saver
 from small_flags import AUDIT
+from small_heads import small_block_net, small_peagle_net
 
 FEW = ["--texts", "3", "--eval.max_new_tokens", "24"]
 SMALL = ["--eval.limit", "1", "--eval.max_new_tokens", "12", "--eval.repeats", "1", *AUDIT]
@@ -127,6 +128,19 @@ def test_what_cannot_be_is_said(
 ) -> None:
     assert main(["tree", str(runs / "hydra"), *words]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("family", ["dflash", "peagle"])
+def test_a_drafter_without_static_trees_is_refused(
+    family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = load_target("tiny")
+    net = {"dflash": small_block_net, "peagle": small_peagle_net}[family](target.model)
+    saver(target, family)(net, tmp_path / "drafter")
+    assert main(["tree", "--target", "tiny", "--drafter", str(tmp_path / "drafter")]) == 2
+    message = capsys.readouterr().err
+    assert f"a drafter of family '{family}' drafts no static tree; expected one of medusa" in message
+    assert not (tmp_path / "drafter" / "tree.json").exists()
 
 
 def test_what_is_no_tree_file_is_refused(runs: Path, tmp_path: Path) -> None:
