@@ -77,6 +77,10 @@ class DFlash:
                 f"{net.config.size} slots holds: set draft_length (eval.draft_length of a recipe) to that, or train "
                 "with a larger block.size"
             )
+        if tree is not None:
+            tree.check(self.draft_length)
+            # no node of a tree is deeper, nor has the KV cache slots for a longer path
+            self.draft_length = min(self.draft_length, tree.nodes - 1)
         # without later slots a causal block is the same
         self._slots = net.config.first + self.draft_length if net.config.causal else net.config.size
         self.tree_shape = tree
@@ -84,7 +88,6 @@ class DFlash:
         self.nodes = self.draft_length + 1 if tree is None else tree.nodes
         self.least = least
         if tree is not None:
-            tree.check(self.draft_length)
             if least:
                 raise RequestError(
                     f"drafter.confidence is {least:g}, which ends chains, and drafter.block_tree is tree; "

@@ -134,6 +134,8 @@ class Eagle:
                 f"a draft of depth {self.draft_length} with {self.nodes} nodes, the root included, "
                 "proposes nothing; expected at least 1 and 2"
             )
+        if kind == "dynamic":  # no node of a tree is deeper, nor has the KV cache slots for a longer path
+            self.draft_length = min(self.draft_length, nodes - 1)
 
     @property
     def module(self) -> PairNet:

@@ -64,8 +64,9 @@ class Overlaps:
         p_BKV, log_q_BKV = warper(logits_BNV)[:, :-1], chain_q(proposal).log()
         overlap_BKF = torch.stack([torch.minimum(p_BKV, each).sum(-1) for each in _heated(log_q_BKV, warper)], -1)
         judged_BK = outcome.tested_BD
-        self.sums_DF += (overlap_BKF * judged_BK[..., None]).sum(0).double().cpu().numpy()
-        self.judged_D += judged_BK.sum(0).cpu().numpy()
+        K = judged_BK.shape[1]  # a chain that was cut may be shorter, and of an absent token there is no q
+        self.sums_DF[:K] += overlap_BKF.where(judged_BK[..., None], 0.0).sum(0).double().cpu().numpy()
+        self.judged_D[:K] += judged_BK.sum(0).cpu().numpy()
         return outcome
 
     def best(self) -> Heat:

@@ -15,7 +15,8 @@ from ...decoding.engine import autoregressive
 from ...decoding.proposal import TeacherForced
 from ...decoding.sampling import Warper
 from ...decoding.target.backbone import Backbone
-from ...drafters.families import family_of
+from ...drafters.config import DrafterConfig
+from ...drafters.families import FAMILIES, family_of
 from ...drafters.folder import read_entry
 from ...drafters.sizes import MOST_PARTS
 from ...drafters.tree_file import NAME, write_tree
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from ..requests import RunPair, TreeRequest
 
+_STATIC = DrafterConfig(eagle_tree="static")
 _RANKS = 10
 _SHOWN = 5  # ranks of the table on the screen
 _BATCH = 8
@@ -49,7 +51,7 @@ def run_tree(request: TreeRequest, overrides: Sequence[tuple[str, str]], console
     nodes = _nodes(request.nodes)
     loaded = load_pair(_on_its_default_tree(request, overrides))
     drafter = loaded.drafter
-    assert isinstance(drafter, TeacherForced)  # as all that draft a static tree are
+    assert isinstance(drafter, TeacherForced)  # as all that draft static trees are
     texts = held_out_texts(loaded, request.texts, request.temperature)
     measured = measure_ranks(loaded.target, drafter, texts, depth=request.depth, ranks=_RANKS)
     speed = None
@@ -73,13 +75,14 @@ def _on_its_default_tree(request: TreeRequest, overrides: Sequence[tuple[str, st
     pair = named(request, [*overrides, ("drafter.tree", "default")])
     assert pair.drafter is not None  # or `named` has said so
     family = family_of(read_entry(pair.drafter)["family"], str(pair.drafter))
+    if family.tree_unused(_STATIC) is not None:
+        known = [each.title for each in FAMILIES.values() if each.tree_unused(_STATIC) is None]
+        raise RequestError(
+            f"{pair.drafter} is a drafter of family {family.name!r}, which drafts no static tree; expected one of "
+            f"{', '.join(known)}"
+        )
     if "eagle_tree" in family.options:
         pair = named(request, [*overrides, ("drafter.tree", "default"), ("drafter.eagle_tree", "static")])
-    if family.tree_unused(pair.recipe.drafter) is not None:
-        raise RequestError(
-            f"{pair.drafter} is a drafter of family {family.name!r}, which drafts no static tree; expected Medusa, "
-            "Hydra, BPD, EAGLE or an MTP module"
-        )
     return pair
 
 

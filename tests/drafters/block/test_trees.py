@@ -96,6 +96,19 @@ def test_trees_change_no_text_and_are_accepted_at_least_as_often(family: str, ta
     assert taus[1] >= taus[0]
 
 
+@pytest.mark.parametrize("family", ["dflash", "dspark", "dflash2", "eagle", "mtp"])
+@pytest.mark.parametrize("static", [False, True])
+def test_a_tree_of_fewer_nodes_than_depths_is_no_deeper_than_it_has_nodes(
+    static: bool, family: str, target: Backbone
+) -> None:
+    """The KV cache has slots for the nodes of a tree behind the longest text, and for no longer path."""
+    tree = {"tree": TreeShape(2, 1)} if family.startswith("d") else {"tree": "dynamic", "top_k": 1, "nodes": 2}
+    drafter = make_on_target(family, target, draft_length=6 if "top_k" in tree else None, **tree)
+    assert (drafter.nodes, drafter.draft_length) == (2, 1)
+    how: dict[str, Any] = {"warper": Warper(0.0), "max_new_tokens": 12, "static": static}
+    assert generate(target, drafter, PROMPTS, **how).tokens == autoregressive(target, PROMPTS, **how).tokens
+
+
 @pytest.mark.parametrize("family", ["dspark", "dflash2"])
 def test_a_grown_tree_ranks_children_behind_their_parents(family: str, target: Backbone) -> None:
     """The proposer hands the head, or the selector, the node's own token."""

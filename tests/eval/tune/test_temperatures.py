@@ -25,6 +25,7 @@ from draftsmith.eval.measure.speed import Costs
 from draftsmith.eval.tune.profile import Bench, predict
 from draftsmith.eval.tune.settings import Contender
 from draftsmith.eval.tune.temperatures import TRIED, Heat, Overlaps, best_temperatures
+from small_heads import make_on_target
 
 REQUESTS = [Request(Prompt(str(n), "all", (), chat=False), [n + 1, n + 2, n + 3], n) for n in range(8)]
 HOW: dict[str, Any] = {"max_new_tokens": 48, "seed": 0}
@@ -70,6 +71,22 @@ def test_what_is_added_up_at_factor_1_is_what_the_rule_measures(target: Backbone
     own_D = seen.sums_DF[:, TRIED.index(1.0)]
     assert (own_D >= lower - 1e-4).all()
     assert (own_D <= lower + 1 + 1e-4).all()
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_chains_that_are_cut_add_up_to_what_the_rule_measures(static: bool, target: Backbone) -> None:
+    """Shorter ones, and slots that were left out; several drafts were kept in some steps, one or none in others."""
+    drafter = make_on_target("dspark", target, least=0.5)
+    seen = Overlaps(drafter.draft_length)
+    how: dict[str, Any] = {"warper": Warper(1.0), "max_new_tokens": 40, "static": static}
+    steps = generate(target, drafter, [[1, 2, 3], [5, 9]], rule=seen, **how).steps
+    tested_TBD, alpha_TBD = steps.tested_TBD, steps.alpha_hat_TBD
+    assert len(set(tested_TBD.sum(-1).ravel().tolist())) > 2
+    assert (seen.judged_D >= tested_TBD.sum((0, 1))).all()
+    own_D, lower_D = seen.sums_DF[:, TRIED.index(1.0)], (alpha_TBD * tested_TBD).sum((0, 1))
+    # rows that have ended are judged too, each step by 1 at the most
+    assert (own_D >= lower_D - 1e-4).all()
+    assert (own_D <= lower_D + seen.judged_D - tested_TBD.sum((0, 1)) + 1e-4).all()
 
 
 def test_few_judged_tokens_take_the_factor_above() -> None:
