@@ -122,12 +122,13 @@ def _mask_in(config: Any) -> int | None:
 
 
 def need_mask(config: Any, folder: Path) -> int:
-    """The mask's id in the model config of a drafter folder; RequestError where it names none."""
-    mask = _mask_in(config)
-    if mask is None:
+    """The mask's id in the model config of a drafter folder; RequestError where it names none with an embedding."""
+    mask, rows = _mask_in(config), config.get_text_config(decoder=True).vocab_size
+    if mask is None or mask >= rows:
+        found = "no pard_token" if mask is None else f"pard_token {mask}, and its embedding has {rows} rows"
         raise RequestError(
-            f"{folder / 'config.json'} has no pard_token; expected the id of the mask that a PARD draft is trained "
-            f"with: {REMEDY}"
+            f"{folder / 'config.json'} has {found}; expected the id of the mask that a PARD draft is trained with: "
+            f"{REMEDY}"
         )
     return mask
 

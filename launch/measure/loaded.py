@@ -21,6 +21,7 @@ from ...drafters.tuned_file import DRAFT_LENGTH
 from ...drafters.tuned_file import NAME as TUNED
 from ...errors import RequestError
 from ...eval.config import EvalConfig
+from ...eval.measure.arms import Arm
 from ..check.early import Named, tuned_target
 from ..recipe.load import load_recipe
 from ..recipe.model import Recipe
@@ -30,6 +31,7 @@ from .together import joined
 if TYPE_CHECKING:
     from rich.console import Console
 
+SWEEP = "eval.sweep"
 MEASURED_ANYWAY = "what is measured here drafts all the same, as the recipe has it"
 _ROWS, _COMPARED = 400, 8
 """Rows of the data that are read, and packed rows of those held out that are compared, for the drift by rounding."""
@@ -128,6 +130,17 @@ def say_length(named: Named, pair: Loaded, overrides: Sequence[tuple[str, str]],
         markup=False,
         soft_wrap=True,
     )
+
+
+def say_no_sweep(arm: Arm, config: EvalConfig, overrides: Sequence[tuple[str, str]], console: Console) -> None:
+    """That no other lengths are decoded, where a flag asks for them and the first method has one length."""
+    if any(name == SWEEP for name, _ in overrides) and config.sweep and not arm.sweeps:
+        console.print(
+            f"{SWEEP} is {config.sweep}, and {arm.name} is decoded with one length: draft models and ensembles alone "
+            "are swept; `draftsmith tune` tries the lengths of others",
+            markup=False,
+            soft_wrap=True,
+        )
 
 
 def drift_of(pair: Loaded, console: Console) -> dict[str, Any] | None:

@@ -28,7 +28,7 @@ from ...eval.report.tables import show
 from ...storage import writable_folder, write_text
 from ..check.early import Named
 from ..recipe.load import load_recipe
-from .loaded import Loaded, drift_of, load_pair, say_changed_target, say_length, say_tuned
+from .loaded import Loaded, drift_of, load_pair, say_changed_target, say_length, say_no_sweep, say_tuned
 from .methods import SKELETON
 from .together import of_first, speaks
 
@@ -53,6 +53,7 @@ def run_eval(request: EvalRequest, overrides: Sequence[tuple[str, str]], console
         _skeleton(pair, prompts, out, console)
         return
     arms = arms_of(pair)
+    say_no_sweep(next(iter(arms.values())), config, overrides, console)
     check_answer_length(list(arms.values()), config)
     requests = make_requests(pair.target, prompts, config)
     drift = drift_of(pair, console)

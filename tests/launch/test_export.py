@@ -371,15 +371,21 @@ def test_a_pard_draft_carries_its_mask_and_is_served_in_one_pass(
     assert not (run / "vllm").exists()
 
 
+@pytest.mark.parametrize(
+    ("mask", "found"), [(None, "no pard_token"), (10**9, f"pard_token {10**9}, and its embedding has 4096 rows")]
+)
 def test_a_pard_draft_that_does_not_name_its_mask_is_not_served(
-    target: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    mask: int | None, found: str, target: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
     save_draft_model(target.model, run / "drafter", target, family="pard")
+    path = run / "drafter" / "config.json"
+    if mask is not None:
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"pard_token": mask}))
     (run / "run.yaml").write_text(load_recipe("pard-tiny").yaml())
     assert main(["export", str(run)]) == 2
     said = capfd.readouterr()
-    assert f"{run / 'drafter' / 'config.json'} has no pard_token; expected the id of the mask" in said.err
+    assert f"{path} has {found}; expected the id of the mask" in said.err
     assert "vllm serve" not in said.out
 
 

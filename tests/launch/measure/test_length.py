@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from draftsmith.drafters.tuned_file import Tuned
-from draftsmith.launch.measure.loaded import say_length
+from draftsmith.launch.measure.loaded import say_length, say_no_sweep
 from draftsmith.launch.recipe.load import load_recipe
 from rich.console import Console
 
@@ -34,3 +34,21 @@ def test_the_length_is_told(asked: int, typed: bool, tuned: dict[str, str], draf
     told = io.StringIO()
     say_length(named, pair, flags if typed else [], Console(file=told, width=20))
     assert told.getvalue().strip() == said
+
+
+@pytest.mark.parametrize(
+    ("flag", "sweeps", "said"),
+    [
+        ("[2, 9]", False, "eval.sweep is [2, 9], and dflash is decoded with one length"),
+        ("[2, 9]", True, ""),
+        ("[]", False, ""),
+        (None, False, ""),
+    ],
+)
+def test_a_sweep_that_is_not_decoded_is_told(flag: str | None, sweeps: bool, said: str) -> None:
+    flags = [] if flag is None else [("eval.sweep", flag)]
+    arm: Any = SimpleNamespace(name="dflash", sweeps=sweeps)
+    told = io.StringIO()
+    say_no_sweep(arm, load_recipe("dflash-tiny", flags).recipe.eval, flags, Console(file=told, width=20))
+    assert told.getvalue().startswith(said)
+    assert bool(told.getvalue()) == bool(said)
