@@ -15,7 +15,7 @@ from draftsmith.decoding.target.loading import load_target
 from draftsmith.launch.cli import main
 from engines.cases import RUNS, TRAINING, Trained
 from engines.engine import Vllm
-from engines.findings import Findings
+from engines.findings import RUNS_KEPT, Findings
 
 # text of the library that the target was trained on, and K and lengths as recipes have them
 MODULES = [
@@ -56,7 +56,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
     DRAFTSMITH_ENGINES_RUNS names a folder whose runs are taken instead, for work on these tests.
     """
-    kept = os.environ.get("DRAFTSMITH_ENGINES_RUNS")
+    kept = os.environ.get(RUNS_KEPT)
     place = Path(kept) if kept else tmp_path_factory.mktemp("runs")
 
     def run(name: str) -> Path:

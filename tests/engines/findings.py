@@ -21,6 +21,7 @@ from engines.engine import MOST_TOKENS, PLACE
 from engines.measured import LEVEL
 
 VARIABLE = "DRAFTSMITH_ENGINES_RECORDS"
+RUNS_KEPT = "DRAFTSMITH_ENGINES_RUNS"
 HEADS = {
     "drafter": "{drafter}",
     "weights left untouched": "{untouched}",
@@ -113,6 +114,7 @@ class Findings:
     def _record(self, title: str, rows: list[dict[str, Cell]], tables: dict[str, Table]) -> Record:
         machine = environment()
         minutes = (time.monotonic() - self._begun) / 60
+        kept = ", its runs trained by an earlier one" * bool(os.environ.get(RUNS_KEPT))
         size = sum(path.lstat().st_size for path in Path(PLACE).rglob("*"))
         ours = {name: version for name, version in machine["versions"].items() if version}
         shares = ("argmax", "argmax_engine", "sample", "sample_engine")
@@ -135,7 +137,7 @@ class Findings:
             formats=dict.fromkeys(shares, ".1%")
             | dict.fromkeys(["nats", "expected", "tau_0", "tau_1", "speedup_0", "speedup_1"], ".2f"),
             rows=rows,
-            notes=[f"The session took {minutes:.0f} minutes; the environment has {size / 1e9:.1f} GB."],
+            notes=[f"The session took {minutes:.0f} minutes{kept}; the environment has {size / 1e9:.1f} GB."],
             tables=tables,
         )
 
