@@ -33,6 +33,20 @@ for each, usual in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.defa
         signal.signal(each, usual)
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test that is marked `one_in(N)`, every Nth case is left to `make test`; the others are slow."""
+    seen: dict[str, int] = {}
+    for item in items:
+        mark = item.get_closest_marker("one_in")
+        if mark is None or item.get_closest_marker("slow") is not None:
+            continue
+        name = item.nodeid.partition("[")[0]
+        if seen.setdefault(name, 0) % mark.args[0]:
+            item.add_marker("slow")
+        seen[name] += 1
+
+
 @pytest.fixture(scope="session")
 def target() -> Backbone:
     """A random Qwen3 target whose greedy text does not repeat at once."""

@@ -99,6 +99,7 @@ def some(names: list[str]) -> list[Any]:
     return [pytest.param(name, marks=[] if name in FAMILIES else pytest.mark.slow) for name in names]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", some([*PROPOSERS]))
 def test_the_text_is_that_of_a_cpu(name: str, cuda: PretendedCuda) -> None:
     here, there = (written(PROPOSERS[name], device) for device in ("cpu", "cuda"))

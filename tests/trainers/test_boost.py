@@ -422,6 +422,7 @@ def embeddings(goal: b.Boosting, probed: list[torch.nn.Module]) -> set[int]:
     return {p.data_ptr() for m in models for name, p in m.named_parameters() if "embed" in name}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adapters", [False, True])
 def test_probes_decode_with_all_ssms_and_hold_a_base_once(
     adapters: bool, target: Backbone, copies_in: Path, tmp_path: Path

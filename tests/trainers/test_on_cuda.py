@@ -45,6 +45,7 @@ def gradients(goal: Objective) -> dict[str, Tensor]:
     return {name: each.grad for name, each in goal.module.named_parameters() if each.grad is not None}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", CASES)
 def test_steps_are_those_of_a_cpu_and_wait_for_nothing(case: str, cuda: PretendedCuda) -> None:
     here, there = made(case, "cpu"), made(case, "cuda")

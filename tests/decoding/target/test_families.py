@@ -170,6 +170,7 @@ def test_after_a_commit_the_next_logits_equal_a_fresh_forward(family: str, stati
         torch.testing.assert_close(found_BNV[row], wanted_NV, **CLOSE)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_text_is_that_of_transformers(family: str, static: bool) -> None:
@@ -203,6 +204,7 @@ LONG = [[(7 * n * n + 3) % VOCABULARY for n in range(2 * WINDOW + 5)], PROMPTS[0
 """A prompt that has left the window already, and one that leaves it while it is answered."""
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("family", SLIDING)
 def test_greedy_text_of_four_windows_is_that_of_transformers(family: str, static: bool) -> None:
@@ -216,6 +218,7 @@ def test_greedy_text_of_four_windows_is_that_of_transformers(family: str, static
     assert {"draft", "correction"} <= set(sum(done.origin, []))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("length", [WINDOW - 3, WINDOW - 1, WINDOW, 2 * WINDOW - 2, 4 * WINDOW])
 @pytest.mark.parametrize("family", SLIDING)
 @torch.inference_mode()

@@ -143,6 +143,7 @@ def enumerated(name: str, kind: type[DFlash] | None = None, *, sequences: int = 
     )
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("name", "kind"), [("dflash", DFlash), ("dflash2", DFlash2), ("dspark", DSpark)])
 def test_a_cut_by_the_drawn_tokens_own_probability_is_seen(name: str, kind: type[DFlash]) -> None:
     assert enumerated(f"{name} cut").p_value > 1e-3

@@ -227,6 +227,7 @@ def test_greedy_output_is_the_targets_own(family: str, static: bool) -> None:
     assert own.target_calls <= base.target_calls
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("warper", [GREEDY, Warper(1.0), Warper(0.7, top_k=9, top_p=0.9)])
 def test_a_row_alone_writes_what_it_writes_in_a_batch(family: str, warper: Warper) -> None:
@@ -256,6 +257,7 @@ def second_answers(*, remembers: bool) -> Iterator[list[int]]:
         yield answer_of(drafter, seed)
 
 
+@pytest.mark.slow
 def test_a_function_may_know_what_the_target_has_written(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = torch.Generator().manual_seed(0)
     drawn = lambda count: bytes(torch.randint(0, 256, (count,), generator=numbers).tolist())  # noqa: E731

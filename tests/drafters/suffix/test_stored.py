@@ -49,6 +49,7 @@ def by_ngram(text: list[int], _folder: Path) -> Ngram:
 OVER: list[Over] = [by_suffix, by_rest, by_llma, by_ngram]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("over", [by_suffix, by_llma])
 def test_a_text_is_not_searched_with_the_numbers_it_was_drawn_with(
     over: Over, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -51,6 +51,7 @@ def sequences_of(name: str) -> int:
     return 4_000 if name in ASK_THE_HOST else 20_000
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("warper", WARPERS)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_method_passes_enumeration(name: str, warper: Warper) -> None:
@@ -69,6 +70,7 @@ def test_every_method_passes_enumeration(name: str, warper: Warper) -> None:
     assert found.p_value > LEVEL
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", PLANTS)
 def test_enumeration_alone_catches_every_plant(name: str) -> None:
     plant, small = PLANTS[name], Toy.of("draft-model", seed=1)

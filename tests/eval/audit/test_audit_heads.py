@@ -99,6 +99,7 @@ def config(temperature: float, batch: int) -> AuditConfig:
     )
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("mode", "temperature", "batch"),
     [row if row in EVERY_DAY else pytest.param(*row, marks=pytest.mark.slow) for row in TABLE],

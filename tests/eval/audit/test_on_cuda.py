@@ -42,6 +42,7 @@ def some(names: list[str]) -> list[Any]:
     return [pytest.param(name, marks=pytest.mark.slow if name.endswith(others) else []) for name in names]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", some([*TOYS, *THEIR_OWN]))
 def test_a_toy_writes_what_it_writes_on_a_cpu(name: str, cuda: PretendedCuda) -> None:
     here, there = (Toy.of(name, seed=1, device=device) for device in ("cpu", "cuda"))

@@ -76,6 +76,7 @@ def failures(scores: Scores | None, judged: Rosenblatt) -> list[str]:
     return failures_of(None, judged, GREEDY, scores)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("half", HALVES)
 def test_a_lean_that_cancels_over_the_contexts_is_seen(half: str) -> None:
     scores, judged, distance = simulated(leaning(HALVES[half]), 1, tokens=AuditConfig().tokens // 2)
@@ -98,6 +99,7 @@ NOISES: dict[str, Decoder] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("drafts", [True, False], ids=["draft model", "no draft model"])
 def test_fixed_noise_on_the_logits_is_seen(noise: str, drafts: bool) -> None:

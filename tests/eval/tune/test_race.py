@@ -75,6 +75,7 @@ class Slow(DraftModel):
         return super().propose(*args)
 
 
+@pytest.mark.slow
 def test_the_slower_of_two_equal_drafters_is_left_behind(target: Backbone) -> None:
     quick = make_drafter(target)
 

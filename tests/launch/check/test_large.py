@@ -273,6 +273,7 @@ def estimated_and_counted(name: str, more: dict[str, str] | None = None, tokens:
     return needs(recipe, models.student(), models.target())["activations"], counted
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "name",
     ["medusa", "hydra", "bpd", "eagle", "hass", "eagle3", "dflash", "dflash2", "dspark", "peagle", "mtp", "pard"],

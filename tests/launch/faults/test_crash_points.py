@@ -326,6 +326,7 @@ def cut_everywhere(make: Callable[[Path], Subject], every: int, place: Path) -> 
     tally("crash points", tried=len(chosen))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.fault
 @pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("make", SUBJECTS, ids=lambda make: make.__name__)

@@ -98,6 +98,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.run
 @pytest.mark.parametrize("name", list(RECIPES))
 def test_an_ensemble_is_trained_and_decodes(name: str, alone: Path) -> None:

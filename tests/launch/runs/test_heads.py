@@ -87,6 +87,7 @@ def test_a_run_that_was_cut_ends_with_the_same_bits(recipe: str, tmp_path: Path)
     assert_same_weights(whole, cut, steps=3)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "recipe",
     [

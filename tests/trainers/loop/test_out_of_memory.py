@@ -53,6 +53,7 @@ def too_many_rows(loop: Loop, most: int, where: str) -> None:
     loop.objective.module.register_forward_hook(behind_forward)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("where", ["forward", "backward"])
 @pytest.mark.parametrize(("most", "lines"), [(2, 1), (1, 2)])
 def test_the_same_batch_in_smaller_parts(

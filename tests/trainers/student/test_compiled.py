@@ -215,6 +215,7 @@ def check_resumed(folder: Path, method: str) -> None:
     assert toy.state_files(folder / "stopped", 5) == toy.state_files(folder / "mine", 5)
 
 
+@pytest.mark.slow
 def test_a_compiled_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Without inductor, whose kernels take minutes on a CPU: the graphs are torch's own, what runs them is not."""
     monkeypatch.setattr(compiled, "BACKEND", "aot_eager")
