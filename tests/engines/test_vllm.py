@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from draftsmith.benchmarks.common.records import Cell
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.decoding.target.loading import load_target
 from draftsmith.drafters.config import DrafterConfig
 from draftsmith.drafters.registry import load_drafter
 from engines.cases import CASES, MASK, Case, Trained
-from engines.engine import MOST_TOKENS, NEEDED, Asked, Vllm
+from engines.engine import MOST_TOKENS, NEEDED, Answered, Asked, Vllm
 from engines.exported import exported
 from engines.findings import Findings, counted, figure
-from engines.measured import Prompts, first_drafts, greedy, plain
+from engines.measured import Counts, Prompts, first_drafts, greedy, plain
 from safetensors.torch import load_file, save_file
 
 pytestmark = NEEDED
@@ -68,10 +70,7 @@ def test_drafter(
             "vLLM",
             case.title,
             temperatures="0 and 1",
-            untouched=len(untouched),
-            text=f"{sum(a == b for a, b in zip(cold.tokens, text, strict=True))} of {len(text)}",
-            ours=counted(ours.steps, ours.accepted),
-            theirs=counted(cold.drafts, cold.accepted),
+            **beside(untouched, text, ours, cold),
             **{policy: figure(shares[policy].value, (low, high)), f"{policy}_engine": figure(found)},
         )
         assert served.engine_class == case.engine_class
@@ -82,6 +81,16 @@ def test_drafter(
         assert low <= found <= high
     if len(shares) == 2:  # one policy taken for the other would have been seen
         assert shares["argmax"].value < low
+
+
+def beside(untouched: Sequence[str], text: Prompts, ours: Counts, cold: Answered) -> dict[str, Cell]:
+    """Cells of a row: parameters that vLLM left alone, how much of its greedy text is `text`, counts of both."""
+    return {
+        "untouched": len(untouched),
+        "text": f"{sum(a == b for a, b in zip(cold.tokens, text, strict=True))} of {len(text)}",
+        "ours": counted(ours.steps, ours.accepted),
+        "theirs": counted(cold.drafts, cold.accepted),
+    }
 
 
 def tree_of(case: Case) -> str:
@@ -104,12 +113,7 @@ def test_layers_shifted_by_one_are_seen(
     ours = greedy(target, load_drafter(run / "drafter", target, draft_length=K), prompts, MOST_TOKENS)
     cold = served.runs[0]
     findings.add(
-        "vLLM",
-        "control: EAGLE-3, layers shifted by one",
-        untouched=len(served.untouched),
-        text=f"{sum(a == b for a, b in zip(cold.tokens, ours.tokens, strict=True))} of {len(ours.tokens)}",
-        ours=counted(ours.steps, ours.accepted),
-        theirs=counted(cold.drafts, cold.accepted),
+        "vLLM", "control: EAGLE-3, layers shifted by one", **beside(served.untouched, ours.tokens, ours, cold)
     )
     assert served.untouched == []
     assert cold.tokens == ours.tokens  # wrong drafts are rejected, so no text shows the fault
@@ -128,10 +132,7 @@ def test_one_norm_for_all_layers_is_seen(
     findings.add(
         "vLLM",
         "control: DFlash, the CPU build as it comes",
-        untouched=len(set(served.untouched) - {*MASK}),
-        text=f"{sum(a == b for a, b in zip(cold.tokens, ours.tokens, strict=True))} of {len(ours.tokens)}",
-        ours=counted(ours.steps, ours.accepted),
-        theirs=counted(cold.drafts, cold.accepted),
+        **beside([name for name in served.untouched if name not in MASK], ours.tokens, ours, cold),
     )
     assert cold.tokens == ours.tokens
     assert (cold.drafts, cold.accepted) != (ours.steps, ours.accepted)

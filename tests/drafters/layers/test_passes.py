@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from draftsmith.benchmarks.common.peak import peak_bytes
 from draftsmith.drafters.eagle.net import EagleNet, PairNet
 from draftsmith.drafters.eagle.net3 import Eagle3Net, Eagle3Shape
 from draftsmith.drafters.layers.llama import LayerShape, Projected
@@ -14,7 +15,6 @@ from draftsmith.drafters.layers.packing import Packing
 from draftsmith.drafters.layers.passes import Passes
 from draftsmith.drafters.layers.sinks import Keys
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 
 SIZES = {"hidden": 16, "intermediate": 24, "heads": 4, "kv_heads": 2, "head_size": 8, "rope_theta": 1e4, "eps": 1e-6}
 # rows of documents and, by the number -1, padding
@@ -142,18 +142,6 @@ def test_outputs_and_gradients_are_those_of_a_dense_mask(family: str, detach: bo
         torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-4)
 
 
-def peak_bytes(work: Callable[[], object]) -> int:
-    """Most bytes that torch held at once beyond what was there: every kernel's own too."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        work()
-    held = most = 0
-    for event in seen.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            held += event.nbytes()
-            most = max(most, held)
-    return most
-
-
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("family", [pytest.param("eagle", marks=pytest.mark.slow), "eagle3"])
 def test_memory_grows_with_the_row_and_not_with_its_square(family: str, packed: bool) -> None:
@@ -164,7 +152,7 @@ def test_memory_grows_with_the_row_and_not_with_its_square(family: str, packed: 
         lengths = [N // 2, N // 4, N // 8, N // 8] if packed else [N]
         documents = documents_of([lengths, lengths])
         where = given(net, documents)
-        return peak_bytes(lambda: unroll(*where, documents, 7)[-1].sum().backward())
+        return peak_bytes(lambda: unroll(*where, documents, 7)[-1].sum().backward(), "cpu")
 
     def growth(N: int, unroll: Callable[..., list[Tensor]]) -> float:
         return peak(2 * N, unroll) / peak(N, unroll)

@@ -339,13 +339,19 @@ def test_heads_of_a_tuned_target_go_on_with_that_one_alone(start: Start, tmp_pat
     assert all(same(again.draft(), tmp_path / "run" / "drafter").values())
 
 
+def without(finished: Path, setting: str, tmp_path: Path) -> Path:
+    """A copy of a drafter's folder that does not say one of its settings."""
+    folder = Path(shutil.copytree(finished, tmp_path / "copy"))
+    config = json.loads((folder / "config.json").read_text())
+    del config["draftsmith"]["settings"][setting]
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
 def test_a_folder_older_than_a_size_has_its_default(
     start: Start, finished: dict[str, Path], target: Backbone, tmp_path: Path
 ) -> None:
-    folder = Path(shutil.copytree(finished["eagle3"], tmp_path / "old"))
-    config = json.loads((folder / "config.json").read_text())
-    del config["draftsmith"]["settings"]["feature_norms"]
-    (folder / "config.json").write_text(json.dumps(config))
+    folder = without(finished["eagle3"], "feature_norms", tmp_path)
     method, sections = RUNS["eagle3"]
     goal = start(method, sections, target, folder, seed=5)
     assert all(same(goal.draft(), folder).values())
@@ -357,10 +363,7 @@ def test_a_folder_older_than_a_size_has_its_default(
 def test_a_size_that_the_folder_does_not_say_is_no_advice(
     start: Start, finished: dict[str, Path], target: Backbone, tmp_path: Path
 ) -> None:
-    folder = Path(shutil.copytree(finished["eagle3"], tmp_path / "damaged"))
-    config = json.loads((folder / "config.json").read_text())
-    del config["draftsmith"]["settings"]["layers"]
-    (folder / "config.json").write_text(json.dumps(config))
+    folder = without(finished["eagle3"], "layers", tmp_path)
     with pytest.raises(RequestError, match=r"model\.start_from: .*config\.json does not say its layers: copy"):
         start(*RUNS["eagle3"], target, folder)
 
