@@ -1,4 +1,4 @@
-"""Every proposer beside a target on a pretended GPU: no devices mixed, and at temperature 0 the text of a CPU."""
+"""Every proposer beside a target on a pretended GPU: no devices mixed, the text of a CPU, and that of replays the same."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ from draftsmith.drafters.model.ensemble import join
 from draftsmith.drafters.model.pard import Pard
 from draftsmith.drafters.suffix.hybrid import beside
 from draftsmith.drafters.suffix.proposer import SuffixDecoding
+from draftsmith.errors import RequestError
 from draftsmith.eval.audit.toy_models.documents import MemoryStore
 from pretended_cuda.device import PretendedCuda
+from pretended_cuda.graphs import Graph
 from small_heads import make_on_target
 
 PROMPTS = [[5, 9, 2, 33, 7, 9, 2], [11, 4]]
 NEW = 8
-GREEDY = Warper(0.0)
+GREEDY, SAMPLED = Warper(0.0), Warper(0.8, top_k=20, top_p=0.95)
 Make = Callable[[Backbone], Any]
 DYNAMIC = {"tree": "dynamic", "top_k": 3, "nodes": 6, "draft_length": 2}
 
@@ -84,13 +86,23 @@ ELSEWHERE = {"quantised", "intersection", "retokenised"}
 """A copy in fewer bits is torchao's own kind of tensor; the others draft among the audit's toys."""
 
 
+ON_THE_HOST = {"adaptive-draft", "rest", "suffix", "suffix tree", "suffix-hybrid", "suffix-hybrid static", "function"}
+"""Proposers of which Python decides in every step what they draft; all others are replayed."""
+REPLAYED = [name for name in PROPOSERS if name not in ON_THE_HOST]
+
+
 def test_every_family_is_here() -> None:
     assert {*FAMILIES} - {*PROPOSERS} == ELSEWHERE
 
 
-def written(make: Make, device: str) -> Generation:
+def on_cuda(device: str = "cuda") -> Backbone:
     target = make_target("qwen3")
     target.model.to(device)
+    return target
+
+
+def written(make: Make, device: str) -> Generation:
+    target = on_cuda(device)
     return generate(target, make(target), PROMPTS, warper=GREEDY, max_new_tokens=NEW, static=True)
 
 
@@ -111,3 +123,41 @@ def test_a_tensor_left_on_the_host_is_seen(cuda: PretendedCuda) -> None:
     """The planted bug: a proposer that keeps its text where the target is not."""
     with pytest.raises(RuntimeError, match="same device"):
         written(lambda _: PromptLookup(draft_length=3), "cuda")
+
+
+@pytest.fixture
+def replays(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
+    """The graph of every replay."""
+    seen: list[Graph] = []
+    whole = Graph.replay
+    monkeypatch.setattr(Graph, "replay", lambda graph: (seen.append(graph), whole(graph)))
+    return seen
+
+
+def modes() -> list[Any]:
+    """Every proposer with draws each day, one in three; greedy ones only with what is slow."""
+    greedy = [pytest.param(name, GREEDY, id=f"{name}, greedy", marks=pytest.mark.slow) for name in REPLAYED]
+    return [*(pytest.param(name, SAMPLED, id=name) for name in REPLAYED), *greedy]
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize(("name", "warper"), modes())
+def test_replays_write_what_single_launches_write(
+    name: str, warper: Warper, cuda: PretendedCuda, replays: list[Graph]
+) -> None:
+    """Whatever Python reads, counts or keeps in a step is in a replay what it was in the recording."""
+    target, common = on_cuda(), {"warper": warper, "max_new_tokens": 24, "seed": 3}
+    eager = generate(target, PROPOSERS[name](target), PROMPTS, graphs=False, **common)
+    assert not replays
+    replayed = generate(target, PROPOSERS[name](target), PROMPTS, graphs=True, **common)
+    assert replayed.tokens == eager.tokens
+    assert replayed.origin == eager.origin
+    assert len({*map(id, replays)}) == 2  # drafting and verifying
+    assert len(replays) > 3
+
+
+@pytest.mark.parametrize("name", sorted(ON_THE_HOST))
+def test_what_the_host_drafts_is_not_replayed(name: str, cuda: PretendedCuda) -> None:
+    target = on_cuda()
+    with pytest.raises(RequestError, match="graphs were asked for, and .* decides on the host"):
+        generate(target, PROPOSERS[name](target), PROMPTS, warper=GREEDY, max_new_tokens=4, graphs=True)
