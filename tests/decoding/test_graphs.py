@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from conftest import make_drafter, make_target
+from conftest import VOCABULARY, make_drafter, make_target
+from draftsmith.benchmarks.common.random_models import GROUPED, RECURRENT, WINDOWED
 from draftsmith.decoding import engine, graphs
 from draftsmith.decoding.engine import Generation, autoregressive, generate
 from draftsmith.decoding.graphs import Held, _say
@@ -22,15 +23,23 @@ from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.decoding.target.kv_cache import KVCache, few_sizes
 from draftsmith.drafters.lookup.function import CallableDrafter
+from draftsmith.drafters.lookup.prompt_lookup import PromptLookup
 from draftsmith.drafters.model.draft_model import DraftModel
 from draftsmith.errors import RequestError
 from pretended_cuda.device import PretendedCuda
 from pretended_cuda.graphs import Graph
+from random_models import random_model, ready
 from torch import Tensor
 
 PROMPTS = [[5, 9, 2, 33, 7, 9, 2], [11, 4]]
 GREEDY, SAMPLED = Warper(0.0), Warper(0.9)
 NEW = 10
+TARGETS: dict[str, dict[str, Any]] = {
+    name: GROUPED | settings
+    for name, settings in (RECURRENT | WINDOWED).items()
+    if not {"num_experts", "num_local_experts"} & settings.keys() or name == "llama4_text"
+}
+"""Those without a mixture of experts, which counts tokens by a kernel that CPUs have no twin of."""
 
 
 @pytest.fixture(autouse=True)
@@ -117,6 +126,23 @@ def test_numbers_are_fresh_in_every_replay(there: Backbone, monkeypatch: pytest.
     assert right.tokens == written(there, warper=SAMPLED, graphs=False).tokens
     monkeypatch.setattr(Held, "restart", lambda self: setattr(self, "_taken", 0))
     assert written(there, warper=SAMPLED).tokens != right.tokens
+
+
+@pytest.mark.one_in(9)
+@pytest.mark.parametrize("family", TARGETS)
+def test_targets_of_other_kinds_are_replayed(family: str, cuda: PretendedCuda, replays: list[Graph]) -> None:
+    """States, windows and caps, computed from what lies where the recording found it."""
+    model = random_model(family, **TARGETS[family])
+    model.to("cuda")
+    target = ready(model)
+    prompts = [[(7 * n * n + 3) % VOCABULARY for n in range(21)], [7, 3, 50, 9, 22]]
+    common: dict[str, Any] = {"warper": GREEDY, "max_new_tokens": 8}
+    texts = [
+        generate(target, PromptLookup(draft_length=2, device="cuda"), prompts, graphs=graphs, **common).tokens
+        for graphs in (False, True)
+    ]
+    assert texts[0] == texts[1]
+    assert len(replays) >= 4
 
 
 # --- what keeps steps from it
