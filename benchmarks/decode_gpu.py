@@ -22,10 +22,8 @@ import torch
 from draftsmith.benchmarks.common.provenance import finish, record_of
 from draftsmith.benchmarks.common.records import Cell, Record, table_of
 from draftsmith.benchmarks.common.replayed import recorded
-from draftsmith.benchmarks.common.waits import Watch, WatchCopies
+from draftsmith.benchmarks.common.waits import Watch, WatchCopies, Watched
 from draftsmith.decoding.engine import autoregressive, generate
-from draftsmith.decoding.proposal import Committed, Proposal
-from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.attention import use_grouped_attention
 from draftsmith.decoding.target.backbone import Backbone
@@ -37,7 +35,6 @@ from draftsmith.eval.measure.speed import Costs, bytes_of
 from draftsmith.eval.measure.timing import Call, interleaved
 from draftsmith.trainers.config import ModelConfig
 from draftsmith.trainers.student.architecture import fresh_model
-from torch import Tensor
 
 NODES = (1, 2, 4, 8, 16, 32, 64)
 LENGTHS = tuple(range(1, 9))
@@ -264,24 +261,8 @@ def surface(costs: Costs) -> dict[str, dict[str, float]]:
 # --- where a step waits for the device
 
 
-class WatchedDraft(DraftModel):
-    """A draft model that opens the watch for some steps, the first two left out."""
-
-    def observe_with(self, watch: Watch, steps: int) -> WatchedDraft:
-        self._watch, self._steps, self._calls, self.watched = watch, steps, 0, 0
-        return self
-
-    def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
-        self._calls += 1
-        self._watch.open = 2 < self._calls <= 2 + self._steps
-        self.watched += self._watch.open
-        return super().propose(last_B, warper, uniforms)
-
-    def observe(self, committed: Committed) -> None:
-        super().observe(committed)
-        # behind this the host reads the step before; on CUDA a copy that has arrived, and no wait,
-        # on a CPU an operation like any other
-        self._watch.open = self._watch.open and self._watch.cuda
+class WatchedDraft(Watched, DraftModel):
+    """A draft model that opens the watch for some steps."""
 
 
 def count_waits(

@@ -10,16 +10,21 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
+from draftsmith.decoding.proposal import Committed, Proposal
+from draftsmith.decoding.random import Uniforms
+from draftsmith.decoding.sampling import Warper
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-_PACKAGE = str(Path(__file__).parents[2])
+_HERE = Path(__file__).resolve()
+_PACKAGE = _HERE.parents[2]  # of a link to the checkout too
 
 Call = Callable[[], object]
 
@@ -65,11 +70,7 @@ class Watch(TorchDispatchMode):
     def note(self, name: str) -> None:
         """Count an operation under its name and the nearest line of the package."""
         files = ((frame.f_code.co_filename, line) for frame, line in traceback.walk_stack(None))
-        lines_of_code = (
-            f"{Path(file).name}:{line}"
-            for file, line in files
-            if file.startswith(_PACKAGE) and file != __file__ and "site-packages" not in file
-        )
+        lines_of_code = (f"{Path(file).name}:{line}" for file, line in files if _is_ours(file))
         line_of_code = next(lines_of_code, "an unknown place")
         self.waits[f"{name} at {line_of_code}"] += 1
 
@@ -121,6 +122,37 @@ class WatchCopies(TorchFunctionMode):
         if watch.open and not watch.cuda and name in self.NAMES and any(map(watch.holds, _tensors(args))):
             watch.note(name)
         return func(*args, **(kwargs or {}))
+
+
+@cache
+def _is_ours(file: str) -> bool:
+    """Whether that is code of the package or of its tests, and not this file."""
+    path = Path(file).resolve()
+    return path.is_relative_to(_PACKAGE) and path != _HERE and "site-packages" not in path.parts
+
+
+class Watched:
+    """Before a drafter's class: it opens the watch for some steps, the first two left out."""
+
+    def observe_with(self, watch: Watch, steps: int) -> Self:
+        """Let that watch see so many steps."""
+        self._watch, self._steps, self._calls, self.watched = watch, steps, 0, 0
+        return self
+
+    def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
+        """Draft, watched or not."""
+        self._calls += 1
+        self._watch.open = 2 < self._calls <= 2 + self._steps
+        self.watched += self._watch.open
+        proposal: Proposal = super().propose(last_B, warper, uniforms)  # type: ignore[misc]
+        return proposal
+
+    def observe(self, committed: Committed) -> None:
+        """Learn what was accepted; behind this the engine's step is over."""
+        super().observe(committed)  # type: ignore[misc]
+        # behind this the host reads the step before; on CUDA a copy that has arrived, and no wait,
+        # on a CPU an operation like any other
+        self._watch.open = self._watch.open and self._watch.cuda
 
 
 def _tensors(args: Any) -> list[Tensor]:
