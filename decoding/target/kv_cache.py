@@ -82,10 +82,24 @@ class KVCache(Cache):
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
         """Called by the model's attention with the new tokens' keys and values [B, G, N, D]."""
-        if layer_idx not in self._keys:
-            self._keys[layer_idx] = self._room(key_states)
-            self._values[layer_idx] = self._room(value_states)
+        self._hold(layer_idx, key_states, value_states)
         return (self._write(self._keys[layer_idx], key_states), self._write(self._values[layer_idx], value_states))
+
+    def stores(self, layer_idx: int, like_BNGD: Tensor) -> tuple[Tensor, Tensor]:
+        """All keys and values [B, G, L, D] of a layer, for who writes them to `slots_of` by itself.
+
+        `like_BNGD`: keys or values of some tokens, of which the shape and type of a new layer's are taken.
+        """
+        like_BGND = like_BNGD.transpose(1, 2)
+        self._hold(layer_idx, like_BGND, like_BGND)
+        return self._keys[layer_idx], self._values[layer_idx]
+
+    def slots_of(self, device: torch.device) -> Tensor:
+        """The slots of the running forward's tokens, int64 [B, N], where all rows run."""
+        if self._slots_BN is None:
+            alike_N = torch.arange(self._start, self._end, device=device)
+            self._slots_BN = alike_N.expand(self.rows, -1)
+        return self._slots_BN
 
     def is_recording_past(self, layer_idx: int) -> bool:
         """Whether a convolution hands over its inputs at every call; ours keeps them, so it always does."""
@@ -144,6 +158,12 @@ class KVCache(Cache):
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         """Slots in view, and the first of them; asked for where no mask is given."""
         return self._end, 0
+
+    def _hold(self, layer_idx: int, key_BGND: Tensor, value_BGND: Tensor) -> None:
+        """Make room for a layer where there is none."""
+        if layer_idx not in self._keys:
+            self._keys[layer_idx] = self._room(key_BGND)
+            self._values[layer_idx] = self._room(value_BGND)
 
     def _room(self, states: Tensor) -> Tensor:
         _, heads, _, size = states.shape

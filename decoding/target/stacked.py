@@ -5,7 +5,8 @@ products, and there are three fewer of them in a layer. How a weight lies for on
 and for more decides up to half of a product's time, and differently from one kind of processor to another (`Joined`).
 The stack is copies of the weights, so it is made for small frozen models alone, and made anew where a weight has
 changed.
-`Together` is the same for a module of our own, such as a drafter's layer. Read next: `lean.py`, which runs the stack.
+`Together` is the same for a module of our own, such as a drafter's layer. Read next: `lean/on_cpu.py`, which runs
+the stack.
 
 Shapes: B rows, N tokens, H hidden, Q query heads, G key-value heads, D head size, I inner size.
 """
@@ -181,7 +182,7 @@ def _frozen_state(layers: Sequence[Any]) -> list[int] | None:
     It is looked at in every call of a drafter's layer, so it asks each module's own dictionaries: by their names
     it would take as long as the products.
     """
-    if not all(map(_is_plain, layers)):
+    if not all(map(is_plain, layers)):
         return None
     return _state_of(each for layer in layers for each in layer._parameters.values() if each is not None)
 
@@ -234,7 +235,7 @@ def can_stack(model: Any) -> bool:
     if sum(each.numel() for each in model.parameters()) > _MOST:
         return False
     projections = (each for layer in model.model.layers for part in _PARTS for each in _layers(layer, part))
-    return all(map(_is_plain, (model.lm_head, *projections)))
+    return all(map(is_plain, (model.lm_head, *projections)))
 
 
 _PARTS = (
@@ -250,7 +251,8 @@ def _layers(layer: Any, part: tuple[str, tuple[str, ...]]) -> list[Any]:
     return [getattr(getattr(layer, module), name) for name in names]
 
 
-def _is_plain(layer: nn.Module) -> bool:
+def is_plain(layer: nn.Module) -> bool:
+    """Whether a layer is linear and no more, frozen, and nobody looks at what goes in or comes out."""
     if type(layer) is not nn.Linear or layer._forward_hooks or layer._forward_pre_hooks:
         return False
     weight = layer._parameters.get("weight")

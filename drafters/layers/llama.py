@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...decoding.target.kv_cache import KVCache
-from ...decoding.target.lean import rms_norm
+from ...decoding.target.lean.on_cpu import rms_norm
 from ...decoding.target.stacked import Together
 from ..sizes import check_number, check_sizes
 
