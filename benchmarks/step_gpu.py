@@ -177,8 +177,8 @@ def assembled(rows: list[dict[str, Any]], sizes: Sizes, args: Any, notes: Sequen
         target=None,
         setup=f"{TINY_NOTE + '. ' if args.tiny else ''}Random weights: a target of {shape.layers} layers, hidden "
         f"{shape.hidden}, vocabulary {shape.vocabulary:,}, in {sizes.dtype}; {sizes.passes} passes, "
-        f"{sizes.drafted:,} tokens to draft; one row of {sizes.tokens:,} tokens; medians of {sizes.rounds} rounds. Good "
-        "are 9,000 tokens/s in at most 32 GB, the target at most 45 % of the step.",
+        f"{sizes.drafted:,} tokens to draft; one row of {sizes.tokens:,} tokens; medians of {sizes.rounds} rounds. "
+        "Good are 9,000 tokens/s in at most 32 GB, the target at most 45 % of the step.",
         formats={
             **dict.fromkeys(("target", "drafter", "update"), ".1f"),
             "rate": ",.0f",

@@ -1,14 +1,15 @@
 """What a forward of a target costs: verify calls of N nodes behind one context, and whole autoregressive answers.
 
 Bytes of a call are the fewest that it needs: the weights (of a table that is looked up nothing) and the keys and
-values of the text so far. Arms take turns: the forward that the decoder takes by itself, `transformers`' own where the two
-differ, both SDPA choices, and each launched one by one. Read next: `speculation.py`.
+values of the text so far. Arms take turns: the forward that the decoder takes by itself, `transformers`' own where
+the two differ, both SDPA choices, and each launched one by one. Read next: `speculation.py`.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from statistics import median
 
 import torch
@@ -17,10 +18,12 @@ from draftsmith.benchmarks.on_gpu.arms import Arms, why
 from draftsmith.benchmarks.on_gpu.card import copy_bandwidth, row
 from draftsmith.benchmarks.on_gpu.setting import Setting, cudnn_attention
 from draftsmith.benchmarks.on_gpu.shapes import Shape, target_of
+from draftsmith.decoding import kernels
 from draftsmith.decoding.engine import Generation, autoregressive
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.decoding.target.kv_cache import KVCache
+from draftsmith.decoding.target.lean import on_cuda
 from draftsmith.decoding.tree.tree import chain
 from draftsmith.eval.measure.speed import bytes_of
 from draftsmith.eval.measure.timing import Call, nothing_to_collect
@@ -32,10 +35,16 @@ CALLS = {
     "nodes": "{nodes}",
     "call": "{call} ms",
     "T(N)/T(1)": "{ratio}",
+    "with SDPA": "{sdpa} ms",
+    "torch alone": "{torch} ms",
+    "without cuDNN": "{uncudnn} ms",
     "stock forward": "{stock} ms",
-    "without cuDNN": "{plain} ms",
+    "stock, without cuDNN": "{stockun} ms",
     "eager": "{eager} ms",
 }
+COLUMNS = ("call", "sdpa", "torch", "uncudnn", "stock", "stockun", "eager")
+FEW = (1, 5)
+"""Nodes of every arm, beside the most; others are measured of what the decoder takes and of torch alone."""
 FIGURES = {"": "{quantity}", "goal": "{goal}", "estimate": "{estimate}", "measured": "{measured}"}
 
 Answer = Callable[[int], Generation]
@@ -52,12 +61,11 @@ def measure(setting: Setting, section: str, name: str) -> Iterator[Record]:
         times = arms.times()
     arms.calls.clear()
     rows = [*call_rows(setting, times), *shares(setting, shape, target, times)]
-    notes = [*arms.problems, *([] if stock else ["The decoder has one forward here: `transformers`' own."])]
+    notes = [*arms.problems]
     yield assembled(setting, section, shape, rows, notes)
     for label, each in {"": target, "stock forward, ": stock}.items():
-        if each is not None:
-            rows += answer_rows(setting, shape, each, label, notes)
-            yield assembled(setting, section, shape, rows, notes)
+        rows += answer_rows(setting, shape, each, label, notes)
+        yield assembled(setting, section, shape, rows, notes)
 
 
 def made(setting: Setting, shape: Shape) -> Backbone:
@@ -66,10 +74,8 @@ def made(setting: Setting, shape: Shape) -> Backbone:
     return target_of(shape, setting.device, setting.dtype, positions=positions)
 
 
-def stock_of(target: Backbone) -> Backbone | None:
-    """The same weights by `transformers`' own forward; None where the decoder knows no other."""
-    if not hasattr(target, "lean"):
-        return None
+def stock_of(target: Backbone) -> Backbone:
+    """The same weights by `transformers`' own forward."""
     stock = Backbone(target.model, name=f"{target.name}, stock forward")
     stock.lean = False
     return stock
@@ -78,21 +84,58 @@ def stock_of(target: Backbone) -> Backbone | None:
 # ---- calls -------------------------------------------------------------------------------------
 
 
-def add_calls(arms: Arms, setting: Setting, target: Backbone, stock: Backbone | None) -> None:
+def add_calls(arms: Arms, setting: Setting, target: Backbone, stock: Backbone) -> None:
     """Every arm by the name of its column and its number of nodes."""
-    few = [nodes for nodes in setting.nodes if nodes in (1, 5, max(setting.nodes))]
-    forward = forwards_of(arms, setting, target)
+    few = [nodes for nodes in setting.nodes if nodes in (*FEW, max(setting.nodes))]
+    own, other = forwards_of(arms, setting, target), forwards_of(arms, setting, stock)
     for nodes in setting.nodes:
-        arms.add(f"call {nodes}", lambda nodes=nodes: forward(nodes))
-    if stock is not None:
-        other = forwards_of(arms, setting, stock)
-        for nodes in setting.nodes:
-            arms.add(f"stock {nodes}", lambda nodes=nodes: other(nodes))
-    with cudnn_attention(False):  # what is recorded here stays as it is
-        for nodes in few:
-            arms.add(f"plain {nodes}", lambda nodes=nodes: forward(nodes))
+        arms.add(f"call {nodes}", lambda nodes=nodes: own(nodes))
+    for nodes in setting.nodes:
+        arms.add(f"torch {nodes}", within(torch_alone, own, nodes))
     for nodes in few:
-        arms.add(f"eager {nodes}", lambda nodes=nodes: forward(nodes), replay=False)
+        if kernels.available():
+            arms.add(f"sdpa {nodes}", within(kernels_and_sdpa, own, nodes))
+        arms.add(f"uncudnn {nodes}", within(torch_alone, within(without_cudnn, own, nodes)))
+        arms.add(f"stock {nodes}", lambda nodes=nodes: other(nodes))
+        arms.add(f"stockun {nodes}", within(without_cudnn, other, nodes))
+        arms.add(f"eager {nodes}", lambda nodes=nodes: own(nodes), replay=False)
+
+
+def within(setting: Callable[[], AbstractContextManager[None]], call: Callable[..., object], *given: int) -> Call:
+    """A call under a setting, which what is recorded of it keeps."""
+
+    def work() -> object:
+        with setting():
+            return call(*given)
+
+    return work
+
+
+def torch_alone() -> AbstractContextManager[None]:
+    """The lean forward without kernels of our own."""
+    return _steps(on_cuda.Plain())
+
+
+def kernels_and_sdpa() -> AbstractContextManager[None]:
+    """The lean forward by our kernels, but for attention, which is torch's."""
+    steps = on_cuda.Compiled()
+    steps.attend = on_cuda.Plain().attend  # type: ignore[method-assign]
+    return _steps(steps)
+
+
+def without_cudnn() -> AbstractContextManager[None]:
+    """Torch's attention without cuDNN's kernels among those that it chooses from."""
+    return cudnn_attention(False)
+
+
+@contextmanager
+def _steps(steps: on_cuda.Steps) -> Iterator[None]:
+    before = on_cuda._steps
+    on_cuda._steps = lambda: steps  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        on_cuda._steps = before  # type: ignore[assignment]
 
 
 def forwards_of(arms: Arms, setting: Setting, target: Backbone) -> Callable[[int], object]:
@@ -119,7 +162,7 @@ def call_rows(setting: Setting, times: dict[str, float]) -> list[dict[str, Cell]
     one = times.get("call 1")
     rows: list[dict[str, Cell]] = []
     for nodes in setting.nodes:
-        of = {column: times.get(f"{column} {nodes}") for column in ("call", "stock", "plain", "eager")}
+        of = {column: times.get(f"{column} {nodes}") for column in COLUMNS}
         cells: dict[str, Cell] = {column: None if each is None else 1e3 * each for column, each in of.items()}
         call = of["call"]
         ratio = None if one is None or call is None else call / one
@@ -131,7 +174,7 @@ def shares(setting: Setting, shape: Shape, target: Backbone, times: dict[str, fl
     """Bandwidth of a call of one node, what more nodes cost, and the gain over the stock forward."""
     needed = bytes_of(target.model) + shape.kv_bytes(setting.context, setting.dtype)
     rows = [row("bytes of a call of one node", "", "", f"{needed / 1e9:.3f} GB")]
-    for label, name in (("", "call 1"), ("stock forward, ", "stock 1"), ("without cuDNN, ", "plain 1")):
+    for label, name in (("", "call 1"), ("torch alone, ", "torch 1"), ("stock forward, ", "stock 1")):
         if name in times:
             goal, estimate = ("", "") if label else (f"at least {shape.goal:.0%} of nominal", shape.estimate)
             rows.append(row(f"{label}call of one node", goal, estimate, bandwidth(setting, needed, times[name])))
@@ -210,15 +253,16 @@ def assembled(setting: Setting, section: str, shape: Shape, rows: list[dict[str,
         f"{setting.context:,}; medians of {setting.rounds} interleaved rounds of {setting.repeats} calls. Goals are "
         "shares of nominal bandwidth; estimates are of an H100 and by arithmetic.",
         title=f"A call of {shape.name}",
-        formats=dict.fromkeys(("call", "stock", "plain", "eager", "ratio"), ".3f"),
+        formats=dict.fromkeys((*COLUMNS, "ratio"), ".3f"),
         tables={"calls": table_of(CALLS, {"part": "calls"}), "figures": table_of(FIGURES, {"part": "figures"})},
         notes=list(notes),
     )
 
 
-def call_of_one(setting: Setting, target: Backbone) -> tuple[Call, list[str]]:
+def call_of_one(
+    setting: Setting, target: Backbone, under: Callable[[], AbstractContextManager[None]]
+) -> tuple[Call, list[str]]:
     """A call of one node, replayed where that can be, and what went wrong."""
     arms = Arms(setting)
-    forward = forwards_of(arms, setting, target)
-    arms.add("call", lambda: forward(1))
+    arms.add("call", within(under, forwards_of(arms, setting, target), 1))
     return arms.calls["call"], arms.problems

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 from draftsmith.benchmarks.common.records import Cell, Record, table_of
-from draftsmith.benchmarks.on_gpu.calls import call_of_one, made, stock_of
-from draftsmith.benchmarks.on_gpu.setting import Setting, cudnn_attention
+from draftsmith.benchmarks.on_gpu.calls import call_of_one, made, stock_of, torch_alone, without_cudnn
+from draftsmith.benchmarks.on_gpu.setting import Setting
 from draftsmith.eval.measure.timing import Call
 from draftsmith.storage import write_text
 from torch.autograd import DeviceType
@@ -44,21 +45,19 @@ class Kernels:
 
 @torch.inference_mode()
 def measure(setting: Setting, section: str, name: str) -> Iterator[Record]:
-    """Three replays: the decoder's forward with cuDNN's attention and without, and the stock one."""
+    """A replay of each forward, and of the stock one without cuDNN's attention."""
     target = made(setting, setting.shapes[name])
     rows: list[dict[str, Cell]] = []
     notes: list[str] = []
-    for label, each, cudnn in (
-        ("decoder's", target, True),
-        ("decoder's, without cuDNN", target, False),
-        ("stock", stock_of(target), True),
+    for label, each, under in (
+        ("decoder's", target, nullcontext),
+        ("torch alone", target, torch_alone),
+        ("stock", stock_of(target), nullcontext),
+        ("stock, without cuDNN", stock_of(target), without_cudnn),
     ):
-        if each is None:
-            continue
-        with cudnn_attention(cudnn):
-            call, problems = call_of_one(setting, each)
+        call, problems = call_of_one(setting, each, under)
         kernels = looked_at(call, setting)
-        rows += rows_of(label, kernels)
+        rows += rows_of(label, kernels, MOST if label == "decoder's" else 6)
         notes += [f"{label}: {problem}" for problem in problems] + [attention_of(label, kernels)]
         write_text(setting.out / f"profile-{label.replace(' ', '-').replace(',', '')}.txt", text_of(kernels))
         yield assembled(setting, section, name, rows, notes)
@@ -85,12 +84,12 @@ def looked_at(call: Call, setting: Setting) -> Kernels:
     return Kernels(counts, dict(microseconds))
 
 
-def rows_of(label: str, kernels: Kernels) -> list[dict[str, Cell]]:
+def rows_of(label: str, kernels: Kernels, most: int) -> list[dict[str, Cell]]:
     """A sum, and the largest kernels."""
     launches = kernels.counts.total()
     sums: dict[str, Cell] = {"launches": float(launches), "us": kernels.total, "each": kernels.total / launches}
     rows: list[dict[str, Cell]] = [{"part": "sums", "forward": label, **sums}]
-    for name in kernels.largest[:MOST]:
+    for name in kernels.largest[:most]:
         us = kernels.microseconds[name]
         cells: dict[str, Cell] = {"count": float(kernels.counts[name]), "us": us, "share": us / kernels.total}
         rows.append({"part": "kernels", "forward": label, "kernel": f"`{name[:90]}`", **cells})
