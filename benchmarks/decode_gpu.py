@@ -277,7 +277,7 @@ def count_waits(
     room = (steps + 4) * drafter.nodes  # enough if every draft is accepted
     try:
         with watch, WatchCopies(watch):
-            generate(target, drafter, [sizes.prompt], warper=SAMPLED, max_new_tokens=room, static=static)
+            generate(target, drafter, [sizes.prompt], warper=SAMPLED, max_new_tokens=room, static=static, graphs=False)
     finally:
         watch.open = False
     # the steps that were seen, not those asked for: an unwatched run would count 0 as well

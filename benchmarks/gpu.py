@@ -50,15 +50,15 @@ NEEDED = {
 }
 ABSENT = ("datasets", "deepspeed", "torchao", "pydivsufsort")
 """What a machine with a GPU may lack, and a rehearsal pretends to."""
-SECTIONS = ("card", "8b", "speculation", "4b", "1.7b", "1b", "training", "samplers", "losses", "profile")
+SECTIONS = ("card", "8b", "speculation", "4b", "1.7b", "1b", "layer", "training", "samplers", "losses", "profile")
 BUDGET = 420  # seconds of all parts together
 LAST_TEST = 25  # seconds to begin with, for a test that has begun, and for the record
 TESTS_SECONDS = 110
-KERNELS = "tests/decoding/kernels/test_kernels.py"
 WAITS = "tests/benchmarks/test_decode_gpu.py"
 TESTS = (
     "tests/gpu/test_graphs.py",
-    KERNELS,
+    "tests/decoding/kernels",
+    "tests/decoding/target/test_lean.py",
     "tests/gpu/test_cuda.py",
     "tests/gpu/test_unread.py",
     "tests/gpu/test_enumeration.py",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 
@@ -28,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"gpu_measure: no section is called {', '.join(unknown)}; there are {', '.join(known)}", file=sys.stderr)
         return 2
     args.out.mkdir(parents=True, exist_ok=True)
-    setting = tiny(args.out) if args.tiny else Setting(args.out)
+    setting = replace(tiny(args.out) if args.tiny else Setting(args.out), own_kernels=not args.torch_alone)
     return sections.run([known[name] for name in args.sections or known], setting)
 
 
@@ -37,6 +38,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="where records are written")
     parser.add_argument("--sections", type=lambda text: text.split(","), help="all by default")
     parser.add_argument("--tiny", action="store_true", help="on a CPU: checks the sections, measures nothing")
+    parser.add_argument("--torch-alone", action="store_true", help="without kernels of our own")
     return parser.parse_args(argv)
 
 

@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+UNUSABLE = 75
+"""Exit code of a process whose device answers no more."""
 LAST_LINES = 40
 MOST_CHARACTERS = 10_500
 """Of the table of all figures: whoever started the run may be shown the last 12,000 alone."""
@@ -53,24 +55,32 @@ class Went:
 def run(part: Part, out: Path, surroundings: dict[str, str], *, within: float, tiny: bool = False) -> Went:
     """A part to its end, or to that of its time; what it prints is kept in a log and shown.
 
-    Of sections, those behind one that took its process along run in another.
+    Of sections, those behind one that took its process along run in another. Where the device was left unusable, or
+    the process was killed by what it did, that one is tried again without kernels of our own.
     """
     began = time.monotonic()
     until = began + min(part.seconds, within) if not tiny else began + within
     log = out / f"gpu-{part.name}.log"
     log.write_bytes(b"")
     left = list(part.sections)
+    safe: list[str] = []
     while True:
         record = (out / f"gpu-{part.name}.json").resolve()
         words = [sys.executable, *part.words]
         if part.sections:
-            words += ["--out", str(out.resolve()), "--sections", ",".join(left), *(["--tiny"] if tiny else [])]
+            words += ["--out", str(out.resolve()), "--sections", ",".join(left), *(["--tiny"] if tiny else []), *safe]
         else:
             record.unlink(missing_ok=True)  # of an earlier run
             words += ["--json", str(record)]
-        outcome = _to_its_end(words, log, surroundings, until - time.monotonic())
-        behind = [name for name in left if name not in _progress(out)]
-        if outcome in ("passed", "late") or not behind or behind == left:
+        outcome, code = _to_its_end(words, log, surroundings, until - time.monotonic())
+        known = _progress(out)
+        behind = [name for name in left if name not in known]
+        if outcome in ("passed", "late") or behind == left:
+            break
+        if not safe and (code == UNUSABLE or code < 0):
+            behind.insert(0, next(name for name in reversed(left) if name in known))
+            safe = ["--torch-alone"]
+        if not behind:
             break
         left = behind
     seconds = time.monotonic() - began
@@ -86,10 +96,10 @@ def run(part: Part, out: Path, surroundings: dict[str, str], *, within: float, t
     return Went(part.name, outcome, seconds, lines[-1][:120] if lines else "", rows)
 
 
-def _to_its_end(words: list[str], log: Path, surroundings: dict[str, str], seconds: float) -> str:
-    """How a process and all that it began ended; its lines go to the log and to where ours go."""
+def _to_its_end(words: list[str], log: Path, surroundings: dict[str, str], seconds: float) -> tuple[str, int]:
+    """How a process and all that it began ended, and its exit code; its lines go to the log and to where ours go."""
     if seconds <= 0:
-        return "late"
+        return "late", 0
     process = subprocess.Popen(
         words,
         cwd=ROOT,
@@ -118,8 +128,8 @@ def _to_its_end(words: list[str], log: Path, surroundings: dict[str, str], secon
     finally:
         timer.cancel()
     if late.is_set():
-        return "late"
-    return "passed" if code == 0 else f"failed (exit code {code})"
+        return "late", code
+    return "passed" if code == 0 else f"failed (exit code {code})", code
 
 
 def _progress(out: Path) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def add_calls(arms: Arms, setting: Setting, target: Backbone, stock: Backbone) -
     for nodes in setting.nodes:
         arms.add(f"torch {nodes}", within(torch_alone, own, nodes))
     for nodes in few:
-        if kernels.available():
+        if kernels.available() and setting.own_kernels:
             arms.add(f"sdpa {nodes}", within(kernels_and_sdpa, own, nodes))
         arms.add(f"uncudnn {nodes}", within(torch_alone, within(without_cudnn, own, nodes)))
         arms.add(f"stock {nodes}", lambda nodes=nodes: other(nodes))

@@ -51,6 +51,8 @@ class Setting:
     batches: Sequence[int] = (1, 5, 8)
     copied: int = 2_000_000_000
     product: int = 8192
+    own_kernels: bool = True
+    """Whether the decoder may take kernels of our own."""
     patience: int = 1
     """How many times its seconds a section may take."""
     tiny: bool = False

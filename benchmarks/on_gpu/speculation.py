@@ -160,7 +160,7 @@ def waits(
     room = min((WATCHED + 4) * (drafter.draft_length + 1), setting.steps[1])
     try:
         with watch, WatchCopies(watch):
-            generate(target, drafter, prompts, warper=warper, max_new_tokens=room, static=True)
+            generate(target, drafter, prompts, warper=warper, max_new_tokens=room, static=True, graphs=False)
     except Exception as error:  # noqa: BLE001
         notes.append(f"waits, {chosen['tree']}, {warper}: {why(error)}")
         return None
