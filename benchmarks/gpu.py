@@ -54,7 +54,7 @@ SECTIONS = ("card", "8b", "speculation", "4b", "1.7b", "1b", "layer", "training"
 BUDGET = 420  # seconds of all parts together
 LAST_TEST = 25  # seconds to begin with, for a test that has begun, and for the record
 TESTS_SECONDS = 110
-WAITS = "tests/benchmarks/test_decode_gpu.py"
+WAITS = "tests/benchmarks/test_waits.py"
 TESTS = (
     "tests/gpu/test_graphs.py",
     "tests/decoding/kernels",
@@ -65,7 +65,6 @@ TESTS = (
     "tests/gpu/test_families.py",
     f"{WAITS}::test_a_planted_wait_is_counted",
     f"{WAITS}::test_the_engine_waits_only_where_it_says",
-    f"{WAITS}::test_every_section_runs_on_a_gpu",
 )
 FEW = "draft-model or mixtral or cpu"
 """Of a rehearsal, which imports every file and runs these; the others take minutes on a CPU."""

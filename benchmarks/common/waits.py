@@ -1,23 +1,25 @@
 """Which operations make the host wait for the device, by name and place.
 
 A step that waits cannot be launched while the one before it still runs. Read next:
-`benchmarks/decode_gpu.py`, which watches steady speculative steps.
+`benchmarks/on_gpu/speculation.py`, which watches steady speculative steps.
 """
 
 from __future__ import annotations
 
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
 import torch
+from draftsmith.decoding.engine import generate
 from draftsmith.decoding.proposal import Committed, Proposal
 from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
+from draftsmith.decoding.target.backbone import Backbone
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -153,6 +155,36 @@ class Watched:
         # behind this the host reads the step before; on CUDA a copy that has arrived, and no wait,
         # on a CPU an operation like any other
         self._watch.open = self._watch.open and self._watch.cuda
+
+
+def count_waits(
+    target: Backbone,
+    drafter: Any,
+    prompt: Sequence[int],
+    *,
+    warper: Warper,
+    steps: int,
+    room: int,
+    static: bool = True,
+) -> dict[str, Any]:
+    """Operations of steady speculative steps that make the host wait, by name and place.
+
+    Steps run without graphs, so that every operation shows.
+
+    Args:
+        drafter: one whose class begins with `Watched`.
+        steps: those that are watched, at most.
+        room: tokens of the answer, enough for the steps if every draft is accepted.
+    """
+    watch = Watch(cuda=target.device.type == "cuda")
+    drafter.observe_with(watch, steps)
+    try:
+        with watch, WatchCopies(watch):
+            generate(target, drafter, [prompt], warper=warper, max_new_tokens=room, static=static, graphs=False)
+    finally:
+        watch.open = False
+    # the steps that were seen, not those asked for: an unwatched run would count 0 as well
+    return {"steps": drafter.watched, "count": watch.waits.total(), "places": dict(watch.waits)}
 
 
 def _tensors(args: Any) -> list[Tensor]:

@@ -50,7 +50,7 @@ FIGURES = {"": "{quantity}", "goal": "{goal}", "estimate": "{estimate}", "measur
 Answer = Callable[[int], Generation]
 
 
-def measure(setting: Setting, section: str, name: str) -> Iterator[Record]:
+def measure(setting: Setting, name: str) -> Iterator[Record]:
     """Calls first; then the answers too."""
     shape = setting.shapes[name]
     target = made(setting, shape)
@@ -62,10 +62,10 @@ def measure(setting: Setting, section: str, name: str) -> Iterator[Record]:
     arms.calls.clear()
     rows = [*call_rows(setting, times), *shares(setting, shape, target, times)]
     notes = [*arms.problems]
-    yield assembled(setting, section, shape, rows, notes)
+    yield assembled(setting, shape, rows, notes)
     for label, each in {"": target, "stock forward, ": stock}.items():
         rows += answer_rows(setting, shape, each, label, notes)
-        yield assembled(setting, section, shape, rows, notes)
+        yield assembled(setting, shape, rows, notes)
 
 
 def made(setting: Setting, shape: Shape) -> Backbone:
@@ -240,14 +240,13 @@ def timed(answer: Answer, count: int, device: torch.device) -> tuple[float, int]
     return time.perf_counter() - began, calls
 
 
-def assembled(setting: Setting, section: str, shape: Shape, rows: list[dict[str, Cell]], notes: list[str]) -> Record:
+def assembled(setting: Setting, shape: Shape, rows: list[dict[str, Cell]], notes: list[str]) -> Record:
     """The record as far as it goes."""
     sizes = (
         f"{shape.layers} layers, hidden {shape.hidden}, {shape.heads} heads of {shape.head_size} ({shape.kv_heads} "
         f"for keys), MLP {shape.intermediate}, vocabulary {shape.vocabulary:,}{', tied' if shape.tied else ''}"
     )
     return setting.record(
-        section,
         rows,
         f"{shape.name}'s shape with random weights in {setting.dtype}: {sizes}. Batch 1, context "
         f"{setting.context:,}; medians of {setting.rounds} interleaved rounds of {setting.repeats} calls. Goals are "

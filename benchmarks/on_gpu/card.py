@@ -46,7 +46,6 @@ def measure(setting: Setting) -> Iterator[Record]:
         row("clocks, power, memory, driver", "", "", clocks()),
     ]
     yield setting.record(
-        "card",
         rows,
         f"Copies of {setting.copied / 1e9:.1f} GB, products in {setting.dtype}, {LAUNCHES} kernels in a row; medians "
         f"of {setting.rounds} interleaved rounds of {setting.repeats}. Estimates are of an H100.",

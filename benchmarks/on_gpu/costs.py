@@ -15,7 +15,7 @@ from draftsmith.benchmarks.on_gpu.arms import why
 from draftsmith.benchmarks.on_gpu.setting import Setting, release
 
 
-def training(setting: Setting, section: str, name: str) -> Iterator[Record]:
+def training(setting: Setting, name: str) -> Iterator[Record]:
     """An EAGLE-3 step with small and large chunks, with and without computing again."""
     sizes = step_gpu.sizes_of(setting)
     rows = []
@@ -29,9 +29,7 @@ def training(setting: Setting, section: str, name: str) -> Iterator[Record]:
                 notes.append(f"chunk {chunk}, recompute {recompute}: {why(error)}")
             release(setting.device)
             if rows:
-                yield step_gpu.assembled(rows, sizes, asked(setting), notes).model_copy(
-                    update={"command": f"python benchmarks/gpu.py --sections {section}"}
-                )
+                yield step_gpu.assembled(rows, sizes, asked(setting), notes)
 
 
 def samplers(setting: Setting) -> Iterator[Record]:

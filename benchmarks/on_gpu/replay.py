@@ -44,7 +44,7 @@ class Kernels:
 
 
 @torch.inference_mode()
-def measure(setting: Setting, section: str, name: str) -> Iterator[Record]:
+def measure(setting: Setting, name: str) -> Iterator[Record]:
     """A replay of each forward, and of the stock one without cuDNN's attention."""
     target = made(setting, setting.shapes[name])
     rows: list[dict[str, Cell]] = []
@@ -60,7 +60,7 @@ def measure(setting: Setting, section: str, name: str) -> Iterator[Record]:
         rows += rows_of(label, kernels, MOST if label == "decoder's" else 6)
         notes += [f"{label}: {problem}" for problem in problems] + [attention_of(label, kernels)]
         write_text(setting.out / f"profile-{label.replace(' ', '-').replace(',', '')}.txt", text_of(kernels))
-        yield assembled(setting, section, name, rows, notes)
+        yield assembled(setting, name, rows, notes)
 
 
 def looked_at(call: Call, setting: Setting) -> Kernels:
@@ -108,10 +108,9 @@ def text_of(kernels: Kernels) -> str:
     return "\n".join([f"{kernels.total:10.1f} us {kernels.counts.total():6d} launches", *lines]) + "\n"
 
 
-def assembled(setting: Setting, section: str, name: str, rows: list[dict[str, Cell]], notes: list[str]) -> Record:
+def assembled(setting: Setting, name: str, rows: list[dict[str, Cell]], notes: list[str]) -> Record:
     """The record as far as it goes."""
     return setting.record(
-        section,
         list(rows),
         f"One replayed call of one node of {name}'s shape behind {setting.context:,} tokens, in {setting.dtype}, as "
         f"torch's profiler sees it; the {MOST} kernels that take longest.",

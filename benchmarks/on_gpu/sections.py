@@ -37,11 +37,11 @@ class Section:
 
 
 def _calls(section: str, shape: str, seconds: int) -> Section:
-    return Section(section, f"gpu-{section}.json", seconds, partial(calls.measure, section=section, name=shape))
+    return Section(section, f"gpu-{section}.json", seconds, partial(calls.measure, name=shape))
 
 
 def _on(section: str, record: str, seconds: int, measure: Callable[..., Iterator[Record]]) -> Section:
-    return Section(section, record, seconds, partial(measure, section=section, name="Qwen3-8B"))
+    return Section(section, record, seconds, partial(measure, name="Qwen3-8B"))
 
 
 SECTIONS = (
@@ -69,7 +69,7 @@ def run(sections: list[Section], setting: Setting) -> int:
         try:
             with nullcontext() if setting.own_kernels else calls.torch_alone():
                 for record in section.measure(setting):
-                    write_record(setting.out / section.record, noted(record, setting))
+                    write_record(setting.out / section.record, noted(record, section, setting))
             outcome = "passed"
         except Exception as error:  # noqa: BLE001
             # one section takes no other along
@@ -83,11 +83,11 @@ def run(sections: list[Section], setting: Setting) -> int:
     return int(failed > 0)
 
 
-def noted(record: Record, setting: Setting) -> Record:
-    """The record, with a word where our kernels were left out."""
-    if setting.own_kernels:
-        return record
-    return record.model_copy(update={"notes": [*record.notes, "Without kernels of our own: they ended a process."]})
+def noted(record: Record, section: Section, setting: Setting) -> Record:
+    """The record as of that section, with a word where our kernels were left out."""
+    notes = [] if setting.own_kernels else ["Without kernels of our own: they ended a process."]
+    command = f"python3 benchmarks/gpu.py --sections {section.name}"
+    return record.model_copy(update={"command": command, "notes": [*record.notes, *notes]})
 
 
 def _note(out: Path, section: Section, outcome: str, began: float) -> None:

@@ -73,11 +73,11 @@ class Setting:
         """As many token ids as the context has."""
         return [1 + at * 7919 % (vocabulary - 1) for at in range(self.context)]
 
-    def record(self, section: str, rows: list[dict[str, Cell]], setup: str, **values: Any) -> Record:
+    def record(self, rows: list[dict[str, Cell]], setup: str, **values: Any) -> Record:
         """A section's record."""
         device = SimpleNamespace(device=str(self.device))
         values |= {"target": None, "rows": rows, "setup": f"{TINY_NOTE + '. ' if self.tiny else ''}{setup}"}
-        return record_of(device, command=f"python benchmarks/gpu.py --sections {section}", **values)  # type: ignore[arg-type]
+        return record_of(device, **values)  # type: ignore[arg-type]
 
 
 def tiny(out: Path) -> Setting:

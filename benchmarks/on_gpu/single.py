@@ -38,7 +38,7 @@ Ways = dict[str, Callable[[Any], object]]
 
 
 @torch.inference_mode()
-def measure(setting: Setting, section: str, name: str) -> Iterator[Record]:
+def measure(setting: Setting, name: str) -> Iterator[Record]:
     """A row for each part and number of nodes."""
     shape = setting.shapes[name]
     rows: list[dict[str, Cell]] = []
@@ -47,7 +47,7 @@ def measure(setting: Setting, section: str, name: str) -> Iterator[Record]:
         if not setting.own_kernels:
             ways.pop("own", None)
         rows.append(row_of(setting, what, nodes, given, ways, size, notes))
-        yield assembled(setting, section, name, rows, notes)
+        yield assembled(setting, name, rows, notes)
 
 
 def parts(setting: Setting, shape: Shape) -> Iterator[tuple[str, int, Sequence[Any], Ways, int]]:
@@ -161,10 +161,9 @@ def row_of(
     }
 
 
-def assembled(setting: Setting, section: str, name: str, rows: list[dict[str, Cell]], notes: list[str]) -> Record:
+def assembled(setting: Setting, name: str, rows: list[dict[str, Cell]], notes: list[str]) -> Record:
     """The record as far as it goes."""
     return setting.record(
-        section,
         list(rows),
         f"Of a layer of {name}'s shape in {setting.dtype}, batch 1, {setting.context:,} tokens of context; replayed, "
         f"medians of {setting.rounds} interleaved rounds.",

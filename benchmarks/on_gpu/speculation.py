@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftsmith.benchmarks.common.records import Cell, Record, table_of
-from draftsmith.benchmarks.common.waits import Watch, WatchCopies, Watched
+from draftsmith.benchmarks.common.waits import Watched, count_waits
 from draftsmith.benchmarks.on_gpu.arms import why
 from draftsmith.benchmarks.on_gpu.calls import made, seconds_a_call
 from draftsmith.benchmarks.on_gpu.setting import Setting
@@ -62,7 +62,7 @@ class WatchedEagle3(Watched, Eagle3):
     """EAGLE-3 that opens the watch for some steps."""
 
 
-def measure(setting: Setting, section: str, name: str) -> Iterator[Record]:
+def measure(setting: Setting, name: str) -> Iterator[Record]:
     """A row for each draft, sampling and way of stepping, written as they come."""
     target = made(setting, setting.shapes[name])
     net = eagle3_for(target, setting.dtype, drafted=setting.drafted)
@@ -75,7 +75,7 @@ def measure(setting: Setting, section: str, name: str) -> Iterator[Record]:
                 row: dict[str, Cell] = {"draft": draft, "sampling": sampling.name, "ar": ar}
                 row |= filled(row, setting, target, net, sampling, chosen, notes, graphs=replayed)
                 rows.append(row)
-                yield assembled(setting, section, name, rows, notes)
+                yield assembled(setting, name, rows, notes)
 
 
 def drafts(setting: Setting) -> dict[str, dict[str, Any]]:
@@ -154,29 +154,23 @@ def waits(
     setting: Setting, target: Backbone, net: Eagle3Net, warper: Warper, chosen: dict[str, Any], notes: list[str]
 ) -> float | None:
     """Operations of a steady step that make the host wait; their places are noted."""
-    watch = Watch(cuda=setting.cuda)
-    drafter = WatchedEagle3(net, target, **chosen).observe_with(watch, WATCHED)
-    prompts = [setting.prompt(target.vocabulary)]
+    drafter = WatchedEagle3(net, target, **chosen)
+    where = f"{chosen['tree']}, {warper}"
     room = min((WATCHED + 4) * (drafter.draft_length + 1), setting.steps[1])
     try:
-        with watch, WatchCopies(watch):
-            generate(target, drafter, prompts, warper=warper, max_new_tokens=room, static=True, graphs=False)
+        found = count_waits(
+            target, drafter, setting.prompt(target.vocabulary), warper=warper, steps=WATCHED, room=room
+        )
     except Exception as error:  # noqa: BLE001
-        notes.append(f"waits, {chosen['tree']}, {warper}: {why(error)}")
+        notes.append(f"waits, {where}: {why(error)}")
         return None
-    finally:
-        watch.open = False
-    notes += [
-        f"{count} x the host waited for {place} ({chosen['tree']}, {warper})" for place, count in watch.waits.items()
-    ]
-    # the steps that were seen, not those asked for: an unwatched run would count 0 as well
-    return watch.waits.total() / drafter.watched if drafter.watched else None
+    notes += [f"{count} x the host waited for {place} ({where})" for place, count in found["places"].items()]
+    return found["count"] / found["steps"] if found["steps"] else None
 
 
-def assembled(setting: Setting, section: str, name: str, rows: list[dict[str, Cell]], notes: list[str]) -> Record:
+def assembled(setting: Setting, name: str, rows: list[dict[str, Cell]], notes: list[str]) -> Record:
     """The record as far as it goes."""
     return setting.record(
-        section,
         list(rows),
         f"{name}'s shape and an EAGLE-3 network over {setting.drafted:,} tokens, both with random weights in "
         f"{setting.dtype}; batch 1, context {setting.context:,}. A step's time is the difference of two answers of "
