@@ -66,7 +66,7 @@ TESTS = (
     f"{WAITS}::test_a_planted_wait_is_counted",
     f"{WAITS}::test_the_engine_waits_only_where_it_says",
 )
-FEW = "draft-model or mixtral or cpu"
+FEW = "(draft-model or mixtral or cpu) and not compiled"
 """Of a rehearsal, which imports every file and runs these; the others take minutes on a CPU."""
 
 # what measures comes first: a call that is cut short keeps the figures

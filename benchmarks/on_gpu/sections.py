@@ -65,7 +65,7 @@ def run(sections: list[Section], setting: Setting) -> int:
     for section in sections:
         began = time.monotonic()
         _note(setting.out, section, "begun", began)
-        faulthandler.dump_traceback_later(section.seconds * setting.patience, exit=True, file=sys.stdout)
+        faulthandler.dump_traceback_later(section.seconds * setting.patience, exit=True, file=1)
         try:
             with nullcontext() if setting.own_kernels else calls.torch_alone():
                 for record in section.measure(setting):
