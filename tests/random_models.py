@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from conftest import VOCABULARY, make_target
 from draftsmith.benchmarks.common.random_models import random_model as of_any_size
 from draftsmith.data.rows.tokenizer import train_tokenizer
@@ -16,8 +17,17 @@ from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.decoding.target.recurrence.recurrent import RecurrentStates
 from draftsmith.trainers.loop.objective import Batch
 from draftsmith.trainers.packed.masks import document_mask
+from packaging.version import Version
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import CONFIG_MAPPING, PreTrainedModel
+
+
+def skip_unknown(family: str) -> None:
+    """Skip a family that the installed `transformers` does not have, or cannot decode here."""
+    if family not in CONFIG_MAPPING:
+        pytest.skip(f"transformers {transformers.__version__} does not know {family}")
+    if family == "olmo_hybrid" and Version(transformers.__version__) < Version("5.23"):
+        pytest.skip(f"transformers {transformers.__version__} asks a cache of its own what olmo_hybrid has seen")
 
 
 def random_model(family: str, *, spread: float = 0.2, **settings: Any) -> PreTrainedModel:

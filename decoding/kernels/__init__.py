@@ -1,8 +1,8 @@
-"""Triton kernels for the two places where a step touches the whole vocabulary: warp and verify.
+"""The Triton kernel of a step: the walk down a tree, which else takes an operation per child and depth.
 
-They compute what `../sampling.py` defines and are tested against it; a machine without them loses
-time, not results. Triton is imported by `warp.py` and `verify.py`, never here.
-Read next: `warp.py`.
+It computes what `../rules/acceptance.py` defines and is tested against it; a machine without it loses
+time, not results. Triton is imported by `verify.py`, never here.
+Read next: `verify.py`.
 """
 
 from __future__ import annotations
