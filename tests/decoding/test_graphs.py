@@ -37,7 +37,7 @@ NEW = 10
 TARGETS: dict[str, dict[str, Any]] = {
     name: GROUPED | settings
     for name, settings in (RECURRENT | WINDOWED).items()
-    if not {"num_experts", "num_local_experts"} & settings.keys() or name == "llama4_text"
+    if name == "llama4_text" or not ("moe" in name or {"num_experts", "num_local_experts"} & settings.keys())
 }
 """Those without a mixture of experts, which counts tokens by a kernel that CPUs have no twin of."""
 

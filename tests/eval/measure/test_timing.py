@@ -62,7 +62,7 @@ def test_old_objects_are_not_searched_while_arms_are_timed() -> None:
 
 def test_calls_on_cuda_are_replayed_as_steps_are(cuda: PretendedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     replayed: list[Graph] = []
-    monkeypatch.setattr(Graph, "replay", replayed.append)
+    monkeypatch.setattr(Graph, "replay", lambda graph: replayed.append(graph))
     target = make_target("qwen3")
     target.model.to("cuda")
     costs = measure_costs(target, None, [2], context=8, rounds=1)
