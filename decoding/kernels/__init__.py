@@ -1,8 +1,8 @@
-"""The Triton kernel of a step: the walk down a tree, which else takes an operation per child and depth.
+"""Triton kernels: the walk down a candidate tree, and what stands between the products of a layer.
 
-It computes what `../rules/acceptance.py` defines and is tested against it; a machine without it loses
-time, not results. Triton is imported by `verify.py`, never here.
-Read next: `verify.py`.
+Each computes what plain torch defines elsewhere and is tested against it; a machine without them loses
+time, not results. Triton is imported by the files beside this one, never here.
+Read next: `verify.py`; `layer.py`.
 """
 
 from __future__ import annotations
