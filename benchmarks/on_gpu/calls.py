@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from statistics import median
 
 import torch
@@ -89,16 +90,16 @@ def add_calls(arms: Arms, setting: Setting, target: Backbone, stock: Backbone) -
     few = [nodes for nodes in setting.nodes if nodes in (*FEW, max(setting.nodes))]
     own, other = forwards_of(arms, setting, target), forwards_of(arms, setting, stock)
     for nodes in setting.nodes:
-        arms.add(f"call {nodes}", lambda nodes=nodes: own(nodes))
+        arms.add(f"call {nodes}", partial(own, nodes))
     for nodes in setting.nodes:
         arms.add(f"torch {nodes}", within(torch_alone, own, nodes))
     for nodes in few:
         if kernels.available() and setting.own_kernels:
             arms.add(f"sdpa {nodes}", within(kernels_and_sdpa, own, nodes))
         arms.add(f"uncudnn {nodes}", within(torch_alone, within(without_cudnn, own, nodes)))
-        arms.add(f"stock {nodes}", lambda nodes=nodes: other(nodes))
+        arms.add(f"stock {nodes}", partial(other, nodes))
         arms.add(f"stockun {nodes}", within(without_cudnn, other, nodes))
-        arms.add(f"eager {nodes}", lambda nodes=nodes: own(nodes), replay=False)
+        arms.add(f"eager {nodes}", partial(own, nodes), replay=False)
 
 
 def within(setting: Callable[[], AbstractContextManager[None]], call: Callable[..., object], *given: int) -> Call:
@@ -135,7 +136,7 @@ def _steps(steps: on_cuda.Steps) -> Iterator[None]:
     try:
         yield
     finally:
-        on_cuda._steps = before  # type: ignore[assignment]
+        on_cuda._steps = before
 
 
 def forwards_of(arms: Arms, setting: Setting, target: Backbone) -> Callable[[int], object]:

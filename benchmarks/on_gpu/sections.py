@@ -71,7 +71,7 @@ def run(sections: list[Section], setting: Setting) -> int:
                 for record in section.measure(setting):
                     write_record(setting.out / section.record, noted(record, section, setting))
             outcome = "passed"
-        except Exception as error:  # noqa: BLE001
+        except (Exception, SystemExit) as error:  # noqa: BLE001
             # one section takes no other along
             traceback.print_exc(file=sys.stdout)
             outcome, failed = f"failed: {type(error).__name__}", failed + 1
