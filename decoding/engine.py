@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..errors import RequestError
-from .graphs import Held, Recordings, Replayed, host_decides, recordings_for
+from .devices import Spent
+from .graphs import Held, Recordings, Replayed, recordings_for
 from .proposal import Bounded, Committed, FeatureProposer, Proposal, Proposer, Remembering
 from .random import Uniforms, salted
 from .request import Asked, asked_for, check_drafter
@@ -46,7 +46,7 @@ class Generation:
         target_calls: verify calls (or one-token calls), the prefill not counted.
         draft_steps: forward passes of the drafter.
         recording_seconds: time in which steps were recorded as CUDA graphs, no part of `decode_seconds`.
-        propose_seconds: time of drafting; on CUDA that of launching it.
+        propose_seconds: time of drafting, on CUDA the device's.
         nodes: tokens verified by all calls together, per row.
     """
 
@@ -126,8 +126,7 @@ def generate(
     drafter.reset(asked.prompts, asked.max_new_tokens + drafter.draft_length + 1, static=static)
     if isinstance(drafter, FeatureProposer):
         drafter.begin(features)
-    reason = host_decides(drafter, rule)
-    recordings = recordings_for(graphs, target.device, static=static, tokens=asked.max_new_tokens, reason=reason)
+    recordings = recordings_for(graphs, target, static=static, tokens=asked.max_new_tokens, drafter=drafter, rule=rule)
     step = _Step(_Speculation(target, drafter, kv_cache, rows, warper, uniforms, rule), recordings)
     done_prefill = time.perf_counter()
     watched = _Watched(watch, lambda _: step.log.origins())
@@ -142,7 +141,7 @@ def generate(
         time.perf_counter() - done_prefill - watched.seconds - step.recording_seconds,
         calls,
         calls * drafter.draft_steps,
-        step.seconds,
+        step.propose_seconds,
         step.nodes,
         step.recording_seconds,
     )
@@ -187,7 +186,7 @@ def autoregressive(
         rows.emit(token_B[:, None], one_B * running_B)
         overwrite(rows.last_B, running_B, token_B)
 
-    recordings = recordings_for(graphs, target.device, static=static, tokens=asked.max_new_tokens)
+    recordings = recordings_for(graphs, target, static=static, tokens=asked.max_new_tokens)
     step: Callable[[], object] = Replayed(verify, held, recordings) if recordings else verify
     done_prefill = time.perf_counter()
     watched = _Watched(watch, _undrafted)
@@ -250,7 +249,7 @@ class _Step:
         self._rows, self._recordings = halves.rows, recordings
         self.log = StepLog(len(halves.rows.last_B), halves.draft_length, halves.rows.limit)
         self.log.replayed = recordings is not None
-        self.seconds, self.nodes = 0.0, 0
+        self.nodes, self._drafting, self._recorded_drafting = 0, Spent(halves.rows.last_B.device), 0.0
         self._propose: Callable[[], Proposal] = halves.propose
         self._verify: Callable[[Proposal], Outcome] = halves.verify
         if recordings is not None:
@@ -261,10 +260,15 @@ class _Step:
     def recording_seconds(self) -> float:
         return self._recordings.seconds if self._recordings else 0.0
 
+    @property
+    def propose_seconds(self) -> float:
+        return self._drafting.seconds - self._recorded_drafting
+
     def __call__(self) -> None:
-        start, recorded = time.perf_counter(), self.recording_seconds
-        proposal = self._propose()
-        self.seconds += time.perf_counter() - start - (self.recording_seconds - recorded)
+        recorded = self.recording_seconds
+        with self._drafting.part():
+            proposal = self._propose()
+        self._recorded_drafting += self.recording_seconds - recorded
         self.nodes += len(proposal.tree)
         outcome = self._verify(proposal)
         self.log.add(outcome, self._rows.kept_B)

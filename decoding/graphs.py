@@ -6,9 +6,9 @@ used twice. A step that waits for the device can be no graph: the second one is 
 for that, and where one waits all stay as they are, launched one by one, and it is said once.
 
 Recorded anew for every request, and freed with it. A recording holds the addresses of weights and of all that target
-and drafter keep of their rows, and what Python decided while it was made: weights that were trained on or laid out anew, a
-draft length or an adapter that was set in between would be replayed as they were, without a word. What it costs is
-told apart (`Generation.recording_seconds`), and short answers, whose steps it would not pay for, are left out.
+and drafter keep of their rows, and what Python decided while it was made: were it kept, weights that were laid out
+anew, a draft length or an adapter that was set in between would be replayed as they were, without a word. What it
+costs is told apart (`Generation.recording_seconds`); short answers, for whose steps it would not pay, do without.
 
 Read next: `engine.py`.
 
@@ -31,13 +31,15 @@ from torch import Tensor
 
 from ..errors import RequestError
 from .random import Uniforms
+from .target.cut import is_cut
 
 if TYPE_CHECKING:
     from .proposal import Proposer
     from .rules.acceptance import Rule
+    from .target.backbone import Backbone
 
 LEAST_TOKENS = 32
-"""Of an answer for which steps are recorded unasked: two are run beforehand, and a recording takes as long as several."""
+"""Of an answer for which steps are recorded unasked: two run beforehand, and a recording takes as long as several."""
 _WAITS = "synchronizing CUDA operation"
 _log = logging.getLogger(__name__)
 
@@ -73,45 +75,50 @@ class Held(Uniforms):
         self._held_BC = None
 
 
-def host_decides(drafter: Proposer, rule: Rule | str | None) -> str | None:
-    """Why steps of this drafter and rule are no graphs, as the middle of a sentence; None if they may be."""
-    if not drafter.replayable:
-        return f"{type(drafter).__name__} decides on the host what it drafts"
-    if callable(rule):
-        return "the acceptance rule is a function, which may decide on the host"
-    return None
-
-
 def recordings_for(
-    asked: bool | None, device: torch.device, *, static: bool, tokens: int, reason: str | None = None
+    asked: bool | None,
+    target: Backbone,
+    *,
+    static: bool,
+    tokens: int,
+    drafter: Proposer | None = None,
+    rule: Rule | str | None = None,
 ) -> Recordings | None:
     """Where the steps of a request are recorded; None: they are launched one by one.
 
     Args:
         asked: as of `generate`; None: where it can be and pays.
         tokens: of the answer at most.
-        reason: why they cannot be (`host_decides`).
 
     Raises:
         RequestError: they were asked for, and cannot be.
     """
+    device = target.device
     worthwhile = device.type == "cuda" and static and tokens >= LEAST_TOKENS
     if not (worthwhile if asked is None else asked):
         return None
+    reason = _takes_part(target, drafter, rule)
+    if reason is None and device.type != "cuda":
+        raise RequestError(
+            f"CUDA graphs were asked for, and the target is on {device.type}; put it on a GPU or leave them out"
+        )
+    if reason is None and not static:
+        reason = "static is False, so that shapes follow what the host reads"
     if reason is None:
-        _check_cuda(device)
-        if static:
-            return Recordings(insists=bool(asked))
-        reason = "static is False, so shapes follow what the host reads"
+        return Recordings(insists=bool(asked))
     _refuse_or_say(reason, insists=bool(asked))
     return None
 
 
-def _check_cuda(device: torch.device) -> None:
-    if device.type != "cuda":
-        raise RequestError(
-            f"CUDA graphs were asked for, and the target is on {device.type}; put it on a GPU or leave them out"
-        )
+def _takes_part(target: Backbone, drafter: Proposer | None, rule: Rule | str | None) -> str | None:
+    """How the host takes part in steps of these, as the middle of a sentence; None if it does not, or nobody knows."""
+    if drafter is not None and not drafter.replayable:
+        return f"{type(drafter).__name__} decides on the host what it drafts"
+    if callable(rule):
+        return "the acceptance rule is a function, which may decide on the host"
+    if is_cut(target.model):
+        return "the target lies over processes, which wait for each other"
+    return None
 
 
 def _refuse_or_say(reason: str, *, insists: bool) -> None:

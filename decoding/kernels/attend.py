@@ -50,7 +50,8 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, slots: int
         _parts_kernel[(B * G, blocks, parts)](
             query, keys, values, mask, sums, scores,
             N, L, slots, part, mask.stride(0) if mask.shape[0] > 1 else 0, mask.stride(2), scale * 1.4426950408889634,
-            G=G, SHARED=Q // G, D=D, WIDTH=width, ROWS=rows, SLOTS=_SLOTS, num_warps=4 if rows < _MOST_ROWS else 8, num_stages=2,
+            G=G, SHARED=Q // G, D=D, WIDTH=width, ROWS=rows, SLOTS=_SLOTS,
+            num_warps=4 if rows < _MOST_ROWS else 8, num_stages=2,
         )  # fmt: skip
         _sum_kernel[(B * Q * N,)](
             sums, scores, out, N, parts,

@@ -18,6 +18,9 @@ from transformers.cache_utils import Cache
 
 from .recurrence.recurrent import RecurrentStates
 
+_LEAST_STEP = 128
+"""Slots: what attention kernels go by at a time."""
+
 
 class KVCache(Cache):
     """Keys and values [B, G, L, D] of every layer; slots after a row's length hold garbage."""
@@ -26,14 +29,15 @@ class KVCache(Cache):
         """Room for `capacity` tokens per row.
 
         Args:
-            static: every forward sees all slots, so that the host need not read the lengths.
+            static: every forward sees all slots, so that the host need not read the lengths. There are as many as
+                `few_sizes` makes of `capacity`.
             rollback: of a model with recurrent layers, most nodes of a forward, and most tokens that a
                 later one may begin behind its end; others can be rolled back to any length.
         """
         super().__init__(layers=[])
         self._states = RecurrentStates(rows, rollback)
         self._layer = (0, 0)
-        self.rows, self.capacity, self.static = rows, capacity, static
+        self.rows, self.capacity, self.static = rows, few_sizes(capacity) if static else capacity, static
         self._keys: dict[int, Tensor] = {}
         self._values: dict[int, Tensor] = {}
         self._start = 0
@@ -179,6 +183,16 @@ class KVCache(Cache):
             slots = self._slots_BN[:, None, :, None].expand(new_BGND.shape)
             store_BGLD.scatter_(2, slots, new_BGND)
         return store_BGLD[:, :, : self._end]
+
+
+def few_sizes(slots: int) -> int:
+    """At least as many slots: a multiple of 128, and above 2,048 of a sixteenth of the next power of two.
+
+    So requests of about one length have one shape of attention, for which kernels are chosen and prepared once, at an
+    eighth more slots at most.
+    """
+    step = max(_LEAST_STEP, (1 << (slots - 1).bit_length()) // 16)
+    return -(-slots // step) * step
 
 
 def _of_all(slot_BX: Tensor, heads: int, size: int) -> Tensor:

@@ -253,10 +253,15 @@ def _layers(layer: Any, part: tuple[str, tuple[str, ...]]) -> list[Any]:
 
 def is_plain(layer: nn.Module) -> bool:
     """Whether a layer is linear and no more, frozen, and nobody looks at what goes in or comes out."""
+    weight = layer._parameters.get("weight")
+    return is_bare(layer) and weight is not None and not weight.requires_grad and not weight.is_inference()
+
+
+def is_bare(layer: nn.Module) -> bool:
+    """Whether a layer is linear and no more, and nobody looks at what goes in or comes out."""
     if type(layer) is not nn.Linear or layer._forward_hooks or layer._forward_pre_hooks:
         return False
-    weight = layer._parameters.get("weight")
-    return type(weight) is nn.Parameter and not weight.requires_grad and not weight.is_inference()
+    return type(layer._parameters.get("weight")) is nn.Parameter
 
 
 def _stacked(layer: Any) -> Stacked:

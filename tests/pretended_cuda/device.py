@@ -5,10 +5,13 @@ Read next: `patches.py`, which opens it.
 
 from __future__ import annotations
 
+import traceback
 import warnings
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from pretended_cuda.call import Call
 from pretended_cuda.refusals import refuse
 from pretended_cuda.waits import pinned, wait_of
@@ -17,6 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 if TYPE_CHECKING:
     from pretended_cuda.graphs import Graph
+
+_OWN = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
 
 class PretendedCuda(TorchDispatchMode):
@@ -49,7 +54,13 @@ class PretendedCuda(TorchDispatchMode):
             raise RuntimeError(f"operation not permitted when stream is capturing ({wait})")
         self.waits.setdefault(nearest(), set()).add(wait)
         if self.tells:
-            warnings.warn(f"called a synchronizing CUDA operation ({wait})", stacklevel=2)
+            warnings.warn_explicit(f"called a synchronizing CUDA operation ({wait})", UserWarning, *_caller())
+
+
+def _caller() -> tuple[str, int]:
+    """File and line of the innermost Python that is neither torch's nor this folder's."""
+    frames = ((frame.f_code.co_filename, line) for frame, line in traceback.walk_stack(None))
+    return next((file, line) for file, line in frames if not file.startswith(_OWN))
 
 
 @cache

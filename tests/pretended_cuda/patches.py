@@ -6,6 +6,7 @@ otherwise. Read next: `tests/test_pretended_cuda.py`, what it refuses and what w
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -20,9 +21,16 @@ from pretended_cuda.names import Names
 class Event:
     """A point in the work of the device, which is always done."""
 
-    def record(self) -> None: ...
+    def __init__(self, *, enable_timing: bool = False) -> None: ...
+
+    def record(self) -> None:
+        self._at = time.perf_counter()
 
     def synchronize(self) -> None: ...
+
+    def elapsed_time(self, later: Event) -> float:
+        """Milliseconds."""
+        return (later._at - self._at) * 1e3
 
 
 @contextmanager

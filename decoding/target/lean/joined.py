@@ -1,7 +1,9 @@
 """Projections that read the same, side by side in memory: one product for query, key and value, one for gate and up.
 
 No weight is held twice. The parameters of the layers become views of the joined one, so that whatever else reads
-them, `transformers`' own forward above all, finds the same numbers. Read next: `on_cuda.py`.
+them, `transformers`' own forward above all, finds the same numbers. They are moved once: who comes later finds them
+side by side. A CUDA graph that was recorded before they were moved reads where they no longer are. Read next:
+`on_cuda.py`.
 
 Shapes: H hidden, O numbers put out.
 """
@@ -9,10 +11,10 @@ Shapes: H hidden, O numbers put out.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..stacked import is_plain
@@ -24,9 +26,6 @@ class Product(NamedTuple):
     weight: Tensor
     """[O, H]."""
     bias: Tensor | None
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
 
 
 class JoinedLayer(NamedTuple):
@@ -78,17 +77,33 @@ def is_gated(mlp: nn.Module) -> bool:
     return hasattr(mlp, "gate_proj") and hasattr(mlp, "up_proj")
 
 
-@torch.no_grad()
 def _moved_together(linears: Sequence[nn.Linear]) -> Product:
     """The layers as one; their own weights are views of it from then on."""
-    weight = torch.cat([each.weight for each in linears])
     biases = [each.bias for each in linears if each.bias is not None]
-    bias = torch.cat(biases) if biases else None
-    start = 0
-    for each in linears:
-        end = start + each.out_features
-        each.weight.data = weight[start:end]
-        if bias is not None:
-            each.bias.data = bias[start:end]
-        start = end
-    return Product(weight, bias)
+    return Product(_as_one([each.weight for each in linears]), _as_one(biases) if biases else None)
+
+
+# decoding runs where nothing has a gradient, ever; a model that is decoded with may be trained beside later on
+@torch.inference_mode(False)
+@torch.no_grad()
+def _as_one(parts: Sequence[nn.Parameter]) -> Tensor:
+    """Parameters of equal rows, one behind the other in one tensor, whose views they become."""
+    first, rows = parts[0], sum(map(len, parts))
+    shape = (rows, *first.shape[1:])
+    if all(_follows(after, before) for before, after in pairwise(parts)):
+        whole = first.detach().new_empty(0)
+        return whole.set_(first.untyped_storage(), first.storage_offset(), shape, first.stride())
+    whole = torch.cat([each.detach() for each in parts])
+    for each, view in zip(parts, whole.split([len(each) for each in parts]), strict=True):
+        each.data = view
+    return whole
+
+
+def _follows(after: Tensor, before: Tensor) -> bool:
+    """Whether a tensor lies right behind another one, in the same memory."""
+    return (
+        after.untyped_storage().data_ptr() == before.untyped_storage().data_ptr()
+        and after.storage_offset() == before.storage_offset() + before.numel()
+        and after.is_contiguous()
+        and before.is_contiguous()
+    )

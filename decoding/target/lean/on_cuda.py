@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ... import kernels
 from ..kv_cache import KVCache
+from ..stacked import is_bare
 from ..windows import Masks
 from .families import FAMILIES, eps_of
 from .joined import Joined, JoinedLayer
@@ -54,6 +55,9 @@ class Steps(Protocol):
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, slots: int, scale: float) -> Tensor:
         """What heads put out, side by side, [B, N, Q D]."""
 
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """`x @ weight.T + bias`, [..., O]."""
+
 
 class OnCuda:
     """The steps of a layer; see `forward.Way`."""
@@ -79,27 +83,26 @@ class OnCuda:
     def attend(self, layer: Any, index: int, normed: Tensor) -> Tensor:
         attention, kv_cache = layer.self_attn, self._kv_cache
         kind = self._types[index] if self._types else None
-        joined = self._layer(index)
-        heads = _side_by_side(attention, normed) if joined is None else joined.query_key_value(normed)
+        heads = self._heads(attention, index, normed)
         B, N, _ = normed.shape
         stores = kv_cache.stores(index, heads.view(B, N, -1, attention.head_dim)[:, :, -_groups(attention) :])
-        norms = eps = None
+        norms, eps = None, 0.0
         if hasattr(attention, "q_norm"):
             norms, eps = (attention.q_norm.weight, attention.k_norm.weight), eps_of(attention.q_norm)
-        query = self._steps.place_heads(
-            heads,
-            norms,
-            self._turns[kind if self._by_kind else None],
-            stores,
-            kv_cache.slots_of(normed.device),
-            eps or 0.0,
-            from_one=self._from_one,
-        )
+        turn = self._turns[kind if self._by_kind else None]
+        slots_BN = kv_cache.slots_of(normed.device)
+        query = self._steps.place_heads(heads, norms, turn, stores, slots_BN, eps, from_one=self._from_one)
         mask = self._masks[kind] if isinstance(self._masks, dict) else self._masks
-        out: Tensor = attention.o_proj(
-            self._steps.attend(query, *stores, mask, kv_cache.get_mask_sizes(N)[0], attention.scaling)
-        )
-        return out
+        out = self._steps.attend(query, *stores, mask, kv_cache.get_mask_sizes(N)[0], attention.scaling)
+        return self._through(attention.o_proj, out)
+
+    def _heads(self, attention: Any, index: int, normed: Tensor) -> Tensor:
+        """Queries, keys and values side by side, [B, N, (Q + 2 G) D]."""
+        joined = self._layer(index)
+        if joined is not None:
+            return self._steps.product(normed, *joined.query_key_value)
+        # something wraps these layers, or they are trained
+        return torch.cat((attention.q_proj(normed), attention.k_proj(normed), attention.v_proj(normed)), -1)
 
     def feed_forward(self, layer: Any, index: int, normed: Tensor) -> Tensor:
         mlp, joined = layer.mlp, self._layer(index)
@@ -107,12 +110,18 @@ class OnCuda:
             out: Tensor = mlp(normed)
             return out
         by_tanh = type(mlp.act_fn).__name__ in TANH
-        down: Tensor = mlp.down_proj(self._steps.gated(joined.gate_up(normed), by_tanh=by_tanh))
-        return down
+        gate_up = self._steps.product(normed, *joined.gate_up)
+        return self._through(mlp.down_proj, self._steps.gated(gate_up, by_tanh=by_tanh))
 
     def project(self, hidden: Tensor) -> Tensor:
-        logits: Tensor = self._model.lm_head(hidden)
-        return logits
+        return self._through(self._model.lm_head, hidden)
+
+    def _through(self, layer: Any, x: Tensor) -> Tensor:
+        """What a layer puts out; by the step of that name where it is a linear layer and no more."""
+        if is_bare(layer):
+            return self._steps.product(x, layer.weight, layer.bias)
+        out: Tensor = layer(x)
+        return out
 
     def _layer(self, index: int) -> JoinedLayer | None:
         return None if self._joined is None else self._joined.layers[index]
@@ -121,11 +130,6 @@ class OnCuda:
 def _groups(attention: Any) -> int:
     """Key-value heads."""
     return int(attention.config.num_key_value_heads)
-
-
-def _side_by_side(attention: Any, hidden: Tensor) -> Tensor:
-    """Queries, keys and values [B, N, (Q + 2 G) D], each of its own product: of layers that something wraps."""
-    return torch.cat((attention.q_proj(hidden), attention.k_proj(hidden), attention.v_proj(hidden)), -1)
 
 
 @cache
@@ -174,6 +178,9 @@ class Plain:
         gate, up = gate_up.chunk(2, -1)
         return (F.gelu(gate, approximate="tanh") if by_tanh else F.silu(gate)) * up
 
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(x, weight, bias)
+
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, slots: int, scale: float) -> Tensor:
         out = F.scaled_dot_product_attention(
             query, keys[:, :, :slots], values[:, :, :slots], attn_mask=mask, scale=scale, enable_gqa=True
@@ -193,9 +200,13 @@ class Compiled(Plain):
     """By kernels of our own, each of which is one of the steps."""
 
     def __init__(self) -> None:
-        from ...kernels import attend, layer
+        from ...kernels import attend, layer, product
 
         self.enter = layer.enter  # type: ignore[method-assign]
         self.place_heads = layer.place_heads  # type: ignore[method-assign]
         self.gated = layer.gated  # type: ignore[method-assign]
         self.attend = attend.attend  # type: ignore[method-assign]
+        self._product, self._fits = product.product, product.fits
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return self._product(x, weight, bias) if self._fits(x, weight) else F.linear(x, weight, bias)
