@@ -45,8 +45,6 @@ def measure(setting: Setting, name: str) -> Iterator[Record]:
     rows: list[dict[str, Cell]] = []
     notes: list[str] = []
     for what, nodes, given, ways, size in parts(setting, shape):
-        if not setting.own_kernels:
-            ways.pop("own", None)
         rows.append(row_of(setting, what, nodes, given, ways, size, notes))
         yield assembled(setting, name, rows, notes)
 
@@ -77,9 +75,8 @@ def product_ways(x: Tensor) -> Ways:
     """A library's product, and ours for a few rows."""
     ways: Ways = {"torch": lambda weight: F.linear(x, weight)}
     if kernels.available():
-        from draftsmith.decoding.kernels.product import product
-
-        ways["own"] = lambda weight: product(x, weight)
+        compiled = Compiled()
+        ways["own"] = lambda weight: compiled.product(x, weight, None)
     return ways
 
 

@@ -22,7 +22,7 @@ from draftsmith.benchmarks.on_gpu.arms import Arms
 from draftsmith.benchmarks.on_gpu.sections import SECTIONS, Section
 from draftsmith.benchmarks.on_gpu.setting import NOMINAL, Setting, tiny
 from draftsmith.benchmarks.on_gpu.shapes import QWEN3_8B, SHAPES, target_of
-from draftsmith.decoding.target.lean import on_cuda
+from draftsmith.decoding import kernels
 from draftsmith.eval.measure.speed import bytes_of
 from draftsmith.trainers.loop import optimizer
 from scripts import SCRIPTS, load
@@ -69,16 +69,17 @@ def test_behind_an_unusable_device_the_process_ends(tmp_path: Path, monkeypatch:
     assert not (tmp_path / "second.json").exists()
 
 
-def test_without_our_kernels_the_lean_forward_is_torchs(tmp_path: Path) -> None:
+def test_without_our_kernels_none_is_available(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
+    monkeypatch.setattr(kernels, "available", lambda: True)
 
     def measure(setting: Setting) -> Iterator[Record]:
-        seen.append(type(on_cuda._steps()))
+        seen.append(kernels.available())
         yield a_record(setting, 1)
 
     setting = replace(tiny(tmp_path), own_kernels=False)
     assert sections.run([Section("a", "a.json", 60, measure)], setting) == 0
-    assert seen == [on_cuda.Plain]
+    assert seen == [False]
     assert read_record(tmp_path / "a.json").notes == ["Without kernels of our own: they ended a process."]
 
 
