@@ -48,15 +48,41 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, slots: int
     width = triton.next_power_of_2(D)
     with torch.cuda.device_of(query):
         _parts_kernel[(B * G, blocks, parts)](
-            query, keys, values, mask, sums, scores,
-            N, L, slots, part, mask.stride(0) if mask.shape[0] > 1 else 0, mask.stride(2), scale * 1.4426950408889634,
-            G=G, SHARED=Q // G, D=D, WIDTH=width, ROWS=rows, SLOTS=_SLOTS,
-            num_warps=4 if rows < _MOST_ROWS else 8, num_stages=2,
-        )  # fmt: skip
+            query,
+            keys,
+            values,
+            mask,
+            sums,
+            scores,
+            N,
+            L,
+            slots,
+            part,
+            mask.stride(0) if mask.shape[0] > 1 else 0,
+            mask.stride(2),
+            scale * 1.4426950408889634,
+            G=G,
+            SHARED=Q // G,
+            D=D,
+            WIDTH=width,
+            ROWS=rows,
+            SLOTS=_SLOTS,
+            num_warps=4 if rows < _MOST_ROWS else 8,
+            num_stages=2,
+        )
         _sum_kernel[(B * Q * N,)](
-            sums, scores, out, N, parts,
-            Q=Q, SHARED=Q // G, D=D, WIDTH=width, PARTS=triton.next_power_of_2(parts), num_warps=2,
-        )  # fmt: skip
+            sums,
+            scores,
+            out,
+            N,
+            parts,
+            Q=Q,
+            SHARED=Q // G,
+            D=D,
+            WIDTH=width,
+            PARTS=triton.next_power_of_2(parts),
+            num_warps=2,
+        )
     return out
 
 
@@ -75,11 +101,26 @@ def _multiprocessors(device: torch.device) -> int:
 
 @triton.jit(do_not_specialize=["N", "L", "slots", "part"])
 def _parts_kernel(
-    query_ptr, keys_ptr, values_ptr, mask_ptr, sums_ptr, scores_ptr,
-    N, L, slots, part, mask_row, mask_node, scale,
-    G: tl.constexpr, SHARED: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+    query_ptr,
+    keys_ptr,
+    values_ptr,
+    mask_ptr,
+    sums_ptr,
+    scores_ptr,
+    N,
+    L,
+    slots,
+    part,
+    mask_row,
+    mask_node,
+    scale,
+    G: tl.constexpr,
+    SHARED: tl.constexpr,
+    D: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
     SLOTS: tl.constexpr,
-):  # fmt: skip
+):
     """A part of the text for one key-value head and a block of the rows that share it."""
     group, index = tl.program_id(0).to(tl.int64), tl.program_id(2)
     row, head = group // G, group % G
@@ -129,9 +170,17 @@ def _parts_kernel(
 
 @triton.jit(do_not_specialize=["N", "parts"])
 def _sum_kernel(
-    sums_ptr, scores_ptr, out_ptr, N, parts,
-    Q: tl.constexpr, SHARED: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr,
-):  # fmt: skip
+    sums_ptr,
+    scores_ptr,
+    out_ptr,
+    N,
+    parts,
+    Q: tl.constexpr,
+    SHARED: tl.constexpr,
+    D: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PARTS: tl.constexpr,
+):
     """All parts of one head of one token."""
     index = tl.program_id(0).to(tl.int64)  # rows, then heads, then tokens
     row, head, node = index // (Q * N), index // N % Q, index % N

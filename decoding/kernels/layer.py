@@ -34,18 +34,38 @@ def enter(
     block = triton.next_power_of_2(H)
     with torch.cuda.device_of(hidden):
         _enter_kernel[(hidden.numel() // H,)](
-            hidden, out, behind, weight, summed, normed, H, eps,
-            ADDED=out is not None, BEHIND=behind is not None, FROM_ONE=from_one, BLOCK=block,
+            hidden,
+            out,
+            behind,
+            weight,
+            summed,
+            normed,
+            H,
+            eps,
+            ADDED=out is not None,
+            BEHIND=behind is not None,
+            FROM_ONE=from_one,
+            BLOCK=block,
             num_warps=min(16, max(4, block // 512)),
-        )  # fmt: skip
+        )
     return summed, normed
 
 
 @triton.jit
 def _enter_kernel(
-    hidden_ptr, out_ptr, behind_ptr, weight_ptr, summed_ptr, normed_ptr, H, eps,
-    ADDED: tl.constexpr, BEHIND: tl.constexpr, FROM_ONE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    hidden_ptr,
+    out_ptr,
+    behind_ptr,
+    weight_ptr,
+    summed_ptr,
+    normed_ptr,
+    H,
+    eps,
+    ADDED: tl.constexpr,
+    BEHIND: tl.constexpr,
+    FROM_ONE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """One token."""
     start = tl.program_id(0).to(tl.int64) * H
     at_H = tl.arange(0, BLOCK)
@@ -98,17 +118,49 @@ def place_heads(
     query_norm, key_norm = norms or (None, None)
     with torch.cuda.device_of(joined):
         _heads_kernel[(B * N, Q + 2 * G)](
-            joined, query_norm, key_norm, *turn, query, keys, values, slots_BN, N, L, Q, G, eps,
-            NORMED=norms is not None, FROM_ONE=from_one, D=D, BLOCK=triton.next_power_of_2(D // 2), num_warps=1,
-        )  # fmt: skip
+            joined,
+            query_norm,
+            key_norm,
+            *turn,
+            query,
+            keys,
+            values,
+            slots_BN,
+            N,
+            L,
+            Q,
+            G,
+            eps,
+            NORMED=norms is not None,
+            FROM_ONE=from_one,
+            D=D,
+            BLOCK=triton.next_power_of_2(D // 2),
+            num_warps=1,
+        )
     return query
 
 
 @triton.jit(do_not_specialize=["N", "L"])
 def _heads_kernel(
-    joined_ptr, query_norm_ptr, key_norm_ptr, cos_ptr, sin_ptr, query_ptr, keys_ptr, values_ptr, slots_ptr,
-    N, L, Q, G, eps, NORMED: tl.constexpr, FROM_ONE: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    joined_ptr,
+    query_norm_ptr,
+    key_norm_ptr,
+    cos_ptr,
+    sin_ptr,
+    query_ptr,
+    keys_ptr,
+    values_ptr,
+    slots_ptr,
+    N,
+    L,
+    Q,
+    G,
+    eps,
+    NORMED: tl.constexpr,
+    FROM_ONE: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """One head of one token, its halves apart."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     row, node = token // N, token % N

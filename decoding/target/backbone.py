@@ -15,10 +15,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...errors import RequestError
+from .. import kernels
 from ..tree.tree import AnyTree, Nodes, tree_mask
 from .attention import TREE_MASKED
 from .cut import check_alike, gathers_layers, team_of
@@ -125,7 +125,7 @@ class Backbone:
         if self._stacked is not None and self._stacked.head_is_current:
             return self._stacked.head(hidden)
         head = self.model.get_output_embeddings()
-        return F.linear(hidden.to(head.weight.dtype), head.weight, getattr(head, "bias", None))
+        return kernels.linear(hidden.to(head.weight.dtype), head.weight, getattr(head, "bias", None))
 
     @cached_property
     def _can_stack(self) -> bool:

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .. import kernels
 from ..processor import Kind, kind
 
 _MOST = 100_000_000
@@ -143,7 +144,7 @@ class Together:
 
     def apart(self, x: Tensor) -> tuple[Tensor, ...]:
         """The output of each, by itself."""
-        return tuple(layer(x) for layer in self._layers)
+        return tuple(through(layer, x) for layer in self._layers)
 
     def joined(self, x: Tensor) -> Tensor | None:
         """All outputs, one behind the other, where they are one product; else None."""
@@ -262,6 +263,14 @@ def is_bare(layer: nn.Module) -> bool:
     if type(layer) is not nn.Linear or layer._forward_hooks or layer._forward_pre_hooks:
         return False
     return type(layer._parameters.get("weight")) is nn.Parameter
+
+
+def through(layer: nn.Module, x: Tensor) -> Tensor:
+    """What a layer puts out; on a GPU by the product for few rows, where it is linear and no more."""
+    if kernels.serve(x) and is_bare(layer):
+        return kernels.linear(x, *layer._parameters.values())
+    out: Tensor = layer(x)
+    return out
 
 
 def _stacked(layer: Any) -> Stacked:

@@ -200,13 +200,10 @@ class Compiled(Plain):
     """By kernels of our own, each of which is one of the steps."""
 
     def __init__(self) -> None:
-        from ...kernels import attend, layer, product
+        from ...kernels import attend, layer
 
         self.enter = layer.enter  # type: ignore[method-assign]
         self.place_heads = layer.place_heads  # type: ignore[method-assign]
         self.gated = layer.gated  # type: ignore[method-assign]
         self.attend = attend.attend  # type: ignore[method-assign]
-        self._product, self._fits = product.product, product.fits
-
-    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return self._product(x, weight, bias) if self._fits(x, weight) else F.linear(x, weight, bias)
+        self.product = kernels.linear  # type: ignore[method-assign]
