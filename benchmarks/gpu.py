@@ -160,13 +160,14 @@ def write_record(went: list[Went], args: argparse.Namespace, place: Path, surrou
     """How the parts went as `gpu.json`; those that were not asked for are named. Whether it could be written."""
     by_name = {row["part"]: row for each in went for row in each.rows}
     names = [*SECTIONS, "tests"]
+    command = "python3 benchmarks/gpu.py"
+    if set(args.sections) != set(SECTIONS) or len(args.parts) != len(PARTS):
+        command += f" --parts {','.join(args.parts)} --sections {','.join(args.sections)}"
     noted = {
-        "command": "python3 benchmarks/gpu.py",
+        "command": command,
         "rows": [by_name.get(name, {"part": name, "outcome": "not run"}) for name in names],
         "ends": {each.part: each.end for each in went if each.outcome != "passed"},
     }
-    if set(args.sections) != set(SECTIONS) or len(args.parts) != len(PARTS):
-        noted["command"] += f" --parts {','.join(args.parts)} --sections {','.join(args.sections)}"
     (place / "noted.json").write_text(json.dumps(noted), encoding="utf-8")
     words = ["benchmarks/gpu_parts.py", str(place / "noted.json"), "--json", str((args.out / "gpu.json").resolve())]
     return subprocess.run([sys.executable, *words], cwd=ROOT, env=surroundings, check=False).returncode == 0
@@ -208,7 +209,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="on a CPU: checks the plan, measures nothing")
     parser.add_argument("--rehearse", action="store_true", help="the plan on a CPU as on a machine that lacks much")
     args = parser.parse_args(argv)
-    for flag, given, known in (("part", args.parts, names), ("section", args.sections, SECTIONS)):
+    for flag, given, known in (("part", args.parts, names), ("section", args.sections, list(SECTIONS))):
         unknown = sorted(set(given) - set(known))
         if unknown:
             parser.error(f"no {flag} is called {', '.join(unknown)}; there are {', '.join(known)}")

@@ -4,7 +4,7 @@ pytest runs with this checkout's settings, over `--workers` processes where pyte
 the host and not for the device. What was skipped is written down with the reasons, and a run in which nothing passed
 is a failure: without a GPU the tests of `tests/gpu` skip themselves. After `--seconds` no further test begins, and the
 record is written anew every few seconds, so that a slow machine still leaves one of what it did. Read next: `gpu.py`;
-`common/no_time.py`, the plugin.
+`common/device_tests.py`, the plugin.
 
     python benchmarks/gpu_tests.py tests/gpu --json gpu-tests.json
 """
@@ -21,9 +21,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from draftsmith.benchmarks.common import no_time
+from draftsmith.benchmarks.common import device_tests
+from draftsmith.benchmarks.common.device_tests import REASON, UNTIL
 from draftsmith.benchmarks.common.markdown import printed
-from draftsmith.benchmarks.common.no_time import REASON, UNTIL
 from draftsmith.benchmarks.common.provenance import finish, record_of
 from draftsmith.benchmarks.common.records import Cell, Record, table_of
 
@@ -99,7 +99,7 @@ def main(argv: list[str] | None = None) -> int:
     args = arguments(argv)
     os.environ[UNTIL] = str(time.time() + args.seconds)
     tally = Tally(lambda tally: finish(assembled(tally, args), args.json))
-    words = ["-q", "-p", "no:cacheprovider", "-p", no_time.__name__, "-m", "not slow", "--tb", "short"]
+    words = ["-q", "-p", "no:cacheprovider", "-p", device_tests.__name__, "-m", "not slow", "--tb", "short"]
     if args.workers > 1 and find_spec("xdist"):
         words += ["-n", str(args.workers), "--dist", "worksteal"]
     if args.only:

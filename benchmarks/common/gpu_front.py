@@ -23,8 +23,9 @@ ROOT = Path(__file__).resolve().parents[2]
 UNUSABLE = 75
 """Exit code of a process whose device answers no more."""
 LAST_LINES = 40
-MOST_CHARACTERS = 10_500
+MOST_CHARACTERS = 11_000
 """Of the table of all figures: whoever started the run may be shown the last 12,000 alone."""
+MOST_OF_A_RECORD = 1_250
 LEFT_BEHIND = (".git", ".venv*", ".wheels", "__pycache__", ".*_cache", ".hypothesis", "runs", "quickstart", "build")
 
 
@@ -181,9 +182,13 @@ def compact(out: Path, went: list[Went]) -> str:
         lines.append(f"{row['part']}: {row['outcome']}, {row.get('seconds') or 0:.1f} s")
         record = out / (row.get("record") or "none")
         if record.is_file():
-            lines += [f"  {line}" for line in lines_of(json.loads(record.read_text(encoding="utf-8")))]
-    text = "\n".join(lines)
-    return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}\n... the rest is in the records"
+            figures = lines_of(json.loads(record.read_text(encoding="utf-8")))
+            lines.append(_cut("\n".join(f"  {line}" for line in figures), MOST_OF_A_RECORD))
+    return _cut("\n".join(lines), MOST_CHARACTERS)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most]}\n  ... the rest is in the record"
 
 
 def lines_of(record: dict[str, Any]) -> list[str]:
@@ -192,8 +197,8 @@ def lines_of(record: dict[str, Any]) -> list[str]:
     lines = []
     for row in record.get("rows", []):
         cells = [_text(cell, formats.get(name, "")) for name, cell in row.items() if name != "part" and cell != ""]
-        lines.append(" | ".join(cells)[:220])
-    return lines + [f"! {note[:200]}" for note in record.get("notes", [])]
+        lines.append(" | ".join(cells)[:170])
+    return lines + [f"! {note[:150]}" for note in record.get("notes", [])]
 
 
 def _text(cell: Any, form: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from statistics import median
 
 import torch
@@ -35,14 +36,15 @@ CALLS = {
     "nodes": "{nodes}",
     "call": "{call} ms",
     "T(N)/T(1)": "{ratio}",
-    "with SDPA": "{sdpa} ms",
+    "torch's products": "{products} ms",
+    "torch's attention": "{sdpa} ms",
     "torch alone": "{torch} ms",
     "without cuDNN": "{uncudnn} ms",
     "stock forward": "{stock} ms",
     "stock, without cuDNN": "{stockun} ms",
     "eager": "{eager} ms",
 }
-COLUMNS = ("call", "sdpa", "torch", "uncudnn", "stock", "stockun", "eager")
+COLUMNS = ("call", "products", "sdpa", "torch", "uncudnn", "stock", "stockun", "eager")
 FEW = (1, 5)
 """Nodes of every arm, beside the most; others are measured of what the decoder takes and of torch alone."""
 FIGURES = {"": "{quantity}", "goal": "{goal}", "estimate": "{estimate}", "measured": "{measured}"}
@@ -89,16 +91,17 @@ def add_calls(arms: Arms, setting: Setting, target: Backbone, stock: Backbone) -
     few = [nodes for nodes in setting.nodes if nodes in (*FEW, max(setting.nodes))]
     own, other = forwards_of(arms, setting, target), forwards_of(arms, setting, stock)
     for nodes in setting.nodes:
-        arms.add(f"call {nodes}", lambda nodes=nodes: own(nodes))
+        arms.add(f"call {nodes}", partial(own, nodes))
     for nodes in setting.nodes:
         arms.add(f"torch {nodes}", within(torch_alone, own, nodes))
     for nodes in few:
-        if kernels.available() and setting.own_kernels:
-            arms.add(f"sdpa {nodes}", within(kernels_and_sdpa, own, nodes))
+        if kernels.available():
+            arms.add(f"products {nodes}", within(partial(with_torchs, "product"), own, nodes))
+            arms.add(f"sdpa {nodes}", within(partial(with_torchs, "attend"), own, nodes))
         arms.add(f"uncudnn {nodes}", within(torch_alone, within(without_cudnn, own, nodes)))
-        arms.add(f"stock {nodes}", lambda nodes=nodes: other(nodes))
+        arms.add(f"stock {nodes}", partial(other, nodes))
         arms.add(f"stockun {nodes}", within(without_cudnn, other, nodes))
-        arms.add(f"eager {nodes}", lambda nodes=nodes: own(nodes), replay=False)
+        arms.add(f"eager {nodes}", partial(own, nodes), replay=False)
 
 
 def within(setting: Callable[[], AbstractContextManager[None]], call: Callable[..., object], *given: int) -> Call:
@@ -116,10 +119,10 @@ def torch_alone() -> AbstractContextManager[None]:
     return _steps(on_cuda.Plain())
 
 
-def kernels_and_sdpa() -> AbstractContextManager[None]:
-    """The lean forward by our kernels, but for attention, which is torch's."""
+def with_torchs(step: str) -> AbstractContextManager[None]:
+    """The lean forward by our kernels, but for one step, which is torch's."""
     steps = on_cuda.Compiled()
-    steps.attend = on_cuda.Plain().attend  # type: ignore[method-assign]
+    setattr(steps, step, getattr(on_cuda.Plain(), step))
     return _steps(steps)
 
 
@@ -135,7 +138,7 @@ def _steps(steps: on_cuda.Steps) -> Iterator[None]:
     try:
         yield
     finally:
-        on_cuda._steps = before  # type: ignore[assignment]
+        on_cuda._steps = before
 
 
 def forwards_of(arms: Arms, setting: Setting, target: Backbone) -> Callable[[int], object]:

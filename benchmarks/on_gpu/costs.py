@@ -5,8 +5,8 @@ Read next: `../step_gpu.py`, `../samplers.py`, `../loss_memory.py`.
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 from draftsmith.benchmarks import loss_memory, step_gpu
 from draftsmith.benchmarks import samplers as sampler_script
@@ -61,6 +61,6 @@ def losses(setting: Setting) -> Iterator[Record]:
         yield loss_memory.assembled(summaries, args)
 
 
-def asked(setting: Setting) -> SimpleNamespace:
+def asked(setting: Setting) -> Namespace:
     """What the scripts' records read of their arguments."""
-    return SimpleNamespace(tiny=setting.tiny, device=str(setting.device))
+    return Namespace(tiny=setting.tiny, device=str(setting.device))

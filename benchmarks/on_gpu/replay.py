@@ -17,7 +17,7 @@ from draftsmith.benchmarks.on_gpu.calls import call_of_one, made, stock_of, torc
 from draftsmith.benchmarks.on_gpu.setting import Setting
 from draftsmith.eval.measure.timing import Call
 from draftsmith.storage import write_text
-from torch.autograd import DeviceType
+from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 MOST = 15

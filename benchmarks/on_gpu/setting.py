@@ -6,11 +6,11 @@ Read next: `sections.py`, the plan itself.
 from __future__ import annotations
 
 import gc
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -33,13 +33,13 @@ class Setting:
     shapes: dict[str, Shape] = field(default_factory=lambda: SHAPES)
     context: int = 1024
     nodes: Sequence[int] = (1, 2, 3, 5, 9, 17, 65)
-    rounds: int = 8
-    repeats: int = 10
+    rounds: int = 6
+    repeats: int = 6
     """Calls between two events, back to back, so that launching one hides behind another."""
-    answers: tuple[int, int] = (32, 288)
+    answers: tuple[int, int] = (32, 160)
     """Tokens of two answers; a token's time is their difference, so prefill and recording drop out."""
     whole_rounds: int = 2
-    steps: tuple[int, int] = (8, 72)
+    steps: tuple[int, int] = (8, 56)
     """Tokens of two speculative answers; a step's time is their difference."""
     eager_steps: tuple[int, int] = (4, 20)
     drafted: int = 32_000
@@ -47,7 +47,7 @@ class Setting:
     row: int = 2048
     """Tokens of a training row."""
     chunks: Sequence[int] = (256, 2048)
-    training_rounds: int = 5
+    training_rounds: int = 4
     batches: Sequence[int] = (1, 5, 8)
     copied: int = 2_000_000_000
     product: int = 8192
@@ -75,9 +75,9 @@ class Setting:
 
     def record(self, rows: list[dict[str, Cell]], setup: str, **values: Any) -> Record:
         """A section's record."""
-        device = SimpleNamespace(device=str(self.device))
+        device = Namespace(device=str(self.device))
         values |= {"target": None, "rows": rows, "setup": f"{TINY_NOTE + '. ' if self.tiny else ''}{setup}"}
-        return record_of(device, **values)  # type: ignore[arg-type]
+        return record_of(device, **values)
 
 
 def tiny(out: Path) -> Setting:

@@ -7,6 +7,7 @@ What gains here is worth taking in the forward, and what does not goes. Read nex
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import cycle
 from typing import Any
 
@@ -44,8 +45,6 @@ def measure(setting: Setting, name: str) -> Iterator[Record]:
     rows: list[dict[str, Cell]] = []
     notes: list[str] = []
     for what, nodes, given, ways, size in parts(setting, shape):
-        if not setting.own_kernels:
-            ways.pop("own", None)
         rows.append(row_of(setting, what, nodes, given, ways, size, notes))
         yield assembled(setting, name, rows, notes)
 
@@ -55,7 +54,7 @@ def parts(setting: Setting, shape: Shape) -> Iterator[tuple[str, int, Sequence[A
     for nodes in NODES:
         for what, out, inner in products(shape):
             size = out * inner * setting.dtype.itemsize
-            weights = many(setting, size, lambda out=out, inner=inner: new(setting, out, inner))
+            weights = many(setting, size, partial(new, setting, out, inner))
             yield f"product, {what}", nodes, weights, product_ways(new(setting, 1, nodes, inner)), size
         yield from between(setting, shape, nodes)
 
@@ -76,9 +75,8 @@ def product_ways(x: Tensor) -> Ways:
     """A library's product, and ours for a few rows."""
     ways: Ways = {"torch": lambda weight: F.linear(x, weight)}
     if kernels.available():
-        from draftsmith.decoding.kernels.product import product
-
-        ways["own"] = lambda weight: product(x, weight)
+        compiled = Compiled()
+        ways["own"] = lambda weight: compiled.product(x, weight, None)
     return ways
 
 
@@ -95,7 +93,7 @@ def between(setting: Setting, shape: Shape, nodes: int) -> Iterator[tuple[str, i
     mask = torch.ones(1, 1, nodes, slots, dtype=torch.bool, device=setting.device).tril(slots - nodes)
     scale = shape.head_size**-0.5
     held = many(setting, size, stores)
-    yield "attention", nodes, held, of_steps(lambda s, kv: s.attend(query, *kv, mask, slots, scale)), size
+    yield "attention", nodes, held, of_steps(lambda s, kv: s.attend(query, kv[0], kv[1], mask, slots, scale)), size
     hidden, out, weight = (
         new(setting, 1, nodes, shape.hidden),
         new(setting, 1, nodes, shape.hidden),
