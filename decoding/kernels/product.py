@@ -50,21 +50,21 @@ def fits(x: Tensor, weight: Tensor) -> bool:
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, tiles: Tiles | None = None) -> Tensor:
     """`x @ weight.T + bias`, [..., O], of x [..., H] of at most 16 rows and a contiguous weight [O, H]."""
     tiles = tiles or (_TALL if len(weight) >= _MANY else _SHORT)
-    O, H = weight.shape  # noqa: E741
+    width, H = weight.shape
     rows = x.reshape(-1, H)
     out = x.new_empty(*x.shape[:-1], O)
     with torch.cuda.device_of(x):
-        _product_kernel[(triton.cdiv(O, tiles.out),)](
+        _product_kernel[(triton.cdiv(width, tiles.out),)](
             rows,
             weight,
             bias,
             out,
             len(rows),
-            O,
+            width,
             rows.stride(0),
             H=H,
             BIASED=bias is not None,
-            WHOLE=O % tiles.out == 0 and H % tiles.inner == 0,
+            WHOLE=width % tiles.out == 0 and H % tiles.inner == 0,
             ROWS=MOST_ROWS,
             OUT=tiles.out,
             INNER=tiles.inner,
@@ -81,8 +81,8 @@ def _product_kernel(
     bias_ptr,
     out_ptr,
     M,
-    O,
-    row_stride,  # noqa: E741
+    width,
+    row_stride,
     H: tl.constexpr,
     BIASED: tl.constexpr,
     WHOLE: tl.constexpr,
@@ -100,12 +100,12 @@ def _product_kernel(
         if WHOLE:
             weight_OH = tl.load(weight_ptr + at_H[None], eviction_policy="evict_first")
         else:
-            weight_OH = tl.load(weight_ptr + at_H[None], mask=(at_O < O)[:, None] & (at_H < H)[None], other=0.0)
+            weight_OH = tl.load(weight_ptr + at_H[None], mask=(at_O < width)[:, None] & (at_H < H)[None], other=0.0)
         x_MH = tl.load(
             x_ptr + at_M[:, None] * row_stride + at_H[None], mask=(at_M < M)[:, None] & (at_H < H)[None], other=0.0
         )
         sum_OM = tl.dot(weight_OH, tl.trans(x_MH), sum_OM)
     if BIASED:
-        sum_OM += tl.load(bias_ptr + at_O, mask=at_O < O, other=0.0).to(tl.float32)[:, None]
-    into = at_M[None].to(tl.int64) * O + at_O[:, None]
-    tl.store(out_ptr + into, sum_OM.to(out_ptr.dtype.element_ty), mask=(at_O < O)[:, None] & (at_M < M)[None])
+        sum_OM += tl.load(bias_ptr + at_O, mask=at_O < width, other=0.0).to(tl.float32)[:, None]
+    into = at_M[None].to(tl.int64) * width + at_O[:, None]
+    tl.store(out_ptr + into, sum_OM.to(out_ptr.dtype.element_ty), mask=(at_O < width)[:, None] & (at_M < M)[None])
