@@ -52,7 +52,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, tiles: Tiles 
     tiles = tiles or (_TALL if len(weight) >= _MANY else _SHORT)
     width, H = weight.shape
     rows = x.reshape(-1, H)
-    out = x.new_empty(*x.shape[:-1], O)
+    out = x.new_empty(*x.shape[:-1], width)
     with torch.cuda.device_of(x):
         _product_kernel[(triton.cdiv(width, tiles.out),)](
             rows,
