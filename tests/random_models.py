@@ -15,6 +15,7 @@ from draftsmith.data.rows.tokenizer import train_tokenizer
 from draftsmith.decoding.target.attention import use_grouped_attention
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.decoding.target.recurrence.recurrent import RecurrentStates
+from draftsmith.decoding.target.releases import keep_soft_cap
 from draftsmith.trainers.loop.objective import Batch
 from draftsmith.trainers.packed.masks import document_mask
 from packaging.version import Version
@@ -61,6 +62,7 @@ def save_with_tokenizer(folder: Path) -> Path:
 def ready(model: PreTrainedModel) -> Backbone:
     """A copy of it, as `load_target` would prepare it."""
     model = copy.deepcopy(model)
+    keep_soft_cap(model)
     use_grouped_attention(model)
     return Backbone(model, name="random")
 
