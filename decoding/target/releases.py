@@ -27,8 +27,8 @@ def check_release(config: Any) -> None:
     needed, found = _RIGHT_FROM.get(family), Version(transformers.__version__)
     if needed is not None and found < needed:
         raise EnvironmentFailure(
-            f"transformers {found} computes models of type {family} wrongly, without a word: their prompts are read as "
-            f"if no token stood in front of another; pip install 'transformers>={needed}'"
+            f"transformers {found} computes models of type {family} wrongly, without a word: a prompt's tokens "
+            f"see those behind them; pip install 'transformers>={needed}'"
         )
 
 

@@ -23,7 +23,7 @@ from ....errors import RequestError
 from .growth import of_filter, of_method, of_operator
 from .meter import Meter
 
-_RANGE, _KNOWN = "transformers>=5.16", "5.23.0"
+_RANGE, _KNOWN = "transformers>=5.17", "5.23.0"
 _METER: ContextVar[Meter | None] = ContextVar("meter", default=None)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from conftest import VOCABULARY, make_drafter
 from draftsmith.benchmarks.common.random_models import DEEPSEEK, EXPERTS, GROUPED, RECURRENT, SEEING, SIZES
 from draftsmith.decoding.engine import autoregressive, generate
@@ -29,6 +30,7 @@ from draftsmith.decoding.target.windows import Window, Windows
 from draftsmith.decoding.tree.tree import Tree, chain
 from draftsmith.errors import RequestError
 from draftsmith.trainers.packed.passes import hidden_states
+from packaging.version import Version
 from random_models import own_text, random_model, ready
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -82,14 +84,21 @@ def pair(family: str) -> tuple[Backbone, PreTrainedModel]:
     settings = FAMILIES[family]
     window = {"sliding_window": 64} if settings.get("layer_types") == MIXED["layer_types"] else {}
     model = random_model(family, **settings | window)
-    return ready(model), model
+    return beside(model)
+
+
+def beside(model: PreTrainedModel) -> tuple[Backbone, PreTrainedModel]:
+    """The target of a model, and the model as it is right: transformers 5.17 gives SDPA no cap."""
+    target = ready(model)
+    if getattr(model.config, "attn_logit_softcapping", None) is not None:
+        model.set_attn_implementation("eager")
+    return target, model
 
 
 @lru_cache
 def windowed(family: str) -> tuple[Backbone, PreTrainedModel]:
     window = {} if family == "llama4_text" else {"sliding_window": WINDOW}
-    model = random_model(family, **SLIDING[family] | window)
-    return ready(model), model
+    return beside(random_model(family, **SLIDING[family] | window))
 
 
 def last_logits(model: PreTrainedModel, tokens: list[int]) -> Tensor:
@@ -414,6 +423,7 @@ def test_a_loaded_model_gets_an_attention_that_is_right(tmp_path: Path) -> None:
         assert target.model.config._attn_implementation == implementation
 
 
+@pytest.mark.skipif(Version(transformers.__version__) < Version("5.23"), reason="says nothing; see test_releases.py")
 @torch.inference_mode()
 def test_a_soft_cap_is_never_ignored() -> None:
     model = copy.deepcopy(pair("gemma2")[1])
@@ -428,6 +438,8 @@ def test_a_soft_cap_is_never_ignored() -> None:
 @pytest.mark.parametrize("family", ["afmoe", "doge"])
 @torch.inference_mode()
 def test_families_that_pass_the_mask_by_name(family: str) -> None:
+    if family == "doge" and Version(transformers.__version__) < Version("5.23"):
+        pytest.skip("this release computes it wrongly, and it is refused; see test_releases.py")
     model = random_model(family, **GROUPED | EXPERTS | {"num_experts": 4, "sliding_window": 64})
     _, tokens_BN, logits_BNV = verified(ready(model))
     torch.testing.assert_close(logits_BNV, paths_forward(model, tokens_BN), **CLOSE)
