@@ -28,7 +28,7 @@ def sent(twin: Tensor, device: torch.device) -> Tensor:
     if is_host(device):
         return twin.to(device)
     is_cuda = device.type == "cuda"
-    on_device = twin.pin_memory().to(device, non_blocking=True) if is_cuda else twin.to(device, copy=True)
+    on_device = twin.contiguous().pin_memory().to(device, non_blocking=True) if is_cuda else twin.to(device, copy=True)
     setattr(on_device, _TWIN, twin)
     return on_device
 

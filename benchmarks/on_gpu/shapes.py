@@ -87,7 +87,8 @@ def random_model(shape: Shape, device: torch.device, dtype: torch.dtype, *, posi
         attn_implementation="sdpa",
     )
     torch.manual_seed(0)
-    with _born(device, dtype):
+    # decoding treats weights that were made without version counters as somebody else's
+    with torch.inference_mode(False), _born(device, dtype):
         model: PreTrainedModel = model_class(config)
     return model.requires_grad_(False).eval()
 

@@ -89,7 +89,9 @@ class Backbone:
         if self.device.type == "cpu":
             return None if isinstance(mask, dict) else OnCpu(self.model, self._stack)
         # without a mask a prompt is read, whose many products take all the time
-        return None if mask is None else OnCuda(self.model, self._joined)
+        return (
+            None if mask is None else OnCuda(decoder_of(self.model), self._joined, self.model.get_output_embeddings())
+        )
 
     @property
     def _joined(self) -> Joined | None:
@@ -97,12 +99,12 @@ class Backbone:
         if not self._can_join:
             return None
         if self._side_by_side is None or not self._side_by_side.is_current:
-            self._side_by_side = Joined(self.model)
+            self._side_by_side = Joined(decoder_of(self.model))
         return self._side_by_side
 
     @cached_property
     def _can_join(self) -> bool:
-        return can_join(self.model)
+        return can_join(decoder_of(self.model))
 
     @cached_property
     def _windows(self) -> Windows | None:

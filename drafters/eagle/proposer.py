@@ -206,6 +206,11 @@ class Eagle:
         """The token [B, N] of the largest logit, the lowest id among equals."""
         return self._logits(hidden_BNH).argmax(-1)
 
+    def _drawn(self, hidden_B1H: Tensor, warper: Warper, random_B: Tensor) -> tuple[Tensor, Tensor]:
+        """The distribution [B, V] of the next token, and a token [B] drawn from it."""
+        q_BV = warper(self._logits(hidden_B1H)[:, 0])
+        return q_BV, draw(q_BV, random_B)
+
     def teacher_forced(self, features_SF: Tensor, tokens_S: Tensor, depth: int) -> Iterator[Tensor]:
         """The network's logits along a known text, unrolled: `decoding.proposal.TeacherForced`."""
         X = len(tokens_S) - 1  # pairs of a state and the token after it
@@ -241,9 +246,9 @@ class Eagle:
             if random_BX is None:
                 tokens.append(self._likeliest(frontier.hidden_BKH)[:, 0])
                 continue
-            logits_BV = self._logits(frontier.hidden_BKH)[:, 0]
-            q.append(at_depth(warper, self.factors, k)(logits_BV))
-            tokens.append(draw(q[-1], random[k]))
+            q_BV, token_B = self._drawn(frontier.hidden_BKH, at_depth(warper, self.factors, k), random[k])
+            q.append(q_BV)
+            tokens.append(token_B)
         return chain_of(tokens, q)
 
     def _static(self, last_B: Tensor, frontier: _Frontier, warper: Warper, random_BX: Tensor | None) -> Proposal:
@@ -377,6 +382,14 @@ class Eagle3(Eagle):
         if not self._ascending:
             return super()._likeliest(hidden_BNH)
         return self._ids_U[self.net.head(hidden_BNH).argmax(-1)]
+
+    def _drawn(self, hidden_B1H: Tensor, warper: Warper, random_B: Tensor) -> tuple[Tensor, Tensor]:
+        """As `Eagle`; on a GPU, where one block of threads reads a row, in the draft vocabulary alone."""
+        if not (self._ascending and hidden_B1H.is_cuda):
+            return super()._drawn(hidden_B1H, warper, random_B)
+        q_BU = warper(self.net.head(hidden_B1H)[:, 0].float())
+        q_BV = q_BU.new_zeros(len(q_BU), self._target.vocabulary).index_copy_(1, self._ids_U, q_BU)
+        return q_BV, self._ids_U[draw(q_BU, random_B)]
 
 
 def _generated(depth: int, top_k: int) -> int:

@@ -31,6 +31,9 @@ from ...data.features.codec import Encoded, FeatureDtype, decode, encode
 from ...data.features.store import FeatureStore, row_keys
 from ...decoding.target.cut import is_cut, team_of
 from ...decoding.target.hidden_states import LAST, HiddenStates, decoder_of, layer_count
+from ...decoding.target.lean.families import misfit_on_gpu
+from ...decoding.target.lean.on_cuda import states_in_rows
+from ...decoding.target.windows import Masks
 from ..loop.objective import Batch
 from ..packed.passes import over_rows
 from .output import ALL, Part
@@ -322,8 +325,22 @@ def states_of(decoder: Any, batch: Batch, layers: Sequence[int]) -> Features:
 
     def run(inputs: dict[str, Any]) -> Features:
         states = HiddenStates(layers, layer_count(decoder))
+        if _is_lean(decoder, inputs["attention_mask"]):
+            states_in_rows(decoder, inputs, states)
+            return states.in_order
         with states.taken_from(decoder):
             decoder(**inputs)
         return states.in_order
 
     return tuple(over_rows(decoder, batch, run))
+
+
+def _is_lean(decoder: Any, mask: Masks | None) -> bool:
+    """Whether fewer operations compute a pass: without gradients on a GPU, of masks that say what a token may see."""
+    masks = mask.values() if isinstance(mask, dict) else [mask]
+    return (
+        decoder.device.type == "cuda"
+        and not torch.is_grad_enabled()
+        and all(each is None or each.dtype == torch.bool for each in masks)
+        and misfit_on_gpu(decoder) is None
+    )

@@ -21,55 +21,82 @@ class Family:
     """A kind of decoder: attention and a feed-forward part, each behind a norm and added to what came in.
 
     Attributes:
-        offset: what is added to the weight of every norm.
-        sandwiched: whether what attention and feed-forward put out is normed before it is added.
+        from_one: whether the weight of a norm is what is above or below one.
         turned_by_kind: whether layers with a window have rotary frequencies of their own.
     """
 
-    offset: float = 0.0
-    sandwiched: bool = False
+    from_one: bool = False
     turned_by_kind: bool = False
 
 
 PLAIN = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 """Equal layers, none of which depends on another: they can be taken apart as well (`../layers.py`)."""
 FAMILIES: dict[str, Family] = {
-    **dict.fromkeys(PLAIN, Family()),
+    # decoder: its family
+    "LlamaModel": Family(),
+    "MistralModel": Family(),
+    "Qwen2Model": Family(),
+    "Qwen3Model": Family(),
     # experts run as their own module
-    "MixtralForCausalLM": Family(),
-    "Qwen3MoeForCausalLM": Family(),
-    "Gemma3ForCausalLM": Family(offset=1.0, sandwiched=True, turned_by_kind=True),
+    "MixtralModel": Family(),
+    "Qwen3MoeModel": Family(),
+    "Gemma3TextModel": Family(from_one=True, turned_by_kind=True),
 }
+_HALVES = (torch.bfloat16, torch.float16)
 
 
 def misfit(model: Any) -> str | None:
-    """Why a model takes its own forward, as the end of a sentence; None where the lean one computes what it does."""
+    """Why a causal LM takes its own forward, as the end of a sentence; None where the lean one does as well."""
     name = type(model).__name__
-    if name not in FAMILIES:
+    known = {f"{decoder.removesuffix('Model').removesuffix('Text')}ForCausalLM" for decoder in FAMILIES}
+    if name not in known:
         return f"layers of {name} are not known to it"
-    if is_cut(model):
-        return "the model lies over processes"
+    if model._forward_hooks or model._forward_pre_hooks:
+        return "a hook looks at it"
+    if model.device.type == "cpu":
+        return _misfit_on_cpu(model, name) or _misfit_anywhere(model.model)
     if model.config._attn_implementation != NAME:
         return f"it attends by {model.config._attn_implementation}"
-    if any(each._forward_hooks or each._forward_pre_hooks for each in _opened(model)):
-        return "a hook looks at its layers"
-    if model.device.type == "cpu":
-        return _misfit_on_cpu(model, name)
-    if model.dtype not in (torch.bfloat16, torch.float16):
-        return f"its weights are in {model.dtype}"
-    return None
+    return misfit_on_gpu(model.model)
+
+
+def misfit_on_gpu(decoder: Any) -> str | None:
+    """The same of a decoder on a GPU."""
+    if type(decoder).__name__ not in FAMILIES:
+        return f"layers of {type(decoder).__name__} are not known to it"
+    if decoder.dtype not in _HALVES:
+        return f"its weights are in {decoder.dtype}"
+    if decoder.config._attn_implementation not in (NAME, "sdpa"):
+        return f"it attends by {decoder.config._attn_implementation}"
+    return _misfit_anywhere(decoder)
 
 
 def _misfit_on_cpu(model: Any, name: str) -> str | None:
     if name not in PLAIN:
         return f"layers of {name} are not known to it on a CPU"
+    if model.config._attn_implementation != NAME:
+        return f"it attends by {model.config._attn_implementation}"
     return None if model.dtype == torch.float32 else f"its weights are in {model.dtype}"
 
 
-def _opened(model: Any) -> Iterator[nn.Module]:
+def _misfit_anywhere(decoder: Any) -> str | None:
+    if is_cut(decoder):
+        return "the model lies over processes"
+    if getattr(decoder.config, "attn_logit_softcapping", None) is not None:
+        return "its scores are capped"
+    if getattr(decoder.config, "final_logit_softcapping", None) is not None:
+        return "its logits are capped"
+    if getattr(decoder.config, "use_bidirectional_attention", False):
+        return "it attends to what comes later"
+    if any(each._forward_hooks or each._forward_pre_hooks for each in _opened(decoder)):
+        return "a hook looks at its layers"
+    return None
+
+
+def _opened(decoder: Any) -> Iterator[nn.Module]:
     """The modules whose parts are run in their place; a hook of any other runs here as well."""
-    yield from (model, model.model, model.model.norm)
-    for layer in model.model.layers:
+    yield from (decoder, decoder.norm)
+    for layer in decoder.layers:
         yield from (layer, layer.self_attn, layer.mlp)
         yield from (each for each in norms_of(layer) if each is not None)
         if hasattr(layer.self_attn, "q_norm"):

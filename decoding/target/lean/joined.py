@@ -37,12 +37,12 @@ class JoinedLayer(NamedTuple):
 
 
 class Joined:
-    """The joined layers of a model, as long as its weights stay where they are."""
+    """The joined layers of a decoder, as long as its weights stay where they are."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, decoder: Any) -> None:
         """Move the weights together, layer by layer."""
         self.layers, self._held = [], []
-        for layer in model.model.layers:
+        for layer in decoder.layers:
             attention, mlp = layer.self_attn, layer.mlp
             parts = [[attention.q_proj, attention.k_proj, attention.v_proj]]
             if is_gated(mlp):
@@ -61,11 +61,11 @@ class Joined:
         return [each.data_ptr() for each in self._held]
 
 
-def can_join(model: Any) -> bool:
-    """Whether a model's projections are plain frozen linear layers, whose inputs and outputs nobody looks at."""
+def can_join(decoder: Any) -> bool:
+    """Whether a decoder's projections are plain frozen linear layers, whose inputs and outputs nobody looks at."""
     return all(
         is_plain(each)
-        for layer in model.model.layers
+        for layer in decoder.layers
         for part, names in ((layer.self_attn, ("q_proj", "k_proj", "v_proj")), (layer.mlp, ("gate_proj", "up_proj")))
         if part is layer.self_attn or is_gated(part)
         for each in (getattr(part, name) for name in names)

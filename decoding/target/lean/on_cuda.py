@@ -15,14 +15,15 @@ from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from ... import kernels
-from ..kv_cache import KVCache
+from ..hidden_states import HiddenStates
 from ..stacked import is_bare
 from ..windows import Masks
 from .families import FAMILIES, eps_of
-from .joined import Joined, JoinedLayer
+from .forward import Held, lean_states
+from .joined import Joined, JoinedLayer, can_join
 from .on_cpu import turn_of, turned
 
 SILU, TANH = ("SiLU", "SiLUActivation"), ("GELUTanh", "PytorchGELUTanh")
@@ -52,7 +53,9 @@ class Steps(Protocol):
     def gated(self, gate_up: Tensor, *, by_tanh: bool) -> Tensor:
         """`act(gate) * up`, [..., I]."""
 
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, slots: int, scale: float) -> Tensor:
+    def attend(
+        self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, slots: int, scale: float
+    ) -> Tensor:
         """What heads put out, side by side, [B, N, Q D]."""
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -62,16 +65,18 @@ class Steps(Protocol):
 class OnCuda:
     """The steps of a layer; see `forward.Way`."""
 
-    def __init__(self, model: Any, joined: Joined | None, steps: Steps | None = None) -> None:
-        """`joined`: the weights that are read together, if they lie side by side."""
-        self._model, self._joined = model, joined
-        self._from_one = FAMILIES[type(model).__name__].offset == 1.0
-        self._by_kind = FAMILIES[type(model).__name__].turned_by_kind
-        self._types = getattr(model.config, "layer_types", None)
+    def __init__(
+        self, decoder: Any, joined: Joined | None, head: nn.Module | None = None, steps: Steps | None = None
+    ) -> None:
+        """`joined`: the weights that are read together, if they lie side by side; `head`: the output projection."""
+        family = FAMILIES[type(decoder).__name__]
+        self._decoder, self._joined, self._head = decoder, joined, head
+        self._from_one, self._by_kind = family.from_one, family.turned_by_kind
+        self._types = getattr(decoder.config, "layer_types", None)
         self._steps: Steps = steps or _steps()
 
-    def begin(self, positions_BN: Tensor, hidden_BNH: Tensor, mask: Masks | None, kv_cache: KVCache) -> None:
-        rotary = self._model.model.rotary_emb
+    def begin(self, positions_BN: Tensor, hidden_BNH: Tensor, mask: Masks | None, kv_cache: Held) -> None:
+        rotary = self._decoder.rotary_emb
         kinds = set(self._types) if self._by_kind and self._types else {None}
         self._turns = {kind: rotary(hidden_BNH, positions_BN, *([] if kind is None else [kind])) for kind in kinds}
         self._masks, self._kv_cache = mask, kv_cache
@@ -114,7 +119,8 @@ class OnCuda:
         return self._through(mlp.down_proj, self._steps.gated(gate_up, by_tanh=by_tanh))
 
     def project(self, hidden: Tensor) -> Tensor:
-        return self._through(self._model.lm_head, hidden)
+        assert self._head is not None, "states alone are asked for where there is no projection"
+        return self._through(self._head, hidden)
 
     def _through(self, layer: Any, x: Tensor) -> Tensor:
         """What a layer puts out; by the step of that name where it is a linear layer and no more."""
@@ -181,7 +187,9 @@ class Plain:
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(x, weight, bias)
 
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, slots: int, scale: float) -> Tensor:
+    def attend(
+        self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, slots: int, scale: float
+    ) -> Tensor:
         out = F.scaled_dot_product_attention(
             query, keys[:, :, :slots], values[:, :, :slots], attn_mask=mask, scale=scale, enable_gqa=True
         )
@@ -207,3 +215,52 @@ class Compiled(Plain):
         self.gated = layer.gated  # type: ignore[method-assign]
         self.attend = attend.attend  # type: ignore[method-assign]
         self.product = kernels.linear  # type: ignore[method-assign]
+
+
+class InRows(Plain):
+    """Whole rows, each of which reads itself: many tokens, for which a library's products and attention serve best."""
+
+    def __init__(self) -> None:
+        own = _steps()
+        self.enter, self.place_heads, self.gated = own.enter, own.place_heads, own.gated  # type: ignore[method-assign]
+
+    def attend(
+        self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, slots: int, scale: float
+    ) -> Tensor:
+        B, Q, N, D = query.shape
+        # of the kernels that read a mask most want each query head to have keys of its own
+        keys, values = (each.repeat_interleave(Q // each.shape[1], 1) for each in (keys, values))
+        out = F.scaled_dot_product_attention(query, keys, values, mask, scale=scale, is_causal=mask is None and N > 1)
+        return out.transpose(1, 2).reshape(B, N, -1)
+
+
+class Rows:
+    """Keys and values of whole rows, forgotten behind each layer; see `forward.Held`."""
+
+    def __init__(self, tokens_RS: Tensor) -> None:
+        self._tokens_RS = tokens_RS
+        self._stores: dict[torch.Size, tuple[Tensor, Tensor]] = {}
+
+    def stores(self, _layer_idx: int, like_BNGD: Tensor) -> tuple[Tensor, Tensor]:
+        if like_BNGD.shape not in self._stores:
+            shape = like_BNGD.transpose(1, 2).shape
+            self._stores[like_BNGD.shape] = like_BNGD.new_empty(shape), like_BNGD.new_empty(shape)
+        return self._stores[like_BNGD.shape]
+
+    def slots_of(self, device: torch.device) -> Tensor:
+        R, S = self._tokens_RS.shape
+        return torch.arange(S, device=device).repeat(R, 1)
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        return query_length, 0
+
+
+def states_in_rows(decoder: Any, inputs: dict[str, Any], states: HiddenStates) -> None:
+    """Let `states` take what it was asked for of a decoder's pass over whole rows, without gradients.
+
+    `inputs`: `input_ids`, `position_ids` and `attention_mask`, as the decoder takes them.
+    """
+    ids_RS = inputs["input_ids"]
+    joined = Joined(decoder) if can_join(decoder) else None
+    way = OnCuda(decoder, joined, steps=InRows())
+    lean_states(decoder, way, ids_RS, inputs["attention_mask"], inputs["position_ids"], Rows(ids_RS), states=states)

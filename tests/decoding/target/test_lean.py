@@ -14,10 +14,13 @@ import torch.nn.functional as F
 from draftsmith.benchmarks.common.random_models import EXPERTS, GROUPED
 from draftsmith.decoding.kernels import available
 from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.decoding.target.hidden_states import HiddenStates
 from draftsmith.decoding.target.kv_cache import KVCache
 from draftsmith.decoding.target.lean.joined import Joined
-from draftsmith.decoding.target.lean.on_cuda import Compiled, OnCuda, Plain, Steps
+from draftsmith.decoding.target.lean.on_cuda import Compiled, OnCuda, Plain, Steps, states_in_rows
 from draftsmith.decoding.tree.tree import Tree, chain
+from draftsmith.trainers.packed.masks import row_masks
+from draftsmith.trainers.teacher.features import states_of
 from random_models import random_model, ready
 
 pytest.importorskip("triton")
@@ -26,7 +29,7 @@ from draftsmith.decoding.kernels import attend, product  # noqa: E402
 
 DEVICE = "cuda" if available() else "cpu"
 # a kernel's products in fp32 are rounded as tf32 on a GPU, so there it is the type that it is for
-KIND, NEAR = (torch.bfloat16, 5e-2) if DEVICE == "cuda" else (torch.float32, 2e-5)
+KIND = torch.bfloat16 if DEVICE == "cuda" else torch.float32
 MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 6}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": GROUPED,
@@ -48,7 +51,7 @@ class OnThisDevice(Backbone):
     steps: Steps
 
     def _way(self, mask: Any) -> Any:
-        return None if mask is None else OnCuda(self.model, self._joined, self.steps)
+        return None if mask is None else OnCuda(self.model.model, self._joined, self.model.lm_head, self.steps)
 
 
 def both(family: str, steps: Steps) -> tuple[OnThisDevice, Backbone]:
@@ -81,7 +84,10 @@ def seen(target: Backbone, tree: Tree, count: int, *, static: bool) -> tuple[tor
 def test_a_tree_is_seen_as_the_model_itself_sees_it(family: str, steps: str, static: bool) -> None:
     lean, own = both(family, STEPS[steps]())
     for got, expected in zip(seen(lean, TREE, 3, static=static), seen(own, TREE, 3, static=static), strict=True):
-        torch.testing.assert_close(got, expected, rtol=NEAR, atol=NEAR)
+        if DEVICE == "cpu":
+            torch.testing.assert_close(got, expected, rtol=2e-5, atol=2e-5)
+        else:  # in bf16 each way rounds otherwise, some numbers by more than a bit; a fault moves all of them
+            assert (got - expected).float().norm() < 0.02 * expected.float().norm()
 
 
 def test_weights_move_together_once_and_stay_those_of_the_model(tmp_path: Any) -> None:
@@ -89,9 +95,9 @@ def test_weights_move_together_once_and_stay_those_of_the_model(tmp_path: Any) -
     model.requires_grad_(False)
     before = {name: each.clone() for name, each in model.state_dict().items()}
     with torch.inference_mode():  # as the decoder does
-        first = Joined(model)
+        first = Joined(model.model)
     places = [each.data_ptr() for each in model.parameters()]
-    second = Joined(model)
+    second = Joined(model.model)
     assert [each.data_ptr() for each in model.parameters()] == places
     for one, other in zip(first.layers, second.layers, strict=True):
         assert one.query_key_value.weight.data_ptr() == other.query_key_value.weight.data_ptr()
@@ -124,11 +130,12 @@ def test_a_product_of_few_rows_goes_by_the_kernel() -> None:
 @pytest.mark.parametrize(("rows", "out", "inner"), [(1, 64, 64), (5, 100, 72), (16, 130, 256)])
 def test_a_product_of_few_rows_is_that_of_torch(rows: int, out: int, inner: int, biased: bool) -> None:
     torch.manual_seed(rows)
-    x, weight = torch.randn(1, rows, inner, device=DEVICE), torch.randn(out, inner, device=DEVICE)
-    bias = torch.randn(out, device=DEVICE) if biased else None
+    x, weight = (torch.randn(shape, device=DEVICE, dtype=KIND) for shape in ((1, rows, inner), (out, inner)))
+    bias = torch.randn(out, device=DEVICE, dtype=KIND) if biased else None
+    exact = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
     for tiles in (product.Tiles(32, 64, 4, 2), None):
-        got = product.product(x, weight, bias, tiles)
-        torch.testing.assert_close(got, F.linear(x, weight, bias), rtol=1e-2, atol=1e-2 if DEVICE == "cuda" else 1e-4)
+        got = product.product(x, weight, bias, tiles).double()
+        torch.testing.assert_close(got, exact, rtol=1e-2 if DEVICE == "cuda" else 1e-5, atol=1e-2)
 
 
 @pytest.mark.parametrize("splits", [1, 16])
@@ -155,3 +162,22 @@ def test_attention_in_parts_is_that_of_the_whole_and_sees_only_what_the_mask_sho
     torch.testing.assert_close(got.double(), expected.transpose(1, 2).reshape(B, N, -1), rtol=near, atol=near)
     values[:, :, slots - 1] += 100.0
     assert (attend.attend(query, keys, values, mask, slots, 0.3)[0, 1] - got[0, 1]).min() > 50
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "gemma3_text", "qwen3_moe"])
+@torch.no_grad()
+def test_whole_rows_are_read_as_the_model_reads_them(family: str) -> None:
+    model = random_model(family, **FAMILIES[family]).to(DEVICE, KIND)
+    model.requires_grad_(False)
+    decoder, own = model.model, copy.deepcopy(model.model)
+    documents = torch.tensor([[0] * 9 + [1] * 8 + [-1] * 3, [2] * 20], device=DEVICE)
+    positions = torch.tensor([[*range(9), *range(8), *range(3)], [*range(20)]], device=DEVICE)
+    ids = torch.arange(40, device=DEVICE).view(2, 20)
+    batch = {"input_ids": ids, "documents": documents, "positions": positions}
+    inputs = {"input_ids": ids, "position_ids": positions}
+    inputs["attention_mask"] = row_masks(decoder.config, documents, positions)
+    states = HiddenStates((0, 1, 2, -2), 2)
+    states_in_rows(decoder, inputs, states)
+    real = documents >= 0
+    for got, expected in zip(states.in_order, states_of(own, batch, (0, 1, 2, -2)), strict=True):
+        assert (got - expected)[real].float().norm() < (0.02 if DEVICE == "cuda" else 1e-5) * expected.float().norm()

@@ -38,7 +38,7 @@ def drafted(made: Eagle3, warper: Warper) -> tuple[list[int], int]:
     return proposal.tokens_BN[0].tolist(), counted.number
 
 
-@pytest.mark.parametrize(("temperature", "most"), [(0.0, 165), (1.0, 192)])
+@pytest.mark.parametrize(("temperature", "most"), [(0.0, 165), (1.0, 196)])
 def test_a_draft_takes_few_launches_on_a_gpu(temperature: float, most: int) -> None:
     """EAGLE-3, four tokens on a chain in fixed shapes: 41 a token at temperature 0, where it were 71.
 
