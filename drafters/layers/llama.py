@@ -177,7 +177,12 @@ class Rotary(nn.Module):
 
     def __init__(self, shape: LayerShape) -> None:
         super().__init__()
-        self.head_size, self.theta = shape.head_size, shape.rope_theta
+        self.head_size = shape.head_size
+        self.follow(shape)
+
+    def follow(self, shape: LayerShape) -> None:
+        """Turn by the angles of that shape from now on."""
+        self.theta = shape.rope_theta
         self.scaling = "" if shape.rope_scaling is None else json.dumps(shape.rope_scaling, sort_keys=True)
 
     def forward(self, positions_BN: Tensor) -> tuple[Tensor, Tensor]:
