@@ -126,6 +126,8 @@ class Export:
     """Words that the engine has to find in the target's own config, and does not."""
     uncapped: float | None = None
     """Where the target caps its logits, and the engine, which has no word for it, not those of drafts."""
+    own_mask: bool = False
+    """Whether the mask is a row of the folder's own table, which readers but vLLM leave out without an error."""
 
 
 @dataclass(frozen=True)

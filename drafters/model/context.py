@@ -1,8 +1,8 @@
 """A draft's own context: behind it nothing is drafted, while the target goes on.
 
-A draft that was made for shorter texts than its target has no positions behind them (learnt ones), or positions that it
-never saw (rotary ones). So a row drafts up to its draft's context and not behind it, and whatever else runs with it in
-a batch: rows that are there are computed at the last positions that the draft has, and what comes of it is absent from
+A draft that was made for shorter texts than its target has no positions behind them (learnt ones), or positions that
+it never saw (rotary ones). So a row drafts up to its draft's context and not behind it, whatever else runs with it in a
+batch: rows that are there are computed at the last positions that the draft has, and what comes of it is absent from
 the proposal. Read next: `draft_model.py`, `ensemble.py`; `../vocabulary/translated_rows.py`, drafts that count other
 tokens than the target.
 
@@ -40,7 +40,7 @@ class Limit:
         if self.reached and self.context < least:
             raise RequestError(
                 f"the draft {backbone.name} reads texts of {self.context} tokens{backbone.context_reason}, and a "
-                f"single draft takes {least} positions; take a draft with a longer context, or draft fewer tokens a call"
+                f"single draft takes {least} positions; take a draft with a longer context, or draft fewer tokens"
             )
         if self.reached:
             say_limit(backbone.name, self.context, f"a prompt with its answer and drafts may take {most}")

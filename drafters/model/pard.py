@@ -129,6 +129,11 @@ def mask_of(model: Any) -> int | None:
     return _mask_in(model.config)
 
 
+def masked(model: Any) -> bool:
+    """Whether a model's config says that it was trained to draft behind masks, whatever it says of them."""
+    return getattr(model.config, "pard_token", None) is not None or getattr(model.config, "spd_type", "") == SERVED_AS
+
+
 def _mask_in(config: Any) -> int | None:
     mask = getattr(config, "pard_token", None)
     return mask if type(mask) is int and mask >= 0 else None

@@ -22,6 +22,7 @@ from draftsmith.drafters.config import DrafterConfig
 from draftsmith.drafters.folder import save_draft_model, save_heads
 from draftsmith.drafters.model import context
 from draftsmith.drafters.model.draft_model import DraftModel
+from draftsmith.drafters.model.pard import Pard
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.drafters.vocabulary.foreign_draft import ForeignDraft, IntersectionDraft, RetokenisedDraft
 from draftsmith.drafters.vocabulary.shared_tokens import Vocabulary, VocabularyPair
@@ -373,6 +374,30 @@ def test_with_permission_it_drafts_and_says_how(
 def test_auto_takes_a_draft_of_the_same_tokens_as_it_is(folders: dict[str, Path], target: Backbone) -> None:
     drafter = load_drafter(folders["own"], target, config=DrafterConfig(vocabulary="auto"))
     assert type(drafter) is DraftModel
+
+
+@pytest.mark.parametrize("folder", ["own", "plain", "foreign"])
+def test_a_pard_draft_is_never_an_ordinary_one(
+    folder: str, folders: dict[str, Path], draft: Backbone, target: Backbone, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A published one, which is a model that names its mask, and one of ours; of other tokens it is refused."""
+    path = folders[folder] / "config.json"
+    config = json.loads(path.read_text()) | {"pard_token": 3}
+    if folder == "own":
+        del config["draftsmith"]  # as it was published
+    path.write_text(json.dumps(config))
+    reader = draft if folder == "plain" else target
+    with caplog.at_level(logging.INFO):
+        if folder == "foreign":
+            with pytest.raises(RequestError, match="is a PARD draft .* for a target that has others"):
+                load_drafter(folders[folder], target, config=DrafterConfig(vocabulary="auto"))
+            return
+        drafter = load_drafter(folders[folder], reader, config=DrafterConfig(vocabulary="auto"))
+    assert type(drafter) is Pard
+    assert (drafter.mask, drafter.draft_steps) == (3, 1)
+    assert "trained to draft in one pass (pard_token 3), and does: PARD" in caplog.text
+    with pytest.raises(RequestError, match="drafter.vocabulary is 'intersection' for a target that may have others"):
+        load_drafter(folders[folder], reader, config=DrafterConfig(vocabulary="intersection"))
 
 
 def test_auto_writes_anew_where_few_are_shared(target: Backbone) -> None:
