@@ -187,7 +187,8 @@ def loading_errors(what: str, path: str, files_expected: str) -> Iterator[None]:
             raise
         reason = _found(path, files_expected) or _reason(error)
         raise RequestError(
-            f"cannot load the {what} {path!r}: {reason}; expected a folder with {files_expected}, a hub name, or 'tiny'"
+            f"cannot load the {what} {path!r}: {reason}; expected a folder with {files_expected}, a hub name, or "
+            "'tiny'"
         ) from error
 
 

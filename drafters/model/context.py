@@ -1,9 +1,9 @@
 """A draft's own context: behind it nothing is drafted, while the target goes on.
 
 A draft that was made for shorter texts than its target has no positions behind them (learnt ones), or positions that
-it never saw (rotary ones). So a row drafts up to its draft's context and not behind it, whatever else runs with it in a
-batch: rows that are there are computed at the last positions that the draft has, and what comes of it is absent from
-the proposal. Read next: `draft_model.py`, `ensemble.py`; `../vocabulary/translated_rows.py`, drafts that count other
+it never saw (rotary ones). So a row drafts up to its draft's context and not behind it, whatever runs in its batch.
+Rows that are there are computed at the last positions that the draft has, and what comes of it is absent from the
+proposal. Read next: `draft_model.py`, `ensemble.py`; `../vocabulary/translated_rows.py`, of drafts that count other
 tokens than the target.
 
 Shapes: B rows.

@@ -186,14 +186,17 @@ def _data(recipe: Recipe, models: Models) -> str | Waits:
     rows = list(islice(reader.read(source), SAMPLE))
     placed = [row for row in rows if isinstance(row, Placed)]
     tally.rejected += [row for row in rows if not isinstance(row, Placed)]
-    texts = []
+    texts, labels = [], []
     for row, encoded in zip(placed, encoder([row.record for row in placed]), strict=True):
         if isinstance(encoded, Encoded):
             tally.add(encoded)
             texts.append(encoded.document.ids)
+            labels.append(encoded.document.ids[encoded.document.in_loss])
         else:
             tally.reject(row, encoded)
     check_unused(recipe, texts)
+    coverage = recipe.record.hook("coverage")
+    covered = "" if coverage is None else coverage(recipe, labels)
     unembedded = _check_embedded(recipe, models, [number for text in texts for number in text], "a row")
     # a few bad rows among the first ones prove nothing about the share in all
     allowed = data.max_rejected_share
@@ -202,7 +205,7 @@ def _data(recipe: Recipe, models: Models) -> str | Waits:
     return (
         f"{source.name}: of the first {len(rows)} rows {tally.usable} are usable "
         f"({', '.join(sorted(set(reader.shapes.values())))}), {tally.cut} longer than "
-        f"{data.sequence_length} tokens; held out: {held}{unembedded}"
+        f"{data.sequence_length} tokens; held out: {held}{covered}{unembedded}"
     )
 
 

@@ -32,8 +32,8 @@ def check_longer(checkpoint: Path, there: Mapping[str, Any], recipe: Recipe) -> 
     run = checkpoint.resolve().parents[1]
     made = run / ("target" if recipe.record.family is None else "drafter")
     raise RequestError(
-        f"{checkpoint} is of a run of {planned} steps, and {STEPS} is {now} here: {why}. Give --{STEPS} {planned} to go "
-        f"on with that run; more steps behind its end are a run of their own, with --model.start_from {made} and "
+        f"{checkpoint} is of a run of {planned} steps, and {STEPS} is {now} here: {why}. Give --{STEPS} {planned} to "
+        f"go on with that run; more steps behind its end are a run of their own, with --model.start_from {made} and "
         "another --out: its weights go on, its moments and the learning rate begin anew"
     )
 
