@@ -18,6 +18,7 @@ from draftsmith.drafters.model.draft_model import DraftModel
 from draftsmith.drafters.model.ensemble import join, join_adapters
 from draftsmith.drafters.model.pard import Pard
 from draftsmith.errors import RequestError
+from draftsmith.eval.measure.speed import measure_costs
 from random_models import random_model, ready
 from torch import nn
 
@@ -115,3 +116,9 @@ def test_a_draft_without_room_for_one_draft_is_refused(target: Backbone) -> None
     draft = single(target, 4)
     with pytest.raises(RequestError, match="reads texts of 4 tokens, and a single draft takes 5 positions"):
         generate(target, draft, [PROMPTS[0]], warper=Warper(0.0), max_new_tokens=8)
+
+
+def test_what_a_draft_step_costs_is_timed_where_there_are_drafts(target: Backbone) -> None:
+    """The texts that are decoded are longer than the draft reads."""
+    costs = measure_costs(target, learnt(READS), [1], context=3 * READS, rounds=1)
+    assert costs.c is not None
