@@ -119,7 +119,7 @@ def _scaling(rope: Mapping[str, Any], config: Any) -> dict[str, Any] | None:
     known = RopeParameters.__annotations__.keys() - {*_NOT_SCALING}
     words = {name: value for name, value in sorted(rope.items()) if name in known and value is not None}
     words["rope_type"] = kind
-    original = words.get("original_max_position_embeddings")
+    original: Any = words.get("original_max_position_embeddings")
     if kind in _OF_CONTEXT and type(original) in (int, float) and original > 0:
         words.setdefault("factor", config.max_position_embeddings / original)
     return words

@@ -65,10 +65,11 @@ def covered_by_half(labels: Sequence[Sequence[int]], size: int, option: str) -> 
         labels: of every text.
         option: the value that has the size.
     """
-    seen, others = (np.concatenate([np.asarray(each, np.int64) for each in labels[at::2]] or [[]]) for at in (0, 1))
+    none = np.zeros(0, np.int64)
+    seen, others = (np.concatenate([none, *(np.asarray(each, np.int64) for each in labels[at::2])]) for at in (0, 1))
     if not len(seen) or not len(others):
         return ""
-    counts_V = np.bincount(seen.astype(np.int64))
+    counts_V = np.bincount(seen)
     chosen = np.argsort(-counts_V, kind="stable")[:size]
     share = np.isin(others, chosen[counts_V[chosen] > 0]).mean()
     return (

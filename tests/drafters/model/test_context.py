@@ -18,6 +18,7 @@ from draftsmith.drafters.model.draft_model import DraftModel
 from draftsmith.drafters.model.ensemble import join, join_adapters
 from draftsmith.drafters.model.pard import Pard
 from draftsmith.errors import RequestError
+from draftsmith.eval.audit.rosenblatt import distributions
 from draftsmith.eval.measure.speed import measure_costs
 from random_models import random_model, ready
 from torch import nn
@@ -116,6 +117,23 @@ def test_a_draft_without_room_for_one_draft_is_refused(target: Backbone) -> None
     draft = single(target, 4)
     with pytest.raises(RequestError, match="reads texts of 4 tokens, and a single draft takes 5 positions"):
         generate(target, draft, [PROMPTS[0]], warper=Warper(0.0), max_new_tokens=8)
+
+
+@torch.inference_mode()
+def test_the_audit_judges_text_that_the_draft_does_not_read(target: Backbone) -> None:
+    """Up to its context by what it says, behind it as where there is no draft."""
+    prompt, answer = PROMPTS[0], [(3 * n) % 61 for n in range(30)]
+    (judged,) = distributions(target, learnt(READS), [prompt], [answer], Warper(1.0))
+    (without,) = distributions(target, None, [prompt], [answer], Warper(1.0))
+    assert judged.q_MV is not None
+    assert torch.equal(judged.p_MV, without.p_MV)
+    spoken = READS - len(prompt)  # the first answer token is the prefill's; the state of token 24 speaks of the last
+    exact = target.model(torch.tensor([prompt + answer])).logits[0, len(prompt) : READS].softmax(-1)
+    torch.testing.assert_close(judged.q_MV[:spoken], exact)
+    assert not judged.q_MV[spoken:].any()
+    (unread,) = distributions(target, learnt(READS), [PROMPTS[1]], [answer], Warper(1.0))
+    assert unread.q_MV is not None
+    assert not unread.q_MV.any()
 
 
 def test_what_a_draft_step_costs_is_timed_where_there_are_drafts(target: Backbone) -> None:
