@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..decoding.target.folders import check_no_form_for_engines
+from ..decoding.no_model import check_no_form_for_engines
 from ..decoding.target.loading import no_progress_bars
 from ..errors import RequestError, TrainingFailed
 from ..storage.formats import DRAFTER

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 
 from ...errors import EnvironmentFailure, RequestError
 from ...storage import MACHINE_ERRNOS, system_error
-from .folders import what_it_is
+from ..no_model import what_it_is
 from .foreign import check_config, check_tokenizer_config, end_ids, raw_json
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...decoding.target.folders import check_no_form_for_engines
+from ...decoding.no_model import check_no_form_for_engines
 from ...errors import RequestError
 from ..config import DrafterConfig, check_options
 from ..families import FAMILIES

@@ -293,7 +293,10 @@ def _of_the_draft(models: Models, needed: int) -> str:
     """That a draft model reads shorter texts than are decoded, where it does."""
     from ...decoding.target.backbone import context_limits
 
-    config: Any = getattr(models.student(), "config", None)
+    try:
+        config: Any = getattr(models.student(), "config", None)
+    except DraftsmithError:
+        return ""  # which has a row of its own
     if not hasattr(config, "get_text_config"):
         return ""  # no model of its own
     context, reason = min(context_limits(config.get_text_config(decoder=True)))

@@ -1,6 +1,6 @@
 """What a folder is in which no model is found: said by its files, where transformers would speak of its own classes.
 
-Read next: `hub.py`, which asks when something cannot be loaded; `drafters/folder.py`, which asks of drafters.
+Read next: `target/hub.py`, which asks when something cannot be loaded; `drafters/folder.py`, which asks of drafters.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ...errors import RequestError
+from ..errors import RequestError
 
 _FORMS = (
     ("DFlash2", "a DFlash 2 drafter"),
@@ -90,7 +90,7 @@ def for_engines(folder: Path) -> str | None:
 
 def _by_tensors(folder: Path) -> str | None:
     """Of drafters under the name of an ordinary class: vLLM's EAGLE, and MTP modules."""
-    from ...storage import tensor_heads
+    from ..storage import tensor_heads
 
     file = folder / "model.safetensors"
     if not file.is_file():
