@@ -6,7 +6,6 @@ import json
 import logging
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from draftsmith.errors import RequestError
@@ -116,8 +115,8 @@ def test_what_changes_no_weight_may_change(place: Path, caplog: pytest.LogCaptur
 def test_which_steps_are_those_of_a_longer_run(
     flags: dict[str, str], taken: int, now: int, reason: str | None, tmp_path: Path
 ) -> None:
-    given: dict[str, Any] = {"optimizer.warmup_steps": "2", "optimizer.decay_share": "0.25", "loop.steps": str(now)}
-    given |= flags
+    given = {"optimizer.schedule": "cosine", "optimizer.warmup_steps": "2", "optimizer.decay_share": "0.25"}
+    given |= {"loop.steps": str(now)} | flags
     recipe = load_recipe("distill-tiny", list(given.items())).recipe
     checkpoint = tmp_path / "run" / "checkpoints" / f"step-{taken:08d}"
     there = {"loop.steps": 20}
