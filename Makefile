@@ -11,7 +11,7 @@ GPU_PYTHON ?= 3.12
 # where it is set, every process compiles what it imports anew, torch and transformers above all
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart test check test-all test-engines gpu gpu-wheels tiny-target clean
+.PHONY: quickstart test check test-all test-engines gpu gpu-wheels rehearse tiny-target clean
 
 quickstart: $(READY)
 	$(BIN)/draftsmith quickstart --out quickstart
@@ -45,6 +45,18 @@ gpu-wheels:
 		--platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 --implementation cp --python-version $(GPU_PYTHON) \
 		-r constraints-gpu.txt
 
+# the plan for a GPU on a CPU, with the versions that a machine with one has; Python $(GPU_PYTHON) where there is one
+REHEARSE := .venv-rehearse
+rehearse: $(REHEARSE)/ready
+	$(REHEARSE)/bin/python benchmarks/gpu.py --rehearse --out $(REHEARSE)/found
+
+$(REHEARSE)/ready: constraints-rehearse.txt constraints-gpu.txt
+	test -d $(REHEARSE) || for python in python$(GPU_PYTHON) ~/.pyenv/versions/$(GPU_PYTHON).*/bin/python $(PYTHON); do \
+		$$python -c "" 2>/dev/null && $$python -m venv $(REHEARSE) && break; done
+	$(REHEARSE)/bin/python -m pip install --quiet --no-compile torch==$$(sed -n 's/^torch==//p' constraints-rehearse.txt)
+	$(REHEARSE)/bin/python -m pip install --quiet --no-compile -r constraints-rehearse.txt -r constraints-gpu.txt
+	touch $@
+
 tiny-target: $(READY)
 	$(BIN)/python -m draftsmith.launch.tiny_target
 	$(BIN)/python benchmarks/tables.py
@@ -70,4 +82,4 @@ $(ENGINES)/ready: constraints-engines.txt Makefile
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(ENGINES) quickstart runs
+	rm -rf $(VENV) $(ENGINES) $(REHEARSE) quickstart runs

@@ -1,13 +1,16 @@
-"""Everything that only a GPU can show, in nine minutes: tests, kernels, decoding, samplers, losses, a training step.
+"""Everything that only a GPU can show, in one call of seven minutes at most: figures first, then tests.
 
-Each part is a process with a time of its own; one that fails, or is late, takes no other along. Every part writes its
-record into `--out`, tests too (how many passed, by file), and `gpu.json` says how the parts went. The machine's own
-Python is used as it is: nothing is installed into it. Packages that it lacks are taken from wheels in `.wheels`, where
-there are any:
+What measures is one process (`gpu_measure.py`), whose sections write their records as they go; where one of them takes
+the process along, another goes on behind it. The profile and the tests are processes of their own. Everything lands in
+`--out`: records, logs, `gpu.json` which says how the parts went; at the end all figures stand in a table. The
+machine's own Python is used as it is: packages that it lacks are taken from wheels in `.wheels`, where there are any:
 
     make gpu-wheels                         # on a machine with a network: fetch them
-    make gpu                                # on the machine with the GPU
-    python benchmarks/gpu.py --parts tests,samplers --out results
+    python3 benchmarks/gpu.py --out found   # on the machine with the GPU; then python benchmarks/tables.py
+    python3 benchmarks/gpu.py --out found --sections 8b,speculation
+    python benchmarks/gpu.py --rehearse     # the whole plan on a CPU, with tiny shapes: fails where a figure is lost
+
+Read next: `common/gpu_front.py`, how a part is run and shown; `on_gpu/sections.py`, what is measured.
 """
 
 from __future__ import annotations
@@ -19,8 +22,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "common"))
+# by its folder: the package is on the path of the parts alone
+from gpu_front import Part, Went, add_wheels, answer_of, compact, copied_checkout, ends_of, problems_in, run  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 WHEELS = ROOT / ".wheels"
@@ -42,85 +48,93 @@ NEEDED = {
     "transformers": "transformers",
     "tyro": "tyro",
 }
-BUDGET = 540  # seconds of all parts together
-LAST_TEST = 20  # seconds to begin with, for a test that has begun, and for the record
-
-
-@dataclass(frozen=True)
-class Part:
-    """A process, its arguments behind `python`, and the most seconds that it may take."""
-
-    name: str
-    words: tuple[str, ...]
-    seconds: int
-    record: str
-    """The file in `--out` that `--json` is followed by."""
-
-
-def _tests(name: str, *tests: str, seconds: int) -> Part:
-    """Tests, the last of which begins so early that the record is still written."""
-    words = ("benchmarks/gpu_tests.py", *tests, "--seconds", str(seconds - LAST_TEST))
-    return Part(name, words, seconds, f"gpu-{name}.json")
-
+ABSENT = ("datasets", "deepspeed", "torchao", "pydivsufsort")
+"""What a machine with a GPU may lack, and a rehearsal pretends to."""
+SECTIONS = ("card", "8b", "speculation", "4b", "1.7b", "1b", "layer", "training", "samplers", "losses", "profile")
+BUDGET = 420  # seconds of all parts together
+LAST_TEST = 25  # seconds to begin with, for a test that has begun, and for the record
+TESTS_SECONDS = 110
+WAITS = "tests/benchmarks/test_waits.py"
+TESTS = (
+    "tests/gpu/test_graphs.py",
+    "tests/decoding/kernels",
+    "tests/decoding/target/test_lean.py",
+    "tests/gpu/test_cuda.py",
+    "tests/gpu/test_unread.py",
+    "tests/gpu/test_enumeration.py",
+    "tests/gpu/test_families.py",
+    f"{WAITS}::test_a_planted_wait_is_counted",
+    f"{WAITS}::test_the_engine_waits_only_where_it_says",
+)
+FEW = "(draft-model or mixtral or cpu) and not compiled"
+"""Of a rehearsal, which imports every file and runs these; the others take minutes on a CPU."""
 
 # what measures comes first: a call that is cut short keeps the figures
 PARTS = (
-    Part("decoding", ("benchmarks/decode_gpu.py",), 105, "decode-gpu.json"),
-    Part("samplers", ("benchmarks/samplers.py",), 40, "samplers.json"),
-    Part("training step", ("benchmarks/step_gpu.py",), 60, "step-gpu.json"),
-    _tests("tests", *(f"tests/gpu/test_{name}.py" for name in ("cuda", "unread", "graphs", "families")), seconds=120),
-    _tests("audit", "tests/gpu/test_enumeration.py", seconds=55),
-    _tests("kernels", "tests/decoding/kernels", seconds=50),
-    _tests("scripts", "tests/benchmarks/test_decode_gpu.py", seconds=30),
-    Part("loss memory", ("benchmarks/loss_memory.py", "--device", "cuda"), 45, "loss-memory-gpu.json"),
-    Part("row memory", ("benchmarks/row_memory.py", "--device", "cuda"), 35, "row-memory-gpu.json"),
+    Part("measure", ("benchmarks/gpu_measure.py",), 275, SECTIONS[:-1]),
+    # by itself, behind what is timed: a profiler that has looked makes later launches dearer
+    Part("profile", ("benchmarks/gpu_measure.py",), 35, SECTIONS[-1:]),
+    Part("tests", ("benchmarks/gpu_tests.py",), TESTS_SECONDS),
 )
-
-
-@dataclass(frozen=True)
-class Went:
-    """How a part went."""
-
-    part: str
-    outcome: str
-    """`passed`, `failed (exit code ...)` or `late`."""
-    seconds: float
-    record: str | None
-    end: str
-    """The last lines that it printed."""
 
 
 def main(argv: list[str] | None = None) -> int:
     args = arguments(argv)
+    if args.rehearse:
+        return rehearse(args.out)
     with tempfile.TemporaryDirectory() as place:
-        surroundings = importable(Path(place))
-        problem = missing(surroundings)
+        surroundings = importable(Path(place), tiny=args.tiny)
+        problem = missing(surroundings, tiny=args.tiny)
         if problem is not None:
             print(f"gpu: {problem}", file=sys.stderr)
             return 2
         args.out.mkdir(parents=True, exist_ok=True)
-        went = [run(part, args.out, surroundings) for part in PARTS if part.name in args.parts]
-        print(table(went))
-        written = write_record(went, args, Path(place), surroundings)
+        (args.out / "progress.json").unlink(missing_ok=True)  # of an earlier run
+        went = []
+        until = time.monotonic() + args.seconds
+        for part in chosen(args):
+            went.append(run(part, args.out, surroundings, within=until - time.monotonic(), tiny=args.tiny))
+            written = write_record(went, args, Path(place), surroundings)
+    shown(args.out, went)
     return int(not written or any(each.outcome != "passed" for each in went))
 
 
-def importable(place: Path) -> dict[str, str]:
+def chosen(args: argparse.Namespace) -> list[Part]:
+    """The parts that were asked for, each with its sections and files."""
+    parts = []
+    for part in PARTS:
+        sections = tuple(name for name in part.sections if name in args.sections)
+        if part.name not in args.parts or (part.sections and not sections):
+            continue
+        words = part.words
+        if part.name == "tests":
+            words += (*TESTS, "--workers", "1" if args.tiny else "8")
+            words += ("--only", FEW) if args.tiny else ("--seconds", str(part.seconds - LAST_TEST))
+        parts.append(Part(part.name, words, part.seconds, sections))
+    return parts
+
+
+def importable(place: Path, *, tiny: bool = False) -> dict[str, str]:
     """The environment of the parts: this checkout as the package, then what the machine has, then wheels."""
     (place / "draftsmith").symlink_to(ROOT)
     paths = [str(place), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    surroundings = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1", "TRITON_INTERPRET": "0"}
-    wheels = sorted(WHEELS.glob("*.whl"))
-    if wheels and absent_packages(surroundings):
-        more = place / "wheels"
-        words = ["install", "--quiet", "--no-index", "--no-deps", "--no-compile", "--target", str(more)]
-        # wheels of another Python are refused by pip, which says so; what is still missing is named behind it
-        subprocess.run([sys.executable, "-m", "pip", *words, *map(str, wheels)], check=False)
-        surroundings["PYTHONPATH"] += os.pathsep + str(more)
+    surroundings = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONUNBUFFERED": "1",  # a part that is killed keeps what it has printed
+        "HF_HUB_OFFLINE": "1",
+        "TRITON_INTERPRET": "0",
+        # a profiler that goes while there are graphs would take them along
+        "TEARDOWN_CUPTI": "0",
+        "DISABLE_CUPTI_LAZY_REINIT": "1",
+        **({"GPU_TESTS_ON": "cpu", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"} if tiny else {}),
+    }
+    if WHEELS.is_dir() and absent_packages(surroundings):
+        surroundings["PYTHONPATH"] += os.pathsep + str(add_wheels(WHEELS, place))
     return surroundings
 
 
-def missing(surroundings: dict[str, str]) -> str | None:
+def missing(surroundings: dict[str, str], *, tiny: bool = False) -> str | None:
     """Why nothing can be run here, and what to do; None where all is well."""
     absent = absent_packages(surroundings)
     if absent:
@@ -128,8 +142,8 @@ def missing(surroundings: dict[str, str]) -> str | None:
             f"{sys.executable} lacks {', '.join(absent)}; run `make gpu-wheels` where there is a network, and bring "
             f"the folder {WHEELS.name} along"
         )
-    if answer_of("import torch; print(torch.cuda.is_available())", surroundings) != "True":
-        return "no CUDA device is visible; everything else is shown by `make test` on a CPU"
+    if not tiny and answer_of("import torch; print(torch.cuda.is_available())", surroundings) != "True":
+        return "no CUDA device is visible; --rehearse runs the plan on a CPU, and `make test` shows everything else"
     return None
 
 
@@ -142,44 +156,16 @@ def absent_packages(surroundings: dict[str, str]) -> list[str]:
     return answer_of(code, surroundings).split()
 
 
-def answer_of(code: str, surroundings: dict[str, str]) -> str:
-    """The last line that some code prints in the environment of the parts."""
-    done = subprocess.run([sys.executable, "-c", code], env=surroundings, capture_output=True, text=True, check=True)
-    return (done.stdout.splitlines() or [""])[-1].strip()
-
-
-def run(part: Part, out: Path, surroundings: dict[str, str]) -> Went:
-    """A part to its end, or to that of its time; what it prints is kept in a log."""
-    record = (out / part.record).resolve()
-    words = [sys.executable, *part.words, "--json", str(record)]
-    before = record.stat().st_mtime_ns if record.is_file() else None  # of an earlier run, or "not yet measured"
-    log = out / f"gpu-{part.name.replace(' ', '-')}.log"
-    began = time.monotonic()
-    with log.open("w", encoding="utf-8") as stream:
-        try:
-            code = subprocess.run(
-                words, cwd=ROOT, env=surroundings, stdout=stream, stderr=subprocess.STDOUT, timeout=part.seconds
-            ).returncode
-            outcome = "passed" if code == 0 else f"failed (exit code {code})"
-        except subprocess.TimeoutExpired:
-            outcome = "late"
-    print(f"gpu: {part.name}: {outcome}", flush=True)
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    written = part.record if record.is_file() and record.stat().st_mtime_ns != before else None
-    return Went(part.name, outcome, time.monotonic() - began, written, lines[-1][:120] if lines else "")
-
-
 def write_record(went: list[Went], args: argparse.Namespace, place: Path, surroundings: dict[str, str]) -> bool:
     """How the parts went as `gpu.json`; those that were not asked for are named. Whether it could be written."""
-    by_name = {each.part: each for each in went}
+    by_name = {row["part"]: row for each in went for row in each.rows}
+    names = [*SECTIONS, "tests"]
+    command = "python3 benchmarks/gpu.py"
+    if set(args.sections) != set(SECTIONS) or len(args.parts) != len(PARTS):
+        command += f" --parts {','.join(args.parts)} --sections {','.join(args.sections)}"
     noted = {
-        "command": "make gpu" if len(went) == len(PARTS) else f"python benchmarks/gpu.py --parts {','.join(by_name)}",
-        "rows": [
-            {"part": part.name, "outcome": each.outcome, "seconds": each.seconds, "record": each.record}
-            if (each := by_name.get(part.name))
-            else {"part": part.name, "outcome": "not run"}
-            for part in PARTS
-        ],
+        "command": command,
+        "rows": [by_name.get(name, {"part": name, "outcome": "not run"}) for name in names],
         "ends": {each.part: each.end for each in went if each.outcome != "passed"},
     }
     (place / "noted.json").write_text(json.dumps(noted), encoding="utf-8")
@@ -187,25 +173,46 @@ def write_record(went: list[Went], args: argparse.Namespace, place: Path, surrou
     return subprocess.run([sys.executable, *words], cwd=ROOT, env=surroundings, check=False).returncode == 0
 
 
-def table(went: list[Went]) -> str:
-    """A line for each part."""
-    lines = [f"{'part':14} {'outcome':24} {'seconds':>8}  record", "-" * 70]
+def shown(out: Path, went: list[Went]) -> None:
+    """The ends of logs of what failed, then all figures: whoever sees the end of the output alone sees these."""
     for each in went:
-        lines.append(f"{each.part:14} {each.outcome:24} {each.seconds:8.1f}  {each.record or '-'}")
         if each.outcome != "passed":
-            lines.append(f"    {each.end}")
-    return "\n".join(lines)
+            print(f"\n--- {each.part}: {each.outcome}\n{ends_of(out / f'gpu-{each.part}.log')}")
+    print(f"\n{compact(out, went)}", flush=True)
+
+
+def rehearse(out: Path) -> int:
+    """The whole plan on a CPU, in a copy without its history, without what the other machine may lack."""
+    with tempfile.TemporaryDirectory() as place:
+        checkout = copied_checkout(ROOT, Path(place) / "checkout")
+        lacking = Path(place) / "lacking"
+        lacking.mkdir()
+        names = "".join(f"sys.modules[{name!r}] = None\n" for name in ABSENT)
+        (lacking / "sitecustomize.py").write_text(f"import sys\n{names}", encoding="utf-8")
+        told = {"PYTHONPATH": str(lacking), "DRAFTSMITH_COMMIT": "a-rehearsal"}
+        words = [str(checkout / "benchmarks" / "gpu.py"), "--tiny", "--out", str(out.resolve()), "--seconds", "3600"]
+        code = subprocess.run([sys.executable, *words], cwd=checkout, env={**os.environ, **told}).returncode
+    lost = problems_in(out, [*SECTIONS, "tests"])
+    for problem in lost:
+        print(f"rehearsal: {problem}")
+    print("rehearsal: every figure would come home" if not (lost or code) else "rehearsal: figures would be lost")
+    return int(bool(lost)) or code
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
-    names = [part.name for part in PARTS]
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    names = [part.name for part in PARTS]
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results", help="where records are written")
-    parser.add_argument("--parts", type=lambda text: text.split(","), default=names, help="of " + ", ".join(names))
+    for flag, known in (("--parts", names), ("--sections", list(SECTIONS))):
+        parser.add_argument(flag, type=lambda text: text.split(","), default=known, help="of " + ", ".join(known))
+    parser.add_argument("--seconds", type=float, default=BUDGET, help="of all parts together")
+    parser.add_argument("--tiny", action="store_true", help="on a CPU: checks the plan, measures nothing")
+    parser.add_argument("--rehearse", action="store_true", help="the plan on a CPU as on a machine that lacks much")
     args = parser.parse_args(argv)
-    unknown = sorted(set(args.parts) - set(names))
-    if unknown:
-        parser.error(f"no part is called {', '.join(unknown)}; there are {', '.join(names)}")
+    for flag, given, known in (("part", args.parts, names), ("section", args.sections, list(SECTIONS))):
+        unknown = sorted(set(given) - set(known))
+        if unknown:
+            parser.error(f"no {flag} is called {', '.join(unknown)}; there are {', '.join(known)}")
     return args
 
 

@@ -1,8 +1,10 @@
 """Tests on the device as a record: by file how many passed, failed and were left out, and the names behind it.
 
-pytest runs in this process, with this checkout's settings. What was skipped is written down with the reasons, and a
-run in which nothing passed is a failure: without a GPU the tests of `tests/gpu` skip themselves. After `--seconds` no
-further test begins, so that a slow machine still leaves a record of what it did. Read next: `gpu.py`.
+pytest runs with this checkout's settings, over `--workers` processes where pytest-xdist is installed: tests wait for
+the host and not for the device. What was skipped is written down with the reasons, and a run in which nothing passed
+is a failure: without a GPU the tests of `tests/gpu` skip themselves. After `--seconds` no further test begins, and the
+record is written anew every few seconds, so that a slow machine still leaves one of what it did. Read next: `gpu.py`;
+`common/device_tests.py`, the plugin.
 
     python benchmarks/gpu_tests.py tests/gpu --json gpu-tests.json
 """
@@ -10,17 +12,22 @@ further test begins, so that a slow machine still leaves a record of what it did
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from draftsmith.benchmarks.common import device_tests
+from draftsmith.benchmarks.common.device_tests import REASON, UNTIL
 from draftsmith.benchmarks.common.markdown import printed
 from draftsmith.benchmarks.common.provenance import finish, record_of
 from draftsmith.benchmarks.common.records import Cell, Record, table_of
 
-NO_TIME = "no time was left for it"
+EVERY = 3.0  # seconds between two writings of the record
 HEADS = {
     "file": "{file}",
     "passed": "{passed}",
@@ -35,16 +42,13 @@ HEADS = {
 class Tally:
     """Counts by file, in the order in which files came, and what a reader would look for behind them."""
 
-    until: float
-    """No test begins after this reading of the monotonic clock."""
+    keep: Callable[[Tally], None]
+    """Writes the record as far as it goes."""
     counts: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     failed: list[str] = field(default_factory=list)
     reasons: Counter[str] = field(default_factory=Counter)
-
-    def pytest_runtest_setup(self) -> None:
-        if time.monotonic() > self.until:
-            pytest.skip(NO_TIME)
+    kept: float = field(default_factory=time.monotonic)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         file = report.nodeid.partition("::")[0]
@@ -55,6 +59,9 @@ class Tally:
             self._skips(file, report)
         elif report.when == "call":
             self.counts[file]["passed"] += 1
+        if time.monotonic() > self.kept + EVERY:
+            self.keep(self)
+            self.kept = time.monotonic()
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -67,7 +74,7 @@ class Tally:
     def _skips(self, file: str, report: pytest.TestReport) -> None:
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         reason = reason.removeprefix("Skipped: ")
-        self.counts[file]["late" if reason == NO_TIME else "skipped"] += 1
+        self.counts[file]["late" if reason == REASON else "skipped"] += 1
         self.reasons[reason] += 1
 
     @property
@@ -90,8 +97,14 @@ class Tally:
 
 def main(argv: list[str] | None = None) -> int:
     args = arguments(argv)
-    tally = Tally(time.monotonic() + args.seconds)
-    code = pytest.main(["-q", "-p", "no:cacheprovider", "-m", "not slow", *args.tests], plugins=[tally])
+    os.environ[UNTIL] = str(time.time() + args.seconds)
+    tally = Tally(lambda tally: finish(assembled(tally, args), args.json))
+    words = ["-q", "-p", "no:cacheprovider", "-p", device_tests.__name__, "-m", "not slow", "--tb", "short"]
+    if args.workers > 1 and find_spec("xdist"):
+        words += ["-n", str(args.workers), "--dist", "worksteal"]
+    if args.only:
+        words += ["-k", args.only]
+    code = pytest.main([*words, *args.tests], plugins=[tally])
     record = assembled(tally, args)
     print(printed(record))
     finish(record, args.json)
@@ -120,6 +133,8 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("tests", nargs="+", help="files and folders of tests, from the root of the checkout")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="no test begins later than this")
+    parser.add_argument("--only", metavar="WORDS", help="those of them that pytest's -k names")
+    parser.add_argument("--workers", type=int, default=1, help="processes, where pytest-xdist is installed")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the record of docs/results")
     return parser.parse_args(argv)
 

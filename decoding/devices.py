@@ -1,4 +1,4 @@
-"""Where this process computes, asked by loading, training and the pre-flight alike.
+"""Where this process computes, asked by loading, training and the pre-flight alike; and what parts take there.
 
 Read next: `target/loading.py`.
 """
@@ -6,6 +6,9 @@ Read next: `target/loading.py`.
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -17,3 +20,33 @@ def runs_on_cpu() -> bool:
     """Whether models go to the CPU: there is no GPU, or the launch leaves it out as accelerate's launches do."""
     asked = os.environ.get("ACCELERATE_USE_CPU", "").lower() in {"1", "true", "t", "yes", "y", "on"}
     return asked or not torch.cuda.is_available()
+
+
+class Spent:
+    """Time that a device spends on parts of its work: on CUDA by its own events, which nobody waits for meanwhile."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._is_cuda = device.type == "cuda"
+        self._on_host = 0.0
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    @contextmanager
+    def part(self) -> Iterator[None]:
+        """What is launched inside counts."""
+        if not self._is_cuda:
+            start = time.perf_counter()
+            yield
+            self._on_host += time.perf_counter() - start
+            return
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        yield
+        end.record()
+        self._events.append((begin, end))
+
+    @property
+    def seconds(self) -> float:
+        """Of all parts; waits for the device."""
+        if self._events:
+            self._events[-1][1].synchronize()
+        return self._on_host + sum(begin.elapsed_time(end) for begin, end in self._events) / 1e3

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..errors import RequestError
-from .graphs import Held, Replayed
+from .devices import Spent
+from .graphs import Held, Recordings, Replayed, recordings_for
 from .proposal import Bounded, Committed, FeatureProposer, Proposal, Proposer, Remembering
 from .random import Uniforms, salted
 from .request import Asked, asked_for, check_drafter
@@ -45,7 +45,8 @@ class Generation:
         steps: what every step tested, accepted and emitted.
         target_calls: verify calls (or one-token calls), the prefill not counted.
         draft_steps: forward passes of the drafter.
-        propose_seconds: time of drafting; on CUDA that of launching it.
+        recording_seconds: time in which steps were recorded as CUDA graphs, no part of `decode_seconds`.
+        propose_seconds: time of drafting, on CUDA the device's.
         nodes: tokens verified by all calls together, per row.
     """
 
@@ -58,6 +59,7 @@ class Generation:
     draft_steps: int = 0
     propose_seconds: float = 0.0
     nodes: int = 0
+    recording_seconds: float = 0.0
 
 
 @torch.inference_mode()
@@ -74,7 +76,7 @@ def generate(
     rule: Rule | str | None = None,
     uniforms: Uniforms | None = None,
     static: bool | None = None,
-    graphs: bool = False,
+    graphs: bool | None = None,
     watch: Watch | None = None,
 ) -> Generation:
     """Speculative decoding of a batch of prompts.
@@ -90,13 +92,15 @@ def generate(
             it; or a function, with which the audit injects a bug.
         uniforms: the random numbers themselves, in place of `seed` and `requests`.
         static: fixed shapes, and a host that sees one step late that all rows have ended; by default only on CUDA.
-        graphs: replay drafting and verifying as CUDA graphs; only on CUDA.
+        graphs: replay drafting and verifying as CUDA graphs. By default on CUDA, where shapes are fixed and nothing
+            decides on the host (what does is said once), for answers that are not short (`graphs.LEAST_TOKENS`);
+            True insists.
         watch: called after the prefill and every step, for text that is shown as it is written; the host
             then waits for the device at every step.
 
     Raises:
         RequestError: a prompt, a number or a drafter that is none (`request.py`), too long a request, a rule that
-            is not lossless here, or graphs where there is no CUDA or a drafter decides on the host.
+            is not lossless here, or graphs where there is no CUDA or the host takes part in a step.
     """
     check_drafter(drafter)
     asked = asked_for(
@@ -122,9 +126,8 @@ def generate(
     drafter.reset(asked.prompts, asked.max_new_tokens + drafter.draft_length + 1, static=static)
     if isinstance(drafter, FeatureProposer):
         drafter.begin(features)
-    step = _Speculation(target, drafter, kv_cache, rows, warper, uniforms, rule)
-    if graphs:
-        step.replay()
+    recordings = recordings_for(graphs, target, static=static, tokens=asked.max_new_tokens, drafter=drafter, rule=rule)
+    step = _Step(_Speculation(target, drafter, kv_cache, rows, warper, uniforms, rule), recordings)
     done_prefill = time.perf_counter()
     watched = _Watched(watch, lambda _: step.log.origins())
     calls = _until_done(rows, step, Late(static), watched)
@@ -135,11 +138,12 @@ def generate(
         log.origins(),
         log,
         done_prefill - start,
-        time.perf_counter() - done_prefill - watched.seconds,
+        time.perf_counter() - done_prefill - watched.seconds - step.recording_seconds,
         calls,
         calls * drafter.draft_steps,
-        step.seconds,
+        step.propose_seconds,
         step.nodes,
+        step.recording_seconds,
     )
 
 
@@ -154,7 +158,7 @@ def autoregressive(
     seed: int = 0,
     requests: Sequence[int] | None = None,
     static: bool | None = None,
-    graphs: bool = False,
+    graphs: bool | None = None,
     pad_to: int = 1,
     watch: Watch | None = None,
 ) -> Generation:
@@ -182,14 +186,18 @@ def autoregressive(
         rows.emit(token_B[:, None], one_B * running_B)
         overwrite(rows.last_B, running_B, token_B)
 
-    step: Callable[[], object] = Replayed(verify, held, target.device) if graphs else verify
+    recordings = recordings_for(graphs, target, static=static, tokens=asked.max_new_tokens)
+    step: Callable[[], object] = Replayed(verify, held, recordings) if recordings else verify
     done_prefill = time.perf_counter()
     watched = _Watched(watch, _undrafted)
     calls = _until_done(rows, step, Late(static), watched)
-    seconds = time.perf_counter() - done_prefill - watched.seconds
+    recorded = recordings.seconds if recordings else 0.0
+    seconds = time.perf_counter() - done_prefill - watched.seconds - recorded
     tokens, log = rows.answers(), StepLog(len(asked.prompts), 0, asked.max_new_tokens)
     target.check_alike(tokens)
-    return Generation(tokens, _undrafted(tokens), log, done_prefill - start, seconds, calls)
+    return Generation(
+        tokens, _undrafted(tokens), log, done_prefill - start, seconds, calls, recording_seconds=recorded
+    )
 
 
 def _undrafted(tokens: list[list[int]]) -> list[list[str]]:
@@ -210,48 +218,60 @@ class _Speculation:
         uniforms: Uniforms,
         rule: Rule | str | None,
     ) -> None:
-        self._target, self._drafter, self._kv_cache, self._rows = target, drafter, kv_cache, rows
+        self._target, self._drafter, self._kv_cache, self.rows = target, drafter, kv_cache, rows
         self._warper, self._rule = warper, rule
         self._layers = drafter.layers if isinstance(drafter, FeatureProposer) else ()
-        self._draws, self._coins = Held(uniforms), Held(uniforms)
-        self.log = StepLog(len(rows.last_B), drafter.draft_length, rows.limit)
-        self.seconds, self.nodes = 0.0, 0
-        self.propose: Callable[[], Proposal] = self._propose
-        self.verify: Callable[[Proposal], Outcome] = self._verify
+        self.draws, self.coins = Held(uniforms), Held(uniforms)
+        self.draft_length = drafter.draft_length
 
-    def replay(self) -> None:
-        """Record both halves, and replay them from then on; RequestError where the drafter decides on the host."""
-        if not self._drafter.replayable:
-            raise RequestError(
-                f"graphs were asked for, and {type(self._drafter).__name__} decides on the host what it drafts, which "
-                "no CUDA graph holds: leave graphs out"
-            )
-        device = self._target.device
-        self.log.replayed = True
-        self.propose = Replayed(self._propose, self._draws, device)
-        self.verify = Replayed(self._verify, self._coins, device)
+    def propose(self) -> Proposal:
+        return self._drafter.propose(self.rows.last_B, self._warper, self.draws)
 
-    def __call__(self) -> None:
-        start = time.perf_counter()
-        proposal = self.propose()
-        self.seconds += time.perf_counter() - start
-        self.nodes += len(proposal.tree)
-        outcome = self.verify(proposal)
-        self.log.add(outcome, self._rows.kept_B)
-
-    def _propose(self) -> Proposal:
-        return self._drafter.propose(self._rows.last_B, self._warper, self._draws)
-
-    def _verify(self, proposal: Proposal) -> Outcome:
-        rows, kv_cache = self._rows, self._kv_cache
+    def verify(self, proposal: Proposal) -> Outcome:
+        rows, kv_cache = self.rows, self._kv_cache
         seen = self._target.see(proposal.tokens_BN, rows.lengths_B, proposal.tree, kv_cache, layers=self._layers)
         rule = self._rule
         chosen = rule if callable(rule) else rule_for(proposal, self._warper, rule)
-        outcome = chosen(seen.logits_BNV, proposal, self._warper, self._coins)
+        outcome = chosen(seen.logits_BNV, proposal, self._warper, self.coins)
         if not proposal.tree.is_chain:
             kv_cache.commit(rows.lengths_B, outcome.path_BD)
         self._drafter.observe(_advance(rows, proposal, outcome, seen))
         return outcome
+
+
+class _Step:
+    """Runs a step's halves, or their recordings, and keeps its log.
+
+    Nothing that it holds refers to it: what a request has taken, the KV cache with it, is free when it ends.
+    """
+
+    def __init__(self, halves: _Speculation, recordings: Recordings | None) -> None:
+        self._rows, self._recordings = halves.rows, recordings
+        self.log = StepLog(len(halves.rows.last_B), halves.draft_length, halves.rows.limit)
+        self.log.replayed = recordings is not None
+        self.nodes, self._drafting, self._recorded_drafting = 0, Spent(halves.rows.last_B.device), 0.0
+        self._propose: Callable[[], Proposal] = halves.propose
+        self._verify: Callable[[Proposal], Outcome] = halves.verify
+        if recordings is not None:
+            self._propose = Replayed(halves.propose, halves.draws, recordings)
+            self._verify = Replayed(halves.verify, halves.coins, recordings)
+
+    @property
+    def recording_seconds(self) -> float:
+        return self._recordings.seconds if self._recordings else 0.0
+
+    @property
+    def propose_seconds(self) -> float:
+        return self._drafting.seconds - self._recorded_drafting
+
+    def __call__(self) -> None:
+        recorded = self.recording_seconds
+        with self._drafting.part():
+            proposal = self._propose()
+        self._recorded_drafting += self.recording_seconds - recorded
+        self.nodes += len(proposal.tree)
+        outcome = self._verify(proposal)
+        self.log.add(outcome, self._rows.kept_B)
 
 
 def _advance(rows: Rows, proposal: Proposal, outcome: Outcome, seen: Seen) -> Committed:

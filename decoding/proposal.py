@@ -137,7 +137,9 @@ class Proposer(Protocol):
 
     @property
     def replayable(self) -> bool:
-        """Whether `propose` can be recorded: no decision of the host, the same shapes always."""
+        """Whether `propose` and `observe` can be recorded: no decision of the host, the same shapes always, and what
+        one step leaves to the next written in place.
+        """
 
     def reset(self, prompts: Sequence[Sequence[int]], room: int, *, static: bool = False) -> None:
         """Start new rows: `prompts` without the first emitted token, `room` tokens may follow.

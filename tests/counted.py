@@ -54,3 +54,19 @@ def calls_of(action: Callable[[], object]) -> int:
     finally:
         sys.setprofile(None)
     return count
+
+
+class Launches(TorchDispatchMode):
+    """Counts the operations that write numbers: on a GPU each is a launch at least. Views are none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        given = {each.untyped_storage().data_ptr() for each in tree_leaves(args) if isinstance(each, torch.Tensor)}
+        made = [each for each in tree_leaves(out) if isinstance(each, torch.Tensor)]
+        in_place = func._schema.is_mutable
+        self.number += in_place or any(each.untyped_storage().data_ptr() not in given for each in made)
+        return out

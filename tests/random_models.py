@@ -8,16 +8,27 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from conftest import VOCABULARY, make_target
 from draftsmith.benchmarks.common.random_models import random_model as of_any_size
 from draftsmith.data.rows.tokenizer import train_tokenizer
 from draftsmith.decoding.target.attention import use_grouped_attention
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.decoding.target.recurrence.recurrent import RecurrentStates
+from draftsmith.decoding.target.releases import keep_soft_cap
 from draftsmith.trainers.loop.objective import Batch
 from draftsmith.trainers.packed.masks import document_mask
+from packaging.version import Version
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import CONFIG_MAPPING, PreTrainedModel
+
+
+def skip_unknown(family: str) -> None:
+    """Skip a family that the installed `transformers` does not have, or cannot decode here."""
+    if family not in CONFIG_MAPPING:
+        pytest.skip(f"transformers {transformers.__version__} does not know {family}")
+    if family == "olmo_hybrid" and Version(transformers.__version__) < Version("5.23"):
+        pytest.skip(f"transformers {transformers.__version__} asks a cache of its own what olmo_hybrid has seen")
 
 
 def random_model(family: str, *, spread: float = 0.2, **settings: Any) -> PreTrainedModel:
@@ -51,6 +62,7 @@ def save_with_tokenizer(folder: Path) -> Path:
 def ready(model: PreTrainedModel) -> Backbone:
     """A copy of it, as `load_target` would prepare it."""
     model = copy.deepcopy(model)
+    keep_soft_cap(model)
     use_grouped_attention(model)
     return Backbone(model, name="random")
 

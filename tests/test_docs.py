@@ -95,7 +95,6 @@ BENCHMARKS = {
     "benchmarks/experts.py": (
         "--nodes 1 6 --experts 8 --chosen 2 --hidden 32 --width 16 --layers 2 --rounds 2 --places 2"
     ),
-    "benchmarks/decode_gpu.py": "--tiny",
     "benchmarks/samplers.py": "--tiny",
     "benchmarks/step_gpu.py": "--tiny",
     "benchmarks/domains.py": (

@@ -66,7 +66,7 @@ def decode(ledger: Ledger, target: Backbone, drafter: Proposer, ids: list[int], 
     """Decode a prompt and book where its steps' time went; the prefill is left out."""
     before = dict(ledger.seconds)
     with watching(ledger, target, drafter) as rule, _from_the_first_proposal(ledger, drafter, before):
-        done = generate(target, drafter, [ids], rule=rule, **how)
+        done = generate(target, drafter, [ids], rule=rule, graphs=False, **how)
     booked = sum(ledger.seconds.values()) - sum(before.values())
     ledger.seconds["bookkeeping"] += done.decode_seconds - booked
     ledger.calls += done.target_calls

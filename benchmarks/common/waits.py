@@ -1,25 +1,32 @@
 """Which operations make the host wait for the device, by name and place.
 
 A step that waits cannot be launched while the one before it still runs. Read next:
-`benchmarks/decode_gpu.py`, which watches steady speculative steps.
+`benchmarks/on_gpu/speculation.py`, which watches steady speculative steps.
 """
 
 from __future__ import annotations
 
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
+from draftsmith.decoding.engine import generate
+from draftsmith.decoding.proposal import Committed, Proposal
+from draftsmith.decoding.random import Uniforms
+from draftsmith.decoding.sampling import Warper
+from draftsmith.decoding.target.backbone import Backbone
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-_PACKAGE = str(Path(__file__).parents[2])
+_HERE = Path(__file__).resolve()
+_PACKAGE = _HERE.parents[2]  # of a link to the checkout too
 
 Call = Callable[[], object]
 
@@ -65,11 +72,7 @@ class Watch(TorchDispatchMode):
     def note(self, name: str) -> None:
         """Count an operation under its name and the nearest line of the package."""
         files = ((frame.f_code.co_filename, line) for frame, line in traceback.walk_stack(None))
-        lines_of_code = (
-            f"{Path(file).name}:{line}"
-            for file, line in files
-            if file.startswith(_PACKAGE) and file != __file__ and "site-packages" not in file
-        )
+        lines_of_code = (f"{Path(file).name}:{line}" for file, line in files if _is_ours(file))
         line_of_code = next(lines_of_code, "an unknown place")
         self.waits[f"{name} at {line_of_code}"] += 1
 
@@ -121,6 +124,67 @@ class WatchCopies(TorchFunctionMode):
         if watch.open and not watch.cuda and name in self.NAMES and any(map(watch.holds, _tensors(args))):
             watch.note(name)
         return func(*args, **(kwargs or {}))
+
+
+@cache
+def _is_ours(file: str) -> bool:
+    """Whether that is code of the package or of its tests, and not this file."""
+    path = Path(file).resolve()
+    return path.is_relative_to(_PACKAGE) and path != _HERE and "site-packages" not in path.parts
+
+
+class Watched:
+    """Before a drafter's class: it opens the watch for some steps, the first two left out."""
+
+    def observe_with(self, watch: Watch, steps: int) -> Self:
+        """Let that watch see so many steps."""
+        self._watch, self._steps, self._calls, self.watched = watch, steps, 0, 0
+        return self
+
+    def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
+        """Draft, watched or not."""
+        self._calls += 1
+        self._watch.open = 2 < self._calls <= 2 + self._steps
+        self.watched += self._watch.open
+        proposal: Proposal = super().propose(last_B, warper, uniforms)  # type: ignore[misc]
+        return proposal
+
+    def observe(self, committed: Committed) -> None:
+        """Learn what was accepted; behind this the engine's step is over."""
+        super().observe(committed)  # type: ignore[misc]
+        # behind this the host reads the step before; on CUDA a copy that has arrived, and no wait,
+        # on a CPU an operation like any other
+        self._watch.open = self._watch.open and self._watch.cuda
+
+
+def count_waits(
+    target: Backbone,
+    drafter: Any,
+    prompt: Sequence[int],
+    *,
+    warper: Warper,
+    steps: int,
+    room: int,
+    static: bool = True,
+) -> dict[str, Any]:
+    """Operations of steady speculative steps that make the host wait, by name and place.
+
+    Steps run without graphs, so that every operation shows.
+
+    Args:
+        drafter: one whose class begins with `Watched`.
+        steps: those that are watched, at most.
+        room: tokens of the answer, enough for the steps if every draft is accepted.
+    """
+    watch = Watch(cuda=target.device.type == "cuda")
+    drafter.observe_with(watch, steps)
+    try:
+        with watch, WatchCopies(watch):
+            generate(target, drafter, [prompt], warper=warper, max_new_tokens=room, static=static, graphs=False)
+    finally:
+        watch.open = False
+    # the steps that were seen, not those asked for: an unwatched run would count 0 as well
+    return {"steps": drafter.watched, "count": watch.waits.total(), "places": dict(watch.waits)}
 
 
 def _tensors(args: Any) -> list[Tensor]:

@@ -61,26 +61,26 @@ MUTATIONS = (
         "D03a",
         "decoding/sampling.py",
         "top-p keeps one token too few",
-        "    inside = (before < top_p).sum(-1, keepdim=True)\n",
-        "    inside = (before + ordered < top_p).sum(-1, keepdim=True).clamp_min(1)\n",
+        "        inside = (before < top_p).sum(-1, keepdim=True)\n",
+        "        inside = (before + ordered < top_p).sum(-1, keepdim=True).clamp_min(1)\n",
         (SAMPLING + "test_the_warper_is_its_definition",),
     ),
     Mutation(
         "D03b",
         "decoding/sampling.py",
         "top-p keeps one token more where the mass is exactly top_p",
-        "    inside = (before < top_p).sum(-1, keepdim=True)\n",
-        "    inside = (before <= top_p).sum(-1, keepdim=True)\n",
+        "        inside = (before < top_p).sum(-1, keepdim=True)\n",
+        "        inside = (before <= top_p).sum(-1, keepdim=True)\n",
         (SAMPLING + "test_a_mass_of_exactly_top_p_is_enough",),
     ),
     Mutation(
         "D04",
         "decoding/sampling.py",
         "top-k breaks ties by index",
-        "            last_kept = logits.topk(self.top_k, dim=-1).values[..., -1:]\n"
-        "            logits = logits.masked_fill(logits < last_kept, -torch.inf)\n",
-        "            top = logits.topk(self.top_k, dim=-1)\n"
-        "            logits = torch.full_like(logits, -torch.inf).scatter(-1, top.indices, top.values)\n",
+        "            last_kept, foremost = logits.topk(self.top_k, dim=-1)\n"
+        "            logits = logits.masked_fill(logits < last_kept[..., -1:], -torch.inf)\n",
+        "            last_kept, foremost = logits.topk(self.top_k, dim=-1)\n"
+        "            logits = torch.full_like(logits, -torch.inf).scatter(-1, foremost, last_kept)\n",
         (SAMPLING + "test_the_warper_is_its_definition",),
     ),
     Mutation(
@@ -88,20 +88,24 @@ MUTATIONS = (
         "decoding/sampling.py",
         "min-p is a share of the largest probability before top-k and top-p",
         "        if 0 < self.top_k < logits.shape[-1]:\n"
-        "            last_kept = logits.topk(self.top_k, dim=-1).values[..., -1:]\n"
-        "            logits = logits.masked_fill(logits < last_kept, -torch.inf)\n"
+        "            last_kept, foremost = logits.topk(self.top_k, dim=-1)\n"
+        "            logits = logits.masked_fill(logits < last_kept[..., -1:], -torch.inf)\n"
         "        probs = logits.softmax(dim=-1)\n"
         "        if self.top_p < 1:\n"
-        "            probs = _renormalised(probs, probs >= _top_p_threshold(probs, self.top_p))\n"
+        "            # behind the foremost k are only equals of the last of them: the edge is one of their values\n"
+        "            most = probs if foremost is None else probs.gather(-1, foremost)\n"
+        "            probs = _renormalised(probs, probs >= _top_p_threshold(most, self.top_p))\n"
         "        if self.min_p > 0:\n"
         "            probs = _renormalised(probs, probs >= self.min_p * probs.amax(-1, keepdim=True))\n",
         "        largest = logits.softmax(dim=-1).amax(-1, keepdim=True)\n"
         "        if 0 < self.top_k < logits.shape[-1]:\n"
-        "            last_kept = logits.topk(self.top_k, dim=-1).values[..., -1:]\n"
-        "            logits = logits.masked_fill(logits < last_kept, -torch.inf)\n"
+        "            last_kept, foremost = logits.topk(self.top_k, dim=-1)\n"
+        "            logits = logits.masked_fill(logits < last_kept[..., -1:], -torch.inf)\n"
         "        probs = logits.softmax(dim=-1)\n"
         "        if self.top_p < 1:\n"
-        "            probs = _renormalised(probs, probs >= _top_p_threshold(probs, self.top_p))\n"
+        "            # behind the foremost k are only equals of the last of them: the edge is one of their values\n"
+        "            most = probs if foremost is None else probs.gather(-1, foremost)\n"
+        "            probs = _renormalised(probs, probs >= _top_p_threshold(most, self.top_p))\n"
         "        if self.min_p > 0:\n"
         "            probs = _renormalised(probs, probs >= self.min_p * largest)\n",
         (SAMPLING + "test_the_warper_is_its_definition",),

@@ -15,18 +15,22 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...errors import RequestError
+from .. import kernels
 from ..tree.tree import AnyTree, Nodes, tree_mask
-from . import lean
 from .attention import TREE_MASKED
-from .cut import check_alike, gathers_layers, is_cut, team_of
+from .cut import check_alike, gathers_layers, team_of
 from .foreign import end_ids
 from .hidden_states import HiddenStates, decoder_of, layer_count
 from .hub import load_tokenizer
 from .kv_cache import KVCache
+from .lean.families import misfit
+from .lean.forward import Way, lean_forward
+from .lean.joined import Joined, can_join
+from .lean.on_cpu import OnCpu
+from .lean.on_cuda import OnCuda
 from .recurrence.scan import STATELESS, check_recurrent, recurrence
 from .stacked import Stack, can_stack
 from .temperature import use_positions
@@ -50,7 +54,10 @@ class Backbone:
         check_rollback(model)
         use_positions(model)
         self.model, self.name, self.revision = model, name, revision
+        self.lean = True
+        """Whether the lean forward runs where it computes what the model's own does."""
         self._stacked: Stack | None = None
+        self._side_by_side: Joined | None = None
         self._recurrence = recurrence(model)
 
     @property
@@ -71,7 +78,31 @@ class Backbone:
     @cached_property
     def _is_lean(self) -> bool:
         # the lean forward runs some calls without a mask, which a layer with a window needs
-        return lean.fits(self.model) and self._windows is None and not is_cut(self.model)
+        if misfit(self.model) is not None:
+            return False
+        return self._windows is None or self.device.type != "cpu"
+
+    def _way(self, mask: Masks | None) -> Way | None:
+        """How layers are run with fewer operations; None where the model's own forward runs."""
+        if not (self.lean and self._is_lean):
+            return None
+        if self.device.type == "cpu":
+            return None if isinstance(mask, dict) else OnCpu(self.model, self._stack)
+        # without a mask a prompt is read, whose many products take all the time
+        return None if mask is None else OnCuda(self.model, self._joined)
+
+    @property
+    def _joined(self) -> Joined | None:
+        """The model's joined projections, moved together anew where one was put elsewhere; None where it has none."""
+        if not self._can_join:
+            return None
+        if self._side_by_side is None or not self._side_by_side.is_current:
+            self._side_by_side = Joined(self.model)
+        return self._side_by_side
+
+    @cached_property
+    def _can_join(self) -> bool:
+        return can_join(self.model)
 
     @cached_property
     def _windows(self) -> Windows | None:
@@ -94,7 +125,7 @@ class Backbone:
         if self._stacked is not None and self._stacked.head_is_current:
             return self._stacked.head(hidden)
         head = self.model.get_output_embeddings()
-        return F.linear(hidden.to(head.weight.dtype), head.weight, getattr(head, "bias", None))
+        return kernels.linear(hidden.to(head.weight.dtype), head.weight, getattr(head, "bias", None))
 
     @cached_property
     def _can_stack(self) -> bool:
@@ -222,10 +253,9 @@ class Backbone:
         layers: Sequence[int] = (),
     ) -> Seen:
         states = HiddenStates(layers, self._layer_count)
-        if self._is_lean and self.device.type == "cpu" and not isinstance(mask, dict):
-            logits_BNV = lean.lean_forward(
-                self.model, tokens, mask, positions, kv_cache, keep=keep, states=states, stack=self._stack
-            )
+        way = self._way(mask)
+        if way is not None:
+            logits_BNV = lean_forward(self.model, way, tokens, mask, positions, kv_cache, keep=keep, states=states)
             return Seen(logits_BNV, states.side_by_side)
         with states.taken_from(decoder_of(self.model)):
             out = self.model(

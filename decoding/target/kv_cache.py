@@ -18,6 +18,9 @@ from transformers.cache_utils import Cache
 
 from .recurrence.recurrent import RecurrentStates
 
+_LEAST_STEP = 128
+"""Slots: what attention kernels go by at a time."""
+
 
 class KVCache(Cache):
     """Keys and values [B, G, L, D] of every layer; slots after a row's length hold garbage."""
@@ -26,14 +29,15 @@ class KVCache(Cache):
         """Room for `capacity` tokens per row.
 
         Args:
-            static: every forward sees all slots, so that the host need not read the lengths.
+            static: every forward sees all slots, so that the host need not read the lengths. There are as many as
+                `few_sizes` makes of `capacity`.
             rollback: of a model with recurrent layers, most nodes of a forward, and most tokens that a
                 later one may begin behind its end; others can be rolled back to any length.
         """
         super().__init__(layers=[])
         self._states = RecurrentStates(rows, rollback)
         self._layer = (0, 0)
-        self.rows, self.capacity, self.static = rows, capacity, static
+        self.rows, self.capacity, self.static = rows, few_sizes(capacity) if static else capacity, static
         self._keys: dict[int, Tensor] = {}
         self._values: dict[int, Tensor] = {}
         self._start = 0
@@ -82,10 +86,24 @@ class KVCache(Cache):
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
         """Called by the model's attention with the new tokens' keys and values [B, G, N, D]."""
-        if layer_idx not in self._keys:
-            self._keys[layer_idx] = self._room(key_states)
-            self._values[layer_idx] = self._room(value_states)
+        self._hold(layer_idx, key_states, value_states)
         return (self._write(self._keys[layer_idx], key_states), self._write(self._values[layer_idx], value_states))
+
+    def stores(self, layer_idx: int, like_BNGD: Tensor) -> tuple[Tensor, Tensor]:
+        """All keys and values [B, G, L, D] of a layer, for who writes them to `slots_of` by itself.
+
+        `like_BNGD`: keys or values of some tokens, of which the shape and type of a new layer's are taken.
+        """
+        like_BGND = like_BNGD.transpose(1, 2)
+        self._hold(layer_idx, like_BGND, like_BGND)
+        return self._keys[layer_idx], self._values[layer_idx]
+
+    def slots_of(self, device: torch.device) -> Tensor:
+        """The slots of the running forward's tokens, int64 [B, N], where all rows run."""
+        if self._slots_BN is None:
+            alike_N = torch.arange(self._start, self._end, device=device)
+            self._slots_BN = alike_N.expand(self.rows, -1)
+        return self._slots_BN
 
     def is_recording_past(self, layer_idx: int) -> bool:
         """Whether a convolution hands over its inputs at every call; ours keeps them, so it always does."""
@@ -145,6 +163,12 @@ class KVCache(Cache):
         """Slots in view, and the first of them; asked for where no mask is given."""
         return self._end, 0
 
+    def _hold(self, layer_idx: int, key_BGND: Tensor, value_BGND: Tensor) -> None:
+        """Make room for a layer where there is none."""
+        if layer_idx not in self._keys:
+            self._keys[layer_idx] = self._room(key_BGND)
+            self._values[layer_idx] = self._room(value_BGND)
+
     def _room(self, states: Tensor) -> Tensor:
         _, heads, _, size = states.shape
         # zeros, not empty memory: masked slots are multiplied by 0, and NaN times 0 is NaN
@@ -159,6 +183,16 @@ class KVCache(Cache):
             slots = self._slots_BN[:, None, :, None].expand(new_BGND.shape)
             store_BGLD.scatter_(2, slots, new_BGND)
         return store_BGLD[:, :, : self._end]
+
+
+def few_sizes(slots: int) -> int:
+    """At least as many slots: a multiple of 128, and above 2,048 of a sixteenth of the next power of two.
+
+    So requests of about one length have one shape of attention, for which kernels are chosen and prepared once, at an
+    eighth more slots at most.
+    """
+    step = max(_LEAST_STEP, (1 << (slots - 1).bit_length()) // 16)
+    return -(-slots // step) * step
 
 
 def _of_all(slot_BX: Tensor, heads: int, size: int) -> Tensor:

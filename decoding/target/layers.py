@@ -16,7 +16,7 @@ from torch import nn
 
 from ...errors import RequestError
 from .cut import is_cut
-from .lean import FAMILIES
+from .lean.families import PLAIN
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -29,10 +29,10 @@ def check_layer_family(name: str, what: str) -> None:
         name: of the class, as in Qwen3ForCausalLM.
         what: what was to be done with it, for the message.
     """
-    if name not in FAMILIES:
+    if name not in PLAIN:
         raise RequestError(
             f"cannot {what} a target of class {name}: its layers may depend on each other; "
-            f"expected one of {', '.join(FAMILIES)}. Train a draft of its own in place of it"
+            f"expected one of {', '.join(PLAIN)}. Train a draft of its own in place of it"
         )
 
 

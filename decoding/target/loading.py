@@ -21,6 +21,7 @@ from .cut import Cut, cut_class, move_whole_parts
 from .foreign import check_generation_config, raw_json
 from .hub import auto_class, folder_or_name, loading_errors, skeleton, vetted_config
 from .quantised import asked_config, check_can_read, check_projection, quantisation_of
+from .releases import check_release, keep_soft_cap
 from .weights import INDEX, check_held, check_weight_files, shards
 
 # else transformers asks a service on the hub to convert a model's pickles, in the user's name
@@ -103,6 +104,7 @@ def load_model(
     with loading_errors("model", path, "config.json and safetensors weights"), quiet:
         config = vetted_config(path, revision=revision, trust_remote_code=trust_remote_code)
         check_can_read(path, config, quantization)
+        check_release(config)
         check_weight_files(path)  # what follows would not name the file
         if not trust_remote_code:
             _check_foreign(path, revision, config)
@@ -138,6 +140,7 @@ def load_model(
                 raise
             raise ValueError("its weights are of other sizes than its config.json says") from error
         model, report = loaded
+        keep_soft_cap(model)
         missing = sorted(report["missing_keys"])
         if missing:  # which transformers fills with random numbers, and a warning
             others = f" and {len(missing) - 1} others" * (len(missing) > 1)

@@ -5,7 +5,8 @@ products, and there are three fewer of them in a layer. How a weight lies for on
 and for more decides up to half of a product's time, and differently from one kind of processor to another (`Joined`).
 The stack is copies of the weights, so it is made for small frozen models alone, and made anew where a weight has
 changed.
-`Together` is the same for a module of our own, such as a drafter's layer. Read next: `lean.py`, which runs the stack.
+`Together` is the same for a module of our own, such as a drafter's layer. Read next: `lean/on_cpu.py`, which runs
+the stack.
 
 Shapes: B rows, N tokens, H hidden, Q query heads, G key-value heads, D head size, I inner size.
 """
@@ -19,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .. import kernels
 from ..processor import Kind, kind
 
 _MOST = 100_000_000
@@ -142,7 +144,7 @@ class Together:
 
     def apart(self, x: Tensor) -> tuple[Tensor, ...]:
         """The output of each, by itself."""
-        return tuple(layer(x) for layer in self._layers)
+        return tuple(through(layer, x) for layer in self._layers)
 
     def joined(self, x: Tensor) -> Tensor | None:
         """All outputs, one behind the other, where they are one product; else None."""
@@ -181,7 +183,7 @@ def _frozen_state(layers: Sequence[Any]) -> list[int] | None:
     It is looked at in every call of a drafter's layer, so it asks each module's own dictionaries: by their names
     it would take as long as the products.
     """
-    if not all(map(_is_plain, layers)):
+    if not all(map(is_plain, layers)):
         return None
     return _state_of(each for layer in layers for each in layer._parameters.values() if each is not None)
 
@@ -234,7 +236,7 @@ def can_stack(model: Any) -> bool:
     if sum(each.numel() for each in model.parameters()) > _MOST:
         return False
     projections = (each for layer in model.model.layers for part in _PARTS for each in _layers(layer, part))
-    return all(map(_is_plain, (model.lm_head, *projections)))
+    return all(map(is_plain, (model.lm_head, *projections)))
 
 
 _PARTS = (
@@ -250,11 +252,25 @@ def _layers(layer: Any, part: tuple[str, tuple[str, ...]]) -> list[Any]:
     return [getattr(getattr(layer, module), name) for name in names]
 
 
-def _is_plain(layer: nn.Module) -> bool:
+def is_plain(layer: nn.Module) -> bool:
+    """Whether a layer is linear and no more, frozen, and nobody looks at what goes in or comes out."""
+    weight = layer._parameters.get("weight")
+    return is_bare(layer) and weight is not None and not weight.requires_grad and not weight.is_inference()
+
+
+def is_bare(layer: nn.Module) -> bool:
+    """Whether a layer is linear and no more, and nobody looks at what goes in or comes out."""
     if type(layer) is not nn.Linear or layer._forward_hooks or layer._forward_pre_hooks:
         return False
-    weight = layer._parameters.get("weight")
-    return type(weight) is nn.Parameter and not weight.requires_grad and not weight.is_inference()
+    return type(layer._parameters.get("weight")) is nn.Parameter
+
+
+def through(layer: nn.Module, x: Tensor) -> Tensor:
+    """What a layer puts out; on a GPU by the product for few rows, where it is linear and no more."""
+    if kernels.serve(x) and is_bare(layer):
+        return kernels.linear(x, *layer._parameters.values())
+    out: Tensor = layer(x)
+    return out
 
 
 def _stacked(layer: Any) -> Stacked:

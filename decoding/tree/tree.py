@@ -87,12 +87,14 @@ class Nodes:
         depths_BN: int64; 0 for the root and for nodes that a row does not have.
         ancestors_BNN: bool; row n sees column m, an ancestor of n or n itself.
         children_BNC: int64; children in the order in which they were drawn, -1 after the last.
+        is_chain: whether each node is known to be the parent of the next.
     """
 
     parents_BN: Tensor
     depths_BN: Tensor
     ancestors_BNN: Tensor
     children_BNC: Tensor
+    is_chain: bool = False
 
     def mask(self, slots: int) -> Tensor:
         """bool [B, N, T]: a node sees its ancestors, itself and all that stands before the tree; T is `slots`.
@@ -157,6 +159,7 @@ def _nodes(tree: Tree, device: torch.device) -> Nodes:
         torch.tensor([tree.depths], device=device),
         tree.ancestors_NN[None].to(device),
         torch.tensor([wide], dtype=torch.long, device=device).view(1, len(tree), tree.width),
+        tree.is_chain,
     )
 
 
@@ -197,6 +200,8 @@ def tree_mask(nodes: Nodes, lengths_B: Tensor, slots: int, *, ragged: bool) -> T
             return None
         return nodes.mask(slots)[:, None]
     offset_BT = torch.arange(slots, device=lengths_B.device) - lengths_B[:, None]
+    if nodes.is_chain:  # the same by fewer operations
+        return (offset_BT[:, None] <= nodes.depths_BN[:, :, None])[:, None]
     inside_BT = (offset_BT >= 0) & (offset_BT < N)
     at_BNT = offset_BT.clamp(0, N - 1)[:, None].expand(-1, N, -1)
     seen_BNT = ancestors_BNN.expand(len(lengths_B), -1, -1).gather(2, at_BNT) & inside_BT[:, None]

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from ...decoding.target.stacked import through
 from ...errors import RequestError
 from ..layers.llama import Attention, FeedForward, LayerShape, Norm, Rotary
 from ..projection import scaled_weight
@@ -155,7 +156,7 @@ class Eagle3Net(PairNet):
             states = features_BNF.chunk(len(self.config.layers), -1)
             normed = [norm(x) for norm, x in zip(self.fc_norm, states, strict=True)]
             features_BNF = torch.cat(normed, -1)
-        return self.fc(features_BNF)
+        return through(self.fc, features_BNF)
 
     def enter(self, hidden_BNH: Tensor, embeds_BNH: Tensor) -> tuple[Tensor, Tensor]:
         """The hidden state without its norm; and embedding and hidden state, both normed."""
@@ -176,4 +177,4 @@ class Eagle3Net(PairNet):
 
     def head(self, hidden_BNH: Tensor) -> Tensor:
         """Logits over the draft vocabulary, [B, N, U]."""
-        return self.lm_head(self.head_input(hidden_BNH))
+        return through(self.lm_head, self.head_input(hidden_BNH))

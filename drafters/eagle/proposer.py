@@ -202,6 +202,10 @@ class Eagle:
         """Logits [B, N, V], fp32, over the target's vocabulary."""
         return self._shaping(self._target.project(hidden_BNH).float())
 
+    def _likeliest(self, hidden_BNH: Tensor) -> Tensor:
+        """The token [B, N] of the largest logit, the lowest id among equals."""
+        return self._logits(hidden_BNH).argmax(-1)
+
     def teacher_forced(self, features_SF: Tensor, tokens_S: Tensor, depth: int) -> Iterator[Tensor]:
         """The network's logits along a known text, unrolled: `decoding.proposal.TeacherForced`."""
         X = len(tokens_S) - 1  # pairs of a state and the token after it
@@ -234,10 +238,10 @@ class Eagle:
         for k in range(self.draft_length):
             if k:
                 frontier.follow(tokens[-1])
-            logits_BV = self._logits(frontier.hidden_BKH)[:, 0]
             if random_BX is None:
-                tokens.append(logits_BV.argmax(-1))
+                tokens.append(self._likeliest(frontier.hidden_BKH)[:, 0])
                 continue
+            logits_BV = self._logits(frontier.hidden_BKH)[:, 0]
             q.append(at_depth(warper, self.factors, k)(logits_BV))
             tokens.append(draw(q[-1], random[k]))
         return chain_of(tokens, q)
@@ -348,6 +352,8 @@ class Eagle3(Eagle):
     def __init__(self, net: Eagle3Net, target: Backbone, **settings: Any) -> None:
         """`settings`: those of `Eagle`."""
         self._ids_U = net.ids_U
+        # then the first of equals is the lowest id; in folders of others they may be in any order
+        self._ascending = bool((self._ids_U.diff() > 0).all())
         super().__init__(net, target, **settings)
         self.layers = net.config.layers
 
@@ -365,6 +371,12 @@ class Eagle3(Eagle):
         logits_BNU = self.net.head(hidden_BNH).float()
         shape = (*logits_BNU.shape[:2], self._target.vocabulary)
         return logits_BNU.new_full(shape, -torch.inf).index_copy(2, self._ids_U, logits_BNU)
+
+    def _likeliest(self, hidden_BNH: Tensor) -> Tensor:
+        """As `Eagle`, among the tokens of the draft vocabulary, whose logits are not laid out over the target's."""
+        if not self._ascending:
+            return super()._likeliest(hidden_BNH)
+        return self._ids_U[self.net.head(hidden_BNH).argmax(-1)]
 
 
 def _generated(depth: int, top_k: int) -> int:

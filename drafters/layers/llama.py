@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...decoding.target.kv_cache import KVCache
-from ...decoding.target.lean import rms_norm
+from ...decoding.target.lean.on_cpu import rms_norm
 from ...decoding.target.stacked import Together
 from ..sizes import check_number, check_sizes
 from .rope import check_scaling, frequencies, rope_of
@@ -134,6 +134,10 @@ class Attention(nn.Module):
             both = turned(heads[:, :-G], turn)
             return Projected(both[:, :-G], both[:, -G:], heads[:, -G:])
         query, key, value = (each.view(shape).transpose(1, 2) for each in self._query_key_value.apart(x_BNX))
+        if _is_decoding_on_gpu(x_BNX):
+            both = _turned_at_once(torch.cat((query, key), 1), turn)
+            G = key.shape[1]
+            return Projected(both[:, :-G], both[:, -G:], value)
         return Projected(turned(query, turn), turned(key, turn), value)
 
     def joined(self, out_BQND: Tensor, read_BNX: Tensor | None = None) -> Tensor:
@@ -152,9 +156,12 @@ def attend(
     scale: float | None = None,
 ) -> Tensor:
     """Scaled dot-product attention [B, Q, N, D]; without a mask causal, or one token sees all."""
-    grouped = query_BQND.device.type == "cpu"
+    if mask is not None and group > 1 and _is_decoding_on_gpu(query_BQND):
+        return _attend_by_groups(query_BQND, key_BGTD, value_BGTD, mask, group, scale)
+    # on a GPU those kernels know of shared heads that read no mask, in half precision
+    flash = mask is None and query_BQND.dtype != torch.float32 and _is_decoding_on_gpu(query_BQND)
+    grouped = flash or query_BQND.device.type == "cpu"
     if not grouped and group > 1:
-        # on a GPU the kernels that read a mask do not know of shared heads
         key_BGTD = key_BGTD.repeat_interleave(group, 1)
         value_BGTD = value_BGTD.repeat_interleave(group, 1)
     return F.scaled_dot_product_attention(
@@ -166,6 +173,18 @@ def attend(
         scale=scale,
         is_causal=mask is None and query_BQND.shape[2] > 1,
     )
+
+
+def _attend_by_groups(
+    query_BQND: Tensor, key_BGTD: Tensor, value_BGTD: Tensor, mask: Tensor, group: int, scale: float | None
+) -> Tensor:
+    """`attend` with the query heads that share a key-value head as further tokens, which keys are not copied for."""
+    B, Q, N, D = query_BQND.shape
+    wide_BGMD = query_BQND.reshape(B, Q // group, group * N, D)
+    mask = mask.expand(*mask.shape[:2], N, -1)
+    wide_mask = mask[:, :, None].expand(-1, -1, group, -1, -1).flatten(2, 3)
+    out_BGMD = F.scaled_dot_product_attention(wide_BGMD, key_BGTD, value_BGTD, attn_mask=wide_mask, scale=scale)
+    return out_BGMD.reshape(B, Q, N, D)
 
 
 class Rotary(nn.Module):
@@ -200,6 +219,19 @@ def turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
     return (x * turn[0] + torch.cat((-right, left), -1) * turn[1]).to(x.dtype)
 
 
+def _turned_at_once(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+    """`turned` in fewer launches, its sum rounded once: where its last bit is nobody's gradient."""
+    left, right = x.chunk(2, dim=-1)
+    sin_left, sin_right = turn[1].chunk(2, dim=-1)
+    signed = torch.cat((-sin_left, sin_right), -1)
+    return torch.addcmul(x * turn[0], torch.cat((right, left), -1), signed).to(x.dtype)
+
+
+def _is_decoding_on_gpu(x: Tensor) -> bool:
+    """Whether launches are what a call's time is: without gradients, on CUDA."""
+    return x.is_cuda and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+
+
 class Norm(nn.Module):
     """Llama's RMS norm, computed in fp32 whatever the precision around it."""
 
@@ -212,6 +244,8 @@ class Norm(nn.Module):
         plain = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
         if plain and x.device.type == "cpu" and x.dtype == self.weight.dtype == torch.float32:
             return rms_norm(x, self.weight, self.eps)
+        if x.dtype == self.weight.dtype and _is_decoding_on_gpu(x):  # one kernel, which computes in fp32
+            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
         return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps).to(x.dtype)
 
 

@@ -160,4 +160,5 @@ def without_mask(logits: Tensor, mask: int) -> Tensor:
     """Logits [..., V] under which the mask is never drafted: what is made of them is renormalised over the others."""
     if mask >= logits.shape[-1]:
         return logits  # a row of its own behind the target's tokens, cut already
-    return logits.index_fill(-1, torch.tensor([mask], device=logits.device), -torch.inf)
+    is_mask_V = torch.arange(logits.shape[-1], device=logits.device) == mask  # a list of one id would be copied there
+    return logits.masked_fill(is_mask_V, -torch.inf)

@@ -206,6 +206,7 @@ def _writer(
             seed=config.seed,
             requests=numbers,
             rule=planted or asked,
+            graphs=None if bug is None else False,  # what is planted may decide on the host
         ).tokens
 
     return write

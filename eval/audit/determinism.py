@@ -185,6 +185,7 @@ class _Probe:
     def _batch(self, ids: list[Sequence[int]], setting: Setting) -> _Written:
         watched = Watched(self._target)
         common: dict[str, Any] = {"warper": _GREEDY, "max_new_tokens": self._limit, "static": setting.static}
+        common["graphs"] = False  # a target that takes notes takes none in a replay
         if setting.speculative:
             done = generate(watched, self._drafter, ids, rule=watched.rule, **common)
         else:

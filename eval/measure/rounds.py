@@ -103,7 +103,7 @@ def decode(
     """
     warper = Warper.of(config, temperature)
     runs = [Run() for _ in arms]
-    _warm_up(target, arms, requests, warper)
+    _warm_up(target, arms, requests, config, warper)
     with nothing_to_collect():
         _decode_in_turn(target, arms, runs, requests, config, warper)
     return runs
@@ -140,12 +140,18 @@ def _decode_in_turn(
 
 
 def _warm_up(
-    target: Backbone, arms: Sequence[tuple[Arm, int | None]], requests: Sequence[Request], warper: Warper
+    target: Backbone,
+    arms: Sequence[tuple[Arm, int | None]],
+    requests: Sequence[Request],
+    config: EvalConfig,
+    warper: Warper,
 ) -> None:
     ids = [requests[0].ids]
-    autoregressive(target, ids, warper=warper, max_new_tokens=8)
+    # on CUDA kernels are chosen for the shapes of a whole answer
+    tokens = config.max_new_tokens if target.device.type == "cuda" else 8
+    autoregressive(target, ids, warper=warper, max_new_tokens=tokens)
     for arm, length in arms:
-        generate(target, arm.at(length).drafter, ids, warper=warper, max_new_tokens=8)
+        generate(target, arm.at(length).drafter, ids, warper=warper, max_new_tokens=tokens)
 
 
 def speed_fields(run: Run, seed: int) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from ...decoding.target.kv_cache import KVCache
 from ...decoding.target.quantised import plain_parts
 from ...decoding.tree.tree import chain
 from ...drafters.model.adapters import idle_weights
-from .timing import Call, times_as_long, turns
+from .timing import Call, recorded, times_as_long, turns
 
 if TYPE_CHECKING:
     from .target.experts import Experts
@@ -92,13 +92,14 @@ def measure_costs(
 
 
 def _one_call(backbone: Backbone, drafted: int, context: int, rows: int, text: Sequence[int]) -> Call:
-    """A forward of the root and `drafted` nodes of each row, behind `context` tokens."""
-    kv_cache = KVCache(rows, context + drafted + 1, rollback=drafted + 1)
+    """A forward of the root and `drafted` nodes of each row behind `context` tokens, on CUDA replayed."""
+    device = backbone.device
+    kv_cache = KVCache(rows, context + drafted + 1, static=device.type == "cuda", rollback=drafted + 1)
     ids = [text[at % len(text)] % backbone.vocabulary for at in range(context + drafted + 1)]
     backbone.prefill([ids[:context]] * rows, kv_cache)
-    tokens = torch.tensor([ids[context:]] * rows, device=backbone.device)
-    lengths = torch.full((rows,), context, device=backbone.device)
-    return lambda: backbone.forward(tokens, lengths, chain(drafted), kv_cache)
+    tokens = torch.tensor([ids[context:]] * rows, device=device)
+    lengths = torch.full((rows,), context, device=device)
+    return recorded(lambda: backbone.forward(tokens, lengths, chain(drafted), kv_cache), device, insists=False)
 
 
 def bytes_of(module: nn.Module, adapters: Collection[str] | None = None) -> int:

@@ -14,7 +14,30 @@ from contextlib import contextmanager
 
 import torch
 
+from ...decoding.graphs import Held, Recordings, Replayed
+from ...decoding.random import Uniforms
+
 Call = Callable[[], object]
+_MOSTLY_REPLAYED = 128
+"""Tokens of an answer of which the first steps, launched one by one, are few."""
+
+
+def recorded(call: Call, device: torch.device, *, insists: bool = True) -> Call:
+    """A call as the engine replays its steps, already recorded; the call itself without CUDA.
+
+    `insists`: one that waits for the device is an error; else it stays as it is, which is said once.
+    """
+    if device.type != "cuda":
+        return call
+    replayed = Replayed(call, Held(Uniforms(0, [0], device)), Recordings(insists=insists))
+    for _ in range(3):  # two eager calls, then the recording
+        replayed()
+    return replayed
+
+
+def enough_tokens(few: int, device: torch.device) -> int:
+    """Tokens of an answer that tells what a step takes: `few`, but on CUDA, where most are to be replayed."""
+    return max(few, _MOSTLY_REPLAYED) if device.type == "cuda" else few
 
 
 @contextmanager

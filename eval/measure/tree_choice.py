@@ -26,6 +26,7 @@ from ...errors import DataError
 from .ranks import Ranks, Text
 from .rounds import Run
 from .speed import measure_costs
+from .timing import enough_tokens
 
 Search = Literal["greedy", "dp"]
 _SIZES = (1, 2, 3, 5, 8, 12, 16, 24, 32, 48, 64)  # nodes of the verify calls that are timed
@@ -104,8 +105,10 @@ def measure_speed(target: Backbone, drafter: Proposer, texts: Sequence[Text]) ->
     costs = measure_costs(target, None, drafted, context=context, text=read)
     run, plain = Run(), Warper(0.0)
     for text in texts[:2]:
-        base = autoregressive(target, [text.prompt], warper=plain, max_new_tokens=_DRAFTED_FOR)
-        own = generate(target, drafter, [text.prompt], warper=plain, max_new_tokens=_DRAFTED_FOR)
+        room = target.context - len(text.prompt) - drafter.draft_length
+        tokens = min(enough_tokens(_DRAFTED_FOR, target.device), room)
+        base = autoregressive(target, [text.prompt], warper=plain, max_new_tokens=tokens)
+        own = generate(target, drafter, [text.prompt], warper=plain, max_new_tokens=tokens)
         run.add(base, own, first=True)
     return Speed({n: costs.verify(n) for n in _SIZES}, run.proposing_cost)
 

@@ -23,6 +23,7 @@ from ...drafters.grids import Grid
 from ..config import EvalConfig
 from ..measure.metrics import tau
 from ..measure.requests import Request
+from ..measure.timing import enough_tokens
 from ..report.plots import LOGARITHMIC
 from .settings import Contender, Prediction
 from .words import phrases
@@ -30,7 +31,7 @@ from .words import phrases
 _BATCHES = (1, 2, 4, 8)
 _CONTEXTS = (32, 128, 512)
 _TEMPERATURES = (0.0, 0.5, 1.0)
-_TOKENS = 12  # of an answer that is timed
+_TOKENS = 12  # of an answer that is timed, where none is replayed
 _ROUNDS = 2  # the quicker one counts
 
 
@@ -103,7 +104,7 @@ def measured_surfaces(
     for prediction in best:
         drafter = prediction.setting.contender.load(prediction.setting.values)
         step = _Steps(target, drafter, config, temperature)
-        room = target.context - _TOKENS - drafter.nodes - 1
+        room = target.context - step.tokens - drafter.nodes - 1
         ids = [each.ids for each in requests]
         batches = [(float(b), prediction.tau * step.ratio(_rows(ids, b))) for b in _BATCHES]
         contexts = [
@@ -122,6 +123,8 @@ class _Steps:
 
     def __init__(self, target: Backbone, drafter: Proposer, config: EvalConfig, temperature: float) -> None:
         self._target, self._drafter, self._config, self._temperature = target, drafter, config, temperature
+        # prompts leave room for answers of that length
+        self.tokens = max(_TOKENS, min(enough_tokens(_TOKENS, target.device), config.max_new_tokens))
 
     def _warper(self, temperature: float) -> Warper:
         return Warper.of(self._config, temperature)
@@ -130,7 +133,7 @@ class _Steps:
         """Time of a step of plain decoding / time of a step of the setting."""
         how: dict[str, Any] = {
             "warper": self._warper(self._temperature),
-            "max_new_tokens": max(_TOKENS, self._drafter.draft_length + 2),
+            "max_new_tokens": max(self.tokens, self._drafter.draft_length + 2),
             "seed": self._config.seed,
         }
         plain, own = [], []

@@ -147,6 +147,7 @@ def _target(recipe: Recipe) -> PreTrainedModel:
     from ...decoding.target.foreign import check_generation_config
     from ...decoding.target.hub import folder_or_name, load_config, load_sizes, loading_errors, skeleton
     from ...decoding.target.quantised import check_can_read
+    from ...decoding.target.releases import check_release, keep_soft_cap
     from ...decoding.target.weights import check_held, check_weight_files
 
     path, revision = recipe.target.path, recipe.target.revision
@@ -156,6 +157,8 @@ def _target(recipe: Recipe) -> PreTrainedModel:
         model = skeleton(described)
     else:
         model = skeleton(load_config(path, revision=revision, trust_remote_code=trust), trust)
+    check_release(model.config)
+    keep_soft_cap(model)
     use_grouped_attention(model)  # as `load_target` does, where it can
     check_rollback(model)
     if not devices_of(recipe).described:

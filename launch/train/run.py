@@ -61,9 +61,9 @@ def _dispatch(recipe: Recipe, out: Path, resume: str) -> Outcome:
 
 
 def _train_method(recipe: Recipe, out: Path, resume: str) -> Outcome:
-    from ...trainers.loop.setup import own_determinism
+    from ...trainers.loop.setup import own_kernels
 
-    with own_determinism():
+    with own_kernels():
         return recipe.record.code().run(recipe, out, resume, lambda target: _probe(target, recipe))
 
 

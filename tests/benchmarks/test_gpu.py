@@ -1,29 +1,26 @@
-"""`make gpu` as far as a CPU can check it: its parts exist, fit their time, and none takes another along."""
+"""The plan for a GPU as far as a CPU can check it: it fits its time, nothing takes another along, figures come home."""
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
-from draftsmith.benchmarks.common.records import Record, Table, read_record, read_records
-from draftsmith.trainers.loop import optimizer
+from draftsmith.benchmarks.common import gpu_front
+from draftsmith.benchmarks.common.gpu_front import Part, Went, compact, problems_in
+from draftsmith.benchmarks.common.provenance import commit
+from draftsmith.benchmarks.common.records import FOLDER, Record, read_record, read_records
+from draftsmith.benchmarks.on_gpu.sections import SECTIONS
 from scripts import SCRIPTS, load
 
 gpu = load("gpu")
-TESTS = [part for part in gpu.PARTS if part.words[0] == "benchmarks/gpu_tests.py"]
-TINY = {
-    "decode_gpu": ("decode-gpu", "--tiny"),
-    "samplers": ("samplers", "--tiny"),
-    "step_gpu": ("step-gpu", "--tiny"),
-    "loss_memory": ("loss-memory-gpu", "--vocabulary 500 --positions 64 --hidden 16"),
-    "row_memory": ("row-memory-gpu", "--tokens 64 --hidden 16 --most-gb 1"),
-}
+ROOT = SCRIPTS.parent
+PAGE = (FOLDER / "gpu.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(autouse=True)
@@ -32,85 +29,56 @@ def _no_wheels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(gpu, "WHEELS", tmp_path / ".wheels")
 
 
-def test_all_parts_together_fit_into_nine_minutes() -> None:
-    assert sum(part.seconds for part in gpu.PARTS) <= gpu.BUDGET
+# ---- the plan ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("part", gpu.PARTS, ids=lambda part: part.name)
-def test_a_script_takes_its_arguments(part: gpu.Part, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Those that it is given, and the record's file."""
-    script: ModuleType = load(Path(part.words[0]).stem)
-    words = [*part.words[1:], "--json", str(tmp_path / part.record)]
-    monkeypatch.setattr(sys, "argv", [part.words[0], *words])
-    if hasattr(script, "_arguments"):
-        args = script._arguments(words)
-    else:
-        args = script.arguments(*([words] if script.arguments.__code__.co_argcount else []))
-    assert args.json == tmp_path / part.record
+def test_all_parts_together_fit_into_seven_minutes() -> None:
+    assert sum(part.seconds for part in gpu.PARTS) <= gpu.BUDGET <= 420
 
 
-@pytest.mark.parametrize("part", TESTS, ids=lambda part: part.name)
-def test_a_part_of_tests_names_some(part: gpu.Part) -> None:
-    args = load("gpu_tests").arguments(list(part.words[1:]))
-    assert args.tests
-    assert all((SCRIPTS.parent / test).exists() for test in args.tests)
-    assert 5 < args.seconds < part.seconds
+def test_sections_are_those_of_the_script_in_its_order() -> None:
+    """The front knows them by name alone: it imports nothing that the machine may lack."""
+    assert tuple(section.name for section in SECTIONS) == gpu.SECTIONS
+    assert sum((part.sections for part in gpu.PARTS), ()) == gpu.SECTIONS
+
+
+def test_every_section_has_a_record_that_a_page_shows() -> None:
+    records = read_records()
+    for section in SECTIONS:
+        record = records[section.record.removesuffix(".json")]
+        assert record.command == f"python3 benchmarks/gpu.py --sections {section.name}"
+    assert [row["part"] for row in records["gpu"].rows] == [*gpu.SECTIONS, "tests"]
+    for name in (*gpu.SECTIONS, "tests"):
+        assert f"`{name}`" in PAGE, f"the plan does not name {name}"
 
 
 def test_no_test_of_a_gpu_is_forgotten() -> None:
-    named = {word for part in TESTS for word in part.words}
-    assert {f"tests/gpu/{file.name}" for file in (SCRIPTS.parent / "tests" / "gpu").glob("test_*.py")} <= named
+    assert {f"tests/gpu/{file.name}" for file in (ROOT / "tests" / "gpu").glob("test_*.py")} <= set(gpu.TESTS)
+    for test in gpu.TESTS:
+        file, _, name = test.partition("::")
+        assert (ROOT / file).exists()
+        assert f"def {name}" in (ROOT / file).read_text() if name else True
 
 
-def test_every_part_has_a_record_that_a_page_shows() -> None:
-    """Before its first run too, so that a run changes figures alone (`test_tables.py` holds records to pages)."""
-    records = read_records()
-    for part in gpu.PARTS:
-        assert part.record.removesuffix(".json") in records, part.name
-    shown = [row["part"] for row in records["gpu"].rows]
-    assert shown == [part.name for part in gpu.PARTS]
-
-
-@pytest.mark.slow
-def test_no_part_takes_another_along(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One that fails and one that is late are said to; the last still runs."""
-    writing = "import sys; open(sys.argv[-1], 'w').write('{}')"
-    parts = (
-        gpu.Part("bad", ("-c", "print('why'); raise SystemExit(3)"), 30, "bad.json"),
-        gpu.Part("slow", ("-c", "import time; time.sleep(60)"), 1, "slow.json"),
-        gpu.Part("good", ("-c", writing), 30, "good.json"),
-        gpu.Part("other", ("-c", "raise SystemExit(4)"), 30, "other.json"),
-    )
-    monkeypatch.setattr(gpu, "PARTS", parts)
-    monkeypatch.setattr(gpu, "missing", lambda *_: None)
-    (tmp_path / "bad.json").write_text("of an earlier run")
-    assert gpu.main(["--out", str(tmp_path), "--parts", "bad,slow,good"]) == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert "bad            failed (exit code 3)" in lines[-5]
-    assert lines[-4].strip() == "why"
-    assert lines[-3].startswith("slow           late")
-    assert lines[-1].endswith("good.json")
-    assert (tmp_path / "good.json").read_text() == "{}"
-    record = read_record(tmp_path / "gpu.json")
-    assert record.command == "python benchmarks/gpu.py --parts bad,slow,good"
-    assert record.origin == "measured"
-    assert [(row["part"], row["outcome"], row.get("record")) for row in record.rows] == [
-        ("bad", "failed (exit code 3)", None),
-        ("slow", "late", None),
-        ("good", "passed", "good.json"),
-        ("other", "not run", None),
+def test_parts_and_sections_are_chosen_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    args = gpu.arguments(["--sections", "8b,profile", "--parts", "measure,profile"])
+    assert [(part.name, part.sections) for part in gpu.chosen(args)] == [
+        ("measure", ("8b",)),
+        ("profile", ("profile",)),
     ]
-    assert record.notes == ["bad: why", "slow: "]
-    assert set(record.tables) == set(read_records()["gpu"].tables)
+    words = gpu.chosen(gpu.arguments(["--sections", "profile", "--parts", "measure,tests"]))[0].words
+    assert words[0] == "benchmarks/gpu_tests.py"
+    assert load("gpu_tests").arguments(list(words[1:])).workers == 8
+    with pytest.raises(SystemExit):
+        gpu.arguments(["--sections", "9b"])
+    assert "no section is called 9b; there are card, 8b" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_without_a_gpu_it_says_so_in_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert gpu.main(["--out", str(tmp_path)]) == 2
     assert capsys.readouterr().err.splitlines() == [
-        "gpu: no CUDA device is visible; everything else is shown by `make test` on a CPU"
+        "gpu: no CUDA device is visible; --rehearse runs the plan on a CPU, and `make test` shows everything else"
     ]
 
 
@@ -121,58 +89,126 @@ def test_packages_that_are_not_there(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "lacks no-such-package; run `make gpu-wheels` where there is a network" in said
 
 
-@pytest.mark.slow
-def test_parts_import_without_what_a_machine_may_lack() -> None:
-    scripts = [str(SCRIPTS.parent / part.words[0]) for part in gpu.PARTS]
-    code = (
-        "import runpy, sys\n"
-        "for name in ('datasets', 'deepspeed', 'peft', 'pydivsufsort', 'torchao', 'matplotlib'):\n"
-        "    sys.modules[name] = None\n"
-        f"for script in {scripts!r}:\n"
-        "    runpy.run_path(script, run_name='imported')\n"
+def test_a_copy_without_history_is_told_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAFTSMITH_COMMIT", "abcdef0")
+    assert commit() == "abcdef0"
+
+
+# ---- parts -------------------------------------------------------------------------------------
+
+SECTIONED = """
+import json, os, pathlib, sys, time
+given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+out, safe = pathlib.Path(given["--out"]), "--torch-alone" in sys.argv
+path = out / "progress.json"
+for name in given["--sections"].split(","):
+    known = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(known | {name: {"outcome": "begun", "seconds": 0, "record": name + ".json"}}))
+    if name == "hangs":
+        os._exit(1)
+    if name == "breaks" and not safe:
+        os._exit(75)
+    if name == "sleeps":
+        time.sleep(60)
+    known[name] = {"outcome": "passed", "seconds": 0, "record": name + ".json"}
+    path.write_text(json.dumps(known))
+    print(name, safe)
+"""
+
+
+def went(tmp_path: Path, *names: str, seconds: float = 60, within: float = 60) -> Went:
+    return gpu_front.run(Part("some", ("-c", SECTIONED), seconds, names), tmp_path, dict(os.environ), within=within)
+
+
+def outcomes(went: Went) -> list[str]:
+    return [row["outcome"] for row in went.rows]
+
+
+def test_sections_behind_one_that_ends_the_process_still_run(tmp_path: Path) -> None:
+    done = went(tmp_path, "first", "hangs", "last")
+    assert outcomes(done) == ["passed", "cut off", "passed"]
+    assert done.outcome == "failed (hangs)"
+
+
+def test_one_that_leaves_the_device_unusable_is_tried_without_our_kernels(tmp_path: Path) -> None:
+    done = went(tmp_path, "first", "breaks", "last")
+    assert outcomes(done) == ["passed"] * 3
+    assert done.outcome == "passed"
+    assert (tmp_path / "gpu-some.log").read_text().splitlines() == ["first False", "breaks True", "last True"]
+
+
+def test_a_late_part_is_killed_and_keeps_its_sections(tmp_path: Path) -> None:
+    done = went(tmp_path, "first", "sleeps", "last", seconds=1)
+    assert done.outcome == "late"
+    assert outcomes(done) == ["passed", "cut off", "not begun: late"]
+    assert went(tmp_path, "first", within=-1).outcome == "late"
+
+
+def test_no_part_takes_another_along(tmp_path: Path) -> None:
+    writing = "import sys; open(sys.argv[-1], 'w').write('{}')"
+    bad, good = (
+        gpu_front.run(Part(name, ("-c", code), 30), tmp_path, dict(os.environ), within=30)
+        for name, code in (("bad", "print('why'); raise SystemExit(3)"), ("good", writing))
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert (bad.outcome, bad.end, bad.rows[0]["record"]) == ("failed (exit code 3)", "why", None)
+    assert (good.outcome, good.rows[0]["record"]) == ("passed", "gpu-good.json")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("script", TINY)
-def test_tiny_runs_write_the_record_that_a_page_shows(
-    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With the tables that the page's markers name, so that a run on a GPU leaves pages and records in step."""
-    path = tmp_path / "record.json"
-    name, flags = TINY[script]
-    monkeypatch.setattr(sys, "argv", [f"benchmarks/{script}.py", *flags.split(), "--json", str(path)])
-    module = load(script)
-    module.main(*([sys.argv[1:]] if module.main.__code__.co_argcount else []))
-    record = Record.model_validate_json(path.read_text())
-    assert "checks the script, measures nothing" in record.setup or "--tiny" not in flags
-    assert record.rows
-    expected = read_records()[name]
-    assert list(record.tables) == list(expected.tables)
-    for table, each in record.tables.items():
-        assert heads_of(each) == heads_of(expected.tables[table])
+def test_how_parts_went_is_a_record(tmp_path: Path) -> None:
+    went = Went(
+        "measure", "failed (8b)", 3.0, "why", [{"part": "8b", "outcome": "cut off", "seconds": 2.0, "record": None}]
+    )
+    args = gpu.arguments(["--out", str(tmp_path), "--sections", "8b"])
+    assert gpu.write_record([went], args, tmp_path, dict(os.environ))
+    record = read_record(tmp_path / "gpu.json")
+    assert record.command == "python3 benchmarks/gpu.py --parts measure,profile,tests --sections 8b"
+    rows = {row["part"]: row["outcome"] for row in record.rows}
+    assert rows == dict.fromkeys((*gpu.SECTIONS, "tests"), "not run") | {"8b": "cut off"}
+    assert record.notes == ["measure: why"]
+    assert set(record.tables) == set(read_records()["gpu"].tables)
 
 
-def heads_of(table: Table) -> list[str]:
-    return [column.head.strip() for column in table.columns]
+def test_all_figures_stand_in_one_short_table(tmp_path: Path) -> None:
+    record = {
+        "formats": {"ms": ".2f"},
+        "rows": [{"part": "calls", "nodes": "1", "ms": 1.234, "goal": ""}],
+        "notes": ["n"],
+    }
+    (tmp_path / "a.json").write_text(json.dumps(record))
+    rows = [
+        {"part": "a", "outcome": "passed", "seconds": 1.0, "record": "a.json"},
+        {"part": "b", "outcome": "cut off"},
+    ]
+    assert compact(tmp_path, [Went("some", "late", 1.0, "", rows)]).splitlines() == [
+        "a: passed, 1.0 s",
+        "  1 | 1.23",
+        "  ! n",
+        "b: cut off, 0.0 s",
+    ]
+    (tmp_path / "a.json").write_text(json.dumps(record | {"notes": ["long"] * 5000}))
+    assert len(compact(tmp_path, [Went("some", "late", 1.0, "", rows)])) < 11_000
 
 
-@pytest.mark.parametrize("fused", [True, False])
-def test_a_measured_step_is_updated_as_the_loop_does(fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By AdamW's fused form where the loop takes it; a CPU has one too, which stands in for the device's."""
-    step_gpu, made = load("step_gpu"), []
-    build = optimizer.build
+def test_a_rehearsal_says_what_would_be_lost(tmp_path: Path) -> None:
+    assert problems_in(tmp_path, ["a"]) == [f"{tmp_path / 'gpu.json'} was not written"]
+    rows = [
+        {"part": "a", "outcome": "passed", "record": "a.json"},
+        {"part": "b", "outcome": "passed", "record": None},
+        {"part": "c", "outcome": "cut off", "record": "a.json"},
+    ]
+    (tmp_path / "gpu.json").write_text(json.dumps({"rows": rows}))
+    (tmp_path / "a.json").write_text(json.dumps({"notes": ["an arm: ValueError: no", "a word"]}))
+    assert problems_in(tmp_path, ["a", "b", "c", "d"]) == [
+        "a: an arm: ValueError: no",
+        "b: no record",
+        "c: cut off",
+        "c: an arm: ValueError: no",
+        "d: not there",
+        "d: no record",
+    ]
 
-    def noted(*given: Any, **how: Any) -> list[torch.optim.Optimizer]:
-        made.extend(built := build(*given, **how))
-        return built
 
-    monkeypatch.setattr(optimizer, "fuses", lambda _: fused)
-    monkeypatch.setattr(optimizer, "build", noted)
-    assert step_gpu.measured(step_gpu.TINY, recompute=False)["update"] > 0
-    assert [each.defaults["fused"] for each in made] == [fused]
+# ---- tests -------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -29,7 +29,6 @@ def test_tiny_runs_to_its_end(tmp_path: Path) -> None:
     assert [(row["batch"], row["vocabulary"]) for row in found["samplers"]] == [(1, 61), (2, 61), (1, 128), (2, 128)]
     for row in found["samplers"]:
         assert row["torch warp"] > 0
-        assert row["kernel warp"] == row["kernel token"] == "needs CUDA"
         assert row["flashinfer token"] in ("not installed", "needs CUDA")
 
 

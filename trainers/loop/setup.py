@@ -180,13 +180,18 @@ def make_deterministic(loop: LoopConfig) -> None:
 
 
 @contextmanager
-def own_determinism() -> Iterator[None]:
-    """A context of one run, behind which kernels are chosen as before: decoding would pay for nothing."""
-    before = torch.are_deterministic_algorithms_enabled()
+def own_kernels() -> Iterator[None]:
+    """A context of one run, behind which kernels are chosen as before: decoding would pay for nothing.
+
+    cuDNN's attention is left out: the gradient that it makes beside a mask may be NaN (torch 2.11, pytorch#196678).
+    """
+    deterministic, cudnn = torch.are_deterministic_algorithms_enabled(), torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before)
+        torch.use_deterministic_algorithms(deterministic)
+        torch.backends.cuda.enable_cudnn_sdp(cudnn)
 
 
 def resume_from(out: Path, resume: str) -> Path | None:

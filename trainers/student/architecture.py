@@ -52,8 +52,7 @@ def _positions(like: PretrainedConfig, head_size: int) -> dict[str, Any]:
 
 
 def _check_memory(sizes: dict[str, int], vocabulary: int) -> None:
-    """Raise EnvironmentFailure where not even the weights fit the machine; on the meta device all do."""
-    import psutil
+    """Raise EnvironmentFailure where not even the weights fit where they are made; on the meta device all do."""
     import torch
     from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
@@ -61,13 +60,25 @@ def _check_memory(sizes: dict[str, int], vocabulary: int) -> None:
         return  # shapes alone, or each process makes a piece
     hidden, heads = sizes["hidden_size"], sizes["num_attention_heads"] + sizes["num_key_value_heads"]
     layer = hidden * (2 * heads * sizes["head_dim"] + 3 * sizes["intermediate_size"])
-    need = 4 * (hidden * vocabulary + sizes["num_hidden_layers"] * layer)
-    have = psutil.virtual_memory().total
+    need = torch.get_default_dtype().itemsize * (hidden * vocabulary + sizes["num_hidden_layers"] * layer)
+    have, where = _memory()
     if need > have:
         raise EnvironmentFailure(
             f"a model of these sizes ({', '.join(f'{name} {size:,}' for name, size in sizes.items())}) has weights of "
-            f"{need / 1e9:,.0f} GB, and the machine {have / 1e9:,.0f} GB of memory; take smaller ones (section model)"
+            f"{need / 1e9:,.0f} GB, and {where} {have / 1e9:,.0f} GB of memory; take smaller ones (section model)"
         )
+
+
+def _memory() -> tuple[int, str]:
+    """Bytes for new weights on the default device, and what has them: what is free of a card, all of the machine."""
+    import psutil
+    import torch
+
+    device = torch.get_default_device()
+    if device.type == "cuda":
+        free: int = torch.cuda.mem_get_info(device)[0]
+        return free, f"{device} has free"
+    return int(psutil.virtual_memory().total), "the machine has"
 
 
 def derived_sizes(config: ModelConfig, like: PretrainedConfig | None) -> dict[str, int]:

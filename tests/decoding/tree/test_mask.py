@@ -37,5 +37,16 @@ def test_rows_with_trees_of_their_own_see_their_own_nodes() -> None:
     assert mask[:, 0].tolist() == [seen(tree, 9) for tree in trees]
 
 
+def test_rows_of_different_lengths_see_no_slot_behind_their_own_nodes() -> None:
+    """In fixed shapes more slots are in view than a row has filled; what they hold is from another step."""
+    lengths = [3, 0, 9]
+    for tree in (FORK, chain(4), chain(0)):
+        mask = tree_mask(tree.on(torch.device("cpu")), torch.tensor(lengths), 20, ragged=True)
+        assert mask is not None
+        for row, past in enumerate(lengths):
+            behind = [False] * (20 - past - len(tree))
+            assert mask[row, 0].tolist() == [each + behind for each in seen(tree, past)]
+
+
 def test_one_node_of_one_row_needs_no_mask() -> None:
     assert tree_mask(chain(0).on(torch.device("cpu")), torch.tensor([5]), 6, ragged=False) is None

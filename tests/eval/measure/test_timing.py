@@ -4,7 +4,11 @@ import gc
 
 import pytest
 import torch
+from conftest import make_target
 from draftsmith.eval.measure import timing
+from draftsmith.eval.measure.speed import measure_costs
+from pretended_cuda.device import PretendedCuda
+from pretended_cuda.graphs import Graph
 
 CPU = torch.device("cpu")
 
@@ -54,3 +58,15 @@ def test_old_objects_are_not_searched_while_arms_are_timed() -> None:
     timing.interleaved({"a": lambda: found.append(gc.get_freeze_count())}, 1, device=CPU)
     assert min(found) > 10_000, "what was there before can still be collected in somebody's turn"
     assert gc.get_freeze_count() == 0
+
+
+def test_calls_on_cuda_are_replayed_as_steps_are(cuda: PretendedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    replayed: list[Graph] = []
+    monkeypatch.setattr(Graph, "replay", lambda graph: replayed.append(graph))
+    target = make_target("qwen3")
+    target.model.to("cuda")
+    costs = measure_costs(target, None, [2], context=8, rounds=1)
+    assert costs.c_v.keys() == {2}
+    assert len({*map(id, replayed)}) == 2  # a call of one token, and one that verifies two more
+    assert len(replayed) == 2 * (1 + 2 * 2)  # recorded, and two rounds of two calls
+    assert timing.enough_tokens(12, target.device) > timing.enough_tokens(12, CPU) == 12

@@ -150,7 +150,7 @@ def test_weights_and_moments_are_spread_as_the_launch_says(sharding: str, per_nu
     found = need["weights, gradient and moments"]
     assert found == pytest.approx(per_number * P + largest)
     assert need["the target"] == 2 * P_TARGET
-    assert need["a chunk of logits"] == 256 * 151_936 * 4 * 4
+    assert need["a chunk of logits"] == 2048 * 151_936 * 4 * 4
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from draftsmith.errors import EnvironmentFailure, RequestError
+from draftsmith.launch.train import run as train
 from draftsmith.trainers.config import LoopConfig, OptimizerConfig
 from draftsmith.trainers.loop.setup import accumulation, make_accelerator, resume_from
 
@@ -58,3 +61,24 @@ def test_what_accelerate_would_shard_is_refused_by_name(
 def test_what_is_switched_off_is_not(variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(variable, "false")
     assert make_accelerator(LoopConfig(precision="fp32"), OptimizerConfig(), tmp_path).num_processes == 1
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_run_does_without_the_attention_whose_gradient_may_be_nan(before: bool) -> None:
+    """cuDNN's beside a mask. What decodes behind the run chooses as it did."""
+    seen: list[bool] = []
+
+    def method(*_: Any) -> None:
+        seen.append(torch.backends.cuda.cudnn_sdp_enabled())
+        raise RequestError("ended")
+
+    recipe: Any = SimpleNamespace(record=SimpleNamespace(code=lambda: SimpleNamespace(run=method)))
+    was = torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+        with pytest.raises(RequestError, match="ended"):
+            train._train_method(recipe, Path(), "never")
+        assert seen == [False]
+        assert torch.backends.cuda.cudnn_sdp_enabled() == before
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(was)

@@ -1,0 +1,209 @@
+"""A layer on a GPU in bf16 or fp16: one launch for what stands between two matrix products.
+
+A replayed call of a few tokens is a chain of kernels, each of which waits for the one before: beside the bytes of the
+weights their number is what it takes. Here a layer is four products, the attention, and as few others as its way of
+computing them needs. `Plain` is torch alone and the definition; Triton's kernels (`../../kernels/layer.py`) are tested
+against it. Read next: `forward.py`; `joined.py`, the weights side by side.
+
+Shapes: B rows, N new tokens, T slots in view, H hidden, Q query heads, G key-value heads, D head size, I inner size.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ... import kernels
+from ..kv_cache import KVCache
+from ..stacked import is_bare
+from ..windows import Masks
+from .families import FAMILIES, eps_of
+from .joined import Joined, JoinedLayer
+from .on_cpu import turn_of, turned
+
+SILU, TANH = ("SiLU", "SiLUActivation"), ("GELUTanh", "PytorchGELUTanh")
+
+
+class Steps(Protocol):
+    """What stands between products, as functions of tensors."""
+
+    def enter(
+        self, hidden: Tensor, out: Tensor | None, behind: Tensor | None, weight: Tensor, eps: float, *, from_one: bool
+    ) -> tuple[Tensor, Tensor]:
+        """`hidden + norm(out)` and its norm, [B, N, H]; without `behind` `out` is added as it is."""
+
+    def place_heads(
+        self,
+        joined: Tensor,
+        norms: tuple[Tensor, Tensor] | None,
+        turn: tuple[Tensor, Tensor],
+        stores: tuple[Tensor, Tensor],
+        slots_BN: Tensor,
+        eps: float,
+        *,
+        from_one: bool,
+    ) -> Tensor:
+        """Norm and turn heads, write keys and values to their slots; queries [B, Q, N, D]."""
+
+    def gated(self, gate_up: Tensor, *, by_tanh: bool) -> Tensor:
+        """`act(gate) * up`, [..., I]."""
+
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, slots: int, scale: float) -> Tensor:
+        """What heads put out, side by side, [B, N, Q D]."""
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """`x @ weight.T + bias`, [..., O]."""
+
+
+class OnCuda:
+    """The steps of a layer; see `forward.Way`."""
+
+    def __init__(self, model: Any, joined: Joined | None, steps: Steps | None = None) -> None:
+        """`joined`: the weights that are read together, if they lie side by side."""
+        self._model, self._joined = model, joined
+        self._from_one = FAMILIES[type(model).__name__].offset == 1.0
+        self._by_kind = FAMILIES[type(model).__name__].turned_by_kind
+        self._types = getattr(model.config, "layer_types", None)
+        self._steps: Steps = steps or _steps()
+
+    def begin(self, positions_BN: Tensor, hidden_BNH: Tensor, mask: Masks | None, kv_cache: KVCache) -> None:
+        rotary = self._model.model.rotary_emb
+        kinds = set(self._types) if self._by_kind and self._types else {None}
+        self._turns = {kind: rotary(hidden_BNH, positions_BN, *([] if kind is None else [kind])) for kind in kinds}
+        self._masks, self._kv_cache = mask, kv_cache
+
+    def enter(self, hidden: Tensor, out: Tensor | None, behind: Any, norm: Any) -> tuple[Tensor, Tensor]:
+        weight = None if behind is None else behind.weight
+        return self._steps.enter(hidden, out, weight, norm.weight, eps_of(norm), from_one=self._from_one)
+
+    def attend(self, layer: Any, index: int, normed: Tensor) -> Tensor:
+        attention, kv_cache = layer.self_attn, self._kv_cache
+        kind = self._types[index] if self._types else None
+        heads = self._heads(attention, index, normed)
+        B, N, _ = normed.shape
+        stores = kv_cache.stores(index, heads.view(B, N, -1, attention.head_dim)[:, :, -_groups(attention) :])
+        norms, eps = None, 0.0
+        if hasattr(attention, "q_norm"):
+            norms, eps = (attention.q_norm.weight, attention.k_norm.weight), eps_of(attention.q_norm)
+        turn = self._turns[kind if self._by_kind else None]
+        slots_BN = kv_cache.slots_of(normed.device)
+        query = self._steps.place_heads(heads, norms, turn, stores, slots_BN, eps, from_one=self._from_one)
+        mask = self._masks[kind] if isinstance(self._masks, dict) else self._masks
+        out = self._steps.attend(query, *stores, mask, kv_cache.get_mask_sizes(N)[0], attention.scaling)
+        return self._through(attention.o_proj, out)
+
+    def _heads(self, attention: Any, index: int, normed: Tensor) -> Tensor:
+        """Queries, keys and values side by side, [B, N, (Q + 2 G) D]."""
+        joined = self._layer(index)
+        if joined is not None:
+            return self._steps.product(normed, *joined.query_key_value)
+        # something wraps these layers, or they are trained
+        return torch.cat((attention.q_proj(normed), attention.k_proj(normed), attention.v_proj(normed)), -1)
+
+    def feed_forward(self, layer: Any, index: int, normed: Tensor) -> Tensor:
+        mlp, joined = layer.mlp, self._layer(index)
+        if joined is None or joined.gate_up is None:
+            out: Tensor = mlp(normed)
+            return out
+        by_tanh = type(mlp.act_fn).__name__ in TANH
+        gate_up = self._steps.product(normed, *joined.gate_up)
+        return self._through(mlp.down_proj, self._steps.gated(gate_up, by_tanh=by_tanh))
+
+    def project(self, hidden: Tensor) -> Tensor:
+        return self._through(self._model.lm_head, hidden)
+
+    def _through(self, layer: Any, x: Tensor) -> Tensor:
+        """What a layer puts out; by the step of that name where it is a linear layer and no more."""
+        if is_bare(layer):
+            return self._steps.product(x, layer.weight, layer.bias)
+        out: Tensor = layer(x)
+        return out
+
+    def _layer(self, index: int) -> JoinedLayer | None:
+        return None if self._joined is None else self._joined.layers[index]
+
+
+def _groups(attention: Any) -> int:
+    """Key-value heads."""
+    return int(attention.config.num_key_value_heads)
+
+
+@cache
+def _steps() -> Steps:
+    return Compiled() if kernels.available() else Plain()
+
+
+class Plain:
+    """In torch alone."""
+
+    def enter(
+        self, hidden: Tensor, out: Tensor | None, behind: Tensor | None, weight: Tensor, eps: float, *, from_one: bool
+    ) -> tuple[Tensor, Tensor]:
+        if out is not None:
+            hidden = hidden + (out if behind is None else _normed(out, behind, eps, from_one))
+        return hidden, _normed(hidden, weight, eps, from_one)
+
+    def place_heads(
+        self,
+        joined: Tensor,
+        norms: tuple[Tensor, Tensor] | None,
+        turn: tuple[Tensor, Tensor],
+        stores: tuple[Tensor, Tensor],
+        slots_BN: Tensor,
+        eps: float,
+        *,
+        from_one: bool,
+    ) -> Tensor:
+        keys, values = stores
+        G, D = keys.shape[1], keys.shape[3]
+        B, N, _ = joined.shape
+        heads_BNXD = joined.view(B, N, -1, D)
+        query, key, value = heads_BNXD.split([heads_BNXD.shape[2] - 2 * G, G, G], 2)
+        if norms is not None:
+            query, key = (_normed(each, norm, eps, from_one) for each, norm in zip((query, key), norms, strict=True))
+            both = torch.cat((query, key), 2)
+        else:
+            both = heads_BNXD[:, :, :-G]
+        both = turned(both.transpose(1, 2), turn_of(*turn))
+        slots = slots_BN[:, None, :, None].expand(B, G, N, D)
+        keys.scatter_(2, slots, both[:, -G:])
+        values.scatter_(2, slots, value.transpose(1, 2))
+        return both[:, :-G]
+
+    def gated(self, gate_up: Tensor, *, by_tanh: bool) -> Tensor:
+        gate, up = gate_up.chunk(2, -1)
+        return (F.gelu(gate, approximate="tanh") if by_tanh else F.silu(gate)) * up
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(x, weight, bias)
+
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, slots: int, scale: float) -> Tensor:
+        out = F.scaled_dot_product_attention(
+            query, keys[:, :, :slots], values[:, :, :slots], attn_mask=mask, scale=scale, enable_gqa=True
+        )
+        B, _, N, _ = query.shape
+        return out.transpose(1, 2).reshape(B, N, -1)
+
+
+def _normed(x: Tensor, weight: Tensor, eps: float, from_one: bool) -> Tensor:
+    if not from_one:
+        return F.rms_norm(x, weight.shape, weight, eps)
+    plain = F.rms_norm(x, weight.shape, None, eps)
+    return torch.addcmul(plain, plain, weight)
+
+
+class Compiled(Plain):
+    """By kernels of our own, each of which is one of the steps."""
+
+    def __init__(self) -> None:
+        from ...kernels import attend, layer
+
+        self.enter = layer.enter  # type: ignore[method-assign]
+        self.place_heads = layer.place_heads  # type: ignore[method-assign]
+        self.gated = layer.gated  # type: ignore[method-assign]
+        self.attend = attend.attend  # type: ignore[method-assign]
+        self.product = kernels.linear  # type: ignore[method-assign]
