@@ -364,6 +364,8 @@ def by_hand_3(goal: eagle3.Eagle3Objective, target: Backbone, rows: dict[str, Te
                     if j == 0:
                         sums["ce"] += ce.detach() * share(rows, row, 0)
                         sums["agreement"] += float(p.argmax() == WORDS[q.argmax()]) * share(rows, row, 0)
+                        sums["covered_labels"] += (int(ids[t + 2]) in WORDS) * share(rows, row, 0)
+                        sums["covered_mass"] += p[WORDS].sum().detach() * share(rows, row, 0)
     return sums
 
 
