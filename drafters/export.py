@@ -23,6 +23,7 @@ from ..errors import RequestError
 from .families import FAMILIES, Form, function
 from .folder import built_from, not_finite
 from .layers.llama import LayerShape
+from .layers.rope import PLAIN
 from .projection import Shaping
 from .weights import net_of
 
@@ -94,7 +95,7 @@ _COUNTED = ("llama3", "yarn", "su", "longrope", "deepseek_yarn", "deepseek_llama
 def _positions(config: Any) -> int:
     """The longest context that engines serve a target with: of other kinds they multiply it by the factor.
 
-    A drafter's own positions are not scaled, so its config has to say the product, or drafts end before the text.
+    Where a drafter's own positions are not scaled its config has to say the product, or drafts end before the text.
     """
     rope = getattr(config, "rope_parameters", None) or {}
     kinds = [rope, *(each for each in rope.values() if isinstance(each, dict))]  # of all layers, or of each kind
@@ -125,6 +126,8 @@ class Export:
     """Words that the engine has to find in the target's own config, and does not."""
     uncapped: float | None = None
     """Where the target caps its logits, and the engine, which has no word for it, not those of drafts."""
+    own_mask: bool = False
+    """Whether the mask is a row of the folder's own table, which readers but vLLM leave out without an error."""
 
 
 @dataclass(frozen=True)
@@ -242,6 +245,9 @@ def check_layers(layers: Sequence[int], count: int, option: str, *, first: int =
 
 def llama_words(shape: LayerShape, target: ServedTarget) -> dict[str, Any]:
     """A Llama config of one layer, as `transformers` reads it, and serving engines after it."""
+    scaling, positions = shape.rope_scaling, target.positions
+    if scaling is not None:  # engines do with the drafter's number what they do with the target's
+        positions = int(target.words.get("max_position_embeddings", positions))
     return {
         "model_type": "llama",
         "hidden_size": shape.hidden,
@@ -252,12 +258,12 @@ def llama_words(shape: LayerShape, target: ServedTarget) -> dict[str, Any]:
         "num_hidden_layers": 1,
         "hidden_act": "silu",
         "vocab_size": target.vocabulary,
-        "max_position_embeddings": target.positions,
+        "max_position_embeddings": positions,
         "rms_norm_eps": shape.eps,
         # the old words and the new one: engines read either
         "rope_theta": shape.rope_theta,
-        "rope_scaling": None,
-        "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_theta},
+        "rope_scaling": scaling,
+        "rope_parameters": {**(scaling or {"rope_type": PLAIN}), "rope_theta": shape.rope_theta},
         "attention_bias": False,
         "mlp_bias": False,
         "tie_word_embeddings": False,

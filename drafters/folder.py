@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..decoding.no_model import check_no_form_for_engines
 from ..decoding.target.loading import no_progress_bars
 from ..errors import RequestError, TrainingFailed
 from ..storage.formats import DRAFTER
@@ -148,6 +149,8 @@ def read_entry(folder: Path, hint: str = "") -> dict[str, Any]:
             "expected the `drafter` folder of a finished training run"
         ) from None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        if isinstance(error, KeyError) and error.args == (ENTRY,):
+            check_no_form_for_engines(folder)
         raise RequestError(
             f"{path} does not describe a drafter ({error}); expected an entry {ENTRY!r} with "
             f"family and target, as training writes it{hint}"

@@ -169,6 +169,12 @@ def start_of(
             made.uncapped,
             form,
         )
+    if made.own_mask:
+        _log.info(
+            "the drafter's mask is no row of the target's embedding, so the folder holds a table of its own "
+            "(embed_tokens), which vLLM alone reads: the classes of z-lab, SpecForge and speculators leave it out "
+            "without an error and draft from another mask. Set block.mask_token for a drafter that is to be exchanged"
+        )
     behind = made.config.get("eagle_config", {}).get("eagle_aux_hidden_state_layer_ids")
     return replace(start, behind_layers=behind, of_target=made.of_target)
 

@@ -241,7 +241,8 @@ class OptimizerConfig(Section):
     schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
     """Shape of the learning rate after warm-up; `wsd` is constant, then a linear decay."""
     decay_share: float = Field(0.25, gt=0, le=1)
-    """Share of the steps in which `wsd` decays; a run can be lengthened before that point."""
+    """Share of the steps in which `wsd` decays; before that point a run can be given more steps (`loop.steps`), and
+    goes on as one that was planned so long."""
     warmup_steps: int = Field(50, ge=0)
     """Steps of linear warm-up."""
     final_share: float = Field(0.1, ge=0, le=1)

@@ -35,7 +35,7 @@ from .losses.mix import Mix
 from .losses.terms import check_terms
 from .pruning.sizes import check_not_pruned
 from .sections import MakeProbe, Run, Sections
-from .student.fused import chosen_layers, draft_vocabulary, frequent_tokens
+from .student.fused import chosen_layers, covered_by_half, draft_vocabulary, frequent_tokens, say_covered
 from .student.warm_start import warm_started
 from .teacher.features import FeatureSource, OnlineFeatures
 from .teacher.frozen import Save, check_teacher, freeze, run_for_target, saver
@@ -75,6 +75,11 @@ def student(recipe: Sections, target: PreTrainedModel, ids: Sequence[int] | None
         ids=range(draft_vocabulary(config.vocabulary, target)) if ids is None else ids,
         feature_norms=config.feature_norms,
     )
+
+
+def coverage(recipe: Sections, labels: Sequence[Sequence[int]]) -> str:
+    """What the draft vocabulary would cover of texts' labels, in words."""
+    return covered_by_half(labels, recipe.eagle3.vocabulary, "eagle3.vocabulary")
 
 
 class Eagle3Student(nn.Module):
@@ -162,7 +167,8 @@ def run(recipe: Sections, out: Path, resume: str = "auto", make_probe: MakeProbe
     def build(target: Backbone, rows: Prepared) -> Eagle3Objective:
         ids = frequent_tokens(rows.train, min(recipe.eagle3.vocabulary, target.vocabulary))
         net = student(recipe, target.model, ids)
-        objective = Eagle3Objective(recipe, net, target.model, saver(target, "eagle3"))
-        return warm_started(objective, recipe, target)
+        objective = warm_started(Eagle3Objective(recipe, net, target.model, saver(target, "eagle3")), recipe, target)
+        say_covered(rows.train, net.ids_U.tolist())
+        return objective
 
     return run_for_target(build, Run(recipe, out, resume, make_probe), check_target=check_target)

@@ -281,6 +281,12 @@ class BlockConfig(Section):
     divided by `size` covers every token once."""
     decay: float = Field(0.8, gt=0, le=1)
     """Weight of the j-th draft of a block is decay^j, from 0 on; see `objective.positions`."""
+    weigh: Literal["labels", "blocks"] = "labels"
+    """What counts alike: every label of the text, so that a row weighs as much as it has labels; or every block, as
+    in DeepSpec, so that rows with as many blocks weigh alike. Under `blocks` the mean is over a micro-batch."""
+    ce_label: Literal["text", "target"] = "text"
+    """The label of `objective.ce`, and of the selector of `dflash2`: the text's own token, or the target's likeliest
+    one, as in speculators."""
     mask_token: int | None = Field(None, ge=0)
     """An unused id whose embedding stands for what is not known yet; empty: the drafter learns a vector of
     its own."""

@@ -8,7 +8,8 @@ A method's module (`methods.py` names it) has these functions:
     run(recipe, out, resume, make_probe)    the run, which asks the three above itself
 
 and where they are needed: `check_resume(out, resume)`, which words `--resume` takes;
-`kept_for_probes(recipe, target, tokenizer)`, bytes in memory beside the student. The pre-flight
+`kept_for_probes(recipe, target, tokenizer)`, bytes in memory beside the student;
+`coverage(recipe, labels)`, what a draft vocabulary has of texts' labels, in words. The pre-flight
 (`launch/check`) calls the same functions, so nothing is required twice.
 
 `Sections` is a recipe as trainers see it, who know no launcher; `launch/recipe/model.py`'s `Recipe`

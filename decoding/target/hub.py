@@ -7,6 +7,7 @@ ships with the package. Read next: `loading.py`, which reads weights.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -18,6 +19,7 @@ from safetensors import SafetensorError
 
 from ...errors import EnvironmentFailure, RequestError
 from ...storage import MACHINE_ERRNOS, system_error
+from ..no_model import what_it_is
 from .foreign import check_config, check_tokenizer_config, end_ids, raw_json
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ _log = logging.getLogger(__name__)
 SEES_IMAGES = frozenset(("qwen2_5_vl", "qwen3_vl"))
 """Models of images and text whose text alone is decoded here: with equal positions in all three directions, as
 `transformers` gives text, their rotation is the ordinary one. Others are known to it as causal LMs, or refused."""
+_UNKNOWN = re.compile(r"has model type `([^`]*)` but Transformers does not recognize")
 EMBEDDED = "tiny"
 """Name of the target that ships with the package."""
 
@@ -182,9 +185,10 @@ def loading_errors(what: str, path: str, files_expected: str) -> Iterator[None]:
             ) from error
         if not _is_fault(error):
             raise
+        reason = _found(path, files_expected) or _reason(error)
         raise RequestError(
-            f"cannot load the {what} {path!r}: {_of_a_run(Path(path)) or _reason(error)}; expected a folder with "
-            f"{files_expected}, a hub name, or 'tiny'"
+            f"cannot load the {what} {path!r}: {reason}; expected a folder with {files_expected}, a hub name, or "
+            "'tiny'"
         ) from error
 
 
@@ -200,12 +204,9 @@ def _hub_without_its_log() -> Iterator[None]:
         log.setLevel(before)
 
 
-def _of_a_run(folder: Path) -> str:
-    """That a folder is a training run's, and which of its folders may be meant; nothing where it is none."""
-    if not (folder / "run.yaml").is_file() or (folder / "config.json").is_file():
-        return ""
-    made = [str(folder / name) for name in ("drafter", "target") if (folder / name / "config.json").is_file()]
-    return f"it is the folder of a run; name {' or '.join(made)}" if made else "it is the folder of an unfinished run"
+def _found(path: str, files_expected: str) -> str:
+    """What the folder is, if its files tell why no model is in it."""
+    return what_it_is(Path(path), of_config="config.json" in files_expected)
 
 
 def _reason(error: BaseException) -> str:
@@ -213,6 +214,14 @@ def _reason(error: BaseException) -> str:
         return (
             "it comes with code of its own, which is not run, and transformers has no class for it (read the code, "
             "and set target.trust_remote_code if you trust it)"
+        )
+    unknown = _UNKNOWN.search(str(error))
+    if unknown is not None:
+        import transformers
+
+        return (
+            f"transformers {transformers.__version__} has no class for its model_type {unknown[1]!r}: a newer one "
+            "may, or take another model"
         )
     if "use_safetensors" in str(error):
         return "it has no safetensors weights, and a pickle (.bin) is never read: it can run code when it is"
@@ -283,8 +292,11 @@ def skeleton(config: Any, trust: bool = False) -> PreTrainedModel:
         with torch.device("meta"):
             return auto_class(config).from_config(config, trust_remote_code=trust)
     except ValueError as error:
+        said = str(error).splitlines()[0]
+        # what begins so lists all that there are
+        why = "" if said.startswith("Unrecognized configuration class") else f": {said:.200}"
         raise RequestError(
-            f"{config.model_type} is no causal LM: {str(error).splitlines()[0]:.200}. Of models that read images too, "
+            f"{config.model_type} is no causal LM{why}. Of models that read images too, "
             f"{', '.join(sorted(SEES_IMAGES))} are decoded on text, and those that transformers has as a causal LM "
             "(gemma3): take one of these, or a checkpoint of the text part alone"
         ) from error

@@ -101,7 +101,7 @@ def load_model(
     source = folder_or_name(path)
     # a bar is for what takes long: a download, not a folder that is here
     quiet = no_progress_bars() if Path(source).is_dir() else nullcontext()
-    with loading_errors("model", path, "config.json and safetensors weights"), quiet, _unasked(layers):
+    with loading_errors("model", path, "config.json and safetensors weights"), quiet:
         config = vetted_config(path, revision=revision, trust_remote_code=trust_remote_code)
         check_can_read(path, config, quantization)
         check_release(config)
@@ -124,16 +124,17 @@ def load_model(
             made = type(skeleton(config, trust_remote_code))
             loader = cut_class(made, cut, cut.mesh(device))
         try:
-            loaded: Any = loader.from_pretrained(
-                source,
-                config=config,
-                revision=revision,
-                dtype=_DTYPES[dtype],
-                trust_remote_code=trust_remote_code,
-                use_safetensors=True,
-                output_loading_info=True,
-                **placed,
-            )
+            with _without_report():
+                loaded: Any = loader.from_pretrained(
+                    source,
+                    config=config,
+                    revision=revision,
+                    dtype=_DTYPES[dtype],
+                    trust_remote_code=trust_remote_code,
+                    use_safetensors=True,
+                    output_loading_info=True,
+                    **placed,
+                )
         except RuntimeError as error:
             if "ignore_mismatched_sizes" not in str(error):  # out of memory, for instance
                 raise
@@ -165,13 +166,12 @@ def _check_not_both(path: str, cut: Cut, quantised: bool) -> None:
 
 
 @contextmanager
-def _unasked(layers: int | None) -> Iterator[None]:
-    """Inside, the layers that are left out are not reported one by one, as if they were too many."""
+def _without_report() -> Iterator[None]:
+    """Inside, transformers does not list on the screen what weights lack or have over: what matters is an error."""
     from transformers.utils import logging
 
     before = logging.get_verbosity()
-    if layers is not None:
-        logging.set_verbosity_error()
+    logging.set_verbosity_error()
     try:
         yield
     finally:

@@ -11,6 +11,7 @@ import json
 import math
 import re
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,6 +112,35 @@ def check_held(model: nn.Module, path: str) -> None:
             f"the config.json of {path!r} describes a model of {described:,} numbers, and its weights hold {held:,}; "
             "its weights are of other sizes than its config.json says: take both from one place"
         )
+    missing = [] if quantised else _missing(model, {name: math.prod(head.shape) for name, head in heads.items()})
+    if missing:
+        with loading_errors("model", path, "config.json and safetensors weights"):
+            others = f" and {len(missing) - 1} others" * (len(missing) > 1)
+            raise ValueError(f"its weights lack {missing[0]}{others}")
+
+
+def _missing(model: Any, sizes: Mapping[str, int]) -> list[str]:
+    """The model's weights that are in no file under any name: sure ones alone, as transformers renames and joins some.
+
+    Whatever it makes a weight of has as many numbers as the weight: where the files have more numbers left over than
+    that, under names that the model does not know, nothing is said of it.
+
+    Args:
+        sizes: numbers of every tensor of the files.
+    """
+    own = model.state_dict(keep_vars=True)
+    left = sum(size for name, size in sizes.items() if name not in own)
+    there = {id(tensor) for name, tensor in own.items() if name in sizes}  # by one of its names, if it has several
+    tied = set(getattr(model, "all_tied_weights_keys", None) or ())
+    unasked = [re.compile(each) for each in getattr(model, "_keys_to_ignore_on_load_missing", None) or ()]
+    return sorted(
+        name
+        for name, parameter in model.named_parameters()
+        if id(parameter) not in there
+        and name not in tied
+        and parameter.numel() > left
+        and not any(pattern.search(name) for pattern in unasked)
+    )
 
 
 def _pickled(folder: Path, name: str) -> str:

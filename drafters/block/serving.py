@@ -31,7 +31,7 @@ def dflash(net: BlockNet, target: ServedTarget, how: Served) -> Export:
     _check_slots(net.config)
     tensors, words = _of_network(net, target, how)
     config = {**_config(net.config, target, "DFlashDraftModel"), "dflash_config": words}
-    return Export(config | {"logit_scale": target.logit_scale}, tensors, uncapped=target.logit_cap)
+    return _made(config | {"logit_scale": target.logit_scale}, tensors, uncapped=target.logit_cap)
 
 
 def dflash_for_sglang(net: BlockNet, target: ServedTarget, how: Served) -> Export:
@@ -82,9 +82,11 @@ def dspark(net: DSparkNet, target: ServedTarget, how: Served) -> Export:
         "confidence_head_with_markov": net.config.confidence,
         "sample_from_anchor": net.config.layout == "anchor-first",
         "logit_scale": target.logit_scale,
+        # its own class asks for the number of blocks that it would train on at once; nothing that drafts reads it
+        "num_anchors": 512,
     }
     config["is_causal"] = config.pop("causal")
-    return Export(config, tensors, uncapped=target.logit_cap)
+    return _made(config, tensors, uncapped=target.logit_cap)
 
 
 def dflash2(net: DFlash2Net, target: ServedTarget, how: Served) -> Export:
@@ -107,7 +109,12 @@ def dflash2(net: DFlash2Net, target: ServedTarget, how: Served) -> Export:
         **({} if target.logit_scale == 1 else {"output_multiplier": target.logit_scale}),
         **({} if target.logit_cap is None else {"final_logit_softcapping": target.logit_cap}),
     }
-    return Export({**_config(net.config, target, "DFlash2DraftModel"), "dflash_config": words | own}, tensors)
+    return _made({**_config(net.config, target, "DFlash2DraftModel"), "dflash_config": words | own}, tensors)
+
+
+def _made(config: dict[str, Any], tensors: dict[str, Tensor], *, uncapped: float | None = None) -> Export:
+    """The form; whether it has a table of its own is said beside it."""
+    return Export(config, tensors, uncapped=uncapped, own_mask="embed_tokens.weight" in tensors)
 
 
 def _of_network(net: BlockNet, target: ServedTarget, how: Served) -> tuple[dict[str, Tensor], dict[str, Any]]:

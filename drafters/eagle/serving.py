@@ -55,11 +55,11 @@ def eagle3(net: Eagle3Net, target: ServedTarget, _how: Served) -> Export:
         RequestError: an engine would hand out other hidden states.
     """
     check_layers(net.config.layers, target.layers, "eagle3.layers")
-    config = {
-        **llama_words(net.config, target),
-        **_eagle3_words(net.config),
-        "architectures": ["LlamaForCausalLMEagle3"],
-    }
+    words = _eagle3_words(net.config)
+    if not words["norm_output"]:
+        # where it is missing engines take false, and SpecForge true: to that one it means a norm in front of the head
+        del words["norm_output"]
+    config = {**llama_words(net.config, target), **words, "architectures": ["LlamaForCausalLMEagle3"]}
     layers = list(net.config.layers)
     if target.layers < 7 or tuple(layers) != fused_layers(target.layers):
         # two readers, two ways to count: the state in front of layer k, and that behind it
@@ -107,7 +107,7 @@ def eagle3_for_llama_cpp(net: Eagle3Net, target: ServedTarget, how: Served) -> E
 
 
 def speculators(net: Eagle3Net, target: ServedTarget, how: Served) -> Export:
-    """The form that names its target: `vllm serve DIR` finds it. No `model_type` on top.
+    """The form that names its target, and holds its embedding: `vllm serve DIR` finds it. No `model_type` on top.
 
     Raises:
         RequestError: an engine would hand out other hidden states.
@@ -139,7 +139,10 @@ def speculators(net: Eagle3Net, target: ServedTarget, how: Served) -> Export:
         },
     }
     tensors = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in net.state_dict().items()}
-    return Export(config, tensors)
+    if how.table is None:
+        raise ValueError("the form of speculators is exported with the target's embedding")
+    # its own reader fills a missing table from the target only where it finds the memory of it to be NaN
+    return Export(config, tensors | {"embed_tokens.weight": how.table().detach()})
 
 
 def _eagle3_words(shape: Eagle3Shape) -> dict[str, Any]:

@@ -10,8 +10,8 @@ X width of what attention reads, Q query heads, G key-value heads, T keys in vie
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cache
+import json
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -22,6 +22,7 @@ from ...decoding.target.kv_cache import KVCache
 from ...decoding.target.lean.on_cpu import rms_norm
 from ...decoding.target.stacked import Together
 from ..sizes import check_number, check_sizes
+from .rope import check_scaling, frequencies, rope_of
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class LayerShape:
     head_size: int
     rope_theta: float
     eps: float
+    rope_scaling: dict[str, Any] | None = field(default=None, kw_only=True)
+    """How rotary positions are scaled, in the words of `transformers`; None: not at all, as in older folders."""
 
     def __post_init__(self) -> None:
         """Raises ValueError for sizes that no layer can have."""
@@ -46,6 +49,13 @@ class LayerShape:
                 f"heads {self.heads}, kv_heads {self.kv_heads}, head_size {self.head_size}, rope_theta "
                 f"{self.rope_theta}; expected a multiple of kv_heads, an even size, and an angle above 0"
             )
+        if self.rope_scaling is not None:
+            check_scaling(self.rope_scaling, self._turned, self.rope_theta)
+
+    @property
+    def _turned(self) -> int:
+        """Numbers of a head that are turned to its position."""
+        return self.head_size
 
     @classmethod
     def from_settings(cls, settings: dict[str, Any]) -> Self:
@@ -62,16 +72,18 @@ def sizes_like(config: Any) -> dict[str, Any]:
     """The fields of `LayerShape`, read from a target's `transformers` config."""
     config = config.get_text_config(decoder=True)
     hidden, heads = int(config.hidden_size), int(config.num_attention_heads)
-    rope = getattr(config, "rope_parameters", None) or {}
+    head_size = int(getattr(config, "head_dim", None) or hidden // heads)
+    theta, scaling = rope_of(config, head_size)
     # families without gated layers name their sizes otherwise: Llama's usual proportions then
     return {
         "hidden": hidden,
         "intermediate": int(getattr(config, "intermediate_size", 0) or 32 * (hidden // 12)),
         "heads": heads,
         "kv_heads": int(getattr(config, "num_key_value_heads", None) or heads),
-        "head_size": int(getattr(config, "head_dim", None) or hidden // heads),
-        "rope_theta": float(rope.get("rope_theta", 10_000.0)),
+        "head_size": head_size,
+        "rope_theta": theta,
         "eps": float(getattr(config, "rms_norm_eps", 1e-5)),
+        "rope_scaling": scaling,
     }
 
 
@@ -184,19 +196,21 @@ class Rotary(nn.Module):
 
     def __init__(self, shape: LayerShape) -> None:
         super().__init__()
-        self.head_size, self.theta = shape.head_size, shape.rope_theta
+        self.head_size = shape.head_size
+        self.follow(shape)
+
+    def follow(self, shape: LayerShape) -> None:
+        """Turn by the angles of that shape from now on."""
+        self.theta = shape.rope_theta
+        self.scaling = "" if shape.rope_scaling is None else json.dumps(shape.rope_scaling, sort_keys=True)
 
     def forward(self, positions_BN: Tensor) -> tuple[Tensor, Tensor]:
         """Each [B, 1, N, D], fp32."""
-        angle_BND = positions_BN[:, None, :, None] * _frequencies(self.head_size, self.theta, positions_BN.device)
-        return angle_BND.cos(), angle_BND.sin()
-
-
-@cache
-def _frequencies(head_size: int, theta: float, device: torch.device) -> Tensor:
-    """Of each number of a head, the same in both halves, [D], fp32, rounded as Llama's code rounds them."""
-    step_D = torch.arange(0, head_size, 2, device=device).float()
-    return (1.0 / theta ** (step_D / head_size)).repeat(2)
+        frequency_D, factor = frequencies(self.head_size, self.theta, self.scaling, positions_BN.device)
+        angle_BND = positions_BN[:, None, :, None] * frequency_D
+        if factor == 1.0:
+            return angle_BND.cos(), angle_BND.sin()
+        return angle_BND.cos() * factor, angle_BND.sin() * factor
 
 
 def turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:

@@ -2,7 +2,7 @@
 
 Leviathan et al. 2023, Chen et al. 2023. The module that `trainers/distill.py` trains is the very
 module that drafts here. Read next: `history.py`, the text so far; `ensemble.py` and `adapters.py`,
-several drafts at once.
+several drafts at once; `context.py`, what becomes of texts that are longer than a draft reads.
 
 Shapes: B rows, K drafted tokens, V target vocabulary, W tokens fed at once.
 """
@@ -27,6 +27,7 @@ from ..history import History
 from ..temperatures import Policy, at_depth, samples
 from .adapters import RowBackbone, active_adapter, adapter_names, use
 from .chains import chain_of
+from .context import Limit
 
 
 class DraftModel:
@@ -99,14 +100,21 @@ class DraftModel:
         """Most tokens that the KV cache lacks: a full acceptance's last one and the extra one, or a step's."""
         return max(2, self.draft_length + 1) if self.skips else 2
 
+    @property
+    def _behind_room(self) -> int:
+        """Of the room in the KV cache, what no text takes."""
+        return 0
+
     def reset(self, prompts: Sequence[Sequence[int]], room: int, *, static: bool = False) -> None:
         """Start new rows. `room`: tokens that may follow the longest prompt."""
+        least = self._longest_gap + self.draft_length
+        self.limit = Limit(self.backbone, prompts, room - self._behind_room, least=least)
         room += self.draft_length + 2
         capacity = max(map(len, prompts)) + room
         # from the end of a draft back to the first token that is fed again
         rollback = self.draft_length + self._longest_gap
         self._kv_cache = KVCache(len(prompts), capacity, static=static, rollback=rollback)
-        self.backbone.prefill(prompts, self._kv_cache)
+        self.backbone.prefill(self.limit.read(prompts), self._kv_cache)
         self._history = History(prompts, room, self.backbone.device)
         self._known_B = self._history.lengths_B.clone()
         self._shortest = min(map(len, prompts))
@@ -134,10 +142,15 @@ class DraftModel:
             q.append(self.declare(logits_BV, probs_BV))
             tokens.append(self.choose(probs_BV, random[k]))
         self._drafted = length
+        wanted_B = self.limit.fewer(wanted_B, self._history.lengths_B)
         present_BN = None
         if wanted_B is not None:
             present_BN = places(length + 1, last_B.device) <= wanted_B[:, None]
         return chain_of(tokens, q, present_BN=present_BN, coins=self.nodes)
+
+    def room(self) -> Tensor | None:
+        """Tokens [B] that every row may draft behind its last; None where no text comes near the draft's context."""
+        return self.limit.fewer(None, self._history.lengths_B)
 
     def skip(self, last_B: Tensor) -> None:
         """In place of `propose`: read what is new up to `last_B`, and draft nothing."""
@@ -183,6 +196,7 @@ class DraftModel:
     def _logits(self, tokens_BW: Tensor, start_B: Tensor, at_B: Tensor | None = None) -> Tensor:
         """Logits [B, V] after token `at_B` of W, the last by default, as wide as the target's."""
         tree, keep = chain(tokens_BW.shape[1] - 1), 1 if at_B is None else 0
+        start_B = self.limit.inside(start_B, tokens_BW.shape[1])
         logits_BWV = self.backbone.forward(tokens_BW, start_B, tree, self._kv_cache, keep=keep)
         logits_BV = logits_BWV[:, -1] if at_B is None else row_of(logits_BWV, at_B)
         return fit_vocabulary(logits_BV, self.vocabulary)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ...decoding.proposal import Committed, DraftSampling, Proposal
 from ...decoding.random import Uniforms
 from ...decoding.sampling import Warper
-from ...decoding.tree.merge import compact, merge
+from ...decoding.tree.merge import Merged, compact, merge
 from ..folder import write_entry
 from ..temperatures import Policy
 from .adapters import RowBackbone
@@ -44,6 +44,10 @@ class Member(DraftModel):
     def adapters_read(self) -> Sequence[str] | None:
         """The adapters of its chains; None: whichever is in use."""
         return None
+
+    def rooms(self) -> list[Tensor | None]:
+        """`room` of every chain."""
+        return [self.room()]
 
     def draft_chains(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> list[Proposal]:
         """One proposal per chain."""
@@ -107,6 +111,11 @@ class SharedBase(Member):
         """Remove the hooks from the base; `reset` sets them again."""
         if isinstance(self.backbone, RowBackbone):
             self.backbone.close()
+
+    def rooms(self) -> list[Tensor | None]:
+        """`room` of every adapter's rows."""
+        room_B = self.room()
+        return [None] * self.chains if room_B is None else list(room_B.chunk(self.chains))
 
     def draft_chains(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> list[Proposal]:
         """One proposal per adapter."""
@@ -204,6 +213,7 @@ class Ensemble:
             tries=len(made),
         )
         merged = compact(merged, static=self._static)
+        merged = self._within(merged)
         return Proposal(
             merged.tokens_BN,
             merged.tree,
@@ -212,6 +222,20 @@ class Ensemble:
             trials=merged.trials,
             coins=self._coins(bool(distributions)),
         )
+
+    def _within(self, merged: Merged) -> Merged:
+        """The same trees as deep as the member with the least room drafts in every row."""
+        rooms = [room_B for each in self.members for room_B in each.rooms() if room_B is not None]
+        if not rooms:
+            return merged
+        room_B1 = torch.stack(rooms).amin(0)[:, None]
+        depths_BN = merged.tree.on(room_B1.device).depths_BN
+        there_BN = merged.present_BN & (depths_BN <= room_B1)
+        trials = merged.trials
+        if trials is not None:  # the children of a node are of one depth: it keeps all of its trials or none
+            child_BNC = torch.where((depths_BN < room_B1)[..., None], trials.child_BNC, -1)
+            trials = replace(trials, child_BNC=child_BNC)
+        return replace(merged, present_BN=there_BN, trials=trials)
 
     def _coins(self, sampled: bool) -> int:
         """Most that a rule can need, so that a row's numbers do not depend on its neighbours."""

@@ -13,6 +13,7 @@ Shapes: B rows, K drafted tokens, V target vocabulary, W tokens fed at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from ...decoding.proposal import Proposal
 from ...decoding.random import Uniforms
+from ...decoding.rows import places
 from ...decoding.sampling import Warper
 from ...decoding.target.backbone import Backbone, check_token_ids
 from ...decoding.tree.tree import chain
@@ -73,10 +75,14 @@ class Pard(DraftModel):
         """Most tokens that the KV cache lacks: all that a step emits, as masks stood in their places."""
         return self.draft_length + 1
 
+    @property
+    def _behind_room(self) -> int:
+        return self.draft_length
+
     def reset(self, prompts: Sequence[Sequence[int]], room: int, *, static: bool = False) -> None:
         """Start new rows. `room`: tokens that may follow the longest prompt."""
         # in a row shorter than a gap, masks run on to the width of the pass
-        super().reset(prompts, room + self.draft_length, static=static)
+        super().reset(prompts, room + self._behind_room, static=static)
 
     def propose(self, last_B: Tensor, warper: Warper, uniforms: Uniforms) -> Proposal:
         """A chain after `last_B`: argmax at temperature 0, else by `policy`."""
@@ -84,7 +90,14 @@ class Pard(DraftModel):
         logits_BKV = self._slots(self.draft_length)
         self._drafted = 1  # of what the pass has written, the tokens up to the root are true
         source = uniforms if samples(warper, self.policy) else None
-        return off_slots(logits_BKV, last_B, warper, self.factors, source, coins=self.nodes)
+        proposal = off_slots(logits_BKV, last_B, warper, self.factors, source, coins=self.nodes)
+        room_B = self.room()
+        if room_B is None:
+            return proposal
+        # all or none: its slots are those of one pass, which ends behind the last
+        there_B1 = room_B[:, None] >= self.draft_length
+        root_N = places(len(proposal.tree), last_B.device) == 0
+        return replace(proposal, present_BN=there_B1 | root_N)
 
     def _slots(self, length: int) -> Tensor:
         """Logits [B, K, V] of the drafts: one pass over what the KV cache lacks, then masks."""
@@ -92,7 +105,7 @@ class Pard(DraftModel):
         gap = self._longest_gap if self._kv_cache.static else 1 + int((lengths_B - self._known_B).max())
         # rows that lack fewer tokens feed some again, which writes the same values; a row too short for
         # that begins at its start, with more masks behind its drafts, which these do not see
-        start_B = (lengths_B + 1 - gap).clamp_min(0)
+        start_B = self.limit.inside((lengths_B + 1 - gap).clamp_min(0), gap + length - 1)
         slots_BW = start_B[:, None] + torch.arange(gap + length - 1, device=start_B.device)
         last_slot = self._history.tokens_BL.shape[1] - 1
         tokens_BW = self._history.tokens_BL.gather(1, slots_BW.clamp_max(last_slot))
@@ -101,7 +114,7 @@ class Pard(DraftModel):
         keep = length if gap <= self._shortest + 1 else 0
         logits_BXV = self.backbone.forward(tokens_BW, start_B, chain(gap + length - 2), self._kv_cache, keep=keep)
         if not keep:
-            at_BK = (lengths_B - start_B)[:, None] + torch.arange(length, device=start_B.device)
+            at_BK = (lengths_B - start_B).clamp_max(gap - 1)[:, None] + torch.arange(length, device=start_B.device)
             logits_BXV = logits_BXV.gather(1, at_BK[..., None].expand(-1, -1, logits_BXV.shape[-1]))
         return without_mask(fit_slots(logits_BXV, self.vocabulary), self.mask)
 
@@ -114,6 +127,11 @@ def mark(model: Any, mask: int) -> None:
 def mask_of(model: Any) -> int | None:
     """The mask's id that `mark` has written; None for an ordinary model."""
     return _mask_in(model.config)
+
+
+def masked(model: Any) -> bool:
+    """Whether a model's config says that it was trained to draft behind masks, whatever it says of them."""
+    return getattr(model.config, "pard_token", None) is not None or getattr(model.config, "spd_type", "") == SERVED_AS
 
 
 def _mask_in(config: Any) -> int | None:

@@ -53,6 +53,10 @@ class MtpShape(LayerShape):
             what = f"state is {self.state!r:.40}" if odd is None else f"{odd} is {flags[odd]!r:.40}"
             raise ValueError(f"{what}; expected of state {' or '.join(STATES)}, of the others true or false")
 
+    @property
+    def _turned(self) -> int:
+        return self.rotary
+
     @classmethod
     def of(cls, config: Any, **chosen: Any) -> Self:
         """As of `LayerShape`; by default every number of a head is turned."""

@@ -23,6 +23,7 @@ from ...decoding.target.weights import weight_files
 from ...errors import RequestError
 from ...storage import read_tensors, tensor_heads
 from ..layers.llama import sizes_like
+from ..layers.rope import rope_of, rope_words
 from .layers import MtpShape
 from .net import MtpNet
 
@@ -183,6 +184,8 @@ def _shape(path: str, config: Any, naming: Naming, held: Shapes) -> MtpShape:
     _check_kind(path, held)
     own = config.get_text_config(decoder=True)
     sizes = sizes_like(config)
+    rotary = _rotary(own, sizes["head_size"])
+    sizes["rope_theta"], sizes["rope_scaling"] = rope_of(own, rotary)
     up = held.get(naming.theirs("layers.0.mlp.up_proj.weight"))
     query = held.get(naming.theirs("layers.0.self_attn.q_proj.weight"))
     if up is not None:
@@ -190,7 +193,7 @@ def _shape(path: str, config: Any, naming: Naming, held: Shapes) -> MtpShape:
     width = sizes["heads"] * sizes["head_size"]
     shape = MtpShape(
         **sizes,
-        rotary=_rotary(path, own, sizes["head_size"]),
+        rotary=rotary,
         query_norm=naming.theirs("layers.0.self_attn.q_norm.weight") in held,
         gated=query is not None and query[0] == 2 * width,
         bias=naming.theirs("layers.0.self_attn.q_proj.bias") in held,
@@ -213,20 +216,9 @@ def _check_kind(path: str, held: Shapes) -> None:
             )
 
 
-def _rotary(path: str, config: Any, head_size: int) -> int:
-    """Numbers of a head that are turned.
-
-    Raises:
-        RequestError: their angles are scaled.
-    """
-    rope = getattr(config, "rope_parameters", None) or {}
-    kind = rope.get("rope_type", "default")
-    if kind != "default":
-        raise RequestError(
-            f"the rotary positions of {path!r} are of type {kind!r}, and an MTP module is read with plain ones alone; "
-            "set mtp.from_target to false for a fresh module"
-        )
-    share = rope.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", None))
+def _rotary(config: Any, head_size: int) -> int:
+    """Numbers of a head that are turned."""
+    share = rope_words(config).get("partial_rotary_factor", getattr(config, "partial_rotary_factor", None))
     return head_size if share is None else int(head_size * float(share))
 
 

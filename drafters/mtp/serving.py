@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ...errors import RequestError
 from ..export import Export, Served, ServedTarget, llama_words
+from ..layers.rope import PLAIN
 from .layers import MtpShape
 from .net import MtpNet
 from .own import MIMO_NAMING
@@ -131,6 +132,7 @@ def _check_read(target: ServedTarget) -> None:
 def _check_same(shape: MtpShape, target: ServedTarget) -> None:
     """Raise RequestError where vLLM would take other sizes than the module's from the target's config."""
     words, rope = target.words, target.words.get("rope_parameters") or {}
+    scaling = shape.rope_scaling or {"rope_type": PLAIN}
     mine = {
         "hidden_size": shape.hidden,
         "intermediate_size": shape.intermediate,
@@ -142,9 +144,11 @@ def _check_same(shape: MtpShape, target: ServedTarget) -> None:
     }
     theirs = {name: words.get(name) for name in mine}
     theirs["head_dim"] = theirs["head_dim"] or shape.hidden // shape.heads
-    mine |= {"rope_type": "default", "rope_theta": shape.rope_theta, "partial_rotary_factor": 1.0}
-    plain = {"rope_type": "default", "partial_rotary_factor": words.get("partial_rotary_factor") or 1.0}
-    theirs |= {name: (plain | rope).get(name) for name in ("rope_type", "rope_theta", "partial_rotary_factor")}
+    turned = {"rope_theta": shape.rope_theta, "partial_rotary_factor": 1.0}
+    mine |= scaling | turned
+    plain = {"rope_type": PLAIN, "partial_rotary_factor": words.get("partial_rotary_factor") or 1.0}
+    told = {"factor": scaling.get("factor")}  # a target may leave it to what its other words make of it
+    theirs |= {name: (plain | told | rope).get(name) for name in scaling | turned}
     if shape.query_norm:  # by the first of these that is there, the layer gets biases
         mine |= {name: False for name in ("attention_bias", "bias", "mlp_bias")}
         theirs |= {name: bool(words.get(name)) for name in ("attention_bias", "bias", "mlp_bias")}

@@ -9,6 +9,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...decoding.no_model import check_no_form_for_engines
 from ...errors import RequestError
 from ..config import DrafterConfig, check_options
 from ..families import FAMILIES
@@ -16,6 +17,7 @@ from ..folder import is_drafter, kind_of, read_entry
 from ..identity import fingerprint
 from ..model.adapters import take_up
 from ..model.draft_model import DraftModel
+from ..model.pard import Pard, masked, need_mask
 from ..weights import check_finite
 from .foreign_draft import ForeignDraft, IntersectionDraft, RetokenisedDraft
 from .shared_tokens import Vocabulary, VocabularyPair
@@ -33,10 +35,11 @@ def load_across(
 ) -> DraftModel | ForeignDraft:
     """A drafter folder of family `draft_model`, or any causal LM, as a draft for `target`.
 
-    With `auto`, a draft of the target's own tokenizer is an ordinary one.
+    With `auto`, a draft of the target's own tokenizer is an ordinary one, or a PARD draft where its config names the
+    mask that it was trained with.
 
     Raises:
-        RequestError: a drafter of another family, or tokens that cannot be compared.
+        RequestError: a drafter of another family, tokens that cannot be compared, or a PARD draft of other tokens.
     """
     from ...decoding.target.loading import load_target
 
@@ -47,6 +50,8 @@ def load_across(
             f"{entry['family']!r}, which drafts its target's own tokens; expected a draft model or "
             "any causal LM, or leave drafter.vocabulary out"
         )
+    if entry is None:
+        check_no_form_for_engines(path)
     if config.tree != DrafterConfig().tree:
         raise RequestError(f"drafter.tree is {config.tree!r}, and {path} drafts chains; leave it out")
     check_options(FAMILIES[DraftModel.family], config, str(path))
@@ -58,7 +63,19 @@ def load_across(
         "policy": config.policy,
         "factors": config.temperature_factors,
     }
-    if config.vocabulary == "auto" and _same_tokens(backbone, target):
+    same, is_pard = config.vocabulary == "auto" and _same_tokens(backbone, target), masked(backbone.model)
+    if same and is_pard:
+        mask = need_mask(backbone.model.config, path)
+        _log.info("draft %s: it was trained to draft in one pass (pard_token %d), and does: PARD", path, mask)
+        return Pard(backbone, target.vocabulary, mask=mask, **how)
+    if is_pard:
+        raise RequestError(
+            f"{path} is a PARD draft (pard_token in its config.json), which drafts the tokens of its own tokenizer in "
+            f"one pass, and drafter.vocabulary is {config.vocabulary!r} for a target that "
+            f"{'may have' if config.vocabulary != 'auto' else 'has'} others: expected a target of its tokenizer, with "
+            "drafter.vocabulary auto, or an ordinary draft model"
+        )
+    if same:
         return DraftModel(backbone, target.vocabulary, **how)
     pair = VocabularyPair(
         Vocabulary.of(backbone.tokenizer, backbone.vocabulary), Vocabulary.of(target.tokenizer, target.vocabulary)

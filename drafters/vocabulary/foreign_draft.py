@@ -136,7 +136,11 @@ class IntersectionDraft(ForeignDraft):
             probs_BV = at_depth(warper, self.factors, k)(logits_BV)
             q.append(self.declare(logits_BD, probs_BV))
             tokens.append(draw(probs_BV, random_BK[:, k]))
-        return chain_of(tokens, q, coins=self.nodes)
+        drafted_B = self.rows.drafted()
+        present_BN = None
+        if drafted_B is not None:
+            present_BN = drafted_B[:, None] | (torch.arange(self.nodes, device=last_B.device) == 0)
+        return chain_of(tokens, q, present_BN=present_BN, coins=self.nodes)
 
     def restricted(self, logits_BD: Tensor) -> Tensor:
         """Logits over the target's vocabulary; tokens that the draft does not have get probability zero."""
@@ -160,6 +164,7 @@ class RetokenisedDraft(ForeignDraft):
         while len(own) < self.draft_length:
             own.append(self.rows.write(own[-1]).argmax(-1))
         written = torch.stack(own, 1).tolist()
+        drafted_B = self.rows.drafted()
         drafted = [
             self.pair.after(tail, tuple(ids))[: self.draft_length]
             for tail, ids in zip(self.rows.tail(_TAIL), written, strict=True)
@@ -167,6 +172,7 @@ class RetokenisedDraft(ForeignDraft):
         filled = [[*ids, *[0] * (self.draft_length - len(ids))] for ids in drafted]
         device = last_B.device
         count_B = torch.tensor([len(ids) for ids in drafted], device=device)
+        count_B = count_B if drafted_B is None else count_B * drafted_B
         at_N = torch.arange(self.nodes, device=device)
         return Proposal(
             torch.cat([last_B[:, None], torch.tensor(filled, device=device)], 1),

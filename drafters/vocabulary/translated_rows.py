@@ -19,8 +19,8 @@ from ...decoding.proposal import Committed
 from ...decoding.target.backbone import Backbone
 from ...decoding.target.kv_cache import KVCache
 from ...decoding.tree.tree import chain
-from ...errors import RequestError
 from ..history import History
+from ..model.context import say_limit
 from .shared_tokens import VocabularyPair
 
 
@@ -39,6 +39,7 @@ class TranslatedRows:
         """
         self._ahead = ahead
         self._history = History(prompts, room, self.backbone.device)
+        self._limit = self.backbone.context
         self._texts = [list(self._pair.text(tuple(prompt))) for prompt in prompts]
         self._seen = [len(prompt) for prompt in prompts]
         self._written: list[Tensor] = []
@@ -54,22 +55,25 @@ class TranslatedRows:
         missing = [text[at:] for text, at in zip(self._texts, known, strict=True)]
         W = max(map(len, missing))
         longest = max(map(len, self._texts))
-        self._check_context(longest)
         if longest + W + self._ahead > self._kv_cache.capacity:
             self._read_all(2 * (longest + W + self._ahead))
         device = last_B.device
+        W = min(W, self._limit)
+        # near the draft's last position rows read some tokens again; rows behind it are not drafted for
+        start = [max(0, min(at, self._limit - W)) for at in known]
+        missing = [text[at : at + W] for text, at in zip(self._texts, start, strict=True)]
         # rows that lack fewer tokens are padded at the end, which the next tokens overwrite
         tokens_BW = torch.tensor([[*each, *[0] * (W - len(each))] for each in missing])
-        start_B = torch.tensor(known, device=device)
+        start_B = torch.tensor(start, device=device)
         logits_BWD = self.backbone.forward(tokens_BW.to(device), start_B, chain(W - 1), self._kv_cache)
         self._ends_B = torch.tensor([len(text) for text in self._texts], device=device)
         self._written = []
-        last_B = self._ends_B - start_B - 1
+        last_B = (self._ends_B - start_B - 1).clamp_max(W - 1)
         return logits_BWD.gather(1, last_B[:, None, None].expand(-1, 1, logits_BWD.shape[2]))[:, 0]
 
     def write(self, token_B: Tensor) -> Tensor:
         """Feed a drafted token of the draft's own after the others; logits [B, D] after it."""
-        at_B = self._ends_B + len(self._written)
+        at_B = (self._ends_B + len(self._written)).clamp_max(self._limit - 1)
         self._written.append(token_B)
         return self.backbone.forward(token_B[:, None], at_B, chain(0), self._kv_cache)[:, -1]
 
@@ -111,13 +115,17 @@ class TranslatedRows:
         return [row[:count] for row, count in zip(rows, counts, strict=True)]
 
     def _read_all(self, capacity: int) -> None:
-        """Read every row anew, into a KV cache with room for more."""
+        """Read every row anew, as far as the draft reads, into a KV cache with room for more."""
         self._kv_cache = KVCache(len(self._texts), capacity)
-        self.backbone.prefill(self._texts, self._kv_cache)
+        self.backbone.prefill([text[: self._limit] for text in self._texts], self._kv_cache)
 
-    def _check_context(self, longest: int) -> None:
-        if longest > self.backbone.context:
-            raise RequestError(
-                f"the draft {self.backbone.name} reads {self.backbone.context} tokens, and the "
-                f"text takes {longest} of its own; shorten the prompt or the answer"
-            )
+    def drafted(self) -> Tensor | None:
+        """Which rows [B] may be drafted for behind what was read; None: all.
+
+        Those whose draft would end behind the draft's own context may not, which is said once.
+        """
+        longest = max(map(len, self._texts)) + self._ahead - 1
+        if longest <= self._limit:
+            return None
+        say_limit(self.backbone.name, self._limit, f"a text with a draft takes {longest} of its own")
+        return self._ends_B + self._ahead - 1 <= self._limit

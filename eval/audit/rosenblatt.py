@@ -137,8 +137,10 @@ def distributions(
         p_MV = warper(logits_MV)
         q_MV = None
         if draft is not None:
-            q_logits = draft.model(ids_1S, use_cache=False).logits[0, first:-1]
-            q_MV = warper(fit_vocabulary(q_logits, p_MV.shape[-1]))
+            q_MV = torch.zeros_like(p_MV)  # behind its own context a draft says nothing
+            read = ids_1S[:, : draft.context]
+            q_logits = draft.model(read, use_cache=False).logits[0, first : len(ids_1S[0]) - 1]
+            q_MV[: len(q_logits)] = warper(fit_vocabulary(q_logits, p_MV.shape[-1]))
         front_MY = F.pad(ids_1S[0], (FRONT, 0), value=-1).unfold(0, FRONT, 1)[first + 1 : -1]
         yield Judged(number, p_MV, q_MV, ids_1S[0, first + 1 :], front_MY, logits_MV)
 

@@ -80,7 +80,8 @@ def measure_costs(
     """
     arms = {"target": _one_call(target, 0, context, rows, text)}
     if draft is not None:
-        arms["draft"] = _one_call(draft, 0, context, rows, text)
+        # as far as it reads: behind its own context nothing is drafted
+        arms["draft"] = _one_call(draft, 0, min(context, draft.context - 1), rows, text)
     for length in lengths:
         arms[f"verify {length}"] = _one_call(target, length, context, rows, text)
     how: dict[str, Any] = _ROUNDS if rounds is None else {"rounds": rounds}

@@ -124,7 +124,13 @@ def context(results: dict[str, Any], audit: dict[str, Any] | None, curve: list[d
         "accuracy": accuracy([(row["predicted_speedup"], row["speedup"][0]) for row in rows]),
         "cost_lines": cost_lines(results["target"]),
         "lead": fastest(rows),
-        "warnings": [*tuned(results["target"]), *left_out(results), *notes(results), *warnings(rows, audit)],
+        "warnings": [
+            *tuned(results["target"]),
+            *covered(curve),
+            *left_out(results),
+            *notes(results),
+            *warnings(rows, audit),
+        ],
         "waiting": waiting_rows(rows) if "server" in results else [],
         "waits": list(WAITS.values()),
         "audit": audit,
@@ -179,6 +185,19 @@ def tuned(target: dict[str, Any]) -> list[str]:
         f"The target is {drift['original']} as this run has tuned it. It is what decodes and what "
         "the audit compares with: lossless means the tuned target's own output. "
         f"{drifted(drift)}."
+    ]
+
+
+def covered(curve: Sequence[dict[str, Any]]) -> list[str]:
+    """How much the draft vocabulary of the run's drafter has of held-out rows, if it has one of its own."""
+    found = [each for each in curve if each["kind"] == "validation" and "validation_covered_mass" in each]
+    if not found:
+        return []
+    last = found[-1]
+    labels, mass = (last[f"validation_covered_{name}"] for name in ("labels", "mass"))
+    return [
+        f"The draft vocabulary has {labels:.0%} of the held-out labels and {mass:.0%} of the target's mass there "
+        f"(step {last['step']}): what it lacks is never drafted."
     ]
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...errors import DataError, DraftsmithError, EnvironmentFailure, FieldError, RequestError
 from ...storage import check_free, check_name
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ...data.prompts import Prompt
-    from ...eval.config import EvalConfig
 
 
 @dataclass(frozen=True)
@@ -187,14 +186,18 @@ def _data(recipe: Recipe, models: Models) -> str | Waits:
     rows = list(islice(reader.read(source), SAMPLE))
     placed = [row for row in rows if isinstance(row, Placed)]
     tally.rejected += [row for row in rows if not isinstance(row, Placed)]
-    texts = []
+    texts, labels = [], []
     for row, encoded in zip(placed, encoder([row.record for row in placed]), strict=True):
         if isinstance(encoded, Encoded):
             tally.add(encoded)
             texts.append(encoded.document.ids)
+            labels.append(encoded.document.ids[encoded.document.in_loss])
         else:
             tally.reject(row, encoded)
     check_unused(recipe, texts)
+    coverage = recipe.record.hook("coverage")
+    covered = "" if coverage is None else coverage(recipe, labels)
+    unembedded = _check_embedded(recipe, models, [number for text in texts for number in text], "a row")
     # a few bad rows among the first ones prove nothing about the share in all
     allowed = data.max_rejected_share
     check_tally(tally, source.name, allowed if len(rows) < SAMPLE else max(allowed, 0.5), None)
@@ -202,8 +205,21 @@ def _data(recipe: Recipe, models: Models) -> str | Waits:
     return (
         f"{source.name}: of the first {len(rows)} rows {tally.usable} are usable "
         f"({', '.join(sorted(set(reader.shapes.values())))}), {tally.cut} longer than "
-        f"{data.sequence_length} tokens; held out: {held}"
+        f"{data.sequence_length} tokens; held out: {held}{covered}{unembedded}"
     )
+
+
+def _check_embedded(recipe: Recipe, models: Models, ids: Sequence[int], where: str) -> str:
+    """Raise RequestError for tokens of texts without a row in the target's embedding; how many tokens have none."""
+    from ...decoding.target.backbone import Backbone, check_token_ids
+
+    if not recipe.record.has_target:
+        return ""
+    target = models.target()
+    check_token_ids(Backbone(target, name=recipe.target.path), max(ids, default=0), where)
+    embedding: Any = target.get_input_embeddings()
+    lacking = len(models.tokenizer()) - len(embedding.weight)
+    return f"; {lacking} tokens of the tokenizer have no row in the target's embedding" if lacking > 0 else ""
 
 
 def _rows(recipe: Recipe) -> Waits:
@@ -258,26 +274,48 @@ def _prompts(recipe: Recipe, models: Models) -> str:
         second_set(config.second_prompts, prompts, limit=config.limit, seed=config.seed)
     longest, note = config.prompt_tokens, ""  # nothing longer is read
     if not models.described:
-        longest, note = _lengths(prompts, models, config)
+        longest, note = _lengths(prompts, recipe, models)
     answer = max(config.max_new_tokens, audit.max_new_tokens, recipe.probe.max_new_tokens)
     depth = recipe.record.drafts_of(recipe, max(config.draft_length, audit.draft_length, *config.sweep))
     depth = max(depth, recipe.record.probe_depth(recipe))
     check_room(recipe, models.target().config, longest, answer=answer, depth=depth)
     check_probe_length(recipe)
     categories = sorted({prompt.category for prompt in prompts})
+    reads = _of_the_draft(models, longest + answer + depth)
     bound = models.described or any(len(prompt.turns) > 1 for prompt in prompts)
     return (
         f"{len(prompts)} of {config.prompts}: {', '.join(categories[:6])}; "
-        f"the longest has {'at most ' * bound}{longest} tokens{note}"
+        f"the longest has {'at most ' * bound}{longest} tokens{note}{reads}"
     )
 
 
-def _lengths(prompts: Sequence[Prompt], models: Models, config: EvalConfig) -> tuple[int, str]:
+def _of_the_draft(models: Models, needed: int) -> str:
+    """That a draft model reads shorter texts than are decoded, where it does."""
+    from ...decoding.target.backbone import context_limits
+
+    try:
+        config: Any = getattr(models.student(), "config", None)
+    except DraftsmithError:
+        return ""  # which has a row of its own
+    if not hasattr(config, "get_text_config"):
+        return ""  # no model of its own
+    context, reason = min(context_limits(config.get_text_config(decoder=True)))
+    if needed <= context:
+        return ""
+    return (
+        f"; the draft reads {context} tokens{reason}, and with answer and drafts that is up to {needed}: behind its "
+        f"{context} nothing is drafted"
+    )
+
+
+def _lengths(prompts: Sequence[Prompt], recipe: Recipe, models: Models) -> tuple[int, str]:
     """Tokens of the longest prompt that is decoded, and what becomes of longer ones."""
     from ...data.prompts import fitting, render
 
+    config = recipe.eval
     tokenizer, most = models.tokenizer(), config.prompt_tokens
     kept = fitting(prompts, tokenizer, most)
+    _check_embedded(recipe, models, [number for each in kept for number in render(each, tokenizer)], "a prompt")
 
     def last_turn(prompt: Prompt) -> int:
         # what the target will have answered before is not known yet: as much as it may

@@ -41,6 +41,8 @@ _FREE = (
     "boost.continuations",
     "drafter.",
 )
+_MEASURED = ("loop.validate_every", "loop.validate_rows", "probe.")
+"""What says when and how a run is measured: a checkpoint tells what it was, and it may change when the run goes on."""
 _SAME_BITS = ".recompute"
 """The end of what changes memory and time alone, in whatever section."""
 # what the probes decode, which says which draft is the best
@@ -55,6 +57,11 @@ def identity_of(recipe: Recipe, reader: Recipe) -> dict[str, Any]:
 def compared(values: Mapping[str, Any], reader: Recipe) -> dict[str, Any]:
     """Those of the values, by dotted path, that the method of `reader` computes with."""
     return {path: value for path, value in values.items() if _is_read(path, reader)}
+
+
+def changes_weights(path: str) -> bool:
+    """Whether a value that a run computes with has a say in its weights, and not in what is measured alone."""
+    return not path.startswith(_MEASURED)
 
 
 def _is_read(path: str, reader: Recipe) -> bool:

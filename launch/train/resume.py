@@ -13,9 +13,10 @@ from pathlib import Path
 from ...errors import RequestError
 from ...storage import MANIFEST, check_identity
 from ...storage.identity import flat
-from ..recipe.identity import compared, identity_of
+from ..recipe.identity import changes_weights, compared, identity_of
 from ..recipe.load import load_recipe
 from ..recipe.model import Recipe
+from .longer import STEPS, check_longer
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +49,8 @@ def _check_same_recipe(run: Path, recipe: Recipe, *, said: bool) -> None:
             _log.warning("%s is missing, so nothing says whether its run had this recipe", saved)
         return
     before, now = identity_of(load_recipe(str(saved)).recipe, recipe), recipe.identity
-    changed = sorted(path for path in before.keys() | now.keys() if before.get(path) != now.get(path))
+    asked = [path for path in before.keys() | now.keys() if changes_weights(path) and not (said and path == STEPS)]
+    changed = sorted(path for path in asked if before.get(path) != now.get(path))
     if changed:
         raise RequestError(
             f"{run} holds a run of another recipe; these values differ: "
@@ -66,9 +68,12 @@ def _check_same_run(checkpoint: Path, recipe: Recipe) -> None:
     for path, value in identity_of(Recipe(method=recipe.method), recipe).items():
         if not any(_is_within(path, each) or _is_within(each, path) for each in there):
             before[path] = value
+    check_longer(checkpoint, before, recipe)
     remedy = "It is of another run. Give the same values to go on with that one, or begin in another --out"
     # what the checkpoint has and this recipe does not, such as an entry of data.columns, differs too
-    check_identity(checkpoint, before, dict.fromkeys(before) | recipe.identity, remedy=remedy)
+    expected = dict.fromkeys(before) | recipe.identity | {STEPS: before.get(STEPS)}  # which have been looked at
+    here = {path: value for path, value in expected.items() if changes_weights(path)}
+    check_identity(checkpoint, before, here, remedy=remedy)
 
 
 def _is_within(path: str, other: str) -> bool:

@@ -46,6 +46,8 @@ SIZES = {
 }
 SERVED = ServedTarget("org/target", ["Qwen3ForCausalLM"], V, 8, 4096, None, 2)
 S = 12
+TABLE = torch.randn(V, H, generator=torch.Generator().manual_seed(3))
+"""The target's embedding."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -71,6 +73,8 @@ def exported(
     net: Any, family: str, form: str, place: Path, served: ServedTarget = SERVED, **words: Any
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Config and tensors, as read from the files of an export of a saved drafter."""
+    if form == "speculators":
+        words |= {"table": lambda: TABLE}
     made = export_of(place, family, saved(net, place), served, form, **words)
     (place / "out").mkdir()
     (place / "out" / "config.json").write_text(json.dumps(made.config))
@@ -210,6 +214,7 @@ def test_eagle3(form: str, norms: bool, tmp_path: Path) -> None:
     config, tensors = exported(net, "eagle3", form, tmp_path, dtype="fp32")
     layer = "layers.0" if form == "speculators" else "midlayer"
     extra = {f"fc_norm.{i}.weight": [H] for i in range(3 * norms)}
+    extra |= {"embed_tokens.weight": [V, H]} if form == "speculators" else {}
     assert shapes(tensors) == {
         "fc.weight": [H, 3 * H],
         "norm.weight": [H],
@@ -228,17 +233,55 @@ def test_eagle3(form: str, norms: bool, tmp_path: Path) -> None:
     ids = tensors["d2t"] + torch.arange(U)
     assert tensors["d2t"].dtype == torch.int64
     assert ids.tolist() == WORDS == tensors["t2d"].nonzero()[:, 0].tolist()
-    words = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-    assert [config[word] for word in words] == [False, False, norms, norms]
+    words = ("norm_before_residual", "norm_before_fc", "fc_norm")
+    assert [config[word] for word in words] == [False, False, norms]
+    # engines take false where the native form does not have the word; SpecForge does not, to which it is another word
+    assert config.get("norm_output", False) is norms
     assert config["draft_vocab_size"] == U
     llama = config["transformer_layer_config"] if form == "speculators" else config
     assert llama["rope_parameters"] == {"rope_type": "default", "rope_theta": 50_000.0}
+    states, ids = torch.randn(2, S, 3 * H), torch.randint(V, (2, S))
+    embeds, positions = F.embedding(ids, TABLE), torch.arange(S).expand(2, -1)
+    # speculators' class embeds by the folder's own table, and may find anything where it has none
+    table = tensors["embed_tokens.weight"] if form == "speculators" else TABLE
+    with torch.no_grad():
+        mine = net.head(net(net.fuse(states), embeds, positions, None))
+        theirs = eagle3_of_transformers(llama, config, tensors, states, F.embedding(ids, table), positions)
+    torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("norms", [False, True])
+def test_specforge_reads_the_native_form_alike(norms: bool, tmp_path: Path) -> None:
+    """Its `norm_output` says whether there is a norm in front of the head, and there is one where the word is missing."""
+    net = eagle3_net(feature_norms=norms)
+    config, tensors = exported(net, "eagle3", "vllm", tmp_path, dtype="fp32")
     states, embeds = torch.randn(2, S, 3 * H), torch.randn(2, S, H)
     positions = torch.arange(S).expand(2, -1)
     with torch.no_grad():
         mine = net.head(net(net.fuse(states), embeds, positions, None))
-        theirs = eagle3_of_transformers(llama, config, tensors, states, embeds, positions)
+        normed = config.get("norm_output", True)
+        theirs = eagle3_of_transformers(config, config, tensors, states, embeds, positions, normed=normed)
     torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", ["vllm", "speculators"])
+def test_a_scaled_drafter_is_read_with_its_scaling(form: str, tmp_path: Path) -> None:
+    """At positions behind the original context, by the Llama parts of `transformers` alone."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4}
+    net = eagle3_net(rope_scaling=yarn)
+    served = replace(SERVED, words={"max_position_embeddings": 16})
+    config, tensors = exported(net, "eagle3", form, tmp_path, served, dtype="fp32")
+    llama = config["transformer_layer_config"] if form == "speculators" else config
+    assert (llama["rope_scaling"], llama["rope_theta"], llama["max_position_embeddings"]) == (yarn, 50_000.0, 16)
+    states, embeds = torch.randn(2, S, 3 * H), torch.randn(2, S, H)
+    positions = torch.arange(S).expand(2, -1)
+    plain = {**llama, "rope_scaling": None, "rope_parameters": {"rope_type": "default", "rope_theta": 50_000.0}}
+    with torch.no_grad():
+        mine = net.head(net(net.fuse(states), embeds, positions, None))
+        theirs = eagle3_of_transformers(llama, config, tensors, states, embeds, positions)
+        unscaled = eagle3_of_transformers(plain, config, tensors, states, embeds, positions)
+    torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(mine, unscaled, atol=1e-3)
 
 
 def eagle3_of_transformers(
@@ -248,8 +291,10 @@ def eagle3_of_transformers(
     states: Tensor,
     embeds: Tensor,
     positions: Tensor,
+    *,
+    normed: bool = True,
 ) -> Tensor:
-    """Logits over the draft vocabulary of a first pass, in the words of the format."""
+    """Logits over the draft vocabulary of a first pass, in the words of the format; `normed`: the head's input."""
     config = AutoConfig.for_model(**llama)
     config._attn_implementation = "eager"
     part = {name.replace("midlayer.", "layers.0."): t for name, t in tensors.items()}
@@ -272,7 +317,7 @@ def eagle3_of_transformers(
     turn = LlamaRotaryEmbedding(config)(hidden, positions)
     hidden = hidden + attention(read, position_embeddings=turn, attention_mask=causal())[0]
     hidden = hidden + mlp(norm("layers.0.post_attention_layernorm", hidden))
-    return F.linear(norm("norm", hidden), part["lm_head.weight"])
+    return F.linear(norm("norm", hidden) if normed else hidden, part["lm_head.weight"])
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,24 +13,27 @@ from transformers import AutoConfig
 
 
 @pytest.mark.parametrize(
-    ("family", "rope", "positions"),
+    ("family", "rope", "plain"),
     [
         ("llama", {"rope_type": "default"}, 128),
         ("llama", {"rope_type": "linear", "factor": 4.0}, 512),
         ("llama", {"rope_type": "dynamic", "factor": 2.0}, 256),
         ("llama", {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}, 128),
-        ("gemma3_text", {"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e4}}, 128),
+        ("gemma3_text", {"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}}, 128),
     ],
 )
-def test_positions_are_as_many_as_engines_serve_the_target_with(
-    family: str, rope: dict[str, Any], positions: int
-) -> None:
-    """Some kinds of scaled positions are counted in the config's number, some are not; a drafter's are never scaled."""
+def test_positions_are_as_many_as_engines_serve_the_target_with(family: str, rope: dict[str, Any], plain: int) -> None:
+    """A drafter's are scaled as the target's are; those of one with plain positions are as many as the target's."""
     config = AutoConfig.for_model(family, vocab_size=61, max_position_embeddings=128, num_hidden_layers=8)
     config.rope_parameters = {"rope_theta": 1e4} | rope
-    words = llama_words(LayerShape.of(config), ServedTarget.of("org/target", config))
-    assert words["max_position_embeddings"] == positions
-    assert words["rope_parameters"]["rope_type"] == "default"
+    shape, target = LayerShape.of(config), ServedTarget.of("org/target", config)
+    words, wanted = llama_words(shape, target), {"rope_theta": 1e4} | rope.get("full_attention", rope)
+    assert words["max_position_embeddings"] == 128
+    assert words["rope_parameters"] == wanted
+    assert words["rope_theta"] == wanted.pop("rope_theta")
+    assert words["rope_scaling"] == (None if wanted["rope_type"] == "default" else wanted)
+    older = llama_words(replace(shape, rope_scaling=None), target)
+    assert (older["max_position_embeddings"], older["rope_parameters"]["rope_type"]) == (plain, "default")
 
 
 def test_a_target_that_names_no_ends_of_a_text() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shlex
 import shutil
@@ -436,6 +437,18 @@ def eagle3(target: Any, tmp_path: Path) -> Path:
     """Of hidden states that are no engine's default."""
     net = Eagle3Net.for_target(target.model, layers=(1, 9, 16), ids=list(range(64)))
     return run_folder(tmp_path, "eagle3-tiny", net, target)
+
+
+@pytest.mark.parametrize(("flags", "told"), [([], True), ([("block.mask_token", "7")], False)])
+def test_a_mask_that_vllm_alone_reads_is_named(
+    flags: list[tuple[str, str]], told: bool, target: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe = load_recipe("dflash-tiny", [("block.size", "4"), *flags]).recipe
+    run = run_folder(tmp_path, "dflash-tiny", dflash_student(recipe, target.model), target)
+    with caplog.at_level(logging.INFO):
+        assert main(["export", str(run)]) == 0
+    assert ("which vLLM alone reads" in caplog.text) is told
+    assert ("Set block.mask_token for a drafter that is to be exchanged" in caplog.text) is told
 
 
 def test_every_engine_is_started_with_the_same_draft(eagle3: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -33,7 +33,7 @@ from torch import Tensor
 LENGTHS = [[5, 1, 4], [2, 6]]
 WIDTH = 10
 NAMES = ["loss", "ce", "alpha", "agreement", "feature"]
-NAMES_3 = ["loss", "ce", "alpha", "agreement", "alpha_2", "alpha_3"]
+NAMES_3 = ["loss", "ce", "alpha", "agreement", "covered_labels", "covered_mass", "alpha_2", "alpha_3"]
 WORDS = [word for word in range(61) if word % 3 != 1]
 Objective = EagleObjective | eagle3.Eagle3Objective
 
@@ -364,6 +364,8 @@ def by_hand_3(goal: eagle3.Eagle3Objective, target: Backbone, rows: dict[str, Te
                     if j == 0:
                         sums["ce"] += ce.detach() * share(rows, row, 0)
                         sums["agreement"] += float(p.argmax() == WORDS[q.argmax()]) * share(rows, row, 0)
+                        sums["covered_labels"] += (int(ids[t + 2]) in WORDS) * share(rows, row, 0)
+                        sums["covered_mass"] += p[WORDS].sum().detach() * share(rows, row, 0)
     return sums
 
 

@@ -37,7 +37,7 @@ from ..losses.terms import check_terms
 from ..packed.passes import are_long
 from ..pruning.sizes import check_not_pruned
 from ..sections import MakeProbe, Run, Sections
-from ..student.fused import chosen_layers, draft_vocabulary, frequent_tokens
+from ..student.fused import chosen_layers, covered_by_half, draft_vocabulary, frequent_tokens, say_covered
 from ..student.warm_start import warm_started
 from ..teacher.features import FeatureSource, OnlineFeatures
 from ..teacher.frozen import Save, check_teacher, freeze, run_for_target, saver
@@ -78,6 +78,11 @@ def student(recipe: Sections, target: PreTrainedModel, ids: Sequence[int] | None
         layers=chosen_layers(config.layers, target, "peagle.layers"),
         decoder_layers=config.decoder_layers,
     )
+
+
+def coverage(recipe: Sections, labels: Sequence[Sequence[int]]) -> str:
+    """What the draft vocabulary would cover of texts' labels, in words."""
+    return covered_by_half(labels, recipe.peagle.vocabulary, "peagle.vocabulary")
 
 
 class PeagleTeacher(NamedTuple):
@@ -206,6 +211,8 @@ def run(recipe: Sections, out: Path, resume: str = "auto", make_probe: MakeProbe
     def build(target: Backbone, rows: Prepared) -> PeagleObjective:
         ids = frequent_tokens(rows.train, min(recipe.peagle.vocabulary, target.vocabulary))
         net = student(recipe, target.model, ids)
-        return warm_started(PeagleObjective(recipe, net, target.model, saver(target, "peagle")), recipe, target)
+        objective = warm_started(PeagleObjective(recipe, net, target.model, saver(target, "peagle")), recipe, target)
+        say_covered(rows.train, net.ids_U.tolist())
+        return objective
 
     return run_for_target(build, Run(recipe, out, resume, make_probe), check_target=check_target)

@@ -3,8 +3,9 @@
 Many blocks speak of the same token, so the target's distributions are made once for every position and
 looked up. What each draft of a block counts is a fixed decay or D-PACE's weight (`losses/pace.py`), and
 the weights of a row add up to its labels: a row's loss is a weighted mean times the number of labels
-that the loop divides by, whatever row, micro-batch or process stands beside it. Read next:
-`anchors.py`, where blocks begin; `drafters/block/net.py`, the network; `../eagle_common.py`, shared parts.
+that the loop divides by, whatever row, micro-batch or process stands beside it. (`block.weigh: blocks`
+has one mean over a micro-batch in its place.) Read next: `anchors.py`, where blocks begin;
+`drafters/block/net.py`, the network; `../eagle_common.py`, shared parts.
 
 Shapes: R rows, S tokens of a row, A anchors of a row, K drafts of a block, P drafts that count, C
 drafts of a chunk, H hidden size, F numbers of the fused states, V vocabulary.
@@ -23,6 +24,7 @@ from ...drafters.block.net import BlockNet
 from ...drafters.projection import Shaping
 from ..eagle_common import in_text_order, reported, told_by_row
 from ..loop.objective import Batch
+from ..losses.candidates import likeliest
 from ..losses.chunked import Added, ChunkedLoss, Kept, SharedTeacher
 from ..losses.mix import Mix
 from ..losses.pace import d_pace, geometric
@@ -130,9 +132,14 @@ class BlockStudent(nn.Module):
         guess_PH, at_P, label_P2 = out_RAKH[place], *compared(batch, anchors)
         weight_RAK = self._weights(guess_PH, label_P2[:, 0], at_P, batch, anchors.known_RAK, place)
         labels_R = batch["loss_mask"].sum(1)
-        mean_R = labels_R / weight_RAK.sum((1, 2)).clamp_min(torch.finfo(torch.float32).tiny)
+        if self._config.weigh == "blocks":  # one mean over all blocks, times as many labels as the loop divides by
+            labels_R, weight_R = labels_R.sum()[None], weight_RAK.sum()[None]
+        else:
+            weight_R = weight_RAK.sum((1, 2))
+        mean_R = labels_R / weight_R.clamp_min(torch.finfo(torch.float32).tiny)
         share_P = (weight_RAK * mean_R[:, None, None])[place]
         states_NH = teacher_output.hidden_RSH.flatten(0, 1)
+        label_P2 = self._relabelled(label_P2, at_P, states_NH)
         at_P, guess_PH, label_P2, sorted_P = in_text_order(at_P, guess_PH, label_P2, share_P)
         assert sorted_P is not None
         told_P = told_by_row(at_P, label_P2[:, 1], batch)
@@ -147,6 +154,17 @@ class BlockStudent(nn.Module):
         more, own = self.beside(Compared(guess_PH, label_P2, at_P, sorted_P, told_P, overlap_P), batch)
         loss, terms = loss + more, terms | own if terms else {}
         return loss, reported(loss, terms, told_P, label_P2[:, 1], self.draft.config.most)
+
+    def _relabelled(self, label_P2: Tensor, at_P: Tensor, states_NH: Tensor) -> Tensor:
+        """The labels, or the target's likeliest tokens in their places, where the recipe has it so."""
+        (head,) = self._frozen
+        if self._config.ce_label == "text" or not len(at_P):
+            return label_P2
+        seen_X, where_P = on_host(at_P).unique(return_inverse=True)  # many drafts speak of one token
+        device = at_P.device
+        with torch.no_grad():
+            best_X = likeliest(states_NH[sent(seen_X, device)], head.projection, 1, head.chunk)[:, 0]
+        return torch.stack([best_X[sent(where_P, device)], label_P2[:, 1]], 1)
 
     def beside(self, _compared: Compared, _batch: Batch) -> tuple[Tensor | float, dict[str, Tensor]]:
         """A loss beside the slots' own, summed over drafts, and sums that are reported: here none."""

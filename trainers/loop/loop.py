@@ -310,7 +310,8 @@ class Loop:
     def load(self, saved: Path) -> int:
         """Restore the state after the checkpoint's step, and return that step."""
         counters = self.snapshots.load(saved)
-        self.best = counters.best
+        goes_on = counters.step < self.plan.loop.steps
+        self.best = self.snapshots.best_of(counters, saved) if goes_on else counters.best
         self.steps.skipped, self.steps.bad_steps = counters.skipped, counters.bad_steps
         epochs = self.order.epoch(counters.step)
         _log.info("resumed %s: step %d, %.2f epochs seen", saved, counters.step, epochs)

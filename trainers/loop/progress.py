@@ -90,8 +90,12 @@ class Meter:
         self._rollout_seconds = (self._rollout_seconds or 0.0) + seconds
 
     def means(self, accelerator: Accelerator) -> dict[str, float]:
-        """Mean of each term over the labelled tokens of all processes since the last restart."""
-        return means(totals(accelerator, self._sums), self._labels)
+        """Mean of each term over the labelled tokens of all processes since the last restart.
+
+        Where none of them was compared with anything there is no loss, and `labels` is 0.
+        """
+        found = means(totals(accelerator, self._sums), self._labels)
+        return found if "loss" in found or not self._labels else {"labels": 0.0, **found}
 
     def clock(self) -> dict[str, float]:
         """Tokens per second, shares of the time spent waiting for data and generating rows, and memory
@@ -118,7 +122,7 @@ class Screen:
     def __init__(self, steps: int, *, first: int, active: bool) -> None:
         self._steps, self._active = steps, active
         self._began, self._first = time.perf_counter(), first
-        self._warned = not active
+        self._warned, self._told = not active, False
         bar = active and sys.stderr.isatty()
         self._bar = tqdm(total=steps, initial=first, disable=not bar, unit="step", leave=False)
 
@@ -128,12 +132,25 @@ class Screen:
     def report(self, step: int, values: dict[str, float]) -> None:
         if not self._active:
             return
+        self._warn_of_no_label(step, values)
         shown = {name: _short(value) for name, value in values.items()}
         if self._bar.disable:
             line = " ".join(f"{name}={value}" for name, value in shown.items())
             _log.info("step=%d/%d %s eta=%s", step, self._steps, line, self._eta(step))
         else:
             self._bar.set_postfix(shown)
+
+    def _warn_of_no_label(self, step: int, values: dict[str, float]) -> None:
+        """Say, once in a run, why a line has no loss."""
+        if values.get("labels") != 0 or self._told:
+            return
+        self._told = True
+        _log.warning(
+            "step %d: no token since the last line was compared (labels=0), so there is no loss and nothing was "
+            "learnt: rows are shorter than what is drafted, or the draft vocabulary has none of the target's "
+            "likeliest tokens",
+            step,
+        )
 
     def warn_of_no_loss(self, step: int, values: dict[str, float], rows: int) -> None:
         """Say, once in a run, where held-out rows had nothing to compare."""

@@ -41,6 +41,8 @@ from .sharding import (
 from .sums import total
 
 _log = logging.getLogger(__name__)
+_CHOOSE = ("probe.prompts", "probe.max_new_tokens", "probe.draft_length", "loop.validate_rows")
+"""Values, by dotted path: under others, probes and held-out losses are no measure of the same thing as before."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +163,16 @@ class Snapshots:
             team = self.accelerator
             self.rollouts.recall(load_file(rows), team.process_index, team.num_processes)
         return Counters(**json.loads((folder / "trainer.json").read_text()))
+
+    def best_of(self, counters: Counters, folder: Path) -> dict[str, float] | None:
+        """The best so far; None where this run measures it otherwise than the one of `folder`: the next will be."""
+        there = json.loads((folder / MANIFEST).read_text(encoding="utf-8")).get("recipe")
+        here = json.loads(json.dumps(dict(self.identity)))
+        before = there if isinstance(there, dict) else {}  # 0.1.0 tells nothing
+        if counters.best is None or all(before.get(name, here.get(name)) == here.get(name) for name in _CHOOSE):
+            return counters.best
+        _log.info("probes or held-out rows are others than before %s: the next ones choose the best anew", folder)
+        return None
 
     def _write(self, name: str, counters: Counters, rows: Batch | None) -> None:
         """Write and publish; where memory runs out on the way, once more with what can be freed."""

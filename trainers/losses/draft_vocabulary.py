@@ -74,7 +74,8 @@ class DraftVocabularyLoss:
     what is accepted, and mass outside never is. The text's own token counts where it can be
     drafted. Reported: `alpha`, sum min(p, q) with p as it is, `agreement` of the argmax and the
     terms of the mix, of the first pass (its cross-entropy as `text_ce`); `alpha_j` of the j-th
-    draft.
+    draft; and of the first pass how much the draft vocabulary covers, `covered_labels` of the text's tokens and
+    `covered_mass` of the target's distribution.
     """
 
     net: Eagle3Net
@@ -106,6 +107,8 @@ class DraftVocabularyLoss:
             "ce": ce_C.detach() * (pass_C == 0),
             "alpha": alpha_C * (pass_C == 0),
             "agreement": agreement_C.float(),
+            "covered_labels": (label_C != UNKNOWN).float() * (pass_C == 0),
+            "covered_mass": target.share_C * (pass_C == 0),
             **alphas,
             **of_first(added, pass_C == 0),
             **self._compared(added, drafted_C, label_C != UNKNOWN),

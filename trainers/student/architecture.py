@@ -37,9 +37,18 @@ def fresh_model(
             pad_token_id=None,
             tie_word_embeddings=config.tied,
             attention_bias=False,
+            rope_parameters=None if like is None else _positions(like, sizes["head_dim"]),
             **sizes,
         )
     )
+
+
+def _positions(like: PretrainedConfig, head_size: int) -> dict[str, Any]:
+    """The rotary positions of a target: a draft reads its texts, however long they are."""
+    from ...drafters.layers.rope import PLAIN, rope_of
+
+    theta, scaling = rope_of(like, head_size)
+    return {**(scaling or {"rope_type": PLAIN}), "rope_theta": theta}
 
 
 def _check_memory(sizes: dict[str, int], vocabulary: int) -> None:

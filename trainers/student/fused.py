@@ -5,6 +5,7 @@ Read next: `../eagle3.py` and `../block/peagle.py`, whose students are made of i
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ from ...errors import RequestError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+_log = logging.getLogger(__name__)
 
 
 def draft_vocabulary(size: int, target: PreTrainedModel) -> int:
@@ -41,6 +44,38 @@ def chosen_layers(
             "high: serving engines hand out each once and in this order"
         )
     return layers
+
+
+def say_covered(rows: PackedRows, ids: Sequence[int]) -> None:
+    """Say how many of the training labels a draft vocabulary has."""
+    labels = rows.ids_RS[rows.in_loss_RS]
+    _log.info(
+        "the draft vocabulary of %s tokens has %.1f %% of the %s training labels; others are never drafted, and "
+        "covered_mass is the target's mass on it",
+        f"{len(ids):,}",
+        100 * np.isin(labels, ids).mean() if len(labels) else 0.0,
+        f"{len(labels):,}",
+    )
+
+
+def covered_by_half(labels: Sequence[Sequence[int]], size: int, option: str) -> str:
+    """How much a draft vocabulary of the labels of every second text covers of the others', in words.
+
+    Args:
+        labels: of every text.
+        option: the value that has the size.
+    """
+    none = np.zeros(0, np.int64)
+    seen, others = (np.concatenate([none, *(np.asarray(each, np.int64) for each in labels[at::2])]) for at in (0, 1))
+    if not len(seen) or not len(others):
+        return ""
+    counts_V = np.bincount(seen)
+    chosen = np.argsort(-counts_V, kind="stable")[:size]
+    share = np.isin(others, chosen[counts_V[chosen] > 0]).mean()
+    return (
+        f"; a draft vocabulary of {size:,} tokens ({option}) chosen from every second of these rows has {share:.1%} "
+        "of the labels of the others"
+    )
 
 
 def frequent_tokens(rows: PackedRows, size: int) -> list[int]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import MISSING, asdict, fields
+from dataclasses import MISSING, asdict, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,8 +19,9 @@ from torch import nn
 
 from ...decoding.target.backbone import Backbone
 from ...drafters.families import FAMILIES
-from ...drafters.folder import REMEDY, read_entry
+from ...drafters.folder import REMEDY, built_from, read_entry
 from ...drafters.identity import TargetIdentity
+from ...drafters.layers.llama import Rotary
 from ...drafters.weights import load_weights
 from ...errors import RequestError
 from ..loop.objective import Objective
@@ -30,6 +31,7 @@ from ..sections import Sections
 
 _log = logging.getLogger(__name__)
 _Goal = TypeVar("_Goal", bound=Objective)
+_POSITIONS = ("rope_theta", "rope_scaling")
 
 
 def warm_started(goal: _Goal, recipe: Sections, target: Backbone) -> _Goal:
@@ -46,7 +48,9 @@ def warm_started(goal: _Goal, recipe: Sections, target: Backbone) -> _Goal:
     module = goal.draft()
     assert module is not None  # what drafts is what goes on
     check_warm_start(module, recipe, TargetIdentity.of(target))
-    load_weights(module, Path(recipe.model.start_from))
+    folder = Path(recipe.model.start_from)
+    _keep_positions(module, _entry(folder)["settings"], folder)
+    load_weights(module, folder)
     _log.info("the drafter is initialised from %s", recipe.model.start_from)
     return goal
 
@@ -90,6 +94,35 @@ def _entry(folder: Path) -> dict[str, Any]:
         raise RequestError(f"model.start_from: {error}") from error
 
 
+def _keep_positions(module: Any, settings: dict[str, Any], folder: Path) -> None:
+    """Give it the rotary positions that the folder's weights were trained with, where they are not the target's."""
+    own, part = asdict(module.config), settings.get("prefix")  # Hydra's settings hold its layer's
+    there = {name: (part or settings).get(name) for name in _POSITIONS}
+    if there == {name: (own.get("prefix") or own).get(name) for name in _POSITIONS}:
+        return
+    with built_from(folder / "config.json", "a drafter"):
+        if part:
+            module.config = replace(module.config, prefix=replace(module.config.prefix, **there))
+        else:
+            module.config = replace(module.config, **there)
+    shape = module.config.prefix if part else module.config
+    for each in module.modules():
+        if isinstance(each, Rotary):
+            each.follow(shape)
+    _log.info(
+        "the drafter goes on with the rotary positions of %s (theta %g, scaling %s), which are not the target's",
+        folder,
+        shape.rope_theta,
+        (shape.rope_scaling or {}).get("rope_type", "none"),
+    )
+
+
+def _without_positions(sizes: dict[str, Any]) -> dict[str, Any]:
+    """Sizes but for what weights of other positions go on with."""
+    left = {name: size for name, size in sizes.items() if name not in _POSITIONS}
+    return left | {"prefix": _without_positions(left["prefix"])} if left.get("prefix") else left
+
+
 def _check_sizes(module: Any, recipe: Sections, settings: dict[str, Any], folder: Path) -> None:
     own = json.loads(json.dumps(asdict(module.config)))  # as a folder has them: lists, no tuples
     # a folder may be older than a size, which then is what it was before there was a choice
@@ -98,6 +131,7 @@ def _check_sizes(module: Any, recipe: Sections, settings: dict[str, Any], folder
     there = known | settings
     if lost := sorted(own.keys() - there.keys()):
         raise RequestError(f"model.start_from: {folder / 'config.json'} does not say its {', '.join(lost)}: {REMEDY}")
+    own, there = _without_positions(own), _without_positions(there)
     wrong = sorted(key for key in own.keys() | there.keys() if own.get(key) != there.get(key))
     if not wrong:
         return

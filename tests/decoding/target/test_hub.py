@@ -93,7 +93,7 @@ def test_quantised_weights_are_no_reason_to_trust(how: dict[str, str], tmp_path:
     [
         ([], "it is the folder of an unfinished run"),
         (["drafter"], "it is the folder of a run; name {run}/drafter;"),
-        (["drafter", "target"], "it is the folder of a run; name {run}/drafter or {run}/target;"),
+        (["drafter", "target"], "it is the folder of a run; name {run}/target;"),
     ],
 )
 def test_a_runs_folder_is_taken_for_no_model(made: list[str], said: str, tmp_path: Path) -> None:

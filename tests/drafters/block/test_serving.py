@@ -246,6 +246,27 @@ def test_dspark_s_slots_and_walk_are_made_anew_from_the_file(tmp_path: Path) -> 
     assert len(walked) == B
 
 
+def test_dspark_s_own_class_finds_every_number_that_it_asks_for(tmp_path: Path) -> None:
+    """DeepSpec's Qwen3DSparkModel reads these off its config without a default."""
+    made = exported(dspark_net(confidence=True), tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(made.config))
+    config = AutoConfig.from_pretrained(tmp_path)
+    asked = ("block_size", "num_anchors", "mask_token_id", "target_layer_ids", "markov_rank", "markov_head_type")
+    asked += ("enable_confidence_head", "confidence_head_with_markov", "num_target_layers")
+    assert [name for name in asked if getattr(config, name, None) is None] == []
+    assert config.num_anchors >= 1
+
+
+def test_a_folder_that_other_readers_of_the_form_misread_says_so(tmp_path: Path) -> None:
+    """A mask of its own is the last row of a table, which z-lab's, SpecForge's and speculators' classes leave out."""
+    table = torch.randn(V, H)
+    assert exported(block_net(), tmp_path, table=lambda: table).own_mask
+    assert exported(dspark_net(mask_token=None), tmp_path, table=lambda: table).own_mask
+    assert not exported(block_net(mask_token=7), tmp_path).own_mask
+    scaled = ServedTarget(**(asdict(SERVED) | {"embedding_scale": 5.5}))
+    assert exported(block_net(mask_token=7), tmp_path, scaled, table=lambda: table).own_mask
+
+
 @pytest.mark.parametrize("sure", [False, True])
 def test_dspark_says_that_its_first_slot_drafts(sure: bool, tmp_path: Path) -> None:
     words: dict[str, Any] = {"layout": "anchor-first", "causal": True, "mask_token": 7, "vocabulary": V, "rank": 6}

@@ -20,7 +20,9 @@ from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.decoding.target.kv_cache import KVCache
 from draftsmith.drafters.config import DrafterConfig
 from draftsmith.drafters.folder import save_draft_model, save_heads
+from draftsmith.drafters.model import context
 from draftsmith.drafters.model.draft_model import DraftModel
+from draftsmith.drafters.model.pard import Pard
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.drafters.vocabulary.foreign_draft import ForeignDraft, IntersectionDraft, RetokenisedDraft
 from draftsmith.drafters.vocabulary.shared_tokens import Vocabulary, VocabularyPair
@@ -175,12 +177,40 @@ def test_an_arena_that_is_too_small_grows(
     assert (again.tokens, again.origin) == (first.tokens, first.origin)
 
 
-def test_a_text_beyond_the_draft_s_context_is_refused(target: Backbone) -> None:
-    short = model(len(OWN), seed=2, positions=16)
+@KINDS
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_behind_the_draft_s_context_nothing_is_drafted(
+    kind: type[ForeignDraft], temperature: float, target: Backbone, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The draft counts its own tokens; its learnt positions end, and a step behind them would be an error."""
+    torch.manual_seed(2)
+    reads, how = 24, {"warper": Warper(temperature), "max_new_tokens": 60, "seed": 3}
+    short = ready(
+        random_model("gpt2", vocab_size=len(OWN), max_position_embeddings=reads, n_embd=32, n_head=2, n_layer=1)
+    )
     short.tokenizer = OWN
-    drafter = make(IntersectionDraft, short, target)
-    with pytest.raises(RequestError, match="reads 16 tokens, and the text takes"):
-        generate(target, drafter, PROMPTS, warper=Warper(1.0), max_new_tokens=40)
+    context._SAID.clear()
+    long = "def add(left, right):\n    return left + right\n" * 2
+    prompts = [*PROMPTS, THEIRS(long)["input_ids"]]
+
+    class Met(kind):  # type: ignore[misc, valid-type]
+        def propose(self, *given: Any) -> Proposal:
+            made = super().propose(*given)
+            there = made.present_BN if made.present_BN is not None else torch.ones_like(made.tokens_BN, dtype=bool)
+            met.extend(zip(map(len, self.rows._texts), there[:, 1:].any(1).tolist(), strict=True))
+            return made
+
+    met: list[tuple[int, bool]] = []
+    with caplog.at_level(logging.WARNING):
+        done = generate(target, make(Met, short, target, draft_length=3), prompts, **how)
+    assert not any(drafted for length, drafted in met if length + 2 > reads)
+    assert any(drafted for length, drafted in met if length + 2 <= reads)
+    assert caplog.text.count("reads texts of up to 24 tokens, and a text with a draft takes") == 1
+    for row, prompt in enumerate(prompts):
+        alone = generate(target, make(kind, short, target, draft_length=3), [prompt], requests=[row], **how)
+        assert alone.tokens[0] == done.tokens[row]
+    if not temperature:
+        assert done.tokens == autoregressive(target, prompts, warper=Warper(0.0), max_new_tokens=60).tokens
 
 
 def test_a_draft_that_knows_the_answer_is_accepted() -> None:
@@ -344,6 +374,30 @@ def test_with_permission_it_drafts_and_says_how(
 def test_auto_takes_a_draft_of_the_same_tokens_as_it_is(folders: dict[str, Path], target: Backbone) -> None:
     drafter = load_drafter(folders["own"], target, config=DrafterConfig(vocabulary="auto"))
     assert type(drafter) is DraftModel
+
+
+@pytest.mark.parametrize("folder", ["own", "plain", "foreign"])
+def test_a_pard_draft_is_never_an_ordinary_one(
+    folder: str, folders: dict[str, Path], draft: Backbone, target: Backbone, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A published one, which is a model that names its mask, and one of ours; of other tokens it is refused."""
+    path = folders[folder] / "config.json"
+    config = json.loads(path.read_text()) | {"pard_token": 3}
+    if folder == "own":
+        del config["draftsmith"]  # as it was published
+    path.write_text(json.dumps(config))
+    reader = draft if folder == "plain" else target
+    with caplog.at_level(logging.INFO):
+        if folder == "foreign":
+            with pytest.raises(RequestError, match="is a PARD draft .* for a target that has others"):
+                load_drafter(folders[folder], target, config=DrafterConfig(vocabulary="auto"))
+            return
+        drafter = load_drafter(folders[folder], reader, config=DrafterConfig(vocabulary="auto"))
+    assert type(drafter) is Pard
+    assert (drafter.mask, drafter.draft_steps) == (3, 1)
+    assert "trained to draft in one pass (pard_token 3), and does: PARD" in caplog.text
+    with pytest.raises(RequestError, match="drafter.vocabulary is 'intersection' for a target that may have others"):
+        load_drafter(folders[folder], reader, config=DrafterConfig(vocabulary="intersection"))
 
 
 def test_auto_writes_anew_where_few_are_shared(target: Backbone) -> None:

@@ -63,13 +63,15 @@ def own_weights(q: list[float], positions: str) -> list[float]:
     return [sum(alive[j:]) for j in range(len(q))]
 
 
-def by_loops(goal: DFlashObjective, batch: Batch, mix: Mix, positions: str) -> Tensor:
-    """One block at a time, a row's weighted mean times its labels."""
+def by_loops(
+    goal: DFlashObjective, batch: Batch, mix: Mix, positions: str, *, weigh: str = "labels", ce_label: str = "text"
+) -> Tensor:
+    """One block at a time, a row's weighted mean times its labels; or the mean of all blocks, times all labels."""
     teacher, (head,) = goal.prepare(batch), goal.module._frozen
     at_RA, label_RAK, known_RAK = teacher.anchors
     out = goal.draft().blocks(teacher.fused_RSF, batch["positions"], batch["documents"], teacher.roots_RAH, at_RA)
     draft, p = out @ head.weight.T, teacher.hidden_RSH @ head.weight.T
-    total = torch.zeros(())
+    total, all_losses, all_weights = torch.zeros(()), [], []
     for row in range(len(at_RA)):
         losses, weights = [], []
         for block in range(at_RA.shape[1]):
@@ -78,10 +80,15 @@ def by_loops(goal: DFlashObjective, batch: Batch, mix: Mix, positions: str) -> T
             labels, logits = batch["input_ids"][row, places], draft[row, block, :known]
             q = logits.detach().softmax(-1)[range(known), labels].tolist()
             weights += own_weights(q, positions)
+            labels = labels if ce_label == "text" else p[row, places - 1].argmax(-1)
             losses += list(mix(logits, p[row, places - 1], labels)["loss"])
         mean = sum(w * each for w, each in zip(weights, losses, strict=True)) / sum(weights)
         total = total + mean * batch["loss_mask"][row].sum()
-    return total
+        all_losses, all_weights = all_losses + losses, all_weights + weights
+    if weigh == "labels":
+        return total
+    mean = sum(w * each for w, each in zip(all_weights, all_losses, strict=True)) / sum(all_weights)
+    return mean * batch["loss_mask"].sum()
 
 
 @pytest.mark.parametrize("positions", ["geometric", "d-pace"])
@@ -98,6 +105,25 @@ def test_the_loss_is_that_of_a_loop(terms: dict[str, float], layout: str, positi
         torch.testing.assert_close(mine, plain, rtol=1e-3, atol=1e-4)
     depth = goal.draft().config.most
     assert {"loss", "alpha", "agreement", "ce", *(f"alpha_{j + 1}" for j in range(1, depth))} <= reported.keys()
+
+
+@pytest.mark.parametrize("positions", ["geometric", "d-pace"])
+@pytest.mark.parametrize(
+    "own", [{"weigh": "blocks"}, {"ce_label": "target"}, {"weigh": "blocks", "ce_label": "target"}]
+)
+def test_what_other_trainers_weigh_and_call_a_label(own: dict[str, str], positions: str, target: Backbone) -> None:
+    """DeepSpec's mean over all blocks, on rows of very uneven labels; speculators' label, the target's likeliest."""
+    terms = {"kl": 0.0, "ce": 1.0, "positions": positions}
+    goal, plain, batch = goal_for(target, terms, **own), goal_for(target, terms), rows()
+    batch["loss_mask"][1, 7:] = False
+    assert 2 * int(batch["loss_mask"][1].sum()) < int(batch["loss_mask"][0].sum())
+    (loss, _), (other, _) = (each.module(batch, each.prepare(batch)) for each in (goal, plain))
+    wanted = by_loops(goal, batch, Mix.of(ObjectiveConfig(kl=0.0, ce=1.0)), positions, **own)
+    torch.testing.assert_close(loss, wanted, rtol=1e-4, atol=1e-4)
+    assert abs(float(loss - other)) > 0.01
+    ours, theirs = (torch.autograd.grad(each, list(goal.draft().parameters())) for each in (loss, wanted))
+    for mine, each in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, each, rtol=1e-3, atol=1e-4)
 
 
 def test_micro_batches_make_no_difference(target: Backbone) -> None:

@@ -44,3 +44,37 @@ def test_no_held_out_loss_is_never_the_best(tmp_path: Path, caplog: pytest.LogCa
 
 def _records(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_line_without_a_loss_says_that_there_were_no_labels(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """EAGLE-3 whose draft vocabulary has no token that the target is likeliest to write."""
+    caplog.set_level(logging.INFO)
+    loop = toy.loop_in(tmp_path, "eagle3", given={"eagle3": {"passes": 2, "vocabulary": 5}})
+    ids_U = loop.objective.draft().ids_U.tolist()
+    objective: Any = loop.objective
+    prepare = objective.prepare
+
+    def unlikely(batch: Batch) -> Any:
+        made = prepare(batch)
+        head = objective._target.get_output_embeddings()
+        worst = head.weight[ids_U].mean(0)  # a state from which none of these is the likeliest
+        return made._replace(hidden_RSH=made.hidden_RSH * 0 - 100 * worst)
+
+    objective.prepare = unlikely
+    toy.run(loop)
+    lines = [each for each in _records(tmp_path) if each["kind"] == "train"]
+    assert len(lines) == toy.STEPS
+    assert all(line["labels"] == 0 and "loss" not in line for line in lines)
+    assert all(0 <= line["covered_mass"] < 0.5 and 0 <= line["covered_labels"] < 1 for line in lines)
+    assert caplog.text.count("no token since the last line was compared (labels=0)") == 1
+    assert "labels=0 " in caplog.text
+
+
+def test_a_line_with_a_loss_says_nothing_of_labels(tmp_path: Path) -> None:
+    toy.run(toy.loop_in(tmp_path, "eagle3", given={"eagle3": {"passes": 2}}))
+    lines = [each for each in _records(tmp_path) if each["kind"] == "train"]
+    assert all("labels" not in line and "loss" in line for line in lines)
+    for line in lines:
+        assert [line["covered_mass"], line["covered_labels"]] == pytest.approx([1, 1], abs=1e-5)

@@ -19,6 +19,7 @@ from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.decoding.target.loading import load_target
 from draftsmith.drafters.families import FAMILIES
 from draftsmith.drafters.folder import save_draft_model
+from draftsmith.drafters.layers.llama import Rotary
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import RequestError
 from draftsmith.launch.recipe.load import load_recipe
@@ -220,6 +221,37 @@ def test_the_draft_vocabulary_is_the_folders(start: Start, finished: dict[str, P
     goal = start(method, sections, target, finished["eagle3"], first=20).draft()
     assert fresh.ids_U.tolist() != list(range(WORDS)) == goal.ids_U.tolist()
     assert goal.t2d.nonzero()[:, 0].tolist() == list(range(WORDS))
+
+
+@pytest.mark.parametrize("family", ["eagle3", "hydra++", "mtp"])
+def test_weights_go_on_with_the_positions_that_they_were_trained_with(
+    family: str, start: Start, finished: dict[str, Path], target: Backbone, tmp_path: Path
+) -> None:
+    """Of a folder from before there was a word for scaling, for a target whose positions are scaled."""
+    folder = Path(shutil.copytree(finished[family], tmp_path / "drafter"))
+    config = json.loads((folder / "config.json").read_text())
+    settings = config["draftsmith"]["settings"]
+    layer = settings.get("prefix") or settings
+    assert layer.pop("rope_scaling") is None
+    layer["rope_theta"] = 777.0
+    (folder / "config.json").write_text(json.dumps(config))
+    scaled = with_tokenizer(make_target("qwen3"))
+    scaled.model.config.rope_parameters = {"rope_type": "linear", "factor": 4.0, "rope_theta": 5e5}
+    fresh = start(*RUNS[family], scaled).draft()
+    goal = start(*RUNS[family], scaled, folder)
+    positions_1N = torch.arange(9)[None]
+
+    def turns(module: Any) -> torch.Tensor:
+        rotary = next(each for each in module.modules() if isinstance(each, Rotary))
+        return rotary(positions_1N)[0][0, 0, :, 1]
+
+    size = target.model.config.head_dim
+    assert torch.allclose(turns(fresh), (torch.arange(9) / 4 / 5e5 ** (2 / size)).cos(), atol=1e-6)
+    assert torch.allclose(turns(goal.draft()), (torch.arange(9) / 777.0 ** (2 / size)).cos(), atol=1e-6)
+    goal.export(tmp_path / "again")
+    again = json.loads((tmp_path / "again" / "config.json").read_text())["draftsmith"]["settings"]
+    again = again.get("prefix") or again
+    assert (again["rope_theta"], again["rope_scaling"]) == (777.0, None)
 
 
 OTHER_SIZES = {
