@@ -30,13 +30,14 @@ import draftsmith
 from draftsmith.benchmarks.common.markdown import printed
 from draftsmith.benchmarks.common.provenance import commit, finish, record_of
 from draftsmith.benchmarks.common.records import Record, read_record, table_of
-from draftsmith.benchmarks.mutations import decoding, drafters, others, trainers, tune
-from draftsmith.benchmarks.mutations.mutation import Mutation
+from draftsmith.benchmarks.mutations import decoding, drafters, others, trainers
 from draftsmith.benchmarks.mutations.kept import Kept
+from draftsmith.benchmarks.mutations.listed import listed
+from draftsmith.benchmarks.mutations.mutation import Mutation
 from draftsmith.benchmarks.mutations.planting import Bench, Outcome, check_clean, copied, outcome_of
 
 ROOT = Path(draftsmith.__file__).parent
-MUTATIONS = (*decoding.MUTATIONS, *drafters.MUTATIONS, *trainers.MUTATIONS, *others.MUTATIONS, *tune.MUTATIONS)
+MUTATIONS = (*decoding.MUTATIONS, *drafters.MUTATIONS, *trainers.MUTATIONS, *others.MUTATIONS, *listed())
 LATER = ("I", "B", "M", "P", "W")
 """How the ids of bugs begin that were planted behind the first study."""
 VERDICTS = ("killed", "survived", "broken", "timed out")

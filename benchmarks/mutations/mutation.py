@@ -1,6 +1,6 @@
 """One planted bug: which text of which file is replaced by what, and the tests that should notice.
 
-Read next: `decoding.py`, `drafters.py`, `trainers.py`, `others.py` and their neighbours, the bugs; `planting.py`,
+Read next: `decoding.py`, `drafters.py`, `trainers.py`, `others.py`, `bugs/`, the bugs; `planting.py`,
 which plants them.
 """
 
@@ -49,9 +49,3 @@ class Mutation:
         if count != 1:
             raise Misplaced(f"{self.id}: the text to replace stands {count} times in {self.file}, expected once")
         return text.replace(self.old, self.new)
-
-
-def bugs_of(file: str, tests: str | tuple[str, ...], *bugs: tuple[str, str, str, str]) -> tuple[Mutation, ...]:
-    """Bugs of one file that the same tests should notice: the id, the bug, what is replaced, and by what."""
-    tests = (tests,) if isinstance(tests, str) else tests
-    return tuple(Mutation(name, file, bug, old, new, tests) for name, bug, old, new in bugs)

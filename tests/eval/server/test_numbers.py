@@ -19,6 +19,7 @@ from draftsmith.eval.server.rows import Subject, server_rows
 CONFIG = EvalConfig(max_new_tokens=12, prompts="some.jsonl")
 PROMPTS = [Prompt("0", "chats", ("a",), chat=True), Prompt("1", "texts", ("b",), chat=False)]
 NONE = [None, None, None]
+TWO = Load(concurrency=2)
 
 
 def answer(prompt: int, tokens: int, first: float, last: float, **more: Any) -> Exchange:
@@ -32,7 +33,7 @@ def half(*exchanges: Exchange, seconds: float, numbers: list[int] | None = None,
     return Half(list(exchanges), numbers or list(range(len(exchanges))), seconds=seconds, **more)
 
 
-def block(own: Half, baseline: Half | None = None, *, load: Load = Load(concurrency=2), T: float = 0.0) -> Block:
+def block(own: Half, baseline: Half | None = None, *, load: Load = TWO, T: float = 0.0) -> Block:
     numbered = tuple(Numbered(n, n % 2) for n in own.numbers)
     return Block(Plan(0, load, T, numbered), own, baseline)
 
