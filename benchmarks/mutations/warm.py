@@ -26,7 +26,7 @@ _POLL = 0.02  # seconds
 def main() -> None:
     """Answer runs until the input ends; asked for `--names`, say what the package imports."""
     if "--names" in sys.argv:
-        print(json.dumps(sorted(imported_by_package())))
+        print(json.dumps(imported_by_package()))
         return
     found = subprocess.run([sys.executable, "-P", __file__, "--names"], capture_output=True, text=True, check=True)
     for name in (*_TESTS, *json.loads(found.stdout.splitlines()[-1])):
@@ -35,14 +35,14 @@ def main() -> None:
         print(json.dumps({"code": answered(json.loads(line))}), flush=True)
 
 
-def imported_by_package() -> set[str]:
-    """Every other module that is there once the package's own are."""
+def imported_by_package() -> list[str]:
+    """Every other module that is there once the package's own are, in the order in which imports began."""
     folders = importlib.import_module(PACKAGE).__path__
     for each in pkgutil.walk_packages(folders, f"{PACKAGE}."):
         parts = each.name.split(".")
         if parts[1] not in ("tests", "benchmarks") and parts[-1] != "__main__":
             _import(each.name)
-    return {name for name in sys.modules if name.split(".")[0] not in (PACKAGE, "__main__")}
+    return [name for name in sys.modules if name.split(".")[0] not in (PACKAGE, "__main__")]
 
 
 def _import(name: str) -> None:

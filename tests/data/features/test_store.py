@@ -374,6 +374,20 @@ def test_processes_of_one_run_share_a_folder(tmp_path: Path) -> None:
     assert len(kept_rows(alone, range(60))) > 48
 
 
+def test_the_bound_is_of_all_processes_together(tmp_path: Path) -> None:
+    """Each offers more than fits the whole of it, so each keeps a part, and all together no more than is allowed."""
+    stores = [make(tmp_path, rows=30, rank=rank, world=3) for rank in range(3)]
+    for rank, store in enumerate(stores):
+        fill(store, range(100 * rank, 100 * rank + 40))
+        store.close()
+    on_disk = sum(path.stat().st_size for path in shards(tmp_path))
+    (alone,) = [make(tmp_path / "alone", rows=30)]
+    assert 0 < on_disk <= alone._max_bytes
+    fill(alone, range(40))
+    alone.close()
+    assert on_disk > 0.6 * sum(path.stat().st_size for path in shards(tmp_path / "alone"))
+
+
 def test_a_reader_in_a_thread(tmp_path: Path) -> None:
     """Rows are read while others are written and evicted: never a wrong one."""
     store = make(tmp_path, rows=20)
