@@ -38,7 +38,7 @@ class Machine:
         self.log: list[tuple[str, float, int, int, float]] = []
         """Server, when, number of the request, prompt, temperature: as they were asked."""
         self.busy = self.busiest = 0
-        self.written = 0
+        self.written = 1_000
         monkeypatch.setattr(blocks, "now", virtual_time.now)
         monkeypatch.setattr(blocks, "exchange", self.exchange)
         monkeypatch.setattr(blocks, "Transport", lambda _request: _Wire(self))
