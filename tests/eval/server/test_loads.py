@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ class Machine:
         if number in self.refused:
             raise Refused(f"no room for {number}")
         self.written += 4
-        return Exchange(at, f"text {number}", 4, True, seconds / 4, seconds, [seconds / 4] * 3)
+        return Exchange(at, f"{request.public_url} says {number}", 4, True, seconds / 4, seconds, [seconds / 4] * 3)
 
     def half(self, load: Load, numbers: Sequence[int], *, seed: int = 0) -> Half:
         async def one() -> Half:
@@ -200,8 +201,23 @@ def test_both_servers_are_asked_the_same_and_take_turns_in_being_first(machine: 
             next_part(each, url, len(each.plan.requests))
         assert each.baseline is not None
         assert sorted(each.own.numbers) == sorted(each.baseline.numbers) == [n.number for n in each.plan.requests]
+        for url, half in zip(servers, (each.own, each.baseline), strict=True):
+            assert all(done.text.startswith(f"{url} says") for done in half.exchanges)
     assert next(entries, None) is None
     assert len(done) == 2 * 2 * 6
+
+
+def test_arrivals_are_the_same_at_both_servers_and_other_ones_in_every_block(machine: Machine, tmp_path: Path) -> None:
+    plans = plan(len(PROMPTS), [Load(rate=2.0)], [0.0], requests=24)
+    measure_blocks(PROMPTS, plans, [asked("http://own"), asked("http://base")], CONFIG, tmp_path)
+    gaps: dict[str, list[list[float]]] = {"http://own/v1": [], "http://base/v1": []}
+    warmed = machine.log[2 * 4 :]  # two servers, four requests
+    for at in range(0, len(warmed), 4):
+        times = [when for _, when, *_ in warmed[at : at + 4]]
+        gaps[warmed[at][0]].append([round(later - now, 6) for now, later in pairwise(times)])
+    own, base = gaps.values()
+    assert own == base
+    assert len({tuple(each) for each in own}) == len(own) == 6
 
 
 def test_a_measurement_that_stopped_goes_on_behind_the_block_that_is_done(machine: Machine, tmp_path: Path) -> None:

@@ -175,11 +175,10 @@ def test_others_at_the_server_are_told_from_two_per_cent_on(written: int, *, oth
 
 def test_answers_that_differ_are_counted_by_their_request() -> None:
     """In whatever order they came, and only those that both servers have answered."""
-    mine = half(
-        answer(0, 5, 0.1, 1.0, text="a"), answer(1, 5, 0.1, 1.0, text="b"), answer(0, 5, 0.1, 1.0, text="c"),
-        seconds=1.0, numbers=[0, 1, 2],
-    )  # fmt: skip
-    theirs = half(answer(0, 5, 0.1, 1.0, text="c"), answer(1, 5, 0.1, 1.0, text="other"), seconds=1.0, numbers=[2, 1])
+    mine, theirs = (
+        half(*(answer(0, 5, 0.1, 1.0, text=text) for _, text in each), seconds=1.0, numbers=[n for n, _ in each])
+        for each in ([(2, "c"), (0, "a"), (1, "b")], [(1, "other"), (2, "c")])
+    )
     assert row_of([block(mine, theirs)] * 2)["differing_rows"] == 2
     assert row_of([block(mine, theirs, T=0.5)])["differing_rows"] is None
 
@@ -226,6 +225,8 @@ def test_what_is_not_known_is_said() -> None:
     assert "every answer came in one piece" not in said
     whole = row_of([block(half(answer(0, 9, 1.0, 1.0, gaps=[]), seconds=1.0))])
     assert any("every answer came in one piece" in note for note in whole["server"]["notes"])
+    some = row_of([block(half(answer(0, 1, 1.0, 1.0), answer(1, 9, 0.1, 1.0), seconds=1.0))])
+    assert not any("every answer came in one piece" in note for note in some["server"]["notes"])
     silent = row_of([block(half(answer(0, 9, 0.1, 1.0), seconds=1.0, counted=Counters("vLLM", 9, 1)))])
     assert any("the server counts no drafts" in note for note in silent["server"]["notes"])
     restarted = [block(half(answer(0, 9, 0.1, 1.0), seconds=1.0, counted=c)) for c in (counted(4, 8, (2, 1), 9), None)]
@@ -262,6 +263,8 @@ def test_counters_of_every_engine_are_added_up_and_subtracted() -> None:
     assert read == Counters("vLLM", 77, 11, 55, 165, 66, (44, 22))
     # a server that had drafted nothing yet
     assert read.since(Counters("vLLM", 7, 1)) == Counters("vLLM", 70, 10, 55, 165, 66, (44, 22))  # type: ignore[union-attr]
+    later = read.since(Counters("vLLM", 7, 1, 5, 15, 6, (4, 2)))  # type: ignore[union-attr]
+    assert later == Counters("vLLM", 70, 10, 50, 150, 60, (40, 20))
     counts = read.counts()  # type: ignore[union-attr]
     assert counts is not None
     assert (counts.steps, counts.emitted, counts.truncated) == (55, 121, 0)
