@@ -46,7 +46,9 @@ class Planned:
         monkeypatch.setattr(serving, "prompts_of", lambda config: self.prompts.append(config.prompts) or ["a"])
         monkeypatch.setattr(serving.measure, "plan", lambda _count, loads, *_, **__: self.loads.extend(loads) or [])
         monkeypatch.setattr(serving.measure, "measure_blocks", lambda *_: [])
-        monkeypatch.setattr(serving, "server_rows", lambda _blocks, subject, _config: self.subjects.append(subject) or [])
+        monkeypatch.setattr(
+            serving, "server_rows", lambda _blocks, subject, _config: self.subjects.append(subject) or []
+        )
         monkeypatch.setattr(serving, "environment", dict)
         monkeypatch.setattr(serving, "write_json", lambda _path, content: self.results.append(content))
         for name in ("show_server", "say_where", "repeat_of", "_keep"):
@@ -98,7 +100,11 @@ def test_rows_have_the_verdict_of_the_audit_where_it_decides(
     ],
 )
 def test_loads_are_those_that_are_asked_for(
-    concurrency: tuple[int, ...], rate: tuple[float, ...], loads: list[Load], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    concurrency: tuple[int, ...],
+    rate: tuple[float, ...],
+    loads: list[Load],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     planned = Planned(monkeypatch, "lossless")
     request = EvalRequest(server="http://own", model="small", out=tmp_path, concurrency=concurrency, rate=rate)

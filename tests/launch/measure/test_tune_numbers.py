@@ -115,7 +115,12 @@ def test_a_method_without_a_drafter_is_told_as_flags_where_it_pays(low: float, *
 def test_surfaces_are_of_the_fastest_of_each_method(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(tune, "measured_surfaces", lambda _target, best, *rest: asked.append((best, rest)) or [])
-    done = [raced("a", (1.5, 1.4, 1.6)), raced("b", (1.2, 1.1, 1.3)), raced("a", (1.1, 1.0, 1.2)), raced("b", (0.7,) * 3)]
+    done = [
+        raced("a", (1.5, 1.4, 1.6)),
+        raced("b", (1.2, 1.1, 1.3)),
+        raced("a", (1.1, 1.0, 1.2)),
+        raced("b", (0.7,) * 3),
+    ]
     tune._surfaces(None, done, ["requests"], "config", 0.5)  # type: ignore[arg-type, list-item]
     ((best, rest),) = asked
     assert sorted(best, key=lambda each: each.setting.contender.name) == [done[0].prediction, done[1].prediction]
