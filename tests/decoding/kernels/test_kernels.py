@@ -122,6 +122,14 @@ def test_warp_is_the_warper(logits: list[float], temperature: float, top_k: int,
     torch.testing.assert_close(got_V, warper(logits_V), atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("top_k", [1, 2, 3, 4, 5])
+def test_all_tokens_but_one_may_be_kept(top_k: int) -> None:
+    """Of four tokens; four and five of them are no filter."""
+    with small_blocks(warp):
+        got_V = check_warp(torch.tensor([0.5, 2.0, -1.0, 0.0]), Warper(1.0, top_k))
+    assert int((got_V > 0).sum()) == min(top_k, 4)
+
+
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_every_type_and_any_leading_dimensions(dtype: torch.dtype) -> None:

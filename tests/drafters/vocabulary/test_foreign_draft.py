@@ -346,6 +346,22 @@ def test_auto_takes_a_draft_of_the_same_tokens_as_it_is(folders: dict[str, Path]
     assert type(drafter) is DraftModel
 
 
+@pytest.mark.parametrize(
+    ("folder", "asked", "kind"),
+    [("own", "auto", DraftModel), ("foreign", "intersection", IntersectionDraft)],
+)
+def test_what_is_asked_of_a_draft_is_handed_on(
+    folder: str, asked: Any, kind: type, folders: dict[str, Path], target: Backbone
+) -> None:
+    config = DrafterConfig(vocabulary=asked, policy="sample", temperature_factors=[0.8, 1.2])
+    drafter = load_drafter(folders[folder], target, config=config, draft_length=3)
+    assert type(drafter) is kind
+    assert (drafter.draft_length, drafter.policy, tuple(drafter.factors)) == (3, "sample", (0.8, 1.2))
+    likeliest = load_drafter(folders[folder], target, config=DrafterConfig(vocabulary=asked, policy="argmax"))
+    assert likeliest.policy == "argmax"
+    assert tuple(likeliest.factors) == ()
+
+
 def test_auto_writes_anew_where_few_are_shared(target: Backbone) -> None:
     from draftsmith.drafters.vocabulary.across import _kind
 

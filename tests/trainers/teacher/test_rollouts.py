@@ -31,6 +31,7 @@ from draftsmith.trainers.loop import setup, state
 from draftsmith.trainers.loop.loop import Loop, Plan
 from draftsmith.trainers.method_config import RolloutsConfig
 from draftsmith.trainers.teacher.rollouts import (
+    REPLACED,
     Rollouts,
     check_rollout_prompts,
     check_rollout_rows,
@@ -143,7 +144,10 @@ def test_an_end_of_text_ends_a_row(target: Backbone) -> None:
     ends.__class__ = type("Ending", (Backbone,), {"eos_ids": tuple(range(VOCABULARY))})
     rollouts._target = ends
     (new,) = rollouts.rewrite([Rows().batch([0])], [0], step=0, seed=7)
-    for prompt, answer in pieces(new, 0):
+    written = list(pieces(new, 0))
+    assert len(written) > 1
+    assert new[REPLACED].all()
+    for prompt, answer in written:
         assert prompt
         assert len(answer) == 1
 
