@@ -76,7 +76,9 @@ RIGHT = Mutation(
 def test_the_tests_of_a_room_see_its_bugs(room: str) -> None:
     """What became of a bug is kept beside the tree, so a run that was stopped goes on."""
     outcomes = outcomes_of([each for each in MUTATIONS if each.room == room], limit=600)
-    missed = [f"{each.mutation.id} {each.verdict}: {each.mutation.bug}" for each in outcomes if each.verdict != "killed"]
+    missed = [
+        f"{each.mutation.id} {each.verdict}: {each.mutation.bug}" for each in outcomes if each.verdict != "killed"
+    ]
     assert len(missed) <= (1 - LEAST) * len(outcomes), "\n".join(missed)
 
 
@@ -128,7 +130,10 @@ def test_what_became_of_a_bug_holds_for_the_same_tree_alone(tmp_path: Path) -> N
     (tree / "a.py").write_text("x = 1\n")
     kept = Kept.of(tree, path)
     first, second = chosen_of(["D14", "T04"])
-    made = [kept.add(Outcome(first, "killed", "a::b", 1.5, "0f")), kept.add(Outcome(second, "survived", "", 2.0, "0f"))]
+    made = [
+        kept.add(Outcome(first, "killed", "a::b", 1.5, "0f")),
+        kept.add(Outcome(second, "survived", "", 2.0, "0f")),
+    ]
     with path.open("a") as file:
         file.write('{"tree": "' + kept.digest + '", "id": "T04", "verd')
     assert list(Kept.of(tree, path).outcomes([first, second])) == made

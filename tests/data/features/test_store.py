@@ -110,6 +110,18 @@ def test_bytes_of_a_token(dtype) -> None:
     assert size == S * token_bytes(N, H, dtype)
 
 
+@pytest.mark.parametrize("name", ["input_ids", "positions", "documents"])
+def test_each_of_what_the_states_depend_on_makes_another_key(name: str) -> None:
+    """And what says nothing of them makes none."""
+    batch = {each: torch.arange(6).view(2, 3) for each in ("input_ids", "positions", "documents", "loss_mask")}
+    one, two = row_keys(batch)
+    assert one != two
+    other = {**batch, name: batch[name] + torch.tensor([[0, 0, 0], [0, 0, 1]])}
+    assert row_keys(other)[0] == one
+    assert row_keys(other)[1] != two
+    assert row_keys({**batch, "loss_mask": 1 - batch["loss_mask"]}) == [one, two]
+
+
 def test_keys_are_of_what_the_states_depend_on() -> None:
     ids = torch.arange(24).view(2, 12)
     documents = torch.zeros_like(ids)

@@ -347,8 +347,7 @@ def test_auto_takes_a_draft_of_the_same_tokens_as_it_is(folders: dict[str, Path]
 
 
 @pytest.mark.parametrize(
-    ("folder", "asked", "kind"),
-    [("own", "auto", DraftModel), ("foreign", "intersection", IntersectionDraft)],
+    ("folder", "asked", "kind"), [("own", "auto", DraftModel), ("foreign", "intersection", IntersectionDraft)]
 )
 def test_what_is_asked_of_a_draft_is_handed_on(
     folder: str, asked: Any, kind: type, folders: dict[str, Path], target: Backbone

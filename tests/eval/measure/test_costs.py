@@ -139,7 +139,7 @@ def test_a_run_adds_up_what_both_took_and_wrote() -> None:
 
 REQUESTS = [
     Request(Prompt(str(n), "even" if n % 2 else "odd", (), chat=False), [n + 1] * length, n)
-    for n, length in enumerate([2, 8, 4])
+    for n, length in enumerate([2, 12, 4])
 ]
 
 
@@ -187,7 +187,7 @@ def test_a_row_of_results_by_hand(target: Backbone, monkeypatch: pytest.MonkeyPa
     assert asked["draft"] is drafter.backbone
     assert asked["rows"] == 2, "verify calls of the batch that is decoded"
     assert asked["context"] == 4 + 10, "the median prompt, and half an answer"
-    assert asked["text"] == [1] * 2 + [2] * 8 + [3] * 4
+    assert asked["text"] == [1] * 2 + [2] * 12 + [3] * 4
     assert {1, 2, 3, 4} <= set(asked["sizes"]), "the sweep's, and of trees up to the widest"
     assert max(asked["sizes"]) == 4
     row, warm = results["rows"]

@@ -208,8 +208,10 @@ def test_a_report_is_means_over_labels_and_shares_of_the_clock(monkeypatch: pyte
     meter.restart()
     clock[0] += 2.0
     assert meter.means(alone) == {}
-    assert meter.clock()["tokens_per_second"] == 0
     assert "rollout_share" not in meter.clock()
+    meter.add({"loss": torch.tensor(8.0)}, 4.0, 100, 0.5)
+    assert meter.means(alone) == {"loss": 2.0}
+    assert (meter.clock()["tokens_per_second"], meter.clock()["data_wait"]) == (50.0, 0.25)
 
 
 def test_terms_are_divided_by_what_they_are_summed_over() -> None:
@@ -273,6 +275,8 @@ def test_what_was_made_ahead_is_forgotten_with_its_size(monkeypatch: pytest.Monk
     assert made == [0, 1, 1, 2]
     feed.make_next(3)
     assert made == [0, 1, 1, 2], "there is no step behind the last one"
+    feed.make_next(0)
+    assert feed.step(3) == [{"step": 3}], "not what was made ahead of another step"
 
 
 def test_waiting_is_of_rows_and_of_features(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,6 +79,10 @@ def test_states_are_near_where_19_of_20_are(wrong: int, *, near: bool) -> None:
     made = _distance(found_TH, own_TH)
     assert made.near is near
     assert made.middle == pytest.approx(0.04, abs=1e-6)
+    shares_T = torch.arange(21) / 100
+    spread = _distance(3 * torch.ones(21, 4) * (1 + shares_T)[:, None], 3 * torch.ones(21, 4))
+    assert spread.middle == pytest.approx(0.10, abs=1e-6)
+    assert not spread.near
 
 
 class Cut:
