@@ -3,9 +3,10 @@
 Every bug is one that somebody could write: a mask that is forgotten, a count that is off by one, a random
 number used twice. Each comes with the few tests that should notice, which run on the clean copy first.
 83 of them were planted by hand in version 0.1.0, of which 62 were seen; those whose id begins with I are
-bugs behind which a test passed for the wrong reason.
+bugs behind which a test passed for the wrong reason, with P such as survived a second study, with W those
+that were made for every number that what measures, reports and shares hands out (`bugs/`).
 
-    python benchmarks/mutations                    # all of them: half an hour of one core
+    python benchmarks/mutations                    # all of them: an hour of one core
     python benchmarks/mutations --only T04,D14     # some
     python benchmarks/mutations --rooms eval/tune  # those of a folder
     python benchmarks/mutations --json docs/results/mutations.json
@@ -40,6 +41,8 @@ ROOT = Path(draftsmith.__file__).parent
 MUTATIONS = (*decoding.MUTATIONS, *drafters.MUTATIONS, *trainers.MUTATIONS, *others.MUTATIONS, *listed())
 LATER = ("I", "B", "M", "P", "W")
 """How the ids of bugs begin that were planted behind the first study."""
+SURVIVED = "P"
+"""How the ids of those begin that no test saw in a second study."""
 VERDICTS = ("killed", "survived", "broken", "timed out")
 
 
@@ -145,6 +148,11 @@ def notes(outcomes: Sequence[Outcome]) -> list[str]:
     first = [each for each in outcomes if not each.mutation.id.startswith(LATER)]
     seen = sum(each.verdict == "killed" for each in first)
     said = [f"Of the {len(first)} bugs of the study of 0.1.0, whose tests saw 62 of 83, {seen} are killed."]
+    second = [each.verdict == "killed" for each in outcomes if each.mutation.id.startswith(SURVIVED)]
+    if second:
+        said.append(
+            f"Of the {len(second)} that survived a second study, whose tests saw 69 of 121, {sum(second)} are killed."
+        )
     commits = Counter(each.commit for each in outcomes)
     if len(commits) > 1:
         parts = ", ".join(f"`{name}` ({count})" for name, count in commits.items())

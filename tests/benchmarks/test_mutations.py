@@ -214,6 +214,9 @@ def test_the_record_counts_by_room_and_names_what_survives() -> None:
     ]
     assert "Of the 2 bugs of the study of 0.1.0, whose tests saw 62 of 83, 1 are killed." in record.notes
     assert [note for note in record.notes if note.startswith("T04 (survived): accumulation")]
+    assert not any("a second study" in note for note in record.notes)
+    more = assembled([*outcomes, Outcome(chosen_of(["PE20"])[0], "killed", "a::b", 1.0)], Namespace())
+    assert "Of the 1 that survived a second study, whose tests saw 69 of 121, 1 are killed." in more.notes
     assert json.loads(record.model_dump_json())["rows"][-1]["by"] == "c::d"
     again = earlier(record, ["T04"])
     assert [(each.mutation.id, each.verdict, each.by) for each in again] == [
