@@ -95,7 +95,11 @@ class Bench:
             **os.environ,
             "PYTHONPATH": str(self.tree.parent),
             "PYTHONDONTWRITEBYTECODE": "1",
+            # as tests/conftest.py has them, too late for what is imported before it
             "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "HF_DATASETS_OFFLINE": "1",
+            **({} if Path("/dev/nvidia0").exists() else {"TRITON_INTERPRET": "1"}),
         }
         self._warm = subprocess.Popen(
             words,
