@@ -249,11 +249,16 @@ def test_equal_prompts_are_gone_on_with_differently_wherever_they_stand(speaker:
 @pytest.mark.parametrize(
     "change",
     [
-        {"samples": 71}, {"held_out": 8}, {"prompt_tokens": 7}, {"tokens": 6},
-        {"temperature": 0.5}, {"seed": 1}, {"weights": "other"},
+        {"samples": 71},
+        {"held_out": 8},
+        {"prompt_tokens": 7},
+        {"tokens": 6},
+        {"temperature": 0.5},
+        {"seed": 1},
+        {"weights": "other"},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_all_that_is_wanted_is_in_the_identity(
     change: dict, speaker: Backbone, prepared: Prepared, tmp_path: Path
 ) -> None:

@@ -111,10 +111,15 @@ class TwoWords:
 @pytest.mark.parametrize(
     ("gap", "rounding", "kind"),
     [
-        (0.0199, [0.01], "near"), (0.0201, [0.01], "bug"), (0.1, [0.01], "bug"), (0.0199, [-0.01], "near"),
-        (0.0199, [0.001, 0.01], "near"), (0.0001, [], "bug"), (0.0199, [0.009], "bug"),
+        (0.0199, [0.01], "near"),
+        (0.0201, [0.01], "bug"),
+        (0.1, [0.01], "bug"),
+        (0.0199, [-0.01], "near"),
+        (0.0199, [0.001, 0.01], "near"),
+        (0.0001, [], "bug"),
+        (0.0199, [0.009], "bug"),
     ],
-)  # fmt: skip
+)
 def test_a_near_tie_is_within_twice_the_noise(
     gap: float, rounding: list[float], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

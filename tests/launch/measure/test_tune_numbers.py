@@ -62,10 +62,17 @@ def kept(folder: Path, done: list[Raced]) -> dict[str, Any]:
     """`tuned.json` of a drafter that was measured so."""
     pair: Any = SimpleNamespace(drafter=folder)
     content = {
-        "target": "t", "target_sha256": "0f", "target_call_seconds": 0.02, "temperature": 0.5, "batch": 4,
-        "prompts": "held-out", "max_new_tokens": 48, "verdict": "not audited", "environment": {"processor": "here"},
+        "target": "t",
+        "target_sha256": "0f",
+        "target_call_seconds": 0.02,
+        "temperature": 0.5,
+        "batch": 4,
+        "prompts": "held-out",
+        "max_new_tokens": 48,
+        "verdict": "not audited",
+        "environment": {"processor": "here"},
         "pays_from": [{"method": str(folder), "factor": 0.8}, {"method": "other", "factor": 7.0}],
-    }  # fmt: skip
+    }
     paths = tune._keep([pair], content, done)
     assert paths == [folder / "tuned.json"]
     found: dict[str, Any] = json.loads(paths[0].read_text())
