@@ -165,6 +165,14 @@ def test_a_setting_that_measured_faster_and_is_not_kept_is_named() -> None:
 
 
 @pytest.mark.parametrize(
+    ("interval", "said"),
+    [((0.95, 0.9, 1.0), "not told apart"), ((0.95, 0.9, 0.999), "nothing beats"), ((1.1, 1.0, 1.2), "not told apart")],
+)
+def test_what_is_not_told_apart_by_its_interval(interval: tuple[float, float, float], said: str) -> None:
+    assert said in sentence([raced("a", interval)], 0.0, 1)
+
+
+@pytest.mark.parametrize(
     ("pairs", "said"),
     [
         ([(1.1, 1.0), (0.9, 1.0)], "2 of 2 rows; off by +10, -10 %, +0 % on average"),
