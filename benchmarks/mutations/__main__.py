@@ -65,6 +65,7 @@ def main() -> None:
 
 def outcomes_of(chosen: Sequence[Mutation], *, limit: float) -> list[Outcome]:
     """What becomes of bugs; of those that were planted into the very same tree before, what became of them then."""
+    of = commit()
     with tempfile.TemporaryDirectory() as folder, Bench(copied(ROOT, Path(folder))) as bench:
         kept = Kept.of(bench.tree, ROOT / ".cache" / "mutations.jsonl")
         outcomes = {each.mutation.id: each for each in kept.outcomes(chosen)}
@@ -73,7 +74,7 @@ def outcomes_of(chosen: Sequence[Mutation], *, limit: float) -> list[Outcome]:
         if left:
             check_clean(bench, left, limit=limit * len(left))
         for mutation in left:
-            made = replace(outcome_of(bench, mutation, limit=limit), commit=commit())
+            made = replace(outcome_of(bench, mutation, limit=limit), commit=of)
             outcomes[mutation.id] = kept.add(made)
             print(line_of(made), flush=True)
     return [outcomes[each.id] for each in chosen]
