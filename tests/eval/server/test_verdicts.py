@@ -230,6 +230,17 @@ def test_the_control_draws_with_the_servers_rounding(served: Backbone, drawn: li
     )
 
 
+@pytest.mark.parametrize("temperature", [0.8, 1.25])
+def test_tokens_of_another_temperature_fail_where_their_rounding_would_pass(
+    served: Backbone, drawn: list[Judgeable], temperature: float
+) -> None:
+    """The same tokens as of a server that draws too warm or too cold; its own rounding is no excuse."""
+    found = judge_sampled(served, drawn, Warper(temperature), sigma=1e-5, largest=1e-5, seed=0)
+    assert found.tested.failures
+    assert not found.control.failures
+    assert (found.nats > found.expected_nats) is (temperature < 1)
+
+
 @pytest.mark.parametrize(
     ("filters", "largest", "outside"),
     [({"top_k": 3}, 0.0, True), ({"top_k": 3}, 50.0, False), ({"top_p": 0.3}, 0.0, True), ({}, 0.0, False)]
