@@ -57,6 +57,12 @@ def precision(rms: float | None = 0.001, rounding: float = 0.01) -> Precision:
     return Precision(96 if rms is not None else 0, "raw logits", rms, rms, rounding, rounding)
 
 
+@pytest.mark.parametrize(("histogram", "contexts", "least"), [(0.3, 0.2, 0.2), (0.2, 0.3, 0.2), (0.9, 0.9, 0.5)])
+def test_the_smallest_p_is_of_all_tests(histogram: float, contexts: float, least: float) -> None:
+    made = at_p(histogram)
+    assert replace(made, scores=replace(made.scores, p_value=contexts)).smallest_p == least
+
+
 FAILS = 1e-9
 NO_GREEDY: Any = None
 
@@ -252,6 +258,8 @@ def test_what_lies_outside_the_filters_is_counted_unless_rounding_explains_it(
     found = judge_sampled(served, drawn[:3], Warper(1.0, **filters), sigma=0.0, largest=largest, seed=0)
     assert bool(found.outside) is outside
     assert (found.first_outside is None) is not outside
+    plain = judge_sampled(served, drawn[:3], Warper(1.0), sigma=0.0, largest=largest, seed=0)
+    assert found.nats == pytest.approx(plain.nats), "filters apart"
     if filters == {"top_k": 3} and outside:
         ranks = [_rank(served, each, at) for each in drawn[:3] for at in range(len(each.tokens))]
         assert found.outside == sum(rank >= 3 for rank in ranks)
