@@ -172,6 +172,29 @@ def test_an_identity_is_compared_field_by_field(tmp_path: Path) -> None:
     )
 
 
+def test_what_an_identity_lacks_is_another_one(tmp_path: Path) -> None:
+    """Of before the field, or of nothing: nobody knows what it was made for. More than is asked for may be there."""
+    here = {"rows": 1, "precision": "fp32"}
+    for there in ({"rows": 1}, {"precision": "fp32"}, {}):
+        with pytest.raises(RequestError, match="was made for something else"):
+            check_identity(tmp_path, there, here, remedy="name another")
+    check_identity(tmp_path, here | {"more": 2}, here, remedy="name another")
+    check_identity(tmp_path, {"rows": 1}, {"rows": 1, "precision": None}, remedy="name another")
+
+
+def test_of_several_folders_moved_aside_the_newest_comes_back(tmp_path: Path) -> None:
+    for number, (process, seconds) in enumerate(((4_000_001, 50), (4_000_003, 300), (4_000_002, 100))):
+        folder = tmp_path / f".old-{staging_names.this_host()}-{process}-drafter"
+        folder.mkdir()
+        (folder / "which").write_text(str(number))
+        os.utime(folder, (seconds, seconds))
+    staging_names.restore_folder(tmp_path / "drafter")
+    assert (tmp_path / "drafter" / "which").read_text() == "1"
+    assert len([*tmp_path.glob(".old-*")]) == 2
+    staging_names.restore_folder(tmp_path / "drafter")
+    assert (tmp_path / "drafter" / "which").read_text() == "1", "what is there stays"
+
+
 def test_flat() -> None:
     assert flat({"a": {"b": 1, "c": {}}, "d": None}) == {"a.b": 1, "a.c": {}, "d": None}
 

@@ -3,13 +3,17 @@
 Every bug is one that somebody could write: a mask that is forgotten, a count that is off by one, a random
 number used twice. Each comes with the few tests that should notice, which run on the clean copy first.
 83 of them were planted by hand in version 0.1.0, of which 62 were seen; those whose id begins with I are
-bugs behind which a test passed for the wrong reason.
+bugs behind which a test passed for the wrong reason, with P such as survived a second study, with W those
+that were made for every number that what measures, reports and shares hands out (`bugs/`).
 
-    python benchmarks/mutations                    # all of them: half an hour of one core
+    python benchmarks/mutations                    # all of them: an hour of one core
     python benchmarks/mutations --only T04,D14     # some
+    python benchmarks/mutations --rooms eval/tune  # those of a folder
     python benchmarks/mutations --json docs/results/mutations.json
 
-With `--only`, what `--json` holds of the others stays; every row names the commit that it is of.
+A run that was stopped goes on: what became of a bug is kept in `.cache/mutations.jsonl`, and holds for the very same
+tree alone. With `--only` and `--rooms`, what `--json` holds of the others stays; every row names the commit that it
+is of.
 """
 
 from __future__ import annotations
@@ -28,28 +32,27 @@ from draftsmith.benchmarks.common.markdown import printed
 from draftsmith.benchmarks.common.provenance import commit, finish, record_of
 from draftsmith.benchmarks.common.records import Record, read_record, table_of
 from draftsmith.benchmarks.mutations import decoding, drafters, others, trainers
+from draftsmith.benchmarks.mutations.kept import Kept
+from draftsmith.benchmarks.mutations.listed import listed
 from draftsmith.benchmarks.mutations.mutation import Mutation
-from draftsmith.benchmarks.mutations.planting import Outcome, check_clean, copied, outcome_of
+from draftsmith.benchmarks.mutations.planting import Bench, Outcome, check_clean, copied, outcome_of
 
 ROOT = Path(draftsmith.__file__).parent
-MUTATIONS = (*decoding.MUTATIONS, *drafters.MUTATIONS, *trainers.MUTATIONS, *others.MUTATIONS)
-LATER = ("I", "B", "M")
+MUTATIONS = (*decoding.MUTATIONS, *drafters.MUTATIONS, *trainers.MUTATIONS, *others.MUTATIONS, *listed())
+LATER = ("I", "B", "M", "P", "W")
 """How the ids of bugs begin that were planted behind the first study."""
+SURVIVED = "P"
+"""How the ids of those begin that no test saw in a second study."""
 VERDICTS = ("killed", "survived", "broken", "timed out")
 
 
 def main() -> None:
     args = arguments()
-    chosen = chosen_of(args.only)
+    chosen = [each for each in chosen_of(args.only) if not args.rooms or each.room in args.rooms]
+    if args.rooms:
+        args.only = [each.id for each in chosen]
     os.nice(5)
-    with tempfile.TemporaryDirectory() as folder:
-        tree = copied(ROOT, Path(folder))
-        print(f"{len(chosen)} bugs; first their tests without any of them", flush=True)
-        check_clean(tree, chosen, limit=args.limit * len(chosen))
-        outcomes = []
-        for mutation in chosen:
-            outcomes.append(replace(outcome_of(tree, mutation, limit=args.limit), commit=commit()))
-            print(line_of(outcomes[-1]), flush=True)
+    outcomes = outcomes_of(chosen, limit=args.limit)
     before = read_record(args.json) if args.only and args.json and args.json.is_file() else None
     if before is not None:
         outcomes += earlier(before, args.only)
@@ -58,6 +61,23 @@ def main() -> None:
         record = record.model_copy(update={"command": before.command})
     print(printed(record))
     finish(record, args.json)
+
+
+def outcomes_of(chosen: Sequence[Mutation], *, limit: float) -> list[Outcome]:
+    """What becomes of bugs; of those that were planted into the very same tree before, what became of them then."""
+    of = commit()
+    with tempfile.TemporaryDirectory() as folder, Bench(copied(ROOT, Path(folder))) as bench:
+        kept = Kept.of(bench.tree, ROOT / ".cache" / "mutations.jsonl")
+        outcomes = {each.mutation.id: each for each in kept.outcomes(chosen)}
+        left = [each for each in chosen if each.id not in outcomes]
+        print(f"{len(chosen)} bugs, {len(left)} of them not planted yet; first their tests without any", flush=True)
+        if left:
+            check_clean(bench, left, limit=limit * len(left))
+        for mutation in left:
+            made = replace(outcome_of(bench, mutation, limit=limit), commit=of)
+            outcomes[mutation.id] = kept.add(made)
+            print(line_of(made), flush=True)
+    return [outcomes[each.id] for each in chosen]
 
 
 def chosen_of(only: Sequence[str]) -> list[Mutation]:
@@ -129,6 +149,11 @@ def notes(outcomes: Sequence[Outcome]) -> list[str]:
     first = [each for each in outcomes if not each.mutation.id.startswith(LATER)]
     seen = sum(each.verdict == "killed" for each in first)
     said = [f"Of the {len(first)} bugs of the study of 0.1.0, whose tests saw 62 of 83, {seen} are killed."]
+    second = [each.verdict == "killed" for each in outcomes if each.mutation.id.startswith(SURVIVED)]
+    if second:
+        said.append(
+            f"Of the {len(second)} that survived a second study, whose tests saw 69 of 121, {sum(second)} are killed."
+        )
     commits = Counter(each.commit for each in outcomes)
     if len(commits) > 1:
         parts = ", ".join(f"`{name}` ({count})" for name, count in commits.items())
@@ -141,6 +166,9 @@ def notes(outcomes: Sequence[Outcome]) -> list[str]:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", type=lambda text: text.split(","), default=[], help="ids, with commas between")
+    parser.add_argument(
+        "--rooms", type=lambda text: text.split(","), default=[], help="folders: eval/tune,eval/server"
+    )
     parser.add_argument("--limit", type=float, default=300.0, help="seconds that the tests of a bug may take")
     parser.add_argument("--json", type=Path, help="where the record goes")
     return parser.parse_args()

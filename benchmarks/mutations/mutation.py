@@ -1,7 +1,7 @@
 """One planted bug: which text of which file is replaced by what, and the tests that should notice.
 
-Read next: `decoding.py`, `drafters.py`, `trainers.py`, `others.py`, the bugs; `planting.py`, which
-plants them.
+Read next: `decoding.py`, `drafters.py`, `trainers.py`, `others.py`, `bugs/`, the bugs; `planting.py`,
+which plants them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Mutation:
         file: where it goes, relative to the root.
         bug: what is done wrong.
         old, new: the text that is replaced, there exactly once, and what takes its place.
-        tests: node ids of pytest that should fail, the narrowest that do.
+        tests: what pytest is given, of which one should fail: the narrowest tests that do, or a file of quick ones.
     """
 
     id: str
@@ -36,8 +36,8 @@ class Mutation:
 
     @property
     def room(self) -> str:
-        """The room of its file."""
-        return Path(self.file).parts[0]
+        """The folder of its file: `eval/tune`."""
+        return Path(self.file).parent.as_posix()
 
     def planted_in(self, text: str) -> str:
         """The file's text with the bug.

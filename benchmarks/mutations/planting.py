@@ -2,12 +2,13 @@
 
 The working tree is never touched. Tests run in a process of their own, on the copy; a bug counts as
 seen only where a test fails: a copy that cannot be imported or takes too long is told apart. Read
-next: `mutation.py`, what a bug is; `unshrunk.py`, how hypothesis is kept short.
+next: `mutation.py`, what a bug is; `warm.py`, that process; `unshrunk.py`, how hypothesis is kept short.
 """
 
 from __future__ import annotations
 
 import compileall
+import json
 import os
 import re
 import shutil
@@ -21,12 +22,15 @@ from py_compile import PycInvalidationMode
 from typing import Literal
 
 from draftsmith.benchmarks.house import tracked
+from draftsmith.benchmarks.mutations import warm
 from draftsmith.benchmarks.mutations.mutation import Mutation
 
 Verdict = Literal["killed", "survived", "broken", "timed out"]
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 # pytest's own exit codes
 _PASSED, _TEST_FAILED = 0, 1
+QUICK = "not slow and not fault and not run"
+"""What a whole file of tests stands for."""
 _SAID = 3000  # characters of a failed run that are shown
 
 
@@ -72,22 +76,79 @@ def copied(root: Path, into: Path) -> Path:
     return tree
 
 
-def check_clean(tree: Path, mutations: Sequence[Mutation], *, limit: float) -> None:
+class Bench:
+    """A copy in which tests are run; a context manager, as it holds a process that is ready to.
+
+    Attributes:
+        tree: the copy.
+    """
+
+    def __init__(self, tree: Path) -> None:
+        self.tree = tree
+        self._output = tree.parent / "output"
+        self._warm: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Bench:
+        # without -P the script's neighbours would be modules of their own beside the package
+        words = [sys.executable, "-P", str(Path(warm.__file__)), "draftsmith"]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(self.tree.parent),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            # as tests/conftest.py has them, too late for what is imported before it
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "HF_DATASETS_OFFLINE": "1",
+            **({} if Path("/dev/nvidia0").exists() else {"TRITON_INTERPRET": "1"}),
+        }
+        self._warm = subprocess.Popen(
+            words,
+            cwd=self.tree,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._warm is not None:
+            self._warm.communicate()
+
+    def run(self, tests: Sequence[str], *, limit: float, stop: bool = True) -> Tested:
+        """Run tests of the copy, up to the first failure with `stop`; `limit` in seconds."""
+        words = ["-q", "-p", "no:cacheprovider", "-p", "draftsmith.benchmarks.mutations.unshrunk"]
+        words += [f"--basetemp={self.tree.parent / 'pytest'}", *["-x"] * stop, *tests]
+        if not any("::" in test for test in tests):
+            words += ["-m", QUICK]
+        assert self._warm is not None
+        assert self._warm.stdin is not None
+        assert self._warm.stdout is not None
+        self._warm.stdin.write(json.dumps({"words": words, "output": str(self._output), "limit": limit}) + "\n")
+        self._warm.stdin.flush()
+        code = json.loads(self._warm.stdout.readline())["code"]
+        return Tested(code, self._output.read_text(encoding="utf-8", errors="replace"))
+
+
+def check_clean(bench: Bench, mutations: Sequence[Mutation], *, limit: float) -> None:
     """Raise SystemExit unless all chosen tests pass without a bug: else a failure would mean nothing."""
     tests = list(dict.fromkeys(test for each in mutations for test in each.tests))
-    found = run_tests(tree, tests, limit=limit, stop=False)
-    if found.code != _PASSED:
-        names = ", ".join(found.failed) or "see above"
-        raise SystemExit(f"{found.output[-_SAID:]}\nwithout any bug these tests fail: {names}")
+    named = [test for test in tests if "::" in test]
+    for some in (named, [test for test in tests if test not in named]):
+        found = bench.run(some, limit=limit, stop=False) if some else None
+        if found is not None and found.code != _PASSED:
+            names = ", ".join(found.failed) or "see above"
+            raise SystemExit(f"{found.output[-_SAID:]}\nwithout any bug these tests fail: {names}")
 
 
-def outcome_of(tree: Path, mutation: Mutation, *, limit: float) -> Outcome:
+def outcome_of(bench: Bench, mutation: Mutation, *, limit: float) -> Outcome:
     """Plant the bug, run its tests, take it out again."""
-    path, began = tree / mutation.file, time.perf_counter()
+    path, began = bench.tree / mutation.file, time.perf_counter()
     text = path.read_text(encoding="utf-8")
     path.write_text(mutation.planted_in(text), encoding="utf-8")
     try:
-        found = run_tests(tree, mutation.tests, limit=limit)
+        found = bench.run(mutation.tests, limit=limit)
     finally:
         path.write_text(text, encoding="utf-8")
     seconds = time.perf_counter() - began
@@ -96,28 +157,3 @@ def outcome_of(tree: Path, mutation: Mutation, *, limit: float) -> Outcome:
     if found.code == _TEST_FAILED and found.failed:
         return Outcome(mutation, "killed", found.failed[0], seconds)
     return Outcome(mutation, "survived" if found.code == _PASSED else "broken", "", seconds)
-
-
-def run_tests(tree: Path, tests: Sequence[str], *, limit: float, stop: bool = True) -> Tested:
-    """Run tests of the copy, up to the first failure with `stop`; `limit` in seconds."""
-    words = ["-q", "-p", "no:cacheprovider", "-p", "draftsmith.benchmarks.mutations.unshrunk"]
-    words += [f"--basetemp={tree.parent / 'pytest'}", *["-x"] * stop, *tests]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(tree.parent),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "OMP_NUM_THREADS": "1",
-    }
-    try:
-        done = subprocess.run(
-            # without -P the rooms of the copy would be modules of their own beside the package
-            [sys.executable, "-P", "-m", "pytest", *words],
-            cwd=tree,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=limit,
-        )
-    except subprocess.TimeoutExpired:
-        return Tested(None, "")
-    return Tested(done.returncode, done.stdout + done.stderr)

@@ -54,7 +54,7 @@ def evaluate(
     sizes = sorted({*sweeping, widest - 1, *(n - 1 for n in _SIZES if n < widest)})
     model = next((arm.backbone for arm in arms if arm.backbone is not None), None)
     text = [each for request in requests for each in request.ids]
-    costs = measure_costs(target, model, sizes, context=context, text=text)
+    costs = measure_costs(target, model, sizes, context=context, rows=min(config.batch, len(requests)), text=text)
     costs = replace(costs, experts=experts_read(target, text, [n + 1 for n in sizes]))
     rows = [
         row for temperature in config.temperatures for row in _rows(target, arms, requests, config, temperature, costs)

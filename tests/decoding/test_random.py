@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
-from draftsmith.decoding.random import Uniforms
+from draftsmith.decoding.random import FOR_TRAINING, Uniforms, salt_of, salted
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -43,3 +45,23 @@ def test_neighbouring_seeds_have_streams_of_their_own(seed: int) -> None:
     assert not torch.equal(own, Uniforms(seed - 1, [0, 1], "cpu").take(8))
     assert torch.equal(own, Uniforms(seed - 2**64, [0, 1], "cpu").take(8))
     assert own[0].tolist() == plain(seed, 0, 8)
+
+
+def test_salted_seeds_share_no_stream_with_any_seed() -> None:
+    """Without a salt the seed is its own; with one, no seed near it and no other salt has its streams."""
+    assert salted(7, 0) == 7
+    made = {salted(seed, salt) for seed in range(-2, 40) for salt in (1, 2, 3, 2**63)}
+    assert len(made) == 42 * 4
+    assert not made & set(range(-1000, 1000))
+    assert all(abs(one - two) > 1000 for one, two in pairwise(sorted(made)))
+    assert all(0 <= each < 2**64 for each in made)
+    plain, own = (Uniforms(seed, range(4), "cpu").take(300) for seed in (0, salted(0, FOR_TRAINING)))
+    assert not set(plain.ravel().tolist()) & set(own.ravel().tolist())
+
+
+def test_a_salt_is_of_its_parts_and_where_they_part() -> None:
+    parts = [(b"ab", b"c"), (b"a", b"bc"), (b"abc",), (b"abc", b""), (b"", b"abc"), (b"c", b"ab"), ()]
+    salts = [salt_of(*each) for each in parts]
+    assert len(set(salts)) == len(parts)
+    assert all(salts)
+    assert salt_of(b"ab", b"c") == salts[0]

@@ -13,6 +13,7 @@ from draftsmith.data.rows.tokenizer import train_tokenizer
 from draftsmith.drafters.config import DrafterConfig
 from draftsmith.eval.audit.audit import audit
 from draftsmith.eval.config import AuditConfig, EvalConfig
+from draftsmith.eval.measure import speed
 from draftsmith.eval.measure.arms import Arm
 from draftsmith.eval.measure.evaluate import evaluate
 from draftsmith.eval.measure.requests import Request
@@ -53,6 +54,13 @@ def measured() -> tuple[dict[str, Any], dict[str, Any]]:
         "draftsmith eval runs/a_b --drafter.policy=argmax '--eval.sweep=[1, 2]'",
     ]
     return json.loads(json.dumps(results)), json.loads(json.dumps(report.to_dict()))
+
+
+@pytest.fixture(autouse=True)
+def _few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evaluations whose figures no test looks at time their calls twice, not thirty times."""
+    monkeypatch.setitem(speed._ROUNDS, "rounds", 2)
+    monkeypatch.setitem(speed._ROUNDS, "at_least", 1)
 
 
 @pytest.fixture

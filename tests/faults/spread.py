@@ -14,7 +14,7 @@ STEPS = 20
 
 def stage(out: Path, first: int, stop_at: int | None, method: str) -> None:
     """The body of a process: steps `first` to `stop_at`; what rows it was given is in `out/rows-FIRST-RANK`."""
-    loop = toy.loop_in(out, method, steps=STEPS, micro_rows=2, every=STEPS, validate_every=STEPS)
+    loop = toy.loop_in(out, method, steps=STEPS, micro_rows=2, every=STEPS, validate_every=STEPS, validate_rows=3)
     with contextlib.nullcontext() if stop_at is None else contextlib.suppress(Stopped):
         toy.run(loop, stop_at=stop_at)
     steps = (STEPS if stop_at is None else stop_at) - first

@@ -101,6 +101,12 @@ def state_files(out: Path, step: int = STEPS) -> dict[str, bytes]:
     return found
 
 
+def validations(out: Path) -> list[float]:
+    """The held-out losses of a run, in order."""
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [line["validation_loss"] for line in lines if line["kind"] == "validation"]
+
+
 def losses(out: Path) -> dict[int, float]:
     """Step -> training loss, of every step once."""
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]

@@ -23,6 +23,7 @@ from ...data.config import DataConfig
 from ...data.generate.continuations import Named, Team, Wanted, Write, continuations, sample_tensors
 from ...data.rows.packed import PackedRows
 from ...data.rows.prepare import Prepared
+from ...decoding.random import FOR_TRAINING, salted
 from ...decoding.target.backbone import Backbone
 from ...errors import DraftsmithError
 from ..config import FeaturesConfig
@@ -91,9 +92,11 @@ def _fingerprint(rows: Prepared, wanted: Wanted) -> str:
 def _by_engine(source: EngineFeatures, wanted: Wanted) -> Write:
     """Prompts to the engine's answers; the states of each go to the store under the key of its row."""
     length = wanted.prompt_tokens + wanted.tokens
+    # far from the seeds of other runs, which would share all answers but one with those of the seed beside theirs
+    first = salted(wanted.seed, FOR_TRAINING)
 
     def write(prompts: Sequence[list[int]], numbers: range) -> list[list[int]]:
-        seeds = [(wanted.seed + number) % 2**31 for number in numbers]
+        seeds = [(first + number) % 2**31 for number in numbers]
         answers = source.answers(prompts, seeds, tokens=wanted.tokens, temperature=wanted.temperature)
         for prompt, answer in zip(prompts, answers, strict=True):
             ids_1S, labels_1S, documents_1S = sample_tensors([prompt], [answer.ids], length).values()

@@ -144,7 +144,7 @@ class _Distance(NamedTuple):
 def _distance(found_TH: Tensor, own_TH: Tensor) -> _Distance:
     """How far states are from others, as shares of their lengths."""
     far_T = (found_TH - own_TH).norm(dim=-1) / own_TH.norm(dim=-1).clamp_min(1e-9)
-    return _Distance(float(far_T.median()), float((far_T <= _FAR).float().mean()) >= _SHARE)
+    return _Distance(float(far_T.median()), float((far_T <= _FAR).double().mean()) >= _SHARE)
 
 
 def _check_last(reply: States, ids: Sequence[int], norm: nn.Module, cut: PreTrainedModel, engine: Engine) -> float:
@@ -176,4 +176,4 @@ def _far_from(reply: States, ids: Sequence[int], normed_TH: Tensor, cut: PreTrai
     behind = logits_TV[-1]
     agrees = reply.next_token is not None and float(behind.max() - behind[reply.next_token]) <= _NATS
     middle = float(far_T.median()) if len(far_T) else 0.0
-    return _Distance(middle, agrees and float((far_T <= _NATS).float().mean()) >= _SHARE)
+    return _Distance(middle, agrees and float((far_T <= _NATS).double().mean()) >= _SHARE)

@@ -110,6 +110,18 @@ def test_bytes_of_a_token(dtype) -> None:
     assert size == S * token_bytes(N, H, dtype)
 
 
+@pytest.mark.parametrize("name", ["input_ids", "positions", "documents"])
+def test_each_of_what_the_states_depend_on_makes_another_key(name: str) -> None:
+    """And what says nothing of them makes none."""
+    batch = {each: torch.arange(6).view(2, 3) for each in ("input_ids", "positions", "documents", "loss_mask")}
+    one, two = row_keys(batch)
+    assert one != two
+    other = {**batch, name: batch[name] + torch.tensor([[0, 0, 0], [0, 0, 1]])}
+    assert row_keys(other)[0] == one
+    assert row_keys(other)[1] != two
+    assert row_keys({**batch, "loss_mask": 1 - batch["loss_mask"]}) == [one, two]
+
+
 def test_keys_are_of_what_the_states_depend_on() -> None:
     ids = torch.arange(24).view(2, 12)
     documents = torch.zeros_like(ids)
@@ -372,6 +384,20 @@ def test_processes_of_one_run_share_a_folder(tmp_path: Path) -> None:
     stores[1].close()
     alone = make(tmp_path, rows=60)
     assert len(kept_rows(alone, range(60))) > 48
+
+
+def test_the_bound_is_of_all_processes_together(tmp_path: Path) -> None:
+    """Each offers more than fits the whole of it, so each keeps a part, and all together no more than is allowed."""
+    stores = [make(tmp_path, rows=30, rank=rank, world=3) for rank in range(3)]
+    for rank, store in enumerate(stores):
+        fill(store, range(100 * rank, 100 * rank + 40))
+        store.close()
+    on_disk = sum(path.stat().st_size for path in shards(tmp_path))
+    (alone,) = [make(tmp_path / "alone", rows=30)]
+    assert 0 < on_disk <= alone._max_bytes
+    fill(alone, range(40))
+    alone.close()
+    assert on_disk > 0.6 * sum(path.stat().st_size for path in shards(tmp_path / "alone"))
 
 
 def test_a_reader_in_a_thread(tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +19,7 @@ from draftsmith.data.rows.packed import Document, PackedRows, pack
 from draftsmith.decoding.engine import autoregressive
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.errors import DataError, RequestError
+from draftsmith.errors import DataError, EnvironmentFailure, RequestError
 from safetensors.torch import load_file, save_file
 
 WANTED = c.Wanted(samples=70, held_out=9, prompt_tokens=6, tokens=5, temperature=0.0, seed=0, weights="w")
@@ -210,3 +212,60 @@ def test_a_prompt_that_does_not_fit(speaker: Backbone, prepared: Prepared, tmp_p
     with pytest.raises(RequestError, match="need 1006 positions"):
         c.continuations(speaker, prepared, long, tmp_path)
     assert torch.is_inference_mode_enabled() is False
+
+
+def test_parts_number_their_samples_through(speaker: Backbone, prepared: Prepared, tmp_path: Path) -> None:
+    """Two parts, and two processes: no number names two samples, so none draws what another one has drawn."""
+    asked: list[tuple[list[list[int]], range]] = []
+
+    def write(prompts: list[list[int]], numbers: range) -> list[list[int]]:
+        asked.append((list(prompts), numbers))
+        return [[1] * 5 for _ in prompts]
+
+    for rank in (1, 0):
+        with contextlib.suppress(EnvironmentFailure):  # the other one's parts are missing
+            c.continuations(speaker, prepared, WANTED, tmp_path, c.Team(rank, 2, lambda: None), write=write)
+    assert [part for _, part in asked] == [range(64, 79), range(64)], "each makes its own"
+    assert all(len(prompts) == len(part) for prompts, part in asked)
+
+
+def test_equal_prompts_are_gone_on_with_differently_wherever_they_stand(speaker: Backbone) -> None:
+    """Of one part and of the next; the same sample is the same, whatever stands beside it."""
+    warm = replace(WANTED, temperature=1.5, tokens=12)
+    write = c.by_decoding(speaker, warm)
+    prompt = [3, 4, 5]
+    first, second = (write([prompt] * 3, range(at, at + 3)) for at in (0, 64))
+    answers = [tuple(each) for each in (*first, *second)]
+    assert len(set(answers)) == 6
+    assert tuple(write([prompt], range(65, 66))[0]) == answers[4]
+    other = c.by_decoding(speaker, replace(warm, seed=1))([prompt] * 3, range(3))
+    assert not {tuple(each) for each in other} & set(answers)
+    plain = autoregressive(
+        speaker, [prompt] * 3, warper=Warper(1.5), max_new_tokens=12, seed=0, requests=range(3)
+    ).tokens
+    assert not {tuple(each) for each in plain} & set(answers), "who decodes with the same seed draws others"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"samples": 71},
+        {"held_out": 8},
+        {"prompt_tokens": 7},
+        {"tokens": 6},
+        {"temperature": 0.5},
+        {"seed": 1},
+        {"weights": "other"},
+    ],
+    ids=str,
+)
+def test_all_that_is_wanted_is_in_the_identity(
+    change: dict, speaker: Backbone, prepared: Prepared, tmp_path: Path
+) -> None:
+    def write(prompts: list[list[int]], _numbers: range) -> list[list[int]]:
+        return [[1] * 5 for _ in prompts]
+
+    c.continuations(speaker, prepared, WANTED, tmp_path, write=write)
+    (name,) = change
+    with pytest.raises(RequestError, match=f"was made for something else: {name} is"):
+        c.continuations(speaker, prepared, replace(WANTED, **change), tmp_path, write=write)

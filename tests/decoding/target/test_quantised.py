@@ -75,13 +75,19 @@ def test_the_small_forward_passes_by_no_rounded_layer(target: Backbone) -> None:
 
 def test_it_is_known_by_its_bits(target: Backbone, served: Backbone) -> None:
     found = TargetIdentity.of(target)
-    group = quantised.group_for(served.model)
-    four = f"torchao IntxWeightOnlyConfig groups of {group}"
+    four = "torchao IntxWeightOnlyConfig groups of 32"  # of the usual ones the largest that divides 32, 64 and 128
     assert found.quantisation in ("torchao Int8WeightOnlyConfig", four)
     assert (found.quantisation == four) == (type_of_layers(target) == "IntxUnpackedToInt8Tensor")
     assert TargetIdentity.of(served).quantisation is None
     found.check_same(TargetIdentity.of(served), "x")
     assert weights_hash(target.model) not in ("", weights_hash(served.model))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "group"), [((256, 128), 128), ((384, 64), 64), ((96, 160), 32), ((48, 176), 16), ((128,), 128)]
+)
+def test_the_largest_usual_group_that_divides_all_inputs(inputs: tuple[int, ...], group: int) -> None:
+    assert quantised.group_for(nn.Sequential(*(nn.Linear(each, 2) for each in inputs))) == group
 
 
 def type_of_layers(target: Backbone) -> str:

@@ -120,11 +120,12 @@ def test_a_grown_tree_ranks_children_behind_their_parents(family: str, target: B
         proposal = drafter.propose(torch.tensor([8]), Warper(1.0), SharedStream(0, 1))
         out_1KH = drafter._block(torch.tensor([8]))
         product_1KV = drafter._product(out_1KH)
-        for path in paths_of(proposal):
-            if len(path) > 1:
-                slot = len(path) - 1
-                behind = drafter._behind(out_1KH[:, slot], product_1KV[:, slot], torch.tensor([path[-2]]))
-                assert path[-1] in behind.topk(2).indices[0].tolist()
+        deep = [path for path in paths_of(proposal) if len(path) > 1]
+        assert len(deep) > 1, "a tree of one level ranks no child"
+        for path in deep:
+            slot = len(path) - 1
+            behind = drafter._behind(out_1KH[:, slot], product_1KV[:, slot], torch.tensor([path[-2]]))
+            assert path[-1] in behind.topk(2).indices[0].tolist()
 
 
 @pytest.mark.parametrize(

@@ -174,6 +174,25 @@ def test_what_was_never_put_in_is_not_taken_out(window: tuple[int, ...]) -> None
     assert shape(tree.root) == before
 
 
+def test_a_ranking_is_of_the_tokens_that_followed_wherever_a_run_was_split() -> None:
+    """40 tokens have followed a string, and were asked for; then a window parts from it in its middle."""
+    tree = WindowTree()
+    for follower in range(40):
+        for _ in range(1 + follower % 3):
+            tree.add((1, 2, 3, 100 + follower))
+    place = tree.find((1, 2, 3))
+    assert place is not None
+    assert len(place.ranking()) == 40
+    tree.add((1, 2, 9))
+    for prefix, expected in (((1, 2), [(-79, 3), (-1, 9)]), ((1,), [(-80, 2)])):
+        place = tree.find(prefix)
+        assert place is not None
+        assert list(place.ranking()) == expected
+    place = tree.find((1, 2, 3))
+    assert place is not None
+    assert list(place.ranking()) == sorted((-1 - n % 3, 100 + n) for n in range(40))
+
+
 def test_the_same_text_again_is_drafted_whole() -> None:
     target = make_target("qwen3")
     common = {"warper": GREEDY, "max_new_tokens": 60}

@@ -400,6 +400,21 @@ def test_a_pard_draft_is_never_an_ordinary_one(
         load_drafter(folders[folder], reader, config=DrafterConfig(vocabulary="intersection"))
 
 
+@pytest.mark.parametrize(
+    ("folder", "asked", "kind"), [("own", "auto", DraftModel), ("foreign", "intersection", IntersectionDraft)]
+)
+def test_what_is_asked_of_a_draft_is_handed_on(
+    folder: str, asked: Any, kind: type, folders: dict[str, Path], target: Backbone
+) -> None:
+    config = DrafterConfig(vocabulary=asked, policy="sample", temperature_factors=[0.8, 1.2])
+    drafter = load_drafter(folders[folder], target, config=config, draft_length=3)
+    assert type(drafter) is kind
+    assert (drafter.draft_length, drafter.policy, tuple(drafter.factors)) == (3, "sample", (0.8, 1.2))
+    likeliest = load_drafter(folders[folder], target, config=DrafterConfig(vocabulary=asked, policy="argmax"))
+    assert likeliest.policy == "argmax"
+    assert tuple(likeliest.factors) == ()
+
+
 def test_auto_writes_anew_where_few_are_shared(target: Backbone) -> None:
     from draftsmith.drafters.vocabulary.across import _kind
 

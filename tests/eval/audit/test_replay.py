@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +14,7 @@ from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.decoding.target.kv_cache import KVCache
 from draftsmith.decoding.tree.tree import chain
+from draftsmith.eval.audit import replay as replaying
 from draftsmith.eval.audit.audit import FALSE_ALARM, SHARES
 from draftsmith.eval.audit.replay import explained_near_ties, replay
 from scipy import stats
@@ -89,3 +93,45 @@ def test_one_near_tie_of_rounding_is_no_failure_in_fp32() -> None:
     assert explained == pytest.approx(1 / 2003)
     assert explained > LEVEL
     assert explained_near_ties([], [], 0.0) == 0
+
+
+class TwoWords:
+    """A target of two words: the first is the likelier by a gap that is planned for each token of the answer."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, gaps: list[float]) -> None:
+        self.gaps = gaps
+
+    def model(self, ids: torch.Tensor, *, use_cache: bool) -> Any:
+        behind = [[0.0, 0.0]] * (ids.shape[1] - len(self.gaps) - 1) + [[gap, 0.0] for gap in self.gaps] + [[0.0, 0.0]]
+        return SimpleNamespace(logits=torch.tensor([behind]))
+
+
+@pytest.mark.parametrize(
+    ("gap", "rounding", "kind"),
+    [
+        (0.0199, [0.01], "near"),
+        (0.0201, [0.01], "bug"),
+        (0.1, [0.01], "bug"),
+        (0.0199, [-0.01], "near"),
+        (0.0199, [0.001, 0.01], "near"),
+        (0.0001, [], "bug"),
+        (0.0199, [0.009], "bug"),
+    ],
+)
+def test_a_near_tie_is_within_twice_the_noise(
+    gap: float, rounding: list[float], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Either logit may be off by it, in opposite directions; the right token is neither, however close."""
+    target: Any = TwoWords([5.0, gap, gap])
+    monkeypatch.setattr(
+        replaying, "one_by_one", lambda target, _prompt, _answer: torch.tensor([[each, 0.0] for each in target.gaps])
+    )
+    found = replay(target, [[0, 0]], [[0, 1, 0]], rounding=rounding)
+    assert (found.tokens, found.argmax) == (3, 2)
+    assert (found.near_ties, found.bugs) == ((1, 0) if kind == "near" else (0, 1))
+    assert found.noise == pytest.approx(max(map(abs, rounding), default=0.0))
+    assert found.smallest_margin == pytest.approx(gap, rel=1e-3)
+    assert (found.first_bug is None) is (kind == "near")
+    assert kind == "near" or found.first_bug.startswith("request 0, token 1: emitted 1, argmax 0")  # type: ignore[union-attr]

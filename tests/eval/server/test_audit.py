@@ -60,7 +60,8 @@ def test_a_wrong_greedy_token_is_found(served: Backbone, requests: list[Request]
     assert report.greedy.bugs == 4 * 2
 
 
-@pytest.mark.parametrize("bug", [pytest.param("heat", marks=pytest.mark.slow), "rule"])
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", ["heat", "rule"])
 def test_a_wrong_distribution_is_found(served: Backbone, requests: list[Request], tmp_path: Path, bug: str) -> None:
     """Slightly too warm, or a speculative rule that draws from p where it should draw from the rest."""
     broken = Engine(served, heat=1.2)

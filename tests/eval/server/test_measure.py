@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
-import numpy as np
 import pytest
 from conftest import make_drafter
 from draftsmith.data.generate.server_request import ServerRequest
@@ -18,7 +17,6 @@ from draftsmith.eval.config import EvalConfig
 from draftsmith.eval.report.results import schema
 from draftsmith.eval.server.blocks import Load
 from draftsmith.eval.server.counters import Counters, counts_of_answer, read_counters
-from draftsmith.eval.server.latency import percentiles
 from draftsmith.eval.server.measure import Block, measure_blocks, plan
 from draftsmith.eval.server.rows import Subject, server_rows
 from served_target import ALL, Engine, ServedTarget, serving, without
@@ -105,19 +103,8 @@ def test_where_nothing_counts_it_is_said(
     assert any(words in note for note in row["server"]["notes"])
 
 
-def test_waiting_is_what_the_server_makes_wait(served: Backbone, prompts: list[Prompt], tmp_path: Path) -> None:
-    """A step of 30 ms: the first token waits for one, the others for one each, and the baseline is faster."""
-    with serving(Engine(served, pause=0.03)) as own, serving(Engine(served)) as base:
-        _, (row,) = measured([own, base], prompts, tmp_path)
-    wait = row["server"]["own"]
-    assert wait["first"]["p50"][0] >= 0.03
-    assert wait["per_token"]["p50"][0] >= 0.03
-    assert wait["whole"]["p50"][0] >= 12 * 0.03
-    assert row["speedup"][2] < 1
-
-
 def test_loads_are_what_they_say(served: Backbone, prompts: list[Prompt], tmp_path: Path) -> None:
-    """Four at a time wait for each other; those that come by the clock come when they are due."""
+    """Each has its rows and blocks; who is under way when, and who waits for whom: `test_loads.py`."""
     with serving(Engine(served)) as own:
         blocks, rows = measured([own], prompts, tmp_path, Load(concurrency=4), Load(rate=200.0), requests=24)
     assert [row["method"] for row in rows] == ["small, 4 at a time", "small, 200 a second"]
@@ -237,19 +224,3 @@ def test_counts_of_one_answer() -> None:
     assert counts.tested_D.tolist() == [6, 3, 2]
     assert counts.passed_D.tolist() == [3, 2, 2]
     assert counts_of_answer({"speculative_decoding": None}) is None
-
-
-def test_percentiles_resample_requests() -> None:
-    rng = np.random.default_rng(1)
-    own = [[value] for value in rng.exponential(1.0, 400)]
-    found = percentiles(own, 0)
-    for share, name in ((0.5, "p50"), (0.9, "p90"), (0.99, "p99")):
-        value, low, high = found[name]
-        assert value == pytest.approx(np.quantile(np.concatenate(own), share, method="inverted_cdf"))
-        assert low < -np.log(1 - share) < high  # type: ignore[operator]
-    # gaps of one request are no independent evidence
-    clustered = [[value] * 50 for value in rng.exponential(1.0, 20)]
-    value, low, high = percentiles(clustered, 0)["p50"]
-    assert high - low > 0.2  # type: ignore[operator]
-    assert percentiles([[], []], 0)["p50"] == [None, None, None]
-    assert percentiles([[1.0, 3.0]], 0)["p50"] == [1.0, None, None]

@@ -36,7 +36,7 @@ def test_the_setting_that_pays_first_stands_for_its_method() -> None:
     ("low", "high", "pays_from", "factor", "words"),
     [
         (0.8, 0.9, 0.7, 1.1, "would pay from a target call of 22 ms, 1.10 times the one measured"),
-        (0.9, 1.1, 0.7, 0.7, "is predicted to pay from a target call of 14 ms, 0.70 times the one measured"),
+        (0.9, 1.06, 0.7, 0.7, "is predicted to pay from a target call of 14 ms, 0.70 times the one measured"),
         (1.2, 1.4, 0.7, 0.7, "pays from a target call of 14 ms, 0.70 times the one measured"),
         (1.2, 1.4, 1.3, 1.0, "pays from a target call of 20 ms, 1.00 times the one measured"),
         (1.2, 1.4, 0.0, 0.0, "pays at any cost of a target call"),

@@ -1,4 +1,4 @@
-"""Where settings pay: crossings on known lines, and surfaces of a real pair."""
+"""Where settings pay: crossings on known lines, and surfaces of a real pair; points by hand: `test_surface_points.py`."""
 
 from __future__ import annotations
 
@@ -63,6 +63,7 @@ def test_sizes_are_the_predictions(target: Backbone) -> None:
     assert all(speed < 9 for each in (drawn, argmax, tree) for _, speed in each.points)
 
 
+@pytest.mark.slow
 def test_a_real_pair(target: Backbone) -> None:
     config = EvalConfig(max_new_tokens=16, repeats=1)
     contender = Contender("d", "D", (), True, lambda _: make_drafter(target, draft_length=3))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from draftsmith.decoding.target.attention import use_grouped_attention
 from draftsmith.drafters.layers import spans
 from draftsmith.trainers.loop.objective import Batch
 from draftsmith.trainers.packed import passes
-from draftsmith.trainers.packed.passes import hidden_states
+from draftsmith.trainers.packed.passes import Way, hidden_states, way_through
 from random_models import random_model
 from torch import Tensor
 
@@ -110,6 +111,21 @@ def test_nothing_grows_with_the_square(family: str, sharded: bool, monkeypatch: 
     assert found[0, 1024] <= 4 * found[0, 256]
     assert found[4096, 1024] >= 1024**2
     assert found[4096, 1024] > 15 * found[4096, 256]
+
+
+@pytest.mark.parametrize(
+    ("window", "tokens", "way"),
+    [(None, 90, Way.APART), (90, 90, Way.APART), (89, 90, Way.SPANS), (23, 90, Way.SPANS), (5, 90, Way.SPANS)]
+    + [(5, 80, Way.MASK)],
+)
+def test_windows_that_rows_reach_beyond_go_by_spans(
+    window: int | None, tokens: int, way: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Document by document transformers would make a mask for them, of the square of the row."""
+    monkeypatch.setattr(passes, "MASKED", 80)
+    windows = None if window is None else SimpleNamespace(shortest=window)
+    monkeypatch.setattr(passes.Windows, "of", lambda _config: windows)
+    assert way_through(of("qwen3").get_decoder(), tokens) == way
 
 
 def test_pieces_keep_their_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:

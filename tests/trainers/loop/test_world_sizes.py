@@ -65,6 +65,8 @@ def distances(method: str, plan: Stages, folder: Path) -> dict[int, float]:
     stages(control, method, [(1, None)])
     got, expected = toy.losses(mine), toy.losses(control)
     assert got.keys() == expected.keys() == set(range(1, spread.STEPS + 1))
+    # three held-out rows, which no number of processes but one divides
+    assert toy.validations(mine)[-1] == pytest.approx(toy.validations(control)[-1], rel=1e-2)
     far = {step: abs(got[step] / expected[step] - 1) for step in got}
     print({step: f"{value:.1e}" for step, value in far.items()})
     # each stage from the very checkpoint that it began with, in one process

@@ -497,6 +497,7 @@ def test_a_cache_of_something_else_is_refused_by_name(tmp_path: Path, rows: Prep
         "chat template": {"target": with_tokenizer(chat_template="{{ messages }}")},
         "layers": {"goal": eagle3_goal},
         "features.dtype": {"dtype": "fp8"},
+        "features.precision": {"precision": "bf16"},
         "rows": {"whose": others},
     }.items():
         with pytest.raises(RequestError, match=f"was made for something else: {name} is"):

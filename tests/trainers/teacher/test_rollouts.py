@@ -13,6 +13,7 @@ from conftest import VOCABULARY, make_target
 from draftsmith.data.config import DataConfig
 from draftsmith.data.rows.packed import PackedRows
 from draftsmith.decoding.engine import autoregressive
+from draftsmith.decoding.random import Uniforms
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.attention import NAME
 from draftsmith.decoding.target.backbone import Backbone
@@ -30,7 +31,9 @@ from draftsmith.trainers.config import (
 from draftsmith.trainers.loop import setup, state
 from draftsmith.trainers.loop.loop import Loop, Plan
 from draftsmith.trainers.method_config import RolloutsConfig
+from draftsmith.trainers.teacher import rollouts as writing
 from draftsmith.trainers.teacher.rollouts import (
+    REPLACED,
     Rollouts,
     check_rollout_prompts,
     check_rollout_rows,
@@ -143,7 +146,10 @@ def test_an_end_of_text_ends_a_row(target: Backbone) -> None:
     ends.__class__ = type("Ending", (Backbone,), {"eos_ids": tuple(range(VOCABULARY))})
     rollouts._target = ends
     (new,) = rollouts.rewrite([Rows().batch([0])], [0], step=0, seed=7)
-    for prompt, answer in pieces(new, 0):
+    written = list(pieces(new, 0))
+    assert len(written) > 1
+    assert new[REPLACED].all()
+    for prompt, answer in written:
         assert prompt
         assert len(answer) == 1
 
@@ -332,3 +338,28 @@ def test_metrics_say_what_writing_costs(target: Backbone, tmp_path: Path) -> Non
     assert text.count('"rollout_share"') == STEPS
     train(tmp_path / "plain", target, GREEDY.model_copy(update={"share": 0.0}))
     assert "rollout_share" not in (tmp_path / "plain" / "metrics.jsonl").read_text()
+
+
+def test_pieces_of_rows_draw_numbers_and_prompts_of_their_own(
+    target: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two pieces a row, four rows, two processes: no stream has two pieces, and pieces of a row begin elsewhere."""
+    streams: list[int] = []
+
+    class Noted(Uniforms):
+        def __init__(self, seed: int, requests: list[int], device: Any) -> None:
+            streams.extend(requests)
+            super().__init__(seed, requests, device)
+
+    monkeypatch.setattr(writing, "Uniforms", Noted)
+    rollouts = rollouts_of(goal(target, GREEDY.model_copy(update={"share": 1.0})))
+    prompts = []
+    for rank in (0, 1):
+        rollouts.kept = None
+        places = range(rank, 4, 2)
+        (new,) = rollouts.rewrite([Rows().batch(list(places))], places, step=0, seed=3)
+        prompts += [[prompt for prompt, _ in pieces(new, row)] for row in range(2)]
+    each = len(prompts[0])
+    assert each > 1
+    assert len(set(streams)) == len(streams) == 4 * each
+    assert sum(first != second for first, second, *_ in prompts) >= 3
