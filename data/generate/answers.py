@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from ...errors import RequestError
 from ..config import RowShape
 from ..rows.encode import beginning
-from ..rows.raw import Rejected
+from ..rows.raw import BadRow, Rejected
 from ..rows.records import Placed
-from ..rows.shapes import BadRow, Chat, Record, Text, Tokens, parse
+from ..rows.shapes import Chat, Record, Text, Tokens, parse
 from ..rows.templates import render_chat
 
 if TYPE_CHECKING:

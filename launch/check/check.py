@@ -253,7 +253,7 @@ def _prompts(recipe: Recipe, models: Models) -> str:
     from ...data.prompts import load_prompts, second_set
 
     config, audit = recipe.eval, recipe.audit
-    prompts = load_prompts(config.prompts, limit=config.limit, seed=config.seed)
+    prompts = load_prompts(config.prompts, limit=config.limit, seed=config.seed, data=recipe.data)
     if config.second_prompts is not None:
         second_set(config.second_prompts, prompts, limit=config.limit, seed=config.seed)
     longest, note = config.prompt_tokens, ""  # nothing longer is read
@@ -265,7 +265,7 @@ def _prompts(recipe: Recipe, models: Models) -> str:
     check_room(recipe, models.target().config, longest, answer=answer, depth=depth)
     check_probe_length(recipe)
     categories = sorted({prompt.category for prompt in prompts})
-    bound = models.described or any(len(prompt.turns) > 1 for prompt in prompts)
+    bound = models.described or any(len(prompt.points) > 1 for prompt in prompts)
     return (
         f"{len(prompts)} of {config.prompts}: {', '.join(categories[:6])}; "
         f"the longest has {'at most ' * bound}{longest} tokens{note}"
@@ -281,7 +281,7 @@ def _lengths(prompts: Sequence[Prompt], models: Models, config: EvalConfig) -> t
 
     def last_turn(prompt: Prompt) -> int:
         # what the target will have answered before is not known yet: as much as it may
-        earlier = len(prompt.turns) - 1
+        earlier = len(prompt.points) - 1
         ids = render(prompt, tokenizer, answers=["."] * earlier)
         return len(ids) + earlier * config.max_new_tokens
 

@@ -43,7 +43,7 @@ def run_server_eval(
     out = _folder(request)
     config = _config(request, named)
     verdict, notes = NOT_AUDITED, []
-    prompts, encode = prompts_of(config), None
+    prompts, encode = prompts_of(config, named.recipe.data), None
     if named.target is not None:
         prompts, encode = _fitted(named, prompts, config)
     if request.audit and named.target is not None:
@@ -89,7 +89,7 @@ def run_server_audit(request: AuditRequest, named: NamedServer, console: Console
 
 def _audit(named: NamedServer, config: EvalConfig, out: Path, console: Console) -> ServerAudit:
     target = _target(named)
-    requests = make_requests(target, prompts_of(config), config, later_turns=False)
+    requests = make_requests(target, prompts_of(config, named.recipe.data), config, later_turns=False)
     audit = named.recipe.audit
     server = replace(named.server, max_new_tokens=audit.max_new_tokens, seed=audit.seed)
     report = audit_server(target, requests, server, audit, out)

@@ -105,7 +105,7 @@ def _config(request: TuneRequest, recipe: Recipe) -> EvalConfig:
 
 def _requests(request: TuneRequest, recipe: Recipe, target: Backbone, config: EvalConfig) -> list[Request]:
     if request.prompts is not None:
-        return make_requests(target, prompts_of(config), config, later_turns=False)
+        return make_requests(target, prompts_of(config, recipe.data), config, later_turns=False)
     prompts = held_out_prompts(recipe, target.tokenizer, config.limit or 0)
     return [Request(Prompt(str(n), "all", (), chat=False), ids, n) for n, ids in enumerate(prompts)]
 

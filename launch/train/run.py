@@ -74,7 +74,7 @@ def _probe(target: Backbone, recipe: Recipe) -> Probe:
     from ..check.room import check_probe_length, check_room
 
     check_probe_length(recipe)
-    prompts = load_prompts(recipe.eval.prompts, limit=recipe.probe.prompts, seed=recipe.eval.seed)
+    prompts = load_prompts(recipe.eval.prompts, limit=recipe.probe.prompts, seed=recipe.eval.seed, data=recipe.data)
     tokenizer, most = target.tokenizer, recipe.eval.prompt_tokens
     kept = fitting(prompts, tokenizer, most, warn=True)
     ids = [render(prompt, tokenizer, limit=most) for prompt in kept]
