@@ -246,6 +246,11 @@ def _read_manifest(folder: Path) -> dict[str, Any] | None:
     return dict(manifest)
 
 
+def template_of(folder: Path) -> dict[str, Any]:
+    """What the chat template of a folder begun earlier was told: its variables, and the day of its clock."""
+    return dict((_read_manifest(folder) or {}).get("template") or {})
+
+
 @contextmanager
 def _staged_stream(path: Path) -> Iterator[TextIO]:
     """A text file to write to, which appears as `path` at the end."""

@@ -145,6 +145,15 @@ def generation_ends(path: str) -> tuple[int, ...]:
     return end_ids(path, None if raw is None else raw.get("eos_token_id"))
 
 
+def ends_of(path: str, config: Any) -> tuple[int, ...]:
+    """The ids that end a text of a model of which nothing but files and this config is loaded, as its backbone has them.
+
+    Raises:
+        RequestError: its generation settings name something else than ids.
+    """
+    return generation_ends(path) or end_ids(path, getattr(config, "eos_token_id", None))
+
+
 def folder_or_name(path: str) -> str:
     """What `transformers` is given: the folder of the embedded target for its name, else `path` itself."""
     return embedded_target() if path == EMBEDDED else path
