@@ -216,6 +216,17 @@ class Tally:
             self.loose += record.loose
             self.fuller += record.is_fuller
 
+    def of_answers(self) -> str:
+        """What becomes of the answers of chats, as the end of a sentence; empty where each is simply learnt."""
+        parts = []
+        if self.rewritten:
+            parts.append(
+                f"{self.rewritten:,} chats become a document for every answer, as the template rewrites earlier "
+                "turns, and what these have in common is computed for each"
+            )
+        parts += [f"{count:,} answers {NOTES[why]}" for why, count in self.notes.items()]
+        return "".join(f"; {part}" for part in parts)
+
     def reject(self, placed: Placed, reason: BadRow) -> None:
         """Count a row that cannot be used."""
         self.rejected.append(placed.rejected(str(reason)))

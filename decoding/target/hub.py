@@ -146,7 +146,7 @@ def generation_ends(path: str) -> tuple[int, ...]:
 
 
 def ends_of(path: str, config: Any) -> tuple[int, ...]:
-    """The ids that end a text of a model of which nothing but files and this config is loaded, as its backbone has them.
+    """The ids that end a text, of a model of which no weights are loaded.
 
     Raises:
         RequestError: its generation settings name something else than ids.

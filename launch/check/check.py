@@ -57,7 +57,8 @@ def check(resolved: Resolved, console: Console, out: Path | None = None) -> None
     failures: list[DraftsmithError] = []
     found_by: dict[str, str] = {}  # what fails, by its words: what several checks need fails in each of them
     waiting: list[str] = []
-    for name, run in _checks(recipe, out).items():
+    models = Models(recipe)
+    for name, run in _checks(recipe, models, out).items():
         try:
             result = run()
             if isinstance(result, Waits):
@@ -72,7 +73,11 @@ def check(resolved: Resolved, console: Console, out: Path | None = None) -> None
             table.add_row(name, Text(str(error).splitlines()[0] if first == name else f"as {first}"), "FAILS")
     console.print(table)
     failing = [str(failure) for failure in failures]
-    for line in [*foreign_sections(resolved, failing), *shorter_drafts(resolved)]:
+    for line in [
+        *foreign_sections(resolved, failing),
+        *shorter_drafts(resolved),
+        *_of_template(recipe, models, failing),
+    ]:
         console.print(Text(line))
     if failures:
         raise _together(failures)
@@ -86,8 +91,8 @@ def check(resolved: Resolved, console: Console, out: Path | None = None) -> None
     console.print("ready to train")
 
 
-def _checks(recipe: Recipe, out: Path | None) -> dict[str, Callable[[], str | Waits]]:
-    models, folder = Models(recipe), out or Path("runs") / recipe.name
+def _checks(recipe: Recipe, models: Models, out: Path | None) -> dict[str, Callable[[], str | Waits]]:
+    folder = out or Path("runs") / recipe.name
     checks: dict[str, Callable[[], str | Waits]] = {
         "device": lambda: _device(recipe),
         "batch": lambda: _batch(recipe),
@@ -106,6 +111,23 @@ def _checks(recipe: Recipe, out: Path | None) -> dict[str, Callable[[], str | Wa
             "prompts": lambda: _prompts(recipe, models),
         }
     return checks
+
+
+def _of_template(recipe: Recipe, models: Models, failures: Sequence[str]) -> list[str]:
+    """What a chat template has that a run should know: ends that the target does not stop at, a clock."""
+    if failures or models.described or not recipe.record.has_target:
+        return []
+    from ...data.rows.chats.ends import endless_answers
+    from ...data.rows.templates import ChatTemplate
+    from ...decoding.target.hub import ends_of
+
+    tokenizer, data = models.tokenizer(), recipe.data
+    config = models.target().config.get_text_config(decoder=True)
+    lines = [endless_answers(tokenizer, ends_of(recipe.target.path, config))]
+    if ChatTemplate(tokenizer, data.chat_template, data.template_values).reads_clock:
+        day = data.template_date or "the day on which the run begins, on every later one too"
+        lines.append(f"the chat template has a clock, which will show {day} (data.template_date)")
+    return [f"note: {line}" for line in lines if line]
 
 
 def _folder(recipe: Recipe, folder: Path) -> str:
@@ -190,8 +212,9 @@ def _data(recipe: Recipe, models: Models) -> str | Waits:
     texts = []
     for row, encoded in zip(placed, encoder([row.record for row in placed]), strict=True):
         if isinstance(encoded, Encoded):
+            tally.read(row.record)
             tally.add(encoded)
-            texts.append(encoded.document.ids)
+            texts += [each.ids for each in encoded.documents]
         else:
             tally.reject(row, encoded)
     check_unused(recipe, texts)
@@ -202,7 +225,7 @@ def _data(recipe: Recipe, models: Models) -> str | Waits:
     return (
         f"{source.name}: of the first {len(rows)} rows {tally.usable} are usable "
         f"({', '.join(sorted(set(reader.shapes.values())))}), {tally.cut} longer than "
-        f"{data.sequence_length} tokens; held out: {held}"
+        f"{data.sequence_length} tokens; held out: {held}{tally.of_answers()}"
     )
 
 

@@ -29,7 +29,7 @@ from ...eval.report.tables import show
 from ...storage import writable_folder, write_text
 from ..check.early import Named
 from ..recipe.load import load_recipe
-from .loaded import Loaded, drift_of, load_pair, say_changed_target, say_length, say_no_sweep, say_tuned
+from .loaded import Loaded, drift_of, load_pair, say_changed_target, say_ends, say_length, say_no_sweep, say_tuned
 from .methods import SKELETON
 from .together import of_first, speaks
 
@@ -49,6 +49,8 @@ def run_eval(request: EvalRequest, overrides: Sequence[tuple[str, str]], console
     if request.prompts is not None:
         config = config.model_copy(update={"prompts": request.prompts})
     prompts = prompts_of(config, pair.recipe.data)
+    if any(each.chat for each in prompts):
+        say_ends(pair.target, console)
     _check_samples(request, pair)
     if not pair.drafters:
         _skeleton(pair, prompts, out, console)

@@ -31,9 +31,9 @@ def endless_answers(tokenizer: PreTrainedTokenizerBase, eos_ids: Sequence[int]) 
         return None
     ends = ", ".join(f"{tokenizer.convert_ids_to_tokens(each)!r} ({each})" for each in eos_ids) or "none"
     return (
-        f"the chat template ends answers by {end!r} ({number}), which is no end of the target, whose ends are {ends}: it "
-        "writes on behind its answers, to the length limit; add the number to eos_token_id in the generation_config.json "
-        "of the target"
+        f"the chat template ends answers by {end!r} ({number}), which is no end of the target, whose ends are {ends}: "
+        "it writes on behind its answers, to the length limit; add the number to eos_token_id in the target's "
+        "generation_config.json"
     )
 
 
