@@ -66,6 +66,6 @@ def left_on(off: tuple[str, ...]) -> str | None:
     if not left:
         return None
     return (
-        f"it refuses to be told that {', '.join(left)} {'is' if len(left) == 1 else 'are'} off: if it has such defaults "
-        "of its own, its answers are not drawn from the distribution that was asked for"
+        f"it refuses to be told that {', '.join(left)} {'is' if len(left) == 1 else 'are'} off: if it has such "
+        "defaults of its own, its answers are not drawn from the distribution that was asked for"
     )

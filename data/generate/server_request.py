@@ -20,7 +20,7 @@ OFF: Mapping[str, float] = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }
-"""What a server fills in by itself, from the target's generation_config.json say, and how a body says that it is off."""
+"""What a server fills in by itself, from the target's generation_config.json say, and how a body switches it off."""
 LEVELS: tuple[tuple[str, ...], ...] = (
     tuple(OFF),
     ("top_k", "min_p", "presence_penalty", "frequency_penalty"),
