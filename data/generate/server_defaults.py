@@ -8,8 +8,8 @@ Read next: `server_request.py`, the names; `server.py` and `eval/server/blocks.p
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
 
 from .answers import NoAnswer
 from .server_request import LEVELS, OFF
@@ -69,3 +69,20 @@ def left_on(off: tuple[str, ...]) -> str | None:
         f"it refuses to be told that {', '.join(left)} {'is' if len(left) == 1 else 'are'} off: if it has such "
         "defaults of its own, its answers are not drawn from the distribution that was asked for"
     )
+
+
+def filled_in(generation_config: Mapping[str, Any]) -> str | None:
+    """A sentence for what servers fill in from a target's generation_config.json; None where that is nothing."""
+    found = {name: generation_config.get(name) for name in OFF}
+    on = {name: value for name, value in found.items() if value is not None and not _is_off(name, value)}
+    if not on:
+        return None
+    listed = ", ".join(f"{name} = {value}" for name, value in on.items())
+    return (
+        f"the target's generation_config.json has {listed}, which servers fill in where a request leaves it open: "
+        "here they are told that it is off, and users who say nothing get answers of another distribution"
+    )
+
+
+def _is_off(name: str, value: Any) -> bool:
+    return value in ((0, -1) if name == "top_k" else (OFF[name],))

@@ -177,7 +177,7 @@ def _is_histogram(found: object) -> bool:
 
 
 def _of_timings(timings: Mapping[str, Any]) -> Counts | None:
-    """Calls of the target behind the first token, with a draft or without: each wrote one token beside accepted ones."""
+    """All calls of the target behind the first token: each wrote one token beside those accepted."""
     written, accepted = _count(timings.get("predicted_n")), _count(timings.get("draft_n_accepted"))
     if written is None or accepted is None or _count(timings.get("draft_n")) is None:
         return None
