@@ -165,8 +165,8 @@ def doubt_of(target: Backbone, served: Served, evidence: Evidence, found: Findin
         return _spelled_alike(target, evidence.greedy, config)
     if not found.certain and served.chosen:
         return (
-            f"{served.chosen} sampled answers are missing whose prompts have others: where what they say decides which "
-            "ones are refused, those left are another sample"
+            f"{served.chosen} sampled answers are missing whose prompts have others: where what they say decides "
+            "which ones are refused, those left are another sample"
         )
     if not found.certain and found.sampled is not None and found.sampled.copies:
         return _copied(found.sampled.copies)
