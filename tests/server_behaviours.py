@@ -41,7 +41,9 @@ def talking_target(folder: Path, *, seed: int = 12) -> Backbone:
     special = ["<|im_end|>", "<|im_start|>", "<think>", "</think>"]
     corpus = [WORDS, "system user assistant be helpful\n"] * 9
     raw.train_from_iterator(corpus, trainers.BpeTrainer(vocab_size=96, special_tokens=special))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token=special[0], additional_special_tokens=special[1:2])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=raw, eos_token=special[0], additional_special_tokens=special[1:2]
+    )
     tokenizer.chat_template = named_template("chatml")
     torch.manual_seed(seed)
     sizes = ModelConfig(
@@ -229,8 +231,8 @@ TEXTS: dict[str, Callable[[str], str]] = {
     "stripped": str.strip,
     "in front": lambda text: f"Answer: {text}",
     "behind": lambda text: f"{text}\n-- a gateway",
-    "escaped": html.escape,
-    "spoilt": lambda text: text.replace("\u00e9", "\ufffd\ufffd").replace("\u4e16", "\ufffd"),
+    "escaped": lambda text: html.escape(text).replace("a", "&#97;"),
+    "spoilt": lambda text: text.replace("\u00e9", "\ufffd\ufffd").replace("a", "\ufffd"),
     "one space": lambda text: " ".join(text.split()),
     "no beginning": lambda text: text[len(text) // 2 :],
     "empty": lambda _: "",
@@ -280,7 +282,11 @@ class Written:
         third = max(1, len(self.tokens) // 3)
         thoughts = third if how.thoughts else 0
         calls = third if how.calls and len(self.tokens) > 2 * third else 0
-        return self.tokens[:thoughts], self.tokens[thoughts : len(self.tokens) - calls], self.tokens[len(self.tokens) - calls :]
+        return (
+            self.tokens[:thoughts],
+            self.tokens[thoughts : len(self.tokens) - calls],
+            self.tokens[len(self.tokens) - calls :],
+        )
 
     def _message(self, how: Behaviour, parts: tuple[list[int], list[int], list[int]], stopped: bool) -> dict[str, Any]:
         thoughts, text, call = parts
@@ -347,9 +353,7 @@ class Written:
         heat = self.warper.temperature * self.fault.heat
         log_p = (logits / heat if how.logprobs == "behind" and heat else logits).log_softmax(-1)
         values = log_p.gather(1, torch.tensor(self.tokens)[:, None])[:, 0].tolist()
-        start = next(
-            at for at in range(len(self.tokens) + 1) if self.tokens[at : at + len(shown)] == shown
-        )
+        start = next(at for at in range(len(self.tokens) + 1) if self.tokens[at : at + len(shown)] == shown)
         return values[start : start + len(shown)]
 
     def _usage(self, how: Behaviour) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from .answers import Judgeable, Served
 from .ends import with_ends
 from .precision import LIMIT, Precision, precision_of
 from .sampled import Sampled, judge_sampled
-from .texts import replay_texts
+from .texts import own_greedy, replay_texts
 
 _EXCHANGED = 20.0  # greedy tokens that differences of log-probabilities would change, if they were the model's
 _MARGINS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # upper ends of the histogram of margins
@@ -99,8 +99,10 @@ def judge_evidence(target: Backbone, evidence: Evidence, config: AuditConfig) ->
     """All tests of these answers."""
     greedy, sampled = evidence.greedy, evidence.sampled
     warper = Warper.of(config, config.temperature)
-    precision, rounding = precision_of(target, greedy, sampled, warper)
-    replayed, notes = _replayed(target, greedy, rounding, config)
+    own = [] if any(each.tokens for each in greedy) else _own_greedy(target, greedy, config)
+    texts = [(each.prompt, tokens) for each, tokens in zip(greedy, own, strict=False)]
+    precision, rounding = precision_of(target, greedy, sampled, warper, texts)
+    replayed, notes = _replayed(target, greedy, own, rounding)
     judged = None
     if sampled:
         largest = max(map(abs, rounding), default=0.0)
@@ -123,16 +125,20 @@ def judge_evidence(target: Backbone, evidence: Evidence, config: AuditConfig) ->
     return Findings(replayed, judged, precision, failures, certain, notes, contradicted)
 
 
+def _own_greedy(target: Backbone, greedy: Sequence[Judgeable], config: AuditConfig) -> list[Sequence[int]]:
+    return own_greedy(target, greedy, max_new_tokens=config.max_new_tokens, batch=config.batch)
+
+
 def _replayed(
-    target: Backbone, greedy: Sequence[Judgeable], rounding: Sequence[float], config: AuditConfig
+    target: Backbone, greedy: Sequence[Judgeable], own: Sequence[Sequence[int]], rounding: Sequence[float]
 ) -> tuple[Replay | None, list[str]]:
+    """By token ids where there are any; else by texts, beside what the target itself writes."""
     if not greedy:
         return None, []
     told = [each for each in greedy if each.tokens]
     if told:
         return replay(target, [each.prompt for each in told], [each.tokens for each in told], rounding=rounding), []
-    # ids of which none are all of an answer's tokens say nothing of the others either
-    return replay_texts(target, greedy, rounding, max_new_tokens=config.max_new_tokens, batch=config.batch)
+    return replay_texts(target, greedy, own, rounding)
 
 
 def _contradicts(precision: Precision, greedy: Replay | None) -> bool:
@@ -197,7 +203,7 @@ def _copied(count: int) -> str:
 def _spelled_alike(target: Backbone, greedy: Sequence[Judgeable], config: AuditConfig) -> str | None:
     """Whether the ids that are wrong spell the target's own text: somebody encoded the text anew."""
     told = [each for each in greedy if each.tokens]
-    texts, left = replay_texts(target, told, (), max_new_tokens=config.max_new_tokens, batch=config.batch)
+    texts, left = replay_texts(target, told, _own_greedy(target, told, config), ())
     if texts is None or left or texts.bugs or texts.near_ties:
         return None
     return "its token ids are not the target's, and spell the target's own text: the text was encoded anew on its way"

@@ -23,6 +23,9 @@ from ..measure.metrics import Floats
 from .answers import Judgeable
 
 _FEW = 8  # answers that the target itself is rounded on
+_MOST_OF = 0.95  # of the log-probabilities that there are
+Text = tuple[Sequence[int], Sequence[int]]
+"""A prompt, and what was written behind it."""
 LIMIT = 4.0
 """So many times further away than the target's own rounding, root mean square, is no rounding."""
 
@@ -54,29 +57,35 @@ class Precision:
 
 
 def precision_of(
-    target: Backbone, greedy: Sequence[Judgeable], sampled: Sequence[Judgeable], warper: Warper
+    target: Backbone,
+    greedy: Sequence[Judgeable],
+    sampled: Sequence[Judgeable],
+    warper: Warper,
+    texts: Sequence[Text] = (),
 ) -> tuple[Precision, list[float]]:
     """The precision of a server, and the differences that near-ties are explained by.
 
     A server gives log-probabilities before or behind the temperature and the filters, and does not say which: of
     what it sampled the nearest is taken. Those that are all zero are none: a greedy token's behind T = 0, or what a
     gateway fills in.
+
+    Args:
+        texts: of the target itself, to measure its own rounding on where no answer has tokens.
     """
     some = [*greedy, *sampled[: max(_FEW, len(greedy))]]
-    own = [_own(target.model, target, each) for each in some]
-    rounded = _rounding(target, some[:_FEW], own[:_FEW])
+    own = [_own(target, each) for each in some]
+    known = [(each.prompt, each.tokens) for each in some if each.tokens] or list(texts)
+    rounded = _rounding(target, known[:_FEW])
     of_greedy_M = _differences(some[: len(greedy)], own[: len(greedy)])
     drawn = some[len(greedy) :]
     kinds = {"raw logits": _differences(drawn, own[len(greedy) :])}
     if warper.temperature != 1:
         over = Warper(warper.temperature)
-        kinds["logits over the temperature"] = _differences(
-            drawn, [_own(target.model, target, e, over) for e in drawn]
-        )
+        kinds["logits over the temperature"] = _differences(drawn, [_own(target, e, over) for e in drawn])
     if warper.top_k or warper.top_p < 1 or warper.min_p:
-        kinds["what the filters leave"] = _differences(drawn, [_own(target.model, target, e, warper) for e in drawn])
-    most = max(map(len, kinds.values()))
-    name = min(kinds, key=lambda each: (len(kinds[each]) < most, _rms(kinds[each])))
+        kinds["what the filters leave"] = _differences(drawn, [_own(target, e, warper) for e in drawn])
+    enough = _MOST_OF * max(map(len, kinds.values()))  # rounding moves a token across the edge of a filter
+    name = min(kinds, key=lambda each: (len(kinds[each]) < enough, _rms(kinds[each])))
     seen_M = np.concatenate([of_greedy_M, kinds[name]])
     precision = Precision(
         len(seen_M),
@@ -91,12 +100,12 @@ def precision_of(
 
 
 @torch.inference_mode()
-def _own(model: torch.nn.Module, target: Backbone, each: Judgeable, warper: Warper | None = None) -> Floats:
+def _own(target: Backbone, each: Judgeable, warper: Warper | None = None) -> Floats:
     """Log-probabilities of the answer's tokens, of the raw logits or as warped, [tokens] in fp64."""
     if not each.tokens:
         return np.zeros(0)
     ids = torch.tensor([[*each.prompt, *each.tokens]], device=target.device)
-    logits = model(ids, use_cache=False).logits[0, len(each.prompt) - 1 : -1]
+    logits = target.model(ids, use_cache=False).logits[0, len(each.prompt) - 1 : -1]
     log_p = logits.double().log_softmax(-1) if warper is None else warper(logits.float()).double().log()
     return log_p.gather(1, ids[0, len(each.prompt) :, None])[:, 0].cpu().numpy()
 
@@ -115,12 +124,21 @@ def _differences(some: Sequence[Judgeable], own: Sequence[Floats]) -> Floats:
     return np.array(found)
 
 
-def _rounding(target: Backbone, some: Sequence[Judgeable], own: Sequence[Floats]) -> Floats:
+@torch.inference_mode()
+def _rounding(target: Backbone, texts: Sequence[Text]) -> Floats:
     """What the other width of number would change in the target itself."""
     wide = next(target.model.parameters()).dtype == torch.float32
     other: torch.nn.Module = copy.deepcopy(target.model)
     other.to(torch.bfloat16 if wide else torch.float32)
-    found = [_own(other, target, each) - mine for each, mine in zip(some, own, strict=True)]
+    found = []
+    for prompt, tokens in texts:
+        ids_1S = torch.tensor([[*prompt, *tokens]], device=target.device)
+        own_M1 = ids_1S[0, len(prompt) :, None]
+        log_p = [
+            model(ids_1S, use_cache=False).logits[0, len(prompt) - 1 : -1].double().log_softmax(-1).gather(1, own_M1)
+            for model in (target.model, other)
+        ]
+        found.append((log_p[1] - log_p[0])[:, 0].cpu().numpy())
     return np.concatenate(found) if found else np.zeros(0)
 
 

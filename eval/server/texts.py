@@ -19,7 +19,7 @@ from ...decoding.engine import autoregressive
 from ...decoding.sampling import Warper
 from ...decoding.target.backbone import Backbone
 from ..audit.replay import Replay, explained_near_ties, histogram_of, one_by_one
-from .altered import alteration
+from .altered import alteration, footer_of
 from .answer import Answer
 from .answers import Judgeable
 
@@ -27,30 +27,39 @@ _UNFINISHED = "\ufffd"
 _OTHER_REASONS = ("content_filter", "tool_calls", "function_call")
 
 
+def own_greedy(
+    target: Backbone, answers: Sequence[Judgeable], *, max_new_tokens: int, batch: int
+) -> list[Sequence[int]]:
+    """The target's own greedy tokens for the same prompts."""
+    found: list[Sequence[int]] = []
+    for start in range(0, len(answers), batch):
+        prompts = [each.prompt for each in answers[start : start + batch]]
+        found += autoregressive(
+            target, prompts, warper=Warper(0.0), max_new_tokens=max_new_tokens, eos_ids=target.eos_ids
+        ).tokens
+    return found
+
+
 def replay_texts(
-    target: Backbone, answers: Sequence[Judgeable], rounding: Sequence[float], *, max_new_tokens: int, batch: int
+    target: Backbone, answers: Sequence[Judgeable], own: Sequence[Sequence[int]], rounding: Sequence[float]
 ) -> tuple[Replay | None, list[str]]:
     """Compare texts token by token of the target's own greedy answers, up to where they part.
+
+    Args:
+        own: of `own_greedy`.
+        rounding: by how much logits are off.
 
     Returns:
         None where no text can be compared; and sentences for those that were left out.
     """
-    found = _Found(max(map(abs, rounding), default=0.0))
-    numbered = []
-    for number, each in enumerate(answers):
+    fit = [each.answer.text for each in answers if _unfit(each.answer) is None]
+    found = _Found(max(map(abs, rounding), default=0.0), footer_of(fit))
+    for number, (each, tokens) in enumerate(zip(answers, own, strict=True)):
         reason = _unfit(each.answer)
         if reason is None:
-            numbered.append((number, each))
+            found.judge(target, number, each, tokens)
         else:
             found.left[reason] += 1
-    for start in range(0, len(numbered), batch):
-        some = numbered[start : start + batch]
-        prompts = [each.prompt for _, each in some]
-        own = autoregressive(
-            target, prompts, warper=Warper(0.0), max_new_tokens=max_new_tokens, eos_ids=target.eos_ids
-        ).tokens
-        for (number, each), tokens in zip(some, own, strict=True):
-            found.judge(target, number, each, tokens)
     notes = [
         f"{count} greedy {'text is' if count == 1 else 'texts are'} left out of the comparison: {reason}"
         for reason, count in found.left.items()
@@ -63,6 +72,8 @@ class _Found:
     """What the texts show, added up."""
 
     noise: float
+    footer: str = ""
+    """The end that all texts have in common."""
     tested: int = 0
     near: int = 0
     bugs: int = 0
@@ -70,7 +81,7 @@ class _Found:
     first_bug: str | None = None
     left: Counter[str] = field(default_factory=Counter)
 
-    def judge(self, target: Backbone, number: int, each: Judgeable, tokens: list[int]) -> None:
+    def judge(self, target: Backbone, number: int, each: Judgeable, tokens: Sequence[int]) -> None:
         """Take one answer's text beside the target's own tokens."""
         text, ended = each.answer.text, each.answer.ended is True
         at, spelled = _followed(target.tokenizer, tokens, text, ended=ended)
@@ -79,14 +90,13 @@ class _Found:
         if at >= len(tokens) and own_ended and len(text) > len(whole) and text.startswith(whole):
             self.left["they go on behind the target's end"] += 1
             return
+        parted = at < len(tokens)
+        if parted and (reason := alteration(text, whole, ended=ended, footer=self.footer)) is not None:
+            self.left[reason] += 1
+            return
         top = one_by_one(target, each.prompt, tokens).topk(2, dim=-1).values
         margin = (top[:, 0] - top[:, 1]).tolist()
-        parted = at < len(tokens)
         if parted and margin[at] > 2 * self.noise:
-            reason = alteration(text, whole, ended=ended)
-            if reason is not None:
-                self.left[reason] += 1
-                return
             self.bugs += 1
             self.first_bug = self.first_bug or (
                 f"request {number}, token {at}: the text is not that of the argmax {tokens[at]}, margin "

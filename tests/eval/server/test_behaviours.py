@@ -6,39 +6,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from answering import answering
-from conftest import make_drafter
 from draftsmith.data.generate.server_request import ServerRequest
-from draftsmith.data.prompts import Prompt
 from draftsmith.decoding.target.backbone import Backbone
-from draftsmith.eval.config import AuditConfig, EvalConfig
-from draftsmith.eval.measure.requests import Request, make_requests
+from draftsmith.eval.config import AuditConfig
+from draftsmith.eval.measure.requests import Request
 from draftsmith.eval.server.audit import ServerAudit, audit_server
-from server_behaviours import FAULTS, RIGHT, Behaviour, Fault, Speaker, talking_target
+from server_behaviours import FAULTS, RIGHT, Behaviour, Fault, Speaker
 
 CONFIG = AuditConfig(tokens=500, prompts=4, max_new_tokens=16, batch=8)
 FEW, SHARE = 24, 40  # behaviours under `make test`, and of each slow case
 RIGHT_ONES, WRONG_ONES = 1000, 400
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Backbone:
-    return talking_target(tmp_path_factory.mktemp("talking") / "target")
-
-
-@pytest.fixture(scope="module")
-def speaker(target: Backbone, tmp_path_factory: pytest.TempPathFactory) -> Speaker:
-    other = talking_target(tmp_path_factory.mktemp("talking") / "other", seed=64)
-    return Speaker(target, other, make_drafter(target, noise=0.05))
-
-
-@pytest.fixture(scope="module")
-def asked(target: Backbone) -> list[Request]:
-    words = ["the quick brown fox", "a lazy dog answers", "yes, no, perhaps", "and a fox asks the dog"]
-    prompts = [Prompt(str(n), "", (text,), chat=bool(n % 2)) for n, text in enumerate(words)]
-    return make_requests(target, prompts, EvalConfig(), later_turns=False)
 
 
 def audited(
@@ -49,13 +30,15 @@ def audited(
         return audit_server(speaker.target, asked, request, CONFIG, out)
 
 
-def test_the_target_wanders_and_ends(target: Backbone, speaker: Speaker, asked: list[Request], tmp_path: Path) -> None:
+def test_the_target_wanders_and_ends(
+    talking: Backbone, speaker: Speaker, asked: list[Request], tmp_path: Path
+) -> None:
     """What the behaviours stand on: greedy texts of many tokens, some of which end by themselves, and so do sampled ones."""
     report = audited(speaker, asked, tmp_path, Behaviour())
     assert (report.verdict, report.missing) == ("lossless", [])
     greedy = [tokens for (_, _, warper, _, _), tokens in speaker._kept.items() if warper.greedy]
     assert all(len(set(tokens)) > len(tokens) // 3 for tokens in greedy)
-    assert 0 < sum(tokens[-1] in target.eos_ids for tokens in greedy if len(tokens) > 4) < len(greedy)
+    assert 0 < sum(tokens[-1] in talking.eos_ids for tokens in greedy if len(tokens) > 4) < len(greedy)
     assert report.sampled is not None
 
 
@@ -69,6 +52,86 @@ def test_each_fault_is_found_where_all_is_handed_out(
         assert "repeat others to the same prompt, word for word" in (report.why or "")
     else:
         assert report.verdict == "NOT lossless", report.text()
+
+
+CHATS = {
+    "completions": False,
+    "ids": None,
+    "logprobs": "none",
+    "prompt_told": None,
+}  # the least that a server can hand out
+TEXTS = {"ids": None, "logprobs": "none"}
+
+
+@pytest.mark.parametrize(
+    ("habits", "words"),
+    [
+        (CHATS | {"thoughts": ("reasoning",)}, "thoughts or calls of tools stand apart"),
+        (CHATS | {"thoughts": ("reasoning_details",)}, "thoughts or calls of tools stand apart"),
+        (CHATS | {"calls": True}, "thoughts or calls of tools stand apart"),
+        (TEXTS | {"text": "stripped"}, "white space at their ends"),
+        (TEXTS | {"text": "in front"}, "something stands in front of them"),
+        (TEXTS | {"text": "escaped"}, "characters are written otherwise"),
+        (TEXTS | {"text": "spoilt"}, "characters are spoilt"),
+        (TEXTS | {"text": "no beginning"}, "their beginning is missing"),
+        (TEXTS | {"text": "behind"}, "they go on behind the target's end"),
+        (TEXTS | {"text": "behind", "stop": "o"}, "something stands behind them"),
+        (TEXTS | {"text": "empty"}, "they are empty"),
+        (TEXTS | {"stop": "a"}, "they end where the target goes on"),
+        (CHATS | {"system": "be the fox"}, "answers are left out: the server's template"),
+        (
+            {"thoughts": ("reasoning",), "completions": False, "ids": "names", "apart_ids": False},
+            "some of their tokens",
+        ),
+        ({"thoughts": ("reasoning",), "completions": False, "ids": "names", "usage": "none"}, "some of their tokens"),
+        ({"stop": "a"}, "answers were ended by 'a', which are no ends of the target"),
+        ({"stop": "a", "stop_told": False}, "end where the target goes on, and the server does not say by what"),
+        ({"end_told": False, "usage": "none"}, None),
+        ({"end_told": False}, None),
+        (
+            {"end_told": False, "usage": "none", "stop": "a", "stop_told": False},
+            "sampled answers do not say what ended",
+        ),
+        ({"logprobs": "zeros"}, None),
+        ({"logprobs": "behind"}, None),
+        ({"thoughts": ("reasoning",), "completions": False}, None),
+        ({"refuses": ("min_p", "return_token_ids")}, "refuses to be told that min_p is off"),
+        ({"cap": 5}, None),
+        ({"ending": 3, "ids": "names"}, None),
+    ],
+)
+def test_a_right_server_of_one_habit(
+    speaker: Speaker, asked: list[Request], tmp_path: Path, habits: dict[str, Any], words: str | None
+) -> None:
+    report = audited(speaker, asked, tmp_path, Behaviour(**habits))
+    assert report.verdict != "NOT lossless", report.text()
+    assert report.failures == []
+    if words is None:
+        assert report.verdict == "lossless", report.text()
+    else:
+        assert any(words in note for note in report.missing), report.missing
+
+
+@pytest.mark.parametrize(
+    ("habits", "fault", "verdict", "why"),
+    [
+        (TEXTS, "second best", "NOT lossless", None),
+        (TEXTS | {"text": "stripped"}, "second best", "NOT lossless", None),
+        # of texts that begin otherwise nobody can say why
+        (TEXTS, "another model", "undecided", "no greedy answer could be tested"),
+        # a chat whose prompt is known by its number of tokens alone
+        (CHATS, "second best", "undecided", "another template of the same length"),
+        ({"refuses": ("repetition_penalty",)}, "too warm", "undecided", "refuses to be told that repetition_penalty"),
+        ({"completions": False, "takes_ids": False}, "too warm", "NOT lossless", None),
+        ({"logprobs": "zeros"}, "another model", "NOT lossless", None),
+    ],
+)
+def test_a_wrong_server_of_one_habit(
+    speaker: Speaker, asked: list[Request], tmp_path: Path, habits: dict[str, Any], fault: str, verdict: str, why: str | None
+) -> None:  # fmt: skip
+    report = audited(speaker, asked, tmp_path, Behaviour(**habits), FAULTS[fault])
+    assert report.verdict == verdict, report.text()
+    assert why is None or why in (report.why or "")
 
 
 def _shares(count: int) -> list[object]:
