@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,18 @@ from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.eval.config import AuditConfig
 from draftsmith.eval.measure.requests import Request
 from draftsmith.eval.server.audit import ServerAudit, audit_server
+from judged_once import judged_once
 from server_behaviours import FAULTS, RIGHT, Behaviour, Fault, Speaker
 
 CONFIG = AuditConfig(tokens=500, prompts=4, max_new_tokens=16, batch=8)
 FEW, SHARE = 24, 40  # behaviours under `make test`, and of each slow case
 RIGHT_ONES, WRONG_ONES = 1000, 400
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _once() -> Iterator[None]:
+    with judged_once():
+        yield
 
 
 def audited(
