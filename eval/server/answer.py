@@ -39,8 +39,6 @@ class Answer:
     """How many tokens it says that it wrote."""
     apart: bool = False
     """Whether thoughts or calls of tools stand apart from the text."""
-    named: bool = False
-    """Whether the ids are the names of log-probabilities, which may be of a part of the answer."""
     stop: str | int | None = None
     """The string or token that ended it, where the server names it."""
     reason: str | None = None
@@ -51,9 +49,10 @@ class Answer:
         """Whether its ids are those of all tokens, the one that ended it perhaps apart."""
         if self.tokens is None:
             return False
-        if self.count is None:
-            return not (self.named and self.apart)
-        return abs(self.count - len(self.tokens)) <= 1
+        if self.apart:
+            # one token that is missing may as well be a thought as the end
+            return self.count == len(self.tokens)
+        return self.count is None or abs(self.count - len(self.tokens)) <= 1
 
 
 def read_answer(response: httpx2.Response) -> Answer:
@@ -87,7 +86,6 @@ def read_answer(response: httpx2.Response) -> Answer:
         logprobs if len(logprobs or []) == len((by_name if tokens is None else tokens) or []) else None,
         _whole(usage, "completion_tokens"),
         said is not None and said.apart,
-        tokens is None and by_name is not None,
         next((each for name in _STOPS if _is_stop(each := choice.get(name))), None),
         reason if isinstance(reason, str) else None,
     )
@@ -127,8 +125,9 @@ def _logprobs(found: Any) -> tuple[list[str], list[float | None] | None]:
         pairs = [(each.get("token"), each.get("logprob")) for each in content if isinstance(each, Mapping)]
     else:
         names, values = found.get("tokens"), found.get("token_logprobs")
-        both = isinstance(names, list) and isinstance(values, list) and len(names) == len(values)
-        pairs = list(zip(names, values, strict=True)) if both else []
+        if not isinstance(names, list) or not isinstance(values, list) or len(names) != len(values):
+            return [], None
+        pairs = list(zip(names, values, strict=True))
     return [str(name) for name, _ in pairs], [_finite(value) for _, value in pairs] or None
 
 

@@ -21,7 +21,8 @@ from ..config import AuditConfig
 from ..live import live
 from ..measure.environment import environment
 from ..measure.requests import Request
-from .asking import Answer, Way, ask, missing, probe, prompt_read
+from .answer import Answer
+from .asking import Way, ask, missing, probe, prompt_read
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

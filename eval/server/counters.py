@@ -162,10 +162,10 @@ def _of_histograms(own: Mapping[str, Any]) -> Counts | None:
         return None
     depth = max(histograms) if depth is None else depth
     tested_D, passed_D = np.zeros(depth), np.zeros(depth)
-    for length, steps in histograms.items():
-        for accepted, count in enumerate(steps):
-            tested_D[: min(length, accepted + 1)] += count
-            passed_D[:accepted] += count
+    for length, histogram in histograms.items():
+        for number, count in enumerate(histogram):
+            tested_D[: min(length, number + 1)] += count
+            passed_D[:number] += count
     steps, accepted = _count(own.get("num_spec_steps")), _count(own.get("num_accepted_draft_tokens"))
     steps = sum(map(sum, histograms.values())) if steps is None else steps
     accepted = int(passed_D.sum()) if accepted is None else accepted

@@ -64,8 +64,8 @@ def evidence_of(target: Backbone, served: Served, config: AuditConfig) -> Eviden
             f"{len(beyond)} answers hold token ids beyond the target's {target.vocabulary:,}: of another model, or of "
             "another tokenizer"
         )
-    within = [[each for each in some if each not in beyond] for some in (served.greedy, served.sampled)]
-    ends = with_ends(target, *within, config.max_new_tokens)
+    greedy, drawn = ([each for each in some if each not in beyond] for some in (served.greedy, served.sampled))
+    ends = with_ends(target, greedy, drawn, config.max_new_tokens)
     if ends.stops:
         notes.append(f"answers were ended by {', '.join(ends.stops)}, which are no ends of the target")
     if ends.open_greedy:

@@ -74,7 +74,8 @@ def precision_of(
     """
     some = [*greedy, *sampled[: max(_FEW, len(greedy))]]
     own = [_own(target, each) for each in some]
-    known = [(each.prompt, each.tokens) for each in some if each.tokens] or list(texts)
+    known: list[Text] = [(each.prompt, each.tokens) for each in some if each.tokens]
+    known = known or list(texts)
     rounded = _rounding(target, known[:_FEW])
     of_greedy_M = _differences(some[: len(greedy)], own[: len(greedy)])
     drawn = some[len(greedy) :]

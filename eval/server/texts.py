@@ -86,7 +86,7 @@ class _Found:
         text, ended = each.answer.text, each.answer.ended is True
         at, spelled = _followed(target.tokenizer, tokens, text, ended=ended)
         own_ended = tokens[-1] in target.eos_ids
-        whole = str(target.tokenizer.decode(tokens, skip_special_tokens=True)).rstrip(_UNFINISHED)
+        whole = str(target.tokenizer.decode(list(tokens), skip_special_tokens=True)).rstrip(_UNFINISHED)
         if at >= len(tokens) and own_ended and len(text) > len(whole) and text.startswith(whole):
             self.left["they go on behind the target's end"] += 1
             return
@@ -143,7 +143,7 @@ def _parting(tokenizer: Any, tokens: Sequence[int], text: str, *, ended: bool, s
     # a text that the length limit ended may end within a character
     seen = text if ended else text.rstrip(_UNFINISHED)
     for at in range(len(tokens)):
-        spelled = str(tokenizer.decode(tokens[: at + 1], skip_special_tokens=skip)).rstrip(_UNFINISHED)
+        spelled = str(tokenizer.decode(list(tokens[: at + 1]), skip_special_tokens=skip)).rstrip(_UNFINISHED)
         if seen.startswith(spelled):
             continue
         # a text that the length limit ended early is one of other, longer tokens, and no contradiction

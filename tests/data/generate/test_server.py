@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from draftsmith.data.generate.answers import Ask, NoAnswer
 from draftsmith.data.generate.server import Client
-from draftsmith.data.generate.server_defaults import left_on
+from draftsmith.data.generate.server_defaults import filled_in, left_on
 from draftsmith.data.generate.server_request import LEVELS, OFF
 from draftsmith.data.generate.transport import Refused, _retry_after
 from draftsmith.errors import EnvironmentFailure, RequestError
@@ -340,3 +340,22 @@ def test_urls(url: str, base: str, public: str | None) -> None:
 def test_no_urls(url: str) -> None:
     with pytest.raises(RequestError, match="is no URL"):
         _ = replace(REQUEST, url=url).base_url
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        (
+            {"top_k": 20, "top_p": 0.8, "temperature": 0.7, "repetition_penalty": 1.05},
+            "top_k = 20, repetition_penalty = 1.05,",
+        ),
+        ({"min_p": 0.05}, "min_p = 0.05,"),
+        ({"top_k": 0, "min_p": None, "repetition_penalty": 1.0, "presence_penalty": 0.0}, None),
+        ({"top_k": -1, "eos_token_id": 3}, None),
+        ({}, None),
+    ],
+)
+def test_a_targets_own_sampling_is_named(settings: dict[str, Any], named: str | None) -> None:
+    sentence = filled_in(settings)
+    assert (sentence is None) == (named is None)
+    assert named is None or f"generation_config.json has {named} which servers fill in" in (sentence or "")
