@@ -81,6 +81,8 @@ def generate(request: GenerateRequest, overrides: Sequence[tuple[str, str]]) -> 
     limit = request.limit or recipe.data.limit_rows
     config = recipe.data.model_copy(update={"source": request.source, "limit_rows": limit})
     source, _ = open_sources(config)
+    if server is not None:
+        server = replace(server, template_values=config.template_values)
     way = _by_decoder(request, recipe) if server is None else _by_server(request, recipe, server)
     config = _on_a_day(config, way.tokenizer, request.out)
     asker = Asker(
@@ -247,12 +249,15 @@ def _by_decoder(request: GenerateRequest, recipe: Recipe) -> _Way:
 def _by_server(request: GenerateRequest, recipe: Recipe, server: ServerRequest) -> _Way:
     """The target's tokenizer and config are still ours to read: they name it, and count tokens."""
     from ..data.generate.server import answer_rows
-    from ..decoding.target.hub import ends_of, load_config, load_tokenizer
+    from ..data.generate.server_defaults import filled_in
+    from ..decoding.target.hub import ends_of, generation_settings, load_config, load_tokenizer
     from ..drafters.identity import TargetIdentity, fingerprint
 
     own: dict[str, Any] = {"revision": recipe.target.revision, "trust_remote_code": recipe.target.trust_remote_code}
     tokenizer = load_tokenizer(request.target, **own)
     config: Any = load_config(request.target, **own).get_text_config(decoder=True)
+    if (sentence := filled_in(generation_settings(request.target, revision=recipe.target.revision))) is not None:
+        _log.warning("%s", sentence)
     identity = TargetIdentity(
         request.target.rstrip("/").rsplit("/", 1)[-1],
         recipe.target.revision,

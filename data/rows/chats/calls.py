@@ -84,7 +84,7 @@ def _function_of(call: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _with_objects(call: dict[str, Any]) -> dict[str, Any]:
     function = call.get("function")
-    if is_object(function):
+    if isinstance(function, dict):
         return {**call, "function": _with_objects(function)}
     if "arguments" not in call:
         return call
