@@ -97,8 +97,8 @@ def load_prompts(
     if not prompts:
         raise DataError(f"{source}: holds no prompt")
     if data is not None and (data.template_values or data.template_date):
-        told = {"template_values": data.template_values, "template_date": data.template_date}
-        prompts = [replace(each, **told) if each.chat else each for each in prompts]
+        values, day = data.template_values, data.template_date
+        prompts = [replace(each, template_values=values, template_date=day) if each.chat else each for each in prompts]
     if limit is None or limit >= len(prompts):
         return prompts
     return [prompts[(at * len(prompts) + seed) // limit % len(prompts)] for at in range(limit)]

@@ -256,8 +256,8 @@ class Asker:
             # a plain exchange, written one after the other as in training
             text = plain_prompt([each["content"] for each in before])
             return Ask([*beginning(self.tokenizer), *self._ids_of(text)], text)
-        told = {"values": self.data.template_values, "day": self.data.template_date}
-        text = render_chat(self.tokenizer, before, answer_next=True, tools=tools, **told)
+        values, day = self.data.template_values, self.data.template_date
+        text = render_chat(self.tokenizer, before, answer_next=True, tools=tools, values=values, day=day)
         sent = [{name: each for name, each in turn.items() if name not in _OURS} for turn in before]
         return Ask(self._ids_behind(dialogue, text), text, sent, tools)
 

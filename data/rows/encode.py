@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from os.path import commonprefix
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -305,7 +304,7 @@ class Encoder:
             in_loss = np.ones(len(ids), dtype=np.bool_)
         else:
             in_loss = np.zeros(len(ids), dtype=np.bool_)
-            for span, turn in zip_longest(written.spans, written.turns, fillvalue=-1):
+            for span, turn in zip(written.spans, written.turns or [-1] * len(written.spans), strict=True):
                 inside = _inside(offset_T2, span)
                 if turn in written.expected and np.asarray(ids)[inside].tolist() != written.expected[turn]:
                     notes["other tokens"] += 1

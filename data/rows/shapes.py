@@ -261,7 +261,7 @@ def _instruction(row: Mapping[str, Any]) -> Chat:
 
 def _exchange(user: str, assistant: str, row: Mapping[str, Any]) -> Chat:
     """An exchange of texts; one with a system text or tools is a chat like others."""
-    answer = {"role": "assistant", "content": assistant}
+    answer: dict[str, Any] = {"role": "assistant", "content": assistant}
     if row.get("ended") is not None:
         answer["ended"] = _flag(row["ended"], "ended")
     turns = with_system([{"role": "user", "content": user}, answer], row)

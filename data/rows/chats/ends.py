@@ -26,7 +26,7 @@ def endless_answers(tokenizer: PreTrainedTokenizerBase, eos_ids: Sequence[int]) 
     end = _end_of_answers(tokenizer)
     if end is None:
         return None
-    number = int(tokenizer.convert_tokens_to_ids(end))
+    number = tokenizer.get_vocab()[end]
     if number in eos_ids:
         return None
     ends = ", ".join(f"{tokenizer.convert_ids_to_tokens(each)!r} ({each})" for each in eos_ids) or "none"
