@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import keyword
+from datetime import date
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, JsonValue, field_validator
 
 from ..config import Section
+
+_NO_VARIABLES = frozenset(
+    {
+        *("messages", "tools", "conversation", "chat_template", "tokenize", "add_generation_prompt"),
+        *("continue_final_message", "return_assistant_tokens_mask", "return_tensors", "return_dict"),
+        *("padding", "truncation", "max_length", "tokenizer_kwargs"),
+    }
+)
+"""What a rendering says itself."""
 
 RowShape = Literal["auto", "messages", "conversations", "prompt_completion", "instruction", "text", "tokens"]
 
@@ -30,8 +41,9 @@ class DataConfig(Section):
     """Shape of a row; `auto` finds it by the columns and prints it."""
     columns: dict[str, str] = {}
     """Renames columns before the shape is looked for, e.g. `{question: prompt}`."""
-    loss_on: Literal["assistant", "all"] = "assistant"
-    """Which tokens of a chat count in the loss; plain text always counts whole."""
+    loss_on: Literal["assistant", "last", "all"] = "assistant"
+    """Which tokens of a chat count in the loss: every answer, the last one alone, or all; plain text always
+    counts whole."""
     control_tokens: Literal["reject_answers", "reject_rows", "as_text"] = "reject_answers"
     """What becomes of content that spells a token by which the template opens or ends turns
     (`<|im_end|>`, say): rows whose answer does are left out, and other turns read it as the token;
@@ -39,6 +51,10 @@ class DataConfig(Section):
     chat_template: str | None = None
     """A Jinja file in place of the tokenizer's own template, for example the same with generation
     marks; prompts must render as by the tokenizer's, because the decoder knows only that one."""
+    template_values: dict[str, JsonValue] | None = None
+    """Variables of the chat template, e.g. `{enable_thinking: false}`, for rows, decoding and servers alike."""
+    template_date: str | None = None
+    """The day that a template with a clock is told, as 2026-07-01; empty: the day on which the run begins."""
     sequence_length: int = Field(512, ge=8)
     """Tokens in a packed row."""
     packing: bool = True
@@ -52,6 +68,24 @@ class DataConfig(Section):
     """Stop when more than this share of the rows is unusable."""
     cache: str | None = None
     """Folder of tokenised data; default is the user's cache folder."""
+
+    @field_validator("template_values")
+    @classmethod
+    def _are_variables(cls, values: dict[str, Any] | None) -> dict[str, Any] | None:
+        for name in values or ():
+            if not name.isidentifier() or keyword.iskeyword(name) or name in _NO_VARIABLES:
+                raise ValueError(f"{name!r:.60} is no variable of a chat template")
+        return values or None
+
+    @field_validator("template_date")
+    @classmethod
+    def _is_a_day(cls, value: str | None) -> str | None:
+        if value is not None:
+            try:
+                date.fromisoformat(value)
+            except ValueError:
+                raise ValueError("expected a day such as 2026-07-01") from None
+        return value
 
 
 class TokenizerConfig(Section):

@@ -5,19 +5,31 @@ Read next: `eval/measure/evaluate.py`, which decodes them.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DataError, RequestError
-from .rows.encode import beginning
-from .rows.raw import RawRow, Rejected
+from .config import DataConfig
+from .rows.chats.spoken import Spoken, ids_of, message_of, prompt_behind, text_of
+from .rows.encode import beginning, plain_prompt
+from .rows.raw import BadRow, RawRow, Rejected, kind_of
 from .rows.readers import read_jsonl
-from .rows.shapes import BadRow, chat_messages, clean_text, filled, instruction_text, kind_of, shown_names
+from .rows.shapes import (
+    chat_messages,
+    clean_text,
+    filled,
+    instruction_text,
+    shown_names,
+    system_text,
+    tools_of,
+    with_system,
+)
 from .rows.stdlib import stdlib_texts
-from .rows.templates import render_chat
+from .rows.templates import check_values, render_chat
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -27,6 +39,9 @@ SECOND = "stdlib-second"
 """Other stretches of the same held-out files as `stdlib`."""
 
 
+Message = dict[str, Any]
+
+
 @dataclass(frozen=True)
 class Prompt:
     """One request: the user's turns of a chat, or a text to continue (`chat` false)."""
@@ -34,12 +49,46 @@ class Prompt:
     id: str
     category: str
     turns: tuple[str, ...]
+    """The user's; of a chat that has more than these and a system text, `messages` has all."""
     chat: bool
     system: str | None = None
+    messages: tuple[Message | None, ...] = ()
+    """Every turn of a chat with tools, or with system turns in its middle, up to the last of a user or a tool; None
+    for an answer, which is the model's to give. Calls of tools stay as given, for their results follow."""
+    tools: list[Message] | None = None
+    template_values: Mapping[str, Any] | None = None
+    """Variables of the chat template (`data.template_values`)."""
+    template_date: str | None = None
+    """The day that its clock shows (`data.template_date`)."""
+
+    @property
+    def points(self) -> list[int]:
+        """The turns that are asked for, as indices of `messages`, or counted where that is empty."""
+        if not self.messages:
+            return list(range(len(self.turns)))
+        asked = [at for at, each in enumerate(self.messages) if at and (each is None or each["role"] == "assistant")]
+        return [*asked, len(self.messages)]
+
+    def before(self, turn: int, given: Sequence[Message] = ()) -> list[Message]:
+        """The messages in front of an asked turn, `given` being the answers to the turns asked before it."""
+        points = self.points
+        if self.messages:
+            answers = dict(zip(points, given, strict=False))
+            return [answers[at] if each is None else each for at, each in enumerate(self.messages[: points[turn]])]
+        made = [] if self.system is None else [{"role": "system", "content": self.system}]
+        for at, text in enumerate(self.turns[: turn + 1]):
+            made.append({"role": "user", "content": text})
+            made += given[at : at + 1] if at < turn else []
+        return made
 
 
-def load_prompts(source: str, *, limit: int | None = None, seed: int = 0) -> list[Prompt]:
+def load_prompts(
+    source: str, *, limit: int | None = None, seed: int = 0, data: DataConfig | None = None
+) -> list[Prompt]:
     """Prompts of a built-in set or of a JSONL file; `limit` takes an even spread, not the first ones.
+
+    Args:
+        data: whose variables and day chats are rendered with.
 
     Raises:
         RequestError: no such file. DataError: a line is not a prompt; named by file and line.
@@ -47,30 +96,83 @@ def load_prompts(source: str, *, limit: int | None = None, seed: int = 0) -> lis
     prompts = list(_BUILT_IN[source].prompts()) if source in _BUILT_IN else _read(Path(source))
     if not prompts:
         raise DataError(f"{source}: holds no prompt")
+    if data is not None and (data.template_values or data.template_date):
+        values, day = data.template_values, data.template_date
+        prompts = [replace(each, template_values=values, template_date=day) if each.chat else each for each in prompts]
     if limit is None or limit >= len(prompts):
         return prompts
     return [prompts[(at * len(prompts) + seed) // limit % len(prompts)] for at in range(limit)]
 
 
 def render(
-    prompt: Prompt, tokenizer: PreTrainedTokenizerBase, *, answers: Sequence[str] = (), limit: int | None = None
+    prompt: Prompt,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    answers: Sequence[str | Spoken] = (),
+    limit: int | None = None,
 ) -> list[int]:
     """Token ids of the turn that follows `answers`; of a longer text the last `limit` ids.
 
     Chats go through the same renderer as training rows; plain text begins as training text does.
     A chat is not cut: without its beginning it is none (`fitting` leaves out what is too long).
 
+    Args:
+        answers: to the turns asked before; in ids, as `Spoken`, these are kept where the template leaves them.
+
     Raises:
-        DataError: the tokenizer's template refuses the chat.
+        DataError: the tokenizer's template refuses the chat. RequestError: it reads no such variable.
     """
-    turns = prompt.turns[: len(answers) + 1]
     if prompt.chat and tokenizer.chat_template is not None:
-        text, before, limit = _render_turns(prompt, turns, answers, tokenizer), [], None
+        return _render_chat(prompt, tokenizer, answers)
+    if prompt.messages:
+        raise DataError(
+            f"prompt {prompt.id} ({prompt.category}) is a chat with tools, or with other turns than a user's, and the "
+            "target's tokenizer has no chat template to write it with; take a target that has one, or leave it out"
+        )
+    last = answers[-1] if answers else None
+    if isinstance(last, Spoken):
+        ids = [*last.prompt, *last.body, *ids_of(tokenizer, prompt.turns[len(answers)])]
     else:
-        earlier = [part for pair in zip(turns, answers) for part in pair]
-        text, before = "".join([*earlier, turns[len(answers)]]), beginning(tokenizer)
-    ids = [*before, *tokenizer(text, add_special_tokens=False)["input_ids"]]
+        earlier = [str(part) for pair in zip(prompt.turns, answers) for part in pair]
+        system = [] if prompt.system is None else [plain_prompt([prompt.system, ""])]
+        text = "".join([*system, *earlier, prompt.turns[len(answers)]])
+        ids = [*beginning(tokenizer), *ids_of(tokenizer, text)]
     return ids if limit is None else ids[-limit:]
+
+
+def _render_chat(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, answers: Sequence[str | Spoken]) -> list[int]:
+    check_values(tokenizer, prompt.template_values)
+    given: list[Message] = []
+    text = before = ""
+    for turn in range(len(answers) + 1):
+        before, text = text, ""
+        if turn == len(answers) or isinstance(answers[turn], Spoken):
+            text = _text_before(prompt, tokenizer, turn, given)
+        if turn < len(answers):
+            answer = answers[turn]
+            if isinstance(answer, Spoken):
+                own = text_of(tokenizer, answer.body)
+                given.append(message_of(tokenizer, own, text, ended=answer.ended))
+            else:
+                given.append({"role": "assistant", "content": answer})
+    last = answers[-1] if answers else None
+    if isinstance(last, Spoken):
+        return prompt_behind(tokenizer, text, before, last)
+    return ids_of(tokenizer, text)
+
+
+def _text_before(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, turn: int, given: Sequence[Message]) -> str:
+    try:
+        return render_chat(
+            tokenizer,
+            prompt.before(turn, given),
+            answer_next=True,
+            tools=prompt.tools,
+            values=prompt.template_values,
+            day=prompt.template_date,
+        )
+    except BadRow as bad:
+        raise DataError(f"prompt {prompt.id} ({prompt.category}): {bad}") from bad
 
 
 def fitting(
@@ -112,35 +214,30 @@ def fitting_ids(
     return kept
 
 
-def _render_turns(
-    prompt: Prompt, turns: Sequence[str], answers: Sequence[str], tokenizer: PreTrainedTokenizerBase
-) -> str:
-    messages = [] if prompt.system is None else [{"role": "system", "content": prompt.system}]
-    for at, turn in enumerate(turns):
-        messages.append({"role": "user", "content": turn})
-        if at < len(answers):
-            messages.append({"role": "assistant", "content": answers[at]})
-    try:
-        return render_chat(tokenizer, messages, answer_next=True)
-    except BadRow as bad:
-        raise DataError(f"prompt {prompt.id} ({prompt.category}): {bad}") from bad
-
-
-def second_set(source: str, first: Sequence[Prompt], *, limit: int | None, seed: int) -> list[Prompt]:
+def second_set(
+    source: str, first: Sequence[Prompt], *, limit: int | None, seed: int, data: DataConfig | None = None
+) -> list[Prompt]:
     """Prompts as of `load_prompts`, none of which is in the first set.
 
     Raises:
         RequestError: one is.
     """
-    prompts = load_prompts(source, limit=limit, seed=seed)
-    asked = {each.turns for each in first}
-    common = [each.id for each in prompts if each.turns in asked]
+    prompts = load_prompts(source, limit=limit, seed=seed, data=data)
+    asked = {_asked(each) for each in first}
+    common = [each.id for each in prompts if _asked(each) in asked]
     if common:
         raise RequestError(
             f"{len(common)} of the {len(prompts)} prompts of eval.second_prompts {source} are in eval.prompts too, "
             f"the first is {common[0]}; expected sets without a common prompt: name another file, or leave it out"
         )
     return prompts
+
+
+def _asked(prompt: Prompt) -> tuple[str, ...]:
+    """All that a prompt says, by which one is another."""
+    return (
+        (*prompt.turns, json.dumps([prompt.messages, prompt.tools], default=str)) if prompt.messages else prompt.turns
+    )
 
 
 @dataclass(frozen=True)
@@ -185,21 +282,20 @@ def _judged(row: RawRow | Rejected) -> Prompt:
 
 def _prompt(row: Mapping[str, Any], number: str) -> Prompt:
     """A row of any known shape, by its keys."""
-    category = clean_text(str(row.get("category", row.get("subject", "all"))), "category")
-    name = clean_text(str(row.get("question_id", row.get("task_id", row.get("id", number)))), "the prompt's name")
+    category = clean_text(str(_given(row, "category", "subject") or "all"), "category")
+    given = _given(row, "question_id", "task_id", "id")
+    name = clean_text(str(number if given is None else given), "the prompt's name")
     if "turns" in row:  # Spec-Bench, MT-Bench
-        return Prompt(name, category, _turns(row["turns"]), chat=True)
+        return _simple(name, category, _turns(row["turns"]), row)
     if "task_id" in row and "prompt" in row:  # HumanEval
         return Prompt(name, "humaneval", (filled(row["prompt"], "prompt"),), chat=False)
-    for column in ("messages", "conversations"):
-        if column in row:
-            return _chat(name, category, chat_messages(row[column], column), row.get("system"))
+    for column in ("messages", "conversations", "prompt"):
+        if column in row and (column != "prompt" or isinstance(row["prompt"], list)):
+            return _chat(name, category, with_system(chat_messages(row[column], column), row), tools_of(row))
     if "prompt" in row:
-        if isinstance(row["prompt"], list):
-            return _chat(name, category, chat_messages(row["prompt"], "prompt"), None)
-        return Prompt(name, category, (filled(row["prompt"], "prompt"),), chat=True)
+        return _simple(name, category, (filled(row["prompt"], "prompt"),), row)
     if "instruction" in row:
-        return Prompt(name, category, (instruction_text(row),), chat=True)
+        return _simple(name, category, (instruction_text(row),), row)
     if "text" in row:
         return Prompt(name, category, (filled(row["text"], "text"),), chat=False)
     raise BadRow(
@@ -208,13 +304,41 @@ def _prompt(row: Mapping[str, Any], number: str) -> Prompt:
     )
 
 
-def _chat(name: str, category: str, messages: list[dict[str, Any]], system: Any) -> Prompt:
-    """The user's turns; the answers are the model's to give."""
-    if messages[0]["role"] in ("system", "developer"):
-        system = messages[0]["content"]
-    turns = [message["content"] for message in messages if message["role"] == "user"]
-    before = None if not system else clean_text(system, "system")
-    return Prompt(name, category, _turns(turns), chat=True, system=before)
+def _given(row: Mapping[str, Any], *names: str) -> Any:
+    """The first of these columns that holds something."""
+    return next((row[name] for name in names if row.get(name) is not None), None)
+
+
+def _simple(name: str, category: str, turns: tuple[str, ...], row: Mapping[str, Any]) -> Prompt:
+    """The user's turns as texts, with a system text and tools of columns of their own."""
+    system, tools = system_text(row), tools_of(row)
+    messages: tuple[Message | None, ...] = ()
+    if tools is not None:
+        users = [{"role": "user", "content": turn} for turn in turns]
+        head = [] if system is None else [{"role": "system", "content": system}]
+        messages = (*head, *[each for user in users for each in (user, None)][:-1])
+    return Prompt(name, category, turns, chat=True, system=system, messages=messages, tools=tools)
+
+
+def _chat(name: str, category: str, messages: list[Message], tools: list[Message] | None) -> Prompt:
+    """The user's turns, the answers being the model's to give; with whatever else stands between them."""
+    while messages and messages[-1]["role"] == "assistant" and len(messages) > 1:
+        messages = messages[:-1]
+    turns = _turns([each["content"] for each in messages if each["role"] == "user"])
+    system = messages[0]["content"] if messages[0]["role"] == "system" else None
+    others = messages[1:] if system is not None else messages
+    if tools is None and all(map(_is_simple, others)) and others[0]["role"] == "user":
+        return Prompt(name, category, turns, chat=True, system=system or None)
+    kept = tuple(
+        None if at and each["role"] == "assistant" and not each.get("tool_calls") else each
+        for at, each in enumerate(messages)
+    )
+    return Prompt(name, category, turns, chat=True, system=system or None, messages=kept, tools=tools)
+
+
+def _is_simple(message: Message) -> bool:
+    """Whether a turn is a user's text or a model's answer."""
+    return message["role"] in ("user", "assistant") and not message.get("tool_calls")
 
 
 def _turns(turns: Any) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from ..data.prompts import Prompt, render
+from ..data.rows.chats.spoken import Spoken
 from ..decoding.engine import Generation, autoregressive, generate
 from ..decoding.sampling import Warper
 from ..drafters.tuned_file import DRAFT_LENGTH
@@ -57,7 +58,7 @@ def chat(request: ChatRequest, named: Named, console: Console) -> None:
     if console.is_terminal:
         console.print(legend)
     turns: list[str] = []
-    answers: list[str] = []
+    answers: list[Spoken] = []
     for line in _prompts(request, console):
         try:
             answer = _turn(request, pair, console, [*turns, line], answers)
@@ -94,10 +95,14 @@ def _prompts(request: ChatRequest, console: Console) -> Iterator[str]:
             yield line.rstrip("\n")
 
 
-def _turn(request: ChatRequest, pair: Loaded, console: Console, turns: list[str], answers: list[str]) -> str:
-    """Write the answer to the last turn, and what it took; the answer's text."""
+def _turn(request: ChatRequest, pair: Loaded, console: Console, turns: list[str], answers: list[Spoken]) -> Spoken:
+    """Write the answer to the last turn, and what it took."""
     config, tokenizer = pair.recipe.eval, pair.target.tokenizer
-    ids = render(Prompt("chat", "chat", tuple(turns), chat=True), tokenizer, answers=answers)
+    data = pair.recipe.data
+    prompt = Prompt(
+        "chat", "chat", tuple(turns), chat=True, template_values=data.template_values, template_date=data.template_date
+    )
+    ids = render(prompt, tokenizer, answers=answers)
     how: dict[str, Any] = {
         "warper": Warper.of(config, request.temperature),
         "max_new_tokens": request.max_new_tokens,
@@ -113,7 +118,8 @@ def _turn(request: ChatRequest, pair: Loaded, console: Console, turns: list[str]
     plain = autoregressive(pair.target, [ids], **how) if request.plain and pair.drafters else None
     took = _took(done, plain) if pair.drafters else f"[{len(done.tokens[0])} tokens, {_rate(done):.1f} tokens/s]"
     console.print(Text(took, style="dim"), soft_wrap=True)
-    return str(tokenizer.decode(done.tokens[0], skip_special_tokens=True))
+    (written,) = done.tokens
+    return Spoken(ids, written, bool(written) and written[-1] in pair.target.eos_ids)
 
 
 def _took(done: Generation, plain: Generation | None) -> str:

@@ -49,6 +49,7 @@ class _Way:
 
     tokenizer: PreTrainedTokenizerBase
     identity: TargetIdentity
+    eos_ids: tuple[int, ...]
     positions: int
     """Tokens of a prompt and the drafts behind its answer that the target has room for."""
     settings: dict[str, Any]
@@ -80,21 +81,53 @@ def generate(request: GenerateRequest, overrides: Sequence[tuple[str, str]]) -> 
     limit = request.limit or recipe.data.limit_rows
     config = recipe.data.model_copy(update={"source": request.source, "limit_rows": limit})
     source, _ = open_sources(config)
+    if server is not None:
+        server = replace(server, template_values=config.template_values)
     way = _by_decoder(request, recipe) if server is None else _by_server(request, recipe, server)
+    config = _on_a_day(config, way.tokenizer, request.out)
     asker = Asker(
         way.tokenizer,
         request.prompt_tokens,
         _longest_prompt(request, way),
         request.keep_cut,
         text_prompts=server is not None,
+        data=config,
     )
     settings = _settings(request, config, source, way)
     extra = (CORRECTIONS,) if request.corrections else ()
     with Journal(request.out, settings, environment() | way.session, extra) as journal:
         if not journal.complete:
+            _before(way, asker, RecordReader(config).read(source))
             way.answer(RecordReader(config).read(source), asker, journal)
             journal.publish()
         return _summary(journal.manifest, request)
+
+
+def _on_a_day(config: DataConfig, tokenizer: PreTrainedTokenizerBase, out: Path) -> DataConfig:
+    """The day that the folder was begun on, for a template with a clock; for others none."""
+    from ..data.generate.journal import template_of
+    from ..data.rows.templates import reads_clock, today
+
+    if not reads_clock(tokenizer, values=config.template_values):
+        return config.model_copy(update={"template_date": None})
+    day = config.template_date or template_of(out).get("date") or today()
+    _log.info("the chat template has a clock, which shows %s (data.template_date)", day)
+    return config.model_copy(update={"template_date": day})
+
+
+def _before(way: _Way, asker: Asker, rows: Rows) -> None:
+    """What can be said before anything is asked: that answers do not end, or that none would be learnt from.
+
+    Raises:
+        DataError: training would leave out each of the first rows.
+    """
+    from ..data.rows.chats.ends import endless_answers
+
+    warning = endless_answers(way.tokenizer, way.eos_ids)
+    if warning is not None:
+        _log.warning("%s", warning)
+    ids = asker.encoder.tokenizer("so", add_special_tokens=False)["input_ids"]
+    asker.rehearse(rows, [*ids, *way.eos_ids[:1]] if way.settings["answered_by"] == "decoder" else None)
 
 
 def _plainly(request: GenerateRequest, tuned: Tuned) -> GenerateRequest:
@@ -199,6 +232,7 @@ def _by_decoder(request: GenerateRequest, recipe: Recipe) -> _Way:
     return _Way(
         target.tokenizer,
         TargetIdentity.of(target),
+        target.eos_ids,
         target.context - (0 if drafter is None else drafter.draft_length),
         {
             "answered_by": "decoder",
@@ -215,12 +249,15 @@ def _by_decoder(request: GenerateRequest, recipe: Recipe) -> _Way:
 def _by_server(request: GenerateRequest, recipe: Recipe, server: ServerRequest) -> _Way:
     """The target's tokenizer and config are still ours to read: they name it, and count tokens."""
     from ..data.generate.server import answer_rows
-    from ..decoding.target.hub import load_config, load_tokenizer
+    from ..data.generate.server_defaults import filled_in
+    from ..decoding.target.hub import ends_of, generation_settings, load_config, load_tokenizer
     from ..drafters.identity import TargetIdentity, fingerprint
 
     own: dict[str, Any] = {"revision": recipe.target.revision, "trust_remote_code": recipe.target.trust_remote_code}
     tokenizer = load_tokenizer(request.target, **own)
     config: Any = load_config(request.target, **own).get_text_config(decoder=True)
+    if (sentence := filled_in(generation_settings(request.target, revision=recipe.target.revision))) is not None:
+        _log.warning("%s", sentence)
     identity = TargetIdentity(
         request.target.rstrip("/").rsplit("/", 1)[-1],
         recipe.target.revision,
@@ -231,6 +268,7 @@ def _by_server(request: GenerateRequest, recipe: Recipe, server: ServerRequest) 
     return _Way(
         tokenizer,
         identity,
+        ends_of(request.target, config),
         # what bounds our decoder alone, as frequencies that change with the length, a server does itself
         int(getattr(config, "max_position_embeddings", 2**31)),
         {"answered_by": "server", "model": server.model},
@@ -252,6 +290,7 @@ def _longest_prompt(request: GenerateRequest, way: _Way) -> int:
 def _settings(request: GenerateRequest, config: DataConfig, source: Source, way: _Way) -> dict[str, Any]:
     """All that shapes the answers: a folder goes on with these alone."""
     template = way.tokenizer.chat_template
+    told = {"values": config.template_values, "date": config.template_date}
     return {
         **way.settings,
         "target": way.identity.to_dict() | {"chat_template": None if template is None else _sha256(str(template))},
@@ -268,6 +307,7 @@ def _settings(request: GenerateRequest, config: DataConfig, source: Source, way:
             "max_new_tokens": request.max_new_tokens,
             "seed": request.seed,
         },
+        **({"template": told} if any(told.values()) else {}),
         "prompt_tokens": request.prompt_tokens,
         "keep_cut": request.keep_cut,
     }
@@ -284,6 +324,13 @@ def _summary(manifest: dict[str, Any], request: GenerateRequest) -> str:
         f"{request.out}: {rows['answered']:,} rows answered in {answers['tokens']:,} tokens, "
         f"{rows['rejected']:,} rejected{f' ({kinds})' if kinds else ''}"
     ]
+    if answers["cut"]:
+        lines.append(f"cut off: {answers['cut']:,} answers, which are learnt from without an end")
+    if answers["retokenised"]:
+        lines.append(
+            f"{answers['retokenised']:,} of {answers['turns']:,} answers have other tokens as text: this target and "
+            "template learn from the ids beside it, others leave these answers out of the loss"
+        )
     if drafted is not None:
         lines.append(f"drafter: {drafted['tau']:.2f} tokens per target call (not audited)")
     if request.corrections:

@@ -135,7 +135,7 @@ def _measure(out: Path, lookup: dict[str, str], console: Console, stages: _Stage
     stages.begin("auditing: is the output the target's own?")
     pair = _load(out, lookup)
     config, folder = pair.recipe.eval, pair.folder / "eval"
-    prompts = prompts_of(config)
+    prompts = prompts_of(config, pair.recipe.data)
     requests = make_requests(pair.target, prompts, config)
     arms = list(audited(pair, arms_of(pair), first_turns(requests), folder, console).values())
     stages.begin("measuring acceptance and speed")

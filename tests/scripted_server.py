@@ -63,7 +63,7 @@ def _lower(headers: Any) -> dict[str, str]:
     return {name.lower(): value for name, value in headers.items()}
 
 
-def completion(text: str, *, chat: bool = True, reason: str = "stop", **more: Any) -> Answer:
+def completion(text: Any, *, chat: bool = True, reason: str | None = "stop", **more: Any) -> Answer:
     answer = {"message": {"role": "assistant", "content": text, **more}} if chat else {"text": text}
     content = {"choices": [{**answer, "finish_reason": reason}], "usage": {"completion_tokens": 5}}
     return 200, {}, json.dumps(content).encode()

@@ -67,7 +67,7 @@ MUTATIONS = (
         "A04a",
         "data/rows/cache.py",
         "the key of tokenised rows knows no tokenizer",
-        '        "tokenizer": _tokenizer_hash(tokenizer),\n',
+        '        "tokenizer": tokenizer_hash(tokenizer),\n',
         '        "tokenizer": None,\n',
         ("tests/data/rows/test_sources.py::test_the_cache_knows_everything_that_shaped_it",),
     ),

@@ -1,29 +1,38 @@
 """Rows that the target answers anew: the prompts it gets, and the rows that its answers become.
 
-A chat keeps its system and user turns; every assistant turn is replaced in order, each asked with
-the target's own earlier answers before it. Of a text the first tokens are the prompt. What comes
-out is read back by `data.source`: `messages`, `prompt` and `completion`, or token ids with the
-mask of the answer, for a text has no end that could be written down.
-Read next: `decoded.py` and `server.py`, which get the answers; `journal.py`, which keeps them.
+A chat keeps its system and user turns, calls of tools and their results; every other assistant turn is
+replaced in order, each asked with the target's own earlier answers before it. Of a text the first tokens
+are the prompt. What comes out is read back by `data.source`: `messages`, `prompt` and `completion`, each
+with the ids in which it was written where they are known, or token ids with the mask of the answer, for a
+text has no end that could be written down. Read next: `decoded.py` and `server.py`, which get the
+answers; `trial.py`; `journal.py`, which keeps them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
-from ...errors import RequestError
-from ..config import RowShape
-from ..rows.encode import beginning
-from ..rows.raw import Rejected
+from ...errors import DataError, RequestError
+from ..config import DataConfig, RowShape
+from ..rows.chats.spoken import Spoken, ids_of, message_of, prompt_behind
+from ..rows.chats.written import IDS, Turn, Written
+from ..rows.encode import Encoder, beginning, plain_prompt
+from ..rows.raw import BadRow, Rejected
 from ..rows.records import Placed
-from ..rows.shapes import BadRow, Chat, Record, Text, Tokens, parse
+from ..rows.shapes import Chat, Record, Text, Tokens, parse
 from ..rows.templates import render_chat
+from .trial import FIRST, Trial
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 CORRECTIONS = "corrections"
+_OURS = ("train", "ended", "weight")
+"""Marks of a turn that are no part of what is asked."""
 Kind = Literal["source", "prompt", "answer", "empty", "cut", "server"]
 
 
@@ -40,7 +49,7 @@ class Reply:
     """An answer of the target.
 
     Attributes:
-        text: the answer without what ends it.
+        text: the answer without what ends it, with special tokens where its ids are known.
         tokens: how many were generated, the end included.
         ended: whether the target ended it; false where `max_new_tokens` did.
         ids: the tokens themselves, the end included; None where a server kept them to itself.
@@ -83,6 +92,8 @@ class Dialogue:
     prompt: list[int] = field(default_factory=list)
     """Of a text: the ids to go on with."""
     replies: list[Reply] = field(default_factory=list)
+    asked: list[tuple[int, Ask]] = field(default_factory=list)
+    """The turns that were asked for, and how."""
     corrections: list[dict[str, Any]] = field(default_factory=list)
     """Rows whose labels are the tokens by which the target replaced a draft's."""
     no_answer: NoAnswer | None = None
@@ -109,6 +120,14 @@ class Asker:
     """Whether a chat may hold an answer that the length limit ended."""
     text_prompts: bool = False
     """Whether prompts travel as text: one that its text does not give back is refused."""
+    data: DataConfig = field(default_factory=DataConfig)
+    """How training will read the rows: the template's variables and its day among others."""
+    trial: Trial = field(default_factory=Trial)
+
+    @cached_property
+    def encoder(self) -> Encoder:
+        """What training reads the rows with; a row has whatever length they need."""
+        return Encoder.of(self.tokenizer, self.data.model_copy(update={"sequence_length": 2**31}))
 
     def open(self, number: int, placed: Placed | Rejected) -> Dialogue:
         """The row as a dialogue; where it cannot be answered, `no_answer` has the reason.
@@ -140,6 +159,7 @@ class Asker:
             reason = bad if isinstance(bad, NoAnswer) else NoAnswer("prompt", str(bad))
             self.refuse(dialogue, reason)
             return None
+        dialogue.asked = [*dialogue.asked[: len(dialogue.replies)], (dialogue.waiting[0], question)]
         return question
 
     def hear(self, dialogue: Dialogue, reply: Reply) -> None:
@@ -152,8 +172,15 @@ class Asker:
         dialogue.replies.append(reply)
         at = dialogue.waiting.pop(0)
         if dialogue.is_chat:
-            thoughts = {} if reply.reasoning is None else {"reasoning_content": reply.reasoning}
-            dialogue.messages[at] = {"role": "assistant", "content": reply.text, **thoughts}
+            dialogue.messages[at] = self._turn_of(dialogue, reply)
+
+    def _turn_of(self, dialogue: Dialogue, reply: Reply) -> dict[str, Any]:
+        """An answer as a turn of the chat."""
+        if reply.ids is not None and self.tokenizer.chat_template is not None:
+            return message_of(self.tokenizer, reply.text, dialogue.asked[-1][1].text, ended=reply.ended)
+        thoughts = {} if reply.reasoning is None else {"reasoning_content": reply.reasoning}
+        ended = {} if reply.ended else {"ended": False}
+        return {"role": "assistant", "content": reply.text, **thoughts, **ended}
 
     def refuse(self, dialogue: Dialogue, reason: NoAnswer) -> None:
         """End the dialogue without an answer; where a row has several turns, the turn is named."""
@@ -167,7 +194,7 @@ class Asker:
         if dialogue.no_answer is None:
             shape, row = self._written(dialogue)
             try:
-                parse(row, shape)  # as training will read it
+                self.trial.check(parse(row, shape), self.encoder)  # as training will read it
                 entry = number | {"shape": shape, "answer": row} | self._counts(dialogue)
                 return entry | {CORRECTIONS: dialogue.corrections}
             except BadRow as bad:
@@ -175,6 +202,27 @@ class Asker:
         reason = dialogue.no_answer
         rejected = dialogue.placed.rejected(str(reason))
         return number | {"rejected": {**rejected._asdict(), "kind": reason.kind}}
+
+    def rehearse(self, rows: Iterable[Placed | Rejected], ids: list[int] | None) -> None:
+        """Put the first rows through training's encoder with a word in place of each answer: nothing is asked.
+
+        Args:
+            ids: of the word and its end; None where answers come as text.
+
+        Raises:
+            DataError: training would leave them all out, whatever the answers are.
+        """
+        trial = Trial()
+        rehearsed = replace(self, trial=trial)
+        for number, row in enumerate(islice(rows, 4 * FIRST)):
+            dialogue = rehearsed.open(number, row)
+            while dialogue.talking and rehearsed.ask(dialogue) is not None:
+                rehearsed.hear(dialogue, Reply("so", 2, True, ids))
+            rehearsed.entry(dialogue)
+            if trial.learnt:
+                return
+        if trial.refused:
+            raise DataError(trial.failure())
 
     def _prepare(self, dialogue: Dialogue, record: Record) -> None:
         if isinstance(record, Chat):
@@ -206,10 +254,20 @@ class Asker:
         before = dialogue.messages[: dialogue.waiting[0]]
         if self.tokenizer.chat_template is None:
             # a plain exchange, written one after the other as in training
-            text = before[-1]["content"]
+            text = plain_prompt([each["content"] for each in before])
             return Ask([*beginning(self.tokenizer), *self._ids_of(text)], text)
-        text = render_chat(self.tokenizer, before, answer_next=True, tools=tools)
-        return Ask(self._ids_of(text), text, before, tools)
+        values, day = self.data.template_values, self.data.template_date
+        text = render_chat(self.tokenizer, before, answer_next=True, tools=tools, values=values, day=day)
+        sent = [{name: each for name, each in turn.items() if name not in _OURS} for turn in before]
+        return Ask(self._ids_behind(dialogue, text), text, sent, tools)
+
+    def _ids_behind(self, dialogue: Dialogue, text: str) -> list[int]:
+        """The ids of a prompt, those of the answer in it as they were written where the template leaves it so."""
+        last = dialogue.replies[-1] if dialogue.replies else None
+        if last is None or last.ids is None:
+            return self._ids_of(text)
+        _, asked = dialogue.asked[len(dialogue.replies) - 1]
+        return prompt_behind(self.tokenizer, text, asked.text, Spoken(asked.ids, last.ids, last.ended))
 
     def _ask_text(self, dialogue: Dialogue) -> Ask:
         ids, start = dialogue.prompt, beginning(self.tokenizer)
@@ -234,13 +292,23 @@ class Asker:
         record = dialogue.placed.record
         if not isinstance(record, Chat):
             return "tokens", self._written_tokens(dialogue)
+        ids = self._written_ids(dialogue)
         if record.plain:
-            prompt, answer = dialogue.messages
-            if set(answer) == {"role", "content"}:
+            *system, prompt, answer = dialogue.messages
+            if set(answer) <= {"role", "content", "ended"}:
                 row = {"prompt": prompt["content"], "completion": answer["content"]}
-                return "prompt_completion", row
+                row |= {"system": system[0]["content"]} if system else {}
+                return "prompt_completion", row | ({} if answer.get("ended", True) else {"ended": False}) | ids
         tools = {} if record.tools is None else {"tools": record.tools}
-        return "messages", {"messages": dialogue.messages, **tools}
+        return "messages", {"messages": dialogue.messages, **tools, **ids}
+
+    def _written_ids(self, dialogue: Dialogue) -> dict[str, Any]:
+        """The column of ids; nothing where a server kept those of an answer to itself, or no template is there."""
+        asked = list(zip(dialogue.asked, dialogue.replies, strict=True))
+        if self.tokenizer.chat_template is None or any(reply.ids is None for _, reply in asked):
+            return {}
+        turns = tuple(Turn(at, ask.ids, list(reply.ids or ()), reply.ended) for (at, ask), reply in asked)
+        return {IDS: Written(self.encoder.origin, turns).to_row()}
 
     def _written_tokens(self, dialogue: Dialogue) -> dict[str, Any]:
         (reply,) = dialogue.replies
@@ -270,7 +338,7 @@ class Asker:
         return self._ids_of(reply.text) != (ids[:-1] if reply.ended else ids)
 
     def _ids_of(self, text: str) -> list[int]:
-        return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+        return ids_of(self.tokenizer, text)
 
     def _text_of(self, ids: list[int]) -> str:
         return str(self.tokenizer.decode(ids))
@@ -289,18 +357,25 @@ def corrections(prompt: list[int], reply: Reply) -> list[dict[str, Any]]:
 
 
 def _prepare_chat(dialogue: Dialogue, record: Chat) -> None:
-    """The turns, and the indices of the assistant's, an opening one left out."""
-    messages = list(record.messages)
+    """The turns, and the indices of the assistant's that are answered, an opening one left out.
+
+    A call of a tool stays as it is, for its result stands behind it, and is not trained on: the target might
+    have called another.
+    """
+    messages = [dict(each) for each in record.messages]
     while messages and messages[0]["role"] == "assistant":
         # no prompt stands before it, so the target cannot answer it
         del messages[0]
-    for at, message in enumerate(messages, 1):
-        if message["role"] in ("tool", "function") or message.get("tool_calls"):
-            raise NoAnswer("source", f"turn {at} calls a tool or is its result; the target may call another")
+    answers = [at for at, each in enumerate(messages) if each["role"] == "assistant"]
+    for at in answers:
+        if messages[at].get("tool_calls"):
+            messages[at]["train"] = False
     dialogue.messages = messages
-    dialogue.waiting = [at for at, each in enumerate(messages) if each["role"] == "assistant"]
-    if not dialogue.waiting:
+    dialogue.waiting = [at for at in answers if not messages[at].get("tool_calls")]
+    if not answers:
         raise NoAnswer("source", "no assistant turn stands behind somebody else's")
+    if not dialogue.waiting:
+        raise NoAnswer("source", "every turn of the assistant calls a tool; the target may call another")
 
 
 def _before_answer(record: Tokens, prompt_tokens: int) -> list[int]:

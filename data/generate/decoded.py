@@ -16,6 +16,7 @@ from ...decoding.proposal import Proposer
 from ...decoding.random import FOR_TRAINING, salted
 from ...decoding.sampling import Warper
 from ...decoding.target.backbone import Backbone
+from ..rows.chats.spoken import text_of
 from ..rows.raw import Rejected
 from ..rows.records import Placed
 from .answers import Ask, Asker, Dialogue, Reply, corrections
@@ -80,9 +81,8 @@ class Answerer:
         accepted: int = 0,
     ) -> Reply:
         ended = ids[-1] in self.target.eos_ids
-        text = self.target.tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=True)
         return Reply(
-            str(text),
+            text_of(self.target.tokenizer, ids[:-1] if ended else ids),
             len(ids),
             ended,
             ids,

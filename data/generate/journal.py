@@ -20,11 +20,13 @@ from typing import Any, BinaryIO, TextIO
 from ...errors import DataError, EnvironmentFailure, RequestError
 from ...storage import MANIFEST, check_identity, checksums, flush, sha256, staged_file, try_lock, write_text, writing
 from ...storage.formats import GENERATION
+from ...storage.identity import flat
 
 ANSWERS = "answers"
 REJECTED = "rejected.jsonl"
 _JOURNAL = ".journal.jsonl"  # hidden: a folder named as a data source passes it over
 _SUMS = ("tokens", "turns", "cut", "retokenised", "steps", "emitted", "tested", "accepted")
+_MOST_NAMED = 4  # changes of a session that are named
 _log = logging.getLogger(__name__)
 
 
@@ -110,6 +112,24 @@ class Journal:
                 file.flush()
                 flush(self.folder / _JOURNAL)
 
+    def settle(self, name: str, value: Any, remedy: str) -> None:
+        """Keep in the manifest what only asking shows; a folder goes on with the same alone.
+
+        Args:
+            value: JSON.
+            remedy: with what the folder would go on.
+
+        Raises:
+            RequestError: its rows so far were answered otherwise.
+        """
+        there = self.manifest.setdefault(name, value)
+        if there != value:
+            raise RequestError(
+                f"{self.folder}: {name} was {_listed(there)} for the rows so far and is {_listed(value)} now, "
+                f"which makes other answers. Go on with {remedy}, or name a new folder"
+            )
+        self._write_manifest()
+
     def entry(self, number: int) -> dict[str, Any]:
         """The entry of a row that is done."""
         file = self._writable()
@@ -147,9 +167,9 @@ class Journal:
             return
         if sessions:
             _log.warning(
-                "%s was begun with other versions or hardware; both are in %s, and rows answered "
-                "from here on may differ by a rounding",
+                "%s: %s; both are in %s, and rows answered from here on may differ by a rounding",
                 self.folder,
+                _changes(sessions[-1], self._session),
                 MANIFEST,
             )
         sessions.append(self._session)
@@ -244,6 +264,25 @@ def _read_manifest(folder: Path) -> dict[str, Any] | None:
     if state not in ("running", "complete"):
         raise RequestError(f"{path}: its state is {state!r}, expected running or complete; name a new folder")
     return dict(manifest)
+
+
+def template_of(folder: Path) -> dict[str, Any]:
+    """What the chat template of a folder begun earlier was told: its variables, and the day of its clock."""
+    return dict((_read_manifest(folder) or {}).get("template") or {})
+
+
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """What this session has otherwise than the one before, by name and with both values."""
+    there, here = flat(dict(before)), flat(json.loads(json.dumps(now)))
+    names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
+    listed = [f"{name} was {there.get(name)} and is {here.get(name)} now" for name in names]
+    return "; ".join(
+        [*listed[:_MOST_NAMED], *([f"and {len(names) - _MOST_NAMED} more"] if listed[_MOST_NAMED:] else [])]
+    )
+
+
+def _listed(value: Any) -> str:
+    return (", ".join(map(str, value)) or "none") if isinstance(value, list) else str(value)
 
 
 @contextmanager

@@ -7,7 +7,8 @@ Read next: `transport.py`, retries and the key; `answers.py`; `decoded.py`, the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+import logging
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,20 +19,35 @@ from ..rows.raw import Rejected
 from ..rows.records import Placed
 from .answers import Ask, Asker, Dialogue, NoAnswer, Reply
 from .journal import Journal
+from .server_defaults import Defaults, left_on
+from .server_message import Message, read_message
 from .server_request import ServerRequest
 from .transport import Passing, Refused, Transport
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_log = logging.getLogger(__name__)
+
 
 class Client:
     """Asks one turn; use it as an asynchronous context."""
 
-    def __init__(self, request: ServerRequest, tokenizer: PreTrainedTokenizerBase) -> None:
-        """`tokenizer`: counts the tokens of an answer whose server does not."""
+    def __init__(
+        self,
+        request: ServerRequest,
+        tokenizer: PreTrainedTokenizerBase,
+        settled: Callable[[tuple[str, ...]], None] = lambda _: None,
+    ) -> None:
+        """Begin.
+
+        Args:
+            tokenizer: counts the tokens of an answer whose server does not.
+            settled: is told which of its own defaults the server was told to leave off.
+        """
         self._request, self._tokenizer = request, tokenizer
-        self._transport = Transport(request)
+        self._transport, self._defaults = Transport(request), Defaults(settled)
+        self._counts_here = False
 
     async def __aenter__(self) -> Client:
         return self
@@ -46,40 +62,66 @@ class Client:
             Refused: not this row. EnvironmentFailure: nobody is there. RequestError: the address,
             the key or the model are refused, whatever the row.
         """
-        endpoint, body = self._body(ask, stream)
+        endpoint, own = self._question(ask)
 
-        async def attempt() -> Reply:
-            return self._read(await self._transport.post(endpoint, body), chat=ask.messages is not None)
+        async def attempt(off: tuple[str, ...]) -> Reply:
+            body = self._request.sampling(stream, off) | own
 
-        return await self._transport.tried(attempt)
+            async def once() -> Reply:
+                return self._read(await self._transport.post(endpoint, body), chat=ask.messages is not None)
 
-    def _body(self, ask: Ask, stream: str) -> tuple[str, dict[str, Any]]:
-        body = self._request.sampling(stream)
+            return await self._transport.tried(once)
+
+        return await self._defaults.ask(attempt)
+
+    def _question(self, ask: Ask) -> tuple[str, dict[str, Any]]:
         if ask.messages is None:
-            return "completions", body | {"prompt": ask.text}
+            return "completions", {"prompt": ask.text}
         tools = {} if ask.tools is None else {"tools": ask.tools}
-        return "chat/completions", body | {"messages": ask.messages} | tools
+        return "chat/completions", {"messages": ask.messages} | tools | self._request.for_template()
 
     def _read(self, response: httpx2.Response, *, chat: bool) -> Reply:
         try:
             content = response.json()
             choice = content["choices"][0]
-            answer = choice["message"] if chat else choice
-            text = answer.get("content" if chat else "text")
-            reason, usage = choice["finish_reason"], content.get("usage") or {}
-            reasoning = answer.get("reasoning_content") if chat else None
-            tokens = usage.get("completion_tokens")
+            told = read_message(choice["message"]) if chat else Message(choice.get("text"), "", False, "")
+            reason, usage = choice.get("finish_reason"), content.get("usage")
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise Passing(f"no completion in the answer: {self._transport.shown(response.text)}") from error
-        if chat and answer.get("tool_calls"):
-            raise NoAnswer("answer", "the target calls a tool, which nobody runs")
-        if reason not in ("stop", "length"):
-            raise NoAnswer("answer", f"the server ended the answer by {reason!r:.40}")
-        if not isinstance(text, str) or not isinstance(reasoning, str | None):
-            raise Passing(f"no text in the answer: {self._transport.shown(response.text)}")
-        if not isinstance(tokens, int):
-            tokens = len(self._tokenizer(text, add_special_tokens=False)["input_ids"])
-        return Reply(text, tokens, reason == "stop", reasoning=reasoning or None)
+        tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
+        return _reply(told, reason, tokens if isinstance(tokens, int) else self._count(told))
+
+    def _count(self, told: Message) -> int:
+        """Tokens of an answer whose server does not say how many they are."""
+        if not self._counts_here:
+            self._counts_here = True
+            _log.info(
+                "%s does not say how many tokens an answer has: they are counted by the target's tokenizer",
+                self._request.public_url,
+            )
+        return len(self._tokenizer(told.decoded, add_special_tokens=False, verbose=False)["input_ids"])
+
+
+def _reply(told: Message, reason: Any, tokens: int) -> Reply:
+    """The answer; asking again would not make another one of what is none.
+
+    Raises:
+        NoAnswer: there is none that could be kept.
+    """
+    if told.calls:
+        raise NoAnswer("answer", "the target calls a tool, which nobody runs")
+    if reason not in ("stop", "length"):
+        raise NoAnswer("answer", f"the server ended the answer by {reason!r:.40}")
+    if told.withheld:
+        raise NoAnswer("answer", "the server keeps the target's thoughts back: they are summarised or encrypted")
+    if not isinstance(told.text, str | None):
+        raise NoAnswer("answer", f"the server's text is a {type(told.text).__name__}")
+    if not (told.text or "").strip():
+        if reason == "length":
+            where = ", and the target was still thinking: nothing of it can be kept" if told.thoughts else ""
+            raise NoAnswer("cut", f"the answer was cut off after {tokens} tokens{where}")
+        raise NoAnswer("empty", "the answer is empty" + (", its thoughts apart" if told.thoughts else ""))
+    return Reply(told.text or "", tokens, reason == "stop", reasoning=told.thoughts or None)
 
 
 def answer_rows(rows: Iterable[Placed | Rejected], asker: Asker, request: ServerRequest, journal: Journal) -> None:
@@ -107,7 +149,12 @@ async def _answer_rows(
                 answered = await _converse(dialogue, asker, client)
                 doubt.add(asker.entry(dialogue), answered)
 
-    async with Client(request, asker.tokenizer) as client, asyncio.TaskGroup() as group:
+    def settled(off: tuple[str, ...]) -> None:
+        journal.settle("told_off", list(off), "a server that lets the same be switched off")
+        if (sentence := left_on(off)) is not None:
+            _log.warning("%s: %s", request.public_url, sentence)
+
+    async with Client(request, asker.tokenizer, settled) as client, asyncio.TaskGroup() as group:
         for _ in range(request.concurrency):
             group.create_task(work(client))
     doubt.close()

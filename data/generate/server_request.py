@@ -6,11 +6,30 @@ Read next: `server.py`, which asks; `transport.py`, how.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from ...errors import RequestError
+
+OFF: Mapping[str, float] = {
+    "top_k": -1,  # engines take it for no limit; 0 is refused by one of them
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+"""What a server fills in by itself, from the target's generation_config.json say, and how a body switches it off."""
+LEVELS: tuple[tuple[str, ...], ...] = (
+    tuple(OFF),
+    ("top_k", "min_p", "presence_penalty", "frequency_penalty"),
+    ("top_k", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+    ("top_k", "presence_penalty", "frequency_penalty"),
+    ("presence_penalty", "frequency_penalty"),
+    (),
+)
+"""Which of them are said, from all to none: servers refuse names that they do not know."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +52,15 @@ class ServerRequest:
     first_wait: float = field(default=0.5, repr=False)
     """Seconds before the first retry."""
     min_p: float = 0.0
+    template_values: Mapping[str, object] | None = None
+    """Of the variables of the target's chat template."""
 
-    def sampling(self, stream: str) -> dict[str, Any]:
+    def sampling(self, stream: str, off: Collection[str] = ()) -> dict[str, Any]:
         """The model and the distribution, as a request's body says them.
 
-        `stream` names what is answered; with the seed it gives the random numbers. Filters that
-        OpenAI does not have are said only where they are on: a server without them refuses.
+        Args:
+            stream: names what is answered; with the seed it gives the random numbers.
+            off: of the names in `OFF`, those that the server takes. Others are said where they are on alone.
         """
         body: dict[str, Any] = {
             "model": self.model,
@@ -46,6 +68,7 @@ class ServerRequest:
             "top_p": self.top_p,
             "max_tokens": self.max_new_tokens,
         }
+        body |= {name: OFF[name] for name in off}
         filters = {"top_k": self.top_k, "min_p": self.min_p}
         body |= {name: value for name, value in filters.items() if value}
         if self.temperature:
@@ -53,6 +76,10 @@ class ServerRequest:
             digest = hashlib.sha256(f"{self.seed}:{stream}".encode()).digest()
             body["seed"] = int.from_bytes(digest[:4], "big") >> 1
         return body
+
+    def for_template(self) -> dict[str, Any]:
+        """What the body of a chat says to the template."""
+        return {} if self.template_values is None else {"chat_template_kwargs": dict(self.template_values)}
 
     @property
     def base_url(self) -> str:

@@ -26,6 +26,7 @@ from ..config import DataConfig
 from .packed import PackedRows
 from .raw import Rejected
 from .report import DataReport
+from .tokenizer import tokenizer_hash
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -49,7 +50,7 @@ class Prepared:
 def make_key(config: DataConfig, tokenizer: PreTrainedTokenizerBase, contents: Sequence[str | None]) -> str:
     """A hash of content, config, tokenizer and the versions of what reads and tokenises."""
     shape = config.model_dump(exclude={"cache"})
-    for newer in ("control_tokens", "train_rows"):
+    for newer in ("control_tokens", "train_rows", "template_values", "template_date"):
         if shape[newer] == DataConfig.model_fields[newer].default:
             del shape[newer]  # keys from before there was that field are the same rows' still
     shaped_by = {
@@ -57,7 +58,7 @@ def make_key(config: DataConfig, tokenizer: PreTrainedTokenizerBase, contents: S
         "contents": contents,
         "config": shape,
         "template": _file_hash(config.chat_template),
-        "tokenizer": _tokenizer_hash(tokenizer),
+        "tokenizer": tokenizer_hash(tokenizer),
         "versions": {name: _version(name) for name in _PACKAGES},
         "python": sys.version_info[:2],  # its json and csv read the lines
     }
@@ -116,14 +117,6 @@ def _read_rows(entry: Path, part: str, fingerprint: str) -> PackedRows:
         name: np.load(entry / f"{part}.{name}.npy", mmap_mode="r", allow_pickle=False) for name in _ARRAYS
     }
     return PackedRows(**arrays, fingerprint=fingerprint)
-
-
-def _tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Everything that decides on ids: merges, added and special tokens, the chat template."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    inner = sorted(tokenizer.get_vocab().items()) if backend is None else backend.to_str()
-    parts = [inner, tokenizer.special_tokens_map, tokenizer.chat_template, type(tokenizer).__name__]
-    return hashlib.sha256(json.dumps(parts, default=str, sort_keys=True).encode()).hexdigest()
 
 
 def _file_hash(path: str | None) -> str | None:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from ...decoding.target.hub import generation_ends
 from ...errors import DataError
+from .raw import BadRow
 from .sandbox.meter import TooMuchWork
-from .shapes import BadRow, Chat, Record, Text, Tokens
+from .shapes import Chat, Record, Text, Tokens
 from .templates import ChatTemplate
 
 if TYPE_CHECKING:

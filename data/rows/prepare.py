@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -26,11 +27,12 @@ from .cache import Prepared
 from .csv_rows import SWALLOWS
 from .encode import Encoder
 from .packed import Document, PackedRows, pack
-from .raw import Rejected
+from .raw import BadRow, Rejected
 from .records import Placed, RecordReader, held_out
 from .report import DataReport, Tally, check_tally, left_out, token_counts, write_rejected
-from .shapes import BadRow, Chat, Text, digest
+from .shapes import Chat, Text, digest
 from .sources import Source, open_sources
+from .templates import today
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -54,6 +56,11 @@ def prepare(config: DataConfig, tokenizer: PreTrainedTokenizerBase, *, out: Path
     """
     train, validation = open_sources(config)
     encoder = Encoder.of(tokenizer, config)  # reads the template: its errors come first
+    if not encoder.template.reads_clock:
+        config = config.model_copy(update={"template_date": None})
+    elif config.template_date is None:  # or a preparation over midnight would be of two days
+        config = config.model_copy(update={"template_date": today()})
+        encoder = Encoder.of(tokenizer, config)
     key = cache.make_key(
         config, tokenizer, [None if each is None else each.identity() for each in (train, validation)]
     )
@@ -108,7 +115,8 @@ def all_texts(config: DataConfig, limit: int | None = None) -> Iterator[str]:
 class _Read:
     """One source, read and tokenised."""
 
-    documents: list[Document] = field(default_factory=list)
+    documents: list[list[Document]] = field(default_factory=list)
+    """Those of each row."""
     digests: list[int] = field(default_factory=list)
     tally: Tally = field(default_factory=Tally)
 
@@ -164,14 +172,16 @@ class _Preparation:
             result = next(encoded)
             if isinstance(result, BadRow):
                 read.tally.reject(each, result)
-            elif read.tally.add(result):
-                read.documents.append(result.document)
+                continue
+            read.tally.read(each.record)
+            if documents := read.tally.add(result):
+                read.documents.append(documents)
                 read.digests.append(digest(each.record))
 
-    def _pack(self, documents: Sequence[Document], chosen: NDArray[np.bool_], key: str) -> PackedRows:
+    def _pack(self, documents: Sequence[Sequence[Document]], chosen: NDArray[np.bool_], key: str) -> PackedRows:
         tokenizer, length = self.encoder.tokenizer, self.config.sequence_length
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
-        mine = (document for document, kept in zip(documents, chosen, strict=True) if kept)
+        mine = (document for own, kept in zip(documents, chosen, strict=True) if kept for document in own)
         return pack(mine, length, pad=pad, fingerprint=key, together=self.config.packing)
 
     def _key(self, key: str, tallies: Sequence[Tally]) -> str:
@@ -183,6 +193,8 @@ class _Preparation:
             " by the model's stops": spelled and bool(self.encoder.control.stops),
             " with ends cut off": any(each.ended for each in tallies),
             " without rows of many": any(SWALLOWS in row.reason for each in tallies for row in each.rejected),
+            " by answers": any(each.rewritten or each.by_ids or +each.notes for each in tallies),
+            " with all that a chat has": any(each.fuller for each in tallies),
         }
         said = "".join(words for words, is_so in others.items() if is_so)
         return hashlib.sha256(f"{key}{said}".encode()).hexdigest() if said else key
@@ -216,6 +228,15 @@ class _Preparation:
             unlabelled=sum(each.unlabelled for each in tallies),
             cut_share=sum(each.cut for each in tallies) / usable,
             straddling_answers=sum(each.straddles for each in tallies),
+            answers=sum(each.answers for each in tallies),
+            documents=sum(each.documents for each in tallies),
+            rewritten_rows=sum(each.rewritten for each in tallies),
+            rows_by_ids=sum(each.by_ids for each in tallies),
+            notes=dict(sum((each.notes for each in tallies), Counter[str]())),
+            loose_arguments=sum(each.loose for each in tallies),
+            unread=list(self.reader.unread),
+            template_values=self.config.template_values,
+            template_date=self.config.template_date,
             tokens=tokens,
             validation_tokens=token_counts(rows[1])[0],
             loss_share=counted / max(tokens, 1),

@@ -1,4 +1,4 @@
-"""What a reader hands out: raw rows, rows that are left out, and how far a file was read.
+"""What a reader hands out: raw rows, rows that are left out and why, and how far a file was read.
 
 Read next: `readers.py`, which fills them.
 """
@@ -8,6 +8,10 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+
+class BadRow(Exception):  # noqa: N818 - a verdict on a row, not a failure of the program
+    """A row that cannot be used; the message is the reason."""
 
 
 class RawRow(NamedTuple):
@@ -40,3 +44,14 @@ class Extent:
 
 Extents = dict[str, Extent]
 """File -> how far it was read; a source lists all of its files before the first row."""
+
+
+def kind_of(value: Any) -> str:
+    """What a value is, in JSON's terms."""
+    names = {dict: "an object", list: "a list", str: "text", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number" if isinstance(value, int | float) else "no JSON value")
+
+
+def is_object(value: Any) -> bool:
+    """Whether a value is a JSON object."""
+    return isinstance(value, dict)

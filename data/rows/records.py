@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from ...errors import DataError, RequestError
 from ..config import DataConfig, RowShape
-from .raw import Extents, RawRow, Rejected
-from .shapes import COLUMNS, BadRow, Record, Text, find_shape, parse, shown_names
+from .raw import BadRow, Extents, RawRow, Rejected
+from .shapes import COLUMNS, Record, Text, find_shape, parse, shown_names, unread
 from .sources import Source
 
 
@@ -38,6 +38,8 @@ class RecordReader:
     config: DataConfig
     shapes: dict[str, RowShape] = field(default_factory=dict)
     """Source or file -> the shape of its rows."""
+    unread: dict[str, None] = field(default_factory=dict)
+    """Columns that hold something and that nothing reads, in the order met."""
 
     def read(self, source: Source, extents: Extents | None = None) -> Iterator[Placed | Rejected]:
         """Records and rejected rows of `source`, in its order; `extents` as for `Source.rows`.
@@ -57,6 +59,7 @@ class RecordReader:
             return Rejected(row.file, row.line, str(bad))
         except RecursionError:
             return Rejected(row.file, row.line, "nested too deeply")
+        self.unread |= dict.fromkeys(unread(columns, shape))
         if isinstance(record, Text) and not row.ends:
             record = Text(record.text, ends=False)
         return Placed(row.file, row.line, record)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,12 +17,13 @@ import numpy as np
 
 from ...errors import DataError
 from ...storage import write_text
+from .chats.turns import LEFT, NOTES
 from .control import SpellsControlToken
 from .encode import Encoded
-from .packed import PackedRows
-from .raw import Extents, Rejected
+from .packed import Document, PackedRows
+from .raw import BadRow, Extents, Rejected
 from .records import Placed
-from .shapes import BadRow
+from .shapes import Chat, Record, shown_names
 
 _log = logging.getLogger(__name__)
 # bytes of a source that are tokenised without a word: seconds
@@ -70,6 +72,24 @@ class DataReport:
     """Share of the tokens that count in the loss."""
     fill: float
     """Share of the packed rows' positions that hold a token."""
+    answers: int
+    """Turns of chats that count in the loss."""
+    documents: int
+    """Texts that the rows became."""
+    rewritten_rows: int
+    """Chats of several documents, because their template rewrites what was written."""
+    rows_by_ids: int
+    """Chats of which the token ids came along, and are trained on as they are."""
+    notes: dict[str, int]
+    """Answers that are not in the loss, or not as their row has them, by the reason (`turns.NOTES`)."""
+    loose_arguments: int
+    """Calls of tools whose arguments are text that is no object."""
+    unread: list[str]
+    """Columns that hold something and that nothing reads."""
+    template_values: dict[str, Any] | None
+    """The variables that the chat template was given."""
+    template_date: str | None
+    """The day that its clock shows, if it has one."""
     fingerprint: str
 
     def to_dict(self) -> dict[str, Any]:
@@ -97,9 +117,39 @@ class DataReport:
             )
         if self.ends_cut:
             lines.append(f"ends        of answers were spelled out and cut off in {self.ends_cut:,} rows")
+        lines += self._of_chats()
         if self.leaked:
             lines.append(f"warning     {self.leaked:,} held-out rows are also trained on")
         return "\n".join(lines)
+
+    def _of_chats(self) -> list[str]:
+        """What became of the chats' answers, where it is not simply that each is learnt."""
+        lines = []
+        if self.rewritten_rows:
+            lines.append(
+                f"documents   {self.documents:,} of {self.rows:,} rows, {self.answers:,} answers in the loss: "
+                f"{self.rewritten_rows:,} chats have one for every answer, as the template rewrites earlier turns; "
+                "what these have in common is computed for each"
+            )
+        if self.rows_by_ids:
+            lines.append(f"ids         as the target wrote them in {self.rows_by_ids:,} rows")
+        left, kept = (
+            {why: self.notes[why] for why in NOTES if why in self.notes and (why in LEFT) is out}
+            for out in (True, False)
+        )
+        for words, counted in (("not in the loss", left), ("in the loss", kept)):
+            if counted:
+                listed = "; ".join(f"{count:,} {NOTES[why]}" for why, count in counted.items())
+                lines.append(f"answers     {words}: {listed}")
+        if self.loose_arguments:
+            lines.append(f"calls       {self.loose_arguments:,} have arguments that are text and no object")
+        if self.unread:
+            lines.append(f"columns     not read: {shown_names(self.unread)}")
+        if self.template_values:
+            lines.append(f"template    with {json.dumps(self.template_values)}")
+        if self.template_date:
+            lines.append(f"template    has a clock, which shows {self.template_date} (data.template_date)")
+        return lines
 
     def _files(self) -> dict[str, list[str]]:
         """Shape -> files that have it."""
@@ -130,23 +180,52 @@ class Tally:
     masked: int = 0
     unlabelled: int = 0
     full: int = 0
+    answers: int = 0
+    documents: int = 0
+    rewritten: int = 0
+    by_ids: int = 0
+    loose: int = 0
+    fuller: int = 0
+    notes: Counter[str] = field(default_factory=Counter)
     _said: int = 0
 
-    def add(self, encoded: Encoded) -> bool:
-        """Count a document; whether it can be trained on."""
+    def add(self, encoded: Encoded) -> list[Document]:
+        """Count a row; its documents that can be trained on."""
         self.usable += 1
+        self.answers += encoded.answers
+        self.documents += len(encoded.documents)
+        self.rewritten += len(encoded.documents) > 1
+        self.by_ids += encoded.by_ids
+        self.notes.update(encoded.notes)
         self.cut += encoded.cut
         self.straddles += encoded.straddles
         self.spelling += encoded.spells
         self.ended += encoded.ended
         # the first token has nothing before it, so it is never a label
-        labels = encoded.document.in_loss[1:]
         if not encoded.masked:
-            return True
+            return encoded.documents
+        labelled = [each for each in encoded.documents if each.in_loss[1:].any()]
         self.masked += 1
-        self.full += bool(labels.all())
-        self.unlabelled += not labels.any()
-        return bool(labels.any())
+        self.full += all(each.in_loss[1:].all() for each in encoded.documents)
+        self.unlabelled += not labelled
+        return labelled
+
+    def read(self, record: Record) -> None:
+        """Count what a record that can be trained on has beside its texts."""
+        if isinstance(record, Chat):
+            self.loose += record.loose
+            self.fuller += record.is_fuller
+
+    def of_answers(self) -> str:
+        """What becomes of the answers of chats, as the end of a sentence; empty where each is simply learnt."""
+        parts = []
+        if self.rewritten:
+            parts.append(
+                f"{self.rewritten:,} chats become a document for every answer, as the template rewrites earlier "
+                "turns, and what these have in common is computed for each"
+            )
+        parts += [f"{count:,} answers {NOTES[why]}" for why, count in self.notes.items()]
+        return "".join(f"; {part}" for part in parts)
 
     def reject(self, placed: Placed, reason: BadRow) -> None:
         """Count a row that cannot be used."""

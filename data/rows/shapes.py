@@ -1,8 +1,8 @@
 """Row shapes: which columns mean what, and a row of any shape as one of three records.
 
 Pure functions of plain values; a row that cannot be used raises `BadRow` with the reason, and the
-caller knows file and line. Read next: `readers.py` for where rows come from, `encode.py` for where
-records go.
+caller knows file and line. Read next: `chats/calls.py` for tools, `readers.py` for where rows come from,
+`encode.py` for where records go.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from itertools import islice
 from typing import Any
 
 from ..config import RowShape
+from .chats.calls import as_calls, as_tools, has_older_calls, loose_arguments
+from .chats.written import IDS, Written, read_written
+from .raw import BadRow, is_object, kind_of
 
 # what one row may hold; more is a file without line ends, or not text at all
 MAX_ROW_BYTES = 8 * 2**20
@@ -44,10 +47,6 @@ _SHAREGPT = {
 }
 
 
-class BadRow(Exception):  # noqa: N818 - a verdict on a row, not a failure of the program
-    """A row that cannot be used; the message is the reason."""
-
-
 @dataclass(frozen=True)
 class Chat:
     """Messages with roles. `plain`: may be written without a template, prompt then answer."""
@@ -55,6 +54,12 @@ class Chat:
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
     plain: bool = False
+    written: Written | None = None
+    """The token ids of prompts and answers, where whoever wrote the answers has kept them."""
+    loose: int = 0
+    """Calls whose arguments are text that is no object."""
+    is_fuller: bool = False
+    """Whether earlier versions read less of it: a system text beside it, calls under older names or as text."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,40 @@ class Tokens:
 
 
 Record = Chat | Text | Tokens
+
+
+SYSTEM = ("system", "system_prompt")
+"""Columns beside any chat that hold its system turn."""
+_BESIDE = frozenset({*SYSTEM, "tools", "functions", IDS})
+_READ: dict[RowShape, frozenset[str]] = {
+    "messages": _BESIDE,
+    "conversations": _BESIDE,
+    "prompt_completion": _BESIDE | {"ended"},
+    "instruction": frozenset({*SYSTEM, "input"}),
+    "text": frozenset(),
+    "tokens": frozenset({"loss_mask", "labels", "attention_mask"}),
+}
+
+
+def unread(row: Mapping[str, Any], shape: RowShape) -> list[str]:
+    """The columns of a row that hold something, and that nothing reads in a row of this shape."""
+    known = _READ[shape].union(COLUMNS[shape])
+    return [name for name, value in row.items() if name not in known and value is not None]
+
+
+def counts(message: Mapping[str, Any]) -> bool:
+    """Whether a turn may count in the loss, by its own `weight` and `train`."""
+    return bool(message.get("train", True)) and message.get("weight", 1) != 0
+
+
+def is_empty(message: Mapping[str, Any]) -> bool:
+    """Whether an assistant's turn says nothing, so that its end is nothing to be learnt."""
+    thoughts = any(str(message.get(name) or "").strip() for name in THOUGHTS)
+    return not (message["content"].strip() or message.get("tool_calls") or thoughts)
+
+
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+"""Names under which a turn keeps its thoughts apart from its content."""
 
 
 def find_shape(columns: Iterable[str]) -> RowShape | None:
@@ -96,8 +135,11 @@ def parse(row: Mapping[str, Any], shape: RowShape) -> Record:
 
 def digest(record: Record) -> int:
     """64 bits of the record's content: rows are held out and duplicates counted by it."""
+    held = asdict(record)
+    if isinstance(record, Chat):  # equal texts stay together, whatever ids they were written in
+        held = {name: held[name] for name in ("messages", "tools", "plain")}
     # `default` because Parquet hands out dates and bytes inside tool arguments
-    content = json.dumps(asdict(record), sort_keys=True, default=str)
+    content = json.dumps(held, sort_keys=True, default=str)
     return int.from_bytes(hashlib.sha256(content.encode()).digest()[:8], "big")
 
 
@@ -156,13 +198,9 @@ def chat_messages(value: Any, column: str) -> list[dict[str, Any]]:
         raise BadRow(f"{column} is {kind_of(value)}; expected a list of messages")
     if not value:
         raise BadRow(f"{column} is empty")
-    return [_message(each, f"{column}[{at}]") for at, each in enumerate(value)]
-
-
-def kind_of(value: Any) -> str:
-    """What a value is, in JSON's terms."""
-    names = {dict: "an object", list: "a list", str: "text", bool: "a boolean", type(None): "null"}
-    return names.get(type(value), "a number" if isinstance(value, int | float) else "no JSON value")
+    messages = [_message(each, f"{column}[{at}]") for at, each in enumerate(value)]
+    older = any(is_object(each) and each.get("function_call") is not None for each in value)
+    return [{**each, "role": "tool"} if older and each["role"] == "function" else each for each in messages]
 
 
 def shown_names(columns: Iterable[str]) -> str:
@@ -173,34 +211,63 @@ def shown_names(columns: Iterable[str]) -> str:
     return ", ".join(shown) or "none"
 
 
+def system_text(row: Mapping[str, Any]) -> str | None:
+    """The system turn that a column of its own holds."""
+    found = {clean_text(row[name], name) for name in SYSTEM if row.get(name)}
+    if len(found) > 1:
+        raise BadRow("system and system_prompt are different texts; expected one of them")
+    return next(iter(found), None)
+
+
+def with_system(messages: list[dict[str, Any]], row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The messages behind the system turn of the row's own column, unless they begin with that text."""
+    system = system_text(row)
+    if system is None or (messages[0]["role"] in ("system", "developer") and messages[0]["content"] == system):
+        return messages
+    return [{"role": "system", "content": system}, *messages]
+
+
 def _messages(row: Mapping[str, Any]) -> Chat:
-    return Chat(_answered(chat_messages(row["messages"], "messages")), _tools(row))
+    return _chat(row, "messages")
 
 
 def _conversations(row: Mapping[str, Any]) -> Chat:
-    messages = chat_messages(row["conversations"], "conversations")
-    system = row.get("system")
-    if system:  # ShareGPT keeps the system prompt in a column of its own
-        messages.insert(0, {"role": "system", "content": clean_text(system, "system")})
-    return Chat(_answered(messages), _tools(row))
+    return _chat(row, "conversations")
+
+
+def _chat(row: Mapping[str, Any], *columns: str) -> Chat:
+    messages = [each for column in columns for each in chat_messages(row[column], column)]
+    answered = _answered(with_system(messages, row))
+    given = [each for column in columns for each in _from_json(row[column], column)]
+    more = [
+        name for name in (*SYSTEM, "functions") if row.get(name) and (name, *columns) != ("system", "conversations")
+    ]
+    tools = tools_of(row)
+    fuller = bool(more) or tools != (_from_json(row.get("tools"), "tools") or None) or has_older_calls(given)
+    return Chat(answered, tools, written=read_written(row.get(IDS)), loose=loose_arguments(answered), is_fuller=fuller)
 
 
 def _prompt_completion(row: Mapping[str, Any]) -> Chat:
     """Two texts, or two lists of messages."""
     prompt, completion = row["prompt"], row["completion"]
     if isinstance(prompt, list) or isinstance(completion, list):
-        both = chat_messages(prompt, "prompt") + chat_messages(completion, "completion")
-        return Chat(_answered(both), _tools(row))
-    return _exchange(filled(prompt, "prompt"), filled(completion, "completion"))
+        return _chat(row, "prompt", "completion")
+    return _exchange(filled(prompt, "prompt"), filled(completion, "completion"), row)
 
 
 def _instruction(row: Mapping[str, Any]) -> Chat:
-    return _exchange(instruction_text(row), filled(row["output"], "output"))
+    return _exchange(instruction_text(row), filled(row["output"], "output"), row)
 
 
-def _exchange(user: str, assistant: str) -> Chat:
-    turns = [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
-    return Chat(turns, plain=True)
+def _exchange(user: str, assistant: str, row: Mapping[str, Any]) -> Chat:
+    """An exchange of texts; one with a system text or tools is a chat like others."""
+    answer: dict[str, Any] = {"role": "assistant", "content": assistant}
+    if row.get("ended") is not None:
+        answer["ended"] = _flag(row["ended"], "ended")
+    turns = with_system([{"role": "user", "content": user}, answer], row)
+    tools = tools_of(row)
+    fuller = tools is not None or len(turns) > 2
+    return Chat(turns, tools, plain=tools is None, written=read_written(row.get(IDS)), is_fuller=fuller)
 
 
 def _text(row: Mapping[str, Any]) -> Text:
@@ -257,15 +324,30 @@ def _message(value: Any, what: str) -> dict[str, Any]:
     if role not in ROLES:
         shown = "missing" if role is None else _shown(role)
         raise BadRow(f"the role of {what} is {shown}; expected one of {', '.join(ROLES)}")
-    calls = message.get("tool_calls")
+    calls = as_calls(message, what)
     if content is None and not (role == "assistant" and calls):
         raise BadRow(f"{what} ({role}) has no content")
-    if calls is not None and not (isinstance(calls, list) and all(map(_is_object, calls))):
-        raise BadRow(f"tool_calls of {what} is {kind_of(calls)}; expected a list of objects")
+    _check_marks(message, what)
     for name, each in message.items():
         _check_inside(name, f"a key of {what}")
         _check_inside(each, f"{name!r:.40} of {what}")
     return {"role": role, "content": _content(content, what), **message}
+
+
+def _check_marks(message: dict[str, Any], what: str) -> None:
+    """Raise BadRow for a mark of a turn, whether it is trained on, that says neither yes nor no."""
+    for name in ("train", "ended"):
+        if name in message:
+            message[name] = _flag(message[name], f"{name} of {what}")
+    weight = message.get("weight", 1)
+    if weight not in (0, 1):
+        raise BadRow(f"weight of {what} is {_shown_number(weight)}; expected 0 or 1")
+
+
+def _flag(value: Any, what: str) -> bool:
+    if not isinstance(value, bool):
+        raise BadRow(f"{what} is {kind_of(value)}; expected true or false")
+    return value
 
 
 def _content(value: Any, what: str) -> str:
@@ -289,13 +371,12 @@ def _answered(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return messages
 
 
-def _tools(row: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-    tools = _from_json(row.get("tools") or None, "tools")
-    if tools is None or tools == []:
-        return None
-    if not isinstance(tools, list) or not all(map(_is_object, tools)):
-        raise BadRow(f"tools is {kind_of(tools)}; expected a list of objects")
-    _check_inside(tools, "tools")
+def tools_of(row: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """The tools of a row, under today's name or the older one."""
+    name = "tools" if row.get("tools") else "functions"
+    tools = as_tools(_from_json(row.get(name) or None, name), name)
+    if tools is not None:
+        _check_inside(tools, name)
     return tools
 
 
@@ -329,8 +410,8 @@ def _shown(value: Any) -> str:
     return f"{value!r:.40}" if isinstance(value, str) else kind_of(value)
 
 
-def _is_object(value: Any) -> bool:
-    return isinstance(value, dict)
+def _shown_number(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, int | float) else kind_of(value)
 
 
 def _listed(row: Mapping[str, Any]) -> str:

@@ -1,36 +1,36 @@
-"""Chats as text by a tokenizer's template, and which characters an assistant has to generate.
+"""Chats as text by a tokenizer's template: whole, or up to where an answer begins.
 
-Where the template marks generation, its marks are taken; elsewhere the spans come from comparing
-rendered prefixes. Prompts of the decoder go through the same `render_chat`.
-Read next: `encode.py`, which turns characters into tokens; `prompts.py`, the decoder's side.
+Prompts of the decoder go through the same `render_chat` as rows to train on, with the same variables
+and the same day. Read next: `chats/turns.py`, which finds what an assistant has to generate.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import date
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import DataError, DraftsmithError, RequestError
-from .sandbox.bounded import bounded
-from .shapes import BadRow, Chat
+from .chats.calls import with_text
+from .raw import BadRow
+from .sandbox.bounded import CLOCK, bounded
+from .shapes import Chat
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Span = tuple[int, int]
 Messages = Sequence[dict[str, Any]]
+Values = Mapping[str, Any]
 
 _MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
-_PROBE = "ANSWERxOFxTHISxTURN"
-
-
-class PromptDiffers(BadRow):
-    """The text that is trained on does not begin with the prompt that the decoder would get."""
+# two days of which no part is the same
+_DAYS = ("2003-12-31", "2034-01-02")
 
 
 def named_template(name: str) -> str:
@@ -51,33 +51,55 @@ def render_chat(
     answer_next: bool,
     tools: list[dict[str, Any]] | None = None,
     template: str | None = None,
+    values: Values | None = None,
+    day: str | None = None,
 ) -> str:
     """The chat as text by `template`, or by the tokenizer's own.
 
     Args:
         answer_next: end where an assistant's answer begins (`add_generation_prompt`).
+        values: the template's own variables.
+        day: what its clock shows; None: today.
 
     Raises:
         BadRow: the template refuses these messages. DataError: the template is no valid Jinja.
     """
-    render: Any = tokenizer.apply_chat_template  # its return type depends on `tokenize`
-    with _refusals(messages, tools):
-        text = str(
-            render(
-                list(messages), tools=tools, chat_template=template, tokenize=False, add_generation_prompt=answer_next
+
+    def rendered(given: list[dict[str, Any]]) -> str:
+        render: Any = tokenizer.apply_chat_template  # its return type depends on `tokenize`
+        with _refusals(given, tools, values, day):
+            text = str(
+                render(
+                    given,
+                    tools=tools,
+                    chat_template=template,
+                    tokenize=False,
+                    add_generation_prompt=answer_next,
+                    **(values or {}),
+                )
             )
-        )
-        text.encode()  # a template may write half of a UTF-16 pair, which no tokenizer takes
-    return text
+            text.encode()  # a template may write half of a UTF-16 pair, which no tokenizer takes
+        return text
+
+    try:
+        return rendered(list(messages))
+    except BadRow:
+        as_text = with_text(list(messages))
+        if as_text is None:
+            raise
+        # a template that puts the arguments of calls together as texts takes no objects
+        return rendered(as_text)
 
 
 @contextmanager
-def _refusals(messages: Messages, tools: list[dict[str, Any]] | None) -> Iterator[None]:
+def _refusals(
+    messages: Messages, tools: list[dict[str, Any]] | None, values: Values | None, day: str | None
+) -> Iterator[None]:
     """Inside, whatever a template raises is its refusal of the messages: it is a program of a stranger."""
     from jinja2 import TemplateSyntaxError
 
     try:
-        with bounded(messages, tools):
+        with bounded(messages, tools, [*(values or {}).values()], day=day):
             yield
     except TemplateSyntaxError as error:
         raise DataError(f"the chat template is not valid Jinja: {error} (line {error.lineno})") from error
@@ -87,12 +109,71 @@ def _refusals(messages: Messages, tools: list[dict[str, Any]] | None) -> Iterato
         raise BadRow(f"the chat template refuses the messages ({_first_line(error)})") from error
 
 
-class ChatTemplate:
-    """How the chats of a run are written, and where answers stand in the text."""
+def check_values(tokenizer: PreTrainedTokenizerBase, values: Values | None) -> None:
+    """Raise RequestError for a variable that the chat template of the tokenizer never reads."""
+    if not values:
+        return
+    if tokenizer.chat_template is None:
+        raise RequestError(
+            "data.template_values is set, and the target's tokenizer has no chat template; leave it out"
+        )
+    source = _all_sources(tokenizer.chat_template)
+    unread = next((name for name in values if not re.search(rf"\b{re.escape(name)}\b", source)), None)
+    if unread is not None:
+        asked = sorted(set(re.findall(r"\b(\w+) is (?:not )?defined", source)))
+        raise RequestError(
+            f"data.template_values sets {unread!r}, which the target's chat template does not read"
+            + (f"; it asks for {', '.join(asked[:8])}" if asked else "; it asks for no variable")
+        )
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, path: str | None) -> None:
-        """`path`: a Jinja file in place of the tokenizer's own template."""
-        self.tokenizer = tokenizer
+
+def reads_clock(
+    tokenizer: PreTrainedTokenizerBase, *, template: str | None = None, values: Values | None = None
+) -> bool:
+    """Whether chats are other texts on another day.
+
+    Raises:
+        DataError: the template is no valid Jinja.
+    """
+    source = template if template is not None else tokenizer.chat_template
+    if source is None or CLOCK not in _all_sources(source):
+        return False
+    user = [{"role": "user", "content": "why"}]
+    tool = {"type": "function", "function": {"name": "look", "description": "", "parameters": {}}}
+    for tools in (None, [tool]):
+        try:
+            first, second = (
+                render_chat(tokenizer, user, answer_next=True, tools=tools, template=template, values=values, day=day)
+                for day in _DAYS
+            )
+        except BadRow:
+            return True  # it names the clock, and refuses to show what for
+        if first != second:
+            return True
+    return False
+
+
+def today() -> str:
+    """The day that a run's templates are told where the recipe names none."""
+    return date.today().isoformat()
+
+
+class ChatTemplate:
+    """How the chats of a run are written, with its variables and its day."""
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        path: str | None,
+        values: Values | None = None,
+        day: str | None = None,
+    ) -> None:
+        """`path`: a Jinja file in place of the tokenizer's own template.
+
+        Raises:
+            RequestError: no such file, the tokenizer has no template, or it reads no such variable.
+        """
+        self.tokenizer, self.values, self.day = tokenizer, values, day
         self.override = None if path is None else _read_template(path, "data.chat_template")
         if self.override is not None and tokenizer.chat_template is None:
             raise RequestError(
@@ -101,110 +182,78 @@ class ChatTemplate:
                 "tokenizer (tokenizer.chat_template of the recipe that trains the target)"
             )
         self.exists = tokenizer.chat_template is not None
+        check_values(tokenizer, values)
 
     @property
     def method(self) -> str:
         """How answers are found, for the report."""
-        return "generation marks" if self._marked(None) else "rendered prefixes"
+        return "generation marks" if self.is_marked(None) else "rendered prefixes"
 
     @property
     def source(self) -> str:
         """The Jinja text by which chats without tools are written."""
         return self._source(None)
 
-    def write(self, chat: Chat) -> str:
-        """The whole chat as text."""
-        return self._render(chat, chat.messages)
+    @property
+    def reads_clock(self) -> bool:
+        """Whether chats, or the decoder's prompts, are other texts on another day."""
+        return any(reads_clock(self.tokenizer, template=each, values=self.values) for each in {None, self.override})
 
-    def compare_prompts(self, chat: Chat, text: str) -> None:
-        """The first answer's prompt, as the decoder renders it, must be how `text` begins.
+    def write(self, chat: Chat, messages: Messages | None = None) -> str:
+        """The whole chat as text, or the chat of these messages in its place."""
+        return self._render(chat, chat.messages if messages is None else messages, template=self.override)
 
-        Raises:
-            PromptDiffers: it is not.
-        """
-        before = next(at for at, m in enumerate(chat.messages) if m["role"] == "assistant")
-        if before == 0:
-            return
-        prompt = render_chat(self.tokenizer, chat.messages[:before], answer_next=True, tools=chat.tools)
-        if not text.startswith(prompt):
-            raise PromptDiffers(_difference(prompt, text))
+    def prompt(self, chat: Chat, at: int) -> str:
+        """What stands in front of turn `at`, as the decoder renders it: by the tokenizer's own template."""
+        return self._render(chat, chat.messages[:at], template=None, answer_next=True)
 
-    def answers(self, chat: Chat, text: str) -> list[Span]:
-        """The characters of `text` (as `write` made it) that an assistant generates.
-
-        Raises:
-            BadRow: an answer cannot be found in the text.
-        """
-        if self._marked(chat.tools):
-            return self._by_marks(chat, text)
-        return list(self._by_prefixes(chat, text))
-
-    def _marked(self, tools: list[dict[str, Any]] | None) -> bool:
+    def is_marked(self, tools: list[dict[str, Any]] | None) -> bool:
+        """Whether the template marks what is generated."""
         return bool(_MARK.search(self._source(tools)))
+
+    def marks(self, chat: Chat, messages: Messages, text: str) -> list[Span]:
+        """The characters of `text`, as `write` made it of the messages, that the template marks as generated."""
+        from transformers.utils import chat_template_utils
+
+        messages = [{k: v for k, v in m.items() if v is not None} for m in messages]
+        render: Any = chat_template_utils.render_jinja_template
+        with _refusals(messages, chat.tools, self.values, self.day):
+            rendered, spans = render(
+                conversations=[messages],
+                tools=chat.tools,
+                chat_template=self._source(chat.tools),
+                return_assistant_tokens_mask=True,
+                **{**self.tokenizer.special_tokens_map, **(self.values or {})},
+            )
+        if rendered[0] != text:  # a template with a die in it
+            raise BadRow("the chat template renders the same messages in two ways")
+        return [(start, end) for start, end in spans[0]]
+
+    def without_tail(self, text: str, start: int) -> int:
+        """The end of `text` without blanks behind its last special token: the decoder stops before them."""
+        tail = re.search(rf"(?:{self.specials.pattern})(\s+)$", text[start:])
+        return start + tail.start(1) if tail else len(text)
+
+    @property
+    def specials(self) -> re.Pattern[str]:
+        """Any special token of the tokenizer."""
+        return _any_of(tuple(self.tokenizer.all_special_tokens))
 
     def _source(self, tools: list[dict[str, Any]] | None) -> str:
         if self.override is not None or not self.exists:
             return self.override or ""
         return self.tokenizer.get_chat_template(tools=tools)
 
-    def _render(self, chat: Chat, messages: Messages, *, answer_next: bool = False) -> str:
-        return render_chat(self.tokenizer, messages, answer_next=answer_next, tools=chat.tools, template=self.override)
-
-    def _by_marks(self, chat: Chat, text: str) -> list[Span]:
-        from transformers.utils import chat_template_utils
-
-        messages = [{k: v for k, v in m.items() if v is not None} for m in chat.messages]
-        render: Any = chat_template_utils.render_jinja_template
-        with _refusals(messages, chat.tools):
-            rendered, spans = render(
-                conversations=[messages],
-                tools=chat.tools,
-                chat_template=self._source(chat.tools),
-                return_assistant_tokens_mask=True,
-                **self.tokenizer.special_tokens_map,
-            )
-        if rendered[0] != text:  # a template with a clock or a die in it
-            raise BadRow("the chat template renders the same messages in two ways")
-        return [(start, end) for start, end in spans[0]]
-
-    def _by_prefixes(self, chat: Chat, text: str) -> Iterator[Span]:
-        for at, message in enumerate(chat.messages):
-            # nobody asks for an opening word: the decoder always has a prompt
-            if message["role"] != "assistant" or at == 0:
-                continue
-            prompt = self._render(chat, chat.messages[:at], answer_next=True)
-            if not text.startswith(prompt):
-                raise PromptDiffers(f"turn {at + 1}: {_difference(prompt, text)}")
-            end = self._end_of_turn(chat, at, text)
-            yield len(prompt), max(len(prompt), self._without_tail(text, len(prompt), end))
-
-    def _end_of_turn(self, chat: Chat, at: int, text: str) -> int:
-        """Where turn `at` ends: the chat up to it is a prefix of the whole, as a rule.
-
-        Templates that write the last turn in another way (Qwen3 keeps reasoning there alone) break
-        the rule; then a probe in place of the answer shows what stands behind it.
-        """
-        if at == len(chat.messages) - 1:
-            return len(text)
-        upto = self._render(chat, chat.messages[: at + 1])
-        if text.startswith(upto):
-            return len(upto)
-        probed = [*chat.messages]
-        probed[at] = {**probed[at], "content": _PROBE}
-        _, probe, behind = self._render(chat, probed).partition(_PROBE)
-        if not probe or not text.endswith(behind):
-            raise BadRow(f"the end of turn {at + 1} cannot be found in what the template renders")
-        stop = self._specials.match(behind)
-        return len(text) - len(behind) + (stop.end() if stop else 0)
-
-    def _without_tail(self, text: str, start: int, end: int) -> int:
-        """The end without blanks behind the last special token: the decoder stops before them."""
-        tail = re.search(rf"(?:{self._specials.pattern})(\s+)$", text[start:end])
-        return start + tail.start(1) if tail else end
-
-    @property
-    def _specials(self) -> re.Pattern[str]:
-        return _any_of(tuple(self.tokenizer.all_special_tokens))
+    def _render(self, chat: Chat, messages: Messages, *, template: str | None, answer_next: bool = False) -> str:
+        return render_chat(
+            self.tokenizer,
+            messages,
+            answer_next=answer_next,
+            tools=chat.tools,
+            template=template,
+            values=self.values,
+            day=self.day,
+        )
 
 
 @cache
@@ -213,10 +262,9 @@ def _any_of(tokens: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, tokens)) or r"(?!)")
 
 
-def _difference(prompt: str, text: str) -> str:
-    at = next((i for i, (a, b) in enumerate(zip(prompt, text)) if a != b), min(len(prompt), len(text)))
-    start = max(0, at - 20)
-    return f"the decoder's prompt reads {prompt[start : at + 40]!r}, the text to train on {text[start : at + 40]!r}"
+def _all_sources(template: Any) -> str:
+    """A template's text; of several by name, all of them."""
+    return "\n".join(map(str, template.values())) if isinstance(template, dict) else str(template)
 
 
 def _read_template(path: str, field: str) -> str:

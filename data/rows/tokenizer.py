@@ -1,15 +1,17 @@
-"""Train a byte-level BPE tokenizer for a target made from scratch.
+"""A byte-level BPE tokenizer for a target made from scratch; what tells any tokenizer from another.
 
-The result is an ordinary `transformers` fast tokenizer. Read next: `rows/packed.py`.
+A trained one is an ordinary `transformers` fast tokenizer. Read next: `rows/packed.py`.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 END_OF_TEXT = "<|endoftext|>"
 PAD = "<|pad|>"
@@ -50,3 +52,12 @@ def train_tokenizer(
     if chat_template is not None:
         tokenizer.chat_template = chat_template
     return tokenizer
+
+
+def tokenizer_hash(tokenizer: PreTrainedTokenizerBase, *, with_template: bool = True) -> str:
+    """Everything that decides on ids: merges, added and special tokens, the chat template."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    inner = sorted(tokenizer.get_vocab().items()) if backend is None else backend.to_str()
+    template = tokenizer.chat_template if with_template else None
+    parts = [inner, tokenizer.special_tokens_map, template, type(tokenizer).__name__]
+    return hashlib.sha256(json.dumps(parts, default=str, sort_keys=True).encode()).hexdigest()

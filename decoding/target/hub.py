@@ -139,13 +139,31 @@ def generation_ends(path: str) -> tuple[int, ...]:
     Raises:
         RequestError: it is no table, or names something else than ids.
     """
-    if not path or not is_here(path):
-        return ()
+    return end_ids(path, generation_settings(path).get("eos_token_id"))
+
+
+def generation_settings(path: str, *, revision: str | None = None) -> dict[str, Any]:
+    """The generation_config.json of a model that is here; empty where it has no such file.
+
+    Raises:
+        RequestError: it is no table.
+    """
+    if not path or not is_here(path, revision=revision):
+        return {}
     with loading_errors("generation settings of", path, "generation_config.json"):
-        raw = raw_json(folder_or_name(path), "generation_config.json", None)
+        raw = raw_json(folder_or_name(path), "generation_config.json", revision)
         if not isinstance(raw, dict | None):
             raise ValueError("generation_config.json holds no table of names and values")
-    return end_ids(path, None if raw is None else raw.get("eos_token_id"))
+    return raw or {}
+
+
+def ends_of(path: str, config: Any) -> tuple[int, ...]:
+    """The ids that end a text, of a model of which no weights are loaded.
+
+    Raises:
+        RequestError: its generation settings name something else than ids.
+    """
+    return generation_ends(path) or end_ids(path, getattr(config, "eos_token_id", None))
 
 
 def folder_or_name(path: str) -> str:

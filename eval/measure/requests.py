@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...data.prompts import Prompt, fitting_ids, render
+from ...data.rows.chats.spoken import Spoken
 from ...decoding.engine import autoregressive
 from ...decoding.sampling import Warper
 from ...decoding.target.backbone import Backbone
@@ -30,7 +31,7 @@ class Request:
 def make_requests(
     target: Backbone, prompts: Sequence[Prompt], config: EvalConfig, *, later_turns: bool = True
 ) -> list[Request]:
-    """Every turn that fits of every prompt; the target's own greedy answers stand before it.
+    """Every turn that fits of every prompt; the target's own greedy answers stand before it, in the ids it wrote.
 
     Logs how many prompts are left out. With `later_turns` false, first turns alone: nothing is decoded.
 
@@ -39,8 +40,8 @@ def make_requests(
     """
     requests: list[Request] = []
     for prompt, first in fitting_ids(prompts, target.tokenizer, config.prompt_tokens, warn=True):
-        ids, answers = first, list[str]()
-        for turn in range(len(prompt.turns) if later_turns else 1):
+        ids, answers = first, list[Spoken]()
+        for turn in range(len(prompt.points) if later_turns else 1):
             if turn:
                 answers.append(_answer(target, ids, config))
                 ids = render(prompt, target.tokenizer, answers=answers, limit=config.prompt_tokens)
@@ -55,8 +56,9 @@ def first_turns(requests: Sequence[Request]) -> list[list[int]]:
     return [each.ids for each in requests if each.turn == 0]
 
 
-def _answer(target: Backbone, ids: list[int], config: EvalConfig) -> str:
+def _answer(target: Backbone, ids: list[int], config: EvalConfig) -> Spoken:
     done = autoregressive(
         target, [ids], warper=Warper(0.0), max_new_tokens=config.max_new_tokens, eos_ids=target.eos_ids
     )
-    return str(target.tokenizer.decode(done.tokens[0], skip_special_tokens=True))
+    (written,) = done.tokens
+    return Spoken(ids, written, bool(written) and written[-1] in target.eos_ids)

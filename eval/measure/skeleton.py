@@ -210,7 +210,7 @@ def _write(
     gap = "" if prompt.chat and tokenizer.chat_template is not None else "\n\n"
     begun = [
         (
-            render(replace(prompt, turns=(request + gap,)), tokenizer),
+            render(replace(prompt, turns=(request + gap,), messages=()), tokenizer),
             list(tokenizer(beginning, add_special_tokens=False)["input_ids"]),
         )
         for request, beginning in asked

@@ -1,7 +1,7 @@
 """The answers that an audit judges: greedy ones and sampled ones, side by side, kept as they come.
 
 They stand in the journal of `data/generate`, so that an audit which was stopped does not ask twice.
-Read next: `asking.py`, one answer; `audit.py`, which judges them.
+Read next: `asking.py`, one answer; `ends.py` and `audit.py`, which judge them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...data.generate.journal import Journal
+from ...data.generate.journal import REJECTED, Journal
 from ...data.generate.server_request import ServerRequest
 from ...data.generate.transport import Refused, Transport
 from ...errors import EnvironmentFailure
@@ -21,7 +21,8 @@ from ..config import AuditConfig
 from ..live import live
 from ..measure.environment import environment
 from ..measure.requests import Request
-from .asking import Answer, Way, ask, missing, probe, prompt_read
+from .answer import Answer
+from .asking import Way, ask, missing, probe, prompt_read
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -35,11 +36,13 @@ class Judgeable:
 
     prompt: list[int]
     answer: Answer
+    sure: bool = True
+    """Whether the server read this prompt for certain; it is not where only the number of its tokens is known."""
 
     @property
     def tokens(self) -> list[int]:
-        """Of the answer; none where the server does not say."""
-        return self.answer.tokens or []
+        """Of the answer; none where the server does not say all of them."""
+        return (self.answer.tokens or []) if self.answer.whole else []
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,8 @@ class Served:
     sampled: list[Judgeable]
     notes: list[str]
     """What is missing, and what was left out."""
+    chosen: int = 0
+    """Sampled answers that are missing though their prompt has others: which ones may depend on what they say."""
 
 
 def served_answers(
@@ -59,6 +64,8 @@ def served_answers(
     server: ServerRequest,
     config: AuditConfig,
     out: Path,
+    *,
+    vocabulary: int,
 ) -> Served:
     """Ask for `config.prompts` greedy answers, and for sampled ones until they have `config.tokens` tokens.
 
@@ -86,7 +93,7 @@ def served_answers(
     if refused:
         notes.append(f"{refused} requests were refused")
     asked = [collect.asked(row["number"]) for row in rows]
-    kept = [_judgeable(row, way, each) for row, each in zip(rows, asked, strict=True)]
+    kept = [_judgeable(row, way, each, vocabulary) for row, each in zip(rows, asked, strict=True)]
     unknown = sum(each is None for each in kept)
     if unknown:
         notes.append(
@@ -97,11 +104,16 @@ def served_answers(
     if foreign:
         notes.append(f"{foreign} prompts are rendered by another template than the target's own; they are judged so")
     pairs = [(row["number"], each) for row, each in zip(rows, kept, strict=True) if each is not None]
+    sampled = [each for number, each in pairs if number >= collect.greedy]
+    answered = {row["number"] for row in rows}
+    lost = [number for number in _rejected(folder) if number >= collect.greedy]
+    with_others = {id(collect.asked(number)) for number in answered if number >= collect.greedy}
     return Served(
         way,
         [each for number, each in pairs if number < collect.greedy],
-        [each for number, each in pairs if number >= collect.greedy],
+        sampled,
         notes,
+        sum(id(collect.asked(number)) in with_others for number in lost),
     )
 
 
@@ -137,7 +149,7 @@ class _Collect:
             self._requests = [each for each in self._requests if way.takes(each)]
             if not self._journal.complete:
                 await self._wave(transport, way, greedy, range(self.greedy))
-                if answer.tokens is not None:
+                if answer.whole:
                     await self._until_enough(transport, way)
             return way, answer
 
@@ -159,7 +171,10 @@ class _Collect:
                 wave = range(number, number + self._config.batch)
                 await self._wave(transport, way, self._server, wave)
                 entries = [self._journal.entry(each) for each in wave]
-                tokens += sum(each.get("tokens", 0) for each in entries)
+                written = sum(each.get("tokens", 0) for each in entries)
+                if not written:
+                    break  # it has stopped saying what it writes: more of the same would never be enough
+                tokens += written
                 number = wave.stop
                 line.update(min(tokens, self._config.tokens) - line.n)
 
@@ -199,7 +214,15 @@ def _refusal(number: int, reason: str) -> dict[str, Any]:
     return {"row": number, "rejected": {"file": "requests", "line": number + 1, "kind": "server", "reason": reason}}
 
 
-def _judgeable(row: dict[str, Any], way: Way, sent: Request) -> Judgeable | None:
+def _rejected(folder: Path) -> list[int]:
+    path = folder / REJECTED
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    return [json.loads(line)["line"] - 1 for line in lines]
+
+
+def _judgeable(row: dict[str, Any], way: Way, sent: Request, vocabulary: int) -> Judgeable | None:
     answer = Answer(**{name: value for name, value in row.items() if name != "number"})
-    prompt = prompt_read(answer, way, sent.ids)
-    return None if prompt is None else Judgeable(prompt, answer)
+    prompt = prompt_read(answer, way, sent.ids, vocabulary)
+    # the same text as so many tokens is the same prompt; a chat goes through a template that may say other words
+    sure = answer.prompt is not None or way.prompts == "ids" or not sent.prompt.chat
+    return None if prompt is None else Judgeable(prompt, answer, sure)

@@ -2,22 +2,22 @@
 
 An audit needs the token ids of prompt and answer, and is better with log-probabilities. Servers differ,
 so the first request asks for everything and later ones for less, until one is answered. What a server
-leaves out without a word is seen in its answer. Read next: `answers.py`, which asks for all of them.
+leaves out without a word is seen in its answer. Read next: `answer.py`, what an answer says; `answers.py`, which
+asks for all of them.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
 
-import httpx2
-
-from ...data.generate.server_request import ServerRequest
-from ...data.generate.transport import Passing, Refused, Transport, WrongServer
+from ...data.generate.server_defaults import left_on
+from ...data.generate.server_request import LEVELS, ServerRequest
+from ...data.generate.transport import Refused, Transport, WrongServer
 from ..measure.requests import Request
+from .answer import Answer, read_answer
 from .exchange import question
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 _IDS = {"return_token_ids": True}
 _NAMES = {"return_tokens_as_token_ids": True}
-_BY_ID = "token_id:"
-_FLOOR = -1e3  # below it a log-probability is a server's word for "none"
 
 
 @dataclass(frozen=True)
@@ -34,8 +32,8 @@ class Way:
     """How to ask. `prompts`: as token ids, or as the text or chat that the server renders itself."""
 
     prompts: Literal["ids", "text"]
-    off: bool
-    """Whether the server was told to leave penalties and unused filters off."""
+    off: tuple[str, ...]
+    """Which of its own defaults the server was told to leave off: names of `server_request.OFF`."""
     ids: bool
     logprobs: bool
     chats_alone: bool = False
@@ -49,10 +47,6 @@ class Way:
         """What the body says beside model and distribution."""
         chat = self.prompts == "text" and asked.prompt.chat
         body: dict[str, Any] = {}
-        if self.off:
-            # both engines take -1 for no top-k; 0 is refused by one of them
-            body |= {"top_k": request.top_k or -1, "min_p": request.min_p, "repetition_penalty": 1.0}
-            body |= {"presence_penalty": 0.0, "frequency_penalty": 0.0}
         if self.ids:
             body |= _IDS
         if self.logprobs:
@@ -60,27 +54,11 @@ class Way:
         if self.prompts == "ids":
             return body | {"prompt": asked.ids}
         text = tokenizer.decode(asked.ids, skip_special_tokens=True)
-        return body | (question(asked.prompt)[1] if chat else {"prompt": text})
+        return body | (question(asked.prompt, request.template_values)[1] if chat else {"prompt": text})
 
     def endpoint(self, asked: Request) -> str:
         """Where to ask."""
         return "chat/completions" if self.prompts == "text" and asked.prompt.chat else "completions"
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a server wrote, as far as it says."""
-
-    text: str
-    ended: bool
-    """Whether the model ended it, and not the length limit."""
-    prompt: list[int] | None
-    """The prompt's token ids, as the server says them."""
-    prompt_tokens: int | None
-    """How many it says that they are."""
-    tokens: list[int] | None
-    logprobs: list[float | None] | None
-    """Of each token under the server's own model; None where it is missing or cut off."""
 
 
 async def ask(
@@ -91,10 +69,10 @@ async def ask(
     Raises:
         Refused, EnvironmentFailure, WrongServer: as of `Transport.tried`.
     """
-    body = request.sampling(stream) | way.body(request, asked, tokenizer)
+    body = request.sampling(stream, way.off) | way.body(request, asked, tokenizer)
 
     async def attempt() -> Answer:
-        return _read(await transport.post(way.endpoint(asked), body))
+        return read_answer(await transport.post(way.endpoint(asked), body))
 
     return await transport.tried(attempt)
 
@@ -133,7 +111,7 @@ def _ways() -> Iterator[Way]:
     """From the one that shows most to the one that any server takes."""
     prompts: tuple[tuple[Literal["ids", "text"], bool], ...] = (("ids", False), ("text", False), ("text", True))
     for form, chats_alone in prompts:
-        for off, ids, logprobs in product((True, False), repeat=3):
+        for off, ids, logprobs in product(LEVELS, (True, False), (True, False)):
             yield Way(form, off, ids, logprobs, chats_alone)
 
 
@@ -147,11 +125,8 @@ def missing(way: Way, answer: Answer) -> list[str]:
         notes.append(f"it takes no token ids, so it renders and encodes prompts itself; {told}")
     if way.chats_alone:
         notes.append("it has no endpoint for texts, so only chats are asked")
-    if not way.off:
-        notes.append(
-            "it refuses to be told that top_k, min_p and penalties are off; if it has defaults of its own, they count "
-            "as differences"
-        )
+    if (sentence := left_on(way.off)) is not None:
+        notes.append(sentence)
     if answer.tokens is None:
         notes.append(
             "it hands out no token ids (vLLM and SGLang do by return_token_ids), so at T = 0 texts are compared, and "
@@ -162,48 +137,10 @@ def missing(way: Way, answer: Answer) -> list[str]:
     return notes
 
 
-def prompt_read(answer: Answer, way: Way, sent: Sequence[int]) -> list[int] | None:
+def prompt_read(answer: Answer, way: Way, sent: Sequence[int], vocabulary: int) -> list[int] | None:
     """The prompt that the answer is to; None where nobody can know."""
     if answer.prompt is not None:
-        return answer.prompt
-    if way.prompts == "ids" or answer.prompt_tokens == len(sent):
+        return answer.prompt if max(answer.prompt) < vocabulary else None
+    if answer.prompt_tokens == len(sent) or (way.prompts == "ids" and not answer.prompt_tokens):
         return list(sent)
     return None
-
-
-def _read(response: httpx2.Response) -> Answer:
-    try:
-        content = response.json()
-        choice = content["choices"][0]
-        message = choice.get("message")
-        text = choice["text"] if message is None else message.get("content")
-        names, logprobs = _logprobs(choice.get("logprobs"))
-        told = choice.get("prompt_token_ids") or content.get("prompt_token_ids")
-        tokens = choice.get("token_ids")
-        if tokens is None and names and all(name.startswith(_BY_ID) for name in names):
-            tokens = [int(name.removeprefix(_BY_ID)) for name in names]
-        return Answer(
-            text or "",
-            choice["finish_reason"] == "stop",
-            None if told is None else [int(each) for each in told],
-            (content.get("usage") or {}).get("prompt_tokens"),
-            None if tokens is None else [int(each) for each in tokens],
-            logprobs if tokens is not None and len(logprobs or []) == len(tokens) else None,
-        )
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise Passing(f"no completion in the answer ({type(error).__name__}: {error})") from error
-
-
-def _logprobs(found: Any) -> tuple[list[str], list[float | None] | None]:
-    """Names and log-probabilities of an answer's tokens, from either endpoint's shape."""
-    if not found:
-        return [], None
-    if "content" in found:
-        pairs = [(each["token"], each["logprob"]) for each in found["content"] or []]
-    else:
-        pairs = list(zip(found["tokens"], found["token_logprobs"], strict=True))
-    return [str(name) for name, _ in pairs], [_finite(value) for _, value in pairs]
-
-
-def _finite(value: float | None) -> float | None:
-    return float(value) if value is not None and math.isfinite(value) and value > _FLOOR else None

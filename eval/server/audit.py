@@ -3,7 +3,7 @@
 T = 0: every token replayed through the target. T > 0: what was sampled against the target's own distributions,
 beside a control with the server's rounding. And the log-probabilities that it gives, against the target's: a
 server that computes other ones has another model. Our own decoder's enumeration has no counterpart here.
-Read next: `answers.py`, what is asked; `precision.py`, `sampled.py`, `texts.py`; docs/server.md.
+Read next: `answers.py`, what is asked; `evidence.py`, what of it is judged; docs/server.md.
 """
 
 from __future__ import annotations
@@ -14,17 +14,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...data.generate.server_request import ServerRequest
-from ...decoding.sampling import Warper
 from ...decoding.target.backbone import Backbone
 from ...storage.formats import AUDIT
-from ..audit.audit import FALSE_ALARM, failures_of
-from ..audit.replay import Replay, replay
+from ..audit.audit import FALSE_ALARM
+from ..audit.replay import Replay
 from ..config import AuditConfig
 from ..measure.requests import Request
-from .answers import Judgeable, Served, served_answers
-from .precision import LIMIT, Precision, precision_of
-from .sampled import Sampled, judge_sampled
-from .texts import replay_texts
+from .answers import served_answers
+from .evidence import Findings, doubt_of, evidence_of, gap_of, judge_evidence
+from .precision import Precision
+from .sampled import Sampled
 
 Verdict = Literal["lossless", "NOT lossless", "undecided"]
 
@@ -45,6 +44,8 @@ class ServerAudit:
     missing: list[str]
     """What the server does not hand out, and what that costs."""
     failures: list[str]
+    off: list[str]
+    """Which of its own defaults the server was told to leave off."""
 
     def to_dict(self) -> dict[str, Any]:
         """For `audit.json`, under the names of our own audit's."""
@@ -99,88 +100,37 @@ def audit_server(
         EnvironmentFailure: nobody is there, or it refuses one request after the other.
         RequestError: address, key or model are refused, or `out` holds another audit's answers.
     """
-    served = served_answers(target.tokenizer, requests, server, config, out)
-    greedy = [_whole(each, target.eos_ids) for each in served.greedy]
-    sampled = [_whole(each, target.eos_ids) for each in served.sampled]
-    precision, rounding = precision_of(target, greedy, sampled, config.temperature)
-    replayed = _replayed(target, greedy, rounding, config)
-    judged = None
-    if sampled:
-        warper = Warper.of(config, config.temperature)
-        largest = max(map(abs, rounding), default=0.0)
-        sigma = precision.sigma if precision.is_rounding else precision.rounding_rms
-        judged = judge_sampled(target, sampled, warper, sigma=sigma, largest=largest, seed=config.seed)
-    return _decided(served, server, config, replayed, judged, precision)
-
-
-def _whole(each: Judgeable, eos_ids: Sequence[int]) -> Judgeable:
-    """The answer with the token that ended it, where a server keeps that to itself and there is but one."""
-    tokens = each.answer.tokens
-    if not tokens or not each.answer.ended or tokens[-1] in eos_ids or len(eos_ids) != 1:
-        return each
-    content = asdict(each.answer) | {"tokens": [*tokens, eos_ids[0]]}
-    return Judgeable(each.prompt, type(each.answer)(**content))
-
-
-def _replayed(
-    target: Backbone, greedy: Sequence[Judgeable], rounding: Sequence[float], config: AuditConfig
-) -> Replay | None:
-    if not greedy:
-        return None
-    if any(each.tokens for each in greedy):
-        told = [each for each in greedy if each.tokens]
-        return replay(target, [each.prompt for each in told], [each.tokens for each in told], rounding=rounding)
-    return replay_texts(target, greedy, rounding, max_new_tokens=config.max_new_tokens, batch=config.batch)
-
-
-def _decided(
-    served: Served,
-    server: ServerRequest,
-    config: AuditConfig,
-    greedy: Replay | None,
-    sampled: Sampled | None,
-    precision: Precision,
-) -> ServerAudit:
-    tested = None if sampled is None else sampled.tested
-    judged, scores = (None, None) if tested is None else (tested.rosenblatt, tested.scores)
-    failures = failures_of(None, judged, greedy, scores)
-    certain = greedy is not None and greedy.bugs > 0
-    if sampled is not None and sampled.outside:
-        failures.append(f"{sampled.outside} tokens have no probability under the filters: {sampled.first_outside}")
-        certain = True
-    if not precision.is_rounding:
-        failures.append(
-            f"its log-probabilities are {precision.rms:.3g} away from the target's (root mean square) and rounding "
-            f"explains {LIMIT * max(precision.rounding_rms, 1e-5):.3g}: other weights, a quantised copy, or other text"
-        )
-        certain = True
-    verdict, why = _verdict(failures, greedy, sampled, certain=certain)
+    served = served_answers(target.tokenizer, requests, server, config, out, vocabulary=target.vocabulary)
+    evidence = evidence_of(target, served, config)
+    found = judge_evidence(target, evidence, config)
+    verdict, why = _verdict(found, None if not found.failures else doubt_of(target, served, evidence, found, config))
+    if verdict == "lossless" and (gap := gap_of(evidence, found)) is not None:
+        verdict, why = "undecided", gap
     return ServerAudit(
         verdict,
         why,
         server.public_url,
         server.model,
         config.temperature,
-        greedy,
-        sampled,
-        precision,
-        served.notes,
-        failures,
+        found.greedy,
+        found.sampled,
+        found.precision,
+        [*served.notes, *evidence.notes, *found.notes],
+        found.failures,
+        list(served.way.off),
     )
 
 
-def _verdict(
-    failures: Sequence[str], greedy: Replay | None, sampled: Sampled | None, *, certain: bool
-) -> tuple[Verdict, str | None]:
-    """`certain`: something failed that no rounding explains."""
-    coarse = sampled is not None and bool(sampled.control.failures)
-    if failures and not certain and coarse:
+def _verdict(found: Findings, doubt: str | None) -> tuple[Verdict, str | None]:
+    """`doubt`: what else would fail the same tests."""
+    coarse = found.sampled is not None and bool(found.sampled.control.failures)
+    if found.failures and not found.certain and coarse:
         return "undecided", "rounding as large as the server's would fail the same tests; serve it in fp32 to decide"
-    if failures:
-        return "NOT lossless", None
-    if greedy is None or not greedy.tokens:
+    if found.failures:
+        return ("NOT lossless", None) if doubt is None else ("undecided", doubt)
+    if found.greedy is None or not found.greedy.tokens:
         return "undecided", "no greedy answer could be tested"
-    if sampled is None:
+    if found.sampled is None:
         return "undecided", "T = 0 passes, and T > 0 could not be tested"
     return "lossless", None
 

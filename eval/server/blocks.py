@@ -7,12 +7,13 @@ are looked at before and after. Read next: `measure.py`, which plans blocks; `ex
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
 
+from ...data.generate.server_defaults import Defaults
 from ...data.generate.server_request import ServerRequest
 from ...data.generate.transport import Passing, Refused, Transport
 from ...data.prompts import Prompt
@@ -69,6 +70,8 @@ class Half:
     """From the first request's start to the last answer's end."""
     counted: Counters | None = None
     """What the server counted meanwhile."""
+    off: list[str] | None = None
+    """Which of its own defaults the server was told to leave off; None of an earlier version's journal."""
 
     @property
     def tokens(self) -> int:
@@ -96,8 +99,14 @@ class Half:
 class Served:
     """One of the two servers, ready to be asked."""
 
-    def __init__(self, request: ServerRequest, prompts: Sequence[Prompt]) -> None:
-        self.request, self.transport = request, Transport(request)
+    def __init__(
+        self,
+        request: ServerRequest,
+        prompts: Sequence[Prompt],
+        settled: Callable[[tuple[str, ...]], None] = lambda _: None,
+    ) -> None:
+        """`settled` is told which of its own defaults the server was told to leave off."""
+        self.request, self.transport, self.defaults = request, Transport(request), Defaults(settled)
         self._prompts = prompts
 
     async def counters(self) -> Counters | None:
@@ -128,6 +137,7 @@ class Served:
         half.seconds = now() - start
         after = await self.counters()
         half.counted = None if before is None or after is None else after.since(before)
+        half.off = list(self.defaults.off)
         return half
 
     async def _in_turn(self, waiting: Iterator[Numbered], request: ServerRequest, half: Half) -> None:
@@ -148,7 +158,7 @@ class Served:
     async def _one(self, each: Numbered, request: ServerRequest, half: Half) -> None:
         prompt = self._prompts[each.prompt]
         try:
-            done = await exchange(self.transport, request, prompt, each.prompt, str(each.number), now)
+            done = await exchange(self.transport, self.defaults, request, prompt, each.prompt, str(each.number), now)
         except Refused as refused:
             half.refused.append(str(refused))
             return

@@ -14,6 +14,8 @@ from typing import Any
 import httpx2
 import numpy as np
 
+from ...data.generate.server_defaults import Defaults
+from ...data.generate.server_message import read_message
 from ...data.generate.server_request import ServerRequest
 from ...data.generate.transport import Passing, Refused, Transport
 from ...data.prompts import Prompt
@@ -21,6 +23,9 @@ from ..measure.metrics import Counts
 from .counters import counts_of_answer
 
 Clock = Callable[[], float]
+_EVENTS = "text/event-stream"
+_UNNAMED = (_EVENTS, "", "text/plain", "application/octet-stream", "application/x-ndjson")
+"""What a stream of events is called by servers, and by gateways that do not know it."""
 
 
 @dataclass(frozen=True)
@@ -62,51 +67,83 @@ class Exchange:
 
 
 async def exchange(
-    transport: Transport, request: ServerRequest, prompt: Prompt, number: int, stream: str, clock: Clock
+    transport: Transport,
+    defaults: Defaults,
+    request: ServerRequest,
+    prompt: Prompt,
+    number: int,
+    stream: str,
+    clock: Clock,
 ) -> Exchange:
     """Ask for the answer to a prompt's first turn, and time its pieces; a try that failed is not timed.
 
     Args:
+        defaults: which of its own this server is told to leave off.
         number: of the prompt.
         stream: names the answer, and with the seed gives its random numbers.
 
     Raises:
         Refused, EnvironmentFailure, WrongServer: as of `Transport.tried`.
     """
-    endpoint, asked = question(prompt)
-    body = request.sampling(stream) | asked | {"stream": True, "stream_options": {"include_usage": True}}
+    endpoint, asked = question(prompt, request.template_values)
 
-    async def attempt() -> Exchange:
-        pieces = _Pieces(clock)
-        async with transport.stream(endpoint, body) as response:
-            await pieces.read(response)
-        return pieces.exchange(number)
+    async def attempt(off: tuple[str, ...]) -> Exchange:
+        body = request.sampling(stream, off) | asked | {"stream": True, "stream_options": {"include_usage": True}}
 
-    return await transport.tried(attempt)
+        async def once() -> Exchange:
+            pieces = Pieces(clock)
+            async with transport.stream(endpoint, body) as response:
+                await pieces.read(response)
+            return pieces.exchange(number)
+
+        return await transport.tried(once)
+
+    return await defaults.ask(attempt)
 
 
-def question(prompt: Prompt) -> tuple[str, dict[str, Any]]:
-    """The endpoint for a prompt's first turn, and how its body says it: the server writes the template."""
+def question(prompt: Prompt, template_values: Mapping[str, object] | None = None) -> tuple[str, dict[str, Any]]:
+    """The endpoint for a prompt's first turn, and how its body says it: the server writes the template.
+
+    Args:
+        template_values: variables of the template in place of the prompt's own.
+    """
     if not prompt.chat:
         return "completions", {"prompt": prompt.turns[0]}
-    system = [] if prompt.system is None else [{"role": "system", "content": prompt.system}]
-    return "chat/completions", {"messages": [*system, {"role": "user", "content": prompt.turns[0]}]}
+    tools = {} if prompt.tools is None else {"tools": prompt.tools}
+    values = prompt.template_values if template_values is None else template_values
+    told = {} if not values else {"chat_template_kwargs": dict(values)}
+    return "chat/completions", {"messages": prompt.before(0), **tools, **told}
 
 
-class _Pieces:
+class Pieces:
     """The pieces of one answer as they come."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock, self._start = clock, clock()
         self._texts: list[str] = []
         self._times: list[float] = []
-        self._usage: Mapping[str, Any] = {}
-        self._counts: Counts | None = None
+        self._tokens: int | None = None
+        self._metrics: Any = None
+        self._timings: Any = None
 
     async def read(self, response: httpx2.Response) -> None:
+        """Take what comes; a server that does not stream sends one piece.
+
+        Raises:
+            Passing: it is no answer.
+        """
+        kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind == "application/json":
+            self._judge((await response.aread()).decode("utf-8", "replace"))
+            return
+        if kind in _UNNAMED:
+            # events are UTF-8, whatever a gateway calls them
+            response.headers["content-type"] = _EVENTS
         try:
             async for event in httpx2.EventSource(response):
-                if event.data.strip() != "[DONE]":
+                if event.event == "error":
+                    raise Passing(f"the server broke off: {event.data:.200}")
+                if event.data.strip() not in ("", "[DONE]"):
                     self._judge(event.data)
         except httpx2.SSEError as error:
             raise Passing(f"the answer is no stream of events ({error})") from error
@@ -118,39 +155,48 @@ class _Pieces:
             raise Passing(f"no completion in a piece of the stream ({type(error).__name__}: {error})") from error
 
     def _take(self, chunk: dict[str, Any]) -> None:
-        if "error" in chunk:
+        if chunk.get("error"):
             raise Passing(f"the server broke off: {json.dumps(chunk['error']):.200}")
-        self._usage = chunk.get("usage") or self._usage
-        self._counts = counts_of_answer(chunk.get("metrics")) or self._counts
+        usage = chunk.get("usage")
+        tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
+        if isinstance(tokens, int) and tokens > 0:  # gateways fill in zeros
+            self._tokens = tokens
+        self._metrics = chunk.get("metrics") or self._metrics
+        self._timings = chunk.get("timings") or self._timings
         for choice in chunk.get("choices") or []:
-            delta = choice.get("delta")
-            text = choice.get("text") if delta is None else _spoken(delta)
+            text = _decoded(choice)
             if text:
                 self._texts.append(text)
                 self._times.append(self._clock())
 
     def exchange(self, number: int) -> Exchange:
+        """The whole answer.
+
+        Raises:
+            Refused: nothing came.
+        """
         if not self._times:
             raise Refused("the answer is empty")
-        counted = self._usage.get("completion_tokens")
-        whole = isinstance(counted, int)
-        gaps = np.diff(self._times).tolist()
-        counts = None if self._counts is None else {k: _plain(v) for k, v in vars(self._counts).items()}
+        found = counts_of_answer(self._metrics, self._timings)
         return Exchange(
             number,
             "".join(self._texts),
-            int(counted) if isinstance(counted, int) else len(self._times),
-            whole,
+            len(self._times) if self._tokens is None else self._tokens,
+            self._tokens is not None,
             self._times[0] - self._start,
             self._times[-1] - self._start,
-            gaps,
-            counts,
+            np.diff(self._times).tolist(),
+            None if found is None else {name: _plain(value) for name, value in vars(found).items()},
         )
 
 
-def _spoken(delta: Mapping[str, Any]) -> str:
-    """The text of a chat's piece, thoughts included: they are tokens that were decoded."""
-    return "".join(delta.get(name) or "" for name in ("reasoning_content", "reasoning", "content"))
+def _decoded(choice: Mapping[str, Any]) -> str:
+    """The text of a piece; of a chat's thoughts and calls of tools too: they are tokens that were decoded."""
+    message = choice.get("delta") or choice.get("message")
+    if isinstance(message, Mapping):
+        return read_message(message).decoded
+    text = choice.get("text")
+    return text if isinstance(text, str) else ""
 
 
 def _plain(value: Any) -> Any:

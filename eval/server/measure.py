@@ -10,6 +10,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from .blocks import Half, Load, Numbered, Served
 FEWEST = 6
 """Blocks of a load: a bootstrap of fewer is too narrow."""
 JOURNAL = "server-blocks"
+_TOLD_OFF = ("told_off", "baseline_told_off")  # in the journal's manifest, of either server
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,9 @@ async def _measure(
     config: EvalConfig,
     journal: Journal,
 ) -> None:
-    served = [Served(each, prompts) for each in servers]
+    served = [
+        Served(each, prompts, partial(_settle, journal, name)) for name, each in zip(_TOLD_OFF, servers, strict=False)
+    ]
     warm: tuple[Load, float] | None = None
     with live("measuring", len(plans), " blocks") as line:
         line.update(len(journal))
@@ -121,6 +125,10 @@ async def _measure(
         finally:
             for server in served:
                 await server.transport.__aexit__()
+
+
+def _settle(journal: Journal, name: str, off: tuple[str, ...]) -> None:
+    journal.settle(name, list(off), "servers that let the same be switched off")
 
 
 async def _warm_up(served: Sequence[Served], each: Plan, config: EvalConfig) -> None:

@@ -17,11 +17,15 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from ...decoding.sampling import Warper
 from ...decoding.target.backbone import Backbone
 from ..measure.metrics import Floats
 from .answers import Judgeable
 
 _FEW = 8  # answers that the target itself is rounded on
+_MOST_OF = 0.95  # of the log-probabilities that there are
+Text = tuple[Sequence[int], Sequence[int]]
+"""A prompt, and what was written behind it."""
 LIMIT = 4.0
 """So many times further away than the target's own rounding, root mean square, is no rounding."""
 
@@ -33,7 +37,7 @@ class Precision:
     tokens: int
     """That the server gave log-probabilities of; 0: it gives none."""
     of: str
-    """What its log-probabilities are of: `raw logits`, or `logits over the temperature`."""
+    """What its log-probabilities are of: `raw logits`, `logits over the temperature`, or `what the filters leave`."""
     rms: float | None
     """Root mean square of server less target."""
     largest: float | None
@@ -53,24 +57,40 @@ class Precision:
 
 
 def precision_of(
-    target: Backbone, greedy: Sequence[Judgeable], sampled: Sequence[Judgeable], temperature: float
+    target: Backbone,
+    greedy: Sequence[Judgeable],
+    sampled: Sequence[Judgeable],
+    warper: Warper,
+    texts: Sequence[Text] = (),
 ) -> tuple[Precision, list[float]]:
     """The precision of a server, and the differences that near-ties are explained by.
 
-    A server gives log-probabilities before or behind the temperature, and does not say which: of what it
-    sampled the nearer of the two is taken.
+    A server gives log-probabilities before or behind the temperature and the filters, and does not say which: of
+    what it sampled the nearest is taken. Those that are all zero are none: a greedy token's behind T = 0, or what a
+    gateway fills in.
+
+    Args:
+        texts: of the target itself, to measure its own rounding on where no answer has tokens.
     """
     some = [*greedy, *sampled[: max(_FEW, len(greedy))]]
-    own = [_own(target.model, target, each, 1.0) for each in some]
-    rounded = _rounding(target, some[:_FEW], own[:_FEW])
-    raw_M = _differences(some, own)
-    warm = [_own(target.model, target, each, temperature) for each in some[len(greedy) :]]
-    scaled_M = np.concatenate([_differences(some[: len(greedy)], own), _differences(some[len(greedy) :], warm)])
-    behind = bool(len(raw_M)) and _rms(scaled_M) < _rms(raw_M)
-    seen_M = scaled_M if behind else raw_M
+    own = [_own(target, each) for each in some]
+    known: list[Text] = [(each.prompt, each.tokens) for each in some if each.tokens]
+    known = known or list(texts)
+    rounded = _rounding(target, known[:_FEW])
+    of_greedy_M = _differences(some[: len(greedy)], own[: len(greedy)])
+    drawn = some[len(greedy) :]
+    kinds = {"raw logits": _differences(drawn, own[len(greedy) :])}
+    if warper.temperature != 1:
+        over = Warper(warper.temperature)
+        kinds["logits over the temperature"] = _differences(drawn, [_own(target, e, over) for e in drawn])
+    if warper.top_k or warper.top_p < 1 or warper.min_p:
+        kinds["what the filters leave"] = _differences(drawn, [_own(target, e, warper) for e in drawn])
+    enough = _MOST_OF * max(map(len, kinds.values()))  # rounding moves a token across the edge of a filter
+    name = min(kinds, key=lambda each: (len(kinds[each]) < enough, _rms(kinds[each])))
+    seen_M = np.concatenate([of_greedy_M, kinds[name]])
     precision = Precision(
         len(seen_M),
-        "logits over the temperature" if behind else "raw logits",
+        name,
         _rms(seen_M) if len(seen_M) else None,
         float(np.abs(seen_M).max()) if len(seen_M) else None,
         _rms(rounded),
@@ -81,32 +101,45 @@ def precision_of(
 
 
 @torch.inference_mode()
-def _own(model: torch.nn.Module, target: Backbone, each: Judgeable, temperature: float) -> Floats:
-    """Log-probabilities of the answer's tokens, [tokens] in fp64."""
+def _own(target: Backbone, each: Judgeable, warper: Warper | None = None) -> Floats:
+    """Log-probabilities of the answer's tokens, of the raw logits or as warped, [tokens] in fp64."""
     if not each.tokens:
         return np.zeros(0)
     ids = torch.tensor([[*each.prompt, *each.tokens]], device=target.device)
-    logits = model(ids, use_cache=False).logits[0, len(each.prompt) - 1 : -1].double() / temperature
-    return logits.log_softmax(-1).gather(1, ids[0, len(each.prompt) :, None])[:, 0].cpu().numpy()
+    logits = target.model(ids, use_cache=False).logits[0, len(each.prompt) - 1 : -1]
+    log_p = logits.double().log_softmax(-1) if warper is None else warper(logits.float()).double().log()
+    return log_p.gather(1, ids[0, len(each.prompt) :, None])[:, 0].cpu().numpy()
 
 
 def _differences(some: Sequence[Judgeable], own: Sequence[Floats]) -> Floats:
-    """Server less target, where the server says something."""
+    """Server less target, where the server says something; what the filters leave out has no log-probability."""
+    told = [each.answer.logprobs or [] for each in some]
+    if not any(value for values in told for value in values):
+        return np.zeros(0)
     found = [
-        told - mine
-        for each, mine_M in zip(some, own, strict=False)
-        for told, mine in zip(each.answer.logprobs or [], mine_M, strict=False)
-        if told is not None
+        value - mine
+        for values, mine_M in zip(told, own, strict=True)
+        for value, mine in zip(values, mine_M, strict=False)
+        if value is not None and np.isfinite(mine)
     ]
     return np.array(found)
 
 
-def _rounding(target: Backbone, some: Sequence[Judgeable], own: Sequence[Floats]) -> Floats:
+@torch.inference_mode()
+def _rounding(target: Backbone, texts: Sequence[Text]) -> Floats:
     """What the other width of number would change in the target itself."""
     wide = next(target.model.parameters()).dtype == torch.float32
     other: torch.nn.Module = copy.deepcopy(target.model)
     other.to(torch.bfloat16 if wide else torch.float32)
-    found = [_own(other, target, each, 1.0) - mine for each, mine in zip(some, own, strict=True)]
+    found = []
+    for prompt, tokens in texts:
+        ids_1S = torch.tensor([[*prompt, *tokens]], device=target.device)
+        own_M1 = ids_1S[0, len(prompt) :, None]
+        log_p = [
+            model(ids_1S, use_cache=False).logits[0, len(prompt) - 1 : -1].double().log_softmax(-1).gather(1, own_M1)
+            for model in (target.model, other)
+        ]
+        found.append((log_p[1] - log_p[0])[:, 0].cpu().numpy())
     return np.concatenate(found) if found else np.zeros(0)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ...data.generate.server_defaults import left_on
 from ...data.prompts import Prompt
 from ...drafters.tuned_file import Promise
 from ..config import EvalConfig
@@ -20,12 +21,12 @@ from ..measure.evaluate import acceptance_fields
 from ..measure.metrics import Acceptance, Counts, Interval, acceptance
 from ..measure.rounds import Run, speed_interval
 from .blocks import Half, Load
+from .counted import Counted, count_of
 from .latency import latency_fields
 from .measure import Block
 
 _NOTHING: list[float | None] = [None, None, None]
 _UNKNOWN = Interval(float("nan"), float("nan"), float("nan"))
-_OTHERS = 1.02  # tokens that a server wrote / tokens that came here, from which on others were asking too
 Encode = Callable[[str], list[int]]
 
 
@@ -57,7 +58,7 @@ def _row(
 ) -> dict[str, Any]:
     own = [each.own for each in blocks]
     baseline = [each.baseline for each in blocks if each.baseline is not None]
-    counted = _Counted(own)
+    counted = Counted(own)
     latency = latency_fields(own, config.seed)
     base = latency_fields(baseline, config.seed) if baseline else None
     length = counted.draft_length
@@ -93,57 +94,9 @@ def _row(
             "counted_by": counted.unit,
             "own": latency,
             "baseline": base,
-            "notes": [*counted.notes, *_notes(own, subject.promise, temperature, load)],
+            "notes": [*counted.notes, *_told(own, baseline), *_notes(own, subject.promise, temperature, load)],
         },
     }
-
-
-class _Counted:
-    """What the server counted, per answer where it says so, else per block."""
-
-    def __init__(self, halves: Sequence[Half]) -> None:
-        self.counts: list[Counts] = []
-        self.notes: list[str] = []
-        answers = [each.acceptance for half in halves for each in half.exchanges]
-        self.by_request = bool(answers) and all(each is not None for each in answers)
-        self._drafted = [half.counted.drafted for half in halves if half.counted is not None]
-        looked = [half.counted for half in halves]
-        if self.by_request:
-            self.counts = [each for each in answers if each is not None]
-        elif None in looked:
-            self.notes.append(
-                "acceptance is not known: the server shows no counters at /metrics (SGLang: start it with "
-                "--enable-metrics), or began anew meanwhile"
-            )
-        else:
-            per_block = [each.counts() for each in looked if each is not None]
-            self.counts = [each for each in per_block if each is not None]
-            if not self.counts:
-                self.notes.append("the server counts no drafts: it does not speculate, or does not say so")
-        written = sum(each.written for each in looked if each is not None)
-        tokens = sum(half.tokens for half in halves)
-        if self.counts and not self.by_request and written > _OTHERS * tokens:
-            self.notes.append(
-                f"the server wrote {written:,} tokens while {tokens:,} came here: it served others too, and its "
-                "counts of acceptance are of all of them"
-            )
-
-    @property
-    def unit(self) -> str | None:
-        """What is resampled: whole requests, or whole blocks of them."""
-        return None if not self.counts else "requests" if self.by_request else "blocks"
-
-    @property
-    def draft_length(self) -> int | None:
-        """Positions of a draft; None where the server does not count by position."""
-        return max((len(each.tested_D) for each in self.counts), default=0) or None
-
-    @property
-    def mean_nodes(self) -> float | None:
-        """Tokens of a verify call, the root included."""
-        drafted = [each for each in self._drafted if each is not None]
-        steps = sum(each.steps for each in self.counts)
-        return None if not steps or not drafted or self.by_request else 1 + sum(drafted) / steps
 
 
 def _acceptance(counts: Sequence[Counts], seed: int, *, by_request: bool) -> dict[str, Any]:
@@ -162,7 +115,7 @@ def _categories(
     rows = []
     for category in sorted({subject.prompts[each.prompt].category for each in exchanges}):
         mine = [each for each in exchanges if subject.prompts[each.prompt].category == category]
-        counts = [count for each in mine if (count := each.acceptance) is not None] if by_request else []
+        counts = [count for each in mine if (count := count_of(each)) is not None] if by_request else []
         fields = _acceptance(counts, config.seed, by_request=by_request)
         rows.append({"category": category, "requests": len(mine), "verdict": subject.verdict, **fields})
     return rows
@@ -202,6 +155,16 @@ def _differing(blocks: Sequence[Block]) -> int:
 
 def _predicted(promise: Promise | None, temperature: float, load: Load) -> float | None:
     return promise.predicted if promise is not None and promise.is_of(temperature, load.concurrency) else None
+
+
+def _told(own: Sequence[Half], baseline: Sequence[Half]) -> list[str]:
+    """What the servers were not told to leave off."""
+    notes = []
+    for whose, halves in (("", own), ("without speculation: ", baseline)):
+        for off in {tuple(each.off) for each in halves if each.off is not None}:
+            sentence = left_on(off)
+            notes += [] if sentence is None else [f"{whose}{sentence}"]
+    return notes
 
 
 def _notes(own: Sequence[Half], promise: Promise | None, temperature: float, load: Load) -> list[str]:

@@ -10,7 +10,9 @@ Shapes: M tokens of an answer, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,6 +26,7 @@ from ..audit.rosenblatt import Floats, Judged, Rosenblatt, distributions, judge,
 from ..audit.scores import Scores, ScoreSums
 from .answers import Judgeable
 
+_CHANCE = 1e-9  # that copies of any answer are found where all are draws of their own
 _ROUNDED_SUM = 1e-4  # of a cumulative sum over a vocabulary in fp32, generously
 
 
@@ -58,6 +61,8 @@ class Sampled:
     """Mean of -log p of the emitted tokens under the target at that temperature, filters apart."""
     expected_nats: float
     """What that is for tokens of the target."""
+    copies: int = 0
+    """Answers that repeat another one of their prompt where draws of their own would not."""
 
 
 @torch.inference_mode()
@@ -83,7 +88,25 @@ def judge_sampled(
         drawn_M = draw(warper(each.logits_MV.float() + sigma * noise_MV), coin_M)
         control.add(each._replace(emitted_M=drawn_M), number)
     nats, expected = (float(np.mean(np.concatenate(each))) for each in (noted.nats, noted.expected))
-    return Sampled(own.test(), control.test(), noted.outside, noted.first_outside, nats, expected)
+    repeated = copies([(tuple(p), tuple(w)) for p, w in zip(prompts, written, strict=True)], noted.log_p)
+    return Sampled(own.test(), control.test(), noted.outside, noted.first_outside, nats, expected, repeated)
+
+
+def copies(answers: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], log_p: Mapping[int, float]) -> int:
+    """How many answers repeat another one to the same prompt, though such a one has next to no chance.
+
+    Args:
+        answers: prompt and answer.
+        log_p: of each answer's number, its log-probability.
+    """
+    asked = Counter(prompt for prompt, _ in answers)
+    first: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
+    found = 0
+    for number, each in enumerate(answers):
+        again = first.setdefault(each, number) != number
+        # one of all the others is the same with at most this chance
+        found += again and math.log(asked[each[0]]) + log_p.get(number, 0.0) < math.log(_CHANCE / len(answers))
+    return found
 
 
 class _Sums:
@@ -113,10 +136,12 @@ class _Noted:
         self.expected: list[Floats] = []
         self.outside = 0
         self.first_outside: str | None = None
+        self.log_p: dict[int, float] = {}
 
     def add(self, each: Judged, warper: Warper, largest: float) -> None:
         log_p_MV = (each.logits_MV.double() / warper.temperature).log_softmax(-1)
         own_M1 = each.emitted_M[:, None]
+        self.log_p[each.answer] = float(each.p_MV.double().gather(1, own_M1).log().sum())
         self.nats.append(-log_p_MV.gather(1, own_M1)[:, 0].cpu().numpy())
         self.expected.append(-(each.p_MV * log_p_MV).sum(1).cpu().numpy())
         outside_M = ~_nearly_kept(each.logits_MV.float(), warper, largest).gather(1, own_M1)[:, 0]

@@ -56,7 +56,8 @@ def check(resolved: Resolved, console: Console, out: Path | None = None) -> None
     failures: list[DraftsmithError] = []
     found_by: dict[str, str] = {}  # what fails, by its words: what several checks need fails in each of them
     waiting: list[str] = []
-    for name, run in _checks(recipe, out).items():
+    models = Models(recipe)
+    for name, run in _checks(recipe, models, out).items():
         try:
             result = run()
             if isinstance(result, Waits):
@@ -71,7 +72,11 @@ def check(resolved: Resolved, console: Console, out: Path | None = None) -> None
             table.add_row(name, Text(str(error).splitlines()[0] if first == name else f"as {first}"), "FAILS")
     console.print(table)
     failing = [str(failure) for failure in failures]
-    for line in [*foreign_sections(resolved, failing), *shorter_drafts(resolved)]:
+    for line in [
+        *foreign_sections(resolved, failing),
+        *shorter_drafts(resolved),
+        *_of_template(recipe, models, failing),
+    ]:
         console.print(Text(line))
     if failures:
         raise _together(failures)
@@ -85,8 +90,8 @@ def check(resolved: Resolved, console: Console, out: Path | None = None) -> None
     console.print("ready to train")
 
 
-def _checks(recipe: Recipe, out: Path | None) -> dict[str, Callable[[], str | Waits]]:
-    models, folder = Models(recipe), out or Path("runs") / recipe.name
+def _checks(recipe: Recipe, models: Models, out: Path | None) -> dict[str, Callable[[], str | Waits]]:
+    folder = out or Path("runs") / recipe.name
     checks: dict[str, Callable[[], str | Waits]] = {
         "device": lambda: _device(recipe),
         "batch": lambda: _batch(recipe),
@@ -105,6 +110,23 @@ def _checks(recipe: Recipe, out: Path | None) -> dict[str, Callable[[], str | Wa
             "prompts": lambda: _prompts(recipe, models),
         }
     return checks
+
+
+def _of_template(recipe: Recipe, models: Models, failures: Sequence[str]) -> list[str]:
+    """What a chat template has that a run should know: ends that the target does not stop at, a clock."""
+    if failures or models.described or not recipe.record.has_target:
+        return []
+    from ...data.rows.chats.ends import endless_answers
+    from ...data.rows.templates import ChatTemplate
+    from ...decoding.target.hub import ends_of
+
+    tokenizer, data = models.tokenizer(), recipe.data
+    config = models.target().config.get_text_config(decoder=True)
+    lines = [endless_answers(tokenizer, ends_of(recipe.target.path, config))]
+    if ChatTemplate(tokenizer, data.chat_template, data.template_values).reads_clock:
+        day = data.template_date or "the day on which the run begins, on every later one too"
+        lines.append(f"the chat template has a clock, which will show {day} (data.template_date)")
+    return [f"note: {line}" for line in lines if line]
 
 
 def _folder(recipe: Recipe, folder: Path) -> str:
@@ -189,9 +211,10 @@ def _data(recipe: Recipe, models: Models) -> str | Waits:
     texts, labels = [], []
     for row, encoded in zip(placed, encoder([row.record for row in placed]), strict=True):
         if isinstance(encoded, Encoded):
+            tally.read(row.record)
             tally.add(encoded)
-            texts.append(encoded.document.ids)
-            labels.append(encoded.document.ids[encoded.document.in_loss])
+            texts += [each.ids for each in encoded.documents]
+            labels += [each.ids[each.in_loss] for each in encoded.documents]
         else:
             tally.reject(row, encoded)
     check_unused(recipe, texts)
@@ -205,7 +228,7 @@ def _data(recipe: Recipe, models: Models) -> str | Waits:
     return (
         f"{source.name}: of the first {len(rows)} rows {tally.usable} are usable "
         f"({', '.join(sorted(set(reader.shapes.values())))}), {tally.cut} longer than "
-        f"{data.sequence_length} tokens; held out: {held}{covered}{unembedded}"
+        f"{data.sequence_length} tokens; held out: {held}{tally.of_answers()}{covered}{unembedded}"
     )
 
 
@@ -269,7 +292,7 @@ def _prompts(recipe: Recipe, models: Models) -> str:
     from ...data.prompts import load_prompts, second_set
 
     config, audit = recipe.eval, recipe.audit
-    prompts = load_prompts(config.prompts, limit=config.limit, seed=config.seed)
+    prompts = load_prompts(config.prompts, limit=config.limit, seed=config.seed, data=recipe.data)
     if config.second_prompts is not None:
         second_set(config.second_prompts, prompts, limit=config.limit, seed=config.seed)
     longest, note = config.prompt_tokens, ""  # nothing longer is read
@@ -282,7 +305,7 @@ def _prompts(recipe: Recipe, models: Models) -> str:
     check_probe_length(recipe)
     categories = sorted({prompt.category for prompt in prompts})
     reads = _of_the_draft(models, longest + answer + depth)
-    bound = models.described or any(len(prompt.turns) > 1 for prompt in prompts)
+    bound = models.described or any(len(prompt.points) > 1 for prompt in prompts)
     return (
         f"{len(prompts)} of {config.prompts}: {', '.join(categories[:6])}; "
         f"the longest has {'at most ' * bound}{longest} tokens{note}{reads}"
@@ -319,7 +342,7 @@ def _lengths(prompts: Sequence[Prompt], recipe: Recipe, models: Models) -> tuple
 
     def last_turn(prompt: Prompt) -> int:
         # what the target will have answered before is not known yet: as much as it may
-        earlier = len(prompt.turns) - 1
+        earlier = len(prompt.points) - 1
         ids = render(prompt, tokenizer, answers=["."] * earlier)
         return len(ids) + earlier * config.max_new_tokens
 

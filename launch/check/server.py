@@ -21,6 +21,7 @@ from .early import check_least, named_target
 _OF_EVAL = ("prompts", "limit", "prompt_tokens", "max_new_tokens", "temperatures", "top_k", "top_p", "min_p", "seed")
 _OF_AUDIT = ("tokens", "temperature", "top_k", "top_p", "min_p", "max_new_tokens", "batch", "prompts", "seed")
 _READ = {*(f"eval.{name}" for name in _OF_EVAL), *(f"audit.{name}" for name in _OF_AUDIT)}
+_READ |= {"data.template_values", "data.template_date"}
 _SERVERS_ALONE = ("model", "baseline_server", "concurrency", "rate", "requests", "retries", "timeout")
 _DECODERS_ALONE = ("method", "samples", "plant", "decoder", "determinism", "survey")
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...data.rows.chats.ends import endless_answers
 from ...decoding.proposal import Proposer
 from ...decoding.target.backbone import Backbone
 from ...decoding.target.loading import load_target
@@ -115,6 +116,13 @@ def say_tuned(pair: Named, console: Console, *, none_pays: str = MEASURED_ANYWAY
         console.print(f"tuned for {pair.tuned.measured}: {pair.tuned.shown} {where}", markup=False, soft_wrap=True)
     elif pair.tuned.plain and TRAINED in pair.methods:
         console.print(f"{pair.tuned.none_pays(none_pays)} {where}", markup=False, soft_wrap=True)
+
+
+def say_ends(target: Backbone, console: Console) -> None:
+    """That the target writes on behind the end that its chat template writes, if it does."""
+    warning = endless_answers(target.tokenizer, target.eos_ids)
+    if warning is not None:
+        console.print(f"note: {warning}", markup=False, soft_wrap=True)
 
 
 def say_length(named: Named, pair: Loaded, overrides: Sequence[tuple[str, str]], console: Console) -> None:

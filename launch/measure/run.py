@@ -12,6 +12,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...data.config import DataConfig
 from ...data.prompts import Prompt, fitting, load_prompts, second_set
 from ...drafters.families import FAMILIES
 from ...drafters.hub import PREFIX, shown
@@ -28,7 +29,7 @@ from ...eval.report.tables import show
 from ...storage import writable_folder, write_text
 from ..check.early import Named
 from ..recipe.load import load_recipe
-from .loaded import Loaded, drift_of, load_pair, say_changed_target, say_length, say_no_sweep, say_tuned
+from .loaded import Loaded, drift_of, load_pair, say_changed_target, say_ends, say_length, say_no_sweep, say_tuned
 from .methods import SKELETON
 from .together import of_first, speaks
 
@@ -47,7 +48,9 @@ def run_eval(request: EvalRequest, overrides: Sequence[tuple[str, str]], console
     config = pair.recipe.eval
     if request.prompts is not None:
         config = config.model_copy(update={"prompts": request.prompts})
-    prompts = prompts_of(config)
+    prompts = prompts_of(config, pair.recipe.data)
+    if any(each.chat for each in prompts):
+        say_ends(pair.target, console)
     _check_samples(request, pair)
     if not pair.drafters:
         _skeleton(pair, prompts, out, console)
@@ -100,7 +103,7 @@ def second_of(
     """The rows of the second prompt set; none where `config` names none."""
     if config.second_prompts is None:
         return []
-    prompts = second_set(config.second_prompts, first, limit=config.limit, seed=config.seed)
+    prompts = second_set(config.second_prompts, first, limit=config.limit, seed=config.seed, data=pair.recipe.data)
     requests = make_requests(pair.target, prompts, config)
     return second_rows(pair.target, arms, requests, config, rows)
 
@@ -227,7 +230,7 @@ def run_audit(
     config = pair.recipe.eval
     if request.prompts is not None:
         config = config.model_copy(update={"prompts": request.prompts})
-    prompts = first_turns(make_requests(pair.target, prompts_of(config), config, later_turns=False))
+    prompts = first_turns(make_requests(pair.target, prompts_of(config, pair.recipe.data), config, later_turns=False))
     if request.determinism:
         _determinism(pair, prompts, out, console)
         return True
@@ -287,14 +290,14 @@ def audit_pair(
     return report
 
 
-def prompts_of(config: EvalConfig) -> list[Prompt]:
-    """The prompts of a measurement; errors as of `load_prompts`."""
-    return load_prompts(config.prompts, limit=config.limit, seed=config.seed)
+def prompts_of(config: EvalConfig, data: DataConfig | None = None) -> list[Prompt]:
+    """The prompts of a measurement; arguments and errors as of `load_prompts`."""
+    return load_prompts(config.prompts, limit=config.limit, seed=config.seed, data=data)
 
 
 def left_out(prompts: Sequence[Prompt], requests: Sequence[Request]) -> int:
     """Turns of the prompts that are no request, being too long."""
-    return sum(len(prompt.turns) for prompt in prompts) - len(requests)
+    return sum(len(prompt.points) for prompt in prompts) - len(requests)
 
 
 def say_where(path: Path, console: Console) -> None:

@@ -5,15 +5,17 @@ Read next: `eval/server/measure.py`, `eval/server/audit.py`; `run.py`, the same 
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...data.generate.server_defaults import filled_in
 from ...data.prompts import Prompt, fitting_ids
 from ...decoding.target.backbone import Backbone
-from ...decoding.target.hub import load_tokenizer
+from ...decoding.target.hub import generation_settings, load_tokenizer
 from ...decoding.target.loading import load_target
 from ...errors import DraftsmithError, EnvironmentFailure
 from ...eval.config import EvalConfig
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 
     from ..requests import AuditRequest, EvalRequest
 
+_log = logging.getLogger(__name__)
+
 
 def run_server_eval(
     request: EvalRequest, overrides: Sequence[tuple[str, str]], named: NamedServer, console: Console
@@ -42,10 +46,12 @@ def run_server_eval(
     """Audit if the target is named, measure, print, and write `results.json` and `audit.json`."""
     out = _folder(request)
     config = _config(request, named)
-    verdict, notes = NOT_AUDITED, []
-    prompts, encode = prompts_of(config), None
+    verdict = NOT_AUDITED
+    notes: list[str] = []
+    prompts, encode = prompts_of(config, named.recipe.data), None
     if named.target is not None:
         prompts, encode = _fitted(named, prompts, config)
+        notes += _filled_in(named)
     if request.audit and named.target is not None:
         report = _audit(named, config, out, console)
         if report.verdict == "undecided":
@@ -79,6 +85,8 @@ def run_server_audit(request: AuditRequest, named: NamedServer, console: Console
         EnvironmentFailure: it does not hand out what would decide.
     """
     out = _folder(request)
+    for note in _filled_in(named):
+        _log.warning("%s", note)
     report = _audit(named, _config(request, named), out, console)
     _keep(out)
     if report.verdict == "NOT lossless":
@@ -89,13 +97,19 @@ def run_server_audit(request: AuditRequest, named: NamedServer, console: Console
 
 def _audit(named: NamedServer, config: EvalConfig, out: Path, console: Console) -> ServerAudit:
     target = _target(named)
-    requests = make_requests(target, prompts_of(config), config, later_turns=False)
+    requests = make_requests(target, prompts_of(config, named.recipe.data), config, later_turns=False)
     audit = named.recipe.audit
     server = replace(named.server, max_new_tokens=audit.max_new_tokens, seed=audit.seed)
     report = audit_server(target, requests, server, audit, out)
     write_json(out / "audit.json", report.to_dict())
     console.print(report.text(), markup=False, soft_wrap=True)
     return report
+
+
+def _filled_in(named: NamedServer) -> list[str]:
+    """What servers add to requests by the target's own settings."""
+    sentence = filled_in(generation_settings(named.target or "", revision=named.recipe.target.revision))
+    return [] if sentence is None else [sentence]
 
 
 def _target(named: NamedServer) -> Backbone:

@@ -31,7 +31,7 @@ from ..check.early import Named
 from ..recipe.model import Recipe
 from .contenders import check_chains, contenders_of, name_of
 from .held_out import held_out_prompts
-from .loaded import load_named_target
+from .loaded import load_named_target, say_ends
 from .methods import TRAINED
 from .run import prompts_of, write_json
 from .tune_words import accuracy_lines, break_even_lines, content_of, sentence, surface_lines, table
@@ -52,7 +52,10 @@ def run_tune(request: TuneRequest, pairs: Sequence[Named], console: Console) -> 
     contenders = contenders_of(pairs, target, chains=request.chains)
     config = _config(request, first.recipe)
     check_chains(contenders, config, request.temperature)
-    profiled, raced = _split(_requests(request, first.recipe, target, config), config.batch)
+    requests = _requests(request, first.recipe, target, config)
+    if any(each.prompt.chat for each in requests):
+        say_ends(target, console)
+    profiled, raced = _split(requests, config.batch)
     bench = Bench(target, profiled, config, request.temperature, costs_of(target, profiled, config))
     predictions: list[Prediction] = []
     for contender in contenders:
@@ -105,7 +108,7 @@ def _config(request: TuneRequest, recipe: Recipe) -> EvalConfig:
 
 def _requests(request: TuneRequest, recipe: Recipe, target: Backbone, config: EvalConfig) -> list[Request]:
     if request.prompts is not None:
-        return make_requests(target, prompts_of(config), config, later_turns=False)
+        return make_requests(target, prompts_of(config, recipe.data), config, later_turns=False)
     prompts = held_out_prompts(recipe, target.tokenizer, config.limit or 0)
     return [Request(Prompt(str(n), "all", (), chat=False), ids, n) for n, ids in enumerate(prompts)]
 

@@ -15,6 +15,7 @@ from ...trainers.loop.signals import Interrupted, interrupt_on_signal
 from ..check.models import check_recipe
 from ..recipe.load import Resolved, load_recipe
 from ..recipe.model import Recipe
+from .clock import on_a_day
 from .folder import held_folder
 from .status import Status
 
@@ -42,6 +43,7 @@ def train(recipe: str | Resolved, *, out: str | Path | None = None, resume: str 
     resolved = load_recipe(recipe, flags) if isinstance(recipe, str) else recipe
     folder = Path(out) if out is not None else Path("runs") / resolved.recipe.name
     check_recipe(resolved.recipe)
+    resolved = on_a_day(resolved, folder, resume)
     with held_folder(folder, resolved, resume):
         return _dispatch(resolved.recipe, folder, resume)
 
@@ -74,7 +76,7 @@ def _probe(target: Backbone, recipe: Recipe) -> Probe:
     from ..check.room import check_probe_length, check_room
 
     check_probe_length(recipe)
-    prompts = load_prompts(recipe.eval.prompts, limit=recipe.probe.prompts, seed=recipe.eval.seed)
+    prompts = load_prompts(recipe.eval.prompts, limit=recipe.probe.prompts, seed=recipe.eval.seed, data=recipe.data)
     tokenizer, most = target.tokenizer, recipe.eval.prompt_tokens
     kept = fitting(prompts, tokenizer, most, warn=True)
     ids = [render(prompt, tokenizer, limit=most) for prompt in kept]

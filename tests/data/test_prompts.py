@@ -119,7 +119,7 @@ def test_turns_are_rendered_with_the_answers_given(chat_tokenizer_folder: Path) 
     assert render(prompt, tokenizer, limit=5) == render(prompt, tokenizer)  # with its beginning
     tokenizer.chat_template = None
     ids = render(prompt, tokenizer, answers=["no"])
-    assert tokenizer.decode(ids) == "whynoand then"
+    assert tokenizer.decode(ids) == "brief\n\nwhynoand then"
     assert render(prompt, tokenizer, answers=["no"], limit=5) == ids[-5:]
 
 

@@ -393,18 +393,24 @@ def test_training_learns_the_answers_and_nothing_else(
         tokenizer.decode(ids[mask & (place_ >= 0)].tolist())
         for ids, mask, place_ in zip(prepared.train.ids_RS, prepared.train.in_loss_RS, prepared.train.document_RS)
     )
-    assert learnt == sorted(_answers_of(row, tokenizer) for row in rows)
+    assert learnt == sorted(answer for row in rows for answer in _answers_of(row, tokenizer))
 
 
-def _answers_of(row: dict[str, Any], tokenizer: Any) -> str:
-    """What counts in the loss: the answers, and behind each the end of its turn."""
+def _answers_of(row: dict[str, Any], tokenizer: Any) -> list[str]:
+    """What counts in the loss: each answer as it was written, its own end behind it, which the template writes not."""
     if "input_ids" in row:
-        return tokenizer.decode([i for i, m in zip(row["input_ids"], row["loss_mask"]) if m])
-    if "completion" in row:
-        return row["completion"] + tokenizer.eos_token
-    printed = [each["content"] for each in row["messages"] if each["role"] == "assistant"]
-    assert "OLD ANSWER" not in printed
-    return "".join(each + tokenizer.eos_token for each in printed)
+        return [tokenizer.decode([i for i, m in zip(row["input_ids"], row["loss_mask"]) if m])]
+    said = (
+        [row["completion"]]
+        if "completion" in row
+        else [each["content"] for each in row["messages"] if each["role"] == "assistant"]
+    )
+    assert "OLD ANSWER" not in said
+    turns = row["ids"]["turns"]
+    for text, turn in zip(said, turns, strict=True):
+        assert turn["ended"]
+        assert tokenizer.decode(turn["answer"][:-1]) == text
+    return [tokenizer.decode(turn["answer"]) for turn in turns]
 
 
 def test_what_is_written_is_read_back(place: Path, greedy: Path) -> None:
@@ -620,6 +626,6 @@ def _as_served(row: dict[str, Any], place: Path) -> dict[str, Any]:
 
 
 def _lines(rows: list[Any], place: Path) -> list[Any]:
-    """Rows without the line end that ends an answer of this target: the server leaves it on."""
-    text = json.dumps(rows)
+    """Rows without ids, and without the line end that ends an answer of this target: the server leaves it on."""
+    text = json.dumps([{name: each for name, each in row.items() if name != "ids"} for row in rows])
     return json.loads(text.replace('\\n"', '"'))

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from datetime import datetime
 from functools import cache, lru_cache, wraps
 from typing import Any
 
@@ -24,23 +25,30 @@ from .growth import of_filter, of_method, of_operator
 from .meter import Meter
 
 _RANGE, _KNOWN = "transformers>=5.17", "5.23.0"
+CLOCK = "strftime_now"
+"""The function by which a template asks for the time."""
 _METER: ContextVar[Meter | None] = ContextVar("meter", default=None)
+_DAY: ContextVar[str | None] = ContextVar("day", default=None)
 
 
 @contextmanager
-def bounded(*given: Any) -> Iterator[None]:
+def bounded(*given: Any, day: str | None = None) -> Iterator[None]:
     """Inside, one template may be rendered for the messages and tools `given`.
+
+    Args:
+        day: what its clock shows, as 2026-07-01, at midnight; None: the time it is.
 
     Raises:
         TooMuchWork: from the rendering, where the template does too much for what it is given.
         RequestError: with this version of transformers, templates cannot be bounded.
     """
     _bound_templates()
-    token = _METER.set(Meter.of(given))
+    token, day_token = _METER.set(Meter.of(given)), _DAY.set(day)
     try:
         yield
     finally:
         _METER.reset(token)
+        _DAY.reset(day_token)
 
 
 @cache
@@ -62,6 +70,7 @@ def _bound_templates() -> None:
     environment.filters = {name: _counted(name, each) for name, each in environment.filters.items()}
     environment.filters |= {"_loop": _loop, "_made": _made}
     environment.globals.pop("lipsum", None)  # endless text, of which no chat has need
+    environment.globals[CLOCK] = _strftime_now
     theirs._compile_jinja_template = lru_cache(environment.from_string)
 
 
@@ -155,6 +164,12 @@ def _counted(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
         return meter.made(run(*args, **kwargs))
 
     return counted
+
+
+def _strftime_now(form: str) -> str:
+    """What transformers gives templates as their clock, at the day that is pinned."""
+    day = _DAY.get()
+    return (datetime.now() if day is None else datetime.fromisoformat(day)).strftime(form)
 
 
 def _meter() -> Meter:

@@ -146,7 +146,7 @@ REFUSED = [
     (ASK, ["new \ufffd"], "answer", "no UTF-8 text"),
     (ASK, ["new \0"], "answer", "training could not read it: the content of messages[1] contains"),
     (chat(("user", "x" * 400), ("assistant", "OLD")), [], "prompt", "target has room for 100"),
-    (CALLS, [], "source", "turn 2 calls a tool"),
+    ({"messages": CALLS["messages"][:3]}, [], "source", "every turn of the assistant calls a tool"),
     (chat(("assistant", "hello!"), ("user", "one")), [], "source", "no assistant turn stands"),
     ({"input_ids": [5, 6, 7, 8], "loss_mask": [0, 1, 0, 1]}, [], "source", "has 2 answers"),
     ({"input_ids": [5, 6, 7, 8], "loss_mask": [1, 1, 1, 1]}, [], "source", "behind a prompt"),
@@ -181,7 +181,8 @@ def test_cut_answers_may_be_kept(tokenizer: PreTrainedTokenizerBase) -> None:
     dialogue, _ = talk(asker, ASK, Reply("new", 9, ended=False))
     entry = asker.entry(dialogue)
     assert entry["cut"] == 1
-    assert entry["answer"] == chat(("user", "one"), ("assistant", "new"))
+    cut = {"role": "assistant", "content": "new", "ended": False}
+    assert entry["answer"] == {"messages": [{"role": "user", "content": "one"}, cut]}
 
 
 def test_answers_that_tokenise_differently_are_counted(asker: Asker) -> None:

@@ -120,7 +120,28 @@ def test_other_versions_are_recorded(tmp_path: Path, caplog: pytest.LogCaptureFi
         with Journal(tmp_path, SETTINGS, session):
             pass
     assert json.loads((tmp_path / "manifest.json").read_text())["sessions"] == [SESSION, {"versions": {"torch": "2"}}]
-    assert caplog.text.count("other versions or hardware") == 1
+    assert caplog.text.count("both are in manifest.json") == 1
+    assert "versions.torch was 1 and is 2 now;" in caplog.text
+
+
+def test_another_address_is_named_as_such(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for server in ("http://one/v1", "http://two/v1"):
+        with Journal(tmp_path, SETTINGS, {**SESSION, "server": server}):
+            pass
+    assert "server was http://one/v1 and is http://two/v1 now; both are in manifest.json" in caplog.text
+    assert "versions" not in caplog.text
+
+
+def test_what_asking_showed_stays_the_same(tmp_path: Path) -> None:
+    with Journal(tmp_path, SETTINGS, SESSION) as journal:
+        journal.settle("told_off", ["top_k", "min_p"], "the same server")
+        journal.settle("told_off", ["top_k", "min_p"], "the same server")
+    assert json.loads((tmp_path / "manifest.json").read_text())["told_off"] == ["top_k", "min_p"]
+    with (
+        Journal(tmp_path, SETTINGS, SESSION) as journal,
+        pytest.raises(RequestError, match="told_off was top_k, min_p .* and is none now.* Go on with the same server"),
+    ):
+        journal.settle("told_off", [], "the same server")
 
 
 def test_folders_that_are_something_else(tmp_path: Path) -> None:

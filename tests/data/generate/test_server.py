@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from draftsmith.data.generate.answers import Ask, NoAnswer
 from draftsmith.data.generate.server import Client
+from draftsmith.data.generate.server_defaults import filled_in, left_on
+from draftsmith.data.generate.server_request import LEVELS, OFF
 from draftsmith.data.generate.transport import Refused, _retry_after
 from draftsmith.errors import EnvironmentFailure, RequestError
 from scripted_server import REQUEST, Answer, Server, completion, in_turn, status
@@ -47,6 +49,7 @@ def test_a_chat(serve: Any, tokenizer: Any) -> None:
         "temperature": 0.0,
         "top_p": 1.0,
         "max_tokens": 40,
+        **OFF,
     }
     assert "authorization" not in headers
 
@@ -64,8 +67,9 @@ def test_a_text(serve: Any, tokenizer: Any) -> None:
         "prompt": "import os\n",
         "temperature": 0.7,
         "top_p": 1.0,
-        "top_k": 9,
         "max_tokens": 40,
+        **OFF,
+        "top_k": 9,
     }
     ask(server, tokenizer, TEXT, temperature=0.7, seed=4)
     assert server.asked[1][1]["seed"] != seed
@@ -75,6 +79,65 @@ def test_tokens_are_counted_where_the_server_does_not(serve: Any, tokenizer: Any
     content = {"choices": [{"message": {"content": "the fox"}, "finish_reason": "stop"}]}
     server = serve(in_turn((200, {}, json.dumps(content).encode())))
     assert ask(server, tokenizer).tokens == len(tokenizer("the fox")["input_ids"])
+    content["choices"][0]["message"]["reasoning"] = "a dog"  # type: ignore[index]
+    server = serve(in_turn((200, {}, json.dumps(content | {"usage": None}).encode())))
+    assert ask(server, tokenizer).tokens == len(tokenizer("a dogthe fox")["input_ids"])
+
+
+def test_a_server_that_does_not_count_is_named_once(
+    serve: Any, tokenizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    content = {"choices": [{"message": {"content": "the fox"}, "finish_reason": "stop"}]}
+    server = serve(in_turn((200, {}, json.dumps(content).encode())))
+    caplog.set_level("INFO")
+
+    async def twice() -> None:
+        async with Client(replace(REQUEST, url=server.url), tokenizer) as client:
+            await client.reply(CHAT, "0:0")
+            await client.reply(CHAT, "1:0")
+
+    asyncio.run(twice())
+    assert caplog.text.count("does not say how many tokens an answer has") == 1
+
+
+@pytest.mark.parametrize(
+    ("unknown", "told"),
+    [
+        ((), LEVELS[0]),
+        (("repetition_penalty",), LEVELS[1]),
+        (("min_p",), LEVELS[2]),
+        (("min_p", "repetition_penalty"), LEVELS[3]),
+        (("top_k",), LEVELS[4]),
+        (tuple(OFF), LEVELS[5]),
+    ],
+)
+@pytest.mark.parametrize("code", [400, 422])
+def test_a_servers_own_sampling_is_switched_off_as_far_as_it_goes(
+    serve: Any, tokenizer: Any, unknown: tuple[str, ...], told: tuple[str, ...], code: int
+) -> None:
+    """Found by the first answer, and kept; a later request that is refused is asked for once."""
+
+    def strict(_: Server, body: dict[str, Any]) -> Answer:
+        if body["messages"][0]["content"] == "bad":
+            return status(code, "too long")
+        return status(code, "extra field") if set(unknown) & set(body) else completion("new")
+
+    server, settled = serve(strict), []
+
+    async def twice() -> None:
+        async with Client(replace(REQUEST, url=server.url), tokenizer, settled.append) as client:
+            await client.reply(CHAT, "0:0")
+            with pytest.raises(Refused, match="too long"):
+                await client.reply(Ask([1], "", [{"role": "user", "content": "bad"}]), "1:0")
+            await client.reply(CHAT, "2:0")
+
+    asyncio.run(twice())
+    assert settled == [told]
+    assert len(server.asked) == LEVELS.index(told) + 1 + 2
+    assert all(server.asked[-1][1].get(name) == (OFF[name] if name in told else None) for name in OFF)
+    sentence = left_on(told)
+    assert (sentence is None) == (told == LEVELS[0])
+    assert all((name in (sentence or "")) == (name not in told) for name in OFF)
 
 
 @pytest.mark.parametrize("code", [408, 429, 500, 502, 503, 504])
@@ -92,7 +155,6 @@ def test_what_passes_is_tried_again(serve: Any, tokenizer: Any, code: int) -> No
         ((200, {}, b'{"choices": []}'), "no completion in the answer"),
         ((200, {}, b"[]"), "no completion in the answer"),
         ((200, {}, b'{"choices": [{"message": null, "finish_reason": "stop"}]}'), "no completion"),
-        (completion(None), "no text in the answer"),  # type: ignore[arg-type]
         (None, "the connection broke"),
         ((200, {"Content-Length": "500"}, b'{"choices'), "the connection broke"),
     ],
@@ -131,10 +193,12 @@ def test_retry_after() -> None:
 
 @pytest.mark.parametrize("code", [400, 413, 422])
 def test_a_bad_request_is_not_repeated(serve: Any, tokenizer: Any, code: int) -> None:
+    """It is asked once with each set of names that a server may know, and behind an answered one once."""
     server = serve(in_turn(status(code, "too long")))
     with pytest.raises(Refused, match=f"^status {code}: too long$"):
         ask(server, tokenizer)
-    assert len(server.asked) == 1
+    told = [set(OFF) & set(body) for _, body, _ in server.asked]
+    assert told == ([set(OFF)] if code == 413 else [set(each) for each in LEVELS])
 
 
 @pytest.mark.parametrize(
@@ -156,13 +220,73 @@ def test_what_no_row_is_to_blame_for(serve: Any, tokenizer: Any, answer: Answer,
     ("answer", "reason"),
     [
         (completion("", tool_calls=[{}]), "calls a tool"),
+        (completion(None, tool_calls=[{"function": {"name": "sum", "arguments": "{}"}}]), "calls a tool"),
+        (completion(None, function_call={"name": "sum", "arguments": "{}"}), "calls a tool"),
         (completion("n", reason="content_filter"), "ended the answer by 'content_filter'"),
+        (completion("n", reason=None), "ended the answer by None"),
+        (completion("n", reasoning_details=[{"type": "reasoning.encrypted", "data": "x"}]), "thoughts back"),
+        (completion("n", reasoning="in short", reasoning_details=[{"type": "reasoning.summary"}]), "thoughts back"),
     ],
 )
 def test_answers_that_are_none(serve: Any, tokenizer: Any, answer: Answer, reason: str) -> None:
+    server = serve(in_turn(answer))
     with pytest.raises(NoAnswer, match=reason) as caught:
-        ask(serve(in_turn(answer)), tokenizer)
+        ask(server, tokenizer)
     assert not isinstance(caught.value, Refused)
+    assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize("text", [None, "", " \n"])
+@pytest.mark.parametrize(
+    ("reason", "thoughts", "kind", "words"),
+    [
+        ("length", {"reasoning": "hm"}, "cut", "cut off after 5 tokens, and the target was still thinking"),
+        ("length", {}, "cut", "cut off after 5 tokens$"),
+        ("stop", {"reasoning": "hm"}, "empty", "empty, its thoughts apart"),
+        ("stop", {}, "empty", "empty$"),
+    ],
+)
+def test_an_answer_without_text_is_asked_for_once(
+    serve: Any, tokenizer: Any, text: str | None, reason: str, thoughts: dict[str, str], kind: str, words: str
+) -> None:
+    server = serve(in_turn(completion(text, reason=reason, **thoughts)))
+    with pytest.raises(NoAnswer, match=words) as caught:
+        ask(server, tokenizer)
+    assert caught.value.kind == kind
+    assert len(server.asked) == 1
+
+
+DETAILS = [{"type": "reasoning.text", "text": "h", "index": 0}, {"type": "reasoning.text", "text": "m", "index": 1}]
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"reasoning": "hm"},
+        {"reasoning": "hm", "reasoning_content": None},
+        {"reasoning_content": "hm", "reasoning": "hm"},
+        {"reasoning_details": DETAILS},
+        {"reasoning_details": DETAILS, "reasoning": "hm", "reasoning_content": "hm"},
+        {"reasoning_details": [], "reasoning": "hm", "tool_calls": [], "function_call": None, "refusal": None},
+        {
+            "content": [
+                {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]},
+                {"type": "text", "text": "new"},
+            ]
+        },
+    ],
+)
+def test_thoughts_by_any_name_are_one_text(serve: Any, tokenizer: Any, named: dict[str, Any]) -> None:
+    content = named.pop("content", "new") if "content" in named else "new"
+    reply = ask(serve(in_turn(completion(content, **named))), tokenizer)
+    assert (reply.text, reply.reasoning) == ("new", "hm")
+
+
+def test_values_of_the_template_go_with_chats(serve: Any, tokenizer: Any) -> None:
+    server = serve(lambda _, body: completion("new", chat="messages" in body))
+    ask(server, tokenizer, template_values={"enable_thinking": False})
+    ask(server, tokenizer, TEXT, template_values={"enable_thinking": False})
+    assert [body.get("chat_template_kwargs") for _, body, _ in server.asked] == [{"enable_thinking": False}, None]
 
 
 def test_an_answer_that_takes_too_long(serve: Any, tokenizer: Any) -> None:
@@ -216,3 +340,22 @@ def test_urls(url: str, base: str, public: str | None) -> None:
 def test_no_urls(url: str) -> None:
     with pytest.raises(RequestError, match="is no URL"):
         _ = replace(REQUEST, url=url).base_url
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        (
+            {"top_k": 20, "top_p": 0.8, "temperature": 0.7, "repetition_penalty": 1.05},
+            "top_k = 20, repetition_penalty = 1.05,",
+        ),
+        ({"min_p": 0.05}, "min_p = 0.05,"),
+        ({"top_k": 0, "min_p": None, "repetition_penalty": 1.0, "presence_penalty": 0.0}, None),
+        ({"top_k": -1, "eos_token_id": 3}, None),
+        ({}, None),
+    ],
+)
+def test_a_targets_own_sampling_is_named(settings: dict[str, Any], named: str | None) -> None:
+    sentence = filled_in(settings)
+    assert (sentence is None) == (named is None)
+    assert named is None or f"generation_config.json has {named} which servers fill in" in (sentence or "")

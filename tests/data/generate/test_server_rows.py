@@ -120,3 +120,37 @@ def test_it_goes_on_where_the_server_went_away(serve: Any, tokenizer: Any, tmp_p
     assert len(second.asked) == 2 * (12 - done)
     run(serve(echo), tokenizer, tmp_path / "whole", chats(12))
     assert answers(tmp_path / "out") == answers(tmp_path / "whole")
+
+
+def test_what_the_server_was_told_is_kept(
+    serve: Any, tokenizer: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A folder goes on with a server that lets the same be switched off: other answers would be drawn otherwise."""
+
+    def strict(server: Server, body: dict[str, Any]) -> Answer:
+        return status(422, "extra field min_p") if "min_p" in body else echo(server, body)
+
+    def stops(server: Server, body: dict[str, Any]) -> Answer:
+        return status(401, "away") if len(server.asked) > 9 else strict(server, body)
+
+    with pytest.raises(RequestError, match="status 401"):
+        run(serve(stops), tokenizer, tmp_path / "out", chats(12))
+    told = json.loads((tmp_path / "out" / "manifest.json").read_text())["told_off"]
+    assert told == ["top_k", "repetition_penalty", "presence_penalty", "frequency_penalty"]
+    assert "refuses to be told that min_p is off" in caplog.text
+    with pytest.raises(RequestError, match="told_off was top_k, repetition_penalty.* and is top_k, min_p"):
+        run(serve(echo), tokenizer, tmp_path / "out", chats(12))
+    assert run(serve(strict), tokenizer, tmp_path / "out", chats(12))["told_off"] == told
+
+
+def test_thinking_that_never_ends_costs_one_request_a_row(serve: Any, tokenizer: Any, tmp_path: Path) -> None:
+    """No retry, and no end of the run: rows are rejected as cut."""
+
+    def thinks(server: Server, body: dict[str, Any]) -> Answer:
+        first = body["messages"][0]["content"] == "row 0"
+        return echo(server, body) if first else completion(None, reason="length", reasoning="hm")
+
+    server = serve(thinks)
+    manifest = run(server, tokenizer, tmp_path, chats(30))
+    assert manifest["rows"] == {"answered": 1, "rejected": 29, "rejected_by_kind": {"cut": 29}}
+    assert len(server.asked) == 2 + 29

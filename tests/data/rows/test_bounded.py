@@ -11,8 +11,8 @@ import draftsmith
 import pytest
 from draftsmith.data.config import DataConfig
 from draftsmith.data.rows.prepare import prepare
+from draftsmith.data.rows.raw import BadRow
 from draftsmith.data.rows.sandbox import bounded
-from draftsmith.data.rows.shapes import BadRow
 from draftsmith.data.rows.templates import named_template, render_chat
 from draftsmith.data.rows.tokenizer import train_tokenizer
 from draftsmith.errors import RequestError

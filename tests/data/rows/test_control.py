@@ -12,7 +12,8 @@ from draftsmith.data.config import DataConfig
 from draftsmith.data.rows.control import ControlTokens
 from draftsmith.data.rows.encode import Encoded, Encoder
 from draftsmith.data.rows.prepare import prepare
-from draftsmith.data.rows.shapes import BadRow, Chat, Record, Text
+from draftsmith.data.rows.raw import BadRow
+from draftsmith.data.rows.shapes import Chat, Record, Text
 from draftsmith.data.rows.templates import ChatTemplate, named_template
 from draftsmith.data.rows.tokenizer import train_tokenizer
 from draftsmith.decoding.target.hub import load_tokenizer

@@ -10,7 +10,8 @@ from draftsmith.data.config import DataConfig
 from draftsmith.data.prompts import Prompt, render
 from draftsmith.data.rows.encode import Encoded, Encoder
 from draftsmith.data.rows.prepare import prepare
-from draftsmith.data.rows.shapes import BadRow, Chat
+from draftsmith.data.rows.raw import BadRow
+from draftsmith.data.rows.shapes import Chat
 from draftsmith.data.rows.templates import ChatTemplate, named_template, render_chat
 from draftsmith.data.rows.tokenizer import train_tokenizer
 from draftsmith.errors import DataError, RequestError
@@ -75,16 +76,19 @@ def with_template(tokenizer: PreTrainedTokenizerFast, template: str) -> PreTrain
 
 
 def taught(tokenizer: PreTrainedTokenizerFast, messages: list[dict], **config: object) -> str:
-    """The text of the tokens in the loss, with a bar between stretches."""
+    """The text of the tokens in the loss, with a bar between stretches, a slash between documents."""
     encoder = Encoder.of(tokenizer, DataConfig(**config))
     (encoded,) = encoder([Chat(messages)])
     assert isinstance(encoded, Encoded), encoded
-    parts, inside = [], False
-    for token, counted in zip(encoded.document.ids.tolist(), encoded.document.in_loss.tolist()):
-        if counted:
-            parts.append(tokenizer.decode([token]) if inside else f"|{tokenizer.decode([token])}")
-        inside = counted
-    return "".join(parts).removeprefix("|")
+    parts = []
+    for document in encoded.documents:
+        inside = False
+        for token, counted in zip(document.ids.tolist(), document.in_loss.tolist()):
+            if counted:
+                parts.append(tokenizer.decode([token]) if inside else f"|{tokenizer.decode([token])}")
+            inside = counted
+        parts.append("/")
+    return "".join(parts).strip("|/")
 
 
 @pytest.mark.parametrize("name", [name for name in CHATS if name != "opens with the assistant"])
@@ -100,7 +104,7 @@ def test_prefixes_find_what_marks_mark(tokenizer: PreTrainedTokenizerFast, name:
         (MARKED, "one turn", "the dog answers<|endoftext|>"),
         (MARKED, "multi-turn", "quick<|endoftext|>|lazy dog<|endoftext|>"),
         (MARKED, "tool", '[{"name": "clock"}]<|endoftext|>|noon<|endoftext|>'),
-        (MARKED, "empty turns", "<|endoftext|>|y<|endoftext|>"),
+        (MARKED, "empty turns", "y<|endoftext|>"),
         (STRIPPING, "blanks around", "quick<|im_end|>|z<|im_end|>"),
         (STRIPPING, "system", "no<|im_end|>"),
         (MERGED, "multi-turn", " quick <|endoftext|>| lazy dog <|endoftext|>"),
@@ -188,4 +192,4 @@ def test_no_template(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None
 
 def test_a_turn_that_is_written_otherwise_when_last(tokenizer: PreTrainedTokenizerFast) -> None:
     text = taught(with_template(tokenizer, LAST_REASONS), CHATS["multi-turn"])
-    assert text == "quick<|im_end|>|<think></think>lazy dog<|im_end|>"
+    assert text == "<think></think>quick<|im_end|>/|<think></think>lazy dog<|im_end|>"

@@ -1,12 +1,14 @@
-"""Prompts for the small served target."""
+"""Prompts for the small served target, and a target whose text wanders and ends behind servers of many habits."""
 
 from __future__ import annotations
 
 import pytest
+from conftest import make_drafter
 from draftsmith.data.prompts import Prompt
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.eval.config import EvalConfig
 from draftsmith.eval.measure.requests import Request, make_requests
+from server_behaviours import Speaker, talking_target
 
 
 @pytest.fixture(scope="session")
@@ -23,3 +25,19 @@ def requests(served: Backbone, prompts: list[Prompt]) -> list[Request]:
 @pytest.fixture(autouse=True)
 def _no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+
+
+@pytest.fixture(scope="session")
+def talking(tmp_path_factory: pytest.TempPathFactory) -> Backbone:
+    return talking_target(tmp_path_factory.mktemp("talking") / "target")
+
+
+@pytest.fixture(scope="session")
+def speaker(talking: Backbone, tmp_path_factory: pytest.TempPathFactory) -> Speaker:
+    other = talking_target(tmp_path_factory.mktemp("talking") / "other", seed=64)
+    return Speaker(talking, other, make_drafter(talking, noise=0.05))
+
+
+@pytest.fixture(scope="session")
+def asked(talking: Backbone, prompts: list[Prompt]) -> list[Request]:
+    return make_requests(talking, prompts, EvalConfig(), later_turns=False)

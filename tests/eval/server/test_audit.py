@@ -115,7 +115,7 @@ def test_filters_are_modelled_and_their_breach_is_found(
         (without("ids"), [], "lossless"),
         (without("prompt ids"), ["takes no token ids"], "lossless"),
         (without("completions"), ["takes no token ids", "no endpoint for texts"], "lossless"),
-        (without("off"), ["refuses to be told that top_k"], "lossless"),
+        (without("off"), ["refuses to be told that repetition_penalty is off"], "lossless"),
         (without("logprobs", "ids"), ["hands out no token ids", "no log-probabilities"], "undecided"),
         (without("ids", "names"), ["hands out no token ids", "no log-probabilities"], "undecided"),
         (

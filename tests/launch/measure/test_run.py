@@ -84,7 +84,7 @@ def tokenised(pair: run.Loaded, monkeypatch: pytest.MonkeyPatch) -> Counter[str]
 def test_a_prompt_is_tokenised_once_however_many_methods(
     pair: run.Loaded, audited: list[Any], tokenised: Counter[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once per turn: a second turn holds the first one and its answer. Audit and evaluation take the same ids."""
+    """A second turn keeps the ids of the first one and its answer. Audit and evaluation take the same ids."""
     measured: list[list[Request]] = []
     plain = run.evaluate
 
@@ -99,7 +99,7 @@ def test_a_prompt_is_tokenised_once_however_many_methods(
         Console(file=io.StringIO(), width=80),
         named=SimpleNamespace(tuned=Tuned({}), drafter=None),  # type: ignore[arg-type]
     )
-    assert tokenised == {"where": 2, "lazy": 1, "quick": 1, "brown": 1}
+    assert tokenised == {"where": 1, "lazy": 1, "quick": 1, "brown": 1}
     (requests,) = measured
     assert [each.prompt.id for each in requests] == ["talk", "talk", "text", "other"]
     assert [ids for _, ids in audited] == [[requests[at].ids for at in (0, 2, 3)]] * 2

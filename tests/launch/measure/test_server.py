@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -102,6 +103,28 @@ def test_eval_audit_report(
     assert main(["eval", *words, *SMALL, "--no-audit"]) == 0
     assert len(own.asked) - asked == 1 + 6 + 2 + 6 * 2  # warm-up and blocks of both loads
     assert f"--server {own.url}/v1 --model small" in results["repeat"][0]
+
+
+def test_a_targets_own_sampling_is_said(
+    own: ServedTarget, served_folder: Path, prompts: Path, tmp_path: Path, capfd: Captured
+) -> None:
+    """By both commands; what the server is told instead is in every request."""
+    target = tmp_path / "target"
+    shutil.copytree(served_folder, target)
+    settings = json.loads((target / "generation_config.json").read_text())
+    (target / "generation_config.json").write_text(json.dumps(settings | {"top_k": 20, "repetition_penalty": 1.05}))
+    words = ["--target", str(target), "--prompts", str(prompts), "--out", str(tmp_path / "out")]
+    asked = len(own.asked)
+    assert main(["eval", *at(own), *words, *SMALL, "--no-audit"]) == 0
+    said = "has top_k = 20, repetition_penalty = 1.05, which servers fill in"
+    notes = read_results(tmp_path / "out" / "results.json")["server"]["notes"]
+    assert [note for note in notes if said in note] == notes
+    assert all((body["top_k"], body["repetition_penalty"]) == (-1, 1.0) for body in own.asked[asked:])
+    capfd.readouterr()
+    with serving(own.engine) as silent:
+        silent.refusal = "nothing"
+        assert main(["audit", *at(silent), *words, *FEW]) == 4
+    assert said in capfd.readouterr().err
 
 
 def test_eval_needs_no_target(

@@ -1,0 +1,100 @@
+"""What ended an answer whose ids are known, and copies among sampled ones, by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from draftsmith.decoding.engine import autoregressive
+from draftsmith.decoding.sampling import Warper
+from draftsmith.decoding.target.backbone import Backbone
+from draftsmith.eval.measure.requests import Request
+from draftsmith.eval.server.answer import Answer
+from draftsmith.eval.server.answers import Judgeable
+from draftsmith.eval.server.ends import with_ends
+from draftsmith.eval.server.sampled import copies
+
+LIMIT = 16
+
+
+def told(prompt: list[int], tokens: list[int] | None, **more: Any) -> Judgeable:
+    ended = more.pop("ended", True)
+    return Judgeable(prompt, Answer("", ended, None, None, tokens, None, **more))
+
+
+@pytest.fixture(scope="module")
+def ended(talking: Backbone, asked: list[Request]) -> Judgeable:
+    """The target's own greedy answer that it ended itself."""
+    own = autoregressive(
+        talking, [each.ids for each in asked], warper=Warper(0.0), max_new_tokens=LIMIT, eos_ids=talking.eos_ids
+    ).tokens
+    return next(
+        told(each.ids, tokens, count=len(tokens))
+        for each, tokens in zip(asked, own, strict=True)
+        if tokens[-1] in talking.eos_ids
+    )
+
+
+def short(each: Judgeable, by: int = 1, **more: Any) -> Judgeable:
+    """The answer without its last tokens."""
+    return replace(each, answer=replace(each.answer, tokens=each.answer.tokens[:-by], **more))  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("change", "open_greedy", "added"),
+    [
+        ({}, 0, True),  # the number of tokens says it
+        ({"count": None}, 0, True),  # the target would end there
+        ({"by": 3, "count": None}, 1, False),
+        ({"by": 3, "count": None, "stop": "a"}, 0, False),
+        ({"by": 3, "count": None, "stop": 7}, 0, False),
+        ({"by": 3, "count": None, "stop": 0}, 0, True),
+        ({"by": 3, "count": None, "ended": False}, 0, False),
+        ({"by": 3, "count": None, "ended": None}, 1, False),
+        ({"count": 99}, 0, False),  # not all of its tokens
+    ],
+)
+def test_an_end_is_added_where_it_is_certain(
+    talking: Backbone, ended: Judgeable, change: dict[str, Any], open_greedy: int, *, added: bool
+) -> None:
+    by = change.pop("by", 1) if "by" in change else 1
+    given = short(ended, by, **change)
+    found = with_ends(talking, [given], [], LIMIT)
+    (greedy,) = found.greedy
+    assert found.open_greedy == open_greedy
+    assert greedy.answer.tokens == [*(given.answer.tokens or []), *([0] if added else [])]
+    assert found.stops == ([repr(change["stop"])] if change.get("stop") else [])
+    change["by"] = by
+
+
+def test_an_answer_that_has_its_end_is_left(talking: Backbone, ended: Judgeable) -> None:
+    found = with_ends(talking, [ended], [ended], LIMIT)
+    assert (found.greedy, found.sampled, found.open_greedy, found.open_sampled) == ([ended], [ended], 0, 0)
+
+
+def test_sampled_ends_follow_greedy_ones(talking: Backbone, ended: Judgeable) -> None:
+    """A server that keeps its ends to itself at T = 0 does so above; one of which that is not known is not judged."""
+    hidden = short(ended, count=None)
+    drawn = told(ended.prompt, [5, 6, 7])
+    found = with_ends(talking, [hidden], [drawn], LIMIT)
+    assert (found.open_sampled, found.sampled[0].answer.tokens) == (0, [5, 6, 7, 0])
+    for greedy in ([], [ended], [hidden, short(ended, 3, count=None)]):
+        found = with_ends(talking, greedy, [drawn], LIMIT)
+        assert (found.open_sampled, found.sampled) == (1, [drawn])
+    nothing = told(ended.prompt, [], count=1)
+    assert with_ends(talking, [], [nothing], LIMIT).sampled[0].answer.tokens == [0]
+    # where nobody says why it ended, the limit did
+    long = told(ended.prompt, list(range(5, 5 + LIMIT)), ended=None)
+    assert with_ends(talking, [], [long], LIMIT).open_sampled == 0
+
+
+def test_copies_are_told_from_answers_that_are_likely() -> None:
+    one, two = ((1,), (5, 6)), ((2,), (5, 6))
+    rare = dict.fromkeys(range(9), -40.0)
+    assert copies([one, one, two], rare) == 1
+    assert copies([one, one, one, two, two], rare) == 3
+    assert copies([one, two], rare) == 0
+    assert copies([one, one, two], dict.fromkeys(range(9), -3.0)) == 0
+    assert copies([one, one], {0: -20.0, 1: -20.0}) == 0
+    assert copies([one, one], {0: -25.0, 1: -25.0}) == 1
