@@ -20,7 +20,7 @@ from judged_once import judged_once
 from server_behaviours import FAULTS, RIGHT, Behaviour, Fault, Speaker
 
 CONFIG = AuditConfig(tokens=500, prompts=4, max_new_tokens=16, batch=8)
-FEW, SHARE = 24, 40  # behaviours under `make test`, and of each slow case
+FEW, SHARE = 8, 40  # behaviours under `make test`, and of each slow case
 RIGHT_ONES, WRONG_ONES = 1000, 400
 
 
@@ -92,6 +92,10 @@ TEXTS = {"ids": None, "logprobs": "none"}
             "some of their tokens",
         ),
         ({"thoughts": ("reasoning",), "completions": False, "ids": "names", "usage": "none"}, "some of their tokens"),
+        (
+            {"thoughts": ("reasoning",), "completions": False, "apart_ids": False, "usage": "none"},
+            "some of their tokens",
+        ),
         ({"stop": "a"}, "answers were ended by 'a', which are no ends of the target"),
         ({"stop": "a", "stop_told": False}, "end where the target goes on, and the server does not say by what"),
         ({"end_told": False, "usage": "none"}, None),
