@@ -63,7 +63,7 @@ def paced(q: Sequence[Tensor], anchors: Sequence[Tensor], count: int, floor: flo
     known_AJ = torch.zeros_like(q_AJ, dtype=torch.bool)
     for j, (q_P, anchor_P) in enumerate(zip(q, anchors, strict=True)):
         q_AJ[anchor_P, j] = q_P
-        known_AJ[anchor_P, j] = True
+        known_AJ[:, j].index_fill_(0, anchor_P, True)  # by assignment the host would send a number and wait
     weight_AJ = d_pace(q_AJ, known_AJ, floor)
     return [weight_AJ[anchor_P, j] for j, anchor_P in enumerate(anchors)]
 

@@ -86,7 +86,7 @@ def _moved_together(linears: Sequence[nn.Linear]) -> Product:
 # decoding runs where nothing has a gradient, ever; a model that is decoded with may be trained beside later on
 @torch.inference_mode(False)
 @torch.no_grad()
-def _as_one(parts: Sequence[nn.Parameter]) -> Tensor:
+def _as_one(parts: Sequence[Tensor]) -> Tensor:
     """Parameters of equal rows, one behind the other in one tensor, whose views they become."""
     first, rows = parts[0], sum(map(len, parts))
     shape = (rows, *first.shape[1:])

@@ -28,7 +28,8 @@ class OnCpu:
 
     def begin(self, positions_BN: Tensor, hidden_BNH: Tensor, mask: Masks | None, kv_cache: KVCache) -> None:
         self._turn = turn_of(*self._model.model.rotary_emb(hidden_BNH, positions_BN))
-        if isinstance(mask, Tensor):  # as numbers once: each layer's attention would make them of it
+        assert not isinstance(mask, dict), "layers of a kind take one mask"
+        if mask is not None:  # as numbers once: each layer's attention would make them of it
             mask = torch.zeros(mask.shape).masked_fill_(~mask, -torch.inf)
         self._mask, self._kv_cache = mask, kv_cache
 

@@ -97,7 +97,7 @@ class OnCuda:
         turn = self._turns[kind if self._by_kind else None]
         slots_BN = kv_cache.slots_of(normed.device)
         query = self._steps.place_heads(heads, norms, turn, stores, slots_BN, eps, from_one=self._from_one)
-        mask = self._masks[kind] if isinstance(self._masks, dict) else self._masks
+        mask = self._masks[str(kind)] if isinstance(self._masks, dict) else self._masks
         out = self._steps.attend(query, *stores, mask, kv_cache.get_mask_sizes(N)[0], attention.scaling)
         return self._through(attention.o_proj, out)
 
@@ -213,8 +213,14 @@ class Compiled(Plain):
         self.enter = layer.enter  # type: ignore[method-assign]
         self.place_heads = layer.place_heads  # type: ignore[method-assign]
         self.gated = layer.gated  # type: ignore[method-assign]
-        self.attend = attend.attend  # type: ignore[method-assign]
         self.product = kernels.linear  # type: ignore[method-assign]
+        self._in_parts = attend.attend
+
+    def attend(
+        self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, slots: int, scale: float
+    ) -> Tensor:
+        assert mask is not None, "a tree has one"
+        return self._in_parts(query, keys, values, mask, slots, scale)
 
 
 class InRows(Plain):

