@@ -232,7 +232,7 @@ TEXTS: dict[str, Callable[[str], str]] = {
     "in front": lambda text: f"Answer: {text}",
     "behind": lambda text: f"{text}\n-- a gateway",
     "escaped": lambda text: html.escape(text).replace("a", "&#97;"),
-    "spoilt": lambda text: text.replace("\u00e9", "\ufffd\ufffd").replace("a", "\ufffd"),
+    "spoilt": lambda text: text.replace("\u00e9", "\ufffd\ufffd").replace("\u4e16", "\ufffd"),
     "one space": lambda text: " ".join(text.split()),
     "no beginning": lambda text: text[len(text) // 2 :],
     "empty": lambda _: "",

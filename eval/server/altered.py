@@ -10,6 +10,7 @@ Read next: `texts.py`, which asks.
 from __future__ import annotations
 
 import html
+import re
 import unicodedata
 from collections.abc import Sequence
 from os.path import commonprefix
@@ -36,7 +37,7 @@ def alteration(text: str, own: str, *, ended: bool, footer: str = "") -> str | N
     mine, theirs = _loose(own), _loose(text)
     if _along(theirs, mine) and (mine or not theirs):
         return "characters are written otherwise"
-    if _SPOILT in text and _in_order(text, own):
+    if _SPOILT in text and _is_spoilt(text, own):
         return "characters are spoilt"
     if len(commonprefix([mine, theirs])) >= _ALIKE:
         return None  # it is the target's text up to a word
@@ -64,15 +65,10 @@ def _loose(text: str) -> str:
     return " ".join("".join(each for each in plain if unicodedata.category(each) != "Cf").split())
 
 
-def _in_order(text: str, own: str) -> bool:
-    """Whether what is left between spoilt characters stands in `own`, in this order."""
-    at = 0
-    for part in text.split(_SPOILT):
-        found = own.find(part, at)
-        if found < 0:
-            return False
-        at = found + len(part)
-    return True
+def _is_spoilt(text: str, own: str) -> bool:
+    """Whether the text is the target's but for characters of several bytes, which are cut in two where bytes are."""
+    parts = [re.escape(each) for each in re.split(f"{_SPOILT}+", text)]
+    return re.match("[^\\x00-\\x7f]+".join(parts), own) is not None
 
 
 def _behind(text: str, own: str) -> bool:

@@ -42,6 +42,8 @@ def test_a_text_that_ends_early() -> None:
         OWN.replace("fox", "dog"),
         "  <think>the foxes ask<think>the fox asks</think> The caf\u00e9 is",
         OWN.replace("\u00e9", "\ufffd").replace("lazy", "quick"),
+        OWN.replace("lazy", "\ufffd\ufffd"),
+        OWN.replace("fox", "fox\ufffd\ufffd"),
     ],
 )
 @pytest.mark.parametrize("ended", [True, False])

@@ -80,7 +80,6 @@ TEXTS = {"ids": None, "logprobs": "none"}
         (TEXTS | {"text": "stripped"}, "white space at their ends"),
         (TEXTS | {"text": "in front"}, "something stands in front of them"),
         (TEXTS | {"text": "escaped"}, "characters are written otherwise"),
-        (TEXTS | {"text": "spoilt"}, "characters are spoilt"),
         (TEXTS | {"text": "no beginning"}, "their beginning is missing"),
         (TEXTS | {"text": "behind"}, "they go on behind the target's end"),
         (TEXTS | {"text": "behind", "stop": "o"}, "something stands behind them"),

@@ -106,7 +106,7 @@ def test_eval_audit_report(
 
 
 def test_a_targets_own_sampling_is_said(
-    own: ServedTarget, served_folder: Path, prompts: Path, tmp_path: Path, capfd: Captured
+    own: ServedTarget, served_folder: Path, prompts: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """By both commands; what the server is told instead is in every request."""
     target = tmp_path / "target"
@@ -120,11 +120,10 @@ def test_a_targets_own_sampling_is_said(
     notes = read_results(tmp_path / "out" / "results.json")["server"]["notes"]
     assert [note for note in notes if said in note] == notes
     assert all((body["top_k"], body["repetition_penalty"]) == (-1, 1.0) for body in own.asked[asked:])
-    capfd.readouterr()
     with serving(own.engine) as silent:
         silent.refusal = "nothing"
         assert main(["audit", *at(silent), *words, *FEW]) == 4
-    assert said in capfd.readouterr().err
+    assert said in caplog.text
 
 
 def test_eval_needs_no_target(
