@@ -10,6 +10,7 @@ tokens, T slots in view.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -35,6 +36,8 @@ from .recurrence.scan import STATELESS, check_recurrent, recurrence
 from .stacked import Stack, can_stack
 from .temperature import use_positions
 from .windows import Masks, Windows, unknown_kinds, unsized_kind
+
+_log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -78,7 +81,10 @@ class Backbone:
     @cached_property
     def _is_lean(self) -> bool:
         # the lean forward runs some calls without a mask, which a layer with a window needs
-        if misfit(self.model) is not None:
+        reason = misfit(self.model)
+        if reason is not None:
+            if self.device.type == "cuda":
+                _log.warning("%s takes its own forward, of several times as many launches: %s", self.name, reason)
             return False
         return self._windows is None or self.device.type != "cpu"
 
