@@ -24,9 +24,11 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent / "common"))
+sys.path.append(str(Path(__file__).resolve().parent / "common"))
 # by its folder: the package is on the path of the parts alone
 from gpu_front import Part, Went, add_wheels, answer_of, compact, copied_checkout, ends_of, problems_in, run  # noqa: E402
+
+sys.path.pop()  # other names there are those of tests as well
 
 ROOT = Path(__file__).resolve().parent.parent
 WHEELS = ROOT / ".wheels"

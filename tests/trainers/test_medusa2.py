@@ -15,7 +15,7 @@ from conftest import VOCABULARY, make_target
 from draftsmith.data.rows.tokenizer import train_tokenizer
 from draftsmith.decoding.engine import autoregressive, generate
 from draftsmith.decoding.sampling import Warper
-from draftsmith.decoding.target import lean
+from draftsmith.decoding.target.lean.families import misfit
 from draftsmith.decoding.target.attention import use_grouped_attention
 from draftsmith.decoding.target.backbone import Backbone
 from draftsmith.decoding.target.loading import load_target
@@ -448,7 +448,7 @@ def test_lean_decoding_runs_adapters(runs: dict[str, tuple]) -> None:
     """The fast forward calls layers, so it sees what stands in their place."""
     _, _, tuned = runs["lora"]
     tuned.model.eval()
-    assert lean.fits(tuned.model)
+    assert misfit(tuned.model) is None
     prompts = [rows(1, 3).ids[0, :5].tolist()]
     words = {"warper": Warper(0.0), "max_new_tokens": 10}
     with torch.no_grad():

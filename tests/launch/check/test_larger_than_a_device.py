@@ -20,6 +20,8 @@ from rich.console import Console
 
 DENSE = {"target.path": "a/70b", "target.sizes": "llama3-70b"}
 EXPERTS = {"target.path": "a/235b", "target.sizes": "qwen3-235b-a22b"}
+SMALL_CHUNK = ("objective.chunk", "256")
+"""Of the loss: the larger one of the recipes is memory of its own, and the same beside every way to hold a target."""
 CUT = {"target.sharding": "fully_shard"}
 ENGINE = {
     "features.source": "engine",
@@ -33,7 +35,7 @@ P_DENSE, P_EXPERTS = 70_553_706_496, 235_093_634_560
 
 def run(out: Path, *values: dict[str, str], recipe: str = "eagle3-8b") -> str:
     told = io.StringIO()
-    overrides = [pair for each in values for pair in each.items()]
+    overrides = [SMALL_CHUNK, *(pair for each in values for pair in each.items())]
     check(load_recipe(recipe, overrides), Console(file=told, width=1200), out)
     return " ".join(told.getvalue().split())
 
