@@ -29,9 +29,9 @@ MUTATIONS = (
         "D01b",
         "decoding/engine.py",
         "coins of two steps in four are those of two steps before",
-        "        outcome = chosen(seen.logits_BNV, proposal, self._warper, self._coins)\n",
+        "        outcome = chosen(seen.logits_BNV, proposal, self._warper, self.coins)\n",
         "        held = self.__dict__.setdefault('_held', [])\n"
-        "        fresh = self._coins.take(max(proposal.coins, len(proposal.tree)))\n"
+        "        fresh = self.coins.take(max(proposal.coins, len(proposal.tree)))\n"
         "        held.append(held[-2] if len(held) % 4 > 1 and held[-2].shape == fresh.shape else fresh)\n"
         "        again = type('Again', (), {'take': lambda _, count: held[-1][:, :count]})()\n"
         "        outcome = chosen(seen.logits_BNV, proposal, self._warper, again)\n",
