@@ -36,6 +36,8 @@ class Counted:
             )
         found = of_answers if self.by_request else [each for each in of_blocks if each is not None]
         kept = [each for half in halves for each in self._kept(half)]
+        if not self.by_request and any(half.counted is None for half in halves):
+            found, kept = [], []  # what some blocks counted is not what all of them did
         self.counts = _as_deep(kept if kept else found)
         self._note_source(halves)
         left = sum(each.emitted for each in found) - sum(each.emitted for each in self.counts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from draftsmith.eval.server.altered import alteration, footer_of
+from draftsmith.eval.server.texts import alteration, footer_of
 
 OWN = "  <think>the fox asks</think> The caf\u00e9 is \u4e16\u754c & 5 < 7, says the lazy dog.\n"
 

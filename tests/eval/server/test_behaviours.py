@@ -138,8 +138,14 @@ def test_a_right_server_of_one_habit(
     ],
 )
 def test_a_wrong_server_of_one_habit(
-    speaker: Speaker, asked: list[Request], tmp_path: Path, habits: dict[str, Any], fault: str, verdict: str, why: str | None
-) -> None:  # fmt: skip
+    speaker: Speaker,
+    asked: list[Request],
+    tmp_path: Path,
+    habits: dict[str, Any],
+    fault: str,
+    verdict: str,
+    why: str | None,
+) -> None:
     report = audited(speaker, asked, tmp_path, Behaviour(**habits), FAULTS[fault])
     assert report.verdict == verdict, report.text()
     assert why is None or why in (report.why or "")

@@ -93,9 +93,19 @@ def thought(text: str, names: tuple[str, ...]) -> dict[str, Any]:
 )
 @example([], ["\U0001f600"], [], NAMES[0], "none", "\r\n", "", "", False, True, None, list(range(0, 4000)))
 def test_any_stream_of_an_answer_is_the_answer(
-    thoughts: list[str], texts: list[str], calls: list[str], names: tuple[str, ...], usage: str, end: str, space: str,
-    before: str, done: bool, nulls: bool, kind: str | None, cuts: list[int],
-) -> None:  # fmt: skip
+    thoughts: list[str],
+    texts: list[str],
+    calls: list[str],
+    names: tuple[str, ...],
+    usage: str,
+    end: str,
+    space: str,
+    before: str,
+    done: bool,
+    nulls: bool,
+    kind: str | None,
+    cuts: list[int],
+) -> None:
     before = before.replace("\n", end)
     empty: dict[str, Any] = {"content": None, "tool_calls": None, "reasoning": None} if nulls else {}
     chunks = [chunk({"role": "assistant", "content": ""}, error=None) if nulls else chunk({"role": "assistant"})]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import virtual_time
+from draftsmith.data.generate.server_defaults import Defaults
 from draftsmith.data.generate.server_request import ServerRequest
 from draftsmith.data.generate.transport import Refused
 from draftsmith.data.prompts import Prompt
@@ -46,11 +47,12 @@ class Machine:
         monkeypatch.setattr(measure.asyncio, "run", virtual_time.run)
 
     async def exchange(
-        self, transport: Any, request: Any, prompt: Prompt, at: int, stream: str, clock: Any
+        self, transport: Any, defaults: Any, request: Any, prompt: Prompt, at: int, stream: str, clock: Any
     ) -> Exchange:
         number = int(stream)
         assert prompt is PROMPTS[at]
         assert clock is virtual_time.now
+        assert isinstance(defaults, Defaults)
         self.log.append((request.public_url, clock(), number, at, request.temperature))
         self.busy += 1
         self.busiest = max(self.busiest, self.busy)

@@ -141,7 +141,7 @@ def test_acceptance_of_answers_is_resampled_by_answer_and_told_by_category() -> 
     blocks = [
         block(
             half(
-                answer(0, 9, 0.1, 1.0, counts=own_counts(4, [3, 2])),
+                answer(0, 10, 0.1, 1.0, counts=own_counts(4, [3, 2])),
                 answer(1, 5, 0.1, 1.0, counts=own_counts(3, [1, 0])),
                 seconds=1.0,
                 counted=counted(400, 800, (300, 200)),

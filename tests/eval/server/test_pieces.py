@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from draftsmith.data.generate.server_defaults import Defaults
 from draftsmith.data.generate.transport import Passing, Refused
 from draftsmith.data.prompts import Prompt
 from draftsmith.eval.server import exchange as exchanging
@@ -37,7 +38,7 @@ class Wire:
     @asynccontextmanager
     async def stream(self, endpoint: str, body: dict[str, Any]) -> AsyncIterator[Any]:
         self.asked.append((endpoint, body))
-        yield self.tries.pop(0)
+        yield SimpleNamespace(headers={"content-type": "text/event-stream"}, pieces=self.tries.pop(0))
 
 
 @pytest.fixture
@@ -45,13 +46,15 @@ def answered(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Exchange]:
     def answered(*tries: Sequence[Piece], prompt: Prompt = TEXT) -> Exchange:
         wire = Wire(*tries)
 
-        async def events(pieces: Sequence[Piece]) -> AsyncIterator[Any]:
-            for seconds, content in pieces:
+        async def events(response: Any) -> AsyncIterator[Any]:
+            for seconds, content in response.pieces:
                 wire.clock += seconds
-                yield SimpleNamespace(data=content if isinstance(content, str) else json.dumps(content))
+                data = content if isinstance(content, str) else json.dumps(content)
+                yield SimpleNamespace(event="message", data=data)
 
         monkeypatch.setattr(exchanging.httpx2, "EventSource", events)
-        made = asyncio.run(exchange(wire, REQUEST, prompt, 4, "9", lambda: wire.clock))  # type: ignore[arg-type]
+        transport: Any = wire
+        made = asyncio.run(exchange(transport, Defaults(), REQUEST, prompt, 4, "9", lambda: wire.clock))
         (endpoint, body) = wire.asked[-1]
         assert endpoint == ("chat/completions" if prompt.chat else "completions")
         assert body["stream"] is True

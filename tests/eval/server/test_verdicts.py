@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from draftsmith.data.generate.server_request import OFF
 from draftsmith.decoding.engine import autoregressive
 from draftsmith.decoding.sampling import Warper
 from draftsmith.decoding.target.backbone import Backbone
@@ -18,17 +19,19 @@ from draftsmith.eval.audit.scores import Scores, ScoreTest
 from draftsmith.eval.config import AuditConfig
 from draftsmith.eval.measure.requests import Request
 from draftsmith.eval.server import audit as auditing
+from draftsmith.eval.server import evidence
 from draftsmith.eval.server import sampled as sampling
+from draftsmith.eval.server.answer import Answer
 from draftsmith.eval.server.answers import Judgeable, Served
-from draftsmith.eval.server.asking import Answer, Way
+from draftsmith.eval.server.asking import Way
 from draftsmith.eval.server.audit import audit_server
 from draftsmith.eval.server.precision import LIMIT, Precision, precision_of
 from draftsmith.eval.server.sampled import Sampled, judge_sampled
-from draftsmith.eval.server.texts import replay_texts
+from draftsmith.eval.server.texts import own_greedy, replay_texts
 from scripted_server import REQUEST
 
 CONFIG = AuditConfig(tokens=500, prompts=2, max_new_tokens=16, batch=2)
-WAY = Way("ids", off=True, ids=True, logprobs=True)
+WAY = Way("ids", off=tuple(OFF), ids=True, logprobs=True)
 ASKED = replace(REQUEST, url="http://own")
 
 
@@ -104,11 +107,12 @@ def test_every_verdict_from_both_sides(
 ) -> None:
     judgeable = Judgeable([1], Answer("a", False, [1], 1, [2], None))
     served = Served(WAY, [judgeable] * (greedy is not None), [judgeable] * (drawn is not None), [])
-    monkeypatch.setattr(auditing, "served_answers", lambda *_: served)
-    monkeypatch.setattr(auditing, "precision_of", lambda *_: (own, [0.001]))
-    monkeypatch.setattr(auditing, "replay", lambda *_, **__: greedy)
-    monkeypatch.setattr(auditing, "judge_sampled", lambda *_, **__: drawn)
-    target: Any = type("Target", (), {"tokenizer": None, "eos_ids": (0,)})()
+    monkeypatch.setattr(auditing, "served_answers", lambda *_, **__: served)
+    monkeypatch.setattr(evidence, "precision_of", lambda *_: (own, [0.001]))
+    monkeypatch.setattr(evidence, "replay", lambda *_, **__: greedy)
+    monkeypatch.setattr(evidence, "_spelled_alike", lambda *_: None)
+    monkeypatch.setattr(evidence, "judge_sampled", lambda *_, **__: drawn)
+    target: Any = type("Target", (), {"tokenizer": None, "eos_ids": (0,), "vocabulary": 9})()
     report = audit_server(target, [], ASKED, CONFIG, Path("nowhere"))
     assert report.verdict == verdict, report.failures
     assert (report.why is None) is (why is None)
@@ -120,13 +124,12 @@ def test_every_verdict_from_both_sides(
 def test_the_rounding_to_reckon_with_is_the_measured_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """And that of 16 bits where none was measured, or where what was measured is none."""
     asked: list[float] = []
-    monkeypatch.setattr(auditing, "judge_sampled", lambda *_, **how: asked.append((how["sigma"], how["largest"])))
+    monkeypatch.setattr(evidence, "judge_sampled", lambda *_, **how: asked.append((how["sigma"], how["largest"])))
     judgeable = Judgeable([1], Answer("a", False, [1], 1, [2], None))
-    monkeypatch.setattr(auditing, "served_answers", lambda *_: Served(WAY, [], [judgeable], []))
-    monkeypatch.setattr(auditing, "_decided", lambda *_: None)
-    target: Any = type("Target", (), {"tokenizer": None, "eos_ids": (0,)})()
+    monkeypatch.setattr(auditing, "served_answers", lambda *_, **__: Served(WAY, [], [judgeable], []))
+    target: Any = type("Target", (), {"tokenizer": None, "eos_ids": (0,), "vocabulary": 9})()
     for own in (precision(0.02), precision(None), precision(0.5)):
-        monkeypatch.setattr(auditing, "precision_of", lambda *_, own=own: (own, [0.02, -0.03]))
+        monkeypatch.setattr(evidence, "precision_of", lambda *_, own=own: (own, [0.02, -0.03]))
         audit_server(target, [], ASKED, CONFIG, Path("nowhere"))
     assert asked == [(0.02, 0.03), (0.01, 0.03), (0.01, 0.03)]
 
@@ -176,7 +179,7 @@ def off(some: list[Judgeable], by: float) -> list[Judgeable]:
 def test_a_rounding_is_measured_as_it_is(served: Backbone, written: dict[float, list[Judgeable]]) -> None:
     """On greedy and drawn answers alike, whose raw log-probabilities are told."""
     greedy, drawn = off(written[0.0], 0.003), off(written[0.7], 0.003)
-    made, near = precision_of(served, greedy, drawn, 0.7)
+    made, near = precision_of(served, greedy, drawn, Warper(0.7))
     assert made.of == "raw logits"
     assert made.tokens == (len(greedy) + 8) * 32 == len(near)
     assert made.rms == pytest.approx(0.003, rel=1e-3)
@@ -190,11 +193,11 @@ def test_log_probabilities_behind_the_temperature_are_told_from_raw_ones(
 ) -> None:
     """An honest server that gives those of what it drew has the target's weights; greedy ones have no temperature."""
     warm = [_told(served, each.prompt, each.tokens, temperature=0.7) for each in written[0.7]]
-    made, _ = precision_of(served, written[0.0], warm, 0.7)
+    made, _ = precision_of(served, written[0.0], warm, Warper(0.7))
     assert made.of == "logits over the temperature"
     assert made.rms < 1e-4
     assert made.is_rounding
-    other, near = precision_of(served, written[0.0], warm, 1.3)
+    other, near = precision_of(served, written[0.0], warm, Warper(1.3))
     assert other.rms > 0.1
     assert not other.is_rounding
     assert max(map(abs, near)) == pytest.approx(other.rounding_largest), "what is no rounding explains no near-tie"
@@ -204,7 +207,7 @@ def test_without_log_probabilities_16_bits_are_assumed(
     served: Backbone, written: dict[float, list[Judgeable]]
 ) -> None:
     silent = [Judgeable(each.prompt, replace(each.answer, logprobs=None)) for each in written[0.0]]
-    made, near = precision_of(served, silent, [], 0.7)
+    made, near = precision_of(served, silent, [], Warper(0.7))
     assert (made.tokens, made.rms, made.largest) == (0, None, None)
     assert made.sigma == made.rounding_rms
     assert max(map(abs, near)) == pytest.approx(made.rounding_largest)
@@ -284,12 +287,13 @@ def ending(served: Backbone) -> tuple[list[int], list[int]]:
 
 
 @pytest.mark.parametrize(
-    ("shown", "ended", "tokens", "bugs"),
+    ("shown", "ended", "counted", "tokens", "bugs"),
     [
-        (0, True, 0, 0),  # the end is told
-        (-1, True, 0, 0),  # it is kept back, and judged all the same
-        (-2, False, -2, 0),  # the limit cut it: nothing is added
-        (-3, True, -2, 1),  # the model ended what the target goes on with
+        (0, True, None, 0, 0),  # the end is told
+        (-1, True, None, 0, 0),  # it is kept back, and judged all the same
+        (-2, False, None, -2, 0),  # the limit cut it: nothing is added
+        (-3, True, -2, -2, 1),  # the model ended what the target goes on with: it counts a token more
+        (-3, True, None, -3, 0),  # the model ended it, or a stop string did
     ],
 )
 def test_an_end_is_judged_once_whoever_says_it(
@@ -297,6 +301,7 @@ def test_an_end_is_judged_once_whoever_says_it(
     ending: tuple[list[int], list[int]],
     monkeypatch: pytest.MonkeyPatch,
     shown: int,
+    counted: int | None,
     tokens: int,
     bugs: int,
     *,
@@ -304,25 +309,32 @@ def test_an_end_is_judged_once_whoever_says_it(
 ) -> None:
     prompt, whole = ending
     monkeypatch.setattr(Backbone, "eos_ids", (whole[-1],))
-    each = Judgeable(prompt, Answer("", ended, None, None, whole[: len(whole) + shown], None))
-    monkeypatch.setattr(auditing, "served_answers", lambda *_: Served(WAY, [each], [], []))
+    count = None if counted is None else len(whole) + counted
+    each = Judgeable(prompt, Answer("", ended, None, None, whole[: len(whole) + shown], None, count))
+    monkeypatch.setattr(auditing, "served_answers", lambda *_, **__: Served(WAY, [each], [], []))
     report = audit_server(served, [], ASKED, CONFIG, Path("nowhere"))
     assert report.greedy is not None
     assert (report.greedy.tokens, report.greedy.bugs) == (len(whole) + tokens, bugs)
     assert report.greedy.argmax == len(whole) + tokens - bugs
     assert report.verdict == ("NOT lossless" if bugs else "undecided")
+    unknown = ended and counted is None and shown < -1
+    assert any("end where the target goes on" in note for note in report.missing) is unknown
 
 
 def test_of_several_ends_none_is_made_up(
     served: Backbone, ending: tuple[list[int], list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """At T = 0 it is the one that the target would write; of what was drawn nobody knows."""
     prompt, whole = ending
     monkeypatch.setattr(Backbone, "eos_ids", (whole[-1], 0))
     each = Judgeable(prompt, Answer("", True, None, None, whole[:-1], None))
-    monkeypatch.setattr(auditing, "served_answers", lambda *_: Served(WAY, [each], [], []))
+    monkeypatch.setattr(auditing, "served_answers", lambda *_, **__: Served(WAY, [each], [each], []))
     report = audit_server(served, [], ASKED, CONFIG, Path("nowhere"))
     assert report.greedy is not None
-    assert (report.greedy.tokens, report.greedy.bugs) == (len(whole) - 1, 0)
+    assert (report.greedy.tokens, report.greedy.bugs) == (len(whole), 0)
+    assert report.sampled is None
+    assert any("1 sampled answers do not say what ended them" in note for note in report.missing)
+    assert report.verdict == "undecided"
 
 
 def test_texts_are_compared_up_to_where_they_part(served: Backbone, written: dict[float, list[Judgeable]]) -> None:
@@ -330,14 +342,20 @@ def test_texts_are_compared_up_to_where_they_part(served: Backbone, written: dic
     first, second, third, *_ = (
         Judgeable(each.prompt, replace(each.answer, tokens=None, logprobs=None)) for each in written[0.0]
     )
-    how: dict[str, Any] = {"max_new_tokens": 40, "batch": 2}
-    right = replay_texts(served, [first, second, third], [], **how)
+    own = own_greedy(served, [first, second, third], max_new_tokens=40, batch=2)
+    right, left = replay_texts(served, [first, second, third], own, [])
+    assert right is not None
+    assert left == []
     assert (right.tokens, right.argmax, right.near_ties, right.bugs) == (120, 120, 0, 0)
     kept = served.tokenizer.decode(written[0.0][2].tokens[:5], skip_special_tokens=True)
     wrong = Judgeable(third.prompt, replace(third.answer, text=kept + "\x01\x02", ended=True))
-    parted = replay_texts(served, [first, second, wrong], [], **how)
+    parted, left = replay_texts(served, [first, second, wrong], own, [])
+    assert parted is not None
+    assert left == []
     assert (parted.tokens, parted.bugs, parted.near_ties) == (86, 1, 0)
     assert parted.argmax == 85
     assert (parted.first_bug or "").startswith("request 2, token 5: the text is not that of the argmax")
-    near = replay_texts(served, [first, second, wrong], [50.0], **how)
+    near, left = replay_texts(served, [first, second, wrong], own, [50.0])
+    assert near is not None
+    assert left == []
     assert (near.tokens, near.bugs, near.near_ties) == (86, 0, 1)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from draftsmith.decoding.sampling import Warper
 from draftsmith.eval.config import EvalConfig
 from draftsmith.eval.tune import surfaces
@@ -57,7 +58,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def made_of(context: int, length: int = 3, nodes: int = 4) -> list[Surface]:
-    target: Any = SimpleNamespace(context=context, eos_ids=(2,))
+    target: Any = SimpleNamespace(context=context, eos_ids=(2,), device=torch.device("cpu"))
     contender = Contender("d", "D", (), True, lambda values: drafter_of(length, nodes))
     best = Prediction(Setting(contender, {}), 2.5, 4.0, 1.0, 1.2, None)
     return list(measured_surfaces(target, [best], REQUESTS, CONFIG, 0.5))

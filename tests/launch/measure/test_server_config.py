@@ -20,7 +20,8 @@ def named(target: str | None = "folder", **more: Any) -> NamedServer:
     recipe: Any = SimpleNamespace(
         eval=EvalConfig(prompts="own.jsonl", temperatures=[0.0], max_new_tokens=77, seed=3),
         audit=AuditConfig(max_new_tokens=55, seed=9),
-        target=SimpleNamespace(),
+        target=SimpleNamespace(revision=None),
+        data=SimpleNamespace(template_values=None),
     )
     values = {"server": ServerRequest("http://own", "small", 0.0, 0, 1.0, 77, 3), "baseline": None, "promise": None}
     return NamedServer(**{**values, "recipe": recipe, "target": target, **more})  # type: ignore[arg-type]
@@ -43,7 +44,8 @@ class Planned:
 
         monkeypatch.setattr(serving, "_audit", audited)
         monkeypatch.setattr(serving, "_fitted", lambda _named, prompts, _config: (prompts, None))
-        monkeypatch.setattr(serving, "prompts_of", lambda config: self.prompts.append(config.prompts) or ["a"])
+        monkeypatch.setattr(serving, "prompts_of", self._prompts_of)
+        monkeypatch.setattr(serving, "generation_settings", lambda *_, **__: {})
         monkeypatch.setattr(serving.measure, "plan", lambda _count, loads, *_, **__: self.loads.extend(loads) or [])
         monkeypatch.setattr(serving.measure, "measure_blocks", lambda *_: [])
         monkeypatch.setattr(
@@ -53,6 +55,10 @@ class Planned:
         monkeypatch.setattr(serving, "write_json", lambda _path, content: self.results.append(content))
         for name in ("show_server", "say_where", "repeat_of", "_keep"):
             monkeypatch.setattr(serving, name, lambda *_: None)
+
+    def _prompts_of(self, config: EvalConfig, _data: Any) -> list[str]:
+        self.prompts.append(config.prompts)
+        return ["a"]
 
 
 def evaluated(request: EvalRequest, own: NamedServer) -> None:
@@ -137,7 +143,7 @@ def test_an_audit_asks_for_its_own_lengths_and_seed(tmp_path: Path, monkeypatch:
     report = SimpleNamespace(verdict="lossless", to_dict=dict, text=str)
     monkeypatch.setattr(serving, "_target", lambda _named: None)
     monkeypatch.setattr(serving, "make_requests", lambda *_, **__: [])
-    monkeypatch.setattr(serving, "prompts_of", lambda _config: [])
+    monkeypatch.setattr(serving, "prompts_of", lambda *_: [])
     monkeypatch.setattr(serving, "audit_server", lambda _t, _r, server, *_: asked.append(server) or report)
     console: Any = SimpleNamespace(print=lambda *_, **__: None)
     serving._audit(named(), EvalConfig(), tmp_path, console)
