@@ -218,4 +218,4 @@ def said(x_BKY: Tensor, k: int, at_Bk: Tensor) -> Tensor:
 def block_nodes(size: int, device: torch.device, *, causal: bool) -> Nodes:
     """Slots as nodes of a chain, for positions and masks: without `causal` each sees all of them."""
     nodes = chain(size - 1).on(device)
-    return nodes if causal else replace(nodes, ancestors_BNN=torch.ones_like(nodes.ancestors_BNN))
+    return nodes if causal else replace(nodes, ancestors_BNN=torch.ones_like(nodes.ancestors_BNN), is_chain=False)
