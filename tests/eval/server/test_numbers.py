@@ -230,7 +230,9 @@ def test_what_is_not_known_is_said() -> None:
     silent = row_of([block(half(answer(0, 9, 0.1, 1.0), seconds=1.0, counted=Counters("vLLM", 9, 1)))])
     assert any("the server counts no drafts" in note for note in silent["server"]["notes"])
     restarted = [block(half(answer(0, 9, 0.1, 1.0), seconds=1.0, counted=c)) for c in (counted(4, 8, (2, 1), 9), None)]
-    assert row_of(restarted)["tau"] == NONE
+    unknown = row_of(restarted)
+    assert unknown["tau"] == NONE
+    assert any("acceptance is not known" in note for note in unknown["server"]["notes"])
 
 
 def test_the_text_is_the_one_without_speculation() -> None:
