@@ -35,7 +35,7 @@ MUTATIONS = (
         "        held.append(held[-2] if len(held) % 4 > 1 and held[-2].shape == fresh.shape else fresh)\n"
         "        again = type('Again', (), {'take': lambda _, count: held[-1][:, :count]})()\n"
         "        outcome = chosen(seen.logits_BNV, proposal, self._warper, again)\n",
-        ("tests/eval/audit/test_audit.py::test_every_method_passes_enumeration[draft-model-warper1]",),
+        ("tests/eval/audit/test_audit.py::test_every_method_passes_enumeration[draft-model-warper2]",),
     ),
     Mutation(
         "D02",
