@@ -6,9 +6,9 @@ here, with the first release that was tested to be right. Read next: `loading.py
 
 from __future__ import annotations
 
+from importlib import metadata
 from typing import Any
 
-import transformers
 from packaging.version import Version
 
 from ...errors import EnvironmentFailure
@@ -24,7 +24,7 @@ _RIGHT_FROM = {
 def check_release(config: Any) -> None:
     """Raise EnvironmentFailure where the installed release computes a family wrongly."""
     family = config.get_text_config(decoder=True).model_type
-    needed, found = _RIGHT_FROM.get(family), Version(transformers.__version__)
+    needed, found = _RIGHT_FROM.get(family), Version(metadata.version("transformers"))
     if needed is not None and found < needed:
         raise EnvironmentFailure(
             f"transformers {found} computes models of type {family} wrongly, without a word: a prompt's tokens "
