@@ -5,13 +5,14 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
 ENGINES := .venv-engines
+OLDEST := .venv-oldest
 LLAMA_CPP := llama-cpp-python==0.3.36
 GPU_PYTHON ?= 3.12
 
 # where it is set, every process compiles what it imports anew, torch and transformers above all
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart test check test-all test-engines gpu gpu-wheels rehearse tiny-target clean
+.PHONY: quickstart test check test-all test-oldest test-engines gpu gpu-wheels rehearse tiny-target clean
 
 quickstart: $(READY)
 	$(BIN)/draftsmith quickstart --out quickstart
@@ -29,6 +30,10 @@ check: $(READY)
 
 test-all: $(READY)
 	$(BIN)/pytest
+
+# the fast tests with the lowest releases that pyproject.toml allows
+test-oldest: $(OLDEST)/ready
+	$(OLDEST)/bin/pytest -n 2 --dist worksteal -m "not slow and not fault and not run"
 
 # exported drafters in vLLM, transformers and llama.cpp's converter, vLLM's server; writes docs/results/engine*.json and
 # their tables
@@ -70,6 +75,12 @@ $(READY): pyproject.toml constraints.txt
 	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e ".[dev]"
 	touch $(READY)
 
+$(OLDEST)/ready: pyproject.toml constraints-oldest.txt
+	test -d $(OLDEST) || $(PYTHON) -m venv $(OLDEST)
+	DS_BUILD_OPS=0 $(OLDEST)/bin/python -m pip install --quiet --no-compile -c constraints-oldest.txt torch setuptools wheel
+	DS_BUILD_OPS=0 $(OLDEST)/bin/python -m pip install --quiet --no-compile -c constraints-oldest.txt -e ".[dev]"
+	touch $@
+
 # vLLM's CPU build names versions and extras that are not needed here, so nothing is resolved: the file is the whole
 # list. llama.cpp's converter comes as source, inside the package of its Python bindings.
 $(ENGINES)/ready: constraints-engines.txt Makefile
@@ -82,4 +93,4 @@ $(ENGINES)/ready: constraints-engines.txt Makefile
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(ENGINES) $(REHEARSE) quickstart runs
+	rm -rf $(VENV) $(ENGINES) $(OLDEST) $(REHEARSE) quickstart runs
